@@ -1,11 +1,11 @@
 //! What `varuna run` prints: a live line on a terminal, plain lines otherwise.
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{BinaryBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::collections::VecDeque;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 use varuna_coordinator::View;
-use varuna_run_folder::Metric;
+use varuna_run_folder::{Metric, StepFigures};
 
 /// Least time between two lines where there is no terminal.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(2);
@@ -83,13 +83,17 @@ impl Progress {
         let eval = metric
             .eval_loss
             .map_or(String::new(), |l| format!("  eval {l:.4}"));
+        let rate = metric
+            .figures
+            .learning_rate
+            .map_or(String::new(), |rate| format!("  lr {rate:.2e}"));
+        let figures = figures_of(&metric.figures);
+        let (consumed, norm) = (consumed(&metric.figures), metric.gradient_norm);
         let scale = metric
             .loss_scale
             .map_or(String::new(), |s| format!("  scale {s}"));
-        let skipped = match metric.skipped_steps {
-            0 => String::new(),
-            skipped => format!("  {skipped} skipped"),
-        };
+        let skipped = counted(metric.skipped_steps, "skipped");
+        let nan = counted(metric.figures.nan_steps.unwrap_or(0), "NaN");
         let mean = self.step_ms();
         let speed = mean.map_or(String::new(), |ms| {
             format!("  {:.0} tok/s", metric.tokens as f64 / ms * 1e3)
@@ -97,7 +101,7 @@ impl Progress {
         let left = self.last_step.saturating_sub(metric.step.0) as f64;
         let eta = mean.map_or(String::new(), |ms| format!("  ETA {}", clock(left * ms / 1e3)));
         format!(
-            "step {}/{}  loss {:.4}{eval}{scale}{skipped}{speed}  {} workers {} g{}{eta}",
+            "step {}/{}  loss {:.4}{eval}{rate}  grad {norm:.3}{scale}{skipped}{nan}{consumed}{speed}{figures}  {} workers {} g{}{eta}",
             metric.step, self.last_step, metric.loss, metric.workers, metric.plan, metric.generation,
         )
     }
@@ -120,6 +124,35 @@ impl Progress {
     }
 }
 
+/// How many steps were so; nothing where none was.
+fn counted(steps: u64, what: &str) -> String {
+    match steps {
+        0 => String::new(),
+        steps => format!("  {steps} {what}"),
+    }
+}
+
+/// What was trained on so far.
+fn consumed(figures: &StepFigures) -> String {
+    let both = figures.consumed_samples.zip(figures.consumed_tokens);
+    both.map_or(String::new(), |(samples, tokens)| {
+        format!("  {samples} samples, {} tokens", HumanCount(tokens))
+    })
+}
+
+/// What the hardware did; only what is known.
+fn figures_of(figures: &StepFigures) -> String {
+    let flops = figures.model_flops_per_second.map(|flops| match flops {
+        flops if flops < 1e12 => format!("{:.1} GFLOP/s", flops / 1e9),
+        flops => format!("{:.1} TFLOP/s", flops / 1e12),
+    });
+    let mfu = figures.mfu.map(|share| format!("MFU {:.1} %", share * 100.0));
+    let memory = figures.peak_memory_bytes;
+    let memory = memory.map(|bytes| format!("peak {}", BinaryBytes(bytes)));
+    let known = [flops, mfu, memory].into_iter().flatten();
+    known.map(|text| format!("  {text}")).collect()
+}
+
 fn live_line() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout());
     match ProgressStyle::with_template("{msg}") {
@@ -139,5 +172,59 @@ fn clock(seconds: f64) -> String {
         format!("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60)
     } else {
         format!("{}:{:02}", s / 60, s % 60)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_plan::{Generation, StateId, Step};
+
+    fn metric(figures: StepFigures) -> Metric {
+        Metric {
+            step: Step(40),
+            loss: 2.5,
+            eval_loss: None,
+            gradient_norm: 0.75,
+            overflow: false,
+            skipped_steps: 0,
+            loss_scale: None,
+            generation: Generation(3),
+            workers: 4,
+            plan: "P2xD2".into(),
+            tokens: 2048,
+            step_ms: 100.0,
+            time_ms: 1,
+            state: StateId::INITIAL,
+            figures,
+        }
+    }
+
+    #[test]
+    fn a_line_has_what_is_known_of_the_step_and_nothing_else() {
+        let progress = Progress::new(100);
+        assert_eq!(
+            progress.line(&metric(StepFigures::default())),
+            "step 40/100  loss 2.5000  grad 0.750  4 workers P2xD2 g3"
+        );
+        let known = Metric {
+            skipped_steps: 2,
+            loss_scale: Some(65_536),
+            ..metric(StepFigures {
+                consumed_samples: Some(640),
+                consumed_tokens: Some(81_920),
+                learning_rate: Some(3e-4),
+                nan_steps: Some(1),
+                tokens_per_second: Some(20_480.0),
+                model_flops_per_second: Some(1.5e14),
+                mfu: Some(0.412),
+                peak_memory_bytes: Some(3 << 29),
+            })
+        };
+        assert_eq!(
+            progress.line(&known),
+            "step 40/100  loss 2.5000  lr 3.00e-4  grad 0.750  scale 65536  2 skipped  1 NaN  640 samples, 81,920 tokens  \
+             150.0 TFLOP/s  MFU 41.2 %  peak 1.50 GiB  4 workers P2xD2 g3"
+        );
     }
 }

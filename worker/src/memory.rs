@@ -51,6 +51,16 @@ pub fn equipment(device: Device, share: Share) -> Result<Equipment, GpuError> {
     })
 }
 
+/// The most memory that this process has taken of its device, bytes: on a GPU what its tensors took, on the processor all of the process.
+/// None where the system does not say.
+#[must_use]
+pub fn most_taken(device: Device) -> Option<u64> {
+    match device {
+        Device::Cuda(number) => varuna_torch::most_taken_by_tensors(number),
+        Device::Cpu | Device::Apart => varuna_host_memory::most_used(),
+    }
+}
+
 /// A worker may use its share of the whole GPU, and no more than is free now: others that started sooner hold some of theirs already.
 fn of_gpu(gpu: Gpu, workers: u32) -> Equipment {
     let share = gpu.total_bytes / u64::from(workers.max(1));
@@ -127,5 +137,6 @@ mod tests {
         let alone = equipment(Device::Cpu, share(None)).unwrap();
         assert!(alone.memory_bytes < varuna_host_memory::available().map(|all| all + UNIT));
         assert_eq!(host_bytes(0), 0);
+        assert!(most_taken(Device::Cpu).unwrap() > 1 << 20);
     }
 }

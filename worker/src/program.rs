@@ -133,6 +133,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         },
         checkpoints,
         tokens_per_sample: u64::from(job.model.sequence_length),
+        memory_taken: Box::new(move || memory::most_taken(device)),
     };
     agent::run(parts, drain).await.map_err(Into::into)
 }

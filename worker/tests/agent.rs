@@ -75,6 +75,7 @@ impl Rig {
             },
             checkpoints: None,
             tokens_per_sample: 16,
+            memory_taken: Box::new(|| Some(7)),
         };
         Rig {
             agent: tokio::spawn(agent::run(parts, drained)),

@@ -5,6 +5,7 @@
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <climits>
 #include <cstring>
 #include <dlfcn.h>
@@ -316,6 +317,18 @@ uint64_t vt_taken_bytes() {
 #else
   return 0;
 #endif
+}
+
+// The most bytes that tensors of this process ever had on a GPU; 0 where none has been there, or libtorch has no GPU.
+int vt_most_taken_by_tensors(int gpu, uint64_t* bytes) {
+  return guarded([&] {
+    *bytes = 0;
+    auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(c10::DeviceType::CUDA));
+    if (!allocator || !allocator->initialized()) return;
+    const auto stats = allocator->getDeviceStats(static_cast<c10::DeviceIndex>(gpu));
+    const auto aggregate = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    *bytes = static_cast<uint64_t>(stats.allocated_bytes[aggregate].peak);
+  });
 }
 
 // Makes libtorch's CUDA part known, which registers itself. Global, as it and what it needs look each other's symbols up.

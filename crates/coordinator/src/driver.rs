@@ -4,9 +4,10 @@ use crate::checkpoints::Checkpoints;
 use crate::error::CoordinatorError;
 use crate::inbox::{CheckpointListing, DownSender, Inbound, StreamNumber, WorkerNotice};
 use crate::options::{Options, ScaleRequest};
-use crate::publisher::Publisher;
+use crate::publisher::{Publisher, Told};
 use crate::record_client::RecordClient;
 use crate::status::{observed, run_status};
+use crate::step_figures::MemberFigures;
 use crate::streams::Streams;
 use crate::view::View;
 use std::collections::VecDeque;
@@ -15,14 +16,17 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::sync::{oneshot, watch};
 use varuna_api::Job;
-use varuna_plan::{Base, Costs, Plan, Planner, StateId, Step, WorkerId};
-use varuna_protocol::coordinator::{self, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Outcome};
-use varuna_protocol::{Coordinator, Listing, Order, Time};
+use varuna_plan::{Base, Generation, Plan, StateId, Step, WorkerId};
+use varuna_protocol::coordinator::{CoordinatorEffect, CoordinatorInput, Outcome};
+use varuna_protocol::{Coordinator, Event, Listing, Order, Time};
 use varuna_run_folder::{CheckpointEvent, RunFolder, RunStatus};
 use varuna_wire::{Downward, EncodedPlans, Hello, Upward, Welcome};
 
+mod start;
 #[cfg(test)]
 mod tests;
+
+use start::{planner, protocol_config, report};
 
 /// How often the state machine is told the time.
 const TICK: Duration = Duration::from_millis(20);
@@ -246,10 +250,33 @@ impl Driver {
             let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
             let mut effects = Vec::new();
             self.machine.handle(Time(now), input, &mut effects);
+            let commits = effects.iter().filter(|effect| is_commit(effect)).count();
             for effect in effects {
-                inputs.extend(self.carry_out(effect));
+                match effect {
+                    CoordinatorEffect::Event(event) => {
+                        self.log(Duration::from_nanos(now), event, commits > 1)
+                    }
+                    effect => inputs.extend(self.carry_out(effect)),
+                }
             }
         }
+    }
+
+    fn log(&mut self, at: Duration, event: Event, with_others: bool) {
+        let run = self.machine.run();
+        let Event::Committed { generation, .. } = event else {
+            return self.publisher.event(at, event, &run);
+        };
+        let members = self.members(generation);
+        let told = Told { with_others, members };
+        self.publisher.committed(at, event, &run, told);
+    }
+
+    /// What the members of a generation are and have reported; nothing where another plan is in force by now.
+    fn members(&self, generation: Generation) -> MemberFigures {
+        let plan = self.machine.record().plan.as_ref();
+        let members = plan.filter(|p| p.generation == generation).map(|p| p.members());
+        self.streams.figures(members.into_iter().flatten().copied())
     }
 
     fn carry_out(&mut self, effect: CoordinatorEffect) -> Option<CoordinatorInput> {
@@ -277,10 +304,7 @@ impl Driver {
                     watcher.discard(id);
                 }
             }
-            CoordinatorEffect::Event(event) => {
-                let run = self.machine.run();
-                self.publisher.event(self.start.elapsed(), event, &run);
-            }
+            CoordinatorEffect::Event(event) => self.log(self.start.elapsed(), event, false),
             CoordinatorEffect::Finish(outcome) => self.outcome = Some(outcome),
         }
         None
@@ -324,45 +348,6 @@ impl Driver {
     }
 }
 
-/// Measured costs count where there are any; else they are estimated for the workers' devices.
-fn planner(job: &Job, costs: Option<Costs>) -> Box<dyn Planner + Send> {
-    match costs {
-        Some(costs) => Box::new(varuna_api::planner_with(job, Some(&costs))),
-        None => Box::new(varuna_api::estimated_planner(job)),
-    }
-}
-
-/// What the protocol knows of a worker.
-fn report(hello: &Hello) -> coordinator::Hello {
-    coordinator::Hello {
-        address: hello.address.clone(),
-        name: hello.name.clone(),
-        node: hello.node.clone(),
-        hardware: hello.hardware.clone(),
-        memory_bytes: hello.memory_bytes,
-        speed: hello.speed,
-    }
-}
-
-fn protocol_config(options: &Options, folder: &RunFolder) -> CoordinatorConfig {
-    let job = &options.job;
-    let settings = job.checkpoint.as_ref();
-    let (batch, last_step) = (job.training.global_batch_size, Step(job.training.steps));
-    CoordinatorConfig {
-        min_workers: job.elasticity.min_workers as usize,
-        evaluation: job.training.evaluation_steps(),
-        timing: options.timing,
-        expected_workers: options.expected_workers,
-        spare_copies: job.elasticity.spare_copies,
-        final_checkpoint: options.checkpoints.is_some(),
-        loss_scaling: job.training.loss_scaling,
-        skip_limit: Some(job.training.skip_limit),
-        notice: job
-            .disruption
-            .notice_seconds
-            .map(|s| Duration::from_secs(s.into())),
-        save_every: settings.and_then(|c| c.interval_seconds).map(Duration::from_secs),
-        published: folder.last_metric().map(|m| m.state),
-        ..CoordinatorConfig::new(job.model.layout(), batch, last_step)
-    }
+fn is_commit(effect: &CoordinatorEffect) -> bool {
+    matches!(effect, CoordinatorEffect::Event(Event::Committed { .. }))
 }

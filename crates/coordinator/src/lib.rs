@@ -13,6 +13,7 @@
 //! | [`record_format`] | the record as bytes |
 //! | `checkpoints`, `store_watcher` | what is known of the checkpoint store, and the task that asks it |
 //! | `publisher`, `event_text` | run folder, log and view |
+//! | `step_figures` | what follows from a step's time, the job and its workers |
 
 mod admission;
 mod checkpoints;
@@ -28,6 +29,7 @@ pub mod record_format;
 mod serve;
 mod server;
 mod status;
+mod step_figures;
 pub mod store;
 mod store_error;
 mod store_watcher;

@@ -1,6 +1,7 @@
 //! What people and tools see of a run: the run folder, the log, and the view of the process around the coordinator.
 
 use crate::event_text::EventText;
+use crate::step_figures::{JobFigures, MemberFigures, StepClock, StepDone};
 use crate::view::{CheckpointHealth, View};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -23,9 +24,19 @@ const VIEW_ENTRIES_MAX: usize = 64;
 /// How far the view's logs had come when it was last sent: numbers of the last message and event, and the last step's state.
 type Marks = (u64, Option<u64>, Option<StateId>);
 
+/// How a commit was told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    /// With others, late: its own time is not known.
+    pub(crate) with_others: bool,
+    /// What its workers are and have reported.
+    pub(crate) members: MemberFigures,
+}
+
 pub(crate) struct Publisher {
     folder: RunFolder,
-    tokens_per_step: u64,
+    job: JobFigures,
+    clock: StepClock,
     scales_loss: bool,
     last_commit: Instant,
     text: EventText,
@@ -46,7 +57,8 @@ impl Publisher {
         let now = Instant::now();
         Publisher {
             folder,
-            tokens_per_step: job.training.global_batch_size * u64::from(job.model.sequence_length),
+            job: JobFigures::of(job),
+            clock: StepClock::default(),
             scales_loss: !job.training.loss_scaling.is_off(),
             last_commit: now,
             text: EventText::new(job.model.layout()),
@@ -69,10 +81,9 @@ impl Publisher {
         self.folder.write_plan(plan);
     }
 
-    /// An event of the protocol, `at` the time since the coordinator's start.
-    pub(crate) fn event(&mut self, at: Duration, event: Event, run: &RunView) {
-        self.add_to_view(at, &event);
-        if let Event::Committed {
+    /// A committed step, told at `at` since the coordinator's start: one of several that were told together, or alone.
+    pub(crate) fn committed(&mut self, at: Duration, event: Event, run: &RunView, told: Told) {
+        let Event::Committed {
             id,
             generation,
             step,
@@ -82,28 +93,45 @@ impl Publisher {
             overflow,
             progress,
         } = event
-        {
-            let metric = Metric {
-                step,
-                loss,
-                eval_loss,
-                gradient_norm,
-                overflow,
-                skipped_steps: step.0.saturating_sub(progress.adam_steps),
-                loss_scale: self.scales_loss.then(|| progress.loss_scale.factor.value()),
-                generation,
-                workers: run.members,
-                plan: run.plan.clone().unwrap_or_default(),
-                tokens: self.tokens_per_step,
-                step_ms: self.last_commit.elapsed().as_secs_f64() * 1e3,
-                time_ms: now_ms(),
-                state: id,
-            };
-            self.last_commit = Instant::now();
-            self.folder.append_metric(metric.clone());
-            self.view.metric = Some(metric);
-            return;
-        }
+        else {
+            return self.event(at, event, run);
+        };
+        self.add_to_view(at, &event);
+        let evaluated = eval_loss.is_some();
+        let done = StepDone {
+            step,
+            applied_before: progress.adam_steps.saturating_sub(u64::from(!overflow)),
+            took: self
+                .clock
+                .told((step, generation), at, told.with_others, evaluated),
+            nan_steps: self.folder.nan_steps_before(step) + u64::from(!loss.is_finite()),
+            members: told.members,
+        };
+        let metric = Metric {
+            step,
+            loss,
+            eval_loss,
+            gradient_norm,
+            overflow,
+            skipped_steps: step.0.saturating_sub(progress.adam_steps),
+            loss_scale: self.scales_loss.then(|| progress.loss_scale.factor.value()),
+            generation,
+            workers: run.members,
+            plan: run.plan.clone().unwrap_or_default(),
+            tokens: self.job.tokens_of_step(),
+            step_ms: self.last_commit.elapsed().as_secs_f64() * 1e3,
+            time_ms: now_ms(),
+            state: id,
+            figures: self.job.step(&done),
+        };
+        self.last_commit = Instant::now();
+        self.folder.append_metric(metric.clone());
+        self.view.metric = Some(metric);
+    }
+
+    /// Any other event of the protocol, `at` the time since the coordinator's start.
+    pub(crate) fn event(&mut self, at: Duration, event: Event, run: &RunView) {
+        self.add_to_view(at, &event);
         let mut steps_lost = None;
         if let Event::Resumed {
             base, restored: true, ..

@@ -1,6 +1,7 @@
 //! The attached workers: their streams and what they said of themselves.
 
 use crate::inbox::{DownSender, Process, StreamNumber};
+use crate::step_figures::MemberFigures;
 use std::collections::BTreeMap;
 use varuna_plan::WorkerId;
 use varuna_wire::{Hello, StepMetrics, v1};
@@ -54,6 +55,16 @@ impl Streams {
 
     pub(crate) fn get(&self, worker: WorkerId) -> Option<&Stream> {
         self.by_worker.get(&worker)
+    }
+
+    /// What these workers are and have reported, together.
+    pub(crate) fn figures(&self, workers: impl Iterator<Item = WorkerId>) -> MemberFigures {
+        MemberFigures::of(workers.map(|worker| {
+            let stream = self.get(worker);
+            let timings = stream.and_then(|s| s.timings.as_ref());
+            let hardware = stream.and_then(|s| s.hello.hardware.as_ref());
+            (hardware, timings.and_then(|t| t.peak_memory_bytes))
+        }))
     }
 
     /// The stream, if it is still the worker's newest.

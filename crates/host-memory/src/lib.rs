@@ -1,6 +1,7 @@
-//! How much of its machine's memory a process may use: what nobody else uses, within the limits of its control groups.
+//! How much of its machine's memory a process may use: what nobody else uses, within the limits of its control groups. And how much it
+//! has used at most.
 //!
-//! Reading files is [`available`]; what they mean is decided by pure functions. It must never guess: where the system does not say, the
+//! Reading files is [`available`] and [`most_used`]; what they mean is decided by pure functions. It must never guess: where the system does not say, the
 //! answer is none, and nothing is limited by it.
 
 use std::fs;
@@ -21,6 +22,13 @@ pub fn available() -> Option<u64> {
     least(machine, limits.filter_map(|text| group_limit(&text)))
 }
 
+/// The most memory that this process had at once since it began, bytes; none where the system does not say.
+#[must_use]
+pub fn most_used() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    kib_of(&status, "VmHWM:")
+}
+
 /// The share of each of so many processes that start together.
 #[must_use]
 pub fn share(available: u64, processes: usize) -> u64 {
@@ -33,7 +41,12 @@ fn least(machine: Option<u64>, groups: impl Iterator<Item = u64>) -> Option<u64>
 
 /// `MemAvailable` of `/proc/meminfo`: free, and what the kernel would give back, in bytes.
 fn machine_available(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    kib_of(meminfo, "MemAvailable:")
+}
+
+/// The bytes of a line of `/proc` that has this name and a number of KiB.
+fn kib_of(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|l| l.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
 }
@@ -76,6 +89,19 @@ fn group_limit(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_most_that_a_process_had_grows_with_it_and_stays_when_memory_is_given_back() {
+        let taken = vec![1u8; 64 << 20];
+        let with = most_used().unwrap();
+        assert!(with >= 64 << 20, "{with}");
+        drop(std::hint::black_box(taken));
+        // The kernel counts pages of each processor in batches.
+        assert!(most_used().unwrap() >= with.min(64 << 20));
+        let status = "VmPeak:\t  9000 kB\nVmHWM:\t    1234 kB\nVmRSS:\t 1000 kB\n";
+        assert_eq!(kib_of(status, "VmHWM:"), Some(1234 << 10));
+        assert_eq!(kib_of("VmHWM:\t many kB\n", "VmHWM:"), None);
+    }
 
     #[test]
     fn what_is_available_is_read_in_bytes_and_anything_else_is_not_known() {

@@ -7,7 +7,7 @@ use crate::{
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use varuna_plan::Plan;
+use varuna_plan::{Plan, Step};
 
 /// Why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +39,8 @@ pub struct RunFolder {
     events: Log,
     metrics: Log,
     last: Option<Metric>,
+    /// Published steps whose loss was not a finite number, in order.
+    nan_steps: Vec<Step>,
     /// The last write failed, and that was logged.
     failing: bool,
 }
@@ -64,10 +66,12 @@ impl RunFolder {
             }
             Err(source) => return Err(io("read", &job_path)(source)),
         }
+        let (last, nan_steps) = history(&files.metrics_path());
         let append = |path: PathBuf| Log::open(&path).map_err(io("open", &path));
         Ok(RunFolder {
             _lock: lock,
-            last: last_metric(&files.metrics_path()),
+            last,
+            nan_steps,
             events: append(files.events_path())?,
             metrics: append(files.metrics_path())?,
             failing: false,
@@ -85,6 +89,12 @@ impl RunFolder {
     #[must_use]
     pub fn last_metric(&self) -> Option<&Metric> {
         self.last.as_ref()
+    }
+
+    /// How many of the steps before this one had a loss that was not a finite number.
+    #[must_use]
+    pub fn nan_steps_before(&self, step: Step) -> u64 {
+        self.nan_steps.partition_point(|nan| *nan < step) as u64
     }
 
     /// Writes where the coordinator listens; readable by its owner alone, because it holds the token.
@@ -117,6 +127,7 @@ impl RunFolder {
         }
         let result = self.metrics.append(&metric);
         self.log_failure("metrics.jsonl", result);
+        note_loss(&mut self.nan_steps, &metric);
         self.last = Some(metric);
     }
 
@@ -177,18 +188,32 @@ fn lock(folder: &Path) -> Result<File, FolderError> {
     }
 }
 
-/// The last complete line; a coordinator that was killed may have left half of one.
-fn last_metric(path: &Path) -> Option<Metric> {
-    let lines = BufReader::new(File::open(path).ok()?).lines();
-    lines
-        .map_while(Result::ok)
-        .filter_map(|line| serde_json::from_str(&line).ok())
-        .last()
+/// The last complete line, and the steps whose loss was not a finite number. A coordinator that was killed may have left half a line.
+fn history(path: &Path) -> (Option<Metric>, Vec<Step>) {
+    let (mut last, mut nan_steps) = (None, Vec::new());
+    let Ok(file) = File::open(path) else {
+        return (last, nan_steps);
+    };
+    let lines = BufReader::new(file).lines().map_while(Result::ok);
+    for metric in lines.filter_map(|line| serde_json::from_str::<Metric>(&line).ok()) {
+        note_loss(&mut nan_steps, &metric);
+        last = Some(metric);
+    }
+    (last, nan_steps)
+}
+
+/// Steps from this one on were given up, if there were any.
+fn note_loss(nan_steps: &mut Vec<Step>, metric: &Metric) {
+    nan_steps.truncate(nan_steps.partition_point(|nan| *nan < metric.step));
+    if !metric.loss.is_finite() {
+        nan_steps.push(metric.step);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::StepFigures;
     use varuna_plan::state::Chain;
     use varuna_plan::{Generation, StateId, Step};
     use varuna_protocol::Event;
@@ -213,6 +238,7 @@ mod tests {
                 step: Step(step),
                 chain: Chain(step),
             },
+            figures: StepFigures::default(),
         }
     }
 
@@ -280,6 +306,33 @@ mod tests {
         drop(first);
         let second = RunFolder::open(temp.path(), "job").unwrap();
         assert_eq!(second.last_metric().map(|m| m.state), Some(metric(2).state));
+    }
+
+    #[test]
+    fn steps_without_a_finite_loss_are_counted_also_by_a_successor_and_not_where_they_were_given_up() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut folder = RunFolder::open(temp.path(), "job").unwrap();
+        let run = |step, generation, loss| Metric {
+            loss,
+            state: StateId {
+                run_gen: Generation(generation),
+                ..metric(step).state
+            },
+            ..metric(step)
+        };
+        for (step, loss) in [(1, 1.0), (2, f64::NAN), (3, 1.0), (4, f64::INFINITY)] {
+            folder.append_metric(run(step, 1, loss));
+        }
+        let counts = |folder: &RunFolder| [1, 2, 3, 4, 5].map(|step| folder.nan_steps_before(Step(step)));
+        assert_eq!(counts(&folder), [0, 0, 1, 1, 2]);
+        drop(folder);
+        let mut successor = RunFolder::open(temp.path(), "job").unwrap();
+        assert_eq!(counts(&successor), [0, 0, 1, 1, 2]);
+        // From step 2 on they are run again, and go well.
+        successor.append_metric(run(2, 2, 1.0));
+        assert_eq!(counts(&successor), [0; 5]);
+        drop(successor);
+        assert_eq!(counts(&RunFolder::open(temp.path(), "job").unwrap()), [0; 5]);
     }
 
     #[test]

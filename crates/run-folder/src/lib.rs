@@ -28,5 +28,5 @@ pub use contact::Contact;
 pub use event::{CheckpointEvent, EventEntry, LoggedEvent};
 pub use files::{ReadError, RunFiles};
 pub use folder::{FolderError, RunFolder};
-pub use metric::{Metric, now_ms};
+pub use metric::{Metric, StepFigures, now_ms};
 pub use status::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};

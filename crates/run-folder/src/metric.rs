@@ -41,6 +41,40 @@ pub struct Metric {
     pub time_ms: u64,
     /// Identity of the state reached.
     pub state: StateId,
+    /// What follows from the job and from what workers reported; fields of the line like all others.
+    #[serde(flatten)]
+    pub figures: StepFigures,
+}
+
+/// Figures of one committed step. Each is left out where it is not known, as in lines of earlier releases: none is estimated.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StepFigures {
+    /// Samples that were trained on up to this step, those of skipped steps included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub consumed_samples: Option<u64>,
+    /// Tokens likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub consumed_tokens: Option<u64>,
+    /// The step's learning rate; of a skipped step the one that it would have had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub learning_rate: Option<f64>,
+    /// Steps up to this one whose loss was not a finite number, as far as this run folder has them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nan_steps: Option<u64>,
+    /// Tokens a second, where the step's own time is known: not after a pause, not of a step that began with an evaluation, and not of steps
+    /// that were told together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_per_second: Option<f64>,
+    /// Floating-point operations a second that the model takes, what is recomputed not counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_flops_per_second: Option<f64>,
+    /// These as a share of what the plan's GPUs can do by their data sheets, in 16 bits and without sparsity; where all are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
+    /// The most memory that a worker of the plan has taken since it started, bytes: a GPU's by tensors, a processor's by the process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_memory_bytes: Option<u64>,
 }
 
 /// JSON has no NaN and no infinities, so a diverged step's loss is `null`, which plotting tools leave out.
@@ -53,4 +87,44 @@ fn null_is_nan<'de, D: serde::Deserializer<'de>>(d: D) -> Result<f64, D::Error> 
 pub fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_plan::state::Chain;
+
+    /// A line that release 0.2 wrote.
+    const OLD: &str = r#"{"step":45,"loss":2.5,"gradientNorm":0.85,"overflow":false,"skippedSteps":0,"generation":2,"workers":4,"plan":"P2xD2","tokens":2048,"stepMs":2058.35,"timeMs":1795344944287,"state":{"run_gen":2,"step":45,"chain":"f88609ce2c1fb6f3"}}"#;
+
+    #[test]
+    fn a_line_of_an_earlier_release_is_read_and_written_as_it_was() {
+        let metric: Metric = serde_json::from_str(OLD).unwrap();
+        assert_eq!(metric.state.chain, Chain(0xf886_09ce_2c1f_b6f3));
+        assert_eq!(metric.figures, StepFigures::default());
+        assert_eq!(serde_json::to_string(&metric).unwrap(), OLD);
+    }
+
+    #[test]
+    fn figures_are_fields_of_the_line_and_read_back() {
+        let metric = Metric {
+            figures: StepFigures {
+                consumed_samples: Some(u64::MAX),
+                consumed_tokens: Some(92_160),
+                learning_rate: Some(3e-4),
+                nan_steps: Some(0),
+                tokens_per_second: Some(995.1),
+                model_flops_per_second: Some(1.5e9),
+                mfu: None,
+                peak_memory_bytes: Some(1 << 40),
+            },
+            ..serde_json::from_str(OLD).unwrap()
+        };
+        let line = serde_json::to_string(&metric).unwrap();
+        assert!(
+            line.contains(r#","learningRate":0.0003,"nanSteps":0,"#) && !line.contains("mfu"),
+            "{line}"
+        );
+        assert_eq!(serde_json::from_str::<Metric>(&line).unwrap(), metric);
+    }
 }

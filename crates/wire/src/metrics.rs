@@ -30,6 +30,8 @@ pub struct StepMetrics {
     pub segments: Vec<SegmentTimes>,
     /// Samples in the micro-batches of `segments`.
     pub micro_batch_size: u32,
+    /// The most memory that the worker has taken since it started, bytes; none where it does not say.
+    pub peak_memory_bytes: Option<u64>,
 }
 
 /// Medians of one segment's work on one micro-batch (milliseconds).
@@ -59,6 +61,7 @@ pub(crate) fn to_wire(m: &StepMetrics) -> v1::StepMetrics {
         tokens: m.tokens,
         segments: m.segments.iter().map(segment_to_wire).collect(),
         micro_batch_size: m.micro_batch_size,
+        peak_memory_bytes: m.peak_memory_bytes,
     }
 }
 
@@ -84,6 +87,7 @@ pub(crate) fn read(m: &v1::StepMetrics) -> StepMetrics {
         tokens: m.tokens,
         segments: m.segments.iter().map(segment).collect(),
         micro_batch_size: m.micro_batch_size,
+        peak_memory_bytes: m.peak_memory_bytes,
     }
 }
 

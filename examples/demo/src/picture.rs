@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::summary::Act;
     use varuna_plan::{Generation, StateId, Step};
-    use varuna_run_folder::Metric;
+    use varuna_run_folder::{Metric, StepFigures};
 
     #[test]
     fn the_chart_shows_loss_workers_and_what_was_done_to_them() {
@@ -112,6 +112,7 @@ mod tests {
             step_ms: 90.0,
             time_ms: 1_000_000 + 90 * u64::from(step),
             state: StateId::INITIAL,
+            figures: StepFigures::default(),
         };
         let act = |kind, what: &str, step: u64| Act {
             kind,

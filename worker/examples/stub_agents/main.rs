@@ -193,6 +193,7 @@ async fn work(common: &Common, number: u64) -> Result<()> {
         },
         checkpoints: None,
         tokens_per_sample: u64::from(job.model.sequence_length),
+        memory_taken: Box::new(|| None),
     };
     let (_never, drain) = channel(1);
     Ok(agent::run(parts, drain).await?)

@@ -27,6 +27,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use store_reads::StoreReads;
+pub use telling::MemoryTaken;
 use telling::Telling;
 use tokio::sync::mpsc::{Receiver, Sender};
 use uplink::UplinkEvent;
@@ -117,6 +118,8 @@ pub struct AgentParts<E> {
     pub checkpoints: Option<Checkpoints>,
     /// Tokens of this worker's job in one sample, for metrics.
     pub tokens_per_sample: u64,
+    /// For metrics too.
+    pub memory_taken: MemoryTaken,
 }
 
 struct Agent {
@@ -166,7 +169,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
         run: parts.run,
         running: None,
         arrivals: Arrivals::default(),
-        telling: Telling::new(parts.tokens_per_sample),
+        telling: Telling::new(parts.tokens_per_sample, parts.memory_taken),
         start: Instant::now(),
         exit: None,
     };

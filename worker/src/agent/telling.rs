@@ -34,6 +34,9 @@ fn medians(laps: &[Lap]) -> (u32, Vec<SegmentTimes>) {
     (whole, by_segment.into_iter().map(times).collect())
 }
 
+/// Reads the most memory that this worker has taken of its device, bytes; none where the system does not say.
+pub type MemoryTaken = Box<dyn Fn() -> Option<u64> + Send>;
+
 pub(super) struct Telling {
     timings: Option<(Generation, Step, StepTimings, Vec<Lap>)>,
     /// Timings of steps before that are not told.
@@ -47,10 +50,11 @@ pub(super) struct Telling {
     /// All of them were where the run is when that was looked at last.
     in_step: bool,
     tokens_per_sample: u64,
+    memory_taken: MemoryTaken,
 }
 
 impl Telling {
-    pub(super) fn new(tokens_per_sample: u64) -> Telling {
+    pub(super) fn new(tokens_per_sample: u64, memory_taken: MemoryTaken) -> Telling {
         Telling {
             timings: None,
             from: Instant::now(),
@@ -60,6 +64,7 @@ impl Telling {
             kept: 0,
             in_step: false,
             tokens_per_sample,
+            memory_taken,
         }
     }
 
@@ -102,6 +107,7 @@ impl Telling {
             tokens: self.samples * self.tokens_per_sample,
             segments,
             micro_batch_size,
+            peak_memory_bytes: (self.memory_taken)(),
         })
     }
 

@@ -41,6 +41,7 @@ unsafe extern "C" {
     fn vt_error() -> *const c_char;
     fn vt_keep_freed_memory();
     fn vt_taken_bytes() -> u64;
+    fn vt_most_taken_by_tensors(gpu: c_int, bytes: *mut u64) -> c_int;
     fn vt_backward(outputs: *const Handle, gradients: *const Handle, count: c_int) -> c_int;
     fn vt_set_grad(tensor: Handle, gradient: Handle) -> c_int;
     fn vt_normal(tensor: Handle, seed: u64, deviation: f64) -> c_int;
@@ -84,6 +85,16 @@ pub fn keep_freed_memory() {
 pub fn taken_bytes() -> u64 {
     // SAFETY: reads the C library's own counters; no pointer is involved.
     unsafe { vt_taken_bytes() }
+}
+
+/// The most bytes of a GPU that tensors of this process ever had; none where libtorch does not say, as before the first tensor is there.
+#[must_use]
+pub fn most_taken_by_tensors(gpu: usize) -> Option<u64> {
+    let gpu = c_int::try_from(gpu).ok()?;
+    let mut bytes = 0;
+    // SAFETY: reads libtorch's own counters; the number outlives the call.
+    let code = unsafe { vt_most_taken_by_tensors(gpu, &raw mut bytes) };
+    (code == 0 && bytes > 0).then_some(bytes)
 }
 
 fn handles(tensors: &[&Tensor]) -> Vec<Handle> {

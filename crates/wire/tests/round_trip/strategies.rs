@@ -196,6 +196,7 @@ pub(crate) fn metrics() -> impl Strategy<Value = StepMetrics> {
                 usize::from(tokens.is_multiple_of(2))
             ],
             micro_batch_size: 7,
+            peak_memory_bytes: g.is_multiple_of(2).then_some(s),
         }
     })
 }

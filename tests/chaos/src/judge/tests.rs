@@ -1,5 +1,6 @@
 use super::*;
 use varuna_plan::state::Chain;
+use varuna_run_folder::StepFigures;
 
 const A: WorkerId = WorkerId(1);
 const B: WorkerId = WorkerId(2);
@@ -28,6 +29,7 @@ fn metric(generation: u64, step: u64, time_ms: u64) -> Metric {
         step_ms: 10.0,
         time_ms,
         state: state(generation, step),
+        figures: StepFigures::default(),
     }
 }
 

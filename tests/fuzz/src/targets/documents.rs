@@ -10,7 +10,7 @@ use crate::{Form, Target};
 use varuna_coordinator::record_format;
 use varuna_plan::{Generation, Plan, ScheduleKind, StateId, Step, Unit, WorkerId};
 use varuna_protocol::{Event, Record, Rollback, Trust};
-use varuna_run_folder::{CheckpointEvent, Contact, EventEntry, LoggedEvent, Metric, RunStatus};
+use varuna_run_folder::{CheckpointEvent, Contact, EventEntry, LoggedEvent, Metric, RunStatus, StepFigures};
 use varuna_sim::replay::RecoveryParts;
 
 pub(super) const PLAN: Target = Target {
@@ -219,6 +219,10 @@ fn run_folder_seeds() -> Seeds {
         step_ms: 12.5,
         time_ms: 1_700_000_000_000,
         state: ID,
+        figures: StepFigures {
+            learning_rate: Some(3e-4),
+            ..StepFigures::default()
+        },
     };
     let entry = |event| EventEntry {
         event,

@@ -1,0 +1,52 @@
+//! What the state machine is made from, and what it is told of a worker.
+
+use crate::options::Options;
+use std::time::Duration;
+use varuna_api::Job;
+use varuna_plan::{Costs, Planner, Step};
+use varuna_protocol::coordinator::{self, CoordinatorConfig};
+use varuna_run_folder::RunFolder;
+use varuna_wire::Hello;
+
+/// Measured costs count where there are any; else they are estimated for the workers' devices.
+pub(super) fn planner(job: &Job, costs: Option<Costs>) -> Box<dyn Planner + Send> {
+    match costs {
+        Some(costs) => Box::new(varuna_api::planner_with(job, Some(&costs))),
+        None => Box::new(varuna_api::estimated_planner(job)),
+    }
+}
+
+/// What the protocol knows of a worker.
+pub(super) fn report(hello: &Hello) -> coordinator::Hello {
+    coordinator::Hello {
+        address: hello.address.clone(),
+        name: hello.name.clone(),
+        node: hello.node.clone(),
+        hardware: hello.hardware.clone(),
+        memory_bytes: hello.memory_bytes,
+        speed: hello.speed,
+    }
+}
+
+pub(super) fn protocol_config(options: &Options, folder: &RunFolder) -> CoordinatorConfig {
+    let job = &options.job;
+    let settings = job.checkpoint.as_ref();
+    let (batch, last_step) = (job.training.global_batch_size, Step(job.training.steps));
+    CoordinatorConfig {
+        min_workers: job.elasticity.min_workers as usize,
+        evaluation: job.training.evaluation_steps(),
+        timing: options.timing,
+        expected_workers: options.expected_workers,
+        spare_copies: job.elasticity.spare_copies,
+        final_checkpoint: options.checkpoints.is_some(),
+        loss_scaling: job.training.loss_scaling,
+        skip_limit: Some(job.training.skip_limit),
+        notice: job
+            .disruption
+            .notice_seconds
+            .map(|s| Duration::from_secs(s.into())),
+        save_every: settings.and_then(|c| c.interval_seconds).map(Duration::from_secs),
+        published: folder.last_metric().map(|m| m.state),
+        ..CoordinatorConfig::new(job.model.layout(), batch, last_step)
+    }
+}

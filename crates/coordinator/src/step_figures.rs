@@ -1,0 +1,283 @@
+//! The figures of a committed step that follow from the job, the time that it took, and what its workers reported. Pure. What is not
+//! known stays unknown: no figure is estimated.
+
+use std::time::Duration;
+use varuna_api::{Job, LearningRate};
+use varuna_plan::device::Hardware;
+use varuna_plan::{Generation, Step};
+use varuna_run_folder::StepFigures;
+
+/// What is the same for all steps of a job.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct JobFigures {
+    samples_of_step: u64,
+    tokens_of_sample: u64,
+    /// Floating-point operations of a step's forwards and backwards, those that are run again not counted.
+    flops_of_step: f64,
+    learning_rate: LearningRate,
+}
+
+/// A committed step, as far as the figures follow from it.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct StepDone {
+    /// Steps done, this one included.
+    pub(crate) step: Step,
+    /// Optimizer steps applied before it.
+    pub(crate) applied_before: u64,
+    /// Its own time, where that is known.
+    pub(crate) took: Option<Duration>,
+    /// Steps up to it whose loss was not a finite number.
+    pub(crate) nan_steps: u64,
+    /// The workers that ran it.
+    pub(crate) members: MemberFigures,
+}
+
+/// What the members of a plan are and have reported, together.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) struct MemberFigures {
+    /// What their GPUs can do in a second by their data sheets; none where one of them is not known.
+    peak_flops_per_s: Option<f64>,
+    /// The most memory that one of them has taken, bytes; none where none has said.
+    peak_memory_bytes: Option<u64>,
+}
+
+impl MemberFigures {
+    /// Of each member: what it computes on, and the memory that it has taken at most, bytes.
+    pub(crate) fn of<'a>(
+        members: impl Iterator<Item = (Option<&'a Hardware>, Option<u64>)>,
+    ) -> MemberFigures {
+        let (mut peak, mut memory, mut any) = (Some(0.0), None, false);
+        for (hardware, bytes) in members {
+            any = true;
+            peak = peak
+                .zip(hardware.and_then(data_sheet))
+                .map(|(sum, own)| sum + own);
+            memory = memory.max(bytes);
+        }
+        MemberFigures {
+            peak_flops_per_s: peak.filter(|_| any),
+            peak_memory_bytes: memory,
+        }
+    }
+}
+
+/// Floating-point operations a second of a GPU's data sheet. Processor cores have none: how many a worker has, and what they can do, is
+/// not known.
+fn data_sheet(hardware: &Hardware) -> Option<f64> {
+    match hardware {
+        Hardware::Processor => None,
+        Hardware::Gpu { .. } => hardware.kind().map(|kind| kind.peak_flops_per_s),
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a step are far below 2^52")]
+impl JobFigures {
+    pub(crate) fn of(job: &Job) -> JobFigures {
+        let samples_of_step = job.training.global_batch_size;
+        let segments = job.model.spec().segments;
+        let of_sample: f64 = segments.iter().map(|s| s.forward_flops + s.backward_flops).sum();
+        JobFigures {
+            samples_of_step,
+            tokens_of_sample: u64::from(job.model.sequence_length),
+            flops_of_step: of_sample * samples_of_step as f64,
+            learning_rate: job.training.learning_rate.clone(),
+        }
+    }
+
+    /// Tokens of a step.
+    pub(crate) fn tokens_of_step(&self) -> u64 {
+        self.samples_of_step * self.tokens_of_sample
+    }
+
+    /// The figures of a step.
+    pub(crate) fn step(&self, done: &StepDone) -> StepFigures {
+        let samples = done.step.0.saturating_mul(self.samples_of_step);
+        let seconds = done.took.map(|took| took.as_secs_f64()).filter(|s| *s > 0.0);
+        let flops = seconds.map(|s| self.flops_of_step / s);
+        let peak = done.members.peak_flops_per_s;
+        StepFigures {
+            consumed_samples: Some(samples),
+            consumed_tokens: Some(samples.saturating_mul(self.tokens_of_sample)),
+            learning_rate: Some(self.learning_rate.at(done.applied_before)),
+            nan_steps: Some(done.nan_steps),
+            tokens_per_second: seconds.map(|s| self.tokens_of_step() as f64 / s),
+            model_flops_per_second: flops,
+            mfu: flops.zip(peak).map(|(flops, peak)| flops / peak),
+            peak_memory_bytes: done.members.peak_memory_bytes,
+        }
+    }
+}
+
+/// Which steps' own times are known: the time between two commits is a step's, unless something else happened between them.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct StepClock {
+    /// The step that was told last, its generation, when, and whether it was told alone.
+    last: Option<(Step, Generation, Duration, bool)>,
+}
+
+impl StepClock {
+    /// A commit is told at `now`, with so many others in the same message; it began with an evaluation or not. Returns the step's own
+    /// time: none after a pause between generations, none where steps were told late and together, none where it was not training alone.
+    pub(crate) fn told(
+        &mut self,
+        (step, generation): (Step, Generation),
+        now: Duration,
+        with_others: bool,
+        evaluated: bool,
+    ) -> Option<Duration> {
+        let before = self.last.replace((step, generation, now, !with_others));
+        let (last, of, at, alone) = before?;
+        let follows = last.next() == step && of == generation;
+        let known = follows && alone && !with_others && !evaluated;
+        known.then(|| now.saturating_sub(at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn gpu(name: &str) -> Hardware {
+        Hardware::Gpu {
+            name: name.into(),
+            memory_bytes: 80 << 30,
+        }
+    }
+
+    fn job() -> JobFigures {
+        JobFigures::of(&crate::test_job::job(None))
+    }
+
+    fn done(step: u64, took_ms: Option<u64>) -> StepDone {
+        StepDone {
+            step: Step(step),
+            applied_before: step - 1,
+            took: took_ms.map(Duration::from_millis),
+            nan_steps: 2,
+            members: MemberFigures::default(),
+        }
+    }
+
+    #[test]
+    fn what_the_model_takes_is_six_operations_for_a_parameter_of_a_product_and_a_token_and_the_scores() {
+        let job = crate::test_job::job(None);
+        let (d, t) = (
+            f64::from(job.model.hidden_size),
+            f64::from(job.model.sequence_length),
+        );
+        let (l, v) = (f64::from(job.model.layers), f64::from(job.model.vocabulary_size));
+        // Products with weights: 12 d^2 of a block and the head's v d; scores and their sums over values: 2 t d of a block.
+        let of_token = 6.0 * (l * 12.0 * d * d + v * d) + 3.0 * l * 2.0 * 2.0 * t * d;
+        let step = JobFigures::of(&job);
+        let expected = of_token * step.tokens_of_step() as f64;
+        assert!(
+            (step.flops_of_step / expected - 1.0).abs() < 0.05,
+            "{} {expected}",
+            step.flops_of_step
+        );
+    }
+
+    #[test]
+    fn rates_follow_from_the_steps_own_time_and_are_left_out_without_one() {
+        let (job, members) = (
+            job(),
+            [
+                (Some(&gpu("NVIDIA H100 80GB HBM3")), Some(7)),
+                (Some(&gpu("NVIDIA A100-SXM4-80GB")), Some(9)),
+            ],
+        );
+        let members = MemberFigures::of(members.into_iter());
+        let known = job.step(&StepDone {
+            members,
+            ..done(5, Some(500))
+        });
+        let tokens = job.tokens_of_step();
+        assert_eq!(known.consumed_tokens, Some(5 * tokens));
+        assert_eq!(known.tokens_per_second, Some(tokens as f64 * 2.0));
+        assert_eq!(known.model_flops_per_second, Some(job.flops_of_step * 2.0));
+        assert_eq!(known.mfu, Some(job.flops_of_step * 2.0 / (989e12 + 312e12)));
+        assert_eq!((known.peak_memory_bytes, known.nan_steps), (Some(9), Some(2)));
+        for unknown in [done(5, None), done(5, Some(0))] {
+            let figures = job.step(&StepDone { members, ..unknown });
+            assert_eq!(
+                (
+                    figures.tokens_per_second,
+                    figures.model_flops_per_second,
+                    figures.mfu
+                ),
+                (None, None, None)
+            );
+            assert_eq!(figures.learning_rate, Some(job.learning_rate.at(4)));
+        }
+    }
+
+    #[test]
+    fn one_member_whose_device_is_not_known_leaves_no_share_of_the_peak() {
+        let h100 = gpu("NVIDIA H100 80GB HBM3");
+        for other in [None, Some(&Hardware::Processor), Some(&gpu("Some GPU"))] {
+            let members = MemberFigures::of([(Some(&h100), None), (other, None)].into_iter());
+            assert_eq!(members, MemberFigures::default(), "{other:?}");
+        }
+        assert_eq!(MemberFigures::of(std::iter::empty()), MemberFigures::default());
+    }
+
+    #[test]
+    fn a_step_has_a_time_where_nothing_but_the_step_lies_between_two_commits() {
+        let ms = Duration::from_millis;
+        let first = Generation(1);
+        let mut clock = StepClock::default();
+        assert_eq!(
+            clock.told((Step(8), first), ms(50), false, false),
+            None,
+            "since when?"
+        );
+        assert_eq!(clock.told((Step(9), first), ms(70), false, false), Some(ms(20)));
+        assert_eq!(
+            clock.told((Step(10), first), ms(99), false, true),
+            None,
+            "an evaluation"
+        );
+        assert_eq!(clock.told((Step(11), first), ms(110), false, false), Some(ms(11)));
+        assert_eq!(
+            clock.told((Step(12), first), ms(900), true, false),
+            None,
+            "told late"
+        );
+        assert_eq!(clock.told((Step(13), first), ms(900), true, false), None);
+        assert_eq!(
+            clock.told((Step(14), first), ms(901), false, false),
+            None,
+            "since it was told, not done"
+        );
+        assert_eq!(clock.told((Step(15), first), ms(921), false, false), Some(ms(20)));
+        assert_eq!(
+            clock.told((Step(16), Generation(2)), ms(2000), false, false),
+            None,
+            "a recovery"
+        );
+        assert_eq!(
+            clock.told((Step(12), Generation(2)), ms(2020), false, false),
+            None,
+            "given up"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_figure_is_ever_negative_or_infinite(step in 1..u64::MAX, took in 0..u64::MAX, applied in any::<u64>()) {
+            let step = StepDone {
+                step: Step(step),
+                applied_before: applied,
+                took: Some(Duration::from_nanos(took)),
+                nan_steps: 0,
+                members: MemberFigures { peak_flops_per_s: Some(1e12), peak_memory_bytes: None },
+            };
+            let figures = job().step(&step);
+            let rates = [figures.tokens_per_second, figures.model_flops_per_second, figures.mfu, figures.learning_rate];
+            for rate in rates.into_iter().flatten() {
+                prop_assert!(rate.is_finite() && rate >= 0.0, "{figures:?}");
+            }
+        }
+    }
+}
