@@ -98,6 +98,12 @@ impl RunFiles {
         self.folder.join("events.jsonl")
     }
 
+    /// The folder of event files for TensorBoard.
+    #[must_use]
+    pub fn tensorboard_path(&self) -> PathBuf {
+        self.folder.join("tensorboard")
+    }
+
     /// The folder of plans.
     #[must_use]
     pub fn plans_path(&self) -> PathBuf {

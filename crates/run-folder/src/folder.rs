@@ -1,8 +1,8 @@
 //! Writing a run folder.
 
 use crate::{
-    Access, Contact, Durability, EventEntry, LoggedEvent, Metric, RunFiles, RunStatus, log::Log, now_ms,
-    replace_file,
+    Access, Contact, Durability, EventEntry, LoggedEvent, Metric, RunFiles, RunStatus,
+    event_files::EventFiles, log::Log, now_ms, replace_file,
 };
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader};
@@ -38,6 +38,7 @@ pub struct RunFolder {
     _lock: File,
     events: Log,
     metrics: Log,
+    event_files: EventFiles,
     last: Option<Metric>,
     /// Published steps whose loss was not a finite number, in order.
     nan_steps: Vec<Step>,
@@ -74,6 +75,7 @@ impl RunFolder {
             nan_steps,
             events: append(files.events_path())?,
             metrics: append(files.metrics_path())?,
+            event_files: EventFiles::new(files.tensorboard_path()),
             failing: false,
             files,
         })
@@ -126,7 +128,8 @@ impl RunFolder {
             return;
         }
         let result = self.metrics.append(&metric);
-        self.log_failure("metrics.jsonl", result);
+        let also = self.event_files.append(&metric);
+        self.log_failure("metrics.jsonl", result.and(also));
         note_loss(&mut self.nan_steps, &metric);
         self.last = Some(metric);
     }
@@ -150,7 +153,8 @@ impl RunFolder {
             .map_err(std::io::Error::from)
             .and_then(|text| replace_file(&path, &text, Access::Everyone, Durability::Cached))
             .and_then(|()| self.events.write_waiting())
-            .and_then(|()| self.metrics.write_waiting());
+            .and_then(|()| self.metrics.write_waiting())
+            .and_then(|()| self.event_files.write_waiting());
         self.log_failure("status.json", result);
     }
 

@@ -9,6 +9,7 @@
 //! | `metrics.jsonl` | one line for each committed step | [`Metric`] |
 //! | `events.jsonl` | the event log | [`EventEntry`] |
 //! | `plans/g000001.json` | every plan that was sent to workers | [`varuna_plan::Plan`] |
+//! | `tensorboard/` | the committed steps as event files for TensorBoard | [`varuna_tensorboard`] |
 //! | `workers/NAME.log` | the logs of workers that `varuna run` started | text |
 //!
 //! The coordinator writes through [`RunFolder`], which holds the folder's lock; everyone else reads through [`RunFiles`].
@@ -17,6 +18,7 @@
 mod atomic;
 mod contact;
 mod event;
+mod event_files;
 mod files;
 mod folder;
 mod log;

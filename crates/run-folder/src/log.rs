@@ -1,4 +1,4 @@
-//! A file of lines that is only appended to.
+//! A file of lines, or of records, that is only appended to.
 
 use serde::Serialize;
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ const WAITING_MAX: usize = 16_384;
 /// An open log. Lines that cannot be written wait until they can, so that none is missing once the disk has room again.
 pub(crate) struct Log {
     file: File,
-    waiting: VecDeque<String>,
+    waiting: VecDeque<Vec<u8>>,
 }
 
 impl Log {
@@ -41,10 +41,29 @@ impl Log {
         })
     }
 
+    /// Makes a file that is not there yet.
+    pub(crate) fn create(path: &Path) -> std::io::Result<Log> {
+        Ok(Log {
+            file: OpenOptions::new().create_new(true).append(true).open(path)?,
+            waiting: VecDeque::new(),
+        })
+    }
+
+    /// Something is not written yet.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// Adds a line behind those that wait, and writes what can be written.
     pub(crate) fn append(&mut self, entry: &impl Serialize) -> std::io::Result<()> {
-        let line = serde_json::to_string(entry)?;
-        self.waiting.push_back(format!("{line}\n"));
+        let mut line = serde_json::to_vec(entry)?;
+        line.push(b'\n');
+        self.append_bytes(line)
+    }
+
+    /// The same with bytes that are no line.
+    pub(crate) fn append_bytes(&mut self, bytes: Vec<u8>) -> std::io::Result<()> {
+        self.waiting.push_back(bytes);
         if self.waiting.len() > WAITING_MAX {
             self.waiting.pop_front();
         }
@@ -63,7 +82,7 @@ impl Log {
         while let Some(line) = self.waiting.front() {
             let end = self.file.metadata()?.len();
             // In one write, so that a reader or a crash sees at most one incomplete line.
-            if let Err(error) = write(&mut self.file, line.as_bytes()) {
+            if let Err(error) = write(&mut self.file, line) {
                 // A full disk takes the beginning of a line, and the next one would be appended to it.
                 self.file.set_len(end)?;
                 return Err(error);
@@ -85,7 +104,7 @@ mod tests {
         let path = temp.path().join("log");
         let mut log = Log::open(&path).unwrap();
         log.append(&1).unwrap();
-        log.waiting.extend(["2\n".to_owned(), "3\n".to_owned()]);
+        log.waiting.extend(["2\n", "3\n"].map(Into::into));
         let full = log.write_waiting_by(|file, line| {
             file.write_all(&line[..1])?;
             Err(Error::from(ErrorKind::StorageFull))
@@ -100,7 +119,7 @@ mod tests {
     fn no_more_lines_wait_than_the_bound() {
         let temp = tempfile::tempdir().unwrap();
         let mut log = Log::open(&temp.path().join("log")).unwrap();
-        log.waiting = (0..WAITING_MAX).map(|i| format!("{i}\n")).collect();
+        log.waiting = (0..WAITING_MAX).map(|i| format!("{i}\n").into()).collect();
         log.append(&0).unwrap();
         assert!(log.waiting.is_empty());
         let written = std::fs::read_to_string(temp.path().join("log")).unwrap();
