@@ -1,4 +1,4 @@
-//! What makes a step fast and can be left out, so that its gain can be measured in the same program. Nothing of it changes what is trained:
+//! What makes a step or a change of plan fast and can be left out, so that its gain can be measured in the same program. Nothing of it changes what is trained:
 //! steps have the same bits without it, or differ by roundings.
 
 use std::fmt;
@@ -21,11 +21,14 @@ pub enum Ablation {
     Padding,
     /// Samples that are read beside the computing; the step reads them when it needs them.
     ReadAhead,
+    /// Copies that follow the run: those who get units by a planned change take them over after the switch, while training stands, as soon as one
+    /// who takes part is without it. Such a worker neither keeps spare copies nor has its own units kept.
+    Following,
 }
 
 impl Ablation {
     /// All of them.
-    pub const ALL: [Ablation; 7] = [
+    pub const ALL: [Ablation; 8] = [
         Ablation::Kernels,
         Ablation::Streams,
         Ablation::Pinned,
@@ -33,6 +36,7 @@ impl Ablation {
         Ablation::Chunks,
         Ablation::Padding,
         Ablation::ReadAhead,
+        Ablation::Following,
     ];
 
     /// Its name on the command line.
@@ -46,6 +50,7 @@ impl Ablation {
             Ablation::Chunks => "chunks",
             Ablation::Padding => "padding",
             Ablation::ReadAhead => "read-ahead",
+            Ablation::Following => "following",
         }
     }
 }
@@ -130,7 +135,7 @@ mod tests {
     fn another_name_is_refused_with_the_list() {
         let why = "kernels,speed".parse::<Ablations>().unwrap_err().to_string();
         let expected = "--without names \"speed\"; allowed are kernels, streams, pinned, ahead, chunks, padding, read-ahead, \
-                        several with commas between";
+                        following, several with commas between";
         assert_eq!(why, expected);
     }
 }

@@ -1,6 +1,7 @@
 //! The program `varuna-worker`: from its command line to the end of its agent. What it finds on its machine is a value, so that tests can run the
 //! same program on another.
 
+use crate::ablation::Ablation;
 use crate::agent::uplink::{self, UplinkEvent};
 use crate::agent::{self, AgentEvent, AgentParts};
 use crate::arguments::{Arguments, Instead, bind_address};
@@ -113,7 +114,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let engine = engine(arguments, (me, backend), &job, data);
     tracing::info!(worker = %me, %device, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
     let member = MemberConfig {
-        follows: true,
+        follows: !arguments.without.has(Ablation::Following),
         id: me,
         layout: job.model.layout(),
         last_step: Step(job.training.steps),
