@@ -29,15 +29,10 @@ def members(run):
 
 
 def in_step(run):
-    """The members, once each says last that all copies that it keeps are where the run is."""
-    generation = run.status().get("generation")
-
-    def says(log):
-        said = [line for line in log.read_text(errors="replace").splitlines() if "spare copies are " in line]
-        return bool(said) and "are in step" in said[-1] and f"generation={generation} " in said[-1]
-
-    ready = sum(says(log) for log in (run.folder / "workers").glob("*.log"))
-    return members(run) if ready >= STAGES else None
+    """The members, once all that one of them alone holds is kept in copies that are where the run is."""
+    copies = run.status().get("spareCopies") or {}
+    ready = copies.get("units", 0) > 0 and copies["inStep"] == copies["units"]
+    return members(run) if ready else None
 
 
 def first_step_after(run, since):

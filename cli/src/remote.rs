@@ -99,8 +99,23 @@ fn text(status: &RunStatus) -> String {
             "  (compute counts {factor:.3} times the estimate)"
         )),
     );
+    let copies = status.run.spare_copies;
+    text.extend(copies.map(|c| spare_copies(c.units, c.kept, c.in_step)));
     text.extend(status.workers.iter().map(worker));
     text
+}
+
+/// In units.
+fn spare_copies(units: usize, kept: usize, in_step: usize) -> String {
+    match (units, kept) {
+        (0, _) => "spare copies: none are needed, each unit has several holders\n".into(),
+        (_, 0) => {
+            format!("spare copies: nobody keeps one of the {units} units that one worker alone holds\n")
+        }
+        _ => format!(
+            "spare copies: of {units} units that one worker alone holds, {kept} are kept by another, {in_step} in step with the run\n"
+        ),
+    }
 }
 
 fn worker(worker: &WorkerStatus) -> String {
@@ -120,4 +135,19 @@ fn worker(worker: &WorkerStatus) -> String {
 
 fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_says_how_many_spare_copies_are_of_use() {
+        assert_eq!(
+            spare_copies(5, 4, 3),
+            "spare copies: of 5 units that one worker alone holds, 4 are kept by another, 3 in step with the run\n"
+        );
+        assert!(spare_copies(5, 0, 0).contains("nobody keeps one of the 5 units"));
+        assert!(spare_copies(0, 0, 0).contains("none are needed"));
+    }
 }

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, signal};
 use varuna_plan::WorkerId;
+use varuna_protocol::coordinator::RunView;
 
 const STEPS: u64 = 200;
 
@@ -31,16 +32,21 @@ fn undisturbed() -> &'static [Metric] {
     })
 }
 
-/// Waits until each member of the plan in force keeps copies that are where the run is; the members by stage, of one pipeline.
+/// Waits until all that one worker alone holds is kept in copies that are where the run is; the members by stage, of one pipeline.
 fn wait_for_copies(run: &mut Run) -> Vec<WorkerId> {
     run.wait_for("spare copies that are in step", |run| {
-        let generation = run.status()?.run.generation;
+        let RunView {
+            generation,
+            spare_copies,
+            ..
+        } = run.status()?.run;
+        let copies = spare_copies.unwrap_or_default();
         let plan = run.plans().into_iter().find(|p| p.generation == generation)?;
         let [pipeline] = &plan.shape.pipelines[..] else {
             return None;
         };
         let members: Vec<WorkerId> = pipeline.stages.iter().map(|s| s.worker).collect();
-        (run.keepers_in_step(generation) == members.len()).then_some(members)
+        (copies.units > 0 && copies.in_step == copies.units).then_some(members)
     })
 }
 
@@ -72,12 +78,23 @@ fn finish(mut run: Run, kills: usize) {
     assert_eq!(restored.count(), 1, "{}", run.report());
 }
 
+/// What `varuna status` says of copies that are in step.
+fn said(run: &Run) -> String {
+    let status = run.varuna(&["status", "RUN"]);
+    let text = String::from_utf8_lossy(&status.stdout).into_owned();
+    let line = text.lines().find(|l| l.starts_with("spare copies: "));
+    line.unwrap_or_else(|| panic!("no word of spare copies:\n{text}"))
+        .to_owned()
+}
+
 #[test]
 fn each_stage_of_the_only_pipeline_is_killed_by_turns_and_no_step_is_lost() {
     let mut run = Run::start(&stages(2), 2);
     let kills = [(0, 0), (1, 3), (0, 11), (1, 23)];
     for (stage, late_ms) in kills {
         let members = wait_for_copies(&mut run);
+        let line = said(&run);
+        assert!(line.contains("in step with the run"), "{line}");
         // Somewhere in a step: which part of it, is another each time.
         std::thread::sleep(Duration::from_millis(late_ms));
         kill(&mut run, members[stage]);

@@ -53,6 +53,18 @@ pub enum Following {
     CaughtUp,
 }
 
+/// Whether a worker can keep spare copies of units and have its own kept (ADR 27), and how far those that it keeps are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum Keeping {
+    /// It knows nothing of it: a worker of an older version. Versions that follow did not always keep.
+    #[default]
+    Unable,
+    /// It can. What it keeps, if anything, is not where the run is.
+    Able,
+    /// It keeps copies under its plan, and all of them are where the run is: the loss of their holder costs no committed step.
+    InStep,
+}
+
 /// A worker's level: sent on every change but that of the step, on a new stream, and as heartbeat. The coordinator acts on the
 /// latest one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -80,9 +92,9 @@ pub struct Status {
     /// Whether it can follow, and has caught up.
     #[serde(default)]
     pub following: Following,
-    /// It knows how to keep spare copies of units, and to have its own kept. Versions that follow did not always.
+    /// Whether it can keep spare copies of units, and whether those that it keeps are of use.
     #[serde(default)]
-    pub keeps: bool,
+    pub keeping: Keeping,
 }
 
 /// A unit whose gradient of one step is completely reduced on this worker, not yet applied.

@@ -362,6 +362,10 @@ varuna_mutants::mutants! {
     TakeSpareGradientOfAnyGeneration => UNIT_TESTS,
     /// Workers keep spare copies that do not know how to follow.
     KeepersThatCannotFollow => UNIT_TESTS,
+    /// A keeper says that its copies are in step although one of them is not.
+    InStepWithSomeCopies => UNIT_TESTS,
+    /// What a keeper said of its copies under another plan counts.
+    InStepInAnyGeneration => UNIT_TESTS,
     /// Damaged frames look like a connection that ended.
     HideDamagedFrames => UNIT_TESTS,
     /// Workers between which data is damaged are planned next to one another again.

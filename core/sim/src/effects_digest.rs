@@ -147,7 +147,7 @@ structs! {
     Rollback { to, generation },
     OddHolder { worker, name },
     Record { version, term, highest, plan, next, done, trust, waited_ms, puts_anew; last_step },
-    Status { generation, fenced, phase, based, connected, next, next_connected, at, draining, following; last_step; keeps },
+    Status { generation, fenced, phase, based, connected, next, next_connected, at, draining, following; last_step; keeping },
     Prepared { run_gen, step, norm },
     Ran { generation, step, norm_put_in },
     Inventory { upto, units, prepared, ran, decision },

@@ -66,7 +66,7 @@ fn status(generation: u64, phase: Phase, step: u64) -> Status {
         next: Generation(0),
         next_connected: false,
         following: varuna_protocol::Following::Unable,
-        keeps: false,
+        keeping: varuna_protocol::Keeping::Unable,
         at: StateId {
             run_gen: Generation(if step > 0 { generation } else { 0 }),
             step: Step(step),

@@ -5,7 +5,7 @@ use crate::up::{phase_to_wire, read_phase};
 use crate::v1;
 use varuna_plan::{Generation, SegmentRange, Step, WorkerId};
 use varuna_protocol::RunMode;
-use varuna_protocol::coordinator::{RunView, WorkerView};
+use varuna_protocol::coordinator::{RunView, SpareCopiesView, WorkerView};
 use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
 
 /// The wire form.
@@ -31,6 +31,7 @@ pub fn to_wire(status: &RunStatus) -> v1::RunStatus {
         min_workers: run.min_workers as u64,
         max_workers: run.max_workers.map(|n| n as u64),
         checkpoint: status.checkpoint.as_ref().map(checkpoint_to_wire),
+        spare_copies: run.spare_copies.map(spare_copies_to_wire),
         workers: status.workers.iter().map(worker_to_wire).collect(),
     }
 }
@@ -60,6 +61,7 @@ pub fn from_wire(reply: v1::StatusReply) -> Result<RunStatus, WireError> {
             members: count(status.members, M, "members")?,
             min_workers: count(status.min_workers, M, "min_workers")?,
             max_workers: max_workers.transpose()?,
+            spare_copies: status.spare_copies.map(read_spare_copies).transpose()?,
         },
         loss: status.loss,
         skipped_steps: status.skipped_steps,
@@ -101,6 +103,26 @@ fn read_mode(mode: i32) -> Result<RunMode, WireError> {
         Ok(v1::RunMode::Unspecified) | Err(_) => {
             return Err(WireError::value("RunStatus", "mode", mode, "1 to 11"));
         }
+    })
+}
+
+fn spare_copies_to_wire(view: SpareCopiesView) -> v1::SpareCopies {
+    v1::SpareCopies {
+        units: view.units as u64,
+        kept: view.kept as u64,
+        in_step: view.in_step as u64,
+    }
+}
+
+fn read_spare_copies(view: v1::SpareCopies) -> Result<SpareCopiesView, WireError> {
+    const M: &str = "SpareCopies";
+    let units = |number: u64, field: &'static str| {
+        usize::try_from(number).map_err(|_| WireError::value(M, field, number, "a number of units"))
+    };
+    Ok(SpareCopiesView {
+        units: units(view.units, "units")?,
+        kept: units(view.kept, "kept")?,
+        in_step: units(view.in_step, "in_step")?,
     })
 }
 

@@ -12,7 +12,9 @@ use v1::up::Message as Wire;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
 use varuna_protocol::message::TOLD_AT_ONCE;
-use varuna_protocol::{Digests, Following, Inventory, Phase, Prepared, Ran, Report, Status, Suspicion};
+use varuna_protocol::{
+    Digests, Following, Inventory, Keeping, Phase, Prepared, Ran, Report, Status, Suspicion,
+};
 
 /// Lists of units.
 const ONCE: &str = "each unit at most once";
@@ -152,7 +154,15 @@ fn status_to_wire(status: &Status) -> v1::WorkerStatus {
         draining: status.draining,
         last_step: status.last_step.0,
         following: following_to_wire(status.following).into(),
-        keeps: status.keeps,
+        keeping: keeping_to_wire(status.keeping).into(),
+    }
+}
+
+fn keeping_to_wire(keeping: Keeping) -> v1::Keeping {
+    match keeping {
+        Keeping::Unable => v1::Keeping::Unable,
+        Keeping::Able => v1::Keeping::Able,
+        Keeping::InStep => v1::Keeping::InStep,
     }
 }
 
@@ -185,7 +195,12 @@ fn read_status(status: &v1::WorkerStatus) -> Result<Status, WireError> {
             Ok(v1::Following::CaughtUp) => Following::CaughtUp,
             Err(_) => return Err(WireError::value(M, "following", status.following, FOLLOWING)),
         },
-        keeps: status.keeps,
+        keeping: match v1::Keeping::try_from(status.keeping) {
+            Ok(v1::Keeping::Unable) => Keeping::Unable,
+            Ok(v1::Keeping::Able) => Keeping::Able,
+            Ok(v1::Keeping::InStep) => Keeping::InStep,
+            Err(_) => return Err(WireError::value(M, "keeping", status.keeping, KEEPING)),
+        },
     })
 }
 
@@ -193,6 +208,8 @@ fn read_status(status: &v1::WorkerStatus) -> Result<Status, WireError> {
 const PHASES: &str = "1 to 5";
 /// The values of `WorkerStatus.following`.
 const FOLLOWING: &str = "0 (unable), 1 (able) or 2 (caught up)";
+/// The values of `WorkerStatus.keeping`.
+const KEEPING: &str = "0 (unable), 1 (able) or 2 (in step)";
 /// The values of `Suspect.why`.
 const SUSPICIONS: &str = "0 (gone), 1 (unreachable) or 2 (damaged)";
 

@@ -225,6 +225,7 @@ mod tests {
             members: 1,
             min_workers: 1,
             max_workers: None,
+            spare_copies: None,
         };
         let worker = WorkerView {
             id: WorkerId(1),

@@ -129,6 +129,7 @@ fn run(mode: RunMode, generation: u64, step: u64) -> ObservedRun {
         members: 2,
         min_workers: 1,
         max_workers: None,
+        spare_copies: None,
     };
     let snapshot = Snapshot {
         run,

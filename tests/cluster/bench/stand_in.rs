@@ -358,6 +358,7 @@ fn report(coordinator: &Coordinator, health: SocketAddr) -> RunStatus {
         members: coordinator.workers.len(),
         min_workers: 1,
         max_workers: None,
+        spare_copies: None,
     };
     // Each plan is one sentence.
     let message = RunMessage {

@@ -346,4 +346,19 @@ pub struct RunView {
     pub min_workers: usize,
     /// Most workers that are used.
     pub max_workers: Option<usize>,
+    /// Spare copies under the plan in force, where the job wants any.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub spare_copies: Option<SpareCopiesView>,
+}
+
+/// Spare copies of a plan's units. A unit has one keeper at most.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SpareCopiesView {
+    /// Units that one worker alone holds.
+    pub units: usize,
+    /// Those of them of which another worker is to keep a copy.
+    pub kept: usize,
+    /// Those whose keeper has said last that all copies that it keeps are where the run is: the loss of their holder costs no step.
+    pub in_step: usize,
 }

@@ -49,7 +49,7 @@ mod view;
 pub use config::{
     CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Listing, TREE_FAN_OUT, Timing,
 };
-pub use event::{Divergence, Event, Outcome, RunView, Snapshot, WorkerView};
+pub use event::{Divergence, Event, Outcome, RunView, Snapshot, SpareCopiesView, WorkerView};
 pub use run_mode::RunMode;
 pub use speeds::Observed;
 pub use tables::CoordinatorTables;

@@ -1,11 +1,12 @@
 //! Who keeps spare copies under a plan that is made (ADR 27).
 
-use super::event::Event;
+use super::event::{Event, SpareCopiesView};
 use super::shared::Shared;
 use super::turn::Turn;
+use crate::message::{Keeping, Status};
 use std::time::Duration;
 use varuna_plan::spare_copies::{Expected, decide, keepers};
-use varuna_plan::{Generation, Shape, SpareCopies, WorkerId};
+use varuna_plan::{Generation, Shape, SpareCopies, Unit, WorkerId};
 
 fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
@@ -28,7 +29,7 @@ impl Shared {
         let costs = self.planner.spare_costs(shape, &workers);
         let able = |w: WorkerId| {
             let status = self.roster.status(w);
-            status.is_some_and(|s| s.keeps) || bug!(KeepersThatCannotFollow)
+            status.is_some_and(|s| s.keeping != Keeping::Unable) || bug!(KeepersThatCannotFollow)
         };
         let locations = workers.iter().map(|w| (w.id, w.location())).collect();
         let mut found = keepers(&layout, shape, &locations, able, &costs);
@@ -46,6 +47,32 @@ impl Shared {
             });
         }
         found
+    }
+
+    /// How far the copies of the plan in force are, as their keepers have said last; none where the job wants none.
+    pub(super) fn spare_copies_view(&self) -> Option<SpareCopiesView> {
+        let wanted = self.config.spare_copies != SpareCopies::Off;
+        let plan = self.record.stored.plan.as_ref().filter(|_| wanted)?;
+        let alone = |unit: &Unit| matches!(plan.holders(*unit), [_]);
+        let in_step = |keeper: WorkerId| {
+            let status = self.roster.status(keeper);
+            let here = |s: &Status| s.generation == plan.generation || bug!(InStepInAnyGeneration);
+            status.filter(here).is_some_and(|s| s.keeping == Keeping::InStep)
+        };
+        let mut view = SpareCopiesView::default();
+        let mut known: Option<(WorkerId, bool)> = None;
+        for unit in plan.layout.all_units().filter(alone) {
+            view.units += 1;
+            let Some(keeper) = plan.keeper(unit) else { continue };
+            view.kept += 1;
+            // Units of one stage follow each other, and have one keeper.
+            let (_, is_in_step) = match known {
+                Some(last) if last.0 == keeper => last,
+                _ => *known.insert((keeper, in_step(keeper))),
+            };
+            view.in_step += usize::from(is_in_step);
+        }
+        Some(view)
     }
 
     /// What the run has shown so far. How old the newest checkpoint is when a worker is lost is known where they are made by the clock.

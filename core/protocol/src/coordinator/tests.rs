@@ -273,7 +273,7 @@ fn idle() -> Status {
         draining: false,
         last_step: config().last_step,
         following: crate::message::Following::Unable,
-        keeps: false,
+        keeping: crate::message::Keeping::Unable,
     }
 }
 

@@ -41,6 +41,7 @@ impl Coordinator {
             members: plan.map_or(0, |p| p.members().len()),
             min_workers: shared.config.min_workers,
             max_workers: shared.max_workers,
+            spare_copies: shared.spare_copies_view(),
         }
     }
 }

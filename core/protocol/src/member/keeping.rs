@@ -5,7 +5,7 @@ use super::followed::Arrived;
 use super::in_plan::Stage;
 use super::kept::Kept;
 use super::{Engine, Member, MemberEffect};
-use crate::message::{PeerMessage, Phase, Prepared, Time};
+use crate::message::{Keeping, PeerMessage, Phase, Prepared, Time};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
 
@@ -15,6 +15,16 @@ impl Member {
     pub fn spare_units_in_step(&self) -> Vec<Unit> {
         let running = self.current.as_ref().filter(|c| c.phase() == Phase::Running);
         running.map_or_else(Vec::new, |c| c.kept.in_step(self.at).collect())
+    }
+
+    /// What the coordinator is told of these copies.
+    pub(super) fn keeping(&self) -> Keeping {
+        let running = self.current.as_ref().filter(|c| c.phase() == Phase::Running);
+        match running {
+            _ if !self.config.follows => Keeping::Unable,
+            Some(current) if current.kept.all_in_step(self.at) => Keeping::InStep,
+            _ => Keeping::Able,
+        }
     }
 
     /// How often a spare copy was given up under the present plan: what came was late or damaged, or something was missing.

@@ -153,6 +153,12 @@ impl Kept {
             .map(|(unit, _)| *unit)
     }
 
+    /// Some are kept, and all of them are where the run is.
+    pub(super) fn all_in_step(&self, run: StateId) -> bool {
+        let in_step = self.in_step(run).count();
+        in_step > 0 && (in_step == self.units.len() || bug!(InStepWithSomeCopies))
+    }
+
     /// Its holder; none for a unit that is not kept.
     pub(super) fn holder(&self, unit: Unit) -> Option<WorkerId> {
         self.units.get(&unit).map(|k| k.from)

@@ -162,7 +162,7 @@ impl Member {
             draining: self.draining,
             last_step: self.last_step,
             following: self.following(),
-            keeps: self.config.follows,
+            keeping: self.keeping(),
         }
     }
 

@@ -156,7 +156,7 @@ impl Draw {
                     next: self.generation(next),
                     next_connected: self.chance(80),
                     following: varuna_protocol::Following::Unable,
-                    keeps: false,
+                    keeping: varuna_protocol::Keeping::Unable,
                     at: self.state(),
                     draining: self.chance(3),
                     last_step: Step(self.number()),

@@ -86,6 +86,19 @@ proptest! {
     }
 }
 
+/// Field 12 was `bool keeps`: true and 1 are the same bytes, and who reads a bool takes 2 for true.
+#[test]
+fn a_worker_of_an_earlier_build_that_keeps_spare_copies_is_heard_as_one_that_can() {
+    let said = |bytes: &[u8]| v1::WorkerStatus::decode(bytes).unwrap().keeping();
+    assert_eq!(said(&[12 << 3, 1]), v1::Keeping::Able);
+    assert_eq!(said(&[]), v1::Keeping::Unable);
+    let in_step = v1::WorkerStatus {
+        keeping: v1::Keeping::InStep.into(),
+        ..v1::WorkerStatus::default()
+    };
+    assert_eq!(in_step.encode_to_vec(), [12 << 3, 2]);
+}
+
 #[test]
 fn answers_to_a_hello_arrive_as_they_were_given() {
     let welcome = Welcome {

@@ -11,9 +11,9 @@ use varuna_plan::{
     Prediction, SampleRange, ScaleFactor, ScheduleSpec, SegmentRange, Shape, Spare, Stage, StateId, Step,
     StepDeadline, Unit, WorkerId,
 };
-use varuna_protocol::coordinator::{RunView, WorkerView};
+use varuna_protocol::coordinator::{RunView, SpareCopiesView, WorkerView};
 use varuna_protocol::{
-    Digests, Following, Inventory, Order, Phase, Prepared, Ran, Report, RunMode, Status, Suspicion,
+    Digests, Following, Inventory, Keeping, Order, Phase, Prepared, Ran, Report, RunMode, Status, Suspicion,
 };
 use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
 use varuna_wire::{Hello, SegmentTimes, StepMetrics, Upward};
@@ -92,14 +92,14 @@ pub(crate) fn status() -> impl Strategy<Value = Status> {
         any::<(u64, u64, u64)>(),
         phase,
         any::<(bool, bool, bool, bool)>(),
-        (state_id(), any::<u64>(), following(), any::<bool>()),
+        (state_id(), any::<u64>(), following(), keeping()),
     )
         .prop_map(
             |(
                 (generation, fenced, next),
                 phase,
                 (based, connected, next_connected, draining),
-                (at, last_step, following, keeps),
+                (at, last_step, following, keeping),
             )| Status {
                 generation: Generation(generation),
                 fenced: Generation(fenced),
@@ -112,9 +112,13 @@ pub(crate) fn status() -> impl Strategy<Value = Status> {
                 draining,
                 last_step: Step(last_step),
                 following,
-                keeps,
+                keeping,
             },
         )
+}
+
+fn keeping() -> impl Strategy<Value = Keeping> {
+    prop_oneof![Just(Keeping::Unable), Just(Keeping::Able), Just(Keeping::InStep)]
 }
 
 fn following() -> impl Strategy<Value = Following> {
@@ -461,12 +465,13 @@ pub(crate) fn run_status() -> impl Strategy<Value = RunStatus> {
         (".{0,9}", 0..MODES.len()),
         numbers,
         optional,
-        any::<(usize, usize)>(),
+        (any::<(usize, usize)>(), proptest::option::of(spare_copies())),
         proptest::option::of(checkpoint_status()),
         proptest::collection::vec(worker_status(), 0..4),
     )
         .prop_map(
             |((job, mode), (term, generation, step, last_step), optional, counts, checkpoint, workers)| {
+                let (counts, spare_copies) = counts;
                 let (next, loss, plan, predicted_ms, observed, max_workers, skipped_steps, loss_scale) =
                     optional;
                 let (observed_ms, compute_factor) = observed;
@@ -484,6 +489,7 @@ pub(crate) fn run_status() -> impl Strategy<Value = RunStatus> {
                     members: counts.0,
                     min_workers: counts.1,
                     max_workers,
+                    spare_copies,
                 };
                 RunStatus {
                     job,
@@ -496,6 +502,10 @@ pub(crate) fn run_status() -> impl Strategy<Value = RunStatus> {
                 }
             },
         )
+}
+
+fn spare_copies() -> impl Strategy<Value = SpareCopiesView> {
+    any::<[usize; 3]>().prop_map(|[units, kept, in_step]| SpareCopiesView { units, kept, in_step })
 }
 
 pub(crate) fn checkpoint_status() -> impl Strategy<Value = CheckpointStatus> {

@@ -10,6 +10,7 @@ use prometheus_client::registry::Unit;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use varuna_coordinator::View;
+use varuna_protocol::coordinator::SpareCopiesView;
 
 /// What the coordinator published last.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -22,6 +23,7 @@ struct Run {
     predicted_ms: Option<f64>,
     members: usize,
     spares: usize,
+    spare_copies: Option<SpareCopiesView>,
     failing: bool,
     goodput: Goodput,
     /// Step of the newest checkpoint, and when it was first seen.
@@ -66,6 +68,7 @@ impl Figures {
         run.predicted_ms = snapshot.run.predicted_ms;
         run.members = snapshot.run.members;
         run.spares = attached.saturating_sub(snapshot.run.members);
+        run.spare_copies = snapshot.run.spare_copies;
         run.failing = view.checkpoints.as_ref().is_some_and(|s| s.failing.is_some());
     }
 
@@ -131,6 +134,7 @@ impl Collector for Scrape {
         };
         progress(&mut w, &run)?;
         workers(&mut w, &run)?;
+        spare_copies(&mut w, &run)?;
         checkpoints(&mut w, &run)
     }
 }
@@ -161,6 +165,19 @@ fn workers(w: &mut Writer<'_, '_>, run: &Run) -> std::fmt::Result {
     let by_state = by_state.map(|(state, n)| (Some(("state", state)), whole(n as u64)));
     let help = "Workers that are attached: in the plan, or spare";
     w.gauges("job_workers", help, None, by_state)
+}
+
+fn spare_copies(w: &mut Writer<'_, '_>, run: &Run) -> std::fmt::Result {
+    let by_state = run.spare_copies.into_iter().flat_map(|view| {
+        [
+            ("in_step", view.in_step),
+            ("behind", view.kept.saturating_sub(view.in_step)),
+            ("none", view.units.saturating_sub(view.kept)),
+        ]
+    });
+    let by_state = by_state.map(|(state, n)| (Some(("state", state)), whole(n as u64)));
+    let help = "Units that one worker alone holds, by what is to be said of the keeper of their spare copy";
+    w.gauges("job_spare_copy_keepers", help, None, by_state)
 }
 
 fn checkpoints(w: &mut Writer<'_, '_>, run: &Run) -> std::fmt::Result {

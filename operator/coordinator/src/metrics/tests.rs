@@ -2,7 +2,7 @@ use super::*;
 use std::time::Duration;
 use varuna_coordinator::{RunMode, View};
 use varuna_plan::{Generation, StateId, Step, WorkerId};
-use varuna_protocol::coordinator::{Event, RunView, Snapshot};
+use varuna_protocol::coordinator::{Event, RunView, Snapshot, SpareCopiesView};
 
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -154,10 +154,8 @@ fn goodput_counts_time_in_training_less_the_steps_that_were_lost() {
     assert_eq!(goodput.ratio(), Some(0.0));
 }
 
-#[test]
-fn a_loss_is_never_shown_beside_another_steps_number() {
-    let metrics = Metrics::new("ns", "j");
-    // This coordinator has taken over: workers have told it their step, and none has been committed since.
+/// A run that trains, in which no step has been committed since its coordinator began.
+fn view(spare_copies: Option<SpareCopiesView>) -> View {
     let run = RunView {
         mode: RunMode::Training,
         term: 2,
@@ -172,13 +170,42 @@ fn a_loss_is_never_shown_beside_another_steps_number() {
         members: 4,
         min_workers: 1,
         max_workers: None,
+        spare_copies,
     };
     let snapshot = Snapshot { run, workers: vec![] };
-    let view = View {
+    View {
         snapshot: Some(snapshot),
         ..View::default()
+    }
+}
+
+#[test]
+fn units_that_one_worker_alone_holds_are_counted_by_their_keepers() {
+    let metrics = Metrics::new("ns", "j");
+    metrics.figures.observe(&view(None), ms(1));
+    assert!(
+        !metrics.render().contains("varuna_job_spare_copy_keepers{"),
+        "none are wanted"
+    );
+    let copies = SpareCopiesView {
+        units: 7,
+        kept: 5,
+        in_step: 3,
     };
-    metrics.figures.observe(&view, ms(1));
+    metrics.figures.observe(&view(Some(copies)), ms(2));
+    let text = metrics.render();
+    for (state, n) in [("in_step", 3), ("behind", 2), ("none", 2)] {
+        let line =
+            format!(r#"varuna_job_spare_copy_keepers{{namespace="ns",job_name="j",state="{state}"}} {n}.0"#);
+        assert!(text.contains(&line), "{line} is missing:\n{text}");
+    }
+}
+
+#[test]
+fn a_loss_is_never_shown_beside_another_steps_number() {
+    let metrics = Metrics::new("ns", "j");
+    // This coordinator has taken over: workers have told it their step, and none has been committed since.
+    metrics.figures.observe(&view(None), ms(1));
     let text = metrics.render();
     assert!(
         text.contains(r#"varuna_job_step{namespace="ns",job_name="j"} 86.0"#),

@@ -80,6 +80,7 @@ fn trains(generation: u64, workers: &[(&str, bool, bool)], messages: i64) -> Run
         members: placed.count(),
         min_workers: 1,
         max_workers: None,
+        spare_copies: None,
     };
     let workers = workers
         .iter()

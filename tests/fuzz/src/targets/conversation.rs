@@ -79,7 +79,7 @@ pub(super) fn status(phase: Phase) -> Status {
         next: Generation(0),
         next_connected: false,
         following: varuna_protocol::Following::Unable,
-        keeps: true,
+        keeping: varuna_protocol::Keeping::InStep,
         at: ID,
         draining: false,
         last_step: Step(20),

@@ -6,7 +6,7 @@ use crate::{Form, Target};
 use prost::Message;
 use std::sync::Arc;
 use varuna_plan::{Generation, Step, Unit, WorkerId};
-use varuna_protocol::coordinator::{RunView, WorkerView};
+use varuna_protocol::coordinator::{RunView, SpareCopiesView, WorkerView};
 use varuna_protocol::{Digests, Order, Phase, Report, RunMode, Suspicion};
 use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
 use varuna_wire::{Downward, StepMetrics, Upward, Welcome, status, v1};
@@ -181,6 +181,11 @@ pub(super) fn status_document() -> RunStatus {
         members: 1,
         min_workers: 1,
         max_workers: None,
+        spare_copies: Some(SpareCopiesView {
+            units: 2,
+            kept: 2,
+            in_step: 1,
+        }),
     };
     RunStatus {
         job: "demo".into(),

@@ -1,7 +1,7 @@
 //! Who is made a keeper of spare copies.
 
 use super::*;
-use crate::message::Following;
+use crate::message::{Following, Keeping};
 use varuna_plan::SpareCopies;
 use varuna_plan::spare_copies::Verdict;
 
@@ -29,7 +29,17 @@ impl Planner for Deep {
 }
 
 /// The first plan's keepers, and what was said of them.
-fn first_plan(wanted: SpareCopies, (of_a, of_b): (bool, bool)) -> (Vec<Option<WorkerId>>, Vec<Verdict>) {
+fn first_plan(wanted: SpareCopies, workers: (Keeping, Keeping)) -> (Vec<Option<WorkerId>>, Vec<Verdict>) {
+    let rig = planned(wanted, workers);
+    let said = rig.events.iter().filter_map(|e| match e {
+        Event::SpareCopies { verdict, .. } => Some(*verdict),
+        _ => None,
+    });
+    (rig.plan().keepers.clone(), said.collect())
+}
+
+/// Two workers of which the first plan was made.
+fn planned(wanted: SpareCopies, (of_a, of_b): (Keeping, Keeping)) -> Rig {
     let config = CoordinatorConfig {
         spare_copies: wanted,
         min_workers: 2,
@@ -39,12 +49,12 @@ fn first_plan(wanted: SpareCopies, (of_a, of_b): (bool, bool)) -> (Vec<Option<Wo
     rig.machine = Coordinator::new(config, Box::new(Deep));
     rig.put(CoordinatorInput::Tick);
     // Of an older build: it follows, and knows nothing of spare copies.
-    let status = |keeps| Status {
+    let status = |keeping| Status {
         following: Following::Able,
-        keeps,
+        keeping,
         ..idle()
     };
-    for (worker, keeps) in [(A, of_a), (B, of_b)] {
+    for (worker, keeping) in [(A, of_a), (B, of_b)] {
         let hello = Hello {
             address: format!("{worker}:1"),
             name: worker.to_string(),
@@ -54,11 +64,11 @@ fn first_plan(wanted: SpareCopies, (of_a, of_b): (bool, bool)) -> (Vec<Option<Wo
             speed: 1.0,
         };
         rig.put(CoordinatorInput::StreamUp { from: worker, hello });
-        rig.say(worker, Report::Status(status(keeps)));
+        rig.say(worker, Report::Status(status(keeping)));
     }
     for _ in 0..30 {
         rig.wait(20);
-        for (worker, keeps) in [(A, of_a), (B, of_b)] {
+        for (worker, keeping) in [(A, of_a), (B, of_b)] {
             if rig.machine.record().plan.is_none() {
                 let inventory = Inventory {
                     upto: rig.machine.record().highest,
@@ -67,31 +77,62 @@ fn first_plan(wanted: SpareCopies, (of_a, of_b): (bool, bool)) -> (Vec<Option<Wo
                     ran: None,
                     decision: None,
                 };
-                rig.say(worker, Report::Status(status(keeps)));
+                rig.say(worker, Report::Status(status(keeping)));
                 rig.say(worker, Report::Inventory(inventory));
             }
         }
     }
-    let said = rig.events.iter().filter_map(|e| match e {
-        Event::SpareCopies { verdict, .. } => Some(*verdict),
-        _ => None,
-    });
-    let plan = rig.machine.record().plan.clone().unwrap();
-    (plan.keepers.clone(), said.collect())
+    rig
 }
 
 #[test]
 fn neighbours_keep_each_others_units_where_it_is_wanted() {
-    let (keepers, said) = first_plan(SpareCopies::One, (true, true));
+    let (keepers, said) = first_plan(SpareCopies::One, (Keeping::Able, Keeping::Able));
     assert_eq!(keepers, [Some(B), Some(A)]);
     assert_eq!(said, [Verdict::Kept], "said once");
-    let (keepers, said) = first_plan(SpareCopies::Off, (true, true));
+    let (keepers, said) = first_plan(SpareCopies::Off, (Keeping::Able, Keeping::Able));
     assert!(keepers.is_empty() && said.is_empty());
 }
 
 #[test]
 fn a_worker_that_follows_and_cannot_keep_has_no_part_in_it() {
-    let (keepers, said) = first_plan(SpareCopies::One, (true, false));
+    let (keepers, said) = first_plan(SpareCopies::One, (Keeping::Able, Keeping::Unable));
     assert_eq!(keepers, []);
     assert_eq!(said, [Verdict::NoKeeper]);
+}
+
+#[test]
+fn the_status_counts_the_units_whose_keeper_says_that_it_is_in_step_under_this_plan() {
+    let mut rig = planned(SpareCopies::One, (Keeping::Able, Keeping::Able));
+    let view = |rig: &Rig| rig.machine.run().spare_copies.unwrap();
+    let copies = |in_step| SpareCopiesView {
+        units: 2,
+        kept: 2,
+        in_step,
+    };
+    assert_eq!(view(&rig), copies(0));
+    let says = |generation, keeping| {
+        Report::Status(Status {
+            generation: Generation(generation),
+            phase: Phase::Running,
+            based: true,
+            connected: true,
+            following: Following::Able,
+            keeping,
+            ..idle()
+        })
+    };
+    rig.say(A, says(1, Keeping::InStep));
+    assert_eq!(view(&rig), copies(1));
+    rig.say(B, says(0, Keeping::InStep));
+    assert_eq!(view(&rig), copies(1), "that was under another plan");
+    rig.say(B, says(1, Keeping::InStep));
+    assert_eq!(view(&rig), copies(2));
+    rig.say(A, says(1, Keeping::Able));
+    assert_eq!(view(&rig), copies(1));
+    let nobody = planned(SpareCopies::One, (Keeping::Able, Keeping::Unable));
+    let without = SpareCopiesView { kept: 0, ..copies(0) };
+    assert_eq!(view(&nobody), without);
+    let off = planned(SpareCopies::Off, (Keeping::Able, Keeping::Able));
+    assert_eq!(off.machine.run().spare_copies, None);
 }

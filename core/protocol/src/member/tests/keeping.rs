@@ -1,8 +1,10 @@
 //! Spare copies, on both sides: what a holder sends before a step is decided, and what a keeper waits for, holds and finishes.
 
 use super::*;
+use crate::member::followed::Arrived;
+use crate::member::kept::Kept;
 use crate::message::PeerMessage::Follow;
-use crate::message::Prepared;
+use crate::message::{Keeping, Prepared};
 
 const MINE: Unit = Unit(1);
 const KEPT: Unit = Unit(0);
@@ -113,6 +115,7 @@ impl Rig {
         }));
         rig.loaded(KEPT.0, one.id);
         assert_eq!(rig.member.spare_units_in_step(), [], "it has followed no step");
+        assert_eq!(rig.member.status().keeping, Keeping::Able);
         assert!(is_kept(&rig.spare_gradient(1, 1)));
         rig.ran(1);
         let concluded = rig.peer_ran(1);
@@ -120,6 +123,7 @@ impl Rig {
         assert_eq!(brought_up(&committed), Some(two.id));
         rig.loaded(KEPT.0, two.id);
         assert_eq!(rig.member.spare_units_in_step(), [KEPT]);
+        assert_eq!(rig.member.status().keeping, Keeping::InStep);
         (rig, two.id)
     }
 }
@@ -141,6 +145,62 @@ fn a_step_is_committed_only_once_its_gradient_is_with_the_keeper() {
     let (three, committed) = rig.commit(&concluded);
     assert_eq!(three.parent, two);
     assert_eq!(brought_up(&committed), Some(three.id));
+}
+
+/// What the coordinator is told with these effects, once for each time that it is told anything.
+fn told(effects: &[MemberEffect]) -> Vec<Keeping> {
+    let keeping = |e: &MemberEffect| match e {
+        MemberEffect::Report(Report::Status(status)) => Some(status.keeping),
+        _ => None,
+    };
+    effects.iter().filter_map(keeping).collect()
+}
+
+#[test]
+fn the_coordinator_hears_when_copies_get_into_step_and_out_of_it_and_not_with_every_step() {
+    let (mut rig, _) = Rig::in_step();
+    rig.ran(2);
+    rig.spare_gradient(1, 2);
+    let (_, committed) = {
+        let concluded = rig.peer_ran(2);
+        rig.commit(&concluded)
+    };
+    assert_eq!(told(&committed), [], "nothing has changed but the step");
+    rig.loaded(KEPT.0, rig.member.status().at);
+    rig.ran(3);
+    rig.peer_ran(3);
+    rig.now = rig.now.after(MemberTiming::default().spare_wait * 2);
+    let late = rig.put(MemberInput::Tick);
+    let (_, committed) = rig.commit(&late);
+    let all: Vec<Keeping> = told(&late).into_iter().chain(told(&committed)).collect();
+    assert_eq!(all.last(), Some(&Keeping::Able), "{late:?} {committed:?}");
+}
+
+#[test]
+fn a_worker_says_that_its_copies_are_in_step_once_all_of_them_are() {
+    let mut plan = Arc::unwrap_or_clone(kept_plan(1, fixed(StateId::INITIAL, None)));
+    plan.layout.segments = 3;
+    let stages = &mut plan.shape.pipelines[0].stages;
+    (stages[0].segments.end, stages[1].segments) = (2, SegmentRange { start: 2, end: 3 });
+    plan.keepers = vec![Some(ME), Some(ME), Some(PEER)];
+    let (clock, other) = ((Time(1), Duration::from_millis(1)), Unit(1));
+    let run = |step| StateId {
+        run_gen: Generation(1),
+        step: Step(step),
+        ..StateId::INITIAL
+    };
+    let mut kept = Kept::under(&plan, ME, |_| Some(run(1)));
+    assert_eq!(kept.len(), 2);
+    for unit in [KEPT, other] {
+        assert!(!kept.all_in_step(run(2)));
+        let arrived = kept.gradient(clock, (unit, PEER), Step(1), 0);
+        assert!(matches!(arrived, Arrived::Taken));
+        kept.leads_to(unit, run(2));
+    }
+    assert!(kept.all_in_step(run(2)) && !kept.all_in_step(run(3)));
+    kept.lose(clock.0, clock.1, other);
+    assert!(!kept.all_in_step(run(2)));
+    assert!(!Kept::default().all_in_step(run(2)), "it keeps nothing");
 }
 
 #[test]
