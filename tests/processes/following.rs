@@ -1,11 +1,12 @@
 //! Planned changes with real processes: those who get units by one follow the run until then, so that nothing of their state moves while training
 //! stands.
 
+use nix::sys::signal::Signal;
 use std::sync::OnceLock;
-use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve};
-use varuna_plan::Plan;
+use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, event, signal};
+use varuna_plan::{Plan, WorkerId};
 
-const STEPS: u64 = 120;
+const STEPS: u64 = 240;
 
 fn job() -> JobFile {
     JobFile {
@@ -35,10 +36,51 @@ fn grow(run: &mut Run, workers: usize) -> Plan {
     assert!(scaled.status.success(), "{said}");
     run.wait_for_workers(workers);
     run.wait_for("a step of the plan with the newcomer", |run| {
-        let generation = run.metrics().last()?.generation;
-        let plan = run.plans().into_iter().find(|p| p.generation == generation)?;
-        (plan.members().len() == workers).then_some(plan)
+        plan_in_force(run).filter(|plan| plan.members().len() == workers)
     })
+}
+
+/// The plan of the newest step.
+fn plan_in_force(run: &Run) -> Option<Plan> {
+    let generation = run.metrics().last()?.generation;
+    run.plans().into_iter().find(|p| p.generation == generation)
+}
+
+/// A pipeline of three stages of which the second goes in a known time: the others get its segments, and train meanwhile.
+#[test]
+fn members_that_get_units_by_a_change_follow_them_while_they_train() {
+    let job = JobFile {
+        min_depth: 2,
+        spec: vec!["disruption: {noticeSeconds: 4}".into()],
+        ..job()
+    };
+    let mut run = Run::start(&job, 3);
+    run.wait_for_workers(3);
+    run.wait_for_step(8);
+    let before = plan_in_force(&run).expect("steps were committed under a plan");
+    let [pipeline] = &before.shape.pipelines[..] else {
+        panic!("one pipeline is planned: {before:?}");
+    };
+    let goes = pipeline.stages[1].worker;
+    let workers = run.status().into_iter().flat_map(|s| s.workers);
+    let worker = workers.into_iter().find(|w| w.view.id == goes);
+    signal(worker.expect("it is attached").pid, Signal::SIGTERM);
+    let after = run.wait_for("a step of a plan without it", |run| {
+        plan_in_force(run).filter(|plan| !plan.has(goes))
+    });
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    assert_same_curve(undisturbed(), &run.metrics(), STEPS);
+    let gains = |w: &WorkerId| after.units(*w).iter().any(|u| !before.units(*w).contains(u));
+    let gain: Vec<WorkerId> = after.members().iter().copied().filter(gains).collect();
+    let stay = after.members().iter().all(|w| before.has(*w));
+    assert!(stay && !gain.is_empty(), "{}", run.report());
+    let caught_up = event(&run, "followersCaughtUp").map(|e| e["workers"].clone());
+    let caught_up = caught_up.map(serde_json::from_value::<Vec<WorkerId>>);
+    let caught_up = caught_up.unwrap_or_else(|| panic!("nobody followed\n{}", run.report()));
+    assert_eq!(caught_up.expect("workers"), gain, "{}", run.report());
+    for never in ["followersLate", "fenced"] {
+        assert_eq!(count(&run, never), 0, "{never}\n{}", run.report());
+    }
 }
 
 #[test]
