@@ -1,6 +1,7 @@
 //! The measured parts of a reconfiguration, as a document (`bench/data/recovery.json`).
 
 use serde::{Deserialize, Serialize};
+use varuna_plan::Costs;
 
 /// What a reconfiguration costs beside what the protocol and the planner themselves bring about. Medians.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -26,9 +27,9 @@ pub struct RecoveryParts {
     pub gone_ms: Option<f64>,
     /// How much longer the first step of a plan takes than the later ones, milliseconds.
     pub first_step_extra_ms: f64,
-    /// Bytes of state a parameter that travel: weight and two moments in fp32 are 12, with a gradient or a half-precision
-    /// copy 16.
-    pub state_bytes_per_parameter: f64,
+    /// Bytes of state a parameter that travel; none: as many as the planner counts with ([`Costs::parameter`]), which is what workers send.
+    #[serde(default)]
+    pub state_bytes_per_parameter: Option<f64>,
 }
 
 /// The document cannot be used.
@@ -66,7 +67,7 @@ impl RecoveryParts {
             ("firstStepExtraMs", parts.first_step_extra_ms, 0.0, day),
             (
                 "stateBytesPerParameter",
-                parts.state_bytes_per_parameter,
+                parts.state_bytes_per_parameter.unwrap_or(0.0),
                 0.0,
                 1e3,
             ),
@@ -78,6 +79,14 @@ impl RecoveryParts {
             }
         }
         Ok(parts)
+    }
+
+    /// Bytes of state a parameter that travel.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a few bytes")]
+    pub fn state_bytes(&self, costs: &Costs) -> f64 {
+        self.state_bytes_per_parameter
+            .unwrap_or(costs.parameter.moved as f64)
     }
 
     /// Bytes a nanosecond at which state moves over a link of so many bytes a second: the slower of the link and the host.

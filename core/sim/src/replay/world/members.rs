@@ -200,7 +200,8 @@ impl Host<Replay<'_>> {
             Content::State(..) => state,
             // Where a step is skipped only the decision travels; no step is, here.
             Content::Gradient(_) | Content::PreparedGradient(_) => {
-                state * GRADIENT_BYTES / self.env.setup.parts.state_bytes_per_parameter.max(GRADIENT_BYTES)
+                let setup = self.env.setup;
+                state * GRADIENT_BYTES / setup.parts.state_bytes(&setup.planner.costs).max(GRADIENT_BYTES)
             }
         };
         if matches!(content, Content::State(..)) {

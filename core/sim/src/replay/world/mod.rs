@@ -161,7 +161,7 @@ impl<'a> Replay<'a> {
     )]
     fn new(trace: &'a Trace, setup: &'a Setup, ideal: Ideal) -> Replay<'a> {
         let costs = &setup.planner.costs;
-        let state = setup.parts.state_bytes_per_parameter;
+        let state = setup.parts.state_bytes(costs);
         let own = costs.segments.iter().map(|s| s.parameters);
         let all = own.chain(costs.layout().tied.then_some(costs.tied_parameters));
         let start = trace.start_ns();

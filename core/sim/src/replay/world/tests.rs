@@ -50,7 +50,7 @@ fn setup() -> Setup {
             transfer_bytes: 66e6,
             gone_ms: None,
             first_step_extra_ms: 0.0,
-            state_bytes_per_parameter: 16.0,
+            state_bytes_per_parameter: Some(16.0),
         },
         notice_s: 0.0,
         checkpoint_steps: Some(50),
@@ -73,6 +73,19 @@ fn sums_up(report: &Report) {
     let whole = parts + report.goodput * 100.0;
     assert!((whole - 100.0).abs() < 1e-6, "{whole}: {:?}", report.losses);
     assert!((0.0..=1.0).contains(&report.goodput), "{}", report.goodput);
+}
+
+#[test]
+fn state_takes_as_many_bytes_as_the_planner_counts_with_unless_the_parts_name_another_number() {
+    // By the growth.
+    let moved = |bytes: Option<f64>| {
+        let mut setup = setup();
+        setup.parts.state_bytes_per_parameter = bytes;
+        replay(&trace(CALM), &setup).unwrap().reconfigurations[2].moved_bytes
+    };
+    let counted = setup().planner.costs.parameter.moved as f64;
+    assert!(moved(None) > 0.0 && moved(None) == moved(Some(counted)));
+    assert!((moved(Some(2.0 * counted)) / moved(None) - 2.0).abs() < 1e-9);
 }
 
 #[test]
