@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use varuna_api::{Adam, LearningRate, Precision, Training};
+use varuna_api::{Adam, LearningRate, Precision, Schedule, Training};
 use varuna_model::{Model, gpt2, presets};
 use varuna_plan::cost::{Costs, Device as Link};
 use varuna_plan::schedule::stash_max;
@@ -102,6 +102,7 @@ impl Case {
                 min: 1e-4,
                 warmup_steps: 4,
                 decay_steps: 100,
+                schedule: Schedule::Cosine,
             },
             evaluation: None,
             loss_scaling: LossScaling::OFF,

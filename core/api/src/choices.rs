@@ -23,6 +23,27 @@ pub(crate) const MLPS: [(&str, Mlp); 3] = [
     ("relu2", Mlp::Relu2),
 ];
 
+/// What follows the warm-up of the learning rate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Decay {
+    /// Half a period of a cosine.
+    Cosine,
+    /// A straight line.
+    Linear,
+    /// The peak for a while, then a straight line.
+    AfterStable,
+    /// None.
+    Never,
+}
+
+/// `spec.training.optimizer.schedule`; the first where it is left out.
+pub(crate) const DECAYS: [(&str, Decay); 4] = [
+    ("cosine", Decay::Cosine),
+    ("linear", Decay::Linear),
+    ("wsd", Decay::AfterStable),
+    ("constant", Decay::Never),
+];
+
 /// `spec.pipeline.schedule`; the first where it is left out.
 pub(crate) const SCHEDULES: [(&str, Order); 3] = [
     ("1f1b", Order::Plain),

@@ -11,6 +11,7 @@ pub mod crd;
 pub mod error;
 pub mod hash;
 pub mod job;
+pub mod learning_rate;
 mod limits;
 pub mod manifest;
 pub mod planner;
@@ -31,8 +32,9 @@ pub use job::{
     Job, Lifecycle, Network, NetworkPolicy, Pipelines, Precision, Restriction, WorkerDevice, WorkerGroup,
     WorkerTransport, Workers,
 };
+pub use learning_rate::{LearningRate, Schedule};
 pub use planner::{estimated_planner, measured_costs, planner, planner_with};
 pub use resolve::{parse_job, parse_job_of_any_release};
 pub use steps::{steps_of_run, with_steps_of};
-pub use training::{Adam, Evaluation, LearningRate, Training};
+pub use training::{Adam, Evaluation, Training};
 pub use worker_groups::{PodGroup, fill_in};

@@ -28,6 +28,7 @@ mod failure_policy;
 mod loss_scale;
 mod model;
 mod network;
+mod optimizer;
 mod worker_groups;
 mod workers;
 pub use checkpoint::{CheckpointSpec, IntegritySpec};
@@ -38,6 +39,7 @@ pub use failure_policy::FailurePolicySpec;
 pub use loss_scale::LossScaleSpec;
 pub use model::ModelSpec;
 pub use network::NetworkSpec;
+pub use optimizer::OptimizerSpec;
 pub use worker_groups::WorkerGroupSpec;
 pub use workers::WorkersSpec;
 
@@ -194,6 +196,8 @@ pub struct Spec {
             "make microBatchSize a divisor of globalBatchSize, or leave it out: the planner chooses one"),
         validation = ("!has(self.optimizer.warmupSteps) || self.optimizer.warmupSteps <= (has(self.optimizer.decaySteps) ? self.optimizer.decaySteps : self.steps)",
             "make optimizer.warmupSteps at most decaySteps (steps, where decaySteps is left out)"),
+        validation = ("!has(self.optimizer.stableSteps) || self.optimizer.stableSteps <= (has(self.optimizer.decaySteps) ? self.optimizer.decaySteps : self.steps)",
+            "make optimizer.stableSteps at most decaySteps (steps, where decaySteps is left out)"),
         validation = ("!has(self.lossScale) || (has(self.precision) && self.precision == 'fp16')",
             "leave lossScale out, or make precision fp16: wider numbers need no loss scale"),
     )
@@ -225,46 +229,6 @@ pub struct TrainingSpec {
     pub optimizer: Option<OptimizerSpec>,
     /// Evaluation on the held-out samples; none where left out.
     pub evaluation: Option<EvaluationSpec>,
-}
-
-/// `AdamW` with linear warm-up and cosine decay.
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(
-    feature = "kubernetes",
-    derive(KubeSchema),
-    x_kube(
-        crates(kube_core = "::kube_core"),
-        validation = ("!has(self.minLearningRate) || self.minLearningRate <= self.learningRate",
-            "make minLearningRate at most learningRate"),
-    )
-)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct OptimizerSpec {
-    /// Peak learning rate. Required.
-    #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::above_zero(limits::LEARNING_RATE_MAX)))]
-    pub learning_rate: Option<f64>,
-    /// Learning rate at the end of the decay; a tenth of the peak where left out.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::MIN_LEARNING_RATE)))]
-    pub min_learning_rate: Option<f64>,
-    /// Steps of linear warm-up; 0 where left out.
-    pub warmup_steps: Option<u64>,
-    /// Step at which the decay ends; the steps that the run began with where left out. More steps later do not bend the curve.
-    pub decay_steps: Option<u64>,
-    /// Decay of the first moment; 0.9 where left out.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
-    pub beta1: Option<f64>,
-    /// Decay of the second moment; 0.95 where left out.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
-    pub beta2: Option<f64>,
-    /// Added to the root of the second moment; 1e-8 where left out.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::EPSILON_MAX)))]
-    pub epsilon: Option<f64>,
-    /// Decoupled weight decay; 0.1 where left out.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WEIGHT_DECAY)))]
-    pub weight_decay: Option<f64>,
-    /// Limit of the gradient's global norm; 1 where left out, 0 = no clipping.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::CLIP_NORM)))]
-    pub clip_norm: Option<f64>,
 }
 
 /// When and on how much to evaluate.

@@ -1,5 +1,6 @@
 //! How a job trains, with every default resolved.
 
+use crate::learning_rate::LearningRate;
 use serde::{Deserialize, Serialize};
 use varuna_plan::{EvaluationSteps, LossScaling};
 
@@ -71,36 +72,6 @@ pub struct Adam {
     pub weight_decay: f64,
     /// Clip the gradient's global L2 norm to this; none = no clipping.
     pub clip_norm: Option<f64>,
-}
-
-/// Linear warm-up, then cosine decay to `min` at `decay_steps`, constant after.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct LearningRate {
-    /// Rate at the end of the warm-up.
-    pub peak: f64,
-    /// Rate at and after `decay_steps`.
-    pub min: f64,
-    /// Steps of linear warm-up; like those of the decay they are optimizer steps, skipped ones not counted.
-    pub warmup_steps: u64,
-    /// Step at which the decay ends.
-    pub decay_steps: u64,
-}
-
-impl LearningRate {
-    /// The rate of the step that follows `step` applied ones (0-based).
-    #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "step counts are far below 2^52")]
-    pub fn at(&self, step: u64) -> f64 {
-        if step < self.warmup_steps {
-            return self.peak * (step + 1) as f64 / self.warmup_steps as f64;
-        }
-        if step >= self.decay_steps {
-            return self.min;
-        }
-        let done = (step - self.warmup_steps) as f64 / (self.decay_steps - self.warmup_steps) as f64;
-        self.min + 0.5 * (self.peak - self.min) * (1.0 + (std::f64::consts::PI * done).cos())
-    }
 }
 
 /// Evaluation on the held-out split.

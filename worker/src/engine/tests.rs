@@ -2,7 +2,7 @@ use super::*;
 use crate::agent::engine_thread::{Command, Event, start};
 use crate::numerics::Numerics;
 use crate::transport::local::LocalMesh;
-use varuna_api::{Adam, LearningRate};
+use varuna_api::{Adam, LearningRate, Schedule};
 use varuna_model::gpt2;
 use varuna_plan::{
     LossScaling, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape, Stage,
@@ -54,6 +54,7 @@ fn engine(device: Device) -> Engine {
             min: 1e-4,
             warmup_steps: 1,
             decay_steps: 10,
+            schedule: Schedule::Cosine,
         },
         evaluation: None,
         loss_scaling: LossScaling::OFF,

@@ -254,7 +254,7 @@ impl Bench {
 mod tests {
     use super::*;
     use crate::numerics::Numerics;
-    use varuna_api::{Adam, LearningRate};
+    use varuna_api::{Adam, LearningRate, Schedule};
     use varuna_model::gpt2;
 
     fn bench() -> Bench {
@@ -286,6 +286,7 @@ mod tests {
                 min: 1e-4,
                 warmup_steps: 1,
                 decay_steps: 10,
+                schedule: Schedule::Cosine,
             },
             evaluation: None,
             loss_scaling: varuna_plan::LossScaling::OFF,

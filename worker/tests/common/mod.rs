@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::training::DEFAULT_SKIP_LIMIT;
-use varuna_api::{Adam, Evaluation, LearningRate, Precision, Training};
+use varuna_api::{Adam, Evaluation, LearningRate, Precision, Schedule, Training};
 use varuna_model::{Features, Model, Positions, Real, Rotary, Scaling, llama3, qwen3};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{
@@ -111,6 +111,7 @@ impl Case {
                 min: 1e-4,
                 warmup_steps: 4,
                 decay_steps: 100,
+                schedule: Schedule::Cosine,
             },
             evaluation: self.evaluate.then_some(Evaluation {
                 interval_steps: 4,

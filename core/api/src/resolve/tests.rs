@@ -1,7 +1,7 @@
 use super::{parse_job, parse_job_of_any_release};
 use crate::{
     Data, DataSource, Encryption, Evaluation, FailurePolicy, HeldOut, Job, Lifecycle, NetworkPolicy,
-    Precision, Restriction, WorkerDevice, WorkerTransport,
+    Precision, Restriction, Schedule, WorkerDevice, WorkerTransport,
 };
 use varuna_model::{Features, Mlp, Real, presets};
 use varuna_plan::{LossScaling, Recompute, ScaleFactor, ScheduleKind};
@@ -104,6 +104,7 @@ fn a_minimal_job_gets_its_defaults() {
         (rate.peak, rate.min, rate.warmup_steps, rate.decay_steps),
         (3e-4, 3e-4 / 10.0, 0, 200)
     );
+    assert_eq!(rate.schedule, Schedule::Cosine);
     assert_eq!(
         (job.training.optimizer.clip_norm, job.training.evaluation),
         (Some(1.0), None)
@@ -111,6 +112,32 @@ fn a_minimal_job_gets_its_defaults() {
     assert_eq!(job.network.encryption, Encryption::None);
     assert_eq!(job.network_policy, NetworkPolicy::default());
     assert_eq!(job.network_policy.restriction, Restriction::Ingress);
+}
+
+#[test]
+fn the_learning_rate_follows_the_schedule_that_is_named() {
+    let of = |more: &str| {
+        let text = with(
+            MINIMAL,
+            "learningRate: 3e-4",
+            &format!("learningRate: 3e-4, {more}"),
+        );
+        parse_job(&text).unwrap().training.learning_rate.schedule
+    };
+    let stable = |stable_steps| Schedule::WarmupStableDecay { stable_steps };
+    for (more, expected) in [
+        ("schedule: cosine", Schedule::Cosine),
+        ("schedule: linear, warmupSteps: 5", Schedule::Linear),
+        ("schedule: constant, warmupSteps: 5", Schedule::Constant),
+        // The last tenth decays, and never a part of the warm-up.
+        ("schedule: wsd", stable(180)),
+        ("schedule: wsd, decaySteps: 55", stable(50)),
+        ("schedule: wsd, warmupSteps: 199", stable(199)),
+        ("schedule: wsd, stableSteps: 0", stable(0)),
+        ("schedule: wsd, stableSteps: 200", stable(200)),
+    ] {
+        assert_eq!(of(more), expected, "{more}");
+    }
 }
 
 #[test]
@@ -174,6 +201,7 @@ fn every_field_about_the_training_that_is_written_is_taken() {
         (rate.peak, rate.min, rate.warmup_steps, rate.decay_steps),
         (0.001, 0.0, 10, 90)
     );
+    assert_eq!(rate.schedule, Schedule::WarmupStableDecay { stable_steps: 60 });
     assert_eq!(
         job.training.evaluation,
         Some(Evaluation {

@@ -1,11 +1,12 @@
 //! `spec.training`: what fixes the numbers of a run besides its model and its data.
 
 use super::check::Check;
+use super::learning_rate::learning_rate;
 use crate::choices::PRECISIONS;
 use crate::job::{Data, Precision};
 use crate::limits;
 use crate::manifest::{EvaluationSpec, LossScaleSpec, OptimizerSpec, TrainingSpec};
-use crate::training::{Adam, DEFAULT_SKIP_LIMIT, Evaluation, LearningRate, Training};
+use crate::training::{Adam, DEFAULT_SKIP_LIMIT, Evaluation, Training};
 use varuna_plan::{LossScaling, ScaleFactor};
 
 pub(super) fn precision(check: &mut Check, written: Option<String>) -> Precision {
@@ -78,35 +79,6 @@ fn scale_factor(check: &mut Check, field: &str, value: u64) -> ScaleFactor {
             .push(&format!("spec.training.lossScale.{field}"), value, allowed);
         ScaleFactor::ONE
     })
-}
-
-fn learning_rate(check: &mut Check, written: &OptimizerSpec, steps: u64) -> LearningRate {
-    let at = |field: &str| format!("spec.training.optimizer.{field}");
-    let peak = check.above_zero(
-        &at("learningRate"),
-        written.learning_rate,
-        limits::LEARNING_RATE_MAX,
-    );
-    let min = written.min_learning_rate.unwrap_or(peak / 10.0);
-    if written.min_learning_rate.is_some() && !(0.0..=peak).contains(&min) {
-        let allowed = format!("0 to learningRate ({peak})");
-        check.0.push(&at("minLearningRate"), min, allowed);
-    }
-    let warmup_steps = written.warmup_steps.unwrap_or(0);
-    let warmup_steps = check.within(&at("warmupSteps"), warmup_steps, limits::COUNT_OR_NONE);
-    let decay_steps = written.decay_steps.unwrap_or(steps);
-    let decay_steps = check.within(&at("decaySteps"), decay_steps, limits::COUNT_OR_NONE);
-    if warmup_steps > decay_steps {
-        let end = written.decay_steps.map_or("steps", |_| "decaySteps");
-        let allowed = format!("at most {end} ({decay_steps})");
-        check.0.push(&at("warmupSteps"), warmup_steps, allowed);
-    }
-    LearningRate {
-        peak,
-        min,
-        warmup_steps,
-        decay_steps,
-    }
 }
 
 fn adam(check: &mut Check, written: &OptimizerSpec) -> Adam {

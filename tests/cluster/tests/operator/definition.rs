@@ -104,6 +104,26 @@ fn a_wrong_job_is_refused_with_what_to_do() {
             json!(1.0),
             "make minLearningRate at most learningRate",
         ),
+        (
+            "/spec/training/optimizer/stableSteps",
+            json!(10),
+            "leave stableSteps out, or make schedule wsd",
+        ),
+        (
+            "/spec/training/optimizer",
+            json!({ "learningRate": 0.1, "schedule": "wsd", "stableSteps": 101 }),
+            "make optimizer.stableSteps at most decaySteps",
+        ),
+        (
+            "/spec/training/optimizer",
+            json!({ "learningRate": 0.1, "schedule": "wsd", "warmupSteps": 11, "stableSteps": 10 }),
+            "make warmupSteps at most stableSteps",
+        ),
+        (
+            "/spec/training/optimizer",
+            json!({ "learningRate": 0.1, "schedule": "constant", "decaySteps": 10 }),
+            "leave minLearningRate and decaySteps out",
+        ),
         ("/spec/training/evaluation", json!({}), "intervalSteps: Required"),
         (
             "/spec/pipeline",

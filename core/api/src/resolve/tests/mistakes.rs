@@ -308,6 +308,46 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     ),
     (
         "3e-4",
+        "0.1, schedule: triangle",
+        "spec.training.optimizer.schedule: \"triangle\" — cosine or linear or wsd or constant",
+    ),
+    (
+        "3e-4",
+        "0.1, schedule: wsd, warmupSteps: 11, stableSteps: 10",
+        "spec.training.optimizer.warmupSteps: 11 — at most stableSteps (10)",
+    ),
+    (
+        "3e-4",
+        "0.1, schedule: wsd, stableSteps: 201",
+        "spec.training.optimizer.stableSteps: 201 — at most steps (200)",
+    ),
+    (
+        "3e-4",
+        "0.1, schedule: wsd, stableSteps: 11, decaySteps: 10",
+        "spec.training.optimizer.stableSteps: 11 — at most decaySteps (10)",
+    ),
+    (
+        "3e-4",
+        "0.1, stableSteps: 10",
+        "spec.training.optimizer.stableSteps: 10 — nothing but with schedule wsd: other decays begin after the warm-up",
+    ),
+    (
+        "3e-4",
+        "0.1, schedule: constant, minLearningRate: 0.01",
+        "spec.training.optimizer.minLearningRate: 0.01 — nothing with schedule constant, which has no decay",
+    ),
+    (
+        "3e-4",
+        "0.1, schedule: constant, decaySteps: 10",
+        "spec.training.optimizer.decaySteps: 10 — nothing with schedule constant, which has no decay",
+    ),
+    (
+        "3e-4",
+        "0.1, schedule: constant, stableSteps: 10",
+        "spec.training.optimizer.stableSteps: 10 — nothing with schedule constant, which has no decay",
+    ),
+    (
+        "3e-4",
         "0.1, beta1: 1",
         "spec.training.optimizer.beta1: 1 — 0 <= beta < 1",
     ),

@@ -1,0 +1,59 @@
+//! `spec.training.optimizer`.
+
+#[cfg(feature = "kubernetes")]
+use crate::{choices, limits, schema};
+#[cfg(feature = "kubernetes")]
+use kube_derive::KubeSchema;
+use serde::{Deserialize, Serialize};
+
+/// `AdamW`, and its learning rate: a linear warm-up, then what `schedule` says.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "kubernetes",
+    derive(KubeSchema),
+    x_kube(
+        crates(kube_core = "::kube_core"),
+        validation = ("!has(self.minLearningRate) || self.minLearningRate <= self.learningRate",
+            "make minLearningRate at most learningRate"),
+        validation = ("!has(self.stableSteps) || (has(self.schedule) && self.schedule == 'wsd')",
+            "leave stableSteps out, or make schedule wsd: other decays begin after the warm-up"),
+        validation = ("!has(self.stableSteps) || !has(self.warmupSteps) || self.warmupSteps <= self.stableSteps",
+            "make warmupSteps at most stableSteps"),
+        validation = ("!has(self.schedule) || self.schedule != 'constant' || (!has(self.minLearningRate) && !has(self.decaySteps))",
+            "leave minLearningRate and decaySteps out: schedule constant has no decay"),
+    )
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct OptimizerSpec {
+    /// Peak learning rate. Required.
+    #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::above_zero(limits::LEARNING_RATE_MAX)))]
+    pub learning_rate: Option<f64>,
+    /// What follows the warm-up: `cosine` or `linear` decays from there on, `wsd` (warm-up, stable, decay) keeps the peak until `stableSteps` and then
+    /// decays in a straight line, `constant` keeps the peak for ever. `cosine` where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::DECAYS.map(|(name, _)| name))))]
+    pub schedule: Option<String>,
+    /// Learning rate at the end of the decay; a tenth of the peak where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::MIN_LEARNING_RATE)))]
+    pub min_learning_rate: Option<f64>,
+    /// Steps of linear warm-up; 0 where left out.
+    pub warmup_steps: Option<u64>,
+    /// Step at which the decay of `wsd` begins; nine tenths of `decaySteps` where left out.
+    pub stable_steps: Option<u64>,
+    /// Step at which the decay ends; the steps that the run began with where left out. More steps later do not bend the curve.
+    pub decay_steps: Option<u64>,
+    /// Decay of the first moment; 0.9 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
+    pub beta1: Option<f64>,
+    /// Decay of the second moment; 0.95 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
+    pub beta2: Option<f64>,
+    /// Added to the root of the second moment; 1e-8 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::EPSILON_MAX)))]
+    pub epsilon: Option<f64>,
+    /// Decoupled weight decay; 0.1 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WEIGHT_DECAY)))]
+    pub weight_decay: Option<f64>,
+    /// Limit of the gradient's global norm; 1 where left out, 0 = no clipping.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::CLIP_NORM)))]
+    pub clip_norm: Option<f64>,
+}
