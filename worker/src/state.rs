@@ -13,7 +13,7 @@ pub use snapshot::{UnitSnapshot, UnitState};
 use std::time::Instant;
 use tch::Tensor;
 use varuna_api::Adam;
-use varuna_model::{Initial, Model, Parameter, Unit};
+use varuna_model::{Initial, Model, Parameter, ParameterKind, Unit, parameter};
 use varuna_plan::OptimizerProgress;
 use varuna_plan::state::mix;
 use varuna_torch::{AdamStep, FlatBuffer, LeaseError, Parameters, TorchError, fill_normal};
@@ -34,9 +34,8 @@ pub struct UnitBuffers {
     memory: [FlatBuffer; 3],
     /// The memory behind `gradients`, for the reduction.
     pub gradient_memory: FlatBuffer,
-    /// Elements of all parameters; those with weight decay come first.
-    elements: i64,
-    decaying: i64,
+    /// Kinds and elements of the parameters in their order.
+    kinds: Vec<(ParameterKind, usize)>,
     progress: OptimizerProgress,
 }
 
@@ -58,7 +57,6 @@ impl UnitBuffers {
         let memory = [zeros()?, zeros()?, zeros()?];
         let (weights, gradients) = (memory[0].tensor()?, gradient_memory.tensor()?);
         let parameters = UnitParameters::over(&list, backend, &weights).with_gradients(&gradients)?;
-        let decaying = list.iter().filter(|p| p.decays).map(Parameter::elements).sum();
         Ok(UnitBuffers {
             parameters,
             weights,
@@ -67,8 +65,7 @@ impl UnitBuffers {
             gradients,
             memory,
             gradient_memory,
-            elements: size(total),
-            decaying: size(decaying),
+            kinds: list.iter().map(|p| (p.kind, p.elements())).collect(),
             progress: OptimizerProgress::START,
         })
     }
@@ -238,23 +235,18 @@ impl UnitBuffers {
     ) -> Result<(), LeaseError> {
         self.wait_for_snapshots(deadline)?;
         self.progress = after;
-        for (range, decay) in [
-            (0..self.decaying, adam.weight_decay),
-            (self.decaying..self.elements, 0.0),
-        ] {
-            if range.is_empty() {
-                continue;
-            }
+        let decays = |kind| adam.weight_decay_on.contains(&kind);
+        for (range, decays) in parameter::ranges(self.kinds.iter().copied(), decays) {
             let step = AdamStep {
                 count: self.progress.adam_steps,
                 rate,
                 beta1: adam.beta1,
                 beta2: adam.beta2,
-                decay,
+                decay: if decays { adam.weight_decay } else { 0.0 },
                 epsilon: adam.epsilon,
                 factor,
             };
-            for (part, copy) in self.parameters.pieces(range) {
+            for (part, copy) in self.parameters.pieces(size(range.start)..size(range.end)) {
                 let of = |all: &Tensor| all.narrow(0, part.start, part.end - part.start);
                 let [weight, gradient, first, second] =
                     [&self.weights, &self.gradients, &self.first, &self.second].map(of);

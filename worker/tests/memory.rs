@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use varuna_api::training::default_decaying;
 use varuna_api::{Adam, LearningRate, Precision, Schedule, Training};
 use varuna_model::{Model, gpt2, presets};
 use varuna_plan::cost::{Costs, Device as Link};
@@ -95,6 +96,7 @@ impl Case {
                 beta2: 0.95,
                 epsilon: 1e-8,
                 weight_decay: 0.1,
+                weight_decay_on: default_decaying(),
                 clip_norm: Some(0.5),
             },
             learning_rate: LearningRate {

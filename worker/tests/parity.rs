@@ -4,7 +4,8 @@
 mod common;
 
 use common::{Case, LLAMA_LIKE, QWEN_LIKE, assert_close, run, shape, single};
-use varuna_model::{Biases, Features, Mlp, Norm, Positions, Real, Rotary};
+use varuna_api::Schedule;
+use varuna_model::{Biases, Features, Mlp, Norm, ParameterKind, Positions, Real, Rotary};
 use varuna_plan::{Recompute, ScheduleKind, ScheduleSpec, Shape};
 
 const STEPS: u64 = 22;
@@ -27,6 +28,38 @@ fn one_worker_trains_like_plain_libtorch_on_the_whole_batch() {
         let ours = run(&case, &single(&case), STEPS);
         let plain = common::plain::train(&case, STEPS);
         assert_close(&plain, &ours, 1e-5, &format!("tied {tied}"));
+    }
+}
+
+#[test]
+fn schedule_and_weight_decay_are_plain_libtorchs_under_every_plan() {
+    let of = |schedule, kinds: &[ParameterKind]| Case {
+        dropout: 0.0,
+        schedule,
+        weight_decay_on: kinds.iter().copied().collect(),
+        ..Case::default()
+    };
+    let stable = Schedule::WarmupStableDecay { stable_steps: 60 };
+    let (matrix, embedding) = (ParameterKind::Matrix, ParameterKind::Embedding);
+    let usual = of(Schedule::Cosine, &[matrix, embedding]);
+    let usual = run(&usual, &single(&usual), STEPS);
+    for case in [
+        of(Schedule::Linear, &ParameterKind::ALL),
+        of(stable, &[matrix]),
+        of(Schedule::Constant, &[ParameterKind::Norm, ParameterKind::Bias]),
+        of(Schedule::Cosine, &[]),
+    ] {
+        let what = format!("{:?}, {:?}", case.schedule, case.weight_decay_on);
+        let plain = common::plain::train(&case, STEPS);
+        for plan in [single(&case), shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2)] {
+            let ours = run(&case, &plan, STEPS);
+            assert_close(&plain, &ours, 1e-5, &what);
+            let gone = (ours.losses[21] - usual.losses[21]).abs() / usual.losses[21];
+            assert!(
+                gone > 1e-4,
+                "{what}: the last loss is {gone:.1e} off the usual one"
+            );
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::job::{Encryption, Precision, Restriction, WorkerDevice, WorkerTransport};
 use serde_json::{Value, json};
-use varuna_model::Mlp;
+use varuna_model::{Mlp, ParameterKind};
 use varuna_plan::{Recompute, SpareCopies};
 
 /// Order of the work on a stage.
@@ -42,6 +42,14 @@ pub(crate) const DECAYS: [(&str, Decay); 4] = [
     ("linear", Decay::Linear),
     ("wsd", Decay::AfterStable),
     ("constant", Decay::Never),
+];
+
+/// `spec.training.optimizer.weightDecayOn`.
+pub(crate) const PARAMETER_KINDS: [(&str, ParameterKind); 4] = [
+    ("matrices", ParameterKind::Matrix),
+    ("embeddings", ParameterKind::Embedding),
+    ("biases", ParameterKind::Bias),
+    ("norms", ParameterKind::Norm),
 ];
 
 /// `spec.pipeline.schedule`; the first where it is left out.

@@ -75,7 +75,7 @@ fn write_canonical(value: &Value, out: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::{model_hash, of, run_identity};
-    use crate::{parse_job, resolve::tests::MINIMAL};
+    use crate::{Schedule, Training, parse_job, resolve::tests::MINIMAL};
     use serde_json::json;
 
     #[test]
@@ -112,9 +112,14 @@ mod tests {
         let mut model = job.model.clone();
         model.dropout = 0.1;
         assert_ne!(base, model_hash(&model, &job.training, "data"));
-        let mut training = job.training.clone();
-        training.seed += 1;
-        assert_ne!(base, model_hash(&job.model, &training, "data"));
+        let other = |change: fn(&mut Training)| {
+            let mut training = job.training.clone();
+            change(&mut training);
+            assert_ne!(base, model_hash(&job.model, &training, "data"));
+        };
+        other(|t| t.seed += 1);
+        other(|t| t.learning_rate.schedule = Schedule::Linear);
+        other(|t| t.optimizer.weight_decay_on.clear());
         assert_ne!(base, model_hash(&job.model, &job.training, "other"));
     }
 }

@@ -15,6 +15,7 @@ const LISTS: &[&str] = &[
     "spec.disruption.nodeSignals",
     "spec.network.extraIngress",
     "spec.network.extraEgress",
+    "spec.training.optimizer.weightDecayOn",
 ];
 /// The list of kinds of workers, which may have templates.
 const GROUPS: &str = "spec.workerGroups";

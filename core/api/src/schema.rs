@@ -54,6 +54,12 @@ pub(crate) fn set_of_texts(max: usize, characters: RangeInclusive<usize>) -> imp
     with(json!({ "items": item, "maxItems": max, "x-kubernetes-list-type": "set" }))
 }
 
+/// Different ones of these names.
+pub(crate) fn set_of_names<const N: usize>(names: [&'static str; N]) -> impl Transform {
+    let item = json!({ "type": "string", "enum": names.as_slice() });
+    with(json!({ "items": item, "maxItems": N, "x-kubernetes-list-type": "set" }))
+}
+
 /// A quantity: a number or a text.
 pub(crate) fn int_or_string(schema: &mut Schema) {
     with(json!({ "x-kubernetes-int-or-string": true })).transform(schema);

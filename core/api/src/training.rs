@@ -2,6 +2,8 @@
 
 use crate::learning_rate::LearningRate;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use varuna_model::ParameterKind;
 use varuna_plan::{EvaluationSteps, LossScaling};
 
 /// Steps that may be skipped in a row, where the job file does not say. A bad sample spoils the steps that it is in; twenty batches in a row
@@ -68,10 +70,24 @@ pub struct Adam {
     pub beta2: f64,
     /// Added to the root of the second moment.
     pub epsilon: f64,
-    /// Decoupled decay, applied to matrices and embeddings, not to biases and norms.
+    /// Decoupled decay of the parameters whose kinds are in `weight_decay_on`.
     pub weight_decay: f64,
+    /// The kinds of parameters that decay. Not in the hash of jobs that have the default: theirs is the same as before there was a choice.
+    #[serde(default = "default_decaying", skip_serializing_if = "are_default_decaying")]
+    pub weight_decay_on: BTreeSet<ParameterKind>,
     /// Clip the gradient's global L2 norm to this; none = no clipping.
     pub clip_norm: Option<f64>,
+}
+
+/// The kinds of parameters that decay where a job does not say: those that a large value helps to fit noise. Biases and norms are few, and shift and scale
+/// what others compute.
+#[must_use]
+pub fn default_decaying() -> BTreeSet<ParameterKind> {
+    BTreeSet::from([ParameterKind::Matrix, ParameterKind::Embedding])
+}
+
+fn are_default_decaying(kinds: &BTreeSet<ParameterKind>) -> bool {
+    *kinds == default_decaying()
 }
 
 /// Evaluation on the held-out split.

@@ -50,7 +50,7 @@ pub(crate) fn piece(sizes: Sizes) -> Piece {
         .saving(sizes.tokens as u64 * kept)
         .working_with(sizes.tokens as u64 * working);
     if sizes.features.qk_norm {
-        let head = |name| Parameter::vector(name, sizes.head, Initial::Ones);
+        let head = |name| Parameter::of_norm(name, sizes.head, Initial::Ones);
         piece.parameters.extend([head(QUERY_NORM), head(KEY_NORM)]);
     }
     piece

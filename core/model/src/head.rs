@@ -1,6 +1,6 @@
 //! The last segment: final norm, projection onto the vocabulary and loss.
 
-use crate::parameter::LayerNames;
+use crate::parameter::{DEVIATION, LayerNames, Parameter};
 use crate::piece::{Piece, Sizes};
 
 /// The norm before it.
@@ -24,7 +24,7 @@ pub(crate) fn piece(sizes: Sizes) -> Piece {
         2
     };
     let table = Piece {
-        parameters: vec![sizes.table(TABLE, own_rows)],
+        parameters: vec![Parameter::matrix(TABLE, own_rows, sizes.width, DEVIATION)],
         backward_flops: 3.0 * sizes.tokens as f64 * 2.0 * (sizes.vocabulary * sizes.width) as f64,
         working_elements: logits * (sizes.tokens * sizes.vocabulary) as u64 + sizes.activation(),
         ..Piece::default()

@@ -31,7 +31,7 @@ pub use family::Family;
 pub use features::{Biases, Features, Mlp, Norm, Positions};
 pub use layout::{Layout, SegmentRange, Unit};
 pub use model::Model;
-pub use parameter::{Initial, LayerNames, Parameter};
+pub use parameter::{Initial, LayerNames, Parameter, ParameterKind};
 pub use real::Real;
 pub use rotary::{Rotary, Scaling};
 pub use spec::{ModelSpec, SegmentKind, SegmentSpec};

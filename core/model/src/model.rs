@@ -63,17 +63,23 @@ impl Model {
         }
     }
 
-    /// All parameters of a unit: those that decay first, so that each kind is one contiguous range of flat buffers.
+    /// All parameters of a unit in the order of flat buffers and checkpoints: matrices and tables first, in few ranges for optimizers that do not
+    /// treat all kinds alike.
     #[must_use]
     pub fn parameters(&self, unit: Unit) -> Vec<Parameter> {
         if Some(unit) == self.layout().tied_unit() {
             return numbered(vec![embedding::table(self.sizes())], self.layers + 2, 0);
         }
         let mut parameters = self.piece(unit.0).parameters;
-        parameters.sort_by_key(|p| !p.decays);
+        parameters.sort_by_key(|p| !p.is_matrix());
         // Numbers go on through a block.
         let before = match self.kind(unit.0) {
-            SegmentKind::Mlp => self.attention().parameters.iter().filter(|p| p.decays).count(),
+            SegmentKind::Mlp => self
+                .attention()
+                .parameters
+                .iter()
+                .filter(|p| p.is_matrix())
+                .count(),
             _ => 0,
         };
         numbered(parameters, self.block(unit.0), before)
@@ -192,7 +198,8 @@ fn count(parameters: &[Parameter]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpt2;
+    use crate::parameter::ParameterKind;
+    use crate::{gpt2, presets};
 
     /// A small GPT-2 with a tied and an untied head.
     fn models() -> Vec<Model> {
@@ -212,12 +219,16 @@ mod tests {
     }
 
     #[test]
-    fn parameters_that_decay_come_first_and_each_random_one_has_its_own_stream() {
+    fn matrices_come_first_and_each_random_one_has_its_own_stream() {
         for model in models() {
             let layout = model.layout();
             for unit in layout.all_units() {
-                let decays: Vec<bool> = model.parameters(unit).iter().map(|p| p.decays).collect();
-                assert!(decays.is_sorted_by(|a, b| a >= b), "{model:?} unit {unit}");
+                let parameters = model.parameters(unit);
+                let matrices: Vec<bool> = parameters.iter().map(Parameter::is_matrix).collect();
+                assert!(matrices.is_sorted_by(|a, b| a >= b), "{model:?} unit {unit}");
+                for p in parameters {
+                    assert_eq!(p.is_matrix(), p.shape.len() == 2, "{}", p.name);
+                }
             }
             let all = layout.all_units().flat_map(|u| model.parameters(u));
             let drawn = all.filter(|p| matches!(p.initial, Initial::Normal(_)));
@@ -226,6 +237,23 @@ mod tests {
             streams.sort_unstable();
             streams.dedup();
             assert_eq!(streams.len(), count, "{model:?}");
+        }
+    }
+
+    #[test]
+    fn a_parameter_is_of_the_kind_that_its_name_says() {
+        let qwen = presets::preset("qwen3-tiny").unwrap();
+        for model in models().into_iter().chain([qwen]) {
+            let all = model.layout().all_units().flat_map(|u| model.parameters(u));
+            for Parameter { name, kind, .. } in all {
+                let expected = match name {
+                    name if name.contains("ln_") || name.contains("norm") => ParameterKind::Norm,
+                    name if name.ends_with("bias") => ParameterKind::Bias,
+                    "wte.weight" | "wpe.weight" => ParameterKind::Embedding,
+                    _ => ParameterKind::Matrix,
+                };
+                assert_eq!(kind, expected, "{name}");
+            }
         }
     }
 

@@ -7,9 +7,9 @@ use crate::piece::{Piece, Sizes};
 impl Norm {
     /// Its parameters; its output stays for the backward, and its input is what the segment before keeps. Its operations do not count beside those of matrices.
     pub(crate) fn piece(self, sizes: Sizes, names: LayerNames) -> Piece {
-        let mut parameters = vec![Parameter::vector(names.weight, sizes.width, Initial::Ones)];
+        let mut parameters = vec![Parameter::of_norm(names.weight, sizes.width, Initial::Ones)];
         match self {
-            Norm::LayerNorm => parameters.push(Parameter::vector(names.bias, sizes.width, Initial::Zeros)),
+            Norm::LayerNorm => parameters.push(Parameter::of_norm(names.bias, sizes.width, Initial::Zeros)),
             Norm::RmsNorm => {}
         }
         Piece {

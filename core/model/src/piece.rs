@@ -1,7 +1,7 @@
 //! What segments are put together from.
 
 use crate::features::Features;
-use crate::parameter::{DEVIATION, Initial, LayerNames, Parameter};
+use crate::parameter::{DEVIATION, LayerNames, Parameter, ParameterKind};
 
 /// The sizes of a model, as its pieces need them.
 #[derive(Clone, Copy)]
@@ -54,7 +54,10 @@ impl Sizes {
 
     /// A table with a row of the width for each token or position.
     pub(crate) fn table(self, name: &'static str, rows: usize) -> Parameter {
-        Parameter::matrix(name, rows, self.width, DEVIATION)
+        Parameter {
+            kind: ParameterKind::Embedding,
+            ..Parameter::matrix(name, rows, self.width, DEVIATION)
+        }
     }
 }
 
@@ -123,7 +126,7 @@ impl Piece {
     ) -> Piece {
         let mut parameters = vec![Parameter::matrix(names.weight, outputs, inputs, deviation)];
         if bias {
-            parameters.push(Parameter::vector(names.bias, outputs, Initial::Zeros));
+            parameters.push(Parameter::bias(names.bias, outputs));
         }
         let piece = Piece {
             parameters,

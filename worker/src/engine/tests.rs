@@ -2,6 +2,7 @@ use super::*;
 use crate::agent::engine_thread::{Command, Event, start};
 use crate::numerics::Numerics;
 use crate::transport::local::LocalMesh;
+use varuna_api::training::default_decaying;
 use varuna_api::{Adam, LearningRate, Schedule};
 use varuna_model::gpt2;
 use varuna_plan::{
@@ -47,6 +48,7 @@ fn engine(device: Device) -> Engine {
             beta2: 0.95,
             epsilon: 1e-8,
             weight_decay: 0.1,
+            weight_decay_on: default_decaying(),
             clip_norm: None,
         },
         learning_rate: LearningRate {

@@ -254,6 +254,7 @@ impl Bench {
 mod tests {
     use super::*;
     use crate::numerics::Numerics;
+    use varuna_api::training::default_decaying;
     use varuna_api::{Adam, LearningRate, Schedule};
     use varuna_model::gpt2;
 
@@ -279,6 +280,7 @@ mod tests {
                 beta2: 0.95,
                 epsilon: 1e-8,
                 weight_decay: 0.1,
+                weight_decay_on: default_decaying(),
                 clip_norm: Some(1.0),
             },
             learning_rate: LearningRate {

@@ -4,12 +4,12 @@
 pub(crate) mod formulas;
 pub(crate) mod plain;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use varuna_api::training::DEFAULT_SKIP_LIMIT;
+use varuna_api::training::{DEFAULT_SKIP_LIMIT, default_decaying};
 use varuna_api::{Adam, Evaluation, LearningRate, Precision, Schedule, Training};
-use varuna_model::{Features, Model, Positions, Real, Rotary, Scaling, llama3, qwen3};
+use varuna_model::{Features, Model, ParameterKind, Positions, Real, Rotary, Scaling, llama3, qwen3};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{
     Decision, LossScaling, OptimizerProgress, Pipeline, Plan, Prediction, Recompute, SampleRange,
@@ -60,6 +60,8 @@ pub(crate) struct Case {
     pub(crate) streams: Streams,
     pub(crate) without: Ablations,
     pub(crate) scaling: LossScaling,
+    pub(crate) schedule: Schedule,
+    pub(crate) weight_decay_on: BTreeSet<ParameterKind>,
 }
 
 impl Default for Case {
@@ -75,6 +77,8 @@ impl Default for Case {
             streams: Streams::HOST,
             without: Ablations::NONE,
             scaling: LossScaling::OFF,
+            schedule: Schedule::Cosine,
+            weight_decay_on: default_decaying(),
         }
     }
 }
@@ -104,6 +108,7 @@ impl Case {
                 beta2: 0.95,
                 epsilon: 1e-8,
                 weight_decay: 0.1,
+                weight_decay_on: self.weight_decay_on.clone(),
                 clip_norm: Some(0.5),
             },
             learning_rate: LearningRate {
@@ -111,7 +116,7 @@ impl Case {
                 min: 1e-4,
                 warmup_steps: 4,
                 decay_steps: 100,
-                schedule: Schedule::Cosine,
+                schedule: self.schedule,
             },
             evaluation: self.evaluate.then_some(Evaluation {
                 interval_steps: 4,

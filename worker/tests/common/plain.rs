@@ -43,7 +43,7 @@ pub(crate) fn train(case: &Case, steps: u64) -> Trained {
         let rate = training.learning_rate.at(step);
         let t = i32::try_from(step).unwrap() + 1;
         let _guard = tch::no_grad_guard();
-        for (i, (_, _, p)) in leaves.iter_mut().enumerate() {
+        for (i, (unit, name, p)) in leaves.iter_mut().enumerate() {
             let g = p.grad() * clip;
             first[i] = &first[i] * 0.9 + &g * 0.1;
             second[i] = &second[i] * 0.95 + &g * &g * 0.05;
@@ -51,7 +51,9 @@ pub(crate) fn train(case: &Case, steps: u64) -> Trained {
                 &first[i] / (1.0 - 0.9f64.powi(t)),
                 &second[i] / (1.0 - 0.95f64.powi(t)),
             );
-            if p.dim() > 1 {
+            let described = model.parameters(*unit);
+            let kind = described.iter().find(|d| d.name == *name).unwrap().kind;
+            if training.optimizer.weight_decay_on.contains(&kind) {
                 *p *= 1.0 - rate * 0.1;
             }
             *p -= m / (v.sqrt() + 1e-8) * rate;

@@ -53,6 +53,10 @@ pub struct OptimizerSpec {
     /// Decoupled weight decay; 0.1 where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WEIGHT_DECAY)))]
     pub weight_decay: Option<f64>,
+    /// Which parameters decay: `matrices` (of linear layers, an untied head among them), `embeddings` (tables of tokens and positions, also where the head is tied to
+    /// one), `biases`, `norms`; none where it is empty. `[matrices, embeddings]` where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::set_of_names(choices::PARAMETER_KINDS.map(|(name, _)| name))))]
+    pub weight_decay_on: Option<Vec<String>>,
     /// Limit of the gradient's global norm; 1 where left out, 0 = no clipping.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::CLIP_NORM)))]
     pub clip_norm: Option<f64>,

@@ -3,7 +3,7 @@ use crate::{
     Data, DataSource, Encryption, Evaluation, FailurePolicy, HeldOut, Job, Lifecycle, NetworkPolicy,
     Precision, Restriction, Schedule, WorkerDevice, WorkerTransport,
 };
-use varuna_model::{Features, Mlp, Real, presets};
+use varuna_model::{Features, Mlp, ParameterKind, Real, presets};
 use varuna_plan::{LossScaling, Recompute, ScaleFactor, ScheduleKind};
 
 mod mistakes;
@@ -105,6 +105,8 @@ fn a_minimal_job_gets_its_defaults() {
         (3e-4, 3e-4 / 10.0, 0, 200)
     );
     assert_eq!(rate.schedule, Schedule::Cosine);
+    let kinds = [ParameterKind::Matrix, ParameterKind::Embedding];
+    assert_eq!(job.training.optimizer.weight_decay_on, kinds.into());
     assert_eq!(
         (job.training.optimizer.clip_norm, job.training.evaluation),
         (Some(1.0), None)
@@ -196,6 +198,8 @@ fn every_field_about_the_training_that_is_written_is_taken() {
         (0.8, 0.99, 1e-6, 0.0)
     );
     assert_eq!(adam.clip_norm, None);
+    let kinds = [ParameterKind::Matrix, ParameterKind::Norm];
+    assert_eq!(adam.weight_decay_on, kinds.into());
     let rate = &job.training.learning_rate;
     assert_eq!(
         (rate.peak, rate.min, rate.warmup_steps, rate.decay_steps),

@@ -1,12 +1,14 @@
 //! `spec.training`: what fixes the numbers of a run besides its model and its data.
 
-use super::check::Check;
+use super::check::{Check, quoted};
 use super::learning_rate::learning_rate;
-use crate::choices::PRECISIONS;
+use crate::choices::{PARAMETER_KINDS, PRECISIONS};
 use crate::job::{Data, Precision};
 use crate::limits;
 use crate::manifest::{EvaluationSpec, LossScaleSpec, OptimizerSpec, TrainingSpec};
-use crate::training::{Adam, DEFAULT_SKIP_LIMIT, Evaluation, Training};
+use crate::training::{Adam, DEFAULT_SKIP_LIMIT, Evaluation, Training, default_decaying};
+use std::collections::BTreeSet;
+use varuna_model::ParameterKind;
 use varuna_plan::{LossScaling, ScaleFactor};
 
 pub(super) fn precision(check: &mut Check, written: Option<String>) -> Precision {
@@ -89,6 +91,7 @@ fn adam(check: &mut Check, written: &OptimizerSpec) -> Adam {
     let epsilon = check.above_zero(&at("epsilon"), epsilon, limits::EPSILON_MAX);
     let weight_decay = written.weight_decay.unwrap_or(0.1);
     let weight_decay = check.within(&at("weightDecay"), weight_decay, limits::WEIGHT_DECAY);
+    let weight_decay_on = decaying(check, &at("weightDecayOn"), written.weight_decay_on.as_deref());
     let clip = written.clip_norm.unwrap_or(1.0);
     let clip = check.within(&at("clipNorm"), clip, limits::CLIP_NORM);
     Adam {
@@ -96,8 +99,30 @@ fn adam(check: &mut Check, written: &OptimizerSpec) -> Adam {
         beta2,
         epsilon,
         weight_decay,
+        weight_decay_on,
         clip_norm: (clip > 0.0).then_some(clip),
     }
+}
+
+fn decaying(check: &mut Check, path: &str, written: Option<&[String]>) -> BTreeSet<ParameterKind> {
+    let Some(names) = written else {
+        return default_decaying();
+    };
+    let most = PARAMETER_KINDS.len();
+    if names.len() > most {
+        let found = format!("{} kinds", names.len());
+        check.0.push(path, found, format!("at most {most}"));
+        return default_decaying();
+    }
+    let mut kinds = BTreeSet::new();
+    for (i, name) in names.iter().enumerate() {
+        let path = format!("{path}.{i}");
+        let kind = check.one_of(&path, Some(name.clone()), &PARAMETER_KINDS);
+        if kind.is_some_and(|kind| !kinds.insert(kind)) {
+            check.0.push(&path, quoted(name), "each kind once");
+        }
+    }
+    kinds
 }
 
 fn evaluation(check: &mut Check, written: &EvaluationSpec, batch: u64, data: &Data) -> Evaluation {

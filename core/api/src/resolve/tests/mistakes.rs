@@ -368,6 +368,21 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     ),
     (
         "3e-4",
+        "0.1, weightDecayOn: [matrices, scales]",
+        "spec.training.optimizer.weightDecayOn.1: \"scales\" — matrices or embeddings or biases or norms",
+    ),
+    (
+        "3e-4",
+        "0.1, weightDecayOn: [norms, norms]",
+        "spec.training.optimizer.weightDecayOn.1: \"norms\" — each kind once",
+    ),
+    (
+        "3e-4",
+        "0.1, weightDecayOn: norms",
+        "spec.training.optimizer.weightDecayOn: \"norms\" — a list",
+    ),
+    (
+        "3e-4",
         "0.1, clipNorm: -1",
         "spec.training.optimizer.clipNorm: -1 — 0 to 1000000",
     ),
