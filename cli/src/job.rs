@@ -30,6 +30,13 @@ pub(crate) fn read(path: &Path) -> Result<JobFile, Failure> {
     Ok(JobFile { job, text, steps })
 }
 
+/// The job of the run in a folder.
+pub(crate) fn of_folder(folder: &Path) -> Result<Job, Failure> {
+    let path = RunFiles::new(folder).job_path();
+    let job = parse_job_of_any_release(&io::read(&path)?);
+    job.map_err(|e| Failure::Input(format!("{}: {e}", path.display())))
+}
+
 /// The job as its run in `folder` began, and the steps that `file` asks for; `file` itself where no run has begun there.
 pub(crate) fn of_run(file: JobFile, folder: &Path) -> Result<JobFile, Failure> {
     let path = RunFiles::new(folder).job_path();

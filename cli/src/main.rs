@@ -20,6 +20,7 @@ mod progress;
 mod remote;
 mod replay;
 mod run;
+mod run_report;
 mod signals;
 
 use clap::{Parser, Subcommand};
@@ -50,6 +51,7 @@ struct Arguments {
 enum Command {
     Run(run::Arguments),
     Scale(remote::ScaleArguments),
+    RunReport(run_report::Arguments),
     Status(remote::StatusArguments),
     Coordinator(coordinator::Arguments),
     Plan(plan::Arguments),
@@ -97,6 +99,7 @@ fn log() {
 fn run(arguments: Arguments) -> Result<(), Failure> {
     match arguments.command {
         Command::Run(arguments) => run::run(&arguments),
+        Command::RunReport(arguments) => run_report::run(&arguments),
         Command::Scale(arguments) => remote::scale(&arguments),
         Command::Status(arguments) => remote::status(&arguments),
         Command::Coordinator(arguments) => coordinator::run(&arguments),

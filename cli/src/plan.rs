@@ -1,7 +1,7 @@
 //! `varuna plan`: the plan that would run, the reasons, and a chart of its step.
 
 mod calibrate;
-mod gantt;
+pub(crate) mod gantt;
 mod sweep;
 mod table;
 

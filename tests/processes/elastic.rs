@@ -75,7 +75,11 @@ fn a_qwen_that_loses_a_worker_draws_the_curve_of_one() {
     signal(workers[1].pid, Signal::SIGKILL);
     run.wait_for_workers(3);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    assert_same_curve(&alone.metrics(), &run.metrics(), STEPS);
+    let curve = alone.metrics();
+    // At this rate it must still learn: a curve that hardly falls would hide a difference.
+    let (first, last) = (curve[0].loss, curve[curve.len() - 1].loss);
+    assert!(last < first - 0.5, "the loss fell from {first} to {last} alone");
+    assert_same_curve(&curve, &run.metrics(), STEPS);
 }
 
 /// Steps and, after the kill, whole states go over TLS.

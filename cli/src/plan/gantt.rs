@@ -132,7 +132,7 @@ fn lane_name(trace: &PipelineTrace) -> &'static str {
 }
 
 /// The step as an SVG document.
-pub(super) fn svg(traces: &[PipelineTrace], shape: &Shape) -> String {
+pub(crate) fn svg(traces: &[PipelineTrace], shape: &Shape) -> String {
     let end = end_ms(traces);
     let mut picture = Picture {
         body: String::new(),

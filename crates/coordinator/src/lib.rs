@@ -13,6 +13,7 @@
 //! | [`record_format`] | the record as bytes |
 //! | `checkpoints`, `store_watcher` | what is known of the checkpoint store, and the task that asks it |
 //! | `publisher`, `event_text` | run folder, log and view |
+//! | [`recoveries`] | how long recoveries take, by phase and cause |
 //! | `step_figures` | what follows from a step's time, the job and its workers |
 
 mod admission;
@@ -26,6 +27,7 @@ mod options;
 mod publisher;
 mod record_client;
 pub mod record_format;
+pub mod recoveries;
 mod serve;
 mod server;
 mod status;

@@ -150,13 +150,21 @@ impl RunFiles {
     /// There is no such file, or a complete line holds something else.
     pub fn metrics(&self) -> Result<Vec<Metric>, ReadError> {
         let mut history: Vec<Metric> = Vec::new();
-        for metric in lines::<Metric>(self.metrics_path())? {
+        for metric in self.published()? {
             while history.last().is_some_and(|last| last.step >= metric.step) {
                 history.pop();
             }
             history.push(metric);
         }
         Ok(history)
+    }
+
+    /// All published steps in the order of their publication, those that were given up included.
+    ///
+    /// # Errors
+    /// There is no such file, or a complete line holds something else.
+    pub fn published(&self) -> Result<Vec<Metric>, ReadError> {
+        lines(self.metrics_path())
     }
 
     /// The event log.

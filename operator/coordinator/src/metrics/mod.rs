@@ -3,11 +3,10 @@
 
 mod figures;
 mod goodput;
-mod recovery;
 
 pub use figures::Figures;
 pub use goodput::Goodput;
-pub use recovery::{Cause, Measured, Phase, Recoveries};
+pub use varuna_coordinator::recoveries::{Cause, Measured, Phase, Recoveries};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;

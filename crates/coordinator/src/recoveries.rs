@@ -69,7 +69,8 @@ impl Cause {
 
 impl Cause {
     /// As part of a sentence, after "after".
-    fn description(self) -> &'static str {
+    #[must_use]
+    pub fn description(self) -> &'static str {
         match self {
             Cause::Lost => "the loss of a worker",
             Cause::Notice => "notice to a worker",

@@ -1,0 +1,222 @@
+//! Where a run's time went: recoveries, and goodput by cause. Pure.
+
+use super::history::History;
+use std::time::Duration;
+use varuna_coordinator::Event;
+use varuna_coordinator::recoveries::{Cause, Phase, Recoveries};
+
+/// A recovery: from the fence to the first step after it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Recovery {
+    /// When it was over, since the first step.
+    pub(super) at: Duration,
+    pub(super) cause: Cause,
+    /// How long nothing was trained.
+    pub(super) took: Duration,
+    /// Its parts in order.
+    pub(super) phases: Vec<(Phase, Duration)>,
+    /// The plan that followed.
+    pub(super) plan: String,
+    /// Published steps that were run again because of it.
+    pub(super) steps_lost: u64,
+}
+
+/// What time was spent on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Spent {
+    /// Steps that stayed.
+    Steps,
+    /// Steps that were given up and run again.
+    Again,
+    /// Recoveries.
+    Recovery(Cause),
+}
+
+/// Where the time between a run's first and last published step went.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Account {
+    pub(super) recoveries: Vec<Recovery>,
+    /// Each kind that took any time, the steps that stayed first.
+    pub(super) spent: Vec<(Spent, Duration)>,
+}
+
+impl Account {
+    pub(super) fn of(history: &History) -> Account {
+        let recoveries = recoveries(history);
+        let (first, last) = history.span_ms();
+        let all = Duration::from_millis(last.saturating_sub(first));
+        let mut lost = vec![(Spent::Again, run_again(history))];
+        for cause in [
+            Cause::Lost,
+            Cause::Notice,
+            Cause::Takeover,
+            Cause::Joined,
+            Cause::Other,
+        ] {
+            let of = recoveries.iter().filter(|r| r.cause == cause);
+            lost.push((Spent::Recovery(cause), of.map(|r| r.took).sum()));
+        }
+        lost.retain(|(_, took)| !took.is_zero());
+        let stayed = all.saturating_sub(lost.iter().map(|(_, took)| *took).sum());
+        let mut spent = vec![(Spent::Steps, stayed)];
+        spent.extend(lost);
+        Account { recoveries, spent }
+    }
+
+    /// The share of the time in which steps were trained that stayed: 0 to 1.
+    pub(super) fn goodput(&self) -> f64 {
+        self.share(self.spent[0].1)
+    }
+
+    /// A time as a share of all of it.
+    pub(super) fn share(&self, took: Duration) -> f64 {
+        let all: Duration = self.spent.iter().map(|(_, took)| *took).sum();
+        match all.is_zero() {
+            true => 1.0,
+            false => took.as_secs_f64() / all.as_secs_f64(),
+        }
+    }
+}
+
+/// The time of published steps that did not stay. The first one of a generation has none of its own: the time before it is the recovery's.
+fn run_again(history: &History) -> Duration {
+    let steps: Vec<_> = history.published().collect();
+    let given_up = steps.windows(2).filter_map(|two| {
+        let ((before, _), (step, stayed)) = (two[0], two[1]);
+        let own = step.generation == before.generation && !stayed;
+        own.then(|| step.time_ms.saturating_sub(before.time_ms))
+    });
+    Duration::from_millis(given_up.sum())
+}
+
+fn recoveries(history: &History) -> Vec<Recovery> {
+    let (first, _) = history.span_ms();
+    let (mut observed, mut found) = (Recoveries::default(), Vec::new());
+    let (mut phases, mut plan, mut steps_lost) = (Vec::new(), String::new(), 0);
+    let mut reached = 0;
+    for (time_ms, event) in history.by_time() {
+        match &event {
+            Event::Planned { plan: name, .. } => plan.clone_from(name),
+            Event::Resumed { base, .. } => steps_lost = u64::saturating_sub(reached, base.step.0),
+            Event::Committed { step, .. } => reached = step.0,
+            _ => {}
+        }
+        let at = Duration::from_millis(time_ms);
+        for measured in observed.observe(at, &event) {
+            match (measured.phase, &event) {
+                (Phase::Total, Event::Committed { .. }) => found.push(Recovery {
+                    at: at.saturating_sub(Duration::from_millis(first)),
+                    cause: measured.cause,
+                    took: measured.took,
+                    phases: std::mem::take(&mut phases),
+                    plan: plan.clone(),
+                    steps_lost: std::mem::take(&mut steps_lost),
+                }),
+                // A planned change: training did not stop.
+                (Phase::Total, _) => {}
+                (phase, _) => phases.push((phase, measured.took)),
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::history::tests::{event, step};
+    use super::*;
+    use varuna_plan::{Generation, StateId, Step, WorkerId};
+
+    fn fenced(generation: u64) -> Event {
+        Event::Fenced {
+            upto: Generation(generation),
+            because: "w2 is gone".into(),
+        }
+    }
+
+    fn resumed(generation: u64, step: u64) -> Event {
+        Event::Resumed {
+            generation: Generation(generation),
+            base: StateId {
+                step: Step(step),
+                ..StateId::INITIAL
+            },
+            finished: false,
+            restored: true,
+        }
+    }
+
+    /// Ten steps of 100 ms; a worker is lost, and from step 8 on they are run again by the rest, at half the speed.
+    fn history() -> History {
+        let mut steps: Vec<_> = (1..=10).map(|n| step(1, n, 1000 + 100 * n)).collect();
+        steps.extend((9..=12).map(|n| step(2, n, 2700 + 200 * (n - 9))));
+        let lost = Event::WorkerLost {
+            worker: WorkerId(2),
+            name: "w2".into(),
+        };
+        let planned = Event::Planned {
+            generation: Generation(2),
+            plan: "P1xD1".into(),
+            workers: 1,
+            predicted_ms: 1.0,
+            change: false,
+            reason: "lost w2".into(),
+        };
+        let answered = Event::Collected {
+            answered: vec![WorkerId(1)],
+            missing: vec![WorkerId(2)],
+        };
+        let events = [
+            (2050, lost),
+            (2100, fenced(1)),
+            (2150, answered),
+            (2200, planned),
+            (2200, resumed(2, 8)),
+        ];
+        History::new(steps, events.map(|(time, e)| event(time, e)).into())
+    }
+
+    #[test]
+    fn a_recovery_is_told_with_its_cause_its_parts_and_what_was_lost() {
+        let account = Account::of(&history());
+        let ms = Duration::from_millis;
+        let expected = Recovery {
+            at: ms(1600),
+            cause: Cause::Lost,
+            took: ms(600),
+            phases: vec![
+                (Phase::Collect, ms(50)),
+                (Phase::Plan, ms(50)),
+                (Phase::Step, ms(500)),
+            ],
+            plan: "P1xD1".into(),
+            steps_lost: 2,
+        };
+        assert_eq!(account.recoveries, [expected]);
+    }
+
+    #[test]
+    fn all_time_is_accounted_for_by_what_it_was_spent_on() {
+        let account = Account::of(&history());
+        let ms = Duration::from_millis;
+        // Of 2.2 s: steps 9 and 10 of the first generation, and 0.6 s without a step.
+        let expected = [
+            (Spent::Steps, ms(1400)),
+            (Spent::Again, ms(200)),
+            (Spent::Recovery(Cause::Lost), ms(600)),
+        ];
+        assert_eq!(account.spent, expected);
+        assert!((account.goodput() - 1.4 / 2.2).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_run_without_a_loss_has_steps_alone() {
+        let history = History::new((1..=5).map(|n| step(1, n, 100 * n)).collect(), vec![]);
+        let account = Account::of(&history);
+        assert_eq!(account.spent, [(Spent::Steps, Duration::from_millis(400))]);
+        assert_eq!(
+            (account.recoveries.len(), account.goodput().to_bits()),
+            (0, 1f64.to_bits())
+        );
+    }
+}

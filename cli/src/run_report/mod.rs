@@ -1,0 +1,84 @@
+//! `varuna run-report`: what became of a run, as one page that needs nothing else.
+
+mod account;
+mod history;
+mod page;
+mod pictures;
+
+use crate::costs::CostSource;
+use crate::failure::Failure;
+use crate::io::{print, write};
+use crate::plan::gantt;
+use account::Account;
+use history::History;
+use page::{Contents, page};
+use std::path::PathBuf;
+use varuna_api::Job;
+use varuna_plan::check::check_shape;
+use varuna_plan::{Shape, Speeds, Topology, WorkerId, predict};
+use varuna_run_folder::{ReadError, RunFiles};
+
+/// Write a page (HTML) about a run: loss, throughput and workers over time, its recoveries, where its time went, and the predicted step of
+/// its last plan.
+///
+/// The run may still go on. The page holds its pictures and loads nothing.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// The run folder.
+    run: PathBuf,
+    /// Write the page to this file [default: report.html in the run folder].
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    costs: CostSource,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let folder = &arguments.run;
+    let unreadable = |error: ReadError| Failure::Input(format!("{} is no run: {error}", folder.display()));
+    let files = RunFiles::new(folder);
+    let job = crate::job::of_folder(folder)?;
+    let published = files.published().map_err(unreadable)?;
+    let events = files.events().map_err(unreadable)?;
+    let history = History::new(published, events);
+    if history.steps().len() < 2 {
+        let steps = history.steps().len();
+        return Err(Failure::Input(format!(
+            "{}: {steps} steps were committed, a report needs two",
+            folder.display()
+        )));
+    }
+    let plans = files.plans().map_err(unreadable)?;
+    let last = plans.last().map(|plan| &plan.shape);
+    let predicted = last
+        .map(|shape| predicted(&job, shape, &arguments.costs))
+        .transpose()?
+        .flatten();
+    let contents = Contents {
+        job: &job.name,
+        account: &Account::of(&history),
+        history: &history,
+        pictures: &pictures::draw(&history)?,
+        predicted: predicted.as_deref(),
+    };
+    let to = arguments
+        .output
+        .clone()
+        .unwrap_or_else(|| folder.join("report.html"));
+    write(&to, page(&contents).into_string())?;
+    print(&format!("{}\n", to.display()));
+    Ok(())
+}
+
+/// The predicted step of a plan as a picture; none of a plan that is not of this job's model, as an older release may have left it.
+fn predicted(job: &Job, shape: &Shape, costs: &CostSource) -> Result<Option<String>, Failure> {
+    let costs = costs.planner(job, false)?.costs;
+    let spares = shape.spares.iter().map(|spare| spare.worker);
+    let workers: Vec<WorkerId> = shape.members().into_iter().chain(spares).collect();
+    let fits = check_shape(shape, &costs.layout(), job.training.global_batch_size, &workers);
+    if fits.is_err() {
+        return Ok(None);
+    }
+    let traces = predict(&costs, shape, &Speeds::nominal(), Topology::ONE_NODE).pipelines;
+    Ok(Some(gantt::svg(&traces, shape)))
+}

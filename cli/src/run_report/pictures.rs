@@ -1,0 +1,165 @@
+//! The report's pictures over time.
+
+use super::history::History;
+use crate::chart::{Series, Style, panel, svg};
+use crate::failure::Failure;
+use plotters::prelude::*;
+use varuna_run_folder::Metric;
+
+const SIZE: (u32, u32) = (1200, 260);
+/// A curve has no more points: more than the picture has columns are not seen, and a million steps would be a page of 20 MB.
+const POINTS_MAX: usize = 2400;
+
+const LOSS: RGBColor = RGBColor(0x1f, 0x5f, 0xa8);
+const EVALUATION: RGBColor = RGBColor(0xc8, 0x50, 0x3c);
+const SPEED: RGBColor = RGBColor(0x6a, 0x4c, 0x93);
+const WORKERS: RGBColor = RGBColor(0x2e, 0x7d, 0x32);
+
+/// SVG documents with the time since the first step from left to right.
+pub(super) struct Pictures {
+    pub(super) loss: String,
+    /// Tokens a second; none where no step's own time is known.
+    pub(super) speed: Option<String>,
+    pub(super) workers: String,
+}
+
+pub(super) fn draw(history: &History) -> Result<Pictures, Failure> {
+    let steps = history.steps();
+    let (first, last) = history.span_ms();
+    let end = seconds(last.saturating_sub(first)).max(1e-3);
+    let draw =
+        |label: &str, series: &[Series]| svg(SIZE, |area| panel(area, 0.0..end, ("time, s", label), series));
+    let curve = |value: &dyn Fn(&Metric) -> Option<f64>| points(&steps, first, value);
+    let line = |name, color, points| Series {
+        name,
+        color,
+        style: Style::Line,
+        points: thinned(points),
+    };
+    let mut losses = vec![line("training", LOSS, curve(&|m| Some(m.loss)))];
+    let evaluated = curve(&|m| m.eval_loss);
+    if !evaluated.is_empty() {
+        losses.push(line("evaluation", EVALUATION, evaluated));
+    }
+    let speed = curve(&|m| m.figures.tokens_per_second);
+    let speed = [line("speed", SPEED, speed)];
+    #[expect(clippy::cast_precision_loss, reason = "counts of workers")]
+    let workers = held(curve(&|m| Some(m.workers as f64)));
+    let has_speed = !speed[0].points.is_empty();
+    Ok(Pictures {
+        loss: draw("loss, nats per token", &losses)?,
+        speed: has_speed.then(|| draw("tokens/s", &speed)).transpose()?,
+        workers: draw("workers", &[line("workers", WORKERS, workers)])?,
+    })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "milliseconds of one run")]
+fn seconds(ms: u64) -> f64 {
+    ms as f64 / 1e3
+}
+
+/// The finite values over seconds.
+fn points(steps: &[&Metric], first: u64, value: &dyn Fn(&Metric) -> Option<f64>) -> Vec<(f64, f64)> {
+    let of = |m: &&Metric| Some((seconds(m.time_ms.saturating_sub(first)), value(m)?));
+    let known = steps.iter().filter_map(of);
+    known.filter(|(_, value)| value.is_finite()).collect()
+}
+
+/// A value that holds until the next one; only where it changes.
+fn held(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    let mut steps: Vec<(f64, f64)> = Vec::new();
+    let end = points.last().copied();
+    for (at, value) in points {
+        match steps.last() {
+            Some((_, last)) if last.total_cmp(&value).is_eq() => {}
+            Some((_, last)) => steps.extend([(at, *last), (at, value)]),
+            None => steps.push((at, value)),
+        }
+    }
+    steps.extend(end);
+    steps
+}
+
+/// No more than [`POINTS_MAX`] of the points: of each stretch the lowest and the highest, so that no peak is lost.
+fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    if points.len() <= POINTS_MAX {
+        return points;
+    }
+    let stretch = points.len().div_ceil(POINTS_MAX / 2);
+    let ends = points.chunks(stretch).flat_map(|part| {
+        let by_value = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
+        let mut both: Vec<(f64, f64)> = part.iter().min_by(by_value).into_iter().copied().collect();
+        both.extend(part.iter().max_by(by_value).filter(|high| both[0] != **high));
+        both.sort_by(|a, b| a.0.total_cmp(&b.0));
+        both
+    });
+    ends.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::history::tests::step;
+    use super::*;
+
+    #[test]
+    fn a_long_curve_is_thinned_and_keeps_its_peaks() {
+        let flat = (0..100_000u32).map(|i| (f64::from(i), 1.0));
+        let mut points: Vec<(f64, f64)> = flat.collect();
+        (points[777].1, points[99_000].1) = (9.0, -3.0);
+        let thin = thinned(points.clone());
+        assert!(
+            thin.len() <= POINTS_MAX && thin.len() >= POINTS_MAX / 2 - 1,
+            "{}",
+            thin.len()
+        );
+        assert!(thin.contains(&(777.0, 9.0)) && thin.contains(&(99_000.0, -3.0)));
+        assert!(thin.is_sorted_by(|a, b| a.0 < b.0));
+        points.truncate(POINTS_MAX);
+        assert_eq!(thinned(points.clone()), points);
+    }
+
+    #[test]
+    fn a_count_holds_until_it_changes() {
+        let points = vec![(0.0, 4.0), (1.0, 4.0), (2.0, 3.0), (3.0, 3.0)];
+        assert_eq!(held(points), [(0.0, 4.0), (2.0, 4.0), (2.0, 3.0), (3.0, 3.0)]);
+        assert_eq!(held(vec![]), []);
+    }
+
+    #[test]
+    fn curves_have_a_point_for_each_step_whose_value_is_known() {
+        let mut steps: Vec<Metric> = (1..=9).map(|n| step(1, n, 100 * n)).collect();
+        steps[3].loss = f64::NAN;
+        steps[5].figures.tokens_per_second = None;
+        let pictures = draw(&History::new(steps, vec![])).unwrap();
+        assert_eq!(points_in(&pictures.loss), [8]);
+        assert_eq!(points_in(&pictures.speed.unwrap()), [8]);
+        assert_eq!(points_in(&pictures.workers), [2]);
+    }
+
+    #[test]
+    fn a_run_of_an_earlier_release_has_no_picture_of_its_speed() {
+        let mut steps: Vec<Metric> = (1..=3).map(|n| step(1, n, 100 * n)).collect();
+        for metric in &mut steps {
+            metric.figures.tokens_per_second = None;
+        }
+        assert!(draw(&History::new(steps, vec![])).unwrap().speed.is_none());
+    }
+
+    /// The numbers of points of the curves: axes and ticks are lines of two points in grey or black.
+    fn points_in(svg: &str) -> Vec<usize> {
+        let colours =
+            [LOSS, EVALUATION, SPEED, WORKERS].map(|RGBColor(r, g, b)| format!("#{r:02X}{g:02X}{b:02X}"));
+        let curves = svg.split("<polyline ").skip(1).filter(|of| {
+            let tag = of.split("/>").next().unwrap_or_default();
+            colours.iter().any(|colour| tag.contains(colour))
+        });
+        let points = |of: &str| {
+            of.split("points=\"")
+                .nth(1)?
+                .split('"')
+                .next()
+                .map(|p| p.split_whitespace().count())
+        };
+        curves.filter_map(points).collect()
+    }
+}
