@@ -3,9 +3,12 @@
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
-/// A disruption budget with another number is applied once that has stood for this time: by then a worker that goes has most often handed on
-/// what it holds, its replacement runs, and the number is what it was. Whoever drains a node asks again after 5 s.
-const BUDGET_SETTLES: Duration = Duration::from_secs(1);
+/// A disruption budget that is to keep more pods is applied once that number has stood for this time: by then a worker that goes has most often
+/// handed on what it holds, and the number is what it was.
+const BUDGET_GROWS: Duration = Duration::from_secs(1);
+/// One that is to keep fewer, as a pod is missing, is applied after this time: its replacement runs by then, most often, and the number is what it was.
+/// Whoever drains a node asks again after 5 s.
+const BUDGET_FALLS: Duration = Duration::from_secs(3);
 
 /// What is known of an object that was applied.
 #[derive(Clone, Copy, Debug)]
@@ -25,15 +28,21 @@ pub(super) struct Applied {
 impl Applied {
     /// Whether an object whose number of pods is another one than before may wait still.
     pub(super) fn may_wait(&mut self, now: Instant, least: Option<i64>) -> bool {
-        let Some(wanted) = least.filter(|least| self.least.is_some_and(|before| before != *least)) else {
+        let change = least.zip(self.least).filter(|(wanted, before)| wanted != before);
+        let Some((wanted, before)) = change else {
             self.next = None;
             return false;
+        };
+        let settles = if wanted > before {
+            BUDGET_GROWS
+        } else {
+            BUDGET_FALLS
         };
         let (_, since) = *self.next.insert(match self.next {
             Some((next, since)) if next == wanted => (next, since),
             _ => (wanted, now),
         });
-        now.duration_since(since) < BUDGET_SETTLES
+        now.duration_since(since) < settles
     }
 }
 
@@ -56,18 +65,21 @@ mod tests {
             least: Some(3),
             next: None,
         };
-        let half = BUDGET_SETTLES / 2;
+        let (half, grown, fallen) = (BUDGET_GROWS / 2, BUDGET_GROWS, BUDGET_FALLS);
         assert!(!applied.may_wait(start, None), "another kind of object");
         assert!(!applied.may_wait(start, Some(3)), "another field");
         assert!(applied.may_wait(start, Some(4)));
         assert!(applied.may_wait(start + half, Some(2)));
+        assert!(applied.may_wait(start + grown, Some(2)), "since it was another");
         assert!(
-            applied.may_wait(start + 2 * half, Some(2)),
-            "since it was another"
+            applied.may_wait(start + fallen, Some(2)),
+            "a replacement may come"
         );
-        assert!(!applied.may_wait(start + 3 * half, Some(2)));
-        assert!(!applied.may_wait(start + 3 * half, Some(3)), "as it was");
-        assert!(applied.may_wait(start + 4 * half, Some(2)), "begins anew");
+        assert!(!applied.may_wait(start + half + fallen, Some(2)));
+        let later = start + 2 * fallen;
+        assert!(!applied.may_wait(later, Some(3)), "as it was");
+        assert!(applied.may_wait(later, Some(4)), "begins anew");
+        assert!(!applied.may_wait(later + grown, Some(4)));
         applied.least = None;
         assert!(
             !applied.may_wait(start, Some(5)),
