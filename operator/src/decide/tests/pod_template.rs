@@ -56,6 +56,22 @@ fn who_computes_on_the_processor_asks_for_no_gpu_and_what_the_user_asks_for_stan
 }
 
 #[test]
+fn a_gang_that_the_template_names_is_in_the_pods_of_workers_alone() {
+    let mut observed = observed(2);
+    let group =
+        "{spec: {schedulerName: volcano, schedulingGroup: {podGroupName: mine}}, metadata: {labels: {a: b}}}";
+    observed.job.spec = Ok(spec(2, &format!("  workers: {{template: {group}}}\n")));
+    let desired = decide(&observed);
+    assert_eq!(desired.create.len(), 2);
+    for pod in &desired.create {
+        assert_eq!(pod["spec"]["schedulingGroup"], json!({ "podGroupName": "mine" }));
+        assert_eq!(pod["spec"]["schedulerName"], "volcano");
+        assert_eq!(pod["metadata"]["labels"]["a"], "b");
+    }
+    assert_eq!(desired.starts.unwrap()["spec"]["schedulingGroup"], Value::Null);
+}
+
+#[test]
 fn a_request_of_one_resource_drops_no_other() {
     let resources = |workers: &str| worker_of(&made(workers))["resources"].clone();
     assert_eq!(
