@@ -146,6 +146,7 @@ pub fn run(object: &DynamicObject) -> (Option<RunSpec>, Option<ObservedRun>) {
         address: status.address.and_then(|a| a.parse().ok()),
         health_address: status.health_address.and_then(|a| a.parse().ok()),
         messages: status.messages,
+        recoveries: status.recoveries,
         ended: status.end,
     };
     (Some(orders), Some(run))

@@ -20,6 +20,7 @@ fn published() -> BTreeSet<String> {
             phase,
             cause: Cause::Lost,
             took: Duration::ZERO,
+            workers: 1,
         });
     }
     let text = metrics.render() + &run.render();

@@ -5,7 +5,7 @@ use crate::options::Checkpointing;
 use crate::status::checkpoint_status;
 use crate::store_watcher::StoreWatcher;
 use crate::view::CheckpointHealth;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 use tokio::sync::mpsc::Sender;
 use varuna_plan::Step;
 use varuna_protocol::Listing;
@@ -22,6 +22,8 @@ pub(crate) struct Checkpoints {
     listing: CheckpointListing,
     /// When the newest checkpoint was first seen.
     newest_since: Instant,
+    /// The same, by this machine's clock: for people.
+    newest_at: Option<SystemTime>,
     stale: bool,
     /// The run that has taken the location.
     taken_by: Option<String>,
@@ -38,6 +40,7 @@ impl Checkpoints {
             watcher: store.map(|store| StoreWatcher::start(store, inbound.clone())),
             listing: CheckpointListing::default(),
             newest_since: Instant::now(),
+            newest_at: None,
             stale: false,
             taken_by: None,
         }
@@ -58,6 +61,7 @@ impl Checkpoints {
                 state: id,
             });
             self.newest_since = Instant::now();
+            self.newest_at = Some(SystemTime::now());
         }
         if let (Some(why), None) = (&listing.failing, &self.listing.failing) {
             events.push(CheckpointEvent::CheckpointsFail {
@@ -109,6 +113,7 @@ impl Checkpoints {
     pub(crate) fn health(&self) -> Option<CheckpointHealth> {
         self.settings.as_ref().map(|_| CheckpointHealth {
             newest: self.listing.newest().map(|id| id.step),
+            newest_at: self.newest_at,
             failing: self.listing.failing.clone(),
             stale: self.stale,
         })

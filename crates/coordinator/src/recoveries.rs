@@ -3,7 +3,9 @@
 //! A recovery begins with a fence and ends with the first step that is committed after it. A planned change begins when its plan
 //! is persisted and ends with the switch: training goes on meanwhile.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
+use varuna_plan::WorkerId;
 use varuna_protocol::coordinator::Event;
 
 /// What a recovery spends its time on.
@@ -90,9 +92,41 @@ pub struct Measured {
     pub cause: Cause,
     /// How long it took.
     pub took: Duration,
+    /// Workers that were lost or had notice until then.
+    pub workers: usize,
+}
+
+/// A whole recovery, or a planned change, that is over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Over {
+    /// Why there was one.
+    pub cause: Cause,
+    /// Workers that were lost or had notice.
+    pub workers: usize,
+    /// Time without training.
+    pub pause: Duration,
+    /// Steps that are trained again.
+    pub lost: u64,
 }
 
 impl Measured {
+    /// The recovery or change that is over with this; none where a part of one is. `event` and `lost` as for the sentence.
+    #[must_use]
+    pub fn over(&self, event: &Event, lost: u64) -> Option<Over> {
+        let pause = match (self.phase, event) {
+            (Phase::Total, Event::Committed { .. }) => self.took,
+            (Phase::Total, Event::Switched { .. }) => Duration::ZERO,
+            _ => return None,
+        };
+        let Measured { cause, workers, .. } = *self;
+        Some(Over {
+            cause,
+            workers,
+            pause,
+            lost,
+        })
+    }
+
     /// A sentence about a whole recovery or change; none about a part of one. `event`: what ended it. `lost`: steps that are trained
     /// again.
     #[must_use]
@@ -124,8 +158,12 @@ pub struct Recoveries {
     begun: Option<Begun>,
     /// Steps were committed: what comes before is the start of the job and no recovery.
     trained: bool,
-    lost: bool,
-    notice: bool,
+    /// Lost without notice.
+    lost: BTreeSet<WorkerId>,
+    /// They had notice.
+    notice: BTreeSet<WorkerId>,
+    /// They had notice, and a plan without them is in force: that their streams end is no loss.
+    left: BTreeSet<WorkerId>,
     takeover: bool,
     joined: bool,
 }
@@ -134,9 +172,13 @@ impl Recoveries {
     /// Takes an event at a time; returns the phases that it ends.
     pub fn observe(&mut self, at: Duration, event: &Event) -> Vec<Measured> {
         match event {
-            Event::WorkerLost { .. } => self.lost = true,
-            Event::WorkerDraining { .. } => self.notice = true,
-            Event::WorkerJoined { .. } => self.joined = true,
+            Event::WorkerLost { worker, .. } if self.left.remove(worker) => {}
+            Event::WorkerLost { worker, .. } => drop(self.lost.insert(*worker)),
+            Event::WorkerDraining { worker, .. } => drop(self.notice.insert(*worker)),
+            Event::WorkerJoined { worker, .. } => {
+                self.left.remove(worker);
+                self.joined = true;
+            }
             Event::TookOver { term } => {
                 self.takeover = true;
                 // The first coordinator of a job starts it; a later one finds it trained.
@@ -182,39 +224,52 @@ impl Recoveries {
 
     fn cause(&self) -> Cause {
         match self {
-            Recoveries { lost: true, .. } => Cause::Lost,
-            Recoveries { notice: true, .. } => Cause::Notice,
+            Recoveries { lost, .. } if !lost.is_empty() => Cause::Lost,
+            Recoveries { notice, .. } if !notice.is_empty() => Cause::Notice,
             Recoveries { takeover: true, .. } => Cause::Takeover,
             Recoveries { joined: true, .. } => Cause::Joined,
             _ => Cause::Other,
         }
     }
 
+    fn workers(&self) -> usize {
+        self.lost.union(&self.notice).count()
+    }
+
     fn phase(&mut self, at: Duration, phase: Phase) -> Vec<Measured> {
-        let (cause, trained) = (self.cause(), self.trained);
+        let (cause, workers, trained) = (self.cause(), self.workers(), self.trained);
         let Some(begun) = self.begun.as_mut().filter(|b| !b.planned) else {
             return vec![];
         };
         let took = at.saturating_sub(begun.last);
         begun.last = at;
         trained
-            .then_some(Measured { phase, cause, took })
+            .then_some(Measured {
+                phase,
+                cause,
+                took,
+                workers,
+            })
             .into_iter()
             .collect()
     }
 
     fn end(&mut self, at: Duration) -> Vec<Measured> {
-        let cause = self.cause();
+        let (cause, workers) = (self.cause(), self.workers());
         let Some(begun) = self.begun.take() else {
             return vec![];
         };
         let trained = self.trained;
-        (self.lost, self.notice, self.takeover, self.joined) = (false, false, false, false);
+        (self.takeover, self.joined) = (false, false);
+        let lost = std::mem::take(&mut self.lost);
+        let notice = std::mem::take(&mut self.notice);
+        self.left.extend(notice.difference(&lost));
         let took = at.saturating_sub(begun.at);
         let total = Measured {
             phase: Phase::Total,
             cause,
             took,
+            workers,
         };
         trained.then_some(total).into_iter().collect()
     }

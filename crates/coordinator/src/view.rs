@@ -1,7 +1,7 @@
 //! What the process around a coordinator sees of its run.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use varuna_plan::Step;
 use varuna_protocol::coordinator::{Event, Snapshot};
 use varuna_run_folder::Metric;
@@ -27,6 +27,8 @@ pub struct View {
 pub struct CheckpointHealth {
     /// Step of the newest that can be resumed from.
     pub newest: Option<Step>,
+    /// When that was first seen.
+    pub newest_at: Option<SystemTime>,
     /// Why the store could not be asked the last time.
     pub failing: Option<String>,
     /// The newest is older than a few save intervals, for whatever reason.

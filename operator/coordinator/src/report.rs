@@ -1,8 +1,14 @@
 //! What is reported of a run, and which of its changes cannot wait. Pure.
 
+use crate::metrics::Over;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
-use varuna_api::crd::{MESSAGES_MAX, RunCheckpoints, RunEnd, RunMessage, RunStatus};
+use std::time::SystemTime;
+use varuna_api::crd::{
+    MESSAGES_MAX, RECOVERIES_MAX, Recovery, RunCheckpoints, RunEnd, RunMessage, RunStatus,
+};
 use varuna_coordinator::{CheckpointHealth, CoordinatorError, Outcome, RunMode, View};
 use varuna_plan::{Generation, Layout};
 
@@ -18,10 +24,11 @@ const WITH_STEPS: Duration = Duration::from_secs(15);
 /// Messages of one coordinator; those of the next one have greater numbers.
 const MESSAGES_OF_ONE: i64 = 1 << 32;
 
-/// The newest messages of a coordinator, oldest first: its log, and sentences about recoveries.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// The newest messages of a coordinator, oldest first: its log, and sentences about recoveries; and its newest recoveries.
+#[derive(Clone, PartialEq, Debug)]
 pub struct Messages {
     newest: VecDeque<RunMessage>,
+    recoveries: VecDeque<Recovery>,
     next: i64,
     /// Number of the last entry of the log that was taken.
     taken: u64,
@@ -33,6 +40,7 @@ impl Messages {
     pub fn new(coordinator: i64) -> Messages {
         Messages {
             newest: VecDeque::new(),
+            recoveries: VecDeque::new(),
             next: coordinator.saturating_mul(MESSAGES_OF_ONE) + 1,
             taken: 0,
         }
@@ -50,6 +58,22 @@ impl Messages {
     /// Adds a sentence about a recovery or a change of plan that is over.
     pub fn resumed(&mut self, text: String) {
         self.add(true, text);
+    }
+
+    /// Takes a recovery or a change of plan that is over at this time.
+    pub fn recovered(&mut self, at: SystemTime, over: &Over) {
+        let Some(at) = time(at) else { return };
+        let number = |n: u128| i64::try_from(n).unwrap_or(i64::MAX);
+        self.recoveries.push_back(Recovery {
+            at,
+            cause: over.cause.label().to_owned(),
+            workers_lost: number(over.workers as u128),
+            pause_ms: number(over.pause.as_millis()),
+            steps_lost: number(over.lost.into()),
+        });
+        if self.recoveries.len() > RECOVERIES_MAX {
+            self.recoveries.pop_front();
+        }
     }
 
     fn add(&mut self, resumed: bool, text: String) {
@@ -96,13 +120,21 @@ pub fn report(by: &Reporter, view: &View, messages: &Messages, end: Option<RunEn
             .and(view.checkpoints.as_ref())
             .map(checkpoints),
         messages: messages.newest.iter().cloned().collect(),
+        recoveries: messages.recoveries.iter().cloned().collect(),
         end,
     }
+}
+
+/// As Kubernetes writes times, in whole seconds; none of a clock that is far off.
+fn time(at: SystemTime) -> Option<Time> {
+    let seconds = at.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs();
+    Some(Time(Timestamp::from_second(i64::try_from(seconds).ok()?).ok()?))
 }
 
 fn checkpoints(health: &CheckpointHealth) -> RunCheckpoints {
     RunCheckpoints {
         newest_step: health.newest.map(|step| step.0),
+        newest_at: health.newest_at.and_then(time),
         failing: health.failing.clone(),
         stale: health.stale,
     }

@@ -4,7 +4,7 @@ mod told;
 
 use crate::error::Error;
 use crate::health;
-use crate::metrics::{Metrics, Recoveries};
+use crate::metrics::{Metrics, Over, Recoveries};
 use crate::orders::{self, Orders, Turn};
 use crate::record::ClusterStore;
 use crate::report::{Messages, Reporter, report, run_end};
@@ -13,7 +13,7 @@ use kube::{Api, Client};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -216,8 +216,9 @@ impl Lead {
     fn observe(&mut self, view: &View, began: Instant, measured: &mut Measurements) {
         self.metrics.figures.observe(view, began.elapsed());
         self.messages.take(&view.messages);
-        for sentence in measured.observe(view, &self.metrics) {
+        for (sentence, over) in measured.observe(view, &self.metrics) {
             self.messages.resumed(sentence);
+            self.messages.recovered(SystemTime::now(), &over);
         }
     }
 }
@@ -232,17 +233,18 @@ struct Measurements {
 }
 
 impl Measurements {
-    /// Measures the events that are new in a view; returns a sentence about each recovery that is over.
-    fn observe(&mut self, view: &View, metrics: &Metrics) -> Vec<String> {
-        let mut sentences = vec![];
+    /// Measures the events that are new in a view; returns each recovery that is over, with a sentence about it.
+    fn observe(&mut self, view: &View, metrics: &Metrics) -> Vec<(String, Over)> {
+        let mut all_over = vec![];
         let known = self.last_event;
         for (number, at, event) in view.events.iter().filter(|(number, ..)| *number > known) {
             self.last_event = *number;
             for measured in self.recoveries.observe(*at, event) {
                 metrics.recovered(&measured);
-                if let Some(sentence) = measured.sentence(event, self.lost) {
+                let over = measured.over(event, self.lost);
+                if let Some(over) = measured.sentence(event, self.lost).zip(over) {
                     self.lost = 0;
-                    sentences.push(sentence);
+                    all_over.push(over);
                 }
             }
             if let (
@@ -256,7 +258,7 @@ impl Measurements {
                 metrics.figures.lost(self.lost, last.step_ms);
             }
         }
-        sentences
+        all_over
     }
 }
 

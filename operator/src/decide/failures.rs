@@ -41,11 +41,14 @@ pub(super) fn recent_failures(observed: &Observed, pods: &[JudgedPod<'_>]) -> Ve
         if expected || old || moment(&known, pod, failure).is_some() {
             continue;
         }
+        let is_init = failure.kind == FailureKind::InitFailed;
         known.push(RecentFailure {
             at: time(failure.at),
             node: pod.node.clone(),
             pod: pod.name.clone(),
             kind: failure.kind.to_string(),
+            number: is_init.then_some(pod.number),
+            made_from: pod.made_from.clone().filter(|_| is_init),
         });
     }
     known.sort_by_key(seconds);
@@ -116,6 +119,22 @@ pub(super) fn replaced_at(
     failure.at + (1_i64 << doubled.min(16)).min(DELAY_MAX_SECONDS)
 }
 
+/// Whether a failure of an init container is its node's fault and not the template's: a pod that was made from the same template runs
+/// elsewhere, and init containers failed here both before that was made and since. What all nodes reach, or none, as a bucket that was away for a
+/// while, speaks against none of them.
+fn is_its_nodes_fault(failure: &RecentFailure, failures: &[RecentFailure], pods: &[JudgedPod<'_>]) -> bool {
+    let here = |f: &&RecentFailure| f.node == failure.node && f.made_from == failure.made_from;
+    let numbers = || failures.iter().filter(here).filter_map(|f| f.number);
+    let (Some(made_from), Some(first), Some(last)) = (&failure.made_from, numbers().min(), numbers().max())
+    else {
+        return false;
+    };
+    pods.iter().any(|p| {
+        let is_alike = p.pod.made_from.as_ref() == Some(made_from) && p.pod.node != failure.node;
+        p.verdict == PodVerdict::Running && is_alike && (first..last).contains(&p.pod.number)
+    })
+}
+
 /// Which nodes new pods avoid.
 pub(super) fn avoided_nodes(
     observed: &Observed,
@@ -126,11 +145,15 @@ pub(super) fn avoided_nodes(
         return AvoidedNodes::default();
     };
     let limit = job.lifecycle.failure_policy.avoid_node_after as usize;
-    // A worker that ended well says nothing against its node, nor does an init container, which is the template's; and a node that is gone takes
-    // no pod.
-    let excused = [FailureKind::Left, FailureKind::InitFailed].map(FailureKind::as_str);
+    // A worker that ended well says nothing against its node, nor does an init container, where it is the template's fault; and a node that is
+    // gone takes no pod.
+    let is_excused = |f: &RecentFailure| match f.kind.as_str() {
+        kind if kind == FailureKind::Left.as_str() => true,
+        kind if kind == FailureKind::InitFailed.as_str() => !is_its_nodes_fault(f, failures, pods),
+        _ => false,
+    };
     let mut failures_on: BTreeMap<&String, usize> = BTreeMap::new();
-    for failure in failures.iter().filter(|f| !excused.contains(&f.kind.as_str())) {
+    for failure in failures.iter().filter(|f| !is_excused(f)) {
         if let Some(node) = failure.node.as_ref().filter(|n| observed.nodes.contains_key(*n)) {
             *failures_on.entry(node).or_default() += 1;
         }

@@ -3,9 +3,9 @@
 
 use super::decision::{Decision, EventNote, time};
 use super::events::deletion_events;
-use super::observed::{Observed, whole};
+use super::observed::{Observed, ObservedRun, whole};
 use std::collections::BTreeMap;
-use varuna_api::crd::{HISTORY_MAX, HistoryEntry, Status, TimeSpent};
+use varuna_api::crd::{HISTORY_MAX, HistoryEntry, RECOVERIES_MAX, Status, TimeSpent};
 use varuna_api::{JobPhase, Reason};
 use varuna_protocol::coordinator::Snapshot;
 
@@ -84,6 +84,15 @@ pub(super) fn note_history(
     }));
     let surplus = status.history.len().saturating_sub(HISTORY_MAX);
     status.history.drain(..surplus);
+}
+
+/// Adds the recoveries that the coordinator has reported. Those of coordinators before it stay; a coordinator reports its own again and again.
+pub(super) fn note_recoveries(run: &ObservedRun, status: &mut Status) {
+    let known = &mut status.recent_recoveries;
+    let before = known.clone();
+    known.extend(run.recoveries.iter().filter(|r| !before.contains(r)).cloned());
+    known.sort_by_key(|recovery| recovery.at.0);
+    known.drain(..known.len().saturating_sub(RECOVERIES_MAX));
 }
 
 /// Which ranks run each stage, in Varuna's form: of two pipelines of four stages `0,4;1,5;2,6;3,7;`. Ranks count the workers of a generation,

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use varuna_api::Job;
 pub use varuna_api::crd::RunEnd;
-use varuna_api::crd::{RunCheckpoints, RunMessage, RunSpec, Status};
+use varuna_api::crd::{Recovery, RunCheckpoints, RunMessage, RunSpec, Status};
 use varuna_coordinator::Identity;
 use varuna_protocol::coordinator::Snapshot;
 
@@ -206,6 +206,8 @@ pub struct ObservedRun {
     pub health_address: Option<SocketAddr>,
     /// What has happened lately, oldest first.
     pub messages: Vec<RunMessage>,
+    /// Recoveries of this coordinator that are over, oldest first.
+    pub recoveries: Vec<Recovery>,
     /// How it ended, if it has.
     pub ended: Option<RunEnd>,
 }

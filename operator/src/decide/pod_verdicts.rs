@@ -2,7 +2,7 @@
 //!
 //! A preemption costs no retry; a crash does, and so does a node that does not take the pod. Kubernetes distinguishes them by the
 //! condition DisruptionTarget, by the reason a kubelet gives, by a deletion, and by the exit code: 143 and 137 are SIGTERM and
-//! SIGKILL. Only the worker's container counts: a sidecar may outlive it. An init container that fails is the template's fault, not its node's.
+//! SIGKILL. Only the worker's container counts: a sidecar may outlive it. An init container that fails is the template's fault, unless more speaks against its node (`failures.rs`).
 
 use super::observed::{ContainerEnd, Observed, ObservedNode, ObservedPod, ObservedRun, PodPhase, Rejection};
 use std::collections::BTreeMap;

@@ -4,7 +4,7 @@ use super::conditions::conditions;
 use super::coordinator;
 use super::decision::{CoordinatorGoal, Decision, JobOutcome, Report, time};
 use super::events::{events, newest_message};
-use super::job_progress::{note_history, note_progress, stage_to_rank_map};
+use super::job_progress::{note_history, note_progress, note_recoveries, stage_to_rank_map};
 use super::objects;
 use super::observed::{Failure, Observed, ObservedRun, whole};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
@@ -55,6 +55,7 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
         status.steps = run.last_step().or(status.steps);
         plan(run, &mut status);
         checkpoint(run, &mut status);
+        note_recoveries(run, &mut status);
     }
     note_times(observed, &decision.outcome, &mut status);
     let lost = steps_lost(observed, decision);
@@ -195,10 +196,18 @@ fn checkpoint(run: &ObservedRun, status: &mut Status) {
     let Some(saved) = &run.checkpoints else {
         return;
     };
-    let before = status.checkpoint.as_ref().and_then(|c| c.newest_step);
-    let newest = saved.newest_step.map(whole).or(before);
+    let known = status.checkpoint.take().unwrap_or_default();
+    let newest = saved.newest_step.map(whole).or(known.newest_step);
+    // Another coordinator sees for the first time what is old.
+    let is_known = newest == known.newest_step && known.newest_at.is_some();
+    let newest_at = if is_known {
+        known.newest_at
+    } else {
+        saved.newest_at.clone()
+    };
     status.checkpoint = Some(CheckpointStatus {
         newest_step: newest,
+        newest_at,
         steps_behind: status.step.map(|step| (step - newest.unwrap_or(0)).max(0)),
         failing: saved.failing.clone(),
     });

@@ -485,6 +485,7 @@ fn alert_rules_go_by_metrics_that_operator_and_coordinators_have() {
         phase: Phase::Total,
         cause: Cause::Lost,
         took: std::time::Duration::ZERO,
+        workers: 1,
     });
     let known = metrics.render() + &coordinator.render();
     let rules = rules["spec"]["groups"][0]["rules"].as_array().unwrap();

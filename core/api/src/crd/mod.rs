@@ -12,7 +12,7 @@ mod run;
 mod status;
 
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-pub use progress::{HISTORY_MAX, HistoryEntry, TimeSpent};
+pub use progress::{HISTORY_MAX, HistoryEntry, RECOVERIES_MAX, Recovery, TimeSpent};
 pub use record::{RecordSpec, RecordStatus, VarunaRecord};
 pub use run::{
     DOMAINS_MAX, MESSAGES_MAX, NOTICES_MAX, RunCheckpoints, RunEnd, RunGoal, RunMessage, RunSpec, RunStatus,

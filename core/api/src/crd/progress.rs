@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// Entries of a job's history; the oldest go first.
 pub const HISTORY_MAX: usize = 20;
+/// Recoveries that are kept; the oldest go first.
+pub const RECOVERIES_MAX: usize = 10;
 
 /// How the job's time was spent since it first trained, in whole seconds. Time in which it was suspended, complete or failed is not counted.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
@@ -55,6 +57,27 @@ impl TimeSpent {
         let good = (self.training_seconds - self.repeated_seconds).max(0);
         (all > 0).then(|| good as f64 / all as f64)
     }
+}
+
+/// A recovery, or a planned change of the workers that train, that is over.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Recovery {
+    /// When training went on, or the next plan took over.
+    #[schemars(with = "String")]
+    pub at: Time,
+    /// Why: lost (a worker went without notice), notice (a worker was to go), takeover (another coordinator), joined (workers came) or other.
+    #[serde(default)]
+    pub cause: String,
+    /// Workers that were lost or had notice.
+    #[serde(default)]
+    pub workers_lost: i64,
+    /// Time without training, in milliseconds: 0 where training went on until the next plan took over.
+    #[serde(default)]
+    pub pause_ms: i64,
+    /// Steps that are trained again, because no worker held their state any more.
+    #[serde(default)]
+    pub steps_lost: i64,
 }
 
 /// Something that happened to the job.

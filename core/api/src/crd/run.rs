@@ -1,6 +1,8 @@
 //! The custom resource `VarunaRun`: what a job's coordinator is to do, and what it reports. The spec is written by the operator alone, the
 //! status by the coordinator alone, so neither needs to reach the other.
 
+use super::progress::{RECOVERIES_MAX, Recovery};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube_derive::CustomResource;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -116,6 +118,10 @@ pub struct RunStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MESSAGES_MAX))]
     pub messages: Vec<RunMessage>,
+    /// Recoveries and changes of plan of this coordinator, oldest first: the newest ten.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = RECOVERIES_MAX))]
+    pub recoveries: Vec<Recovery>,
     /// How this coordinator ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "run_end")]
@@ -129,6 +135,10 @@ pub struct RunCheckpoints {
     /// Step of the newest that can be resumed from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub newest_step: Option<u64>,
+    /// When this coordinator first saw it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub newest_at: Option<Time>,
     /// Why the store could not be asked the last time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failing: Option<String>,

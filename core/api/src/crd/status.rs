@@ -1,6 +1,6 @@
 //! The status of a `VarunaJob`: what the operator reports. Whole numbers have 64 signed bits, as everywhere in Kubernetes.
 
-use super::progress::{HistoryEntry, TimeSpent};
+use super::progress::{HistoryEntry, Recovery, TimeSpent};
 use crate::conditions::{ConditionType, JobPhase, listed};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -103,6 +103,10 @@ pub struct Status {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub history: Vec<HistoryEntry>,
+    /// Recoveries, and planned changes of the workers that train, oldest first: the newest ten.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub recent_recoveries: Vec<Recovery>,
     /// Number of the newest pod. Numbers are never used again, so that a pod that is gone is not taken for another.
     pub newest_pod: i64,
 }
@@ -159,6 +163,12 @@ pub struct RecentFailure {
     pub pod: String,
     /// How it failed: Crashed, Killed, Rejected, InitFailed or Left.
     pub kind: String,
+    /// Its number, where an init container of it failed: whether pods that were made before and after it run elsewhere says whose fault that is.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub number: Option<i64>,
+    /// Identity of what it was made from, where an init container of it failed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub made_from: Option<String>,
 }
 
 /// The plan in force.
@@ -191,6 +201,10 @@ pub struct CheckpointStatus {
     /// Step of the newest that may be resumed from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub newest_step: Option<i64>,
+    /// When it was first seen to be complete.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub newest_at: Option<Time>,
     /// Steps since then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps_behind: Option<i64>,

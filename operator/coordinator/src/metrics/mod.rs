@@ -6,7 +6,7 @@ mod goodput;
 
 pub use figures::Figures;
 pub use goodput::Goodput;
-pub use varuna_coordinator::recoveries::{Cause, Measured, Phase, Recoveries};
+pub use varuna_coordinator::recoveries::{Cause, Measured, Over, Phase, Recoveries};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;

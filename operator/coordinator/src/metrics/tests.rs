@@ -238,6 +238,7 @@ fn a_recovery_reads_as_a_sentence_and_its_parts_do_not() {
         phase: Phase::Total,
         cause: Cause::Joined,
         took: ms(90),
+        workers: 0,
     };
     let switched = Event::Switched {
         generation: Generation(7),
@@ -285,6 +286,69 @@ fn who_came_with_the_start_or_another_leader_is_no_cause_of_a_later_plan() {
 }
 
 #[test]
+fn a_recovery_that_is_over_says_how_many_workers_it_lost_and_for_how_long_nothing_was_trained() {
+    let of = |worker: u64| (WorkerId(worker), String::new());
+    let gone = |worker: u64| {
+        let (worker, name) = of(worker);
+        Event::WorkerLost { worker, name }
+    };
+    let draining = |worker: u64| {
+        let (worker, name) = of(worker);
+        Event::WorkerDraining { worker, name }
+    };
+    let joined = |worker: u64| {
+        let (worker, name) = of(worker);
+        let address = String::new();
+        Event::WorkerJoined {
+            worker,
+            name,
+            address,
+        }
+    };
+    let switched = |generation| Event::Switched {
+        generation: Generation(generation),
+    };
+    let story = [
+        (0, committed(4)),
+        // Two are lost, one of them after it had notice.
+        (5, draining(2)),
+        (10, gone(1)),
+        (12, fenced()),
+        (13, gone(2)),
+        (20, collected()),
+        (30, planned(false)),
+        (430, committed(5)),
+        // One goes as it said, and its end is no loss.
+        (500, draining(3)),
+        (510, planned(true)),
+        (540, switched(3)),
+        (550, gone(3)),
+        // Another one comes instead.
+        (900, joined(4)),
+        (910, planned(true)),
+        (940, switched(4)),
+    ];
+    let mut watch = Recoveries::default();
+    let mut over = vec![];
+    for (at, event) in &story {
+        let measured = watch.observe(ms(*at), event);
+        over.extend(measured.iter().filter_map(|m| m.over(event, 7)));
+    }
+    let found: Vec<_> = over
+        .iter()
+        .map(|o| (o.cause, o.workers, o.pause.as_millis(), o.lost))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            (Cause::Lost, 2, 418, 7),
+            (Cause::Notice, 1, 0, 7),
+            (Cause::Joined, 0, 0, 7)
+        ]
+    );
+}
+
+#[test]
 fn each_cause_has_its_sentence() {
     let switched = Event::Switched {
         generation: Generation(2),
@@ -294,6 +358,7 @@ fn each_cause_has_its_sentence() {
             phase: Phase::Total,
             cause,
             took: ms(1_230),
+            workers: 1,
         };
         measured.sentence(event, lost).unwrap()
     };

@@ -1,6 +1,8 @@
 //! Jobs with checkpoints: suspended, refused, reported.
 
 use super::*;
+use k8s_openapi::jiff::Timestamp;
+use varuna_api::crd::Time;
 
 #[test]
 fn a_job_is_suspended_once_a_checkpoint_holds_what_it_has_trained_or_none_comes() {
@@ -10,6 +12,7 @@ fn a_job_is_suspended_once_a_checkpoint_holds_what_it_has_trained_or_none_comes(
     let at = |step, newest, failing: Option<&str>| ObservedRun {
         checkpoints: Some(RunCheckpoints {
             newest_step: Some(newest),
+            newest_at: None,
             failing: failing.map(str::to_owned),
             stale: false,
         }),
@@ -80,6 +83,7 @@ fn a_store_that_fails_or_an_old_checkpoint_is_reported_and_stops_nothing() {
     let saved = |stale, failing: Option<&str>| {
         Some(RunCheckpoints {
             newest_step: Some(10),
+            newest_at: None,
             failing: failing.map(str::to_owned),
             stale,
         })
@@ -102,6 +106,29 @@ fn a_store_that_fails_or_an_old_checkpoint_is_reported_and_stops_nothing() {
         );
         assert_eq!(desired.status.checkpoint.as_ref().unwrap().newest_step, Some(10));
     }
+}
+
+#[test]
+fn the_time_of_a_checkpoint_is_when_it_was_first_seen_whichever_coordinator_tells_it() {
+    let at = |second| Time(Timestamp::from_second(second).unwrap());
+    let mut observed = observed(2);
+    let told = |observed: &mut Observed, newest_step, second: i64| {
+        observed.run = Some(ObservedRun {
+            checkpoints: Some(RunCheckpoints {
+                newest_step,
+                newest_at: newest_step.map(|_| at(second)),
+                ..RunCheckpoints::default()
+            }),
+            ..training(20)
+        });
+        observed.job.status = decide(observed).status;
+        observed.job.status.checkpoint.clone().unwrap().newest_at
+    };
+    assert_eq!(told(&mut observed, None, 0), None, "there is none");
+    assert_eq!(told(&mut observed, Some(10), 100), Some(at(100)));
+    assert_eq!(told(&mut observed, Some(10), 900), Some(at(100)), "seen again");
+    assert_eq!(told(&mut observed, None, 0), Some(at(100)), "it is not known yet");
+    assert_eq!(told(&mut observed, Some(20), 1_000), Some(at(1_000)));
 }
 
 /// A job of ten steps that is complete, whose spec asks for `steps`.

@@ -2,6 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use serde_json::json;
 
 fn crashed_on(node: &str, number: i64, ago: i64) -> ObservedPod {
     ObservedPod {
@@ -291,7 +292,7 @@ fn a_node_that_rejects_pods_makes_replacements_wait_longer_each_time() {
 }
 
 #[test]
-fn an_init_container_that_fails_is_the_templates_fault_and_never_its_nodes() {
+fn an_init_container_that_fails_is_the_templates_fault_where_nothing_says_that_it_is_its_nodes() {
     let mut observed = on_nodes(2);
     let on = |node: &str, pod: ObservedPod| ObservedPod {
         node: Some(node.into()),
@@ -332,6 +333,55 @@ fn an_init_container_that_fails_is_the_templates_fault_and_never_its_nodes() {
     assert_eq!(condition(&decide(&stays), ConditionType::Failed), failed);
     stays.job.generation += 1;
     assert_eq!(condition(&decide(&stays), ConditionType::Failed).status, "False");
+}
+
+/// Pods whose init containers failed on the node `a`, oldest first, and one that runs on `b`; all made from these.
+fn init_failures_on_a(numbers: &[i64], runs: (i64, &str), made_from: &str) -> Observed {
+    let mut observed = on_nodes(2);
+    let ago = |i: usize| 600 - 50 * i64::try_from(i).unwrap();
+    let failed = numbers.iter().enumerate().map(|(i, number)| ObservedPod {
+        node: Some("a".into()),
+        made_from: Some(made_from.into()),
+        ..init_failed(*number, 2, ago(i))
+    });
+    observed.pods = failed.collect();
+    observed.pods.push(ObservedPod {
+        made_from: Some(runs.1.into()),
+        ..running_on("b", runs.0)
+    });
+    observed.pods.sort_by_key(|p| p.number);
+    observed
+}
+
+#[test]
+fn a_node_on_which_init_containers_fail_again_and_again_while_they_end_well_elsewhere_is_avoided() {
+    let avoided = |observed: &Observed| {
+        let desired = decide(observed);
+        let pod = &desired.create[0];
+        let is_of_a = |term: &Value| term["values"] == json!(["a"]);
+        (
+            is_of_a(&required(pod)[0]["matchFields"][0]),
+            is_of_a(&preferred(pod)[0]["preference"]["matchFields"][0]),
+        )
+    };
+    let between = init_failures_on_a(&[1, 2, 4], (3, "t"), "t");
+    assert_eq!(avoided(&between), (true, false), "three failures");
+    let few = init_failures_on_a(&[2, 4], (3, "t"), "t");
+    assert_eq!(avoided(&few), (false, true), "two may be chance");
+    // A bucket that was away for a while, or is away now.
+    for runs in [1, 9] {
+        let observed = init_failures_on_a(&[2, 3, 4, 5], (runs, "t"), "t");
+        assert_eq!(avoided(&observed), (false, false), "pod {runs} runs");
+    }
+    let corrected = init_failures_on_a(&[1, 2, 4], (3, "another"), "t");
+    assert_eq!(avoided(&corrected), (false, false), "another template");
+    // Its crashes count for the job no more, however many there are, and it is remembered when the pods are gone.
+    let mut many = init_failures_on_a(&[1, 2, 4, 5, 6, 7, 8, 9], (3, "t"), "t");
+    let desired = decide(&many);
+    assert_eq!(condition(&desired, ConditionType::Failed).status, "False");
+    many.job.status = desired.status;
+    many.pods.retain(|p| p.number == 3);
+    assert_eq!(avoided(&many), (true, false));
 }
 
 #[test]

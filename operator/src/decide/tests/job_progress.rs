@@ -2,7 +2,8 @@
 
 use super::super::job_progress::stage_to_rank_map;
 use super::*;
-use varuna_api::crd::HISTORY_MAX;
+use k8s_openapi::jiff::Timestamp;
+use varuna_api::crd::{HISTORY_MAX, RECOVERIES_MAX, Recovery, Time};
 
 /// A job whose coordinator says this, `seconds` after the last report.
 fn later(mut before: Observed, seconds: i64, run: ObservedRun) -> Observed {
@@ -126,6 +127,35 @@ fn the_history_keeps_the_newest_of_what_happened() {
         job.job.status.history,
         "nothing new happened"
     );
+}
+
+#[test]
+fn recoveries_of_all_coordinators_are_kept_once_and_the_oldest_go_first() {
+    let recovery = |second: i64| Recovery {
+        at: Time(Timestamp::from_second(second).unwrap()),
+        cause: "lost".into(),
+        workers_lost: 1,
+        pause_ms: 420,
+        steps_lost: 3,
+    };
+    let reports = |seconds: std::ops::Range<i64>| ObservedRun {
+        recoveries: seconds.map(recovery).collect(),
+        ..at(RunMode::Training, 1, 5, 1.0)
+    };
+    let seconds = |observed: &Observed| -> Vec<i64> {
+        let recoveries = decide(observed).status.recent_recoveries;
+        recoveries.iter().map(|r| r.at.0.as_second()).collect()
+    };
+    let first = later(long(), 5, reports(100..103));
+    assert_eq!(seconds(&first), [100, 101, 102]);
+    let again = later(first, 5, reports(100..104));
+    assert_eq!(seconds(&again), [100, 101, 102, 103], "each once");
+    let another = later(again, 5, reports(200..201));
+    assert_eq!(seconds(&another), [100, 101, 102, 103, 200]);
+    assert_eq!(decide(&another).status.recent_recoveries[4], recovery(200));
+    let many = later(another, 5, reports(200..220));
+    let newest: Vec<i64> = (0..).take(RECOVERIES_MAX).map(|i| 210 + i).collect();
+    assert_eq!(seconds(&many), newest);
 }
 
 /// Workers of pipelines of these depths; each has one segment a stage.

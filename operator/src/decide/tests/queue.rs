@@ -224,6 +224,7 @@ fn an_eviction_saves_stops_and_then_gives_the_quota_back() {
     let mut run = training(5);
     run.checkpoints = Some(RunCheckpoints {
         newest_step: Some(2),
+        newest_at: None,
         failing: None,
         stale: false,
     });

@@ -43,6 +43,7 @@ fn saved(newest: Option<u64>, failing: Option<&str>, stale: bool, run: ObservedR
     ObservedRun {
         checkpoints: Some(RunCheckpoints {
             newest_step: newest,
+            newest_at: None,
             failing: failing.map(str::to_owned),
             stale,
         }),

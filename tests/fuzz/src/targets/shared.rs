@@ -7,7 +7,7 @@ use crate::{Form, Target};
 use kube::api::DynamicObject;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
-use varuna_api::crd::{RunCheckpoints, RunEnd, RunMessage, RunSpec, RunStatus, Status};
+use varuna_api::crd::{Recovery, RunCheckpoints, RunEnd, RunMessage, RunSpec, RunStatus, Status, Time};
 use varuna_api::parse_job;
 use varuna_cluster_coordinator::orders::{Orders, orders_of};
 use varuna_cluster_coordinator::report::ReportedPart;
@@ -96,6 +96,7 @@ fn snapshot() -> Snapshot {
 }
 
 fn seeds() -> Seeds {
+    let moment: Time = serde_json::from_str(r#""2026-11-25T10:00:00Z""#).expect("a time");
     let training = RunStatus {
         coordinator: 2,
         address: Some("10.0.0.1:7070".into()),
@@ -106,6 +107,7 @@ fn seeds() -> Seeds {
         loss_scale: Some(65_536),
         checkpoints: Some(RunCheckpoints {
             newest_step: Some(4),
+            newest_at: Some(moment.clone()),
             failing: Some("no answer within 30 s".into()),
             stale: true,
         }),
@@ -113,6 +115,13 @@ fn seeds() -> Seeds {
             number: 9,
             resumed: true,
             text: "training goes on".into(),
+        }],
+        recoveries: vec![Recovery {
+            at: moment,
+            cause: "lost".into(),
+            workers_lost: 1,
+            pause_ms: 420,
+            steps_lost: 3,
         }],
         end: None,
     };
