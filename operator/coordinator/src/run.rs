@@ -3,9 +3,10 @@
 mod told;
 
 use crate::error::Error;
-use crate::health;
+use crate::health::{self, Shown};
 use crate::metrics::{Metrics, Over, Recoveries};
 use crate::orders::{self, Orders, Turn};
+use crate::page::Title;
 use crate::record::ClusterStore;
 use crate::report::{Messages, Reporter, report, run_end};
 use crate::reporter::{Ended, Reports};
@@ -83,7 +84,9 @@ pub async fn run(client: Client, configuration: Configuration) -> Result<(), Err
     let (saw, seen) = watch::channel(None);
     let follow = orders::follow(runs.clone(), configuration.run.clone(), told, saw);
     let _following = AbortOnDrop(tokio::spawn(follow).abort_handle());
-    let answering = health::serve(listener, Arc::clone(&metrics));
+    let (publish, reports) = watch::channel(None);
+    let shown = shown(&configuration, &metrics, &reports);
+    let answering = health::serve(listener, shown);
     let _answering = AbortOnDrop(tokio::spawn(answering).abort_handle());
     let number = configuration.number;
     let read = tokio::time::timeout(ORDERS, orders.wait_for(|o| *o != Orders::Unknown));
@@ -97,7 +100,6 @@ pub async fn run(client: Client, configuration: Configuration) -> Result<(), Err
         return Ok(());
     }
     tracing::info!(number, "in charge");
-    let (publish, reports) = watch::channel(None);
     let writer = Reports {
         runs,
         name: configuration.run.clone(),
@@ -133,6 +135,22 @@ pub async fn run(client: Client, configuration: Configuration) -> Result<(), Err
         _ => tracing::error!("the end of the run could not be reported"),
     }
     Ok(())
+}
+
+fn shown(
+    configuration: &Configuration,
+    metrics: &Arc<Metrics>,
+    reports: &watch::Receiver<Option<RunStatus>>,
+) -> Shown {
+    Shown {
+        metrics: Arc::clone(metrics),
+        title: Title {
+            namespace: configuration.namespace.clone(),
+            job: configuration.job.clone(),
+            number: configuration.number,
+        },
+        reports: reports.clone(),
+    }
 }
 
 /// Aborts a task when dropped.
