@@ -26,7 +26,7 @@ use varuna_frames::RunKey;
 use varuna_plan::device::Hardware;
 use varuna_plan::{Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
-use varuna_torch::{Attention, Device, DeviceChoice};
+use varuna_torch::{Attention, AttentionChoice, Device, DeviceChoice};
 use varuna_wire::address::host_port;
 use varuna_wire::{Hello, Upward, Welcome};
 
@@ -318,6 +318,14 @@ fn backend(arguments: &Arguments, (device, platform): (Device, Platform), job: &
     }
     let shape = attention_shape(&job.model, backend.numerics);
     let attention = Attention::settle(arguments.attention, device, shape).context("--attention")?;
+    // Nobody asked for it, and the planner does not count what it takes.
+    if arguments.attention == AttentionChoice::Auto && attention == Attention::Math {
+        tracing::warn!(
+            bytes_per_sample = shape.score_bytes(),
+            "libtorch has no fused attention for this model on {device}: all scores of a block are kept in memory until its backward, which \
+             the planner does not count; a smaller spec.training.microBatchSize may be needed"
+        );
+    }
     tracing::info!(kernels = ?backend.kernels, %attention, without = %backend.without, "computing");
     Ok(backend)
 }

@@ -55,6 +55,16 @@ pub struct AttentionShape {
     pub masked: bool,
 }
 
+impl AttentionShape {
+    /// Bytes that [`Attention::Math`] takes for the scores of one sample's heads, of each token for each other one. The other ways make
+    /// no such tensor.
+    #[must_use]
+    pub fn score_bytes(&self) -> u64 {
+        let elements = self.heads.unsigned_abs() * self.sequence.unsigned_abs().pow(2);
+        elements * self.kind.elt_size_in_bytes() as u64
+    }
+}
+
 impl Attention {
     /// All of them.
     pub const ALL: [Attention; 4] = [
@@ -212,6 +222,16 @@ mod tests {
         let why = settle_masked(AttentionChoice::Only(Attention::Efficient)).unwrap_err();
         assert!(why.0.ends_with("in Float, with a mask"), "{why}");
         assert_eq!(settle(AttentionChoice::Auto), Ok(Attention::Flash));
+    }
+
+    #[test]
+    fn scores_are_those_of_each_head_token_and_token() {
+        assert_eq!(SHAPE.score_bytes(), 2 * 16 * 16 * 4);
+        let half = AttentionShape {
+            kind: Kind::BFloat16,
+            ..SHAPE
+        };
+        assert_eq!(half.score_bytes(), 2 * 16 * 16 * 2);
     }
 
     #[test]
