@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores nvrtc help setup build build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-hf test-tensorboard test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison
+.PHONY: stores nvrtc help setup build build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-hf test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-mutants -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -48,14 +48,14 @@ sim-night: ## Run many seeds on JOBS cores and say what they reached (SEEDS=1000
 mutants: ## Switch on each bug that core/plan and core/protocol can have at run time: the unit tests or the table's seeds must catch it (5 minutes)
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- survivors
 
-nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, each of the protocol's also in 4,000 schedules, the goals of the protocol at scale, every kernel compiled for every GPU, the alerts, TensorBoard, as root the GPU image (half an hour on one core)
+nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, each of the protocol's also in 4,000 schedules, the goals of the protocol at scale, every kernel compiled for every GPU, the alerts, models, data and event files beside transformers, Megatron and TensorBoard, as root the GPU image (half an hour on one core)
 	scripts/setup-nvrtc.sh --needed
 	VARUNA_NEEDS_NVRTC=1 $(CARGO) test --locked -p varuna-cuda --lib kernels
 	$(CARGO) run --release --locked -p varuna-bench-protocol -- --goals 64 1000
 	$(MAKE) mutants
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- mutants 4000
 	$(MAKE) test-alerts
-	$(MAKE) test-tensorboard
+	$(MAKE) test-tensorboard test-hf test-megatron
 	if [ "$$(id -u)" = 0 ]; then $(MAKE) test-image-cuda; fi
 
 fuzz: ## Fuzz each parser for a minute (SECONDS_EACH=60 SEED=... TARGETS="frames shard"); inputs that fail go to runs/fuzz
@@ -63,6 +63,9 @@ fuzz: ## Fuzz each parser for a minute (SECONDS_EACH=60 SEED=... TARGETS="frames
 
 fuzz-replay: ## Run one input again: TARGET=frames INPUT=runs/fuzz/...
 	$(CARGO) run --profile fuzz --locked -p varuna-fuzz -- replay $(TARGET) $(INPUT)
+
+test-megatron: build ## Datasets of Megatron's own code are read, and ours by it (installs what test-hf does)
+	$$(scripts/setup-hf.sh | tail -n 1) tests/megatron/compare.py target/debug
 
 test-hf: build ## Compare small models of each family with transformers, both ways: logits, tensors, text (installs PyTorch and transformers once, 3 GB)
 	$$(scripts/setup-hf.sh | tail -n 1) tests/huggingface/compare.py target/debug
@@ -108,6 +111,9 @@ bench-recovery: data ## kill -9 to the next step, against torchrun; as root also
 
 bench-checkpoint: data stores ## What a checkpoint costs, against torch.save and DCP
 	python3 bench/checkpoint.py
+
+bench-data: build-release ## Building a dataset from JSON lines, against Megatron's own builder (installs what test-hf does)
+	python3 bench/dataset.py
 
 bench-comparison: data ## What comparing the states of workers costs (spec.integrity.compareEverySteps), with and without by turns (five minutes)
 	python3 bench/comparison.py

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes the Python environment of `make test-hf`: the benchmarks' PyTorch and the pinned transformers. Prints the path of its Python on the last line.
+# Makes the Python environment of `make test-hf`, `make test-megatron` and `make bench-data`: the benchmarks' PyTorch, the pinned transformers and
+# megatron-core. Prints the path of its Python on the last line.
 set -eu
 cd "$(dirname "$0")/.."
 lock=tests/huggingface/requirements.txt

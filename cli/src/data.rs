@@ -2,9 +2,9 @@
 
 use crate::bar::Bar;
 use crate::failure::Failure;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
-use varuna_dataset::{Build, DataError, Format, Split, Tokenizer, build, info};
+use varuna_dataset::{Build, DataError, Format, Split, Tokenizer, build, info, tokens};
 
 /// Build and inspect datasets in Megatron's format (a `.bin` and an `.idx` file).
 #[derive(clap::Args)]
@@ -23,6 +23,20 @@ enum Command {
     Info {
         /// Path of the dataset, without .bin or .idx.
         dataset: PathBuf,
+    },
+    /// Print tokens of a dataset, as a JSON array of their ids or as text.
+    Show {
+        /// Path of the dataset, without .bin or .idx.
+        dataset: PathBuf,
+        /// Number of the first token, from 0.
+        #[arg(long, default_value_t = 0)]
+        first: u64,
+        /// Tokens at most.
+        #[arg(long, default_value_t = 256)]
+        count: u32,
+        /// Print the text that the tokens stand for; needs the dataset's tokenizer.
+        #[arg(long)]
+        text: bool,
     },
 }
 
@@ -60,25 +74,59 @@ struct BuildArguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.command {
-        Command::Build(arguments) => build_datasets(arguments)?,
-        Command::Info { dataset } => {
-            let info = info(dataset).map_err(bad)?;
-            println!(
-                "{}: {} tokens in {} sequences, {} documents, {} bytes a token",
-                dataset.display(),
-                info.tokens,
-                info.sequences,
-                info.documents,
-                info.token_bytes
-            );
-            if let Some(s) = info.sidecar {
-                println!(
-                    "tokenizer {}  vocabulary {}  end of document {}  sha256 {}",
-                    s.tokenizer, s.vocabulary, s.end_of_document, s.sha256
-                );
+        Command::Build(arguments) => build_datasets(arguments),
+        Command::Info { dataset } => print_info(dataset),
+        Command::Show {
+            dataset,
+            first,
+            count,
+            text,
+        } => {
+            let tokens = tokens(dataset, *first, *count).map_err(bad)?;
+            if *text {
+                print_text(dataset, &tokens)
+            } else {
+                let tokens: Vec<String> = tokens.iter().map(i64::to_string).collect();
+                println!("[{}]", tokens.join(","));
+                Ok(())
             }
         }
     }
+}
+
+fn print_info(dataset: &Path) -> Result<(), Failure> {
+    let info = info(dataset).map_err(bad)?;
+    println!(
+        "{}: {} tokens in {} sequences, {} documents, {} bytes a token",
+        dataset.display(),
+        info.tokens,
+        info.sequences,
+        info.documents,
+        info.token_bytes
+    );
+    if let Some(s) = info.sidecar {
+        println!(
+            "tokenizer {}  vocabulary {}  end of document {}  sha256 {}",
+            s.tokenizer, s.vocabulary, s.end_of_document, s.sha256
+        );
+    }
+    Ok(())
+}
+
+/// A line ends where a document does.
+fn print_text(dataset: &Path, tokens: &[i64]) -> Result<(), Failure> {
+    let tokenizer = Tokenizer::open(&dataset.to_string_lossy(), None).map_err(bad)?;
+    let encoder = tokenizer.encoder().map_err(bad)?;
+    let mut decoder = encoder.decoder();
+    let mut text = Vec::new();
+    // An id of a damaged file that is no token has no text.
+    for token in tokens.iter().filter_map(|token| u32::try_from(*token).ok()) {
+        text.extend(decoder.push(token));
+        if token == tokenizer.end_of_document() {
+            text.push(b'\n');
+        }
+    }
+    println!("{}", String::from_utf8_lossy(&text).trim_end_matches('\n'));
     Ok(())
 }
 
@@ -113,6 +161,13 @@ fn build_datasets(arguments: &BuildArguments) -> Result<(), Failure> {
             dataset.sidecar.documents,
             dataset.text_bytes
         );
+        // Few different texts may all have digests of one set.
+        if dataset.sidecar.tokens == 0 {
+            eprintln!(
+                "varuna: {} has no tokens: no document fell to it, and no job can read it",
+                dataset.path.display()
+            );
+        }
     }
     Ok(())
 }

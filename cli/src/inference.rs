@@ -82,9 +82,13 @@ pub(crate) struct EvaluateArguments {
         long,
         value_name = "SHARE",
         default_value_t = 0.05,
-        allow_negative_numbers = true
+        allow_negative_numbers = true,
+        conflicts_with = "whole"
     )]
     validation_fraction: f64,
+    /// Take all windows: the dataset is held out as a whole, as spec.data.validationPath of the job.
+    #[arg(long)]
+    whole: bool,
     /// Windows in a batch.
     #[arg(long, value_name = "N", default_value_t = 8)]
     batch: u32,
@@ -115,8 +119,11 @@ pub(crate) fn evaluate(arguments: &EvaluateArguments) -> Result<(), Failure> {
     worker
         .arg("--data")
         .arg(&arguments.data)
-        .args([format!("--validation-fraction={}", arguments.validation_fraction)])
         .args(["--batch", &arguments.batch.to_string()]);
+    match arguments.whole {
+        true => worker.arg("--whole"),
+        false => worker.arg(format!("--validation-fraction={}", arguments.validation_fraction)),
+    };
     optional(
         &mut worker,
         "--steps",

@@ -214,6 +214,41 @@ fn data_that_cannot_be_used_is_told_before_any_worker_starts() {
 }
 
 #[test]
+fn tokens_of_a_dataset_are_shown_and_an_empty_set_of_a_split_is_said() {
+    let place = Place::new();
+    std::fs::write(
+        place.path("few.jsonl"),
+        "{\"text\": \"one\"}\n{\"text\": \"two\"}\n",
+    )
+    .unwrap();
+    let (few, texts) = (place.path("few"), place.path("few.jsonl"));
+    let build = ["data", "build", "--tokenizer", "byte", "-o", &few, &texts];
+    let show = |more: &[&str]| {
+        let shown = place.varuna(&[&["data", "show", &few], more].concat());
+        assert!(shown.status.success(), "{shown:?}");
+        String::from_utf8(shown.stdout).unwrap()
+    };
+    let built = place.varuna(&build);
+    assert!(
+        built.status.success() && !said(&built).contains("no tokens"),
+        "{built:?}"
+    );
+    assert_eq!(show(&["--first", "1", "--count", "4"]), "[110,101,256,116]\n");
+    assert_eq!(show(&["--text"]), "one\ntwo\n");
+    place.refuses(
+        &["data", "show", &few, "--first", "8"],
+        2,
+        &["first token: 8", "below 8"],
+    );
+    // Two documents cannot fill three sets.
+    let split = place.varuna(&[&build[..], &["--split", "1,1,1", "--overwrite"]].concat());
+    assert!(
+        split.status.success() && said(&split).contains("has no tokens"),
+        "{split:?}"
+    );
+}
+
+#[test]
 fn a_dataset_that_exists_is_not_overwritten_unless_asked() {
     let place = Place::new();
     let before = std::fs::read(place.path("data.bin")).unwrap();

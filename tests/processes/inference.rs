@@ -90,6 +90,17 @@ fn its_loss_is_that_of_the_run(trained: &Trained) {
     assert_eq!(all["step"], 22, "the newest where no step is named: {all}");
     assert_eq!(all["windows"], all["heldOut"], "{all}");
     assert!(all["windows"].as_u64() > Some(8), "{all}");
+    // The tenth that was held out, rounded up, is a part of the whole.
+    let whole = json(trained.run.varuna(&[
+        "evaluate",
+        &trained.checkpoints,
+        &trained.data,
+        "--json",
+        "--whole",
+    ]));
+    let windows = |found: &Value| found["windows"].as_u64().expect("a number");
+    assert_eq!(whole["windows"], whole["heldOut"], "{whole}");
+    assert_eq!(windows(&whole).div_ceil(10), windows(&all), "{whole} {all}");
 }
 
 fn its_text_follows_from_prompt_settings_and_seed(trained: &Trained) {

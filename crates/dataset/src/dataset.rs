@@ -51,6 +51,29 @@ pub fn info(prefix: &Path) -> Result<Info, DataError> {
     })
 }
 
+/// Reads tokens of a dataset as they lie in it: at most `most`, from number `first` (from 0) on, fewer where the dataset ends.
+///
+/// # Errors
+/// A file is missing, truncated or malformed, or there is no token of that number.
+pub fn tokens(prefix: &Path, first: u64, most: u32) -> Result<Vec<i64>, DataError> {
+    let (index, _, file) = open(prefix)?;
+    if first >= index.tokens {
+        return Err(DataError::Argument {
+            what: "first token",
+            value: first.to_string(),
+            allowed: format!("below {}", index.tokens),
+        });
+    }
+    let width = index.token_type.width();
+    let count = usize::try_from(u64::from(most).min(index.tokens - first)).unwrap_or(usize::MAX);
+    let mut bytes = vec![0; count * width];
+    file.read_exact_at(&mut bytes, first * width as u64)
+        .map_err(DataError::io("read", &with_suffix(prefix, "bin")))?;
+    let mut tokens = vec![0; count];
+    index.token_type.decode(&bytes, &mut tokens);
+    Ok(tokens)
+}
+
 fn open(prefix: &Path) -> Result<(Index, Option<Sidecar>, File), DataError> {
     let (bin, idx, json) = (
         with_suffix(prefix, "bin"),
@@ -342,6 +365,19 @@ mod tests {
         data.held_out(3, &mut last).unwrap();
         assert_eq!(last[16], 256, "the last window ends with the end of the document");
         assert!(data.held_out(4, &mut last).is_err());
+    }
+
+    #[test]
+    fn tokens_are_read_as_they_lie_up_to_the_end() {
+        let (_folder, prefix) = dataset("In the beginning");
+        assert_eq!(tokens(&prefix, 0, 2).unwrap(), [i64::from(b'I'), i64::from(b'n')]);
+        assert_eq!(
+            tokens(&prefix, 14, 1000).unwrap(),
+            [i64::from(b'n'), i64::from(b'g'), 256]
+        );
+        assert_eq!(tokens(&prefix, 3, 0).unwrap(), [0; 0]);
+        let why = tokens(&prefix, 17, 1).unwrap_err().to_string();
+        assert!(why.contains("17") && why.contains("below 17"), "{why}");
     }
 
     #[test]

@@ -23,7 +23,7 @@ mod training_data;
 pub use blend::{Blend, BlendSample};
 #[cfg(feature = "build")]
 pub use build::{Build, Built, Format, Split, build};
-pub use dataset::{Info, TokenDataset, info};
+pub use dataset::{Info, TokenDataset, info, tokens};
 pub use error::DataError;
 pub use index::TokenType;
 pub use order::Permutation;

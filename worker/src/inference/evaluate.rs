@@ -23,8 +23,11 @@ pub struct Arguments {
     #[arg(long, value_name = "PREFIX")]
     data: PathBuf,
     /// Share of the windows, the last ones, that are held out, as in spec.data.validationFraction.
-    #[arg(long, default_value_t = 0.05)]
+    #[arg(long, default_value_t = 0.05, conflicts_with = "whole")]
     validation_fraction: f64,
+    /// Take all windows: the dataset is held out as a whole, as in spec.data.validationPath.
+    #[arg(long)]
+    whole: bool,
     /// Windows in a batch.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batch: u32,
@@ -72,9 +75,13 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
             .to_owned(),
         weight: 1.0,
     };
+    let held_out = match arguments.whole {
+        true => HeldOut::Dataset(source.path.clone()),
+        false => HeldOut::Fraction(fraction),
+    };
     let data = Data {
         train: vec![source],
-        held_out: HeldOut::Fraction(fraction),
+        held_out,
     };
     // The seed is that of the training samples' order.
     let opened = TrainingData::open(&data, model.sequence_length, 0);
