@@ -116,7 +116,7 @@ pub(crate) struct StepClock {
 }
 
 impl StepClock {
-    /// A commit is told at `now`, with so many others in the same message; it began with an evaluation or not. Returns the step's own
+    /// A commit is told at `now`: together with others, or alone; its step began with an evaluation, or not. Returns the step's own
     /// time: none after a pause between generations, none where steps were told late and together, none where it was not training alone.
     pub(crate) fn told(
         &mut self,

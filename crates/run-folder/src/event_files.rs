@@ -111,26 +111,12 @@ fn of_step(metric: &Metric) -> Vec<Scalar> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::StepFigures;
-    use varuna_plan::{Generation, StateId};
+    use crate::metric::example;
 
     fn metric(step: u64, time_ms: u64) -> Metric {
         Metric {
-            step: Step(step),
-            loss: 1.5,
-            eval_loss: None,
-            gradient_norm: 1.0,
-            overflow: false,
-            skipped_steps: 0,
-            loss_scale: None,
-            generation: Generation(1),
-            workers: 2,
-            plan: "P2xD1".into(),
-            tokens: 64,
-            step_ms: 10.0,
             time_ms,
-            state: StateId::INITIAL,
-            figures: StepFigures::default(),
+            ..example(step)
         }
     }
 

@@ -127,9 +127,13 @@ impl RunFolder {
         if self.last.as_ref().is_some_and(|last| metric.state <= last.state) {
             return;
         }
-        let result = self.metrics.append(&metric);
-        let also = self.event_files.append(&metric);
-        self.log_failure("metrics.jsonl", result.and(also));
+        let line = self.metrics.append(&metric);
+        let events = self.event_files.append(&metric);
+        let file = match &line {
+            Ok(()) => "tensorboard",
+            Err(_) => "metrics.jsonl",
+        };
+        self.log_failure(file, line.and(events));
         note_loss(&mut self.nan_steps, &metric);
         self.last = Some(metric);
     }
@@ -217,34 +221,9 @@ fn note_loss(nan_steps: &mut Vec<Step>, metric: &Metric) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::StepFigures;
-    use varuna_plan::state::Chain;
+    use crate::metric::example as metric;
     use varuna_plan::{Generation, StateId, Step};
     use varuna_protocol::Event;
-
-    fn metric(step: u64) -> Metric {
-        Metric {
-            step: Step(step),
-            loss: 1.5,
-            eval_loss: None,
-            gradient_norm: 1.0,
-            overflow: false,
-            skipped_steps: 0,
-            loss_scale: None,
-            generation: Generation(1),
-            workers: 2,
-            plan: "P2xD1".into(),
-            tokens: 64,
-            step_ms: 10.0,
-            time_ms: 1,
-            state: StateId {
-                run_gen: Generation(1),
-                step: Step(step),
-                chain: Chain(step),
-            },
-            figures: StepFigures::default(),
-        }
-    }
 
     #[test]
     fn a_folder_belongs_to_one_coordinator_and_one_job() {

@@ -89,6 +89,33 @@ pub fn now_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// A step as tests have it.
+#[cfg(test)]
+pub(crate) fn example(step: u64) -> Metric {
+    let (generation, step) = (Generation(1), Step(step));
+    Metric {
+        step,
+        loss: 1.5,
+        eval_loss: None,
+        gradient_norm: 1.0,
+        overflow: false,
+        skipped_steps: 0,
+        loss_scale: None,
+        generation,
+        workers: 2,
+        plan: "P2xD1".into(),
+        tokens: 64,
+        step_ms: 10.0,
+        time_ms: 1,
+        state: StateId {
+            run_gen: generation,
+            step,
+            chain: varuna_plan::state::Chain(step.0),
+        },
+        figures: StepFigures::default(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
