@@ -15,66 +15,8 @@ const PIECES: u64 = 64;
 /// Bytes of such a piece: what a disk reads at once.
 const PIECE_BYTES: u64 = 4096;
 
-/// A summary of a dataset.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Info {
-    /// Tokens.
-    pub tokens: u64,
-    /// Sequences in the index.
-    pub sequences: u64,
-    /// Documents in the index.
-    pub documents: u64,
-    /// Bytes of a token.
-    pub token_bytes: usize,
-    /// The builder's description, if there is one.
-    pub sidecar: Option<Sidecar>,
-}
-
-/// Reads and checks a dataset's index, lengths and description.
-///
-/// # Errors
-/// A file is missing, truncated or malformed.
-pub fn info(prefix: &Path) -> Result<Info, DataError> {
-    let (index, sidecar, _) = open(prefix)?;
-    let Index {
-        tokens,
-        sequences,
-        documents,
-        token_type,
-    } = index;
-    Ok(Info {
-        tokens,
-        sequences,
-        documents,
-        token_bytes: token_type.width(),
-        sidecar,
-    })
-}
-
-/// Reads tokens of a dataset as they lie in it: at most `most`, from number `first` (from 0) on, fewer where the dataset ends.
-///
-/// # Errors
-/// A file is missing, truncated or malformed, or there is no token of that number.
-pub fn tokens(prefix: &Path, first: u64, most: u32) -> Result<Vec<i64>, DataError> {
-    let (index, _, file) = open(prefix)?;
-    if first >= index.tokens {
-        return Err(DataError::Argument {
-            what: "first token",
-            value: first.to_string(),
-            allowed: format!("below {}", index.tokens),
-        });
-    }
-    let width = index.token_type.width();
-    let count = usize::try_from(u64::from(most).min(index.tokens - first)).unwrap_or(usize::MAX);
-    let mut bytes = vec![0; count * width];
-    file.read_exact_at(&mut bytes, first * width as u64)
-        .map_err(DataError::io("read", &with_suffix(prefix, "bin")))?;
-    let mut tokens = vec![0; count];
-    index.token_type.decode(&bytes, &mut tokens);
-    Ok(tokens)
-}
-
-fn open(prefix: &Path) -> Result<(Index, Option<Sidecar>, File), DataError> {
+/// The index, the builder's description and the file of the tokens, checked against each other.
+pub(crate) fn open(prefix: &Path) -> Result<(Index, Option<Sidecar>, File), DataError> {
     let (bin, idx, json) = (
         with_suffix(prefix, "bin"),
         with_suffix(prefix, "idx"),
@@ -368,19 +310,6 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_read_as_they_lie_up_to_the_end() {
-        let (_folder, prefix) = dataset("In the beginning");
-        assert_eq!(tokens(&prefix, 0, 2).unwrap(), [i64::from(b'I'), i64::from(b'n')]);
-        assert_eq!(
-            tokens(&prefix, 14, 1000).unwrap(),
-            [i64::from(b'n'), i64::from(b'g'), 256]
-        );
-        assert_eq!(tokens(&prefix, 3, 0).unwrap(), [0; 0]);
-        let why = tokens(&prefix, 17, 1).unwrap_err().to_string();
-        assert!(why.contains("17") && why.contains("below 17"), "{why}");
-    }
-
-    #[test]
     fn a_dataset_without_a_description_is_known_by_its_content() {
         let fingerprint = |text: &str| {
             let (_folder, prefix) = dataset(text);
@@ -422,9 +351,9 @@ mod tests {
         let bin = with_suffix(&prefix, "bin");
         let whole = std::fs::read(&bin).unwrap();
         std::fs::write(&bin, &whole[..whole.len() - 2]).unwrap();
-        let cut = info(&prefix).unwrap_err().to_string();
+        let cut = crate::info(&prefix).unwrap_err().to_string();
         assert!(cut.contains("data.v1.bin") && cut.contains("cut short"), "{cut}");
-        let missing = info(Path::new("/nonexistent/x")).unwrap_err().to_string();
+        let missing = crate::info(Path::new("/nonexistent/x")).unwrap_err().to_string();
         assert!(missing.contains("/nonexistent/x.bin"), "{missing}");
     }
 }

@@ -9,6 +9,7 @@
 mod blend;
 #[cfg(feature = "build")]
 mod build;
+mod contents;
 mod dataset;
 mod error;
 mod index;
@@ -23,7 +24,8 @@ mod training_data;
 pub use blend::{Blend, BlendSample};
 #[cfg(feature = "build")]
 pub use build::{Build, Built, Format, Split, build};
-pub use dataset::{Info, TokenDataset, info, tokens};
+pub use contents::{Info, info, tokens};
+pub use dataset::TokenDataset;
 pub use error::DataError;
 pub use index::TokenType;
 pub use order::Permutation;

@@ -147,6 +147,18 @@ fn a_keeper_is_in_another_zone_or_else_on_another_node() {
     assert_eq!(found[..4], far, "two share each node");
 }
 
+#[test]
+fn one_that_is_far_from_all_others_keeps_the_copies_of_two_and_no_more() {
+    let layout = layout(5);
+    let shape = shape(layout, &[5]);
+    let zones = workers(&shape, &["a", "a", "a", "a", "b"]);
+    let found = keepers(&layout, &shape, &zones, everyone, &SpareCosts::default());
+    assert!(found[..5].iter().all(Option::is_some), "{found:?}");
+    let far = zones[4].id;
+    let kept = found.iter().filter(|keeper| **keeper == Some(far)).count();
+    assert_eq!(kept, HOLDERS_PER_KEEPER, "{found:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
