@@ -5,7 +5,7 @@ use crate::io;
 use std::path::Path;
 use std::time::Duration;
 use varuna_api::{Job, parse_job, parse_job_of_any_release, steps_of_run};
-use varuna_checkpoint::{CheckpointError, Store};
+use varuna_checkpoint::{CheckpointError, Listed, Store};
 use varuna_coordinator::Checkpointing;
 use varuna_coordinator::location_lease::{claim_of_this_process, claimant_has_ended};
 use varuna_dataset::TrainingData;
@@ -90,6 +90,9 @@ pub(crate) async fn checkpoints(
         // A damaged checkpoint is no error here: the run resumes from an older one.
         return Err(bad(error.to_string()));
     }
+    if !listed.iter().any(Listed::is_usable) {
+        origin(&store).await?;
+    }
     let run = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let claim = claim_of_this_process(run.display().to_string());
     let ownership = store.location().claim(claim.clone(), claimant_has_ended).await;
@@ -105,4 +108,12 @@ pub(crate) async fn checkpoints(
         claim,
         ownership: Some(ownership),
     }))
+}
+
+/// Checks that the other job's checkpoint is there that the job begins with, if it says so.
+async fn origin(store: &Store) -> Result<(), Failure> {
+    let bad = |error: String| Failure::Input(format!("spec.checkpoint.from: {error}"));
+    let found = tokio::time::timeout(STORE_TIMEOUT, store.origin()).await;
+    let found = found.map_err(|_| bad(format!("no answer within {} s", STORE_TIMEOUT.as_secs())))?;
+    found.map(drop).map_err(|error| bad(error.to_string()))
 }

@@ -248,7 +248,7 @@ fn a_place_with_another_models_checkpoints_is_refused_before_any_worker_starts()
     );
     assert_eq!(second.exit_code(), 2, "{}", second.report());
     assert!(
-        second.report().contains("this job's model is"),
+        second.report().contains("this job's model is another one: "),
         "{}",
         second.report()
     );

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
-use varuna_checkpoint::{CheckpointError, Manifest, RateLimit, Shard, ShardTensor, Store, unit_name};
+use varuna_checkpoint::{CheckpointError, RateLimit, Shard, ShardTensor, Store, unit_name};
 use varuna_model::Model;
 use varuna_plan::{LossScaling, OptimizerProgress, StateId, Unit};
 
@@ -156,11 +156,7 @@ impl Checkpoints {
         arrived: &mut impl FnMut(),
     ) -> Result<UnitState, CheckpointError> {
         let store = &self.inner.store;
-        let manifest: Manifest = store.location().manifest(id).await?;
-        let shard = store
-            .location()
-            .load(&manifest, &unit_name(store.layout(), unit), arrived)
-            .await?;
+        let shard = store.load(id, &unit_name(store.layout(), unit), arrived).await?;
         from_shard(&self.inner.model, &self.inner.scaling, unit, shard)
     }
 }

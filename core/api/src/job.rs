@@ -246,6 +246,9 @@ impl WorkerTransport {
 pub struct Checkpoint {
     /// Folder or bucket.
     pub uri: String,
+    /// What the job begins with, where that is another one's checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<CheckpointSource>,
     /// Steps between checkpoints, at least 1. This or `interval_seconds` is given.
     pub interval_steps: Option<u64>,
     /// Seconds between checkpoints, at least 1.
@@ -254,6 +257,21 @@ pub struct Checkpoint {
     pub keep: u32,
     /// Bytes that a worker uploads in a second at most; none = no limit.
     pub upload_bytes_per_second: Option<u64>,
+}
+
+/// A checkpoint of another job.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointSource {
+    /// Folder or bucket of that job's checkpoints.
+    pub uri: String,
+    /// Its name.
+    pub job: String,
+    /// The checkpoint's step; none = the newest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
+    /// Only the parameters count: the optimizer and the steps begin anew.
+    pub weights_only: bool,
 }
 
 impl Checkpoint {

@@ -28,9 +28,9 @@ pub use conditions::{ConditionType, FailureKind, JobPhase, Reason};
 pub use error::{JobError, JobErrors};
 pub use hash::{model_hash, run_identity};
 pub use job::{
-    Checkpoint, CoordinatorPod, Data, DataSource, Disruption, Elasticity, Encryption, FailurePolicy, HeldOut,
-    Job, Lifecycle, Network, NetworkPolicy, Pipelines, Precision, Restriction, WorkerDevice, WorkerGroup,
-    WorkerTransport, Workers,
+    Checkpoint, CheckpointSource, CoordinatorPod, Data, DataSource, Disruption, Elasticity, Encryption,
+    FailurePolicy, HeldOut, Job, Lifecycle, Network, NetworkPolicy, Pipelines, Precision, Restriction,
+    WorkerDevice, WorkerGroup, WorkerTransport, Workers,
 };
 pub use learning_rate::{LearningRate, Schedule};
 pub use planner::{estimated_planner, measured_costs, planner, planner_with};

@@ -31,7 +31,7 @@ mod network;
 mod optimizer;
 mod worker_groups;
 mod workers;
-pub use checkpoint::{CheckpointSpec, IntegritySpec};
+pub use checkpoint::{CheckpointSourceSpec, CheckpointSpec, IntegritySpec};
 pub use coordinator::CoordinatorSpec;
 pub use data::{DataSourceSpec, DataSpec};
 pub use disruption::DisruptionSpec;

@@ -73,6 +73,7 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
     if let Some(manager) = &spec.managed_by {
         check.manager("spec.managedBy", manager);
     }
+    let checkpoint = spec.checkpoint.map(|c| checkpoint::checkpoint(check, c, &name));
     Job {
         name,
         namespace,
@@ -84,7 +85,7 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
         pipeline,
         workers,
         worker_groups,
-        checkpoint: spec.checkpoint.map(|c| checkpoint::checkpoint(check, c)),
+        checkpoint,
         network: workers::network(check, &network),
         network_policy: workers::network_policy(check, network),
         compare_every_steps: checkpoint::compare_every_steps(check, spec.integrity),

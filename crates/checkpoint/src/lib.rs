@@ -29,7 +29,7 @@ pub use published_files::{PUBLISHED_FILE_BYTES_MAX, PUBLISHED_FILES};
 pub use rate_limit::RateLimit;
 pub use retention::{Pruned, prunable};
 pub use shard::{Shard, ShardFile, ShardTensor};
-pub use store::Store;
+pub use store::{Origin, Store};
 
 use varuna_plan::StateId;
 
@@ -55,6 +55,16 @@ pub enum CheckpointError {
         /// The object's name in the checkpoint's folder.
         file: String,
         /// What is wrong with it.
+        why: String,
+    },
+    /// The other job's checkpoint that a job is to begin with cannot be.
+    #[error("the checkpoint of job {job} in {uri}: {why}")]
+    Origin {
+        /// Where the other job's checkpoints lie.
+        uri: String,
+        /// The other job.
+        job: String,
+        /// What is wrong.
         why: String,
     },
     /// Another run owns the location.

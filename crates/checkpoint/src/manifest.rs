@@ -4,6 +4,7 @@ use crate::name::{shard_file, unit_name};
 use crate::{CheckpointError, DataDigest};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::{Layout, StateId};
 
 /// The version of the format that this build writes. Since version 3 digests are BLAKE3; since version 4 shards hold the loss scale.
@@ -122,30 +123,55 @@ impl Manifest {
     /// Checks that a job may load this checkpoint.
     ///
     /// # Errors
-    /// It is of another model.
+    /// It is of another model; the error names each field that differs, the job's value, and that of the checkpoint.
     pub fn suits(&self, facts: &Facts, layout: Layout) -> Result<(), CheckpointError> {
-        // Dropout has no state; nor have positions that are not learned, so that a model may go on with longer samples.
-        let sizes = |model: &Value| {
-            let mut sizes = model.clone();
-            let is_rotary = model.pointer("/features/positions/rotary").is_some();
-            if let Some(sizes) = sizes.as_object_mut() {
-                sizes.remove("dropout");
-                if is_rotary {
-                    sizes.remove("sequenceLength");
-                }
-            }
-            sizes
-        };
-        if self.layout == layout && sizes(&self.facts.model) == sizes(&facts.model) {
+        let (own, of_job) = (sizes(&self.facts.model), sizes(&facts.model));
+        if own == of_job && self.layout == layout {
             return Ok(());
+        }
+        let fields = own.keys().chain(of_job.keys()).collect::<BTreeSet<_>>();
+        let differing = fields
+            .into_iter()
+            .filter(|field| own.get(*field) != of_job.get(*field));
+        let value = |of: Option<&Value>| of.map_or("left out".to_owned(), Value::to_string);
+        let named = differing.map(|f| format!("{f} {}, needed {}", value(of_job.get(f)), value(own.get(f))));
+        let mut named: Vec<String> = named.collect();
+        if named.is_empty() {
+            named.push("its units differ".to_owned());
         }
         Err(CheckpointError::Unsuitable {
             id: self.state,
             why: format!(
-                "it is of job {} with the model {}, this job's model is {}",
-                self.facts.job, self.facts.model, facts.model
+                "it is of job {}, and this job's model is another one: {}",
+                self.facts.job,
+                named.join("; ")
             ),
         })
+    }
+}
+
+/// The fields of a model that its parameters follow from, each by its path.
+fn sizes(model: &Value) -> BTreeMap<String, Value> {
+    // Dropout has no state; nor have positions that are not learned, so that a model may go on with longer samples.
+    let is_rotary = model.pointer("/features/positions/rotary").is_some();
+    let mut sizes = BTreeMap::new();
+    add_leaves("", model, &mut sizes);
+    sizes.remove("dropout");
+    if is_rotary {
+        sizes.remove("sequenceLength");
+    }
+    sizes
+}
+
+fn add_leaves(path: &str, value: &Value, leaves: &mut BTreeMap<String, Value>) {
+    match value {
+        Value::Object(fields) if !fields.is_empty() => {
+            for (name, value) in fields {
+                let dot = if path.is_empty() { "" } else { "." };
+                add_leaves(&format!("{path}{dot}{name}"), value, leaves);
+            }
+        }
+        leaf => drop(leaves.insert(path.to_owned(), leaf.clone())),
     }
 }
 

@@ -1,5 +1,8 @@
 //! One job's checkpoints: writes them, and checks what the job may resume from.
 
+mod origin;
+pub use origin::Origin;
+
 use crate::CheckpointError;
 use crate::listed::Listed;
 use crate::location::Location;
@@ -10,6 +13,7 @@ use crate::shard::{ShardFacts, ShardFile};
 use futures::{StreamExt, TryStreamExt};
 use object_store::PutPayload;
 use object_store::buffered::BufWriter;
+use origin::OtherJob;
 use std::sync::Arc;
 use varuna_api::{Job, model_hash};
 use varuna_plan::{Layout, StateId, Unit};
@@ -27,6 +31,8 @@ pub struct Store {
     location: Location,
     layout: Layout,
     facts: Facts,
+    /// Whose checkpoint the job begins with, if anybody's.
+    other_job: Option<OtherJob>,
 }
 
 impl Store {
@@ -52,7 +58,15 @@ impl Store {
             data_fingerprint: fingerprint.to_owned(),
         };
         let location = Location::open(&checkpoint.uri)?;
-        Ok(Some(Store::new(location, job.model.layout(), facts)))
+        let other_job = checkpoint
+            .from
+            .as_ref()
+            .map(|from| OtherJob::open(from, job.training.steps))
+            .transpose()?;
+        Ok(Some(Store {
+            other_job,
+            ..Store::new(location, job.model.layout(), facts)
+        }))
     }
 
     /// The units of the model.
@@ -68,6 +82,16 @@ impl Store {
             location: location.below(&facts.job),
             layout,
             facts,
+            other_job: None,
+        }
+    }
+
+    /// What this job thinks of another one's folder.
+    fn at(&self, location: &Location) -> Store {
+        Store {
+            location: location.clone(),
+            other_job: None,
+            ..self.clone()
         }
     }
 

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::{Notify, watch};
 use unfinished::Unfinished;
-use varuna_checkpoint::{CheckpointError, Listed, Standing};
+use varuna_api::CheckpointSource;
+use varuna_checkpoint::{CheckpointError, Listed, Standing, folder_name};
 use varuna_plan::StateId;
 
 /// How often the store is listed without a request.
@@ -102,6 +103,8 @@ struct Task {
     unfinished: Unfinished,
     listing: CheckpointListing,
     standing: Option<Standing>,
+    /// The log says with which other job's checkpoint this one begins.
+    said_origin: bool,
     /// Another run's claim was found: when first, and whose.
     refused: Option<(Instant, String)>,
 }
@@ -120,6 +123,7 @@ impl Task {
             unfinished: Unfinished::default(),
             listing: CheckpointListing::default(),
             standing: None,
+            said_origin: false,
             refused: None,
         }
     }
@@ -269,8 +273,51 @@ impl Task {
                 usable.push(listed.id);
             }
         }
+        if usable.is_empty() {
+            usable.extend(self.origin(&all).await?);
+        }
         let damaged = all.iter().filter(|l| l.refused).map(|l| l.id).collect();
         Ok((usable, damaged))
+    }
+
+    /// Another job's checkpoint that this one begins with. While it is not known which one that is, nothing may begin.
+    async fn origin(&mut self, all: &[Listed]) -> Result<Option<StateId>, CheckpointError> {
+        let store = &self.given.store;
+        let origin = match self.standing {
+            Some(Standing::Owner) => store.settle_origin().await?,
+            _ => store.origin().await?,
+        };
+        let Some(origin) = origin else {
+            return Ok(None);
+        };
+        let id = origin.begins_with();
+        if all.iter().any(|l| l.id == id && l.refused) {
+            return Err(CheckpointError::Origin {
+                uri: origin.source.uri,
+                job: origin.source.job,
+                why: format!(
+                    "{} is damaged: a worker has found it so, and says why in refused.json in this job's folder",
+                    folder_name(origin.state)
+                ),
+            });
+        }
+        if !std::mem::replace(&mut self.said_origin, true) {
+            let checkpoint = folder_name(origin.state);
+            let CheckpointSource {
+                uri,
+                job,
+                weights_only,
+                ..
+            } = &origin.source;
+            tracing::info!(
+                checkpoint,
+                job,
+                uri,
+                weights_only,
+                "begins with another job's checkpoint"
+            );
+        }
+        Ok(Some(id))
     }
 
     /// Deletes the damaged checkpoint that is to be put again. Only as the owner.

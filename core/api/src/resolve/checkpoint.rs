@@ -1,11 +1,14 @@
 //! `spec.checkpoint` and `spec.integrity`: where and how often state is saved, and how often it is compared.
 
-use super::check::Check;
-use crate::job::Checkpoint;
+use super::check::{Check, quoted};
+use crate::job::{Checkpoint, CheckpointSource};
 use crate::limits;
-use crate::manifest::{CheckpointSpec, IntegritySpec};
+use crate::manifest::{CheckpointSourceSpec, CheckpointSpec, IntegritySpec};
 
-pub(super) fn checkpoint(check: &mut Check, written: CheckpointSpec) -> Checkpoint {
+/// What a location of checkpoints is.
+const LOCATION: &str = "a folder or the URI of a bucket";
+
+pub(super) fn checkpoint(check: &mut Check, written: CheckpointSpec, job: &str) -> Checkpoint {
     let at = |field: &str| format!("spec.checkpoint.{field}");
     if written.interval_steps.is_none() && written.interval_seconds.is_none() {
         let allowed = "a number of steps here, or of seconds in intervalSeconds";
@@ -17,13 +20,37 @@ pub(super) fn checkpoint(check: &mut Check, written: CheckpointSpec) -> Checkpoi
     let interval_seconds = count("intervalSeconds", written.interval_seconds);
     let upload = written.upload_per_second.as_ref();
     let upload_bytes_per_second = check.bytes(&at("uploadPerSecond"), upload);
+    let uri = check.text(&at("uri"), written.uri, LOCATION);
     Checkpoint {
-        uri: check.text(&at("uri"), written.uri, "a folder or the URI of a bucket"),
+        from: written.from.map(|from| source(check, from, (&uri, job))),
+        uri,
         interval_steps,
         interval_seconds,
         keep: check.within(&at("keep"), written.keep.unwrap_or(3), limits::KEEP),
         upload_bytes_per_second,
     }
+}
+
+/// The job of this name, with checkpoints at `uri`, cannot begin with its own.
+fn source(check: &mut Check, written: CheckpointSourceSpec, (uri, job): (&str, &str)) -> CheckpointSource {
+    let at = |field: &str| format!("spec.checkpoint.from.{field}");
+    let source = CheckpointSource {
+        job: check.label(&at("job"), written.job),
+        uri: match written.uri {
+            Some(uri) => check.text(&at("uri"), Some(uri), LOCATION),
+            None => uri.to_owned(),
+        },
+        step: written
+            .step
+            .map(|step| check.within(&at("step"), step, limits::COUNT_OR_NONE)),
+        weights_only: written.weights_only.unwrap_or(false),
+    };
+    if (source.uri.as_str(), source.job.as_str()) == (uri, job) {
+        let allowed =
+            "another job, or one in another place: a job goes on from its own checkpoints by itself";
+        check.0.push(&at("job"), quoted(job), allowed);
+    }
+    source
 }
 
 pub(super) fn compare_every_steps(check: &mut Check, written: Option<IntegritySpec>) -> Option<u64> {

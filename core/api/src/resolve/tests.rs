@@ -1,7 +1,7 @@
 use super::{parse_job, parse_job_of_any_release};
 use crate::{
-    Data, DataSource, Encryption, Evaluation, FailurePolicy, HeldOut, Job, Lifecycle, NetworkPolicy,
-    Precision, Restriction, Schedule, WorkerDevice, WorkerTransport,
+    CheckpointSource, Data, DataSource, Encryption, Evaluation, FailurePolicy, HeldOut, Job, Lifecycle,
+    NetworkPolicy, Precision, Restriction, Schedule, WorkerDevice, WorkerTransport,
 };
 use varuna_model::{Features, Mlp, ParameterKind, Real, presets};
 use varuna_plan::{LossScaling, Recompute, ScaleFactor, ScheduleKind};
@@ -143,6 +143,24 @@ fn the_learning_rate_follows_the_schedule_that_is_named() {
 }
 
 #[test]
+fn a_job_begins_with_the_newest_whole_checkpoint_of_another_job_at_its_own_location_unless_it_says_otherwise()
+{
+    let text = format!("{MINIMAL}  checkpoint: {{uri: runs, intervalSteps: 5, from: {{job: base}}}}\n");
+    let expected = CheckpointSource {
+        uri: "runs".into(),
+        job: "base".into(),
+        step: None,
+        weights_only: false,
+    };
+    let job = parse_job(&text).unwrap();
+    assert_eq!(job.checkpoint.unwrap().from, Some(expected));
+    let itself = "spec.checkpoint.from.job: \"demo\" — another job, or one in another place: a job goes on from its own checkpoints by itself";
+    assert_eq!(errors(&with(&text, "job: base", "job: demo")), [itself]);
+    let elsewhere = with(&text, "job: base", "job: demo, uri: other");
+    assert!(parse_job(&elsewhere).is_ok());
+}
+
+#[test]
 fn a_job_trains_on_one_dataset_or_on_a_blend_of_several() {
     let source = |path: &str, weight| DataSource {
         path: path.to_owned(),
@@ -251,17 +269,6 @@ fn every_field_about_the_run_that_is_written_is_taken() {
         job.workers.template,
         Some(serde_json::json!({"spec": {"new": null}}))
     );
-    let checkpoint = job.checkpoint.clone().unwrap();
-    assert_eq!(
-        (
-            checkpoint.uri.as_str(),
-            checkpoint.interval_steps,
-            checkpoint.interval_seconds,
-            checkpoint.keep,
-            checkpoint.upload_bytes_per_second,
-        ),
-        ("s3://bucket/x", Some(50), Some(600), 2, Some(5 << 20))
-    );
     assert_eq!(job.compare_every_steps, Some(20));
     assert_eq!(
         (job.disruption.notice_seconds, job.disruption.node_signals.len()),
@@ -290,6 +297,29 @@ fn every_field_about_the_run_that_is_written_is_taken() {
         template: Some(serde_json::json!({ "spec": { "new": null } })),
     };
     assert_eq!(job.coordinator, coordinator);
+}
+
+#[test]
+fn every_field_about_checkpoints_that_is_written_is_taken() {
+    let job = parse_job(FULL).unwrap();
+    let checkpoint = job.checkpoint.unwrap();
+    let from = CheckpointSource {
+        uri: "gs://other/y".into(),
+        job: "base".into(),
+        step: Some(40),
+        weights_only: true,
+    };
+    assert_eq!(checkpoint.from, Some(from));
+    assert_eq!(
+        (
+            checkpoint.uri.as_str(),
+            checkpoint.interval_steps,
+            checkpoint.interval_seconds,
+            checkpoint.keep,
+            checkpoint.upload_bytes_per_second,
+        ),
+        ("s3://bucket/x", Some(50), Some(600), 2, Some(5 << 20))
+    );
 }
 
 #[test]

@@ -570,6 +570,21 @@ const OF_FULL: &[(&str, &str, &str)] = &[
         "intervalSteps: 0",
         "spec.checkpoint.intervalSteps: 0 — 1 to 1099511627776",
     ),
+    (
+        "job: base, uri",
+        "uri",
+        "spec.checkpoint.from.job: missing — 1 to 63 of a-z, 0-9 and -, neither first nor last a -",
+    ),
+    (
+        "uri: \"gs://other/y\"",
+        "uri: \" \"",
+        "spec.checkpoint.from.uri: \" \" — a folder or the URI of a bucket",
+    ),
+    (
+        "step: 40",
+        "step: -1",
+        "spec.checkpoint.from.step: -1 — a whole number, 0 to 18446744073709551615",
+    ),
     ("keep: 2", "keep: 0", "spec.checkpoint.keep: 0 — 1 to 1000000"),
     (
         "compareEverySteps: 20",

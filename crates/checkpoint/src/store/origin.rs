@@ -1,0 +1,210 @@
+//! The checkpoint of another job that a job begins with, as long as it has none of its own.
+//!
+//! Nothing is copied. `origin.json` in the job's folder names the checkpoint, is written once, and so stays what it is while the other job goes
+//! on; workers read the shards where they lie. Nothing is ever written to the other job's folder.
+
+use super::Store;
+use crate::CheckpointError;
+use crate::listed::Listed;
+use crate::location::Location;
+use crate::name::folder_name;
+use crate::shard::Shard;
+use object_store::{PutMode, PutOptions};
+use serde::{Deserialize, Serialize};
+use varuna_api::CheckpointSource;
+use varuna_plan::StateId;
+use varuna_plan::state::Chain;
+
+/// The file in a job's folder that says with which checkpoint it began.
+const ORIGIN: &str = "origin.json";
+
+/// Where a job begins: `origin.json`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Origin {
+    /// What the job says.
+    #[serde(flatten)]
+    pub source: CheckpointSource,
+    /// The other job's state.
+    pub state: StateId,
+}
+
+impl Origin {
+    /// The state that this job begins with. Of all that the other job had counted, its own if it goes on with it; of the parameters alone a state before
+    /// the first step, as an import is.
+    #[must_use]
+    pub fn begins_with(&self) -> StateId {
+        if !self.source.weights_only {
+            return self.state;
+        }
+        let digest = blake3::hash(format!("weights of {}", folder_name(self.state)).as_bytes());
+        let first = digest.as_bytes().iter().take(8);
+        let chain = first.fold(0u64, |chain, byte| chain << 8 | u64::from(*byte));
+        StateId {
+            // 0 is the state that is made from the seed.
+            chain: Chain(chain.max(1)),
+            ..StateId::INITIAL
+        }
+    }
+}
+
+/// Another job's folder, and which of its checkpoints is meant.
+#[derive(Clone, Debug)]
+pub(super) struct OtherJob {
+    source: CheckpointSource,
+    location: Location,
+    /// The last step of this job, which has to be after that of the checkpoint.
+    last_step: u64,
+}
+
+impl OtherJob {
+    pub(super) fn open(source: &CheckpointSource, last_step: u64) -> Result<OtherJob, CheckpointError> {
+        Ok(OtherJob {
+            source: source.clone(),
+            location: Location::open(&source.uri)?.below(&source.job),
+            last_step,
+        })
+    }
+
+    fn wrong(&self, why: String) -> CheckpointError {
+        CheckpointError::Origin {
+            uri: self.source.uri.clone(),
+            job: self.source.job.clone(),
+            why,
+        }
+    }
+
+    /// The newest checkpoint that the job means.
+    fn choose<'a>(&self, all: &'a [Listed]) -> Result<&'a Listed, CheckpointError> {
+        let usable = || all.iter().filter(|l| l.is_usable());
+        let meant = |l: &&Listed| self.source.step.is_none_or(|step| l.id.step.0 == step);
+        usable().filter(meant).max_by_key(|l| l.id).ok_or_else(|| {
+            let steps: Vec<String> = usable().map(|l| l.id.step.to_string()).collect();
+            let what = self
+                .source
+                .step
+                .map_or(String::new(), |step| format!(" of step {step}"));
+            let rest = match steps.as_slice() {
+                [] => "it has none at all".to_owned(),
+                steps => format!("it has those of steps {}", steps.join(", ")),
+            };
+            self.wrong(format!("there is no complete checkpoint{what}: {rest}"))
+        })
+    }
+}
+
+impl Store {
+    /// Where the job begins that has no checkpoint of its own: what `origin.json` says, or else what it would say now. None where the job names no other
+    /// one's checkpoint.
+    ///
+    /// # Errors
+    /// A store fails; the other job has no such checkpoint, or it is not of this job's model; the job began elsewhere.
+    pub async fn origin(&self) -> Result<Option<Origin>, CheckpointError> {
+        let Some(other) = &self.other_job else {
+            return Ok(None);
+        };
+        match self.written_origin(other).await? {
+            Some(origin) => Ok(Some(origin)),
+            None => self.find_origin(other).await.map(Some),
+        }
+    }
+
+    /// Like [`Store::origin`], and from now on it stays that checkpoint. For the owner of the location.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn settle_origin(&self) -> Result<Option<Origin>, CheckpointError> {
+        let (Some(other), Some(origin)) = (&self.other_job, self.origin().await?) else {
+            return Ok(None);
+        };
+        // Plain data always serialises.
+        let text = serde_json::to_vec_pretty(&origin).unwrap_or_default();
+        let path = self.location().root().child(ORIGIN);
+        let create = PutOptions::from(PutMode::Create);
+        match self.location().inner.put_opts(&path, text.into(), create).await {
+            Ok(_) => Ok(Some(origin)),
+            Err(object_store::Error::AlreadyExists { .. }) => self.written_origin(other).await,
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn written_origin(&self, other: &OtherJob) -> Result<Option<Origin>, CheckpointError> {
+        let path = self.location().root().child(ORIGIN);
+        let text = match self.location().inner.get(&path).await {
+            Ok(found) => found.bytes().await?,
+            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let origin: Origin =
+            serde_json::from_slice(&text).map_err(|e| other.wrong(format!("{path} cannot be read: {e}")))?;
+        if origin.source != other.source {
+            let CheckpointSource { uri, job, .. } = &origin.source;
+            return Err(other.wrong(format!(
+                "this job began with {} of job {job} in {uri}, as {path} says: delete that file, or give the job another name",
+                folder_name(origin.state)
+            )));
+        }
+        Ok(Some(origin))
+    }
+
+    async fn find_origin(&self, other: &OtherJob) -> Result<Origin, CheckpointError> {
+        let all = other.location.list().await?;
+        let listed = other.choose(&all)?;
+        self.at(&other.location).check(listed).await?;
+        let (state, last) = (listed.id, other.last_step);
+        if !other.source.weights_only && state.step.0 >= last {
+            let step = state.step;
+            return Err(other.wrong(format!(
+                "its checkpoint is of step {step}, and this job ends with step {last}: raise training.steps, or set weightsOnly"
+            )));
+        }
+        Ok(Origin {
+            source: other.source.clone(),
+            state,
+        })
+    }
+
+    /// Reads a unit's shard of a state of this job, from the job's own checkpoint or the one that it began with, and checks length and digest. `arrived` is
+    /// called for each part that arrives.
+    ///
+    /// # Errors
+    /// A store fails, or the shard is missing or damaged.
+    pub async fn load(
+        &self,
+        id: StateId,
+        unit: &str,
+        arrived: impl FnMut(),
+    ) -> Result<Shard, CheckpointError> {
+        let missing = match self.location().manifest(id).await {
+            Ok(manifest) => return self.location().load(&manifest, unit, arrived).await,
+            Err(CheckpointError::Store(missing @ object_store::Error::NotFound { .. })) => missing,
+            Err(error) => return Err(error),
+        };
+        let origin = match &self.other_job {
+            Some(other) => self.written_origin(other).await?.map(|origin| (other, origin)),
+            None => None,
+        };
+        let Some((other, origin)) = origin.filter(|(_, origin)| origin.begins_with() == id) else {
+            return Err(missing.into());
+        };
+        let manifest = other.location.manifest(origin.state).await?;
+        let shard = other.location.load(&manifest, unit, arrived).await?;
+        Ok(match origin.source.weights_only {
+            true => parameters_alone(shard, id),
+            false => shard,
+        })
+    }
+}
+
+/// The parameters, with an optimizer that has counted nothing.
+fn parameters_alone(mut shard: Shard, id: StateId) -> Shard {
+    let parameters = shard.data.len() / 3;
+    shard.data[parameters..].fill(0.0);
+    Shard {
+        id,
+        adam_steps: 0,
+        loss_scale: None,
+        failed_in_a_row: 0,
+        ..shard
+    }
+}

@@ -1,0 +1,179 @@
+//! A job that begins with another one's checkpoint.
+#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
+
+use std::path::Path;
+use varuna_api::{Job, parse_job};
+use varuna_checkpoint::{RateLimit, Shard, ShardTensor, Store, unit_name};
+use varuna_plan::state::Chain;
+use varuna_plan::{Generation, StateId, Step};
+
+/// A job of 100 steps that begins with what `from` says, where it says anything.
+fn job(folder: &Path, name: &str, from: &str) -> Job {
+    of_width(16, folder, name, from)
+}
+
+fn of_width(width: u32, folder: &Path, name: &str, from: &str) -> Job {
+    let uri = folder.display();
+    parse_job(&format!(
+        "apiVersion: varuna.dev/v1alpha1
+kind: VarunaJob
+metadata: {{name: {name}}}
+spec:
+  model: {{layers: 2, hiddenSize: {width}, heads: 2, sequenceLength: 8, vocabularySize: 64}}
+  data: {{path: nowhere}}
+  training: {{globalBatchSize: 8, steps: 100, optimizer: {{learningRate: 0.001}}}}
+  checkpoint: {{uri: {uri}, intervalSteps: 5{from}}}
+"
+    ))
+    .unwrap()
+}
+
+fn store(job: &Job) -> Store {
+    Store::of_job(job, "").unwrap().unwrap()
+}
+
+fn state(step: u64) -> StateId {
+    StateId {
+        run_gen: Generation(3),
+        step: Step(step),
+        chain: Chain(step + 7),
+    }
+}
+
+/// Parameters of ones, first moments of twos, second moments of threes.
+fn shard(store: &Store, id: StateId, unit: varuna_plan::Unit) -> Shard {
+    Shard {
+        id,
+        unit: unit_name(store.layout(), unit),
+        adam_steps: id.step.0,
+        loss_scale: None,
+        failed_in_a_row: 2,
+        tensors: vec![ShardTensor {
+            name: "w".into(),
+            shape: vec![2],
+        }],
+        data: vec![1.0, 1.0, 2.0, 2.0, 3.0, 3.0],
+    }
+}
+
+async fn save(store: &Store, step: u64) {
+    let id = state(step);
+    for unit in store.layout().all_units() {
+        let file = shard(store, id, unit).encode().unwrap();
+        let limit = RateLimit::default();
+        store.put_shard(id, unit, file, &limit).await.unwrap();
+    }
+    assert!(store.complete(id).await.unwrap());
+}
+
+#[tokio::test]
+async fn it_stays_the_checkpoint_that_it_was_while_the_other_job_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = store(&job(folder.path(), "base", ""));
+    save(&base, 10).await;
+    save(&base, 20).await;
+    let own = store(&job(folder.path(), "tuned", ", from: {job: base}"));
+    let origin = own.origin().await.unwrap().unwrap();
+    assert_eq!((origin.state, origin.begins_with()), (state(20), state(20)));
+    save(&base, 30).await;
+    let newest = own.origin().await.unwrap().unwrap();
+    assert_eq!(newest.state, state(30), "nothing is settled yet");
+    assert_eq!(own.settle_origin().await.unwrap(), Some(newest.clone()));
+    save(&base, 40).await;
+    for found in [own.origin().await, own.settle_origin().await] {
+        assert_eq!(found.unwrap(), Some(newest.clone()));
+    }
+    assert!(
+        own.location().list().await.unwrap().is_empty(),
+        "nothing is copied"
+    );
+    // Of a certain step.
+    let of_ten = store(&job(folder.path(), "ten", ", from: {job: base, step: 10}"));
+    assert_eq!(of_ten.origin().await.unwrap().unwrap().state, state(10));
+    assert_eq!(base.settle_origin().await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn shards_are_read_where_they_lie_whole_or_the_parameters_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = store(&job(folder.path(), "base", ""));
+    save(&base, 10).await;
+    let whole = store(&job(folder.path(), "whole", ", from: {job: base}"));
+    let weights = store(&job(
+        folder.path(),
+        "weights",
+        ", from: {job: base, weightsOnly: true}",
+    ));
+    let unit = whole.layout().all_units().next().unwrap();
+    let name = unit_name(whole.layout(), unit);
+    let id = whole.settle_origin().await.unwrap().unwrap().begins_with();
+    let expected = shard(&whole, state(10), unit);
+    assert_eq!(whole.load(id, &name, || {}).await.unwrap(), expected);
+    let id = weights.settle_origin().await.unwrap().unwrap().begins_with();
+    assert_eq!((id.step, id.run_gen), (Step(0), Generation(0)));
+    assert_ne!(id, StateId::INITIAL, "that is made from the seed");
+    let expected = Shard {
+        id,
+        adam_steps: 0,
+        failed_in_a_row: 0,
+        data: vec![1.0, 1.0, 0.0, 0.0, 0.0, 0.0],
+        ..expected
+    };
+    assert_eq!(weights.load(id, &name, || {}).await.unwrap(), expected);
+    // A state that neither has; and once there is one of its own, that one.
+    assert!(weights.load(state(10), &name, || {}).await.is_err());
+    save(&weights, 5).await;
+    let own = weights.load(state(5), &name, || {}).await.unwrap();
+    assert_eq!(own, shard(&weights, state(5), unit));
+}
+
+#[tokio::test]
+async fn what_a_job_cannot_begin_with_is_refused_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let base = store(&job(path, "base", ""));
+    let refused = async |job: &Job| store(job).origin().await.unwrap_err().to_string();
+    let of = |from: &str| job(path, "own", &format!(", from: {{{from}}}"));
+    let none = refused(&of("job: base")).await;
+    assert!(
+        none.contains("there is no complete checkpoint: it has none at all"),
+        "{none}"
+    );
+    for step in [10, 100] {
+        save(&base, step).await;
+    }
+    let missing = refused(&of("job: base, step: 20")).await;
+    let expected = "no complete checkpoint of step 20: it has those of steps 10, 100";
+    assert!(missing.contains(expected), "{missing}");
+    assert!(missing.contains("the checkpoint of job base in "), "{missing}");
+    let late = refused(&of("job: base")).await;
+    let expected =
+        "is of step 100, and this job ends with step 100: raise training.steps, or set weightsOnly";
+    assert!(late.contains(expected), "{late}");
+    assert!(
+        store(&of("job: base, weightsOnly: true")).origin().await.is_ok(),
+        "begins at step 0"
+    );
+    let wider = refused(&of_width(32, path, "own", ", from: {job: base}")).await;
+    let expected = "it is of job base, and this job's model is another one: hiddenSize 32, needed 16";
+    assert!(wider.ends_with(expected), "{wider}");
+}
+
+#[tokio::test]
+async fn a_job_that_began_elsewhere_is_told_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = store(&job(folder.path(), "base", ""));
+    save(&base, 10).await;
+    let begun = store(&job(folder.path(), "own", ", from: {job: base}"));
+    begun.settle_origin().await.unwrap();
+    let other = store(&job(
+        folder.path(),
+        "own",
+        ", from: {job: base, weightsOnly: true}",
+    ));
+    let said = other.origin().await.unwrap_err().to_string();
+    assert!(
+        said.contains("this job began with step-00000010-g3-") && said.contains("own/origin.json"),
+        "{said}"
+    );
+}
