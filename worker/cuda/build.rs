@@ -7,6 +7,7 @@ fn main() {
         "optimizer.cu",
         "norm.cu",
         "gelu.cu",
+        "dropout.cu",
         "host.cpp",
     ] {
         println!("cargo:rerun-if-changed=kernels/{file}");

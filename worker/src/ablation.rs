@@ -7,7 +7,7 @@ use std::str::FromStr;
 /// One thing that can be left out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ablation {
-    /// Kernels of our own; libtorch's operators compute.
+    /// Kernels of our own; libtorch's operators compute, dropout with many passes where there was one.
     Kernels,
     /// Streams for copies; on a GPU they are made in the stream that computes.
     Streams,

@@ -29,7 +29,7 @@ pub struct Backend {
     pub device: Device,
     /// In which numbers is computed.
     pub numerics: Numerics,
-    /// Whose code computes the optimizer, norms and GELU.
+    /// Whose code computes the optimizer, dropout, norms and GELU.
     pub kernels: Kernels,
     /// In which order the device works, as the host sees it.
     pub streams: Streams,

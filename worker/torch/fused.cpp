@@ -3,41 +3,19 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "arguments.h"
-
 namespace fused {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Numbers of the kernels, as Rust counts them (worker/cuda/src/kernels.rs).
-enum Kernel { NORM_FORWARD = 1, NORM_BACKWARD, NORM_COLUMNS, ADD_COLUMNS, GELU_FORWARD, GELU_BACKWARD };
-// As in kernels/prelude.h.
-constexpr int64_t THREADS = 256, CHUNK = 64;
+using kernels::Launcher;
+using kernels::launch;
+using kernels::format_of;
+using kernels::parts;
 
-static int format_of(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kFloat: return 0;
-    case at::kBFloat16: return 1;
-    case at::kHalf: return 2;
-    default: TORCH_CHECK(false, "no kernel for ", x.scalar_type());
-  }
-}
-
-static void launch(const Launcher& launcher, Kernel kernel, int64_t blocks, const void* arguments) {
-  char why[256] = "";
-  const int code = launcher.launch(launcher.runner, kernel, uint64_t(blocks), arguments, why, sizeof(why));
-  TORCH_CHECK(code >= 0, "a kernel was not launched: ", why);
-}
-
-static int64_t parts(int64_t count, int64_t of) { return (count + of - 1) / of; }
-
-// What a backward keeps of its forward beside tensors. The launcher is never freed.
 static const Launcher& launcher_of(AutogradContext* context) {
-  return *reinterpret_cast<const Launcher*>(context->saved_data["launcher"].toInt());
+  return *kernels::launcher_of(context->saved_data["launcher"].toInt());
 }
-
-static int64_t number(const Launcher& launcher) { return reinterpret_cast<int64_t>(&launcher); }
 
 // The flat gradient of a parameter, which vt_set_grad gave.
 static at::Tensor gradient_of(AutogradContext* context, const char* name, int64_t width) {
@@ -51,7 +29,7 @@ static at::Tensor gradient_of(AutogradContext* context, const char* name, int64_
 static void add_columns(const Launcher& launcher, const at::Tensor& partials, const at::Tensor& gradient) {
   const int64_t chunks = partials.size(0), width = partials.size(1);
   const ColumnsArguments a{partials.const_data_ptr<float>(), gradient.mutable_data_ptr<float>(), chunks, width};
-  launch(launcher, ADD_COLUMNS, parts(width, THREADS), &a);
+  launch(launcher, kernels::ADD_COLUMNS, parts(width, kernels::THREADS), &a);
 }
 
 struct Norm : torch::autograd::Function<Norm> {
@@ -69,7 +47,7 @@ struct Norm : torch::autograd::Function<Norm> {
                           y.mutable_data_ptr(), means.mutable_data_ptr<float>(), deviations.mutable_data_ptr<float>(),
                           rows,                 width,                           float(epsilon),
                           format_of(x)};
-    launch(*reinterpret_cast<const Launcher*>(launcher), NORM_FORWARD, rows, &a);
+    launch(*kernels::launcher_of(launcher), kernels::NORM_FORWARD, rows, &a);
     context->save_for_backward({x, weight, means, deviations});
     context->saved_data["launcher"] = launcher;
     context->saved_data["weight_gradient"] = weight_gradient;
@@ -85,7 +63,7 @@ struct Norm : torch::autograd::Function<Norm> {
     if (!gradients[0].defined()) return {gradients[1], none, none, none, none, none, none};
     const auto gradient = gradients[0].contiguous();
     const auto residual = gradients[1].defined() ? gradients[1].contiguous() : none;
-    const int64_t width = x.size(-1), rows = x.numel() / width, chunks = parts(rows, CHUNK);
+    const int64_t width = x.size(-1), rows = x.numel() / width, chunks = parts(rows, kernels::CHUNK);
     const auto x_gradient = at::empty_like(x);
     const auto partials = at::empty({2 * chunks, width}, means.options());
     const NormBackwardArguments a{x.const_data_ptr(),
@@ -99,8 +77,8 @@ struct Norm : torch::autograd::Function<Norm> {
                                   rows,
                                   width,
                                   format_of(x)};
-    launch(launcher, NORM_BACKWARD, rows, &a);
-    launch(launcher, NORM_COLUMNS, parts(width, THREADS) * chunks, &a);
+    launch(launcher, kernels::NORM_BACKWARD, rows, &a);
+    launch(launcher, kernels::NORM_COLUMNS, parts(width, kernels::THREADS) * chunks, &a);
     add_columns(launcher, partials.narrow(0, 0, chunks), gradient_of(context, "weight_gradient", width));
     add_columns(launcher, partials.narrow(0, chunks, chunks), gradient_of(context, "bias_gradient", width));
     return {x_gradient, none, none, none, none, none, none};
@@ -115,7 +93,7 @@ struct BiasGelu : torch::autograd::Function<BiasGelu> {
     const auto y = at::empty_like(x);
     const int64_t width = x.size(-1), rows = x.numel() / width;
     const GeluArguments a{x.const_data_ptr(), bias.const_data_ptr(), y.mutable_data_ptr(), rows, width, format_of(x)};
-    launch(*reinterpret_cast<const Launcher*>(launcher), GELU_FORWARD, rows, &a);
+    launch(*kernels::launcher_of(launcher), kernels::GELU_FORWARD, rows, &a);
     context->save_for_backward({x, bias});
     context->saved_data["launcher"] = launcher;
     context->saved_data["bias_gradient"] = bias_gradient;
@@ -127,7 +105,7 @@ struct BiasGelu : torch::autograd::Function<BiasGelu> {
     const auto &x = saved[0], &bias = saved[1];
     const auto& launcher = launcher_of(context);
     const auto gradient = gradients[0].contiguous();
-    const int64_t width = x.size(-1), rows = x.numel() / width, chunks = parts(rows, CHUNK);
+    const int64_t width = x.size(-1), rows = x.numel() / width, chunks = parts(rows, kernels::CHUNK);
     const auto x_gradient = at::empty_like(x);
     const auto partials = at::empty({chunks, width}, x.options().dtype(at::kFloat));
     const GeluBackwardArguments a{x.const_data_ptr(),
@@ -138,7 +116,7 @@ struct BiasGelu : torch::autograd::Function<BiasGelu> {
                                   rows,
                                   width,
                                   format_of(x)};
-    launch(launcher, GELU_BACKWARD, parts(width, THREADS) * chunks, &a);
+    launch(launcher, kernels::GELU_BACKWARD, parts(width, kernels::THREADS) * chunks, &a);
     add_columns(launcher, partials, gradient_of(context, "bias_gradient", width));
     return {x_gradient, at::Tensor(), at::Tensor(), at::Tensor()};
   }
@@ -155,12 +133,12 @@ std::vector<at::Tensor> norm(const Launcher& launcher, const at::Tensor& x, cons
                              double epsilon) {
   check(x, weight);
   check(x, bias);
-  return Norm::apply(x, weight, bias, weight.grad(), bias.grad(), number(launcher), epsilon);
+  return Norm::apply(x, weight, bias, weight.grad(), bias.grad(), kernels::number(&launcher), epsilon);
 }
 
 at::Tensor bias_gelu(const Launcher& launcher, const at::Tensor& x, const at::Tensor& bias) {
   check(x, bias);
-  return BiasGelu::apply(x, bias, bias.grad(), number(launcher));
+  return BiasGelu::apply(x, bias, bias.grad(), kernels::number(&launcher));
 }
 
 }  // namespace fused

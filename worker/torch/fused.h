@@ -2,13 +2,11 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include "launcher.h"
+
 namespace fused {
 
-// How a kernel is launched: by Rust, which knows where. Returns 0, or < 0 after writing what is wrong to `why`.
-struct Launcher {
-  int (*launch)(const void* runner, int kernel, uint64_t blocks, const void* arguments, char* why, size_t why_bytes);
-  const void* runner;
-};
+using kernels::Launcher;
 
 // x (.., width) normalised, and x itself: the gradients of both come back as one. The gradients of weight and bias, in single precision, are
 // added to.

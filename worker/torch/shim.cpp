@@ -17,9 +17,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <vector>
 
+#include "dropout.h"
 #include "fused.h"
 #include "head_loss.h"
-#include "philox.h"
 #include "rms_norm.h"
 #include "rotary.h"
 
@@ -104,74 +104,6 @@ struct Lookup : torch::autograd::Function<Lookup> {
   }
 };
 
-// Which elements of a row of `elements` stay, on any device: philox::drop_row in whole tensors of 64-bit numbers.
-static at::Tensor kept(int64_t elements, uint64_t key, uint64_t threshold, at::Device device) {
-  const int64_t low = 0xffffffff;
-  const auto counter = at::arange((elements + 3) / 4, at::TensorOptions().dtype(at::kLong).device(device));
-  at::Tensor w[4] = {counter.bitwise_and(low), counter.bitwise_right_shift(32), at::zeros_like(counter),
-                     at::zeros_like(counter)};
-  // Products wrap around; their upper halves are shifted in with the sign, which is masked away.
-  const auto upper = [low](const at::Tensor& p) { return p.bitwise_right_shift(32).bitwise_and(low); };
-  uint32_t key0 = uint32_t(key), key1 = uint32_t(key >> 32);
-  for (int round = 0; round < philox::ROUNDS; round++) {
-    const auto p0 = w[0].mul(int64_t(philox::MULTIPLIER0)), p1 = w[2].mul(int64_t(philox::MULTIPLIER1));
-    w[0] = upper(p1).bitwise_xor(w[1]).bitwise_xor(int64_t(key0));
-    w[1] = p1.bitwise_and(low);
-    w[2] = upper(p0).bitwise_xor(w[3]).bitwise_xor(int64_t(key1));
-    w[3] = p0.bitwise_and(low);
-    key0 += philox::WEYL0;
-    key1 += philox::WEYL1;
-  }
-  return at::stack({w[0], w[1], w[2], w[3]}, 1).view({-1}).narrow(0, 0, elements).lt(int64_t(threshold));
-}
-
-// Dropout of each row of x (its first dimension) under a key of its own.
-static at::Tensor dropped(const at::Tensor& x, const std::vector<int64_t>& keys, double keep, bool by_tensors) {
-  const auto threshold = uint64_t(keep * 4294967296.0);
-  const auto scale = float(1.0 / keep);
-  const auto input = x.contiguous();
-  const int64_t rows = keys.size(), elements = rows ? input.numel() / rows : 0;
-  if (by_tensors) {
-    std::vector<at::Tensor> masks;
-    for (const auto key : keys) masks.push_back(kept(elements, uint64_t(key), threshold, x.device()));
-    // In single precision: the scale has no exact value in a narrow format, and would be off for all elements alike.
-    return input.to(at::kFloat).mul(scale).mul(at::stack(masks).view(x.sizes())).to(x.scalar_type());
-  }
-  auto output = at::empty_like(input);
-  const auto each_row = [&](auto* to) {
-    const auto* from = input.const_data_ptr<std::remove_pointer_t<decltype(to)>>();
-    for (int64_t row = 0; row < rows; row++) {
-      philox::drop_row(from + row * elements, to + row * elements, elements, uint64_t(keys[row]), threshold, scale);
-    }
-  };
-  switch (input.scalar_type()) {
-    case at::kFloat: each_row(output.mutable_data_ptr<float>()); break;
-    case at::kBFloat16: each_row(output.mutable_data_ptr<at::BFloat16>()); break;
-    case at::kHalf: each_row(output.mutable_data_ptr<at::Half>()); break;
-    default: TORCH_CHECK(false, "no dropout for ", input.scalar_type());
-  }
-  return output;
-}
-
-// See dropped(). The backward draws the same numbers anew instead of keeping a mask.
-struct Dropout : torch::autograd::Function<Dropout> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const std::vector<int64_t>& keys, double keep,
-                            bool by_tensors) {
-    at::AutoDispatchBelowADInplaceOrView below;
-    context->saved_data["keys"] = keys;
-    context->saved_data["keep"] = keep;
-    context->saved_data["by_tensors"] = by_tensors;
-    return dropped(x, keys, keep, by_tensors);
-  }
-
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
-    auto& saved = context->saved_data;
-    const auto x_gradient = dropped(gradients[0], saved["keys"].toIntVector(), saved["keep"].toDouble(),
-                                    saved["by_tensors"].toBool());
-    return {x_gradient, at::Tensor(), at::Tensor(), at::Tensor()};
-  }
-};
-
 extern "C" {
 
 const char* vt_error() { return message.c_str(); }
@@ -213,7 +145,7 @@ int vt_head_loss(Handle x, Handle w, Handle w_gradient, Handle targets, double w
 }
 
 // See fused.h; the second output is x.
-int vt_norm(const fused::Launcher* launcher, Handle x, Handle weight, Handle bias, double epsilon, Handle* out) {
+int vt_norm(const kernels::Launcher* launcher, Handle x, Handle weight, Handle bias, double epsilon, Handle* out) {
   return guarded([&] {
     const auto both = fused::norm(*launcher, *x, *weight, *bias, epsilon);
     for (int i = 0; i < 2; i++) out[i] = new at::Tensor(both[i]);
@@ -221,7 +153,7 @@ int vt_norm(const fused::Launcher* launcher, Handle x, Handle weight, Handle bia
 }
 
 // See fused.h.
-int vt_bias_gelu(const fused::Launcher* launcher, Handle x, Handle bias, Handle* out) {
+int vt_bias_gelu(const kernels::Launcher* launcher, Handle x, Handle bias, Handle* out) {
   return guarded([&] { *out = new at::Tensor(fused::bias_gelu(*launcher, *x, *bias)); });
 }
 
@@ -277,18 +209,12 @@ int vt_adamw(Handle weight, Handle gradient, Handle first, Handle second, Handle
   });
 }
 
-// See Dropout; there are as many keys as rows. `by_tensors`: as on a device without a loop of its own.
-int vt_dropout(Handle x, const uint64_t* keys, int rows, double keep, int by_tensors, Handle* out) {
+// See dropout.h; there are as many keys as rows, and the launcher may be null.
+int vt_dropout(const kernels::Launcher* launcher, Handle x, const uint64_t* keys, int rows, double keep, Handle* out) {
   return guarded([&] {
     const std::vector<int64_t> list(keys, keys + rows);
-    *out = new at::Tensor(Dropout::apply(*x, list, keep, by_tensors || !x->is_cpu()));
+    *out = new at::Tensor(dropout::drop(launcher, *x, list, keep));
   });
-}
-
-// The four words of a counter under a key.
-void vt_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
-  const auto drawn = philox::words({{counter[0], counter[1], counter[2], counter[3]}}, key[0], key[1]);
-  for (int i = 0; i < 4; i++) out[i] = drawn.w[i];
 }
 
 // Fills a tensor with normal numbers from a generator of its own.

@@ -2,6 +2,9 @@
 #ifndef VARUNA_KERNEL_ARGUMENTS
 #define VARUNA_KERNEL_ARGUMENTS
 
+// Rows of one launch of dropout: their keys travel with the arguments, so that nothing is copied to the device for them.
+constexpr int DROPOUT_ROWS = 256;
+
 // AdamW (Loshchilov & Hutter 2019) over `count` parameters. What follows from the step alone is computed by the host.
 struct OptimizerArguments {
   float *weights, *first, *second;
@@ -58,6 +61,17 @@ struct ColumnsArguments {
   const float* partials;
   float* gradient;
   long long chunks, width;
+};
+
+// Dropout of `rows` rows of `width` elements, each under a key of its own; at most DROPOUT_ROWS.
+struct DropoutArguments {
+  const void* x;
+  void* y;
+  long long rows, width;
+  unsigned long long threshold;  // an element stays where its 32 bits are below it
+  float scale;                   // of what stays
+  int format;
+  unsigned long long keys[DROPOUT_ROWS];
 };
 
 #endif

@@ -4,6 +4,7 @@
 #include "optimizer.cu"
 #include "norm.cu"
 #include "gelu.cu"
+#include "dropout.cu"
 
 struct HostKernel {
   const char* name;
@@ -18,7 +19,7 @@ static const HostKernel ALL[] = {
     ENTRY(optimizer, OptimizerArguments),          ENTRY(norm_forward, NormArguments),
     ENTRY(norm_backward, NormBackwardArguments),   ENTRY(norm_columns, NormBackwardArguments),
     ENTRY(add_columns, ColumnsArguments),          ENTRY(gelu_forward, GeluArguments),
-    ENTRY(gelu_backward, GeluBackwardArguments),
+    ENTRY(gelu_backward, GeluBackwardArguments),   ENTRY(dropout, DropoutArguments),
 };
 
 extern "C" const HostKernel* varuna_host_kernels(unsigned long long* count) {

@@ -9,6 +9,7 @@ pub(crate) const SOURCE: &str = concat!(
     include_str!("../kernels/optimizer.cu"),
     include_str!("../kernels/norm.cu"),
     include_str!("../kernels/gelu.cu"),
+    include_str!("../kernels/dropout.cu"),
 );
 
 /// Threads of a block; `kernels/prelude.h` has the same.
@@ -33,11 +34,13 @@ pub enum Kernel {
     GeluForward,
     /// Their backward; blocks as [`Kernel::NormColumns`].
     GeluBackward,
+    /// Dropout of rows under their keys; a block for each tile of a row.
+    Dropout,
 }
 
 impl Kernel {
     /// All, in the order of their numbers.
-    pub const ALL: [Kernel; 7] = [
+    pub const ALL: [Kernel; 8] = [
         Kernel::Optimizer,
         Kernel::NormForward,
         Kernel::NormBackward,
@@ -45,6 +48,7 @@ impl Kernel {
         Kernel::AddColumns,
         Kernel::GeluForward,
         Kernel::GeluBackward,
+        Kernel::Dropout,
     ];
 
     pub(crate) fn name(self) -> &'static CStr {
@@ -56,6 +60,7 @@ impl Kernel {
             Kernel::AddColumns => c"add_columns",
             Kernel::GeluForward => c"gelu_forward",
             Kernel::GeluBackward => c"gelu_backward",
+            Kernel::Dropout => c"dropout",
         }
     }
 }
@@ -112,6 +117,26 @@ impl OptimizerArguments {
     pub fn blocks(&self) -> u64 {
         u64::try_from(self.count).unwrap_or(0).div_ceil(TILE)
     }
+}
+
+/// Dropout of rows of equal length; see `DropoutArguments` in `kernels/arguments.h`. The shim fills them in; this is for tests.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct DropoutArguments {
+    x: *const c_void,
+    y: *mut c_void,
+    rows: i64,
+    width: i64,
+    threshold: u64,
+    scale: f32,
+    format: i32,
+    keys: [u64; DropoutArguments::ROWS],
+}
+
+#[cfg(test)]
+impl DropoutArguments {
+    const ROWS: usize = 256;
 }
 
 /// `HostKernel` in `kernels/host.cpp`.

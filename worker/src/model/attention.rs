@@ -45,7 +45,7 @@ pub(super) fn forward(
         .transpose(1, 2);
     let [b, t, h, e] = <[i64; 4]>::try_from(attended.size()).unwrap_or_default();
     let a_btd = linear(unit, PROJECTION, &attended.reshape([b, t, h * e]))?;
-    Ok(around + dropout.apply(&a_btd, block, 0)?)
+    Ok(around + dropout.apply(unit.kernels(), &a_btd, block, 0)?)
 }
 
 /// The same for tokens that come after those whose keys and values the layer has, without dropout; the layer has theirs then.

@@ -3,7 +3,7 @@
 use tch::Tensor;
 use varuna_plan::Step;
 use varuna_plan::state::mix;
-use varuna_torch::TorchError;
+use varuna_torch::{Kernels, TorchError};
 
 /// Dropout of one micro-batch; or none, in evaluation.
 pub struct Dropout<'a> {
@@ -31,7 +31,13 @@ impl Dropout<'_> {
     ///
     /// # Errors
     /// The probability is not in 0..1, or there are not as many samples as `x_btd` has.
-    pub fn apply(&self, x_btd: &Tensor, block: u32, site: u64) -> Result<Tensor, TorchError> {
+    pub fn apply(
+        &self,
+        kernels: Kernels,
+        x_btd: &Tensor,
+        block: u32,
+        site: u64,
+    ) -> Result<Tensor, TorchError> {
         if self.probability <= 0.0 {
             return Ok(x_btd.shallow_clone());
         }
@@ -40,7 +46,7 @@ impl Dropout<'_> {
             parts.into_iter().fold(self.seed, mix)
         };
         let keys: Vec<u64> = self.samples.iter().map(key).collect();
-        varuna_torch::dropout(x_btd, &keys, 1.0 - self.probability)
+        kernels.dropout(x_btd, &keys, 1.0 - self.probability)
     }
 }
 
@@ -58,7 +64,7 @@ mod tests {
             step: Step(step),
             samples,
         }
-        .apply(&x, block, 0)
+        .apply(Kernels::PROCESSOR, &x, block, 0)
         .unwrap()
     }
 

@@ -21,7 +21,7 @@ pub(super) fn forward(
         Positions::Learned => embedded_btd + unit.parameter(POSITIONS)?,
         Positions::Rotary(_) => embedded_btd,
     };
-    dropout.apply(&x_btd, 0, 0)
+    dropout.apply(unit.kernels(), &x_btd, 0, 0)
 }
 
 /// The same for tokens that come after others, without dropout.

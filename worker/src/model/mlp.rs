@@ -24,5 +24,5 @@ pub(super) fn forward(
         Mlp::Relu2 => linear(unit, UP, &normed)?.relu().square(),
     };
     let m_btd = linear(unit, DOWN, &inner)?;
-    Ok(around + dropout.apply(&m_btd, block, 1)?)
+    Ok(around + dropout.apply(unit.kernels(), &m_btd, block, 1)?)
 }

@@ -1,8 +1,9 @@
-//! Which code computes the optimizer, norms and GELU: kernels of our own (`worker/cuda/kernels`), or libtorch's operators.
+//! Which code computes the optimizer, dropout, norms and GELU: kernels of our own (`worker/cuda/kernels`), or libtorch's operators.
 //!
 //! It is a value, chosen once when a device is opened. The optimizer of our own has the same bits on the processor and on every GPU; libtorch's
 //! differ between devices and between processors with and without wide vectors.
 
+mod dropout;
 mod optimizer;
 
 pub use optimizer::{AdamStep, Parameters};
@@ -61,7 +62,7 @@ enum Runner {
     Gpu { module: Module, gpu: &'static Gpu },
 }
 
-/// `fused::Launcher` in `fused.h`.
+/// `kernels::Launcher` in `launcher.h`.
 #[repr(C)]
 struct Launcher {
     launch:
@@ -136,11 +137,12 @@ impl Runner {
     }
 }
 
-/// What computes the optimizer, norms and GELU.
+/// What computes the optimizer, dropout, norms and GELU.
 #[derive(Clone, Copy)]
 pub struct Kernels {
     /// None: libtorch's own.
     optimizer: Option<&'static Runner>,
+    dropout: Option<&'static Launcher>,
     layers: Option<&'static Launcher>,
 }
 
@@ -148,16 +150,20 @@ impl Kernels {
     /// libtorch's operators.
     pub const LIBTORCH: Kernels = Kernels {
         optimizer: None,
+        dropout: None,
         layers: None,
     };
-    /// For the processor: the optimizer is ours, so that it has the bits of a GPU's; libtorch's layers are faster there.
+    /// For the processor: the optimizer is ours, so that it has the bits of a GPU's, and dropout, which libtorch has not; libtorch's other
+    /// layers are faster there.
     pub const PROCESSOR: Kernels = Kernels {
         optimizer: Some(&HOST),
+        dropout: Some(&ON_HOST),
         layers: None,
     };
     /// All kernels as the host runs them: what they compute, without a GPU. For tests.
     pub const ALL_ON_HOST: Kernels = Kernels {
         optimizer: Some(&HOST),
+        dropout: Some(&ON_HOST),
         layers: Some(&ON_HOST),
     };
 
@@ -189,9 +195,11 @@ impl Kernels {
         let context = gpu.compute.context();
         let module = Module::load(context, &compiler.compile(context.capability()?)?)?;
         let runner: &'static Runner = Box::leak(Box::new(Runner::Gpu { module, gpu }));
+        let launcher: &'static Launcher = Box::leak(Box::new(Launcher::of(runner)));
         Ok(Kernels {
             optimizer: Some(runner),
-            layers: Some(Box::leak(Box::new(Launcher::of(runner)))),
+            dropout: Some(launcher),
+            layers: Some(launcher),
         })
     }
 
@@ -242,8 +250,9 @@ impl Kernels {
 impl std::fmt::Debug for Kernels {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let whose = |own: bool| if own { "own" } else { "libtorch's" };
-        let (optimizer, layers) = (self.optimizer.is_some(), self.layers.is_some());
-        write!(f, "optimizer {}, layers {}", whose(optimizer), whose(layers))
+        let (optimizer, dropout) = (self.optimizer.is_some(), self.dropout.is_some());
+        let (optimizer, dropout, layers) = (whose(optimizer), whose(dropout), whose(self.layers.is_some()));
+        write!(f, "optimizer {optimizer}, dropout {dropout}, layers {layers}")
     }
 }
 

@@ -7,16 +7,6 @@ use tch::Tensor;
 unsafe extern "C" {
     fn vt_linear(x: Handle, w: Handle, b: Handle, out: *mut Handle) -> c_int;
     fn vt_lookup(table: Handle, rows: Handle, out: *mut Handle) -> c_int;
-    fn vt_dropout(
-        x: Handle,
-        keys: *const u64,
-        rows: c_int,
-        keep: f64,
-        by_tensors: c_int,
-        out: *mut Handle,
-    ) -> c_int;
-    #[cfg(test)]
-    fn vt_philox(counter: *const u32, key: *const u32, out: *mut u32);
     fn vt_head_loss(
         x: Handle,
         w: Handle,
@@ -79,41 +69,6 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<(Tensor, Te
     // SAFETY: as in `linear`.
     let [normed, around] = out.map(|t| unsafe { Tensor::from_ptr(t.cast()) });
     Ok((normed, around))
-}
-
-/// Dropout of each row (the first dimension) under a key of its own: keeps an element with the probability `keep` and divides it by
-/// that, in single precision. Which elements stay follows from the key and the element's place in its row alone, on every device
-/// (Philox4x32-10); the backward draws them again, so that no mask is kept.
-///
-/// # Errors
-/// `keep` is not above 0 and at most 1, or there are not as many keys as rows.
-pub fn dropout(x: &Tensor, keys: &[u64], keep: f64) -> Result<Tensor, TorchError> {
-    dropout_by(x, keys, keep, false)
-}
-
-fn dropout_by(x: &Tensor, keys: &[u64], keep: f64, by_tensors: bool) -> Result<Tensor, TorchError> {
-    let rows = x.size().first().copied().unwrap_or(0);
-    if !(keep > 0.0 && keep <= 1.0) || i64::try_from(keys.len()) != Ok(rows) {
-        return Err(TorchError(format!(
-            "dropout that keeps {keep} of {rows} rows, with {} keys",
-            keys.len()
-        )));
-    }
-    let count = c_int::try_from(rows).map_err(|_| TorchError("too many rows".into()))?;
-    let mut out: Handle = std::ptr::null_mut();
-    // SAFETY: a live handle and as many keys as said, borrowed for the call.
-    checked(unsafe {
-        vt_dropout(
-            handle(x),
-            keys.as_ptr(),
-            count,
-            keep,
-            c_int::from(by_tensors),
-            &raw mut out,
-        )
-    })?;
-    // SAFETY: as in `linear`.
-    Ok(unsafe { Tensor::from_ptr(out.cast()) })
 }
 
 /// The table of a head.

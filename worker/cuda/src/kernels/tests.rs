@@ -9,6 +9,9 @@ fn every_kernel_is_in_the_hosts_table_and_takes_what_rust_hands_over() {
     }
     let optimizer = HostKernel::find(Kernel::Optimizer.name()).unwrap();
     assert_eq!(optimizer.argument_bytes, size_of::<OptimizerArguments>());
+    let dropout = HostKernel::find(Kernel::Dropout.name()).unwrap();
+    assert_eq!(dropout.argument_bytes, size_of::<DropoutArguments>());
+    assert!(SOURCE.contains(&format!("DROPOUT_ROWS = {};", DropoutArguments::ROWS)));
     assert!(SOURCE.contains(&format!("THREADS = {THREADS};")));
     assert!(SOURCE.contains(&format!("TILE = {TILE};")));
 }
@@ -181,6 +184,81 @@ fn rounding_to_sixteen_bits_is_right_for_every_upper_half() {
     }
 }
 
+/// Philox4x32-10, written once more.
+fn philox(counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    let mut word = counter.map(u64::from);
+    for _ in 0..10 {
+        let [p0, p1] = [0xD251_1F53 * word[0], 0xCD9E_8D57 * word[2]];
+        let [low, high] = [|p: u64| p & 0xffff_ffff, |p: u64| p >> 32];
+        let [key0, key1] = key.map(u64::from);
+        word = [
+            high(p1) ^ word[1] ^ key0,
+            low(p1),
+            high(p0) ^ word[3] ^ key1,
+            low(p0),
+        ];
+        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+    }
+    word.map(|w| w as u32)
+}
+
+#[test]
+fn dropout_keeps_what_the_published_numbers_say() {
+    // The known answers of Random123, the authors' own library.
+    let published = [
+        (
+            [0; 4],
+            [0; 2],
+            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8],
+        ),
+        (
+            [u32::MAX; 4],
+            [u32::MAX; 2],
+            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd],
+        ),
+        (
+            [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+            [0xa409_3822, 0x299f_31d0],
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+        ),
+    ];
+    for (counter, key, expected) in published {
+        assert_eq!(philox(counter, key), expected);
+    }
+    // Not a multiple of a tile or of the four words of a counter.
+    let (rows, width) = (5, 2 * TILE as usize + 1037);
+    let mut seed = 23;
+    let (x, mut y) = (numbers(rows * width, &mut seed), vec![7.0f32; rows * width]);
+    let mut keys = [0; DropoutArguments::ROWS];
+    keys.fill_with(|| draw(&mut seed));
+    let (threshold, scale) = (0xe000_0000, 1.0 / 0.875);
+    let arguments = DropoutArguments {
+        x: x.as_ptr().cast(),
+        y: y.as_mut_ptr().cast(),
+        rows: rows as i64,
+        width: width as i64,
+        threshold,
+        scale,
+        format: 0,
+        keys,
+    };
+    let blocks = (rows * width.div_ceil(TILE as usize)) as u64;
+    // SAFETY: two arrays of this length that live through the call, each used by nothing else.
+    unsafe { run_on_host(Kernel::Dropout, blocks, (&raw const arguments).cast(), 2) };
+    let expected = (0..rows * width).map(|i| {
+        let (row, place) = (i / width, i % width);
+        let words = philox(
+            [(place / 4) as u32, 0, 0, 0],
+            [keys[row] as u32, (keys[row] >> 32) as u32],
+        );
+        match u64::from(words[place % 4]) < threshold {
+            true => x[i] * scale,
+            false => 0.0,
+        }
+    });
+    assert!(bits(&y) == bits(&expected.collect::<Vec<_>>()));
+}
+
 /// The compiler, where the set-up has put one; else why there is none. `make nightly` demands it.
 fn compiler() -> Option<Compiler> {
     let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache");
@@ -210,7 +288,7 @@ fn entry<'a>(assembly: &'a str, kernel: &CStr) -> &'a str {
 }
 
 #[test]
-fn every_kernel_compiles_for_every_gpu_and_the_optimizer_rounds_as_the_host() {
+fn every_kernel_compiles_for_every_gpu_and_optimizer_and_dropout_round_as_the_host() {
     let Some(compiler) = compiler() else { return };
     for (major, minor) in [(8, 0), (9, 0), (10, 0)] {
         let image = compiler.compile(Capability { major, minor }).unwrap();
@@ -225,6 +303,11 @@ fn every_kernel_compiles_for_every_gpu_and_the_optimizer_rounds_as_the_host() {
             "fma.", "mad.rn", ".ftz", ".approx", ".full", "mul.f32", "add.f32", "sub.f32",
         ] {
             assert!(!optimizer.contains(not_ieee), "sm_{major}{minor}: {not_ieee}");
+        }
+        // The keys are read where the launch put them, not copied for each thread.
+        let dropout = entry(&assembly, Kernel::Dropout.name());
+        for unwanted in ["fma.", ".ftz", ".approx", "mul.f32", "add.f32", ".local"] {
+            assert!(!dropout.contains(unwanted), "sm_{major}{minor}: {unwanted}");
         }
     }
     let unknown = Capability { major: 1, minor: 0 };

@@ -200,8 +200,11 @@ fn what_does_not_fit_is_an_error_of_libtorch() {
 }
 
 #[test]
-fn the_processor_has_our_optimizer_and_libtorchs_layers() {
+fn the_processor_has_our_optimizer_and_dropout_and_libtorchs_layers() {
     let (kernels, why) = Kernels::open(Device::Cpu, Streams::HOST, KernelChoice::Auto);
     assert!(why.is_none());
-    assert_eq!(format!("{kernels:?}"), "optimizer own, layers libtorch's");
+    assert_eq!(
+        format!("{kernels:?}"),
+        "optimizer own, dropout own, layers libtorch's"
+    );
 }
