@@ -99,7 +99,7 @@ test-data: build
 demo: data ## Four workers learn the King James Bible; two are killed, one joins (two minutes)
 	target/release/varuna-demo --run-dir $(RUN_DIR)
 
-bench-engine: data ## One process, against PyTorch eager
+bench-engine: data ## One process, a GPT and a Llama, against PyTorch eager
 	python3 bench/engine.py
 
 bench-pipeline: data ## Two stages, against PyTorch's Schedule1F1B

@@ -32,15 +32,16 @@ def peers_python():
     return Path(made.stdout.strip().splitlines()[-1])
 
 
-def job(steps, micro_batch, threads=1, min_depth=1, max_depth=8, workers=(1, 8)):
-    """The job of peers/shape.py. JSON is YAML."""
+def job(steps, micro_batch, threads=1, min_depth=1, max_depth=8, workers=(1, 8), model=None):
+    """The job of peers/shape.py, or with another `spec.model`. JSON is YAML."""
     beta1, beta2 = shape.BETAS
     return {
         "apiVersion": "varuna.dev/v1alpha1",
         "kind": "VarunaJob",
         "metadata": {"name": "bench"},
         "spec": {
-            "model": {
+            "model": model
+            or {
                 "layers": shape.LAYERS,
                 "hiddenSize": shape.HIDDEN,
                 "heads": shape.HEADS,

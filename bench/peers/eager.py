@@ -1,16 +1,17 @@
-"""PyTorch eager, one process. Arguments: THREADS STEPS MICRO_BATCHES. Prints one line: step seconds of each measured step."""
+"""PyTorch eager, one process. Arguments: THREADS STEPS MICRO_BATCHES MODEL (gpt or llama). Prints one line: step seconds of each measured step."""
 
 import sys
 import time
 
 import torch
 
+from llama import Llama
 from model import Gpt, adamw, batch, loss_fn
 
 threads, steps, micro = map(int, sys.argv[1:4])
 torch.set_num_threads(threads)
 torch.manual_seed(0)
-model = Gpt()
+model = {"gpt": Gpt, "llama": Llama}[sys.argv[4]]()
 optimizer = adamw(model.parameters())
 x, y = batch()
 seconds = []
