@@ -107,6 +107,7 @@ pub(crate) async fn checkpoints(
         keep: settings.keep as usize,
         claim,
         ownership: Some(ownership),
+        event_files: false,
     }))
 }
 

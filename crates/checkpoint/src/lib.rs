@@ -5,6 +5,7 @@
 //! is created once, after all shards. This crate never decides which checkpoint is used or when one is made.
 
 mod digest;
+mod event_files;
 pub mod huggingface;
 mod listed;
 mod local_folder;

@@ -2,6 +2,7 @@
 
 use crate::checkpoints::Checkpoints;
 use crate::error::CoordinatorError;
+use crate::event_upload::EventUpload;
 use crate::inbox::{CheckpointListing, DownSender, Inbound, StreamNumber, WorkerNotice};
 use crate::options::{Options, ScaleRequest};
 use crate::publisher::{Publisher, Told};
@@ -26,7 +27,7 @@ mod start;
 #[cfg(test)]
 mod tests;
 
-use start::{planner, protocol_config, report};
+use start::{event_upload, planner, protocol_config, report};
 
 /// How often the state machine is told the time.
 const TICK: Duration = Duration::from_millis(20);
@@ -47,6 +48,7 @@ pub(crate) struct Driver {
     plans: EncodedPlans,
     checkpoints: Checkpoints,
     publisher: Publisher,
+    event_upload: Option<EventUpload>,
     /// The steps that were ordered at the start.
     steps: Step,
     outcome: Option<Outcome>,
@@ -61,6 +63,7 @@ impl Driver {
         inbound: &Sender<Inbound>,
     ) -> Driver {
         let config = protocol_config(&options, &folder);
+        let event_upload = event_upload(&options, &folder);
         let Options { job, costs, .. } = options;
         let planner = planner(&job, costs);
         let welcome = Downward::Welcome(Welcome {
@@ -78,6 +81,7 @@ impl Driver {
             streams: Streams::default(),
             plans: EncodedPlans::default(),
             checkpoints: Checkpoints::start(job.checkpoint.clone(), options.checkpoints, inbound),
+            event_upload,
             publisher: Publisher::new(folder, &job, watchers),
             job,
             outcome: None,
@@ -100,6 +104,9 @@ impl Driver {
             }
             if let Some(outcome) = self.outcome.take() {
                 tokio::time::sleep(LAST_MESSAGES).await;
+                if let Some(upload) = self.event_upload.take() {
+                    upload.end().await;
+                }
                 return match self.checkpoints.end().await {
                     Some(run) => Err(CoordinatorError::CheckpointsTaken { run }),
                     None => Ok(outcome),

@@ -21,6 +21,7 @@ mod checkpoints;
 mod driver;
 mod error;
 mod event_text;
+mod event_upload;
 mod inbox;
 pub mod location_lease;
 mod options;

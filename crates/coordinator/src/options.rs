@@ -57,6 +57,8 @@ pub struct Checkpointing {
     pub claim: Claim,
     /// The right to write, where the caller has it already; otherwise the coordinator claims it as soon as the store answers.
     pub ownership: Option<Ownership>,
+    /// The store also gets the run's event files for TensorBoard: the run folder goes with the process.
+    pub event_files: bool,
 }
 
 /// A certificate and its key, as PEM. The certificate is for [`varuna_wire::SERVER_NAME`]; clients trust this one alone.

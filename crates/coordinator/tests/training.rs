@@ -317,6 +317,7 @@ async fn nothing_begins_in_a_place_that_another_run_may_be_writing_to() {
             keep: 3,
             claim: claim("mine"),
             ownership: None,
+            event_files: false,
         }),
         job,
         ..options("127.0.0.1:0".into())

@@ -354,6 +354,7 @@ fn options(
             keep,
             claim,
             ownership: None,
+            event_files: true,
         }),
         costs: None,
         scale: None,

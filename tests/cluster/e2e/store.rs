@@ -15,6 +15,7 @@ pub(crate) const BUCKET: &str = "checkpoints";
 pub(crate) struct Bucket {
     process: Child,
     user: String,
+    folder: PathBuf,
     /// Where it is reached.
     pub(crate) endpoint: String,
 }
@@ -64,6 +65,7 @@ impl Bucket {
         let bucket = Bucket {
             process,
             user: user.to_owned(),
+            folder: folder.join(BUCKET),
             endpoint: format!("http://{host}:{port}"),
         };
         let began = Instant::now();
@@ -85,6 +87,29 @@ impl Bucket {
         if let Ok(id) = i32::try_from(self.process.id()) {
             let _ = kill(nix::unistd::Pid::from_raw(id), signal);
         }
+    }
+
+    /// The keys of the bucket's objects.
+    ///
+    /// # Errors
+    /// The server's folder cannot be read.
+    pub(crate) fn keys(&self) -> Result<Vec<String>> {
+        let mut keys = Vec::new();
+        let mut folders = vec![self.folder.clone()];
+        while let Some(folder) = folders.pop() {
+            // The server keeps an object as a folder that has this file.
+            if folder.join("xl.meta").exists() {
+                keys.push(folder.strip_prefix(&self.folder)?.display().to_string());
+                continue;
+            }
+            for entry in std::fs::read_dir(&folder)? {
+                let path = entry?.path();
+                if path.is_dir() {
+                    folders.push(path);
+                }
+            }
+        }
+        Ok(keys)
     }
 
     /// Environment variables of a container that has this bucket's keys and looks for it at an endpoint.

@@ -1,5 +1,6 @@
 //! What the state machine is made from, and what it is told of a worker.
 
+use crate::event_upload::EventUpload;
 use crate::options::Options;
 use std::time::Duration;
 use varuna_api::Job;
@@ -49,4 +50,18 @@ pub(super) fn protocol_config(options: &Options, folder: &RunFolder) -> Coordina
         published: folder.last_metric().map(|m| m.state),
         ..CoordinatorConfig::new(job.model.layout(), batch, last_step)
     }
+}
+
+/// The task that copies event files to the store, where the store is to get them.
+pub(super) fn event_upload(options: &Options, folder: &RunFolder) -> Option<EventUpload> {
+    let store = options.checkpoints.as_ref().filter(|store| store.event_files)?;
+    // Runs of one job that follow each other are told apart by their identities.
+    let identity: String = options.run.chars().take(8).collect();
+    let run = format!("{}-{identity}", options.job.name);
+    let location = store.store.location().clone();
+    Some(EventUpload::start(
+        folder.files().tensorboard_path(),
+        location,
+        run,
+    ))
 }

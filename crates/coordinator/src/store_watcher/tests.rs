@@ -30,6 +30,7 @@ async fn damaged(folder: &TempDir) -> Checkpointing {
             started: 0,
         },
         ownership: None,
+        event_files: false,
     }
 }
 

@@ -241,6 +241,12 @@ impl CaseRun<'_> {
             newest >= asked,
             "suspended at step {asked} with a checkpoint of step {newest}"
         );
+        let keys = self.world.bucket.as_ref().context("a bucket")?.keys()?;
+        ensure!(
+            keys.iter()
+                .any(|key| key.contains("/tensorboard/") && key.contains("tfevents")),
+            "no event files beside the checkpoint: {keys:?}"
+        );
         self.set_suspend(false).await?;
         self.job.trains(4).await?;
         let lost = self.job.now()?.status["stepsLost"].as_i64().unwrap_or(0);

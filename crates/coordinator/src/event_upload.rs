@@ -1,0 +1,158 @@
+//! Copies the run folder's event files to the checkpoint store, where the run folder goes with the process. In the background: neither the
+//! driver nor training waits for it, and a store that fails costs event files alone.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use varuna_checkpoint::{CheckpointError, Location};
+
+/// How often files that have grown are copied: often enough to watch a run, and rarely enough that the last file, of some megabytes,
+/// costs nothing beside checkpoints.
+const INTERVAL: Duration = Duration::from_secs(60);
+/// How long the copies of one time may take.
+const TIMEOUT: Duration = Duration::from_secs(45);
+/// How long the last ones may keep the process.
+const LAST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The handle to the task.
+pub(crate) struct EventUpload {
+    end: Arc<Notify>,
+    task: JoinHandle<()>,
+}
+
+impl EventUpload {
+    /// Copies the files of `folder` into the folder of `run` at the location.
+    pub(crate) fn start(folder: PathBuf, location: Location, run: String) -> EventUpload {
+        let end = Arc::new(Notify::new());
+        let copies = Copies {
+            folder,
+            location,
+            run,
+            copied: BTreeMap::new(),
+        };
+        let task = tokio::spawn(copies.run(Arc::clone(&end)));
+        EventUpload { end, task }
+    }
+
+    /// Copies what is left.
+    pub(crate) async fn end(mut self) {
+        self.end.notify_one();
+        // The task has limits of its own, and cannot panic.
+        let _ = (&mut self.task).await;
+    }
+}
+
+impl Drop for EventUpload {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Copies {
+    folder: PathBuf,
+    location: Location,
+    run: String,
+    /// Bytes of each file that the store has.
+    copied: BTreeMap<OsString, u64>,
+}
+
+impl Copies {
+    async fn run(mut self, end: Arc<Notify>) {
+        let mut is_failing = false;
+        loop {
+            let ended = tokio::time::timeout(INTERVAL, end.notified()).await.is_ok();
+            let limit = if ended { LAST_TIMEOUT } else { TIMEOUT };
+            let why = match tokio::time::timeout(limit, self.copy()).await {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some(format!("no answer within {} s", limit.as_secs())),
+            };
+            if let Some(why) = why.as_ref().filter(|_| !is_failing) {
+                tracing::warn!(
+                    why,
+                    "event files for TensorBoard cannot be copied to the checkpoint store"
+                );
+            }
+            is_failing = why.is_some();
+            if ended {
+                return;
+            }
+        }
+    }
+
+    /// Copies all files that have grown, in the order of their names.
+    async fn copy(&mut self) -> Result<(), CheckpointError> {
+        for (name, bytes) in self.sizes() {
+            if self.copied.get(&name).is_some_and(|copied| *copied >= bytes) {
+                continue;
+            }
+            let (Ok(content), Some(text)) = (tokio::fs::read(self.folder.join(&name)).await, name.to_str())
+            else {
+                continue;
+            };
+            let length = content.len() as u64;
+            self.location.put_event_file(&self.run, text, content).await?;
+            self.copied.insert(name, length);
+        }
+        Ok(())
+    }
+
+    /// The files and their lengths, by name. There is no folder before the first step.
+    fn sizes(&self) -> BTreeMap<OsString, u64> {
+        let files = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let size = |file: std::fs::DirEntry| Some((file.file_name(), file.metadata().ok()?.len()));
+        files.filter_map(size).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_checkpoint::Location;
+
+    fn open(temp: &tempfile::TempDir) -> Location {
+        Location::open(temp.path().join("store").to_str().unwrap()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_is_there_at_the_end_is_copied_under_the_name_of_the_run() {
+        let temp = tempfile::tempdir().unwrap();
+        let folder = temp.path().join("events");
+        let upload = EventUpload::start(folder.clone(), open(&temp), "job-1".into());
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("a"), "one").unwrap();
+        upload.end().await;
+        let copy = temp.path().join("store/tensorboard/job-1/a");
+        assert_eq!(std::fs::read_to_string(copy).unwrap(), "one");
+    }
+
+    #[tokio::test]
+    async fn a_file_is_copied_again_where_it_has_grown_and_no_other() {
+        let temp = tempfile::tempdir().unwrap();
+        let folder = temp.path().join("events");
+        std::fs::create_dir(&folder).unwrap();
+        let mut copies = Copies {
+            folder: folder.clone(),
+            location: open(&temp),
+            run: "r".into(),
+            copied: BTreeMap::new(),
+        };
+        for name in ["a", "b"] {
+            std::fs::write(folder.join(name), "one").unwrap();
+        }
+        copies.copy().await.unwrap();
+        let store = temp.path().join("store/tensorboard/r");
+        // Whoever has changed the copy sees whether it is written again.
+        for name in ["a", "b"] {
+            std::fs::write(store.join(name), "changed").unwrap();
+        }
+        std::fs::write(folder.join("b"), "one two").unwrap();
+        copies.copy().await.unwrap();
+        let read = |name| std::fs::read_to_string(store.join(name)).unwrap();
+        assert_eq!([read("a"), read("b")], ["changed", "one two"]);
+    }
+}
