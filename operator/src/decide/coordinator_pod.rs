@@ -71,6 +71,7 @@ pub(super) fn pod(
             &workers["spec"][*field],
         );
     }
+    without_kernel_parameters(&mut spec, &own);
     spec.retain(|_, value| !value.is_null());
     let (base, mut containers) = take_container(&mut spec, COORDINATOR);
     let (mut worker, _) = take_container(
@@ -87,6 +88,18 @@ pub(super) fn pod(
     avoid_nodes(&mut spec, avoid);
     prefer_lasting_nodes(&mut spec);
     json!({ "apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec })
+}
+
+/// Kernel parameters are for the workers' traffic, and a kubelet that was not told to allow them rejects the pod: the coordinator has those of its own
+/// template alone.
+fn without_kernel_parameters(spec: &mut Map<String, Value>, own: &Value) {
+    let none_of_its_own = own["spec"]["securityContext"]["sysctls"].is_null();
+    if let (true, Some(context)) = (
+        none_of_its_own,
+        spec.get_mut("securityContext").and_then(Value::as_object_mut),
+    ) {
+        context.remove("sysctls");
+    }
 }
 
 fn complete(spec: &mut Map<String, Value>, observed: &ObservedJob, job: &Job, settings: &Settings) {

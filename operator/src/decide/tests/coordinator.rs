@@ -378,6 +378,23 @@ fn what_it_says_becomes_events_once() {
 }
 
 #[test]
+fn kernel_parameters_of_the_workers_are_not_its_own() {
+    let context_of = |extra: &str| {
+        let text = "  workers: {template: {spec: {securityContext: {fsGroup: 7, sysctls: [{name: kernel.msgmax, value: \"1\"}]}}}}\n";
+        let mut observed = observed(1);
+        observed.job.spec = Ok(spec(1, &format!("{text}{extra}")));
+        decide(&observed).starts.unwrap()["spec"]["securityContext"].clone()
+    };
+    let context = context_of("");
+    assert_eq!(
+        (&context["fsGroup"], &context["sysctls"]),
+        (&7.into(), &Value::Null)
+    );
+    let own = "  coordinator: {template: {spec: {securityContext: {sysctls: [{name: net.core.somaxconn, value: \"2\"}]}}}}\n";
+    assert_eq!(context_of(own)["sysctls"][0]["name"], "net.core.somaxconn");
+}
+
+#[test]
 fn its_pod_opens_the_checkpoint_location_as_the_workers_do_and_computes_nothing() {
     let text = "  workers:\n    template:\n      metadata: {labels: {azure.workload.identity/use: \"true\"}}\n      spec:\n        serviceAccountName: bucket\n        volumes: [{name: data, persistentVolumeClaim: {claimName: c}}, {name: authority, configMap: {name: ca}}]\n        nodeSelector: {gpu: h100}\n        containers:\n        - {name: worker, env: [{name: AWS_REGION, value: eu}], envFrom: [{secretRef: {name: keys}}], volumeMounts: [{name: data, mountPath: /data}, {name: authority, mountPath: /ca}], resources: {limits: {nvidia.com/gpu: 1}}}\n        - {name: sidecar, image: s}\n";
     let pod_of = |extra: &str| {
