@@ -368,6 +368,12 @@ varuna_mutants::mutants! {
     InStepInAnyGeneration => UNIT_TESTS,
     /// Damaged frames look like a connection that ended.
     HideDamagedFrames => UNIT_TESTS,
+    /// A run that was stopped counts as stopped although it goes on.
+    StoppedForEver => UNIT_TESTS,
+    /// The record says that nobody can train although one who could was lost before it promised not to.
+    StoppedWithoutPromises => UNIT_TESTS,
+    /// Those of a run that was stopped in order are waited for.
+    WaitForStopped => UNIT_TESTS,
     /// Workers between which data is damaged are planned next to one another again.
     ForgetDamage => UNIT_TESTS,
 }

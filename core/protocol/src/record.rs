@@ -36,6 +36,25 @@ pub struct Record {
     /// where it is 0, as in records of older versions.
     #[serde(skip_serializing_if = "is_zero")]
     pub puts_anew: u32,
+    /// The run was stopped in order: all who could have trained in a generation up to this one have promised to do so no more. It says
+    /// so only while it equals `highest`, so that each new plan ends it. Left out where it is 0, as in records of older versions.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub stopped: Generation,
+}
+
+impl Record {
+    /// Nobody trains in any generation that was ever persisted, nor will: there is nobody to wait for.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        let last = self.stopped == self.highest || bug!(StoppedForEver);
+        last && self.stopped > Generation(0) && !bug!(WaitForStopped)
+    }
+
+    /// Members of its plans may still train, or come back.
+    #[must_use]
+    pub fn may_train(&self) -> bool {
+        !self.done && self.plan.is_some() && !self.is_stopped()
+    }
 }
 
 fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
@@ -65,6 +84,8 @@ struct WrittenRecord {
     waited_ms: u64,
     #[serde(default)]
     puts_anew: u32,
+    #[serde(default)]
+    stopped: Generation,
 }
 
 /// A record that no coordinator has written.
@@ -95,6 +116,7 @@ impl TryFrom<WrittenRecord> for Record {
             last_step,
             waited_ms,
             puts_anew,
+            stopped,
         } = written;
         let (most, most_persisted) = (StateId::NUMBER_MAX, highest.0);
         let number = |plan: &Option<Arc<Plan>>| plan.as_ref().map_or(1, |p| p.generation.0);
@@ -104,6 +126,7 @@ impl TryFrom<WrittenRecord> for Record {
             ("term", term, 0, most),
             ("highest", highest.0, 0, most),
             ("lastStep", last_step.0, 0, most),
+            ("stopped", stopped.0, 0, most_persisted),
             ("plan.generation", number(&plan), 1, most_persisted.max(1)),
             ("next.generation", number(&next), 1, most_persisted.max(1)),
         ] {
@@ -127,6 +150,7 @@ impl TryFrom<WrittenRecord> for Record {
             last_step,
             waited_ms,
             puts_anew,
+            stopped,
         })
     }
 }
@@ -201,6 +225,7 @@ mod tests {
             last_step: Step(120),
             waited_ms: 40,
             puts_anew: 2,
+            stopped: Generation(1),
             ..record
         };
         let written = serde_json::to_string(&with).unwrap();

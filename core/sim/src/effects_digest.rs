@@ -146,7 +146,7 @@ structs! {
     Digests { id, saved, units },
     Rollback { to, generation },
     OddHolder { worker, name },
-    Record { version, term, highest, plan, next, done, trust, waited_ms, puts_anew; last_step },
+    Record { version, term, highest, plan, next, done, trust, waited_ms, puts_anew; last_step; stopped },
     Status { generation, fenced, phase, based, connected, next, next_connected, at, draining, following; last_step; keeping },
     Prepared { run_gen, step, norm },
     Ran { generation, step, norm_put_in },

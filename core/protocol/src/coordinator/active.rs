@@ -102,8 +102,9 @@ impl Active {
     }
 
     pub(super) fn step(&mut self, shared: &mut Shared, turn: &mut Turn<'_>) -> Next {
-        let Some(plan) = shared.record.stored.plan.clone() else {
-            return Next::Recover("no plan yet".into());
+        let stored = &shared.record.stored;
+        let Some(plan) = stored.plan.clone().filter(|_| !stored.is_stopped()) else {
+            return Next::Recover("no plan that anybody runs".into());
         };
         let next = shared.record.stored.next.clone();
         if next.is_none() && self.is_quiet(shared, turn, &plan) {

@@ -174,6 +174,9 @@ impl Mode {
         let (Mode::TakingOver(Persisting { write, .. }) | Mode::Persisting(Persisting { write, .. })) =
             &mut self
         else {
+            if let Mode::Ending(ending) = &mut self {
+                ending.written(ok, &record);
+            }
             shared.record.note_late_write(ok, record);
             return self;
         };
@@ -329,14 +332,13 @@ fn taken_over(then: Then, record: Record, shared: &mut Shared, turn: &mut Turn<'
     turn.event(Event::TookOver {
         term: shared.record.term,
     });
-    if shared.record.stored.done || shared.record.stored.plan.is_none() {
+    if !shared.record.stored.may_train() {
         return go_on(then, shared, turn);
     }
     let Then::Active(active) = then else {
         return go_back(then);
     };
-    let until = turn.now.after(shared.config.timing.settle);
-    Mode::Settling(Settling { until, active })
+    Mode::Settling(Settling::new(active, shared, turn.now))
 }
 
 /// What a write has left as it was.

@@ -170,6 +170,14 @@ impl RecordKeeper {
         }
     }
 
+    /// The record of a run that was stopped in order.
+    pub(super) fn with_stopped(&self) -> Record {
+        Record {
+            stopped: self.stored.highest,
+            ..self.stored.clone()
+        }
+    }
+
     /// The record with the plan of a rollback to a state.
     pub(super) fn with_rollback(&self, plan: Plan, to: StateId) -> Record {
         let generation = plan.generation;

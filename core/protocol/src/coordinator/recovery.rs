@@ -122,7 +122,8 @@ impl Collecting {
         shared.let_distrusted_go(turn);
         shared.leave_out_distrusted(&mut self.answers);
         let missing = self.find_missing(shared, turn.scope);
-        let gone = missing.iter().all(|w| shared.roster.is_disconnected(*w));
+        let stopped = shared.record.stored.is_stopped();
+        let gone = stopped || missing.iter().all(|w| shared.roster.is_disconnected(*w));
         let collected = turn.now >= self.since.after(shared.config.timing.collect);
         let tried = std::mem::replace(&mut self.tried, gone || collected) && turn.scope != Scope::Everyone;
         if !bug!(RecoverWithoutWaiting) && ((!gone && !collected) || tried) {
@@ -336,7 +337,7 @@ impl Collecting {
             shared.report_problem(Event::BelowMinimum { have, need }, turn);
             return None;
         }
-        if shared.record.stored.plan.is_none() {
+        if shared.record.stored.plan.is_none() || shared.record.stored.is_stopped() {
             let since = *shared.enough_since.get_or_insert(turn.now);
             let awaited = [shared.max_workers, shared.config.expected_workers];
             let full = awaited.into_iter().flatten().any(|n| have >= n);

@@ -34,12 +34,18 @@ impl Starting {
 
 /// Waits for the members of an inherited plan.
 pub(super) struct Settling {
-    pub(super) until: Time,
+    until: Time,
     /// What follows.
     pub(super) active: Active,
 }
 
 impl Settling {
+    /// From now on.
+    pub(super) fn new(active: Active, shared: &Shared, now: Time) -> Self {
+        let until = now.after(shared.config.timing.settle);
+        Self { until, active }
+    }
+
     /// The members of the plans in the record are back, or it takes too long.
     pub(super) fn is_over(&self, shared: &Shared, now: Time) -> bool {
         let back = |w: &WorkerId| shared.roster.status(*w).is_some();

@@ -13,6 +13,7 @@ mod promotion;
 mod resuming;
 mod reviewed;
 mod spare_copies;
+mod stopped;
 mod untold;
 mod waiting;
 
@@ -650,6 +651,7 @@ fn a_stopped_run_fences_before_it_releases_and_can_be_taken_up_again() {
     rig.answer(A, &[]);
     assert!(rig.sent.contains(&(A, Order::Release)));
     rig.put(CoordinatorInput::StreamDown { from: A });
+    rig.wait(10);
     assert_eq!(rig.finished, Some(Outcome::Stopped));
     assert!(!rig.store.done);
 }

@@ -1,4 +1,4 @@
-//! The checker: invariants (a) to (n) of `docs/internals/protocol.md`, looked at after every event.
+//! The checker: invariants (a) to (o) of `docs/internals/protocol.md`, looked at after every event.
 //!
 //! It sees everything, also what no machine can know; it steers nothing.
 
@@ -21,7 +21,7 @@ use varuna_plan::{Base, Generation, OptimizerProgress, Plan, StateId, Step, Unit
 /// A broken invariant: its letter, and what was seen.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// `a`..`n`.
+    /// `a`..`o`.
     pub invariant: char,
     /// What was seen.
     pub seen: String,
@@ -48,6 +48,9 @@ pub(crate) struct Checker {
     flips: flips::Flips,
     /// What coordinators know of checkpoints.
     restores: restores::Restores,
+    /// The record said that nobody trains any more in the generations from its plan's to its highest. Before those another recovery
+    /// has asked all; one that was left out of it may still finish a step that others have finished.
+    pub(crate) stopped: Option<(Generation, Generation)>,
     /// State that a worker had and did not give up by the rules.
     had: BTreeMap<(WorkerId, Unit), StateId>,
 }

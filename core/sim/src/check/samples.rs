@@ -17,6 +17,14 @@ impl Checker {
         if reduced.foreign || reduced.generation != generation {
             return broken('e', format!("{worker:?} used a tensor of another generation"));
         }
+        if self
+            .stopped
+            .is_some_and(|(from, to)| (from..=to).contains(&generation))
+        {
+            let stopped = self.stopped;
+            let seen = format!("{worker:?} commits in {generation} after the stop of {stopped:?}");
+            return broken('o', seen);
+        }
         self.reached(decision.id);
         self.counted(decision)?;
         let parent = *self.parent.entry(decision.id).or_insert(decision.parent);

@@ -119,6 +119,11 @@ impl Host<Schedule> {
             // More steps were ordered as the run ended: its workers are released, and others go on from its last state.
             self.env.faults.only_joins = false;
         }
+        if let Some(plan) = &record.plan
+            && record.stopped == record.highest
+        {
+            self.env.checker.stopped = Some((plan.generation, record.highest));
+        }
         for plan in [&record.plan, &record.next].into_iter().flatten() {
             if self.env.checker.persisted(plan)? {
                 self.env.stats.generations += 1;

@@ -130,6 +130,7 @@ fn record_seeds() -> Seeds {
         last_step: Step(0),
         waited_ms: 0,
         puts_anew: 0,
+        stopped: Generation(0),
     };
     let mut rolled_back = recorded().record;
     rolled_back.trust.compared.push(ID);
@@ -182,6 +183,7 @@ fn stored_record_seeds() -> Seeds {
         last_step: Step(40),
         waited_ms: 0,
         puts_anew: 0,
+        stopped: Generation(0),
     };
     let stored = |record| record_format::encode(record).expect("a seed can be written");
     vec![

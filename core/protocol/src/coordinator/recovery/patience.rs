@@ -78,6 +78,8 @@ impl Collecting {
         now: Time,
     ) -> bool {
         let ended = missing.iter().all(|w| shared.roster.has_ended(*w)) || bug!(GiveUpStepsAtOnce);
+        // What those of a stopped run held went with them, or comes with them: it is not waited for.
+        let ended = ended || shared.record.stored.is_stopped();
         let waited = self.patience.is_over(now, patience(missing, shared), shared);
         let newest = resume.tip || ended || waited;
         let confirmed = !resume.checkpoint || self.is_listing_fresh() || waited;

@@ -1,0 +1,125 @@
+//! Runs that are stopped in order, and who takes them up again.
+
+use super::*;
+
+/// A and B train, and the run is stopped.
+fn stopping() -> Rig {
+    let mut rig = Rig::training(&[A, B]);
+    rig.put(CoordinatorInput::Stop);
+    rig
+}
+
+fn close(rig: &mut Rig, from: WorkerId) {
+    rig.put(CoordinatorInput::StreamDown { from });
+    rig.wait(10);
+}
+
+/// Another coordinator takes over what the store holds; its checkpoint is of step 4.
+fn successor(record: Record, listing: Answer) -> Rig {
+    let mut rig = Rig::with(config(), Record::default());
+    rig.machine = Coordinator::new(config(), Box::new(Wide));
+    (rig.store, rig.listing) = (record, listing);
+    rig.complete.push(state(1, 4));
+    rig.put(CoordinatorInput::Tick);
+    rig.join(C);
+    rig.answer(C, &[]);
+    rig
+}
+
+#[test]
+fn what_all_have_promised_is_in_the_record_once_they_are_gone() {
+    let mut rig = stopping();
+    for worker in [A, B] {
+        rig.answer(worker, &[]);
+        assert!(rig.sent.contains(&(worker, Order::Release)));
+    }
+    close(&mut rig, A);
+    assert_eq!((rig.store.stopped, &rig.finished), (Generation(0), &None));
+    close(&mut rig, B);
+    assert_eq!(rig.store.stopped, Generation(1));
+    assert!(rig.store.is_stopped());
+    assert_eq!(rig.finished, Some(Outcome::Stopped));
+}
+
+#[test]
+fn a_worker_that_was_lost_before_it_promised_may_still_train() {
+    for ended in [false, true] {
+        let mut rig = stopping();
+        rig.answer(A, &[]);
+        close(&mut rig, A);
+        let gone = match ended {
+            true => CoordinatorInput::ProcessEnded { worker: B },
+            false => CoordinatorInput::StreamDown { from: B },
+        };
+        rig.put(gone);
+        rig.wait(10);
+        assert_eq!(rig.finished, Some(Outcome::Stopped));
+        assert_eq!(rig.store.is_stopped(), ended, "the end of a process is proof too");
+    }
+}
+
+#[test]
+fn a_source_that_does_not_train_promises_too_before_it_is_released() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.status(B, 1, Phase::Source, StateId::INITIAL);
+    rig.sent.clear();
+    rig.put(CoordinatorInput::Stop);
+    let upto = Generation(1);
+    assert!(rig.sent.contains(&(B, Order::Fence { upto })));
+    assert!(!rig.sent.contains(&(B, Order::Release)));
+}
+
+#[test]
+fn a_stop_that_cannot_be_noted_ends_all_the_same() {
+    let mut rig = stopping();
+    rig.answer(A, &[]);
+    rig.answer(B, &[]);
+    rig.store.version += 1; // another writes
+    close(&mut rig, A);
+    close(&mut rig, B);
+    rig.wait(10);
+    assert_eq!(rig.finished, Some(Outcome::Stopped));
+    assert!(!rig.store.is_stopped());
+}
+
+#[test]
+fn nobody_is_waited_for_where_the_run_was_stopped_in_order() {
+    let mut rig = stopping();
+    rig.answer(A, &[]);
+    rig.answer(B, &[]);
+    close(&mut rig, A);
+    close(&mut rig, B);
+    let stopped = rig.store.clone();
+
+    let mut rig = successor(stopped.clone(), Answer::Now);
+    let gather = u64::try_from(Timing::model().gather.as_millis()).unwrap();
+    rig.wait(gather / 2);
+    assert_eq!(
+        rig.plan().generation,
+        Generation(1),
+        "others may come, as at the start"
+    );
+    rig.wait(gather);
+    let plan = rig.plan();
+    assert_eq!((plan.generation, plan.members()), (Generation(2), &[C][..]));
+    assert!(matches!(plan.base, Base::Fixed { id, checkpoint: true, .. } if id == state(1, 4)));
+    assert!(!rig.store.is_stopped(), "it goes on");
+
+    // A later generation was persisted since: its members are waited for.
+    let went_on = Record {
+        highest: Generation(2),
+        ..stopped
+    };
+    let mut rig = successor(went_on, Answer::Now);
+    rig.wait(2 * gather);
+    assert_eq!(rig.plan().generation, Generation(1));
+}
+
+#[test]
+fn what_the_store_has_not_confirmed_is_not_resumed_from_after_a_stop_either() {
+    let mut record = stopping().store;
+    record.stopped = record.highest;
+    let mut rig = successor(record, Answer::FromMemory);
+    rig.wait(300);
+    assert_eq!(rig.plan().generation, Generation(1));
+}
