@@ -15,7 +15,7 @@ use varuna_checkpoint::{CheckpointError, Location};
 const INTERVAL: Duration = Duration::from_secs(60);
 /// How long the copies of one time may take.
 const TIMEOUT: Duration = Duration::from_secs(45);
-/// How long the last ones may keep the process.
+/// How long those that are on their way and the last ones may keep the process together: the right to write to the location is given back after them.
 const LAST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The handle to the task.
@@ -38,11 +38,15 @@ impl EventUpload {
         EventUpload { end, task }
     }
 
-    /// Copies what is left.
+    /// Copies what is left, as far as the store takes it in time.
     pub(crate) async fn end(mut self) {
         self.end.notify_one();
-        // The task has limits of its own, and cannot panic.
-        let _ = (&mut self.task).await;
+        if tokio::time::timeout(LAST_TIMEOUT, &mut self.task).await.is_err() {
+            tracing::warn!(
+                seconds = LAST_TIMEOUT.as_secs(),
+                "the last event files for TensorBoard were not copied to the checkpoint store in time"
+            );
+        }
     }
 }
 
@@ -65,11 +69,10 @@ impl Copies {
         let mut is_failing = false;
         loop {
             let ended = tokio::time::timeout(INTERVAL, end.notified()).await.is_ok();
-            let limit = if ended { LAST_TIMEOUT } else { TIMEOUT };
-            let why = match tokio::time::timeout(limit, self.copy()).await {
+            let why = match tokio::time::timeout(TIMEOUT, self.copy()).await {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(error.to_string()),
-                Err(_) => Some(format!("no answer within {} s", limit.as_secs())),
+                Err(_) => Some(format!("no answer within {} s", TIMEOUT.as_secs())),
             };
             if let Some(why) = why.as_ref().filter(|_| !is_failing) {
                 tracing::warn!(
@@ -128,6 +131,17 @@ mod tests {
         upload.end().await;
         let copy = temp.path().join("store/tensorboard/job-1/a");
         assert_eq!(std::fs::read_to_string(copy).unwrap(), "one");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_does_not_answer_keeps_the_end_for_a_while_only() {
+        let began = tokio::time::Instant::now();
+        let upload = EventUpload {
+            end: Arc::default(),
+            task: tokio::spawn(std::future::pending()),
+        };
+        upload.end().await;
+        assert_eq!(began.elapsed().as_secs(), LAST_TIMEOUT.as_secs());
     }
 
     #[tokio::test]

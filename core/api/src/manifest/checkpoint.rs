@@ -53,8 +53,8 @@ pub struct CheckpointSourceSpec {
     /// Step of the checkpoint; the newest complete one at the start of the job where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT_OR_NONE)))]
     pub step: Option<u64>,
-    /// Take the parameters alone: the optimizer, the learning rate and the steps begin anew. False where left out: the job goes on after the checkpoint's
-    /// step.
+    /// Take the parameters alone: the optimizer, the learning rate and the steps begin anew. Otherwise the job goes on after the checkpoint's step;
+    /// false where left out.
     pub weights_only: Option<bool>,
 }
 
