@@ -9,7 +9,7 @@ use crate::backend::{Backend, Platform};
 use crate::checkpoints::Checkpoints;
 use crate::engine::{Engine, EngineConfig};
 use crate::memory::{self, Equipment, Share};
-use crate::model::attention_shape;
+use crate::model::{attention_shape, score_memory};
 use crate::samples::DatasetSamples;
 use crate::transport::data_plane::DataPlane;
 use crate::transport::nccl::{Nccl, NcclPlane};
@@ -24,7 +24,7 @@ use varuna_checkpoint::{RateLimit, Store};
 use varuna_dataset::TrainingData;
 use varuna_frames::RunKey;
 use varuna_plan::device::Hardware;
-use varuna_plan::{Step, WorkerId};
+use varuna_plan::{ScoreMemory, Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
 use varuna_torch::{Attention, AttentionChoice, Device, DeviceChoice};
 use varuna_wire::address::host_port;
@@ -89,7 +89,10 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         parse_job_of_any_release(&welcome.job).context("the coordinator's job file is not valid here")?;
     // Before anything else asks libtorch. Libraries for GPUs are loaded only where the job may use one.
     let device = named.map_or_else(|| device_of(&job, platform), Ok)?;
+    // What is free for training, before anything of this process lies there.
     let hello = equipped(hello, arguments, device)?;
+    let (backend, scores) = backend(arguments, (device, platform), &job)?;
+    let hello = Hello { scores, ..hello };
     if reports.send(Upward::Hello(hello)).await.is_err() {
         bail!("the stream to {coordinator} ended");
     }
@@ -105,7 +108,6 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         mesh.encrypt().context("network.encryption of the job file")?;
         tracing::info!("connections to other workers are encrypted");
     }
-    let backend = backend(arguments, (device, platform), &job)?;
     mesh.limit(of_job(
         &job.model,
         job.training.global_batch_size,
@@ -264,6 +266,7 @@ fn hello(arguments: &Arguments, me: WorkerId, mesh: &Mesh) -> Hello {
         pid: std::process::id(),
         hardware: None,
         memory_bytes: None,
+        scores: None,
         device: String::new(),
         speed: 1.0,
         run: String::new(),
@@ -309,8 +312,12 @@ fn dataset(arguments: &Arguments, job: &Job, welcome: &Welcome) -> Result<Traini
     Ok(data)
 }
 
-/// How this worker computes.
-fn backend(arguments: &Arguments, (device, platform): (Device, Platform), job: &Job) -> Result<Backend> {
+/// How this worker computes, and what its attention takes for scores that it makes.
+fn backend(
+    arguments: &Arguments,
+    (device, platform): (Device, Platform),
+    job: &Job,
+) -> Result<(Backend, Option<ScoreMemory>)> {
     let opened = Backend::open(platform, device, job.precision.into(), arguments.without);
     let (backend, why) = opened.with_context(|| format!("cannot compute on {device}"))?;
     if let Some(why) = why {
@@ -318,16 +325,19 @@ fn backend(arguments: &Arguments, (device, platform): (Device, Platform), job: &
     }
     let shape = attention_shape(&job.model, backend.numerics);
     let attention = Attention::settle(arguments.attention, device, shape).context("--attention")?;
-    // Nobody asked for it, and the planner does not count what it takes.
-    if arguments.attention == AttentionChoice::Auto && attention == Attention::Math {
+    let scores = score_memory(&job.model, attention, backend.numerics);
+    // Nobody asked for it.
+    if let (AttentionChoice::Auto, Some(scores)) = (arguments.attention, scores) {
         tracing::warn!(
-            bytes_per_sample = shape.score_bytes(),
-            "libtorch has no fused attention for this model on {device}: all scores of a block are kept in memory until its backward, which \
-             the planner does not count; a smaller spec.training.microBatchSize may be needed"
+            saved_bytes = scores.saved_bytes,
+            forward_bytes = scores.forward_bytes,
+            backward_bytes = scores.backward_bytes,
+            "libtorch has no fused attention for this model on {device}: each block keeps its scores, so many bytes of a sample, until its \
+             backward, and takes more while it computes; the planner counts that where the job has no profile"
         );
     }
     tracing::info!(kernels = ?backend.kernels, %attention, without = %backend.without, "computing");
-    Ok(backend)
+    Ok((backend, scores))
 }
 
 fn engine(

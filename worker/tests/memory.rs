@@ -13,9 +13,10 @@ use varuna_plan::{
     Decision, LossScaling, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec,
     Shape, Stage, StateId, WorkerId,
 };
-use varuna_torch::{MemoryMeter, taken_bytes};
+use varuna_torch::{Attention, AttentionChoice, MemoryMeter, taken_bytes};
 use varuna_worker::backend::Backend;
 use varuna_worker::engine::{Engine, EngineConfig, SampleError, Samples};
+use varuna_worker::model::{attention_shape, score_memory};
 use varuna_worker::transport::local::LocalMesh;
 
 const ME: WorkerId = WorkerId(1);
@@ -52,6 +53,7 @@ struct Case {
     precision: Precision,
     kind: ScheduleKind,
     recompute: Recompute,
+    attention: Attention,
     micro_batches: u32,
     micro_batch_size: u32,
 }
@@ -118,7 +120,10 @@ impl Case {
             element_bytes: self.precision.element_bytes(),
             ..Link::CPU_CORE
         };
-        let costs = Costs::estimate(&self.model.spec(), link);
+        let mut costs = Costs::estimate(&self.model.spec(), link);
+        if let Some(scores) = score_memory(&self.model, self.attention, self.precision.into()) {
+            costs.add_scores(scores);
+        }
         let whole = self.model.layout().whole();
         let stash = stash_max(self.kind, 1, 0, self.micro_batches);
         let of = |stash| costs.memory_bytes(whole, stash, self.micro_batch_size, self.recompute);
@@ -128,6 +133,8 @@ impl Case {
     /// The same as the allocators count it: after the state is made, and the most of a few steps.
     fn measured(&self) -> (u64, u64) {
         let backend = Backend::of_processor(self.precision.into());
+        let shape = attention_shape(&self.model, backend.numerics);
+        Attention::settle(AttentionChoice::Only(self.attention), backend.device, shape).unwrap();
         let meter = MemoryMeter::begin(backend.device).unwrap();
         let before = taken_bytes();
         let mut engine = Engine::new(EngineConfig {
@@ -195,13 +202,16 @@ fn the_planner_counts_what_a_step_takes() {
         model(5, 128, 256, 256),
         model(2, 128, 256, 4000),
         model(1, 64, 256, 8000),
+        // Scores are the most of it.
+        model(2, 128, 512, 256),
     ];
     for (model, precision) in models
         .iter()
         .chain(&families())
         .flat_map(|m| [(m, Precision::Fp32), (m, Precision::Bf16)])
     {
-        let case = |kind, recompute| Case {
+        let case = |kind, recompute, attention| Case {
+            attention,
             model: model.clone(),
             precision,
             kind,
@@ -211,18 +221,22 @@ fn the_planner_counts_what_a_step_takes() {
             micro_batch_size: if model.layers == 1 { 48 } else { 4 },
         };
         let alternating = ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 };
-        for (kind, recompute) in [
-            (alternating, Recompute::None),
-            (ScheduleKind::Gpipe, Recompute::None),
-            (ScheduleKind::Gpipe, Recompute::Selective),
-            (ScheduleKind::Gpipe, Recompute::Full),
+        let (gpipe, flash, math) = (ScheduleKind::Gpipe, Attention::Flash, Attention::Math);
+        for (kind, recompute, attention) in [
+            (alternating, Recompute::None, flash),
+            (gpipe, Recompute::None, flash),
+            (gpipe, Recompute::Selective, flash),
+            (gpipe, Recompute::Full, flash),
+            (gpipe, Recompute::None, math),
+            (gpipe, Recompute::Selective, math),
+            (gpipe, Recompute::Full, math),
         ] {
-            let case = case(kind, recompute);
+            let case = case(kind, recompute, attention);
             let (planned, measured) = (case.planned(), case.measured());
             let ratio = |planned: u64, measured: u64| planned as f64 / measured as f64;
             let (state, all) = (ratio(planned.0, measured.0), ratio(planned.1, measured.1));
             let row = format!(
-                "{} layers, width {}, vocabulary {}, {precision:?}, {kind:?}, {recompute:?}: planned / measured: state {state:.3}, most {all:.3} of {} MiB",
+                "{} layers, width {}, vocabulary {}, {precision:?}, {kind:?}, {recompute:?}, {attention}: planned / measured: state {state:.3}, most {all:.3} of {} MiB",
                 model.layers,
                 model.hidden_size,
                 model.vocabulary_size,

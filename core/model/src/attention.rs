@@ -59,6 +59,13 @@ pub(crate) fn piece(sizes: Sizes) -> Piece {
 /// Elements of a token that are kept, and that the backward takes beyond these.
 fn memory(sizes: Sizes) -> (u64, u64) {
     let [width, queries, keys] = [sizes.width, sizes.queries(), sizes.keys()].map(|n| n as u64);
+    // The backward has the gradients of queries, keys and values twice: by themselves, and where they came from.
+    (queries + width + inputs(sizes), 3 * queries + queries + 2 * keys)
+}
+
+/// Elements of a token's queries, keys and values that are kept: as attention takes them, which makes no copies of its own, and as a norm of heads does.
+pub(crate) fn inputs(sizes: Sizes) -> u64 {
+    let [queries, keys] = [sizes.queries(), sizes.keys()].map(|n| n as u64);
     let features = sizes.features;
     let product = queries + 2 * keys;
     // Of one alone no copies are made: all heads look at the same.
@@ -66,7 +73,7 @@ fn memory(sizes: Sizes) -> (u64, u64) {
     let is_turned = matches!(features.positions, Positions::Rotary(_));
     let is_new = is_turned || features.qk_norm;
     // The product of the three stays where attention, or the norm of a head, looks into it.
-    let mut kept = queries + width;
+    let mut kept = 0;
     if features.qk_norm || !is_copied || !is_new {
         kept += product;
     }
@@ -79,6 +86,5 @@ fn memory(sizes: Sizes) -> (u64, u64) {
     } else if is_new {
         kept += keys;
     }
-    // The backward has the gradients of queries, keys and values twice: by themselves, and where they came from.
-    (kept, 3 * queries + product)
+    kept
 }

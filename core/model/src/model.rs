@@ -137,6 +137,12 @@ impl Model {
         self.features.kv_heads.unwrap_or(self.heads)
     }
 
+    /// Elements of a token's queries, keys and values that the estimate of a block counts as kept for the backward of attention.
+    #[must_use]
+    pub fn attention_inputs(&self) -> u64 {
+        attention::inputs(self.sizes())
+    }
+
     /// Width between up and down of the MLP.
     #[must_use]
     pub fn inner_size(&self) -> usize {

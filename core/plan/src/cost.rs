@@ -3,9 +3,13 @@
 mod chunked;
 pub(crate) mod halves;
 mod host;
+mod scores;
+mod working;
 
 pub use chunked::Chunked;
 pub use host::Host;
+pub use scores::ScoreMemory;
+pub(crate) use working::{Taken, working_bytes};
 
 use crate::document::Recompute;
 use crate::layout::{Layout, SegmentRange};
@@ -119,6 +123,10 @@ pub struct SegmentCost {
     /// What the backward of one sample takes at most beyond that, in bytes.
     #[serde(default)]
     pub working_bytes: u64,
+    /// What the forward of one sample takes at most beyond what it keeps, in bytes, where that is much: it counts where it is run again while all
+    /// that comes after it is kept.
+    #[serde(default)]
+    pub forward_bytes: u64,
     /// What it takes besides, a chunk at a time: a head's logits and their logarithmic softmax.
     #[serde(default)]
     pub chunked: Chunked,
@@ -130,11 +138,6 @@ pub struct SegmentCost {
 }
 
 impl SegmentCost {
-    /// What the backward of so many samples takes at most beyond what is kept. Of what is made in chunks there is one, however many samples.
-    pub(crate) fn working(&self, samples: u64) -> u64 {
-        self.working_bytes * samples + self.chunked.of(samples)
-    }
-
     /// Whether its forward is run again before its backward.
     pub(crate) fn is_recomputed(&self, recompute: Recompute) -> bool {
         match recompute {
@@ -234,12 +237,6 @@ pub struct Costs {
     pub host: Option<Host>,
 }
 
-/// What a backward takes at most beyond what is kept: with its last segment, or with the one before, when what the last one kept is free.
-/// Later, more is free than any segment takes.
-pub(crate) fn backward_bytes(last: u64, before: u64, last_saved: u64) -> u64 {
-    last.max(before.saturating_sub(last_saved))
-}
-
 /// The share of an instruction's overhead that a segment has: both halves of a block together have that of one instruction.
 fn overhead(kind: SegmentKind) -> f64 {
     match kind {
@@ -263,6 +260,7 @@ impl Costs {
             parameters: spec.parameters,
             saved_bytes: spec.saved_elements * device.element_bytes,
             working_bytes: (spec.working_elements - chunked::elements(spec)) * SINGLE_BYTES,
+            forward_bytes: 0,
             chunked: Chunked::of_segment(spec, &device),
             input_bytes: match spec.kind {
                 SegmentKind::Embedding => spec.input_elements * TOKEN_BYTES,
@@ -345,15 +343,7 @@ impl Costs {
             Recompute::Full => 0,
         };
         let recomputed: u64 = of.iter().filter(again).map(saved).sum();
-        let working = match of {
-            [] => 0,
-            [only] => only.working(samples),
-            [.., before, last] => backward_bytes(
-                last.working(samples),
-                before.working(samples),
-                last.saved_bytes * samples,
-            ),
-        };
+        let working = working_bytes(of.iter().rev().map(|s| s.taken(samples, recompute)));
         let kept = u64::from(stash) * (input + kept) + recomputed;
         self.state_bytes(range) + kept * samples + working
     }

@@ -26,7 +26,7 @@ pub mod schedule;
 pub mod spare_copies;
 pub mod state;
 
-pub use cost::{Calibration, Costs, Device, ParameterBytes, Runtime};
+pub use cost::{Calibration, Costs, Device, ParameterBytes, Runtime, ScoreMemory};
 pub use deadline::{EvaluationSteps, StepDeadline};
 pub use document::{Base, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, Shape, Spare, Stage};
 pub use document::{PlanIndex, Recompute, ScheduleKind, tree_fan_out};

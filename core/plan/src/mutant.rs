@@ -109,6 +109,8 @@ varuna_mutants::mutants! {
     FarNodesLinkAsNear => UNIT_TESTS,
     /// A prediction that is near enough is corrected.
     CorrectNoise => UNIT_TESTS,
+    /// The planner does not count the scores that a worker's attention makes.
+    ForgetScores => UNIT_TESTS,
     /// All workers that lack a unit ask the same source first.
     AllAskOneSource => UNIT_TESTS,
     /// The tree of a thousand workers is as narrow as that of a few.

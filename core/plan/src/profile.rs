@@ -235,6 +235,8 @@ impl Profile {
                 parameters: s.parameters,
                 saved_bytes: s.saved_bytes,
                 working_bytes: s.working_bytes.unwrap_or(0).saturating_sub(chunked.of(1)),
+                // What is measured is the most of both.
+                forward_bytes: s.working_bytes.unwrap_or(0).saturating_sub(chunked.of(1)),
                 chunked,
                 input_bytes: s.input_bytes,
                 optimizer_ms: s.optimizer_ms,

@@ -104,6 +104,7 @@ impl Rig {
                 node: String::new(),
                 hardware: None,
                 memory_bytes: None,
+                scores: None,
                 speed: 1.0,
             };
             rig.put(CoordinatorInput::StreamUp { from, hello });

@@ -24,6 +24,7 @@ fn hello(worker: u64, host: &str) -> Hello {
         pid: 7,
         hardware: None,
         memory_bytes: None,
+        scores: None,
         device: String::new(),
         speed: 1.0,
         run: String::new(),

@@ -5,8 +5,11 @@ use crate::error::{WireError, need};
 use crate::version::{VERSIONS, of_message};
 use crate::{TEXT_BYTES_MAX, v1};
 use v1::hardware::Kind as WireHardware;
-use varuna_plan::WorkerId;
 use varuna_plan::device::Hardware;
+use varuna_plan::{ScoreMemory, WorkerId};
+
+/// More for one sample in one block no device holds, and sums over micro-batches and blocks could overflow.
+const SCORE_BYTES_MAX: u64 = 1 << 40;
 
 /// How a worker introduces itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +30,8 @@ pub struct Hello {
     pub hardware: Option<Hardware>,
     /// Memory that training may use (bytes); none = not limited.
     pub memory_bytes: Option<u64>,
+    /// What its attention takes for scores that it makes; none = it makes none, or does not say. Each figure at most 2^40.
+    pub scores: Option<ScoreMemory>,
     /// What it computes on, for people.
     pub device: String,
     /// Speed relative to the nominal device, above 0.
@@ -46,6 +51,7 @@ pub(crate) fn hello_to_wire(hello: &Hello) -> v1::Hello {
         host: hello.host.clone(),
         pid: hello.pid,
         memory_bytes: hello.memory_bytes,
+        scores: hello.scores.map(scores_to_wire),
         hardware: hello.hardware.as_ref().map(hardware_to_wire),
         device: hello.device.clone(),
         speed: hello.speed,
@@ -97,9 +103,37 @@ pub(crate) fn read_hello(hello: v1::Hello) -> Result<Hello, WireError> {
         pid: hello.pid,
         hardware: hello.hardware.map(read_hardware).transpose()?,
         memory_bytes: hello.memory_bytes,
+        scores: hello.scores.map(read_scores).transpose()?,
         device: hello.device,
         speed: hello.speed,
         run: hello.run,
+    })
+}
+
+fn scores_to_wire(scores: ScoreMemory) -> v1::ScoreMemory {
+    v1::ScoreMemory {
+        saved_bytes: scores.saved_bytes,
+        forward_bytes: scores.forward_bytes,
+        backward_bytes: scores.backward_bytes,
+    }
+}
+
+fn read_scores(scores: v1::ScoreMemory) -> Result<ScoreMemory, WireError> {
+    let fields = [
+        ("saved_bytes", scores.saved_bytes),
+        ("forward_bytes", scores.forward_bytes),
+        ("backward_bytes", scores.backward_bytes),
+    ];
+    for (field, bytes) in fields {
+        if bytes > SCORE_BYTES_MAX {
+            return Err(WireError::value("ScoreMemory", field, bytes, "at most 2^40"));
+        }
+    }
+    let [saved_bytes, forward_bytes, backward_bytes] = fields.map(|(_, bytes)| bytes);
+    Ok(ScoreMemory {
+        saved_bytes,
+        forward_bytes,
+        backward_bytes,
     })
 }
 

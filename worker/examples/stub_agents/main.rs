@@ -209,6 +209,7 @@ fn hello(number: u64, address: String) -> Hello {
         pid: std::process::id(),
         hardware: None,
         memory_bytes: None,
+        scores: None,
         device: "stub".into(),
         speed: 1.0,
         run: String::new(),

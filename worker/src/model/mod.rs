@@ -11,6 +11,7 @@ mod head;
 mod linear;
 mod mlp;
 mod norm;
+mod scores;
 mod tables;
 
 use crate::state::{UnitParameters, Units};
@@ -18,6 +19,7 @@ pub use attention::attention_shape;
 pub use cache::Cache;
 use dropout::Dropout;
 pub use head::{add_loss, add_loss_with_gradients, logits};
+pub use scores::score_memory;
 pub use tables::Tables;
 use tch::Tensor;
 use varuna_model::embedding::TOKENS;

@@ -10,7 +10,7 @@ mod network;
 
 use crate::ablation::Ablations;
 use crate::backend::{Backend, Platform};
-use crate::model::attention_shape;
+use crate::model::{attention_shape, score_memory};
 use anyhow::{Context, Result, bail};
 use compute::{Bench, Samples};
 use std::collections::BTreeMap;
@@ -191,7 +191,11 @@ fn assemble(
 ) -> Profile {
     let model = &job.model;
     let kinds = kinds(&bench.model);
-    let estimate = varuna_api::planner(job).costs;
+    let mut estimate = varuna_api::planner(job).costs;
+    // Memory that is measured has them already, and who is planned with this profile is not asked.
+    if let Some(scores) = score_memory(model, bench.attention, bench.backend.numerics) {
+        estimate.add_scores(scores);
+    }
     let sketch = Profile::of_costs(&estimate, String::new(), String::new());
     let segments = sketch.segments.into_iter().map(|sketch| {
         let same = kinds.get(&sketch.kind).map_or(&[][..], Vec::as_slice);

@@ -61,6 +61,7 @@ fn halves(whole: &SegmentCost, attention: &SegmentCost, mlp: &SegmentCost) -> [S
         saved_bytes: part(whole.saved_bytes, saved),
         // Of which half is not known.
         working_bytes: whole.working_bytes,
+        forward_bytes: whole.forward_bytes,
         chunked: whole.chunked,
         input_bytes: whole.input_bytes,
         optimizer_ms: whole.optimizer_ms * state,

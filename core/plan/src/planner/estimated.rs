@@ -6,7 +6,7 @@
 
 use super::problem::{speeds, topology};
 use super::{Constraints, CostPlanner, Infeasible, PlanRequest, Planner, WorkerInfo};
-use crate::cost::Costs;
+use crate::cost::{Costs, ScoreMemory};
 use crate::device::{DeviceKind, Hardware};
 use crate::document::Shape;
 use crate::predict::predict;
@@ -31,6 +31,8 @@ pub struct EstimatedPlanner {
     element_bytes: u64,
     /// What costs are estimated for, once a worker has said what it has.
     reference: Option<&'static DeviceKind>,
+    /// What a worker's attention takes for scores that it makes: the most that one has said.
+    scores: ScoreMemory,
     /// The node of all workers so far.
     nodes: Nodes,
 }
@@ -55,6 +57,7 @@ impl EstimatedPlanner {
             model,
             element_bytes,
             reference: None,
+            scores: ScoreMemory::default(),
             nodes: Nodes::Several,
         }
     }
@@ -94,6 +97,7 @@ impl Planner for EstimatedPlanner {
             self.reference = Some(kind);
             self.nodes = Nodes::One(node.to_owned());
             self.planner.costs = Costs::estimate(&self.model, kind.device(true, self.element_bytes));
+            self.planner.costs.add_scores(self.scores);
             return;
         };
         if matches!(&self.nodes, Nodes::One(first) if first != node) {
@@ -105,6 +109,15 @@ impl Planner for EstimatedPlanner {
             let device = &mut self.planner.costs.device;
             (device.latency_ms, device.bytes_per_s) = (far.latency_ms, far.bytes_per_s);
         }
+    }
+
+    fn meet_scores(&mut self, scores: ScoreMemory) {
+        if bug!(ForgetScores) {
+            return;
+        }
+        // Workers of one job differ only where their devices do; all stages are counted for the one that takes most.
+        self.planner.costs.add_scores(scores.beyond(self.scores));
+        self.scores = self.scores.max(scores);
     }
 
     fn speed_of(&self, hardware: &Hardware) -> f64 {

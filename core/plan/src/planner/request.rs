@@ -1,5 +1,6 @@
 //! What a planner is asked, and what it may answer.
 
+use crate::cost::ScoreMemory;
 use crate::device::Hardware;
 use crate::document::{ScheduleSpec, Shape};
 use crate::ids::{Unit, WorkerId};
@@ -133,6 +134,10 @@ pub trait Planner {
 
     /// A worker on this hardware, on this node, takes part from now on: costs that are estimated are those of what workers have.
     fn meet(&mut self, _hardware: &Hardware, _node: &str) {}
+
+    /// A worker takes part whose attention makes scores: memory that is estimated counts what they take from now on. What was measured, with what
+    /// the measured attention keeps, stays as it is.
+    fn meet_scores(&mut self, _scores: ScoreMemory) {}
 
     /// The speed of a worker on this hardware before anything was observed, 1.0 = as the costs say.
     fn speed_of(&self, _hardware: &Hardware) -> f64 {

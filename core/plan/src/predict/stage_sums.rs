@@ -1,7 +1,7 @@
 //! What any range of segments costs, looked up in prefix sums, for one micro-batch size.
 
 use super::stage_times::{StageTimes, stage_period_ms};
-use crate::cost::{Costs, Runtime, SegmentCost, backward_bytes};
+use crate::cost::{Costs, Runtime, SegmentCost, Taken, working_bytes};
 use crate::document::Recompute;
 use crate::layout::SegmentRange;
 
@@ -22,8 +22,8 @@ pub(crate) struct StageSums {
     /// Across the cut before each segment; 0 at both ends.
     transfer: Vec<f64>,
     input: Vec<u64>,
-    /// What each segment's backward takes beyond what is kept.
-    in_backward: Vec<u64>,
+    /// What each segment takes by itself, where none or all are run again and where some are.
+    taken: [Vec<Taken>; 2],
     /// The tied weight's gradient once over a link.
     pub(crate) tied_ms: f64,
     tied: u64,
@@ -72,7 +72,8 @@ impl StageSums {
             working: both.map(working),
             again: both.map(again),
             transfer,
-            in_backward: costs.segments.iter().map(|s| s.working(samples)).collect(),
+            taken: [Recompute::None, Recompute::Selective]
+                .map(|policy| costs.segments.iter().map(|s| s.taken(samples, policy)).collect()),
             input: costs.segments.iter().map(|s| s.input_bytes * samples).collect(),
             tied_ms: costs.gradient_ms(costs.tied_parameters),
             tied: costs.tied_parameters,
@@ -160,14 +161,8 @@ impl StageSums {
             Recompute::Selective => (sum(&self.kept[1]), sum(&self.working[0])),
             Recompute::Full => (0, sum(&self.working[1])),
         };
-        let working = match end - start {
-            0 => 0,
-            1 => self.in_backward[start],
-            _ => {
-                let last_saved = self.kept[0][end] - self.kept[0][end - 1];
-                backward_bytes(self.in_backward[end - 1], self.in_backward[end - 2], last_saved)
-            }
-        };
+        let taken = &self.taken[usize::from(policy == Recompute::Selective)][start..end];
+        let working = working_bytes(taken.iter().rev().copied());
         let tied = if self.is_end(range) { self.tied } else { 0 };
         let parameters = self.parameters[end] - self.parameters[start] + tied;
         parameters * self.state_bytes + u64::from(stash) * (self.input[start] + kept) + recomputed + working

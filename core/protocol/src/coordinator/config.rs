@@ -5,7 +5,7 @@ use crate::record::Record;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use varuna_plan::device::Hardware;
-use varuna_plan::{EvaluationSteps, Layout, LossScaling, SpareCopies, StateId, Step, WorkerId};
+use varuna_plan::{EvaluationSteps, Layout, LossScaling, ScoreMemory, SpareCopies, StateId, Step, WorkerId};
 
 use super::event::{Event, Outcome};
 use super::speeds::Observed;
@@ -201,6 +201,8 @@ pub struct Hello {
     pub hardware: Option<Hardware>,
     /// Memory that training may use, where known, bytes.
     pub memory_bytes: Option<u64>,
+    /// What its attention takes for scores that it makes; none where it makes none.
+    pub scores: Option<ScoreMemory>,
     /// Measured speed, 1.0 = nominal.
     pub speed: f64,
 }

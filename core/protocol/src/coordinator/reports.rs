@@ -53,6 +53,9 @@ impl Shared {
         if let Some(hardware) = &hello.hardware {
             self.planner.meet(hardware, &hello.node);
         }
+        if let Some(scores) = hello.scores {
+            self.planner.meet_scores(scores);
+        }
         if self.roster.connect(from, hello, turn.now) {
             self.tell_of_joining(from, turn);
         }

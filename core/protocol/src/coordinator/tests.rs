@@ -203,6 +203,7 @@ impl Rig {
             node: String::new(),
             hardware: None,
             memory_bytes: None,
+            scores: None,
             speed: 1.0,
         };
         self.put(CoordinatorInput::StreamUp { from, hello });

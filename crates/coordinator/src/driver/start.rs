@@ -25,6 +25,7 @@ pub(super) fn report(hello: &Hello) -> coordinator::Hello {
         node: hello.node.clone(),
         hardware: hello.hardware.clone(),
         memory_bytes: hello.memory_bytes,
+        scores: hello.scores,
         speed: hello.speed,
     }
 }

@@ -48,6 +48,7 @@ fn hello() -> Hello {
         // It has the job: before that no plan uses it.
         hardware: Some(Hardware::Processor),
         memory_bytes: None,
+        scores: None,
         device: String::new(),
         speed: 1.0,
         run: String::new(),

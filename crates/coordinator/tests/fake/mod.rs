@@ -206,6 +206,7 @@ pub(crate) fn hello(number: u64) -> Hello {
         pid: 1,
         hardware: None,
         memory_bytes: None,
+        scores: None,
         device: "none".into(),
         speed: 1.0,
         run: String::new(),

@@ -229,6 +229,18 @@ fn a_hello_that_cannot_be_right_is_refused_with_the_field_the_value_and_what_is_
             ["name is \"a\\nb\"", "a line"],
         ),
         (refused(|h| h.speed = 0.0), ["speed is 0", "above 0"]),
+        (
+            refused(|h| h.scores.get_or_insert_default().saved_bytes = (1 << 40) + 1),
+            ["saved_bytes is 1099511627777", "at most 2^40"],
+        ),
+        (
+            refused(|h| h.scores.get_or_insert_default().forward_bytes = u64::MAX),
+            ["forward_bytes is 18446744073709551615", "at most 2^40"],
+        ),
+        (
+            refused(|h| h.scores.get_or_insert_default().backward_bytes = 1 << 41),
+            ["backward_bytes is 2199023255552", "at most 2^40"],
+        ),
     ] {
         for part in parts {
             assert!(error.contains(part), "{error:?} does not say {part:?}");

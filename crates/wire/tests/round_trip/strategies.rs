@@ -8,8 +8,8 @@ use varuna_plan::layout::SEGMENTS_MAX;
 use varuna_plan::state::{Chain, UnitNorm};
 use varuna_plan::{
     Base, Decision, EvaluationSteps, Generation, Layout, LossScale, OptimizerProgress, Pipeline, Plan,
-    Prediction, SampleRange, ScaleFactor, ScheduleSpec, SegmentRange, Shape, Spare, Stage, StateId, Step,
-    StepDeadline, Unit, WorkerId,
+    Prediction, SampleRange, ScaleFactor, ScheduleSpec, ScoreMemory, SegmentRange, Shape, Spare, Stage,
+    StateId, Step, StepDeadline, Unit, WorkerId,
 };
 use varuna_protocol::coordinator::{RunView, SpareCopiesView, WorkerView};
 use varuna_protocol::{
@@ -224,11 +224,23 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
     );
     let gpu = gpu.prop_map(|(name, memory_bytes)| Hardware::Gpu { name, memory_bytes });
     let hardware = proptest::option::of(prop_oneof![Just(Hardware::Processor), gpu]);
-    let memory = (hardware, proptest::option::of(any::<u64>()));
+    let bytes = || 0..=1u64 << 40;
+    let scores =
+        (bytes(), bytes(), bytes()).prop_map(|(saved_bytes, forward_bytes, backward_bytes)| ScoreMemory {
+            saved_bytes,
+            forward_bytes,
+            backward_bytes,
+        });
+    let memory = (
+        hardware,
+        proptest::option::of(any::<u64>()),
+        proptest::option::of(scores),
+    );
     (who, texts, memory, 0.001..1000.0).prop_map(
         |((worker, name, address, pid), (node, host, device, run), memory, speed)| Hello {
             hardware: memory.0,
             memory_bytes: memory.1,
+            scores: memory.2,
             worker: WorkerId(worker),
             name,
             address,

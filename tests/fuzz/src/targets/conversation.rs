@@ -63,6 +63,11 @@ pub(super) fn hello(worker: WorkerId) -> Hello {
         pid: 7,
         hardware: None,
         memory_bytes: Some(1 << 30),
+        scores: Some(varuna_plan::ScoreMemory {
+            saved_bytes: 1 << 20,
+            forward_bytes: 3 << 19,
+            backward_bytes: 2 << 20,
+        }),
         device: "cpu".into(),
         speed: 1.0,
         run: String::new(),

@@ -1,5 +1,5 @@
 use super::*;
-use crate::cost::Device;
+use crate::cost::{Device, SegmentKind};
 use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
 use crate::ids::WorkerId;
 use proptest::prelude::*;
@@ -131,6 +131,73 @@ fn plans_after_a_correction_are_chosen_by_it() {
         slow.summary(),
         fast.summary()
     );
+}
+
+/// Eight micro-batches in one stage, on a worker whose memory just holds what fused attention keeps of them.
+fn planned_with(reports: &[ScoreMemory], is_met_first: bool) -> Recompute {
+    let mut planner = planner();
+    let constraints = &mut planner.planner.constraints;
+    constraints.micro_batch_size = Some(4);
+    constraints.schedules = [Recompute::None, Recompute::Selective, Recompute::Full]
+        .map(|recompute| ScheduleSpec {
+            kind: ScheduleKind::Gpipe,
+            recompute,
+        })
+        .to_vec();
+    let mut asked = request(1);
+    let whole = asked.layout.whole();
+    let needed = planner.costs().memory_bytes(whole, 8, 4, Recompute::None);
+    asked.workers[0].memory_bytes = Some(needed);
+    if is_met_first {
+        planner.meet(&Hardware::Processor, "n");
+    }
+    for scores in reports {
+        planner.meet_scores(*scores);
+    }
+    planner.meet(&Hardware::Processor, "n");
+    let shape = planner.plan(&asked).unwrap();
+    shape.schedule_of(&shape.pipelines[0].stages[0]).recompute
+}
+
+/// Of 12 heads and 256 tokens.
+const SCORES: ScoreMemory = ScoreMemory {
+    saved_bytes: 12 * 256 * 256 * 4,
+    forward_bytes: 12 * 256 * 256 * 5,
+    backward_bytes: 12 * 256 * 256 * 8,
+};
+
+#[test]
+fn scores_that_a_worker_keeps_are_recomputed_where_they_do_not_fit() {
+    assert_eq!(planned_with(&[], true), Recompute::None);
+    for is_met_first in [true, false] {
+        assert_eq!(planned_with(&[SCORES], is_met_first), Recompute::Selective);
+    }
+}
+
+#[test]
+fn of_workers_that_keep_scores_the_one_that_keeps_most_counts_once() {
+    let half = ScoreMemory {
+        saved_bytes: SCORES.saved_bytes / 2,
+        ..SCORES
+    };
+    let counted = |reports: &[ScoreMemory]| {
+        let mut planner = planner();
+        for scores in reports {
+            planner.meet_scores(*scores);
+        }
+        planner.costs().clone()
+    };
+    let once = counted(&[SCORES]);
+    assert_eq!(counted(&[half, SCORES, half, SCORES]), once);
+    let fused = counted(&[]);
+    let grown = once.segments.iter().zip(&fused.segments);
+    for (scores, fused) in grown {
+        let more = match fused.kind {
+            SegmentKind::Attention => SCORES.saved_bytes,
+            _ => 0,
+        };
+        assert_eq!(scores.saved_bytes - fused.saved_bytes, more, "{:?}", fused.kind);
+    }
 }
 
 proptest! {

@@ -3,7 +3,7 @@
 use super::*;
 use varuna_model::{Model, gpt2};
 use varuna_plan::device::Hardware;
-use varuna_plan::{Constraints, EstimatedPlanner};
+use varuna_plan::{Constraints, EstimatedPlanner, ScoreMemory};
 
 fn model() -> Model {
     Model {
@@ -22,8 +22,29 @@ fn h100() -> Hardware {
     }
 }
 
+/// A worker that does not know yet what it computes on.
+fn unequipped() -> Hello {
+    Hello {
+        address: "a:1".into(),
+        name: "w1".into(),
+        node: "n".into(),
+        hardware: None,
+        memory_bytes: None,
+        scores: None,
+        speed: 1.0,
+    }
+}
+
 /// One worker on this hardware trains by the shipped planner.
 fn training_on(hardware: &Hardware) -> Rig {
+    training_with(Hello {
+        hardware: Some(hardware.clone()),
+        ..unequipped()
+    })
+}
+
+/// The same with all that the worker says of itself.
+fn training_with(equipped: Hello) -> Rig {
     let layout = model().layout();
     let config = CoordinatorConfig { layout, ..config() };
     let mut rig = Rig::with(config, Record::default());
@@ -41,23 +62,10 @@ fn training_on(hardware: &Hardware) -> Rig {
     };
     let planner = EstimatedPlanner::new(model().spec(), 4, constraints);
     rig.machine.shared.planner = Box::new(planner);
-    let hello = |hardware| Hello {
-        address: "a:1".into(),
-        name: "w1".into(),
-        node: "n".into(),
-        hardware,
-        memory_bytes: None,
-        speed: 1.0,
-    };
     // It knows what it computes on once it has the job.
-    rig.put(CoordinatorInput::StreamUp {
-        from: A,
-        hello: hello(None),
-    });
-    rig.put(CoordinatorInput::StreamUp {
-        from: A,
-        hello: hello(Some(hardware.clone())),
-    });
+    for hello in [unequipped(), equipped] {
+        rig.put(CoordinatorInput::StreamUp { from: A, hello });
+    }
     rig.say(A, Report::Status(idle()));
     rig.answer(A, &[]);
     rig.wait(60);
@@ -109,6 +117,27 @@ fn a_gpus_job_is_planned_with_a_gpus_costs_and_its_deadline_is_the_floor() {
         step_ms(&core)
     );
     assert_eq!(gpu.plan().deadline.step_ns, 400_000_000);
+}
+
+#[test]
+fn a_worker_whose_attention_makes_scores_gets_micro_batches_that_fit_with_them() {
+    let samples = |scores| {
+        let rig = training_with(Hello {
+            hardware: Some(Hardware::Processor),
+            memory_bytes: Some(1 << 30),
+            scores,
+            ..unequipped()
+        });
+        rig.plan().shape.micro_batch_size
+    };
+    let fused = samples(None);
+    // Four blocks of it, twice: nearly all of the memory.
+    let scores = ScoreMemory {
+        saved_bytes: 100 << 20,
+        ..ScoreMemory::default()
+    };
+    let with_scores = samples(Some(scores));
+    assert!(fused > 2 && with_scores <= 2, "{fused} and {with_scores}");
 }
 
 #[test]

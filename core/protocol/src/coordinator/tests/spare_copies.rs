@@ -61,6 +61,7 @@ fn planned(wanted: SpareCopies, (of_a, of_b): (Keeping, Keeping)) -> Rig {
             node: String::new(),
             hardware: None,
             memory_bytes: None,
+            scores: None,
             speed: 1.0,
         };
         rig.put(CoordinatorInput::StreamUp { from: worker, hello });

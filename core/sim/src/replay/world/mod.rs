@@ -226,6 +226,7 @@ impl Environment for Replay<'_> {
             node: node.clone(),
             hardware: None,
             memory_bytes: None,
+            scores: None,
             speed: 1.0,
         }
     }
