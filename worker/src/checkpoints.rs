@@ -105,9 +105,17 @@ impl Checkpoints {
             if !inner.backlog.lock().wants(id, unit) {
                 return;
             }
-            let copy = inner.buffers.copy(id, &snapshot);
+            let copied = inner.buffers.copy(id, &snapshot);
             // The optimizer may go on.
             drop(snapshot);
+            let copy = match copied {
+                Ok(copy) => copy,
+                Err(error) => {
+                    // The engine learns of it by itself, and the worker ends.
+                    tracing::error!(%error, %unit, state = %id, "a state is not saved, for it cannot be read");
+                    return;
+                }
+            };
             inner.backlog.lock().add(id, unit, copy);
             // Wakes both uploads if both wait; if none waits, leaves a permit for the next.
             inner.added.notify_waiters();

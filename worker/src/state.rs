@@ -52,8 +52,8 @@ impl UnitBuffers {
         let device = backend.device;
         let list = model.parameters(unit);
         let total: usize = list.iter().map(Parameter::elements).sum();
-        let gradient_memory = FlatBuffer::zeros(total + TAIL, device)?;
-        let zeros = || FlatBuffer::zeros(total, device);
+        let gradient_memory = FlatBuffer::zeros(total + TAIL, device, backend.streams)?;
+        let zeros = || FlatBuffer::zeros(total, device, backend.streams);
         let memory = [zeros()?, zeros()?, zeros()?];
         let (weights, gradients) = (memory[0].tensor()?, gradient_memory.tensor()?);
         let parameters = UnitParameters::over(&list, backend, &weights).with_gradients(&gradients)?;
@@ -122,9 +122,9 @@ impl UnitBuffers {
     /// A copy of the state.
     ///
     /// # Errors
-    /// The buffers are lent out.
+    /// The buffers are lent out, or the device's driver reports an error.
     pub fn export(&self) -> Result<UnitState, LeaseError> {
-        self.snapshot().map(UnitSnapshot::copy)
+        Ok(self.snapshot()?.copy()?)
     }
 
     /// Read access for another thread that copies the state.
@@ -158,10 +158,7 @@ impl UnitBuffers {
             )));
         }
         for (part, of) in state.data.chunks_exact(n.max(1)).zip(&self.memory) {
-            let mut lease = of.lease().map_err(|e| TorchError(e.to_string()))?;
-            lease.set(0, part);
-            drop(lease);
-            of.load()?;
+            of.set(part).map_err(|e| TorchError(e.to_string()))?;
         }
         self.progress = state.progress;
         self.parameters.renew_copy(&self.weights);
@@ -173,8 +170,7 @@ impl UnitBuffers {
     /// # Errors
     /// The buffers are lent out.
     pub fn parameters_digest(&self) -> Result<u64, LeaseError> {
-        let lease = self.memory[0].lease()?;
-        let values = lease.copy(0..lease.len());
+        let values = self.memory[0].copy(0..self.memory[0].len())?;
         Ok(values.iter().fold(0, |hash, v| mix(hash, u64::from(v.to_bits()))))
     }
 
@@ -183,8 +179,7 @@ impl UnitBuffers {
     /// # Errors
     /// The buffer is lent out.
     pub fn gradient(&self) -> Result<Vec<f32>, LeaseError> {
-        let lease = self.gradient_memory.lease()?;
-        Ok(lease.copy(0..lease.len() - TAIL))
+        self.gradient_memory.copy(0..self.gradient_memory.len() - TAIL)
     }
 
     /// Replaces the gradients; the tail stays.
@@ -198,10 +193,7 @@ impl UnitBuffers {
             let wrong = format!("a gradient of {given} elements for a unit of {own}");
             return Err(TorchError(wrong).into());
         }
-        let mut lease = self.gradient_memory.lease()?;
-        lease.set(0, gradient);
-        drop(lease);
-        Ok(self.gradient_memory.load()?)
+        self.gradient_memory.set(gradient)
     }
 
     /// Zeroes the gradients and the tail in place.

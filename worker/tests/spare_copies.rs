@@ -281,5 +281,5 @@ fn a_state_is_given_away_with_the_gradients_that_were_ordered_before_it() {
     let Event::Exported { snapshot, .. } = told.recv().unwrap() else {
         panic!("another event");
     };
-    assert!(snapshot.copy() == holder.export(unit).unwrap());
+    assert!(snapshot.copy().unwrap() == holder.export(unit).unwrap());
 }

@@ -460,12 +460,12 @@ fn wrong_arguments_are_named_with_what_is_allowed() {
     );
     let missing = Context::open(device.context.libraries(), 3).err();
     assert_eq!(missing, Some(CudaError::NoDevice { number: 3, count: 1 }));
-    let memory = DeviceBuffer::new(&device.context, 8).unwrap();
-    let copied = Pinned::new(&device.context, 9)
+    let memory = DeviceBuffer::new(&device.context, 9).unwrap();
+    let copied = Pinned::new(&device.context, 8)
         .unwrap()
         .copy_to(memory, &stream)
         .err();
-    assert_eq!(copied, Some(CudaError::Lengths { from: 9, to: 8 }));
+    assert_eq!(copied, Some(CudaError::TooLong { device: 9, host: 8 }));
 }
 
 #[test]

@@ -70,13 +70,13 @@ pub enum CudaError {
         /// The result's name.
         name: String,
     },
-    /// A copy between pieces of memory of different length.
-    #[error("a copy of {from} bytes to a place of {to} bytes; both must be of one length")]
-    Lengths {
-        /// Bytes of the source.
-        from: usize,
-        /// Bytes of the destination.
-        to: usize,
+    /// Pinned memory is shorter than the device's memory that it is copied from or to.
+    #[error("{host} bytes of pinned memory for {device} bytes of the device; at least as many are needed")]
+    TooLong {
+        /// Bytes of the device's memory.
+        device: usize,
+        /// Bytes of the pinned memory.
+        host: usize,
     },
     /// The device did not come to the end of its work in time.
     #[error("the device has not done {what} by the deadline")]

@@ -136,10 +136,10 @@ impl Pinned {
         unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
     }
 
-    /// Copies the device's memory here, after what is in the stream.
+    /// Copies all of the device's memory to the first bytes here, after what is in the stream.
     ///
     /// # Errors
-    /// The lengths differ, or the driver refuses. What was handed over is then lost to this process.
+    /// The device's memory is longer, or the driver refuses. What was handed over is then lost to this process.
     pub fn copy_from<M: DeviceMemory>(
         self,
         device: M,
@@ -150,13 +150,13 @@ impl Pinned {
             let to: *mut c_void = host.pointer.cast();
             let from = device.pointer() as u64;
             let driver = host.context.driver();
-            // SAFETY: both are of this length, and `Copying` keeps both until the copy has ended.
-            let copied = unsafe { (driver.copy_to_host)(to, from, host.bytes, stream.raw()) };
+            // SAFETY: both are at least of this length, and `Copying` keeps both until the copy has ended.
+            let copied = unsafe { (driver.copy_to_host)(to, from, device.bytes(), stream.raw()) };
             driver.checked("cuMemcpyDtoHAsync", copied)
         })
     }
 
-    /// Copies this to the device's memory, after what is in the stream.
+    /// Copies the first bytes here to all of the device's memory, after what is in the stream.
     ///
     /// # Errors
     /// As [`Pinned::copy_from`].
@@ -165,13 +165,13 @@ impl Pinned {
         device: M,
         stream: &Stream,
     ) -> Result<Copying<(Pinned, M)>, CudaError> {
-        let lengths = (self.bytes, device.bytes());
+        let lengths = (device.bytes(), self.bytes);
         Copying::start((self, device), lengths, stream, |(host, device), stream| {
             let from: *const c_void = host.pointer.cast_const().cast();
             let to = device.pointer() as u64;
             let driver = host.context.driver();
-            // SAFETY: both are of this length, and `Copying` keeps both until the copy has ended.
-            let copied = unsafe { (driver.copy_to_device)(to, from, host.bytes, stream.raw()) };
+            // SAFETY: both are at least of this length, and `Copying` keeps both until the copy has ended.
+            let copied = unsafe { (driver.copy_to_device)(to, from, device.bytes(), stream.raw()) };
             driver.checked("cuMemcpyHtoDAsync", copied)
         })
     }
@@ -194,12 +194,12 @@ pub struct Copying<M> {
 impl<M> Copying<M> {
     fn start(
         memory: M,
-        (from, to): (usize, usize),
+        (device, host): (usize, usize),
         stream: &Stream,
         copy: impl FnOnce(&M, &Stream) -> Result<(), CudaError>,
     ) -> Result<Copying<M>, CudaError> {
-        if from != to {
-            return Err(CudaError::Lengths { from, to });
+        if device > host {
+            return Err(CudaError::TooLong { device, host });
         }
         stream.context().bind()?;
         // From here on a failure drops this, which keeps the memory from being used again.

@@ -169,7 +169,10 @@ impl DataPlane for Connections {
             return;
         }
         let (from, unit) = (self.me, header.unit);
-        let data = state.range(0, state.elements());
+        // It lies in the host's memory.
+        let Ok(data) = state.range(0, state.elements()) else {
+            return;
+        };
         inner.emit(
             to,
             PeerEvent::State {

@@ -1,6 +1,6 @@
 //! Carries out the effects of the member.
 
-use super::engine_thread::{Command, GradientOf, Reader, Recipient};
+use super::engine_thread::{Command, Event, GradientOf, Reader, Recipient};
 use super::{Agent, AgentError, AgentEvent, StoreEvent};
 use crate::state::UnitSnapshot;
 use std::sync::Arc;
@@ -208,10 +208,15 @@ impl Agent {
     pub(super) fn digest(&self, id: StateId, saved: bool, snapshots: Vec<(Unit, UnitSnapshot)>) {
         let events = self.events.clone();
         tokio::task::spawn_blocking(move || {
-            let digest = |(unit, snapshot): (Unit, UnitSnapshot)| (unit, snapshot.digest());
-            let units = snapshots.into_iter().map(digest).collect();
+            let digest =
+                |(unit, snapshot): (Unit, UnitSnapshot)| snapshot.digest().map(|digest| (unit, digest));
+            let units: Result<_, _> = snapshots.into_iter().map(digest).collect();
+            let event = match units {
+                Ok(units) => AgentEvent::Digested(Digests { id, saved, units }),
+                Err(error) => AgentEvent::Engine(Event::Fatal(error.into())),
+            };
             // An error means that the agent has ended.
-            let _ = events.blocking_send(AgentEvent::Digested(Digests { id, saved, units }));
+            let _ = events.blocking_send(event);
         });
     }
 

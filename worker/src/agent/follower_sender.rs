@@ -56,9 +56,11 @@ fn send_all(mesh: &dyn DataPlane, inbox: &Receiver<(Recipient, Sending)>) {
     while let Ok((recipient, what)) = inbox.recv() {
         let Recipient { generation, to, .. } = recipient;
         match what {
-            Sending::Copy(header, snapshot) => {
-                mesh.send_state(generation, to, header, Box::new(snapshot.copy().data));
-            }
+            Sending::Copy(header, snapshot) => match snapshot.copy() {
+                Ok(copy) => mesh.send_state(generation, to, header, Box::new(copy.data)),
+                // The engine learns of it by itself, and the worker ends.
+                Err(error) => tracing::error!(%error, "a unit cannot be read for who follows it"),
+            },
             Sending::Gradient(header, gradient) => mesh.send_gradient(generation, to, header, gradient),
         }
     }

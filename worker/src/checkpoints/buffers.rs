@@ -5,6 +5,7 @@ use crate::state::UnitSnapshot;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use varuna_plan::{OptimizerProgress, StateId};
+use varuna_torch::TorchError;
 
 /// A free buffer serves units that are smaller than it by up to this share of theirs, so that memory is not held for nothing.
 const SPARE: usize = 8;
@@ -55,10 +56,17 @@ struct Free {
 
 impl Buffers {
     /// Copies a unit's state at `id`.
-    pub(super) fn copy(self: &Arc<Self>, id: StateId, snapshot: &UnitSnapshot) -> StateCopy {
+    ///
+    /// # Errors
+    /// It cannot be read from the device.
+    pub(super) fn copy(
+        self: &Arc<Self>,
+        id: StateId,
+        snapshot: &UnitSnapshot,
+    ) -> Result<StateCopy, TorchError> {
         let mut data = self.take(id, snapshot.elements());
-        snapshot.append_to(&mut data);
-        self.hold(snapshot.progress(), data)
+        snapshot.append_to(&mut data)?;
+        Ok(self.hold(snapshot.progress(), data))
     }
 
     /// A copy that has these data.

@@ -142,7 +142,7 @@ fn a_state_that_does_not_cease_to_be_read_ends_the_worker_by_the_deadline_and_st
     let decision = Decision::conclude(StateId::INITIAL, plan.generation, &parts, None);
     let read = units[0];
     let reader = engine.snapshot(read).unwrap();
-    let held = reader.digest();
+    let held = reader.digest().unwrap();
     let (emit, events) = std::sync::mpsc::channel();
     // The agent, which ends with what is fatal, has nothing else of the engine.
     let commands = start(engine, move |event| emit.send(event).unwrap()).unwrap();
@@ -151,5 +151,5 @@ fn a_state_that_does_not_cease_to_be_read_ends_the_worker_by_the_deadline_and_st
         panic!("the optimizer changed a state that is read")
     };
     assert_eq!(why, EngineError::StillRead(read));
-    assert_eq!(reader.digest(), held);
+    assert_eq!(reader.digest().unwrap(), held);
 }

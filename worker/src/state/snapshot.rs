@@ -2,11 +2,7 @@
 
 use varuna_frames::Digester;
 use varuna_plan::OptimizerProgress;
-use varuna_torch::Share;
-
-/// Elements whose digest is computed at once: 64 KiB are still in the processor's cache when they have been copied, and are enough for its
-/// widest instructions.
-const DIGESTED_AT_ONCE: usize = 1 << 14;
+use varuna_torch::{Share, TorchError};
 
 /// A copy of a unit's state, for a peer or a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,22 +34,26 @@ impl UnitSnapshot {
     }
 
     /// Copies the elements of the state from `start` to `end` out, as far as there are some.
-    #[must_use]
-    pub fn range(&self, start: usize, end: usize) -> Vec<f32> {
+    ///
+    /// # Errors
+    /// The device's driver reports an error.
+    pub fn range(&self, start: usize, end: usize) -> Result<Vec<f32>, TorchError> {
         let mut data = Vec::with_capacity(end.saturating_sub(start));
         let mut first = 0;
         for part in &self.parts {
             let from = start.saturating_sub(first).min(part.len());
             let to = end.saturating_sub(first).min(part.len());
-            part.append(from..to.max(from), &mut data);
+            part.append(from..to.max(from), &mut data)?;
             first += part.len();
         }
-        data
+        Ok(data)
     }
 
     /// The first 64 bits of BLAKE3 over all of it: equal bits have equal digests, others (but for chance) others.
-    #[must_use]
-    pub fn digest(&self) -> u64 {
+    ///
+    /// # Errors
+    /// The device's driver reports an error.
+    pub fn digest(&self) -> Result<u64, TorchError> {
         let OptimizerProgress {
             adam_steps,
             loss_scale,
@@ -66,33 +66,37 @@ impl UnitSnapshot {
             failed_in_a_row.into(),
         ];
         let mut digester = Digester::new(&numbers.map(u64::to_le_bytes).concat());
-        let mut piece = Vec::with_capacity(DIGESTED_AT_ONCE);
+        let mut piece = Vec::new();
         for part in &self.parts {
-            for start in (0..part.len()).step_by(DIGESTED_AT_ONCE) {
+            for start in (0..part.len()).step_by(part.piece()) {
                 piece.clear();
-                part.append(start..part.len().min(start + DIGESTED_AT_ONCE), &mut piece);
+                part.append(start..part.len().min(start + part.piece()), &mut piece)?;
                 digester.add(&piece);
             }
         }
         let [a, b, c, d, e, f, g, h, ..] = digester.digest();
-        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+        Ok(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
     }
 
     /// Appends a copy of the whole state to `data`.
-    pub(crate) fn append_to(&self, data: &mut Vec<f32>) {
-        for part in &self.parts {
-            part.append(0..part.len(), data);
-        }
+    ///
+    /// # Errors
+    /// The device's driver reports an error; a part may have been appended.
+    pub(crate) fn append_to(&self, data: &mut Vec<f32>) -> Result<(), TorchError> {
+        let mut parts = self.parts.iter();
+        parts.try_for_each(|part| part.append(0..part.len(), data))
     }
 
     /// Copies the state out.
-    #[must_use]
-    pub fn copy(self) -> UnitState {
+    ///
+    /// # Errors
+    /// The device's driver reports an error.
+    pub fn copy(self) -> Result<UnitState, TorchError> {
         let mut data = Vec::with_capacity(self.elements());
-        self.append_to(&mut data);
-        UnitState {
+        self.append_to(&mut data)?;
+        Ok(UnitState {
             progress: self.progress,
             data,
-        }
+        })
     }
 }

@@ -1,73 +1,19 @@
 //! Flat memory that Rust owns and libtorch sees: state of one kind of one unit, each a contiguous range. Where a device has memory of its
-//! own, the range lies there, and the host's memory holds a copy while somebody reads or writes it.
+//! own, the range lies there: shares read it piece by piece, and the host's memory holds a copy while a lease needs one.
 //!
 //! Tensors over the memory can be kept and cloned by anyone, so no reference to an element ever leaves this module: a compiler may assume of a
 //! `&mut [f32]` that nothing else writes there, and libtorch would. Elements go in and out by copies, each within one call.
 
-use crate::lending::Lending;
-use crate::{Bring, Device, Streams, TorchError, copy, from_memory, norm, scalar_type};
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::ffi::c_void;
+mod memory;
+
+use crate::pieces::{self, DeviceReader};
+use crate::streams::PIECE;
+use crate::{Bring, Device, Streams, TorchError, copy, norm};
+use memory::{Memory, host_tensor};
 use std::ops::Range;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 use tch::{Kind, Tensor};
-
-/// One cache line, so that the memory is aligned for vector instructions.
-const ALIGNMENT: usize = 64;
-
-/// Owned through a raw pointer, because tensors and leases alias it in turn.
-struct Memory {
-    start: NonNull<f32>,
-    layout: Layout,
-    len: usize,
-    lending: Lending,
-}
-
-// SAFETY: plain floats, and references to them live within calls of this module alone. A lease exists at most once and beside no share, and
-// handing it to another thread and back (over a channel) orders the accesses. Tensors over the memory are as two of tch's over one storage:
-// tch, too, lets them be sent to another thread, and leaves it to the caller not to change them from two threads at once.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
-
-impl Memory {
-    /// Pages that nobody has touched yet cost nothing: the system gives them zeroed.
-    fn zeros(len: usize) -> Memory {
-        let bytes = len
-            .max(1)
-            .checked_mul(size_of::<f32>())
-            .expect("a buffer's size fits into usize");
-        let layout = Layout::from_size_align(bytes, ALIGNMENT).expect("a buffer's size fits into isize");
-        // SAFETY: the size is not zero.
-        let Some(start) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
-            handle_alloc_error(layout)
-        };
-        Memory {
-            start: start.cast(),
-            layout,
-            len,
-            lending: Lending::new(),
-        }
-    }
-
-    /// The elements.
-    ///
-    /// # Safety
-    /// The reference ends within the call that takes it, in which nothing of libtorch runs, and a lease or a share is out.
-    unsafe fn elements(&self) -> &[f32] {
-        // SAFETY: initialised memory of this length that lives as long as `self`; who could write it is kept out by the contract above.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: from `alloc_zeroed` with this layout; every tensor and lease holds an Arc, so none is left.
-        unsafe { dealloc(self.start.as_ptr().cast(), self.layout) }
-    }
-}
 
 /// Why the host cannot have a buffer's elements.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -83,24 +29,11 @@ pub enum LeaseError {
     Torch(#[from] TorchError),
 }
 
-/// A flat tensor over the host's memory.
-fn host_tensor(memory: &Arc<Memory>) -> Result<Tensor, TorchError> {
-    extern "C" fn release(context: *mut c_void) {
-        // SAFETY: `context` comes from Arc::into_raw below, and libtorch calls this once.
-        drop(unsafe { Arc::from_raw(context.cast::<Memory>().cast_const()) });
-    }
-    let len = i64::try_from(memory.len).map_err(|_| TorchError("too many elements".into()))?;
-    let float = scalar_type(Kind::Float)?;
-    let context = Arc::into_raw(Arc::clone(memory)).cast_mut().cast();
-    let data = memory.start.as_ptr().cast();
-    from_memory(data, float, &[len], release, context)
-}
-
 /// Float memory with tensor views.
 pub struct FlatBuffer {
     memory: Arc<Memory>,
-    /// The elements, where the device does not compute in the host's memory.
-    apart: Option<Tensor>,
+    /// The elements, where the device does not compute in the host's memory, and how they are copied.
+    apart: Option<(Tensor, Streams)>,
 }
 
 impl FlatBuffer {
@@ -108,14 +41,14 @@ impl FlatBuffer {
     ///
     /// # Errors
     /// libtorch refuses (out of memory).
-    pub fn zeros(len: usize, device: Device) -> Result<FlatBuffer, TorchError> {
+    pub fn zeros(len: usize, device: Device, streams: Streams) -> Result<FlatBuffer, TorchError> {
         let memory = Arc::new(Memory::zeros(len));
         let apart = if device.is_host() {
             None
         } else {
             let size = i64::try_from(len).map_err(|_| TorchError("too many elements".into()))?;
             let zeros = Tensor::f_zeros([size], (Kind::Float, device.tensors()));
-            Some(zeros.map_err(|e| TorchError(e.to_string()))?)
+            Some((zeros.map_err(|e| TorchError(e.to_string()))?, streams))
         };
         Ok(FlatBuffer { memory, apart })
     }
@@ -138,26 +71,45 @@ impl FlatBuffer {
     /// libtorch refuses.
     pub fn tensor(&self) -> Result<Tensor, TorchError> {
         match &self.apart {
-            Some(tensor) => Ok(tensor.shallow_clone()),
+            Some((tensor, _)) => Ok(tensor.shallow_clone()),
             None => self.host(),
         }
     }
 
-    /// Brings the device to what the last lease left.
+    /// Replaces the elements from the first on by these, on the device. Where it has memory of its own, the host's is not touched.
     ///
     /// # Errors
-    /// libtorch refuses.
-    pub fn load(&self) -> Result<(), TorchError> {
-        match &self.apart {
-            Some(tensor) => copy(tensor, &self.host()?),
-            None => Ok(()),
+    /// There are fewer, the buffer is leased or shared, or libtorch or the driver refuses.
+    pub fn set(&self, values: &[f32]) -> Result<(), LeaseError> {
+        let (given, own) = (values.len(), self.len());
+        if given > own {
+            return Err(TorchError(format!("{given} elements for a buffer of {own}")).into());
         }
+        let mut lease = self.lease_unread()?;
+        match &self.apart {
+            Some((tensor, streams)) => pieces::write(*streams, values, tensor)?,
+            None => lease.set(0, values),
+        }
+        Ok(())
+    }
+
+    /// A copy of some elements, as the device has them.
+    ///
+    /// # Errors
+    /// Leased, or the driver refuses.
+    ///
+    /// # Panics
+    /// The buffer does not have them, as with a slice.
+    pub fn copy(&self, range: Range<usize>) -> Result<Vec<f32>, LeaseError> {
+        let mut values = Vec::with_capacity(range.len());
+        self.share()?.append(range, &mut values)?;
+        Ok(values)
     }
 
     /// Brings the host's memory, which nobody reads, to what the device has.
     fn store(&self) -> Result<(), TorchError> {
         match &self.apart {
-            Some(tensor) => copy(&self.host()?, tensor),
+            Some((tensor, _)) => copy(&self.host()?, tensor),
             None => Ok(()),
         }
     }
@@ -173,7 +125,7 @@ impl FlatBuffer {
     /// # Errors
     /// Leased or shared, or libtorch refuses.
     pub fn sum_of_squares<const TAIL: usize>(&self) -> Result<(f64, [f32; TAIL]), LeaseError> {
-        if let Some(tensor) = &self.apart {
+        if let Some((tensor, _)) = &self.apart {
             return Ok(norm::sum_of_squares_on_device(tensor)?);
         }
         let lease = self.lease()?;
@@ -191,7 +143,7 @@ impl FlatBuffer {
 
     /// Exclusive access for as long as the lease lives; a second lease is refused. A tensor operation on the buffer meanwhile (ask
     /// [`FlatBuffer::is_leased`]) mixes its numbers with the lease's, as with two tch tensors over one storage. What is written reaches a
-    /// device with memory of its own by [`FlatBuffer::load`].
+    /// device with memory of its own by [`Lease::bring`].
     ///
     /// # Errors
     /// Leased or shared already, or libtorch refuses.
@@ -231,22 +183,21 @@ impl FlatBuffer {
         }
     }
 
-    /// Read access for as long as the share lives; tensor operations may read beside it. What one writes meanwhile (ask
-    /// [`FlatBuffer::is_shared`]) is what the share reads from then on.
+    /// Read access for as long as the share lives, to what was computed so far; tensor operations may read beside it. What one writes
+    /// meanwhile (ask [`FlatBuffer::is_shared`]) is what the share reads from then on.
     ///
     /// # Errors
-    /// Leased, or libtorch refuses.
+    /// Leased, or the driver refuses.
     pub fn share(&self) -> Result<Share, LeaseError> {
-        if !self.is_leased() && !self.is_shared() {
-            // Its owner alone shares and leases it; others may end their shares meanwhile, and what they read is still the device's.
-            self.store()?;
-        }
+        let device = match &self.apart {
+            Some((tensor, streams)) => Some(DeviceReader::new(*streams, tensor)?),
+            None => None,
+        };
         if !self.memory.lending.share() {
             return Err(LeaseError::Taken);
         }
-        Ok(Share {
-            memory: Arc::clone(&self.memory),
-        })
+        let memory = Arc::clone(&self.memory);
+        Ok(Share { memory, device })
     }
 }
 
@@ -254,8 +205,8 @@ impl FlatBuffer {
 /// panic, as a slice's do.
 ///
 /// ```
-/// use varuna_torch::{Device, FlatBuffer};
-/// let buffer = FlatBuffer::zeros(4, Device::Cpu).unwrap();
+/// use varuna_torch::{Device, FlatBuffer, Streams};
+/// let buffer = FlatBuffer::zeros(4, Device::Cpu, Streams::HOST).unwrap();
 /// let mut lease = buffer.lease().unwrap();
 /// lease.set(1, &[2.0, 3.0]);
 /// lease.add(2, &[0.5]);
@@ -265,9 +216,9 @@ impl FlatBuffer {
 /// There is no reference to the elements, which a tensor over them could write behind:
 ///
 /// ```compile_fail,E0277
-/// use varuna_torch::{Device, FlatBuffer};
+/// use varuna_torch::{Device, FlatBuffer, Streams};
 /// fn elements(of: &mut impl AsMut<[f32]>) -> &mut [f32] { of.as_mut() }
-/// let buffer = FlatBuffer::zeros(4, Device::Cpu).unwrap();
+/// let buffer = FlatBuffer::zeros(4, Device::Cpu, Streams::HOST).unwrap();
 /// let mut tensor = buffer.tensor().unwrap();
 /// let mut lease = buffer.lease().unwrap();
 /// let aliased = elements(&mut lease);
@@ -337,12 +288,16 @@ impl Drop for Lease {
     }
 }
 
+/// Elements that are read at once from the host's memory: 64 KiB are still in the processor's cache when they have been copied, and are
+/// enough for the widest instructions of whoever computes with them.
+const CACHED: usize = 1 << 14;
+
 /// Read access to a [`FlatBuffer`]; may be sent to another thread. As with a [`Lease`], elements leave as copies:
 ///
 /// ```compile_fail,E0277
-/// use varuna_torch::{Device, FlatBuffer};
+/// use varuna_torch::{Device, FlatBuffer, Streams};
 /// fn elements(of: &impl AsRef<[f32]>) -> &[f32] { of.as_ref() }
-/// let buffer = FlatBuffer::zeros(4, Device::Cpu).unwrap();
+/// let buffer = FlatBuffer::zeros(4, Device::Cpu, Streams::HOST).unwrap();
 /// let share = buffer.share().unwrap();
 /// let read = elements(&share);
 /// let _ = buffer.tensor().unwrap().fill_(1.0);
@@ -350,6 +305,8 @@ impl Drop for Lease {
 /// ```
 pub struct Share {
     memory: Arc<Memory>,
+    /// Where the device has memory of its own.
+    device: Option<DeviceReader>,
 }
 
 impl Share {
@@ -365,13 +322,31 @@ impl Share {
         self.memory.len == 0
     }
 
-    /// Appends a copy of some elements to `to`.
+    /// How many elements are best read at once by who needs them only for a moment.
+    #[must_use]
+    pub fn piece(&self) -> usize {
+        match self.device {
+            Some(_) => PIECE,
+            None => CACHED,
+        }
+    }
+
+    /// Appends a copy of some elements to `to`. On a device with memory of its own it goes on beside what is computed since the share was made.
+    ///
+    /// # Errors
+    /// The driver reports an error, or the device hangs; some elements may have been appended.
     ///
     /// # Panics
     /// The buffer does not have them, as with a slice.
-    pub fn append(&self, range: Range<usize>, to: &mut Vec<f32>) {
-        // SAFETY: this share is out, and the reference ends here.
-        to.extend_from_slice(unsafe { &self.memory.elements()[range] });
+    pub fn append(&self, range: Range<usize>, to: &mut Vec<f32>) -> Result<(), TorchError> {
+        let Some(device) = &self.device else {
+            // SAFETY: this share is out, and the reference ends here.
+            to.extend_from_slice(unsafe { &self.memory.elements()[range] });
+            return Ok(());
+        };
+        let (end, len) = (range.end, self.memory.len);
+        assert!(end <= len, "elements up to {end} of a buffer of {len}");
+        device.read(range, |piece| to.extend_from_slice(piece))
     }
 }
 

@@ -14,6 +14,7 @@ mod lending;
 mod memory_meter;
 mod norm;
 mod on_device;
+mod pieces;
 mod rotary;
 mod streams;
 

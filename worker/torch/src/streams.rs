@@ -14,6 +14,12 @@ use varuna_cuda::{Context, Copying, CudaError, Event, Libraries, Pinned, Stream}
 /// How long the time between two marks is waited for: whoever asks has seen the device's later work.
 const MARKED: Duration = Duration::from_secs(10);
 
+/// Elements of a piece of a long range: 4 MiB, whose way over the bus is a hundred times as long as a copy takes to begin.
+pub(crate) const PIECE: usize = 1 << 20;
+
+/// Pinned for such a piece, whatever its own length: pieces use each other's.
+const PIECE_BYTES: usize = PIECE * size_of::<f32>();
+
 /// How a GPU's copies from and to the host are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Copies {
@@ -37,6 +43,7 @@ pub(crate) struct Gpu {
     /// Copies to the device: one stream for both would let them wait for each other.
     brings: Option<Stream>,
     /// Pinned memory that no copy uses, by its bytes: to pin some takes longer than to copy it. There is as much as was ever on its way at once.
+    /// Pieces of long ranges all take as much as the longest.
     free: Mutex<BTreeMap<usize, Vec<Pinned>>>,
     /// Copies to the device that nobody has seen the end of: their pinned memory must not be written before.
     coming: Mutex<VecDeque<Copying<(Pinned, OnDevice)>>>,
@@ -57,6 +64,8 @@ enum Point {
 /// A tensor on its way to the host.
 pub struct Fetch {
     copying: Copying<(Pinned, OnDevice)>,
+    /// Of the tensor; its pinned memory may be longer.
+    bytes: usize,
     gpu: &'static Gpu,
 }
 
@@ -108,7 +117,7 @@ impl Streams {
     }
 
     /// The GPU, where copies go through pinned memory.
-    fn pinning(self) -> Option<&'static Gpu> {
+    pub(crate) fn pinning(self) -> Option<&'static Gpu> {
         self.0.filter(|gpu| gpu.copies != Copies::Pageable)
     }
 
@@ -116,6 +125,14 @@ impl Streams {
     #[must_use]
     pub fn are_late(self) -> bool {
         self.0.is_some()
+    }
+
+    /// Bytes of pinned memory that wait for the next copy.
+    #[must_use]
+    pub fn pinned_bytes(self) -> usize {
+        let Some(gpu) = self.0 else { return 0 };
+        let free = gpu.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.iter().map(|(bytes, pieces)| bytes * pieces.len()).sum()
     }
 
     /// A mark behind what was computed so far.
@@ -139,14 +156,10 @@ impl Streams {
             return Ok(None);
         };
         let memory = OnDevice::over(&tensor.detach().contiguous())?;
-        let bytes = varuna_cuda::DeviceMemory::bytes(&memory);
-        let start = || {
-            // What made the tensor lie in one piece comes before this, too.
-            let stream = gpu.after_compute(gpu.fetches.as_ref())?;
-            gpu.pinned(bytes)?.copy_from(memory, stream)
-        };
-        let copying = start().map_err(refused)?;
-        Ok(Some(Fetch { copying, gpu }))
+        // What made the tensor lie in one piece comes before this, too.
+        let computed = gpu.computed()?;
+        let room = varuna_cuda::DeviceMemory::bytes(&memory);
+        gpu.fetch(memory, room, &computed).map(Some).map_err(refused)
     }
 
     /// Begins to copy elements, whose bits are the tensor's, to a tensor that lies in one piece, through pinned memory, after what was computed so far and
@@ -157,6 +170,16 @@ impl Streams {
     /// The bytes are not as many as the tensor's, there is no memory to pin, or the driver refuses.
     pub fn bring<T: Pod>(self, elements: &[T], into: Tensor) -> Result<Bring, TorchError> {
         let bytes: &[u8] = bytemuck::cast_slice(elements);
+        self.bring_bytes(bytes, bytes.len(), into)
+    }
+
+    /// As [`Streams::bring`], of at most [`PIECE`] floats.
+    pub(crate) fn bring_piece(self, elements: &[f32], into: Tensor) -> Result<Bring, TorchError> {
+        self.bring_bytes(bytemuck::cast_slice(elements), PIECE_BYTES, into)
+    }
+
+    /// `room` is how much memory is pinned for them.
+    fn bring_bytes(self, bytes: &[u8], room: usize, into: Tensor) -> Result<Bring, TorchError> {
         let memory = OnDevice::over(&into)?;
         let own = varuna_cuda::DeviceMemory::bytes(&memory);
         if own != bytes.len() {
@@ -168,7 +191,7 @@ impl Streams {
                 copy_bytes(&into, bytes)?;
                 None
             }
-            Some(gpu) => Some((gpu.bring(bytes, memory).map_err(refused)?, gpu)),
+            Some(gpu) => Some((gpu.bring(bytes, room, memory).map_err(refused)?, gpu)),
         };
         Ok(Bring {
             tensor: into,
@@ -186,10 +209,39 @@ impl Gpu {
         }
     }
 
+    /// A point behind what was computed so far.
+    pub(crate) fn computed(&self) -> Result<Event, TorchError> {
+        self.compute.record().map_err(refused)
+    }
+
+    /// Begins to copy memory to the host, after this point of what is computed. `room` is how much is pinned for it.
+    fn fetch(&'static self, memory: OnDevice, room: usize, computed: &Event) -> Result<Fetch, CudaError> {
+        let bytes = varuna_cuda::DeviceMemory::bytes(&memory);
+        let stream = match &self.fetches {
+            None => &self.compute,
+            Some(own) => {
+                own.wait(computed)?;
+                own
+            }
+        };
+        let copying = self.pinned(room)?.copy_from(memory, stream)?;
+        Ok(Fetch {
+            copying,
+            bytes,
+            gpu: self,
+        })
+    }
+
+    /// The same for a tensor of at most [`PIECE`] floats that lies in one piece.
+    pub(crate) fn fetch_piece(&'static self, tensor: &Tensor, computed: &Event) -> Result<Fetch, TorchError> {
+        let memory = OnDevice::over(tensor)?;
+        self.fetch(memory, PIECE_BYTES, computed).map_err(refused)
+    }
+
     /// The point behind the copy. The memory stays with the copy until the device has made it.
-    fn bring(&self, bytes: &[u8], memory: OnDevice) -> Result<Event, CudaError> {
+    fn bring(&self, bytes: &[u8], room: usize, memory: OnDevice) -> Result<Event, CudaError> {
         self.reclaim()?;
-        let mut pinned = self.pinned(bytes.len())?;
+        let mut pinned = self.pinned(room)?;
         pinned.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         // What was computed so far may still use what lay in the tensor's memory before.
         let stream = self.after_compute(self.brings.as_ref())?;
@@ -284,6 +336,19 @@ impl Bring {
     }
 }
 
+impl Bring {
+    /// Waits until the copy is made.
+    ///
+    /// # Errors
+    /// The deadline passed, or the driver reports an error of earlier work.
+    pub(crate) fn made(self, deadline: Instant) -> Result<(), TorchError> {
+        if let Some((arrival, _)) = &self.arrival {
+            arrival.wait("a copy to the device", deadline).map_err(refused)?;
+        }
+        self.arrive().map(drop)
+    }
+}
+
 impl Fetch {
     /// Whether it has arrived, or never will.
     #[must_use]
@@ -298,7 +363,7 @@ impl Fetch {
     pub fn finish<T: Pod, R>(self, deadline: Instant, take: impl FnOnce(&[T]) -> R) -> Result<R, TorchError> {
         let (pinned, memory) = self.copying.finish(deadline).map_err(refused)?;
         drop(memory);
-        let elements = bytemuck::try_cast_slice(pinned.as_slice());
+        let elements = bytemuck::try_cast_slice(&pinned.as_slice()[..self.bytes]);
         let taken = elements
             .map(take)
             .map_err(|e| TorchError(format!("pinned memory: {e}")));

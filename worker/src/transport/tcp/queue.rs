@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 use varuna_frames::{Digester, Frame, PART_ELEMENTS as PART, TransferHeader};
 use varuna_plan::Unit;
+use varuna_torch::TorchError;
 
 /// Bytes of urgent frames that may wait; above this, senders wait.
 const BYTES_MAX: usize = 64 << 20;
@@ -46,7 +47,7 @@ struct Transfer {
 
 impl Transfer {
     /// The next frame, and whether it is the last one.
-    fn next_frame(&mut self) -> (Frame, bool) {
+    fn next_frame(&mut self) -> Result<(Frame, bool), TorchError> {
         let (unit, step) = (self.header.unit(), self.header.step());
         if let Some(encoded) = self.encoded.take() {
             let announced = match self.header {
@@ -54,16 +55,16 @@ impl Transfer {
                 TransferHeader::Gradient(_) => Frame::UnitGradient(encoded),
                 TransferHeader::Prepared(_) => Frame::PreparedGradient(encoded),
             };
-            return (announced, false);
+            return Ok((announced, false));
         }
         let end = self.source.elements().min(self.sent + PART);
         if self.sent == end {
-            return (Frame::End(unit, step, self.digester.digest()), true);
+            return Ok((Frame::End(unit, step, self.digester.digest()), true));
         }
-        let part = self.source.range(self.sent, end);
+        let part = self.source.range(self.sent, end)?;
         self.digester.add(&part);
         self.sent = end;
-        (Frame::Part(unit, step, part), false)
+        Ok((Frame::Part(unit, step, part), false))
     }
 }
 
@@ -78,18 +79,26 @@ struct State {
 
 impl State {
     /// The next frame of the first transfer; with what it ends, if it is the last one.
-    fn next_part(&mut self) -> Option<(Frame, Option<Sent>)> {
-        let transfer = self.transfers.front_mut()?;
+    fn next_part(&mut self) -> Result<Option<(Frame, Option<Sent>)>, TorchError> {
+        let Some(transfer) = self.transfers.front_mut() else {
+            return Ok(None);
+        };
         let sent = match &transfer.header {
             TransferHeader::State(state) => Sent::State(state.unit),
             TransferHeader::Gradient(gradient) => Sent::Gradient(gradient.unit),
             TransferHeader::Prepared(gradient) => Sent::Gradient(gradient.unit),
         };
-        let (frame, last) = transfer.next_frame();
+        let (frame, last) = transfer.next_frame()?;
         if last {
             self.transfers.pop_front();
         }
-        Some((frame, last.then_some(sent)))
+        Ok(Some((frame, last.then_some(sent))))
+    }
+
+    fn close(&mut self) {
+        self.closed = true;
+        self.urgent.clear();
+        self.transfers.clear();
     }
 }
 
@@ -171,8 +180,16 @@ impl Queue {
                 self.changed.notify_all();
                 return Some((frame, None));
             }
-            if let Some(part) = state.next_part() {
-                return Some(part);
+            match state.next_part() {
+                Ok(None) => {}
+                Ok(part) => return part,
+                Err(error) => {
+                    // The receiver learns that the connection is closed, and the engine of the device by itself.
+                    tracing::error!(%error, "what is sent to a peer cannot be read");
+                    state.close();
+                    self.changed.notify_all();
+                    return None;
+                }
             }
             self.changed.wait(&mut state);
         }
@@ -180,10 +197,7 @@ impl Queue {
 
     /// Drops all frames; nothing more is sent.
     pub(super) fn close(&self) {
-        let mut state = self.state.lock();
-        state.closed = true;
-        state.urgent.clear();
-        state.transfers.clear();
+        self.state.lock().close();
         self.changed.notify_all();
     }
 }

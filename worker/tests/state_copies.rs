@@ -1,0 +1,209 @@
+//! State that is read from, and written to, a device that works late and copies late, which needs no GPU: the driver is a stand-in.
+#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
+
+#[expect(clippy::unwrap_used, reason = "a part of tests")]
+mod common;
+
+use common::{Case, engine, later, plan, single};
+use tch::Tensor;
+use varuna_cuda::{Compiler, Libraries};
+use varuna_plan::WorkerId;
+use varuna_torch::{AdamStep, Copies, Device, FlatBuffer, Kernels, Parameters, Streams};
+
+/// Elements of a range that is copied in several pieces, the last of them short.
+const LONG: usize = (5 << 19) + 7;
+
+/// Steps of the optimizer after which a copy that does not wait for them comes too early.
+const MANY: u64 = 10;
+
+fn stand_in() -> std::path::PathBuf {
+    let program = std::env::current_exe().unwrap();
+    program.with_file_name("libvaruna_fake_nccl.so")
+}
+
+fn streams_with(device: Device, copies: Copies) -> Streams {
+    Streams::open(&Libraries::load_from(&stand_in()).unwrap(), device, 0, copies).unwrap()
+}
+
+/// A GPU on which nothing is done when a call returns, and kernels that are launched there.
+fn late(copies: Copies) -> (Streams, Kernels) {
+    let streams = streams_with(Device::Cuda(0), copies);
+    let compiler = Compiler::load_from(&stand_in()).unwrap();
+    (streams, Kernels::compile(streams, &compiler).unwrap())
+}
+
+/// Numbers that differ from each other.
+fn numbers(len: usize) -> Vec<f32> {
+    (0..len).map(|n| (n % 8191) as f32 / 8191.0).collect()
+}
+
+fn buffer(values: &[f32], streams: Streams) -> FlatBuffer {
+    let buffer = FlatBuffer::zeros(values.len(), Device::Apart, streams).unwrap();
+    buffer.set(values).unwrap();
+    buffer
+}
+
+/// Steps of the optimizer, launched one after the other, on these weights with this gradient. Also the moments, which must live until all is done.
+fn optimize(kernels: Kernels, weights: &FlatBuffer, gradient: &Tensor, steps: u64) -> [Tensor; 2] {
+    let weight = weights.tensor().unwrap();
+    let [first, second] = [0.01, 0.02].map(|value| gradient.full_like(value));
+    let of = Parameters {
+        weight: &weight,
+        gradient,
+        first: &first,
+        second: &second,
+        copy: None,
+    };
+    let step = |count| AdamStep {
+        count,
+        rate: 0.1,
+        beta1: 0.9,
+        beta2: 0.95,
+        decay: 0.1,
+        epsilon: 1e-8,
+        factor: 0.5,
+    };
+    (1..=steps).for_each(|count| kernels.adamw(&of, step(count)).unwrap());
+    [first, second]
+}
+
+fn gradient() -> Tensor {
+    Tensor::from_slice(&numbers(LONG))
+}
+
+/// The weights after steps on the processor.
+fn expected(steps: u64) -> Vec<f32> {
+    let weights = buffer(&vec![1.0; LONG], Streams::HOST);
+    let _moments = optimize(Kernels::PROCESSOR, &weights, &gradient(), steps);
+    weights.copy(0..LONG).unwrap()
+}
+
+#[test]
+fn what_is_read_comes_after_what_was_launched_and_is_whole() {
+    let expected = expected(MANY);
+    for copies in [Copies::Beside, Copies::InTurn] {
+        let (streams, kernels) = late(copies);
+        let (weights, gradient) = (buffer(&vec![1.0; LONG], streams), gradient());
+        let _moments = optimize(kernels, &weights, &gradient, MANY);
+        assert!(weights.copy(0..LONG).unwrap() == expected, "{copies:?}");
+        let share = weights.share().unwrap();
+        let piece = share.piece();
+        assert!(
+            2 * piece < LONG && LONG < 3 * piece,
+            "three pieces, the last of them short"
+        );
+        for range in [0..0, 3..4, piece - 1..piece + 1, 5..2 * piece + 5, piece..LONG] {
+            let mut read = vec![7.0];
+            share.append(range.clone(), &mut read).unwrap();
+            assert!(
+                read[0] == 7.0 && read[1..] == expected[range.clone()],
+                "{range:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_reader_on_another_thread_does_not_wait_for_what_is_computed_after_its_share() {
+    let (streams, _) = late(Copies::Beside);
+    let values = numbers(LONG);
+    let weights = buffer(&values, streams);
+    let share = weights.share().unwrap();
+    // The next step, which takes at least three seconds: the stand-in takes 150 microseconds from one mark to the next.
+    let marks: Vec<_> = (0..20_000).map(|_| streams.mark().unwrap()).collect();
+    let read = std::thread::spawn(move || {
+        let mut read = Vec::new();
+        share.append(0..LONG, &mut read).unwrap();
+        read
+    });
+    assert!(read.join().unwrap() == values);
+    assert!(!marks.last().unwrap().is_reached().unwrap());
+    assert!(
+        weights.wait_for_shares(std::time::Instant::now()).is_ok(),
+        "the optimizer may go on"
+    );
+}
+
+#[test]
+fn what_is_written_comes_before_what_is_launched_next_and_after_what_was_launched_before() {
+    let (streams, kernels) = late(Copies::Beside);
+    let weights = buffer(&vec![1.0; LONG], streams);
+    let place = FlatBuffer::zeros(LONG, Device::Apart, streams).unwrap();
+    place.set(&numbers(LONG)).unwrap();
+    let _moments = optimize(kernels, &weights, &place.tensor().unwrap(), MANY);
+    // The steps are launched and not done: they must not see this.
+    place.set(&vec![-5.0; LONG]).unwrap();
+    assert!(weights.copy(0..LONG).unwrap() == expected(MANY));
+    assert!(place.copy(0..LONG).unwrap() == vec![-5.0; LONG]);
+}
+
+#[test]
+fn a_step_that_is_launched_at_once_computes_with_what_is_still_on_its_way() {
+    let (streams, kernels) = late(Copies::Beside);
+    let stepped = |streams: Streams, kernels| {
+        let weights = buffer(&numbers(1000), streams);
+        let place = FlatBuffer::zeros(1000, Device::Apart, streams).unwrap();
+        // What comes first keeps the copy from being made before the kernel is launched.
+        let other = || Tensor::zeros([1000i64], (tch::Kind::Float, tch::Device::Cpu));
+        let first = (0..20).map(|_| streams.bring(&[0.0f32; 1000], other()).unwrap());
+        let _first: Vec<_> = first.collect();
+        place.set(&[0.5; 1000]).unwrap();
+        let _moments = optimize(kernels, &weights, &place.tensor().unwrap(), 1);
+        weights.copy(0..1000).unwrap()
+    };
+    assert!(stepped(streams, kernels) == stepped(Streams::HOST, Kernels::PROCESSOR));
+}
+
+#[test]
+fn a_units_state_that_lies_on_a_device_is_read_and_replaced_with_all_bits() {
+    let on = |device, streams| {
+        let case = Case {
+            device,
+            streams,
+            ..Case::default()
+        };
+        let units = plan(&case, &single(&case)).units(WorkerId(1));
+        (engine(&case, WorkerId(1)), units)
+    };
+    let (mut host, units) = on(Device::Cpu, Streams::HOST);
+    let (mut device, _) = on(Device::Apart, streams_with(Device::Apart, Copies::Beside));
+    for unit in units {
+        host.initialise(unit).unwrap();
+        let mut state = host.export(unit).unwrap();
+        // Its moments are zeros.
+        let all = state.data.len();
+        state
+            .data
+            .iter_mut()
+            .zip(numbers(all))
+            .for_each(|(own, more)| *own += more);
+        device.import(unit, &state).unwrap();
+        host.import(unit, &state).unwrap();
+        let (there, here) = (device.snapshot(unit).unwrap(), host.snapshot(unit).unwrap());
+        assert_eq!(there.digest().unwrap(), here.digest().unwrap(), "unit {unit}");
+        let middle = (all / 3 - 1, all / 3 + 1);
+        assert_eq!(
+            there.range(middle.0, middle.1).unwrap(),
+            state.data[middle.0..middle.1]
+        );
+        let read = std::thread::spawn(move || there.copy().unwrap());
+        assert_eq!(read.join().unwrap(), state, "unit {unit}");
+    }
+}
+
+#[test]
+fn a_long_range_takes_two_pieces_of_pinned_memory_whatever_its_length() {
+    let (streams, _) = late(Copies::Beside);
+    let values = numbers(4 * LONG);
+    let weights = buffer(&values, streams);
+    assert!(weights.copy(0..values.len()).unwrap() == values);
+    let piece = weights.share().unwrap().piece() * size_of::<f32>();
+    // What is copied to the device is given back with the next such copy.
+    weights.wait_for_shares(later()).unwrap();
+    weights.set(&values[..1]).unwrap();
+    let pinned = streams.pinned_bytes();
+    assert!(
+        (piece..=4 * piece).contains(&pinned),
+        "{pinned} bytes, pieces of {piece}"
+    );
+}

@@ -1,0 +1,77 @@
+//! The host's memory behind a flat buffer.
+
+use crate::lending::Lending;
+use crate::{TorchError, from_memory, scalar_type};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use tch::{Kind, Tensor};
+
+/// One cache line, so that the memory is aligned for vector instructions.
+const ALIGNMENT: usize = 64;
+
+/// Owned through a raw pointer, because tensors and leases alias it in turn.
+pub(super) struct Memory {
+    pub(super) start: NonNull<f32>,
+    layout: Layout,
+    pub(super) len: usize,
+    pub(super) lending: Lending,
+}
+
+// SAFETY: plain floats, and references to them live within calls of this module alone. A lease exists at most once and beside no share, and
+// handing it to another thread and back (over a channel) orders the accesses. Tensors over the memory are as two of tch's over one storage:
+// tch, too, lets them be sent to another thread, and leaves it to the caller not to change them from two threads at once.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Pages that nobody has touched yet cost nothing: the system gives them zeroed.
+    pub(super) fn zeros(len: usize) -> Memory {
+        let bytes = len
+            .max(1)
+            .checked_mul(size_of::<f32>())
+            .expect("a buffer's size fits into usize");
+        let layout = Layout::from_size_align(bytes, ALIGNMENT).expect("a buffer's size fits into isize");
+        // SAFETY: the size is not zero.
+        let Some(start) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
+            handle_alloc_error(layout)
+        };
+        Memory {
+            start: start.cast(),
+            layout,
+            len,
+            lending: Lending::new(),
+        }
+    }
+
+    /// The elements.
+    ///
+    /// # Safety
+    /// The reference ends within the call that takes it, in which nothing of libtorch runs, and a lease or a share is out.
+    pub(super) unsafe fn elements(&self) -> &[f32] {
+        // SAFETY: initialised memory of this length that lives as long as `self`; who could write it is kept out by the contract above.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: from `alloc_zeroed` with this layout; every tensor and lease holds an Arc, so none is left.
+        unsafe { dealloc(self.start.as_ptr().cast(), self.layout) }
+    }
+}
+
+/// A flat tensor over the host's memory.
+pub(super) fn host_tensor(memory: &Arc<Memory>) -> Result<Tensor, TorchError> {
+    extern "C" fn release(context: *mut c_void) {
+        // SAFETY: `context` comes from Arc::into_raw below, and libtorch calls this once.
+        drop(unsafe { Arc::from_raw(context.cast::<Memory>().cast_const()) });
+    }
+    let len = i64::try_from(memory.len).map_err(|_| TorchError("too many elements".into()))?;
+    let float = scalar_type(Kind::Float)?;
+    let context = Arc::into_raw(Arc::clone(memory)).cast_mut().cast();
+    let data = memory.start.as_ptr().cast();
+    from_memory(data, float, &[len], release, context)
+}
