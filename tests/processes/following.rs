@@ -92,7 +92,10 @@ fn where_a_worker_leaves_following_out_a_change_is_made_without_it_and_no_loss_i
     assert!(!plan.following, "{}", run.report());
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert_same_curve(undisturbed(), &run.metrics(), STEPS);
-    assert_eq!(count(&run, "switched"), 1, "{}", run.report());
+    // A slow moment of a busy machine may bring another change, by a worker's speed: it is made without following, too.
+    let events = run.events();
+    let switched = |e: &&serde_json::Value| e["event"] == "switched" && e["generation"] == plan.generation.0;
+    assert_eq!(events.iter().filter(switched).count(), 1, "{}", run.report());
     for never in ["followersCaughtUp", "followersLate", "fenced"] {
         assert_eq!(count(&run, never), 0, "{never}\n{}", run.report());
     }

@@ -111,8 +111,10 @@ impl Checkpoints {
             let copy = match copied {
                 Ok(copy) => copy,
                 Err(error) => {
-                    // The engine learns of it by itself, and the worker ends.
-                    tracing::error!(%error, %unit, state = %id, "a state is not saved, for it cannot be read");
+                    // The worker goes on: memory that cannot be pinned now may be there for the next one, and the engine learns of a broken
+                    // device by itself.
+                    tracing::error!(%error, %unit, state = %id, "a state is not saved: a unit of it cannot be read");
+                    inner.backlog.lock().give_up(id);
                     return;
                 }
             };

@@ -1,14 +1,12 @@
 //! The engine with kernels of our own, which need no GPU: the host runs them, at once, or late as a stand-in for the driver.
-#![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
 
-use common::{Case, Trained, assert_close, run, shape, single};
+use common::{Case, Trained, assert_close, late, run, shape, single};
 use varuna_api::Precision;
-use varuna_cuda::{Compiler, Libraries};
 use varuna_plan::{Recompute, Shape};
-use varuna_torch::{Copies, Device, Kernels, Streams};
+use varuna_torch::{Copies, Device, Kernels};
 
 const STEPS: u64 = 6;
 
@@ -26,17 +24,6 @@ fn trained(
         ..Case::default()
     };
     run(&case, &shape(&case), STEPS)
-}
-
-/// Compiled, loaded and launched as on a GPU, by the stand-in beside this test's own program.
-fn compiled() -> Kernels {
-    let library = std::env::current_exe()
-        .unwrap()
-        .with_file_name("libvaruna_fake_nccl.so");
-    let libraries = Libraries::load_from(&library).unwrap();
-    let compiler = Compiler::load_from(&library).unwrap();
-    let streams = Streams::open(&libraries, Device::Apart, 0, Copies::Beside).unwrap();
-    Kernels::compile(streams, &compiler).unwrap()
 }
 
 #[test]
@@ -61,7 +48,7 @@ fn own_kernels_and_libtorchs_train_alike() {
 
 #[test]
 fn launched_kernels_have_the_bits_of_the_hosts() {
-    let kernels = compiled();
+    let kernels = late::kernels(late::streams(Device::Apart, Copies::Beside));
     for precision in [Precision::Fp32, Precision::Bf16] {
         let launched = trained(kernels, Device::Apart, precision, single);
         let on_host = trained(Kernels::ALL_ON_HOST, Device::Apart, precision, single);

@@ -4,32 +4,19 @@
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
 
+use common::late::{self, MANY, optimize};
 use common::{Case, engine, later, plan, single};
 use tch::Tensor;
-use varuna_cuda::{Compiler, Libraries};
 use varuna_plan::WorkerId;
-use varuna_torch::{AdamStep, Copies, Device, FlatBuffer, Kernels, Parameters, Streams};
+use varuna_torch::{Copies, Device, FlatBuffer, Kernels, Streams};
 
 /// Elements of a range that is copied in several pieces, the last of them short.
 const LONG: usize = (5 << 19) + 7;
 
-/// Steps of the optimizer after which a copy that does not wait for them comes too early.
-const MANY: u64 = 10;
-
-fn stand_in() -> std::path::PathBuf {
-    let program = std::env::current_exe().unwrap();
-    program.with_file_name("libvaruna_fake_nccl.so")
-}
-
-fn streams_with(device: Device, copies: Copies) -> Streams {
-    Streams::open(&Libraries::load_from(&stand_in()).unwrap(), device, 0, copies).unwrap()
-}
-
 /// A GPU on which nothing is done when a call returns, and kernels that are launched there.
-fn late(copies: Copies) -> (Streams, Kernels) {
-    let streams = streams_with(Device::Cuda(0), copies);
-    let compiler = Compiler::load_from(&stand_in()).unwrap();
-    (streams, Kernels::compile(streams, &compiler).unwrap())
+fn gpu(copies: Copies) -> (Streams, Kernels) {
+    let streams = late::streams(Device::Cuda(0), copies);
+    (streams, late::kernels(streams))
 }
 
 /// Numbers that differ from each other.
@@ -43,30 +30,6 @@ fn buffer(values: &[f32], streams: Streams) -> FlatBuffer {
     buffer
 }
 
-/// Steps of the optimizer, launched one after the other, on these weights with this gradient. Also the moments, which must live until all is done.
-fn optimize(kernels: Kernels, weights: &FlatBuffer, gradient: &Tensor, steps: u64) -> [Tensor; 2] {
-    let weight = weights.tensor().unwrap();
-    let [first, second] = [0.01, 0.02].map(|value| gradient.full_like(value));
-    let of = Parameters {
-        weight: &weight,
-        gradient,
-        first: &first,
-        second: &second,
-        copy: None,
-    };
-    let step = |count| AdamStep {
-        count,
-        rate: 0.1,
-        beta1: 0.9,
-        beta2: 0.95,
-        decay: 0.1,
-        epsilon: 1e-8,
-        factor: 0.5,
-    };
-    (1..=steps).for_each(|count| kernels.adamw(&of, step(count)).unwrap());
-    [first, second]
-}
-
 fn gradient() -> Tensor {
     Tensor::from_slice(&numbers(LONG))
 }
@@ -74,7 +37,7 @@ fn gradient() -> Tensor {
 /// The weights after steps on the processor.
 fn expected(steps: u64) -> Vec<f32> {
     let weights = buffer(&vec![1.0; LONG], Streams::HOST);
-    let _moments = optimize(Kernels::PROCESSOR, &weights, &gradient(), steps);
+    let _moments = optimize(Kernels::PROCESSOR, &weights.tensor().unwrap(), &gradient(), steps);
     weights.copy(0..LONG).unwrap()
 }
 
@@ -82,9 +45,9 @@ fn expected(steps: u64) -> Vec<f32> {
 fn what_is_read_comes_after_what_was_launched_and_is_whole() {
     let expected = expected(MANY);
     for copies in [Copies::Beside, Copies::InTurn] {
-        let (streams, kernels) = late(copies);
+        let (streams, kernels) = gpu(copies);
         let (weights, gradient) = (buffer(&vec![1.0; LONG], streams), gradient());
-        let _moments = optimize(kernels, &weights, &gradient, MANY);
+        let _moments = optimize(kernels, &weights.tensor().unwrap(), &gradient, MANY);
         assert!(weights.copy(0..LONG).unwrap() == expected, "{copies:?}");
         let share = weights.share().unwrap();
         let piece = share.piece();
@@ -105,7 +68,7 @@ fn what_is_read_comes_after_what_was_launched_and_is_whole() {
 
 #[test]
 fn a_reader_on_another_thread_does_not_wait_for_what_is_computed_after_its_share() {
-    let (streams, _) = late(Copies::Beside);
+    let (streams, _) = gpu(Copies::Beside);
     let values = numbers(LONG);
     let weights = buffer(&values, streams);
     let share = weights.share().unwrap();
@@ -126,11 +89,16 @@ fn a_reader_on_another_thread_does_not_wait_for_what_is_computed_after_its_share
 
 #[test]
 fn what_is_written_comes_before_what_is_launched_next_and_after_what_was_launched_before() {
-    let (streams, kernels) = late(Copies::Beside);
+    let (streams, kernels) = gpu(Copies::Beside);
     let weights = buffer(&vec![1.0; LONG], streams);
     let place = FlatBuffer::zeros(LONG, Device::Apart, streams).unwrap();
     place.set(&numbers(LONG)).unwrap();
-    let _moments = optimize(kernels, &weights, &place.tensor().unwrap(), MANY);
+    let _moments = optimize(
+        kernels,
+        &weights.tensor().unwrap(),
+        &place.tensor().unwrap(),
+        MANY,
+    );
     // The steps are launched and not done: they must not see this.
     place.set(&vec![-5.0; LONG]).unwrap();
     assert!(weights.copy(0..LONG).unwrap() == expected(MANY));
@@ -139,7 +107,7 @@ fn what_is_written_comes_before_what_is_launched_next_and_after_what_was_launche
 
 #[test]
 fn a_step_that_is_launched_at_once_computes_with_what_is_still_on_its_way() {
-    let (streams, kernels) = late(Copies::Beside);
+    let (streams, kernels) = gpu(Copies::Beside);
     let stepped = |streams: Streams, kernels| {
         let weights = buffer(&numbers(1000), streams);
         let place = FlatBuffer::zeros(1000, Device::Apart, streams).unwrap();
@@ -148,7 +116,7 @@ fn a_step_that_is_launched_at_once_computes_with_what_is_still_on_its_way() {
         let first = (0..20).map(|_| streams.bring(&[0.0f32; 1000], other()).unwrap());
         let _first: Vec<_> = first.collect();
         place.set(&[0.5; 1000]).unwrap();
-        let _moments = optimize(kernels, &weights, &place.tensor().unwrap(), 1);
+        let _moments = optimize(kernels, &weights.tensor().unwrap(), &place.tensor().unwrap(), 1);
         weights.copy(0..1000).unwrap()
     };
     assert!(stepped(streams, kernels) == stepped(Streams::HOST, Kernels::PROCESSOR));
@@ -166,7 +134,7 @@ fn a_units_state_that_lies_on_a_device_is_read_and_replaced_with_all_bits() {
         (engine(&case, WorkerId(1)), units)
     };
     let (mut host, units) = on(Device::Cpu, Streams::HOST);
-    let (mut device, _) = on(Device::Apart, streams_with(Device::Apart, Copies::Beside));
+    let (mut device, _) = on(Device::Apart, late::streams(Device::Apart, Copies::Beside));
     for unit in units {
         host.initialise(unit).unwrap();
         let mut state = host.export(unit).unwrap();
@@ -193,7 +161,7 @@ fn a_units_state_that_lies_on_a_device_is_read_and_replaced_with_all_bits() {
 
 #[test]
 fn a_long_range_takes_two_pieces_of_pinned_memory_whatever_its_length() {
-    let (streams, _) = late(Copies::Beside);
+    let (streams, _) = gpu(Copies::Beside);
     let values = numbers(4 * LONG);
     let weights = buffer(&values, streams);
     assert!(weights.copy(0..values.len()).unwrap() == values);

@@ -4,35 +4,25 @@
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
 
+use common::late::{self, MANY, optimize};
 use common::{Case, Trained, assert_close, engine, later, plan, run, shape, single};
-use std::path::PathBuf;
 use tch::{Kind, Tensor};
 use varuna_api::Precision;
-use varuna_cuda::{Compiler, Libraries, LoadError};
+use varuna_cuda::{Libraries, LoadError};
 use varuna_plan::{Recompute, ScheduleKind, Shape, Step, WorkerId};
-
-use varuna_torch::{AdamStep, Copies, Device, DeviceChoice, DeviceError, Kernels, Parameters, Streams};
+use varuna_torch::{Copies, Device, DeviceChoice, DeviceError, Kernels, Streams};
 use varuna_worker::ablation::{Ablation, Ablations};
 use varuna_worker::backend::{Backend, Platform};
 use varuna_worker::transport::local::LocalMesh;
 
 const STEPS: u64 = 5;
 
-fn stand_in() -> PathBuf {
-    let program = std::env::current_exe().unwrap();
-    program.with_file_name("libvaruna_fake_nccl.so")
-}
-
 fn streams_of(device: Device) -> Streams {
-    streams_with(device, Copies::Beside)
-}
-
-fn streams_with(device: Device, copies: Copies) -> Streams {
-    Streams::open(&Libraries::load_from(&stand_in()).unwrap(), device, 0, copies).unwrap()
+    late::streams(device, Copies::Beside)
 }
 
 /// Streams that are a GPU's: nothing in them is done when a call returns.
-fn late() -> Streams {
+fn of_gpu() -> Streams {
     streams_of(Device::Cuda(0))
 }
 
@@ -82,29 +72,6 @@ fn filled(value: f32) -> Tensor {
     Tensor::full([size], f64::from(value), (Kind::Float, tch::Device::Cpu))
 }
 
-/// Steps of the optimizer on these weights with this gradient. Also the moments, which must live until all is done.
-fn optimize(kernels: Kernels, weight: &Tensor, gradient: &Tensor, steps: u64) -> [Tensor; 2] {
-    let [first, second] = [0.01, 0.02].map(filled);
-    let of = Parameters {
-        weight,
-        gradient,
-        first: &first,
-        second: &second,
-        copy: None,
-    };
-    let step = |count| AdamStep {
-        count,
-        rate: 0.1,
-        beta1: 0.9,
-        beta2: 0.95,
-        decay: 0.1,
-        epsilon: 1e-8,
-        factor: 0.5,
-    };
-    (1..=steps).for_each(|count| kernels.adamw(&of, step(count)).unwrap());
-    [first, second]
-}
-
 /// A tensor's elements once all is done that was begun before.
 fn fetched(streams: Streams, tensor: &Tensor) -> Vec<f32> {
     match streams.fetch(tensor).unwrap() {
@@ -112,9 +79,6 @@ fn fetched(streams: Streams, tensor: &Tensor) -> Vec<f32> {
         None => Vec::<f32>::try_from(tensor).unwrap(),
     }
 }
-
-/// So many that a copy beside them, which is late by itself, would come before the last.
-const MANY: u64 = 10;
 
 /// The weights after some steps of the optimizer: as the host sees them at once, and as they are fetched.
 fn step_on(streams: Streams, kernels: Kernels) -> [Vec<f32>; 2] {
@@ -126,8 +90,8 @@ fn step_on(streams: Streams, kernels: Kernels) -> [Vec<f32>; 2] {
 
 #[test]
 fn a_copy_to_the_host_comes_after_what_was_launched_and_who_does_not_wait_reads_old_numbers() {
-    let streams = late();
-    let kernels = Kernels::compile(streams, &Compiler::load_from(&stand_in()).unwrap()).unwrap();
+    let streams = of_gpu();
+    let kernels = late::kernels(streams);
     let [at_once, fetched] = step_on(streams, kernels);
     let [expected, _] = step_on(Streams::HOST, Kernels::PROCESSOR);
     assert!(fetched == expected, "the copy waited for the kernel");
@@ -161,8 +125,8 @@ fn step_before(streams: Streams, kernels: Kernels) -> Vec<f32> {
 
 #[test]
 fn a_copy_to_the_device_lies_between_what_was_computed_before_it_and_what_comes_after() {
-    let streams = late();
-    let kernels = Kernels::compile(streams, &Compiler::load_from(&stand_in()).unwrap()).unwrap();
+    let streams = of_gpu();
+    let kernels = late::kernels(streams);
     let expected = step_with(Streams::HOST, Kernels::PROCESSOR, true);
     assert!(step_with(streams, kernels, true) == expected);
     assert!(
@@ -175,7 +139,7 @@ fn a_copy_to_the_device_lies_between_what_was_computed_before_it_and_what_comes_
 
 #[test]
 fn pinned_memory_of_a_copy_to_the_device_is_not_written_again_before_the_copy_is_made() {
-    let streams = late();
+    let streams = of_gpu();
     let brought = |value: f32| {
         let place = Tensor::zeros([1000i64], (Kind::Float, tch::Device::Cpu));
         streams.bring(&[value; 1000], place).unwrap()
@@ -229,7 +193,7 @@ fn device(_: DeviceChoice) -> Result<Device, DeviceError> {
 }
 
 fn libraries() -> Result<Libraries, LoadError> {
-    Libraries::load_from(&stand_in())
+    Libraries::load_from(&late::stand_in())
 }
 
 #[test]
@@ -274,7 +238,7 @@ fn whatever_is_left_out_the_same_is_trained() {
 
 #[test]
 fn a_mark_is_reached_when_the_device_comes_to_it() {
-    let streams = late();
+    let streams = of_gpu();
     assert!(streams.are_late() && !Streams::HOST.are_late());
     let (first, second) = (streams.mark().unwrap(), streams.mark().unwrap());
     assert!(!second.is_reached().unwrap());

@@ -58,7 +58,7 @@ fn send_all(mesh: &dyn DataPlane, inbox: &Receiver<(Recipient, Sending)>) {
         match what {
             Sending::Copy(header, snapshot) => match snapshot.copy() {
                 Ok(copy) => mesh.send_state(generation, to, header, Box::new(copy.data)),
-                // The engine learns of it by itself, and the worker ends.
+                // Who waits for it is late, as one to whom the copy is too slow.
                 Err(error) => tracing::error!(%error, "a unit cannot be read for who follows it"),
             },
             Sending::Gradient(header, gradient) => mesh.send_gradient(generation, to, header, gradient),

@@ -72,6 +72,11 @@ impl<C> Backlog<C> {
         }
     }
 
+    /// Drops a state that will never be complete. It can be admitted again.
+    pub(super) fn give_up(&mut self, id: StateId) {
+        self.0.remove(&id);
+    }
+
     /// A state waits that is not in upload.
     pub(super) fn is_full(&self) -> bool {
         let waits = |batch: &Batch<C>| !batch.waiting.is_empty() && batch.uploading == 0;
@@ -82,7 +87,7 @@ impl<C> Backlog<C> {
     /// older one will never be complete.
     pub(super) fn failed(&mut self, id: StateId, unit: Unit, copy: C, is_final: bool) {
         if is_final || self.newer_waits(id) {
-            self.0.remove(&id);
+            self.give_up(id);
         } else if let Some(batch) = self.0.get_mut(&id) {
             batch.uploading = batch.uploading.saturating_sub(1);
             batch.waiting.push((unit, copy));
@@ -181,6 +186,17 @@ mod tests {
             backlog.admit(id(1), Unit(0)),
             "what is in the store may have been found damaged since"
         );
+    }
+
+    #[test]
+    fn a_state_of_which_a_unit_cannot_be_copied_is_given_up_and_may_come_again() {
+        let mut backlog = Backlog::default();
+        let [copied, unread] = UNITS;
+        assert!(backlog.admit(id(1), copied) && backlog.admit(id(1), unread));
+        backlog.add(id(1), copied, 1);
+        backlog.give_up(id(1));
+        assert!(backlog.next().is_none() && !backlog.is_full() && !backlog.wants(id(1), copied));
+        assert!(backlog.admit(id(1), unread));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 pub(crate) mod formulas;
+pub(crate) mod late;
 pub(crate) mod plain;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -184,7 +184,7 @@ impl Queue {
                 Ok(None) => {}
                 Ok(part) => return part,
                 Err(error) => {
-                    // The receiver learns that the connection is closed, and the engine of the device by itself.
+                    // The receiver learns that the connection is closed.
                     tracing::error!(%error, "what is sent to a peer cannot be read");
                     state.close();
                     self.changed.notify_all();
