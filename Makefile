@@ -48,13 +48,14 @@ sim-night: ## Run many seeds on JOBS cores and say what they reached (SEEDS=1000
 mutants: ## Switch on each bug that core/plan and core/protocol can have at run time: the unit tests or the table's seeds must catch it (5 minutes)
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- survivors
 
-nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, each of the protocol's also in 4,000 schedules, the goals of the protocol at scale, every kernel compiled for every GPU, the alerts, models, data and event files beside transformers, Megatron and TensorBoard, as root the GPU image (half an hour on one core)
+nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, each of the protocol's also in 4,000 schedules, the goals of the protocol at scale, every kernel compiled for every GPU, the alerts, what the GPU bundle does on the processor, models, data and event files beside transformers, Megatron and TensorBoard, as root the GPU image (half an hour on one core)
 	scripts/setup-nvrtc.sh --needed
 	VARUNA_NEEDS_NVRTC=1 $(CARGO) test --locked -p varuna-cuda --lib kernels
 	$(CARGO) run --release --locked -p varuna-bench-protocol -- --goals 64 1000
 	$(MAKE) mutants
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- mutants 4000
 	$(MAKE) test-alerts
+	$(MAKE) gpu-dry-run
 	$(MAKE) test-tensorboard test-hf test-megatron
 	if [ "$$(id -u)" = 0 ]; then $(MAKE) test-image-cuda; fi
 
@@ -191,7 +192,7 @@ gpu-bundle: setup ## Make .gpu: a folder that checks and times Varuna on a GPU m
 
 gpu-dry-run: gpu-bundle ## What the bundle does on a GPU, on the processor with tiny models, to try the script (four minutes)
 	@python=$$(scripts/setup-peers.sh | tail -n 1); result=0; \
-	for part in speed elastic nccl ablation; do $$python .gpu/bench/gpu.py --part $$part --dry-run || result=1; done; exit $$result
+	for part in $$($$python .gpu/bench/gpu.py --list); do $$python .gpu/bench/gpu.py --part $$part --dry-run || result=1; done; exit $$result
 
 clean: ## Remove build outputs (libtorch and datasets stay)
 	$(CARGO) clean

@@ -147,9 +147,13 @@ def varuna_steps(manifest, workers):
     with Run(manifest, workers) as run:
         run.wait()
         metrics = run.lines("metrics.jsonl")
+    return gaps(metrics), metrics[-1]["plan"]
+
+
+def gaps(metrics):
+    """Seconds of each step of a run after the warm-up."""
     times = [m["timeMs"] / 1e3 for m in metrics]
-    seconds = [b - a for a, b in zip(times, times[1:])]
-    return seconds[WARM_UP - 1 :], metrics[-1]["plan"]
+    return [b - a for a, b in zip(times, times[1:])][WARM_UP - 1 :]
 
 
 def torch_steps(command):

@@ -1,4 +1,4 @@
-"""`bench/gpu.py --part speed|elastic|nccl|ablation [--dry-run]`: Varuna on one GPU, checked and timed beside PyTorch on the same GPU.
+"""`bench/gpu.py --part PART [--dry-run]`: Varuna on one GPU, checked and timed beside PyTorch on the same GPU. `--list` prints the parts.
 
 Runs in the folder that `make gpu-bundle` makes, on a machine with a driver and a Python that has PyTorch with CUDA; needs no network.
 A phase that fails does not hide the others: it says why, and the exit code is 1. Each part ends in under 8 minutes.
@@ -7,19 +7,24 @@ A phase that fails does not hide the others: it says why, and the exit code is 1
 """
 
 import argparse
+import gzip
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 
 from common import ROOT, VARUNA
-from gpu_ablation import ablation_of_one, ablation_of_two
-from gpu_elastic import checkpoint_stall, kills
+from gpu_ablation import ablation_of_kernels, ablation_of_one, ablation_of_two
+from gpu_checkpoint import checkpoint_stall
+from gpu_elastic import kills
 from gpu_nccl import nccl_kills, nccl_losses
+from gpu_numerics import memory, parity, pytorch_tiny
 from gpu_sides import program
-from gpu_speed import gpt2_large, parity, pytorch_small, pytorch_tiny
+from gpu_speed import gpt2_large, pytorch_small
 from phases import Bench
 
 # A phase that is cut off may take half a minute more to end its processes.
@@ -58,19 +63,47 @@ def library_path():
     return ":".join([*map(str, folders), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
 
 
+def unpack_programs():
+    """The bundle has its programs packed, to be small. What is unpacked stays for the next part."""
+    for name in ("varuna", "varuna-worker"):
+        there = VARUNA.with_name(name)
+        packed = there.with_name(f"{name}.gz")
+        if there.exists() or not packed.exists():
+            continue
+        partial = there.with_name(f"{name}.partial")
+        try:
+            with gzip.open(packed) as source, open(partial, "wb") as target:
+                shutil.copyfileobj(source, target)
+            partial.chmod(0o755)
+            partial.replace(there)
+        except (OSError, EOFError, zlib.error) as error:
+            sys.exit(f"cannot unpack {packed} to {there}: {error}; copy the bundle again, to a folder with 60 MiB free that can be written")
+
+
+# Each phase with the seconds that it may take. A kill with the growth after it takes 8 to 20 s on a GPU, a start of GPT-2 large about 15 s.
 PARTS = {
-    "speed": [(parity, 90), (pytorch_tiny, 60), (pytorch_small, 120), (gpt2_large, 330)],
-    "elastic": [(kills, 390), (checkpoint_stall, 100)],
-    "nccl": [(nccl_losses, 130), (nccl_kills, 310)],
-    "ablation": [(ablation_of_one, 340), (ablation_of_two, 100)],
+    "numerics": [(parity, 150), (pytorch_tiny, 60), (memory, 120)],
+    "speed": [(pytorch_small, 120), (gpt2_large, 330)],
+    "elastic": [(kills, 430)],
+    "checkpoint": [(checkpoint_stall, 430)],
+    "nccl": [(nccl_losses, 200)],
+    "nccl-kills": [(nccl_kills, 430)],
+    "kernels": [(ablation_of_kernels, 430)],
+    "ablation": [(ablation_of_one, 300), (ablation_of_two, 120)],
 }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=PARTS, required=True)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--part", choices=PARTS)
+    which.add_argument("--list", action="store_true", help="print the names of the parts")
     parser.add_argument("--dry-run", action="store_true")
     arguments = parser.parse_args()
+    if arguments.list:
+        print(*PARTS)
+        return
+    unpack_programs()
     os.environ["LD_LIBRARY_PATH"] = library_path()
     if arguments.dry_run:
         # More threads than that only wait for each other on matrices so small.

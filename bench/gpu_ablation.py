@@ -1,4 +1,4 @@
-"""Part `ablation` of bench/gpu.py: steps without one thing at a time."""
+"""Parts `kernels` and `ablation` of bench/gpu.py: steps without one thing at a time."""
 
 import os
 from dataclasses import replace
@@ -8,7 +8,8 @@ from gpu_sides import ELASTIC, LARGE, WARM_UP, manifest, size_of, steps_of
 
 # What a worker can leave out (`varuna-worker --without`), where one process shows its gain, and where it takes boundaries and gradients
 # that go through the host.
-OF_ONE = ("kernels", "ahead", "chunks", "padding", "read-ahead")
+OF_KERNELS = ("kernels",)
+OF_ONE = ("ahead", "chunks", "padding", "read-ahead")
 OF_TWO = ("streams", "pinned")
 # Ways of libtorch to compute attention (`varuna-worker --attention`), each against the one that it prefers.
 ATTENTION = ("flash", "cudnn")
@@ -64,11 +65,19 @@ def left_out(names):
     return {f"without_{name.replace('-', '_')}": {"VARUNA_WITHOUT": name} for name in names}
 
 
-def ablation_of_one(bench):
-    """GPT-2 large in one process."""
-    made = manifest(size_of(bench, UNPADDED), steps_of(bench, 8), bench.device, "bf16")
+def large(bench):
+    return manifest(size_of(bench, UNPADDED), steps_of(bench, 8), bench.device, "bf16")
+
+
+def ablation_of_kernels(bench):
+    """GPT-2 large in one process: whose kernels compute."""
     ways = {f"attention_{way}": {"VARUNA_ATTENTION": way} for way in ATTENTION}
-    ablation(bench, left_out(OF_ONE) | ways, made, 1)
+    ablation(bench, left_out(OF_KERNELS) | ways, large(bench), 1)
+
+
+def ablation_of_one(bench):
+    """GPT-2 large in one process: all else."""
+    ablation(bench, left_out(OF_ONE), large(bench), 1)
 
 
 def ablation_of_two(bench):

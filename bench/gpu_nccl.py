@@ -1,4 +1,4 @@
-"""Part `nccl` of bench/gpu.py: four processes on one GPU, which NCCL takes for hosts."""
+"""Parts `nccl` and `nccl-kills` of bench/gpu.py: four processes on one GPU, which NCCL takes for hosts."""
 
 import recovery
 from common import VARUNA, Run
@@ -21,9 +21,8 @@ def over_nccl(bench):
     return made, ("--worker-binary", worker)
 
 
-def nccl_losses(bench):
-    """Two pipelines of two stages over NCCL against the same over TCP; and whether NCCL was used at all."""
-    steps = steps_of(bench, 20)
+def trained_over_nccl(bench, steps):
+    """Losses of so many steps of two pipelines of two stages, in which all workers had communicators."""
     made, options = over_nccl(bench)
     made["spec"]["training"]["steps"] = steps
     with Run(made, recovery.WORKERS, options) as run:
@@ -35,6 +34,15 @@ def nccl_losses(bench):
         print(f"  {line}", flush=True)
     if not bench.dry and not all("tensors go over NCCL" in log for log in logs):
         raise RuntimeError("not all workers had communicators: no figure over NCCL on this machine")
+    return losses
+
+
+def nccl_losses(bench):
+    """The same steps over NCCL and over TCP."""
+    steps = steps_of(bench, 20)
+    losses = trained_over_nccl(bench, steps)
+    made, options = over_nccl(bench)
+    made["spec"]["training"]["steps"] = steps
     made["spec"]["workers"]["transport"] = "tcp"
     with Run(made, recovery.WORKERS, options) as run:
         run.wait()
@@ -43,9 +51,9 @@ def nccl_losses(bench):
 
 
 def nccl_kills(bench):
-    if "nccl_losses" in bench.failed:
-        raise RuntimeError("nothing goes over NCCL here")
-    wanted, seconds = (2, 40) if bench.dry else (20, 270)
+    """Kills of random workers, where NCCL makes communicators at all: without them tensors would go over TCP."""
+    trained_over_nccl(bench, 3)
+    wanted, seconds = (2, 40) if bench.dry else (20, 350)
     made, options = over_nccl(bench)
     spans, _ = killed(bench, "recovery_nccl", made, wanted, seconds, options)
     if len(spans) < wanted:

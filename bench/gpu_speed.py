@@ -1,4 +1,4 @@
-"""Part `speed` of bench/gpu.py: numbers against the processor and PyTorch, then step times and memory of GPT-2 large."""
+"""Part `speed` of bench/gpu.py: losses, step times and memory beside PyTorch."""
 
 import resource
 import subprocess
@@ -7,17 +7,7 @@ import tempfile
 from pathlib import Path
 
 from common import DATA, VARUNA, median, varuna_steps
-from gpu_sides import LARGE, SMALL, TINY, WARM_UP, difference, manifest, program, size_of, steps_of, torch_task, varuna_losses
-
-
-def parity(bench):
-    """Twenty steps of a small model on the device against the same on the processor in fp32: weights are equal bit for bit."""
-    steps = steps_of(bench, 20)
-    reference = varuna_losses(manifest(TINY, steps, "cpu"))
-    for precision, bound in (("fp32", 2e-3), ("bf16", 1e-2)):
-        losses = varuna_losses(manifest(TINY, steps, bench.device, precision))
-        print(f"  {precision} on {bench.device} / fp32 on the processor:")
-        bench.judge(f"parity_{precision}", difference(losses, reference, steps), bound)
+from gpu_sides import LARGE, SMALL, WARM_UP, difference, manifest, program, size_of, steps_of, torch_task, varuna_losses
 
 
 def one_batch(bench, size):
@@ -42,11 +32,6 @@ def against_pytorch(bench, size, steps, precision):
         made["spec"]["checkpoint"] = {"uri": str(store), "intervalSteps": 1_000_000}
         losses = varuna_losses(made)
         return difference(losses, torch_task("train", size, **task)["losses"], steps)
-
-
-def pytorch_tiny(bench):
-    steps = steps_of(bench, 20)
-    bench.judge("parity_pytorch", against_pytorch(bench, TINY, steps, "fp32"), 2e-3)
 
 
 def pytorch_small(bench):

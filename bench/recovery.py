@@ -69,9 +69,9 @@ def growth(events, metrics, joined, until):
     return (max(around) - median(before)) / median(before) if before and around else None
 
 
-def disturbed(manifest, kills, seed, seconds=float("inf"), options=()):
+def disturbed(manifest, kills, seed, seconds=float("inf"), options=(), after_each=lambda span, events, metrics: None):
     """Kills one of four workers, lets a new one grow the plan again, and so on, while there is time. When (kill, growth asked for,
-    growth seen) of each, and the run's events and metrics."""
+    growth seen) of each, and the run's events and metrics; `after_each` is told them as they are after a kill."""
     rng = random.Random(seed)
     spans = []
     end = time.time() + seconds
@@ -90,6 +90,7 @@ def disturbed(manifest, kills, seed, seconds=float("inf"), options=()):
             run.until("growth", lambda: step_after(run, "switched", back))
             spans.append((at, back, time.time()))
             print(f"  kill {number + 1}/{kills}", flush=True)
+            after_each(spans[-1], run.lines("events.jsonl"), run.lines("metrics.jsonl"))
         events, metrics = run.lines("events.jsonl"), run.lines("metrics.jsonl")
     steps = [m["step"] for m in metrics]
     assert steps == list(range(1, len(steps) + 1)), "a committed step is missing or was repeated"
@@ -102,12 +103,14 @@ def ours(kills, seed):
     spans, events, metrics = disturbed(manifest, kills, seed)
     rows = [recovery(events, metrics, at, back) for at, back, _ in spans]
     pauses = [p for p in (growth(events, metrics, back, end) for _, back, end in spans) if p is not None]
-    small = [
-        b["timeMs"] - a["timeMs"]
-        for a, b in zip(metrics, metrics[1:])
-        if a["generation"] == b["generation"] and b["workers"] == WORKERS - 1
-    ]
-    return rows, median(small), pauses
+    return rows, step_after_kills(metrics), pauses
+
+
+def step_after_kills(metrics):
+    """Median milliseconds of a step of the plans that have one worker less."""
+    pairs = zip(metrics, metrics[1:])
+    small = [b["timeMs"] - a["timeMs"] for a, b in pairs if a["generation"] == b["generation"] and b["workers"] == WORKERS - 1]
+    return median(small)
 
 
 def torchrun_once(python):

@@ -35,6 +35,8 @@ for program in varuna varuna-worker; do
 done
 # A C library that is older than this cannot start them.
 needed=$(readelf -V $partial/target/release/* | grep -o 'GLIBC_2\.[0-9]*' | sort -uV | tail -n 1)
+# bench/gpu.py unpacks them.
+gzip -9n $partial/target/release/*
 cp bench/gpu.py bench/gpu_*.py bench/phases.py bench/common.py bench/recovery.py bench/spare.py $partial/bench/
 cp bench/peers/shape.py bench/peers/model.py bench/peers/gpt2.py $partial/bench/peers/
 # It finds all that it imports.

@@ -1,0 +1,55 @@
+"""Part `checkpoint` of bench/gpu.py: what checkpoints cost a run, of which each was really written."""
+
+import re
+import tempfile
+from pathlib import Path
+
+from common import VARUNA, Run, gaps, median
+from gpu_sides import SMALL, manifest, program, size_of
+
+# Checkpoints of a run, but for that of its end.
+SAVES = 3
+
+
+def checkpoint_stall(bench):
+    """The same steps with checkpoints and without, by turns; all that the run takes longer counts."""
+    # Of 124 million parameters a checkpoint is 1.5 GB: an interval is about 10 s on a GPU, in which it is to be written, and so are the steps
+    # after the last one. A run is then so long that half a percent is 0.2 s.
+    every = 100 if bench.dry else 300
+    steps = (SAVES + 1) * every - 1
+    ratios = []
+    for turn in range(3):
+        made = manifest(size_of(bench, SMALL), steps, bench.device, "bf16")
+        # Which comes first changes, as the machine's moods do.
+        seconds = {way: way(bench, made, every) for way in ((plain, saved) if turn % 2 == 0 else (saved, plain))}
+        ratios.append(seconds[saved] / seconds[plain])
+        print(f"  {seconds[plain]:.3f} s, with checkpoints {seconds[saved]:.3f} s", flush=True)
+    bench.result("checkpoint_stall_pct", f"{(median(ratios) - 1) * 100:.2f}")
+    bench.result("checkpoint_stall_worst_pct", f"{(max(ratios) - 1) * 100:.2f}")
+
+
+def plain(_bench, made, _every):
+    """Seconds of the steps without checkpoints."""
+    with Run(made, 1) as run:
+        run.wait()
+        return sum(gaps(run.lines("metrics.jsonl")))
+
+
+def saved(bench, made, every):
+    """Seconds of the same steps with checkpoints, each of which must be whole in the store."""
+    with tempfile.TemporaryDirectory(dir=bench.scratch) as place:
+        # All stay, that of the end included.
+        checkpoint = {"uri": place, "intervalSteps": every, "keep": SAVES + 1}
+        with Run({**made, "spec": {**made["spec"], "checkpoint": checkpoint}}, 1) as run:
+            run.wait()
+            metrics, events = run.lines("metrics.jsonl"), run.lines("events.jsonl")
+        listing = program(VARUNA, "checkpoint", "ls", Path(place) / made["metadata"]["name"])
+    complete = {int(step) for step in re.findall(r"^step-(\d+)\S*\s+complete\b", listing, re.M)}
+    wanted = {every * number for number in range(1, SAVES + 1)}
+    failures = [e["why"] for e in events if e["event"] == "checkpointsFail"]
+    if failures or not wanted <= complete:
+        raise RuntimeError(f"complete checkpoints of steps {sorted(complete)}, not of all {sorted(wanted)}; failures: {failures}")
+    # Not only at the end, where the run waits for the last one.
+    if not any(e["event"] == "checkpointed" and e["timeMs"] < metrics[-1]["timeMs"] for e in events):
+        raise RuntimeError("no checkpoint was complete while the run went on")
+    return sum(gaps(metrics))
