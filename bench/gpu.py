@@ -18,11 +18,11 @@ import zlib
 from pathlib import Path
 
 from common import ROOT, VARUNA
-from gpu_ablation import ablation_of_kernels, ablation_of_one, ablation_of_two
+from gpu_ablation import ablation_of_dropout, ablation_of_kernels, ablation_of_one, ablation_of_two
 from gpu_checkpoint import checkpoint_stall
 from gpu_elastic import kills
 from gpu_nccl import nccl_kills, nccl_losses
-from gpu_numerics import memory, parity, pytorch_tiny
+from gpu_numerics import memory, optimizer_bits, parity, pytorch_tiny
 from gpu_sides import program
 from gpu_speed import gpt2_large, pytorch_small
 from phases import Bench
@@ -82,14 +82,14 @@ def unpack_programs():
 
 # Each phase with the seconds that it may take. A kill with the growth after it takes 8 to 20 s on a GPU, a start of GPT-2 large about 15 s.
 PARTS = {
-    "numerics": [(parity, 150), (pytorch_tiny, 60), (memory, 120)],
+    "numerics": [(parity, 150), (optimizer_bits, 60), (pytorch_tiny, 60), (memory, 120)],
     "speed": [(pytorch_small, 120), (gpt2_large, 330)],
     "elastic": [(kills, 430)],
     "checkpoint": [(checkpoint_stall, 430)],
     "nccl": [(nccl_losses, 200)],
     "nccl-kills": [(nccl_kills, 430)],
     "kernels": [(ablation_of_kernels, 430)],
-    "ablation": [(ablation_of_one, 300), (ablation_of_two, 120)],
+    "ablation": [(ablation_of_one, 260), (ablation_of_dropout, 80), (ablation_of_two, 100)],
 }
 
 

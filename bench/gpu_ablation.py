@@ -4,11 +4,11 @@ import os
 from dataclasses import replace
 
 from common import median, varuna_steps
-from gpu_sides import ELASTIC, LARGE, WARM_UP, manifest, size_of, steps_of
+from gpu_sides import ELASTIC, LARGE, SMALL, WARM_UP, manifest, size_of, steps_of
 
 # What a worker can leave out (`varuna-worker --without`), where one process shows its gain, and where it takes boundaries and gradients
 # that go through the host.
-OF_KERNELS = ("kernels",)
+OF_KERNELS = ("kernels", "optimizer", "norm", "gelu")
 OF_ONE = ("ahead", "chunks", "padding", "read-ahead")
 OF_TWO = ("streams", "pinned")
 # Ways of libtorch to compute attention (`varuna-worker --attention`), each against the one that it prefers.
@@ -78,6 +78,13 @@ def ablation_of_kernels(bench):
 def ablation_of_one(bench):
     """GPT-2 large in one process: all else."""
     ablation(bench, left_out(OF_ONE), large(bench), 1)
+
+
+def ablation_of_dropout(bench):
+    """GPT-2 small with dropout, which the others are trained without."""
+    made = manifest(size_of(bench, SMALL), steps_of(bench, 20), bench.device, "bf16")
+    made["spec"]["model"]["dropout"] = 0.1
+    ablation(bench, left_out(("dropout",)), made, 1)
 
 
 def ablation_of_two(bench):

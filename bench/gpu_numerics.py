@@ -53,6 +53,16 @@ def parity(bench):
         raise RuntimeError("dropout changed nothing")
 
 
+def optimizer_bits(bench):
+    """A thousand steps of our optimizer with given gradients, on the device and on the processor: bits that differ."""
+    told = json.loads(program(VARUNA.with_name("varuna-worker"), "check-optimizer", "--device", bench.device))
+    print(f"  {told}")
+    equal = not any(told["differing"].values())
+    bench.result("optimizer_bits", int(equal))
+    if not equal:
+        raise RuntimeError("the optimizer has other bits than the processor's; copies in host memory need the same")
+
+
 def pytorch_tiny(bench):
     steps = steps_of(bench, 20)
     bench.judge("parity_pytorch", against_pytorch(bench, TINY, steps, "fp32"), 2e-3)

@@ -7,8 +7,16 @@ use std::str::FromStr;
 /// One thing that can be left out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ablation {
-    /// Kernels of our own; libtorch's operators compute, dropout with many passes where there was one.
+    /// All kernels of our own; libtorch's operators compute, dropout with many passes where there was one.
     Kernels,
+    /// The kernel of the optimizer alone.
+    Optimizer,
+    /// That of layer norm.
+    Norm,
+    /// That of bias and GELU.
+    Gelu,
+    /// That of dropout.
+    Dropout,
     /// Streams for copies; on a GPU they are made in the stream that computes.
     Streams,
     /// Pinned memory; on a GPU libtorch copies from and to pageable memory, and the host waits.
@@ -28,8 +36,12 @@ pub enum Ablation {
 
 impl Ablation {
     /// All of them.
-    pub const ALL: [Ablation; 8] = [
+    pub const ALL: [Ablation; 12] = [
         Ablation::Kernels,
+        Ablation::Optimizer,
+        Ablation::Norm,
+        Ablation::Gelu,
+        Ablation::Dropout,
         Ablation::Streams,
         Ablation::Pinned,
         Ablation::Ahead,
@@ -44,6 +56,10 @@ impl Ablation {
     pub fn name(self) -> &'static str {
         match self {
             Ablation::Kernels => "kernels",
+            Ablation::Optimizer => "optimizer",
+            Ablation::Norm => "norm",
+            Ablation::Gelu => "gelu",
+            Ablation::Dropout => "dropout",
             Ablation::Streams => "streams",
             Ablation::Pinned => "pinned",
             Ablation::Ahead => "ahead",
@@ -134,8 +150,8 @@ mod tests {
     #[test]
     fn another_name_is_refused_with_the_list() {
         let why = "kernels,speed".parse::<Ablations>().unwrap_err().to_string();
-        let expected = "--without names \"speed\"; allowed are kernels, streams, pinned, ahead, chunks, padding, read-ahead, \
-                        following, several with commas between";
+        let expected = "--without names \"speed\"; allowed are kernels, optimizer, norm, gelu, dropout, streams, pinned, \
+                        ahead, chunks, padding, read-ahead, following, several with commas between";
         assert_eq!(why, expected);
     }
 }

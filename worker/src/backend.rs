@@ -3,7 +3,17 @@
 use crate::ablation::{Ablation, Ablations};
 use crate::numerics::Numerics;
 use varuna_cuda::{Libraries, LoadError};
-use varuna_torch::{Copies, Device, DeviceChoice, DeviceError, KernelChoice, KernelError, Kernels, Streams};
+use varuna_torch::{
+    Copies, Device, DeviceChoice, DeviceError, KernelChoice, KernelError, KernelPart, Kernels, Streams,
+};
+
+/// What is left out of the kernels alone.
+const PARTS: [(Ablation, KernelPart); 4] = [
+    (Ablation::Optimizer, KernelPart::Optimizer),
+    (Ablation::Norm, KernelPart::Norm),
+    (Ablation::Gelu, KernelPart::Gelu),
+    (Ablation::Dropout, KernelPart::Dropout),
+];
 
 /// What a worker finds on its machine.
 #[derive(Clone, Copy)]
@@ -75,6 +85,8 @@ impl Backend {
             Device::Apart => Streams::open(&(platform.libraries)()?, device, 0, copies)?,
         };
         let (kernels, why) = Kernels::open(device, streams, choice);
+        let left_out = PARTS.into_iter().filter(|(ablation, _)| without.has(*ablation));
+        let kernels = left_out.fold(kernels, |kernels, (_, part)| kernels.without(part));
         let backend = Backend {
             device,
             numerics,

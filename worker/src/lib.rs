@@ -13,6 +13,7 @@ pub mod inference;
 pub mod memory;
 pub mod model;
 pub mod numerics;
+mod optimizer_check;
 pub mod profile;
 pub mod program;
 pub mod samples;

@@ -14,7 +14,7 @@ use crate::samples::DatasetSamples;
 use crate::transport::data_plane::DataPlane;
 use crate::transport::nccl::{Nccl, NcclPlane};
 use crate::transport::tcp::{Mesh, of_job};
-use crate::{inference, profile};
+use crate::{inference, optimizer_check, profile};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
 use std::sync::Arc;
@@ -51,6 +51,7 @@ pub fn run(platform: Platform) -> Result<()> {
     match &arguments.instead {
         Some(Instead::Profile(arguments)) => return profile::run(arguments, platform),
         Some(Instead::ProfilePeer(arguments)) => return profile::peer(arguments, platform),
+        Some(Instead::CheckOptimizer(arguments)) => return optimizer_check::run(arguments, platform),
         Some(Instead::Generate(arguments)) => return inference::generate(arguments, platform),
         Some(Instead::Evaluate(arguments)) => return inference::evaluate(arguments, platform),
         Some(Instead::Logits(arguments)) => return inference::logits(arguments, platform),

@@ -143,7 +143,21 @@ pub struct Kernels {
     /// None: libtorch's own.
     optimizer: Option<&'static Runner>,
     dropout: Option<&'static Launcher>,
-    layers: Option<&'static Launcher>,
+    norm: Option<&'static Launcher>,
+    gelu: Option<&'static Launcher>,
+}
+
+/// What kernels of our own compute.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KernelPart {
+    /// AdamW in one pass.
+    Optimizer,
+    /// Dropout with its mask.
+    Dropout,
+    /// Layer norm with the connection around what comes after it.
+    Norm,
+    /// Bias and GELU.
+    Gelu,
 }
 
 impl Kernels {
@@ -151,21 +165,42 @@ impl Kernels {
     pub const LIBTORCH: Kernels = Kernels {
         optimizer: None,
         dropout: None,
-        layers: None,
+        norm: None,
+        gelu: None,
     };
     /// For the processor: the optimizer is ours, so that it has the bits of a GPU's, and dropout, which libtorch has not; libtorch's other
     /// layers are faster there.
     pub const PROCESSOR: Kernels = Kernels {
         optimizer: Some(&HOST),
         dropout: Some(&ON_HOST),
-        layers: None,
+        norm: None,
+        gelu: None,
     };
     /// All kernels as the host runs them: what they compute, without a GPU. For tests.
     pub const ALL_ON_HOST: Kernels = Kernels {
         optimizer: Some(&HOST),
         dropout: Some(&ON_HOST),
-        layers: Some(&ON_HOST),
+        norm: Some(&ON_HOST),
+        gelu: Some(&ON_HOST),
     };
+
+    /// The same, but for one part, which libtorch's operators compute.
+    #[must_use]
+    pub fn without(mut self, part: KernelPart) -> Kernels {
+        match part {
+            KernelPart::Optimizer => self.optimizer = None,
+            KernelPart::Dropout => self.dropout = None,
+            KernelPart::Norm => self.norm = None,
+            KernelPart::Gelu => self.gelu = None,
+        }
+        self
+    }
+
+    /// Whether the optimizer is our own, whose bits are those of every device.
+    #[must_use]
+    pub fn has_own_optimizer(self) -> bool {
+        self.optimizer.is_some()
+    }
 
     /// For an open device with these streams; also why a GPU has none of our own.
     #[must_use]
@@ -199,7 +234,8 @@ impl Kernels {
         Ok(Kernels {
             optimizer: Some(runner),
             dropout: Some(launcher),
-            layers: Some(launcher),
+            norm: Some(launcher),
+            gelu: Some(launcher),
         })
     }
 
@@ -215,7 +251,7 @@ impl Kernels {
         bias: &Tensor,
         epsilon: f64,
     ) -> Result<(Tensor, Tensor), TorchError> {
-        let Some(launcher) = self.layers else {
+        let Some(launcher) = self.norm else {
             let normed = x.f_layer_norm(weight.size(), Some(weight), Some(bias), epsilon, true);
             let normed = normed.map_err(|e| TorchError(e.to_string()))?;
             return Ok((normed, x.shallow_clone()));
@@ -234,7 +270,7 @@ impl Kernels {
     /// # Errors
     /// As [`linear`](crate::linear).
     pub fn linear_gelu(self, x: &Tensor, w: &Tensor, b: Option<&Tensor>) -> Result<Tensor, TorchError> {
-        let (Some(launcher), Some(b)) = (self.layers, b) else {
+        let (Some(launcher), Some(b)) = (self.gelu, b) else {
             let y = crate::linear(x, w, b)?.f_gelu("tanh");
             return y.map_err(|e| TorchError(e.to_string()));
         };
@@ -250,9 +286,12 @@ impl Kernels {
 impl std::fmt::Debug for Kernels {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let whose = |own: bool| if own { "own" } else { "libtorch's" };
-        let (optimizer, dropout) = (self.optimizer.is_some(), self.dropout.is_some());
-        let (optimizer, dropout, layers) = (whose(optimizer), whose(dropout), whose(self.layers.is_some()));
-        write!(f, "optimizer {optimizer}, dropout {dropout}, layers {layers}")
+        let (optimizer, dropout) = (whose(self.optimizer.is_some()), whose(self.dropout.is_some()));
+        let (norm, gelu) = (whose(self.norm.is_some()), whose(self.gelu.is_some()));
+        write!(
+            f,
+            "optimizer {optimizer}, dropout {dropout}, norm {norm}, gelu {gelu}"
+        )
     }
 }
 

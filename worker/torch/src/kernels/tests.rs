@@ -205,6 +205,28 @@ fn the_processor_has_our_optimizer_and_dropout_and_libtorchs_layers() {
     assert!(why.is_none());
     assert_eq!(
         format!("{kernels:?}"),
-        "optimizer own, dropout own, layers libtorch's"
+        "optimizer own, dropout own, norm libtorch's, gelu libtorch's"
     );
+}
+
+#[test]
+fn each_part_can_be_left_to_libtorch_alone() {
+    let told = |part| format!("{:?}", Kernels::ALL_ON_HOST.without(part));
+    for (part, name) in [
+        (KernelPart::Optimizer, "optimizer"),
+        (KernelPart::Dropout, "dropout"),
+        (KernelPart::Norm, "norm"),
+        (KernelPart::Gelu, "gelu"),
+    ] {
+        let all = format!("{:?}", Kernels::ALL_ON_HOST);
+        let expected = all.replace(&format!("{name} own"), &format!("{name} libtorch's"));
+        assert_eq!(told(part), expected);
+        assert_ne!(told(part), all);
+    }
+    let (x, width) = (random(&[150, 300], Kind::Float), 300);
+    let [(w, _), (b, _)] = [0, 1].map(|_| parameter(&[width], Kind::Float));
+    let norm = |kernels: Kernels| kernels.layer_norm(&x, &w, &b, 1e-5).unwrap().0;
+    let libtorchs = norm(Kernels::LIBTORCH);
+    assert_eq!(norm(Kernels::ALL_ON_HOST.without(KernelPart::Norm)), libtorchs);
+    assert_ne!(norm(Kernels::ALL_ON_HOST.without(KernelPart::Gelu)), libtorchs);
 }
