@@ -251,6 +251,13 @@ impl ObservedRun {
         placed.map(|w| w.name.as_str()).collect()
     }
 
+    /// Whether a worker with a stage under the plan in force was told that it will go.
+    #[must_use]
+    pub fn a_placed_worker_leaves(&self) -> bool {
+        let mut workers = self.snapshot.iter().flat_map(|s| &s.workers);
+        workers.any(|w| w.draining && w.pipeline.is_some())
+    }
+
     /// Names of its workers, which are those of their pods: the attached ones, or the detached ones.
     pub fn workers(&self, attached: bool) -> impl Iterator<Item = &str> {
         let workers = self.snapshot.iter().flat_map(|s| &s.workers);

@@ -23,14 +23,30 @@ fn budget(observed: &Observed) -> Value {
 
 #[test]
 fn one_worker_of_the_plan_may_go_while_the_job_trains_and_none_until_it_has_a_plan_without_it() {
-    assert_eq!(pods_that_stay(RunMode::Training, ""), 3);
+    for mode in [RunMode::Training, RunMode::Changing] {
+        assert_eq!(pods_that_stay(mode, ""), 3, "{mode:?}");
+    }
     for mode in [
-        RunMode::Changing,
         RunMode::Recovering,
         RunMode::Launching,
         RunMode::Persisting,
     ] {
         assert_eq!(pods_that_stay(mode, ""), 4, "{mode:?}");
+    }
+}
+
+#[test]
+fn nobody_may_go_while_a_worker_of_the_plan_was_told_to_and_hands_on_what_it_holds() {
+    let all: Vec<i64> = (1..=8).collect();
+    for mode in [RunMode::Training, RunMode::Changing] {
+        let mut leaving = two_nodes(mode, &all);
+        assert_eq!(may_go(&leaving), 1, "{mode:?}");
+        let workers = &mut leaving.run.as_mut().unwrap().snapshot.as_mut().unwrap().workers;
+        workers[3].draining = true;
+        assert_eq!(may_go(&leaving), 0, "{mode:?}");
+        let workers = &mut leaving.run.as_mut().unwrap().snapshot.as_mut().unwrap().workers;
+        workers[3].pipeline = None;
+        assert_eq!(may_go(&leaving), 1, "{mode:?}: it has handed on what it held");
     }
 }
 
@@ -107,12 +123,20 @@ fn of_eight_workers_on_two_nodes_one_goes_after_the_other_also_while_replacement
         0,
         "a replacement without a place sets nobody free"
     );
-    // The plan without the first, before the replacement is in it, and then with it.
-    for plan in [vec![2, 3, 4, 5, 6, 7, 8], vec![2, 3, 4, 5, 6, 7, 8, 9]] {
-        let mut next = two_nodes(RunMode::Training, &plan);
+    // The plan without the first, before the replacement is in it, while its state moves there, and then with it: the same number throughout, so that
+    // nothing is written.
+    let without = [2, 3, 4, 5, 6, 7, 8];
+    let with = [2, 3, 4, 5, 6, 7, 8, 9];
+    for (mode, plan) in [
+        (RunMode::Training, &without[..]),
+        (RunMode::Changing, &without[..]),
+        (RunMode::Training, &with[..]),
+    ] {
+        let mut next = two_nodes(mode, plan);
         next.pods[0].deleting = true;
         next.pods.push(replacement(9));
-        assert_eq!(may_go(&next), 1, "{plan:?}");
+        assert_eq!(may_go(&next), 1, "{mode:?} {plan:?}");
+        assert_eq!(budget(&next)["spec"]["minAvailable"], 7, "{mode:?} {plan:?}");
     }
     let mut changing = two_nodes(RunMode::Changing, &all);
     changing.pods[0].deleting = true;
