@@ -69,6 +69,9 @@ impl Link for Metered {
     fn abort(&self) {
         self.link.abort();
     }
+    fn is_aborted(&self) -> bool {
+        self.link.is_aborted()
+    }
 }
 
 #[test]

@@ -5,13 +5,16 @@
 mod common;
 
 use common::{Case, engine, engine_with, later, plan, shape, single};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, LossScaling, OptimizerProgress, Plan, StateId, Step, Unit, WorkerId};
 use varuna_worker::agent::engine_thread::{self, Command, Event};
 use varuna_worker::engine::{Engine, EngineError, SampleError, Samples};
 use varuna_worker::transport::local::LocalMesh;
-use varuna_worker::transport::{LinkError, Tag};
+use varuna_worker::transport::{Address, Link, LinkError, Packet, Tag};
 
 const ONE: WorkerId = WorkerId(1);
 const TWO: WorkerId = WorkerId(2);
@@ -141,6 +144,70 @@ fn a_silent_peer_ends_a_step_by_the_deadline_and_a_fence_at_once() {
         running.join().unwrap().unwrap_err().error,
         EngineError::Link(LinkError::Aborted)
     );
+}
+
+/// A link that is fenced once it was asked so many times.
+struct Fenced {
+    inner: Arc<dyn Link>,
+    asked: AtomicUsize,
+    after: usize,
+}
+
+impl Link for Fenced {
+    fn send(&self, to: WorkerId, tag: Tag, packet: Packet, deadline: Instant) -> Result<(), LinkError> {
+        self.inner.send(to, tag, packet, deadline)
+    }
+
+    fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Packet, LinkError> {
+        self.inner.recv(from, tag, deadline)
+    }
+
+    fn recv_any(
+        &self,
+        wanted: &BTreeSet<Address>,
+        deadline: Instant,
+    ) -> Result<Option<(Address, Packet)>, LinkError> {
+        self.inner.recv_any(wanted, deadline)
+    }
+
+    fn poke(&self) {
+        self.inner.poke();
+    }
+
+    fn abort(&self) {
+        self.inner.abort();
+    }
+
+    fn is_aborted(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed) >= self.after
+    }
+}
+
+#[test]
+fn a_fence_ends_the_step_of_a_worker_that_waits_for_nobody_before_its_next_task() {
+    let case = Case::default();
+    // Eight micro-batches in one stage: sixteen tasks, and no message.
+    let plan = plan(&case, &shape(&case, &[&[6]], &[8], 1));
+    let mut engine = initialised(&case, ONE, &plan);
+    let fenced = |after| {
+        Arc::new(Fenced {
+            inner: LocalMesh::new(&[ONE]).link(ONE),
+            asked: AtomicUsize::new(0),
+            after,
+        })
+    };
+    let link = fenced(3);
+    let own: Arc<dyn Link> = Arc::<Fenced>::clone(&link);
+    let failure = engine.run_step(&plan, Step(0), &own, later()).unwrap_err();
+    assert_eq!(failure.error, EngineError::Link(LinkError::Aborted));
+    assert!(failure.prepared.is_empty());
+    assert_eq!(link.asked.load(Ordering::Relaxed), 4, "nothing runs after it");
+    // The same step runs whole afterwards.
+    let link = fenced(usize::MAX);
+    let own: Arc<dyn Link> = Arc::<Fenced>::clone(&link);
+    let report = engine.run_step(&plan, Step(0), &own, later()).unwrap();
+    assert_eq!(report.prepared.len(), plan.units(ONE).len());
+    assert_eq!(link.asked.load(Ordering::Relaxed), 16, "once before each task");
 }
 
 #[test]
@@ -296,7 +363,7 @@ fn a_panic_in_the_engines_thread_is_told_and_not_waited_for() {
     let emit = move |event| drop(events.send(event));
     let commands = engine_thread::start(engine, emit).unwrap();
     let run = Command::Run {
-        plan: std::sync::Arc::new(plan),
+        plan: Arc::new(plan),
         step: Step(0),
         deadline: std::time::Duration::from_secs(60),
         link: LocalMesh::new(&[ONE]).link(ONE),

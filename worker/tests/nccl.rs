@@ -73,6 +73,10 @@ impl Link for Counted {
     fn abort(&self) {
         self.inner.abort();
     }
+
+    fn is_aborted(&self) -> bool {
+        self.inner.is_aborted()
+    }
 }
 
 /// Trains over links beside which the workers that `has` names have communicators; returns how many tensors went over the links.

@@ -175,3 +175,24 @@ fn a_long_range_takes_two_pieces_of_pinned_memory_whatever_its_length() {
         "{pinned} bytes, pieces of {piece}"
     );
 }
+
+#[test]
+fn pinned_memory_of_sizes_that_no_copy_asks_for_any_more_is_given_back() {
+    let (streams, _) = gpu(Copies::Beside);
+    let fetched = |elements: i64| {
+        let tensor = Tensor::ones([elements], (tch::Kind::Float, tch::Device::Cpu));
+        let fetch = streams.fetch(&tensor).unwrap().unwrap();
+        fetch.finish(later(), |all: &[f32]| all.len()).unwrap()
+    };
+    assert_eq!(fetched(1000) + fetched(10), 1010);
+    assert_eq!(streams.pinned_bytes(), 4040);
+    streams.release_unused();
+    assert_eq!(streams.pinned_bytes(), 4040, "both were asked for since");
+    fetched(10);
+    streams.release_unused();
+    assert_eq!(
+        streams.pinned_bytes(),
+        40,
+        "another plan has no use for the other"
+    );
+}

@@ -43,7 +43,9 @@ fn pods_that_stay(observed: &Observed, pods: &[JudgedPod<'_>]) -> i64 {
         _ if placed.is_empty() => 0,
         // One whose worker has a place goes already: the plan without it comes first. Where nobody goes, the next plan that is being prepared
         // changes nothing: it takes a replacement in, or moves stages, and each worker hands on what it alone holds as before.
-        Some(mode) if mode.is_training() && (!placed.is_subset(&running) || run.a_placed_worker_leaves()) => all,
+        Some(mode) if mode.is_training() && (!placed.is_subset(&running) || run.a_placed_worker_leaves()) => {
+            all
+        }
         Some(mode) if mode.is_training() => (all - 1).max(0),
         // It waits for workers that may never come: whoever drains a node must not wait with it, unless the state would be lost.
         Some(RunMode::Waiting) if observed.job.spec.as_ref().is_ok_and(|j| j.checkpoint.is_some()) => 0,

@@ -81,9 +81,11 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
+        // The last owner may be on a thread that has not used the device.
+        let bound = self.context.bind();
         #[expect(unsafe_code, reason = "gives back what `new` allocated")]
         // SAFETY: allocated by `new`, freed once; operations own the memory while they run.
-        let _ = unsafe { (self.context.driver().device_free)(self.pointer) };
+        let _ = bound.map(|()| unsafe { (self.context.driver().device_free)(self.pointer) });
     }
 }
 
@@ -179,9 +181,11 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
+        // The last owner may be on a thread that has not used the device.
+        let bound = self.context.bind();
         #[expect(unsafe_code, reason = "gives back what `new` allocated")]
         // SAFETY: allocated by `new`, freed once.
-        let _ = unsafe { (self.context.driver().host_free)(self.pointer.cast()) };
+        let _ = bound.map(|()| unsafe { (self.context.driver().host_free)(self.pointer.cast()) });
     }
 }
 

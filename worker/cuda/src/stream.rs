@@ -120,9 +120,11 @@ impl Drop for Stream {
         if self.raw.is_null() {
             return;
         }
+        // The last owner may be on a thread that has not used the device.
+        let bound = self.context.bind();
         #[expect(unsafe_code, reason = "gives back what `new` made")]
         // SAFETY: made by `new` and destroyed once. Work that is still in it is done; the driver frees the stream after that.
-        let _ = unsafe { (self.context.driver().stream_destroy)(self.raw) };
+        let _ = bound.map(|()| unsafe { (self.context.driver().stream_destroy)(self.raw) });
     }
 }
 

@@ -280,7 +280,7 @@ impl Engine {
         held
     }
 
-    /// Forgets the state of all other units.
+    /// Forgets the state of all other units, and what was pinned for copies of theirs.
     ///
     /// # Errors
     /// As [`Engine::recall`].
@@ -288,6 +288,7 @@ impl Engine {
         let away: Vec<Unit> = self.beside.away().iter().copied().collect();
         self.recall(&away)?;
         self.units.retain(|u, _| keep.contains(u));
+        self.config.backend.streams.release_unused();
         Ok(())
     }
 

@@ -89,4 +89,8 @@ impl Link for LocalLink {
             own.abort();
         }
     }
+
+    fn is_aborted(&self) -> bool {
+        self.own().is_ok_and(Mailbox::is_aborted)
+    }
 }

@@ -1,5 +1,5 @@
 //! Flat memory that Rust owns and libtorch sees: state of one kind of one unit, each a contiguous range. Where a device has memory of its
-//! own, the range lies there: shares read it piece by piece, and the host's memory holds a copy while a lease needs one.
+//! own, the range lies there: shares read it piece by piece, and the host's memory, which is taken with the first lease, holds a copy for that.
 //!
 //! Tensors over the memory can be kept and cloned by anyone, so no reference to an element ever leaves this module: a compiler may assume of a
 //! `&mut [f32]` that nothing else writes there, and libtorch would. Elements go in and out by copies, each within one call.
@@ -42,7 +42,7 @@ impl FlatBuffer {
     /// # Errors
     /// libtorch refuses (out of memory).
     pub fn zeros(len: usize, device: Device, streams: Streams) -> Result<FlatBuffer, TorchError> {
-        let memory = Arc::new(Memory::zeros(len));
+        let memory = Arc::new(Memory::new(len));
         let apart = if device.is_host() {
             None
         } else {
@@ -278,7 +278,7 @@ impl Lease {
     fn elements(&mut self) -> &mut [f32] {
         // SAFETY: initialised memory of this length, kept alive by the Arc; the lease is exclusive, `&mut self` makes this its only slice,
         // and it ends before libtorch can run again on this thread.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.start.as_ptr(), self.memory.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.memory.start().as_ptr(), self.memory.len) }
     }
 }
 

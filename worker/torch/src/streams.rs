@@ -3,9 +3,12 @@
 //! On the processor work is done when a call returns: a mark is a time, and nothing is copied. On a GPU a mark is an event in the stream
 //! where libtorch computes, and copies have pinned memory of their own and a stream for each direction.
 
+mod pinned_pool;
+
 use crate::{Device, OnDevice, TorchError};
 use bytemuck::Pod;
-use std::collections::{BTreeMap, VecDeque};
+use pinned_pool::PinnedPool;
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tch::Tensor;
@@ -42,9 +45,8 @@ pub(crate) struct Gpu {
     fetches: Option<Stream>,
     /// Copies to the device: one stream for both would let them wait for each other.
     brings: Option<Stream>,
-    /// Pinned memory that no copy uses, by its bytes: to pin some takes longer than to copy it. There is as much as was ever on its way at once.
-    /// Pieces of long ranges all take as much as the longest.
-    free: Mutex<BTreeMap<usize, Vec<Pinned>>>,
+    /// Pinned memory that no copy uses. Pieces of long ranges all take as much as the longest.
+    unused: PinnedPool,
     /// Copies to the device that nobody has seen the end of: their pinned memory must not be written before.
     coming: Mutex<VecDeque<Copying<(Pinned, OnDevice)>>>,
 }
@@ -107,7 +109,7 @@ impl Streams {
             copies,
             fetches: of_its_own().transpose()?,
             brings: of_its_own().transpose()?,
-            free: Mutex::default(),
+            unused: PinnedPool::default(),
             coming: Mutex::default(),
         })))))
     }
@@ -130,9 +132,14 @@ impl Streams {
     /// Bytes of pinned memory that wait for the next copy.
     #[must_use]
     pub fn pinned_bytes(self) -> usize {
-        let Some(gpu) = self.0 else { return 0 };
-        let free = gpu.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.iter().map(|(bytes, pieces)| bytes * pieces.len()).sum()
+        self.0.map_or(0, |gpu| gpu.unused.bytes())
+    }
+
+    /// Gives pinned memory of sizes that no copy has asked for since the last call back to the system: another plan has other sizes.
+    pub fn release_unused(self) {
+        if let Some(gpu) = self.0 {
+            gpu.unused.release_unused();
+        }
     }
 
     /// A mark behind what was computed so far.
@@ -202,10 +209,10 @@ impl Streams {
 
 impl Gpu {
     fn pinned(&self, bytes: usize) -> Result<Pinned, CudaError> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        match free.get_mut(&bytes).and_then(Vec::pop) {
+        let bytes = bytes.max(1);
+        match self.unused.take(bytes) {
             Some(pinned) => Ok(pinned),
-            None => Pinned::new(self.compute.context(), bytes.max(1)),
+            None => Pinned::new(self.compute.context(), bytes),
         }
     }
 
@@ -270,17 +277,12 @@ impl Gpu {
             drop(coming);
             let (pinned, memory) = copying.finish(Instant::now())?;
             drop(memory);
-            self.give_back(pinned);
+            self.unused.give_back(pinned);
         }
     }
 
     fn coming(&self) -> MutexGuard<'_, VecDeque<Copying<(Pinned, OnDevice)>>> {
         self.coming.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn give_back(&self, pinned: Pinned) {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.entry(pinned.as_slice().len()).or_default().push(pinned);
     }
 }
 
@@ -367,7 +369,7 @@ impl Fetch {
         let taken = elements
             .map(take)
             .map_err(|e| TorchError(format!("pinned memory: {e}")));
-        self.gpu.give_back(pinned);
+        self.gpu.unused.give_back(pinned);
         taken
     }
 }

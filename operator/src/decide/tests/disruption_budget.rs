@@ -26,11 +26,7 @@ fn one_worker_of_the_plan_may_go_while_the_job_trains_and_none_until_it_has_a_pl
     for mode in [RunMode::Training, RunMode::Changing] {
         assert_eq!(pods_that_stay(mode, ""), 3, "{mode:?}");
     }
-    for mode in [
-        RunMode::Recovering,
-        RunMode::Launching,
-        RunMode::Persisting,
-    ] {
+    for mode in [RunMode::Recovering, RunMode::Launching, RunMode::Persisting] {
         assert_eq!(pods_that_stay(mode, ""), 4, "{mode:?}");
     }
 }

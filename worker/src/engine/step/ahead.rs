@@ -1,4 +1,5 @@
-//! How far the host is ahead of the device. A fence has to wait for what was handed over, so that is bounded.
+//! How far the host is ahead of the device. A fence has to wait for what was handed over, so that is bounded, and nothing more is handed over
+//! after it.
 
 use super::super::EngineError;
 use super::Run;
@@ -37,19 +38,20 @@ impl RunAhead {
 }
 
 impl Run<'_> {
-    /// Waits until the device has few enough tasks before it for another, and notes how many it has.
+    /// Waits until the device has few enough tasks before it for another, and notes how many it has. Fails where the generation was fenced.
     pub(super) fn before_task(&mut self) -> Result<(), EngineError> {
         let bound = match self.config.backend.without.has(Ablation::Ahead) {
             true => 0,
             false => AHEAD,
         };
+        self.exchange.carry_on()?;
         while self.ahead.count()? > bound {
-            self.exchange.carry_on()?;
             // A device that is merely slow is planned around; one that hangs ends the process.
             if Instant::now() >= self.deadline + ENDING {
                 return Err(EngineError::Device(LATE.to_owned()));
             }
             std::thread::sleep(LOOK);
+            self.exchange.carry_on()?;
         }
         self.ahead.most = self.ahead.most.max(self.ahead.count()?);
         Ok(())

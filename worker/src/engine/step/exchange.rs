@@ -38,7 +38,8 @@ pub(super) trait Exchange {
     /// Waits for the next unit that is completely summed.
     fn next(&mut self) -> Result<Summed, EngineError>;
 
-    /// Carries on what waited for the device, as far as the device has come. Never waits.
+    /// Carries on what waited for the device, as far as the device has come. Never waits. Fails where the generation was fenced, which a step
+    /// that waits for nobody would not notice else before its end.
     fn carry_on(&mut self) -> Result<(), EngineError>;
 
     /// Ends all sums; returns the units that were completely summed and not returned yet. An error means that the process must end.
@@ -187,6 +188,9 @@ impl Exchange for OverLink<'_> {
     }
 
     fn carry_on(&mut self) -> Result<(), EngineError> {
+        if self.link.is_aborted() {
+            return Err(LinkError::Aborted.into());
+        }
         self.settle(false)
     }
 

@@ -122,6 +122,10 @@ impl Link for NcclLink {
         }
     }
 
+    fn is_aborted(&self) -> bool {
+        self.aborted.load(Ordering::SeqCst)
+    }
+
     fn communicators(&self, plan: &Plan, deadline: Instant) -> Result<Option<Arc<Communicators>>, LinkError> {
         let _making = self.making.lock();
         match self.made.get() {

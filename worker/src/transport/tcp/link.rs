@@ -51,4 +51,8 @@ impl Link for TcpLink {
             queue.close();
         }
     }
+
+    fn is_aborted(&self) -> bool {
+        self.open.mailbox.is_aborted()
+    }
 }

@@ -5,30 +5,66 @@ use crate::{TorchError, from_memory, scalar_type};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use tch::{Kind, Tensor};
 
 /// One cache line, so that the memory is aligned for vector instructions.
 const ALIGNMENT: usize = 64;
 
-/// Owned through a raw pointer, because tensors and leases alias it in turn.
+/// A buffer's elements in the host's memory, and who has them.
 pub(super) struct Memory {
-    pub(super) start: NonNull<f32>,
-    layout: Layout,
     pub(super) len: usize,
     pub(super) lending: Lending,
+    /// Taken when it is first needed: where the device has memory of its own, most buffers never need it.
+    block: OnceLock<Block>,
+}
+
+/// Owned through a raw pointer, because tensors and leases alias it in turn.
+struct Block {
+    start: NonNull<f32>,
+    layout: Layout,
 }
 
 // SAFETY: plain floats, and references to them live within calls of this module alone. A lease exists at most once and beside no share, and
 // handing it to another thread and back (over a channel) orders the accesses. Tensors over the memory are as two of tch's over one storage:
 // tch, too, lets them be sent to another thread, and leaves it to the caller not to change them from two threads at once.
-unsafe impl Send for Memory {}
+unsafe impl Send for Block {}
 // SAFETY: as above.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for Block {}
 
 impl Memory {
-    /// Pages that nobody has touched yet cost nothing: the system gives them zeroed.
-    pub(super) fn zeros(len: usize) -> Memory {
+    /// For so many elements, none of which takes memory yet.
+    pub(super) fn new(len: usize) -> Memory {
+        Memory {
+            len,
+            lending: Lending::new(),
+            block: OnceLock::new(),
+        }
+    }
+
+    /// Where the elements begin; at first they are zero.
+    pub(super) fn start(&self) -> NonNull<f32> {
+        self.block.get_or_init(|| Block::zeros(self.len)).start
+    }
+
+    /// Whether the elements take memory of the host.
+    #[cfg(test)]
+    pub(super) fn is_taken(&self) -> bool {
+        self.block.get().is_some()
+    }
+
+    /// The elements.
+    ///
+    /// # Safety
+    /// The reference ends within the call that takes it, in which nothing of libtorch runs, and a lease or a share is out.
+    pub(super) unsafe fn elements(&self) -> &[f32] {
+        // SAFETY: initialised memory of this length that lives as long as `self`; who could write it is kept out by the contract above.
+        unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.len) }
+    }
+}
+
+impl Block {
+    fn zeros(len: usize) -> Block {
         let bytes = len
             .max(1)
             .checked_mul(size_of::<f32>())
@@ -38,27 +74,16 @@ impl Memory {
         let Some(start) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
             handle_alloc_error(layout)
         };
-        Memory {
+        Block {
             start: start.cast(),
             layout,
-            len,
-            lending: Lending::new(),
         }
-    }
-
-    /// The elements.
-    ///
-    /// # Safety
-    /// The reference ends within the call that takes it, in which nothing of libtorch runs, and a lease or a share is out.
-    pub(super) unsafe fn elements(&self) -> &[f32] {
-        // SAFETY: initialised memory of this length that lives as long as `self`; who could write it is kept out by the contract above.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
-impl Drop for Memory {
+impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: from `alloc_zeroed` with this layout; every tensor and lease holds an Arc, so none is left.
+        // SAFETY: from `alloc_zeroed` with this layout; every tensor and lease holds an Arc of the memory, so none is left.
         unsafe { dealloc(self.start.as_ptr().cast(), self.layout) }
     }
 }
@@ -72,6 +97,6 @@ pub(super) fn host_tensor(memory: &Arc<Memory>) -> Result<Tensor, TorchError> {
     let len = i64::try_from(memory.len).map_err(|_| TorchError("too many elements".into()))?;
     let float = scalar_type(Kind::Float)?;
     let context = Arc::into_raw(Arc::clone(memory)).cast_mut().cast();
-    let data = memory.start.as_ptr().cast();
+    let data = memory.start().as_ptr().cast();
     from_memory(data, float, &[len], release, context)
 }

@@ -84,10 +84,25 @@ fn memory_apart_is_copied_for_who_reads_it_and_back_where_that_is_asked_for() {
 }
 
 #[test]
+fn memory_apart_takes_none_of_the_host_s_before_somebody_leases_it() {
+    let buffer = FlatBuffer::zeros(3, Device::Apart, Streams::HOST).unwrap();
+    buffer.set(&[1.0, 2.0, 3.0]).unwrap();
+    assert_eq!(all(&buffer.share().unwrap()), [1.0, 2.0, 3.0]);
+    let (squares, [last]) = buffer.sum_of_squares::<1>().unwrap();
+    assert_eq!((squares, last), (5.0, 3.0));
+    drop(buffer.lease_unread().unwrap());
+    assert!(!buffer.memory.is_taken(), "weights and moments never need it");
+    assert_eq!(buffer.lease().unwrap().copy(0..3), [1.0, 2.0, 3.0]);
+    assert!(buffer.memory.is_taken());
+    let on_host = FlatBuffer::zeros(3, Device::Cpu, Streams::HOST).unwrap();
+    assert_eq!(on_host.lease_unread().unwrap().copy(0..3), [0.0; 3]);
+}
+
+#[test]
 fn memory_is_aligned_for_vector_instructions() {
     for len in [0, 1, 16, 17] {
         let buffer = FlatBuffer::zeros(len, Device::Cpu, Streams::HOST).unwrap();
         assert_eq!(buffer.len(), len);
-        assert_eq!(buffer.memory.start.as_ptr() as usize % 64, 0);
+        assert_eq!(buffer.memory.start().as_ptr() as usize % 64, 0);
     }
 }
