@@ -4,9 +4,9 @@ use crate::failure::Failure;
 use crate::io::read;
 use std::path::{Path, PathBuf};
 use varuna_api::Job;
+use varuna_plan::CostPlanner;
 use varuna_plan::device::DeviceKind;
 use varuna_plan::profile::Profile;
-use varuna_plan::{CostPlanner, Costs};
 
 /// Options shared by the commands that plan without running.
 #[derive(clap::Args)]
@@ -28,10 +28,8 @@ impl CostSource {
         let mut planner = varuna_api::planner(job);
         if let Some(name) = &self.device {
             let kind = DeviceKind::named(name).map_err(|e| Failure::Input(e.to_string()))?;
-            planner.costs = Costs::estimate(
-                &job.model.spec(),
-                kind.device(one_node, job.precision.element_bytes()),
-            );
+            let device = kind.device(one_node, job.precision.element_bytes());
+            planner.costs = varuna_api::estimated_costs(job, device);
             let memory = &mut planner.constraints.device_memory_bytes;
             *memory = Some(memory.map_or(kind.usable_bytes(), |m| m.min(kind.usable_bytes())));
         }

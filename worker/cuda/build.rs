@@ -5,6 +5,7 @@ fn main() {
         "prelude.h",
         "arguments.h",
         "optimizer.cu",
+        "momentum.cu",
         "norm.cu",
         "gelu.cu",
         "dropout.cu",

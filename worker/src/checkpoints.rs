@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
 use varuna_checkpoint::{CheckpointError, RateLimit, Shard, ShardTensor, Store, unit_name};
 use varuna_model::Model;
-use varuna_plan::{LossScaling, OptimizerProgress, StateId, Unit};
+use varuna_plan::{Layout, LossScaling, Moments, OptimizerProgress, StateId, Unit};
 
 /// Pauses after failed uploads: 0.25 to 0.5 s at first, doubled up to 5 to 10 s, without end. Random, so that the workers of a
 /// job do not try in step.
@@ -216,7 +216,8 @@ impl Inner {
 
     /// Writes a shard, unless the store has it: then its digest is not needed either.
     async fn put(&self, id: StateId, unit: Unit, copy: StateCopy) -> Result<(), CheckpointError> {
-        let shard = to_shard(&self.model, &self.scaling, self.store.layout(), (id, unit), copy);
+        let kept = (self.store.layout(), self.store.moments());
+        let shard = to_shard(&self.model, &self.scaling, kept, (id, unit), copy);
         if self.store.has_shard(id, unit, shard.file_bytes()?).await? {
             return Ok(());
         }
@@ -245,7 +246,7 @@ impl Inner {
 fn to_shard(
     model: &Model,
     scaling: &LossScaling,
-    layout: varuna_plan::Layout,
+    (layout, moments): (Layout, Moments),
     (id, unit): (StateId, Unit),
     copy: StateCopy,
 ) -> Shard<StateCopy> {
@@ -260,6 +261,7 @@ fn to_shard(
         adam_steps: progress.adam_steps,
         loss_scale: scaling.saved(progress.loss_scale),
         failed_in_a_row: progress.failed_in_a_row,
+        moments,
         tensors: tensors.collect(),
         data: copy,
     }

@@ -82,7 +82,7 @@ impl Side {
             weight,
             gradient: &gradient,
             first,
-            second,
+            second: Some(second),
             copy: Some(copy),
         };
         self.kernels.adamw(&parameters, step).map_err(Into::into)

@@ -1,4 +1,4 @@
-//! The training state of one unit in flat buffers: parameters, two moments, gradient.
+//! The training state of one unit in flat buffers: parameters, the optimizer's moments, gradient.
 //!
 //! Optimizer, reduction and transfer each touch one contiguous range. The module's parameters are views of the first buffer, or of
 //! its copy in a narrower format, their gradients views of the last, so that autograd accumulates where the reduction reads.
@@ -12,11 +12,11 @@ pub use parameters::{UnitParameters, Units};
 pub use snapshot::{UnitSnapshot, UnitState};
 use std::time::Instant;
 use tch::Tensor;
-use varuna_api::Adam;
+use varuna_api::{Optimizer, UpdateRule};
 use varuna_model::{Initial, Model, Parameter, ParameterKind, Unit, parameter};
-use varuna_plan::OptimizerProgress;
 use varuna_plan::state::mix;
-use varuna_torch::{AdamStep, FlatBuffer, LeaseError, Parameters, TorchError, fill_normal};
+use varuna_plan::{Moments, OptimizerProgress};
+use varuna_torch::{AdamStep, FlatBuffer, LeaseError, MomentumStep, Parameters, TorchError, fill_normal};
 
 /// Elements after the gradients: the sums of training and evaluation loss are reduced along with them.
 pub const TAIL: usize = 2;
@@ -28,6 +28,7 @@ pub struct UnitBuffers {
     /// All master parameters, one after the other.
     weights: Tensor,
     first: Tensor,
+    /// Without elements where the optimizer has none.
     second: Tensor,
     gradients: Tensor,
     /// The memory behind weights, first and second moments: what is sent to peers and checkpoints.
@@ -44,17 +45,26 @@ fn size(elements: usize) -> i64 {
 }
 
 impl UnitBuffers {
-    /// Zeroed buffers for a unit.
+    /// Zeroed buffers for a unit, with the moments of its optimizer.
     ///
     /// # Errors
     /// libtorch fails (out of memory).
-    pub fn new(model: &Model, unit: Unit, backend: Backend) -> Result<UnitBuffers, TorchError> {
+    pub fn new(
+        model: &Model,
+        unit: Unit,
+        backend: Backend,
+        moments: Moments,
+    ) -> Result<UnitBuffers, TorchError> {
         let device = backend.device;
         let list = model.parameters(unit);
         let total: usize = list.iter().map(Parameter::elements).sum();
         let gradient_memory = FlatBuffer::zeros(total + TAIL, device, backend.streams)?;
-        let zeros = || FlatBuffer::zeros(total, device, backend.streams);
-        let memory = [zeros()?, zeros()?, zeros()?];
+        let seconds = match moments {
+            Moments::Adam => total,
+            Moments::Momentum => 0,
+        };
+        let zeros = |elements| FlatBuffer::zeros(elements, device, backend.streams);
+        let memory = [zeros(total)?, zeros(total)?, zeros(seconds)?];
         let (weights, gradients) = (memory[0].tensor()?, gradient_memory.tensor()?);
         let parameters = UnitParameters::over(&list, backend, &weights).with_gradients(&gradients)?;
         Ok(UnitBuffers {
@@ -78,9 +88,10 @@ impl UnitBuffers {
         model: &Model,
         unit: Unit,
         backend: Backend,
+        moments: Moments,
         seed: u64,
     ) -> Result<UnitBuffers, TorchError> {
-        let buffers = UnitBuffers::new(model, unit, backend)?;
+        let buffers = UnitBuffers::new(model, unit, backend, moments)?;
         let _guard = tch::no_grad_guard();
         for (p, (_, mut master)) in model.parameters(unit).iter().zip(buffers.masters()) {
             match p.initial {
@@ -150,14 +161,18 @@ impl UnitBuffers {
     /// # Errors
     /// The sizes differ, or a snapshot reads the state.
     pub fn import(&mut self, state: &UnitState) -> Result<(), TorchError> {
-        let n = self.memory[0].len();
-        if state.data.len() != 3 * n {
+        let [n, moments @ ..] = self.memory.each_ref().map(FlatBuffer::len);
+        let all = n + moments.iter().sum::<usize>();
+        if state.data.len() != all {
             return Err(TorchError(format!(
-                "state of {} elements for a unit of 3 x {n}",
+                "state of {} elements for a unit of {all}, {n} of them parameters",
                 state.data.len()
             )));
         }
-        for (part, of) in state.data.chunks_exact(n.max(1)).zip(&self.memory) {
+        let mut rest = state.data.as_slice();
+        for of in &self.memory {
+            let (part, behind) = rest.split_at(of.len());
+            rest = behind;
             of.set(part).map_err(|e| TorchError(e.to_string()))?;
         }
         self.progress = state.progress;
@@ -212,14 +227,14 @@ impl UnitBuffers {
         self.progress = progress;
     }
 
-    /// Scales the gradient by `factor` and takes one AdamW step with the learning rate `rate`, which leads to `after`; what the gradient
+    /// Scales the gradient by `factor` and takes one step of the optimizer with the learning rate `rate`, which leads to `after`; what the gradient
     /// holds then is not defined. Snapshots that are still read are waited for, until `deadline`.
     ///
     /// # Errors
     /// libtorch fails; or a snapshot is still read at `deadline`, and nothing has changed.
     pub fn apply(
         &mut self,
-        adam: &Adam,
+        optimizer: &Optimizer,
         rate: f64,
         factor: f64,
         after: OptimizerProgress,
@@ -227,31 +242,59 @@ impl UnitBuffers {
     ) -> Result<(), LeaseError> {
         self.wait_for_snapshots(deadline)?;
         self.progress = after;
-        let decays = |kind| adam.weight_decay_on.contains(&kind);
+        let decays = |kind| optimizer.weight_decay_on.contains(&kind);
         for (range, decays) in parameter::ranges(self.kinds.iter().copied(), decays) {
-            let step = AdamStep {
-                count: self.progress.adam_steps,
-                rate,
-                beta1: adam.beta1,
-                beta2: adam.beta2,
-                decay: if decays { adam.weight_decay } else { 0.0 },
-                epsilon: adam.epsilon,
-                factor,
-            };
+            let decay = if decays { optimizer.weight_decay } else { 0.0 };
             for (part, copy) in self.parameters.pieces(size(range.start)..size(range.end)) {
                 let of = |all: &Tensor| all.narrow(0, part.start, part.end - part.start);
-                let [weight, gradient, first, second] =
-                    [&self.weights, &self.gradients, &self.first, &self.second].map(of);
+                let [weight, gradient, first] = [&self.weights, &self.gradients, &self.first].map(of);
+                let second = (self.second.numel() > 0).then(|| of(&self.second));
                 let parameters = Parameters {
                     weight: &weight,
                     gradient: &gradient,
                     first: &first,
-                    second: &second,
+                    second: second.as_ref(),
                     copy: copy.as_ref(),
                 };
-                self.parameters.kernels().adamw(&parameters, step)?;
+                self.step(optimizer.rule, &parameters, [rate, decay, factor])?;
             }
         }
         Ok(())
+    }
+
+    fn step(
+        &self,
+        rule: UpdateRule,
+        of: &Parameters<'_>,
+        [rate, decay, factor]: [f64; 3],
+    ) -> Result<(), TorchError> {
+        let kernels = self.parameters.kernels();
+        match rule {
+            UpdateRule::Adamw {
+                beta1,
+                beta2,
+                epsilon,
+            } => kernels.adamw(
+                of,
+                AdamStep {
+                    count: self.progress.adam_steps,
+                    rate,
+                    beta1,
+                    beta2,
+                    decay,
+                    epsilon,
+                    factor,
+                },
+            ),
+            UpdateRule::Sgd { momentum } => kernels.sgd(
+                of,
+                MomentumStep {
+                    rate,
+                    momentum,
+                    decay,
+                    factor,
+                },
+            ),
+        }
     }
 }

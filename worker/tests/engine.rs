@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
+use varuna_api::UpdateRule;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, LossScaling, OptimizerProgress, Plan, StateId, Step, Unit, WorkerId};
 use varuna_worker::agent::engine_thread::{self, Command, Event};
@@ -212,11 +213,19 @@ fn a_fence_ends_the_step_of_a_worker_that_waits_for_nobody_before_its_next_task(
 
 #[test]
 fn state_that_moved_trains_on_as_if_it_had_stayed() {
-    let case = Case::default();
-    let plan = plan(&case, &single(&case));
-    let mut stays = initialised(&case, ONE, &plan);
+    for rule in [Case::default().rule, UpdateRule::Sgd { momentum: 0.9 }] {
+        move_and_train_on(&Case {
+            rule,
+            ..Case::default()
+        });
+    }
+}
+
+fn move_and_train_on(case: &Case) {
+    let plan = plan(case, &single(case));
+    let mut stays = initialised(case, ONE, &plan);
     let at = train_alone(&mut stays, &plan, StateId::INITIAL, 3);
-    let mut moved = engine(&case, ONE);
+    let mut moved = engine(case, ONE);
     for unit in stays.held() {
         let state = stays.export(unit).unwrap();
         assert_eq!(state.progress.adam_steps, 3);

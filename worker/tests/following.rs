@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Case, engine, later, plan, single};
-use varuna_api::Precision;
+use varuna_api::{Precision, UpdateRule};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, LossScaling, Plan, ScaleFactor, StateId, Unit, WorkerId};
 use varuna_worker::engine::Engine;
@@ -138,6 +138,19 @@ fn a_follower_has_equal_bits_in_every_precision_and_through_skipped_steps() {
         ..SAME
     };
     assert_eq!(follow(&fp16, (2, 60), 1.0), expected);
+}
+
+#[test]
+fn a_follower_of_sgd_has_equal_bits() {
+    tch::set_num_threads(1);
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        let case = Case {
+            precision,
+            rule: UpdateRule::Sgd { momentum: 0.9 },
+            ..Case::default()
+        };
+        assert_eq!(follow(&case, (2, 60), 1.0), SAME, "{precision:?}");
+    }
 }
 
 /// The follower clips by the decision's norm: a gradient that was clipped before it is sent would be clipped twice.

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::training::default_decaying;
-use varuna_api::{Adam, LearningRate, Precision, Schedule, Training};
+use varuna_api::{LearningRate, Optimizer, Precision, Schedule, Training, UpdateRule};
 use varuna_model::{Model, gpt2, presets};
 use varuna_plan::cost::{Costs, Device as Link};
 use varuna_plan::schedule::stash_max;
@@ -93,10 +93,12 @@ impl Case {
             global_batch_size: self.batch(),
             steps: 100,
             seed: 5,
-            optimizer: Adam {
-                beta1: 0.9,
-                beta2: 0.95,
-                epsilon: 1e-8,
+            optimizer: Optimizer {
+                rule: UpdateRule::Adamw {
+                    beta1: 0.9,
+                    beta2: 0.95,
+                    epsilon: 1e-8,
+                },
                 weight_decay: 0.1,
                 weight_decay_on: default_decaying(),
                 clip_norm: Some(0.5),

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Case, LLAMA_LIKE, QWEN_LIKE, assert_close, run, shape, single};
-use varuna_api::Schedule;
+use varuna_api::{Schedule, UpdateRule};
 use varuna_model::{Biases, Features, Mlp, Norm, ParameterKind, Positions, Real, Rotary};
 use varuna_plan::{Recompute, ScheduleKind, ScheduleSpec, Shape};
 
@@ -59,6 +59,31 @@ fn schedule_and_weight_decay_are_plain_libtorchs_under_every_plan() {
                 gone > 1e-4,
                 "{what}: the last loss is {gone:.1e} off the usual one"
             );
+        }
+    }
+}
+
+#[test]
+fn sgd_is_plain_libtorchs_under_every_plan_and_recompute() {
+    for momentum in [0.0, 0.9] {
+        let case = Case {
+            dropout: 0.0,
+            rule: UpdateRule::Sgd { momentum },
+            ..Case::default()
+        };
+        let plain = common::plain::train(&case, STEPS);
+        let adamw = Case {
+            dropout: 0.0,
+            ..Case::default()
+        };
+        let gone = (plain.losses[21] - common::plain::train(&adamw, STEPS).losses[21]).abs();
+        assert!(gone > 1e-3, "AdamW draws another curve: {gone}");
+        let two = shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2);
+        let mut recomputed = two.clone();
+        recomputed.schedule.recompute = Recompute::Full;
+        for plan in [single(&case), two, recomputed] {
+            let ours = run(&case, &plan, STEPS);
+            assert_close(&plain, &ours, 1e-5, &format!("momentum {momentum}, {plan:?}"));
         }
     }
 }

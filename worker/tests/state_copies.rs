@@ -7,6 +7,7 @@ mod common;
 use common::late::{self, MANY, optimize};
 use common::{Case, engine, later, plan, single};
 use tch::Tensor;
+use varuna_api::UpdateRule;
 use varuna_plan::WorkerId;
 use varuna_torch::{Copies, Device, FlatBuffer, Kernels, Streams};
 
@@ -124,8 +125,15 @@ fn a_step_that_is_launched_at_once_computes_with_what_is_still_on_its_way() {
 
 #[test]
 fn a_units_state_that_lies_on_a_device_is_read_and_replaced_with_all_bits() {
+    for rule in [Case::default().rule, UpdateRule::Sgd { momentum: 0.9 }] {
+        read_and_replace(rule);
+    }
+}
+
+fn read_and_replace(rule: UpdateRule) {
     let on = |device, streams| {
         let case = Case {
+            rule,
             device,
             streams,
             ..Case::default()
@@ -149,7 +157,8 @@ fn a_units_state_that_lies_on_a_device_is_read_and_replaced_with_all_bits() {
         host.import(unit, &state).unwrap();
         let (there, here) = (device.snapshot(unit).unwrap(), host.snapshot(unit).unwrap());
         assert_eq!(there.digest().unwrap(), here.digest().unwrap(), "unit {unit}");
-        let middle = (all / 3 - 1, all / 3 + 1);
+        let parameters = all / (1 + rule.moments().of_parameter());
+        let middle = (parameters - 1, parameters + 1);
         assert_eq!(
             there.range(middle.0, middle.1).unwrap(),
             state.data[middle.0..middle.1]

@@ -7,7 +7,7 @@ mod common;
 use common::late::{self, MANY, optimize};
 use common::{Case, Trained, assert_close, engine, later, plan, run, shape, single};
 use tch::{Kind, Tensor};
-use varuna_api::Precision;
+use varuna_api::{Precision, UpdateRule};
 use varuna_cuda::{Libraries, LoadError};
 use varuna_plan::{Recompute, ScheduleKind, Shape, Step, WorkerId};
 use varuna_torch::{Copies, Device, DeviceChoice, DeviceError, Kernels, Streams};
@@ -26,11 +26,12 @@ fn of_gpu() -> Streams {
     streams_of(Device::Cuda(0))
 }
 
-fn trained(streams: Streams, precision: Precision, shape: &Shape) -> Trained {
+fn trained(streams: Streams, precision: Precision, rule: UpdateRule, shape: &Shape) -> Trained {
     let case = Case {
         device: Device::Apart,
         streams,
         precision,
+        rule,
         evaluate: true,
         ..Case::default()
     };
@@ -54,11 +55,16 @@ fn what_leaves_a_device_late_has_the_bits_of_what_is_copied_at_once() {
         interleaved,
         recomputed,
     ] {
-        for precision in [Precision::Fp32, Precision::Bf16] {
+        let sgd = UpdateRule::Sgd { momentum: 0.9 };
+        for (precision, rule) in [
+            (Precision::Fp32, case.rule),
+            (Precision::Bf16, case.rule),
+            (Precision::Bf16, sgd),
+        ] {
             assert_eq!(
-                trained(streams_of(Device::Apart), precision, &shape),
-                trained(Streams::HOST, precision, &shape),
-                "{precision:?} {}",
+                trained(streams_of(Device::Apart), precision, rule, &shape),
+                trained(Streams::HOST, precision, rule, &shape),
+                "{precision:?} {rule:?} {}",
                 shape.summary()
             );
         }

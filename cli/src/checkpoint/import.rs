@@ -83,6 +83,7 @@ fn store(location: &Location, model: &Model, job: &str) -> Store {
         seed: 0,
         global_batch_size: 1,
         data_fingerprint: String::new(),
+        moments: varuna_plan::Moments::Adam,
     };
     Store::new(location.clone(), model.layout(), facts)
 }

@@ -3,7 +3,7 @@
 use crate::job::{Encryption, Precision, Restriction, WorkerDevice, WorkerTransport};
 use serde_json::{Value, json};
 use varuna_model::{Mlp, ParameterKind};
-use varuna_plan::{Recompute, SpareCopies};
+use varuna_plan::{Moments, Recompute, SpareCopies};
 
 /// Order of the work on a stage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +35,9 @@ pub(crate) enum Decay {
     /// None.
     Never,
 }
+
+/// `spec.training.optimizer.kind`; the first where it is left out.
+pub(crate) const OPTIMIZERS: [(&str, Moments); 2] = [("adamw", Moments::Adam), ("sgd", Moments::Momentum)];
 
 /// `spec.training.optimizer.schedule`; the first where it is left out.
 pub(crate) const DECAYS: [(&str, Decay); 4] = [

@@ -33,8 +33,10 @@ pub use job::{
     WorkerDevice, WorkerGroup, WorkerTransport, Workers,
 };
 pub use learning_rate::{LearningRate, Schedule};
-pub use planner::{estimated_planner, measured_costs, planner, planner_with};
+pub use planner::{
+    estimated_costs, estimated_planner, measured_costs, planner, planner_with, unmeasured_costs,
+};
 pub use resolve::{parse_job, parse_job_of_any_release};
 pub use steps::{steps_of_run, with_steps_of};
-pub use training::{Adam, Evaluation, Training};
+pub use training::{Evaluation, Optimizer, Training, UpdateRule};
 pub use worker_groups::{PodGroup, fill_in};

@@ -27,11 +27,19 @@ fn costs_for(job: &Job, costs: &Costs) -> Result<Costs, String> {
 /// # Errors
 /// The profile is of another model: the first difference, as a sentence that names the field.
 pub fn measured_costs(profile: &Profile, job: &Job) -> Result<Costs, String> {
-    let costs = costs_for(job, &profile.costs())?;
+    let mut costs = costs_for(job, &profile.costs())?;
+    // Profiles count AdamW's moments, whatever the job that they were measured with.
+    costs.parameter = costs.parameter.keeping(job.training.optimizer.rule.moments());
     let model = job.model.spec();
     let own: Vec<u64> = model.segments.iter().map(|s| s.parameters).collect();
     profile.check_parameters(&own, model.tied_parameters)?;
     Ok(costs)
+}
+
+/// What a profile of a job's model says of what is not measured: with the memory of AdamW's moments, so that it suits jobs with any optimizer.
+#[must_use]
+pub fn unmeasured_costs(job: &Job) -> Costs {
+    Costs::estimate(&job.model.spec(), cpu_core(job))
 }
 
 /// The planner for a job, with measured costs of its model ([`measured_costs`]) or, without them, estimated ones.
@@ -48,14 +56,25 @@ pub fn planner_with(job: &Job, costs: Option<&Costs>) -> CostPlanner {
 #[must_use]
 pub fn planner(job: &Job) -> CostPlanner {
     CostPlanner {
-        costs: Costs::estimate(
-            &job.model.spec(),
-            Device {
-                element_bytes: job.precision.element_bytes(),
-                ..Device::CPU_CORE
-            },
-        ),
+        costs: estimated_costs(job, cpu_core(job)),
         constraints: constraints(job),
+    }
+}
+
+fn cpu_core(job: &Job) -> Device {
+    Device {
+        element_bytes: job.precision.element_bytes(),
+        ..Device::CPU_CORE
+    }
+}
+
+/// The costs of a job's model as they are estimated for a device.
+#[must_use]
+pub fn estimated_costs(job: &Job, device: Device) -> Costs {
+    let costs = Costs::estimate(&job.model.spec(), device);
+    Costs {
+        parameter: costs.parameter.keeping(job.training.optimizer.rule.moments()),
+        ..costs
     }
 }
 
@@ -63,7 +82,8 @@ pub fn planner(job: &Job) -> CostPlanner {
 /// its steps.
 #[must_use]
 pub fn estimated_planner(job: &Job) -> EstimatedPlanner {
-    EstimatedPlanner::new(job.model.spec(), job.precision.element_bytes(), constraints(job))
+    let planner = EstimatedPlanner::new(job.model.spec(), job.precision.element_bytes(), constraints(job));
+    planner.keeping(job.training.optimizer.rule.moments())
 }
 
 fn constraints(job: &Job) -> Constraints {

@@ -4,7 +4,7 @@ use crate::learning_rate::LearningRate;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use varuna_model::ParameterKind;
-use varuna_plan::{EvaluationSteps, LossScaling};
+use varuna_plan::{EvaluationSteps, LossScaling, Moments};
 
 /// Steps that may be skipped in a row, where the job file does not say. A bad sample spoils the steps that it is in; twenty batches in a row
 /// say that these parameters give no finite gradient, and no step will change them.
@@ -21,7 +21,7 @@ pub struct Training {
     /// Seeds initial weights, sample order and dropout.
     pub seed: u64,
     /// The optimizer.
-    pub optimizer: Adam,
+    pub optimizer: Optimizer,
     /// The learning rate over the steps.
     pub learning_rate: LearningRate,
     /// Evaluation on the held-out split, where wanted.
@@ -60,23 +60,52 @@ impl Training {
     }
 }
 
-/// AdamW (Loshchilov & Hutter 2019).
+/// How parameters follow from their gradients.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Adam {
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub epsilon: f64,
-    /// Decoupled decay of the parameters whose kinds are in `weight_decay_on`.
+pub struct Optimizer {
+    /// The rule of one step, in the hash as its fields alone.
+    #[serde(flatten)]
+    pub rule: UpdateRule,
+    /// Decay of the parameters whose kinds are in `weight_decay_on`; what it means is the rule's.
     pub weight_decay: f64,
     /// The kinds of parameters that decay. Not in the hash of jobs that have the default: theirs is the same as before there was a choice.
     #[serde(default = "default_decaying", skip_serializing_if = "are_default_decaying")]
     pub weight_decay_on: BTreeSet<ParameterKind>,
     /// Clip the gradient's global L2 norm to this; none = no clipping.
     pub clip_norm: Option<f64>,
+}
+
+/// The rule of an optimizer's step.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum UpdateRule {
+    /// `AdamW` (Loshchilov & Hutter 2019): the decay is decoupled, each step takes rate times decay of a parameter away.
+    Adamw {
+        /// Decay of the first moment.
+        beta1: f64,
+        /// Decay of the second moment.
+        beta2: f64,
+        /// Added to the root of the second moment.
+        epsilon: f64,
+    },
+    /// Stochastic gradient descent with momentum, as `torch.optim.SGD` has it without dampening: the decay times the parameter is part of its
+    /// gradient.
+    Sgd {
+        /// What is kept of the sum of gradients in each step.
+        momentum: f64,
+    },
+}
+
+impl UpdateRule {
+    /// What it keeps of each parameter.
+    #[must_use]
+    pub fn moments(&self) -> Moments {
+        match self {
+            UpdateRule::Adamw { .. } => Moments::Adam,
+            UpdateRule::Sgd { .. } => Moments::Momentum,
+        }
+    }
 }
 
 /// The kinds of parameters that decay where a job does not say: those that a large value helps to fit noise. Biases and norms are few, and shift and scale

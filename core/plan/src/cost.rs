@@ -3,11 +3,13 @@
 mod chunked;
 pub(crate) mod halves;
 mod host;
+mod parameter_bytes;
 mod scores;
 mod working;
 
 pub use chunked::Chunked;
 pub use host::Host;
+pub use parameter_bytes::ParameterBytes;
 pub use scores::ScoreMemory;
 pub(crate) use working::{Taken, working_bytes};
 
@@ -25,48 +27,6 @@ const SINGLE_BYTES: u64 = 4;
 
 fn four_bytes() -> u64 {
     4
-}
-
-/// Bytes that a parameter takes, by the number formats of the training.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct ParameterBytes {
-    /// In a worker's memory, all through the training.
-    pub resident: u64,
-    /// To a worker that lacks it: the master and its moments.
-    pub moved: u64,
-    /// Of its gradient in a ring.
-    pub gradient: u64,
-}
-
-impl ParameterBytes {
-    /// Master, gradient and two moments in single precision.
-    pub const FP32: ParameterBytes = ParameterBytes {
-        resident: 16,
-        moved: 12,
-        gradient: 4,
-    };
-    /// The same, and a copy of 16 bits that is computed with.
-    pub const MIXED: ParameterBytes = ParameterBytes {
-        resident: 18,
-        ..ParameterBytes::FP32
-    };
-
-    /// Where activations have elements of so many bytes.
-    #[must_use]
-    pub fn computing_in(element_bytes: u64) -> ParameterBytes {
-        if element_bytes < 4 {
-            ParameterBytes::MIXED
-        } else {
-            ParameterBytes::FP32
-        }
-    }
-}
-
-impl Default for ParameterBytes {
-    fn default() -> Self {
-        ParameterBytes::FP32
-    }
 }
 
 /// How the runtime whose steps are predicted moves tensors between stages.

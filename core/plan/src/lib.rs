@@ -17,6 +17,7 @@ pub mod device;
 pub mod document;
 pub mod ids;
 pub mod loss_scale;
+mod moments;
 mod mutant;
 pub mod partition;
 pub mod planner;
@@ -32,6 +33,7 @@ pub use document::{Base, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, 
 pub use document::{PlanIndex, Recompute, ScheduleKind, tree_fan_out};
 pub use ids::{Generation, Step, Unit, WorkerId};
 pub use loss_scale::{LossScale, LossScaling, OptimizerProgress, ScaleFactor};
+pub use moments::Moments;
 pub use mutant::Mutant;
 pub use planner::{
     Constraints, CostPlanner, EstimatedPlanner, Explained, Infeasible, PlanRequest, Planner, RunnerUp,

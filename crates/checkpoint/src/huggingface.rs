@@ -129,6 +129,7 @@ pub fn import(model: &Model, id: StateId, files: &[&[u8]]) -> Result<Vec<(Unit, 
             adam_steps: 0,
             loss_scale: None,
             failed_in_a_row: 0,
+            moments: varuna_plan::Moments::Adam,
             tensors: own,
             data,
         };

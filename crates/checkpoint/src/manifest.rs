@@ -5,10 +5,11 @@ use crate::{CheckpointError, DataDigest};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use varuna_plan::{Layout, StateId};
+use varuna_plan::{Layout, Moments, StateId};
 
-/// The version of the format that this build writes. Since version 3 digests are BLAKE3; since version 4 shards hold the loss scale.
-pub const FORMAT_VERSION: u32 = 4;
+/// The version of the format that this build writes. Since version 3 digests are BLAKE3; since version 4 shards hold the loss
+/// scale; version 5 has moments that are not Adam's.
+pub const FORMAT_VERSION: u32 = 5;
 /// The oldest version that this build reads. Version 1 had one shard for each block; since version 2 each half of a block has its
 /// own.
 const OLDEST_VERSION: u32 = 2;
@@ -30,6 +31,19 @@ pub struct Facts {
     pub global_batch_size: u64,
     /// Fingerprint of the dataset; empty where it was not known.
     pub data_fingerprint: String,
+    /// What the optimizer keeps of each parameter.
+    #[serde(default, skip_serializing_if = "Moments::are_adams")]
+    pub moments: Moments,
+}
+
+impl Facts {
+    /// The version of this job's checkpoints: builds that know no other moments than Adam's still read those that have them.
+    fn format_version(&self) -> u32 {
+        match self.moments {
+            Moments::Adam => 4,
+            Moments::Momentum => 5,
+        }
+    }
 }
 
 /// One shard.
@@ -51,7 +65,7 @@ pub struct ShardEntry {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Manifest {
-    /// [`FORMAT_VERSION`] of the writer.
+    /// The oldest version that says all of it, [`FORMAT_VERSION`] at most.
     pub format_version: u32,
     /// The state.
     pub state: StateId,
@@ -71,7 +85,7 @@ impl Manifest {
     #[must_use]
     pub fn new(id: StateId, layout: Layout, facts: Facts, shards: Vec<ShardEntry>) -> Manifest {
         Manifest {
-            format_version: FORMAT_VERSION,
+            format_version: facts.format_version(),
             state: id,
             layout,
             next_sample: id.step.0.saturating_mul(facts.global_batch_size),
@@ -120,7 +134,26 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Checks that a job may load this checkpoint.
+    /// Checks that a job may go on with this checkpoint's optimizer.
+    ///
+    /// # Errors
+    /// It is of another optimizer.
+    pub fn suits_optimizer(&self, facts: &Facts) -> Result<(), CheckpointError> {
+        let (own, of_job) = (self.facts.moments, facts.moments);
+        if own == of_job {
+            return Ok(());
+        }
+        Err(CheckpointError::Unsuitable {
+            id: self.state,
+            why: format!(
+                "it is of job {} with the optimizer {own}, this job's is {of_job}: spec.training.optimizer.kind {own} is needed, or a job of \
+                 another name with checkpoint.from and weightsOnly",
+                self.facts.job
+            ),
+        })
+    }
+
+    /// Checks that a job may load this checkpoint's parameters.
     ///
     /// # Errors
     /// It is of another model; the error names each field that differs, the job's value, and that of the checkpoint.
@@ -189,6 +222,7 @@ mod tests {
             seed: 0,
             global_batch_size: 1,
             data_fingerprint: String::new(),
+            moments: Moments::Adam,
         };
         for (name, suits) in [("qwen3-tiny", true), ("llama-tiny", true), ("gpt2-tiny", false)] {
             let model = presets::preset(name).unwrap();

@@ -1,4 +1,4 @@
-//! One unit's state as a safetensors file: parameters, first and second moments, each under its parameter's name.
+//! One unit's state as a safetensors file: parameters and the optimizer's moments, each under its parameter's name.
 //!
 //! The header holds the digest of the data, so that the manifest can be written without reading the data again, and a damaged
 //! shard is found without the manifest. A state is large and its worker's cores are busy, so a file is made of pieces of the state itself,
@@ -16,10 +16,16 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::ops::Range;
-use varuna_plan::{LossScale, StateId};
+use varuna_plan::{LossScale, Moments, StateId};
 
-/// Prefixes of the tensors' names: the value of a parameter and its two moments.
-const KINDS: [&str; 3] = ["parameter", "exp_avg", "exp_avg_sq"];
+/// Prefixes of the tensors' names: the value of a parameter and its moments, as PyTorch's optimizers call them.
+fn kinds(moments: Moments) -> &'static [&'static str] {
+    match moments {
+        Moments::Adam => &["parameter", "exp_avg", "exp_avg_sq"],
+        Moments::Momentum => &["parameter", "momentum_buffer"],
+    }
+}
+
 /// The key of our own metadata in the header.
 const KEY: &str = "varuna";
 
@@ -52,9 +58,12 @@ pub struct Shard<D = Vec<f32>> {
     pub loss_scale: Option<LossScale>,
     /// Steps skipped in a row that no smaller loss scale would have saved; 0 in files of format 3 and older.
     pub failed_in_a_row: u32,
+    /// What the optimizer keeps of each parameter; Adam's in files of format 4 and older.
+    pub moments: Moments,
     /// Parameters in their order.
     pub tensors: Vec<ShardTensor>,
-    /// The values of all parameters in their order, then all first, then all second moments (AdamW); each tensor in row-major order.
+    /// The values of all parameters in their order, then all first moments, then all second ones where there are some; each tensor in row-major
+    /// order.
     pub data: D,
 }
 
@@ -70,6 +79,9 @@ struct Header {
     loss_scale: Option<LossScale>,
     #[serde(default)]
     failed_in_a_row: u32,
+    /// Since format 5.
+    #[serde(default, skip_serializing_if = "Moments::are_adams")]
+    moments: Moments,
     /// The parameters in their order: safetensors keeps none.
     order: Vec<String>,
     /// Of everything after the header.
@@ -86,6 +98,12 @@ struct Placed<'a> {
 }
 
 impl<D: AsRef<[f32]>> Shard<D> {
+    /// Elements of all parameters.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.data.as_ref().len() / kinds(self.moments).len()
+    }
+
     /// The values of a tensor: 0 for its parameter, 1 and 2 for the moments. Empty where there is none.
     #[must_use]
     pub fn values(&self, tensor: usize, kind: usize) -> &[f32] {
@@ -93,7 +111,7 @@ impl<D: AsRef<[f32]>> Shard<D> {
         let elements = |t: &ShardTensor| t.elements().unwrap_or(0);
         let before = self.tensors.iter().take(tensor).map(elements).sum::<usize>();
         let own = self.tensors.get(tensor).map_or(0, elements);
-        let start = kind * (data.len() / KINDS.len()) + before;
+        let start = kind * self.parameters() + before;
         data.get(start..start + own).unwrap_or_default()
     }
 
@@ -124,9 +142,10 @@ impl<D: AsRef<[f32]>> Shard<D> {
     /// All tensors in the order in which the file has them, which is that of their names.
     fn placed(&self) -> Result<Vec<Placed<'_>>, CheckpointError> {
         let elements = self.data.as_ref().len();
-        let mut placed = Vec::with_capacity(KINDS.len() * self.tensors.len());
+        let kinds = kinds(self.moments);
+        let mut placed = Vec::with_capacity(kinds.len() * self.tensors.len());
         let mut at = 0usize;
-        for kind in KINDS {
+        for kind in kinds {
             for tensor in &self.tensors {
                 let own = tensor.elements().and_then(|n| at.checked_add(n));
                 let end = own.filter(|end| *end <= elements).ok_or_else(|| {
@@ -161,6 +180,7 @@ impl<D: AsRef<[f32]>> Shard<D> {
             adam_steps: self.adam_steps,
             loss_scale: self.loss_scale,
             failed_in_a_row: self.failed_in_a_row,
+            moments: self.moments,
             order: self.tensors.iter().map(|t| t.name.clone()).collect(),
             digest,
         };

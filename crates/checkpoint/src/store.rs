@@ -16,7 +16,7 @@ use object_store::buffered::BufWriter;
 use origin::OtherJob;
 use std::sync::Arc;
 use varuna_api::{Job, model_hash};
-use varuna_plan::{Layout, StateId, Unit};
+use varuna_plan::{Layout, Moments, StateId, Unit};
 
 /// The first request for a header asks for this many bytes; a longer header needs a second request.
 const HEADER_GUESS: u64 = 32 << 10;
@@ -56,6 +56,7 @@ impl Store {
             seed: job.training.seed,
             global_batch_size: job.training.global_batch_size,
             data_fingerprint: fingerprint.to_owned(),
+            moments: job.training.optimizer.rule.moments(),
         };
         let location = Location::open(&checkpoint.uri)?;
         let other_job = checkpoint
@@ -67,6 +68,12 @@ impl Store {
             other_job,
             ..Store::new(location, job.model.layout(), facts)
         }))
+    }
+
+    /// What the job's optimizer keeps of each parameter.
+    #[must_use]
+    pub fn moments(&self) -> Moments {
+        self.facts.moments
     }
 
     /// The units of the model.
@@ -249,6 +256,13 @@ impl Store {
     /// # Errors
     /// The checkpoint cannot be used, or the store fails.
     pub async fn check(&self, listed: &Listed) -> Result<Manifest, CheckpointError> {
+        let manifest = self.check_parameters(listed).await?;
+        manifest.suits_optimizer(&self.facts)?;
+        Ok(manifest)
+    }
+
+    /// The same, for the parameters alone.
+    async fn check_parameters(&self, listed: &Listed) -> Result<Manifest, CheckpointError> {
         let manifest = self.location.manifest(listed.id).await?;
         manifest.suits(&self.facts, self.layout)?;
         for shard in &manifest.shards {

@@ -27,6 +27,7 @@ fn store(folder: &Path) -> Store {
         seed: 1,
         global_batch_size: 1,
         data_fingerprint: String::new(),
+        moments: varuna_plan::Moments::Adam,
     };
     let location = Location::open(folder.to_str().unwrap()).unwrap();
     Store::new(location, LAYOUT, facts)
@@ -39,6 +40,7 @@ async fn put(store: &Store, id: StateId, unit: Unit) {
         adam_steps: 1,
         loss_scale: None,
         failed_in_a_row: 0,
+        moments: varuna_plan::Moments::Adam,
         tensors: Vec::new(),
         data: Vec::new(),
     };

@@ -1,7 +1,7 @@
 //! A checkpoint of each format since version 2 is verified and restored by this build, and saved again as one of the present format.
 //!
 //! `testdata/format-N` is what `varuna run` of a build of that format left of a job of a few steps: 2 of commit 68ab548, 3 of 37cd3d0,
-//! 4 of the commit that brought it.
+//! 4 and 5 of the commits that brought them; 5 is of a job with SGD.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 use object_store::memory::InMemory;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use varuna_checkpoint::{
     CheckpointError, DataDigest, FORMAT_VERSION, Location, Manifest, RateLimit, Shard, Store, unit_name,
 };
-use varuna_plan::{LossScale, ScaleFactor, StateId};
+use varuna_plan::{LossScale, Moments, ScaleFactor, StateId};
 
 fn folder(format: u32) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("testdata/format-{format}"))
@@ -56,7 +56,12 @@ fn old_file(id: StateId, unit: &str) -> Vec<u8> {
 }
 
 /// What a fixture's shards hold besides its tensors: applied steps and the loss scale.
-const HELD: [(u32, u64, Option<LossScale>); 3] = [(2, 3, None), (3, 3, None), (4, APPLIED, Some(SCALE))];
+const HELD: [(u32, u64, Option<LossScale>); 4] = [
+    (2, 3, None),
+    (3, 3, None),
+    (4, APPLIED, Some(SCALE)),
+    (5, 3, None),
+];
 const APPLIED: u64 = 2;
 const SCALE: LossScale = LossScale {
     factor: ScaleFactor::two_to(18),
@@ -82,7 +87,12 @@ async fn a_checkpoint_of_each_format_is_restored_and_saved_again_in_the_present_
         let restored = shards(&location, &before).await;
         let held = |s: &Shard| (s.adam_steps, s.loss_scale, s.failed_in_a_row) == (applied, scale, 0);
         assert!(restored.iter().all(held), "format {format}");
-        let elements = |s: &Shard| s.data.len() / 3;
+        let moments = match format {
+            5 => Moments::Momentum,
+            _ => Moments::Adam,
+        };
+        assert!(restored.iter().all(|s| s.moments == moments), "format {format}");
+        let elements = |s: &Shard| s.data.len() / (1 + moments.of_parameter());
         // 257 rows and 8 positions of width 4, a block, and the last norm.
         assert_eq!(restored.iter().map(elements).sum::<usize>(), 1312);
 
@@ -90,7 +100,8 @@ async fn a_checkpoint_of_each_format_is_restored_and_saved_again_in_the_present_
         let store = store_of(&before, files).await;
         assert!(store.complete(before.state).await.unwrap());
         let after = manifest(store.location()).await;
-        assert_eq!(after.format_version, FORMAT_VERSION);
+        // Older builds read all that they can.
+        assert_eq!(after.format_version, format.max(4));
         assert!(!after.shards.iter().any(is_sha));
         assert_eq!(shards(store.location(), &after).await, restored);
     }
@@ -98,12 +109,14 @@ async fn a_checkpoint_of_each_format_is_restored_and_saved_again_in_the_present_
 
 #[tokio::test]
 async fn the_shards_of_the_present_format_are_written_as_its_fixture_was() {
-    let location = saved(FORMAT_VERSION);
-    let written = manifest(&location).await;
-    for shard in shards(&location, &written).await {
-        let state = folder(FORMAT_VERSION).join(varuna_checkpoint::folder_name(written.state));
-        let file = std::fs::read(state.join(format!("{}.safetensors", shard.unit))).unwrap();
-        assert_eq!(shard.encode().unwrap().to_vec(), file, "{}", shard.unit);
+    for format in [4, FORMAT_VERSION] {
+        let location = saved(format);
+        let written = manifest(&location).await;
+        for shard in shards(&location, &written).await {
+            let state = folder(format).join(varuna_checkpoint::folder_name(written.state));
+            let file = std::fs::read(state.join(format!("{}.safetensors", shard.unit))).unwrap();
+            assert_eq!(shard.encode().unwrap().to_vec(), file, "{}", shard.unit);
+        }
     }
 }
 

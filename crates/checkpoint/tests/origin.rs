@@ -48,6 +48,7 @@ fn shard(store: &Store, id: StateId, unit: varuna_plan::Unit) -> Shard {
         adam_steps: id.step.0,
         loss_scale: None,
         failed_in_a_row: 2,
+        moments: varuna_plan::Moments::Adam,
         tensors: vec![ShardTensor {
             name: "w".into(),
             shape: vec![2],
@@ -157,6 +158,39 @@ async fn what_a_job_cannot_begin_with_is_refused_with_the_reason() {
     let wider = refused(&of_width(32, path, "own", ", from: {job: base}")).await;
     let expected = "it is of job base, and this job's model is another one: hiddenSize 32, needed 16";
     assert!(wider.ends_with(expected), "{wider}");
+}
+
+#[tokio::test]
+async fn with_another_optimizer_a_job_takes_the_parameters_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = store(&job(folder.path(), "base", ""));
+    save(&base, 10).await;
+    let with_sgd = |from: &str| {
+        let mut job = job(folder.path(), "own", from);
+        job.training.optimizer.rule = varuna_api::UpdateRule::Sgd { momentum: 0.9 };
+        store(&job)
+    };
+    let refused = with_sgd(", from: {job: base}")
+        .origin()
+        .await
+        .unwrap_err()
+        .to_string();
+    let expected = "it is of job base with the optimizer adamw, this job's is sgd: spec.training.optimizer.kind adamw is needed, or";
+    assert!(refused.contains(expected), "{refused}");
+    let mut same = job(folder.path(), "base", "");
+    same.training.optimizer.rule = varuna_api::UpdateRule::Sgd { momentum: 0.9 };
+    let same = store(&same);
+    let listed = same.location().list().await.unwrap();
+    let refused = same.check(&listed[0]).await.unwrap_err().to_string();
+    assert!(refused.contains(expected), "{refused}");
+    let own = with_sgd(", from: {job: base, weightsOnly: true}");
+    let id = own.settle_origin().await.unwrap().unwrap().begins_with();
+    let unit = own.layout().all_units().next().unwrap();
+    let taken = own.load(id, &unit_name(own.layout(), unit), || {}).await.unwrap();
+    assert_eq!(
+        (taken.moments, taken.data),
+        (own.moments(), vec![1.0, 1.0, 0.0, 0.0])
+    );
 }
 
 #[tokio::test]

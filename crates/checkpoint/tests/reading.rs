@@ -32,6 +32,7 @@ fn shard(unit: Unit) -> Shard {
         adam_steps: 9,
         loss_scale: None,
         failed_in_a_row: 0,
+        moments: varuna_plan::Moments::Adam,
         tensors: vec![ShardTensor {
             name: "w".into(),
             shape: vec![elements],
@@ -48,6 +49,7 @@ async fn save(location: Location) -> (Store, Manifest) {
         seed: 1,
         global_batch_size: 1,
         data_fingerprint: String::new(),
+        moments: varuna_plan::Moments::Adam,
     };
     let store = Store::new(location, LAYOUT, facts);
     for unit in LAYOUT.all_units() {

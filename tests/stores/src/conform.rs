@@ -35,6 +35,7 @@ pub fn facts() -> Facts {
         seed: 5,
         global_batch_size: 8,
         data_fingerprint: "d".into(),
+        moments: varuna_plan::Moments::Adam,
     }
 }
 
@@ -49,6 +50,7 @@ pub fn shard(id: StateId, unit: Unit, elements: usize) -> Shard {
         adam_steps: id.step.0,
         loss_scale: None,
         failed_in_a_row: 0,
+        moments: varuna_plan::Moments::Adam,
         tensors: vec![ShardTensor {
             name: "w".into(),
             shape: vec![elements],

@@ -20,6 +20,17 @@ struct OptimizerArguments {
   int format;
 };
 
+// SGD with momentum over `count` parameters.
+struct MomentumArguments {
+  float *weights, *first;
+  const float* gradients;
+  unsigned short* copy;  // the rounded weights; null where format is 0
+  long long count;
+  float factor;          // the gradient is multiplied by it: unscaled and clipped
+  float momentum, decay, rate;
+  int format;
+};
+
 // Layer norm of `rows` rows of `width` elements.
 struct NormArguments {
   const void *x, *weight, *bias;

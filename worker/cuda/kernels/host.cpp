@@ -2,6 +2,7 @@
 #include "prelude.h"
 #include "arguments.h"
 #include "optimizer.cu"
+#include "momentum.cu"
 #include "norm.cu"
 #include "gelu.cu"
 #include "dropout.cu"
@@ -20,6 +21,7 @@ static const HostKernel ALL[] = {
     ENTRY(norm_backward, NormBackwardArguments),   ENTRY(norm_columns, NormBackwardArguments),
     ENTRY(add_columns, ColumnsArguments),          ENTRY(gelu_forward, GeluArguments),
     ENTRY(gelu_backward, GeluBackwardArguments),   ENTRY(dropout, DropoutArguments),
+    ENTRY(momentum, MomentumArguments),
 };
 
 extern "C" const HostKernel* varuna_host_kernels(unsigned long long* count) {

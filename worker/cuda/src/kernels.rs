@@ -7,6 +7,7 @@ pub(crate) const SOURCE: &str = concat!(
     include_str!("../kernels/prelude.h"),
     include_str!("../kernels/arguments.h"),
     include_str!("../kernels/optimizer.cu"),
+    include_str!("../kernels/momentum.cu"),
     include_str!("../kernels/norm.cu"),
     include_str!("../kernels/gelu.cu"),
     include_str!("../kernels/dropout.cu"),
@@ -14,7 +15,7 @@ pub(crate) const SOURCE: &str = concat!(
 
 /// Threads of a block; `kernels/prelude.h` has the same.
 pub(crate) const THREADS: u32 = 256;
-/// Elements of a block of [`Kernel::Optimizer`]; `kernels/prelude.h` has the same.
+/// Elements of a block of [`Kernel::Optimizer`] and [`Kernel::Momentum`]; `kernels/prelude.h` has the same.
 const TILE: u64 = 2048;
 
 /// A kernel. What it computes stands with its text, its arguments in `kernels/arguments.h`.
@@ -36,11 +37,13 @@ pub enum Kernel {
     GeluBackward,
     /// Dropout of rows under their keys; a block for each tile of a row.
     Dropout,
+    /// Unscale, clip, SGD with momentum and the 16-bit copy in one pass.
+    Momentum,
 }
 
 impl Kernel {
     /// All, in the order of their numbers.
-    pub const ALL: [Kernel; 8] = [
+    pub const ALL: [Kernel; 9] = [
         Kernel::Optimizer,
         Kernel::NormForward,
         Kernel::NormBackward,
@@ -49,6 +52,7 @@ impl Kernel {
         Kernel::GeluForward,
         Kernel::GeluBackward,
         Kernel::Dropout,
+        Kernel::Momentum,
     ];
 
     pub(crate) fn name(self) -> &'static CStr {
@@ -61,6 +65,7 @@ impl Kernel {
             Kernel::GeluForward => c"gelu_forward",
             Kernel::GeluBackward => c"gelu_backward",
             Kernel::Dropout => c"dropout",
+            Kernel::Momentum => c"momentum",
         }
     }
 }
@@ -115,7 +120,7 @@ impl OptimizerArguments {
     /// Blocks that these take.
     #[must_use]
     pub fn blocks(&self) -> u64 {
-        u64::try_from(self.count).unwrap_or(0).div_ceil(TILE)
+        blocks_of(self.count)
     }
 }
 
@@ -137,6 +142,44 @@ struct DropoutArguments {
 #[cfg(test)]
 impl DropoutArguments {
     const ROWS: usize = 256;
+}
+
+/// SGD over flat ranges of equal length; see `MomentumArguments` in `kernels/arguments.h`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct MomentumArguments {
+    /// The parameters; changed.
+    pub weights: *mut f32,
+    /// Their momentum; changed.
+    pub first: *mut f32,
+    /// Read only.
+    pub gradients: *const f32,
+    /// Where the rounded weights go; null where `format` is 0.
+    pub copy: *mut u16,
+    /// Elements of each.
+    pub count: i64,
+    /// What each gradient is multiplied by.
+    pub factor: f32,
+    /// What is kept of the momentum.
+    pub momentum: f32,
+    /// Weight decay, a part of the gradient.
+    pub decay: f32,
+    /// Learning rate.
+    pub rate: f32,
+    /// Of the copy: 0 none, or a [`Narrow`].
+    pub format: i32,
+}
+
+impl MomentumArguments {
+    /// Blocks that these take.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        blocks_of(self.count)
+    }
+}
+
+fn blocks_of(count: i64) -> u64 {
+    u64::try_from(count).unwrap_or(0).div_ceil(TILE)
 }
 
 /// `HostKernel` in `kernels/host.cpp`.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use varuna_api::Job;
 use varuna_model::Model;
 use varuna_plan::state::UnitNorm;
-use varuna_plan::{Decision, Plan, Step, Unit, WorkerId};
+use varuna_plan::{Decision, Moments, Plan, Step, Unit, WorkerId};
 use varuna_worker::backend::Backend;
 use varuna_worker::engine::{Compute, Done, EngineError, Lap, StepFailure, StepReport, StepTimings, Work};
 use varuna_worker::numerics::Numerics;
@@ -31,12 +31,22 @@ impl Compute for Stub {
     }
 
     fn snapshot(&self, unit: Unit) -> Result<UnitSnapshot, EngineError> {
-        let zeros = UnitBuffers::new(&self.model, unit, Backend::of_processor(Numerics::FP32))?;
+        let zeros = UnitBuffers::new(
+            &self.model,
+            unit,
+            Backend::of_processor(Numerics::FP32),
+            Moments::Adam,
+        )?;
         zeros.snapshot().map_err(|_| EngineError::Leased(unit))
     }
 
     fn gradient(&self, unit: Unit) -> Result<Vec<f32>, EngineError> {
-        let zeros = UnitBuffers::new(&self.model, unit, Backend::of_processor(Numerics::FP32))?;
+        let zeros = UnitBuffers::new(
+            &self.model,
+            unit,
+            Backend::of_processor(Numerics::FP32),
+            Moments::Adam,
+        )?;
         zeros.gradient().map_err(|_| EngineError::Leased(unit))
     }
 

@@ -31,6 +31,7 @@ fn of_folder(folder: &tempfile::TempDir) -> Checkpoints {
         seed: 1,
         global_batch_size: 1,
         data_fingerprint: String::new(),
+        moments: Moments::Adam,
     };
     let location = varuna_checkpoint::Location::open(folder.path().to_str().unwrap()).unwrap();
     let store = Store::new(location, SMALL.layout(), facts);
@@ -88,7 +89,7 @@ async fn who_completes_a_checkpoint_and_finds_a_shard_damaged_marks_it() {
     let shard = to_shard(
         &SMALL,
         &inner.scaling,
-        units,
+        (units, Moments::Adam),
         (id(3), unit),
         copy_of(&inner, whole(unit)),
     );
@@ -136,14 +137,18 @@ async fn a_checkpoint_is_marked_when_its_shard_is_damaged_and_not_when_it_is_sou
 
 #[test]
 fn a_units_state_survives_its_shard_bit_for_bit() {
-    for tied_head in [true, false] {
+    for (tied_head, moments) in [
+        (true, Moments::Adam),
+        (false, Moments::Adam),
+        (true, Moments::Momentum),
+    ] {
         let model = Model {
             layers: 2,
             tied_head,
             ..SMALL
         };
         for unit in model.layout().all_units() {
-            let n = 3 * usize::try_from(model.unit_parameter_count(unit)).unwrap();
+            let n = (1 + moments.of_parameter()) * usize::try_from(model.unit_parameter_count(unit)).unwrap();
             let scaling = LossScaling::Dynamic {
                 initial: ScaleFactor::two_to(10),
                 minimum: ScaleFactor::ONE,
@@ -158,7 +163,7 @@ fn a_units_state_survives_its_shard_bit_for_bit() {
                 data: (0..n).map(|i| (i as f32).sin() * 1e-3).collect(),
             };
             let copy = Arc::<Buffers>::default().hold(whole.progress, whole.data.clone());
-            let shard = to_shard(&model, &scaling, model.layout(), (id(9), unit), copy);
+            let shard = to_shard(&model, &scaling, (model.layout(), moments), (id(9), unit), copy);
             let file = shard.encode().unwrap();
             let back = Shard::decode(id(9), &unit_name(model.layout(), unit), &file).unwrap();
             assert_eq!(from_shard(&model, &scaling, unit, back).unwrap(), whole);

@@ -224,7 +224,8 @@ impl Engine {
             backend,
             ..
         } = &self.config;
-        let mut buffers = UnitBuffers::initial(model, unit, *backend, training.seed)?;
+        let moments = training.optimizer.rule.moments();
+        let mut buffers = UnitBuffers::initial(model, unit, *backend, moments, training.seed)?;
         buffers.set_progress(OptimizerProgress::initial(&training.loss_scaling));
         self.units.insert(unit, buffers);
         Ok(())
@@ -265,8 +266,14 @@ impl Engine {
     /// # Errors
     /// The state is of another size, or libtorch refuses.
     pub fn import(&mut self, unit: Unit, state: &UnitState) -> Result<(), EngineError> {
-        let EngineConfig { model, backend, .. } = &self.config;
-        let mut buffers = UnitBuffers::new(model, unit, *backend)?;
+        let EngineConfig {
+            model,
+            training,
+            backend,
+            ..
+        } = &self.config;
+        let moments = training.optimizer.rule.moments();
+        let mut buffers = UnitBuffers::new(model, unit, *backend, moments)?;
         buffers.import(state)?;
         self.units.insert(unit, buffers);
         Ok(())

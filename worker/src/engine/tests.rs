@@ -3,7 +3,7 @@ use crate::agent::engine_thread::{Command, Event, start};
 use crate::numerics::Numerics;
 use crate::transport::local::LocalMesh;
 use varuna_api::training::default_decaying;
-use varuna_api::{Adam, LearningRate, Schedule};
+use varuna_api::{LearningRate, Optimizer, Schedule, UpdateRule};
 use varuna_model::gpt2;
 use varuna_plan::{
     LossScaling, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape, Stage,
@@ -43,10 +43,12 @@ fn engine(device: Device) -> Engine {
         global_batch_size: 2,
         steps: 10,
         seed: 1,
-        optimizer: Adam {
-            beta1: 0.9,
-            beta2: 0.95,
-            epsilon: 1e-8,
+        optimizer: Optimizer {
+            rule: UpdateRule::Adamw {
+                beta1: 0.9,
+                beta2: 0.95,
+                epsilon: 1e-8,
+            },
             weight_decay: 0.1,
             weight_decay_on: default_decaying(),
             clip_norm: None,

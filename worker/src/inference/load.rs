@@ -76,8 +76,8 @@ impl ModelArguments {
         let mut trained = TrainedModel::new(model, backend);
         for (unit, entry) in manifest.layout.all_units().zip(&manifest.shards) {
             let mut shard = runtime.block_on(location.load(&manifest, &entry.unit, || {}))?;
-            // Behind the parameters lie the two moments.
-            shard.data.truncate(shard.data.len() / 3);
+            // Behind the parameters lie the moments.
+            shard.data.truncate(shard.parameters());
             shard.data.shrink_to_fit();
             let added = trained.add(unit, shard.data);
             added.with_context(|| format!("checkpoint {name}, {}", entry.unit))?;

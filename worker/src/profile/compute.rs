@@ -255,7 +255,7 @@ mod tests {
     use super::*;
     use crate::numerics::Numerics;
     use varuna_api::training::default_decaying;
-    use varuna_api::{Adam, LearningRate, Schedule};
+    use varuna_api::{LearningRate, Optimizer, Schedule, UpdateRule};
     use varuna_model::gpt2;
 
     fn bench() -> Bench {
@@ -275,10 +275,12 @@ mod tests {
             global_batch_size: 8,
             steps: 10,
             seed: 1,
-            optimizer: Adam {
-                beta1: 0.9,
-                beta2: 0.95,
-                epsilon: 1e-8,
+            optimizer: Optimizer {
+                rule: UpdateRule::Adamw {
+                    beta1: 0.9,
+                    beta2: 0.95,
+                    epsilon: 1e-8,
+                },
                 weight_decay: 0.1,
                 weight_decay_on: default_decaying(),
                 clip_norm: Some(1.0),

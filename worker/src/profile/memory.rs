@@ -5,7 +5,7 @@ use anyhow::Result;
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
 use varuna_model::{Model, SegmentKind, Unit};
-use varuna_plan::Step;
+use varuna_plan::{Moments, Step};
 use varuna_torch::{HeadLoss, MemoryMeter, TorchError, backward};
 
 use crate::backend::Backend;
@@ -39,7 +39,10 @@ fn one(model: &Model, backend: Backend, segment: u32) -> Result<Bytes> {
     let mut units = BTreeMap::new();
     let needed = [Some(Unit(segment)), model.layout().tied_unit()];
     for unit in needed.into_iter().flatten() {
-        units.insert(unit, UnitBuffers::initial(model, unit, backend, 1)?);
+        units.insert(
+            unit,
+            UnitBuffers::initial(model, unit, backend, Moments::Adam, 1)?,
+        );
     }
     let (t, d) = (i64::from(model.sequence_length), i64::from(model.hidden_size));
     let device = backend.device.tensors();

@@ -191,7 +191,7 @@ fn assemble(
 ) -> Profile {
     let model = &job.model;
     let kinds = kinds(&bench.model);
-    let mut estimate = varuna_api::planner(job).costs;
+    let mut estimate = varuna_api::unmeasured_costs(job);
     // Memory that is measured has them already, and who is planned with this profile is not asked.
     if let Some(scores) = score_memory(model, bench.attention, bench.backend.numerics) {
         estimate.add_scores(scores);

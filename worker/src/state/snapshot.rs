@@ -9,7 +9,7 @@ use varuna_torch::{Share, TorchError};
 pub struct UnitState {
     /// What the optimizer has counted.
     pub progress: OptimizerProgress,
-    /// Parameters, first moments, second moments, each in the unit's order; three equal parts.
+    /// Parameters, first moments, and second ones where the optimizer has some, each in the unit's order; equal parts.
     pub data: Vec<f32>,
 }
 

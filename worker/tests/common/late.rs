@@ -30,7 +30,7 @@ pub(crate) fn optimize(kernels: Kernels, weight: &Tensor, gradient: &Tensor, ste
         weight,
         gradient,
         first: &first,
-        second: &second,
+        second: Some(&second),
         copy: None,
     };
     let step = |count| AdamStep {

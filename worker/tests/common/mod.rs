@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::training::{DEFAULT_SKIP_LIMIT, default_decaying};
-use varuna_api::{Adam, Evaluation, LearningRate, Precision, Schedule, Training};
+use varuna_api::{Evaluation, LearningRate, Optimizer, Precision, Schedule, Training, UpdateRule};
 use varuna_model::{Features, Model, ParameterKind, Positions, Real, Rotary, Scaling, llama3, qwen3};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{
-    Decision, LossScaling, OptimizerProgress, Pipeline, Plan, Prediction, Recompute, SampleRange,
+    Decision, LossScaling, Moments, OptimizerProgress, Pipeline, Plan, Prediction, Recompute, SampleRange,
     ScheduleKind, ScheduleSpec, SegmentRange, Shape, Stage, StateId, Unit, WorkerId,
 };
 use varuna_torch::{Device, Kernels, Streams};
@@ -24,6 +24,12 @@ use varuna_worker::transport::Link;
 use varuna_worker::transport::local::LocalMesh;
 
 pub(crate) const BATCH: u64 = 8;
+
+const ADAMW: UpdateRule = UpdateRule::Adamw {
+    beta1: 0.9,
+    beta2: 0.95,
+    epsilon: 1e-8,
+};
 
 /// What a Llama is made of, at the sizes of these tests: samples are longer than the original ones, so that all of its angles are other ones.
 pub(crate) const LLAMA_LIKE: Features = Features {
@@ -63,6 +69,7 @@ pub(crate) struct Case {
     pub(crate) scaling: LossScaling,
     pub(crate) schedule: Schedule,
     pub(crate) weight_decay_on: BTreeSet<ParameterKind>,
+    pub(crate) rule: UpdateRule,
 }
 
 impl Default for Case {
@@ -80,6 +87,7 @@ impl Default for Case {
             scaling: LossScaling::OFF,
             schedule: Schedule::Cosine,
             weight_decay_on: default_decaying(),
+            rule: ADAMW,
         }
     }
 }
@@ -104,10 +112,8 @@ impl Case {
             global_batch_size: BATCH,
             steps: 100,
             seed: 5,
-            optimizer: Adam {
-                beta1: 0.9,
-                beta2: 0.95,
-                epsilon: 1e-8,
+            optimizer: Optimizer {
+                rule: self.rule,
                 weight_decay: 0.1,
                 weight_decay_on: self.weight_decay_on.clone(),
                 clip_norm: Some(0.5),
@@ -210,7 +216,8 @@ pub(crate) struct Trained {
     pub(crate) progress: Option<OptimizerProgress>,
     /// (step that began with it, loss)
     pub(crate) evaluations: Vec<(usize, f64)>,
-    /// By unit: parameters, first and second moments.
+    pub(crate) moments: Moments,
+    /// By unit: parameters, and these moments.
     pub(crate) parameters: BTreeMap<Unit, Vec<f32>>,
 }
 
@@ -252,7 +259,10 @@ pub(crate) fn later() -> Instant {
 /// Trains with a shape: a thread for each worker, the norm exchange through a shared table.
 pub(crate) fn run(case: &Case, shape: &Shape, steps: u64) -> Trained {
     let mesh = LocalMesh::new(&shape.members());
-    run_over(case, shape, steps, |me| mesh.link(me))
+    Trained {
+        moments: case.rule.moments(),
+        ..run_over(case, shape, steps, |me| mesh.link(me))
+    }
 }
 
 /// The same over these links.
@@ -376,7 +386,7 @@ pub(crate) fn assert_close(a: &Trained, b: &Trained, tolerance: f64, what: &str)
     assert_losses_close(a, b, tolerance, what);
     for (unit, x) in &a.parameters {
         let y = &b.parameters[unit];
-        let weights = x.len() / 3;
+        let weights = x.len() / (1 + a.moments.of_parameter());
         let (mut difference, mut size) = (0.0f64, 0.0f64);
         for (p, q) in x[..weights].iter().zip(&y[..weights]) {
             difference += f64::from(p - q).powi(2);

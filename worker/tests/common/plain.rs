@@ -4,6 +4,7 @@ use super::formulas::{self, Leaf};
 use super::{BATCH, Case, Counting, Trained, engine};
 use std::collections::BTreeMap;
 use tch::Tensor;
+use varuna_api::UpdateRule;
 use varuna_model::Unit;
 use varuna_plan::WorkerId;
 
@@ -45,18 +46,17 @@ pub(crate) fn train(case: &Case, steps: u64) -> Trained {
         let _guard = tch::no_grad_guard();
         for (i, (unit, name, p)) in leaves.iter_mut().enumerate() {
             let g = p.grad() * clip;
-            first[i] = &first[i] * 0.9 + &g * 0.1;
-            second[i] = &second[i] * 0.95 + &g * &g * 0.05;
-            let (m, v) = (
-                &first[i] / (1.0 - 0.9f64.powi(t)),
-                &second[i] / (1.0 - 0.95f64.powi(t)),
-            );
             let described = model.parameters(*unit);
             let kind = described.iter().find(|d| d.name == *name).unwrap().kind;
-            if training.optimizer.weight_decay_on.contains(&kind) {
-                *p *= 1.0 - rate * 0.1;
-            }
-            *p -= m / (v.sqrt() + 1e-8) * rate;
+            let decays = training.optimizer.weight_decay_on.contains(&kind);
+            let now = Now { t, rate, decays };
+            update(
+                training.optimizer.rule,
+                now,
+                p,
+                &g,
+                [&mut first[i], &mut second[i]],
+            );
             p.zero_grad();
         }
     }
@@ -67,12 +67,47 @@ pub(crate) fn train(case: &Case, steps: u64) -> Trained {
     }
     // assert_close compares the first third: weights.
     for values in parameters.values_mut() {
-        values.resize(values.len() * 3, 0.0);
+        values.resize(
+            values.len() * (1 + training.optimizer.rule.moments().of_parameter()),
+            0.0,
+        );
     }
     Trained {
         losses,
+        moments: training.optimizer.rule.moments(),
         evaluations: vec![],
         parameters,
         ..Trained::default()
+    }
+}
+
+struct Now {
+    /// From 1 on.
+    t: i32,
+    rate: f64,
+    decays: bool,
+}
+
+/// One parameter's step by the published formulas.
+fn update(rule: UpdateRule, now: Now, p: &mut Tensor, g: &Tensor, [first, second]: [&mut Tensor; 2]) {
+    let Now { t, rate, decays } = now;
+    match rule {
+        UpdateRule::Sgd { momentum } => {
+            let decayed = if decays { g + &*p * 0.1 } else { g.shallow_clone() };
+            *first = &*first * momentum + decayed;
+            *p -= &*first * rate;
+        }
+        UpdateRule::Adamw { .. } => {
+            *first = &*first * 0.9 + g * 0.1;
+            *second = &*second * 0.95 + g * g * 0.05;
+            let (m, v) = (
+                &*first / (1.0 - 0.9f64.powi(t)),
+                &*second / (1.0 - 0.95f64.powi(t)),
+            );
+            if decays {
+                *p *= 1.0 - rate * 0.1;
+            }
+            *p -= m / (v.sqrt() + 1e-8) * rate;
+        }
     }
 }

@@ -4,8 +4,10 @@
 //! differ between devices and between processors with and without wide vectors.
 
 mod dropout;
+mod momentum;
 mod optimizer;
 
+pub use momentum::MomentumStep;
 pub use optimizer::{AdamStep, Parameters};
 
 use crate::streams::{Gpu, Streams};

@@ -22,7 +22,7 @@ pub use attention::{Attention, AttentionChoice, AttentionShape, UnknownAttention
 pub use device::{Device, DeviceChoice, DeviceError};
 pub use flat::{FlatBuffer, Lease, LeaseError, Share};
 pub use gpu::{Gpu, GpuError, gpu};
-pub use kernels::{AdamStep, KernelChoice, KernelError, KernelPart, Kernels, Parameters};
+pub use kernels::{AdamStep, KernelChoice, KernelError, KernelPart, Kernels, MomentumStep, Parameters};
 pub use layers::{HeadLoss, HeadTable, linear, lookup, rms_norm};
 pub use memory_meter::{MemoryMeter, Taken};
 pub use norm::{BlockSums, read_block_sums};

@@ -143,11 +143,12 @@ const DEPEND_ON_OTHERS: &[&str] = &[
 /// Fields that have a limit in a cluster alone.
 const LIMITED_IN_CLUSTERS: &[&str] = &["spec.elasticity.minWorkers", "spec.elasticity.maxWorkers"];
 
-/// Fields that take the place of those beside them: the full job has the others.
-const ALONE: &[&str] = &[
-    "spec.training.lossScale.static",
-    "spec.data.path",
-    "spec.data.validationFraction",
+/// Fields that take the place of those beside them, each with what it needs there: the full job has the others.
+const ALONE: &[(&str, &[(&str, &str)])] = &[
+    ("spec.training.lossScale.static", &[]),
+    ("spec.data.path", &[]),
+    ("spec.data.validationFraction", &[]),
+    ("spec.training.optimizer.momentum", &[("kind", "sgd")]),
 ];
 
 /// Values at the bounds of a field and outside, each with whether the schema takes it.
@@ -210,11 +211,14 @@ fn the_resolver_has_the_limits_of_the_schema() {
         let error_at = in_list.map_or(path.clone(), |list| format!("{list}.0"));
         for (value, taken) in values_at_the_bounds(&schema) {
             let mut job = base.clone();
-            if ALONE.contains(&path.as_str())
+            if let Some((_, needed)) = ALONE.iter().find(|(alone, _)| *alone == path)
                 && let Some((parent, name)) = path.rsplit_once('.')
                 && let Some(place) = job.pointer_mut(&format!("/{}", parent.replace('.', "/")))
             {
                 *place = json!({ name: null });
+                for (key, value) in *needed {
+                    place[*key] = json!(value);
+                }
             }
             let pointer = format!("/{}", in_list.unwrap_or(&path).replace('.', "/"));
             let field = job

@@ -1,9 +1,10 @@
 use super::{parse_job, parse_job_of_any_release};
 use crate::{
     CheckpointSource, Data, DataSource, Encryption, Evaluation, FailurePolicy, HeldOut, Job, Lifecycle,
-    NetworkPolicy, Precision, Restriction, Schedule, WorkerDevice, WorkerTransport,
+    NetworkPolicy, Precision, Restriction, Schedule, UpdateRule, WorkerDevice, WorkerTransport,
 };
 use varuna_model::{Features, Mlp, ParameterKind, Real, presets};
+use varuna_plan::profile::Profile;
 use varuna_plan::{LossScaling, Recompute, ScaleFactor, ScheduleKind};
 
 mod mistakes;
@@ -211,10 +212,12 @@ fn every_field_about_the_training_that_is_written_is_taken() {
         (24, 100, 7)
     );
     let adam = &job.training.optimizer;
-    assert_eq!(
-        (adam.beta1, adam.beta2, adam.epsilon, adam.weight_decay),
-        (0.8, 0.99, 1e-6, 0.0)
-    );
+    let rule = UpdateRule::Adamw {
+        beta1: 0.8,
+        beta2: 0.99,
+        epsilon: 1e-6,
+    };
+    assert_eq!((adam.rule, adam.weight_decay), (rule, 0.0));
     assert_eq!(adam.clip_norm, None);
     let kinds = [ParameterKind::Matrix, ParameterKind::Norm];
     assert_eq!(adam.weight_decay_on, kinds.into());
@@ -238,6 +241,51 @@ fn every_field_about_the_training_that_is_written_is_taken() {
         window: 500,
     };
     assert_eq!((job.training.loss_scaling, job.training.skip_limit), (scaling, 8));
+}
+
+#[test]
+fn the_optimizer_is_the_one_that_is_named_with_its_own_defaults() {
+    let of = |more: &str| {
+        let text = with(
+            MINIMAL,
+            "learningRate: 3e-4",
+            &format!("learningRate: 3e-4{more}"),
+        );
+        let job = parse_job(&text).unwrap();
+        let bytes = crate::planner(&job).costs.parameter;
+        let optimizer = job.training.optimizer;
+        (
+            optimizer.rule,
+            optimizer.weight_decay,
+            bytes.resident,
+            bytes.moved,
+        )
+    };
+    let adamw = UpdateRule::Adamw {
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+    };
+    let sgd = |momentum| UpdateRule::Sgd { momentum };
+    assert_eq!(of(""), (adamw, 0.1, 16, 12));
+    assert_eq!(of(", kind: adamw"), (adamw, 0.1, 16, 12));
+    assert_eq!(of(", kind: sgd"), (sgd(0.9), 0.0, 12, 8));
+    let plain = of(", kind: sgd, momentum: 0, weightDecay: 0.2");
+    assert_eq!(plain, (sgd(0.0), 0.2, 12, 8));
+}
+
+#[test]
+fn a_profile_of_any_jobs_suits_the_optimizer_of_the_one_that_is_planned() {
+    let adamw = parse_job(MINIMAL).unwrap();
+    let sgd = parse_job(&with(MINIMAL, "3e-4", "3e-4, kind: sgd")).unwrap();
+    for measured in [&adamw, &sgd] {
+        let costs = crate::unmeasured_costs(measured);
+        let profile = Profile::of_costs(&costs, "gpt2-tiny".into(), "cpu-core".into());
+        for planned in [&adamw, &sgd] {
+            let bytes = crate::measured_costs(&profile, planned).unwrap().parameter;
+            assert_eq!(bytes, crate::planner(planned).costs.parameter);
+        }
+    }
 }
 
 #[test]

@@ -2,14 +2,14 @@
 
 use super::check::{Check, quoted};
 use super::learning_rate::learning_rate;
-use crate::choices::{PARAMETER_KINDS, PRECISIONS};
+use crate::choices::{OPTIMIZERS, PARAMETER_KINDS, PRECISIONS};
 use crate::job::{Data, Precision};
 use crate::limits;
 use crate::manifest::{EvaluationSpec, LossScaleSpec, OptimizerSpec, TrainingSpec};
-use crate::training::{Adam, DEFAULT_SKIP_LIMIT, Evaluation, Training, default_decaying};
+use crate::training::{DEFAULT_SKIP_LIMIT, Evaluation, Optimizer, Training, UpdateRule, default_decaying};
 use std::collections::BTreeSet;
 use varuna_model::ParameterKind;
-use varuna_plan::{LossScaling, ScaleFactor};
+use varuna_plan::{LossScaling, Moments, ScaleFactor};
 
 pub(super) fn precision(check: &mut Check, written: Option<String>) -> Precision {
     check.choice("spec.training.precision", written, &PRECISIONS)
@@ -31,7 +31,7 @@ pub(super) fn training(
         steps,
         seed: check.within("spec.training.seed", written.seed.unwrap_or(0), limits::SEED),
         learning_rate: learning_rate(check, &optimizer, steps),
-        optimizer: adam(check, &optimizer),
+        optimizer: self::optimizer(check, &optimizer),
         evaluation: written
             .evaluation
             .map(|e| evaluation(check, &e, global_batch_size, data)),
@@ -83,24 +83,58 @@ fn scale_factor(check: &mut Check, field: &str, value: u64) -> ScaleFactor {
     })
 }
 
-fn adam(check: &mut Check, written: &OptimizerSpec) -> Adam {
+fn optimizer(check: &mut Check, written: &OptimizerSpec) -> Optimizer {
     let at = |field: &str| format!("spec.training.optimizer.{field}");
-    let beta1 = check.fraction(&at("beta1"), written.beta1.unwrap_or(0.9), "beta");
-    let beta2 = check.fraction(&at("beta2"), written.beta2.unwrap_or(0.95), "beta");
-    let epsilon = Some(written.epsilon.unwrap_or(1e-8));
-    let epsilon = check.above_zero(&at("epsilon"), epsilon, limits::EPSILON_MAX);
-    let weight_decay = written.weight_decay.unwrap_or(0.1);
+    let rule = match check.choice(&at("kind"), written.kind.clone(), &OPTIMIZERS) {
+        Moments::Adam => adamw(check, written),
+        Moments::Momentum => sgd(check, written),
+    };
+    // PyTorch's own defaults differ likewise; what decays with SGD is part of the gradient.
+    let weight_decay = written.weight_decay.unwrap_or(match rule {
+        UpdateRule::Adamw { .. } => 0.1,
+        UpdateRule::Sgd { .. } => 0.0,
+    });
     let weight_decay = check.within(&at("weightDecay"), weight_decay, limits::WEIGHT_DECAY);
     let weight_decay_on = decaying(check, &at("weightDecayOn"), written.weight_decay_on.as_deref());
     let clip = written.clip_norm.unwrap_or(1.0);
     let clip = check.within(&at("clipNorm"), clip, limits::CLIP_NORM);
-    Adam {
-        beta1,
-        beta2,
-        epsilon,
+    Optimizer {
+        rule,
         weight_decay,
         weight_decay_on,
         clip_norm: (clip > 0.0).then_some(clip),
+    }
+}
+
+fn adamw(check: &mut Check, written: &OptimizerSpec) -> UpdateRule {
+    let at = |field: &str| format!("spec.training.optimizer.{field}");
+    if let Some(momentum) = written.momentum {
+        let allowed = "nothing but with kind sgd: adamw has beta1";
+        check.0.push(&at("momentum"), momentum, allowed);
+    }
+    let epsilon = Some(written.epsilon.unwrap_or(1e-8));
+    UpdateRule::Adamw {
+        beta1: check.fraction(&at("beta1"), written.beta1.unwrap_or(0.9), "beta"),
+        beta2: check.fraction(&at("beta2"), written.beta2.unwrap_or(0.95), "beta"),
+        epsilon: check.above_zero(&at("epsilon"), epsilon, limits::EPSILON_MAX),
+    }
+}
+
+fn sgd(check: &mut Check, written: &OptimizerSpec) -> UpdateRule {
+    let at = |field: &str| format!("spec.training.optimizer.{field}");
+    let of_adam = [
+        ("beta1", written.beta1),
+        ("beta2", written.beta2),
+        ("epsilon", written.epsilon),
+    ];
+    for (field, value) in of_adam {
+        if let Some(value) = value {
+            let allowed = "nothing with kind sgd, which has momentum";
+            check.0.push(&at(field), value, allowed);
+        }
+    }
+    UpdateRule::Sgd {
+        momentum: check.fraction(&at("momentum"), written.momentum.unwrap_or(0.9), "momentum"),
     }
 }
 

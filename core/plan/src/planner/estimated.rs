@@ -6,9 +6,10 @@
 
 use super::problem::{speeds, topology};
 use super::{Constraints, CostPlanner, Infeasible, PlanRequest, Planner, WorkerInfo};
-use crate::cost::{Costs, ScoreMemory};
+use crate::cost::{Costs, Device, ScoreMemory};
 use crate::device::{DeviceKind, Hardware};
 use crate::document::Shape;
+use crate::moments::Moments;
 use crate::predict::predict;
 use crate::spare_copies::SpareCosts;
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ pub struct EstimatedPlanner {
     planner: CostPlanner,
     model: ModelSpec,
     element_bytes: u64,
+    moments: Moments,
     /// What costs are estimated for, once a worker has said what it has.
     reference: Option<&'static DeviceKind>,
     /// What a worker's attention takes for scores that it makes: the most that one has said.
@@ -56,10 +58,26 @@ impl EstimatedPlanner {
             },
             model,
             element_bytes,
+            moments: Moments::Adam,
             reference: None,
             scores: ScoreMemory::default(),
             nodes: Nodes::Several,
         }
+    }
+
+    /// For an optimizer that keeps these moments.
+    #[must_use]
+    pub fn keeping(mut self, moments: Moments) -> EstimatedPlanner {
+        self.moments = moments;
+        self.planner.costs = self.estimate(self.planner.costs.device);
+        self
+    }
+
+    fn estimate(&self, device: Device) -> Costs {
+        let mut costs = Costs::estimate(&self.model, device);
+        costs.parameter = costs.parameter.keeping(self.moments);
+        costs.add_scores(self.scores);
+        costs
     }
 
     /// The present costs.
@@ -96,8 +114,7 @@ impl Planner for EstimatedPlanner {
             let kind = hardware.planned_as();
             self.reference = Some(kind);
             self.nodes = Nodes::One(node.to_owned());
-            self.planner.costs = Costs::estimate(&self.model, kind.device(true, self.element_bytes));
-            self.planner.costs.add_scores(self.scores);
+            self.planner.costs = self.estimate(kind.device(true, self.element_bytes));
             return;
         };
         if matches!(&self.nodes, Nodes::One(first) if first != node) {

@@ -40,6 +40,7 @@ fn counting(model: &Model) -> Vec<(Unit, Shard)> {
             adam_steps: 0,
             loss_scale: None,
             failed_in_a_row: 0,
+            moments: varuna_plan::Moments::Adam,
             tensors,
             data,
         };

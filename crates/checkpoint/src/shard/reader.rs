@@ -1,7 +1,7 @@
 //! Reads a shard's file from pieces, in order: the digest of each is taken while it is in the processor's cache, and its data go to where
 //! they are wanted.
 
-use super::{KINDS, Shard, ShardFacts, ShardTensor, damaged};
+use super::{Shard, ShardFacts, ShardTensor, damaged, kinds};
 use crate::digest::DataHasher;
 use crate::{CheckpointError, DataDigest};
 use safetensors::tensor::Dtype;
@@ -139,6 +139,7 @@ impl Data {
             adam_steps: facts.header.adam_steps,
             loss_scale: facts.header.loss_scale,
             failed_in_a_row: facts.header.failed_in_a_row,
+            moments: facts.header.moments,
             tensors,
             data: Vec::new(),
         };
@@ -184,19 +185,20 @@ impl Data {
 /// The parameters in their order, each with its moments of one shape. The error is a sentence.
 fn tensors(facts: &ShardFacts) -> Result<Vec<ShardTensor>, String> {
     let (order, all) = (&facts.header.order, facts.metadata.tensors());
+    let kinds = kinds(facts.header.moments);
     // A name that stands there again and again would be copied as often.
     let different = order.iter().collect::<BTreeSet<_>>().len();
-    if different != order.len() || KINDS.len() * order.len() != all.len() {
+    if different != order.len() || kinds.len() * order.len() != all.len() {
         return Err(format!(
             "its order has {} names, {different} of them different, its header {} tensors; each name has {} of them",
             order.len(),
             all.len(),
-            KINDS.len()
+            kinds.len()
         ));
     }
     let tensor = |name: &String| {
         let mut shape: Option<&Vec<usize>> = None;
-        for kind in KINDS {
+        for kind in kinds {
             let key = format!("{kind}/{name}");
             let info = all.get(&key).ok_or_else(|| format!("{key} is missing"))?;
             if info.dtype != Dtype::F32 {
@@ -222,7 +224,7 @@ fn tensors(facts: &ShardFacts) -> Result<Vec<ShardTensor>, String> {
 fn destinations(facts: &ShardFacts, shard: &Shard) -> Vec<Destination> {
     let mut end_in_shard = 0;
     let mut all = Vec::new();
-    for kind in KINDS {
+    for kind in kinds(shard.moments) {
         for tensor in &shard.tensors {
             let Some(info) = facts.metadata.info(&format!("{kind}/{}", tensor.name)) else {
                 continue;

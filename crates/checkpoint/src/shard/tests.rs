@@ -24,6 +24,7 @@ fn shard() -> Shard {
             clean_steps: 17,
         }),
         failed_in_a_row: 2,
+        moments: Moments::Adam,
         tensors: vec![tensor("w", &[2, 3]), tensor("b", &[3]), tensor("none", &[0, 4])],
         data: (0..27u8).map(f32::from).collect(),
     }

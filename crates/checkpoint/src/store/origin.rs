@@ -12,8 +12,8 @@ use crate::shard::Shard;
 use object_store::{PutMode, PutOptions};
 use serde::{Deserialize, Serialize};
 use varuna_api::CheckpointSource;
-use varuna_plan::StateId;
 use varuna_plan::state::Chain;
+use varuna_plan::{Moments, StateId};
 
 /// The file in a job's folder that says with which checkpoint it began.
 const ORIGIN: &str = "origin.json";
@@ -150,7 +150,11 @@ impl Store {
     async fn find_origin(&self, other: &OtherJob) -> Result<Origin, CheckpointError> {
         let all = other.location.list().await?;
         let listed = other.choose(&all)?;
-        self.at(&other.location).check(listed).await?;
+        let of_other = self.at(&other.location);
+        match other.source.weights_only {
+            true => of_other.check_parameters(listed).await?,
+            false => of_other.check(listed).await?,
+        };
         let (state, last) = (listed.id, other.last_step);
         if !other.source.weights_only && state.step.0 >= last {
             let step = state.step;
@@ -190,21 +194,23 @@ impl Store {
         let manifest = other.location.manifest(origin.state).await?;
         let shard = other.location.load(&manifest, unit, arrived).await?;
         Ok(match origin.source.weights_only {
-            true => parameters_alone(shard, id),
+            true => parameters_alone(shard, id, self.moments()),
             false => shard,
         })
     }
 }
 
 /// The parameters, with an optimizer that has counted nothing.
-fn parameters_alone(mut shard: Shard, id: StateId) -> Shard {
-    let parameters = shard.data.len() / 3;
-    shard.data[parameters..].fill(0.0);
+fn parameters_alone(mut shard: Shard, id: StateId, moments: Moments) -> Shard {
+    let parameters = shard.parameters();
+    shard.data.truncate(parameters);
+    shard.data.resize(parameters * (1 + moments.of_parameter()), 0.0);
     Shard {
         id,
         adam_steps: 0,
         loss_scale: None,
         failed_in_a_row: 0,
+        moments,
         ..shard
     }
 }

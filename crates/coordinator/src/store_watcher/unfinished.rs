@@ -97,6 +97,7 @@ mod tests {
                 adam_steps: id.step.0,
                 loss_scale: None,
                 failed_in_a_row: 0,
+                moments: varuna_plan::Moments::Adam,
                 tensors: vec![ShardTensor {
                     name: "p".into(),
                     shape: vec![2],

@@ -109,6 +109,7 @@ fn facts() -> Facts {
         seed: 1,
         global_batch_size: 16,
         data_fingerprint: "cd".repeat(32),
+        moments: varuna_plan::Moments::Adam,
     }
 }
 
@@ -161,6 +162,7 @@ fn shard(shapes: &[(&str, &[usize])]) -> Shard {
         adam_steps: 5,
         loss_scale: None,
         failed_in_a_row: 0,
+        moments: varuna_plan::Moments::Adam,
         tensors: shapes.iter().map(tensor).collect(),
         data: [1.0, 0.5, 0.25].map(|value| vec![value; elements]).concat(),
     }
@@ -168,7 +170,11 @@ fn shard(shapes: &[(&str, &[usize])]) -> Shard {
 
 fn shard_seeds() -> Seeds {
     let encoded = |shapes| shard(shapes).encode().expect("a sound shard").to_vec();
+    let mut of_sgd = shard(&[("w", &[2, 3])]);
+    of_sgd.moments = varuna_plan::Moments::Momentum;
+    of_sgd.data.truncate(2 * 6);
     vec![
+        ("of-sgd", of_sgd.encode().expect("a sound shard").to_vec()),
         ("one-tensor", encoded(&[("w", &[2, 3])])),
         ("two-tensors", encoded(&[("w", &[2, 3]), ("b", &[3])])),
         ("no-elements", encoded(&[("w", &[0, 3])])),
@@ -292,6 +298,7 @@ fn zeros(model: &Model, unit: Unit) -> Shard {
         adam_steps: 0,
         loss_scale: None,
         failed_in_a_row: 0,
+        moments: varuna_plan::Moments::Adam,
         tensors: tensors.collect(),
         data: vec![0.0; 3 * elements],
     }

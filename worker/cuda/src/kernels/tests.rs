@@ -12,6 +12,8 @@ fn every_kernel_is_in_the_hosts_table_and_takes_what_rust_hands_over() {
     let dropout = HostKernel::find(Kernel::Dropout.name()).unwrap();
     assert_eq!(dropout.argument_bytes, size_of::<DropoutArguments>());
     assert!(SOURCE.contains(&format!("DROPOUT_ROWS = {};", DropoutArguments::ROWS)));
+    let momentum = HostKernel::find(Kernel::Momentum.name()).unwrap();
+    assert_eq!(momentum.argument_bytes, size_of::<MomentumArguments>());
     assert!(SOURCE.contains(&format!("THREADS = {THREADS};")));
     assert!(SOURCE.contains(&format!("TILE = {TILE};")));
 }
@@ -133,6 +135,51 @@ fn a_thousand_steps_have_the_bits_of_the_reference_in_every_format() {
             infinite >= 5 && small >= 5 && ordinary >= 80,
             "{infinite} {small} {ordinary} of 100"
         );
+    }
+}
+
+#[test]
+fn steps_with_momentum_have_the_bits_of_the_formula_in_every_format() {
+    let count = TILE as usize + 1037;
+    for format in [0, Narrow::BFloat16 as i32, Narrow::Float16 as i32] {
+        let mut seed = 19;
+        let mut weights = numbers(count, &mut seed);
+        weights.iter_mut().for_each(|w| *w = w.clamp(-1e30, 1e30));
+        let (mut first, mut copy) = (vec![0.0f32; count], vec![0u16; count]);
+        let (mut expected, mut momentum) = (weights.clone(), first.clone());
+        for step in 0..100usize {
+            // Sums that overflow would give NaN, whose sign is nobody's to say.
+            let gradients = numbers(count, &mut seed);
+            let gradients: Vec<f32> = gradients.iter().map(|g| g.clamp(-1e30, 1e30)).collect();
+            let arguments = MomentumArguments {
+                weights: weights.as_mut_ptr(),
+                first: first.as_mut_ptr(),
+                gradients: gradients.as_ptr(),
+                copy: copy.as_mut_ptr(),
+                count: count as i64,
+                factor: [1.0, 0.37, 1.0 / 65536.0][step % 3],
+                momentum: 0.9,
+                decay: 0.01,
+                rate: 0.1,
+                format,
+            };
+            let blocks = arguments.blocks();
+            // SAFETY: four arrays of this length that live through the call, each used by nothing else.
+            unsafe { run_on_host(Kernel::Momentum, blocks, (&raw const arguments).cast(), 2) };
+            for (i, gradient) in gradients.iter().enumerate() {
+                let g = gradient * arguments.factor + 0.01 * expected[i];
+                momentum[i] = 0.9 * momentum[i] + g;
+                expected[i] -= 0.1 * momentum[i];
+            }
+        }
+        assert!(weights.iter().all(|w| w.is_finite()));
+        assert!(bits(&first) == bits(&momentum), "momentum, format {format}");
+        assert!(bits(&weights) == bits(&expected), "weights, format {format}");
+        let rounded = |w: &f32| match format == Narrow::BFloat16 as i32 {
+            true => half::bf16::from_f32(*w).to_bits(),
+            false => half::f16::from_f32(*w).to_bits(),
+        };
+        assert!(format == 0 || copy == weights.iter().map(rounded).collect::<Vec<_>>());
     }
 }
 
@@ -299,10 +346,13 @@ fn every_kernel_compiles_for_every_gpu_and_optimizer_and_dropout_round_as_the_ho
         }
         let optimizer = entry(&assembly, Kernel::Optimizer.name());
         assert!(optimizer.contains("sqrt.rn.f32") && optimizer.contains("div.rn.f32"));
+        let momentum = entry(&assembly, Kernel::Momentum.name());
         for not_ieee in [
             "fma.", "mad.rn", ".ftz", ".approx", ".full", "mul.f32", "add.f32", "sub.f32",
         ] {
-            assert!(!optimizer.contains(not_ieee), "sm_{major}{minor}: {not_ieee}");
+            for kernel in [optimizer, momentum] {
+                assert!(!kernel.contains(not_ieee), "sm_{major}{minor}: {not_ieee}");
+            }
         }
         // The keys are read where the launch put them, not copied for each thread.
         let dropout = entry(&assembly, Kernel::Dropout.name());

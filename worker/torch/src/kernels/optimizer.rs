@@ -46,16 +46,17 @@ pub struct Parameters<'a> {
     pub weight: &'a Tensor,
     /// Their gradient. What it holds after a step is not defined.
     pub gradient: &'a Tensor,
-    /// First moments.
+    /// First moments, or the momentum.
     pub first: &'a Tensor,
-    /// Second moments.
-    pub second: &'a Tensor,
+    /// Second moments, where the optimizer has some.
+    pub second: Option<&'a Tensor>,
     /// Where the rounded parameters go, bfloat16 or half.
     pub copy: Option<&'a Tensor>,
 }
 
 impl Parameters<'_> {
-    fn check(&self) -> Result<(), TorchError> {
+    /// Whether they fit together, for the optimizer of this name.
+    pub(super) fn check(&self, optimizer: &str) -> Result<(), TorchError> {
         let Parameters {
             weight,
             gradient,
@@ -65,15 +66,15 @@ impl Parameters<'_> {
         } = self;
         let (size, device) = (weight.size(), weight.device());
         let same = |t: &Tensor| t.size() == size && t.device() == device && t.is_contiguous();
-        let singles = [weight, gradient, first, second];
+        let singles = || [*weight, *gradient, *first].into_iter().chain(*second);
         let narrow = |t: &&Tensor| same(t) && matches!(t.kind(), Kind::BFloat16 | Kind::Half);
-        let fits = singles.iter().all(|t| same(t) && t.kind() == Kind::Float) && copy.iter().all(narrow);
+        let fits = singles().all(|t| same(t) && t.kind() == Kind::Float) && copy.iter().all(narrow);
         if fits {
             return Ok(());
         }
-        let of = |t: &&Tensor| (t.size(), t.kind(), t.device());
-        let all: Vec<_> = singles.into_iter().chain(copy).map(of).collect();
-        Err(TorchError(format!("AdamW over {all:?}")))
+        let of = |t: &Tensor| (t.size(), t.kind(), t.device());
+        let all: Vec<_> = singles().chain(*copy).map(of).collect();
+        Err(TorchError(format!("{optimizer} over {all:?}")))
     }
 }
 
@@ -96,19 +97,46 @@ impl Kernels {
     /// # Errors
     /// The tensors do not fit, or the device refuses.
     pub fn adamw(self, of: &Parameters<'_>, step: AdamStep) -> Result<(), TorchError> {
-        of.check()?;
+        of.check("AdamW")?;
+        let second = of
+            .second
+            .ok_or_else(|| TorchError("AdamW without second moments".into()))?;
         match self.optimizer {
-            Some(runner) => own(runner, of, step),
-            None => libtorchs(of, step),
+            Some(runner) => own(runner, of, second, step),
+            None => libtorchs(of, second, step),
         }
     }
+}
+
+/// The host computes in its own memory alone.
+pub(super) fn refuse_other_memory(runner: &Runner, of: &Parameters<'_>) -> Result<(), TorchError> {
+    let device = of.weight.device();
+    if matches!(runner, Runner::Host) && device != tch::Device::Cpu {
+        return Err(TorchError(format!(
+            "the host's optimizer for memory of {device:?}"
+        )));
+    }
+    Ok(())
+}
+
+/// The number of the copy's format, 0 without one.
+pub(super) fn format_of(copy: Option<&Tensor>) -> i32 {
+    copy.map_or(0, |copy| match copy.kind() {
+        Kind::BFloat16 => Narrow::BFloat16 as i32,
+        _ => Narrow::Float16 as i32,
+    })
 }
 
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the kernel computes in single precision; lengths fit into 63 bits"
 )]
-fn own(runner: &'static Runner, of: &Parameters<'_>, step: AdamStep) -> Result<(), TorchError> {
+fn own(
+    runner: &'static Runner,
+    of: &Parameters<'_>,
+    second: &Tensor,
+    step: AdamStep,
+) -> Result<(), TorchError> {
     let AdamStep {
         count,
         rate,
@@ -118,20 +146,11 @@ fn own(runner: &'static Runner, of: &Parameters<'_>, step: AdamStep) -> Result<(
         epsilon,
         factor,
     } = step;
-    if matches!(runner, Runner::Host) && of.weight.device() != tch::Device::Cpu {
-        let device = of.weight.device();
-        return Err(TorchError(format!(
-            "the host's optimizer for memory of {device:?}"
-        )));
-    }
-    let format = of.copy.map(|copy| match copy.kind() {
-        Kind::BFloat16 => Narrow::BFloat16,
-        _ => Narrow::Float16,
-    });
+    refuse_other_memory(runner, of)?;
     let arguments = OptimizerArguments {
         weights: of.weight.data_ptr().cast(),
         first: of.first.data_ptr().cast(),
-        second: of.second.data_ptr().cast(),
+        second: second.data_ptr().cast(),
         gradients: of.gradient.data_ptr().cast_const().cast(),
         copy: of
             .copy
@@ -145,7 +164,7 @@ fn own(runner: &'static Runner, of: &Parameters<'_>, step: AdamStep) -> Result<(
         rate: (rate / (1.0 - power(beta1, count))) as f32,
         correction2: (1.0 - power(beta2, count)).sqrt() as f32,
         epsilon: epsilon as f32,
-        format: format.map_or(0, |f| f as i32),
+        format: format_of(of.copy),
     };
     let blocks = arguments.blocks();
     // SAFETY: `check` found five tensors of one length and of these kinds, each in one piece, on the device that the runner computes on; they
@@ -153,7 +172,7 @@ fn own(runner: &'static Runner, of: &Parameters<'_>, step: AdamStep) -> Result<(
     unsafe { runner.run(Kernel::Optimizer, blocks, (&raw const arguments).cast()) }
 }
 
-fn libtorchs(of: &Parameters<'_>, step: AdamStep) -> Result<(), TorchError> {
+fn libtorchs(of: &Parameters<'_>, second: &Tensor, step: AdamStep) -> Result<(), TorchError> {
     let _guard = tch::no_grad_guard();
     let torch = |e: tch::TchError| TorchError(e.to_string());
     if step.factor != 1.0 {
@@ -168,7 +187,7 @@ fn libtorchs(of: &Parameters<'_>, step: AdamStep) -> Result<(), TorchError> {
             handle(of.weight),
             handle(of.gradient),
             handle(of.first),
-            handle(of.second),
+            handle(second),
             handle(&count),
             step.rate,
             step.beta1,

@@ -31,7 +31,7 @@ fn adamw_takes_the_published_step_in_all_ways() {
             weight: &w,
             gradient: &g,
             first: &m,
-            second: &v,
+            second: Some(&v),
             copy: Some(&copy),
         };
         kernels.adamw(&of, step(1, 0.5)).unwrap();
@@ -50,6 +50,55 @@ fn adamw_takes_the_published_step_in_all_ways() {
 }
 
 #[test]
+fn sgd_takes_the_steps_of_pytorchs_own_in_all_ways() {
+    tch::manual_seed(7);
+    let (start, slope) = (random(&[5001], Kind::Float), random(&[5001], Kind::Float));
+    let gradient_of = |step: i32| &slope * f64::cos(f64::from(step));
+    for (momentum, decay) in [(0.9, 0.01), (0.0, 0.0)] {
+        let theirs = tch::nn::VarStore::new(tch::Device::Cpu);
+        let parameter = theirs.root().var_copy("w", &start);
+        let sgd = tch::nn::Sgd {
+            momentum,
+            dampening: 0.0,
+            wd: decay,
+            nesterov: false,
+        };
+        let mut optimizer = tch::nn::OptimizerConfig::build(sgd, &theirs, 0.1).unwrap();
+        for step in 0..20 {
+            optimizer.backward_step(&(&parameter * gradient_of(step)).sum(Kind::Float));
+        }
+        for kernels in [Kernels::PROCESSOR, Kernels::LIBTORCH] {
+            let (w, first) = (start.copy(), start.zeros_like());
+            let copy = w.to_kind(Kind::BFloat16);
+            for step in 0..20 {
+                let gradient = gradient_of(step) * 4.0;
+                let of = Parameters {
+                    weight: &w,
+                    gradient: &gradient,
+                    first: &first,
+                    second: None,
+                    copy: Some(&copy),
+                };
+                let step = MomentumStep {
+                    rate: 0.1,
+                    momentum,
+                    decay,
+                    factor: 0.25,
+                };
+                kernels.sgd(&of, step).unwrap();
+                assert!(
+                    kernels.adamw(&of, self::step(1, 1.0)).is_err(),
+                    "it has no second moments"
+                );
+            }
+            let off = off(&w, &parameter.detach());
+            assert!(off < 1e-6, "{kernels:?} with {momentum} and {decay}: {off}");
+            assert_eq!(copy, w.to_kind(Kind::BFloat16));
+        }
+    }
+}
+
+#[test]
 fn own_and_libtorchs_optimizer_agree_but_for_rounding() {
     tch::manual_seed(3);
     let start = [5001i64; 4].map(|n| random(&[n], Kind::Float));
@@ -61,7 +110,7 @@ fn own_and_libtorchs_optimizer_agree_but_for_rounding() {
                 weight: &w,
                 gradient: &gradient,
                 first: &m,
-                second: &v,
+                second: Some(&v),
                 copy: None,
             };
             kernels

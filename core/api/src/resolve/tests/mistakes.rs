@@ -293,6 +293,26 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     ),
     (
         "3e-4",
+        "0.1, kind: lion",
+        "spec.training.optimizer.kind: \"lion\" — adamw or sgd",
+    ),
+    (
+        "3e-4",
+        "0.1, momentum: 0.5",
+        "spec.training.optimizer.momentum: 0.5 — nothing but with kind sgd: adamw has beta1",
+    ),
+    (
+        "3e-4",
+        "0.1, kind: sgd, momentum: 1",
+        "spec.training.optimizer.momentum: 1 — 0 <= momentum < 1",
+    ),
+    (
+        "3e-4",
+        "0.1, kind: sgd, beta2: 0.9",
+        "spec.training.optimizer.beta2: 0.9 — nothing with kind sgd, which has momentum",
+    ),
+    (
+        "3e-4",
         "0.1, minLearningRate: 0.2",
         "spec.training.optimizer.minLearningRate: 0.2 — 0 to learningRate (0.1)",
     ),
