@@ -1,8 +1,8 @@
 #!/bin/sh
 # Test nodes on this machine: each a kubelet and a containerd of its own in network and mount namespaces of their own. Root only.
 #
-#   node.sh net                   the bridge that nodes and API server share: 10.99.0.1/24
-#   node.sh host STATE N          the namespaces of node tN (N = 2..250: address 10.99.0.N, pods 10.88.N.0/24), until it is killed
+#   node.sh net                   the bridge that nodes and API server share
+#   node.sh host STATE N          the namespaces of node tN (N = 2..250), until it is killed
 #   node.sh runtime STATE N       its containerd, until it is killed; the containers outlive it
 #   node.sh images STATE N TAR..  loads image archives into it
 #   node.sh kubelet STATE N ARGS  its kubelet, until it is killed
@@ -11,11 +11,37 @@
 #   node.sh down STATE            removes everything that the above has made; also what an earlier run left
 #
 # STATE is the folder given to `testcluster up`. TESTCLUSTER: that program.
+# FAMILY: v4 (else) or v6, the only family that nodes and pods have addresses of:
+#
+#            bridge         node tN        its pods
+#   v4       10.99.0.1/24   10.99.0.N      10.88.N.0/24
+#   v6       fd00:99::1/64  fd00:99::N     fd00:88:N::/64
+#
 # Needs Debian's containerd, runc, containernetworking-plugins, iproute2, iptables.
 set -eu
 
 bridge=varunatest0
-pods=10.88
+case ${FAMILY:-v4} in
+v4)
+    gateway=10.99.0.1 length=24 all_pods=10.88.0.0/16 everywhere=0.0.0.0/0
+    forwarding=net.ipv4.ip_forward
+    options=
+    node_ip() { echo "10.99.0.$1"; }
+    pods_of() { echo "10.88.$1.0/24"; }
+    ;;
+v6)
+    gateway=fd00:99::1 length=64 all_pods=fd00:88::/32 everywhere=::/0
+    forwarding=net.ipv6.conf.all.forwarding
+    # Nobody else is on the bridge, and an address that is still looked for elsewhere cannot be listened on.
+    options=nodad
+    node_ip() { echo "fd00:99::$1"; }
+    pods_of() { echo "fd00:88:$1::/64"; }
+    ;;
+*)
+    echo "node.sh: FAMILY is v4 or v6, not $FAMILY" >&2
+    exit 2
+    ;;
+esac
 
 within() { # within N COMMAND: in the node's namespaces, which its host process holds
     pid=$(cat "$state/host$1/host.pid")
@@ -27,26 +53,28 @@ within() { # within N COMMAND: in the node's namespaces, which its host process 
 net() {
     ip link show $bridge >/dev/null 2>&1 && return
     ip link add $bridge type bridge
-    ip addr add 10.99.0.1/24 dev $bridge
+    # shellcheck disable=SC2086 # none, or a word
+    ip addr add $gateway/$length dev $bridge $options
     ip link set $bridge up
-    sysctl -qw net.ipv4.ip_forward=1
+    sysctl -qw $forwarding=1
 }
 
 host() {
-    n=$1 dir=$state/host$1
+    n=$1 dir=$state/host$1 address=$(node_ip "$1") range=$(pods_of "$1")
     ip netns add "vt$n"
     ip link add "vt$n" type veth peer name eth0 netns "vt$n"
     ip link set "vt$n" master $bridge up
-    ip -n "vt$n" addr add "10.99.0.$n/24" dev eth0
+    # shellcheck disable=SC2086 # none, or a word
+    ip -n "vt$n" addr add "$address/$length" dev eth0 $options
     ip -n "vt$n" link set eth0 up
     ip -n "vt$n" link set lo up
-    ip -n "vt$n" route add default via 10.99.0.1
-    ip route replace "$pods.$n.0/24" via "10.99.0.$n"
+    ip -n "vt$n" route add default via $gateway
+    ip route replace "$range" via "$address"
     mkdir -p "$dir/cni" "$dir/kubelet" /var/lib/kubelet
     cat >"$dir/cni/10.conflist" <<C
 {"cniVersion":"1.0.0","name":"t","plugins":[
  {"type":"bridge","bridge":"cni0","isGateway":true,"hairpinMode":true,"ipam":{"type":"host-local",
-  "ranges":[[{"subnet":"$pods.$n.0/24"}]],"routes":[{"dst":"0.0.0.0/0"}],"dataDir":"$dir/ipam"}},
+  "ranges":[[{"subnet":"$range"}]],"routes":[{"dst":"$everywhere"}],"dataDir":"$dir/ipam"}},
  {"type":"portmap","capabilities":{"portMappings":true}}]}
 C
     cat >"$dir/containerd.toml" <<C
@@ -70,7 +98,7 @@ set -e
 mount --make-rprivate /
 mount --bind "$dir/kubelet" /var/lib/kubelet
 mount --make-rshared /
-sysctl -qw net.ipv4.ip_forward=1
+sysctl -qw $forwarding=1
 echo \$\$ >"$dir/host.pid.partial"
 mv "$dir/host.pid.partial" "$dir/host.pid"
 # Waits for ever, with the node's folder in its command line: that is how \`down\` finds it.
@@ -102,9 +130,9 @@ proxy() {
     cat >"$state/host$n/proxy.yaml" <<C
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
-bindAddress: 10.99.0.$n
+bindAddress: "$(node_ip "$n")"
 clientConnection: {kubeconfig: $state/admin.kubeconfig}
-clusterCIDR: $pods.0.0/16
+clusterCIDR: "$all_pods"
 mode: iptables
 hostnameOverride: t$n
 conntrack: {maxPerCore: 0, min: 0}
@@ -160,7 +188,7 @@ join) ip link set "vt$1" up ;;
     kubelet)
         n=$1
         shift
-        within "$n" "$TESTCLUSTER" node --dir "$state" --name "t$n" --ip "10.99.0.$n" --cri "unix://$state/host$n/containerd.sock" --dns 10.99.0.1 "$@"
+        within "$n" "$TESTCLUSTER" node --dir "$state" --name "t$n" --ip "$(node_ip "$n")" --cri "unix://$state/host$n/containerd.sock" --dns "$gateway" "$@"
         ;;
     proxy) proxy "$1" ;;
     down) down ;;

@@ -3,6 +3,7 @@
 //!
 //! Options are those of the test harness, names of cases, and:
 //!
+//! * `--ipv6`: every case on a cluster of IPv6 alone, as the case `ipv6` is always;
 //! * `--if-possible`: leave everything out, and say so, where no nodes can be made;
 //! * `--cluster-only`: make the cluster alone, print its kubeconfig, keep it until standard input ends (`given.sh`).
 //!
@@ -12,6 +13,7 @@
 mod cases;
 mod curve;
 mod evictions;
+mod images;
 mod job;
 mod metrics;
 mod prometheus;
@@ -26,15 +28,26 @@ use libtest_mimic::{Arguments, Conclusion, Failed, Trial};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tokio::runtime::Runtime;
+use varuna_cluster_tests::Family;
 use world::World;
 
 /// Options of our own.
-const OPTIONS: &[&str] = &["--if-possible", "--cluster-only"];
+const OPTIONS: &[&str] = &["--ipv6", "--if-possible", "--cluster-only"];
 
 /// What the cases share; they run one after another.
+struct State {
+    /// None where the last one could not be made.
+    world: Option<World>,
+    curve: Curve,
+    first_failure: Option<String>,
+}
+
+/// That, and where it runs.
 struct Shared {
     runtime: Runtime,
-    state: Mutex<(World, Curve)>,
+    /// Of all cases that name none.
+    family: Family,
+    state: Mutex<State>,
 }
 
 fn main() -> std::process::ExitCode {
@@ -63,7 +76,13 @@ fn work() -> Result<()> {
         libtest_mimic::run(&arguments, chosen.into_iter().map(listed).collect()).exit();
     }
     let own = std::env::var_os("KUBECONFIG").is_none_or(|k| k.is_empty());
-    if let (true, Some(why)) = (own, varuna_cluster_tests::nodes::missing()) {
+    let family = if ours.iter().any(|o| o == "--ipv6") {
+        Family::V6
+    } else {
+        Family::V4
+    };
+    let missing = varuna_cluster_tests::nodes::missing().or_else(|| family.missing().map(str::to_owned));
+    if let (true, Some(why)) = (own, missing) {
         if ours.iter().any(|o| o == "--if-possible") {
             println!("e2e: LEFT OUT: no real nodes can be made here ({why})");
             return Ok(());
@@ -71,15 +90,15 @@ fn work() -> Result<()> {
         bail!("no real nodes can be made here ({why}); KUBECONFIG=... runs the same on another cluster");
     }
     if ours.iter().any(|o| o == "--cluster-only") {
-        return keep_cluster();
+        return keep_cluster(family);
     }
-    run_cases(&arguments, chosen)
+    run_cases(&arguments, chosen, family)
 }
 
 /// Makes a cluster for another process.
-fn keep_cluster() -> Result<()> {
+fn keep_cluster(family: Family) -> Result<()> {
     let runtime = Runtime::new()?;
-    let world = runtime.block_on(World::without_operator())?;
+    let world = runtime.block_on(World::without_operator(family))?;
     println!("KUBECONFIG={}", world.cluster.kubeconfig().display());
     std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink())?;
     Ok(())
@@ -90,23 +109,23 @@ fn listed(case: &'static Case) -> Trial {
     Trial::test(case.name, || Ok(())).with_kind(case.about)
 }
 
-fn run_cases(arguments: &Arguments, chosen: Vec<&'static Case>) -> Result<()> {
+fn run_cases(arguments: &Arguments, chosen: Vec<&'static Case>, family: Family) -> Result<()> {
     let runtime = Runtime::new()?;
-    let began = Instant::now();
-    let world = runtime
-        .block_on(World::start())
-        .context("the cluster for the tests")?;
-    println!(
-        "e2e: the operator is installed after {:.1} s",
-        began.elapsed().as_secs_f64()
-    );
+    let first = chosen.first().map(|case| case.family(family));
+    let first = first.filter(|f| f.missing().is_none()).unwrap_or_default();
+    let world = start(&runtime, first)?;
     let lacks: Vec<_> = chosen
         .iter()
         .map(|case| case.needs.iter().find_map(|need| world.unmet(*need)))
         .collect();
     let shared = Arc::new(Shared {
         runtime,
-        state: Mutex::new((world, Curve::default())),
+        family,
+        state: Mutex::new(State {
+            world: Some(world),
+            curve: Curve::default(),
+            first_failure: None,
+        }),
     });
     let trials = chosen.into_iter().zip(lacks).map(|(case, lack)| {
         if let Some(why) = lack {
@@ -116,11 +135,49 @@ fn run_cases(arguments: &Arguments, chosen: Vec<&'static Case>) -> Result<()> {
     });
     let conclusion = libtest_mimic::run(arguments, trials.collect());
     let shared = Arc::into_inner(shared).context("all cases have ended")?;
-    let (world, curve) = shared
+    let state = shared
         .state
         .into_inner()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
-    conclude(&conclusion, world, &curve)
+    conclude(&conclusion, state)
+}
+
+fn start(runtime: &Runtime, family: Family) -> Result<World> {
+    let began = Instant::now();
+    let world = runtime
+        .block_on(World::start(family))
+        .context("the cluster for the tests")?;
+    println!(
+        "e2e: the operator is installed after {:.1} s ({family:?})",
+        began.elapsed().as_secs_f64()
+    );
+    Ok(world)
+}
+
+impl State {
+    /// Has the cluster be one of this family, by another one in place of ours where it is not. A given one stays.
+    fn bring(&mut self, runtime: &Runtime, family: Family) -> Result<()> {
+        let fits = |world: &World| world.nodes.is_none() || world.family == family;
+        if !self.world.as_ref().is_some_and(fits) {
+            self.end_world();
+            self.world = Some(start(runtime, family)?);
+        }
+        Ok(())
+    }
+
+    /// Ends the cluster, where there is one, and keeps what it had to say: nodes have names that the next ones need.
+    fn end_world(&mut self) {
+        if let Some(mut world) = self.world.take() {
+            let said = world.first_failure.take();
+            self.first_failure = self.first_failure.take().or(said);
+        }
+    }
+
+    fn run(&mut self, runtime: &Runtime, case: &Case, family: Family) -> Result<()> {
+        self.bring(runtime, family)?;
+        let world = self.world.as_mut().context("a cluster")?;
+        runtime.block_on(cases::run(case, world, &mut self.curve))
+    }
 }
 
 fn trial(case: &'static Case, shared: Arc<Shared>) -> Trial {
@@ -130,8 +187,7 @@ fn trial(case: &'static Case, shared: Arc<Shared>) -> Trial {
             .state
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let (world, curve) = &mut *state;
-        let result = shared.runtime.block_on(cases::run(case, world, curve));
+        let result = state.run(&shared.runtime, case, case.family(shared.family));
         println!(
             "case {:<18} took {:.1} s",
             case.name,
@@ -142,13 +198,12 @@ fn trial(case: &'static Case, shared: Arc<Shared>) -> Trial {
     Trial::test(case.name, run).with_kind(case.about)
 }
 
-fn conclude(conclusion: &Conclusion, mut world: World, curve: &Curve) -> Result<()> {
-    let summary = world.first_failure.take();
-    drop(world);
-    let compared = curve.compare();
+fn conclude(conclusion: &Conclusion, mut state: State) -> Result<()> {
+    state.end_world();
+    let compared = state.curve.compare();
     println!("RESULT e2e.cases_passed {}", conclusion.num_passed);
     println!("RESULT e2e.cases_left_out {}", conclusion.num_ignored);
-    if let Some(summary) = summary {
+    if let Some(summary) = state.first_failure {
         println!("-- at the first failure:\n{summary}");
     }
     compared.context("the loss curve")?;

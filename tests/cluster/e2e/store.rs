@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 use std::fs::File;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -40,18 +41,18 @@ impl Bucket {
     ///
     /// # Errors
     /// It does not start.
-    pub(crate) fn start(folder: &Path, host: &str, user: &str) -> Result<Bucket> {
+    pub(crate) fn start(folder: &Path, host: IpAddr, user: &str) -> Result<Bucket> {
         let program = program().context("MinIO is missing: run scripts/setup-stores.sh")?;
         // A folder is a bucket.
         std::fs::create_dir_all(folder.join(BUCKET))?;
-        let port = std::net::TcpListener::bind((host, 0))?.local_addr()?.port();
+        let address = std::net::TcpListener::bind(SocketAddr::new(host, 0))?.local_addr()?;
         let log = File::create(folder.with_extension("log"))?;
         let process = Command::new(program)
             .args([
                 "server",
                 "--quiet",
                 "--address",
-                &format!("{host}:{port}"),
+                &address.to_string(),
                 "--console-address",
                 "127.0.0.1:0",
             ])
@@ -66,10 +67,10 @@ impl Bucket {
             process,
             user: user.to_owned(),
             folder: folder.join(BUCKET),
-            endpoint: format!("http://{host}:{port}"),
+            endpoint: format!("http://{address}"),
         };
         let began = Instant::now();
-        while std::net::TcpStream::connect((host, port)).is_err() {
+        while std::net::TcpStream::connect(address).is_err() {
             ensure!(
                 began.elapsed() < Duration::from_secs(30),
                 "MinIO does not listen: see {}",

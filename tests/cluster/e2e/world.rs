@@ -1,5 +1,6 @@
 //! The cluster of the tests with the operator in it, installed as users do.
 
+use crate::images::{IMAGES, NEXT_IMAGES, images, tag, worker_image};
 use crate::job::{Job, with_checkpoints};
 use crate::prometheus;
 use crate::store::{self, Bucket};
@@ -9,8 +10,8 @@ use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use varuna_cluster_tests::nodes::{BRIDGE, Nodes};
-use varuna_cluster_tests::{Cluster, eventually, root};
+use varuna_cluster_tests::nodes::Nodes;
+use varuna_cluster_tests::{Cluster, Family, eventually, root};
 
 /// Where the operator is installed.
 pub(crate) const OPERATOR: &str = "varuna";
@@ -24,6 +25,8 @@ const GPUS: [u8; 3] = [0, 4, 4];
 pub(crate) enum Need {
     /// A cluster of our own, whose parts can be broken.
     OwnCluster,
+    /// A cluster of our own on IPv6 alone.
+    Ipv6,
     /// A bucket.
     Bucket,
     /// Prometheus.
@@ -42,6 +45,8 @@ pub(crate) struct World {
     pub(crate) cluster: Cluster,
     /// A client with all rights.
     pub(crate) client: Client,
+    /// The family of the addresses of a cluster of our own.
+    pub(crate) family: Family,
     /// Tag of the images.
     pub(crate) tag: String,
     cases: u32,
@@ -49,70 +54,33 @@ pub(crate) struct World {
     pub(crate) first_failure: Option<String>,
 }
 
-fn tag() -> Result<String> {
-    let text = std::fs::read_to_string(root().join("Cargo.toml"))?;
-    let line = text.lines().find_map(|l| l.strip_prefix("version = "));
-    Ok(line
-        .context("a version in Cargo.toml")?
-        .trim_matches('"')
-        .to_owned())
-}
-
-/// The image of workers that has the tests' dataset in it.
-fn worker_image(tag: &str) -> String {
-    format!("localhost/varuna-worker-text:{tag}")
-}
-
-/// Folders of images, as `images/build.sh --text` and `images/next.sh` leave them.
-const IMAGES: &str = ".cache/images";
-const NEXT_IMAGES: &str = ".cache/images/next";
-
-fn images(folder: &str) -> Result<Vec<PathBuf>> {
-    let names = [
-        "pause",
-        "varuna-operator",
-        "varuna-coordinator",
-        "varuna-worker-text",
-    ];
-    let paths: Vec<_> = names
-        .iter()
-        .map(|n| root().join(format!("{folder}/{n}.tar")))
-        .collect();
-    for path in &paths {
-        ensure!(
-            path.exists(),
-            "{} is missing: run images/build.sh --text, or images/next.sh for those of the next build",
-            path.display()
-        );
-    }
-    Ok(paths)
-}
-
 impl World {
-    /// Makes the cluster, or takes the given one, and installs the operator.
+    /// Makes the cluster, with addresses of this family alone, or takes the given one, and installs the operator.
     ///
     /// # Errors
     /// Something does not start.
-    pub(crate) async fn start() -> Result<World> {
-        let world = World::without_operator().await?;
+    pub(crate) async fn start(family: Family) -> Result<World> {
+        let world = World::without_operator(family).await?;
         world.install(&world.tag)?;
         Ok(world)
     }
 
-    /// Makes the cluster, or takes the given one.
+    /// The same without the operator.
     ///
     /// # Errors
     /// Something does not start.
-    pub(crate) async fn without_operator() -> Result<World> {
+    pub(crate) async fn without_operator(family: Family) -> Result<World> {
         let tag = tag()?;
         let (cluster, nodes) = match Cluster::given()? {
             Some(cluster) => (cluster, None),
-            None => own()?,
+            None => own(family)?,
         };
         let bucket = match (&nodes, store::program(), cluster.state()) {
-            (Some(_), Some(_), Some(state)) => {
-                Some(Bucket::start(&state.join("bucket"), BRIDGE, "varuna-test")?)
-            }
+            (Some(_), Some(_), Some(state)) => Some(Bucket::start(
+                &state.join("bucket"),
+                family.bridge(),
+                "varuna-test",
+            )?),
             _ => None,
         };
         let client = cluster.client().await?;
@@ -121,6 +89,7 @@ impl World {
             bucket,
             cluster,
             client,
+            family,
             tag,
             cases: 0,
             first_failure: None,
@@ -229,6 +198,10 @@ impl World {
     pub(crate) fn unmet(&self, need: Need) -> Option<&'static str> {
         match need {
             Need::OwnCluster => self.nodes.is_none().then_some("only on a cluster of its own"),
+            Need::Ipv6 => match self.nodes {
+                Some(_) => Family::V6.missing(),
+                None => Some("only on a cluster of its own"),
+            },
             Need::Bucket => self
                 .bucket
                 .is_none()
@@ -382,11 +355,14 @@ fn last(text: &str, lines: usize) -> String {
     all[from..].iter().map(short).collect()
 }
 
-fn own() -> Result<(Cluster, Option<Nodes>)> {
+fn own(family: Family) -> Result<(Cluster, Option<Nodes>)> {
     let images = images(IMAGES)?;
     let folder = tempfile::tempdir()?;
-    let mut nodes = Nodes::prepare(&folder.path().join("state"))?;
-    let cluster = Cluster::own(folder, &["--bind", BRIDGE, "--fast-nodes"])?;
+    let mut nodes = Nodes::prepare(&folder.path().join("state"), family)?;
+    let mut options = family.options();
+    options.push("--fast-nodes".to_owned());
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let cluster = Cluster::own(folder, &options)?;
     nodes.start_dns()?;
     nodes.add(&NODES, &images)?;
     Ok((cluster, Some(nodes)))

@@ -5,6 +5,7 @@
 
 mod coordinators;
 mod fake;
+mod family;
 mod faults;
 pub mod kubelet;
 mod kueue;
@@ -12,6 +13,7 @@ pub mod nodes;
 
 pub use coordinators::{Coordinators, coordinators};
 pub use fake::FakeNode;
+pub use family::Family;
 pub use faults::{Fault, Faults};
 pub use kueue::kueue_resource;
 

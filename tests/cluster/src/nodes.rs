@@ -2,6 +2,7 @@
 //!
 //! One set at a time on a machine: names and addresses are fixed, and a lock keeps a second one waiting.
 
+use crate::family::Family;
 use crate::root;
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::{Signal, killpg};
@@ -13,8 +14,6 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Where the API server of a cluster with nodes listens.
-pub const BRIDGE: &str = "10.99.0.1";
 /// Held while nodes exist.
 const LOCK: &str = "/run/varuna-test-nodes.lock";
 
@@ -30,6 +29,7 @@ pub fn missing() -> Option<String> {
         "runc",
         "ip",
         "iptables",
+        "ip6tables",
         "nsenter",
         "unshare",
     ];
@@ -83,6 +83,7 @@ struct Node {
 /// The nodes of a cluster.
 pub struct Nodes {
     state: PathBuf,
+    family: Family,
     nodes: BTreeMap<u8, Node>,
     dns: Option<Group>,
     _lock: File,
@@ -97,12 +98,12 @@ impl Drop for Nodes {
 }
 
 impl Nodes {
-    /// Waits until no other test has nodes, removes what a killed one left, and makes the network. `state` is the folder that
-    /// will be the control plane's.
+    /// Waits until no other test has nodes, removes what a killed one left, and makes the network, of this family alone. `state`
+    /// is the folder that will be the control plane's.
     ///
     /// # Errors
     /// The network cannot be made.
-    pub fn prepare(state: &Path) -> Result<Nodes> {
+    pub fn prepare(state: &Path, family: Family) -> Result<Nodes> {
         let mut lock = File::options()
             .create(true)
             .truncate(false)
@@ -122,12 +123,16 @@ impl Nodes {
         lock.write_all(state.to_string_lossy().as_bytes())?;
         let nodes = Nodes {
             state: state.to_owned(),
+            family,
             nodes: BTreeMap::new(),
             dns: None,
             _lock: lock,
         };
         nodes.run(&["down"])?;
-        let made = Command::new(script()).arg("net").status()?;
+        let made = Command::new(script())
+            .env("FAMILY", family.name())
+            .arg("net")
+            .status()?;
         ensure!(made.success(), "node.sh net failed");
         Ok(nodes)
     }
@@ -136,7 +141,9 @@ impl Nodes {
         let mut command = Command::new(script());
         // The command, the state, the rest.
         command.arg(arguments[0]).arg(&self.state).args(&arguments[1..]);
-        command.env("TESTCLUSTER", root().join(".cache/kube/testcluster"));
+        command
+            .env("TESTCLUSTER", root().join(".cache/kube/testcluster"))
+            .env("FAMILY", self.family.name());
         command
     }
 
@@ -168,8 +175,9 @@ impl Nodes {
     pub fn start_dns(&mut self) -> Result<()> {
         let binary = root().join(".cache/kube/coredns");
         let kubeconfig = self.state.join("admin.kubeconfig");
+        let bridge = self.family.bridge();
         let file = format!(
-            ".:53 {{\n bind {BRIDGE}\n errors\n kubernetes cluster.local {{\n  kubeconfig {} t\n }}\n}}\n",
+            ".:53 {{\n bind {bridge}\n errors\n kubernetes cluster.local {{\n  kubeconfig {} t\n }}\n}}\n",
             kubeconfig.display()
         );
         let path = self.state.join("Corefile");
@@ -188,7 +196,7 @@ impl Nodes {
             .with_context(|| format!("cannot start {}", binary.display()))?;
         self.dns = Some(Group(child));
         for _ in 0..200 {
-            if std::net::TcpStream::connect((BRIDGE, 53)).is_ok() {
+            if std::net::TcpStream::connect((bridge, 53)).is_ok() {
                 return Ok(());
             }
             std::thread::sleep(std::time::Duration::from_millis(50));

@@ -2,6 +2,7 @@
 
 mod bad;
 mod groups;
+mod ipv6;
 mod jobs;
 mod monitoring;
 mod nodes;
@@ -63,6 +64,9 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
     if matches!(case.name, "sidecar" | "two-workers-a-pod") {
         let sidecar = json!({ "name": "sidecar", "image": "localhost/pause:1" });
         document["spec"]["workers"]["template"] = json!({ "spec": { "containers": [sidecar] } });
+    }
+    if case.name == "ipv6" {
+        ipv6::spread_and_short(&mut document);
     }
     if case.name == "coordinator-cut" {
         // Its workers are all on the other node.
@@ -128,6 +132,7 @@ impl CaseRun<'_> {
             "worker-groups" => self.worker_groups().await?,
             "made-again" => return self.made_again().await,
             "job-deleted" => self.job_deleted().await?,
+            "ipv6" => self.ipv6().await?,
             other => bail!("no case is called {other}"),
         }
         self.job.never_fell()

@@ -1,6 +1,7 @@
 //! The list of all cases.
 
 use crate::world::Need;
+use varuna_cluster_tests::Family;
 
 /// A case.
 pub(crate) struct Case {
@@ -10,6 +11,17 @@ pub(crate) struct Case {
     pub(crate) about: &'static str,
     /// What it needs.
     pub(crate) needs: &'static [Need],
+}
+
+impl Case {
+    /// The family of its cluster, where a cluster is made: its own, or else this one.
+    pub(crate) fn family(&self, otherwise: Family) -> Family {
+        if self.needs.contains(&Need::Ipv6) {
+            Family::V6
+        } else {
+            otherwise
+        }
+    }
 }
 
 const fn case(name: &'static str, about: &'static str, needs: &'static [Need]) -> Case {
@@ -173,4 +185,10 @@ pub(crate) const CASES: &[Case] = &[
         &[Need::OwnCluster],
     ),
     case("job-deleted", "the job is deleted: nothing of it is left", &[]),
+    // Last: it has a cluster of its own made.
+    case(
+        "ipv6",
+        "on a cluster without IPv4 a worker's process is killed with -9, and the job trains to its end",
+        &[Need::OwnCluster, Need::Ipv6],
+    ),
 ];

@@ -7,14 +7,17 @@ use crate::world::OPERATOR;
 use anyhow::{Context as _, Result, ensure};
 use kube::api::{DynamicObject, PostParams};
 use serde_json::Value;
-use varuna_cluster_tests::nodes::BRIDGE;
 use varuna_cluster_tests::{eventually, jobs};
 
 impl CaseRun<'_> {
     /// A job of a second team, with a bucket of its own, trains beside the first; one that names the first team's bucket gets nowhere.
     pub(super) async fn two_tenants(&mut self) -> Result<()> {
         let state = self.world.cluster.state().context("a cluster of its own")?;
-        let own = Bucket::start(&state.join("bucket-of-another"), BRIDGE, "another-team")?;
+        let own = Bucket::start(
+            &state.join("bucket-of-another"),
+            self.world.family.bridge(),
+            "another-team",
+        )?;
         let first = self.world.bucket.as_ref().context("a bucket")?;
         let namespace = self.world.cluster.namespace("e2e-another-team")?;
         let other = Job::create(
