@@ -17,9 +17,10 @@ const HTTPS_PORT: u16 = 443;
 /// The API server behind its Service, as it listens on nodes.
 const API_SERVER_PORT: u16 = 6443;
 /// Where clouds give pods their identity: address and ports.
-const IDENTITY_SERVICES: [(&str, &[u16]); 4] = [
+const IDENTITY_SERVICES: [(&str, &[u16]); 5] = [
     // The metadata servers of GKE (with Dataplane V2), AWS and Azure.
     ("169.254.169.254/32", &[80]),
+    ("fd00:ec2::254/128", &[80]),
     // GKE's, as pods' packets reach it.
     ("169.254.169.252/32", &[80, 988]),
     // EKS Pod Identity.

@@ -77,6 +77,8 @@ fn an_isolated_job_reaches_its_own_pods_dns_https_and_the_identity_services_of_c
             (Some("169.254.170.23/32"), ("TCP", 80)),
             (Some("169.254.169.252/32"), ("TCP", 988)),
             (Some("169.254.169.254/32"), ("TCP", 80)),
+            (Some("fd00:ec2::23/128"), ("TCP", 80)),
+            (Some("fd00:ec2::254/128"), ("TCP", 80)),
         ] {
             assert!(lets_through(policy, wanted.0, wanted.1), "{wanted:?}: {policy}");
         }
