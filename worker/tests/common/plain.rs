@@ -65,7 +65,7 @@ pub(crate) fn train(case: &Case, steps: u64) -> Trained {
         let values = Vec::<f32>::try_from(p.detach().reshape([-1])).unwrap();
         parameters.entry(*unit).or_default().extend(values);
     }
-    // assert_close compares the first third: weights.
+    // assert_close compares the weights, which come first; the moments are not looked at.
     for values in parameters.values_mut() {
         values.resize(
             values.len() * (1 + training.optimizer.rule.moments().of_parameter()),
