@@ -107,7 +107,8 @@ class Run:
     def show_worker_logs(self):
         """The last lines of each, before the folder goes."""
         for log in sorted((self.folder / "workers").glob("*.log")):
-            tail = log.read_text(errors="replace").splitlines()[-5:]
+            # A program that ends with an error says where it was; what the error was stands before that.
+            tail = log.read_text(errors="replace").split("Stack backtrace")[0].splitlines()[-8:]
             print(f"  last lines of {log.name}:", *tail, sep="\n    ", file=sys.stderr, flush=True)
 
     def lines(self, name):

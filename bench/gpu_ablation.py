@@ -8,7 +8,7 @@ from gpu_sides import ELASTIC, LARGE, SMALL, WARM_UP, manifest, size_of, steps_o
 
 # What a worker can leave out (`varuna-worker --without`), where one process shows its gain, and where it takes boundaries and gradients
 # that go through the host.
-OF_KERNELS = ("kernels", "optimizer", "norm", "gelu")
+OF_KERNELS = ("kernels", "optimizer", "norm", "gelu", "loss", "bias", "squares")
 OF_ONE = ("ahead", "chunks", "padding", "read-ahead")
 OF_TWO = ("streams", "pinned")
 # Ways of libtorch to compute attention (`varuna-worker --attention`), each against the one that it prefers.

@@ -6,9 +6,12 @@ fn main() {
         "arguments.h",
         "optimizer.cu",
         "momentum.cu",
+        "columns.cu",
         "norm.cu",
         "gelu.cu",
         "dropout.cu",
+        "loss.cu",
+        "squares.cu",
         "host.cpp",
     ] {
         println!("cargo:rerun-if-changed=kernels/{file}");

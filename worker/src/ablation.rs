@@ -17,6 +17,12 @@ pub enum Ablation {
     Gelu,
     /// That of dropout.
     Dropout,
+    /// That of the loss over a vocabulary.
+    Loss,
+    /// That of biases' gradients.
+    Bias,
+    /// That of the squares of gradients.
+    Squares,
     /// Streams for copies; on a GPU they are made in the stream that computes.
     Streams,
     /// Pinned memory; on a GPU libtorch copies from and to pageable memory, and the host waits.
@@ -36,12 +42,15 @@ pub enum Ablation {
 
 impl Ablation {
     /// All of them.
-    pub const ALL: [Ablation; 12] = [
+    pub const ALL: [Ablation; 15] = [
         Ablation::Kernels,
         Ablation::Optimizer,
         Ablation::Norm,
         Ablation::Gelu,
         Ablation::Dropout,
+        Ablation::Loss,
+        Ablation::Bias,
+        Ablation::Squares,
         Ablation::Streams,
         Ablation::Pinned,
         Ablation::Ahead,
@@ -60,6 +69,9 @@ impl Ablation {
             Ablation::Norm => "norm",
             Ablation::Gelu => "gelu",
             Ablation::Dropout => "dropout",
+            Ablation::Loss => "loss",
+            Ablation::Bias => "bias",
+            Ablation::Squares => "squares",
             Ablation::Streams => "streams",
             Ablation::Pinned => "pinned",
             Ablation::Ahead => "ahead",
@@ -150,7 +162,7 @@ mod tests {
     #[test]
     fn another_name_is_refused_with_the_list() {
         let why = "kernels,speed".parse::<Ablations>().unwrap_err().to_string();
-        let expected = "--without names \"speed\"; allowed are kernels, optimizer, norm, gelu, dropout, streams, pinned, \
+        let expected = "--without names \"speed\"; allowed are kernels, optimizer, norm, gelu, dropout, loss, bias, squares, streams, pinned, \
                         ahead, chunks, padding, read-ahead, following, several with commas between";
         assert_eq!(why, expected);
     }

@@ -8,11 +8,14 @@ use varuna_torch::{
 };
 
 /// What is left out of the kernels alone.
-const PARTS: [(Ablation, KernelPart); 4] = [
+const PARTS: [(Ablation, KernelPart); 7] = [
     (Ablation::Optimizer, KernelPart::Optimizer),
     (Ablation::Norm, KernelPart::Norm),
     (Ablation::Gelu, KernelPart::Gelu),
     (Ablation::Dropout, KernelPart::Dropout),
+    (Ablation::Loss, KernelPart::Loss),
+    (Ablation::Bias, KernelPart::Bias),
+    (Ablation::Squares, KernelPart::Squares),
 ];
 
 /// What a worker finds on its machine.

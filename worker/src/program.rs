@@ -38,6 +38,7 @@ const EVENTS: usize = 4096;
 /// # Errors
 /// The worker failed or was refused; the exit code is then 1.
 pub fn run(platform: Platform) -> Result<()> {
+    varuna_cuda::ask_for_connections();
     varuna_torch::keep_freed_memory();
     let arguments = Arguments::parse();
     tracing_subscriber::fmt()

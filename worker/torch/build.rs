@@ -8,6 +8,7 @@ fn main() {
     println!("cargo:rerun-if-changed=head_loss.h");
     println!("cargo:rerun-if-changed=fused.h");
     println!("cargo:rerun-if-changed=launcher.h");
+    println!("cargo:rerun-if-changed=product.h");
     println!("cargo:rerun-if-changed=rms_norm.h");
     println!("cargo:rerun-if-changed=rotary.h");
     println!("cargo:rerun-if-changed={KERNELS}/arguments.h");

@@ -9,6 +9,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 using kernels::Launcher;
+using kernels::add_columns;
 using kernels::launch;
 using kernels::format_of;
 using kernels::parts;
@@ -23,13 +24,6 @@ static at::Tensor gradient_of(AutogradContext* context, const char* name, int64_
   TORCH_CHECK(gradient.scalar_type() == at::kFloat && gradient.is_contiguous() && gradient.numel() == width,
               "a gradient of ", width, " elements in single precision is needed");
   return gradient;
-}
-
-// Adds the sums over partials (chunks, width) to a gradient.
-static void add_columns(const Launcher& launcher, const at::Tensor& partials, const at::Tensor& gradient) {
-  const int64_t chunks = partials.size(0), width = partials.size(1);
-  const ColumnsArguments a{partials.const_data_ptr<float>(), gradient.mutable_data_ptr<float>(), chunks, width};
-  launch(launcher, kernels::ADD_COLUMNS, parts(width, kernels::THREADS), &a);
 }
 
 struct Norm : torch::autograd::Function<Norm> {
@@ -47,7 +41,7 @@ struct Norm : torch::autograd::Function<Norm> {
                           y.mutable_data_ptr(), means.mutable_data_ptr<float>(), deviations.mutable_data_ptr<float>(),
                           rows,                 width,                           float(epsilon),
                           format_of(x)};
-    launch(*kernels::launcher_of(launcher), kernels::NORM_FORWARD, rows, &a);
+    launch(*kernels::launcher_of(launcher), kernels::NORM_FORWARD, parts(rows, kernels::ROWS), &a);
     context->save_for_backward({x, weight, means, deviations});
     context->saved_data["launcher"] = launcher;
     context->saved_data["weight_gradient"] = weight_gradient;
@@ -77,10 +71,10 @@ struct Norm : torch::autograd::Function<Norm> {
                                   rows,
                                   width,
                                   format_of(x)};
-    launch(launcher, kernels::NORM_BACKWARD, rows, &a);
-    launch(launcher, kernels::NORM_COLUMNS, parts(width, kernels::THREADS) * chunks, &a);
-    add_columns(launcher, partials.narrow(0, 0, chunks), gradient_of(context, "weight_gradient", width));
-    add_columns(launcher, partials.narrow(0, chunks, chunks), gradient_of(context, "bias_gradient", width));
+    launch(launcher, kernels::NORM_BACKWARD, parts(rows, kernels::ROWS), &a);
+    launch(launcher, kernels::NORM_COLUMNS, parts(width, kernels::COLUMNS) * chunks, &a);
+    add_columns(launcher, partials, chunks, gradient_of(context, "weight_gradient", width),
+                gradient_of(context, "bias_gradient", width));
     return {x_gradient, none, none, none, none, none, none};
   }
 };
@@ -116,8 +110,8 @@ struct BiasGelu : torch::autograd::Function<BiasGelu> {
                                   rows,
                                   width,
                                   format_of(x)};
-    launch(launcher, kernels::GELU_BACKWARD, parts(width, kernels::THREADS) * chunks, &a);
-    add_columns(launcher, partials, gradient_of(context, "bias_gradient", width));
+    launch(launcher, kernels::GELU_BACKWARD, parts(width, kernels::COLUMNS) * chunks, &a);
+    add_columns(launcher, partials, chunks, gradient_of(context, "bias_gradient", width));
     return {x_gradient, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };

@@ -4,6 +4,8 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "product.h"
+
 namespace head_loss {
 
 // Calls each(first, rows) for all chunks.
@@ -11,7 +13,30 @@ template <typename Each>
 static void in_chunks(const Job& job, Each each) {
   at::NoGradGuard no_grad;
   const int64_t n = job.x.size(0);
-  for (int64_t first = 0; first < n; first += job.chunk) each(first, std::min(job.chunk, n - first));
+  // A GPU is slow with a rest of few rows; the processor is not, and the planner counts its whole chunks.
+  const int64_t chunk = std::min(job.chunk, n), rows = job.launcher && n ? kernels::parts(n, kernels::parts(n, chunk)) : chunk;
+  for (int64_t first = 0; first < n; first += rows) each(first, std::min(rows, n - first));
+}
+
+// The logits (rows, v or more) of some rows in x's format, after a kernel of our own has added their losses up; where `factor` is not 0 their
+// gradients times it instead.
+static at::Tensor by_kernel(const Job& job, const at::Tensor& x, const at::Tensor& own_targets, double factor) {
+  const auto logits = at::linear(x, job.w);
+  const auto targets = own_targets.contiguous();
+  TORCH_CHECK(targets.scalar_type() == at::kLong, "targets of ", targets.scalar_type());
+  const auto losses = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
+  const LossArguments a{logits.mutable_data_ptr(),
+                        reinterpret_cast<const long long*>(targets.const_data_ptr<int64_t>()),
+                        losses.mutable_data_ptr<float>(),
+                        x.size(0),
+                        job.vocabulary,
+                        logits.size(1),
+                        float(job.cap),
+                        float(factor),
+                        kernels::format_of(x)};
+  kernels::launch(*job.launcher, kernels::LOSS, x.size(0), &a);
+  job.sum.add_(losses.sum(at::kDouble).mul(job.weight));
+  return logits;
 }
 
 // Logarithms of the probabilities (rows, v) in single precision: a sum over a vocabulary has more terms than a narrow format has
@@ -31,9 +56,24 @@ static at::Tensor log_probabilities(const Job& job, const at::Tensor& x, const a
 
 void forward(const Job& job) {
   in_chunks(job, [&](int64_t first, int64_t rows) {
+    const auto x = job.x.narrow(0, first, rows), targets = job.targets.narrow(0, first, rows);
     at::Tensor bent;
-    log_probabilities(job, job.x.narrow(0, first, rows), job.targets.narrow(0, first, rows), bent);
+    job.launcher ? by_kernel(job, x, targets, 0.0) : log_probabilities(job, x, targets, bent);
   });
+}
+
+// The gradients (rows, v or more) of some rows' logits times `factor`, in x's format; their losses are added up.
+static at::Tensor gradients(const Job& job, const at::Tensor& x, const at::Tensor& targets, double factor) {
+  if (job.launcher) return by_kernel(job, x, targets, factor);
+  at::Tensor bent;
+  auto gradient = log_probabilities(job, x, targets, bent).exp_();
+  gradient.scatter_add_(1, targets.unsqueeze(1), at::full({x.size(0), 1}, -1.0, gradient.options()));
+  // The slope of the cap is 1 - tanh^2.
+  if (bent.defined()) gradient.sub_(bent.square_().mul_(gradient));
+  bent = at::Tensor();
+  gradient = gradient.mul_(factor).to(x.scalar_type());
+  const auto more = job.w.size(0) - job.vocabulary;
+  return more > 0 ? at::constant_pad_nd(gradient, {0, more}) : gradient;
 }
 
 at::Tensor backward(const Job& job, double scale, const at::Tensor& w_gradient) {
@@ -41,24 +81,10 @@ at::Tensor backward(const Job& job, double scale, const at::Tensor& w_gradient) 
   auto sum = w_gradient;
   in_chunks(job, [&](int64_t first, int64_t rows) {
     const auto x = job.x.narrow(0, first, rows);
-    const auto targets = job.targets.narrow(0, first, rows);
-    at::Tensor bent;
-    auto gradient = log_probabilities(job, x, targets, bent).exp_();
-    gradient.scatter_add_(1, targets.unsqueeze(1), at::full({rows, 1}, -1.0, gradient.options()));
-    // The slope of the cap is 1 - tanh^2.
-    if (bent.defined()) gradient.sub_(bent.square_().mul_(gradient));
-    bent = at::Tensor();
-    gradient = gradient.mul_(job.weight * scale).to(x.scalar_type());
-    const auto more = job.w.size(0) - job.vocabulary;
-    if (more > 0) gradient = at::constant_pad_nd(gradient, {0, more});
+    const auto gradient = gradients(job, x, job.targets.narrow(0, first, rows), job.weight * scale);
     auto part = x_gradient.narrow(0, first, rows);
     at::mm_out(part, gradient, job.w);
-    if (sum.scalar_type() == gradient.scalar_type() && more == 0) {
-      sum.addmm_(gradient.t(), x);
-    } else {
-      // A product of 16-bit numbers is rounded once; the sum over products keeps single precision.
-      sum.add_(gradient.t().mm(x).narrow(0, 0, job.vocabulary));
-    }
+    add_product(sum, gradient.narrow(1, 0, job.vocabulary).t(), x);
   });
   return x_gradient;
 }

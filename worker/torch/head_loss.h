@@ -2,6 +2,8 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include "launcher.h"
+
 namespace head_loss {
 
 // What a call adds to, and how much of memory it may take.
@@ -14,6 +16,7 @@ struct Job {
   at::Tensor sum;      // a scalar in double precision: the weighted losses are added to it
   int64_t chunk;       // rows whose logits exist at once
   double cap;          // logits are cap * tanh(x / cap); 0 = they are x
+  const kernels::Launcher* launcher;  // of a kernel of our own; null = libtorch's operators
 };
 
 // Adds the weighted cross-entropies (nats).

@@ -20,6 +20,7 @@
 #include "dropout.h"
 #include "fused.h"
 #include "head_loss.h"
+#include "product.h"
 #include "rms_norm.h"
 #include "rotary.h"
 
@@ -48,16 +49,17 @@ static std::vector<at::Tensor> list(Handle* handles, int count) {
   return tensors;
 }
 
-// y = x w' + b, whose backward adds the gradients of w and b to the given tensors within the product (BLAS's beta), instead of
-// making them anew and adding them in a second pass. The gradients may be single precision where x, w and b are narrower.
+// y = x w' + b, whose backward adds the gradients of w and b to the given tensors. The gradients may be single precision where x, w and b are
+// narrower. With a launcher a kernel of our own makes that of b.
 struct Linear : torch::autograd::Function<Linear> {
   // An optional, because an undefined tensor among the arguments is an error.
   typedef std::optional<at::Tensor> Maybe;
 
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& w, const Maybe& b,
-                            const at::Tensor& w_gradient, const Maybe& b_gradient) {
+                            const at::Tensor& w_gradient, const Maybe& b_gradient, int64_t launcher) {
     at::AutoDispatchBelowADInplaceOrView below;
     context->save_for_backward({x, w});
+    context->saved_data["launcher"] = launcher;
     context->saved_data["w_gradient"] = w_gradient;
     if (b_gradient) context->saved_data["b_gradient"] = *b_gradient;
     return at::linear(x, w, b);
@@ -68,21 +70,20 @@ struct Linear : torch::autograd::Function<Linear> {
     const auto &x = saved[0], &w = saved[1];
     const auto y_gradient = gradients[0].reshape({-1, w.size(0)});
     auto w_gradient = context->saved_data["w_gradient"].toTensor();
-    const auto x_rows = x.reshape({-1, w.size(1)});
-    if (w_gradient.scalar_type() == y_gradient.scalar_type()) {
-      w_gradient.addmm_(y_gradient.t(), x_rows);
-    } else {
-      // A product of 16-bit numbers is rounded once; the sum over products keeps single precision.
-      w_gradient.add_(y_gradient.t().mm(x_rows));
-    }
+    add_product(w_gradient, y_gradient.t(), x.reshape({-1, w.size(1)}));
     const auto b_gradient = context->saved_data.find("b_gradient");
     if (b_gradient != context->saved_data.end()) {
       auto sum = b_gradient->second.toTensor();
-      sum.add_(y_gradient.sum({0}, false, sum.scalar_type()));
+      const auto* launcher = kernels::launcher_of(context->saved_data["launcher"].toInt());
+      if (launcher && sum.scalar_type() == at::kFloat && sum.is_contiguous()) {
+        kernels::add_rows(*launcher, y_gradient.contiguous(), sum);
+      } else {
+        sum.add_(y_gradient.sum({0}, false, sum.scalar_type()));
+      }
     }
     at::Tensor x_gradient;
     if (context->needs_input_grad(0)) x_gradient = y_gradient.mm(w).view(x.sizes());
-    return {x_gradient, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    return {x_gradient, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -118,11 +119,11 @@ int vt_set_grad(Handle tensor, Handle gradient) {
   return guarded([&] { tensor->mutable_grad() = *gradient; });
 }
 
-// See Linear; b may be null. The gradients are those that vt_set_grad gave.
-int vt_linear(Handle x, Handle w, Handle b, Handle* out) {
+// See Linear; the launcher and b may be null. The gradients are those that vt_set_grad gave.
+int vt_linear(const kernels::Launcher* launcher, Handle x, Handle w, Handle b, Handle* out) {
   return guarded([&] {
     const auto bias = b ? Linear::Maybe(*b) : std::nullopt, gradient = b ? Linear::Maybe(b->grad()) : std::nullopt;
-    *out = new at::Tensor(Linear::apply(*x, *w, bias, w->grad(), gradient));
+    *out = new at::Tensor(Linear::apply(*x, *w, bias, w->grad(), gradient, kernels::number(launcher)));
   });
 }
 
@@ -131,11 +132,11 @@ int vt_lookup(Handle table, Handle rows, Handle* out) {
   return guarded([&] { *out = new at::Tensor(Lookup::apply(*table, *rows, table->grad())); });
 }
 
-// See head_loss.h. Without `x_gradient` only the loss is added.
-int vt_head_loss(Handle x, Handle w, Handle w_gradient, Handle targets, double weight, Handle sum, int64_t chunk,
+// See head_loss.h; the launcher may be null. Without `x_gradient` only the loss is added.
+int vt_head_loss(const kernels::Launcher* launcher, Handle x, Handle w, Handle w_gradient, Handle targets, double weight, Handle sum, int64_t chunk,
                  double cap, double scale, Handle* x_gradient) {
   return guarded([&] {
-    const head_loss::Job job{x->detach(), w->detach(), w_gradient->size(0), *targets, weight, *sum, chunk, cap};
+    const head_loss::Job job{x->detach(), w->detach(), w_gradient->size(0), *targets, weight, *sum, chunk, cap, launcher};
     if (x_gradient) {
       *x_gradient = new at::Tensor(head_loss::backward(job, scale, *w_gradient));
     } else {
@@ -171,8 +172,8 @@ int vt_rotate(Handle x, Handle cosines, Handle sines, Handle* out) {
 }
 
 // The sums of squares of each block of a flat tensor's elements but the last `tail`, then those last ones; in double precision. src/norm.rs says
-// in which order is summed. `block` is a power of two.
-int vt_block_squares(Handle values, int64_t block, int64_t tail, Handle* out) {
+// in which order is summed. `block` is a power of two; the launcher may be null.
+int vt_block_squares(const kernels::Launcher* launcher, Handle values, int64_t block, int64_t tail, Handle* out) {
   return guarded([&] {
     at::NoGradGuard no_grad;
     // What is computed at once: the squares take four times the memory of the elements.
@@ -180,6 +181,16 @@ int vt_block_squares(Handle values, int64_t block, int64_t tail, Handle* out) {
     const auto flat = values->reshape({-1});
     const int64_t count = flat.numel() - tail;
     TORCH_CHECK(count >= 0, "a tensor of ", flat.numel(), " elements has no tail of ", tail);
+    if (launcher && block == SQUARES) {
+      TORCH_CHECK(flat.scalar_type() == at::kFloat, "squares of ", flat.scalar_type());
+      const int64_t blocks = kernels::parts(count, block);
+      const auto all = at::empty({blocks + tail}, flat.options().dtype(at::kDouble));
+      all.narrow(0, blocks, tail).copy_(flat.narrow(0, count, tail));
+      const SquaresArguments a{flat.const_data_ptr<float>(), all.mutable_data_ptr<double>(), count};
+      if (blocks) kernels::launch(*launcher, kernels::SQUARES_OF_BLOCKS, blocks, &a);
+      *out = new at::Tensor(all);
+      return;
+    }
     std::vector<at::Tensor> sums;
     for (int64_t first = 0; first < count; first += chunk) {
       auto part = flat.narrow(0, first, std::min(chunk, count - first));

@@ -155,6 +155,12 @@ impl Communicator {
         self.revoked.load(Ordering::Relaxed)
     }
 
+    /// Connects the ranks for sums: waits until all of them have come to their first one.
+    pub(crate) fn meet(&self) {
+        // One that is revoked meanwhile ends when its turn comes.
+        let _ = self.mesh.get().map(|mesh| mesh.meet(&self.revoked));
+    }
+
     /// The turn of operations that are issued now.
     pub(crate) fn issue(&self) -> u64 {
         let mut turns = self.turns.lock();

@@ -23,6 +23,9 @@ pub(crate) struct Mesh {
     /// By rank; none to itself.
     outgoing: Vec<Option<Lane>>,
     incoming: Vec<Option<Lane>>,
+    /// Of each rank: a file that is there once it has come to the first operation.
+    arrivals: Vec<PathBuf>,
+    rank: usize,
 }
 
 fn place(folder: &Path, id: &str, rank: usize) -> PathBuf {
@@ -76,7 +79,25 @@ impl Mesh {
             }
         }
         let _ = std::fs::remove_file(&own);
-        Ok(Some(Mesh { outgoing, incoming }))
+        let arrivals = (0..ranks).map(|rank| place(folder, &format!("{id}.arrived"), rank));
+        Ok(Some(Mesh {
+            outgoing,
+            incoming,
+            arrivals: arrivals.collect(),
+            rank,
+        }))
+    }
+
+    /// Says that this rank has come, and waits until all others have.
+    pub(crate) fn meet(&self, revoked: &AtomicBool) -> Result<(), Revoked> {
+        let _ = std::fs::write(&self.arrivals[self.rank], "");
+        while !self.arrivals.iter().all(|of| of.exists()) {
+            if revoked.load(Ordering::Relaxed) {
+                return Err(Revoked);
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
     }
 
     /// The lane to a peer: data goes out, answers come in.
@@ -87,6 +108,12 @@ impl Mesh {
     /// The lane from a peer.
     pub(crate) fn from(&self, peer: usize) -> &Lane {
         self.incoming[peer].as_ref().expect("a lane from each other rank")
+    }
+}
+
+impl Drop for Mesh {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.arrivals[self.rank]);
     }
 }
 

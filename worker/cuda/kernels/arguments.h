@@ -4,6 +4,8 @@
 
 // Rows of one launch of dropout: their keys travel with the arguments, so that nothing is copied to the device for them.
 constexpr int DROPOUT_ROWS = 256;
+// Elements of a block whose squares are summed.
+constexpr long long SQUARES = 4096;
 
 // AdamW (Loshchilov & Hutter 2019) over `count` parameters. What follows from the step alone is computed by the host.
 struct OptimizerArguments {
@@ -67,11 +69,37 @@ struct GeluBackwardArguments {
   int format;
 };
 
-// Adds the sum over `chunks` partials of each column to a gradient.
+// The sums over the rows of each column, in parts.
+struct RowsArguments {
+  const void* x;
+  float* partials;  // (chunks, width)
+  long long rows, width;
+  int format;
+};
+
+// Adds the sum over `chunks` partials of each column to a gradient; those that follow them to another, which may be null.
 struct ColumnsArguments {
-  const float* partials;
-  float* gradient;
+  const float* partials;  // (1 or 2, chunks, width)
+  float *gradient, *other;
   long long chunks, width;
+};
+
+// Cross-entropy of `rows` rows of logits, `stride` elements apart, over the first `width` of them.
+struct LossArguments {
+  void* logits;              // where `factor` is not 0, replaced by their gradient times it; the rest of a row by zeros
+  const long long* targets;  // of each row
+  float* losses;             // of each row, in nats; not a number where the target is no column
+  long long rows, width, stride;
+  float cap;                 // logits are cap * tanh(x / cap); 0: they are x
+  float factor;
+  int format;
+};
+
+// Sums of the squares of each block of SQUARES elements in double precision, in the tree of worker/torch/src/norm.rs.
+struct SquaresArguments {
+  const float* values;
+  double* sums;  // one for each block
+  long long count;
 };
 
 // Dropout of `rows` rows of `width` elements, each under a key of its own; at most DROPOUT_ROWS.

@@ -3,9 +3,12 @@
 #include "arguments.h"
 #include "optimizer.cu"
 #include "momentum.cu"
+#include "columns.cu"
 #include "norm.cu"
 #include "gelu.cu"
 #include "dropout.cu"
+#include "loss.cu"
+#include "squares.cu"
 
 struct HostKernel {
   const char* name;
@@ -21,7 +24,8 @@ static const HostKernel ALL[] = {
     ENTRY(norm_backward, NormBackwardArguments),   ENTRY(norm_columns, NormBackwardArguments),
     ENTRY(add_columns, ColumnsArguments),          ENTRY(gelu_forward, GeluArguments),
     ENTRY(gelu_backward, GeluBackwardArguments),   ENTRY(dropout, DropoutArguments),
-    ENTRY(momentum, MomentumArguments),
+    ENTRY(momentum, MomentumArguments),            ENTRY(sum_rows, RowsArguments),
+    ENTRY(loss, LossArguments),                    ENTRY(squares, SquaresArguments),
 };
 
 extern "C" const HostKernel* varuna_host_kernels(unsigned long long* count) {

@@ -7,6 +7,24 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::sync::Arc;
 
+/// How many streams the driver serves at a time without one waiting for what another has before it. It takes 8 where nothing is said, which
+/// a process exceeds that computes, copies both ways and has communicators: a stream that waits for a peer would hold up one that computes.
+const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+
+/// Asks the driver, which is not loaded yet, for as many streams side by side as it has, unless the environment says how many. Does nothing where
+/// the process has other threads already: they may read the environment.
+pub fn ask_for_connections() {
+    let (name, most) = CONNECTIONS;
+    let threads = std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count);
+    if std::env::var_os(name).is_none() && threads == 1 {
+        #[expect(unsafe_code, reason = "the environment is the only way to ask")]
+        // SAFETY: this is the only thread, so nobody else reads the environment.
+        unsafe {
+            std::env::set_var(name, most);
+        }
+    }
+}
+
 functions! {
     /// The driver's functions that are called.
     Driver {

@@ -8,9 +8,12 @@ pub(crate) const SOURCE: &str = concat!(
     include_str!("../kernels/arguments.h"),
     include_str!("../kernels/optimizer.cu"),
     include_str!("../kernels/momentum.cu"),
+    include_str!("../kernels/columns.cu"),
     include_str!("../kernels/norm.cu"),
     include_str!("../kernels/gelu.cu"),
     include_str!("../kernels/dropout.cu"),
+    include_str!("../kernels/loss.cu"),
+    include_str!("../kernels/squares.cu"),
 );
 
 /// Threads of a block; `kernels/prelude.h` has the same.
@@ -23,13 +26,13 @@ const TILE: u64 = 2048;
 pub enum Kernel {
     /// Unscale, clip, AdamW and the 16-bit copy in one pass.
     Optimizer,
-    /// Layer norm; a block for each row.
+    /// Layer norm; a warp for each row.
     NormForward,
-    /// The gradient of its input; a block for each row.
+    /// The gradient of its input; a warp for each row.
     NormBackward,
-    /// The gradients of weight and bias, in parts; a block for each tile of columns of each chunk of rows.
+    /// The gradients of weight and bias, in parts; a block for some columns of each chunk of rows.
     NormColumns,
-    /// Adds the parts up; a block for each tile of columns.
+    /// Adds the parts up; a block for a warp's width of columns.
     AddColumns,
     /// Bias and GELU; a block for each row.
     GeluForward,
@@ -39,11 +42,17 @@ pub enum Kernel {
     Dropout,
     /// Unscale, clip, SGD with momentum and the 16-bit copy in one pass.
     Momentum,
+    /// The gradient of a bias, in parts; blocks as [`Kernel::NormColumns`].
+    SumRows,
+    /// Cross-entropy and its gradient; a block for each row.
+    Loss,
+    /// Sums of squares of blocks of a flat range, which are the kernel's blocks.
+    Squares,
 }
 
 impl Kernel {
     /// All, in the order of their numbers.
-    pub const ALL: [Kernel; 9] = [
+    pub const ALL: [Kernel; 12] = [
         Kernel::Optimizer,
         Kernel::NormForward,
         Kernel::NormBackward,
@@ -53,6 +62,9 @@ impl Kernel {
         Kernel::GeluBackward,
         Kernel::Dropout,
         Kernel::Momentum,
+        Kernel::SumRows,
+        Kernel::Loss,
+        Kernel::Squares,
     ];
 
     pub(crate) fn name(self) -> &'static CStr {
@@ -66,6 +78,9 @@ impl Kernel {
             Kernel::GeluBackward => c"gelu_backward",
             Kernel::Dropout => c"dropout",
             Kernel::Momentum => c"momentum",
+            Kernel::SumRows => c"sum_rows",
+            Kernel::Loss => c"loss",
+            Kernel::Squares => c"squares",
         }
     }
 }

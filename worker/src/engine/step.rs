@@ -177,16 +177,13 @@ impl Run<'_> {
                 Instruction::Backward(m) => {
                     let last = last[&task.stage] == Some(position);
                     self.backward(place, units, m, |segment, run| {
-                        if last {
-                            run.reduce(place, units, segment)
-                        } else {
-                            Ok(())
-                        }
+                        if last { run.reduce(units, segment) } else { Ok(()) }
                     })?;
                 }
             }
             self.after_task()?;
         }
+        self.reduce_tied(units)?;
         // While the gradients are reduced and applied. Another plan's steps may read other samples, which costs no more than a read.
         let reads = self.reads(self.step.next(), list);
         self.tokens.reader.expect(reads)

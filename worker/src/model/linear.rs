@@ -8,7 +8,7 @@ use varuna_torch::TorchError;
 /// `x` (.., inputs) to (.., outputs) with the unit's parameters of these names.
 pub(super) fn linear(unit: &UnitParameters, names: LayerNames, x: &Tensor) -> Result<Tensor, TorchError> {
     let bias = unit.optional_parameter(names.bias);
-    varuna_torch::linear(x, unit.parameter(names.weight)?, bias)
+    unit.kernels().linear(x, unit.parameter(names.weight)?, bias)
 }
 
 /// The same under GELU.

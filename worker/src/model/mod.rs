@@ -98,17 +98,10 @@ fn table_unit<'a>(model: &Model, units: &'a impl Units, segment: u32) -> &'a Uni
     units.parameters_of(model.layout().tied_unit().unwrap_or(Unit(segment)))
 }
 
-/// Units whose gradients a stage has finished once the backward of `segment` has ended for the last micro-batch.
+/// The tied weight, where a stage holds it. Its gradient is finished with the stage's last backward: backwards run from the last segment to the
+/// first, and a stage with both ends uses it at both.
 #[must_use]
-pub fn units_finished_by(model: &Model, stage: SegmentRange, segment: u32) -> Vec<Unit> {
+pub fn tied_weight_of(model: &Model, stage: SegmentRange) -> Option<Unit> {
     let layout = model.layout();
-    let mut units = vec![Unit(segment)];
-    if let Some(tied) = layout.tied_unit() {
-        // Backwards run from the last segment to the first: a stage with both ends finishes the tied weight at the first.
-        let last_use = if stage.start == 0 { 0 } else { layout.segments - 1 };
-        if segment == last_use && layout.stage_holds(stage, tied) {
-            units.push(tied);
-        }
-    }
-    units
+    layout.tied_unit().filter(|tied| layout.stage_holds(stage, *tied))
 }

@@ -151,6 +151,7 @@ impl UnitParameters {
             gradient,
             whole,
             cap: None,
+            kernels: self.backend.kernels,
         })
     }
 

@@ -1,4 +1,4 @@
-//! Which code computes the optimizer, dropout, norms and GELU: kernels of our own (`worker/cuda/kernels`), or libtorch's operators.
+//! Which code computes the optimizer, dropout, norms, GELU, losses and sums: kernels of our own (`worker/cuda/kernels`), or libtorch's operators.
 //!
 //! It is a value, chosen once when a device is opened. The optimizer of our own has the same bits on the processor and on every GPU; libtorch's
 //! differ between devices and between processors with and without wide vectors.
@@ -10,6 +10,7 @@ mod optimizer;
 pub use momentum::MomentumStep;
 pub use optimizer::{AdamStep, Parameters};
 
+use crate::layers;
 use crate::streams::{Gpu, Streams};
 use crate::{Device, Handle, TorchError, checked, handle};
 use std::ffi::{c_char, c_int, c_void};
@@ -66,7 +67,7 @@ enum Runner {
 
 /// `kernels::Launcher` in `launcher.h`.
 #[repr(C)]
-struct Launcher {
+pub(crate) struct Launcher {
     launch:
         unsafe extern "C" fn(&Runner, c_int, u64, *const c_void, why: *mut c_char, why_bytes: usize) -> c_int,
     runner: &'static Runner,
@@ -139,14 +140,16 @@ impl Runner {
     }
 }
 
-/// What computes the optimizer, dropout, norms and GELU.
+/// What computes these parts of a step; none: libtorch's own.
 #[derive(Clone, Copy)]
 pub struct Kernels {
-    /// None: libtorch's own.
     optimizer: Option<&'static Runner>,
     dropout: Option<&'static Launcher>,
     norm: Option<&'static Launcher>,
     gelu: Option<&'static Launcher>,
+    loss: Option<&'static Launcher>,
+    bias: Option<&'static Launcher>,
+    squares: Option<&'static Launcher>,
 }
 
 /// What kernels of our own compute.
@@ -160,6 +163,12 @@ pub enum KernelPart {
     Norm,
     /// Bias and GELU.
     Gelu,
+    /// Cross-entropy with its gradient.
+    Loss,
+    /// The gradient of a linear layer's bias.
+    Bias,
+    /// Sums of squares of gradients.
+    Squares,
 }
 
 impl Kernels {
@@ -169,6 +178,9 @@ impl Kernels {
         dropout: None,
         norm: None,
         gelu: None,
+        loss: None,
+        bias: None,
+        squares: None,
     };
     /// For the processor: the optimizer is ours, so that it has the bits of a GPU's, and dropout, which libtorch has not; libtorch's other
     /// layers are faster there.
@@ -177,6 +189,9 @@ impl Kernels {
         dropout: Some(&ON_HOST),
         norm: None,
         gelu: None,
+        loss: None,
+        bias: None,
+        squares: None,
     };
     /// All kernels as the host runs them: what they compute, without a GPU. For tests.
     pub const ALL_ON_HOST: Kernels = Kernels {
@@ -184,6 +199,9 @@ impl Kernels {
         dropout: Some(&ON_HOST),
         norm: Some(&ON_HOST),
         gelu: Some(&ON_HOST),
+        loss: Some(&ON_HOST),
+        bias: Some(&ON_HOST),
+        squares: Some(&ON_HOST),
     };
 
     /// The same, but for one part, which libtorch's operators compute.
@@ -194,6 +212,9 @@ impl Kernels {
             KernelPart::Dropout => self.dropout = None,
             KernelPart::Norm => self.norm = None,
             KernelPart::Gelu => self.gelu = None,
+            KernelPart::Loss => self.loss = None,
+            KernelPart::Bias => self.bias = None,
+            KernelPart::Squares => self.squares = None,
         }
         self
     }
@@ -238,6 +259,9 @@ impl Kernels {
             dropout: Some(launcher),
             norm: Some(launcher),
             gelu: Some(launcher),
+            loss: Some(launcher),
+            bias: Some(launcher),
+            squares: Some(launcher),
         })
     }
 
@@ -267,16 +291,33 @@ impl Kernels {
         Ok((normed, around))
     }
 
-    /// `gelu(x w' + b)` in the form with the tangent, of `x` (.., inputs). The parameters have gradients as for [`linear`](crate::linear).
+    pub(crate) fn loss(self) -> Option<&'static Launcher> {
+        self.loss
+    }
+
+    pub(crate) fn squares(self) -> Option<&'static Launcher> {
+        self.squares
+    }
+
+    /// `x w' + b`. Its backward adds to the gradients of `w` and `b`, which [`set_grad`](crate::set_grad) must have set, that of `w` within the matrix
+    /// product: nothing of the weight's size is made anew and added in a second pass.
     ///
     /// # Errors
-    /// As [`linear`](crate::linear).
+    /// The shapes do not fit, or a parameter has no gradient.
+    pub fn linear(self, x: &Tensor, w: &Tensor, b: Option<&Tensor>) -> Result<Tensor, TorchError> {
+        layers::linear(self.bias, x, w, b)
+    }
+
+    /// `gelu(x w' + b)` in the form with the tangent, of `x` (.., inputs). The parameters have gradients as for [`Kernels::linear`].
+    ///
+    /// # Errors
+    /// As [`Kernels::linear`].
     pub fn linear_gelu(self, x: &Tensor, w: &Tensor, b: Option<&Tensor>) -> Result<Tensor, TorchError> {
         let (Some(launcher), Some(b)) = (self.gelu, b) else {
-            let y = crate::linear(x, w, b)?.f_gelu("tanh");
+            let y = self.linear(x, w, b)?.f_gelu("tanh");
             return y.map_err(|e| TorchError(e.to_string()));
         };
-        let product = crate::linear(x, w, None)?;
+        let product = self.linear(x, w, None)?;
         let mut out: Handle = std::ptr::null_mut();
         // SAFETY: as in `layer_norm`.
         checked(unsafe { vt_bias_gelu(launcher, handle(&product), handle(b), &raw mut out) })?;
@@ -287,13 +328,17 @@ impl Kernels {
 
 impl std::fmt::Debug for Kernels {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let whose = |own: bool| if own { "own" } else { "libtorch's" };
-        let (optimizer, dropout) = (whose(self.optimizer.is_some()), whose(self.dropout.is_some()));
-        let (norm, gelu) = (whose(self.norm.is_some()), whose(self.gelu.is_some()));
-        write!(
-            f,
-            "optimizer {optimizer}, dropout {dropout}, norm {norm}, gelu {gelu}"
-        )
+        let parts = [
+            ("optimizer", self.optimizer.is_some()),
+            ("dropout", self.dropout.is_some()),
+            ("norm", self.norm.is_some()),
+            ("gelu", self.gelu.is_some()),
+            ("loss", self.loss.is_some()),
+            ("bias", self.bias.is_some()),
+            ("squares", self.squares.is_some()),
+        ];
+        let said = parts.map(|(name, own)| format!("{name} {}", if own { "own" } else { "libtorch's" }));
+        f.write_str(&said.join(", "))
     }
 }
 

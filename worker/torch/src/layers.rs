@@ -1,13 +1,15 @@
 //! Layers whose backward adds to gradients that are there already.
 
+use crate::kernels::{Kernels, Launcher};
 use crate::{Handle, TorchError, checked, handle};
 use std::ffi::c_int;
 use tch::Tensor;
 
 unsafe extern "C" {
-    fn vt_linear(x: Handle, w: Handle, b: Handle, out: *mut Handle) -> c_int;
+    fn vt_linear(launcher: Option<&Launcher>, x: Handle, w: Handle, b: Handle, out: *mut Handle) -> c_int;
     fn vt_lookup(table: Handle, rows: Handle, out: *mut Handle) -> c_int;
     fn vt_head_loss(
+        launcher: Option<&Launcher>,
         x: Handle,
         w: Handle,
         w_gradient: Handle,
@@ -22,12 +24,13 @@ unsafe extern "C" {
     fn vt_rms_norm(x: Handle, weight: Handle, epsilon: f64, out: *mut Handle) -> c_int;
 }
 
-/// `x w' + b`. Its backward adds to the gradients of `w` and `b`, which [`set_grad`](crate::set_grad) must have set, within the matrix product:
-/// nothing of the weight's size is made anew and added in a second pass.
-///
-/// # Errors
-/// The shapes do not fit, or a parameter has no gradient.
-pub fn linear(x: &Tensor, w: &Tensor, b: Option<&Tensor>) -> Result<Tensor, TorchError> {
+/// See [`Kernels::linear`]; the launcher is of the kernel for the bias's gradient.
+pub(crate) fn linear(
+    launcher: Option<&'static Launcher>,
+    x: &Tensor,
+    w: &Tensor,
+    b: Option<&Tensor>,
+) -> Result<Tensor, TorchError> {
     if !w.grad().defined() || b.is_some_and(|b| !b.grad().defined()) {
         return Err(TorchError(
             "a linear layer over parameters without gradients".into(),
@@ -35,8 +38,8 @@ pub fn linear(x: &Tensor, w: &Tensor, b: Option<&Tensor>) -> Result<Tensor, Torc
     }
     let mut out: Handle = std::ptr::null_mut();
     let bias = b.map_or(std::ptr::null_mut(), handle);
-    // SAFETY: live handles, borrowed for the call; the shim takes a null bias for none.
-    checked(unsafe { vt_linear(handle(x), handle(w), bias, &raw mut out) })?;
+    // SAFETY: live handles, borrowed for the call; the shim takes a null bias for none, and the launcher is never freed.
+    checked(unsafe { vt_linear(launcher, handle(x), handle(w), bias, &raw mut out) })?;
     // SAFETY: the shim returned a new heap tensor that this Tensor now owns.
     Ok(unsafe { Tensor::from_ptr(out.cast()) })
 }
@@ -81,6 +84,8 @@ pub struct HeadTable {
     pub whole: bool,
     /// Logits are bent to stay below this: `c tanh(x / c)`.
     pub cap: Option<f64>,
+    /// Whose code computes the loss. With a kernel of our own a target that is no row of the table is not refused: the sum is then not a number.
+    pub kernels: Kernels,
 }
 
 /// The loss of a head over its vocabulary. The logits (n, v) never exist as a whole: a chunk of rows at a time, whose gradients are made
@@ -157,6 +162,7 @@ impl HeadLoss<'_> {
         // SAFETY: live handles, borrowed for the call; `out` is null or has place for a handle.
         checked(unsafe {
             vt_head_loss(
+                table.kernels.loss(),
                 handle(&x),
                 handle(&table.rows),
                 handle(&table.gradient),
@@ -176,6 +182,11 @@ impl HeadLoss<'_> {
 fn rows_at_once(table: &HeadTable) -> i64 {
     match table.whole {
         true => i64::MAX,
+        // They are there once, in the format that is computed in, under a cap too.
+        false if table.kernels.loss().is_some() => {
+            let bytes = i64::try_from(table.rows.kind().elt_size_in_bytes()).unwrap_or(1);
+            chunk_rows(&table.rows) * 2 * 4 / bytes.max(1)
+        }
         // Logits under a cap stay beside what is made of them: three of a kind instead of two.
         false if table.cap.is_some() => (chunk_rows(&table.rows) * 2 / 3).max(1),
         false => chunk_rows(&table.rows),

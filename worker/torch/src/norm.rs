@@ -4,15 +4,22 @@
 //! The tree: blocks of [`BLOCK`] elements, in each of which the upper half is added to the lower half until one number is left; the
 //! blocks' sums are added up in their order. Squares and sums are in double precision; the square of a single is exact there.
 
+use crate::kernels::{Kernels, Launcher};
 use crate::{Handle, TorchError, checked, handle, vec_from_tensor};
 use std::ffi::c_int;
 use tch::Tensor;
 
 unsafe extern "C" {
-    fn vt_block_squares(values: Handle, block: i64, tail: i64, out: *mut Handle) -> c_int;
+    fn vt_block_squares(
+        launcher: Option<&Launcher>,
+        values: Handle,
+        block: i64,
+        tail: i64,
+        out: *mut Handle,
+    ) -> c_int;
 }
 
-/// Elements of a block: what the sum of it takes fits into the fastest cache of a core.
+/// Elements of a block: what the sum of it takes fits into the fastest cache of a core. `kernels/arguments.h` has the same.
 const BLOCK: usize = 4096;
 
 /// Sum of the squares of elements in the host's memory.
@@ -52,7 +59,7 @@ fn block_of(block: &[f32], sums: &mut [f64; BLOCK / 2]) -> f64 {
 pub(crate) fn sum_of_squares_on_device<const TAIL: usize>(
     values: &Tensor,
 ) -> Result<(f64, [f32; TAIL]), TorchError> {
-    let found = read_block_sums(&[BlockSums::of(values)?])?;
+    let found = read_block_sums(&[BlockSums::of(Kernels::LIBTORCH, values)?])?;
     found.first().copied().ok_or_else(|| too_short(TAIL))
 }
 
@@ -60,14 +67,15 @@ pub(crate) fn sum_of_squares_on_device<const TAIL: usize>(
 pub struct BlockSums<const TAIL: usize>(Tensor);
 
 impl<const TAIL: usize> BlockSums<TAIL> {
-    /// Of a flat tensor in single precision.
+    /// Of a flat tensor in single precision, by whoever's code: the bits are the same.
     ///
     /// # Errors
     /// It is shorter than `TAIL`, or libtorch refuses.
-    pub fn of(values: &Tensor) -> Result<BlockSums<TAIL>, TorchError> {
+    pub fn of(kernels: Kernels, values: &Tensor) -> Result<BlockSums<TAIL>, TorchError> {
         let mut out: Handle = std::ptr::null_mut();
-        // SAFETY: a live handle, borrowed for the call.
-        checked(unsafe { vt_block_squares(handle(values), BLOCK as i64, TAIL as i64, &raw mut out) })?;
+        let (launcher, block, tail) = (kernels.squares(), BLOCK as i64, TAIL as i64);
+        // SAFETY: a live handle, borrowed for the call; the launcher is never freed.
+        checked(unsafe { vt_block_squares(launcher, handle(values), block, tail, &raw mut out) })?;
         // SAFETY: the shim returned a new heap tensor that this Tensor now owns.
         Ok(BlockSums(unsafe { Tensor::from_ptr(out.cast()) }))
     }
@@ -130,12 +138,15 @@ mod tests {
             let values = Vec::<f32>::try_from(&all).unwrap();
             let host = sum_of_squares(&values);
             let more = Tensor::cat(&[&all, &Tensor::from_slice(&[0.1f32, -7.0])], 0);
-            let (device, tail) = sum_of_squares_on_device(&more).unwrap();
-            assert_eq!(
-                (host.to_bits(), tail),
-                (device.to_bits(), [0.1, -7.0]),
-                "{length} elements"
-            );
+            for kernels in [Kernels::LIBTORCH, Kernels::ALL_ON_HOST] {
+                let sums = BlockSums::<2>::of(kernels, &more).unwrap();
+                let (device, tail) = read_block_sums(&[sums]).unwrap()[0];
+                assert_eq!(
+                    (host.to_bits(), tail),
+                    (device.to_bits(), [0.1, -7.0]),
+                    "{length} elements, {kernels:?}"
+                );
+            }
             let plain: f64 = values.iter().map(|v| f64::from(*v).powi(2)).sum();
             assert!((host - plain).abs() <= 1e-12 * plain, "{host} {plain}");
         }
@@ -147,8 +158,11 @@ mod tests {
             let mut values = vec![1.0f32; 10_000];
             values[7_777] = odd;
             assert!(!sum_of_squares(&values).is_finite());
-            let (device, []) = sum_of_squares_on_device(&Tensor::from_slice(&values)).unwrap();
-            assert!(!device.is_finite());
+            for kernels in [Kernels::LIBTORCH, Kernels::ALL_ON_HOST] {
+                let sums = BlockSums::<0>::of(kernels, &Tensor::from_slice(&values)).unwrap();
+                let (device, []) = read_block_sums(&[sums]).unwrap()[0];
+                assert!(!device.is_finite(), "{kernels:?}");
+            }
         }
     }
 

@@ -354,6 +354,20 @@ fn every_kernel_compiles_for_every_gpu_and_optimizer_and_dropout_round_as_the_ho
                 assert!(!kernel.contains(not_ieee), "sm_{major}{minor}: {not_ieee}");
             }
         }
+        for vectorised in [
+            Kernel::NormForward,
+            Kernel::NormBackward,
+            Kernel::GeluForward,
+            Kernel::GeluBackward,
+            Kernel::SumRows,
+            Kernel::Loss,
+        ] {
+            let text = entry(&assembly, vectorised.name());
+            assert!(
+                text.contains("ld.global.v4") || text.contains("ld.global.nc.v4"),
+                "{vectorised:?} moves 16 bytes at once"
+            );
+        }
         // The keys are read where the launch put them, not copied for each thread.
         let dropout = entry(&assembly, Kernel::Dropout.name());
         for unwanted in ["fma.", ".ftz", ".approx", "mul.f32", "add.f32", ".local"] {

@@ -178,12 +178,11 @@ impl Exchange for OverLink<'_> {
     }
 
     fn next(&mut self) -> Result<Summed, EngineError> {
+        // Also where no unit is shared: the last boundary may still be on its way to the host, and no later call would send it.
+        self.settle(true)?;
         match self.alone.pop_front() {
             Some(alone) => Ok(alone),
-            None => {
-                self.settle(true)?;
-                Ok(over_ring(self.reducer.wait()?))
-            }
+            None => Ok(over_ring(self.reducer.wait()?)),
         }
     }
 

@@ -1,41 +1,58 @@
 //! From a stage's gradients to the reduced ones and their norms.
 
 use super::super::EngineError;
+use super::Run;
 use super::exchange::Summed;
 use super::loss::LossSum;
-use super::{Place, Run};
-use crate::model::units_finished_by;
+use crate::model::tied_weight_of;
 use crate::state::{TAIL, UnitBuffers};
 use std::collections::BTreeMap;
 use std::time::Instant;
 use tch::{TchError, Tensor};
 use varuna_plan::Unit;
 use varuna_plan::state::UnitNorm;
-use varuna_torch::{BlockSums, TorchError, read_block_sums};
+use varuna_torch::{BlockSums, FlatBuffer, TorchError, read_block_sums};
 
 /// Norms that lie on the device.
 type Unread = Vec<(Unit, BlockSums<TAIL>)>;
 
 impl Run<'_> {
-    /// Hands the gradients that `segment` has finished to the reduction.
+    /// Hands the gradient of `segment`, which its last backward has finished, to the reduction.
     pub(super) fn reduce(
         &mut self,
-        place: Place,
         units: &BTreeMap<Unit, UnitBuffers>,
         segment: u32,
     ) -> Result<(), EngineError> {
-        for unit in units_finished_by(&self.config.model, place.segments, segment) {
-            let memory = &units
-                .get(&unit)
-                .ok_or(EngineError::NotHeld(unit))?
-                .gradient_memory;
-            if segment + 1 == self.plan.layout.segments && unit == Unit(segment) {
-                let losses = [Some(&self.loss), self.eval_loss.as_ref()];
-                set_tail(&memory.tensor()?, losses).map_err(|e| TorchError(e.to_string()))?;
-            }
-            self.exchange.begin(unit, memory)?;
+        if segment + 1 == self.plan.layout.segments {
+            let losses = [Some(&self.loss), self.eval_loss.as_ref()];
+            let gradient = self.gradient(units, Unit(segment))?.tensor()?;
+            set_tail(&gradient, losses).map_err(|e| TorchError(e.to_string()))?;
         }
-        Ok(())
+        self.reduce_unit(units, Unit(segment))
+    }
+
+    /// The same for the tied weight, where this worker holds it: after all that it sends. The first sum over a communicator may not begin before all
+    /// holders come to it, and those of the embedding come after they have the last gradient from here.
+    pub(super) fn reduce_tied(&mut self, units: &BTreeMap<Unit, UnitBuffers>) -> Result<(), EngineError> {
+        let mut places = self.places.iter();
+        match places.find_map(|place| tied_weight_of(&self.config.model, place.segments)) {
+            Some(tied) => self.reduce_unit(units, tied),
+            None => Ok(()),
+        }
+    }
+
+    fn reduce_unit(&mut self, units: &BTreeMap<Unit, UnitBuffers>, unit: Unit) -> Result<(), EngineError> {
+        let gradient = self.gradient(units, unit)?;
+        self.exchange.begin(unit, gradient)
+    }
+
+    fn gradient<'a>(
+        &self,
+        units: &'a BTreeMap<Unit, UnitBuffers>,
+        unit: Unit,
+    ) -> Result<&'a FlatBuffer, EngineError> {
+        let held = units.get(&unit).ok_or(EngineError::NotHeld(unit))?;
+        Ok(&held.gradient_memory)
     }
 
     /// Waits for all reductions.
@@ -93,7 +110,7 @@ impl Run<'_> {
             let found = found.map_err(|e| EngineError::of_buffer(unit, e))?;
             prepared.push((unit, self.norm(unit, found)));
         } else {
-            unread.push((unit, BlockSums::of(&memory.tensor()?)?));
+            unread.push((unit, BlockSums::of(backend.kernels, &memory.tensor()?)?));
         }
         Ok(())
     }

@@ -157,9 +157,9 @@ fn reference_leaf(t: &Tensor) -> Tensor {
 #[test]
 fn norm_and_its_backward_are_libtorchs_within_rounding() {
     tch::manual_seed(4);
-    for kind in KINDS {
-        // More rows than a chunk, a width that is no multiple of a block's threads.
-        let (rows, width) = (150, 300);
+    // A width of whole vectors, and one that is none; more rows than a chunk, columns that fill no tile.
+    for (kind, width) in KINDS.into_iter().flat_map(|kind| [(kind, 300), (kind, 328)]) {
+        let rows = 150;
         let x = (random(&[3, 50, width], kind) * 2.0 + 1.0)
             .to_kind(kind)
             .set_requires_grad(true);
@@ -190,8 +190,8 @@ fn norm_and_its_backward_are_libtorchs_within_rounding() {
 #[test]
 fn gelu_and_its_backward_are_libtorchs_within_rounding() {
     tch::manual_seed(5);
-    for kind in KINDS {
-        let (inputs, width) = (20, 300);
+    for (kind, width) in KINDS.into_iter().flat_map(|kind| [(kind, 300), (kind, 328)]) {
+        let inputs = 20;
         let x = random(&[2, 70, inputs], kind).set_requires_grad(true);
         let (b, b_gradient) = parameter(&[width], kind);
         let (w, w_gradient) = parameter(&[width, inputs], kind);
@@ -214,6 +214,23 @@ fn gelu_and_its_backward_are_libtorchs_within_rounding() {
             println!("gelu {kind:?}, {name}: {off:.1e}");
             assert!(off < bound(kind), "{kind:?} {name}: {off}");
         }
+    }
+}
+
+#[test]
+fn the_gradient_of_a_bias_is_the_sum_over_all_rows() {
+    tch::manual_seed(11);
+    for (kind, width) in KINDS.into_iter().flat_map(|kind| [(kind, 300), (kind, 328)]) {
+        let x = random(&[2, 75, 20], kind);
+        let [(w, _), (b, gradient)] = [&[width, 20][..], &[width]].map(|shape| parameter(shape, kind));
+        let upstream = random(&[2, 75, width], kind);
+        let y = Kernels::ALL_ON_HOST.linear(&x, &w, Some(&b)).unwrap();
+        backward(&[&y], &[&upstream]).unwrap();
+        let sum = upstream
+            .to_kind(Kind::Double)
+            .sum_dim_intlist([0i64, 1].as_slice(), false, Kind::Double);
+        let off = off(&(gradient - 1.0), &sum);
+        assert!(off < 2e-6, "{kind:?} {width}: {off}");
     }
 }
 
@@ -254,7 +271,7 @@ fn the_processor_has_our_optimizer_and_dropout_and_libtorchs_layers() {
     assert!(why.is_none());
     assert_eq!(
         format!("{kernels:?}"),
-        "optimizer own, dropout own, norm libtorch's, gelu libtorch's"
+        "optimizer own, dropout own, norm libtorch's, gelu libtorch's, loss libtorch's, bias libtorch's, squares libtorch's"
     );
 }
 
@@ -266,6 +283,9 @@ fn each_part_can_be_left_to_libtorch_alone() {
         (KernelPart::Dropout, "dropout"),
         (KernelPart::Norm, "norm"),
         (KernelPart::Gelu, "gelu"),
+        (KernelPart::Loss, "loss"),
+        (KernelPart::Bias, "bias"),
+        (KernelPart::Squares, "squares"),
     ] {
         let all = format!("{:?}", Kernels::ALL_ON_HOST);
         let expected = all.replace(&format!("{name} own"), &format!("{name} libtorch's"));

@@ -11,7 +11,9 @@ fn linear_and_lookup_add_to_the_given_gradients_what_autograd_would() {
     let rows = Tensor::from_slice(&[3i64, 0, 3, 1]).view([2, 2]);
     let run = |fused: bool, table: &Tensor, w: &Tensor, b: &Tensor| {
         let y = if fused {
-            linear(&lookup(table, &rows).unwrap(), w, Some(b)).unwrap()
+            Kernels::LIBTORCH
+                .linear(&lookup(table, &rows).unwrap(), w, Some(b))
+                .unwrap()
         } else {
             Tensor::embedding(table, &rows, -1, false, false).linear(w, Some(b))
         };
@@ -20,7 +22,7 @@ fn linear_and_lookup_add_to_the_given_gradients_what_autograd_would() {
     };
     let (table, w, b) = (leaf(&[5, 3]), leaf(&[4, 3]), leaf(&[4]));
     assert!(
-        linear(&table, &w, None).is_err() && lookup(&table, &rows).is_err(),
+        Kernels::LIBTORCH.linear(&table, &w, None).is_err() && lookup(&table, &rows).is_err(),
         "there are no gradients yet"
     );
     let plain = run(false, &table, &w, &b);
@@ -37,12 +39,13 @@ fn linear_and_lookup_add_to_the_given_gradients_what_autograd_would() {
     }
     assert!(lookup(&own[0], &Tensor::from_slice(&[9i64])).is_err());
     let x = leaf(&[2, 3]);
-    let y = linear(&x, &own[1], None).unwrap();
+    let y = Kernels::LIBTORCH.linear(&x, &own[1], None).unwrap();
     backward(&[&y], &[&Tensor::ones([2, 4], CPU)]).unwrap();
     assert_eq!(x.grad(), Tensor::ones([2, 4], CPU).matmul(&own[1].detach()));
     let _guard = tch::no_grad_guard();
     assert!(
-        !linear(&Tensor::ones([2, 3], CPU), &own[1], None)
+        !Kernels::LIBTORCH
+            .linear(&Tensor::ones([2, 3], CPU), &own[1], None)
             .unwrap()
             .requires_grad()
     );
@@ -59,7 +62,9 @@ fn sixteen_bit_parameters_add_to_gradients_of_single_precision() {
         // Of the third decimal, a 16-bit sum near a thousand keeps nothing.
         set_grad(t, &Tensor::full(t.size(), 1000.001, CPU)).unwrap();
     }
-    let y = linear(&lookup(&table, &rows).unwrap(), &w, Some(&b)).unwrap();
+    let y = Kernels::LIBTORCH
+        .linear(&lookup(&table, &rows).unwrap(), &w, Some(&b))
+        .unwrap();
     assert_eq!(y.kind(), half);
     backward(&[&y], &[&y.detach()]).unwrap();
     let wide = [&table, &w, &b].map(|t| t.detach().to_kind(from).set_requires_grad(true));
@@ -116,16 +121,19 @@ fn the_loss_of_a_head_in_chunks_is_that_of_all_logits() {
             weight: 0.5,
             sum: &sum,
         };
-        // All at once, and in chunks of which the last is shorter; the table as it is, and filled up with rows.
-        for (chunk, rows) in [(1000, v), (7, v), (1000, 64), (7, 64)] {
+        // All at once, and in chunks of which the last is shorter; the table as it is, and filled up with rows; by libtorch and by a kernel.
+        let cases = [(1000, v), (7, v), (1000, 64), (7, 64)];
+        let all = [Kernels::LIBTORCH, Kernels::ALL_ON_HOST].map(|kernels| cases.map(|case| (case, kernels)));
+        for ((chunk, rows), kernels) in all.into_iter().flatten() {
             let table = HeadTable {
                 rows: w.constant_pad_nd([0, 0, 0, rows - v]),
                 gradient: Tensor::ones([v, d], CPU),
                 whole: rows == v,
                 cap: None,
+                kernels,
             };
             assert_eq!(rows_at_once(&table) == i64::MAX, table.whole);
-            let case = format!("{kind:?}, chunks of {chunk}, {rows} rows");
+            let case = format!("{kind:?}, chunks of {chunk}, {rows} rows, {kernels:?}");
             let _ = sum.shallow_clone().fill_(3.0);
             let got = head.gradients(&x, &table, chunk, 8.0).unwrap();
             assert_eq!((got.size(), got.kind()), (x.size(), kind));
@@ -160,6 +168,7 @@ fn a_loss_that_does_not_fit_is_refused() {
             gradient: Tensor::zeros([own, 3], CPU),
             whole: false,
             cap: None,
+            kernels: Kernels::PROCESSOR,
         };
         head.add(x, &table)
     };
@@ -223,22 +232,47 @@ fn a_heads_loss_under_a_cap_is_that_of_bent_logits() {
     let bent = (x.matmul(&w.transpose(0, 1)) / 2.0).tanh() * 2.0;
     let plain = bent.cross_entropy_for_logits(&targets);
     plain.backward();
-    let sum = Tensor::zeros([0i64; 0], (Kind::Double, Device::Cpu));
+    for kernels in [Kernels::LIBTORCH, Kernels::ALL_ON_HOST] {
+        let sum = Tensor::zeros([0i64; 0], (Kind::Double, Device::Cpu));
+        let table = HeadTable {
+            rows: w.detach(),
+            gradient: Tensor::zeros([11, 4], CPU),
+            whole: false,
+            cap: Some(2.0),
+            kernels,
+        };
+        let loss = HeadLoss {
+            targets: &targets,
+            weight: 1.0 / 7.0,
+            sum: &sum,
+        };
+        let gradient = loss.gradients(&x.detach(), &table, 3, 1.0).unwrap();
+        assert!((sum.double_value(&[]) - plain.double_value(&[])).abs() < 1e-6);
+        for (ours, theirs) in [(gradient, x.grad()), (table.gradient, w.grad())] {
+            let off = (ours - theirs).abs().max().double_value(&[]);
+            assert!(off < 1e-6, "{off}, {kernels:?}");
+        }
+    }
+}
+
+#[test]
+fn a_target_outside_the_vocabulary_is_no_number_with_a_kernel_of_our_own() {
     let table = HeadTable {
-        rows: w.detach(),
-        gradient: Tensor::zeros([11, 4], CPU),
+        rows: Tensor::ones([5, 3], CPU),
+        gradient: Tensor::zeros([5, 3], CPU),
         whole: false,
-        cap: Some(2.0),
+        cap: None,
+        kernels: Kernels::ALL_ON_HOST,
     };
-    let loss = HeadLoss {
-        targets: &targets,
-        weight: 1.0 / 7.0,
-        sum: &sum,
-    };
-    let gradient = loss.gradients(&x.detach(), &table, 3, 1.0).unwrap();
-    assert!((sum.double_value(&[]) - plain.double_value(&[])).abs() < 1e-6);
-    for (ours, theirs) in [(gradient, x.grad()), (table.gradient, w.grad())] {
-        let off = (ours - theirs).abs().max().double_value(&[]);
-        assert!(off < 1e-6, "{off}");
+    for (target, is_one) in [(-1i64, false), (0, true), (4, true), (5, false)] {
+        let sum = Tensor::zeros([0i64; 0], (Kind::Double, Device::Cpu));
+        let targets = Tensor::from_slice(&[0, target]);
+        let loss = HeadLoss {
+            targets: &targets,
+            weight: 1.0,
+            sum: &sum,
+        };
+        loss.add(&Tensor::ones([2, 3], CPU), &table).unwrap();
+        assert_eq!(sum.double_value(&[]).is_finite(), is_one, "{target}");
     }
 }
