@@ -45,7 +45,8 @@ def step_after(run, event, since):
 
 def recovery(events, metrics, at, until):
     """Milliseconds of each part of one recovery that began at `at` (seconds), and of the whole."""
-    window = [e for e in events if at * 1e3 <= e["timeMs"] <= until * 1e3]
+    # Events have whole milliseconds: one within that of the kill may have the smaller number.
+    window = [e for e in events if int(at * 1e3) <= e["timeMs"] <= until * 1e3]
     moment = {}
     for event in window:
         # The last attempt counts; the first fence begins it.

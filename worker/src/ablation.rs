@@ -33,6 +33,8 @@ pub enum Ablation {
     Chunks,
     /// Rows that fill a vocabulary up in the 16-bit copy.
     Padding,
+    /// Copies of state on the device, for who reads it; they read the state itself, and the optimizer waits for them.
+    StateCopies,
     /// Samples that are read beside the computing; the step reads them when it needs them.
     ReadAhead,
     /// Copies that follow the run: those who get units by a planned change take them over after the switch, while training stands, as soon as one
@@ -42,7 +44,7 @@ pub enum Ablation {
 
 impl Ablation {
     /// All of them.
-    pub const ALL: [Ablation; 15] = [
+    pub const ALL: [Ablation; 16] = [
         Ablation::Kernels,
         Ablation::Optimizer,
         Ablation::Norm,
@@ -56,6 +58,7 @@ impl Ablation {
         Ablation::Ahead,
         Ablation::Chunks,
         Ablation::Padding,
+        Ablation::StateCopies,
         Ablation::ReadAhead,
         Ablation::Following,
     ];
@@ -77,6 +80,7 @@ impl Ablation {
             Ablation::Ahead => "ahead",
             Ablation::Chunks => "chunks",
             Ablation::Padding => "padding",
+            Ablation::StateCopies => "state-copies",
             Ablation::ReadAhead => "read-ahead",
             Ablation::Following => "following",
         }
@@ -163,7 +167,7 @@ mod tests {
     fn another_name_is_refused_with_the_list() {
         let why = "kernels,speed".parse::<Ablations>().unwrap_err().to_string();
         let expected = "--without names \"speed\"; allowed are kernels, optimizer, norm, gelu, dropout, loss, bias, squares, streams, pinned, \
-                        ahead, chunks, padding, read-ahead, following, several with commas between";
+                        ahead, chunks, padding, state-copies, read-ahead, following, several with commas between";
         assert_eq!(why, expected);
     }
 }

@@ -51,8 +51,8 @@ pub(crate) struct Arguments {
     /// How attention is computed: auto (what libtorch prefers), flash, cudnn, efficient or math, as a comparison.
     #[arg(long, env = "VARUNA_ATTENTION", default_value = "auto")]
     pub(crate) attention: AttentionChoice,
-    /// What to leave out, to measure what it gains: kernels (or optimizer, norm, gelu, dropout of them), streams, pinned, ahead, chunks,
-    /// padding, read-ahead, following; several with commas between. What is trained stays the same.
+    /// What to leave out, to measure what it gains: kernels (or optimizer, norm, gelu, dropout, loss, bias, squares of them), streams, pinned,
+    /// ahead, chunks, padding, state-copies, read-ahead, following; several with commas between. What is trained stays the same.
     #[arg(long, value_name = "NAMES", env = "VARUNA_WITHOUT", default_value = "")]
     pub(crate) without: Ablations,
     /// Bytes of host memory that this worker may use where it computes on the processor; by default what is available within the limits

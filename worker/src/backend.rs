@@ -1,6 +1,7 @@
 //! How a worker computes: on what, in which numbers, with whose code, in which streams, without what. Values, and one engine for all of them.
 
 use crate::ablation::{Ablation, Ablations};
+use crate::memory::SpareMemory;
 use crate::numerics::Numerics;
 use varuna_cuda::{Libraries, LoadError};
 use varuna_torch::{
@@ -42,10 +43,12 @@ pub struct Backend {
     pub device: Device,
     /// In which numbers is computed.
     pub numerics: Numerics,
-    /// Whose code computes the optimizer, dropout, norms and GELU.
+    /// Whose code computes the parts of a step that we have kernels for.
     pub kernels: Kernels,
     /// In which order the device works, as the host sees it.
     pub streams: Streams,
+    /// Where copies of state may lie.
+    pub spare: SpareMemory,
     /// What is left out, for a comparison.
     pub without: Ablations,
 }
@@ -59,17 +62,18 @@ impl Backend {
             numerics,
             kernels: Kernels::PROCESSOR,
             streams: Streams::HOST,
+            spare: SpareMemory::None,
             without: Ablations::NONE,
         }
     }
 
-    /// For an open device; also why a GPU has no kernels of our own, where they were asked for.
+    /// For an open device that so many workers share; also why a GPU has no kernels of our own, where they were asked for.
     ///
     /// # Errors
     /// A GPU's driver cannot be loaded, or refuses.
     pub fn open(
         platform: Platform,
-        device: Device,
+        (device, workers_on_gpu): (Device, u32),
         numerics: Numerics,
         without: Ablations,
     ) -> Result<(Backend, Option<KernelError>), KernelError> {
@@ -95,6 +99,10 @@ impl Backend {
             numerics,
             kernels,
             streams,
+            spare: match without.has(Ablation::StateCopies) {
+                true => SpareMemory::None,
+                false => SpareMemory::of(device, workers_on_gpu),
+            },
             without,
         };
         Ok((backend, why))

@@ -25,6 +25,46 @@ pub struct Equipment {
     pub memory_bytes: Option<u64>,
 }
 
+/// Where copies of state may lie on the device, beside what training takes: whoever reads a copy does not hold up the optimizer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SpareMemory {
+    /// Nowhere: the device's memory is the host's, or other workers have a share of it.
+    None,
+    /// In what the driver says is free of this GPU. The reserve stays: it is for what training takes more than now, and copies last for
+    /// less than seconds.
+    Gpu(usize),
+    /// Wherever it is asked for: tests.
+    Plenty,
+}
+
+impl SpareMemory {
+    /// Of a device that so many workers share.
+    #[must_use]
+    pub fn of(device: Device, workers_on_gpu: u32) -> SpareMemory {
+        match device {
+            Device::Cuda(number) if workers_on_gpu <= 1 => SpareMemory::Gpu(number),
+            Device::Cpu | Device::Cuda(_) => SpareMemory::None,
+            Device::Apart => SpareMemory::Plenty,
+        }
+    }
+
+    /// Whether there is place for this now. A driver that does not say has none.
+    #[must_use]
+    pub fn has(self, bytes: u64) -> bool {
+        match self {
+            SpareMemory::None => false,
+            SpareMemory::Gpu(number) => varuna_torch::gpu(number).is_ok_and(|gpu| takes(&gpu, bytes)),
+            SpareMemory::Plenty => true,
+        }
+    }
+}
+
+/// Whether a GPU can take so many bytes and keep the reserve, and what fragments may take of all its memory.
+fn takes(gpu: &Gpu, bytes: u64) -> bool {
+    let kept = GPU_RESERVE + gpu.total_bytes / GPU_FRAGMENTS;
+    gpu.free_bytes.saturating_sub(kept) >= bytes
+}
+
 /// What others leave to this worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Share {
@@ -112,6 +152,21 @@ mod tests {
             of_gpu(gpu(79 * GIB - (3 << 20), 80 * GIB), 0).memory_bytes,
             Some(bytes)
         );
+    }
+
+    #[test]
+    fn copies_leave_a_gpu_its_reserve_and_go_nowhere_where_others_have_a_share() {
+        assert!(takes(&gpu(15 * GIB, 80 * GIB), 10 * GIB));
+        assert!(!takes(&gpu(15 * GIB, 80 * GIB), 10 * GIB + 1));
+        assert!(!takes(&gpu(4 * GIB, 80 * GIB), 1));
+        assert_eq!(SpareMemory::of(Device::Cuda(3), 1), SpareMemory::Gpu(3));
+        for shared in [
+            SpareMemory::of(Device::Cuda(3), 2),
+            SpareMemory::of(Device::Cpu, 1),
+        ] {
+            assert!(!shared.has(0));
+        }
+        assert!(SpareMemory::of(Device::Apart, 1).has(u64::MAX));
     }
 
     #[test]

@@ -35,7 +35,7 @@ type Differing = [i64; 4];
 pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     let device = (platform.device)(arguments.device).context("--device")?;
     let numerics = Numerics::from(Precision::Bf16);
-    let (backend, why) = Backend::open(platform, device, numerics, Ablations::NONE)?;
+    let (backend, why) = Backend::open(platform, (device, 1), numerics, Ablations::NONE)?;
     if let (Some(why), false) = (why, backend.kernels.has_own_optimizer()) {
         bail!("{device} has no optimizer of our own: {why}");
     }

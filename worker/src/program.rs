@@ -320,7 +320,8 @@ fn backend(
     (device, platform): (Device, Platform),
     job: &Job,
 ) -> Result<(Backend, Option<ScoreMemory>)> {
-    let opened = Backend::open(platform, device, job.precision.into(), arguments.without);
+    let shared = (device, arguments.workers_on_gpu);
+    let opened = Backend::open(platform, shared, job.precision.into(), arguments.without);
     let (backend, why) = opened.with_context(|| format!("cannot compute on {device}"))?;
     if let Some(why) = why {
         tracing::warn!(%why, "libtorch's operators are used instead of kernels of our own");

@@ -16,7 +16,9 @@ use varuna_api::{Optimizer, UpdateRule};
 use varuna_model::{Initial, Model, Parameter, ParameterKind, Unit, parameter};
 use varuna_plan::state::mix;
 use varuna_plan::{Moments, OptimizerProgress};
-use varuna_torch::{AdamStep, FlatBuffer, LeaseError, MomentumStep, Parameters, TorchError, fill_normal};
+use varuna_torch::{
+    AdamStep, FlatBuffer, LeaseError, MomentumStep, Parameters, Share, TorchError, fill_normal,
+};
 
 /// Elements after the gradients: the sums of training and evaluation loss are reduced along with them.
 pub const TAIL: usize = 2;
@@ -135,18 +137,30 @@ impl UnitBuffers {
     /// # Errors
     /// The buffers are lent out, or the device's driver reports an error.
     pub fn export(&self) -> Result<UnitState, LeaseError> {
-        Ok(self.snapshot()?.copy()?)
+        Ok(self.snapshot_by(FlatBuffer::share)?.copy()?)
     }
 
-    /// Read access for another thread that copies the state.
+    /// Read access for another thread that copies the state: to a copy on the device where there is memory for one, which nothing waits for.
     ///
     /// # Errors
     /// The buffers are lent out.
     pub fn snapshot(&self) -> Result<UnitSnapshot, LeaseError> {
+        let elements: usize = self.memory.iter().map(FlatBuffer::len).sum();
+        let bytes = (elements * size_of::<f32>()) as u64;
+        match self.parameters.backend().spare.has(bytes) {
+            true => self.snapshot_by(FlatBuffer::share_copy),
+            false => self.snapshot_by(FlatBuffer::share),
+        }
+    }
+
+    fn snapshot_by(
+        &self,
+        share: impl Fn(&FlatBuffer) -> Result<Share, LeaseError>,
+    ) -> Result<UnitSnapshot, LeaseError> {
         let [weights, first, second] = &self.memory;
         Ok(UnitSnapshot {
             progress: self.progress,
-            parts: [weights.share()?, first.share()?, second.share()?],
+            parts: [share(weights)?, share(first)?, share(second)?],
         })
     }
 

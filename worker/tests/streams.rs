@@ -209,7 +209,7 @@ fn whatever_is_left_out_the_same_is_trained() {
     let opened = |without| {
         let platform = Platform { device, libraries };
         let precision = Precision::Bf16;
-        let backend = Backend::open(platform, Device::Apart, precision.into(), without);
+        let backend = Backend::open(platform, (Device::Apart, 1), precision.into(), without);
         let Backend { kernels, streams, .. } = backend.unwrap().0;
         Case {
             device: Device::Apart,

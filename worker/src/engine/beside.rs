@@ -75,7 +75,7 @@ struct Forwarded {
 }
 
 enum Job {
-    Take(Unit, UnitBuffers),
+    Take(Unit, Box<UnitBuffers>),
     Apply(Forwarded),
     Return(Unit),
 }
@@ -112,7 +112,7 @@ impl Beside {
             none => none.insert(Thread::start(training.clone())?),
         };
         if let Some(buffers) = buffers {
-            thread.give(Job::Take(unit, buffers))?;
+            thread.give(Job::Take(unit, Box::new(buffers)))?;
             self.away.insert(unit);
         }
         thread.give(Job::Apply(forwarded))
@@ -154,7 +154,7 @@ fn serve(training: &Training, inbox: &Receiver<Job>, give_back: &Sender<UnitBuff
     while let Ok(job) = inbox.recv() {
         match job {
             Job::Take(unit, buffers) => {
-                units.insert(unit, buffers);
+                units.insert(unit, *buffers);
             }
             Job::Apply(forwarded) => {
                 let Forwarded {

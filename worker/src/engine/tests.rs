@@ -1,5 +1,6 @@
 use super::*;
 use crate::agent::engine_thread::{Command, Event, start};
+use crate::memory::SpareMemory;
 use crate::numerics::Numerics;
 use crate::transport::local::LocalMesh;
 use varuna_api::training::default_decaying;
@@ -70,6 +71,7 @@ fn engine(device: Device) -> Engine {
         training,
         backend: Backend {
             device,
+            spare: SpareMemory::of(device, 1),
             ..Backend::of_processor(Numerics::FP32)
         },
         samples: Arc::new(Counting),
@@ -123,6 +125,32 @@ fn a_gradient_that_nobody_else_holds_never_reaches_the_hosts_memory() {
         let is_zero = copied.copy(0..copied.len()).iter().all(|v| *v == 0.0);
         // A tied head has a norm, and no table: all units here have parameters.
         assert!(!is_zero, "unit {unit} has a gradient");
+    }
+}
+
+#[test]
+fn a_copy_on_the_device_is_read_as_it_was_while_the_optimizer_goes_on() {
+    let mut engine = engine(Device::Apart);
+    // Nobody is waited for.
+    engine.snapshot_wait = Duration::ZERO;
+    let plan = alone(&engine);
+    let units = plan.units(ME);
+    for unit in &units {
+        engine.initialise(*unit).unwrap();
+    }
+    let snapshots: Vec<_> = units.iter().map(|unit| engine.snapshot(*unit).unwrap()).collect();
+    let before: Vec<_> = units.iter().map(|unit| engine.export(*unit).unwrap()).collect();
+    let link = LocalMesh::new(&[ME]).link(ME);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let report = engine
+        .run_step(&plan, StateId::INITIAL.step, &link, deadline)
+        .unwrap();
+    let parts: Vec<_> = report.prepared.iter().map(|(_, norm)| *norm).collect();
+    let decision = Decision::conclude(StateId::INITIAL, plan.generation, &parts, None);
+    engine.apply(&decision, &units).unwrap();
+    for ((unit, snapshot), before) in units.iter().zip(snapshots).zip(before) {
+        assert_ne!(engine.export(*unit).unwrap(), before, "unit {unit} was changed");
+        assert_eq!(snapshot.copy().unwrap(), before, "unit {unit}");
     }
 }
 

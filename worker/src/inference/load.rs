@@ -91,7 +91,7 @@ impl ModelArguments {
         let threads = self.threads.map_or(cores, |threads| threads as usize);
         tch::set_num_threads(i32::try_from(threads).unwrap_or(1));
         let device = (platform.device)(self.device).context("--device")?;
-        let opened = Backend::open(platform, device, self.precision.into(), Ablations::NONE);
+        let opened = Backend::open(platform, (device, 1), self.precision.into(), Ablations::NONE);
         let (backend, why) = opened.with_context(|| format!("cannot compute on {device}"))?;
         if let Some(why) = why {
             tracing::warn!(%why, "libtorch's operators are used instead of kernels of our own");

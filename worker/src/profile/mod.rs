@@ -104,7 +104,7 @@ impl Arguments {
             ..job.model.clone()
         };
         let device = (platform.device)(self.device).context("--device")?;
-        let opened = Backend::open(platform, device, job.precision.into(), Ablations::NONE);
+        let opened = Backend::open(platform, (device, 1), job.precision.into(), Ablations::NONE);
         let (backend, why) = opened.with_context(|| format!("cannot measure {device}"))?;
         if let Some(why) = why {
             tracing::warn!(%why, "libtorch's operators are measured instead of kernels of our own");

@@ -20,6 +20,7 @@ use varuna_torch::{Device, Kernels, Streams};
 use varuna_worker::ablation::Ablations;
 use varuna_worker::backend::Backend;
 use varuna_worker::engine::{Engine, EngineConfig, SampleError, Samples};
+use varuna_worker::memory::SpareMemory;
 use varuna_worker::transport::Link;
 use varuna_worker::transport::local::LocalMesh;
 
@@ -245,6 +246,7 @@ pub(crate) fn engine_with(case: &Case, me: WorkerId, samples: impl Samples + 'st
             numerics: case.precision.into(),
             kernels: case.kernels,
             streams: case.streams,
+            spare: SpareMemory::of(case.device, 1),
             without: case.without,
         },
         samples: Arc::new(samples),

@@ -196,8 +196,33 @@ impl FlatBuffer {
         if !self.memory.lending.share() {
             return Err(LeaseError::Taken);
         }
-        let memory = Arc::clone(&self.memory);
-        Ok(Share { memory, device })
+        Ok(Share {
+            memory: Arc::clone(&self.memory),
+            device,
+            holds_up: true,
+        })
+    }
+
+    /// As [`FlatBuffer::share`], of a copy that the device makes beside the buffer: nobody waits for who reads it. Where the host's memory is the
+    /// device's it is a share.
+    ///
+    /// # Errors
+    /// Leased, there is no memory for the copy, or the driver refuses.
+    pub fn share_copy(&self) -> Result<Share, LeaseError> {
+        let Some((tensor, streams)) = &self.apart else {
+            return self.share();
+        };
+        if self.is_leased() {
+            return Err(LeaseError::Taken);
+        }
+        let refused = |e: tch::TchError| TorchError(e.to_string());
+        let mut apart = tensor.detach().f_empty_like().map_err(refused)?;
+        apart.f_copy_(&tensor.detach()).map_err(refused)?;
+        Ok(Share {
+            memory: Arc::clone(&self.memory),
+            device: Some(DeviceReader::new(*streams, &apart)?),
+            holds_up: false,
+        })
     }
 }
 
@@ -307,6 +332,8 @@ pub struct Share {
     memory: Arc<Memory>,
     /// Where the device has memory of its own.
     device: Option<DeviceReader>,
+    /// Whether it is of the buffer itself, which nobody may write meanwhile.
+    holds_up: bool,
 }
 
 impl Share {
@@ -352,7 +379,9 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.memory.lending.end_share();
+        if self.holds_up {
+            self.memory.lending.end_share();
+        }
     }
 }
 
