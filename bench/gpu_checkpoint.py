@@ -18,7 +18,7 @@ def checkpoint_stall(bench):
     every = 100 if bench.dry else 300
     steps = (SAVES + 1) * every - 1
     ratios = []
-    for turn in range(3):
+    for turn in range(1 if bench.brief else 3):
         made = manifest(size_of(bench, SMALL), steps, bench.device, "bf16")
         # Which comes first changes, as the machine's moods do.
         seconds = {way: way(bench, made, every) for way in ((plain, saved) if turn % 2 == 0 else (saved, plain))}

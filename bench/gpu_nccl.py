@@ -2,7 +2,7 @@
 
 import recovery
 from common import VARUNA, Run
-from gpu_elastic import elastic_manifest, killed
+from gpu_elastic import elastic_manifest, killed, kills_in
 from gpu_sides import difference, steps_of
 
 
@@ -39,7 +39,7 @@ def trained_over_nccl(bench, steps):
 
 def nccl_losses(bench):
     """The same steps over NCCL and over TCP."""
-    steps = steps_of(bench, 20)
+    steps = steps_of(bench, 8 if bench.brief else 20)
     losses = trained_over_nccl(bench, steps)
     made, options = over_nccl(bench)
     made["spec"]["training"]["steps"] = steps
@@ -53,7 +53,7 @@ def nccl_losses(bench):
 def nccl_kills(bench):
     """Kills of random workers, where NCCL makes communicators at all: without them tensors would go over TCP."""
     trained_over_nccl(bench, 3)
-    wanted, seconds = (2, 40) if bench.dry else (20, 350)
+    wanted, seconds = (2, 40) if bench.dry else kills_in(bench, 350)
     made, options = over_nccl(bench)
     spans, _ = killed(bench, "recovery_nccl", made, wanted, seconds, options)
     if len(spans) < wanted:

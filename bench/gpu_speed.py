@@ -73,7 +73,7 @@ while True:
 
 
 def gpt2_large(bench):
-    size, steps, rounds = size_of(bench, LARGE), steps_of(bench, 12), 1 if bench.dry else 2
+    size, steps, rounds = size_of(bench, LARGE), steps_of(bench, 12), bench.rounds
     task = {"steps": steps, "device": bench.device, "precision": "bf16", "tokens": f"{DATA}.bin", "seeded": False}
     times = {"varuna": [], "eager": [], "compile": []}
     peaks, errors = {"varuna": 0.0, "eager": 0.0, "compile": 0.0}, {}

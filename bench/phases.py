@@ -37,7 +37,14 @@ class Bench:
     scratch: Path
     # When all phases must have ended, on the monotonic clock.
     end: float
+    # Fewer rounds and smaller sizes where a start takes longer than what is measured.
+    brief: bool = False
     failed: list = field(default_factory=list)
+
+    @property
+    def rounds(self):
+        """How many of two rounds there is time for."""
+        return 1 if self.dry or self.brief else 2
 
     @property
     def device(self):

@@ -147,9 +147,11 @@ impl UnitBuffers {
     pub fn snapshot(&self) -> Result<UnitSnapshot, LeaseError> {
         let elements: usize = self.memory.iter().map(FlatBuffer::len).sum();
         let bytes = (elements * size_of::<f32>()) as u64;
+        let shared = || self.snapshot_by(FlatBuffer::share);
         match self.parameters.backend().spare.has(bytes) {
-            true => self.snapshot_by(FlatBuffer::share_copy),
-            false => self.snapshot_by(FlatBuffer::share),
+            // Somebody may have taken the memory meanwhile.
+            true => self.snapshot_by(FlatBuffer::share_copy).or_else(|_| shared()),
+            false => shared(),
         }
     }
 
