@@ -4,7 +4,7 @@ use nix::sys::signal::Signal;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, signal};
+use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, event, last_of_each, signal};
 use varuna_model::SegmentKind;
 use varuna_plan::{Plan, ScheduleKind};
 use varuna_protocol::Phase;
@@ -80,6 +80,47 @@ fn a_qwen_that_loses_a_worker_draws_the_curve_of_one() {
     let (first, last) = (curve[0].loss, curve[curve.len() - 1].loss);
     assert!(last < first - 0.5, "the loss fell from {first} to {last} alone");
     assert_same_curve(&curve, &run.metrics(), STEPS);
+}
+
+/// A unit's state has two parts in place of three: in memory, on its way to the newcomer, and in the store.
+#[test]
+fn sgd_draws_its_curve_through_a_kill_a_growth_and_a_restore() {
+    // So many that it still trains when the newcomer has come.
+    let steps = 200;
+    let store = tempfile::TempDir::new().unwrap();
+    let job = |min_depth, checkpoint| JobFile {
+        steps,
+        optimizer: ["kind: sgd", "momentum: 0.9"].map(str::to_owned).into(),
+        learning_rate: 0.1,
+        min_depth,
+        checkpoint,
+        ..JobFile::default()
+    };
+    let mut alone = Run::start(&job(1, None), 1);
+    assert_eq!(alone.exit_code(), 0, "{}", alone.report());
+    let saved = format!("uri: {}, intervalSteps: 5", store.path().display());
+    let mut run = Run::start(&job(2, Some(saved)), 4);
+    run.wait_for_step(8);
+    let workers = run.wait_for_workers(4);
+    signal(workers[1].pid, Signal::SIGKILL);
+    run.wait_for_workers(3);
+    assert!(run.varuna(&["scale", "RUN", "4"]).status.success());
+    let workers = run.wait_for_workers(4);
+    run.wait_for("a checkpoint", |run| event(run, "checkpointed"));
+    for worker in workers {
+        signal(worker.pid, Signal::SIGKILL);
+    }
+    run.wait_for("the word that workers are missing", |run| {
+        event(run, "belowMinimum").filter(|_| event(run, "fenced").is_some())
+    });
+    assert!(run.varuna(&["scale", "RUN", "2"]).status.success());
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    let resumed = |e: &&serde_json::Value| e["event"] == "resumed" && e["restored"] == true;
+    assert!(run.events().iter().any(|e| resumed(&e)), "{}", run.report());
+    let curve = alone.metrics();
+    let (first, last) = (curve[0].loss, curve[curve.len() - 1].loss);
+    assert!(last < first - 0.5, "the loss fell from {first} to {last} alone");
+    assert_same_curve(&curve, &last_of_each(&run.metrics()), steps);
 }
 
 /// Steps and, after the kill, whole states go over TLS.

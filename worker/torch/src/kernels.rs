@@ -4,13 +4,13 @@
 //! differ between devices and between processors with and without wide vectors.
 
 mod dropout;
+mod linear;
 mod momentum;
 mod optimizer;
 
 pub use momentum::MomentumStep;
 pub use optimizer::{AdamStep, Parameters};
 
-use crate::layers;
 use crate::streams::{Gpu, Streams};
 use crate::{Device, Handle, TorchError, checked, handle};
 use std::ffi::{c_char, c_int, c_void};
@@ -27,7 +27,6 @@ unsafe extern "C" {
         epsilon: f64,
         out: *mut Handle,
     ) -> c_int;
-    fn vt_bias_gelu(launcher: &Launcher, x: Handle, bias: Handle, out: *mut Handle) -> c_int;
 }
 
 /// How long a kernel may take where the host waits for it.
@@ -297,32 +296,6 @@ impl Kernels {
 
     pub(crate) fn squares(self) -> Option<&'static Launcher> {
         self.squares
-    }
-
-    /// `x w' + b`. Its backward adds to the gradients of `w` and `b`, which [`set_grad`](crate::set_grad) must have set, that of `w` within the matrix
-    /// product: nothing of the weight's size is made anew and added in a second pass.
-    ///
-    /// # Errors
-    /// The shapes do not fit, or a parameter has no gradient.
-    pub fn linear(self, x: &Tensor, w: &Tensor, b: Option<&Tensor>) -> Result<Tensor, TorchError> {
-        layers::linear(self.bias, x, w, b)
-    }
-
-    /// `gelu(x w' + b)` in the form with the tangent, of `x` (.., inputs). The parameters have gradients as for [`Kernels::linear`].
-    ///
-    /// # Errors
-    /// As [`Kernels::linear`].
-    pub fn linear_gelu(self, x: &Tensor, w: &Tensor, b: Option<&Tensor>) -> Result<Tensor, TorchError> {
-        let (Some(launcher), Some(b)) = (self.gelu, b) else {
-            let y = self.linear(x, w, b)?.f_gelu("tanh");
-            return y.map_err(|e| TorchError(e.to_string()));
-        };
-        let product = self.linear(x, w, None)?;
-        let mut out: Handle = std::ptr::null_mut();
-        // SAFETY: as in `layer_norm`.
-        checked(unsafe { vt_bias_gelu(launcher, handle(&product), handle(b), &raw mut out) })?;
-        // SAFETY: as in `layer_norm`.
-        Ok(unsafe { Tensor::from_ptr(out.cast()) })
     }
 }
 

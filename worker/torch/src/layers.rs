@@ -6,7 +6,6 @@ use std::ffi::c_int;
 use tch::Tensor;
 
 unsafe extern "C" {
-    fn vt_linear(launcher: Option<&Launcher>, x: Handle, w: Handle, b: Handle, out: *mut Handle) -> c_int;
     fn vt_lookup(table: Handle, rows: Handle, out: *mut Handle) -> c_int;
     fn vt_head_loss(
         launcher: Option<&Launcher>,
@@ -24,26 +23,6 @@ unsafe extern "C" {
     fn vt_rms_norm(x: Handle, weight: Handle, epsilon: f64, out: *mut Handle) -> c_int;
 }
 
-/// See [`Kernels::linear`]; the launcher is of the kernel for the bias's gradient.
-pub(crate) fn linear(
-    launcher: Option<&'static Launcher>,
-    x: &Tensor,
-    w: &Tensor,
-    b: Option<&Tensor>,
-) -> Result<Tensor, TorchError> {
-    if !w.grad().defined() || b.is_some_and(|b| !b.grad().defined()) {
-        return Err(TorchError(
-            "a linear layer over parameters without gradients".into(),
-        ));
-    }
-    let mut out: Handle = std::ptr::null_mut();
-    let bias = b.map_or(std::ptr::null_mut(), handle);
-    // SAFETY: live handles, borrowed for the call; the shim takes a null bias for none, and the launcher is never freed.
-    checked(unsafe { vt_linear(launcher, handle(x), handle(w), bias, &raw mut out) })?;
-    // SAFETY: the shim returned a new heap tensor that this Tensor now owns.
-    Ok(unsafe { Tensor::from_ptr(out.cast()) })
-}
-
 /// Rows of a table (v, d) by number. Its backward adds to the gradient's rows that were looked up and touches no others;
 /// [`set_grad`](crate::set_grad) must have set that gradient.
 ///
@@ -56,7 +35,7 @@ pub fn lookup(table: &Tensor, rows: &Tensor) -> Result<Tensor, TorchError> {
     let mut out: Handle = std::ptr::null_mut();
     // SAFETY: live handles, borrowed for the call.
     checked(unsafe { vt_lookup(handle(table), handle(rows), &raw mut out) })?;
-    // SAFETY: as in `linear`.
+    // SAFETY: the shim returned a new heap tensor that this Tensor now owns.
     Ok(unsafe { Tensor::from_ptr(out.cast()) })
 }
 
@@ -69,7 +48,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f64) -> Result<(Tensor, Te
     let mut out: [Handle; 2] = [std::ptr::null_mut(); 2];
     // SAFETY: live handles, borrowed for the call, and place for two.
     checked(unsafe { vt_rms_norm(handle(x), handle(weight), epsilon, out.as_mut_ptr()) })?;
-    // SAFETY: as in `linear`.
+    // SAFETY: as in `lookup`.
     let [normed, around] = out.map(|t| unsafe { Tensor::from_ptr(t.cast()) });
     Ok((normed, around))
 }
@@ -133,7 +112,7 @@ impl HeadLoss<'_> {
     fn gradients(&self, x: &Tensor, table: &HeadTable, chunk: i64, scale: f64) -> Result<Tensor, TorchError> {
         let mut out: Handle = std::ptr::null_mut();
         self.call(x, table, chunk, scale, &raw mut out)?;
-        // SAFETY: as in `linear`.
+        // SAFETY: as in `lookup`.
         let gradient = unsafe { Tensor::from_ptr(out.cast()) };
         gradient.f_view_as(x).map_err(|e| TorchError(e.to_string()))
     }
