@@ -114,6 +114,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         &job.model,
         job.training.global_batch_size,
         backend.numerics.boundary(),
+        job.training.optimizer.rule.moments(),
     ));
     let engine = engine(arguments, (me, backend), &job, data);
     tracing::info!(worker = %me, %device, name = arguments.name, job = job.name, address = %mesh.address(), "attached");

@@ -703,7 +703,8 @@ fn frames_beyond_what_the_job_can_send_end_the_connection_of_whoever_sends_them(
         tensor_elements: 4,
         boundary_format: Some(ElementFormat::Float32),
         message_bytes: 8,
-        state_elements: Some(vec![2]),
+        unit_parameters: Some(vec![1]),
+        moments: varuna_plan::Moments::Momentum,
     });
     b.mesh.open(G, SECRET);
     let state = |unit, elements| {

@@ -201,7 +201,7 @@ mod tests {
             elements: 2,
         };
         let limits = Limits {
-            state_elements: Some(vec![3, 6]),
+            unit_parameters: Some(vec![1, 2]),
             ..Limits::default()
         };
         let encoded = header.encode().unwrap();

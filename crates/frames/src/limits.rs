@@ -3,6 +3,7 @@
 
 use crate::header::Header;
 use crate::{ElementFormat, FrameError, Kind, StateError, TransferHeader};
+use varuna_plan::Moments;
 
 /// Elements of one part of a state: 1 MiB, so that urgent frames wait for about a millisecond at most.
 pub const PART_ELEMENTS: usize = 1 << 18;
@@ -12,8 +13,6 @@ const STATE_HEADER: u32 = 1 << 10;
 pub const MEETING_ELEMENTS: u32 = 33;
 /// Longest digest, bytes.
 const DIGEST: u32 = 32;
-/// Elements of a state for each of its gradient: a parameter and its two moments.
-const STATE_OF_GRADIENT: u64 = 3;
 /// Bytes of an element of a state or a gradient, whose numbers are float32.
 const STATE_ELEMENT: u32 = 4;
 
@@ -27,8 +26,10 @@ pub struct Limits {
     pub boundary_format: Option<ElementFormat>,
     /// Longest protocol message, bytes.
     pub message_bytes: u32,
-    /// Elements of each unit's state, in order. None: of any number.
-    pub state_elements: Option<Vec<u64>>,
+    /// Elements of each unit's parameters, in order. None: of any number.
+    pub unit_parameters: Option<Vec<u64>>,
+    /// What a state has beside them.
+    pub moments: Moments,
 }
 
 impl Default for Limits {
@@ -38,7 +39,8 @@ impl Default for Limits {
             tensor_elements: 1 << 28,
             boundary_format: None,
             message_bytes: 1 << 24,
-            state_elements: None,
+            unit_parameters: None,
+            moments: Moments::Adam,
         }
     }
 }
@@ -98,14 +100,15 @@ impl Limits {
     /// Whether a unit has a state, or a gradient, of so many elements. Of a skipped step there is no gradient, nor of a unit that makes it one.
     pub(crate) fn transfer(&self, header: &TransferHeader) -> Result<(), StateError> {
         let (unit, announced) = (header.unit(), header.elements());
-        let Some(known) = &self.state_elements else {
+        let Some(known) = &self.unit_parameters else {
             return Ok(());
         };
-        let expected = known.get(unit.index()).map(|state| match header {
-            TransferHeader::State(_) => *state,
+        let parts = 1 + self.moments.of_parameter() as u64;
+        let expected = known.get(unit.index()).map(|parameters| match header {
+            TransferHeader::State(_) => parameters.saturating_mul(parts),
             TransferHeader::Gradient(gradient) if gradient.decision.overflow => 0,
             TransferHeader::Prepared(gradient) if gradient.norm.overflow => 0,
-            TransferHeader::Gradient(_) | TransferHeader::Prepared(_) => state / STATE_OF_GRADIENT,
+            TransferHeader::Gradient(_) | TransferHeader::Prepared(_) => *parameters,
         });
         match expected {
             Some(expected) if expected == announced => Ok(()),
@@ -264,7 +267,7 @@ mod tests {
             })
         };
         let limits = Limits {
-            state_elements: Some(vec![3, 6]),
+            unit_parameters: Some(vec![1, 2]),
             ..Limits::default()
         };
         assert!(limits.transfer(&state(1, 6)).is_ok());
@@ -288,5 +291,13 @@ mod tests {
             assert!(said(header).contains(expected), "{}", said(header));
         }
         assert!(Limits::default().transfer(&state(9, u64::MAX)).is_ok());
+        let of_sgd = Limits {
+            moments: Moments::Momentum,
+            ..limits
+        };
+        assert!(of_sgd.transfer(&state(1, 4)).is_ok());
+        assert!(of_sgd.transfer(&gradient(1, false, 2)).is_ok());
+        let why = of_sgd.transfer(&state(1, 6)).unwrap_err().to_string();
+        assert!(why.contains("it has 4"), "{why}");
     }
 }

@@ -20,7 +20,7 @@ use varuna_api::parse_job_of_any_release;
 use varuna_frames::RunKey;
 use varuna_model::Model;
 use varuna_plan::state::mix;
-use varuna_plan::{Step, WorkerId};
+use varuna_plan::{Moments, Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
 use varuna_wire::{Hello, Welcome};
 use varuna_worker::agent::uplink::{self, UplinkEvent};
@@ -136,7 +136,12 @@ impl Plane {
     fn of_model(self, model: &Model, global_batch_size: u64) -> Box<dyn DataPlane> {
         match self {
             Plane::Tcp(mesh) => {
-                mesh.limit(of_job(model, global_batch_size, Numerics::FP32.boundary()));
+                mesh.limit(of_job(
+                    model,
+                    global_batch_size,
+                    Numerics::FP32.boundary(),
+                    Moments::Adam,
+                ));
                 Box::new(mesh)
             }
             Plane::Memory(connections) => Box::new(connections),

@@ -3,17 +3,17 @@
 use crate::transport::ring::MESSAGE_ELEMENTS;
 use varuna_frames::{ElementFormat, Limits};
 use varuna_model::{Model, Parameter};
+use varuna_plan::Moments;
 
 /// Bytes of a protocol message without its norms: a handful of numbers.
 const MESSAGE: u32 = 64;
 /// Bytes of one unit's norms in a message, at most: its number and three floats, each with what tells that it is there.
 const NORMS: u32 = 32;
-/// Parameters, first and second moments.
-const PARTS: u64 = 3;
 
-/// The limits of a job with this model and this global batch, which no micro-batch exceeds, whose boundaries are in this format.
+/// The limits of a job with this model and this global batch, which no micro-batch exceeds, whose boundaries are in this format and whose
+/// optimizer keeps these moments.
 #[must_use]
-pub fn of_job(model: &Model, global_batch_size: u64, boundary: ElementFormat) -> Limits {
+pub fn of_job(model: &Model, global_batch_size: u64, boundary: ElementFormat, moments: Moments) -> Limits {
     let elements = |unit| {
         model
             .parameters(unit)
@@ -33,7 +33,8 @@ pub fn of_job(model: &Model, global_batch_size: u64, boundary: ElementFormat) ->
             .saturating_mul(NORMS)
             .saturating_add(MESSAGE)
             .min(default.message_bytes),
-        state_elements: Some(layout.all_units().map(|unit| PARTS * elements(unit)).collect()),
+        unit_parameters: Some(layout.all_units().map(elements).collect()),
+        moments,
     }
 }
 
@@ -47,7 +48,7 @@ mod tests {
     #[test]
     fn what_a_job_can_send_is_within_its_limits_and_not_much_more_is() {
         let model = varuna_model::presets::preset("gpt2-tiny").unwrap();
-        let limits = of_job(&model, 8, ElementFormat::BFloat16);
+        let limits = of_job(&model, 8, ElementFormat::BFloat16, Moments::Momentum);
         let units: Vec<Unit> = model.layout().all_units().collect();
         let norm = UnitNorm {
             norm2: f64::MAX,
@@ -71,6 +72,7 @@ mod tests {
             (8 * u64::from(model.sequence_length) * u64::from(model.hidden_size)).max(1 << 18)
         );
         assert_eq!(limits.boundary_format, Some(ElementFormat::BFloat16));
-        assert_eq!(limits.state_elements.unwrap().len(), units.len());
+        assert_eq!(limits.unit_parameters.unwrap().len(), units.len());
+        assert_eq!(limits.moments, Moments::Momentum);
     }
 }
