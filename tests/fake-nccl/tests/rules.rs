@@ -111,6 +111,17 @@ fn begin(
     issue(vec![operation], later()).unwrap().remove(0)
 }
 
+/// A sum of these ranks. The first one begins when all have come to it, so each has a thread of its own.
+fn sum_of(element: Element, ranks: &[(&Communicator, &Memory, &Stream)]) -> Vec<Pending<Memory>> {
+    std::thread::scope(|scope| {
+        let begun = ranks.iter().map(|(communicator, memory, stream)| {
+            scope.spawn(move || begin(communicator, Action::AllReduceSum, memory, element, stream))
+        });
+        let begun: Vec<_> = begun.collect();
+        begun.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
 #[test]
 fn a_sum_is_the_same_bits_on_all_ranks_in_each_format() {
     let device = Device::open();
@@ -138,9 +149,8 @@ fn a_sum_is_the_same_bits_on_all_ranks_in_each_format() {
         let memory: Vec<Memory> = (0..3)
             .map(|r| device.put(&values(r).flat_map(encode).collect::<Vec<_>>(), &streams[r]))
             .collect();
-        let all: Vec<_> = (0..3)
-            .map(|r| begin(&ranks[r], Action::AllReduceSum, &memory[r], element, &streams[r]))
-            .collect();
+        let of: Vec<_> = (0..3).map(|r| (&ranks[r], &memory[r], &streams[r])).collect();
+        let all = sum_of(element, &of);
         all.iter().for_each(|p| p.wait(later()).unwrap());
         let expected: Vec<u8> = (0..1000).flat_map(|i| encode(sum(i, round))).collect();
         for rank in 0..3 {
@@ -167,8 +177,8 @@ fn who_forgets_to_wait_for_an_event_sums_what_was_there_before() {
         if waits {
             communication.wait(&compute.record().unwrap()).unwrap();
         }
-        let sums = [(0, &own, &communication), (1, &theirs, &other)]
-            .map(|(r, m, s)| begin(&ranks[r], Action::AllReduceSum, m, Element::Float32, s));
+        let of = [(&ranks[0], &own, &communication), (&ranks[1], &theirs, &other)];
+        let sums = sum_of(Element::Float32, &of);
         if !waits {
             sums.iter().for_each(|s| s.wait(later()).unwrap());
         }
@@ -313,16 +323,8 @@ fn what_was_done_before_a_revoke_stays_done_and_nothing_else_is() {
     let memory: Vec<Memory> = (0..2)
         .map(|r| device.put(&bytes(&[1.5; 8]), &streams[r]))
         .collect();
-    let sum = |r: usize| {
-        begin(
-            &ranks[r],
-            Action::AllReduceSum,
-            &memory[r],
-            Element::Float32,
-            &streams[r],
-        )
-    };
-    let (first, theirs) = (sum(0), sum(1));
+    let of = [0, 1].map(|r| (&ranks[r], &memory[r], &streams[r]));
+    let [first, theirs] = <[_; 2]>::try_from(sum_of(Element::Float32, &of)).ok().unwrap();
     theirs.wait(later()).unwrap();
     first.event().unwrap().wait("the sum", later()).unwrap();
     let alone = Arc::new(DeviceBuffer::new(&device.context, 32).unwrap());
