@@ -36,7 +36,7 @@ def kill_one(run, rng, generation):
 
 def step_after(run, event, since):
     """The first commit that a generation planned after `since` ran itself, and that generation."""
-    planned = [e for e in run.lines("events.jsonl") if e["event"] == event and e["timeMs"] >= since * 1e3]
+    planned = [e for e in run.lines("events.jsonl") if e["event"] == event and e["timeMs"] >= int(since * 1e3)]
     if not planned:
         return None
     generation = planned[0]["generation"]

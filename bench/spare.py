@@ -37,7 +37,7 @@ def in_step(run):
 
 def first_step_after(run, since):
     """The first commit of a generation that was planned after `since`, and the steps that its recovery lost."""
-    events = [e for e in run.lines("events.jsonl") if e["timeMs"] >= since * 1e3]
+    events = [e for e in run.lines("events.jsonl") if e["timeMs"] >= int(since * 1e3)]
     resumed = [e for e in events if e["event"] == "resumed"]
     if not resumed:
         return None

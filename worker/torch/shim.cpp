@@ -181,7 +181,8 @@ int vt_block_squares(const kernels::Launcher* launcher, Handle values, int64_t b
     const auto flat = values->reshape({-1});
     const int64_t count = flat.numel() - tail;
     TORCH_CHECK(count >= 0, "a tensor of ", flat.numel(), " elements has no tail of ", tail);
-    if (launcher && block == SQUARES) {
+    if (launcher) {
+      TORCH_CHECK(block == SQUARES, "squares of blocks of ", block, " elements by a kernel for ", SQUARES);
       TORCH_CHECK(flat.scalar_type() == at::kFloat, "squares of ", flat.scalar_type());
       const int64_t blocks = kernels::parts(count, block);
       const auto all = at::empty({blocks + tail}, flat.options().dtype(at::kDouble));

@@ -8,7 +8,7 @@
 //!   its peer. A send ends when it was received. Different counts, types or kinds are an error on both sides. A group runs at once.
 //! * A kernel's launch runs its build for the host on its stream, as late as all else; its arguments are read within the call.
 //! * The first operation of a communicator is put into its stream in the background, as NCCL connects the ranks; a first sum only when all ranks
-//!   have come to theirs (seen with NCCL 2.28 on an H100).
+//!   have come to theirs (seen on an H100 with the NCCL of PyTorch 2.11).
 //! * A rank whose process dies lets its peers hang until they revoke. A revoked operation ends with anything in its memory.
 //! * Two calls with one communicator at a time, which NCCL does not allow, end the process.
 //!

@@ -23,7 +23,7 @@ pub(crate) struct Mesh {
     /// By rank; none to itself.
     outgoing: Vec<Option<Lane>>,
     incoming: Vec<Option<Lane>>,
-    /// Of each rank: a file that is there once it has come to the first operation.
+    /// Of each rank: a file that is there once it has come to its first sum.
     arrivals: Vec<PathBuf>,
     rank: usize,
 }

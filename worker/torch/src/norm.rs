@@ -153,6 +153,15 @@ mod tests {
     }
 
     #[test]
+    fn the_kernel_is_asked_where_it_is_chosen() {
+        // Bits are equal: what tells the two apart is that the kernel takes single precision alone.
+        let doubles = Tensor::ones([5], (Kind::Double, Device::Cpu));
+        assert!(BlockSums::<0>::of(Kernels::LIBTORCH, &doubles).is_ok());
+        let why = BlockSums::<0>::of(Kernels::ALL_ON_HOST, &doubles).err().unwrap();
+        assert!(why.0.contains("squares of Double"), "{why}");
+    }
+
+    #[test]
     fn what_is_not_finite_is_not_lost() {
         for odd in [f32::NAN, f32::INFINITY] {
             let mut values = vec![1.0f32; 10_000];
