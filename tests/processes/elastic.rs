@@ -347,12 +347,10 @@ fn training_goes_on_while_the_coordinator_is_away_and_the_next_one_takes_it_up()
     run.wait_for_step(later);
     let events = run.events();
     let count = |kind: &str| events.iter().filter(|e| e["event"] == kind).count();
-    assert_eq!(
-        (count("tookOver"), count("fenced"), count("planned")),
-        (2, 0, 1),
-        "{}",
-        run.report()
-    );
+    assert_eq!((count("tookOver"), count("fenced")), (2, 0), "{}", run.report());
+    // A slow moment of a busy machine may bring a planned change, by a worker's speed; the take-over itself brings no plan.
+    let not_changes = |e: &&serde_json::Value| e["event"] == "planned" && e["change"] == false;
+    assert_eq!(events.iter().filter(not_changes).count(), 1, "{}", run.report());
     finish(run);
 }
 

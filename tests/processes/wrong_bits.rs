@@ -107,39 +107,66 @@ impl Damage {
     }
 }
 
-/// Trains with so many workers and damages the first one; the event of the comparison that finds it, and the damaged worker's id.
-/// Some steps are done after that.
-fn damage_one_of(workers: usize) -> (Run, serde_json::Value, serde_json::Value) {
+/// A run one of whose workers was damaged, some steps after that was found.
+struct Found {
+    run: Run,
+    /// The event of the comparison that found it.
+    differ: serde_json::Value,
+    /// The event of the first plan after it. Its generation is any: a machine under load may be planned anew before.
+    resumed: serde_json::Value,
+    /// The damaged worker's id.
+    victim: serde_json::Value,
+}
+
+/// Trains with so many workers and damages the first one.
+fn damage_one_of(workers: usize) -> Found {
     let store = TempDir::new().unwrap();
     let mut run = Run::start(&job(store.path()), workers);
     let weight = run.wait_for("a checkpoint", |_| weight(store.path()));
     let victim = run.wait_for_workers(workers).swap_remove(0);
     let damage = run.wait_for("the weight in its memory", |_| Damage::find(victim.pid, &weight));
-    let found = run.wait_for("the comparison that finds it", |run| {
-        let found = event(run, "statesDiffer");
-        if found.is_none() {
+    let differ = run.wait_for("the comparison that finds it", |run| {
+        let differ = event(run, "statesDiffer");
+        if differ.is_none() {
             damage.do_it();
         }
-        found
+        differ
     });
-    let reached = run.wait_for("the plan after it", |run| {
-        event(run, "resumed").filter(|e| e["generation"] == 2)?["base"]["step"].as_u64()
+    let resumed = run.wait_for("the plan after it", |run| {
+        let mut since = run.events().into_iter().skip_while(|e| *e != differ);
+        since.find(|e| e["event"] == "resumed")
     });
-    run.wait_for_step(reached + 20);
+    run.wait_for_step(resumed["base"]["step"].as_u64().unwrap() + 20);
     let victim = serde_json::to_value(victim.view.id).unwrap();
-    (run, found, victim)
+    Found {
+        run,
+        differ,
+        resumed,
+        victim,
+    }
 }
 
 #[test]
 fn of_three_workers_the_one_whose_memory_has_changed_is_replaced_and_no_step_is_lost() {
-    let (run, found, victim) = damage_one_of(3);
-    assert_eq!(found["replaced"], serde_json::json!([victim]), "{}", run.report());
+    let Found {
+        run,
+        differ,
+        resumed,
+        victim,
+    } = damage_one_of(3);
+    assert_eq!(
+        differ["replaced"],
+        serde_json::json!([victim]),
+        "{}",
+        run.report()
+    );
     let steps: Vec<u64> = run.metrics().iter().map(|m| m.step.0).collect();
     assert!(steps.is_sorted_by(|a, b| a < b), "no step is run again");
     let plans = run.plans();
-    let since = plans.iter().find(|p| p.generation.0 == 2).unwrap();
+    let since = plans.iter().find(|p| resumed["generation"] == p.generation.0);
     assert!(
         since
+            .unwrap()
             .members()
             .iter()
             .all(|w| serde_json::to_value(w).unwrap() != victim)
@@ -148,10 +175,10 @@ fn of_three_workers_the_one_whose_memory_has_changed_is_replaced_and_no_step_is_
 
 #[test]
 fn of_two_workers_nobody_can_tell_and_the_run_goes_back_to_a_compared_checkpoint() {
-    let (run, found, _) = damage_one_of(2);
-    assert_eq!(found["replaced"], serde_json::json!([]), "{}", run.report());
-    let resumed = run.events();
-    let resumed = resumed.iter().rev().find(|e| e["event"] == "resumed").unwrap();
+    let Found {
+        run, differ, resumed, ..
+    } = damage_one_of(2);
+    assert_eq!(differ["replaced"], serde_json::json!([]), "{}", run.report());
     assert_eq!(resumed["restored"], true, "{}", run.report());
     let base = resumed["base"]["step"].as_u64().unwrap();
     assert!(base >= 5 && base.is_multiple_of(5), "{}", run.report());
