@@ -140,6 +140,7 @@ impl Driver {
             Inbound::LastStep(step) => self.feed(CoordinatorInput::LastStep(step)),
             Inbound::Domains(domains) => self.feed(CoordinatorInput::Domains(domains)),
             Inbound::Stop => self.feed(CoordinatorInput::Stop),
+            Inbound::Abandon => self.outcome = Some(Outcome::Stopped),
             Inbound::Record(answer) => self.feed(answer),
             Inbound::Checkpoints(listing) => self.take_listing(listing),
             Inbound::LocationTaken(run) => {

@@ -46,6 +46,8 @@ pub(crate) enum Inbound {
     Domains(BTreeMap<String, String>),
     /// A request to end the run.
     Stop,
+    /// The run is gone, its record with it.
+    Abandon,
     /// The thread that asks the record's store has an answer.
     Record(CoordinatorInput),
     /// The checkpoint store was asked.

@@ -39,6 +39,9 @@ pub struct Control {
     pub view: watch::Receiver<View>,
     /// Ends the run in an orderly way.
     pub stop: Sender<()>,
+    /// Ends this coordinator because the run itself is gone, as that of a job that was deleted: no worker is told anything and nothing is recorded, but
+    /// the checkpoint location is given up, so that the next run need not wait for it.
+    pub abandon: Sender<()>,
     /// Orders a checkpoint of the next step.
     pub save: Sender<()>,
     /// Orders more steps: the number of all. A smaller one changes nothing.
@@ -159,6 +162,7 @@ async fn start(
         address,
         view,
         stop: forward(&inbound, 1, |()| Inbound::Stop),
+        abandon: forward(&inbound, 1, |()| Inbound::Abandon),
         save: forward(&inbound, 1, |()| Inbound::Save(None)),
         steps: forward(&inbound, 1, |steps| Inbound::LastStep(Step(steps))),
         domains: forward(&inbound, 1, Inbound::Domains),

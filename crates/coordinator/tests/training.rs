@@ -293,27 +293,18 @@ async fn a_record_that_cannot_be_written_holds_plans_back_until_it_can() {
     run.finish().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_begins_in_a_place_that_another_run_may_be_writing_to() {
-    let temp = TempDir::new().unwrap();
-    let place = temp.path().join("place");
+/// A job with checkpoints in this folder, and what its coordinator is given. Its run is called `mine`.
+fn with_checkpoints(folder: &Path) -> (String, Options) {
+    let place = folder.join("place");
     std::fs::create_dir_all(&place).unwrap();
     let text = format!(
         "{JOB}  checkpoint: {{uri: {}, intervalSteps: 10}}\n",
         place.display()
     );
     let job = parse_job(&text).unwrap();
-    let claim = |run: &str| Claim {
-        run: run.into(),
-        machine: String::new(),
-        process: 0,
-        started: 0,
-    };
-    let store = Store::of_job(&job, "").unwrap().unwrap();
-    let other = store.location().claim(claim("other"), |_| false).await.unwrap();
     let given = Options {
         checkpoints: Some(Checkpointing {
-            store,
+            store: Store::of_job(&job, "").unwrap().unwrap(),
             keep: 3,
             claim: claim("mine"),
             ownership: None,
@@ -322,6 +313,27 @@ async fn nothing_begins_in_a_place_that_another_run_may_be_writing_to() {
         job,
         ..options("127.0.0.1:0".into())
     };
+    (text, given)
+}
+
+fn claim(run: &str) -> Claim {
+    Claim {
+        run: run.into(),
+        machine: String::new(),
+        process: 0,
+        started: 0,
+    }
+}
+
+fn place_of(given: &Options) -> varuna_checkpoint::Location {
+    given.checkpoints.as_ref().unwrap().store.location().clone()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_begins_in_a_place_that_another_run_may_be_writing_to() {
+    let temp = TempDir::new().unwrap();
+    let (text, given) = with_checkpoints(temp.path());
+    let other = place_of(&given).claim(claim("other"), |_| false).await.unwrap();
     let folder = RunFolder::open(&temp.path().join("run"), &text).unwrap();
     let mut run = Run {
         control: serve(given, folder).await.unwrap(),
@@ -340,6 +352,31 @@ async fn nothing_begins_in_a_place_that_another_run_may_be_writing_to() {
     assert_eq!(generations(&run.control.view.borrow()), 0, "nothing is planned");
     other.release().await.unwrap();
     run.wait_for_step(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_place_of_a_run_that_is_gone_is_free_at_once() {
+    let temp = TempDir::new().unwrap();
+    let (text, given) = with_checkpoints(temp.path());
+    let place = place_of(&given);
+    let folder = RunFolder::open(&temp.path().join("run"), &text).unwrap();
+    let mut run = Run {
+        control: serve(given, folder).await.unwrap(),
+        temp,
+        net: Net::default(),
+        workers: vec![],
+    };
+    run.join(1);
+    run.join(2);
+    run.wait_for_step(1).await;
+    assert!(
+        place.claim(claim("other"), |_| false).await.is_err(),
+        "it is taken"
+    );
+    run.control.abandon.send(()).await.unwrap();
+    let outcome = tokio::time::timeout(PATIENCE, &mut run.control.outcome).await;
+    assert_eq!(outcome.unwrap().unwrap().unwrap(), Outcome::Stopped);
+    place.claim(claim("other"), |_| false).await.unwrap();
 }
 
 /// What the coordinator answers to a hello.

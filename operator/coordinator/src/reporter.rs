@@ -27,8 +27,10 @@ const RETRY: Duration = Duration::from_secs(1);
 pub enum Ended {
     /// The last report is written.
     Reported,
-    /// Another coordinator is in charge, or the job is gone.
+    /// Another coordinator is in charge.
     Deposed,
+    /// The job is gone.
+    Gone,
 }
 
 /// Where the reports go, and by whom they are.
@@ -61,6 +63,7 @@ impl Reports {
                     Ok(Written::Done) if report.end.is_some() => return Ended::Reported,
                     Ok(Written::Done) => schedule.wrote(Instant::now(), &report),
                     Ok(Written::Deposed) => return Ended::Deposed,
+                    Ok(Written::Gone) => return Ended::Gone,
                     Err(why) => {
                         tracing::warn!(why, "the report is not written");
                         version = None;
@@ -90,8 +93,9 @@ impl Reports {
             let known = match known {
                 Some(known) => known,
                 None => match self.read_version().await? {
-                    Some(read) => read,
-                    None => return Ok(Written::Deposed),
+                    Version::InCharge(read) => read,
+                    Version::Deposed => return Ok(Written::Deposed),
+                    Version::Gone => return Ok(Written::Gone),
                 },
             };
             let mut object = DynamicObject::new(&self.name, &crate::orders::resource());
@@ -131,18 +135,18 @@ impl Reports {
         }
     }
 
-    /// The version that there is now; none where another coordinator is in charge, or the job is gone.
-    async fn read_version(&self) -> Result<Option<u64>, String> {
+    /// The version that there is now.
+    async fn read_version(&self) -> Result<Version, String> {
         let Some(object) = within(self.runs.get_opt(&self.name)).await? else {
-            return Ok(None);
+            return Ok(Version::Gone);
         };
         if orders_of(&object).is_some_and(|spec| turn(&spec, self.number) == Turn::Leave) {
-            return Ok(None);
+            return Ok(Version::Deposed);
         }
         let version = object.metadata.resource_version.unwrap_or_default();
         let number = version.parse();
         number
-            .map(Some)
+            .map(Version::InCharge)
             .map_err(|_| format!("resourceVersion {version:?} is no number"))
     }
 }
@@ -206,6 +210,17 @@ impl Schedule {
 enum Written {
     Done,
     Deposed,
+    Gone,
+}
+
+/// What was read of the object.
+enum Version {
+    /// Its version, and this coordinator is in charge.
+    InCharge(u64),
+    /// Another coordinator is in charge.
+    Deposed,
+    /// The job is gone.
+    Gone,
 }
 
 /// Why a call failed.

@@ -1,31 +1,31 @@
 //! One coordinator, from its start to its end: it waits for its turn, runs the job's run, and reports.
 
+mod measurements;
 mod told;
 
 use crate::error::Error;
 use crate::health::{self, Shown};
-use crate::metrics::{Metrics, Over, Recoveries};
+use crate::metrics::Metrics;
 use crate::orders::{self, Orders, Turn};
 use crate::page::Title;
 use crate::record::ClusterStore;
 use crate::report::{Messages, Reporter, report, run_end};
 use crate::reporter::{Ended, Reports};
 use kube::{Api, Client};
+use measurements::Measurements;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 use told::Told;
 use varuna_api::crd::{RecordSpec, RunEnd, RunStatus, VarunaRecord};
 use varuna_api::{Job, parse_job_of_any_release, run_identity};
 use varuna_checkpoint::{Claim, Store};
-use varuna_coordinator::{
-    Checkpointing, Control, Event, Identity, Options, RunFolder, Timing, View, serve_with,
-};
+use varuna_coordinator::{Checkpointing, Control, Identity, Options, RunFolder, Timing, View, serve_with};
 use varuna_plan::Layout;
 
 /// A run without checkpoints fails only after its workers were unreachable for this time: a network or a node that fails comes
@@ -40,6 +40,8 @@ const RETRY: Duration = Duration::from_secs(2);
 const ORDERS: Duration = Duration::from_secs(300);
 /// How long the last report is tried.
 const LAST_REPORT: Duration = Duration::from_secs(300);
+/// How long the run of a deleted job may take to give its checkpoint location up: less than its pod's grace period.
+const ABANDON: Duration = Duration::from_secs(5);
 
 /// Which run, and where the coordinator listens and writes.
 #[derive(Clone, Debug)]
@@ -119,22 +121,39 @@ pub async fn run(client: Client, configuration: Configuration) -> Result<(), Err
     };
     let mut writing = tokio::spawn(writer.write(reports));
     let _writing = AbortOnDrop(writing.abort_handle());
-    let ended = tokio::select! {
-        end = lead.run(&client, &configuration) => Some(end),
-        // It was deposed: workers go to the other coordinator, and this one's connections close with it.
-        _ = &mut writing => None,
-    };
-    let Some(Some((view, end))) = ended else {
-        tracing::info!(number, "another coordinator is in charge");
+    let ended = lead_until_deposed(&mut lead, &mut writing, &client, &configuration).await;
+    let Some((view, end)) = ended else {
+        tracing::info!(number, "another coordinator is in charge, or the job is gone");
         return Ok(());
     };
     tracing::info!(number, ?end, "the run has ended");
     lead.report(&view, Some(end));
     match tokio::time::timeout(LAST_REPORT, writing).await {
-        Ok(Ok(Ended::Reported | Ended::Deposed)) => {}
+        Ok(Ok(Ended::Reported | Ended::Deposed | Ended::Gone)) => {}
         _ => tracing::error!("the end of the run could not be reported"),
     }
     Ok(())
+}
+
+/// The last view and how the run has ended; none where another coordinator is in charge, or the job is gone.
+async fn lead_until_deposed(
+    lead: &mut Lead,
+    writing: &mut JoinHandle<Ended>,
+    client: &Client,
+    configuration: &Configuration,
+) -> Option<(View, RunEnd)> {
+    let leading = lead.run(client, configuration);
+    tokio::pin!(leading);
+    let wrote = tokio::select! {
+        end = &mut leading => return end,
+        wrote = writing => wrote,
+    };
+    if matches!(wrote, Ok(Ended::Gone)) {
+        // The orders are gone as well, or will be in a moment.
+        leading.await;
+    }
+    // Else it was deposed: workers go to the other coordinator, and this one's connections close with it.
+    None
 }
 
 fn shown(
@@ -177,7 +196,7 @@ impl Lead {
             .send_replace(Some(report(&self.by, view, &self.messages, end)));
     }
 
-    /// Runs until the run has ended. Returns the last view and how it ended; none where another coordinator has taken over.
+    /// Runs until the run has ended. Returns the last view and how it ended; none where another coordinator has taken over, or the job is gone.
     async fn run(&mut self, client: &Client, configuration: &Configuration) -> Option<(View, RunEnd)> {
         let steps = match &*self.orders.borrow() {
             Orders::Given(spec) => spec.steps,
@@ -196,7 +215,7 @@ impl Lead {
         Some((last, end))
     }
 
-    /// Passes orders on and reports until the coordinator has ended. None where another one is in charge.
+    /// Passes orders on and reports until the coordinator has ended. None where another one is in charge, or the job is gone.
     async fn follow(&mut self, mut control: Control, layout: &Layout) -> Option<RunEnd> {
         // Dropped where reporting finds that another one is in charge.
         let _serving = AbortOnDrop(control.outcome.abort_handle());
@@ -206,6 +225,10 @@ impl Lead {
         let mut view = control.view.clone();
         loop {
             let orders = self.orders.borrow_and_update().clone();
+            if orders == Orders::Gone {
+                abandon(control).await;
+                return None;
+            }
             if orders.turn(self.by.number) == Turn::Leave {
                 return None;
             }
@@ -241,42 +264,12 @@ impl Lead {
     }
 }
 
-/// Recoveries as they are seen in views.
-#[derive(Default)]
-struct Measurements {
-    recoveries: Recoveries,
-    last_event: u64,
-    /// Steps that were given up since the last sentence.
-    lost: u64,
-}
-
-impl Measurements {
-    /// Measures the events that are new in a view; returns each recovery that is over, with a sentence about it.
-    fn observe(&mut self, view: &View, metrics: &Metrics) -> Vec<(String, Over)> {
-        let mut all_over = vec![];
-        let known = self.last_event;
-        for (number, at, event) in view.events.iter().filter(|(number, ..)| *number > known) {
-            self.last_event = *number;
-            for measured in self.recoveries.observe(*at, event) {
-                metrics.recovered(&measured);
-                let over = measured.over(event, self.lost);
-                if let Some(over) = measured.sentence(event, self.lost).zip(over) {
-                    self.lost = 0;
-                    all_over.push(over);
-                }
-            }
-            if let (
-                Event::Resumed {
-                    base, restored: true, ..
-                },
-                Some(last),
-            ) = (event, &view.metric)
-            {
-                self.lost = last.step.0.saturating_sub(base.step.0);
-                metrics.figures.lost(self.lost, last.step_ms);
-            }
-        }
-        all_over
+/// Lets the checkpoint location go with the job that was deleted: one that is made under its name may want it at once. A lease that stays runs out.
+async fn abandon(mut control: Control) {
+    // An error means that it has ended.
+    let _ = control.abandon.send(()).await;
+    if tokio::time::timeout(ABANDON, &mut control.outcome).await.is_err() {
+        tracing::warn!("the checkpoint location is not given up in time: its lease runs out");
     }
 }
 

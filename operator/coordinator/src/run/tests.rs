@@ -6,6 +6,9 @@ use tokio::sync::mpsc::{Receiver, channel};
 use varuna_api::crd::{RunGoal, RunSpec};
 use varuna_coordinator::WorkerNotice;
 
+const JOB: &str = "{apiVersion: varuna.dev/v1alpha1, kind: VarunaJob, metadata: {name: j}, spec: {model: {preset: gpt2-tiny}, \
+                   data: {path: d}, training: {globalBatchSize: 8, steps: 10, optimizer: {learningRate: 1e-3}}}}";
+
 /// A coordinator's handle whose orders nobody carries out, and what it is told of nodes.
 fn control() -> (Control, Receiver<BTreeMap<String, String>>) {
     let (control, told, _) = control_with_notices();
@@ -24,6 +27,7 @@ fn control_with_notices() -> (
         address: SocketAddr::from(([127, 0, 0, 1], 0)),
         view: watch::channel(View::default()).1,
         stop: channel(1).0,
+        abandon: channel(1).0,
         save: channel(1).0,
         steps: channel(1).0,
         domains,
@@ -95,4 +99,45 @@ async fn where_nodes_are_is_passed_on_once_and_again_when_it_changes() {
     assert_eq!(told.try_recv().unwrap(), orders("b").domains);
     passed.tell(&orders("c"), &control);
     assert_eq!(told.try_recv().unwrap(), orders("c").domains);
+}
+
+#[tokio::test]
+async fn a_run_whose_job_is_gone_gives_its_checkpoint_location_up_and_one_that_is_deposed_does_not() {
+    for (last, gives_up) in [
+        (Orders::Gone, true),
+        (
+            Orders::Given(RunSpec {
+                coordinator: 2,
+                ..orders("a")
+            }),
+            false,
+        ),
+    ] {
+        let (mut control, _told) = control();
+        let (abandon, mut abandoned) = channel(1);
+        control.abandon = abandon;
+        // It ends once it is told.
+        let (ended, given_up) = tokio::sync::oneshot::channel();
+        control.outcome = tokio::spawn(async move {
+            let told = abandoned.recv().await.is_some();
+            let _ = ended.send(told);
+            Ok(varuna_coordinator::Outcome::Stopped)
+        });
+        let (order, orders) = watch::channel(Orders::Given(orders("a")));
+        let mut lead = Lead {
+            by: Reporter {
+                number: 1,
+                address: None,
+                health_address: String::new(),
+            },
+            messages: Messages::new(1),
+            publish: watch::channel(None).0,
+            metrics: Arc::new(Metrics::new("n", "j")),
+            orders,
+        };
+        let layout = parse_job_of_any_release(JOB).unwrap().model.layout();
+        order.send_replace(last);
+        assert_eq!(lead.follow(control, &layout).await, None);
+        assert_eq!(given_up.await.unwrap_or(false), gives_up);
+    }
 }
