@@ -18,6 +18,11 @@ pub(super) struct Checkpoints {
     /// When the newest came, or the clock's last request.
     clock: Option<Time>,
     list_at: Time,
+    /// From the order of one until the store showed it, the longest lately: each later one halves what came before. One that the members' regular
+    /// checkpoint came before took no time.
+    took: Option<Duration>,
+    /// When the member goes before whose end the last one was ordered.
+    saved_before: Option<Time>,
     /// What is known of that of the last step.
     pub(super) last: FinalCheckpoint,
 }
@@ -28,6 +33,8 @@ struct Request {
     after: Option<Step>,
     /// In which generation it was ordered.
     generation: Generation,
+    /// When.
+    at: Time,
 }
 
 impl Checkpoints {
@@ -40,6 +47,7 @@ impl Checkpoints {
         self.request = Some(Request {
             after: None,
             generation: Generation(0),
+            at: Time(0),
         });
     }
 
@@ -56,10 +64,25 @@ impl Checkpoints {
             self.newest = newest;
             self.clock = Some(now);
         }
-        let after = self.request.and_then(|r| r.after);
-        if after.is_some_and(|after| newest.is_some_and(|n| n.step > after)) {
-            self.request = None;
+        let is_there = |r: &Request| {
+            r.after
+                .is_some_and(|after| newest.is_some_and(|n| n.step > after))
+        };
+        if let Some(request) = self.request.take_if(|r| is_there(r)) {
+            let before = self.took.unwrap_or_default() / 2;
+            self.took = Some(now.since(request.at).max(before));
         }
+    }
+
+    /// Whether one that is ordered now is the last to be there before a member goes at `leaves_at`; true once for each such time. It begins with the end
+    /// of the step after the one that runs, and takes as long as others lately, and half as long again in reserve.
+    pub(super) fn is_last_before(&mut self, now: Time, leaves_at: Time, step: Duration) -> bool {
+        let Some(took) = self.took else {
+            return false;
+        };
+        let lead = step * 2 + took + took / 2;
+        let due = now < leaves_at && now.after(lead) >= leaves_at;
+        due && self.saved_before.replace(leaves_at) != Some(leaves_at)
     }
 
     /// Whether the newest checkpoint is older than `every`; true once per interval.
@@ -76,14 +99,19 @@ impl Checkpoints {
     /// they are at.
     pub(super) fn wanted_after(
         &mut self,
+        now: Time,
         generation: Generation,
         reached: impl FnOnce() -> Step,
     ) -> Option<Step> {
         let request = self.request.as_mut()?;
         // Whoever was to save may be gone, and steps may have been given up: what counts is a state of this generation.
-        let ordered = request.after.filter(|_| request.generation == generation);
-        request.generation = generation;
-        request.after = ordered.or_else(|| Some(reached()));
+        if request.after.is_none() || request.generation != generation {
+            *request = Request {
+                after: Some(reached()),
+                generation,
+                at: now,
+            };
+        }
         request.after
     }
 

@@ -113,12 +113,21 @@ impl Shared {
         if self.checkpoints.is_too_old(turn.now, self.config.save_every) {
             self.want_checkpoint();
         }
+        // A member that still trains shortly before it goes, since there is no plan without it: steps after the last checkpoint would be lost with it.
+        let first = self.roster.first_leaves_at(|w| target.has(w));
+        let step = self.progress.commits.mean_step_time().unwrap_or_default();
+        if first.is_some_and(|at| self.checkpoints.is_last_before(turn.now, at, step)) {
+            self.want_checkpoint();
+        }
         let members = target.members();
         let reached = || {
             let at = members.iter().filter_map(|w| self.roster.status(*w));
             at.map(|s| s.at.step).max().unwrap_or_default()
         };
-        let Some(after) = self.checkpoints.wanted_after(target.generation, reached) else {
+        let Some(after) = self
+            .checkpoints
+            .wanted_after(turn.now, target.generation, reached)
+        else {
             return;
         };
         for to in turn.scope.among(members) {

@@ -94,6 +94,42 @@ fn by_the_clock_a_checkpoint_is_ordered_when_the_newest_is_too_old_and_without_a
     }
 }
 
+#[test]
+fn before_a_member_goes_without_which_there_is_no_plan_the_last_checkpoint_is_as_late_as_it_can_be() {
+    let mut config = CoordinatorConfig {
+        final_checkpoint: true,
+        min_workers: 2,
+        last_step: Step(1_000),
+        ..config()
+    };
+    config.timing.following = Duration::from_secs(60);
+    let mut rig = Rig::training_with(config, &[A, B]);
+    rig.train_both(Duration::from_secs(3));
+    let end = rig.now.after(Duration::from_secs(20));
+    rig.put(CoordinatorInput::Notice {
+        worker: B,
+        leaves_in: Some(end.since(rig.now)),
+    });
+    // Beyond which steps checkpoints are ordered, and how long before the member's end each is ordered first.
+    let mut ordered: Vec<(u64, Duration)> = vec![];
+    while rig.now < end {
+        // The store has a step's checkpoint 2 s after it.
+        rig.complete = vec![state(1, (rig.now.0 - 2_000_000_000) / 500_000_000)];
+        rig.train_both(Duration::from_millis(100));
+        for (_, after) in saves(&mut rig) {
+            if ordered.iter().all(|(known, _)| *known != after) {
+                ordered.push((after, end.since(rig.now)));
+            }
+        }
+    }
+    let [(_, first), (_, last)] = ordered[..] else {
+        panic!("two: {ordered:?}");
+    };
+    assert!(first > Duration::from_secs(19), "with the notice: {first:?}");
+    let taken = Duration::from_millis(2_500);
+    assert!(last > taken && last < taken * 2, "{last:?}");
+}
+
 fn at_a_damaged_end() -> Rig {
     at_a_damaged_end_of(true, state(1, 10))
 }

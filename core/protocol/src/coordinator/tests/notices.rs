@@ -21,7 +21,7 @@ impl Rig {
     }
 
     /// Time passes in which both are heard, and a step is committed now and then.
-    fn train_both(&mut self, time: Duration) {
+    pub(super) fn train_both(&mut self, time: Duration) {
         let next = self
             .machine
             .record()

@@ -37,6 +37,7 @@ pub(super) fn coordinator(setup: &Setup) -> Coordinator {
     let layout = setup.planner.costs.layout();
     let config = CoordinatorConfig {
         min_workers: setup.min_workers,
+        final_checkpoint: setup.checkpoint_steps.is_some(),
         // A plan is the same before and after the loss: here it only takes the replay's time.
         timing: Timing {
             prepare_plans_every: Duration::ZERO,

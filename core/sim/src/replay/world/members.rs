@@ -23,7 +23,8 @@ impl Host<Replay<'_>> {
             id,
             layout: self.env.setup.planner.costs.layout(),
             last_step: LAST_STEP,
-            checkpoint_every: None,
+            // Regular ones are the trace's: here machines know of few of its steps. Ordered ones they make themselves.
+            checkpoint_every: self.env.setup.checkpoint_steps.map(|_| LAST_STEP.0),
             compare_every: None,
             timing: MemberTiming::default(),
         };
@@ -52,6 +53,11 @@ impl Host<Replay<'_>> {
         let trains = self.env.in_force.as_ref().is_some_and(|p| p.has(w));
         if trains && matches!(self.env.account.ledger.activity, Activity::Running { .. }) {
             self.turn(Activity::Standing(Cause::Detect));
+        }
+        if trains {
+            // Its share of a checkpoint that is on its way goes with it.
+            let real = self.real();
+            self.env.saved.retain(|_, s| s.available_ns <= real);
         }
         self.end_worker(w, detect);
         if let Some(ms) = self.env.setup.parts.gone_ms {

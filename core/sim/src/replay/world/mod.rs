@@ -3,6 +3,7 @@
 //! Two clocks: the machines' own, and the trace's. They differ by the stretches that were left out (`skip`), which the
 //! machines never see.
 
+mod account;
 mod coordinator;
 mod engine;
 mod members;
@@ -10,11 +11,12 @@ mod skip;
 
 use crate::host::{Channel, Environment, Event, Found, Host, Link, Message, Process};
 use crate::replay::ideal::Ideal;
-use crate::replay::ledger::{Activity, Cause, Ledger};
+use crate::replay::ledger::Ledger;
 use crate::replay::net::Network;
 use crate::replay::parts::RecoveryParts;
-use crate::replay::report::{Point, Report};
+use crate::replay::report::Report;
 use crate::replay::trace::Trace;
+use account::Account;
 use skip::{Saved, Skipped, Steady};
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -100,16 +102,6 @@ struct Worker {
     prepared: Vec<(Unit, UnitNorm)>,
 }
 
-/// What is reported.
-struct Account {
-    ideal: Ideal,
-    ledger: Ledger,
-    report: Report,
-    /// Since when training stands, and since when there are enough nodes to train.
-    stopped_at: u64,
-    possible_at: u64,
-}
-
 /// The environment of a replay. Its clock counts nanoseconds.
 struct Replay<'a> {
     trace: &'a Trace,
@@ -129,8 +121,9 @@ struct Replay<'a> {
     plans: BTreeMap<Generation, Arc<Plan>>,
     /// The plan that runs, or ran last.
     in_force: Option<Arc<Plan>>,
-    /// The newest state that somebody committed.
+    /// The newest state that somebody committed, and the steps of the trace's world at it.
     newest: StateId,
+    newest_steps: u64,
     skipped: Skipped,
     steady: Steady,
     account: Account,
@@ -179,6 +172,7 @@ impl<'a> Replay<'a> {
             plans: BTreeMap::new(),
             in_force: None,
             newest: StateId::INITIAL,
+            newest_steps: 0,
             skipped: Skipped { ns: start, steps: 0 },
             steady: Steady::default(),
             account: Account {
@@ -348,50 +342,6 @@ impl Host<Replay<'_>> {
     fn busy(&mut self) {
         self.env.steady.busy_at = self.now();
         self.env.steady.count = 0;
-    }
-
-    /// Why a running plan is slower than the best: `moved` = other workers are there, and it has not been replaced.
-    fn judge_plan(&mut self, moved: bool) {
-        let avoided = |id: &WorkerId| {
-            let drained = self.members.get(*id).is_some_and(|w| w.local.drained);
-            drained && self.env.in_force.as_ref().is_some_and(|p| !p.has(*id))
-        };
-        self.env.account.ledger.slower = if self.env.nodes.values().any(avoided) {
-            Cause::Notice
-        } else if moved {
-            Cause::OldPlan
-        } else {
-            Cause::Choice
-        };
-    }
-
-    /// Something else goes on.
-    fn turn(&mut self, activity: Activity) {
-        if matches!(self.env.account.ledger.activity, Activity::Running { .. }) {
-            self.env.account.stopped_at = self.now();
-        }
-        let real = self.real();
-        self.env.account.ledger.turn(real, activity);
-        self.mark();
-    }
-
-    /// A point of the picture.
-    fn mark(&mut self) {
-        let (used, rate) = match self.env.account.ledger.activity {
-            Activity::Running { rate } => {
-                let members = self.env.in_force.as_ref().map_or(0, |p| p.members().len());
-                (members, rate)
-            }
-            Activity::Standing(_) => (0, 0.0),
-        };
-        let point = Point {
-            at_s: self.seconds(),
-            there: self.env.nodes.len(),
-            used,
-            samples_per_s: rate * 1e9,
-            best_samples_per_s: self.env.account.ideal.rate(self.env.nodes.len()) * 1e9,
-        };
-        self.env.account.report.timeline.push(point);
     }
 }
 

@@ -50,6 +50,7 @@ impl Host<Replay<'_>> {
         self.env.newest = decision.id;
         let real = self.real();
         self.env.account.ledger.commit(real, 1);
+        self.env.newest_steps = self.env.account.ledger.steps;
         let now = self.now();
         let steady = &mut self.env.steady;
         let took = now - steady.committed_at;
@@ -74,7 +75,9 @@ impl Host<Replay<'_>> {
             count,
             ..
         } = self.env.steady;
-        let quiet = self.now() >= busy_at + QUIET_NS && count >= STEADY && period > 0;
+        // Before a worker goes whose end is known the coordinator may want a checkpoint at any time.
+        let waits = self.members.iter().any(|(_, w)| w.alive && w.local.drained);
+        let quiet = self.now() >= busy_at + QUIET_NS && count >= STEADY && period > 0 && !waits;
         if !self.env.setup.skip || !quiet || self.env.record.next.is_some() || !self.env.transfers.idle() {
             return Ok(());
         }
@@ -142,6 +145,20 @@ impl Host<Replay<'_>> {
             steps: due,
             available_ns: made + upload,
         };
+        self.keep(saved);
+    }
+
+    /// A member puts its share of the newest state, as the coordinator has ordered: all do at once.
+    pub(super) fn ordered_save(&mut self, id: StateId) {
+        let steps = self.env.newest_steps;
+        let known = self.env.saved.get(&id).is_some_and(|s| s.steps >= steps);
+        if id == self.env.newest && !known {
+            let available_ns = self.real() + self.upload_ns();
+            self.keep(Saved { steps, available_ns });
+        }
+    }
+
+    fn keep(&mut self, saved: Saved) {
         self.env.saved.insert(self.env.newest, saved);
         while self.env.saved.len() > 8 {
             self.env.saved.pop_first();

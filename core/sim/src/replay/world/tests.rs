@@ -1,4 +1,5 @@
 use super::*;
+use crate::replay::Cause;
 use crate::replay::report::Why;
 use varuna_model::{Model, gpt2};
 use varuna_plan::cost::{Costs, Device};
@@ -190,6 +191,19 @@ fn the_loss_of_all_holders_goes_back_to_the_last_checkpoint() {
     let anew = replay(&trace(text), &none).unwrap();
     sums_up(&anew);
     assert!(anew.steps < report.steps);
+}
+
+#[test]
+fn where_all_holders_go_with_notice_the_last_checkpoint_is_of_the_last_steps() {
+    let text = "0,add,a\n0,add,b\n630,remove,a\n630,remove,b\n640,add,c\n640,add,d\n900,remove,c\n";
+    let back = |notice_s| {
+        let report = replay(&trace(text), &Setup { notice_s, ..setup() }).unwrap();
+        sums_up(&report);
+        let all = report.reconfigurations.iter();
+        all.map(|r| r.rolled_back_steps).sum::<u64>()
+    };
+    let (unnoticed, noticed) = (back(0.0), back(60.0));
+    assert!(noticed <= 4 && unnoticed > 2 * noticed, "{unnoticed}, {noticed}");
 }
 
 #[test]
