@@ -316,6 +316,20 @@ fn with_checkpoints(folder: &Path) -> (String, Options) {
     (text, given)
 }
 
+/// A run of such a job in the same folder, and its workers.
+async fn two_workers(temp: TempDir, text: &str, given: Options) -> Run {
+    let folder = RunFolder::open(&temp.path().join("run"), text).unwrap();
+    let mut run = Run {
+        control: serve(given, folder).await.unwrap(),
+        temp,
+        net: Net::default(),
+        workers: vec![],
+    };
+    run.join(1);
+    run.join(2);
+    run
+}
+
 fn claim(run: &str) -> Claim {
     Claim {
         run: run.into(),
@@ -334,15 +348,7 @@ async fn nothing_begins_in_a_place_that_another_run_may_be_writing_to() {
     let temp = TempDir::new().unwrap();
     let (text, given) = with_checkpoints(temp.path());
     let other = place_of(&given).claim(claim("other"), |_| false).await.unwrap();
-    let folder = RunFolder::open(&temp.path().join("run"), &text).unwrap();
-    let mut run = Run {
-        control: serve(given, folder).await.unwrap(),
-        temp,
-        net: Net::default(),
-        workers: vec![],
-    };
-    run.join(1);
-    run.join(2);
+    let mut run = two_workers(temp, &text, given).await;
     run.wait_for("two workers, and the word of whose the place is", |v| {
         let saved = v.checkpoints.as_ref().and_then(|s| s.failing.as_deref());
         v.snapshot.as_ref().is_some_and(|s| s.workers.len() == 2)
@@ -359,15 +365,7 @@ async fn the_place_of_a_run_that_is_gone_is_free_at_once() {
     let temp = TempDir::new().unwrap();
     let (text, given) = with_checkpoints(temp.path());
     let place = place_of(&given);
-    let folder = RunFolder::open(&temp.path().join("run"), &text).unwrap();
-    let mut run = Run {
-        control: serve(given, folder).await.unwrap(),
-        temp,
-        net: Net::default(),
-        workers: vec![],
-    };
-    run.join(1);
-    run.join(2);
+    let mut run = two_workers(temp, &text, given).await;
     run.wait_for_step(1).await;
     assert!(
         place.claim(claim("other"), |_| false).await.is_err(),

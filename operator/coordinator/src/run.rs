@@ -40,8 +40,9 @@ const RETRY: Duration = Duration::from_secs(2);
 const ORDERS: Duration = Duration::from_secs(300);
 /// How long the last report is tried.
 const LAST_REPORT: Duration = Duration::from_secs(300);
-/// How long the run of a deleted job may take to give its checkpoint location up: less than its pod's grace period.
-const ABANDON: Duration = Duration::from_secs(5);
+/// How long the run of a deleted job may take to give its checkpoint location up: longer than the last copies of event files and the store's answer may
+/// take, and less than its pod's grace period.
+const ABANDON: Duration = Duration::from_secs(15);
 
 /// Which run, and where the coordinator listens and writes.
 #[derive(Clone, Debug)]
