@@ -95,6 +95,15 @@ pub(crate) struct EvaluateArguments {
     /// Most batches, from the first window on [default: all].
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
+    /// Tokens see those of their own document alone, as spec.data.packing.blockMask of the job.
+    #[arg(long)]
+    block_mask: bool,
+    /// Positions are counted from the beginning of each document, as spec.data.packing.resetPositions of the job.
+    #[arg(long)]
+    reset_positions: bool,
+    /// Leave out the loss of each document's first token, as spec.data.packing.maskLoss of the job.
+    #[arg(long)]
+    mask_loss: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -129,7 +138,14 @@ pub(crate) fn evaluate(arguments: &EvaluateArguments) -> Result<(), Failure> {
         "--steps",
         arguments.steps.map(|steps| steps.to_string()),
     );
-    worker.args(arguments.json.then_some("--json"));
+    for (given, option) in [
+        (arguments.block_mask, "--block-mask"),
+        (arguments.reset_positions, "--reset-positions"),
+        (arguments.mask_loss, "--mask-loss"),
+        (arguments.json, "--json"),
+    ] {
+        worker.args(given.then_some(option));
+    }
     finish("the evaluation", worker, &[])
 }
 

@@ -327,7 +327,7 @@ fn backend(
     if let Some(why) = why {
         tracing::warn!(%why, "libtorch's operators are used instead of kernels of our own");
     }
-    let shape = attention_shape(&job.model, backend.numerics);
+    let shape = attention_shape(&job.model, job.training.packing, backend.numerics);
     let attention = Attention::settle(arguments.attention, device, shape).context("--attention")?;
     let scores = score_memory(&job.model, attention, backend.numerics);
     // Nobody asked for it.

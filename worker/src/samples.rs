@@ -34,6 +34,14 @@ impl Samples for DatasetSamples {
         read(index, || self.0.held_out(index, tokens))
     }
 
+    fn train_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), SampleError> {
+        read(index, || self.0.train_positions(index, positions))
+    }
+
+    fn held_out_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), SampleError> {
+        read(index, || self.0.held_out_positions(index, positions))
+    }
+
     fn held_out_len(&self) -> u64 {
         self.0.held_out_len()
     }

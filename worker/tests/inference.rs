@@ -7,7 +7,7 @@ mod common;
 use common::formulas::{self, Leaf};
 use common::{Case, Counting, LLAMA_LIKE, QWEN_LIKE, engine};
 use tch::{Kind, Tensor};
-use varuna_api::Precision;
+use varuna_api::{Packing, Precision};
 use varuna_model::{Features, Model, Real, Unit};
 use varuna_plan::WorkerId;
 use varuna_torch::vec_from_tensor;
@@ -99,7 +99,7 @@ fn logits_are_those_of_the_published_formulas() {
         let (engine, trained) = models(&case);
         let model = case.model();
         let tokens = rows(&model).narrow(1, 0, i64::from(model.sequence_length));
-        let expected = formulas::logits(&model, &leaves(&engine, &model), &tokens);
+        let expected = formulas::logits(&model, &leaves(&engine, &model), &tokens, None);
         let found = trained.logits(&tokens).unwrap();
         let spread = expected.std(true).double_value(&[]);
         assert!(spread > 0.3, "{name}: all logits are alike ({spread})");
@@ -122,12 +122,63 @@ fn the_loss_of_the_trainings_forward_is_that_of_the_logits() {
             .double_value(&[]);
         let sum = trained.loss_sum().unwrap();
         // In two batches of unequal size.
+        let mut taken = 0;
         for (first, count) in [(0, 2), (2, 1)] {
-            trained
-                .add_loss(&rows.narrow(0, first, count), 1.0 / (3.0 * length as f64), &sum)
-                .unwrap();
+            let rows = rows.narrow(0, first, count);
+            taken += trained.add_loss(&rows, None, Packing::default(), &sum).unwrap();
         }
-        let found = sum.double_value(&[]);
+        assert_eq!(taken, 3 * length.unsigned_abs());
+        let found = sum.double_value(&[]) / taken as f64;
+        assert!((found - expected).abs() < 1e-5, "{name}: {found} and {expected}");
+    }
+}
+
+#[test]
+fn the_loss_of_packed_documents_is_that_of_each_document_by_itself() {
+    let packing = Packing {
+        block_mask: true,
+        reset_positions: true,
+        mask_loss: true,
+    };
+    for (name, case) in cases() {
+        let (_, trained) = models(&case);
+        let model = case.model();
+        let rows = rows(&model);
+        let mut positions = vec![0i64; rows.numel()];
+        let width = model.sequence_length as usize + 1;
+        for (index, row) in (0..).zip(positions.chunks_exact_mut(width)) {
+            Counting.train_positions(index, row).unwrap();
+        }
+        let (mut expected, mut count) = (0.0, 0);
+        for (sample, positions) in positions.chunks_exact(width).enumerate() {
+            let tokens = vec_from_tensor::<i64>(&rows.get(sample as i64)).unwrap();
+            let begins: Vec<usize> = (0..width).filter(|i| positions[*i] == 0).collect();
+            for (i, begin) in begins.iter().enumerate() {
+                let document = &tokens[*begin..*begins.get(i + 1).unwrap_or(&width)];
+                let Some((inputs, targets)) = document.split_last().map(|(_, rest)| (rest, &document[1..]))
+                else {
+                    continue;
+                };
+                if inputs.is_empty() {
+                    continue;
+                }
+                let logits = trained.logits(&Tensor::from_slice(inputs).unsqueeze(0)).unwrap();
+                let mean = logits
+                    .get(0)
+                    .cross_entropy_for_logits(&Tensor::from_slice(targets));
+                expected += mean.double_value(&[]) * targets.len() as f64;
+                count += targets.len() as u64;
+            }
+        }
+        assert!(
+            count < 3 * u64::from(model.sequence_length),
+            "documents end in the samples"
+        );
+        let sum = trained.loss_sum().unwrap();
+        let positions = Tensor::from_slice(&positions).view([3, -1]);
+        let taken = trained.add_loss(&rows, Some(&positions), packing, &sum).unwrap();
+        assert_eq!(taken, count, "{name}");
+        let (found, expected) = (sum.double_value(&[]) / count as f64, expected / count as f64);
         assert!((found - expected).abs() < 1e-5, "{name}: {found} and {expected}");
     }
 }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::training::default_decaying;
-use varuna_api::{LearningRate, Optimizer, Precision, Schedule, Training, UpdateRule};
+use varuna_api::{LearningRate, Optimizer, Packing, Precision, Schedule, Training, UpdateRule};
 use varuna_model::{Model, gpt2, presets};
 use varuna_plan::cost::{Costs, Device as Link};
 use varuna_plan::schedule::stash_max;
@@ -30,6 +30,13 @@ const LEAST: f64 = 0.98;
 const MOST: f64 = 1.03;
 /// What libtorch's products of 16-bit numbers take for themselves on processors that have no instructions for these.
 const SCRATCH: u64 = 1 << 20;
+
+/// All that is done about documents.
+const PACKED: Packing = Packing {
+    block_mask: true,
+    reset_positions: true,
+    mask_loss: true,
+};
 
 struct Counting(i64);
 
@@ -58,6 +65,7 @@ struct Case {
     attention: Attention,
     micro_batches: u32,
     micro_batch_size: u32,
+    packing: Packing,
 }
 
 impl Case {
@@ -115,6 +123,7 @@ impl Case {
             evaluation: None,
             loss_scaling: LossScaling::OFF,
             skip_limit: 10,
+            packing: self.packing,
         }
     }
 
@@ -128,6 +137,9 @@ impl Case {
         if let Some(scores) = score_memory(&self.model, self.attention, self.precision.into()) {
             costs.add_scores(scores);
         }
+        costs.packing_bytes = self
+            .packing
+            .kept_bytes(&self.model, self.precision.element_bytes());
         let whole = self.model.layout().whole();
         let stash = stash_max(self.kind, 1, 0, self.micro_batches);
         let of = |stash| costs.memory_bytes(whole, stash, self.micro_batch_size, self.recompute);
@@ -137,7 +149,7 @@ impl Case {
     /// The same as the allocators count it: after the state is made, and the most of a few steps.
     fn measured(&self) -> (u64, u64) {
         let backend = Backend::of_processor(self.precision.into());
-        let shape = attention_shape(&self.model, backend.numerics);
+        let shape = attention_shape(&self.model, self.packing, backend.numerics);
         Attention::settle(AttentionChoice::Only(self.attention), backend.device, shape).unwrap();
         let meter = MemoryMeter::begin(backend.device).unwrap();
         let before = taken_bytes();
@@ -215,6 +227,7 @@ fn the_planner_counts_what_a_step_takes() {
         .flat_map(|m| [(m, Precision::Fp32), (m, Precision::Bf16)])
     {
         let case = |kind, recompute, attention| Case {
+            packing: Packing::default(),
             attention,
             model: model.clone(),
             precision,
@@ -226,24 +239,36 @@ fn the_planner_counts_what_a_step_takes() {
         };
         let alternating = ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 };
         let (gpipe, flash, math) = (ScheduleKind::Gpipe, Attention::Flash, Attention::Math);
-        for (kind, recompute, attention) in [
-            (alternating, Recompute::None, flash),
-            (gpipe, Recompute::None, flash),
-            (gpipe, Recompute::Selective, flash),
-            (gpipe, Recompute::Full, flash),
-            (gpipe, Recompute::None, math),
-            (gpipe, Recompute::Selective, math),
-            (gpipe, Recompute::Full, math),
+        let plain = Packing::default();
+        for (kind, recompute, attention, packing) in [
+            (alternating, Recompute::None, flash, plain),
+            (gpipe, Recompute::None, flash, plain),
+            (gpipe, Recompute::Selective, flash, plain),
+            (gpipe, Recompute::Full, flash, plain),
+            (gpipe, Recompute::None, math, plain),
+            (gpipe, Recompute::Selective, math, plain),
+            (gpipe, Recompute::Full, math, plain),
+            (alternating, Recompute::None, flash, PACKED),
+            (gpipe, Recompute::Selective, flash, PACKED),
+            (gpipe, Recompute::Full, flash, PACKED),
         ] {
-            let case = case(kind, recompute, attention);
+            // Masks and angles are the same whatever the model's other sizes are.
+            if packing == PACKED && model.hidden_size != 256 {
+                continue;
+            }
+            let case = Case {
+                packing,
+                ..case(kind, recompute, attention)
+            };
             let (planned, measured) = (case.planned(), case.measured());
             let ratio = |planned: u64, measured: u64| planned as f64 / measured as f64;
             let (state, all) = (ratio(planned.0, measured.0), ratio(planned.1, measured.1));
             let row = format!(
-                "{} layers, width {}, vocabulary {}, {precision:?}, {kind:?}, {recompute:?}, {attention}: planned / measured: state {state:.3}, most {all:.3} of {} MiB",
+                "{} layers, width {}, vocabulary {}, {precision:?}, {kind:?}, {recompute:?}, {attention}, packed {}: planned / measured: state {state:.3}, most {all:.3} of {} MiB",
                 model.layers,
                 model.hidden_size,
                 model.vocabulary_size,
+                !packing.is_off(),
                 measured.1 >> 20
             );
             println!("{row}");

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Case, LLAMA_LIKE, QWEN_LIKE, assert_close, run, shape, single};
-use varuna_api::{Schedule, UpdateRule};
+use varuna_api::{Packing, Schedule, UpdateRule};
 use varuna_model::{Biases, Features, Mlp, Norm, ParameterKind, Positions, Real, Rotary};
 use varuna_plan::{Recompute, ScheduleKind, ScheduleSpec, Shape};
 
@@ -381,4 +381,115 @@ fn llama_and_qwen_train_under_every_plan_like_their_formulas() {
             assert_eq!(runs[0].parameters, runs[2].parameters, "{name}");
         }
     }
+}
+
+/// What is done about documents: each by itself, and all together.
+const PACKINGS: [(&str, Packing); 4] = [
+    (
+        "block mask",
+        Packing {
+            block_mask: true,
+            reset_positions: false,
+            mask_loss: false,
+        },
+    ),
+    (
+        "positions",
+        Packing {
+            block_mask: false,
+            reset_positions: true,
+            mask_loss: false,
+        },
+    ),
+    (
+        "masked loss",
+        Packing {
+            block_mask: false,
+            reset_positions: false,
+            mask_loss: true,
+        },
+    ),
+    ("all", PACKED),
+];
+
+const PACKED_STEPS: u64 = 8;
+
+const PACKED: Packing = Packing {
+    block_mask: true,
+    reset_positions: true,
+    mask_loss: true,
+};
+
+#[test]
+fn packed_documents_train_like_their_formulas_under_every_plan() {
+    let windowed = Features {
+        sliding_window: Some(5),
+        ..Features::GPT2
+    };
+    for (family, features) in [
+        ("GPT-2", Features::GPT2),
+        ("Llama", LLAMA_LIKE),
+        ("a window", windowed),
+    ] {
+        let of = |packing| Case {
+            dropout: 0.0,
+            features,
+            packing,
+            ..Case::default()
+        };
+        let plain = common::plain::train(&of(Packing::default()), PACKED_STEPS);
+        for (name, packing) in PACKINGS {
+            let (case, name) = (of(packing), format!("{family}, {name}"));
+            let formulas = common::plain::train(&case, PACKED_STEPS);
+            assert_ne!(formulas.losses, plain.losses, "{name} changes something");
+            let unsplit = run(&case, &single(&case), PACKED_STEPS);
+            assert_close(&formulas, &unsplit, 1e-5, &name);
+            let split = shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2);
+            assert_close(&unsplit, &run(&case, &split, PACKED_STEPS), 1e-5, &name);
+        }
+    }
+}
+
+#[test]
+fn packed_documents_that_are_recomputed_have_the_bits_of_those_that_are_kept() {
+    let case = Case {
+        features: LLAMA_LIKE,
+        packing: PACKED,
+        ..Case::default()
+    };
+    for plan in [
+        shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2),
+        interleave(shape(&case, &[&[1, 2, 2, 1]], &[8], 1), 2, Recompute::None),
+    ] {
+        let runs = [Recompute::None, Recompute::Selective, Recompute::Full].map(|recompute| {
+            let mut plan = plan.clone();
+            plan.schedule.recompute = recompute;
+            run(&case, &plan, PACKED_STEPS)
+        });
+        assert_eq!(runs[0].parameters, runs[1].parameters);
+        assert_eq!(runs[0].parameters, runs[2].parameters);
+    }
+}
+
+#[test]
+fn packed_documents_are_evaluated_alike_under_every_plan() {
+    let case = Case {
+        evaluate: true,
+        packing: PACKED,
+        ..Case::default()
+    };
+    let unsplit = run(&case, &single(&case), 5);
+    let split = run(&case, &shape(&case, &[&[2, 4], &[6]], &[5, 3], 2), 5);
+    let plain = run(&Case::default(), &single(&case), 1);
+    assert!(plain.evaluations.is_empty() && unsplit.evaluations.len() == 2);
+    for ((_, a), (_, b)) in unsplit.evaluations.iter().zip(&split.evaluations) {
+        assert!((a - b).abs() <= 1e-5 * a, "{a} and {b}");
+    }
+    let as_one_text = Case {
+        packing: Packing::default(),
+        ..case
+    };
+    let other = run(&as_one_text, &single(&as_one_text), 1);
+    let difference = (other.evaluations[0].1 - unsplit.evaluations[0].1).abs();
+    assert!(difference > 1e-6, "documents are taken apart in evaluations too");
 }

@@ -33,15 +33,22 @@ static at::Tensor by_kernel(const Job& job, const at::Tensor& x, const at::Tenso
                         logits.size(1),
                         float(job.cap),
                         float(factor),
+                        NO_TARGET,
                         kernels::format_of(x)};
   kernels::launch(*job.launcher, kernels::LOSS, x.size(0), &a);
   job.sum.add_(losses.sum(at::kDouble).mul(job.weight));
   return logits;
 }
 
+// The rows of these that have no target; undefined where all have one. Only the host can look without waiting.
+static at::Tensor without_target(const at::Tensor& targets) {
+  const auto found = targets.eq(NO_TARGET);
+  return targets.is_cpu() && !found.any().item<bool>() ? at::Tensor() : found;
+}
+
 // Logarithms of the probabilities (rows, v) in single precision: a sum over a vocabulary has more terms than a narrow format has
 // digits. The losses of these rows are added up. Where there is a cap, `bent` gets what it multiplies.
-static at::Tensor log_probabilities(const Job& job, const at::Tensor& x, const at::Tensor& targets, at::Tensor& bent) {
+static at::Tensor log_probabilities(const Job& job, const at::Tensor& x, const at::Tensor& targets, const at::Tensor& without, at::Tensor& bent) {
   // Two steps, so that those of a narrow format are free before the softmax is taken.
   auto logits = at::linear(x, job.w).narrow(1, 0, job.vocabulary).to(at::kFloat);
   if (job.cap > 0) {
@@ -49,7 +56,8 @@ static at::Tensor log_probabilities(const Job& job, const at::Tensor& x, const a
     logits = bent.mul(job.cap);
   }
   const auto logarithms = logits.log_softmax(1);
-  const auto own = logarithms.gather(1, targets.unsqueeze(1));
+  auto own = logarithms.gather(1, targets.unsqueeze(1));
+  if (without.defined()) own.masked_fill_(without.unsqueeze(1), 0);
   job.sum.sub_(own.sum(at::kDouble).mul(job.weight));
   return logarithms;
 }
@@ -57,20 +65,28 @@ static at::Tensor log_probabilities(const Job& job, const at::Tensor& x, const a
 void forward(const Job& job) {
   in_chunks(job, [&](int64_t first, int64_t rows) {
     const auto x = job.x.narrow(0, first, rows), targets = job.targets.narrow(0, first, rows);
+    if (job.launcher) {
+      by_kernel(job, x, targets, 0.0);
+      return;
+    }
     at::Tensor bent;
-    job.launcher ? by_kernel(job, x, targets, 0.0) : log_probabilities(job, x, targets, bent);
+    const auto without = without_target(targets);
+    log_probabilities(job, x, without.defined() ? targets.masked_fill(without, 0) : targets, without, bent);
   });
 }
 
 // The gradients (rows, v or more) of some rows' logits times `factor`, in x's format; their losses are added up.
-static at::Tensor gradients(const Job& job, const at::Tensor& x, const at::Tensor& targets, double factor) {
-  if (job.launcher) return by_kernel(job, x, targets, factor);
+static at::Tensor gradients(const Job& job, const at::Tensor& x, const at::Tensor& own_targets, double factor) {
+  if (job.launcher) return by_kernel(job, x, own_targets, factor);
   at::Tensor bent;
-  auto gradient = log_probabilities(job, x, targets, bent).exp_();
+  const auto without = without_target(own_targets);
+  const auto targets = without.defined() ? own_targets.masked_fill(without, 0) : own_targets;
+  auto gradient = log_probabilities(job, x, targets, without, bent).exp_();
   gradient.scatter_add_(1, targets.unsqueeze(1), at::full({x.size(0), 1}, -1.0, gradient.options()));
   // The slope of the cap is 1 - tanh^2.
   if (bent.defined()) gradient.sub_(bent.square_().mul_(gradient));
   bent = at::Tensor();
+  if (without.defined()) gradient.mul_(without.logical_not().unsqueeze(1));
   gradient = gradient.mul_(factor).to(x.scalar_type());
   const auto more = job.w.size(0) - job.vocabulary;
   return more > 0 ? at::constant_pad_nd(gradient, {0, more}) : gradient;

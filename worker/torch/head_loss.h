@@ -6,12 +6,15 @@
 
 namespace head_loss {
 
+// A row with this target takes no part in the loss, as in PyTorch's cross_entropy.
+constexpr int64_t NO_TARGET = -100;
+
 // What a call adds to, and how much of memory it may take.
 struct Job {
   at::Tensor x;        // (n, d), rows of the head's input
   at::Tensor w;        // (v or more, d), in x's format; rows from v on are zeros that no target names
   int64_t vocabulary;  // v
-  at::Tensor targets;  // (n), rows of w
+  at::Tensor targets;  // (n), rows of w, or NO_TARGET
   double weight;       // of a row's loss in the sum
   at::Tensor sum;      // a scalar in double precision: the weighted losses are added to it
   int64_t chunk;       // rows whose logits exist at once

@@ -11,7 +11,7 @@ using torch::autograd::variable_list;
 // `direction` is 1, or -1 for the way back.
 static at::Tensor turned(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines, double direction) {
   const int64_t half = x.size(-1) / 2;
-  const auto cosine = cosines.unsqueeze(1), sine = sines.unsqueeze(1);
+  const auto cosine = cosines.unsqueeze(-2), sine = sines.unsqueeze(-2);
   const auto first = x.narrow(-1, 0, half).to(at::kFloat), second = x.narrow(-1, half, half).to(at::kFloat);
   auto out = at::empty(x.sizes(), x.options());
   out.narrow(-1, 0, half).copy_(first.mul(cosine).addcmul_(second, sine, -direction));
@@ -34,8 +34,10 @@ struct Rotate : torch::autograd::Function<Rotate> {
 };
 
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines) {
-  TORCH_CHECK(x.dim() == 4 && x.size(3) % 2 == 0 && cosines.dim() == 2 && cosines.sizes() == sines.sizes() &&
-                  cosines.size(0) == x.size(1) && 2 * cosines.size(1) == x.size(3) && cosines.device() == x.device() &&
+  const bool of_samples = cosines.dim() == 3;
+  TORCH_CHECK(x.dim() == 4 && x.size(3) % 2 == 0 && (of_samples || cosines.dim() == 2) && cosines.sizes() == sines.sizes() &&
+                  (!of_samples || cosines.size(0) == x.size(0)) && cosines.size(-2) == x.size(1) && 2 * cosines.size(-1) == x.size(3) &&
+                  cosines.device() == x.device() &&
                   cosines.scalar_type() == at::kFloat && sines.scalar_type() == at::kFloat,
               "angles of ", cosines.sizes(), " and ", sines.sizes(), " ", cosines.scalar_type(), " for ", x.sizes());
   return Rotate::apply(x, cosines, sines);

@@ -33,7 +33,7 @@ mod worker_groups;
 mod workers;
 pub use checkpoint::{CheckpointSourceSpec, CheckpointSpec, IntegritySpec};
 pub use coordinator::CoordinatorSpec;
-pub use data::{DataSourceSpec, DataSpec};
+pub use data::{DataSourceSpec, DataSpec, PackingSpec};
 pub use disruption::DisruptionSpec;
 pub use failure_policy::FailurePolicySpec;
 pub use loss_scale::LossScaleSpec;

@@ -30,6 +30,7 @@ pub fn measured_costs(profile: &Profile, job: &Job) -> Result<Costs, String> {
     let mut costs = costs_for(job, &profile.costs())?;
     // Profiles count AdamW's moments, whatever the job that they were measured with.
     costs.parameter = costs.parameter.keeping(job.training.optimizer.rule.moments());
+    costs.packing_bytes = packing_bytes(job);
     let model = job.model.spec();
     let own: Vec<u64> = model.segments.iter().map(|s| s.parameters).collect();
     profile.check_parameters(&own, model.tied_parameters)?;
@@ -74,6 +75,7 @@ pub fn estimated_costs(job: &Job, device: Device) -> Costs {
     let costs = Costs::estimate(&job.model.spec(), device);
     Costs {
         parameter: costs.parameter.keeping(job.training.optimizer.rule.moments()),
+        packing_bytes: packing_bytes(job),
         ..costs
     }
 }
@@ -83,7 +85,14 @@ pub fn estimated_costs(job: &Job, device: Device) -> Costs {
 #[must_use]
 pub fn estimated_planner(job: &Job) -> EstimatedPlanner {
     let planner = EstimatedPlanner::new(job.model.spec(), job.precision.element_bytes(), constraints(job));
-    planner.keeping(job.training.optimizer.rule.moments())
+    planner
+        .keeping(job.training.optimizer.rule.moments())
+        .packing(packing_bytes(job))
+}
+
+fn packing_bytes(job: &Job) -> u64 {
+    let element_bytes = job.precision.element_bytes();
+    job.training.packing.kept_bytes(&job.model, element_bytes)
 }
 
 fn constraints(job: &Job) -> Constraints {

@@ -54,13 +54,14 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
     let name = check.label("metadata.name", metadata.name);
     let namespace = metadata.namespace.unwrap_or("default".into());
     let namespace = check.label("metadata.namespace", Some(namespace));
+    let packing = data::packing(spec.data.as_ref());
     let data = data::data(check, spec.data);
     let model = model::model(check, spec.model);
     let allowed = "globalBatchSize, steps and optimizer";
     let written = check.required("spec.training", spec.training, allowed);
     let micro_batch_size = written.micro_batch_size;
     let precision = training::precision(check, written.precision.clone());
-    let training = training::training(check, written, precision, &data);
+    let training = training::training(check, written, precision, (&data, packing));
     let mut pipeline = pipeline::pipelines(check, spec.pipeline.unwrap_or_default(), &model);
     pipeline.micro_batch_size =
         pipeline::micro_batch_size(check, micro_batch_size, training.global_batch_size);

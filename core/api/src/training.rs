@@ -1,6 +1,7 @@
 //! How a job trains, with every default resolved.
 
 use crate::learning_rate::LearningRate;
+use crate::packing::Packing;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use varuna_model::ParameterKind;
@@ -33,6 +34,9 @@ pub struct Training {
     /// Steps that may be skipped in a row without a smaller loss scale to be had; one more ends the run.
     #[serde(default = "default_skip_limit", skip_serializing_if = "is_default_skip_limit")]
     pub skip_limit: u32,
+    /// What is done about samples that hold several documents. Not in the hash of jobs that do nothing about them.
+    #[serde(default, skip_serializing_if = "Packing::is_off")]
+    pub packing: Packing,
 }
 
 fn no_loss_scaling() -> LossScaling {

@@ -274,7 +274,7 @@ fn a_job_with_every_default_written_out_is_the_same_job() {
     let mut job = json!({
         "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaJob", "metadata": { "name": "j" },
         "spec": {
-            "model": { "preset": "gpt2-tiny" }, "data": { "path": "d" },
+            "model": { "preset": "gpt2-tiny" }, "data": { "path": "d", "packing": {} },
             "training": {
                 "globalBatchSize": 8, "steps": 9, "optimizer": { "learningRate": 0.01 }, "evaluation": { "intervalSteps": 3 },
                 "precision": "fp16", "lossScale": {},

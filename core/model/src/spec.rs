@@ -26,6 +26,12 @@ impl SegmentKind {
     pub fn is_recomputed_selectively(self) -> bool {
         self == SegmentKind::Attention
     }
+
+    /// Whether its tokens see each other.
+    #[must_use]
+    pub fn attends(self) -> bool {
+        matches!(self, SegmentKind::Attention | SegmentKind::Block)
+    }
 }
 
 /// One segment. Operations and elements are those of one sample.

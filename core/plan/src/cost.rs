@@ -5,13 +5,15 @@ pub(crate) mod halves;
 mod host;
 mod parameter_bytes;
 mod scores;
+mod segment;
 mod working;
 
 pub use chunked::Chunked;
 pub use host::Host;
 pub use parameter_bytes::ParameterBytes;
 pub use scores::ScoreMemory;
-pub(crate) use working::{Taken, working_bytes};
+pub use segment::SegmentCost;
+pub(crate) use working::{Taken, packing_bytes, working_bytes};
 
 use crate::document::Recompute;
 use crate::layout::{Layout, SegmentRange};
@@ -57,74 +59,6 @@ impl Default for Calibration {
         Calibration {
             compute: 1.0,
             transfer: 1.0,
-        }
-    }
-}
-
-/// The cost of one segment. Times in milliseconds on a worker of speed 1.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct SegmentCost {
-    /// What it computes.
-    #[serde(default)]
-    pub kind: SegmentKind,
-    /// Forward of one more sample.
-    pub forward_ms: f64,
-    /// Backward of one more sample, without recompute.
-    pub backward_ms: f64,
-    /// What a forward costs whatever its micro-batch size: launches, and small sizes that do not fill the device.
-    pub forward_fixed_ms: f64,
-    /// Likewise of a backward.
-    pub backward_fixed_ms: f64,
-    /// Parameters (of the segment's own unit; a tied weight is in [`Costs::tied_parameters`]).
-    pub parameters: u64,
-    /// What stays of one sample's forward until its backward, in bytes: its output too, and not its input, which the segment before keeps.
-    pub saved_bytes: u64,
-    /// What the backward of one sample takes at most beyond that, in bytes.
-    #[serde(default)]
-    pub working_bytes: u64,
-    /// What the forward of one sample takes at most beyond what it keeps, in bytes, where that is much: it counts where it is run again while all
-    /// that comes after it is kept.
-    #[serde(default)]
-    pub forward_bytes: u64,
-    /// What it takes besides, a chunk at a time: a head's logits and their logarithmic softmax.
-    #[serde(default)]
-    pub chunked: Chunked,
-    /// The segment's input of one sample, in bytes: what crosses the cut before it.
-    pub input_bytes: u64,
-    /// Optimizer, once a step.
-    #[serde(default)]
-    pub optimizer_ms: f64,
-}
-
-impl SegmentCost {
-    /// Whether its forward is run again before its backward.
-    pub(crate) fn is_recomputed(&self, recompute: Recompute) -> bool {
-        match recompute {
-            Recompute::None => false,
-            Recompute::Selective => self.kind.is_recomputed_selectively(),
-            Recompute::Full => true,
-        }
-    }
-
-    /// Scales what it computes: forward and backward, fixed parts included.
-    pub(crate) fn scale_compute(&mut self, factor: f64) {
-        for ms in [
-            &mut self.forward_ms,
-            &mut self.backward_ms,
-            &mut self.forward_fixed_ms,
-            &mut self.backward_fixed_ms,
-        ] {
-            *ms *= factor;
-        }
-    }
-
-    /// Bytes that stay of one sample's forward under [`Recompute::Selective`].
-    pub(crate) fn kept_selectively(&self) -> u64 {
-        if self.kind.is_recomputed_selectively() {
-            self.input_bytes
-        } else {
-            self.saved_bytes
         }
     }
 }
@@ -189,6 +123,10 @@ pub struct Costs {
     /// What makes the times agree with measured steps.
     #[serde(default)]
     pub calibration: Calibration,
+    /// Of one sample, what the attention of a stage keeps once for all of its blocks, in bytes: which tokens see each other where a sample
+    /// holds several documents.
+    #[serde(default)]
+    pub packing_bytes: u64,
     /// Bytes a second at which rings send, where that was measured; else the link's.
     #[serde(default)]
     pub ring_bytes_per_s: Option<f64>,
@@ -236,6 +174,7 @@ impl Costs {
             calibrated: false,
             runtime: Runtime::Overlapped,
             calibration: Calibration::default(),
+            packing_bytes: 0,
             ring_bytes_per_s: None,
             host: None,
         }
@@ -304,7 +243,9 @@ impl Costs {
         };
         let recomputed: u64 = of.iter().filter(again).map(saved).sum();
         let working = working_bytes(of.iter().rev().map(|s| s.taken(samples, recompute)));
-        let kept = u64::from(stash) * (input + kept) + recomputed;
+        let attends = of.iter().any(|s| s.kind.attends());
+        let packing = packing_bytes(u64::from(attends) * self.packing_bytes, stash, recompute);
+        let kept = u64::from(stash) * (input + kept) + recomputed + packing;
         self.state_bytes(range) + kept * samples + working
     }
 
@@ -421,6 +362,29 @@ mod tests {
             wide.gradient_ms(1_000).to_bits()
         );
         assert!(narrow.transfer_ms(3, 8) < 0.6 * wide.transfer_ms(3, 8));
+    }
+
+    #[test]
+    fn attention_that_is_run_again_keeps_what_documents_need_for_one_micro_batch_alone() {
+        let plain = costs(true);
+        let packed = Costs {
+            packing_bytes: 1000,
+            ..plain.clone()
+        };
+        let (blocks, head) = (
+            SegmentRange { start: 1, end: 39 },
+            SegmentRange {
+                start: plain.layout().segments - 1,
+                end: plain.layout().segments,
+            },
+        );
+        let more = |range, recompute| {
+            packed.memory_bytes(range, 8, 2, recompute) - plain.memory_bytes(range, 8, 2, recompute)
+        };
+        assert_eq!(more(blocks, Recompute::None), 8 * 2 * 1000);
+        assert_eq!(more(blocks, Recompute::Selective), 2 * 1000);
+        assert_eq!(more(blocks, Recompute::Full), 2 * 1000);
+        assert_eq!(more(head, Recompute::None), 0, "a stage without attention");
     }
 
     #[test]

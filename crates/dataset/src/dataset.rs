@@ -1,7 +1,7 @@
 //! An open dataset: the tokens of each sample.
 
 use crate::error::DataError;
-use crate::index::{self, Index};
+use crate::index::{self, Documents, Index};
 use crate::order::Permutation;
 use crate::sidecar::{Sidecar, with_suffix};
 use sha2::{Digest, Sha256};
@@ -68,6 +68,7 @@ pub struct TokenDataset {
     path: PathBuf,
     file: File,
     index: Index,
+    documents: Documents,
     sidecar: Option<Sidecar>,
     fingerprint: String,
     sequence_length: u32,
@@ -142,6 +143,7 @@ impl TokenDataset {
             None => fingerprint_of(&file, &path, &index)?,
         };
         Ok(TokenDataset {
+            documents: Documents::open(&with_suffix(prefix, "idx"), index)?,
             path,
             file,
             index,
@@ -199,6 +201,20 @@ impl TokenDataset {
     /// # Errors
     /// The file cannot be read, or `tokens` is of another length.
     pub fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), DataError> {
+        self.window(self.training_window(index)?, tokens)
+    }
+
+    /// The positions of the same tokens within their documents: 0 at the sample's first token and at each document's first one, then one more with
+    /// each token.
+    ///
+    /// # Errors
+    /// As for [`TokenDataset::train`].
+    pub fn train_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), DataError> {
+        self.window_positions(self.training_window(index)?, positions)
+    }
+
+    /// The window of a training sample.
+    fn training_window(&self, index: u64) -> Result<u64, DataError> {
         if self.training == 0 {
             return Err(DataError::Argument {
                 what: "training sample",
@@ -207,10 +223,7 @@ impl TokenDataset {
             });
         }
         let (pass, within) = (index / self.training, index % self.training);
-        self.window(
-            Permutation::new(self.training, self.seed, pass).at(within),
-            tokens,
-        )
+        Ok(Permutation::new(self.training, self.seed, pass).at(within))
     }
 
     /// The tokens of a held-out sample, in the order of the text.
@@ -218,6 +231,18 @@ impl TokenDataset {
     /// # Errors
     /// As for [`TokenDataset::train`], or there is no such sample.
     pub fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), DataError> {
+        self.window(self.held_out_window(index)?, tokens)
+    }
+
+    /// The positions of the same tokens, as [`TokenDataset::train_positions`].
+    ///
+    /// # Errors
+    /// As for [`TokenDataset::held_out`].
+    pub fn held_out_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), DataError> {
+        self.window_positions(self.held_out_window(index)?, positions)
+    }
+
+    fn held_out_window(&self, index: u64) -> Result<u64, DataError> {
         if index >= self.held_out {
             let allowed = format!("below {}", self.held_out);
             return Err(DataError::Argument {
@@ -226,19 +251,30 @@ impl TokenDataset {
                 allowed,
             });
         }
-        self.window(self.training + index, tokens)
+        Ok(self.training + index)
+    }
+
+    fn window_positions(&self, window: u64, positions: &mut [i64]) -> Result<(), DataError> {
+        self.check_length(positions)?;
+        let first = window * u64::from(self.sequence_length);
+        self.documents.positions(first, positions)
+    }
+
+    fn check_length(&self, buffer: &[i64]) -> Result<(), DataError> {
+        let needed = self.sequence_length as usize + 1;
+        match buffer.len() == needed {
+            true => Ok(()),
+            false => Err(DataError::Argument {
+                what: "length of the sample's buffer",
+                value: buffer.len().to_string(),
+                allowed: needed.to_string(),
+            }),
+        }
     }
 
     fn window(&self, window: u64, tokens: &mut [i64]) -> Result<(), DataError> {
-        let needed = self.sequence_length as usize + 1;
-        if tokens.len() != needed {
-            let (value, allowed) = (tokens.len().to_string(), needed.to_string());
-            return Err(DataError::Argument {
-                what: "length of the sample's buffer",
-                value,
-                allowed,
-            });
-        }
+        self.check_length(tokens)?;
+        let needed = tokens.len();
         let width = self.index.token_type.width();
         let mut bytes = vec![0; needed * width];
         let offset = window * u64::from(self.sequence_length) * width as u64;

@@ -8,12 +8,14 @@
 //! ```
 //!
 //! Newer multi-modal indexes end with one mode byte per sequence, which is not needed here. The `.bin` file is the tokens
-//! of all sequences one after another, which is why a reader needs to keep nothing of the index.
+//! of all sequences one after another, which is why a reader needs to keep nothing of the index; where documents begin is read when it is asked for.
 
 #[cfg(feature = "build")]
 mod builder;
 #[cfg(feature = "build")]
 pub(crate) use builder::IndexBuilder;
+mod documents;
+pub(crate) use documents::Documents;
 
 use crate::error::DataError;
 use std::fs::File;

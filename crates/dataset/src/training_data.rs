@@ -111,13 +111,37 @@ impl TrainingData {
         self.sources[source].train(number, tokens)
     }
 
+    /// The positions of the same tokens within their documents, as [`TokenDataset::train_positions`].
+    ///
+    /// # Errors
+    /// As for [`TrainingData::train`].
+    pub fn train_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), DataError> {
+        let BlendSample { source, number } = self.blend.at(index);
+        self.sources[source].train_positions(number, positions)
+    }
+
     /// The tokens of a held-out sample.
     ///
     /// # Errors
     /// As for [`TrainingData::train`], or there is no such sample.
     pub fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), DataError> {
+        let (source, number) = self.held_out_sample(index)?;
+        source.held_out(number, tokens)
+    }
+
+    /// The positions of the same tokens within their documents.
+    ///
+    /// # Errors
+    /// As for [`TrainingData::held_out`].
+    pub fn held_out_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), DataError> {
+        let (source, number) = self.held_out_sample(index)?;
+        source.held_out_positions(number, positions)
+    }
+
+    /// Which held-out sample of which dataset it is.
+    fn held_out_sample(&self, index: u64) -> Result<(&TokenDataset, u64), DataError> {
         if let Some(validation) = &self.validation {
-            return validation.held_out(index, tokens);
+            return Ok((validation, index));
         }
         if index >= self.held_out {
             return Err(DataError::Argument {
@@ -127,7 +151,7 @@ impl TrainingData {
             });
         }
         let BlendSample { source, number } = self.blend.at(index);
-        self.sources[source].held_out(number, tokens)
+        Ok((&self.sources[source], number))
     }
 }
 
@@ -294,6 +318,60 @@ mod tests {
         .map(|data| data.unwrap().fingerprint())
         .into();
         assert_eq!(prints.len(), 5);
+    }
+
+    #[test]
+    fn positions_of_a_sample_are_those_of_its_own_tokens() {
+        let folder = tempfile::tempdir().unwrap();
+        let documents = |name: &str, sizes: &[usize]| {
+            let file = |(i, size): (usize, &usize)| {
+                let path = folder.path().join(format!("{name}{i}.txt"));
+                std::fs::write(&path, "x".repeat(*size)).unwrap();
+                path
+            };
+            let files = sizes.iter().enumerate().map(file).collect();
+            let output = folder.path().join(name);
+            build(&Build::new(files, output.clone(), Tokenizer::Byte), &mut |_| ()).unwrap();
+            output
+        };
+        let prefixes = [
+            documents("a", &[3, 1, 12, 2, 2, 7, 9]),
+            documents("b", &[30, 5, 1, 1, 4]),
+            documents("c", &[6, 2, 8]),
+        ];
+        let two = sources(&prefixes[..2], &[1.0, 2.0]);
+        let own = HeldOut::Dataset(prefixes[2].display().to_string());
+        for held_out in [HeldOut::Fraction(0.2), own] {
+            let data = opened(&two, &held_out, LENGTH, 7).unwrap();
+            let check = |tokens: &[i64], positions: &[i64]| {
+                let mut expected = 0;
+                for (i, position) in positions.iter().enumerate() {
+                    // The byte tokenizer's end of a document.
+                    expected = if i == 0 || tokens[i - 1] == 256 {
+                        0
+                    } else {
+                        expected + 1
+                    };
+                    assert_eq!(*position, expected, "{tokens:?}");
+                }
+            };
+            let (mut tokens, mut positions) = ([0; 5], [0; 5]);
+            for index in 0..60 {
+                data.train(index, &mut tokens).unwrap();
+                data.train_positions(index, &mut positions).unwrap();
+                check(&tokens, &positions);
+            }
+            for index in 0..data.held_out_len() {
+                data.held_out(index, &mut tokens).unwrap();
+                data.held_out_positions(index, &mut positions).unwrap();
+                check(&tokens, &positions);
+            }
+            assert!(
+                data.held_out_positions(data.held_out_len(), &mut positions)
+                    .is_err()
+            );
+            assert!(data.train_positions(0, &mut positions[..4]).is_err());
+        }
     }
 
     #[test]

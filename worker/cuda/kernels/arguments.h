@@ -88,10 +88,11 @@ struct ColumnsArguments {
 struct LossArguments {
   void* logits;              // where `factor` is not 0, replaced by their gradient times it; the rest of a row by zeros
   const long long* targets;  // of each row
-  float* losses;             // of each row, in nats; not a number where the target is no column
+  float* losses;             // of each row, in nats; 0 where there is no target; not a number where the target is no column
   long long rows, width, stride;
   float cap;                 // logits are cap * tanh(x / cap); 0: they are x
   float factor;
+  long long no_target;       // what stands for a row without a target
   int format;
 };
 

@@ -1,6 +1,6 @@
 // Cross-entropy and its gradient, which takes the place of the logits: two passes over what libtorch's operators go over ten times. A block has
 // a row. The largest logit and the sum of exponentials are found in one pass (Milakov & Gimelshein 2018, "Online normalizer calculation for
-// softmax").
+// softmax"). A row without a target has no loss and no gradient.
 
 #define MINUS_INFINITY of_bits(0xff800000u)
 #define NOT_A_NUMBER of_bits(0x7fc00000u)
@@ -53,16 +53,16 @@ INLINE void loss_by(long long row, const LossArguments& a, Exponentials* parts) 
   SYNC;
   const Exponentials all = parts[0];
   const long long target = a.targets[row];
-  const bool is_column = target >= 0 && target < a.width;
+  const bool is_column = target >= 0 && target < a.width, is_none = target == a.no_target;
   EACH(t, 0, 1) {
     float slope;
     const float logit = is_column ? bent_by(load<FORMAT>(a.logits, at + target), a.cap, slope) : NOT_A_NUMBER;
-    a.losses[row] = all.most + logf(all.sum) - logit;
+    a.losses[row] = is_none ? 0.0f : all.most + logf(all.sum) - logit;
   }
   // The target's logit was read.
   SYNC;
   if (a.factor == 0.0f) return;
-  const float scale = 1.0f / all.sum;
+  const float scale = 1.0f / all.sum, factor = is_none ? 0.0f : a.factor;
   EACH(v, 0, a.stride / N) {
     float x[N];
     load_all<FORMAT, N>(a.logits, at + v * N, x);
@@ -70,7 +70,7 @@ INLINE void loss_by(long long row, const LossArguments& a, Exponentials* parts) 
       const long long column = v * N + k;
       float slope;
       const float share = exponential(bent_by(x[k], a.cap, slope) - all.most) * scale;
-      x[k] = column < a.width ? ((column == target ? -1.0f : 0.0f) + share) * slope * a.factor : 0.0f;
+      x[k] = column < a.width ? ((column == target ? -1.0f : 0.0f) + share) * slope * factor : 0.0f;
     }
     store_all<FORMAT, N>(a.logits, at + v * N, x);
   }

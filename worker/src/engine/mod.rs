@@ -7,11 +7,13 @@ mod beside;
 mod compute;
 mod optimizer;
 mod read_ahead;
+mod samples;
 mod step;
 
 pub use beside::Done;
 pub(crate) use beside::panic_message;
 pub use compute::Compute;
+pub use samples::{SampleError, Samples};
 
 use crate::ablation::Ablation;
 use crate::backend::Backend;
@@ -33,32 +35,6 @@ use varuna_torch::{LeaseError, TorchError};
 /// gigabytes. Past it the reader hangs, and the state can neither go on nor be answered for: the worker ends, and is planned around. The
 /// rest of what a fence may find under way fits into the 45 s that a member waits for its engine.
 const SNAPSHOT_WAIT: Duration = Duration::from_secs(20);
-
-/// A sample could not be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cannot read sample {index}: {why}")]
-pub struct SampleError {
-    /// Number in the seeded order.
-    pub index: u64,
-    /// What went wrong.
-    pub why: String,
-}
-
-/// The samples of a job. `tokens` has room for sequence length + 1 ids: inputs and, shifted by one, targets.
-pub trait Samples: Send + Sync {
-    /// The sample with this number in the seeded order; any number (passes over the data follow each other).
-    ///
-    /// # Errors
-    /// The data cannot be read.
-    fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError>;
-    /// A sample of the held-out split, `index` below [`Samples::held_out_len`].
-    ///
-    /// # Errors
-    /// The data cannot be read.
-    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError>;
-    /// Samples in the held-out split.
-    fn held_out_len(&self) -> u64;
-}
 
 /// What an engine is made from.
 #[derive(Clone)]

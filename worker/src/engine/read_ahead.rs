@@ -20,17 +20,29 @@ pub(super) enum Split {
     HeldOut,
 }
 
-/// Samples that are read together: a micro-batch.
+/// What is read of samples.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Field {
+    /// Their tokens, one sample after the other: inputs and, shifted by one, targets.
+    Tokens,
+    /// The positions of the same tokens within their documents.
+    Positions,
+    /// One number: the targets of all samples that do not begin a document.
+    TargetCount,
+}
+
+/// Samples that are read together: a micro-batch, or a batch of which something is counted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Rows {
+    pub(super) field: Field,
     pub(super) split: Split,
     /// Numbers in the split's order.
     pub(super) samples: Vec<u64>,
 }
 
-type Tokens = Result<Vec<i64>, SampleError>;
+type Numbers = Result<Vec<i64>, SampleError>;
 /// What became of a read; an error is what it panicked with.
-type Outcome = std::thread::Result<Tokens>;
+type Outcome = std::thread::Result<Numbers>;
 
 #[derive(Default)]
 struct State {
@@ -74,15 +86,36 @@ impl State {
 }
 
 impl Shared {
-    fn read(&self, rows: &Rows) -> Tokens {
-        let mut tokens = vec![0; rows.samples.len() * self.row];
-        for (row, sample) in tokens.chunks_exact_mut(self.row).zip(&rows.samples) {
-            match rows.split {
-                Split::Train => self.samples.train(*sample, row),
-                Split::HeldOut => self.samples.held_out(*sample, row),
+    fn read(&self, rows: &Rows) -> Numbers {
+        if rows.field == Field::TargetCount {
+            return Ok(vec![self.count_targets(rows)?]);
+        }
+        let mut numbers = vec![0; rows.samples.len() * self.row];
+        for (row, sample) in numbers.chunks_exact_mut(self.row).zip(&rows.samples) {
+            match (rows.field, rows.split) {
+                (Field::Tokens, Split::Train) => self.samples.train(*sample, row),
+                (Field::Tokens, Split::HeldOut) => self.samples.held_out(*sample, row),
+                (_, split) => self.positions(split, *sample, row),
             }?;
         }
-        Ok(tokens)
+        Ok(numbers)
+    }
+
+    fn positions(&self, split: Split, sample: u64, row: &mut [i64]) -> Result<(), SampleError> {
+        match split {
+            Split::Train => self.samples.train_positions(sample, row),
+            Split::HeldOut => self.samples.held_out_positions(sample, row),
+        }
+    }
+
+    fn count_targets(&self, rows: &Rows) -> Result<i64, SampleError> {
+        let mut row = vec![0; self.row];
+        let mut count = 0;
+        for sample in &rows.samples {
+            self.positions(rows.split, *sample, &mut row)?;
+            count += row.iter().skip(1).filter(|position| **position != 0).count();
+        }
+        Ok(i64::try_from(count).unwrap_or(i64::MAX))
     }
 
     /// The thread: reads what is wanted, as long as there is place for it.
@@ -162,11 +195,11 @@ impl ReadAhead {
         Ok(())
     }
 
-    /// The tokens of these samples, one sample after the other.
+    /// What these rows ask for.
     ///
     /// # Errors
-    /// One cannot be read, or was not read by the deadline. Where the read panicked, so does this.
-    pub(super) fn take(&self, rows: &Rows, deadline: Instant) -> Tokens {
+    /// A sample cannot be read, or was not read by the deadline. Where the read panicked, so does this.
+    pub(super) fn take(&self, rows: &Rows, deadline: Instant) -> Numbers {
         let mut state = self.shared.state.lock();
         while state.begun().chain(&state.wanted).next() == Some(rows) {
             if let Some((_, outcome)) = state.ready.pop_front() {
@@ -185,11 +218,13 @@ impl ReadAhead {
         self.shared.read(rows)
     }
 
-    /// What will be asked for next, if it is read already and its read succeeded.
+    /// What will be asked for next, if it is read already, its read succeeded, and it goes to the device, as a count does not.
     pub(super) fn take_ready(&self) -> Option<(Rows, Vec<i64>)> {
         let mut state = self.shared.state.lock();
-        let succeeded = |first: &mut (Rows, Outcome)| matches!(first.1, Ok(Ok(_)));
-        let (rows, outcome) = state.ready.pop_front_if(succeeded)?;
+        let suits = |(rows, outcome): &mut (Rows, Outcome)| {
+            rows.field != Field::TargetCount && matches!(outcome, Ok(Ok(_)))
+        };
+        let (rows, outcome) = state.ready.pop_front_if(suits)?;
         drop(state);
         self.shared.changed.notify_all();
         Some((rows, outcome.ok()?.ok()?))
@@ -204,119 +239,4 @@ impl Drop for ReadAhead {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::time::Duration;
-
-    /// Each sample has its number, or one more in the held-out split; 13 cannot be read.
-    struct Numbers;
-
-    impl Samples for Numbers {
-        fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
-            if index == 13 {
-                let why = "a hole".to_owned();
-                return Err(SampleError { index, why });
-            }
-            tokens.fill(i64::try_from(index).unwrap());
-            Ok(())
-        }
-        fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
-            self.train(index + 1, tokens)
-        }
-        fn held_out_len(&self) -> u64 {
-            5
-        }
-    }
-
-    fn later() -> Instant {
-        Instant::now() + Duration::from_secs(20)
-    }
-
-    fn rows() -> impl Strategy<Value = Rows> {
-        let split = prop_oneof![Just(Split::Train), Just(Split::HeldOut)];
-        let samples = prop::collection::vec(0..16u64, 0..3);
-        (split, samples).prop_map(|(split, samples)| Rows { split, samples })
-    }
-
-    /// What is done with it: expect these, take one, take what is ready.
-    #[derive(Clone, Debug)]
-    enum Act {
-        Expect(Vec<Rows>),
-        Take(Rows),
-        TakeReady,
-    }
-
-    fn act() -> impl Strategy<Value = Act> {
-        prop_oneof![
-            prop::collection::vec(rows(), 0..6).prop_map(Act::Expect),
-            rows().prop_map(Act::Take),
-            Just(Act::TakeReady),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn whatever_is_expected_who_asks_gets_what_a_read_would_give(acts in prop::collection::vec(act(), 1..40)) {
-            let mut ahead = ReadAhead::new(Arc::new(Numbers), 3);
-            let direct = ReadAhead::new(Arc::new(Numbers), 3);
-            let mut expected = VecDeque::new();
-            for act in acts {
-                match act {
-                    Act::Expect(next) => {
-                        expected = VecDeque::from(next.clone());
-                        ahead.expect(next).unwrap();
-                    }
-                    // In turn every second time, so that the thread's reads are used.
-                    Act::Take(other) => {
-                        let rows = expected.pop_front().unwrap_or(other);
-                        prop_assert_eq!(ahead.take(&rows, later()), direct.shared.read(&rows));
-                    }
-                    Act::TakeReady => {
-                        if let Some((rows, tokens)) = ahead.take_ready() {
-                            prop_assert_eq!(Some(rows.clone()), expected.pop_front());
-                            prop_assert_eq!(Ok(tokens), direct.shared.read(&rows));
-                        }
-                    }
-                }
-                prop_assert!(ahead.shared.state.lock().ready.len() <= READY);
-            }
-        }
-    }
-
-    /// A store whose reads end when the test says so.
-    struct Slow(Mutex<std::sync::mpsc::Receiver<()>>);
-
-    impl Samples for Slow {
-        fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
-            self.0.lock().recv().unwrap();
-            Numbers.train(index, tokens)
-        }
-        fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
-            self.train(index, tokens)
-        }
-        fn held_out_len(&self) -> u64 {
-            0
-        }
-    }
-
-    #[test]
-    fn a_read_that_does_not_end_is_waited_for_until_the_deadline_and_named() {
-        let (end, ends) = std::sync::mpsc::channel();
-        let mut ahead = ReadAhead::new(Arc::new(Slow(Mutex::new(ends))), 3);
-        let rows = |sample| Rows {
-            split: Split::Train,
-            samples: vec![sample],
-        };
-        ahead.expect(vec![rows(7), rows(8)]).unwrap();
-        let late = ahead.take(&rows(7), Instant::now()).unwrap_err();
-        assert_eq!((late.index, late.why.contains("deadline")), (7, true));
-        end.send(()).unwrap();
-        assert_eq!(ahead.take(&rows(7), later()), Ok(vec![7; 3]));
-        // What is being read and no longer expected is not mistaken for what is.
-        ahead.expect(vec![rows(9)]).unwrap();
-        end.send(()).unwrap();
-        end.send(()).unwrap();
-        assert_eq!(ahead.take(&rows(9), later()), Ok(vec![9; 3]));
-    }
-}
+mod tests;

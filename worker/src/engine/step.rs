@@ -164,6 +164,10 @@ impl Run<'_> {
             let of = |t: &Task| t.stage == stage && matches!(t.instruction, Instruction::Backward(_));
             list.iter().rposition(of)
         };
+        if self.counts_targets() {
+            let count = self.target_count(Split::Train, self.batch_at(self.step))?;
+            self.loss.set_targets(count);
+        }
         let last: BTreeMap<usize, Option<usize>> = places
             .keys()
             .map(|stage| (*stage, last_backward(*stage)))
@@ -192,7 +196,7 @@ impl Run<'_> {
     /// The stage's input: tokens on the first stage, else the previous stage's activation.
     fn input(&mut self, place: Place, micro_batch: u32) -> Result<Tensor, EngineError> {
         match place.previous {
-            None => Ok(self.tokens(Split::Train, &self.sample_numbers(micro_batch))?.0),
+            None => self.inputs(Split::Train, &self.sample_numbers(micro_batch)),
             Some(worker) => self.receive(
                 worker,
                 Tag::Activation {
@@ -270,11 +274,13 @@ impl Run<'_> {
                     .1
             }
             Some(Stash::Segments(kept)) => {
+                let tables = self.document_tables(place, Split::Train, &numbers)?;
+                let samples = (numbers.as_slice(), tables.as_ref());
                 let again = (place.segments.start..)
                     .zip(kept)
                     .map(|(segment, kept)| match kept {
                         Kept::Input(input) => {
-                            let output = self.segment(Work::Recompute, units, segment, &input, &numbers)?;
+                            let output = self.segment(Work::Recompute, units, segment, &input, samples)?;
                             Ok(Kept::Graph(input, output))
                         }
                         graph @ Kept::Graph(..) => Ok(graph),

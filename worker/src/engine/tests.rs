@@ -64,6 +64,7 @@ fn engine(device: Device) -> Engine {
         evaluation: None,
         loss_scaling: LossScaling::OFF,
         skip_limit: varuna_api::training::DEFAULT_SKIP_LIMIT,
+        packing: varuna_api::Packing::default(),
     };
     Engine::new(EngineConfig {
         me: ME,

@@ -2,14 +2,15 @@
 
 use super::load::ModelArguments;
 use crate::backend::Platform;
-use crate::engine::Samples;
+use crate::engine::{SampleError, Samples};
 use crate::samples::DatasetSamples;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::io::Write;
+use std::ops::Range;
 use std::path::PathBuf;
 use tch::Tensor;
-use varuna_api::{Data, DataSource, HeldOut};
+use varuna_api::{Data, DataSource, HeldOut, Packing};
 use varuna_checkpoint::folder_name;
 use varuna_dataset::TrainingData;
 use varuna_plan::Step;
@@ -34,9 +35,28 @@ pub struct Arguments {
     /// Most batches, from the first window on [default: all].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     steps: Option<u64>,
+    /// Tokens see those of their own document alone, as in spec.data.packing.blockMask.
+    #[arg(long)]
+    block_mask: bool,
+    /// Positions are counted from the beginning of each document, as in spec.data.packing.resetPositions.
+    #[arg(long)]
+    reset_positions: bool,
+    /// Leave out the loss of each document's first token, as in spec.data.packing.maskLoss.
+    #[arg(long)]
+    mask_loss: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+}
+
+impl Arguments {
+    fn packing(&self) -> Packing {
+        Packing {
+            block_mask: self.block_mask,
+            reset_positions: self.reset_positions,
+            mask_loss: self.mask_loss,
+        }
+    }
 }
 
 /// What was found.
@@ -47,7 +67,7 @@ struct Found {
     checkpoint: String,
     /// Its step.
     step: Step,
-    /// Mean over all tokens, in nats; null where it is no finite number.
+    /// Mean over these tokens, in nats; null where it is no finite number.
     loss: f64,
     /// Its exponential.
     perplexity: f64,
@@ -65,7 +85,7 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     if !(fraction > 0.0 && fraction <= 0.5) {
         bail!("--validation-fraction is {fraction}, allowed is more than 0, at most 0.5");
     }
-    let (manifest, trained) = arguments.model.load(platform)?;
+    let (manifest, trained) = arguments.model.load(platform, arguments.packing())?;
     let model = trained.model();
     let path = arguments.data.display();
     let named = arguments.data.to_str();
@@ -89,18 +109,19 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     let data = DatasetSamples(data.with_context(|| format!("cannot use the dataset {path}"))?);
     let (batch, held_out) = (u64::from(arguments.batch), data.held_out_len());
     let windows = held_out.min(arguments.steps.unwrap_or(u64::MAX).saturating_mul(batch));
-    let length = u64::from(model.sequence_length);
-    let tokens = windows * length;
+    let (packing, length) = (arguments.packing(), u64::from(model.sequence_length));
     let sum = trained.loss_sum()?;
+    let mut tokens = 0;
     for first in (0..windows).step_by(arguments.batch as usize) {
-        let rows = rows(&data, first..windows.min(first + batch), length)?;
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "tokens of a dataset stay far below 2^53"
-        )]
-        trained.add_loss(&rows, 1.0 / tokens as f64, &sum)?;
+        let windows = first..windows.min(first + batch);
+        let rows = Windows::read(&data, windows, length, packing)?;
+        tokens += trained.add_loss(&rows.tokens, rows.positions.as_ref(), packing, &sum)?;
     }
-    let loss = sum.double_value(&[]);
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "tokens of a dataset stay far below 2^53"
+    )]
+    let loss = sum.double_value(&[]) / tokens.max(1) as f64;
     let found = Found {
         checkpoint: folder_name(manifest.state),
         step: manifest.state.step,
@@ -121,11 +142,39 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
 }
 
 /// Windows as rows (b, t + 1).
-fn rows(data: &DatasetSamples, windows: std::ops::Range<u64>, length: u64) -> Result<Tensor> {
-    let width = usize::try_from(length)? + 1;
-    let mut tokens = vec![0; usize::try_from(windows.end - windows.start)? * width];
-    for (window, row) in windows.zip(tokens.chunks_exact_mut(width)) {
-        data.held_out(window, row)?;
+struct Windows {
+    tokens: Tensor,
+    /// Of the tokens within their documents; none where nobody asks.
+    positions: Option<Tensor>,
+}
+
+impl Windows {
+    fn read(data: &DatasetSamples, windows: Range<u64>, length: u64, packing: Packing) -> Result<Windows> {
+        let width = usize::try_from(length)? + 1;
+        let positions = match packing.is_off() {
+            true => None,
+            false => {
+                let read = |window, row: &mut [i64]| data.held_out_positions(window, row);
+                Some(rows(windows.clone(), width, read)?)
+            }
+        };
+        Ok(Windows {
+            tokens: rows(windows, width, |window, row| data.held_out(window, row))?,
+            positions,
+        })
     }
-    Ok(Tensor::from_slice(&tokens).view([-1, i64::try_from(width)?]))
+}
+
+/// (b, width): what is read of each window.
+fn rows(
+    windows: Range<u64>,
+    width: usize,
+    read: impl Fn(u64, &mut [i64]) -> Result<(), SampleError>,
+) -> Result<Tensor> {
+    let count = usize::try_from(windows.end - windows.start)?;
+    let mut numbers = vec![0; count * width];
+    for (window, row) in windows.zip(numbers.chunks_exact_mut(width)) {
+        read(window, row)?;
+    }
+    Ok(Tensor::from_slice(&numbers).view([-1, i64::try_from(width)?]))
 }

@@ -7,6 +7,7 @@ use crate::backend::Platform;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::io::{ErrorKind, Read, Write};
+use varuna_api::Packing;
 use varuna_dataset::{Encoder, Tokenizer};
 
 /// Goes on from the prompt on standard input; the text goes to standard output as it is made (see `varuna generate`).
@@ -66,7 +67,7 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     std::io::stdin()
         .read_to_end(&mut prompt)
         .context("cannot read the prompt from standard input")?;
-    let (_, trained) = arguments.model.load(platform)?;
+    let (_, trained) = arguments.model.load(platform, Packing::default())?;
     let tokenizer = arguments.tokenizer.of(trained.model())?;
     let encoder = tokenizer.encoder()?;
     let prompt = tokens_of(&encoder, &tokenizer, &prompt)?;

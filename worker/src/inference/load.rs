@@ -6,7 +6,7 @@ use crate::backend::{Backend, Platform};
 use crate::model::attention_shape;
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
-use varuna_api::Precision;
+use varuna_api::{Packing, Precision};
 use varuna_checkpoint::{Listed, Location, Manifest, folder_name};
 use varuna_dataset::Tokenizer;
 use varuna_model::Model;
@@ -54,11 +54,11 @@ fn precision(name: &str) -> Result<Precision, String> {
 }
 
 impl ModelArguments {
-    /// Reads the checkpoint and puts its parameters where they are computed with.
+    /// Reads the checkpoint and puts its parameters where they are computed with, for samples whose documents are taken so.
     ///
     /// # Errors
     /// There is no such checkpoint, it is damaged, or the device has no memory for the model.
-    pub(super) fn load(&self, platform: Platform) -> Result<(Manifest, TrainedModel)> {
+    pub(super) fn load(&self, platform: Platform, packing: Packing) -> Result<(Manifest, TrainedModel)> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -72,7 +72,7 @@ impl ModelArguments {
         if model.layout() != manifest.layout {
             bail!("checkpoint {name} has other units than its model");
         }
-        let backend = self.backend(&model, platform)?;
+        let backend = self.backend(&model, platform, packing)?;
         let mut trained = TrainedModel::new(model, backend);
         for (unit, entry) in manifest.layout.all_units().zip(&manifest.shards) {
             let mut shard = runtime.block_on(location.load(&manifest, &entry.unit, || {}))?;
@@ -86,7 +86,7 @@ impl ModelArguments {
         Ok((manifest, trained))
     }
 
-    fn backend(&self, model: &Model, platform: Platform) -> Result<Backend> {
+    fn backend(&self, model: &Model, platform: Platform, packing: Packing) -> Result<Backend> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = self.threads.map_or(cores, |threads| threads as usize);
         tch::set_num_threads(i32::try_from(threads).unwrap_or(1));
@@ -99,7 +99,7 @@ impl ModelArguments {
         Attention::settle(
             AttentionChoice::Auto,
             device,
-            attention_shape(model, backend.numerics),
+            attention_shape(model, packing, backend.numerics),
         )?;
         Ok(backend)
     }

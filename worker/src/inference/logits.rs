@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use tch::Tensor;
+use varuna_api::Packing;
 use varuna_torch::vec_from_tensor;
 
 /// Writes the logits of sequences of tokens, which are read from standard input as a JSON list of lists of equal length.
@@ -26,7 +27,7 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
         .read_to_string(&mut text)
         .context("cannot read tokens from standard input")?;
     let tokens = rows(&text)?;
-    let (_, trained) = arguments.model.load(platform)?;
+    let (_, trained) = arguments.model.load(platform, Packing::default())?;
     let logits = trained.logits(&tokens)?;
     let values = vec_from_tensor::<f32>(&logits)?;
     let written = write_npy(&arguments.output, &logits.size(), &values);

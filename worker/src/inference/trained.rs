@@ -5,9 +5,10 @@ use crate::model::dropout::Dropout;
 use crate::model::{Cache, Tables, add_loss, forward, forward_after, logits};
 use crate::state::UnitParameters;
 use std::collections::BTreeMap;
-use tch::{Kind, Tensor};
+use tch::{Kind, TchError, Tensor};
+use varuna_api::Packing;
 use varuna_model::{Model, Unit};
-use varuna_torch::{HeadLoss, TorchError, vec_from_tensor};
+use varuna_torch::{HeadLoss, NO_TARGET, TorchError, vec_from_tensor};
 
 /// All of a model on one device.
 pub struct TrainedModel {
@@ -79,26 +80,50 @@ impl TrainedModel {
         self.after(tokens_bt, &mut cache, |normed| Ok(normed.shallow_clone()))
     }
 
-    /// Adds the loss of windows (b, t + 1), of which each token but the first is a target, to a sum.
+    /// Adds the losses of windows (b, t + 1), of which each token but the first is a target, to a sum, in nats; returns how many were added.
+    /// `positions` are those of the tokens within their documents; without them each window is one document.
     ///
     /// # Errors
     /// Units are missing, a token is outside the vocabulary, or libtorch refuses.
-    pub fn add_loss(&self, rows: &Tensor, weight: f64, sum: &Tensor) -> Result<(), TorchError> {
+    pub fn add_loss(
+        &self,
+        rows: &Tensor,
+        positions: Option<&Tensor>,
+        packing: Packing,
+        sum: &Tensor,
+    ) -> Result<u64, TorchError> {
         self.check()?;
         let _guard = tch::no_grad_guard();
+        let of_torch = |e: TchError| TorchError(e.to_string());
         let length = i64::from(self.model.sequence_length);
+        let part = |rows: &Tensor, first| rows.f_narrow(1, first, length).map_err(of_torch);
+        let positions = positions.map(|all| self.on_device(all)).transpose()?;
+        let documents = positions.as_ref().map(|all| {
+            let positions_bt = part(all, 0)?;
+            self.tables
+                .of_documents(&self.model, self.backend, packing, &positions_bt)
+        });
+        let documents = documents.transpose()?;
+        let tables = documents.as_ref().unwrap_or(&self.tables);
         let rows = self.on_device(rows)?;
-        let part = |first| {
-            rows.f_narrow(1, first, length)
-                .map_err(|e| TorchError(e.to_string()))
-        };
-        let (inputs, targets) = (part(0)?, part(1)?);
-        let mut x = inputs;
+        let mut x = part(&rows, 0)?;
         for segment in 0..self.model.layout().segments {
-            x = forward(&self.model, segment, &self.units, &x, &Dropout::OFF, &self.tables)?;
+            x = forward(&self.model, segment, &self.units, &x, &Dropout::OFF, tables)?;
         }
-        let targets = &targets;
-        add_loss(&self.model, &self.units, &x, &HeadLoss { targets, weight, sum })
+        let mut targets = part(&rows, 1)?;
+        if let Some(positions) = positions.filter(|_| packing.mask_loss) {
+            let begins = part(&positions, 1)?.f_eq(0).map_err(of_torch)?;
+            targets = targets.f_masked_fill(&begins, NO_TARGET).map_err(of_torch)?;
+        }
+        let loss = HeadLoss {
+            targets: &targets,
+            weight: 1.0,
+            sum,
+        };
+        add_loss(&self.model, &self.units, &x, &loss)?;
+        let taken = targets.f_ne(NO_TARGET).and_then(|kept| kept.f_sum(Kind::Int64));
+        let taken = taken.map_err(of_torch)?.int64_value(&[]);
+        Ok(u64::try_from(taken).unwrap_or(0))
     }
 
     /// A sum of losses, on the device.

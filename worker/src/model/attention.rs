@@ -8,6 +8,7 @@ use super::tables::{Tables, mask};
 use crate::numerics::Numerics;
 use crate::state::UnitParameters;
 use tch::Tensor;
+use varuna_api::Packing;
 use varuna_model::Model;
 use varuna_model::attention::{KEY_NORM, NORM, PROJECTION, QKV, QUERY_NORM};
 use varuna_torch::{Angles, AttentionShape, TorchError};
@@ -15,13 +16,13 @@ use varuna_torch::{Angles, AttentionShape, TorchError};
 /// What attention is computed of: libtorch is asked how, once. Heads that share keys and values get copies of them, since no way of the
 /// processor but that with all scores in memory takes fewer keys than queries.
 #[must_use]
-pub fn attention_shape(model: &Model, numerics: Numerics) -> AttentionShape {
+pub fn attention_shape(model: &Model, packing: Packing, numerics: Numerics) -> AttentionShape {
     AttentionShape {
         heads: model.heads.into(),
         sequence: model.sequence_length.into(),
         width: model.head_size().into(),
         kind: numerics.compute(),
-        masked: model.window().is_some(),
+        masked: model.window().is_some() || packing.block_mask,
     }
 }
 

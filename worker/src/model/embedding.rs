@@ -2,6 +2,7 @@
 
 use super::cache::Place;
 use super::dropout::Dropout;
+use super::tables::Tables;
 use crate::state::UnitParameters;
 use tch::Tensor;
 use varuna_model::embedding::POSITIONS;
@@ -15,10 +16,17 @@ pub(super) fn forward(
     table_vd: &Tensor,
     tokens_bt: &Tensor,
     dropout: &Dropout<'_>,
+    tables: &Tables,
 ) -> Result<Tensor, TorchError> {
     let embedded_btd = lookup(table_vd, tokens_bt)?;
     let x_btd = match model.features.positions {
-        Positions::Learned => embedded_btd + unit.parameter(POSITIONS)?,
+        Positions::Learned => {
+            let positions_td = unit.parameter(POSITIONS)?;
+            match &tables.of(model, unit.backend())?.positions {
+                Some(rows_bt) => embedded_btd + lookup(positions_td, rows_bt)?,
+                None => embedded_btd + positions_td,
+            }
+        }
         Positions::Rotary(_) => embedded_btd,
     };
     dropout.apply(unit.kernels(), &x_btd, 0, 0)

@@ -81,7 +81,7 @@ pub fn forward(
     match model.kind(segment) {
         SegmentKind::Embedding => {
             let table = table_unit(model, units, segment).parameter(TOKENS)?;
-            embedding::forward(model, own, table, x_btd, dropout)
+            embedding::forward(model, own, table, x_btd, dropout, tables)
         }
         SegmentKind::Attention => attention::forward(model, own, x_btd, dropout, tables, block),
         SegmentKind::Mlp => mlp::forward(model, own, x_btd, dropout, block),

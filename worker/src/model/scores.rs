@@ -3,6 +3,7 @@
 use super::attention_shape;
 use crate::numerics::Numerics;
 use tch::Kind;
+use varuna_api::Packing;
 use varuna_model::Model;
 use varuna_plan::ScoreMemory;
 use varuna_torch::Attention;
@@ -18,7 +19,7 @@ pub fn score_memory(model: &Model, attention: Attention, numerics: Numerics) -> 
     if attention != Attention::Math {
         return None;
     }
-    let scores = attention_shape(model, numerics).score_bytes();
+    let scores = attention_shape(model, Packing::default(), numerics).score_bytes();
     let copies = u64::from(model.sequence_length) * copies(model, numerics);
     let estimated = u64::from(model.sequence_length) * model.attention_inputs() * bytes(numerics.compute());
     Some(ScoreMemory {

@@ -1,9 +1,11 @@
-//! What attention needs beside parameters: angles of rotary positions and the mask of a sliding window, made once.
+//! What attention needs beside parameters: angles of rotary positions, and the mask of a sliding window. For a model they are made once; samples
+//! that hold several documents have their own.
 
 use super::cache::Place;
 use crate::backend::Backend;
 use std::cell::OnceCell;
-use tch::{Kind, Tensor};
+use tch::{Kind, TchError, Tensor};
+use varuna_api::Packing;
 use varuna_model::{Model, Positions};
 use varuna_torch::{Angles, TorchError};
 
@@ -14,8 +16,10 @@ pub struct Tables(OnceCell<Made>);
 pub(super) struct Made {
     /// Of rotary positions.
     pub(super) angles: Option<Angles>,
-    /// (t, t): added to the scores; minus infinity for tokens that are not seen.
+    /// (t, t), or (b, 1, t, t): added to the scores; minus infinity for tokens that are not seen.
     pub(super) mask: Option<Tensor>,
+    /// Of learned positions, the rows of the table, (b, t); none = a row for each token, in their order.
+    pub(super) positions: Option<Tensor>,
 }
 
 impl Tables {
@@ -34,6 +38,35 @@ impl Tables {
         }
         let made = Made::new(model, backend)?;
         Ok(self.0.get_or_init(|| made))
+    }
+
+    /// Those of some samples whose tokens have these positions (b, t) within their documents, on the device: 0 where a document begins. `self` are
+    /// the model's.
+    ///
+    /// # Errors
+    /// A position is beyond the model's sequence length, or libtorch refuses (out of memory).
+    pub fn of_documents(
+        &self,
+        model: &Model,
+        backend: Backend,
+        packing: Packing,
+        positions_bt: &Tensor,
+    ) -> Result<Tables, TorchError> {
+        let plain = self.of(model, backend)?;
+        let anew = packing.reset_positions.then_some(positions_bt);
+        let angles = match (&plain.angles, anew) {
+            (Some(all), Some(positions)) => Some(all.at(positions)?),
+            (angles, _) => angles.as_ref().map(Angles::shallow_clone),
+        };
+        let mask = match packing.block_mask {
+            true => Some(document_mask(positions_bt, model.window(), backend)?),
+            false => plain.mask.as_ref().map(Tensor::shallow_clone),
+        };
+        Ok(Tables(OnceCell::from(Made {
+            angles,
+            mask,
+            positions: anew.map(Tensor::shallow_clone),
+        })))
     }
 }
 
@@ -56,6 +89,7 @@ impl Made {
         Ok(Made {
             angles,
             mask: mask.transpose()?,
+            positions: None,
         })
     }
 }
@@ -63,16 +97,33 @@ impl Made {
 /// (t, n) for t tokens of which the last is the n-th: each sees itself and those before it, `window` all together.
 pub(super) fn mask(rows: Place, window: Option<u32>, backend: Backend) -> Result<Tensor, TorchError> {
     let Place { first, count } = rows;
-    let size = [count, first + count];
     let on = (Kind::Bool, backend.device.tensors());
-    let made = Tensor::f_ones(size, on).and_then(|all| {
-        let before = all.f_tril(first)?;
-        let seen = match window {
-            Some(window) => before.f_triu(first + 1 - i64::from(window))?,
-            None => before,
-        };
-        let scores = Tensor::f_zeros(size, (backend.numerics.compute(), on.1))?;
-        scores.f_masked_fill(&seen.f_logical_not()?, f64::NEG_INFINITY)
+    let made =
+        Tensor::f_ones([count, first + count], on).and_then(|all| scores_of(&all, first, window, backend));
+    made.map_err(|e| TorchError(e.to_string()))
+}
+
+/// (b, 1, t, t): each token sees itself and those before it in its document, `window` all together.
+fn document_mask(positions_bt: &Tensor, window: Option<u32>, backend: Backend) -> Result<Tensor, TorchError> {
+    let made = positions_bt.f_eq(0).and_then(|begins| {
+        let document_bt = begins.f_cumsum(1, Kind::Int)?;
+        let same = document_bt
+            .f_unsqueeze(2)?
+            .f_eq_tensor(&document_bt.f_unsqueeze(1)?)?;
+        scores_of(&same, 0, window, backend)?.f_unsqueeze(1)
     });
     made.map_err(|e| TorchError(e.to_string()))
+}
+
+/// What is added to scores (.., t, n): minus infinity for tokens that are not seen. Of those that `seen` says each token sees itself, which is
+/// `first` further on, and those before it, `window` all together.
+fn scores_of(seen: &Tensor, first: i64, window: Option<u32>, backend: Backend) -> Result<Tensor, TchError> {
+    let before = seen.f_tril(first)?;
+    let seen = match window {
+        Some(window) => before.f_triu(first + 1 - i64::from(window))?,
+        None => before,
+    };
+    let on = (backend.numerics.compute(), backend.device.tensors());
+    let mut scores = Tensor::f_zeros(seen.size(), on)?;
+    scores.f_masked_fill_(&seen.f_logical_not()?, f64::NEG_INFINITY)
 }

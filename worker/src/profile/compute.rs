@@ -295,6 +295,7 @@ mod tests {
             evaluation: None,
             loss_scaling: varuna_plan::LossScaling::OFF,
             skip_limit: varuna_api::training::DEFAULT_SKIP_LIMIT,
+            packing: varuna_api::Packing::default(),
         };
         Bench::new(model, &training, backend, Attention::Flash).unwrap()
     }

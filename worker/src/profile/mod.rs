@@ -109,7 +109,7 @@ impl Arguments {
         if let Some(why) = why {
             tracing::warn!(%why, "libtorch's operators are measured instead of kernels of our own");
         }
-        let shape = attention_shape(&model, backend.numerics);
+        let shape = attention_shape(&model, job.training.packing, backend.numerics);
         let attention = Attention::settle(AttentionChoice::Auto, device, shape)?;
         Ok(Bench::new(model, &job.training, backend, attention)?)
     }

@@ -1,19 +1,44 @@
 //! The reference's forward: each feature by its published formula, in plain operations of libtorch.
 
 use tch::{Device, Kind, Tensor};
+use varuna_api::Packing;
 use varuna_model::{Mlp, Model, Norm, Positions, Rotary, Unit};
 
 /// A unit's parameter by name.
 pub(crate) type Leaf = (Unit, &'static str, Tensor);
 
+/// Where documents begin in samples: positions (b, t) of the tokens within theirs, 0 at the first; and what is done about it.
+pub(crate) struct Documents<'a> {
+    pub(crate) positions: &'a Tensor,
+    pub(crate) packing: Packing,
+}
+
 struct Formulas<'a> {
     model: &'a Model,
     leaves: &'a [Leaf],
+    /// (b, t), from 0 on.
+    positions: Tensor,
+    /// (b, t): tokens of different numbers do not see each other.
+    documents: Tensor,
 }
 
 /// Logits (b, t, v) of tokens (b, t).
-pub(crate) fn logits(model: &Model, leaves: &[Leaf], tokens: &Tensor) -> Tensor {
-    let formulas = Formulas { model, leaves };
+pub(crate) fn logits(
+    model: &Model,
+    leaves: &[Leaf],
+    tokens: &Tensor,
+    documents: Option<&Documents<'_>>,
+) -> Tensor {
+    let t = tokens.size()[1];
+    let in_order = Tensor::arange(t, (Kind::Int64, Device::Cpu)).expand_as(tokens);
+    let reset = documents.filter(|d| d.packing.reset_positions);
+    let apart = documents.filter(|d| d.packing.block_mask);
+    let formulas = Formulas {
+        model,
+        leaves,
+        positions: reset.map_or(in_order, |d| d.positions.shallow_clone()),
+        documents: apart.map_or(tokens.zeros_like(), |d| d.positions.eq(0).cumsum(1, Kind::Int64)),
+    };
     let (head, tied) = (2 * model.layers + 1, 2 * model.layers + 2);
     let (table, projection) = if model.tied_head {
         (formulas.of(tied, "wte.weight"), formulas.of(tied, "wte.weight"))
@@ -22,7 +47,8 @@ pub(crate) fn logits(model: &Model, leaves: &[Leaf], tokens: &Tensor) -> Tensor 
     };
     let mut x = Tensor::embedding(table, tokens, -1, false, false);
     if model.features.positions == Positions::Learned {
-        x = &x + formulas.of(0, "wpe.weight");
+        let positions = &formulas.positions;
+        x = &x + Tensor::embedding(formulas.of(0, "wpe.weight"), positions, -1, false, false);
     }
     for layer in 1..=model.layers {
         let (p, q) = (2 * layer - 1, 2 * layer);
@@ -107,7 +133,7 @@ impl Formulas<'_> {
             };
             match features.positions {
                 Positions::Learned => x,
-                Positions::Rotary(rotary) => turned(&x, &rotary),
+                Positions::Rotary(rotary) => turned(&x, &rotary, &self.positions),
             }
         };
         let q = placed(part(0, heads), "attn.q_norm.weight");
@@ -120,6 +146,11 @@ impl Formulas<'_> {
         let unseen = back
             .lt(0)
             .logical_or(&back.ge(features.sliding_window.map_or(t, i64::from)));
+        let other = self
+            .documents
+            .unsqueeze(2)
+            .ne_tensor(&self.documents.unsqueeze(1));
+        let unseen = unseen.logical_or(&other).unsqueeze(1);
         let weights = scores
             .masked_fill(&unseen, f64::NEG_INFINITY)
             .softmax(-1, Kind::Float);
@@ -129,8 +160,8 @@ impl Formulas<'_> {
 }
 
 /// x (b, h, t, e) under rotary positions, as Llama 3's authors write it: by wavelengths.
-fn turned(x: &Tensor, rotary: &Rotary) -> Tensor {
-    let (t, width) = (x.size()[2], x.size()[3]);
+fn turned(x: &Tensor, rotary: &Rotary, positions_bt: &Tensor) -> Tensor {
+    let width = x.size()[3];
     let half = width / 2;
     let angle = |pair: i64| {
         let plain = rotary.theta.get().powf(-((2 * pair) as f64) / width as f64);
@@ -150,9 +181,9 @@ fn turned(x: &Tensor, rotary: &Rotary) -> Tensor {
         }
     };
     let angles: Vec<f64> = (0..half).map(angle).collect();
-    let places = Tensor::arange(t, (Kind::Double, Device::Cpu)).unsqueeze(1);
+    let places = positions_bt.to_kind(Kind::Double).unsqueeze(1).unsqueeze(3);
     let angles = places * Tensor::from_slice(&angles);
-    let angles = Tensor::cat(&[&angles, &angles], 1);
+    let angles = Tensor::cat(&[&angles, &angles], 3);
     let (cos, sin) = (
         angles.cos().to_kind(Kind::Float),
         angles.sin().to_kind(Kind::Float),

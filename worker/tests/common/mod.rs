@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::training::{DEFAULT_SKIP_LIMIT, default_decaying};
-use varuna_api::{Evaluation, LearningRate, Optimizer, Precision, Schedule, Training, UpdateRule};
+use varuna_api::{Evaluation, LearningRate, Optimizer, Packing, Precision, Schedule, Training, UpdateRule};
 use varuna_model::{Features, Model, ParameterKind, Positions, Real, Rotary, Scaling, llama3, qwen3};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{
@@ -71,6 +71,7 @@ pub(crate) struct Case {
     pub(crate) schedule: Schedule,
     pub(crate) weight_decay_on: BTreeSet<ParameterKind>,
     pub(crate) rule: UpdateRule,
+    pub(crate) packing: Packing,
 }
 
 impl Default for Case {
@@ -89,6 +90,7 @@ impl Default for Case {
             schedule: Schedule::Cosine,
             weight_decay_on: default_decaying(),
             rule: ADAMW,
+            packing: Packing::default(),
         }
     }
 }
@@ -132,6 +134,7 @@ impl Case {
             }),
             loss_scaling: self.scaling,
             skip_limit: DEFAULT_SKIP_LIMIT,
+            packing: self.packing,
         }
     }
 }
@@ -144,6 +147,18 @@ impl Counting {
         let stride = 1 + seed % 3;
         for (i, t) in tokens.iter_mut().enumerate() {
             *t = i64::try_from((seed * 7 + i as u64 * stride) % 40).unwrap();
+        }
+    }
+
+    /// Documents of 1, 3, 7, 2 and 5 tokens follow each other; where a sample begins among them depends on it.
+    fn positions(seed: u64, positions: &mut [i64]) {
+        const DOCUMENTS: [i64; 5] = [1, 3, 7, 2, 5];
+        let of_all = DOCUMENTS.iter().flat_map(|length| 0..*length).cycle();
+        let skipped = usize::try_from(seed % 18).unwrap();
+        let mut position = -1;
+        for (place, in_order) in positions.iter_mut().zip(of_all.skip(skipped)) {
+            position = if in_order == 0 { 0 } else { position + 1 };
+            *place = position;
         }
     }
 }
@@ -159,6 +174,14 @@ impl Samples for Counting {
     }
     fn held_out_len(&self) -> u64 {
         50
+    }
+    fn train_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), SampleError> {
+        Counting::positions(index, positions);
+        Ok(())
+    }
+    fn held_out_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), SampleError> {
+        Counting::positions(index + 1_000_003, positions);
+        Ok(())
     }
 }
 

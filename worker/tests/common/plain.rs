@@ -1,6 +1,6 @@
 //! The reference: the same training in plain libtorch.
 
-use super::formulas::{self, Leaf};
+use super::formulas::{self, Documents, Leaf};
 use super::{BATCH, Case, Counting, Trained, engine};
 use std::collections::BTreeMap;
 use tch::Tensor;
@@ -26,14 +26,7 @@ pub(crate) fn train(case: &Case, steps: u64) -> Trained {
     let (mut first, mut second) = (zeros.iter().map(Tensor::copy).collect::<Vec<_>>(), zeros);
     let mut losses = Vec::new();
     for step in 0..steps {
-        let mut tokens = vec![0i64; 8 * 17];
-        for (i, row) in tokens.chunks_exact_mut(17).enumerate() {
-            Counting::fill(step * BATCH + i as u64, row);
-        }
-        let rows = Tensor::from_slice(&tokens).view([8, 17]);
-        let logits = formulas::logits(&model, &leaves, &rows.narrow(1, 0, 16));
-        let targets = rows.narrow(1, 1, 16).reshape([-1]);
-        let loss = logits.view([-1, 40]).cross_entropy_for_logits(&targets);
+        let loss = batch_loss(case, &leaves, step);
         losses.push(loss.double_value(&[]));
         loss.backward();
         let norm2: f64 = leaves
@@ -79,6 +72,31 @@ pub(crate) fn train(case: &Case, steps: u64) -> Trained {
         parameters,
         ..Trained::default()
     }
+}
+
+/// The mean loss of the targets of a step's batch.
+fn batch_loss(case: &Case, leaves: &[Leaf], step: u64) -> Tensor {
+    let rows = |fill: fn(u64, &mut [i64])| {
+        let mut numbers = vec![0i64; 8 * 17];
+        for (i, row) in numbers.chunks_exact_mut(17).enumerate() {
+            fill(step * BATCH + i as u64, row);
+        }
+        Tensor::from_slice(&numbers).view([8, 17])
+    };
+    let (tokens, positions) = (rows(Counting::fill), rows(Counting::positions));
+    let documents = Documents {
+        positions: &positions.narrow(1, 0, 16),
+        packing: case.packing,
+    };
+    let inputs = tokens.narrow(1, 0, 16);
+    let logits = formulas::logits(&case.model(), leaves, &inputs, Some(&documents));
+    let mut targets = tokens.narrow(1, 1, 16);
+    if case.packing.mask_loss {
+        targets = targets.masked_fill(&positions.narrow(1, 1, 16).eq(0), -100);
+    }
+    logits
+        .view([-1, 40])
+        .cross_entropy_for_logits(&targets.reshape([-1]))
 }
 
 struct Now {

@@ -67,11 +67,14 @@ pub struct HeadTable {
     pub kernels: Kernels,
 }
 
+/// The target of a row that takes no part in the loss, as in PyTorch's `cross_entropy`.
+pub const NO_TARGET: i64 = -100;
+
 /// The loss of a head over its vocabulary. The logits (n, v) never exist as a whole: a chunk of rows at a time, whose gradients are made
 /// in the same pass.
 #[derive(Clone, Copy)]
 pub struct HeadLoss<'a> {
-    /// Rows of the table that are right, (n) integers.
+    /// Rows of the table that are right, (n) integers, or [`NO_TARGET`].
     pub targets: &'a Tensor,
     /// Weight of a row's loss in the sum.
     pub weight: f64,

@@ -8,7 +8,8 @@ unsafe extern "C" {
     fn vt_rotate(x: Handle, cosines: Handle, sines: Handle, out: *mut Handle) -> c_int;
 }
 
-/// Cosine and sine of the angle of each position and pair of elements: (t, e / 2) of heads of width e, in single precision.
+/// Cosine and sine of the angle of each position and pair of elements: (t, e / 2) of heads of width e, in single precision; where samples have
+/// positions of their own, (b, t, e / 2).
 pub struct Angles {
     cosines: Tensor,
     sines: Tensor,
@@ -50,6 +51,34 @@ impl Angles {
             cosines: of(&self.cosines)?,
             sines: of(&self.sines)?,
         })
+    }
+
+    /// Those of the positions (b, t) that the tokens of some samples have, integers.
+    ///
+    /// # Errors
+    /// There are no angles of some of them.
+    pub fn at(&self, positions_bt: &Tensor) -> Result<Angles, TorchError> {
+        let size = positions_bt.size();
+        let of = |table: &Tensor| {
+            let rows = table.f_index_select(0, &positions_bt.reshape([-1]))?;
+            rows.f_view(
+                [&size[..], &[table.size().last().copied().unwrap_or(0)]]
+                    .concat()
+                    .as_slice(),
+            )
+        };
+        let both = of(&self.cosines).and_then(|cosines| Ok((cosines, of(&self.sines)?)));
+        let (cosines, sines) = both.map_err(|e| TorchError(e.to_string()))?;
+        Ok(Angles { cosines, sines })
+    }
+
+    /// The same angles.
+    #[must_use]
+    pub fn shallow_clone(&self) -> Angles {
+        Angles {
+            cosines: self.cosines.shallow_clone(),
+            sines: self.sines.shallow_clone(),
+        }
     }
 
     /// `x` (b, t, h, e) with element i of the first half of each head and element i of its second half turned together. The backward turns
@@ -111,6 +140,28 @@ mod tests {
         let part = angles.part(4, 2).unwrap().rotate(&x.narrow(1, 4, 2)).unwrap();
         assert_eq!(part, whole.narrow(1, 4, 2));
         assert!(angles.part(6, 2).is_err());
+    }
+
+    #[test]
+    fn samples_with_positions_of_their_own_are_turned_by_these() {
+        let angles = Angles::new(&[1.0, 0.1], 5, Device::Cpu).unwrap();
+        tch::manual_seed(6);
+        let x = Tensor::randn([2, 3, 2, 4], CPU).set_requires_grad(true);
+        let positions = Tensor::from_slice(&[0i64, 1, 0, 3, 4, 2]).view([2, 3]);
+        let own = angles.at(&positions).unwrap();
+        let turned = own.rotate(&x).unwrap();
+        for (b, t) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] {
+            let one = x.detach().narrow(0, b, 1).narrow(1, t, 1);
+            let part = angles.part(positions.int64_value(&[b, t]), 1).unwrap();
+            let expected = part.rotate(&one).unwrap();
+            assert_eq!(turned.narrow(0, b, 1).narrow(1, t, 1), expected, "{b} {t}");
+        }
+        backward(&[&turned], &[&turned.detach()]).unwrap();
+        let off = (x.grad() - &x).abs().max().double_value(&[]);
+        assert!(off < 1e-5, "the backward turns back: {off}");
+        assert!(angles.at(&(positions + 1)).is_err(), "there are five positions");
+        let other = Tensor::zeros([3, 3, 2, 4], CPU);
+        assert!(own.rotate(&other).is_err(), "these are of two samples");
     }
 
     #[test]

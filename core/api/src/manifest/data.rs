@@ -38,6 +38,25 @@ pub struct DataSpec {
     /// Share of the samples that is held out for evaluation, 0 to 0.5; 0.05 where left out. Not with `validationPath`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::VALIDATION_FRACTION)))]
     pub validation_fraction: Option<f64>,
+    /// What is done about samples that hold several documents; nothing where left out.
+    pub packing: Option<PackingSpec>,
+}
+
+/// Documents lie one after the other in the samples. This is what they know of each other.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "kubernetes",
+    derive(KubeSchema),
+    x_kube(crates(kube_core = "::kube_core"))
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PackingSpec {
+    /// Tokens see those of their own document alone; false where left out. Megatron's --reset-attention-mask.
+    pub block_mask: Option<bool>,
+    /// Positions are counted from the beginning of each document; false where left out. Megatron's --reset-position-ids.
+    pub reset_positions: Option<bool>,
+    /// The last token of a document is not trained to predict the first of the next; false where left out. Megatron's --eod-mask-loss.
+    pub mask_loss: Option<bool>,
 }
 
 /// A dataset of a blend.

@@ -4,6 +4,7 @@ use super::check::Check;
 use crate::job::{Data, DataSource, HeldOut};
 use crate::limits;
 use crate::manifest::{DataSourceSpec, DataSpec};
+use crate::packing::Packing;
 
 const ALLOWED: &str = "the path of a dataset without .bin or .idx";
 
@@ -12,6 +13,16 @@ pub(super) fn data(check: &mut Check, written: Option<DataSpec>) -> Data {
     Data {
         held_out: held_out(check, &written),
         train: train(check, written),
+    }
+}
+
+/// What is done about samples that hold several documents. It is part of what fixes a run's numbers, and stands with the training.
+pub(super) fn packing(written: Option<&DataSpec>) -> Packing {
+    let written = written.and_then(|data| data.packing.clone()).unwrap_or_default();
+    Packing {
+        block_mask: written.block_mask.unwrap_or(false),
+        reset_positions: written.reset_positions.unwrap_or(false),
+        mask_loss: written.mask_loss.unwrap_or(false),
     }
 }
 

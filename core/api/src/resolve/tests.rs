@@ -1,7 +1,7 @@
 use super::{parse_job, parse_job_of_any_release};
 use crate::{
     CheckpointSource, Data, DataSource, Encryption, Evaluation, FailurePolicy, HeldOut, Job, Lifecycle,
-    NetworkPolicy, Precision, Restriction, Schedule, UpdateRule, WorkerDevice, WorkerTransport,
+    NetworkPolicy, Packing, Precision, Restriction, Schedule, UpdateRule, WorkerDevice, WorkerTransport,
 };
 use varuna_model::{Features, Mlp, ParameterKind, Real, presets};
 use varuna_plan::profile::Profile;
@@ -241,6 +241,56 @@ fn every_field_about_the_training_that_is_written_is_taken() {
         window: 500,
     };
     assert_eq!((job.training.loss_scaling, job.training.skip_limit), (scaling, 8));
+    let all = Packing {
+        block_mask: true,
+        reset_positions: true,
+        mask_loss: true,
+    };
+    assert_eq!(job.training.packing, all);
+}
+
+#[test]
+fn documents_in_a_sample_are_one_text_unless_the_job_says_otherwise() {
+    let of = |data: &str| parse_job(&with(MINIMAL, "path: data/kjv", data));
+    let plain = of("path: data/kjv").unwrap();
+    assert!(plain.training.packing.is_off());
+    let written = of("path: data/kjv, packing: {}").unwrap();
+    assert_eq!(written.training, plain.training);
+    for (field, packing) in [
+        (
+            "blockMask",
+            Packing {
+                block_mask: true,
+                ..Packing::default()
+            },
+        ),
+        (
+            "resetPositions",
+            Packing {
+                reset_positions: true,
+                ..Packing::default()
+            },
+        ),
+        (
+            "maskLoss",
+            Packing {
+                mask_loss: true,
+                ..Packing::default()
+            },
+        ),
+    ] {
+        let job = of(&format!("path: data/kjv, packing: {{{field}: true}}")).unwrap();
+        assert_eq!(job.training.packing, packing, "{field}");
+        let hashes = [&plain, &job].map(|j| crate::model_hash(&j.model, &j.training, "data"));
+        assert_ne!(hashes[0], hashes[1], "{field}: another run");
+        let kept = crate::planner(&job).costs.packing_bytes;
+        assert_eq!(kept > 0, field == "blockMask", "{field}");
+        assert_eq!(crate::estimated_planner(&job).costs().packing_bytes, kept);
+    }
+    let wrong = of("path: data/kjv, packing: {blockmask: true}")
+        .unwrap_err()
+        .to_string();
+    assert!(wrong.contains("spec.data.packing.blockmask"), "{wrong}");
 }
 
 #[test]

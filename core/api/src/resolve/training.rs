@@ -6,6 +6,7 @@ use crate::choices::{OPTIMIZERS, PARAMETER_KINDS, PRECISIONS};
 use crate::job::{Data, Precision};
 use crate::limits;
 use crate::manifest::{EvaluationSpec, LossScaleSpec, OptimizerSpec, TrainingSpec};
+use crate::packing::Packing;
 use crate::training::{DEFAULT_SKIP_LIMIT, Evaluation, Optimizer, Training, UpdateRule, default_decaying};
 use std::collections::BTreeSet;
 use varuna_model::ParameterKind;
@@ -19,7 +20,7 @@ pub(super) fn training(
     check: &mut Check,
     written: TrainingSpec,
     precision: Precision,
-    data: &Data,
+    (data, packing): (&Data, Packing),
 ) -> Training {
     let steps = check.count("spec.training.steps", written.steps);
     let global_batch_size = check.count("spec.training.globalBatchSize", written.global_batch_size);
@@ -37,6 +38,7 @@ pub(super) fn training(
             .map(|e| evaluation(check, &e, global_batch_size, data)),
         loss_scaling: loss_scaling(check, written.loss_scale, precision),
         skip_limit: check.within("spec.training.skipLimit", skip_limit, limits::SKIP_LIMIT),
+        packing,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Memory of attention that makes its scores, of each token for each other one: fused attention, which estimates count with, makes none.
 
-use super::{Costs, SegmentKind};
+use super::Costs;
 use serde::{Deserialize, Serialize};
 
 /// What such attention takes beyond fused attention, of one sample in one block.
@@ -38,8 +38,7 @@ impl ScoreMemory {
 impl Costs {
     /// Counts, in each block, what attention that makes its scores takes beyond what an estimate says.
     pub fn add_scores(&mut self, scores: ScoreMemory) {
-        let blocks = [SegmentKind::Attention, SegmentKind::Block];
-        for segment in self.segments.iter_mut().filter(|s| blocks.contains(&s.kind)) {
+        for segment in self.segments.iter_mut().filter(|s| s.kind.attends()) {
             segment.saved_bytes += scores.saved_bytes;
             segment.forward_bytes = segment.forward_bytes.max(scores.forward_bytes);
             segment.working_bytes = segment.working_bytes.max(scores.backward_bytes);

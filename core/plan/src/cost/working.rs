@@ -30,6 +30,14 @@ pub(crate) fn working_bytes(from_last: impl Iterator<Item = Taken>) -> u64 {
     beyond.max().unwrap_or(0)
 }
 
+/// What the attention of a stage keeps of `stash` micro-batches, from what it keeps of one: where it is run again, that of one at a time.
+pub(crate) fn packing_bytes(of_one: u64, stash: u32, recompute: Recompute) -> u64 {
+    match recompute {
+        Recompute::None => of_one * u64::from(stash),
+        Recompute::Selective | Recompute::Full => of_one,
+    }
+}
+
 impl SegmentCost {
     /// What the backward of so many samples takes at most beyond what is kept. Of what is made in chunks there is one, however many samples.
     pub(crate) fn working(&self, samples: u64) -> u64 {

@@ -31,6 +31,8 @@ pub struct EstimatedPlanner {
     model: ModelSpec,
     element_bytes: u64,
     moments: Moments,
+    /// [`Costs::packing_bytes`].
+    packing_bytes: u64,
     /// What costs are estimated for, once a worker has said what it has.
     reference: Option<&'static DeviceKind>,
     /// What a worker's attention takes for scores that it makes: the most that one has said.
@@ -59,6 +61,7 @@ impl EstimatedPlanner {
             model,
             element_bytes,
             moments: Moments::Adam,
+            packing_bytes: 0,
             reference: None,
             scores: ScoreMemory::default(),
             nodes: Nodes::Several,
@@ -73,8 +76,17 @@ impl EstimatedPlanner {
         self
     }
 
+    /// For samples of several documents, whose attention keeps so many bytes of each ([`Costs::packing_bytes`]).
+    #[must_use]
+    pub fn packing(mut self, bytes: u64) -> EstimatedPlanner {
+        self.packing_bytes = bytes;
+        self.planner.costs.packing_bytes = bytes;
+        self
+    }
+
     fn estimate(&self, device: Device) -> Costs {
         let mut costs = Costs::estimate(&self.model, device);
+        costs.packing_bytes = self.packing_bytes;
         costs.parameter = costs.parameter.keeping(self.moments);
         costs.add_scores(self.scores);
         costs

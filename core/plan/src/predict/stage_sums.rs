@@ -1,7 +1,7 @@
 //! What any range of segments costs, looked up in prefix sums, for one micro-batch size.
 
 use super::stage_times::{StageTimes, stage_period_ms};
-use crate::cost::{Costs, Runtime, SegmentCost, Taken, working_bytes};
+use crate::cost::{Costs, Runtime, SegmentCost, Taken, packing_bytes, working_bytes};
 use crate::document::Recompute;
 use crate::layout::SegmentRange;
 
@@ -31,6 +31,9 @@ pub(crate) struct StageSums {
     /// The least that any stage recomputes.
     lightest: Recompute,
     state_bytes: u64,
+    /// Segments with attention among `0..s`, and what those of a stage keep once for all.
+    attending: Vec<u64>,
+    packing: u64,
 }
 
 fn sums<T: Copy + std::ops::Add<Output = T>>(zero: T, each: impl Iterator<Item = T>) -> Vec<T> {
@@ -80,6 +83,8 @@ impl StageSums {
             runtime: costs.runtime,
             lightest,
             state_bytes: costs.parameter.resident,
+            attending: sums(0, costs.segments.iter().map(|s| u64::from(s.kind.attends()))),
+            packing: costs.packing_bytes * samples,
         }
     }
 
@@ -165,7 +170,10 @@ impl StageSums {
         let working = working_bytes(taken.iter().rev().copied());
         let tied = if self.is_end(range) { self.tied } else { 0 };
         let parameters = self.parameters[end] - self.parameters[start] + tied;
-        parameters * self.state_bytes + u64::from(stash) * (self.input[start] + kept) + recomputed + working
+        let attends = u64::from(sum(&self.attending) > 0);
+        let packing = packing_bytes(attends * self.packing, stash, policy);
+        let kept = u64::from(stash) * (self.input[start] + kept) + recomputed + packing;
+        parameters * self.state_bytes + kept + working
     }
 
     /// [`StageTimes::new`] in one step.
@@ -194,7 +202,8 @@ mod tests {
             vocabulary_size: 300,
             ..gpt2::SMALL
         };
-        let costs = Costs::estimate(&gpt.spec(), Device::CPU_CORE);
+        let mut costs = Costs::estimate(&gpt.spec(), Device::CPU_CORE);
+        costs.packing_bytes = 1000;
         for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
             let sums = StageSums::new(&costs, 3, recompute, 1.0);
             for (start, end) in [(0, 12), (0, 3), (2, 5), (11, 12)] {

@@ -1,5 +1,6 @@
-use super::{IndexBuilder, TokenType, read};
+use super::{Documents, IndexBuilder, TokenType, read};
 use crate::DataError;
+use proptest::prelude::*;
 use std::path::{Path, PathBuf};
 
 /// Bytes of an index with these sizes of sequences and entries of documents.
@@ -141,5 +142,42 @@ fn a_bin_file_of_another_length_is_refused() {
             error.contains("a.bin") && error.contains(&format!("{len} — 18")),
             "{error}"
         );
+    }
+}
+
+/// Positions of so many tokens from `first` on, one token after the other: `documents` has the sizes of each document's sequences.
+fn positions_by_hand(documents: &[Vec<u32>], first: usize, count: usize) -> Vec<i64> {
+    let size = |document: &Vec<u32>| document.iter().sum::<u32>();
+    let all: Vec<u32> = documents.iter().flat_map(|d| 0..size(d)).collect();
+    let mut counted = -1;
+    let mut position = |place: &u32| {
+        counted = if *place == 0 { 0 } else { counted + 1 };
+        counted
+    };
+    all[first..first + count].iter().map(&mut position).collect()
+}
+
+proptest! {
+    #[test]
+    fn positions_begin_anew_with_each_document(
+        documents in prop::collection::vec(prop::collection::vec(0..6_u32, 0..4), 1..30),
+        window in any::<(prop::sample::Index, prop::sample::Index)>(),
+    ) {
+        let sizes: Vec<i32> = documents.iter().flatten().map(|s| i32::try_from(*s).unwrap()).collect();
+        let mut entries = vec![0];
+        for document in &documents {
+            entries.push(entries[entries.len() - 1] + i64::try_from(document.len()).unwrap());
+        }
+        let tokens = usize::try_from(sizes.iter().sum::<i32>()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path: PathBuf = folder.path().join("a.idx");
+        std::fs::write(&path, index_of(TokenType::U16, &sizes, &entries)).unwrap();
+        let index = read(&path, Path::new("a.bin"), 2 * tokens as u64).unwrap();
+        let opened = Documents::open(&path, index).unwrap();
+        let first = window.0.index(tokens + 1);
+        let count = window.1.index(tokens - first + 1);
+        let mut positions = vec![-1; count];
+        opened.positions(first as u64, &mut positions).unwrap();
+        prop_assert_eq!(positions, positions_by_hand(&documents, first, count));
     }
 }

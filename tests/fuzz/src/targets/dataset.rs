@@ -122,14 +122,24 @@ fn run_index(mut input: &[u8]) -> Result<String, String> {
     let summary = info(&prefix).map_err(said)?;
     assert_eq!(summary.tokens * summary.token_bytes as u64, input.len() as u64);
     let data = TokenDataset::open(&prefix, 4, 0.1, 7).map_err(said)?;
-    let mut tokens = [0; 5];
+    let (mut tokens, mut positions) = ([0; 5], [0; 5]);
+    let count_up = |positions: &[i64]| {
+        let follows = |pair: &[i64]| pair[1] == 0 || pair[1] == pair[0] + 1;
+        positions[0] == 0 && positions.windows(2).all(follows)
+    };
     for sample in [0, data.training_len() - 1, data.training_len(), u64::MAX] {
         data.train(sample, &mut tokens)
             .expect("every sample of the training data can be read");
+        data.train_positions(sample, &mut positions)
+            .expect("the documents of every sample of the training data can be read");
+        assert!(count_up(&positions), "{positions:?}");
     }
     for sample in 0..data.held_out_len().min(4) {
         data.held_out(sample, &mut tokens)
             .expect("every sample that is held out can be read");
+        data.held_out_positions(sample, &mut positions)
+            .expect("the documents of every sample that is held out can be read");
+        assert!(count_up(&positions), "{positions:?}");
     }
     assert_eq!(
         data.fingerprint(),

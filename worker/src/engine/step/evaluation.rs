@@ -40,7 +40,10 @@ impl Run<'_> {
         }
         let chunks = self.held_out_at(self.step);
         let _guard = tch::no_grad_guard();
-        let sum = LossSum::new(self.config.backend.device, total, &self.config.model);
+        let mut sum = LossSum::new(self.config.backend.device, total, &self.config.model);
+        if self.counts_targets() {
+            sum.set_targets(self.target_count(Split::HeldOut, self.all_held_out(self.step))?);
+        }
         for task in self.evaluation_tasks(&chunks) {
             let place = self.places.iter().find(|p| p.stage == task.stage).copied();
             let (Some(place), Instruction::Forward(m)) = (place, task.instruction) else {
@@ -68,11 +71,13 @@ impl Run<'_> {
         };
         let (here, next) = (tag(place.stage), tag(place.stage + 1));
         let mut x = match place.previous {
-            None => self.tokens(Split::HeldOut, numbers)?.0,
+            None => self.inputs(Split::HeldOut, numbers)?,
             Some(worker) => self.receive(worker, here, numbers.len())?,
         };
+        let own = self.document_tables(place, Split::HeldOut, numbers)?;
+        let tables = own.as_ref().unwrap_or(self.tables);
         for segment in place.segments.start..place.segments.end {
-            x = forward(&self.config.model, segment, units, &x, &Dropout::OFF, self.tables)?;
+            x = forward(&self.config.model, segment, units, &x, &Dropout::OFF, tables)?;
         }
         match place.next {
             Some(worker) => self.send(worker, next, &x),

@@ -11,15 +11,16 @@ use varuna_model::Model;
 use varuna_plan::Unit;
 use varuna_torch::{Device, HeadLoss};
 
-/// The mean loss of the tokens of so many samples, of which a worker sees some. It lies on the device: a GPU need not stop to tell it
+/// The mean loss of so many targets, of which a worker sees some. It lies on the device: a GPU need not stop to tell it
 /// for each micro-batch.
 pub(super) struct LossSum {
     sum: Tensor,
-    /// Of one token in the mean, so that a short micro-batch is right.
+    /// Of one target in the mean, so that a short micro-batch is right.
     weight: f64,
 }
 
 impl LossSum {
+    /// Of so many samples, each of whose tokens but the first is a target.
     #[expect(
         clippy::cast_precision_loss,
         reason = "token counts of a batch stay far below 2^53"
@@ -30,6 +31,15 @@ impl LossSum {
             sum: Tensor::zeros([0i64; 0], (Kind::Double, device.tensors())),
             weight: 1.0 / tokens,
         }
+    }
+
+    /// Of so many targets. Where there is none, there is no loss to weigh.
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "token counts of a batch stay far below 2^53"
+    )]
+    pub(super) fn set_targets(&mut self, count: i64) {
+        self.weight = 1.0 / count.max(1) as f64;
     }
 
     fn of<'a>(&'a self, targets: &'a Tensor) -> HeadLoss<'a> {
@@ -55,7 +65,7 @@ impl Run<'_> {
         output: &Tensor,
         micro_batch: u32,
     ) -> Result<Tensor, EngineError> {
-        let (_, targets) = self.tokens(Split::Train, &self.sample_numbers(micro_batch))?;
+        let targets = self.targets(Split::Train, &self.sample_numbers(micro_batch))?;
         let loss = self.loss.of(&targets);
         let scale = self.before.loss_scale.factor.as_f64();
         Ok(add_loss_with_gradients(
@@ -75,7 +85,7 @@ impl Run<'_> {
         numbers: &[u64],
         into: &LossSum,
     ) -> Result<(), EngineError> {
-        let (_, targets) = self.tokens(Split::HeldOut, numbers)?;
+        let targets = self.targets(Split::HeldOut, numbers)?;
         Ok(add_loss(&self.config.model, units, output, &into.of(&targets))?)
     }
 }

@@ -1,8 +1,9 @@
 //! Forwards of a stage's segments, each timed, cut from each other.
 
+use super::super::read_ahead::Split;
 use super::{EngineError, Kept, Lap, Place, Run, Work};
 use crate::model::dropout::Dropout;
-use crate::model::forward;
+use crate::model::{Tables, forward};
 use crate::state::UnitBuffers;
 use std::collections::BTreeMap;
 use tch::Tensor;
@@ -61,14 +62,14 @@ impl Run<'_> {
         Ok(laps)
     }
 
-    /// The forward of one segment.
+    /// The forward of one segment for samples of these numbers, with tables of their own where they have some.
     pub(super) fn segment(
         &mut self,
         work: Work,
         units: &BTreeMap<Unit, UnitBuffers>,
         segment: u32,
         input: &Tensor,
-        numbers: &[u64],
+        (numbers, tables): (&[u64], Option<&Tables>),
     ) -> Result<Tensor, EngineError> {
         let start = self.mark()?;
         let dropout = Dropout {
@@ -77,7 +78,8 @@ impl Run<'_> {
             step: self.step,
             samples: numbers,
         };
-        let output = forward(&self.config.model, segment, units, input, &dropout, self.tables)?;
+        let tables = tables.unwrap_or(self.tables);
+        let output = forward(&self.config.model, segment, units, input, &dropout, tables)?;
         self.lap(segment, work, numbers.len(), start)?;
         Ok(output)
     }
@@ -92,6 +94,8 @@ impl Run<'_> {
         numbers: &[u64],
         keep: impl Fn(u32) -> bool,
     ) -> Result<(Tensor, Vec<Kept>), EngineError> {
+        let tables = self.document_tables(place, Split::Train, numbers)?;
+        let samples = (numbers, tables.as_ref());
         let mut x = input;
         let mut kept = Vec::new();
         for segment in place.segments.start..place.segments.end {
@@ -101,11 +105,11 @@ impl Run<'_> {
                 x.detach().set_requires_grad(true)
             };
             if keep(segment) {
-                x = self.segment(work, units, segment, &input, numbers)?;
+                x = self.segment(work, units, segment, &input, samples)?;
                 kept.push(Kept::Graph(input, x.shallow_clone()));
             } else {
                 let _guard = tch::no_grad_guard();
-                x = self.segment(work, units, segment, &input, numbers)?;
+                x = self.segment(work, units, segment, &input, samples)?;
                 kept.push(Kept::Input(input));
             }
         }

@@ -1,15 +1,16 @@
-//! Tokens: which samples a step reads when, and how they reach the device.
+//! Tokens and their documents: what a step reads of which samples when, and how it reaches the device.
 
 use super::super::EngineError;
-use super::super::read_ahead::{ReadAhead, Rows, Split};
+use super::super::read_ahead::{Field, ReadAhead, Rows, Split};
 use super::evaluation::evaluated;
 use super::exchange::ENDING;
 use super::{Place, Run};
 use crate::backend::Backend;
+use crate::model::Tables;
 use tch::{Kind, Tensor};
 use varuna_plan::Step;
 use varuna_plan::schedule::{Instruction, Task};
-use varuna_torch::{Bring, TorchError};
+use varuna_torch::{Bring, NO_TARGET, TorchError};
 
 /// What a step reads, and what of it is on its way to the device.
 pub(super) struct Tokens<'a> {
@@ -53,40 +54,156 @@ impl Run<'_> {
         numbers.chunks(size).map(<[u64]>::to_vec).collect()
     }
 
-    /// All that a step reads under this plan, in order: inputs on the first stage, targets on the last.
+    /// All that a step reads under this plan, in the order in which it is asked for.
     pub(super) fn reads(&self, step: Step, list: &[Task]) -> Vec<Rows> {
-        let place = |task: &Task| self.places.iter().find(|p| p.stage == task.stage).copied();
-        let ends = |p: Place| [p.previous.is_none(), p.next.is_none()];
         let mut reads = Vec::new();
+        let mut read = |field, split, samples: &[u64]| {
+            let samples = samples.to_vec();
+            reads.push(Rows {
+                field,
+                split,
+                samples,
+            });
+        };
+        let place = |task: &Task| self.places.iter().find(|p| p.stage == task.stage).copied();
         let held_out = self.held_out_at(step);
+        if self.counts_targets() && evaluated(self.config, step) > 0 {
+            read(Field::TargetCount, Split::HeldOut, &self.all_held_out(step));
+        }
         for task in self.evaluation_tasks(&held_out) {
             if let (Some(place), Instruction::Forward(m)) = (place(&task), task.instruction) {
-                let rows = Rows {
-                    split: Split::HeldOut,
-                    samples: held_out[m as usize].clone(),
-                };
-                let times = ends(place).into_iter().filter(|end| *end).count();
-                reads.extend(std::iter::repeat_n(rows, times));
+                let samples = &held_out[m as usize];
+                let forward = self.fields_of_forward(place).into_iter();
+                forward
+                    .chain(self.fields_of_loss(place))
+                    .for_each(|field| read(field, Split::HeldOut, samples));
             }
         }
+        if self.counts_targets() {
+            read(Field::TargetCount, Split::Train, &self.batch_at(step));
+        }
         for task in list {
-            let [is_first, is_last] = place(task).map_or([false; 2], ends);
-            let micro_batch = match task.instruction {
-                Instruction::Forward(m) if is_first => m,
-                Instruction::Backward(m) if is_last => m,
-                _ => continue,
+            let Some(place) = place(task) else { continue };
+            let (fields, m) = match task.instruction {
+                Instruction::Forward(m) => (self.fields_of_forward(place), m),
+                Instruction::Recompute(m) => (self.fields_of_recompute(place), m),
+                Instruction::Backward(m) => (self.fields_of_loss(place), m),
             };
-            reads.push(Rows {
-                split: Split::Train,
-                samples: self.numbers_at(step, micro_batch),
-            });
+            let samples = self.numbers_at(step, m);
+            fields
+                .into_iter()
+                .for_each(|field| read(field, Split::Train, &samples));
         }
         reads
     }
 
-    /// Tokens of some samples: (inputs, targets), each (b, t).
-    pub(super) fn tokens(&mut self, split: Split, samples: &[u64]) -> Result<(Tensor, Tensor), EngineError> {
+    /// What a stage's forward asks for: the first one's input, and what attention needs of documents.
+    fn fields_of_forward(&self, place: Place) -> Vec<Field> {
+        let tokens = place.previous.is_none().then_some(Field::Tokens);
+        tokens
+            .into_iter()
+            .chain(self.fields_of_recompute(place))
+            .collect()
+    }
+
+    /// The same where the input was kept.
+    fn fields_of_recompute(&self, place: Place) -> Vec<Field> {
+        let needs = self.needs_documents(place);
+        needs.then_some(Field::Positions).into_iter().collect()
+    }
+
+    /// What the loss asks for, after the last stage.
+    fn fields_of_loss(&self, place: Place) -> Vec<Field> {
+        match place.next {
+            Some(_) => Vec::new(),
+            None if self.config.training.packing.mask_loss => vec![Field::Tokens, Field::Positions],
+            None => vec![Field::Tokens],
+        }
+    }
+
+    /// Whether a stage's forward depends on where documents begin: where it attends, or looks positions up.
+    fn needs_documents(&self, place: Place) -> bool {
+        let mut segments = place.segments.start..place.segments.end;
+        let depends = |segment| segment == 0 || self.config.model.kind(segment).attends();
+        self.config.training.packing.is_in_forward() && segments.any(depends)
+    }
+
+    /// Whether this worker needs to know how many targets a batch has: it takes a loss, of targets that not all are there.
+    pub(super) fn counts_targets(&self) -> bool {
+        let takes_loss = self.places.iter().any(|place| place.next.is_none());
+        self.config.training.packing.mask_loss && takes_loss
+    }
+
+    /// All samples of a step, those of other pipelines too.
+    pub(super) fn batch_at(&self, step: Step) -> Vec<u64> {
+        let batch = self.config.training.global_batch_size;
+        let first = step.0 * batch;
+        (first..first + batch).collect()
+    }
+
+    /// All held-out samples that are evaluated before a step, likewise.
+    pub(super) fn all_held_out(&self, step: Step) -> Vec<u64> {
+        (0..evaluated(self.config, step)).collect()
+    }
+
+    /// The targets of so many samples that begin no document.
+    pub(super) fn target_count(&mut self, split: Split, samples: Vec<u64>) -> Result<i64, EngineError> {
+        let rows = Rows {
+            field: Field::TargetCount,
+            split,
+            samples,
+        };
+        let read = self.tokens.reader.take(&rows, self.deadline + ENDING)?;
+        self.bring_next()?;
+        Ok(read.first().copied().unwrap_or(0))
+    }
+
+    /// What attention and positions of these samples need, where it is not the model's alone.
+    pub(super) fn document_tables(
+        &mut self,
+        place: Place,
+        split: Split,
+        samples: &[u64],
+    ) -> Result<Option<Tables>, EngineError> {
+        if !self.needs_documents(place) {
+            return Ok(None);
+        }
+        let all = self.rows(Field::Positions, split, samples)?;
+        let positions_bt = all.narrow(1, 0, i64::from(self.config.model.sequence_length));
+        let (model, backend) = (&self.config.model, self.config.backend);
+        let packing = self.config.training.packing;
+        Ok(Some(self.tables.of_documents(
+            model,
+            backend,
+            packing,
+            &positions_bt,
+        )?))
+    }
+
+    /// Tokens of some samples as inputs (b, t).
+    pub(super) fn inputs(&mut self, split: Split, samples: &[u64]) -> Result<Tensor, EngineError> {
+        let length = i64::from(self.config.model.sequence_length);
+        Ok(self.rows(Field::Tokens, split, samples)?.narrow(1, 0, length))
+    }
+
+    /// Tokens of some samples as targets (b, t), without those that the loss leaves out.
+    pub(super) fn targets(&mut self, split: Split, samples: &[u64]) -> Result<Tensor, EngineError> {
+        let length = i64::from(self.config.model.sequence_length);
+        let targets = self.rows(Field::Tokens, split, samples)?.narrow(1, 1, length);
+        if !self.config.training.packing.mask_loss {
+            return Ok(targets);
+        }
+        let positions = self.rows(Field::Positions, split, samples)?.narrow(1, 1, length);
+        let kept = positions
+            .f_eq(0)
+            .and_then(|begins| targets.f_masked_fill(&begins, NO_TARGET));
+        Ok(kept.map_err(|e| TorchError(e.to_string()))?)
+    }
+
+    /// What is read of some samples, (b, t + 1).
+    fn rows(&mut self, field: Field, split: Split, samples: &[u64]) -> Result<Tensor, EngineError> {
         let wanted = Rows {
+            field,
             split,
             samples: samples.to_vec(),
         };
@@ -99,9 +216,7 @@ impl Run<'_> {
             }
         };
         self.bring_next()?;
-        let length = i64::from(self.config.model.sequence_length);
-        let rows = all.view([-1, length + 1]);
-        Ok((rows.narrow(1, 0, length), rows.narrow(1, 1, length)))
+        Ok(all.view([-1, i64::from(self.config.model.sequence_length) + 1]))
     }
 
     /// Begins to bring what is asked for next to the device, if it is read already.

@@ -153,6 +153,53 @@ fn the_loss_of_a_head_in_chunks_is_that_of_all_logits() {
 }
 
 #[test]
+fn rows_without_a_target_have_no_loss_and_no_gradient() {
+    tch::manual_seed(10);
+    let (x, w) = (Tensor::randn([6, 4], CPU), Tensor::randn([9, 4], CPU));
+    for (targets, cap) in [
+        ([3, NO_TARGET, 8, NO_TARGET, NO_TARGET, 0], None),
+        ([3, NO_TARGET, 8, NO_TARGET, NO_TARGET, 0], Some(2.0)),
+        ([NO_TARGET; 6], None),
+    ] {
+        let targets = Tensor::from_slice(&targets);
+        let kept = targets.ne(NO_TARGET).nonzero().view([-1]);
+        for kernels in [Kernels::LIBTORCH, Kernels::ALL_ON_HOST] {
+            let loss_of = |x: &Tensor, targets: &Tensor| {
+                let sum = Tensor::zeros([0i64; 0], (Kind::Double, Device::Cpu));
+                let table = HeadTable {
+                    rows: w.shallow_clone(),
+                    gradient: Tensor::zeros([9, 4], CPU),
+                    whole: false,
+                    cap,
+                    kernels,
+                };
+                let head = HeadLoss {
+                    targets,
+                    weight: 0.5,
+                    sum: &sum,
+                };
+                let gradient = head.gradients(x, &table, 2, 1.0).unwrap();
+                let with_gradients = sum.double_value(&[]);
+                let _ = sum.shallow_clone().zero_();
+                head.add(x, &table).unwrap();
+                let off = (sum.double_value(&[]) - with_gradients).abs();
+                assert!(off < 1e-6, "{off}");
+                (with_gradients, gradient, table.gradient)
+            };
+            let all = loss_of(&x, &targets);
+            let some = loss_of(&x.index_select(0, &kept), &targets.index_select(0, &kept));
+            let case = format!("{targets:?}, {cap:?}, {kernels:?}");
+            assert!((all.0 - some.0).abs() < 1e-6, "{case}");
+            let expected = x.zeros_like().index_add(0, &kept, &some.1);
+            for (a, b) in [(all.1, expected), (all.2, some.2)] {
+                let off = (a - b).abs().max().double_value(&[]);
+                assert!(off < 1e-6, "{off}, {case}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_loss_that_does_not_fit_is_refused() {
     let x = Tensor::zeros([2, 3], CPU);
     let sum = Tensor::zeros([0i64; 0], (Kind::Double, Device::Cpu));

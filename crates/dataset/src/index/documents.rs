@@ -1,0 +1,89 @@
+//! Where documents begin: read from the index as it is asked for, since there may be hundreds of millions of them.
+
+use super::{HEADER_LEN, Index};
+use crate::error::DataError;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// The documents of a dataset whose index was checked.
+pub(crate) struct Documents {
+    file: File,
+    path: PathBuf,
+    index: Index,
+}
+
+impl Documents {
+    /// Opens the index once more.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub(crate) fn open(path: &Path, index: Index) -> Result<Documents, DataError> {
+        Ok(Documents {
+            file: File::open(path).map_err(DataError::io("open", path))?,
+            path: path.to_owned(),
+            index,
+        })
+    }
+
+    /// Of the tokens from the one with the number `first` on: how many of those before each, from `first` on, are of its document. It is 0 at the
+    /// first token of each document, and at `first`.
+    ///
+    /// # Errors
+    /// The index cannot be read.
+    pub(crate) fn positions(&self, first: u64, positions: &mut [i64]) -> Result<(), DataError> {
+        let mut rest = positions;
+        let (mut begin, mut document) = (first, self.first_after(first)?);
+        while !rest.is_empty() {
+            let next = self.start(document)?.saturating_sub(begin);
+            let own = usize::try_from(next).unwrap_or(usize::MAX).min(rest.len());
+            let (of_document, others) = rest.split_at_mut(own);
+            for (position, place) in (0..).zip(of_document) {
+                *place = position;
+            }
+            (rest, begin, document) = (others, begin + own as u64, document + 1);
+        }
+        Ok(())
+    }
+
+    /// The first document that begins after a token: by bisection, as they begin one after the other.
+    fn first_after(&self, token: u64) -> Result<u64, DataError> {
+        let (mut low, mut high) = (0, self.index.documents);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.start(middle)? > token {
+                high = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        Ok(low)
+    }
+
+    /// The number of a document's first token. A document without tokens begins where the next one does; past the last, all tokens are before it.
+    fn start(&self, document: u64) -> Result<u64, DataError> {
+        let Index {
+            sequences,
+            documents,
+            token_type,
+            ..
+        } = self.index;
+        if document >= documents {
+            return Ok(u64::MAX);
+        }
+        let pointers = HEADER_LEN + 4 * sequences;
+        let sequence = self.number(pointers + 8 * (sequences + document))?;
+        if sequence >= sequences {
+            return Ok(u64::MAX);
+        }
+        Ok(self.number(pointers + 8 * sequence)? / token_type.width() as u64)
+    }
+
+    fn number(&self, offset: u64) -> Result<u64, DataError> {
+        let mut bytes = [0; 8];
+        self.file
+            .read_exact_at(&mut bytes, offset)
+            .map_err(DataError::io("read", &self.path))?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+}

@@ -1,0 +1,172 @@
+use super::*;
+use proptest::prelude::*;
+use std::time::Duration;
+
+/// Each sample has its number, or one more in the held-out split; 13 cannot be read.
+struct Numbers;
+
+impl Samples for Numbers {
+    fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        if index == 13 {
+            let why = "a hole".to_owned();
+            return Err(SampleError { index, why });
+        }
+        tokens.fill(i64::try_from(index).unwrap());
+        Ok(())
+    }
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        self.train(index + 1, tokens)
+    }
+    fn held_out_len(&self) -> u64 {
+        5
+    }
+    // A document begins at each sample's second token, if its number is even, and there is one more.
+    fn train_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), SampleError> {
+        self.train(index, positions)?;
+        let second = i64::from(!index.is_multiple_of(2));
+        positions.copy_from_slice(&[0, second, second + 1]);
+        Ok(())
+    }
+    fn held_out_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), SampleError> {
+        self.train_positions(index + 1, positions)
+    }
+}
+
+fn later() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn rows() -> impl Strategy<Value = Rows> {
+    let split = prop_oneof![Just(Split::Train), Just(Split::HeldOut)];
+    let field = prop_oneof![
+        Just(Field::Tokens),
+        Just(Field::Positions),
+        Just(Field::TargetCount)
+    ];
+    let samples = prop::collection::vec(0..16u64, 0..3);
+    (field, split, samples).prop_map(|(field, split, samples)| Rows {
+        field,
+        split,
+        samples,
+    })
+}
+
+/// What is done with it: expect these, take one, take what is ready.
+#[derive(Clone, Debug)]
+enum Act {
+    Expect(Vec<Rows>),
+    Take(Rows),
+    TakeReady,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        prop::collection::vec(rows(), 0..6).prop_map(Act::Expect),
+        rows().prop_map(Act::Take),
+        Just(Act::TakeReady),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_expected_who_asks_gets_what_a_read_would_give(acts in prop::collection::vec(act(), 1..40)) {
+        let mut ahead = ReadAhead::new(Arc::new(Numbers), 3);
+        let direct = ReadAhead::new(Arc::new(Numbers), 3);
+        let mut expected = VecDeque::new();
+        for act in acts {
+            match act {
+                Act::Expect(next) => {
+                    expected = VecDeque::from(next.clone());
+                    ahead.expect(next).unwrap();
+                }
+                // In turn every second time, so that the thread's reads are used.
+                Act::Take(other) => {
+                    let rows = expected.pop_front().unwrap_or(other);
+                    prop_assert_eq!(ahead.take(&rows, later()), direct.shared.read(&rows));
+                }
+                Act::TakeReady => {
+                    if let Some((rows, tokens)) = ahead.take_ready() {
+                        prop_assert_eq!(Some(rows.clone()), expected.pop_front());
+                        prop_assert_eq!(Ok(tokens), direct.shared.read(&rows));
+                    }
+                }
+            }
+            prop_assert!(ahead.shared.state.lock().ready.len() <= READY);
+        }
+    }
+}
+
+#[test]
+fn targets_are_counted_that_begin_no_document() {
+    let reader = ReadAhead::without(Arc::new(Numbers), 3);
+    let count = |split, samples: &[u64]| {
+        let rows = Rows {
+            field: Field::TargetCount,
+            split,
+            samples: samples.to_vec(),
+        };
+        reader.take(&rows, later())
+    };
+    assert_eq!(count(Split::Train, &[2, 3, 4]), Ok(vec![1 + 2 + 1]));
+    assert_eq!(count(Split::HeldOut, &[2]), Ok(vec![2]));
+    assert_eq!(count(Split::Train, &[]), Ok(vec![0]));
+    assert!(count(Split::Train, &[2, 13]).is_err());
+}
+
+#[test]
+fn a_count_is_not_taken_for_the_device() {
+    let mut reader = ReadAhead::new(Arc::new(Numbers), 3);
+    let rows = |field| Rows {
+        field,
+        split: Split::Train,
+        samples: vec![2],
+    };
+    let (count, tokens) = (rows(Field::TargetCount), rows(Field::Tokens));
+    reader.expect(vec![count.clone(), tokens.clone()]).unwrap();
+    let mut state = reader.shared.state.lock();
+    while state.ready.len() < 2 {
+        let waited = reader.shared.changed.wait_until(&mut state, later());
+        assert!(!waited.timed_out());
+    }
+    drop(state);
+    assert_eq!(reader.take_ready(), None);
+    assert_eq!(reader.take(&count, later()), Ok(vec![1]));
+    assert_eq!(reader.take_ready(), Some((tokens, vec![2; 3])));
+}
+
+/// A store whose reads end when the test says so.
+struct Slow(Mutex<std::sync::mpsc::Receiver<()>>);
+
+impl Samples for Slow {
+    fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        self.0.lock().recv().unwrap();
+        Numbers.train(index, tokens)
+    }
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        self.train(index, tokens)
+    }
+    fn held_out_len(&self) -> u64 {
+        0
+    }
+}
+
+#[test]
+fn a_read_that_does_not_end_is_waited_for_until_the_deadline_and_named() {
+    let (end, ends) = std::sync::mpsc::channel();
+    let mut ahead = ReadAhead::new(Arc::new(Slow(Mutex::new(ends))), 3);
+    let rows = |sample| Rows {
+        field: Field::Tokens,
+        split: Split::Train,
+        samples: vec![sample],
+    };
+    ahead.expect(vec![rows(7), rows(8)]).unwrap();
+    let late = ahead.take(&rows(7), Instant::now()).unwrap_err();
+    assert_eq!((late.index, late.why.contains("deadline")), (7, true));
+    end.send(()).unwrap();
+    assert_eq!(ahead.take(&rows(7), later()), Ok(vec![7; 3]));
+    // What is being read and no longer expected is not mistaken for what is.
+    ahead.expect(vec![rows(9)]).unwrap();
+    end.send(()).unwrap();
+    end.send(()).unwrap();
+    assert_eq!(ahead.take(&rows(9), later()), Ok(vec![9; 3]));
+}

@@ -1,0 +1,44 @@
+//! What the engine asks of the job's data.
+
+/// A sample could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot read sample {index}: {why}")]
+pub struct SampleError {
+    /// Number in the seeded order.
+    pub index: u64,
+    /// What went wrong.
+    pub why: String,
+}
+
+/// The samples of a job. `tokens` has room for sequence length + 1 ids: inputs and, shifted by one, targets.
+pub trait Samples: Send + Sync {
+    /// The sample with this number in the seeded order; any number (passes over the data follow each other).
+    ///
+    /// # Errors
+    /// The data cannot be read.
+    fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError>;
+    /// A sample of the held-out split, `index` below [`Samples::held_out_len`].
+    ///
+    /// # Errors
+    /// The data cannot be read.
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError>;
+    /// Samples in the held-out split.
+    fn held_out_len(&self) -> u64;
+    /// The positions of a sample's tokens within their documents: 0 at the sample's first token and at the first one of each document. Samples
+    /// are one document each where this is not said.
+    ///
+    /// # Errors
+    /// The data cannot be read.
+    fn train_positions(&self, _index: u64, positions: &mut [i64]) -> Result<(), SampleError> {
+        (0..).zip(positions).for_each(|(i, position)| *position = i);
+        Ok(())
+    }
+    /// The same of a sample of the held-out split.
+    ///
+    /// # Errors
+    /// The data cannot be read.
+    fn held_out_positions(&self, _index: u64, positions: &mut [i64]) -> Result<(), SampleError> {
+        (0..).zip(positions).for_each(|(i, position)| *position = i);
+        Ok(())
+    }
+}
