@@ -68,8 +68,9 @@ fuzz-replay: ## Run one input again: TARGET=frames INPUT=runs/fuzz/...
 test-megatron: build ## Datasets of Megatron's own code are read, and ours by it (installs what test-hf does)
 	$$(scripts/setup-hf.sh | tail -n 1) tests/megatron/compare.py target/debug
 
-test-hf: build ## Compare small models of each family with transformers, both ways: logits, tensors, text (installs PyTorch and transformers once, 3 GB)
+test-hf: build ## Compare small models of each family with transformers, both ways: logits, tensors, text; train one on packed documents through a kill (installs PyTorch and transformers once, 3 GB)
 	$$(scripts/setup-hf.sh | tail -n 1) tests/huggingface/compare.py target/debug
+	$$(scripts/setup-hf.sh | tail -n 1) tests/huggingface/train.py target/debug
 
 test-tensorboard: setup ## Read a run's event files back by TensorBoard itself, with both of its readers (installs it once, 50 MB)
 	$(CARGO) build --locked -p varuna-run-folder --example event_files

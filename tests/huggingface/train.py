@@ -1,0 +1,203 @@
+"""`make test-hf`: a Qwen is trained on packed documents while workers are killed and join; transformers computes the same with it, and it is trained on.
+
+train.py BINARIES: the folder with varuna and varuna-worker. Nothing is downloaded.
+"""
+
+import gzip
+import json
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import numpy
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+BINARIES = pathlib.Path(sys.argv[1]).resolve()
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LENGTH, STEPS, END = 64, 120, 256
+PROMPT = "And the LORD said unto "
+PATIENCE_S = 300
+WINDOWS = 32
+
+JOB = """
+apiVersion: varuna.dev/v1alpha1
+kind: VarunaJob
+metadata: {{name: {name}}}
+spec:
+  model: {{preset: qwen3-tiny, layers: 3, sequenceLength: {length}, vocabularySize: 257}}
+  data:
+    path: {folder}/data-train
+    validationPath: {folder}/data-validation
+    packing: {{blockMask: true, resetPositions: true, maskLoss: true}}
+  training:
+    globalBatchSize: 16
+    microBatchSize: 2
+    steps: {steps}
+    seed: 5
+    optimizer: {{learningRate: {rate}, warmupSteps: {warmup}}}
+  pipeline: {{minDepth: 2}}
+  elasticity: {{minWorkers: 2, maxWorkers: 5}}
+  workers: {{threads: 1}}
+  checkpoint: {{uri: {folder}/store, intervalSteps: 40{origin}}}
+"""
+
+
+def run(*command):
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=PATIENCE_S)
+    if done.returncode != 0:
+        sys.exit(f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def varuna(*arguments):
+    return run(BINARIES / "varuna", *arguments)
+
+
+def build(folder):
+    """A dataset of documents that are shorter than a sample, from lines of JSON."""
+    text = gzip.decompress((ROOT / "examples/data/text/kjv.txt.gz").read_bytes()).decode()
+    lines = [line for line in text.splitlines() if line.strip()][:6000]
+    documents = [" ".join(lines[i : i + 1 + i % 2]) for i in range(0, len(lines), 2)]
+    (folder / "text.jsonl").write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
+    varuna("data", "build", "--tokenizer", "byte", "--split", "95,5,0", "--output", folder / "data", folder / "text.jsonl")
+
+
+def job(folder, name, steps, rate, origin=""):
+    path = folder / f"{name}.yaml"
+    path.write_text(JOB.format(name=name, folder=folder, length=LENGTH, steps=steps, rate=rate, warmup=min(10, steps), origin=origin))
+    return path
+
+
+def metrics(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def wait_for(what, process, condition):
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        if process.poll() is not None:
+            sys.exit(f"the run ended with {process.returncode} before {what}")
+        time.sleep(0.05)
+    sys.exit(f"no {what} within {PATIENCE_S} s")
+
+
+def status(folder):
+    done = subprocess.run([BINARIES / "varuna", "status", folder, "--json"], capture_output=True, text=True)
+    return json.loads(done.stdout) if done.returncode == 0 else {"step": 0, "workers": []}
+
+
+def train_through_changes(folder):
+    """Four workers; one is killed, one joins. Returns the losses of the first and of the last step."""
+    run_folder = folder / "run"
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen(
+            [BINARIES / "varuna", "run", job(folder, "qwen", STEPS, 3e-3), "--workers", "4", "--run-dir", run_folder], stdout=log, stderr=log
+        )
+    try:
+        def in_the_middle():
+            found = status(run_folder)
+            return found if found["step"] >= STEPS // 3 and found["workers"] else None
+
+        found = wait_for("a third of the steps", process, in_the_middle)
+        os.kill(found["workers"][0]["pid"], signal.SIGKILL)
+        wait_for("two thirds", process, lambda: status(run_folder)["step"] >= 2 * STEPS // 3)
+        varuna("scale", run_folder, 4)
+        if process.wait(PATIENCE_S) != 0:
+            sys.exit((folder / "log").read_text())
+    finally:
+        process.kill()
+    steps = metrics(run_folder)
+    recoveries = (run_folder / "events.jsonl").read_text().count('"workerLost"')
+    assert recoveries >= 1, "no worker was lost"
+    return steps[0]["loss"], steps[-1]["loss"]
+
+
+def documents(prefix):
+    """Tokens, and where documents begin, read from Megatron's format."""
+    index = prefix.with_suffix(".idx").read_bytes()
+    assert index[:9] == b"MMIDIDX\0\0" and index[17] == 8, "16-bit tokens"
+    sequences, entries = numpy.frombuffer(index, "<u8", 2, 18)
+    pointers = numpy.frombuffer(index, "<i8", int(sequences), 34 + 4 * int(sequences))
+    firsts = numpy.frombuffer(index, "<i8", int(entries), 34 + 12 * int(sequences))
+    begins = {int(pointers[first]) // 2 for first in firsts if first < sequences}
+    return numpy.fromfile(prefix.with_suffix(".bin"), "<u2").astype(numpy.int64), begins
+
+
+def unpacked_loss(model, prefix):
+    """The mean loss of the targets of some windows, each document by itself."""
+    tokens, begins = documents(prefix)
+    total, count = 0.0, 0
+    for window in range(WINDOWS):
+        first, end = window * LENGTH, window * LENGTH + LENGTH + 1
+        cuts = [first, *(b for b in range(first + 1, end) if b in begins), end]
+        for begin, after in zip(cuts, cuts[1:]):
+            piece = torch.from_numpy(tokens[begin:after])
+            if len(piece) > 1:
+                with torch.no_grad():
+                    logits = model(piece[None, :-1]).logits[0]
+                total += torch.nn.functional.cross_entropy(logits, piece[1:], reduction="sum").item()
+                count += len(piece) - 1
+    return total / count, count
+
+
+def check_loss(model, folder, store):
+    options = ["--whole", "--block-mask", "--reset-positions", "--mask-loss", "--device", "cpu", "--batch", 8, "--steps", WINDOWS // 8, "--json"]
+    ours = json.loads(varuna("evaluate", store, folder / "data-validation", *options))
+    loss, count = unpacked_loss(model, folder / "data-validation")
+    difference = abs(ours["loss"] - loss) / loss
+    print(f"  loss of {count} targets: {ours['loss']:.6f} packed, {loss:.6f} document by document by transformers", flush=True)
+    assert ours["tokens"] == count < WINDOWS * LENGTH, (ours, count)
+    return loss, difference
+
+
+def check_text(model, folder, store):
+    prompt = AutoTokenizer.from_pretrained(folder / "out")(PROMPT, return_tensors="pt").input_ids
+    with torch.no_grad():
+        made = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=32, pad_token_id=END)
+    expected = [token for token in made[0, prompt.shape[1] :].tolist() if token != END]
+    ours = json.loads(varuna("generate", store, "--device", "cpu", "--prompt", PROMPT, "--max-tokens", 32, "--temperature", 0, "--json"))
+    assert ours["tokens"] == expected, (ours, expected)
+    print(f"  the same {len(expected)} tokens greedily: {PROMPT + ours['text']!r}", flush=True)
+
+
+def main():
+    logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        build(folder)
+        first, last = train_through_changes(folder)
+        print(f"  {STEPS} steps through a kill and a growth: loss {first:.3f} to {last:.3f}", flush=True)
+        assert first > 0.9 * math.log(257) and last < 0.6 * first, (first, last)
+        store = folder / "store" / "qwen"
+        varuna("checkpoint", "export", store, folder / "out", "--tokenizer", folder / "data-train")
+        model = AutoModelForCausalLM.from_pretrained(folder / "out").eval()
+        loss, difference = check_loss(model, folder, store)
+        check_text(model, folder, store)
+
+        # What transformers has saved is trained on.
+        model.save_pretrained(folder / "in")
+        varuna("checkpoint", "import", folder / "store", folder / "in", "--job", "base")
+        more = job(folder, "more", 5, 1e-4, ", from: {job: base, weightsOnly: true}")
+        varuna("run", more, "--workers", 2, "--run-dir", folder / "more")
+        losses = [step["loss"] for step in metrics(folder / "more")]
+        print(f"  trained on from what transformers saved: losses {losses[0]:.3f} to {losses[-1]:.3f}", flush=True)
+        assert all(abs(step - loss) < 0.25 * loss for step in losses), (losses, loss)
+    print(f"RESULT hf.packed_loss_difference {difference:.3g}")
+    if not difference <= 1e-5:
+        sys.exit(f"losses differ by {difference:.3g}; 1e-5 is allowed")
+
+
+main()
