@@ -70,6 +70,8 @@ fn takes(gpu: &Gpu, bytes: u64) -> bool {
 pub struct Share {
     /// Host memory, where somebody has divided it; else all that is available.
     pub host_bytes: Option<u64>,
+    /// Host memory that is kept of data on stores, which comes off the above.
+    pub data_bytes: u64,
     /// Workers on its GPU, itself included; 0 and 1 both mean that it is alone.
     pub workers_on_gpu: u32,
 }
@@ -86,7 +88,7 @@ pub fn equipment(device: Device, share: Share) -> Result<Equipment, GpuError> {
             memory_bytes: share
                 .host_bytes
                 .or_else(varuna_host_memory::available)
-                .map(host_bytes),
+                .map(|bytes| host_bytes(bytes.saturating_sub(share.data_bytes))),
         },
     })
 }
@@ -184,11 +186,18 @@ mod tests {
     fn on_the_processor_a_worker_may_use_the_share_that_it_was_given() {
         let share = |host_bytes| Share {
             host_bytes,
+            data_bytes: 0,
             workers_on_gpu: 1,
         };
         let given = equipment(Device::Cpu, share(Some(4 * GIB))).unwrap();
         assert_eq!(given.hardware, Hardware::Processor);
         assert_eq!(given.memory_bytes, Some(4 * GIB - HOST_RESERVE));
+        let with_data = Share {
+            data_bytes: GIB,
+            ..share(Some(4 * GIB))
+        };
+        let left = equipment(Device::Cpu, with_data).unwrap().memory_bytes;
+        assert_eq!(left, Some(3 * GIB - HOST_RESERVE));
         let alone = equipment(Device::Cpu, share(None)).unwrap();
         assert!(alone.memory_bytes < varuna_host_memory::available().map(|all| all + UNIT));
         assert_eq!(host_bytes(0), 0);

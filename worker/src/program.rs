@@ -92,7 +92,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     // Before anything else asks libtorch. Libraries for GPUs are loaded only where the job may use one.
     let device = named.map_or_else(|| device_of(&job, platform), Ok)?;
     // What is free for training, before anything of this process lies there.
-    let hello = equipped(hello, arguments, device)?;
+    let hello = equipped(hello, arguments, device, &job)?;
     let (backend, scores) = backend(arguments, (device, platform), &job)?;
     let hello = Hello { scores, ..hello };
     if reports.send(Upward::Hello(hello)).await.is_err() {
@@ -209,9 +209,10 @@ fn device_of(job: &Job, platform: Platform) -> Result<Device> {
 }
 
 /// What a worker says of itself once it knows what it computes on.
-fn equipped(hello: Hello, arguments: &Arguments, device: Device) -> Result<Hello> {
+fn equipped(hello: Hello, arguments: &Arguments, device: Device, job: &Job) -> Result<Hello> {
     let share = Share {
         host_bytes: arguments.host_memory,
+        data_bytes: varuna_dataset::cache_bytes(&job.data),
         workers_on_gpu: arguments.workers_on_gpu,
     };
     let Equipment {

@@ -2,6 +2,7 @@
 
 use crate::engine::{SampleError, Samples};
 use backon::{BlockingRetryable, ExponentialBuilder};
+use std::io::ErrorKind;
 use std::time::Duration;
 use varuna_dataset::{DataError, TrainingData};
 
@@ -13,11 +14,17 @@ const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
     .with_min_delay(Duration::from_millis(50))
     .with_max_times(5);
 
+/// Whether a read that failed so may succeed later.
+fn may_pass(kind: ErrorKind) -> bool {
+    use ErrorKind::{NotFound, PermissionDenied, StaleNetworkFileHandle};
+    !matches!(kind, NotFound | PermissionDenied | StaleNetworkFileHandle)
+}
+
 /// Reads a sample, again where the file system fails.
 fn read(index: u64, read: impl FnMut() -> Result<(), DataError>) -> Result<(), SampleError> {
     let done = read
         .retry(BACKOFF)
-        .when(|error| matches!(error, DataError::Io { .. }));
+        .when(|error| matches!(error, DataError::Io { source, .. } if may_pass(source.kind())));
     let done = done.notify(|error, pause| tracing::warn!(%error, index, ?pause, "reads a sample again"));
     done.call().map_err(|error| SampleError {
         index,
@@ -32,6 +39,14 @@ impl Samples for DatasetSamples {
 
     fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
         read(index, || self.0.held_out(index, tokens))
+    }
+
+    fn will_train(&self, index: u64) {
+        self.0.will_train(index);
+    }
+
+    fn will_hold_out(&self, index: u64) {
+        self.0.will_hold_out(index);
     }
 
     fn train_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), SampleError> {
@@ -79,5 +94,15 @@ mod tests {
         };
         assert!(read(7, malformed).is_err());
         assert_eq!(tries, 1);
+        let replaced = || {
+            tries += 1;
+            Err(DataError::Io {
+                action: "read",
+                path: "s3://b/tokens.bin".into(),
+                source: ErrorKind::StaleNetworkFileHandle.into(),
+            })
+        };
+        assert!(read(7, replaced).is_err());
+        assert_eq!(tries, 2);
     }
 }

@@ -249,6 +249,7 @@ fn the_planner_counts_what_a_step_takes() {
             (gpipe, Recompute::Selective, math, plain),
             (gpipe, Recompute::Full, math, plain),
             (alternating, Recompute::None, flash, PACKED),
+            (gpipe, Recompute::None, math, PACKED),
             (gpipe, Recompute::Selective, flash, PACKED),
             (gpipe, Recompute::Full, flash, PACKED),
         ] {

@@ -7,17 +7,13 @@ use crate::name::{MANIFEST, REFUSED, folder_name, parse_folder};
 use crate::retention::{Pruned, prunable};
 use bytes::Bytes;
 use futures::TryStreamExt;
-use object_store::aws::AmazonS3Builder;
-use object_store::azure::MicrosoftAzureBuilder;
-use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreScheme, PutMode, PutOptions, RetryConfig};
+use object_store::{ObjectStore, PutMode, PutOptions};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
-use url::Url;
+use varuna_blob_store::{BadUrl, Place};
 use varuna_plan::StateId;
 
 /// A folder of checkpoints on a store: all operations that need the manifests alone, and not the job.
@@ -29,73 +25,29 @@ pub struct Location {
     root: Path,
 }
 
-/// A URI or a path as a URL. A local folder need not be there: what is written first makes it, and a disk that is away for a
-/// while must not keep a worker from training.
-fn to_url(uri: &str) -> Result<Url, CheckpointError> {
-    let wrong = |why: String| CheckpointError::Location {
-        uri: uri.to_owned(),
-        why,
-    };
-    let path = match Url::parse(uri) {
-        Ok(url) if url.scheme() == "file" => url
-            .to_file_path()
-            .map_err(|()| wrong("not a path on this machine".into()))?,
-        // One letter is a drive, not a scheme.
-        Ok(url) if url.scheme().len() > 1 => return Ok(url),
-        _ => std::path::PathBuf::from(uri),
-    };
-    let path = std::path::absolute(path).map_err(|e| wrong(e.to_string()))?;
-    Url::from_directory_path(&path).map_err(|()| wrong("not an absolute path".into()))
+impl From<BadUrl> for CheckpointError {
+    fn from(BadUrl { uri, why }: BadUrl) -> CheckpointError {
+        CheckpointError::Location { uri, why }
+    }
 }
 
-/// Like `object_store::parse_url_opts`, but requests fail soon: the callers have their own retries.
-fn build(url: &Url, settings: impl IntoIterator<Item = (String, String)>) -> object_store::Result<Location> {
-    let (scheme, root) = ObjectStoreScheme::parse(url)?;
-    let retry = RetryConfig {
-        max_retries: 3,
-        retry_timeout: Duration::from_secs(60),
-        ..RetryConfig::default()
-    };
-    macro_rules! with_settings {
-        ($builder:expr) => {
-            settings
-                .into_iter()
-                .fold(
-                    $builder.with_url(url.as_str()).with_retry(retry),
-                    |builder, (key, value)| {
-                        match key.parse() {
-                            Ok(key) => builder.with_config(key, value),
-                            // Not a variable of this store.
-                            Err(_) => builder,
-                        }
-                    },
-                )
-                .build()?
-        };
+impl From<Place> for Location {
+    fn from(place: Place) -> Location {
+        Location {
+            inner: place.store,
+            disk: place.disk,
+            root: place.path,
+        }
     }
-    let disk = matches!(scheme, ObjectStoreScheme::Local).then(|| Arc::new(LocalFileSystem::new()));
-    let inner: Arc<dyn ObjectStore> = match scheme {
-        ObjectStoreScheme::AmazonS3 => Arc::new(with_settings!(AmazonS3Builder::new())),
-        ObjectStoreScheme::GoogleCloudStorage => Arc::new(with_settings!(GoogleCloudStorageBuilder::new())),
-        ObjectStoreScheme::MicrosoftAzure => Arc::new(with_settings!(MicrosoftAzureBuilder::new())),
-        _ => match &disk {
-            Some(disk) => Arc::clone(disk) as _,
-            None => object_store::parse_url_opts(url, settings)?.0.into(),
-        },
-    };
-    Ok(Location { inner, disk, root })
 }
 
 impl Location {
-    /// Opens a folder: a path or `file://`, `s3://bucket/prefix`, `gs://...`, `az://...`.
-    /// Credentials, endpoints and further settings come from the environment variables that the cloud's own tools use
-    /// (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT`, `GOOGLE_SERVICE_ACCOUNT`, `AZURE_STORAGE_ACCOUNT_NAME`, ...), workload identity or the
-    /// machine's metadata service.
+    /// Opens a folder, as [`varuna_blob_store::open`].
     ///
     /// # Errors
     /// The location cannot be used. The store is not asked yet.
     pub fn open(uri: &str) -> Result<Location, CheckpointError> {
-        Location::open_with(uri, std::env::vars().map(|(k, v)| (k.to_ascii_lowercase(), v)))
+        Ok(varuna_blob_store::open(uri)?.into())
     }
 
     /// Like [`Location::open`], for somebody who wants to read what is there: a local folder has to exist.
@@ -103,7 +55,7 @@ impl Location {
     /// # Errors
     /// The location cannot be used, or is a path of this machine that is no folder.
     pub fn open_existing(uri: &str) -> Result<Location, CheckpointError> {
-        let local = to_url(uri)?.to_file_path().ok();
+        let local = varuna_blob_store::local_path(uri)?;
         if let Some(path) = local.filter(|path| !path.is_dir()) {
             return Err(CheckpointError::Location {
                 uri: uri.to_owned(),
@@ -121,12 +73,7 @@ impl Location {
         uri: &str,
         settings: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Location, CheckpointError> {
-        let url = to_url(uri)?;
-        let wrong = |why: object_store::Error| CheckpointError::Location {
-            uri: uri.to_owned(),
-            why: why.to_string(),
-        };
-        build(&url, settings).map_err(wrong)
+        Ok(varuna_blob_store::open_with(uri, settings)?.into())
     }
 
     /// The root of a given store, for tests.

@@ -1,10 +1,10 @@
 //! What is in a dataset, for people: its sizes and its tokens as they lie.
 
-use crate::dataset::open;
+use crate::dataset::{Opened, open};
 use crate::error::DataError;
+use crate::files::Files;
 use crate::index::Index;
 use crate::sidecar::{Sidecar, with_suffix};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// A summary of a dataset.
@@ -27,7 +27,7 @@ pub struct Info {
 /// # Errors
 /// A file is missing, truncated or malformed.
 pub fn info(prefix: &Path) -> Result<Info, DataError> {
-    let (index, sidecar, _) = open(prefix)?;
+    let Opened { index, sidecar, .. } = open(&Files::default(), prefix)?;
     let Index {
         tokens,
         sequences,
@@ -48,7 +48,7 @@ pub fn info(prefix: &Path) -> Result<Info, DataError> {
 /// # Errors
 /// A file is missing, truncated or malformed, or there is no token of that number.
 pub fn tokens(prefix: &Path, first: u64, most: u32) -> Result<Vec<i64>, DataError> {
-    let (index, _, file) = open(prefix)?;
+    let Opened { index, bin, .. } = open(&Files::default(), prefix)?;
     if first >= index.tokens {
         return Err(DataError::Argument {
             what: "first token",
@@ -59,7 +59,7 @@ pub fn tokens(prefix: &Path, first: u64, most: u32) -> Result<Vec<i64>, DataErro
     let width = index.token_type.width();
     let count = usize::try_from(u64::from(most).min(index.tokens - first)).unwrap_or(usize::MAX);
     let mut bytes = vec![0; count * width];
-    file.read_exact_at(&mut bytes, first * width as u64)
+    bin.read_exact_at(&mut bytes, first * width as u64)
         .map_err(DataError::io("read", &with_suffix(prefix, "bin")))?;
     let mut tokens = vec![0; count];
     index.token_type.decode(&bytes, &mut tokens);

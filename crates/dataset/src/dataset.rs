@@ -1,12 +1,11 @@
 //! An open dataset: the tokens of each sample.
 
 use crate::error::DataError;
+use crate::files::{DataFile, Files};
 use crate::index::{self, Documents, Index};
 use crate::order::Permutation;
 use crate::sidecar::{Sidecar, with_suffix};
 use sha2::{Digest, Sha256};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Pieces of a dataset without a description that go into its fingerprint, evenly spaced: all of it may be terabytes, and every worker reads
@@ -15,26 +14,36 @@ const PIECES: u64 = 64;
 /// Bytes of such a piece: what a disk reads at once.
 const PIECE_BYTES: u64 = 4096;
 
-/// The index, the builder's description and the file of the tokens, checked against each other.
-pub(crate) fn open(prefix: &Path) -> Result<(Index, Option<Sidecar>, File), DataError> {
-    let (bin, idx, json) = (
-        with_suffix(prefix, "bin"),
-        with_suffix(prefix, "idx"),
-        with_suffix(prefix, "json"),
-    );
-    let file = File::open(&bin).map_err(DataError::io("open", &bin))?;
-    let length = file.metadata().map_err(DataError::io("read", &bin))?.len();
-    let index = index::read(&idx, &bin, length)?;
-    let sidecar = Sidecar::read(&json)?;
+/// The files of a dataset, checked against each other.
+pub(crate) struct Opened {
+    pub(crate) index: Index,
+    pub(crate) idx: DataFile,
+    pub(crate) bin: DataFile,
+    pub(crate) sidecar: Option<Sidecar>,
+}
+
+/// Opens the index, the builder's description and the file of the tokens.
+pub(crate) fn open(files: &Files, prefix: &Path) -> Result<Opened, DataError> {
+    let [bin_path, idx_path, json] = ["bin", "idx", "json"].map(|extension| with_suffix(prefix, extension));
+    let bin = files.open(&bin_path)?;
+    let length = bin.len().map_err(DataError::io("read", &bin_path))?;
+    let idx = files.open(&idx_path)?;
+    let index = index::read((&idx, &idx_path), &bin_path, length)?;
+    let sidecar = Sidecar::read(files, &json)?;
     if let Some(s) = sidecar.as_ref().filter(|s| s.tokens != index.tokens) {
         let allowed = format!("{}, as the index says", index.tokens);
         return Err(DataError::malformed(&json, "tokens", s.tokens, allowed));
     }
-    Ok((index, sidecar, file))
+    Ok(Opened {
+        index,
+        idx,
+        bin,
+        sidecar,
+    })
 }
 
 /// A digest of the sizes and of pieces of the tokens, in a time that does not grow with them.
-fn fingerprint_of(file: &File, path: &Path, index: &Index) -> Result<String, DataError> {
+fn fingerprint_of(bin: &DataFile, path: &Path, index: &Index) -> Result<String, DataError> {
     let Index {
         tokens,
         sequences,
@@ -54,8 +63,11 @@ fn fingerprint_of(file: &File, path: &Path, index: &Index) -> Result<String, Dat
     let spaced = (0..PIECES).map(|i| u128::from(last) * u128::from(i) / u128::from(PIECES - 1));
     let mut starts: Vec<u64> = spaced.filter_map(|at| u64::try_from(at).ok()).collect();
     starts.dedup();
+    for start in &starts {
+        bin.will_read(*start..start.saturating_add(PIECE_BYTES));
+    }
     for start in starts {
-        file.read_exact_at(&mut piece, start)
+        bin.read_exact_at(&mut piece, start)
             .map_err(DataError::io("read", path))?;
         digest.update(&piece);
     }
@@ -66,7 +78,7 @@ fn fingerprint_of(file: &File, path: &Path, index: &Index) -> Result<String, Dat
 /// windows do not overlap but for that token. The last windows are held out.
 pub struct TokenDataset {
     path: PathBuf,
-    file: File,
+    bin: DataFile,
     index: Index,
     documents: Documents,
     sidecar: Option<Sidecar>,
@@ -88,7 +100,18 @@ impl TokenDataset {
         validation_fraction: f64,
         seed: u64,
     ) -> Result<TokenDataset, DataError> {
-        let data = TokenDataset::with_held_out(prefix, sequence_length, validation_fraction, seed)?;
+        let files = Files::default();
+        TokenDataset::open_in(&files, prefix, sequence_length, (validation_fraction, seed))
+    }
+
+    /// The same by way of what several datasets share.
+    pub(crate) fn open_in(
+        files: &Files,
+        prefix: &Path,
+        sequence_length: u32,
+        (validation_fraction, seed): (f64, u64),
+    ) -> Result<TokenDataset, DataError> {
+        let data = TokenDataset::with_held_out(files, prefix, sequence_length, (validation_fraction, seed))?;
         if data.training == 0 {
             return Err(data.too_small(data.held_out + 1));
         }
@@ -99,8 +122,12 @@ impl TokenDataset {
     ///
     /// # Errors
     /// A file is missing, truncated, or too short for one sample.
-    pub fn open_held_out(prefix: &Path, sequence_length: u32) -> Result<TokenDataset, DataError> {
-        let data = TokenDataset::with_held_out(prefix, sequence_length, 0.0, 0)?;
+    pub(crate) fn open_held_out(
+        files: &Files,
+        prefix: &Path,
+        sequence_length: u32,
+    ) -> Result<TokenDataset, DataError> {
+        let data = TokenDataset::with_held_out(files, prefix, sequence_length, (0.0, 0))?;
         if data.training == 0 {
             return Err(data.too_small(1));
         }
@@ -127,12 +154,17 @@ impl TokenDataset {
         reason = "a share"
     )]
     fn with_held_out(
+        files: &Files,
         prefix: &Path,
         sequence_length: u32,
-        validation_fraction: f64,
-        seed: u64,
+        (validation_fraction, seed): (f64, u64),
     ) -> Result<TokenDataset, DataError> {
-        let (index, sidecar, file) = open(prefix)?;
+        let Opened {
+            index,
+            idx,
+            bin,
+            sidecar,
+        } = open(files, prefix)?;
         let path = with_suffix(prefix, "bin");
         let length = u64::from(sequence_length.max(1));
         let windows = index.tokens.saturating_sub(1) / length;
@@ -140,12 +172,12 @@ impl TokenDataset {
         let training = windows.saturating_sub(held_out);
         let fingerprint = match &sidecar {
             Some(sidecar) => sidecar.sha256.clone(),
-            None => fingerprint_of(&file, &path, &index)?,
+            None => fingerprint_of(&bin, &path, &index)?,
         };
         Ok(TokenDataset {
-            documents: Documents::open(&with_suffix(prefix, "idx"), index)?,
+            documents: Documents::new(idx, with_suffix(prefix, "idx"), index),
             path,
-            file,
+            bin,
             index,
             sidecar,
             fingerprint,
@@ -213,6 +245,29 @@ impl TokenDataset {
         self.window_positions(self.training_window(index)?, positions)
     }
 
+    /// Says that a training sample will be read soon ([`DataFile::will_read`]).
+    pub(crate) fn will_train(&self, index: u64) {
+        if let Ok(window) = self.training_window(index) {
+            self.will_read(window);
+        }
+    }
+
+    /// The same of a held-out one.
+    pub(crate) fn will_hold_out(&self, index: u64) {
+        if let Ok(window) = self.held_out_window(index) {
+            self.will_read(window);
+        }
+    }
+
+    fn will_read(&self, window: u64) {
+        let (length, width) = (
+            u64::from(self.sequence_length),
+            self.index.token_type.width() as u64,
+        );
+        let first = window * length;
+        self.bin.will_read(first * width..(first + length + 1) * width);
+    }
+
     /// The window of a training sample.
     fn training_window(&self, index: u64) -> Result<u64, DataError> {
         if self.training == 0 {
@@ -278,7 +333,7 @@ impl TokenDataset {
         let width = self.index.token_type.width();
         let mut bytes = vec![0; needed * width];
         let offset = window * u64::from(self.sequence_length) * width as u64;
-        self.file
+        self.bin
             .read_exact_at(&mut bytes, offset)
             .map_err(DataError::io("read", &self.path))?;
         self.index.token_type.decode(&bytes, tokens);
@@ -288,108 +343,4 @@ impl TokenDataset {
 
 #[cfg(test)]
 #[cfg(feature = "build")]
-mod tests {
-    use super::*;
-    use crate::build::{Build, build};
-    use crate::tokenizer::Tokenizer;
-    use std::collections::BTreeSet;
-
-    fn dataset(text: &str) -> (tempfile::TempDir, PathBuf) {
-        let folder = tempfile::tempdir().unwrap();
-        let input = folder.path().join("text.txt");
-        std::fs::write(&input, text).unwrap();
-        let output = folder.path().join("data.v1");
-        let request = Build::new(vec![input], output.clone(), Tokenizer::Byte);
-        let built = build(&request, &mut |_| ()).unwrap();
-        assert_eq!(built[0].text_bytes, text.len() as u64);
-        assert_eq!(built[0].sidecar.tokens, text.len() as u64 + 1);
-        assert!(
-            matches!(build(&request, &mut |_| ()), Err(DataError::Exists(_))),
-            "nothing is overwritten"
-        );
-        (folder, output)
-    }
-
-    #[test]
-    fn a_pass_visits_each_window_once_and_the_held_out_ones_never() {
-        let text: String = (0..640u32)
-            .map(|i| char::from(b'a' + u8::try_from(i / 16 % 26).unwrap()))
-            .collect();
-        let (_folder, prefix) = dataset(&text);
-        let data = TokenDataset::open(&prefix, 16, 0.1, 3).unwrap();
-        assert_eq!((data.training_len(), data.held_out_len()), (36, 4));
-        let read = |i| {
-            let mut tokens = [0; 17];
-            data.train(i, &mut tokens).unwrap();
-            tokens.to_vec()
-        };
-        for pass in 0..3 {
-            let seen: BTreeSet<Vec<i64>> = (0..36).map(|i| read(pass * 36 + i)).collect();
-            let all: BTreeSet<Vec<i64>> = (0..36usize)
-                .map(|w| {
-                    text.as_bytes()[w * 16..w * 16 + 17]
-                        .iter()
-                        .map(|b| i64::from(*b))
-                        .collect()
-                })
-                .collect();
-            assert_eq!(seen, all, "pass {pass}");
-        }
-        let orders: Vec<Vec<Vec<i64>>> = (0..2)
-            .map(|p| (0..36).map(|i| read(p * 36 + i)).collect())
-            .collect();
-        assert_ne!(orders[0], orders[1], "each pass has its own order");
-        let mut last = [0; 17];
-        data.held_out(3, &mut last).unwrap();
-        assert_eq!(last[16], 256, "the last window ends with the end of the document");
-        assert!(data.held_out(4, &mut last).is_err());
-    }
-
-    #[test]
-    fn a_dataset_without_a_description_is_known_by_its_content() {
-        let fingerprint = |text: &str| {
-            let (_folder, prefix) = dataset(text);
-            std::fs::remove_file(with_suffix(&prefix, "json")).unwrap();
-            let opened = || TokenDataset::open(&prefix, 16, 0.1, 3).unwrap().fingerprint();
-            assert_eq!(opened(), opened());
-            opened()
-        };
-        // As short as one piece, and as long as many.
-        for words in [40, 60_000] {
-            let text = "word ".repeat(words);
-            let own = fingerprint(&text);
-            assert_eq!(own, fingerprint(&text));
-            for other in [
-                "Word ".repeat(words),
-                format!("{}wort ", "word ".repeat(words - 1)),
-            ] {
-                assert_ne!(own, fingerprint(&other), "of the same size");
-            }
-            assert_ne!(own, fingerprint(&"word ".repeat(words + 1)));
-        }
-    }
-
-    #[test]
-    fn damaged_and_unfit_datasets_are_refused_by_name() {
-        let (_folder, prefix) = dataset(&"word ".repeat(100));
-        let data = TokenDataset::open(&prefix, 16, 0.0, 3).unwrap();
-        assert!(data.check_vocabulary(257).is_ok());
-        let wrong = data.check_vocabulary(256).unwrap_err().to_string();
-        assert!(
-            wrong.contains("vocabulary 257") && wrong.contains("256"),
-            "{wrong}"
-        );
-        let small = TokenDataset::open(&prefix, 600, 0.0, 3)
-            .err()
-            .unwrap()
-            .to_string();
-        assert!(small.contains("501 tokens"), "{small}");
-        let bin = with_suffix(&prefix, "bin");
-        let whole = std::fs::read(&bin).unwrap();
-        std::fs::write(&bin, &whole[..whole.len() - 2]).unwrap();
-        let cut = crate::info(&prefix).unwrap_err().to_string();
-        assert!(cut.contains("data.v1.bin") && cut.contains("cut short"), "{cut}");
-        let missing = crate::info(Path::new("/nonexistent/x")).unwrap_err().to_string();
-        assert!(missing.contains("/nonexistent/x.bin"), "{missing}");
-    }
-}
+mod tests;

@@ -18,8 +18,8 @@ mod documents;
 pub(crate) use documents::Documents;
 
 use crate::error::DataError;
-use std::fs::File;
-use std::io::{BufReader, Read};
+use crate::files::DataFile;
+use std::io::Read;
 use std::path::Path;
 
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
@@ -108,20 +108,20 @@ pub(crate) struct Index {
 }
 
 /// Reads and checks an index against the length of its `.bin` file, in constant memory.
-pub(crate) fn read(path: &Path, bin_path: &Path, bin_len: u64) -> Result<Index, DataError> {
-    let open = || File::open(path).map_err(DataError::io("open", path));
-    let len = open()?.metadata().map_err(DataError::io("read", path))?.len();
-    let mut reader = Reader {
+pub(crate) fn read(
+    (idx, path): (&DataFile, &Path),
+    bin_path: &Path,
+    bin_len: u64,
+) -> Result<Index, DataError> {
+    let len = idx.len().map_err(DataError::io("read", path))?;
+    let from = |offset| Reader {
         path,
-        from: BufReader::new(open()?),
+        from: idx.reader(offset),
     };
+    let mut reader = from(0);
     let (token_type, sequences, document_entries) = reader.header(len)?;
-    let sizes_len = sequences * 4;
     // Sizes and pointers are checked against each other, so two readers are needed.
-    let mut pointers = BufReader::new(open()?);
-    std::io::Seek::seek(&mut pointers, std::io::SeekFrom::Start(HEADER_LEN + sizes_len))
-        .map_err(DataError::io("read", path))?;
-    let mut pointers = Reader { path, from: pointers };
+    let mut pointers = from(HEADER_LEN + sequences * 4);
     let mut expected = 0_u64;
     for _ in 0..sequences {
         let size = i32::from_le_bytes(reader.array()?);

@@ -1,8 +1,8 @@
 //! `<prefix>.json`: what the builder knows about a dataset and the Megatron format cannot hold.
 
 use crate::error::DataError;
+use crate::files::Files;
 use serde::{Deserialize, Serialize};
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// A description of a dataset, next to its `.bin` and `.idx`. Datasets made by other tools have none.
@@ -31,13 +31,11 @@ pub struct Sidecar {
 
 impl Sidecar {
     /// Reads `<prefix>.json`. None: there is no such file.
-    pub(crate) fn read(path: &Path) -> Result<Option<Sidecar>, DataError> {
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(DataError::io("read", path)(error)),
+    pub(crate) fn read(files: &Files, path: &Path) -> Result<Option<Sidecar>, DataError> {
+        let Some(text) = files.read_if_there(path)? else {
+            return Ok(None);
         };
-        serde_json::from_str(&text)
+        serde_json::from_slice(&text)
             .map(Some)
             .map_err(|error| DataError::malformed(path, "description", error, "what the builder wrote"))
     }

@@ -4,6 +4,7 @@ mod file;
 mod published;
 
 use crate::error::DataError;
+use crate::files::Files;
 use crate::sidecar::{Sidecar, with_suffix};
 use file::{End, FileDecoder, TokenizerFile};
 use std::fmt;
@@ -51,7 +52,7 @@ impl Tokenizer {
             return Tokenizer::of_file(path, &end);
         }
         let description = with_suffix(path, "json");
-        let Some(sidecar) = Sidecar::read(&description)? else {
+        let Some(sidecar) = Sidecar::read(&Files::default(), &description)? else {
             return Err(DataError::Argument {
                 what: "tokenizer",
                 value: tokenizer.to_owned(),

@@ -45,6 +45,26 @@ impl Server {
         Location::open_with(&format!("{}/{folder}", self.uri), settings).expect("a valid place")
     }
 
+    /// Puts the files of a dataset into a folder of the bucket; returns the dataset's URL.
+    ///
+    /// # Panics
+    /// When a file cannot be read, or the store fails.
+    pub async fn upload_dataset(&self, prefix: &Path, folder: &str) -> String {
+        let settings = self
+            .settings
+            .iter()
+            .map(|(k, v)| (k.to_ascii_lowercase(), v.clone()));
+        let place = varuna_blob_store::open_with(&format!("{}/{folder}", self.uri), settings);
+        let place = place.expect("a valid place");
+        for extension in ["bin", "idx", "json"] {
+            let bytes = std::fs::read(prefix.with_extension(extension)).expect("a dataset");
+            let object = place.path.child(format!("data.{extension}"));
+            let put = place.store.put(&object, bytes.into()).await;
+            put.expect("a store that answers");
+        }
+        format!("{}/{folder}/data", self.uri)
+    }
+
     /// The settings with another endpoint, such as that of a [`crate::Front`].
     #[must_use]
     pub fn settings_by(&self, endpoint: &str) -> Vec<(String, String)> {

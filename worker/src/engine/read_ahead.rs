@@ -13,6 +13,9 @@ use std::time::Instant;
 /// Micro-batches that are read and not asked for yet: one is needed next, one while that is computed with.
 pub(super) const READY: usize = 2;
 
+/// Samples of which is said ahead that they will be read, at most: where reads take long, they are under way together.
+const ANNOUNCED: usize = 256;
+
 /// Where a sample is from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Split {
@@ -50,6 +53,8 @@ struct State {
     wanted: VecDeque<Rows>,
     /// What the thread reads now; none once nobody expects it any more.
     reading: Option<Rows>,
+    /// So many of the first that are wanted were announced.
+    announced: usize,
     /// At most [`READY`].
     ready: VecDeque<(Rows, Outcome)>,
     closed: bool,
@@ -78,6 +83,19 @@ enum Thread {
 }
 
 impl State {
+    /// What was not announced yet of what is wanted next.
+    fn next_to_announce(&mut self) -> Vec<Rows> {
+        let announced = self.announced.saturating_sub(1);
+        let mut samples = 0;
+        let next = self.wanted.iter().take_while(|rows| {
+            samples += rows.samples.len();
+            samples <= ANNOUNCED
+        });
+        let coming: Vec<Rows> = next.skip(announced).cloned().collect();
+        self.announced = announced + coming.len();
+        coming
+    }
+
     /// The rows that are read or being read, in order.
     fn begun(&self) -> impl Iterator<Item = &Rows> {
         let ready = self.ready.iter().map(|(rows, _)| rows);
@@ -118,6 +136,17 @@ impl Shared {
         Ok(i64::try_from(count).unwrap_or(i64::MAX))
     }
 
+    /// Tells who has the samples of those that are wanted next.
+    fn announce(&self, coming: &[Rows]) {
+        for rows in coming.iter().filter(|rows| rows.field == Field::Tokens) {
+            let announce = |sample: &u64| match rows.split {
+                Split::Train => self.samples.will_train(*sample),
+                Split::HeldOut => self.samples.will_hold_out(*sample),
+            };
+            rows.samples.iter().for_each(announce);
+        }
+    }
+
     /// The thread: reads what is wanted, as long as there is place for it.
     fn serve(&self) {
         let mut state = self.state.lock();
@@ -131,7 +160,9 @@ impl Shared {
                 continue;
             };
             state.reading = Some(rows.clone());
+            let coming = state.next_to_announce();
             drop(state);
+            self.announce(&coming);
             let outcome = catch_unwind(AssertUnwindSafe(|| self.read(&rows)));
             state = self.state.lock();
             // Else it was forgotten meanwhile.
@@ -190,6 +221,7 @@ impl ReadAhead {
             state.reading = None;
         }
         state.wanted = next;
+        state.announced = 0;
         drop(state);
         self.shared.changed.notify_all();
         Ok(())

@@ -114,6 +114,7 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     let mut tokens = 0;
     for first in (0..windows).step_by(arguments.batch as usize) {
         let windows = first..windows.min(first + batch);
+        windows.clone().for_each(|window| data.will_hold_out(window));
         let rows = Windows::read(&data, windows, length, packing)?;
         tokens += trained.add_loss(&rows.tokens, rows.positions.as_ref(), packing, &sum)?;
     }

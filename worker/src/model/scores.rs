@@ -44,7 +44,7 @@ fn copies(model: &Model, numerics: Numerics) -> u64 {
 /// What the forward takes beyond what it keeps: most at the softmax, which has its input, and a byte for each score that says whether it is masked
 /// (`_safe_softmax`). Around them the product of queries, keys and values is still there, and in single precision the queries as they go into the
 /// product of scores; where they came in 16 bits, also all three before that. Not there yet are the copy of the values, what attention gives, and
-/// the sum. The mask is one for all heads and samples, and left out.
+/// the sum. The mask of a window is one for all heads and samples, and left out; that of documents is counted with its stage.
 fn forward_bytes(model: &Model, numerics: Numerics, scores: u64) -> u64 {
     let [tokens, heads, keys, width] = [
         model.sequence_length,

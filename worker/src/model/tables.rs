@@ -99,7 +99,7 @@ pub(super) fn mask(rows: Place, window: Option<u32>, backend: Backend) -> Result
     let Place { first, count } = rows;
     let on = (Kind::Bool, backend.device.tensors());
     let made =
-        Tensor::f_ones([count, first + count], on).and_then(|all| scores_of(&all, first, window, backend));
+        Tensor::f_ones([count, first + count], on).and_then(|all| scores_of(all, first, window, backend));
     made.map_err(|e| TorchError(e.to_string()))
 }
 
@@ -110,20 +110,26 @@ fn document_mask(positions_bt: &Tensor, window: Option<u32>, backend: Backend) -
         let same = document_bt
             .f_unsqueeze(2)?
             .f_eq_tensor(&document_bt.f_unsqueeze(1)?)?;
-        scores_of(&same, 0, window, backend)?.f_unsqueeze(1)
+        scores_of(same, 0, window, backend)?.f_unsqueeze(1)
     });
     made.map_err(|e| TorchError(e.to_string()))
 }
 
 /// What is added to scores (.., t, n): minus infinity for tokens that are not seen. Of those that `seen` says each token sees itself, which is
 /// `first` further on, and those before it, `window` all together.
-fn scores_of(seen: &Tensor, first: i64, window: Option<u32>, backend: Backend) -> Result<Tensor, TchError> {
-    let before = seen.f_tril(first)?;
-    let seen = match window {
-        Some(window) => before.f_triu(first + 1 - i64::from(window))?,
-        None => before,
-    };
+fn scores_of(
+    mut seen: Tensor,
+    first: i64,
+    window: Option<u32>,
+    backend: Backend,
+) -> Result<Tensor, TchError> {
+    // In place: there are as many of these as scores.
+    let mut seen = seen.f_tril_(first)?;
+    if let Some(window) = window {
+        seen = seen.f_triu_(first + 1 - i64::from(window))?;
+    }
+    let unseen = seen.f_logical_not_()?;
     let on = (backend.numerics.compute(), backend.device.tensors());
-    let mut scores = Tensor::f_zeros(seen.size(), on)?;
-    scores.f_masked_fill_(&seen.f_logical_not()?, f64::NEG_INFINITY)
+    let mut scores = Tensor::f_zeros(unseen.size(), on)?;
+    scores.f_masked_fill_(&unseen, f64::NEG_INFINITY)
 }

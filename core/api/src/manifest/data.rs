@@ -25,14 +25,14 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DataSpec {
-    /// Path of an indexed dataset without its `.bin` / `.idx`. This or `train` is required.
+    /// Path of an indexed dataset without its `.bin` / `.idx`, or its URL on a store (s3://, gs://, az://). This or `train` is required.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::text(limits::TEXT)))]
     pub path: Option<String>,
     /// Datasets that are trained on as a blend, instead of `path`. In each prefix of the samples each has its share within one sample, and begins
     /// anew when all of its own samples were taken.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::mappings(limits::DATASETS_MAX)))]
     pub train: Option<Vec<DataSourceSpec>>,
-    /// Path of an indexed dataset all of whose samples are for evaluation, such as the one that `varuna data build --split` writes.
+    /// Path or URL of an indexed dataset all of whose samples are for evaluation, such as the one that `varuna data build --split` writes.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::text(limits::TEXT)))]
     pub validation_path: Option<String>,
     /// Share of the samples that is held out for evaluation, 0 to 0.5; 0.05 where left out. Not with `validationPath`.
@@ -72,7 +72,7 @@ pub struct PackingSpec {
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DataSourceSpec {
-    /// Path of the indexed dataset without its `.bin` / `.idx`. Required.
+    /// Path or URL of the indexed dataset without its `.bin` / `.idx`. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::text(limits::TEXT)))]
     pub path: Option<String>,
     /// Weight of the dataset, above 0; 1 where left out. Only the ratios of the weights count, to about a millionth.

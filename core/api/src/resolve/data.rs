@@ -6,7 +6,7 @@ use crate::limits;
 use crate::manifest::{DataSourceSpec, DataSpec};
 use crate::packing::Packing;
 
-const ALLOWED: &str = "the path of a dataset without .bin or .idx";
+const ALLOWED: &str = "the path or the URL of a dataset without .bin or .idx";
 
 pub(super) fn data(check: &mut Check, written: Option<DataSpec>) -> Data {
     let written = check.required("spec.data", written, "a mapping with a path");

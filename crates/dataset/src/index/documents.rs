@@ -2,28 +2,20 @@
 
 use super::{HEADER_LEN, Index};
 use crate::error::DataError;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use crate::files::DataFile;
+use std::path::PathBuf;
 
 /// The documents of a dataset whose index was checked.
 pub(crate) struct Documents {
-    file: File,
+    idx: DataFile,
     path: PathBuf,
     index: Index,
 }
 
 impl Documents {
-    /// Opens the index once more.
-    ///
-    /// # Errors
-    /// It cannot be opened.
-    pub(crate) fn open(path: &Path, index: Index) -> Result<Documents, DataError> {
-        Ok(Documents {
-            file: File::open(path).map_err(DataError::io("open", path))?,
-            path: path.to_owned(),
-            index,
-        })
+    /// Of an open index.
+    pub(crate) fn new(idx: DataFile, path: PathBuf, index: Index) -> Documents {
+        Documents { idx, path, index }
     }
 
     /// Of the tokens from the one with the number `first` on: how many of those before each, from `first` on, are of its document. It is 0 at the
@@ -81,7 +73,7 @@ impl Documents {
 
     fn number(&self, offset: u64) -> Result<u64, DataError> {
         let mut bytes = [0; 8];
-        self.file
+        self.idx
             .read_exact_at(&mut bytes, offset)
             .map_err(DataError::io("read", &self.path))?;
         Ok(u64::from_le_bytes(bytes))

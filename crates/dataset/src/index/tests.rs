@@ -1,5 +1,6 @@
 use super::{Documents, IndexBuilder, TokenType, read};
 use crate::DataError;
+use crate::files::Files;
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
 
@@ -37,7 +38,8 @@ fn try_read(bytes: &[u8], bin_len: u64) -> Result<super::Index, DataError> {
     let folder = tempfile::tempdir().unwrap();
     let path: PathBuf = folder.path().join("a.idx");
     std::fs::write(&path, bytes).unwrap();
-    read(&path, Path::new("a.bin"), bin_len)
+    let idx = Files::default().open(&path).unwrap();
+    read((&idx, &path), Path::new("a.bin"), bin_len)
 }
 
 #[test]
@@ -172,8 +174,9 @@ proptest! {
         let folder = tempfile::tempdir().unwrap();
         let path: PathBuf = folder.path().join("a.idx");
         std::fs::write(&path, index_of(TokenType::U16, &sizes, &entries)).unwrap();
-        let index = read(&path, Path::new("a.bin"), 2 * tokens as u64).unwrap();
-        let opened = Documents::open(&path, index).unwrap();
+        let idx = Files::default().open(&path).unwrap();
+        let index = read((&idx, &path), Path::new("a.bin"), 2 * tokens as u64).unwrap();
+        let opened = Documents::new(idx, path, index);
         let first = window.0.index(tokens + 1);
         let count = window.1.index(tokens - first + 1);
         let mut positions = vec![-1; count];

@@ -170,3 +170,69 @@ fn a_read_that_does_not_end_is_waited_for_until_the_deadline_and_named() {
     end.send(()).unwrap();
     assert_eq!(ahead.take(&rows(9), later()), Ok(vec![9; 3]));
 }
+
+/// Says what was announced.
+struct Announced(Mutex<Vec<(Split, u64)>>);
+
+impl Samples for Announced {
+    fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        Numbers.train(index, tokens)
+    }
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        Numbers.held_out(index, tokens)
+    }
+    fn held_out_len(&self) -> u64 {
+        Numbers.held_out_len()
+    }
+    fn will_train(&self, index: u64) {
+        self.0.lock().push((Split::Train, index));
+    }
+    fn will_hold_out(&self, index: u64) {
+        self.0.lock().push((Split::HeldOut, index));
+    }
+}
+
+#[test]
+fn samples_are_announced_once_and_in_their_order_before_they_are_read() {
+    let samples = Arc::new(Announced(Mutex::default()));
+    let mut reader = ReadAhead::new(Arc::clone(&samples) as _, 3);
+    let rows = |field, split, samples: &[u64]| Rows {
+        field,
+        split,
+        samples: samples.to_vec(),
+    };
+    let train = |first: u64| rows(Field::Tokens, Split::Train, &[first, first + 1]);
+    let next = vec![
+        rows(Field::Tokens, Split::HeldOut, &[3]),
+        rows(Field::TargetCount, Split::Train, &[0, 1, 2]),
+        train(20),
+        rows(Field::Positions, Split::Train, &[20, 21]),
+        train(22),
+        train(24),
+    ];
+    reader.expect(next.clone()).unwrap();
+    for rows in &next {
+        reader.take(rows, later()).unwrap();
+    }
+    let all = samples.0.lock().clone();
+    // What is read at once need not be announced.
+    let expected: Vec<(Split, u64)> = (20..26).map(|sample| (Split::Train, sample)).collect();
+    assert_eq!(all, expected);
+}
+
+#[test]
+fn no_more_samples_are_announced_than_can_be_kept() {
+    let rows = |first: u64| Rows {
+        field: Field::Tokens,
+        split: Split::Train,
+        samples: (first..first + 100).collect(),
+    };
+    let mut state = State {
+        wanted: (0..5).map(|i| rows(i * 100)).collect(),
+        ..State::default()
+    };
+    assert_eq!(state.next_to_announce(), [rows(0), rows(100)]);
+    assert_eq!(state.announced, 2);
+    state.wanted.pop_front();
+    assert_eq!(state.next_to_announce(), [rows(200)]);
+}

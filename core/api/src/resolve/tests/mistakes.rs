@@ -144,7 +144,7 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "path: data/kjv",
         "path: ''",
-        "spec.data.path: \"\" — the path of a dataset without .bin or .idx",
+        "spec.data.path: \"\" — the path or the URL of a dataset without .bin or .idx",
     ),
     (
         "data/kjv",
@@ -179,7 +179,7 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "{path: data/kjv}",
         "{train: [{path: x}, {weight: 2}]}",
-        "spec.data.train.1.path: missing — the path of a dataset without .bin or .idx",
+        "spec.data.train.1.path: missing — the path or the URL of a dataset without .bin or .idx",
     ),
     (
         "{path: data/kjv}",

@@ -1,0 +1,169 @@
+//! A place on a blob store, by its URL.
+//!
+//! This crate owns how a URL becomes a store, and where credentials come from. What lies there is not its concern.
+
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreScheme, RetryConfig};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use url::{Position, Url};
+
+/// A place on a store. Nothing need be there.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The store.
+    pub store: Arc<dyn ObjectStore>,
+    /// The same store, where it is this machine's disk.
+    pub disk: Option<Arc<LocalFileSystem>>,
+    /// The place on it.
+    pub path: Path,
+    /// Which store it is: places with equal names lie on the same one.
+    pub name: String,
+}
+
+/// A URL with which nothing can be done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{uri}: {why}")]
+pub struct BadUrl {
+    /// What was given.
+    pub uri: String,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+/// A URI or a path as a URL. A local folder need not be there: what is written first makes it, and a disk that is away for a
+/// while must not keep a worker from training.
+fn to_url(uri: &str) -> Result<Url, BadUrl> {
+    let wrong = |why: String| BadUrl {
+        uri: uri.to_owned(),
+        why,
+    };
+    let path = match Url::parse(uri) {
+        Ok(url) if url.scheme() == "file" => url
+            .to_file_path()
+            .map_err(|()| wrong("not a path on this machine".into()))?,
+        // One letter is a drive, not a scheme.
+        Ok(url) if url.scheme().len() > 1 => return Ok(url),
+        _ => PathBuf::from(uri),
+    };
+    let path = std::path::absolute(path).map_err(|e| wrong(e.to_string()))?;
+    Url::from_directory_path(&path).map_err(|()| wrong("not an absolute path".into()))
+}
+
+/// Like `object_store::parse_url_opts`, but requests fail soon: the callers have their own retries.
+fn build(url: &Url, settings: impl IntoIterator<Item = (String, String)>) -> object_store::Result<Place> {
+    let (scheme, mut path) = ObjectStoreScheme::parse(url)?;
+    if url.scheme() == "az" {
+        // Its host is the container, for which the parser takes the first folder instead.
+        path = Path::from_url_path(url.path())?;
+    }
+    let retry = RetryConfig {
+        max_retries: 3,
+        retry_timeout: Duration::from_secs(60),
+        ..RetryConfig::default()
+    };
+    macro_rules! with_settings {
+        ($builder:expr) => {
+            settings
+                .into_iter()
+                .fold(
+                    $builder.with_url(url.as_str()).with_retry(retry),
+                    |builder, (key, value)| {
+                        match key.parse() {
+                            Ok(key) => builder.with_config(key, value),
+                            // Not a variable of this store.
+                            Err(_) => builder,
+                        }
+                    },
+                )
+                .build()?
+        };
+    }
+    let disk = matches!(scheme, ObjectStoreScheme::Local).then(|| Arc::new(LocalFileSystem::new()));
+    let store: Arc<dyn ObjectStore> = match scheme {
+        ObjectStoreScheme::AmazonS3 => Arc::new(with_settings!(AmazonS3Builder::new())),
+        ObjectStoreScheme::GoogleCloudStorage => Arc::new(with_settings!(GoogleCloudStorageBuilder::new())),
+        ObjectStoreScheme::MicrosoftAzure => Arc::new(with_settings!(MicrosoftAzureBuilder::new())),
+        _ => match &disk {
+            Some(disk) => Arc::clone(disk) as _,
+            None => object_store::parse_url_opts(url, settings)?.0.into(),
+        },
+    };
+    Ok(Place {
+        // Where the bucket is a part of the path, the store names it.
+        name: format!("{} {store}", &url[..Position::BeforePath]),
+        store,
+        disk,
+        path,
+    })
+}
+
+/// Opens a place: a path or `file://`, `s3://bucket/prefix`, `gs://...`, `az://...`.
+/// Credentials, endpoints and further settings come from the environment variables that the cloud's own tools use
+/// (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT`, `GOOGLE_SERVICE_ACCOUNT`, `AZURE_STORAGE_ACCOUNT_NAME`, ...), workload identity or the
+/// machine's metadata service.
+///
+/// # Errors
+/// It is no URL of a store that is known, or the environment has settings that do not fit. The store is not asked yet.
+pub fn open(uri: &str) -> Result<Place, BadUrl> {
+    open_with(uri, std::env::vars().map(|(k, v)| (k.to_ascii_lowercase(), v)))
+}
+
+/// Like [`open`], with `settings` instead of the environment: variable names in lower case, and values.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_with(uri: &str, settings: impl IntoIterator<Item = (String, String)>) -> Result<Place, BadUrl> {
+    let url = to_url(uri)?;
+    build(&url, settings).map_err(|why| BadUrl {
+        uri: uri.to_owned(),
+        why: why.to_string(),
+    })
+}
+
+/// The path of what lies on this machine's disk; none where the URL is another store's.
+///
+/// # Errors
+/// It is no path on this machine.
+pub fn local_path(uri: &str) -> Result<Option<PathBuf>, BadUrl> {
+    Ok(to_url(uri)?.to_file_path().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_lie_on_the_disk_and_urls_where_they_say() {
+        assert_eq!(local_path("/a/b.bin").unwrap(), Some(PathBuf::from("/a/b.bin/")));
+        assert_eq!(local_path("file:///a/b").unwrap(), Some(PathBuf::from("/a/b/")));
+        assert!(local_path("data/kjv").unwrap().unwrap().is_absolute());
+        assert_eq!(local_path("s3://bucket/a/b").unwrap(), None);
+    }
+
+    #[test]
+    fn a_bucket_has_a_name_and_a_path_in_it() {
+        let of = |uri| open_with(uri, []).unwrap();
+        let (a, b, other) = (of("s3://bucket/a/b.bin"), of("s3://bucket/c"), of("s3://other/a"));
+        assert_eq!((a.path.as_ref(), b.path.as_ref()), ("a/b.bin", "c"));
+        assert!(a.name == b.name && a.name != other.name && a.disk.is_none());
+        let azure = |uri: &str| {
+            let account = ("azure_storage_account_name".to_owned(), "me".to_owned());
+            open_with(uri, [account]).unwrap()
+        };
+        let (a, b) = (azure("az://box/a/b"), azure("az://box/c"));
+        assert_eq!((a.path.as_ref(), b.path.as_ref()), ("a/b", "c"));
+        assert_eq!(a.name, b.name);
+        let [a, b] = ["a", "b"].map(|box_| azure(&format!("https://me.blob.core.windows.net/{box_}/c")));
+        assert_eq!((a.path.as_ref(), b.path.as_ref()), ("c", "c"));
+        assert_ne!(a.name, b.name);
+        assert!(open_with("/tmp", []).unwrap().disk.is_some());
+        let why = open_with("ftp://host/a", []).unwrap_err().to_string();
+        assert!(why.starts_with("ftp://host/a: "), "{why}");
+    }
+}

@@ -1,0 +1,103 @@
+use super::*;
+use crate::build::{Build, build};
+use crate::tokenizer::Tokenizer;
+use std::collections::BTreeSet;
+
+fn dataset(text: &str) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("text.txt");
+    std::fs::write(&input, text).unwrap();
+    let output = folder.path().join("data.v1");
+    let request = Build::new(vec![input], output.clone(), Tokenizer::Byte);
+    let built = build(&request, &mut |_| ()).unwrap();
+    assert_eq!(built[0].text_bytes, text.len() as u64);
+    assert_eq!(built[0].sidecar.tokens, text.len() as u64 + 1);
+    assert!(
+        matches!(build(&request, &mut |_| ()), Err(DataError::Exists(_))),
+        "nothing is overwritten"
+    );
+    (folder, output)
+}
+
+#[test]
+fn a_pass_visits_each_window_once_and_the_held_out_ones_never() {
+    let text: String = (0..640u32)
+        .map(|i| char::from(b'a' + u8::try_from(i / 16 % 26).unwrap()))
+        .collect();
+    let (_folder, prefix) = dataset(&text);
+    let data = TokenDataset::open(&prefix, 16, 0.1, 3).unwrap();
+    assert_eq!((data.training_len(), data.held_out_len()), (36, 4));
+    let read = |i| {
+        let mut tokens = [0; 17];
+        data.train(i, &mut tokens).unwrap();
+        tokens.to_vec()
+    };
+    for pass in 0..3 {
+        let seen: BTreeSet<Vec<i64>> = (0..36).map(|i| read(pass * 36 + i)).collect();
+        let all: BTreeSet<Vec<i64>> = (0..36usize)
+            .map(|w| {
+                text.as_bytes()[w * 16..w * 16 + 17]
+                    .iter()
+                    .map(|b| i64::from(*b))
+                    .collect()
+            })
+            .collect();
+        assert_eq!(seen, all, "pass {pass}");
+    }
+    let orders: Vec<Vec<Vec<i64>>> = (0..2)
+        .map(|p| (0..36).map(|i| read(p * 36 + i)).collect())
+        .collect();
+    assert_ne!(orders[0], orders[1], "each pass has its own order");
+    let mut last = [0; 17];
+    data.held_out(3, &mut last).unwrap();
+    assert_eq!(last[16], 256, "the last window ends with the end of the document");
+    assert!(data.held_out(4, &mut last).is_err());
+}
+
+#[test]
+fn a_dataset_without_a_description_is_known_by_its_content() {
+    let fingerprint = |text: &str| {
+        let (_folder, prefix) = dataset(text);
+        std::fs::remove_file(with_suffix(&prefix, "json")).unwrap();
+        let opened = || TokenDataset::open(&prefix, 16, 0.1, 3).unwrap().fingerprint();
+        assert_eq!(opened(), opened());
+        opened()
+    };
+    // As short as one piece, and as long as many.
+    for words in [40, 60_000] {
+        let text = "word ".repeat(words);
+        let own = fingerprint(&text);
+        assert_eq!(own, fingerprint(&text));
+        for other in [
+            "Word ".repeat(words),
+            format!("{}wort ", "word ".repeat(words - 1)),
+        ] {
+            assert_ne!(own, fingerprint(&other), "of the same size");
+        }
+        assert_ne!(own, fingerprint(&"word ".repeat(words + 1)));
+    }
+}
+
+#[test]
+fn damaged_and_unfit_datasets_are_refused_by_name() {
+    let (_folder, prefix) = dataset(&"word ".repeat(100));
+    let data = TokenDataset::open(&prefix, 16, 0.0, 3).unwrap();
+    assert!(data.check_vocabulary(257).is_ok());
+    let wrong = data.check_vocabulary(256).unwrap_err().to_string();
+    assert!(
+        wrong.contains("vocabulary 257") && wrong.contains("256"),
+        "{wrong}"
+    );
+    let small = TokenDataset::open(&prefix, 600, 0.0, 3)
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(small.contains("501 tokens"), "{small}");
+    let bin = with_suffix(&prefix, "bin");
+    let whole = std::fs::read(&bin).unwrap();
+    std::fs::write(&bin, &whole[..whole.len() - 2]).unwrap();
+    let cut = crate::info(&prefix).unwrap_err().to_string();
+    assert!(cut.contains("data.v1.bin") && cut.contains("cut short"), "{cut}");
+    let missing = crate::info(Path::new("/nonexistent/x")).unwrap_err().to_string();
+    assert!(missing.contains("/nonexistent/x.bin"), "{missing}");
+}

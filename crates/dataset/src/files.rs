@@ -1,0 +1,257 @@
+//! The files of datasets: on this machine, or objects on a blob store.
+
+#[cfg(feature = "store")]
+mod objects;
+
+use crate::error::DataError;
+use std::fs::File;
+use std::io::{self, BufReader, ErrorKind, Read};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// What a reader reads at once. Requests to a store are made ahead of it.
+const READ_BYTES: usize = 64 << 10;
+/// How far ahead.
+const AHEAD_BYTES: u64 = 2 << 20;
+/// What all files of stores together keep in memory at most.
+const CACHE_BYTES: u64 = 256 << 20;
+/// What is on its way from stores at most.
+const UNDER_WAY_BYTES: u64 = 8 << 20;
+
+/// Opens files. Those on stores share a cache, and connections.
+#[derive(Default)]
+pub(crate) struct Files {
+    #[cfg(feature = "store")]
+    objects: std::sync::OnceLock<std::sync::Arc<objects::Objects>>,
+}
+
+/// An open file.
+pub(crate) enum DataFile {
+    /// On this machine, or where this machine has mounted it.
+    Local(File),
+    /// On a store.
+    #[cfg(feature = "store")]
+    Object(objects::ObjectFile),
+}
+
+/// Host memory that reading these data takes, bytes: what is cached of stores, and what is on its way.
+#[must_use]
+pub fn cache_bytes(data: &varuna_api::Data) -> u64 {
+    let held_out = match &data.held_out {
+        varuna_api::HeldOut::Dataset(path) => Some(path),
+        varuna_api::HeldOut::Fraction(_) => None,
+    };
+    let mut paths = data.train.iter().map(|source| &source.path).chain(held_out);
+    match paths.any(|path| is_url(Path::new(path)) && !path.starts_with("file://")) {
+        true => CACHE_BYTES + UNDER_WAY_BYTES,
+        false => 0,
+    }
+}
+
+/// Whether a path is the URL of a store.
+fn is_url(path: &Path) -> bool {
+    let scheme = path.to_str().and_then(|path| path.split_once("://"));
+    scheme.is_some_and(|(scheme, _)| scheme.len() > 1)
+}
+
+impl Files {
+    /// Opens a file by its path or URL.
+    ///
+    /// # Errors
+    /// There is no such file, or it cannot be read.
+    pub(crate) fn open(&self, path: &Path) -> Result<DataFile, DataError> {
+        let opened = match is_url(path) {
+            true => self.open_object(path),
+            false => File::open(path).map(DataFile::Local),
+        };
+        opened.map_err(DataError::io("open", path))
+    }
+
+    #[cfg(feature = "store")]
+    fn open_object(&self, path: &Path) -> io::Result<DataFile> {
+        let url = path.to_string_lossy();
+        if url.contains(['?', '#']) {
+            let why = "a URL with ? or #; allowed is that of an object, such as s3://bucket/data";
+            return Err(io::Error::new(ErrorKind::InvalidInput, why));
+        }
+        let wrong = |bad: varuna_blob_store::BadUrl| io::Error::new(ErrorKind::InvalidInput, bad.why);
+        let place = varuna_blob_store::open(&url).map_err(wrong)?;
+        if place.disk.is_some() {
+            let path = varuna_blob_store::local_path(&url).map_err(wrong)?;
+            // Without the slash that ends a folder's.
+            let path = path
+                .iter()
+                .flat_map(|p| p.components())
+                .collect::<std::path::PathBuf>();
+            return File::open(path).map(DataFile::Local);
+        }
+        let objects = match self.objects.get() {
+            Some(objects) => objects,
+            None => {
+                let started = objects::Objects::start(CACHE_BYTES)?;
+                self.objects.get_or_init(|| started)
+            }
+        };
+        objects.open(place).map(DataFile::Object)
+    }
+
+    #[cfg(not(feature = "store"))]
+    #[expect(clippy::unused_self, reason = "as with stores")]
+    fn open_object(&self, _: &Path) -> io::Result<DataFile> {
+        Err(io::Error::new(
+            ErrorKind::Unsupported,
+            "this program reads no datasets from stores",
+        ))
+    }
+
+    /// All of a small file; none where there is no such file.
+    pub(crate) fn read_if_there(&self, path: &Path) -> Result<Option<Vec<u8>>, DataError> {
+        let file = match self.open(path) {
+            Ok(file) => file,
+            Err(DataError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut bytes = Vec::new();
+        let read = file.reader(0).read_to_end(&mut bytes);
+        read.map_err(DataError::io("read", path))?;
+        Ok(Some(bytes))
+    }
+}
+
+impl DataFile {
+    /// Bytes.
+    pub(crate) fn len(&self) -> io::Result<u64> {
+        match self {
+            DataFile::Local(file) => Ok(file.metadata()?.len()),
+            #[cfg(feature = "store")]
+            DataFile::Object(object) => Ok(object.len()),
+        }
+    }
+
+    /// Fills `bytes` with those from `offset` on.
+    pub(crate) fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        match self {
+            DataFile::Local(file) => file.read_exact_at(bytes, offset),
+            #[cfg(feature = "store")]
+            DataFile::Object(object) => object.read_exact_at(bytes, offset),
+        }
+    }
+
+    /// Says that these bytes will be read soon. It is done beside what else goes on, or not at all; who reads learns of errors.
+    pub(crate) fn will_read(&self, range: Range<u64>) {
+        // Of a local file the system reads ahead, and a page costs little.
+        #[cfg(feature = "store")]
+        if let DataFile::Object(object) = self {
+            object.will_read(range);
+        }
+        #[cfg(not(feature = "store"))]
+        let _ = range;
+    }
+
+    /// Reads from `from` to the end, in order.
+    pub(crate) fn reader(&self, from: u64) -> BufReader<InOrder<'_>> {
+        let reader = InOrder {
+            file: self,
+            at: from,
+            announced: from,
+        };
+        BufReader::with_capacity(READ_BYTES, reader)
+    }
+}
+
+/// Reads a file from one place on.
+pub(crate) struct InOrder<'a> {
+    file: &'a DataFile,
+    at: u64,
+    /// Up to where reads are announced.
+    announced: u64,
+}
+
+impl Read for InOrder<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let end = self.file.len()?;
+        let left = usize::try_from(end.saturating_sub(self.at)).unwrap_or(usize::MAX);
+        let count = bytes.len().min(left);
+        let ahead = end.min(self.at.saturating_add(AHEAD_BYTES));
+        if ahead > self.announced {
+            self.file.will_read(self.announced..ahead);
+            self.announced = ahead;
+        }
+        let bytes = &mut bytes[..count];
+        self.file.read_exact_at(bytes, self.at)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_of_stores_are_told_from_paths() {
+        for url in ["s3://bucket/a", "gs://b/c.bin", "file:///a"] {
+            assert!(is_url(Path::new(url)), "{url}");
+        }
+        for path in ["/a/b", "a://b", "data/kjv", "a:/b"] {
+            assert!(!is_url(Path::new(path)), "{path}");
+        }
+    }
+
+    #[cfg(feature = "store")]
+    #[test]
+    fn a_file_url_is_a_local_file_and_an_odd_url_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.bin");
+        std::fs::write(&path, [1, 2, 3]).unwrap();
+        let files = Files::default();
+        let url = format!("file://{}", path.display());
+        let read = files.read_if_there(Path::new(&url)).unwrap();
+        assert_eq!(read, Some(vec![1, 2, 3]));
+        for (url, why) in [
+            ("s3://b/a#1.bin", "a URL with ? or #"),
+            ("ftp://b/a", "recognise"),
+        ] {
+            let error = files.open(Path::new(url)).err().unwrap().to_string();
+            assert!(error.contains(url) && error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn data_on_stores_take_memory_for_what_is_cached() {
+        let of = |path: &str, held_out| varuna_api::Data {
+            train: vec![varuna_api::DataSource {
+                path: path.to_owned(),
+                weight: 1.0,
+            }],
+            held_out,
+        };
+        let fraction = varuna_api::HeldOut::Fraction(0.1);
+        for local in ["/data/a", "file:///data/a"] {
+            assert_eq!(cache_bytes(&of(local, fraction.clone())), 0);
+        }
+        assert!(cache_bytes(&of("s3://b/a", fraction)) > CACHE_BYTES);
+        let validation = varuna_api::HeldOut::Dataset("gs://b/v".to_owned());
+        assert!(cache_bytes(&of("/data/a", validation)) > CACHE_BYTES);
+    }
+
+    #[test]
+    fn a_file_is_read_in_order_and_at_any_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let content: Vec<u8> = (0..200_000u32).map(|i| i.to_le_bytes()[0]).collect();
+        std::fs::write(&path, &content).unwrap();
+        let files = Files::default();
+        assert_eq!(files.read_if_there(&path).unwrap().unwrap(), content);
+        assert_eq!(files.read_if_there(&folder.path().join("b")).unwrap(), None);
+        let file = files.open(&path).unwrap();
+        let mut rest = Vec::new();
+        file.reader(150_000).read_to_end(&mut rest).unwrap();
+        assert_eq!(rest, content[150_000..]);
+        let mut some = [0; 7];
+        file.read_exact_at(&mut some, 99).unwrap();
+        assert_eq!(some, content[99..106]);
+        assert!(file.read_exact_at(&mut some, 199_999).is_err());
+    }
+}

@@ -1,0 +1,174 @@
+use super::*;
+use object_store::PutPayload;
+use object_store::memory::InMemory;
+
+const SMALL_CACHE: u64 = 4 * BLOCK_BYTES;
+
+/// A store with one object, whose name is "a".
+struct Rig {
+    store: Arc<InMemory>,
+    objects: Arc<Objects>,
+}
+
+fn content(length: usize) -> Vec<u8> {
+    (0..length).map(|i| (i * 7 + i / 1000).to_le_bytes()[0]).collect()
+}
+
+impl Rig {
+    fn new(content: &[u8], cache_bytes: u64) -> Rig {
+        let rig = Rig {
+            store: Arc::new(InMemory::new()),
+            objects: Objects::start(cache_bytes).unwrap(),
+        };
+        rig.put(content);
+        rig
+    }
+
+    fn put(&self, content: &[u8]) {
+        let (store, payload) = (Arc::clone(&self.store), PutPayload::from(content.to_vec()));
+        let put = async move { store.put(&Path::from("a"), payload).await.map_err(to_io) };
+        self.objects.wait_for(put).unwrap();
+    }
+
+    fn delete(&self) {
+        let store = Arc::clone(&self.store);
+        let delete = async move { store.delete(&Path::from("a")).await.map_err(to_io) };
+        self.objects.wait_for(delete).unwrap();
+    }
+
+    /// All announced blocks have come, or failed, when all permits are back.
+    fn wait_for_announced(&self) {
+        let (announced, all) = (
+            Arc::clone(&self.objects.announced),
+            u32::try_from(ANNOUNCED).unwrap(),
+        );
+        let back = async move {
+            announced
+                .acquire_many(all)
+                .await
+                .map(drop)
+                .map_err(io::Error::other)
+        };
+        self.objects.wait_for(back).unwrap();
+    }
+
+    fn open(&self, path: &str) -> io::Result<ObjectFile> {
+        self.objects.open(Place {
+            store: Arc::clone(&self.store) as _,
+            disk: None,
+            path: Path::from(path),
+            name: "memory://".to_owned(),
+        })
+    }
+}
+
+#[test]
+fn any_part_of_an_object_is_read_as_it_is() {
+    let content = content(300_001);
+    let rig = Rig::new(&content, SMALL_CACHE);
+    let file = rig.open("a").unwrap();
+    assert_eq!(file.len(), 300_001);
+    for (offset, length) in [
+        (0, 10),
+        (65_530, 12),
+        (65_536, 65_536),
+        (10, 250_000),
+        (300_000, 1),
+        (300_001, 0),
+    ] {
+        let mut bytes = vec![0; length];
+        file.read_exact_at(&mut bytes, offset as u64).unwrap();
+        assert!(bytes == content[offset..offset + length], "{offset}");
+    }
+    let past = file.read_exact_at(&mut [0; 2], 300_000).unwrap_err();
+    assert_eq!(past.kind(), ErrorKind::UnexpectedEof);
+    assert_eq!(rig.open("b").err().unwrap().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn the_cache_keeps_what_it_may_and_no_more() {
+    let content = content(40 * 65_536);
+    let rig = Rig::new(&content, SMALL_CACHE);
+    let file = rig.open("a").unwrap();
+    let mut byte = [0];
+    for round in 0..2 {
+        for block in 0..40 {
+            file.read_exact_at(&mut byte, block * BLOCK_BYTES).unwrap();
+            assert_eq!(byte[0], content[usize::try_from(block * BLOCK_BYTES).unwrap()]);
+            assert!(rig.objects.cache.weight() <= SMALL_CACHE, "{round}, {block}");
+        }
+    }
+    assert!(rig.objects.cache.weight() > 0);
+}
+
+#[test]
+fn what_is_cached_is_not_asked_for_again_and_what_was_replaced_is_not_read() {
+    let rig = Rig::new(&content(200_000), 16 * SMALL_CACHE);
+    let file = rig.open("a").unwrap();
+    let mut bytes = [0; 100];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    // Another object of that name, as long as the first.
+    rig.put(&[1; 200_000]);
+    let mut again = [0; 100];
+    file.read_exact_at(&mut again, 0).unwrap();
+    assert_eq!(again, bytes, "from the cache");
+    let why = file.read_exact_at(&mut again, 100_000).unwrap_err().to_string();
+    assert!(why.contains("replaced"), "{why}");
+    // Who opens it anew reads what is there.
+    let new = rig.open("a").unwrap();
+    new.read_exact_at(&mut again, 0).unwrap();
+    assert_eq!(again, [1; 100]);
+}
+
+#[test]
+fn what_is_announced_stays_until_it_is_read_in_a_cache_that_is_full() {
+    let content = content(600 * 65_536);
+    let rig = Rig::new(&content, 128 * BLOCK_BYTES);
+    let file = rig.open("a").unwrap();
+    let mut byte = [0];
+    for block in 0..500 {
+        file.read_exact_at(&mut byte, block * BLOCK_BYTES).unwrap();
+    }
+    file.will_read(500 * BLOCK_BYTES..540 * BLOCK_BYTES);
+    rig.wait_for_announced();
+    let there = (500..540).filter(|block| rig.objects.cache.peek(&(0, *block)).is_some());
+    assert_eq!(there.count(), 40);
+}
+
+#[test]
+fn a_block_that_could_not_be_announced_is_read_when_the_store_is_back() {
+    let rig = Rig::new(&content(200_000), SMALL_CACHE);
+    let file = rig.open("a").unwrap();
+    rig.delete();
+    file.will_read(0..BLOCK_BYTES);
+    rig.wait_for_announced();
+    let gone = file.read_exact_at(&mut [0; 9], 0).unwrap_err();
+    assert_eq!(gone.kind(), ErrorKind::NotFound);
+    rig.put(&content(200_000));
+    let again = rig.open("a").unwrap();
+    again.read_exact_at(&mut [0; 9], 0).unwrap();
+}
+
+#[test]
+fn what_is_announced_is_there_without_being_read() {
+    let content = content(10 * 65_536);
+    let rig = Rig::new(&content, 16 * SMALL_CACHE);
+    let file = rig.open("a").unwrap();
+    file.will_read(65_536..4 * 65_536);
+    rig.wait_for_announced();
+    let cached = |block| rig.objects.cache.peek(&(0, block)).is_some();
+    assert_eq!([0, 1, 2, 3, 4].map(cached), [false, true, true, true, false]);
+    // Past the end there is nothing to announce.
+    file.will_read(20 * 65_536..u64::MAX);
+}
+
+#[test]
+fn a_thread_of_another_runtime_may_read_and_end_reading() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        let rig = Rig::new(&content(1000), SMALL_CACHE);
+        let mut bytes = [0; 10];
+        rig.open("a").unwrap().read_exact_at(&mut bytes, 0).unwrap();
+        drop(rig);
+    });
+}

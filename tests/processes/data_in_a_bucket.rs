@@ -1,0 +1,140 @@
+//! Runs of real processes whose dataset lies on a blob store.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use nix::sys::signal::Signal;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::runtime::Runtime;
+use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, last_of_each, program, signal};
+use varuna_store_tests::{Answer, Front, Server, minio};
+
+const STEPS: u64 = 60;
+/// What a worker reads of a file at once.
+const BLOCK_BYTES: u64 = 64 << 10;
+const DOCUMENTS: usize = 6_000;
+
+/// A dataset of many short documents on a disk and in a bucket, with a front before the bucket.
+struct Data {
+    server: Server,
+    front: Front,
+    local: String,
+    in_bucket: String,
+    /// Of its `.bin`.
+    blocks: usize,
+    _folder: tempfile::TempDir,
+    _runtime: Runtime,
+}
+
+impl Data {
+    fn new() -> Data {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, prefix) = (folder.path().join("text.jsonl"), folder.path().join("data"));
+        // From a word to a few sentences: samples of 64 tokens hold several, or a part of one.
+        let document = |i: usize| "and it was so ".repeat(1 + i * 7 % 11) + &i.to_string();
+        let lines = (0..DOCUMENTS).map(|i| serde_json::json!({ "text": document(i) }).to_string() + "\n");
+        std::fs::write(&source, lines.collect::<String>()).unwrap();
+        let built = Command::new(program("varuna"))
+            .args(["data", "build", "--tokenizer", "byte", "--output"])
+            .args([&prefix, &source])
+            .output()
+            .unwrap();
+        assert!(built.status.success(), "{built:?}");
+        let bytes = std::fs::metadata(prefix.with_extension("bin")).unwrap().len();
+
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let server = runtime.block_on(minio());
+        Data {
+            in_bucket: runtime.block_on(server.upload_dataset(&prefix, "sets")),
+            local: prefix.display().to_string(),
+            blocks: usize::try_from(bytes.div_ceil(BLOCK_BYTES)).unwrap(),
+            front: runtime.block_on(Front::before(&server.endpoint)),
+            server,
+            _folder: folder,
+            _runtime: runtime,
+        }
+    }
+
+    fn run(&self, workers: usize) -> Run {
+        let settings = self.server.settings_by(&self.front.endpoint);
+        Run::start_with(&packed(&self.in_bucket), workers, &settings)
+    }
+
+    /// The curve of the same data on a disk.
+    fn undisturbed(&self) -> Vec<Metric> {
+        curve(&packed(&self.local))
+    }
+}
+
+fn packed(path: &str) -> JobFile {
+    JobFile {
+        data_path: Some(path.to_owned()),
+        data: vec!["packing: {blockMask: true, resetPositions: true, maskLoss: true}".to_owned()],
+        ..JobFile::default()
+    }
+}
+
+fn curve(job: &JobFile) -> Vec<Metric> {
+    let mut run = Run::start(job, 1);
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    run.metrics()
+}
+
+#[test]
+fn packed_documents_of_a_bucket_train_through_a_kill_as_those_of_a_disk_do() {
+    let data = Data::new();
+    let mut run = data.run(2);
+    let workers = run.wait_for_workers(2);
+    run.wait_for_step(STEPS / 4);
+    signal(workers[1].pid, Signal::SIGKILL);
+    run.wait_for_workers(1);
+    assert!(run.varuna(&["scale", "RUN", "2"]).status.success());
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    let undisturbed = data.undisturbed();
+    assert_same_curve(&undisturbed, &last_of_each(&run.metrics()), STEPS);
+    // None of three workers reads a block twice.
+    let seen = data.front.seen("GET", "data.bin");
+    assert!(
+        (data.blocks..=3 * data.blocks).contains(&seen),
+        "{seen} reads of {} blocks",
+        data.blocks
+    );
+    let as_one_text = curve(&JobFile {
+        data: Vec::new(),
+        ..packed(&data.local)
+    });
+    assert!(
+        (as_one_text[0].loss - undisturbed[0].loss).abs() > 1e-6,
+        "packing changes the loss"
+    );
+}
+
+#[test]
+fn a_bucket_that_fails_for_a_moment_stops_nobody() {
+    let data = Data::new();
+    let failed = AtomicUsize::new(0);
+    data.front.rule(move |method, path| {
+        let is_data = method == "GET" && path.contains("data.bin");
+        (is_data && failed.fetch_add(1, Ordering::Relaxed) < 9).then_some(Answer::Status(503))
+    });
+    let mut run = data.run(2);
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    assert!(
+        data.front.seen("GET", "data.bin") > 9,
+        "it failed, and was asked again"
+    );
+    assert_same_curve(&data.undisturbed(), &last_of_each(&run.metrics()), STEPS);
+}
+
+#[test]
+fn a_dataset_that_is_not_in_the_bucket_is_refused_by_its_url() {
+    let data = Data::new();
+    let other = format!("{}-other", data.in_bucket);
+    let mut run = Run::start_with(&packed(&other), 1, &data.server.settings);
+    assert_eq!(run.exit_code(), 2, "{}", run.report());
+    assert!(run.report().contains(&format!("{other}.bin")), "{}", run.report());
+}
