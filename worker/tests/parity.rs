@@ -3,7 +3,7 @@
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
 
-use common::{Case, LLAMA_LIKE, QWEN_LIKE, assert_close, run, shape, single};
+use common::{Case, LLAMA_LIKE, QWEN_LIKE, Trained, assert_close, run, shape, single};
 use varuna_api::{Packing, Schedule, UpdateRule};
 use varuna_model::{Biases, Features, Mlp, Norm, ParameterKind, Positions, Real, Rotary};
 use varuna_plan::{Recompute, ScheduleKind, ScheduleSpec, Shape};
@@ -352,6 +352,15 @@ fn each_feature_trains_like_its_formula_and_cut_inside_a_block_and_recomputed_to
     }
 }
 
+/// The same plan with nothing, attention, and everything run again.
+fn runs_by_recompute(case: &Case, plan: &Shape, steps: u64) -> [Trained; 3] {
+    [Recompute::None, Recompute::Selective, Recompute::Full].map(|recompute| {
+        let mut plan = plan.clone();
+        plan.schedule.recompute = recompute;
+        run(case, &plan, steps)
+    })
+}
+
 #[test]
 fn llama_and_qwen_train_under_every_plan_like_their_formulas() {
     for (features, tied) in [(LLAMA_LIKE, true), (LLAMA_LIKE, false), (QWEN_LIKE, true)] {
@@ -371,11 +380,7 @@ fn llama_and_qwen_train_under_every_plan_like_their_formulas() {
             shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2),
             interleave(shape(&case, &[&[1, 2, 2, 1]], &[8], 1), 2, Recompute::None),
         ] {
-            let runs = [Recompute::None, Recompute::Selective, Recompute::Full].map(|recompute| {
-                let mut plan = plan.clone();
-                plan.schedule.recompute = recompute;
-                run(&case, &plan, STEPS)
-            });
+            let runs = runs_by_recompute(&case, &plan, STEPS);
             assert_close(&unsplit, &runs[0], 1e-5, &name);
             assert_eq!(runs[0].parameters, runs[1].parameters, "{name}");
             assert_eq!(runs[0].parameters, runs[2].parameters, "{name}");
@@ -461,11 +466,7 @@ fn packed_documents_that_are_recomputed_have_the_bits_of_those_that_are_kept() {
         shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2),
         interleave(shape(&case, &[&[1, 2, 2, 1]], &[8], 1), 2, Recompute::None),
     ] {
-        let runs = [Recompute::None, Recompute::Selective, Recompute::Full].map(|recompute| {
-            let mut plan = plan.clone();
-            plan.schedule.recompute = recompute;
-            run(&case, &plan, PACKED_STEPS)
-        });
+        let runs = runs_by_recompute(&case, &plan, PACKED_STEPS);
         assert_eq!(runs[0].parameters, runs[1].parameters);
         assert_eq!(runs[0].parameters, runs[2].parameters);
     }

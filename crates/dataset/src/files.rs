@@ -2,6 +2,8 @@
 
 #[cfg(feature = "store")]
 mod objects;
+#[cfg(all(test, feature = "store"))]
+pub(crate) use objects::tests::Rig;
 
 use crate::error::DataError;
 use std::fs::File;
@@ -43,16 +45,16 @@ pub fn cache_bytes(data: &varuna_api::Data) -> u64 {
         varuna_api::HeldOut::Fraction(_) => None,
     };
     let mut paths = data.train.iter().map(|source| &source.path).chain(held_out);
-    match paths.any(|path| is_url(Path::new(path)) && !path.starts_with("file://")) {
+    match paths.any(|path| scheme(Path::new(path)).is_some_and(|scheme| scheme != "file")) {
         true => CACHE_BYTES + UNDER_WAY_BYTES,
         false => 0,
     }
 }
 
-/// Whether a path is the URL of a store.
-fn is_url(path: &Path) -> bool {
-    let scheme = path.to_str().and_then(|path| path.split_once("://"));
-    scheme.is_some_and(|(scheme, _)| scheme.len() > 1)
+/// The scheme of a URL; none of a path.
+fn scheme(path: &Path) -> Option<&str> {
+    let (scheme, _) = path.to_str()?.split_once("://")?;
+    (scheme.len() > 1).then_some(scheme)
 }
 
 impl Files {
@@ -61,9 +63,9 @@ impl Files {
     /// # Errors
     /// There is no such file, or it cannot be read.
     pub(crate) fn open(&self, path: &Path) -> Result<DataFile, DataError> {
-        let opened = match is_url(path) {
-            true => self.open_object(path),
-            false => File::open(path).map(DataFile::Local),
+        let opened = match scheme(path) {
+            Some(_) => self.open_object(path),
+            None => File::open(path).map(DataFile::Local),
         };
         opened.map_err(DataError::io("open", path))
     }
@@ -190,12 +192,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_of_stores_are_told_from_paths() {
-        for url in ["s3://bucket/a", "gs://b/c.bin", "file:///a"] {
-            assert!(is_url(Path::new(url)), "{url}");
+    fn urls_are_told_from_paths() {
+        for (url, expected) in [
+            ("s3://bucket/a", "s3"),
+            ("gs://b/c.bin", "gs"),
+            ("file:///a", "file"),
+        ] {
+            assert_eq!(scheme(Path::new(url)), Some(expected));
         }
         for path in ["/a/b", "a://b", "data/kjv", "a:/b"] {
-            assert!(!is_url(Path::new(path)), "{path}");
+            assert_eq!(scheme(Path::new(path)), None);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::model::dropout::Dropout;
-use crate::model::{Cache, Tables, add_loss, forward, forward_after, logits};
+use crate::model::{Cache, Tables, add_loss, forward, forward_after, logits, targets_within_documents};
 use crate::state::UnitParameters;
 use std::collections::BTreeMap;
 use tch::{Kind, TchError, Tensor};
@@ -112,8 +112,7 @@ impl TrainedModel {
         }
         let mut targets = part(&rows, 1)?;
         if let Some(positions) = positions.filter(|_| packing.mask_loss) {
-            let begins = part(&positions, 1)?.f_eq(0).map_err(of_torch)?;
-            targets = targets.f_masked_fill(&begins, NO_TARGET).map_err(of_torch)?;
+            targets = targets_within_documents(&targets, &part(&positions, 1)?)?;
         }
         let loss = HeadLoss {
             targets: &targets,

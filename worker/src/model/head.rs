@@ -7,11 +7,21 @@ use tch::{Kind, Tensor};
 use varuna_model::embedding::TOKENS;
 use varuna_model::head::{NORM, TABLE};
 use varuna_model::{Model, Real};
-use varuna_torch::{HeadLoss, HeadTable, TorchError};
+use varuna_torch::{HeadLoss, HeadTable, NO_TARGET, TorchError};
 
 /// The final norm of (b, t, d).
 pub(super) fn forward(model: &Model, unit: &UnitParameters, x_btd: &Tensor) -> Result<Tensor, TorchError> {
     Ok(norm(&model.features, unit, NORM, x_btd)?.0)
+}
+
+/// Targets (b, t) without those that begin a document: they have the position 0 there.
+///
+/// # Errors
+/// The shapes do not fit, or libtorch refuses (out of memory).
+pub fn targets_within_documents(targets_bt: &Tensor, positions_bt: &Tensor) -> Result<Tensor, TorchError> {
+    let begins = positions_bt.f_eq(0);
+    let kept = begins.and_then(|begins| targets_bt.f_masked_fill(&begins, NO_TARGET));
+    kept.map_err(|e| TorchError(e.to_string()))
 }
 
 /// Adds the tokens' losses (nats) of the last segment's output to the sum.

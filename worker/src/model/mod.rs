@@ -18,7 +18,7 @@ use crate::state::{UnitParameters, Units};
 pub use attention::attention_shape;
 pub use cache::Cache;
 use dropout::Dropout;
-pub use head::{add_loss, add_loss_with_gradients, logits};
+pub use head::{add_loss, add_loss_with_gradients, logits, targets_within_documents};
 pub use scores::score_memory;
 pub use tables::Tables;
 use tch::Tensor;

@@ -101,3 +101,33 @@ fn damaged_and_unfit_datasets_are_refused_by_name() {
     let missing = crate::info(Path::new("/nonexistent/x")).unwrap_err().to_string();
     assert!(missing.contains("/nonexistent/x.bin"), "{missing}");
 }
+
+#[cfg(feature = "store")]
+#[test]
+fn a_sample_that_was_announced_is_read_without_the_store() {
+    use crate::files::{DataFile, Rig};
+    // Samples of one block and of two.
+    let (_folder, prefix) = dataset(&"word ".repeat(80_000));
+    let content = std::fs::read(with_suffix(&prefix, "bin")).unwrap();
+    for (index, is_held_out) in [(0, false), (7, false), (500, false), (0, true), (3, true)] {
+        let rig = Rig::new(&content, 64 << 20);
+        let mut data = TokenDataset::open(&prefix, 1000, 0.05, 3).unwrap();
+        data.bin = DataFile::Object(rig.open("a").unwrap());
+        let mut tokens = vec![0; 1001];
+        match is_held_out {
+            true => data.will_hold_out(index),
+            false => data.will_train(index),
+        }
+        rig.wait_for_announced();
+        assert!(
+            (1..content.len() as u64).contains(&rig.cached_bytes()),
+            "a part of the file"
+        );
+        rig.delete();
+        match is_held_out {
+            true => data.held_out(index, &mut tokens),
+            false => data.train(index, &mut tokens),
+        }
+        .unwrap();
+    }
+}

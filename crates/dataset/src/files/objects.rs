@@ -261,4 +261,4 @@ fn to_io(error: object_store::Error) -> io::Error {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -19,27 +19,27 @@ pub(super) struct LossSum {
     weight: f64,
 }
 
+/// Of one target among so many. Where there is none, there is no loss to weigh.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "token counts of a batch stay far below 2^53"
+)]
+fn weight_among(targets: u64) -> f64 {
+    1.0 / targets.max(1) as f64
+}
+
 impl LossSum {
     /// Of so many samples, each of whose tokens but the first is a target.
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "token counts of a batch stay far below 2^53"
-    )]
     pub(super) fn new(device: Device, samples: u64, model: &Model) -> LossSum {
-        let tokens = samples as f64 * f64::from(model.sequence_length);
         LossSum {
             sum: Tensor::zeros([0i64; 0], (Kind::Double, device.tensors())),
-            weight: 1.0 / tokens,
+            weight: weight_among(samples * u64::from(model.sequence_length)),
         }
     }
 
-    /// Of so many targets. Where there is none, there is no loss to weigh.
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "token counts of a batch stay far below 2^53"
-    )]
-    pub(super) fn set_targets(&mut self, count: i64) {
-        self.weight = 1.0 / count.max(1) as f64;
+    /// Of so many targets instead.
+    pub(super) fn set_targets(&mut self, count: u64) {
+        self.weight = weight_among(count);
     }
 
     fn of<'a>(&'a self, targets: &'a Tensor) -> HeadLoss<'a> {

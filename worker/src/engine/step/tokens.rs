@@ -6,11 +6,11 @@ use super::evaluation::evaluated;
 use super::exchange::ENDING;
 use super::{Place, Run};
 use crate::backend::Backend;
-use crate::model::Tables;
+use crate::model::{Tables, targets_within_documents};
 use tch::{Kind, Tensor};
 use varuna_plan::Step;
 use varuna_plan::schedule::{Instruction, Task};
-use varuna_torch::{Bring, NO_TARGET, TorchError};
+use varuna_torch::{Bring, TorchError};
 
 /// What a step reads, and what of it is on its way to the device.
 pub(super) struct Tokens<'a> {
@@ -147,7 +147,7 @@ impl Run<'_> {
     }
 
     /// The targets of so many samples that begin no document.
-    pub(super) fn target_count(&mut self, split: Split, samples: Vec<u64>) -> Result<i64, EngineError> {
+    pub(super) fn target_count(&mut self, split: Split, samples: Vec<u64>) -> Result<u64, EngineError> {
         let rows = Rows {
             field: Field::TargetCount,
             split,
@@ -155,7 +155,7 @@ impl Run<'_> {
         };
         let read = self.tokens.reader.take(&rows, self.deadline + ENDING)?;
         self.bring_next()?;
-        Ok(read.first().copied().unwrap_or(0))
+        Ok(read.first().copied().unwrap_or(0).unsigned_abs())
     }
 
     /// What attention and positions of these samples need, where it is not the model's alone.
@@ -194,10 +194,7 @@ impl Run<'_> {
             return Ok(targets);
         }
         let positions = self.rows(Field::Positions, split, samples)?.narrow(1, 1, length);
-        let kept = positions
-            .f_eq(0)
-            .and_then(|begins| targets.f_masked_fill(&begins, NO_TARGET));
-        Ok(kept.map_err(|e| TorchError(e.to_string()))?)
+        Ok(targets_within_documents(&targets, &positions)?)
     }
 
     /// What is read of some samples, (b, t + 1).

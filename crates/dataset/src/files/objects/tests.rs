@@ -5,7 +5,7 @@ use object_store::memory::InMemory;
 const SMALL_CACHE: u64 = 4 * BLOCK_BYTES;
 
 /// A store with one object, whose name is "a".
-struct Rig {
+pub(crate) struct Rig {
     store: Arc<InMemory>,
     objects: Arc<Objects>,
 }
@@ -15,7 +15,7 @@ fn content(length: usize) -> Vec<u8> {
 }
 
 impl Rig {
-    fn new(content: &[u8], cache_bytes: u64) -> Rig {
+    pub(crate) fn new(content: &[u8], cache_bytes: u64) -> Rig {
         let rig = Rig {
             store: Arc::new(InMemory::new()),
             objects: Objects::start(cache_bytes).unwrap(),
@@ -30,14 +30,19 @@ impl Rig {
         self.objects.wait_for(put).unwrap();
     }
 
-    fn delete(&self) {
+    /// Bytes in the cache.
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        self.objects.cache.weight()
+    }
+
+    pub(crate) fn delete(&self) {
         let store = Arc::clone(&self.store);
         let delete = async move { store.delete(&Path::from("a")).await.map_err(to_io) };
         self.objects.wait_for(delete).unwrap();
     }
 
     /// All announced blocks have come, or failed, when all permits are back.
-    fn wait_for_announced(&self) {
+    pub(crate) fn wait_for_announced(&self) {
         let (announced, all) = (
             Arc::clone(&self.objects.announced),
             u32::try_from(ANNOUNCED).unwrap(),
@@ -52,7 +57,7 @@ impl Rig {
         self.objects.wait_for(back).unwrap();
     }
 
-    fn open(&self, path: &str) -> io::Result<ObjectFile> {
+    pub(crate) fn open(&self, path: &str) -> io::Result<ObjectFile> {
         self.objects.open(Place {
             store: Arc::clone(&self.store) as _,
             disk: None,
