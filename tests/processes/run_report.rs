@@ -3,6 +3,9 @@
 use nix::sys::signal::Signal;
 use std::process::Command;
 use varuna_fixtures::{JobFile, Run, program, signal};
+use varuna_plan::Generation;
+use varuna_plan::measured_step::measured_workers;
+use varuna_run_folder::{Metric, RunFiles};
 
 /// Tokens of the test job's step: 8 samples.
 const SAMPLES: u64 = 8;
@@ -46,6 +49,8 @@ fn a_run_that_lost_a_worker_has_figures_event_files_and_a_page() {
         "{last:?}"
     );
 
+    check_measured_step(&RunFiles::new(run.folder()), &steps);
+
     let events = std::fs::read_dir(run.folder().join("tensorboard")).unwrap();
     let bytes: u64 = events.map(|e| e.unwrap().metadata().unwrap().len()).sum();
     assert!(bytes > 100 * steps.len() as u64, "{bytes}");
@@ -64,11 +69,62 @@ fn a_run_that_lost_a_worker_has_figures_event_files_and_a_page() {
     let page = std::fs::read_to_string(page).unwrap();
     for part in [
         "the loss of a worker",
-        "The step of the last plan",
+        "A step of plan ",
+        "as its workers measured it",
+        "As it was predicted",
         "Throughput",
         "steps that stayed",
     ] {
         assert!(page.contains(part), "{part} is missing");
     }
     assert_eq!(page.matches("<tr class=\"recovery\">").count(), 1);
+}
+
+/// Of the newest plan that has run for some steps, all workers told when they ran each task of one of them.
+#[expect(clippy::unwrap_used, reason = "a part of the test")]
+fn check_measured_step(files: &RunFiles, steps: &[Metric]) {
+    let ran = |g: Generation| steps.iter().filter(|m| m.generation == g).count();
+    let newest = steps
+        .iter()
+        .rev()
+        .map(|m| m.generation)
+        .find(|g| ran(*g) > 3)
+        .unwrap();
+    let measured = files.measured_step().unwrap().unwrap();
+    assert!(measured.generation >= newest, "{measured:?}");
+    let plans = files.plans().unwrap();
+    let plan = plans
+        .iter()
+        .find(|p| p.generation == measured.generation)
+        .unwrap();
+    let shape = &plan.shape;
+    assert!(measured.workers.keys().copied().eq(measured_workers(shape)));
+    let traces = measured.traces(shape);
+    assert_eq!(traces.len(), shape.pipelines.len());
+    for trace in &traces {
+        let (stages, micro_batches) = (trace.stages.len(), trace.micro_batches as usize);
+        // Forwards and backwards, and some forwards again.
+        assert!(trace.spans.len() >= 2 * stages * micro_batches, "{trace:?}");
+        assert!(
+            trace
+                .spans
+                .iter()
+                .all(|s| s.start_ms >= 0.0 && s.end_ms > s.start_ms)
+        );
+        for (stage, end) in trace.ends.iter().enumerate() {
+            let own = trace
+                .spans
+                .iter()
+                .filter(|s| s.stage % trace.workers == stage % trace.workers);
+            let computed = own.map(|s| s.end_ms).fold(0.0, f64::max);
+            assert!(
+                computed <= end.rings_from_ms && end.rings_from_ms <= end.rings_to_ms,
+                "{end:?}"
+            );
+            assert!(
+                end.rings_to_ms <= end.optimizer_from_ms && end.optimizer_from_ms < end.ms,
+                "{end:?}"
+            );
+        }
+    }
 }

@@ -92,8 +92,8 @@ impl Picture {
             if ends.rings_to_ms > ends.rings_from_ms {
                 self.bar(ends.rings_from_ms, ends.rings_to_ms, y, COMPUTE + NETWORK, RING);
             }
-            if ends.ms > ends.rings_to_ms {
-                self.bar(ends.rings_to_ms, ends.ms, y, COMPUTE + NETWORK, OPTIMIZER);
+            if ends.ms > ends.optimizer_from_ms {
+                self.bar(ends.optimizer_from_ms, ends.ms, y, COMPUTE + NETWORK, OPTIMIZER);
             }
         }
     }
@@ -131,15 +131,35 @@ fn lane_name(trace: &PipelineTrace) -> &'static str {
     }
 }
 
-/// The step as an SVG document.
-pub(crate) fn svg(traces: &[PipelineTrace], shape: &Shape) -> String {
+/// The predicted step of a shape as an SVG document.
+pub(crate) fn predicted(traces: &[PipelineTrace], shape: &Shape) -> String {
+    svg(traces, &shape.summary(), shape.predicted.bubble)
+}
+
+/// A measured step of a shape as an SVG document.
+pub(crate) fn measured(traces: &[PipelineTrace], shape: &Shape) -> String {
+    svg(traces, &format!("{}, measured", shape.summary()), idle(traces))
+}
+
+/// Share of the step, 0 to 1, in which the average worker does not compute, as a prediction counts it: rings and optimizer are part of it.
+fn idle(traces: &[PipelineTrace]) -> f64 {
+    let workers: usize = traces.iter().map(|t| t.workers).sum();
+    let compute = traces
+        .iter()
+        .flat_map(|t| &t.spans)
+        .filter(|s| style_of(s.activity).2);
+    let busy: f64 = compute.map(|s| s.end_ms - s.start_ms).sum();
+    (1.0 - busy / (stage_as_f64(workers) * end_ms(traces))).clamp(0.0, 1.0)
+}
+
+/// `bubble`: share of the time, 0 to 1.
+fn svg(traces: &[PipelineTrace], what: &str, bubble: f64) -> String {
     let end = end_ms(traces);
     let mut picture = Picture {
         body: String::new(),
         scale: (WIDTH - LEFT - 20.0) / end,
     };
-    let bubble = shape.predicted.bubble * 100.0;
-    let title = format!("{}: one step, {end:.1} ms, bubble {bubble:.0} %", shape.summary());
+    let title = format!("{what}: one step, {end:.1} ms, bubble {:.0} %", bubble * 100.0);
     picture.text(10.0, 24.0, "t", &title);
     let mut x = 10.0;
     for (fill, name) in [
@@ -266,7 +286,7 @@ pub(super) fn text(traces: &[PipelineTrace]) -> String {
             }
             for ends in trace.ends.iter().skip(w).step_by(trace.workers) {
                 add(3, ends.rings_from_ms, ends.rings_to_ms);
-                add(4, ends.rings_to_ms, ends.ms);
+                add(4, ends.optimizer_from_ms, ends.ms);
             }
             let letter = |time: &[f64; 5]| {
                 let idle = column - time.iter().sum::<f64>();

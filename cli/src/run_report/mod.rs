@@ -11,15 +11,16 @@ use crate::io::{print, write};
 use crate::plan::gantt;
 use account::Account;
 use history::History;
-use page::{Contents, page};
+use page::{Contents, MeasuredPicture, page};
 use std::path::PathBuf;
 use varuna_api::Job;
 use varuna_plan::check::check_shape;
+use varuna_plan::measured_step::MeasuredStep;
 use varuna_plan::{Shape, Speeds, Topology, WorkerId, predict};
 use varuna_run_folder::{ReadError, RunFiles};
 
-/// Write a page (HTML) about a run: loss, throughput and workers over time, its recoveries, where its time went, and the predicted step of
-/// its last plan.
+/// Write a page (HTML) about a run: loss, throughput and workers over time, its recoveries, where its time went, and a step of its
+/// newest plan of which one was measured, beside the predicted one.
 ///
 /// The run may still go on. The page holds its pictures and loads nothing.
 #[derive(clap::Args)]
@@ -49,16 +50,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         )));
     }
     let plans = files.plans().map_err(unreadable)?;
-    let last = plans.last().map(|plan| &plan.shape);
-    let predicted = last
-        .map(|shape| predicted(&job, shape, &arguments.costs))
+    let measured = files.measured_step().map_err(unreadable)?;
+    let of_measured = |step: &MeasuredStep| plans.iter().find(|plan| plan.generation == step.generation);
+    // Of a plan that is not there nothing can be drawn.
+    let measured = measured.and_then(|step| of_measured(&step).map(|plan| (step, plan)));
+    let shown = measured.as_ref().map(|(_, plan)| *plan).or(plans.last());
+    let predicted = shown
+        .map(|plan| predicted(&job, &plan.shape, &arguments.costs))
         .transpose()?
         .flatten();
+    let measured = measured.and_then(|(step, plan)| self::measured(&step, &plan.shape));
     let contents = Contents {
         job: &job.name,
         account: &Account::of(&history),
         history: &history,
         pictures: &pictures::draw(&history)?,
+        plan: shown.map(|plan| plan.generation),
+        measured: measured.as_ref(),
         predicted: predicted.as_deref(),
     };
     let to = arguments
@@ -80,5 +88,17 @@ fn predicted(job: &Job, shape: &Shape, costs: &CostSource) -> Result<Option<Stri
         return Ok(None);
     }
     let traces = predict(&costs, shape, &Speeds::nominal(), Topology::ONE_NODE).pipelines;
-    Ok(Some(gantt::svg(&traces, shape)))
+    Ok(Some(gantt::predicted(&traces, shape)))
+}
+
+/// A measured step of a plan as a picture; none where no pipeline was measured as a whole.
+fn measured(step: &MeasuredStep, shape: &Shape) -> Option<MeasuredPicture> {
+    let traces = step.traces(shape);
+    let all = shape.pipelines.len();
+    (!traces.is_empty()).then(|| MeasuredPicture {
+        // Counted as published steps are: this one included.
+        step: step.step.next(),
+        pipelines: (traces.len(), all),
+        svg: gantt::measured(&traces, shape),
+    })
 }

@@ -5,6 +5,7 @@ use super::history::History;
 use super::pictures::Pictures;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use std::time::Duration;
+use varuna_plan::{Generation, Step};
 use varuna_run_folder::Metric;
 
 /// What the page shows.
@@ -13,8 +14,21 @@ pub(super) struct Contents<'a> {
     pub(super) history: &'a History,
     pub(super) account: &'a Account,
     pub(super) pictures: &'a Pictures,
-    /// The predicted step of the last plan, an SVG document.
+    /// The newest plan of which a step was measured, or else the last one.
+    pub(super) plan: Option<Generation>,
+    /// Its measured step.
+    pub(super) measured: Option<&'a MeasuredPicture>,
+    /// Its predicted step, an SVG document.
     pub(super) predicted: Option<&'a str>,
+}
+
+/// A measured step.
+pub(super) struct MeasuredPicture {
+    pub(super) step: Step,
+    /// How many pipelines are drawn, and how many the plan has.
+    pub(super) pipelines: (usize, usize),
+    /// An SVG document.
+    pub(super) svg: String,
 }
 
 const STYLE: &str = "body{font-family:sans-serif;max-width:1240px;margin:2em auto;padding:0 1em;color:#222}
@@ -38,10 +52,7 @@ pub(super) fn page(contents: &Contents<'_>) -> Markup {
                 (goodput(contents.account))
                 h2 { "Recoveries" }
                 (recoveries(&contents.account.recoveries))
-                @if let Some(svg) = contents.predicted {
-                    h2 { "The step of the last plan" }
-                    (picture("As it was predicted. Costs are estimated unless the report was made with a profile.", svg))
-                }
+                (one_step(contents))
             }
         }
     }
@@ -50,6 +61,31 @@ pub(super) fn page(contents: &Contents<'_>) -> Markup {
 /// Our own SVG is part of the page as it is; the text in it is escaped where it is drawn.
 fn picture(caption: &str, svg: &str) -> Markup {
     html! { figure { (PreEscaped(svg)) figcaption { (caption) } } }
+}
+
+fn one_step(contents: &Contents<'_>) -> Markup {
+    html! {
+        @if let Some(plan) = contents.plan.filter(|_| contents.measured.is_some() || contents.predicted.is_some()) {
+            h2 { "A step of plan " (plan) }
+        }
+        @if let Some(measured) = contents.measured { (picture(&measured_caption(measured), &measured.svg)) }
+        @if let Some(svg) = contents.predicted {
+            (picture("As it was predicted. Costs are estimated unless the report was made with a profile.", svg))
+        }
+    }
+}
+
+fn measured_caption(measured: &MeasuredPicture) -> String {
+    let (drawn, all) = measured.pipelines;
+    let which = if drawn < all {
+        format!(" {drawn} of {all} pipelines.")
+    } else {
+        String::new()
+    };
+    format!(
+        "Step {} as its workers measured it: a task begins once what it waits for has arrived. Transfers are not drawn.{which}",
+        measured.step
+    )
 }
 
 fn curves(pictures: &Pictures) -> Markup {
@@ -191,14 +227,25 @@ mod tests {
     use super::super::pictures;
     use super::*;
     use varuna_coordinator::Event;
-    use varuna_plan::{Generation, WorkerId};
+    use varuna_plan::WorkerId;
 
     fn shown(job: &str, history: &History, predicted: Option<&str>) -> String {
+        shown_with(job, history, None, predicted)
+    }
+
+    fn shown_with(
+        job: &str,
+        history: &History,
+        measured: Option<&MeasuredPicture>,
+        predicted: Option<&str>,
+    ) -> String {
         let contents = Contents {
             job,
             account: &Account::of(history),
             history,
             pictures: &pictures::draw(history).unwrap(),
+            plan: Some(Generation(7)),
+            measured,
             predicted,
         };
         page(&contents).into_string()
@@ -244,9 +291,30 @@ mod tests {
         assert_eq!(page.matches("<tr class=\"recovery\">").count(), 2);
         assert_eq!(page.matches("<figure>").count(), 3);
         assert!(page.contains("recoveries after the loss of a worker") && !page.contains("MFU"));
-        assert!(shown("job", &two_losses(), Some("<svg></svg>")).contains("The step of the last plan"));
+        assert!(!page.contains("A step of plan"));
         let quiet = History::new((1..=3).map(|n| step(1, n, n)).collect(), vec![]);
         assert!(shown("job", &quiet, None).contains("<p>None.</p>"));
+    }
+
+    #[test]
+    fn a_measured_step_stands_before_the_predicted_one_and_says_what_is_not_drawn() {
+        let measured = |pipelines| MeasuredPicture {
+            step: Step(42),
+            pipelines,
+            svg: "<svg>m</svg>".into(),
+        };
+        let with = |m: Option<&MeasuredPicture>, p| shown_with("job", &two_losses(), m, p);
+        let page = with(Some(&measured((4, 6))), Some("<svg>p</svg>"));
+        assert!(page.find("<svg>m</svg>").unwrap() < page.find("<svg>p</svg>").unwrap());
+        assert!(
+            page.contains("Step 42 as") && page.contains("4 of 6 pipelines."),
+            "{page}"
+        );
+        for (m, p) in [(Some(&measured((2, 2))), None), (None, Some("<svg></svg>"))] {
+            let page = with(m, p);
+            assert_eq!(page.matches("A step of plan 7").count(), 1);
+            assert!(!page.contains(" of 2 pipelines"));
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub mod device;
 pub mod document;
 pub mod ids;
 pub mod loss_scale;
+pub mod measured_step;
 mod moments;
 mod mutant;
 pub mod partition;

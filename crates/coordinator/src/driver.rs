@@ -4,6 +4,7 @@ use crate::checkpoints::Checkpoints;
 use crate::error::CoordinatorError;
 use crate::event_upload::EventUpload;
 use crate::inbox::{CheckpointListing, DownSender, Inbound, StreamNumber, WorkerNotice};
+use crate::measured_steps::MeasuredSteps;
 use crate::options::{Options, ScaleRequest};
 use crate::publisher::{Publisher, Told};
 use crate::record_client::RecordClient;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::sync::{oneshot, watch};
 use varuna_api::Job;
+use varuna_plan::measured_step::MeasuredWork;
 use varuna_plan::{Base, Generation, Plan, StateId, Step, WorkerId};
 use varuna_protocol::coordinator::{CoordinatorEffect, CoordinatorInput, Outcome};
 use varuna_protocol::{Coordinator, Event, Listing, Order, Time};
@@ -47,6 +49,7 @@ pub(crate) struct Driver {
     streams: Streams,
     plans: EncodedPlans,
     checkpoints: Checkpoints,
+    measured_steps: MeasuredSteps,
     publisher: Publisher,
     event_upload: Option<EventUpload>,
     /// The steps that were ordered at the start.
@@ -82,6 +85,7 @@ impl Driver {
             plans: EncodedPlans::default(),
             checkpoints: Checkpoints::start(job.checkpoint.clone(), options.checkpoints, inbound),
             event_upload,
+            measured_steps: MeasuredSteps::default(),
             publisher: Publisher::new(folder, &job, watchers),
             job,
             outcome: None,
@@ -173,10 +177,14 @@ impl Driver {
         };
         match message {
             Upward::Report(report) => self.feed(CoordinatorInput::Report { from: worker, report }),
-            Upward::Metrics(timings) => {
-                let observed = observed(&timings);
+            Upward::Metrics(mut timings) => {
+                let (observed, of) = (observed(&timings), (timings.generation, timings.step));
+                let measured = timings.measured.take();
                 stream.timings = Some(timings);
                 self.publisher.status_changed();
+                if let Some(work) = measured {
+                    self.take_measured(of, worker, work);
+                }
                 self.feed(CoordinatorInput::Observed {
                     from: worker,
                     observed,
@@ -193,6 +201,16 @@ impl Driver {
                 });
             }
             Upward::Hello(_) => tracing::warn!(%worker, "the hello of another worker is left out"),
+        }
+    }
+
+    /// What a worker did in the step of the plan in force that is measured.
+    fn take_measured(&mut self, of: (Generation, Step), worker: WorkerId, work: MeasuredWork) {
+        let Some(plan) = &self.machine.record().plan else {
+            return;
+        };
+        if let Some(step) = self.measured_steps.take(plan, of, worker, work) {
+            self.publisher.measured_step(&step);
         }
     }
 

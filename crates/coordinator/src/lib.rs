@@ -12,6 +12,7 @@
 //! | `record_client`, [`store`] | the persisted record |
 //! | [`record_format`] | the record as bytes |
 //! | `checkpoints`, `store_watcher` | what is known of the checkpoint store, and the task that asks it |
+//! | `measured_steps` | the step that workers are measuring |
 //! | `publisher`, `event_text` | run folder, log and view |
 //! | [`recoveries`] | how long recoveries take, by phase and cause |
 //! | `step_figures` | what follows from a step's time, the job and its workers |
@@ -24,6 +25,7 @@ mod event_text;
 mod event_upload;
 mod inbox;
 pub mod location_lease;
+mod measured_steps;
 mod options;
 mod publisher;
 mod record_client;

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use varuna_api::Job;
+use varuna_plan::measured_step::MeasuredStep;
 use varuna_plan::{Plan, StateId, Step};
 use varuna_protocol::coordinator::{Event, RunView, Snapshot};
 use varuna_run_folder::{CheckpointEvent, LoggedEvent, Metric, RunFolder, RunStatus, now_ms};
@@ -79,6 +80,11 @@ impl Publisher {
 
     pub(crate) fn plan(&mut self, plan: &Plan) {
         self.folder.write_plan(plan);
+    }
+
+    /// A step that was measured task by task.
+    pub(crate) fn measured_step(&mut self, step: &MeasuredStep) {
+        self.folder.write_measured_step(step);
     }
 
     /// A committed step, told at `at` since the coordinator's start: one of several that were told together, or alone.

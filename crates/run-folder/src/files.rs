@@ -3,6 +3,7 @@
 use crate::{Contact, EventEntry, Metric, RunStatus};
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
+use varuna_plan::measured_step::MeasuredStep;
 use varuna_plan::{Generation, Plan};
 
 /// Why a file of a run folder could not be read.
@@ -116,6 +117,12 @@ impl RunFiles {
         self.plans_path().join(format!("g{:06}.json", generation.0))
     }
 
+    /// Path of the step that was measured last.
+    #[must_use]
+    pub fn measured_step_path(&self) -> PathBuf {
+        self.folder.join("measured-step.json")
+    }
+
     /// The folder of the workers' logs.
     #[must_use]
     pub fn workers_path(&self) -> PathBuf {
@@ -142,6 +149,18 @@ impl RunFiles {
     /// There is no such file, or it holds something else.
     pub fn status(&self) -> Result<RunStatus, ReadError> {
         document(self.status_path())
+    }
+
+    /// The step that was measured last, task by task; none where no plan has run for long enough.
+    ///
+    /// # Errors
+    /// The file cannot be read, or holds something else.
+    pub fn measured_step(&self) -> Result<Option<MeasuredStep>, ReadError> {
+        match document(self.measured_step_path()) {
+            Ok(step) => Ok(Some(step)),
+            Err(ReadError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// The committed steps in order. Steps that were given up and run again are in the file twice; here the last line counts.

@@ -7,6 +7,7 @@ use crate::{
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use varuna_plan::measured_step::MeasuredStep;
 use varuna_plan::{Plan, Step};
 
 /// Why a run folder cannot be used.
@@ -148,6 +149,15 @@ impl RunFolder {
             .map_err(std::io::Error::from)
             .and_then(|text| replace_file(&path, &text, Access::Everyone, Durability::Cached));
         self.log_failure("plans/", result);
+    }
+
+    /// Replaces the step that was measured last.
+    pub fn write_measured_step(&mut self, step: &MeasuredStep) {
+        let path = self.files.measured_step_path();
+        let result = serde_json::to_string(step)
+            .map_err(std::io::Error::from)
+            .and_then(|text| replace_file(&path, &text, Access::Everyone, Durability::Cached));
+        self.log_failure("measured-step.json", result);
     }
 
     /// Replaces `status.json`, and writes lines of the logs that a full disk did not take.
@@ -316,6 +326,25 @@ mod tests {
         assert_eq!(counts(&successor), [0; 5]);
         drop(successor);
         assert_eq!(counts(&RunFolder::open(temp.path(), "job").unwrap()), [0; 5]);
+    }
+
+    #[test]
+    fn the_step_that_was_measured_last_is_the_one_that_is_read() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut folder = RunFolder::open(temp.path(), "job").unwrap();
+        let files = folder.files().clone();
+        assert_eq!(files.measured_step().unwrap(), None);
+        let step = |generation| MeasuredStep {
+            generation: Generation(generation),
+            step: Step(9),
+            workers: std::collections::BTreeMap::new(),
+        };
+        folder.write_measured_step(&step(1));
+        folder.write_measured_step(&step(2));
+        assert_eq!(files.measured_step().unwrap(), Some(step(2)));
+        std::fs::write(files.measured_step_path(), "{").unwrap();
+        let error = files.measured_step().unwrap_err().to_string();
+        assert!(error.contains("measured-step.json, line 1: "), "{error}");
     }
 
     #[test]

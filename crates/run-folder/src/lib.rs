@@ -9,6 +9,7 @@
 //! | `metrics.jsonl` | one line for each committed step | [`Metric`] |
 //! | `events.jsonl` | the event log | [`EventEntry`] |
 //! | `plans/g000001.json` | every plan that was sent to workers | [`varuna_plan::Plan`] |
+//! | `measured-step.json` | when each task of a step of the newest plan ran | [`varuna_plan::measured_step::MeasuredStep`] |
 //! | `tensorboard/` | the committed steps as event files for TensorBoard | [`varuna_tensorboard`] |
 //! | `workers/NAME.log` | the logs of workers that `varuna run` started | text |
 //!

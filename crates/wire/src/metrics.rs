@@ -1,6 +1,9 @@
 //! Where the time of a worker's step went. Informative: nothing of the protocol depends on it.
 
 use crate::v1;
+use v1::measured_task::Kind;
+use varuna_plan::measured_step::{MeasuredTask, MeasuredWork, TASKS_MAX};
+use varuna_plan::schedule::Instruction;
 use varuna_plan::{Generation, Step};
 
 /// Where the time of one step went on one worker (milliseconds).
@@ -32,6 +35,8 @@ pub struct StepMetrics {
     pub micro_batch_size: u32,
     /// The most memory that the worker has taken since it started, bytes; none where it does not say.
     pub peak_memory_bytes: Option<u64>,
+    /// When each task of this step ran, where the worker tells it of this one.
+    pub measured: Option<MeasuredWork>,
 }
 
 /// Medians of one segment's work on one micro-batch (milliseconds).
@@ -62,6 +67,7 @@ pub(crate) fn to_wire(m: &StepMetrics) -> v1::StepMetrics {
         segments: m.segments.iter().map(segment_to_wire).collect(),
         micro_batch_size: m.micro_batch_size,
         peak_memory_bytes: m.peak_memory_bytes,
+        measured: m.measured.as_ref().map(measured_to_wire),
     }
 }
 
@@ -88,7 +94,62 @@ pub(crate) fn read(m: &v1::StepMetrics) -> StepMetrics {
         segments: m.segments.iter().map(segment).collect(),
         micro_batch_size: m.micro_batch_size,
         peak_memory_bytes: m.peak_memory_bytes,
+        measured: m.measured.as_ref().and_then(read_measured),
     }
+}
+
+fn measured_to_wire(work: &MeasuredWork) -> v1::MeasuredWork {
+    v1::MeasuredWork {
+        began_us: work.began_us,
+        tasks: work.tasks.iter().map(task_to_wire).collect(),
+        reduced_us: work.reduced_us,
+        optimizer_from_us: work.optimizer_from_us,
+        optimizer_to_us: work.optimizer_to_us,
+    }
+}
+
+fn task_to_wire(task: &MeasuredTask) -> v1::MeasuredTask {
+    let (kind, micro_batch) = match task.instruction {
+        Instruction::Forward(m) => (Kind::Forward, m),
+        Instruction::Recompute(m) => (Kind::Recompute, m),
+        Instruction::Backward(m) => (Kind::Backward, m),
+    };
+    v1::MeasuredTask {
+        stage: task.stage,
+        kind: kind.into(),
+        micro_batch,
+        from_us: task.from_us,
+        to_us: task.to_us,
+    }
+}
+
+/// None where it is longer than any worker may tell.
+fn read_measured(work: &v1::MeasuredWork) -> Option<MeasuredWork> {
+    if work.tasks.len() > TASKS_MAX {
+        return None;
+    }
+    Some(MeasuredWork {
+        began_us: work.began_us,
+        tasks: work.tasks.iter().filter_map(read_task).collect(),
+        reduced_us: work.reduced_us,
+        optimizer_from_us: work.optimizer_from_us,
+        optimizer_to_us: work.optimizer_to_us,
+    })
+}
+
+fn read_task(task: &v1::MeasuredTask) -> Option<MeasuredTask> {
+    let instruction = match task.kind() {
+        Kind::Unspecified => return None,
+        Kind::Forward => Instruction::Forward(task.micro_batch),
+        Kind::Recompute => Instruction::Recompute(task.micro_batch),
+        Kind::Backward => Instruction::Backward(task.micro_batch),
+    };
+    Some(MeasuredTask {
+        stage: task.stage,
+        instruction,
+        from_us: task.from_us,
+        to_us: task.to_us,
+    })
 }
 
 fn segment_to_wire(s: &SegmentTimes) -> v1::SegmentTimes {
@@ -97,5 +158,32 @@ fn segment_to_wire(s: &SegmentTimes) -> v1::SegmentTimes {
         forward_ms: s.forward_ms,
         backward_ms: s.backward_ms,
         recompute_ms: s.recompute_ms,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_measured_step_that_is_too_long_or_of_unknown_tasks_harms_nobody() {
+        let task = |kind| v1::MeasuredTask {
+            kind,
+            ..v1::MeasuredTask::default()
+        };
+        let read_back = |tasks| {
+            let work = v1::MeasuredWork {
+                tasks,
+                ..v1::MeasuredWork::default()
+            };
+            let metrics = v1::StepMetrics {
+                measured: Some(work),
+                ..v1::StepMetrics::default()
+            };
+            read(&metrics).measured.map(|work| work.tasks.len())
+        };
+        assert_eq!(read_back(vec![task(1); TASKS_MAX]), Some(TASKS_MAX));
+        assert_eq!(read_back(vec![task(1); TASKS_MAX + 1]), None);
+        assert_eq!(read_back(vec![task(0), task(3), task(4), task(-1)]), Some(1));
     }
 }

@@ -96,6 +96,7 @@ impl Compute for Stub {
         let laps = units.iter().flat_map(|unit| works.map(|work| lap(unit.0, work)));
         Ok(StepReport {
             laps: laps.collect(),
+            timeline: None,
             tasks_ahead: 0,
             prepared: units.iter().map(|unit| (*unit, norm)).collect(),
             timings: StepTimings {

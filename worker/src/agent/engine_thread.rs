@@ -4,7 +4,7 @@
 //! reaches it through `Link::abort`, which ends every wait of the running step, and the [`Command::Quiesce`] that follows; the
 //! answer proves that the engine itself has stopped, not only its control task.
 
-use crate::engine::{Compute, EngineError, Lap, StepTimings, panic_message};
+use crate::engine::{Compute, EngineError, Lap, StepTimings, Timeline, panic_message};
 use crate::state::{UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -137,6 +137,7 @@ pub enum Event {
         units: Vec<(Unit, UnitNorm)>,
         timings: StepTimings,
         laps: Vec<Lap>,
+        timeline: Option<Timeline>,
     },
     /// The step failed for a reason other than a fence.
     StepFailed {
@@ -333,13 +334,14 @@ impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
         match self.engine.run_step(plan, step, link, deadline) {
             Ok(report) => {
                 self.prepared.clone_from(&report.prepared);
-                let (units, timings, laps) = (report.prepared, report.timings, report.laps);
+                let (units, timings) = (report.prepared, report.timings);
                 Ok(Event::Prepared {
                     generation: plan.generation,
                     step,
                     units,
                     timings,
-                    laps,
+                    laps: report.laps,
+                    timeline: report.timeline,
                 })
             }
             Err(failure) => {

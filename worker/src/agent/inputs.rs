@@ -24,8 +24,9 @@ impl Agent {
                 units,
                 timings,
                 laps,
+                timeline,
             } => {
-                self.telling.ran(generation, step, timings, laps);
+                self.telling.ran((generation, step), timings, laps, timeline);
                 MemberInput::Prepared {
                     generation,
                     step,

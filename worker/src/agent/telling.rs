@@ -1,8 +1,9 @@
 //! What a worker tells of its steps: timings for the coordinator, and in its log whether the spare copies that it keeps are of use.
 
-use crate::engine::{Lap, StepTimings, Work};
+use crate::engine::{Lap, StepTimings, Timeline, Work};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use varuna_plan::measured_step::MeasuredWork;
 use varuna_plan::{Generation, Plan, Step, WorkerId};
 use varuna_wire::{SegmentTimes, StepMetrics};
 
@@ -34,11 +35,33 @@ fn medians(laps: &[Lap]) -> (u32, Vec<SegmentTimes>) {
     (whole, by_segment.into_iter().map(times).collect())
 }
 
+/// The measured step, whose optimizer has just ended and took so long.
+fn measured(timeline: Timeline, optimizer: Duration) -> MeasuredWork {
+    let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    let ended = timeline.began.elapsed();
+    MeasuredWork {
+        began_us: timeline.began_us,
+        tasks: timeline.tasks,
+        reduced_us: us(timeline.reduced),
+        optimizer_from_us: us(ended.saturating_sub(optimizer)),
+        optimizer_to_us: us(ended),
+    }
+}
+
 /// Reads the most memory that this worker has taken of its device, bytes; none where the system does not say.
 pub type MemoryTaken = Box<dyn Fn() -> Option<u64> + Send>;
 
+/// A step that was run here, and is not applied yet.
+struct Ran {
+    generation: Generation,
+    step: Step,
+    timings: StepTimings,
+    laps: Vec<Lap>,
+    timeline: Option<Timeline>,
+}
+
 pub(super) struct Telling {
-    timings: Option<(Generation, Step, StepTimings, Vec<Lap>)>,
+    ran: Option<Ran>,
     /// Timings of steps before that are not told.
     from: Instant,
     /// Of the running plan, as all that follows.
@@ -56,7 +79,7 @@ pub(super) struct Telling {
 impl Telling {
     pub(super) fn new(tokens_per_sample: u64, memory_taken: MemoryTaken) -> Telling {
         Telling {
-            timings: None,
+            ran: None,
             from: Instant::now(),
             members: 1,
             samples: 0,
@@ -81,14 +104,32 @@ impl Telling {
     }
 
     /// A step was run here.
-    pub(super) fn ran(&mut self, generation: Generation, step: Step, timings: StepTimings, laps: Vec<Lap>) {
-        self.timings = Some((generation, step, timings, laps));
+    pub(super) fn ran(
+        &mut self,
+        (generation, step): (Generation, Step),
+        timings: StepTimings,
+        laps: Vec<Lap>,
+        timeline: Option<Timeline>,
+    ) {
+        self.ran = Some(Ran {
+            generation,
+            step,
+            timings,
+            laps,
+            timeline,
+        });
     }
 
-    /// The timings of the step that was just applied, where it is time to tell them.
+    /// The timings of the step that was just applied, where it is time to tell them, or it is the one that was measured.
     pub(super) fn applied(&mut self, apply: Duration) -> Option<StepMetrics> {
-        let (generation, step, t, laps) = self.timings.take()?;
-        if Instant::now() < self.from {
+        let Ran {
+            generation,
+            step,
+            timings: t,
+            laps,
+            timeline,
+        } = self.ran.take()?;
+        if Instant::now() < self.from && timeline.is_none() {
             return None;
         }
         self.from = Instant::now() + METRICS_PAUSE * self.members;
@@ -108,6 +149,7 @@ impl Telling {
             segments,
             micro_batch_size,
             peak_memory_bytes: (self.memory_taken)(),
+            measured: timeline.map(|timeline| measured(timeline, apply)),
         })
     }
 
@@ -126,5 +168,41 @@ impl Telling {
             }
         }
         self.in_step = all;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ran(telling: &mut Telling, timeline: Option<Timeline>) -> Option<StepMetrics> {
+        telling.ran(
+            (Generation(1), Step(1)),
+            StepTimings::default(),
+            Vec::new(),
+            timeline,
+        );
+        telling.applied(Duration::from_millis(3))
+    }
+
+    #[test]
+    fn the_measured_step_is_told_however_soon_after_another_one() {
+        let mut telling = Telling::new(1, Box::new(|| None));
+        // Of so many none tells a second time within an hour.
+        telling.members = 1_000_000;
+        assert!(ran(&mut telling, None).is_some_and(|told| told.measured.is_none()));
+        assert_eq!(ran(&mut telling, None), None);
+        let timeline = Timeline {
+            began: Instant::now(),
+            began_us: 17,
+            tasks: Vec::new(),
+            reduced: Duration::from_micros(5),
+        };
+        let told = ran(&mut telling, Some(timeline))
+            .and_then(|told| told.measured)
+            .unwrap();
+        assert_eq!((told.began_us, told.reduced_us), (17, 5));
+        assert!(told.optimizer_from_us <= told.optimizer_to_us);
+        assert_eq!(ran(&mut telling, None), None);
     }
 }

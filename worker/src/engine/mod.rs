@@ -14,6 +14,7 @@ pub use beside::Done;
 pub(crate) use beside::panic_message;
 pub use compute::Compute;
 pub use samples::{SampleError, Samples};
+pub use step::Timeline;
 
 use crate::ablation::Ablation;
 use crate::backend::Backend;
@@ -25,16 +26,21 @@ use read_ahead::ReadAhead;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use step::Ordered;
 use varuna_api::Training;
 use varuna_model::Model;
+use varuna_plan::measured_step::PIPELINES_MAX;
 use varuna_plan::state::UnitNorm;
-use varuna_plan::{Decision, OptimizerProgress, Plan, Step, Unit, WorkerId};
+use varuna_plan::{Decision, Generation, OptimizerProgress, Plan, Step, Unit, WorkerId};
 use varuna_torch::{LeaseError, TorchError};
 
 /// How long the optimizer waits for who still reads the state that it would change: a copy, or a digest, which take a second or two for
 /// gigabytes. Past it the reader hangs, and the state can neither go on nor be answered for: the worker ends, and is planned around. The
 /// rest of what a fence may find under way fits into the 45 s that a member waits for its engine.
 const SNAPSHOT_WAIT: Duration = Duration::from_secs(20);
+
+/// Which step of a generation is measured task by task, counted from 0: the first ones take memory for the first time.
+const MEASURED: u32 = 2;
 
 /// What an engine is made from.
 #[derive(Clone)]
@@ -147,6 +153,8 @@ pub struct StepReport {
     pub timings: StepTimings,
     /// The same by segment and micro-batch, in the order of the work.
     pub laps: Vec<Lap>,
+    /// When each task ran, where this step is measured.
+    pub timeline: Option<Timeline>,
     /// The most tasks that the device had before it when it was given another: a fence waits for them. 0 on the processor.
     pub tasks_ahead: usize,
 }
@@ -167,6 +175,8 @@ pub struct Engine {
     beside: Beside,
     reader: ReadAhead,
     tables: Tables,
+    /// How many steps of the newest generation were begun.
+    begun: (Generation, u32),
     /// [`SNAPSHOT_WAIT`], but in tests.
     snapshot_wait: Duration,
 }
@@ -185,6 +195,7 @@ impl Engine {
             units: BTreeMap::new(),
             beside: Beside::default(),
             tables: Tables::default(),
+            begun: (Generation(0), 0),
             snapshot_wait: SNAPSHOT_WAIT,
         }
     }
@@ -290,28 +301,41 @@ impl Engine {
         if let Err(error) = self.recall(&plan.units(self.config.me)) {
             return Err(StepFailure { error, prepared });
         }
-        let result = step::run(
-            &self.config,
-            (&mut self.units, &mut self.reader, &self.tables),
-            &mut prepared,
+        let ordered = Ordered {
             plan,
             step,
             link,
             deadline,
-        );
+            is_measured: self.is_measured(plan),
+        };
+        let device = (&mut self.units, &mut self.reader, &self.tables);
+        let result = step::run(&self.config, device, &mut prepared, &ordered);
         prepared.sort_by_key(|(u, _)| *u);
         match result {
             Ok(done) => Ok(StepReport {
                 prepared,
                 timings: done.timings,
                 laps: done.laps,
+                timeline: done.timeline,
                 tasks_ahead: done.tasks_ahead,
             }),
             Err(error) => Err(StepFailure { error, prepared }),
         }
     }
 
-    /// Applies a decision to units whose gradients of that step are reduced: divide by the loss scale, clip, AdamW. A step with an
+    /// Whether the step of this plan that begins is the one that is measured. All members begin a generation with the same step, so that
+    /// they choose the same one.
+    fn is_measured(&mut self, plan: &Plan) -> bool {
+        if self.begun.0 != plan.generation {
+            self.begun = (plan.generation, 0);
+        }
+        let before = self.begun.1;
+        self.begun.1 = before.saturating_add(1);
+        let place = plan.shape.place(self.config.me);
+        before == MEASURED && place.is_some_and(|(pipeline, _)| pipeline < PIPELINES_MAX)
+    }
+
+    /// Applies a decision to units whose gradients of that step are reduced: divide by the loss scale, clip, one step of the optimizer. A step with an
     /// overflow changes nothing but the loss scale and what is counted. The rate and Adam's corrections follow the steps that were
     /// applied: a skipped one is as if it had not been.
     ///

@@ -9,6 +9,7 @@ mod over_nccl;
 mod place;
 mod reduction;
 mod segments;
+mod timeline;
 mod tokens;
 
 use super::read_ahead::{ReadAhead, Split};
@@ -26,6 +27,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 use tch::Tensor;
+use timeline::TaskMarks;
+pub use timeline::Timeline;
 use tokens::Tokens;
 use varuna_plan::schedule::{self, Instruction, Task, is_recomputed};
 use varuna_plan::state::UnitNorm;
@@ -69,13 +72,27 @@ struct Run<'a> {
     eval_loss: Option<LossSum>,
     timings: StepTimings,
     marked: Vec<Marked>,
+    /// Whether this step's tasks are timed one by one, and since when.
+    is_measured: bool,
+    task_marks: Option<TaskMarks>,
     ahead: RunAhead,
+}
+
+/// The step that is to be run.
+pub(super) struct Ordered<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) step: Step,
+    pub(super) link: &'a Arc<dyn Link>,
+    pub(super) deadline: Instant,
+    /// Its tasks are timed one by one.
+    pub(super) is_measured: bool,
 }
 
 /// What a step took.
 pub(super) struct Done {
     pub(super) timings: StepTimings,
     pub(super) laps: Vec<Lap>,
+    pub(super) timeline: Option<Timeline>,
     pub(super) tasks_ahead: usize,
 }
 
@@ -84,10 +101,13 @@ pub(super) fn run(
     config: &EngineConfig,
     (units, reader, tables): (&mut BTreeMap<Unit, UnitBuffers>, &mut ReadAhead, &Tables),
     prepared: &mut Vec<(Unit, UnitNorm)>,
-    plan: &Plan,
-    step: Step,
-    link: &Arc<dyn Link>,
-    deadline: Instant,
+    &Ordered {
+        plan,
+        step,
+        link,
+        deadline,
+        is_measured,
+    }: &Ordered<'_>,
 ) -> Result<Done, EngineError> {
     // Made once in a generation: no part of what a step takes.
     let communicators = link.communicators(plan, deadline).map_err(of_link)?;
@@ -132,6 +152,8 @@ pub(super) fn run(
         eval_loss: None,
         timings: StepTimings::default(),
         marked: Vec::new(),
+        is_measured,
+        task_marks: None,
         ahead: RunAhead::default(),
     };
     let micro_batches =
@@ -147,11 +169,14 @@ pub(super) fn run(
         run.salvage(units, prepared)?;
         return Err(error);
     }
-    run.timings.total = start.elapsed();
+    let ended = Instant::now();
+    run.timings.total = ended - start;
+    let timeline = run.timeline(ended)?;
     let laps = run.laps()?;
     Ok(Done {
         timings: run.timings,
         laps,
+        timeline,
         tasks_ahead: run.ahead.most,
     })
 }
@@ -172,9 +197,11 @@ impl Run<'_> {
             .keys()
             .map(|stage| (*stage, last_backward(*stage)))
             .collect();
+        self.task_marks = self.begin_timeline(list.len())?;
         for (position, task) in list.iter().enumerate() {
             let place = places[&task.stage];
             self.before_task()?;
+            let laps = self.marked.len();
             match task.instruction {
                 Instruction::Forward(m) => self.forward(place, units, m, is_recomputed(list, position))?,
                 Instruction::Recompute(m) => self.recompute(place, units, m)?,
@@ -186,6 +213,9 @@ impl Run<'_> {
                 }
             }
             self.after_task()?;
+            if let Some(marks) = &mut self.task_marks {
+                marks.add(*task, laps..self.marked.len());
+            }
         }
         self.reduce_tied(units)?;
         // While the gradients are reduced and applied. Another plan's steps may read other samples, which costs no more than a read.

@@ -184,3 +184,57 @@ fn a_state_that_does_not_cease_to_be_read_ends_the_worker_by_the_deadline_and_st
     assert_eq!(why, EngineError::StillRead(read));
     assert_eq!(reader.digest().unwrap(), held);
 }
+
+#[test]
+fn the_third_step_of_each_generation_is_measured_task_by_task() {
+    let mut engine = engine(Device::Cpu);
+    let mut plan = alone(&engine);
+    for unit in plan.units(ME) {
+        engine.initialise(unit).unwrap();
+    }
+    let link = LocalMesh::new(&[ME]).link(ME);
+    for generation in [1, 2] {
+        plan.generation = Generation(generation);
+        let mut step = |number| {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let report = engine.run_step(&plan, Step(number), &link, deadline).unwrap();
+            (report.timeline, report.timings)
+        };
+        assert!(step(0).0.is_none() && step(1).0.is_none());
+        let (timeline, timings) = step(2);
+        let timeline = timeline.unwrap();
+        let tasks = timeline.tasks.iter();
+        let tasks: Vec<String> = tasks
+            .map(|t| format!("{} of {}", t.instruction, t.stage))
+            .collect();
+        assert_eq!(tasks, ["f0 of 0", "b0 of 0", "f1 of 0", "b1 of 0"]);
+        let times: Vec<u64> = timeline.tasks.iter().flat_map(|t| [t.from_us, t.to_us]).collect();
+        assert!(times.is_sorted() && times[0] < times[7], "{times:?}");
+        assert!(
+            Duration::from_micros(times[7]) <= timeline.reduced,
+            "{timeline:?}"
+        );
+        assert!(timeline.reduced <= timings.total, "{timeline:?}");
+        assert!(step(3).0.is_none());
+    }
+}
+
+#[test]
+fn workers_of_the_first_pipelines_alone_measure_a_step() {
+    let plan = |engine: &Engine, before: usize| {
+        let mut plan = alone(engine);
+        let own = plan.shape.pipelines[0].clone();
+        let mut other = own.clone();
+        other.stages[0].worker = WorkerId(2);
+        plan.shape.pipelines = vec![other; before];
+        plan.shape.pipelines.push(own);
+        plan
+    };
+    let measures = |before| {
+        let mut engine = engine(Device::Cpu);
+        let plan = plan(&engine, before);
+        (0..4).map(|_| engine.is_measured(&plan)).collect::<Vec<_>>()
+    };
+    assert_eq!(measures(PIPELINES_MAX - 1), [false, false, true, false]);
+    assert_eq!(measures(PIPELINES_MAX), [false; 4]);
+}

@@ -34,6 +34,8 @@ pub struct StageEnd {
     pub rings_from_ms: f64,
     /// Its rings have ended.
     pub rings_to_ms: f64,
+    /// Its optimizer begins.
+    pub optimizer_from_ms: f64,
     /// Its optimizer has ended.
     pub ms: f64,
 }
@@ -95,6 +97,7 @@ pub(crate) fn ends(costs: &Costs, kinds: &[RingMembers]) -> Vec<Vec<StageEnd>> {
         for ((end, free), range) in ends.iter_mut().zip(free).zip(kind.stages) {
             let rings = free > end.rings_from_ms;
             end.rings_to_ms = if rings { free + latency } else { free };
+            end.optimizer_from_ms = end.rings_to_ms;
             end.ms = end.rings_to_ms + costs.optimizer_ms(*range);
         }
         if kind.workers < kind.stages.len() {
@@ -116,6 +119,7 @@ fn one_optimizer(costs: &Costs, kind: &RingMembers, ends: &mut [StageEnd]) {
             .map(|s| costs.optimizer_ms(kind.stages[s]))
             .sum();
         for stage in kind.same_worker(worker) {
+            ends[stage].optimizer_from_ms = rings_to_ms;
             ends[stage].ms = rings_to_ms + optimizer_ms;
         }
     }

@@ -1,9 +1,11 @@
 //! What a worker can be told to do.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// One thing that a stage does for one micro-batch (its index counts within the pipeline's share of the batch).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Instruction {
     /// Forward: takes the activation from the previous stage, sends its output to the next. Where a recompute follows, only
     /// what that does not make again is kept.

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use varuna_plan::device::Hardware;
 use varuna_plan::document::{Recompute, ScheduleKind};
 use varuna_plan::layout::SEGMENTS_MAX;
+use varuna_plan::measured_step::{MeasuredTask, MeasuredWork};
+use varuna_plan::schedule::Instruction;
 use varuna_plan::state::{Chain, UnitNorm};
 use varuna_plan::{
     Base, Decision, EvaluationSteps, Generation, Layout, LossScale, OptimizerProgress, Pipeline, Plan,
@@ -201,8 +203,30 @@ pub(crate) fn metrics() -> impl Strategy<Value = StepMetrics> {
             ],
             micro_batch_size: 7,
             peak_memory_bytes: g.is_multiple_of(2).then_some(s),
+            measured: s.is_multiple_of(2).then(|| measured(g)),
         }
     })
+}
+
+fn measured(seed: u64) -> MeasuredWork {
+    let kinds = [
+        Instruction::Forward,
+        Instruction::Recompute,
+        Instruction::Backward,
+    ];
+    let task = |(m, kind): (u32, fn(u32) -> Instruction)| MeasuredTask {
+        stage: m + 1,
+        instruction: kind(m),
+        from_us: seed.wrapping_add(m.into()),
+        to_us: seed.wrapping_mul(2),
+    };
+    MeasuredWork {
+        began_us: seed,
+        tasks: (0..).zip(kinds).map(task).collect(),
+        reduced_us: seed.wrapping_add(1),
+        optimizer_from_us: seed.wrapping_add(2),
+        optimizer_to_us: seed.wrapping_add(3),
+    }
 }
 
 pub(crate) fn hello() -> impl Strategy<Value = Hello> {

@@ -15,8 +15,8 @@ pub(super) struct Marked {
     segment: u32,
     work: Work,
     samples: u32,
-    start: Mark,
-    end: Mark,
+    pub(super) start: Mark,
+    pub(super) end: Mark,
 }
 
 impl Run<'_> {
