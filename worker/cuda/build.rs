@@ -12,6 +12,7 @@ fn main() {
         "dropout.cu",
         "loss.cu",
         "squares.cu",
+        "product.cu",
         "host.cpp",
     ] {
         println!("cargo:rerun-if-changed=kernels/{file}");

@@ -10,6 +10,7 @@ mod snapshot;
 use crate::backend::Backend;
 pub use parameters::{UnitParameters, Units};
 pub use snapshot::{UnitSnapshot, UnitState};
+use std::ops::Range;
 use std::time::Instant;
 use tch::Tensor;
 use varuna_api::{Optimizer, UpdateRule};
@@ -17,7 +18,7 @@ use varuna_model::{Initial, Model, Parameter, ParameterKind, Unit, parameter};
 use varuna_plan::state::mix;
 use varuna_plan::{Moments, OptimizerProgress};
 use varuna_torch::{
-    AdamStep, FlatBuffer, LeaseError, MomentumStep, Parameters, Share, TorchError, fill_normal,
+    AdamStep, FlatBuffer, LeaseError, MomentumStep, MuonStep, Parameters, Share, TorchError, fill_normal,
 };
 
 /// Elements after the gradients: the sums of training and evaluation loss are reduced along with them.
@@ -39,6 +40,8 @@ pub struct UnitBuffers {
     pub gradient_memory: FlatBuffer,
     /// Kinds and elements of the parameters in their order.
     kinds: Vec<(ParameterKind, usize)>,
+    /// See [`Model::block_matrices`].
+    block_matrices: Vec<[usize; 2]>,
     progress: OptimizerProgress,
 }
 
@@ -62,7 +65,7 @@ impl UnitBuffers {
         let total: usize = list.iter().map(Parameter::elements).sum();
         let gradient_memory = FlatBuffer::zeros(total + TAIL, device, backend.streams)?;
         let seconds = match moments {
-            Moments::Adam => total,
+            Moments::Adam | Moments::Muon => total,
             Moments::Momentum => 0,
         };
         let zeros = |elements| FlatBuffer::zeros(elements, device, backend.streams);
@@ -78,6 +81,7 @@ impl UnitBuffers {
             memory,
             gradient_memory,
             kinds: list.iter().map(|p| (p.kind, p.elements())).collect(),
+            block_matrices: model.block_matrices(unit),
             progress: OptimizerProgress::START,
         })
     }
@@ -259,21 +263,50 @@ impl UnitBuffers {
         self.wait_for_snapshots(deadline)?;
         self.progress = after;
         let decays = |kind| optimizer.weight_decay_on.contains(&kind);
-        for (range, decays) in parameter::ranges(self.kinds.iter().copied(), decays) {
-            let decay = if decays { optimizer.weight_decay } else { 0.0 };
-            for (part, copy) in self.parameters.pieces(size(range.start)..size(range.end)) {
-                let of = |all: &Tensor| all.narrow(0, part.start, part.end - part.start);
-                let [weight, gradient, first] = [&self.weights, &self.gradients, &self.first].map(of);
-                let second = (self.second.numel() > 0).then(|| of(&self.second));
-                let parameters = Parameters {
-                    weight: &weight,
-                    gradient: &gradient,
-                    first: &first,
-                    second: second.as_ref(),
-                    copy: copy.as_ref(),
-                };
-                self.step(optimizer.rule, &parameters, [rate, decay, factor])?;
+        let decay = |decays| if decays { optimizer.weight_decay } else { 0.0 };
+        let mut done = 0;
+        if let UpdateRule::Muon { momentum, .. } = optimizer.rule {
+            let step = MuonStep {
+                rate,
+                momentum,
+                decay: decay(decays(ParameterKind::Matrix)),
+                factor,
+            };
+            for matrix in &self.block_matrices {
+                let shape = matrix.map(size);
+                let end = done + shape[0] * shape[1];
+                self.each_piece(done..end, |of| self.parameters.kernels().muon(of, shape, step))?;
+                done = end;
             }
+        }
+        for (range, decays) in parameter::ranges(self.kinds.iter().copied(), decays) {
+            let rest = size(range.start).max(done)..size(range.end);
+            if !rest.is_empty() {
+                self.each_piece(rest, |of| {
+                    self.step(optimizer.rule, of, [rate, decay(decays), factor])
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A range of the parameters in as many pieces as their copy has there.
+    fn each_piece(
+        &self,
+        range: Range<i64>,
+        step: impl Fn(&Parameters<'_>) -> Result<(), TorchError>,
+    ) -> Result<(), TorchError> {
+        for (part, copy) in self.parameters.pieces(range) {
+            let of = |all: &Tensor| all.narrow(0, part.start, part.end - part.start);
+            let [weight, gradient, first] = [&self.weights, &self.gradients, &self.first].map(of);
+            let second = (self.second.numel() > 0).then(|| of(&self.second));
+            step(&Parameters {
+                weight: &weight,
+                gradient: &gradient,
+                first: &first,
+                second: second.as_ref(),
+                copy: copy.as_ref(),
+            })?;
         }
         Ok(())
     }
@@ -290,6 +323,12 @@ impl UnitBuffers {
                 beta1,
                 beta2,
                 epsilon,
+            }
+            | UpdateRule::Muon {
+                beta1,
+                beta2,
+                epsilon,
+                ..
             } => kernels.adamw(
                 of,
                 AdamStep {

@@ -213,7 +213,11 @@ fn a_fence_ends_the_step_of_a_worker_that_waits_for_nobody_before_its_next_task(
 
 #[test]
 fn state_that_moved_trains_on_as_if_it_had_stayed() {
-    for rule in [Case::default().rule, UpdateRule::Sgd { momentum: 0.9 }] {
+    for rule in [
+        Case::default().rule,
+        UpdateRule::Sgd { momentum: 0.9 },
+        common::MUON,
+    ] {
         move_and_train_on(&Case {
             rule,
             ..Case::default()

@@ -141,15 +141,17 @@ fn a_follower_has_equal_bits_in_every_precision_and_through_skipped_steps() {
 }
 
 #[test]
-fn a_follower_of_sgd_has_equal_bits() {
+fn a_follower_with_any_optimizer_has_equal_bits() {
     tch::set_num_threads(1);
     for precision in [Precision::Fp32, Precision::Bf16] {
-        let case = Case {
-            precision,
-            rule: UpdateRule::Sgd { momentum: 0.9 },
-            ..Case::default()
-        };
-        assert_eq!(follow(&case, (2, 60), 1.0), SAME, "{precision:?}");
+        for rule in [UpdateRule::Sgd { momentum: 0.9 }, common::MUON] {
+            let case = Case {
+                precision,
+                rule,
+                ..Case::default()
+            };
+            assert_eq!(follow(&case, (2, 60), 1.0), SAME, "{precision:?} {rule:?}");
+        }
     }
 }
 

@@ -89,6 +89,33 @@ fn sgd_is_plain_libtorchs_under_every_plan_and_recompute() {
 }
 
 #[test]
+fn muon_is_its_formulas_under_every_plan_and_recompute() {
+    let plain = Case::default().features;
+    for (tied, features) in [(false, plain), (true, plain), (false, QWEN_LIKE)] {
+        let of = |rule| Case {
+            dropout: 0.0,
+            tied,
+            features,
+            rule,
+            ..Case::default()
+        };
+        let case = of(common::MUON);
+        let plain = common::plain::train(&case, STEPS);
+        let gone =
+            (plain.losses[21] - common::plain::train(&of(Case::default().rule), STEPS).losses[21]).abs();
+        assert!(gone > 1e-3, "AdamW draws another curve: {gone}");
+        let two = shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2);
+        let mut recomputed = two.clone();
+        recomputed.schedule.recompute = Recompute::Full;
+        for plan in [single(&case), two, recomputed] {
+            let ours = run(&case, &plan, STEPS);
+            // The iteration makes small singular values, and their rounding, hundreds of times larger.
+            assert_close(&plain, &ours, 1e-4, &format!("tied {tied}, {plan:?}"));
+        }
+    }
+}
+
+#[test]
 fn the_same_plan_twice_gives_the_same_bits() {
     let case = Case::default();
     let plan = shape(&case, &[&[3, 3], &[4, 2]], &[5, 3], 1);

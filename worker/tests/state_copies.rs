@@ -125,7 +125,11 @@ fn a_step_that_is_launched_at_once_computes_with_what_is_still_on_its_way() {
 
 #[test]
 fn a_units_state_that_lies_on_a_device_is_read_and_replaced_with_all_bits() {
-    for rule in [Case::default().rule, UpdateRule::Sgd { momentum: 0.9 }] {
+    for rule in [
+        Case::default().rule,
+        UpdateRule::Sgd { momentum: 0.9 },
+        common::MUON,
+    ] {
         read_and_replace(rule);
     }
 }

@@ -62,6 +62,7 @@ fn what_leaves_a_device_late_has_the_bits_of_what_is_copied_at_once() {
             (Precision::Fp32, case.rule),
             (Precision::Bf16, case.rule),
             (Precision::Bf16, sgd),
+            (Precision::Bf16, common::MUON),
         ] {
             assert_eq!(
                 trained(streams_of(Device::Apart), precision, rule, &shape),

@@ -37,7 +37,11 @@ pub(crate) enum Decay {
 }
 
 /// `spec.training.optimizer.kind`; the first where it is left out.
-pub(crate) const OPTIMIZERS: [(&str, Moments); 2] = [("adamw", Moments::Adam), ("sgd", Moments::Momentum)];
+pub(crate) const OPTIMIZERS: [(&str, Moments); 3] = [
+    ("adamw", Moments::Adam),
+    ("sgd", Moments::Momentum),
+    ("muon", Moments::Muon),
+];
 
 /// `spec.training.optimizer.schedule`; the first where it is left out.
 pub(crate) const DECAYS: [(&str, Decay); 4] = [

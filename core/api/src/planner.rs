@@ -28,7 +28,7 @@ fn costs_for(job: &Job, costs: &Costs) -> Result<Costs, String> {
 /// The profile is of another model: the first difference, as a sentence that names the field.
 pub fn measured_costs(profile: &Profile, job: &Job) -> Result<Costs, String> {
     let mut costs = costs_for(job, &profile.costs())?;
-    // Profiles count AdamW's moments, whatever the job that they were measured with.
+    // Profiles count AdamW's moments, whatever the job that they were measured with. Times are those of that job's optimizer.
     costs.parameter = costs.parameter.keeping(job.training.optimizer.rule.moments());
     costs.packing_bytes = packing_bytes(job);
     let model = job.model.spec();

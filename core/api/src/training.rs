@@ -84,6 +84,18 @@ pub struct Optimizer {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum UpdateRule {
+    /// Muon (Jordan et al. 2024) for the matrices of blocks: their momentum is orthogonalised, and scaled to the size of an update of `AdamW` (Liu et
+    /// al. 2025). All other parameters have `AdamW`. Before `Adamw` and `Sgd`, which have some of its fields.
+    Muon {
+        /// What is kept of a matrix's mean gradient in each step.
+        momentum: f64,
+        /// As in `Adamw`, like the next two.
+        beta1: f64,
+        /// Decay of the second moment.
+        beta2: f64,
+        /// Added to the root of the second moment.
+        epsilon: f64,
+    },
     /// `AdamW` (Loshchilov & Hutter 2019): the decay is decoupled, each step takes rate times decay of a parameter away.
     Adamw {
         /// Decay of the first moment.
@@ -108,6 +120,7 @@ impl UpdateRule {
         match self {
             UpdateRule::Adamw { .. } => Moments::Adam,
             UpdateRule::Sgd { .. } => Moments::Momentum,
+            UpdateRule::Muon { .. } => Moments::Muon,
         }
     }
 }

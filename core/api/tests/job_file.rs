@@ -294,7 +294,7 @@ fn a_job_with_every_default_written_out_is_the_same_job() {
             _ if field.path == "spec.elasticity.maxWorkers" => continue,
             // Its own default has no loss scale, which has defaults.
             _ if field.path == "spec.training.precision" => continue,
-            // Only `sgd` has it.
+            // `adamw` has none.
             _ if field.path == "spec.training.optimizer.momentum" => continue,
             // It is another field's value.
             _ if field.path == "spec.checkpoint.from.uri" => continue,

@@ -85,6 +85,33 @@ impl Model {
         numbered(parameters, self.block(unit.0), before)
     }
 
+    /// Whether a unit is part of a block: neither the embedding, nor the head, nor a table that both share.
+    #[must_use]
+    pub fn is_in_block(&self, unit: Unit) -> bool {
+        matches!(self.kind(unit.0), SegmentKind::Attention | SegmentKind::Mlp)
+    }
+
+    /// The matrices of a block's unit as an optimizer sees them that treats a matrix as one: (rows, columns), in the order of flat buffers, whose
+    /// first elements they are. Queries, keys and values, which are one parameter, are three. None for a unit outside of blocks.
+    #[must_use]
+    pub fn block_matrices(&self, unit: Unit) -> Vec<[usize; 2]> {
+        if !self.is_in_block(unit) {
+            return Vec::new();
+        }
+        let sizes = self.sizes();
+        let (queries, keys) = (sizes.queries(), sizes.keys());
+        let matrices = self.parameters(unit).into_iter().filter(Parameter::is_matrix);
+        let parts = |p: Parameter| {
+            let [rows, columns] = [0, 1].map(|side| p.shape.get(side).copied().unwrap_or(1));
+            let parts = match p.name == attention::QKV.weight {
+                true => vec![queries, keys, keys],
+                false => vec![rows],
+            };
+            parts.into_iter().map(move |rows| [rows, columns])
+        };
+        matrices.flat_map(parts).collect()
+    }
+
     /// Number of parameters of a unit.
     #[must_use]
     pub fn unit_parameter_count(&self, unit: Unit) -> u64 {
@@ -205,7 +232,7 @@ fn count(parameters: &[Parameter]) -> u64 {
 mod tests {
     use super::*;
     use crate::parameter::ParameterKind;
-    use crate::{gpt2, presets};
+    use crate::{gpt2, llama3, presets, qwen3};
 
     /// A small GPT-2 with a tied and an untied head.
     fn models() -> Vec<Model> {
@@ -224,9 +251,55 @@ mod tests {
         vec![small, untied]
     }
 
+    /// The same sizes in other families, of which two have groups of heads.
+    fn families() -> Vec<Model> {
+        let grouped = |features: Features| Model {
+            features: Features {
+                kv_heads: Some(2),
+                head_size: Some(8),
+                inner_size: Some(40),
+                ..features
+            },
+            ..models().remove(0)
+        };
+        let (llama, qwen) = (llama3::SMALL.features, qwen3::SMALL.features);
+        let mut all = vec![grouped(llama), grouped(qwen)];
+        all.extend(models());
+        all
+    }
+
+    #[test]
+    fn matrices_of_blocks_are_all_of_them_and_nothing_else() {
+        for model in families() {
+            for unit in model.layout().all_units() {
+                let matrices = model.block_matrices(unit);
+                let parameters = model.parameters(unit);
+                let own = parameters.iter().filter(|p| p.is_matrix());
+                let elements: usize = own.map(Parameter::elements).sum();
+                let expected = if model.is_in_block(unit) { elements } else { 0 };
+                assert_eq!(
+                    matrices.iter().map(|[r, c]| r * c).sum::<usize>(),
+                    expected,
+                    "{unit}"
+                );
+            }
+        }
+        let grouped = &families()[0];
+        assert_eq!(
+            grouped.block_matrices(Unit(1)),
+            [[32, 24], [16, 24], [16, 24], [24, 32]]
+        );
+        assert_eq!(grouped.block_matrices(Unit(0)), Vec::<[usize; 2]>::new());
+        assert_eq!(
+            grouped.block_matrices(Unit(7)),
+            Vec::<[usize; 2]>::new(),
+            "the head"
+        );
+    }
+
     #[test]
     fn matrices_come_first_and_each_random_one_has_its_own_stream() {
-        for model in models() {
+        for model in families() {
             let layout = model.layout();
             for unit in layout.all_units() {
                 let parameters = model.parameters(unit);

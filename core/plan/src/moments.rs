@@ -11,6 +11,8 @@ pub enum Moments {
     Adam,
     /// A momentum, as SGD has it.
     Momentum,
+    /// As Adam's. Of matrices that Muon orthogonalises the first is their momentum, and the second stays zero.
+    Muon,
 }
 
 impl Moments {
@@ -18,7 +20,7 @@ impl Moments {
     #[must_use]
     pub const fn of_parameter(self) -> usize {
         match self {
-            Moments::Adam => 2,
+            Moments::Adam | Moments::Muon => 2,
             Moments::Momentum => 1,
         }
     }
@@ -35,6 +37,7 @@ impl std::fmt::Display for Moments {
         f.write_str(match self {
             Moments::Adam => "adamw",
             Moments::Momentum => "sgd",
+            Moments::Muon => "muon",
         })
     }
 }

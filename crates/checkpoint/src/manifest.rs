@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::{Layout, Moments, StateId};
 
 /// The version of the format that this build writes. Since version 3 digests are BLAKE3; since version 4 shards hold the loss
-/// scale; version 5 has moments that are not Adam's.
-pub const FORMAT_VERSION: u32 = 5;
+/// scale; version 5 has SGD's momentum, version 6 Muon's.
+pub const FORMAT_VERSION: u32 = 6;
 /// The oldest version that this build reads. Version 1 had one shard for each block; since version 2 each half of a block has its
 /// own.
 const OLDEST_VERSION: u32 = 2;
@@ -42,6 +42,7 @@ impl Facts {
         match self.moments {
             Moments::Adam => 4,
             Moments::Momentum => 5,
+            Moments::Muon => 6,
         }
     }
 }

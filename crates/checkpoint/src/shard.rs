@@ -21,7 +21,7 @@ use varuna_plan::{LossScale, Moments, StateId};
 /// Prefixes of the tensors' names: the value of a parameter and its moments, as PyTorch's optimizers call them.
 fn kinds(moments: Moments) -> &'static [&'static str] {
     match moments {
-        Moments::Adam => &["parameter", "exp_avg", "exp_avg_sq"],
+        Moments::Adam | Moments::Muon => &["parameter", "exp_avg", "exp_avg_sq"],
         Moments::Momentum => &["parameter", "momentum_buffer"],
     }
 }
@@ -79,7 +79,7 @@ struct Header {
     loss_scale: Option<LossScale>,
     #[serde(default)]
     failed_in_a_row: u32,
-    /// Since format 5.
+    /// Since format 5; Muon's since format 6.
     #[serde(default, skip_serializing_if = "Moments::are_adams")]
     moments: Moments,
     /// The parameters in their order: safetensors keeps none.

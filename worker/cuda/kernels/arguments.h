@@ -33,6 +33,15 @@ struct MomentumArguments {
   int format;
 };
 
+// sum = of_product * left right + of_other * other: matrices of rows in one piece, (rows, inner), (inner, columns) and (rows, columns).
+struct ProductArguments {
+  const float *left, *right;
+  const float* other;  // null: nothing is added
+  float* sum;          // none of the others
+  long long rows, inner, columns;
+  float of_product, of_other;
+};
+
 // Layer norm of `rows` rows of `width` elements.
 struct NormArguments {
   const void *x, *weight, *bias;

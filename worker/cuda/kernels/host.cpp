@@ -9,6 +9,7 @@
 #include "dropout.cu"
 #include "loss.cu"
 #include "squares.cu"
+#include "product.cu"
 
 struct HostKernel {
   const char* name;
@@ -26,6 +27,7 @@ static const HostKernel ALL[] = {
     ENTRY(gelu_backward, GeluBackwardArguments),   ENTRY(dropout, DropoutArguments),
     ENTRY(momentum, MomentumArguments),            ENTRY(sum_rows, RowsArguments),
     ENTRY(loss, LossArguments),                    ENTRY(squares, SquaresArguments),
+    ENTRY(product, ProductArguments),
 };
 
 extern "C" const HostKernel* varuna_host_kernels(unsigned long long* count) {

@@ -14,6 +14,7 @@ pub(crate) const SOURCE: &str = concat!(
     include_str!("../kernels/dropout.cu"),
     include_str!("../kernels/loss.cu"),
     include_str!("../kernels/squares.cu"),
+    include_str!("../kernels/product.cu"),
 );
 
 /// Threads of a block; `kernels/prelude.h` has the same.
@@ -48,11 +49,13 @@ pub enum Kernel {
     Loss,
     /// Sums of squares of blocks of a flat range, which are the kernel's blocks.
     Squares,
+    /// A product of matrices plus another matrix; a block for some rows and columns of it.
+    Product,
 }
 
 impl Kernel {
     /// All, in the order of their numbers.
-    pub const ALL: [Kernel; 12] = [
+    pub const ALL: [Kernel; 13] = [
         Kernel::Optimizer,
         Kernel::NormForward,
         Kernel::NormBackward,
@@ -65,6 +68,7 @@ impl Kernel {
         Kernel::SumRows,
         Kernel::Loss,
         Kernel::Squares,
+        Kernel::Product,
     ];
 
     pub(crate) fn name(self) -> &'static CStr {
@@ -81,6 +85,17 @@ impl Kernel {
             Kernel::SumRows => c"sum_rows",
             Kernel::Loss => c"loss",
             Kernel::Squares => c"squares",
+            Kernel::Product => c"product",
+        }
+    }
+
+    /// Blocks below which a second thread of the host costs more than it gains.
+    fn blocks_of_a_thread(self) -> u64 {
+        match self {
+            // Each is a million multiplications or so.
+            Kernel::Product => 4,
+            // Two megabytes of parameters.
+            _ => 256,
         }
     }
 }
@@ -193,6 +208,43 @@ impl MomentumArguments {
     }
 }
 
+/// Rows and columns of a block of [`Kernel::Product`]; `kernels/product.cu` has the same.
+const PRODUCT_ROWS: u64 = 32;
+const PRODUCT_COLUMNS: u64 = 64;
+
+/// A product of matrices; see `ProductArguments` in `kernels/arguments.h`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ProductArguments {
+    /// The matrix on the left, (rows, inner).
+    pub left: *const f32,
+    /// The matrix on the right, (inner, columns).
+    pub right: *const f32,
+    /// What is added, (rows, columns); null: nothing.
+    pub other: *const f32,
+    /// The sum; none of the others.
+    pub sum: *mut f32,
+    /// Rows of the sum.
+    pub rows: i64,
+    /// Elements of each sum.
+    pub inner: i64,
+    /// Columns of the sum.
+    pub columns: i64,
+    /// What the product is multiplied by.
+    pub of_product: f32,
+    /// What the other matrix is multiplied by.
+    pub of_other: f32,
+}
+
+impl ProductArguments {
+    /// Blocks that these take.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        let blocks = |elements: i64, each| u64::try_from(elements).unwrap_or(0).div_ceil(each);
+        blocks(self.rows, PRODUCT_ROWS) * blocks(self.columns, PRODUCT_COLUMNS)
+    }
+}
+
 fn blocks_of(count: i64) -> u64 {
     u64::try_from(count).unwrap_or(0).div_ceil(TILE)
 }
@@ -248,9 +300,6 @@ impl HostKernel {
     }
 }
 
-/// Blocks below which a second thread costs more than it gains: two megabytes of parameters.
-const BLOCKS_OF_A_THREAD: u64 = 256;
-
 /// Runs a kernel on the host, its blocks shared out among at most so many threads. The result does not depend on their number.
 ///
 /// # Safety
@@ -263,7 +312,7 @@ pub unsafe fn run_on_host(kernel: Kernel, blocks: u64, arguments: *const c_void,
     let Some(found) = HostKernel::find(kernel.name()) else {
         unreachable!("a test finds every kernel in the host's table");
     };
-    let threads = (blocks / BLOCKS_OF_A_THREAD).clamp(1, threads.max(1) as u64);
+    let threads = (blocks / kernel.blocks_of_a_thread()).clamp(1, threads.max(1) as u64);
     let share = blocks.div_ceil(threads).max(1);
     let arguments = Arguments(arguments);
     let part = |number: u64| {

@@ -24,7 +24,9 @@ mod stream;
 pub use communicator::{Communicator, Membership, init, quiesce, revoke};
 pub use compiler::{Capability, CompileError, Compiler, Image};
 pub use driver::{Context, CudaError, ask_for_connections};
-pub use kernels::{HostKernel, Kernel, MomentumArguments, Narrow, OptimizerArguments, run_on_host};
+pub use kernels::{
+    HostKernel, Kernel, MomentumArguments, Narrow, OptimizerArguments, ProductArguments, run_on_host,
+};
 pub use library::{Libraries, LoadError};
 pub use memory::{Copying, DeviceBuffer, DeviceMemory, Pinned};
 pub use module::Module;

@@ -26,6 +26,13 @@ use varuna_worker::transport::local::LocalMesh;
 
 pub(crate) const BATCH: u64 = 8;
 
+pub(crate) const MUON: UpdateRule = UpdateRule::Muon {
+    momentum: 0.95,
+    beta1: 0.9,
+    beta2: 0.95,
+    epsilon: 1e-8,
+};
+
 const ADAMW: UpdateRule = UpdateRule::Adamw {
     beta1: 0.9,
     beta2: 0.95,

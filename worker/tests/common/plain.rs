@@ -5,10 +5,10 @@ use super::{BATCH, Case, Counting, Trained, engine};
 use std::collections::BTreeMap;
 use tch::Tensor;
 use varuna_api::UpdateRule;
-use varuna_model::Unit;
+use varuna_model::{Model, ParameterKind, Unit};
 use varuna_plan::WorkerId;
 
-/// One graph over the whole batch, torch's own AdamW by hand-written formulas.
+/// One graph over the whole batch, and the optimizer by hand-written formulas.
 pub(crate) fn train(case: &Case, steps: u64) -> Trained {
     assert!(case.dropout == 0.0, "plain libtorch draws other masks");
     let (model, training) = (case.model(), case.training());
@@ -42,7 +42,14 @@ pub(crate) fn train(case: &Case, steps: u64) -> Trained {
             let described = model.parameters(*unit);
             let kind = described.iter().find(|d| d.name == *name).unwrap().kind;
             let decays = training.optimizer.weight_decay_on.contains(&kind);
-            let now = Now { t, rate, decays };
+            let now = Now {
+                t,
+                rate,
+                decays,
+                parts: (kind == ParameterKind::Matrix)
+                    .then(|| parts(&model, *unit, name, p))
+                    .flatten(),
+            };
             update(
                 training.optimizer.rule,
                 now,
@@ -72,6 +79,16 @@ pub(crate) fn train(case: &Case, steps: u64) -> Trained {
         parameters,
         ..Trained::default()
     }
+}
+
+/// The rows of each of the matrices that a matrix of a block is made of; none for one of no block.
+fn parts(model: &Model, unit: Unit, name: &str, p: &Tensor) -> Option<Vec<i64>> {
+    let rows = p.size()[0];
+    let queries = i64::from(model.heads * model.head_size());
+    model.is_in_block(unit).then(|| match name {
+        "attn.c_attn.weight" => vec![queries, (rows - queries) / 2, (rows - queries) / 2],
+        _ => vec![rows],
+    })
 }
 
 /// The mean loss of the targets of a step's batch.
@@ -104,18 +121,38 @@ struct Now {
     t: i32,
     rate: f64,
     decays: bool,
+    /// Of a matrix of a block: the rows of each of the matrices that it is made of.
+    parts: Option<Vec<i64>>,
 }
 
 /// One parameter's step by the published formulas.
 fn update(rule: UpdateRule, now: Now, p: &mut Tensor, g: &Tensor, [first, second]: [&mut Tensor; 2]) {
-    let Now { t, rate, decays } = now;
+    let Now {
+        t,
+        rate,
+        decays,
+        parts,
+    } = now;
     match rule {
+        UpdateRule::Muon { momentum, .. } if parts.is_some() => {
+            *first = &*first * momentum + g * (1.0 - momentum);
+            let update = g * (1.0 - momentum) + &*first * momentum;
+            if decays {
+                *p *= 1.0 - rate * 0.1;
+            }
+            let matrices = update.split_with_sizes(parts.unwrap(), 0);
+            let steps = matrices.iter().map(|m| {
+                let longest = m.size().into_iter().max().unwrap() as f64;
+                orthogonal(m) * (rate * 0.2 * longest.sqrt())
+            });
+            *p -= Tensor::cat(&steps.collect::<Vec<_>>(), 0);
+        }
         UpdateRule::Sgd { momentum } => {
             let decayed = if decays { g + &*p * 0.1 } else { g.shallow_clone() };
             *first = &*first * momentum + decayed;
             *p -= &*first * rate;
         }
-        UpdateRule::Adamw { .. } => {
+        UpdateRule::Adamw { .. } | UpdateRule::Muon { .. } => {
             *first = &*first * 0.9 + g * 0.1;
             *second = &*second * 0.95 + g * g * 0.05;
             let (m, v) = (
@@ -128,4 +165,16 @@ fn update(rule: UpdateRule, now: Now, p: &mut Tensor, g: &Tensor, [first, second
             *p -= m / (v.sqrt() + 1e-8) * rate;
         }
     }
+}
+
+/// By the iteration of Newton and Schulz with Muon's numbers, in double precision.
+fn orthogonal(of: &Tensor) -> Tensor {
+    let of = of.to_kind(tch::Kind::Double);
+    let mut x = &of / of.norm();
+    for _ in 0..5 {
+        let a = x.mm(&x.tr());
+        let b = &a * -4.775 + a.mm(&a) * 2.0315;
+        x = &x * 3.4445 + b.mm(&x);
+    }
+    x.to_kind(tch::Kind::Float)
 }

@@ -7,6 +7,7 @@
 mod memory;
 
 use crate::pieces::{self, DeviceReader};
+use crate::squares::sum_of_squares;
 use crate::streams::PIECE;
 use crate::{Bring, Device, Streams, TorchError, copy, norm};
 use memory::{Memory, host_tensor};
@@ -132,7 +133,7 @@ impl FlatBuffer {
         // SAFETY: the lease is out, and what follows only reads.
         let elements = unsafe { lease.memory.elements() };
         let (values, tail) = elements.split_last_chunk().ok_or_else(|| norm::too_short(TAIL))?;
-        Ok((norm::sum_of_squares(values), *tail))
+        Ok((sum_of_squares(values), *tail))
     }
 
     /// Whether a lease is out: its holder alone may touch the memory now.

@@ -1,14 +1,16 @@
 //! Which code computes the optimizer, dropout, norms, GELU, losses and sums: kernels of our own (`worker/cuda/kernels`), or libtorch's operators.
 //!
-//! It is a value, chosen once when a device is opened. The optimizer of our own has the same bits on the processor and on every GPU; libtorch's
+//! It is a value, chosen once when a device is opened. The optimizer of our own has the same bits on the processor and on every GPU, but for Muon (`kernels/muon.rs`); libtorch's
 //! differ between devices and between processors with and without wide vectors.
 
 mod dropout;
 mod linear;
 mod momentum;
+mod muon;
 mod optimizer;
 
 pub use momentum::MomentumStep;
+pub use muon::MuonStep;
 pub use optimizer::{AdamStep, Parameters};
 
 use crate::streams::{Gpu, Streams};
@@ -218,7 +220,7 @@ impl Kernels {
         self
     }
 
-    /// Whether the optimizer is our own, whose bits are those of every device.
+    /// Whether the optimizer is our own, whose bits are those of every device (Muon's: of every processor).
     #[must_use]
     pub fn has_own_optimizer(self) -> bool {
         self.optimizer.is_some()

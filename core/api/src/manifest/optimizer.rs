@@ -21,15 +21,16 @@ use serde::{Deserialize, Serialize};
             "make warmupSteps at most stableSteps"),
         validation = ("!has(self.schedule) || self.schedule != 'constant' || (!has(self.minLearningRate) && !has(self.decaySteps))",
             "leave minLearningRate and decaySteps out: schedule constant has no decay"),
-        validation = ("!has(self.momentum) || (has(self.kind) && self.kind == 'sgd')",
-            "leave momentum out, or make kind sgd: adamw has beta1"),
+        validation = ("!has(self.momentum) || (has(self.kind) && self.kind != 'adamw')",
+            "leave momentum out, or make kind sgd or muon: adamw has beta1"),
         validation = ("!has(self.kind) || self.kind != 'sgd' || (!has(self.beta1) && !has(self.beta2) && !has(self.epsilon))",
             "leave beta1, beta2 and epsilon out: kind sgd has momentum"),
     )
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OptimizerSpec {
-    /// `adamw` (Loshchilov & Hutter 2019), or `sgd`: stochastic gradient descent with momentum, as `torch.optim.SGD`. `adamw` where left out.
+    /// `adamw` (Loshchilov & Hutter 2019), `sgd`: stochastic gradient descent with momentum, as `torch.optim.SGD`, or `muon` (Jordan et al. 2024) for the
+    /// matrices of blocks with `adamw` for all else. `adamw` where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::OPTIMIZERS.map(|(name, _)| name))))]
     pub kind: Option<String>,
     /// Peak learning rate. Required.
@@ -48,19 +49,19 @@ pub struct OptimizerSpec {
     pub stable_steps: Option<u64>,
     /// Step at which the decay ends; the steps that the run began with where left out. More steps later do not bend the curve.
     pub decay_steps: Option<u64>,
-    /// What `sgd` keeps of the sum of gradients in each step; 0.9 where left out, 0 = plain descent.
+    /// What `sgd` keeps of the sum of gradients in each step, or `muon` of their mean; 0.9 with `sgd`, 0.95 with `muon` where left out, 0 = none.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
     pub momentum: Option<f64>,
-    /// Decay of the first moment of `adamw`; 0.9 where left out.
+    /// Decay of the first moment of `adamw`, also in `muon`; 0.9 where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
     pub beta1: Option<f64>,
-    /// Decay of the second moment of `adamw`; 0.95 where left out.
+    /// Decay of the second moment of `adamw`, also in `muon`; 0.95 where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
     pub beta2: Option<f64>,
-    /// Added to the root of the second moment of `adamw`; 1e-8 where left out.
+    /// Added to the root of the second moment of `adamw`, also in `muon`; 1e-8 where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::EPSILON_MAX)))]
     pub epsilon: Option<f64>,
-    /// Weight decay: decoupled with `adamw`, part of the gradient with `sgd`; 0.1 with `adamw`, 0 with `sgd` where left out.
+    /// Weight decay: decoupled with `adamw` and `muon`, part of the gradient with `sgd`; 0.1 with `adamw` and `muon`, 0 with `sgd` where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WEIGHT_DECAY)))]
     pub weight_decay: Option<f64>,
     /// Which parameters decay: `matrices` (of linear layers, an untied head among them), `embeddings` (tables of tokens and positions, also where the head is tied to

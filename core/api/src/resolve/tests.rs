@@ -322,16 +322,39 @@ fn the_optimizer_is_the_one_that_is_named_with_its_own_defaults() {
     assert_eq!(of(", kind: sgd"), (sgd(0.9), 0.0, 12, 8));
     let plain = of(", kind: sgd, momentum: 0, weightDecay: 0.2");
     assert_eq!(plain, (sgd(0.0), 0.2, 12, 8));
+    let muon = |momentum, epsilon| UpdateRule::Muon {
+        momentum,
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon,
+    };
+    assert_eq!(of(", kind: muon"), (muon(0.95, 1e-8), 0.1, 16, 12));
+    let written = of(", kind: muon, momentum: 0.9, epsilon: 1.0e-6, weightDecay: 0");
+    assert_eq!(written, (muon(0.9, 1e-6), 0.0, 16, 12));
+}
+
+#[test]
+fn the_rule_of_an_optimizer_is_read_back_from_its_text() {
+    for kind in ["adamw", "sgd", "muon"] {
+        let text = with(MINIMAL, "3e-4", &format!("3e-4, kind: {kind}"));
+        let optimizer = parse_job(&text).unwrap().training.optimizer;
+        let text = serde_json::to_string(&optimizer).unwrap();
+        let read: crate::Optimizer = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, optimizer, "{text}");
+    }
 }
 
 #[test]
 fn a_profile_of_any_jobs_suits_the_optimizer_of_the_one_that_is_planned() {
     let adamw = parse_job(MINIMAL).unwrap();
-    let sgd = parse_job(&with(MINIMAL, "3e-4", "3e-4, kind: sgd")).unwrap();
-    for measured in [&adamw, &sgd] {
+    let [sgd, muon] = ["sgd", "muon"].map(|kind| {
+        let optimizer = format!("3e-4, kind: {kind}");
+        parse_job(&with(MINIMAL, "3e-4", &optimizer)).unwrap()
+    });
+    for measured in [&adamw, &sgd, &muon] {
         let costs = crate::unmeasured_costs(measured);
         let profile = Profile::of_costs(&costs, "gpt2-tiny".into(), "cpu-core".into());
-        for planned in [&adamw, &sgd] {
+        for planned in [&adamw, &sgd, &muon] {
             let bytes = crate::measured_costs(&profile, planned).unwrap().parameter;
             assert_eq!(bytes, crate::planner(planned).costs.parameter);
         }

@@ -90,10 +90,11 @@ fn optimizer(check: &mut Check, written: &OptimizerSpec) -> Optimizer {
     let rule = match check.choice(&at("kind"), written.kind.clone(), &OPTIMIZERS) {
         Moments::Adam => adamw(check, written),
         Moments::Momentum => sgd(check, written),
+        Moments::Muon => muon(check, written),
     };
     // PyTorch's own defaults differ likewise; what decays with SGD is part of the gradient.
     let weight_decay = written.weight_decay.unwrap_or(match rule {
-        UpdateRule::Adamw { .. } => 0.1,
+        UpdateRule::Adamw { .. } | UpdateRule::Muon { .. } => 0.1,
         UpdateRule::Sgd { .. } => 0.0,
     });
     let weight_decay = check.within(&at("weightDecay"), weight_decay, limits::WEIGHT_DECAY);
@@ -111,15 +112,37 @@ fn optimizer(check: &mut Check, written: &OptimizerSpec) -> Optimizer {
 fn adamw(check: &mut Check, written: &OptimizerSpec) -> UpdateRule {
     let at = |field: &str| format!("spec.training.optimizer.{field}");
     if let Some(momentum) = written.momentum {
-        let allowed = "nothing but with kind sgd: adamw has beta1";
+        let allowed = "nothing but with kind sgd or muon: adamw has beta1";
         check.0.push(&at("momentum"), momentum, allowed);
     }
-    let epsilon = Some(written.epsilon.unwrap_or(1e-8));
+    let [beta1, beta2, epsilon] = of_adam(check, written);
     UpdateRule::Adamw {
-        beta1: check.fraction(&at("beta1"), written.beta1.unwrap_or(0.9), "beta"),
-        beta2: check.fraction(&at("beta2"), written.beta2.unwrap_or(0.95), "beta"),
-        epsilon: check.above_zero(&at("epsilon"), epsilon, limits::EPSILON_MAX),
+        beta1,
+        beta2,
+        epsilon,
     }
+}
+
+fn muon(check: &mut Check, written: &OptimizerSpec) -> UpdateRule {
+    let momentum = written.momentum.unwrap_or(0.95);
+    let [beta1, beta2, epsilon] = of_adam(check, written);
+    UpdateRule::Muon {
+        momentum: check.fraction("spec.training.optimizer.momentum", momentum, "momentum"),
+        beta1,
+        beta2,
+        epsilon,
+    }
+}
+
+/// Both betas and epsilon.
+fn of_adam(check: &mut Check, written: &OptimizerSpec) -> [f64; 3] {
+    let at = |field: &str| format!("spec.training.optimizer.{field}");
+    let epsilon = Some(written.epsilon.unwrap_or(1e-8));
+    [
+        check.fraction(&at("beta1"), written.beta1.unwrap_or(0.9), "beta"),
+        check.fraction(&at("beta2"), written.beta2.unwrap_or(0.95), "beta"),
+        check.above_zero(&at("epsilon"), epsilon, limits::EPSILON_MAX),
+    ]
 }
 
 fn sgd(check: &mut Check, written: &OptimizerSpec) -> UpdateRule {

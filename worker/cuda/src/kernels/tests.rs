@@ -14,6 +14,10 @@ fn every_kernel_is_in_the_hosts_table_and_takes_what_rust_hands_over() {
     assert!(SOURCE.contains(&format!("DROPOUT_ROWS = {};", DropoutArguments::ROWS)));
     let momentum = HostKernel::find(Kernel::Momentum.name()).unwrap();
     assert_eq!(momentum.argument_bytes, size_of::<MomentumArguments>());
+    let product = HostKernel::find(Kernel::Product.name()).unwrap();
+    assert_eq!(product.argument_bytes, size_of::<ProductArguments>());
+    assert!(SOURCE.contains(&format!("PRODUCT_ROWS = {PRODUCT_ROWS};")));
+    assert!(SOURCE.contains(&format!("PRODUCT_COLUMNS = {PRODUCT_COLUMNS};")));
     assert!(SOURCE.contains(&format!("THREADS = {THREADS};")));
     assert!(SOURCE.contains(&format!("TILE = {TILE};")));
 }
@@ -380,4 +384,54 @@ fn every_kernel_compiles_for_every_gpu_and_optimizer_and_dropout_round_as_the_ho
         why.starts_with("NVRTC does not compile the kernels for sm_10"),
         "{why}"
     );
+}
+
+#[test]
+fn a_product_is_each_sum_in_its_order_whatever_the_shapes_and_threads() {
+    let mut seed = 5;
+    let mut matrix = |count: i64| -> Vec<f32> {
+        let number = |_| (draw(&mut seed) >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
+        (0..count).map(number).collect()
+    };
+    for (rows, inner, columns) in [(1, 1, 1), (33, 7, 65), (64, 100, 64), (70, 40, 200), (5, 300, 63)] {
+        let (left, right) = (matrix(rows * inner), matrix(inner * columns));
+        let other = matrix(rows * columns);
+        let (of_product, of_other) = (1.7, -0.3);
+        let expected: Vec<f32> = (0..rows * columns)
+            .map(|i| {
+                let (row, column) = (i / columns, i % columns);
+                let terms = (0..inner)
+                    .map(|k| left[(row * inner + k) as usize] * right[(k * columns + column) as usize]);
+                of_product * terms.fold(0.0, |sum, term| sum + term) + of_other * other[i as usize]
+            })
+            .collect();
+        for threads in [1, 2, 7] {
+            let mut sum = vec![0.0f32; other.len()];
+            let arguments = ProductArguments {
+                left: left.as_ptr(),
+                right: right.as_ptr(),
+                other: other.as_ptr(),
+                sum: sum.as_mut_ptr(),
+                rows,
+                inner,
+                columns,
+                of_product,
+                of_other,
+            };
+            // SAFETY: four arrays of these sizes that live through the call; nothing else uses the one that is written.
+            unsafe {
+                run_on_host(
+                    Kernel::Product,
+                    arguments.blocks(),
+                    (&raw const arguments).cast(),
+                    threads,
+                )
+            };
+            assert_eq!(
+                bits(&sum),
+                bits(&expected),
+                "{rows} {inner} {columns}, {threads} threads"
+            );
+        }
+    }
 }

@@ -98,6 +98,120 @@ fn sgd_takes_the_steps_of_pytorchs_own_in_all_ways() {
     }
 }
 
+const MUON: MuonStep = MuonStep {
+    rate: 0.02,
+    momentum: 0.95,
+    decay: 0.1,
+    factor: 0.25,
+};
+
+/// Steps of Muon by its formulas, in double precision: parameters and momentum.
+fn published_muon(start: &Tensor, gradients: &[Tensor]) -> [Tensor; 2] {
+    let (mut w, mut m) = (
+        start.to_kind(Kind::Double),
+        start.zeros_like().to_kind(Kind::Double),
+    );
+    for g in gradients {
+        let g = g.to_kind(Kind::Double) * MUON.factor;
+        m = &m * MUON.momentum + &g * (1.0 - MUON.momentum);
+        let u = &g * (1.0 - MUON.momentum) + &m * MUON.momentum;
+        let mut x = &u / u.norm();
+        for _ in 0..5 {
+            let a = x.mm(&x.tr());
+            let b = &a * -4.775 + a.mm(&a) * 2.0315;
+            x = &x * 3.4445 + b.mm(&x);
+        }
+        let longest = start.size().into_iter().max().unwrap() as f64;
+        w = w * (1.0 - MUON.rate * MUON.decay) - x * (MUON.rate * 0.2 * longest.sqrt());
+    }
+    [w, m]
+}
+
+#[test]
+fn muon_takes_the_published_steps_in_all_ways() {
+    tch::manual_seed(8);
+    for (rows, columns) in [(40, 24), (24, 40), (33, 33), (1, 7), (70, 130)] {
+        let start = random(&[rows, columns], Kind::Float);
+        let gradients = [0; 3].map(|_| random(&[rows, columns], Kind::Float));
+        let expected = published_muon(&start, &gradients);
+        for kernels in [Kernels::PROCESSOR, Kernels::LIBTORCH] {
+            let (w, m) = (start.reshape([-1]).copy(), start.reshape([-1]).zeros_like());
+            let copy = w.to_kind(Kind::BFloat16);
+            for gradient in &gradients {
+                let of = Parameters {
+                    weight: &w,
+                    gradient: &gradient.reshape([-1]),
+                    first: &m,
+                    second: None,
+                    copy: Some(&copy),
+                };
+                kernels.muon(&of, [rows, columns], MUON).unwrap();
+                for wrong in [[columns + 1, rows], [0, 0], [i64::MAX, 2]] {
+                    assert!(kernels.muon(&of, wrong, MUON).is_err());
+                }
+            }
+            let found = [&w, &m].map(|t| t.view([rows, columns]));
+            for (found, expected) in found.iter().zip(&expected) {
+                let off = off(found, expected);
+                assert!(off < 2e-5, "{kernels:?}, {rows} x {columns}: {off}");
+            }
+            assert_eq!(copy, w.to_kind(Kind::BFloat16));
+        }
+    }
+}
+
+#[test]
+fn muons_update_is_near_to_orthogonal_and_of_the_size_of_adams() {
+    tch::manual_seed(9);
+    let (rows, columns) = (48, 96);
+    let w = Tensor::zeros([rows * columns], (Kind::Float, tch::Device::Cpu));
+    let m = w.zeros_like();
+    // Of very different singular values.
+    let scales = Tensor::arange(rows, (Kind::Float, tch::Device::Cpu)).view([rows, 1]) + 1.0;
+    let gradient = (random(&[rows, columns], Kind::Float) * scales * 1e-3).reshape([-1]);
+    let of = Parameters {
+        weight: &w,
+        gradient: &gradient,
+        first: &m,
+        second: None,
+        copy: None,
+    };
+    Kernels::PROCESSOR.muon(&of, [rows, columns], MUON).unwrap();
+    let update = w.view([rows, columns]) / -(MUON.rate * 0.2 * (columns as f64).sqrt());
+    let (_, values, _) = update.svd(true, true);
+    let values = Vec::<f32>::try_from(values).unwrap();
+    assert!(values.iter().all(|v| (0.6..1.3).contains(v)), "{values:?}");
+    let root_mean_square = w.square().mean(Kind::Float).double_value(&[]).sqrt() / MUON.rate;
+    assert!((0.1..0.3).contains(&root_mean_square), "{root_mean_square}");
+}
+
+#[test]
+fn muon_has_the_same_bits_with_any_number_of_threads() {
+    tch::manual_seed(10);
+    let (rows, columns) = (200, 300);
+    let start = random(&[rows * columns], Kind::Float);
+    let gradient = random(&[rows * columns], Kind::Float);
+    let by = |threads| {
+        tch::set_num_threads(threads);
+        let (w, m) = (start.copy(), start.zeros_like());
+        let of = Parameters {
+            weight: &w,
+            gradient: &gradient,
+            first: &m,
+            second: None,
+            copy: None,
+        };
+        for _ in 0..3 {
+            Kernels::PROCESSOR.muon(&of, [rows, columns], MUON).unwrap();
+        }
+        [w, m]
+    };
+    let before = tch::get_num_threads();
+    let all = [1, 2, 5].map(by);
+    tch::set_num_threads(before);
+    assert!(all[0] == all[1] && all[0] == all[2]);
+}
+
 #[test]
 fn own_and_libtorchs_optimizer_agree_but_for_rounding() {
     tch::manual_seed(3);

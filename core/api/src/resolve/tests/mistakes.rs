@@ -294,17 +294,27 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "3e-4",
         "0.1, kind: lion",
-        "spec.training.optimizer.kind: \"lion\" — adamw or sgd",
+        "spec.training.optimizer.kind: \"lion\" — adamw or sgd or muon",
     ),
     (
         "3e-4",
         "0.1, momentum: 0.5",
-        "spec.training.optimizer.momentum: 0.5 — nothing but with kind sgd: adamw has beta1",
+        "spec.training.optimizer.momentum: 0.5 — nothing but with kind sgd or muon: adamw has beta1",
     ),
     (
         "3e-4",
         "0.1, kind: sgd, momentum: 1",
         "spec.training.optimizer.momentum: 1 — 0 <= momentum < 1",
+    ),
+    (
+        "3e-4",
+        "0.1, kind: muon, momentum: 1.5",
+        "spec.training.optimizer.momentum: 1.5 — 0 <= momentum < 1",
+    ),
+    (
+        "3e-4",
+        "0.1, kind: muon, beta1: 1",
+        "spec.training.optimizer.beta1: 1 — 0 <= beta < 1",
     ),
     (
         "3e-4",
