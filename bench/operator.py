@@ -21,6 +21,9 @@ def run(*command):
         else:
             print(line, end="", flush=True)
     if process.wait() != 0:
+        # What was measured until then.
+        for key, value in results.items():
+            print(f"RESULT {key} {value}")
         raise SystemExit(f"{command[0]} failed")
     return results
 

@@ -3,6 +3,7 @@
 
 use crate::orders::{SeenOrders, Turn, orders_of, turn};
 use crate::report::ReportedPart;
+use backon::{BackoffBuilder, ExponentialBuilder};
 use kube::Api;
 use kube::api::{DynamicObject, PostParams};
 use serde_json::json;
@@ -19,8 +20,14 @@ const STEPS_INTERVAL_MAX: Duration = Duration::from_secs(60);
 const BURST: Duration = Duration::from_secs(1);
 /// A write that takes longer has failed.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// After a failed write the next one waits this long.
-const RETRY: Duration = Duration::from_secs(1);
+/// After a failed write the next one waits this long, after each further one twice as long, and by chance up to twice that: a thousand coordinators
+/// that came again at once would keep an API server down that was overloaded for a moment (Bronson et al., "Metastable Failures in Distributed
+/// Systems", HotOS 2021).
+const RETRY: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_secs(1))
+    .with_max_delay(Duration::from_secs(60))
+    .with_jitter()
+    .without_max_times();
 
 /// Why reporting has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,6 +57,7 @@ impl Reports {
     pub async fn write(self, mut reports: watch::Receiver<Option<RunStatus>>) -> Ended {
         let mut schedule = Schedule::default();
         let mut version = None;
+        let mut pauses = RETRY.build();
         loop {
             let now = Instant::now();
             let (due, report) = {
@@ -61,13 +69,17 @@ impl Reports {
             if let Some(report) = report {
                 match self.write_one(&report, &mut version).await {
                     Ok(Written::Done) if report.end.is_some() => return Ended::Reported,
-                    Ok(Written::Done) => schedule.wrote(Instant::now(), &report),
+                    Ok(Written::Done) => {
+                        schedule.wrote(Instant::now(), &report);
+                        pauses = RETRY.build();
+                    }
                     Ok(Written::Deposed) => return Ended::Deposed,
                     Ok(Written::Gone) => return Ended::Gone,
-                    Err(why) => {
-                        tracing::warn!(why, "the report is not written");
+                    Err(failure) => {
+                        let pause = failure.pause(pauses.next());
+                        tracing::warn!(why = %failure, ?pause, "the report is not written, and tried again");
                         version = None;
-                        tokio::time::sleep(RETRY).await;
+                        tokio::time::sleep(pause).await;
                         continue;
                     }
                 }
@@ -86,7 +98,7 @@ impl Reports {
     }
 
     /// Writes one report over the newest version that is known, so that it replaces no report of a later coordinator.
-    async fn write_one(&self, report: &RunStatus, version: &mut Option<u64>) -> Result<Written, String> {
+    async fn write_one(&self, report: &RunStatus, version: &mut Option<u64>) -> Result<Written, Failure> {
         for attempt in 0..3 {
             // After a conflict what is known is out of date.
             let known = self.newest_version(*version).filter(|_| attempt == 0);
@@ -117,10 +129,10 @@ impl Reports {
                 {
                     *version = None;
                 }
-                Err(error) => return Err(error.into()),
+                Err(failure) => return Err(failure),
             }
         }
-        Err("others write it as well".into())
+        Err(Failure::Contended)
     }
 
     /// The newest version that is known to have this coordinator in charge. `written`: the one that was written last.
@@ -136,7 +148,7 @@ impl Reports {
     }
 
     /// The version that there is now.
-    async fn read_version(&self) -> Result<Version, String> {
+    async fn read_version(&self) -> Result<Version, Failure> {
         let Some(object) = within(self.runs.get_opt(&self.name)).await? else {
             return Ok(Version::Gone);
         };
@@ -147,7 +159,7 @@ impl Reports {
         let number = version.parse();
         number
             .map(Version::InCharge)
-            .map_err(|_| format!("resourceVersion {version:?} is no number"))
+            .map_err(|_| Failure::NoNumber(version))
     }
 }
 
@@ -230,11 +242,21 @@ enum Failure {
     Api(#[from] kube::Error),
     #[error("no answer within {} s", DEADLINE.as_secs())]
     Late,
+    #[error("others write it as well")]
+    Contended,
+    #[error("resourceVersion {0:?} is no number")]
+    NoNumber(String),
 }
 
-impl From<Failure> for String {
-    fn from(failure: Failure) -> String {
-        failure.to_string()
+impl Failure {
+    /// How long the next call waits: as is its turn, and no less than the API server asks for.
+    fn pause(&self, turn: Option<Duration>) -> Duration {
+        let asked = match self {
+            Failure::Api(kube::Error::Api(status)) => status.details.as_ref().map(|d| d.retry_after_seconds),
+            _ => None,
+        };
+        let asked = Duration::from_secs(asked.unwrap_or(0).into());
+        turn.unwrap_or_default().max(asked)
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) enum Who {
 impl Who {
     const ALL: [Who; 3] = [Who::Operator, Who::Coordinator, Who::Signals];
 
-    fn account(self) -> &'static str {
+    pub(crate) fn account(self) -> &'static str {
         match self {
             Who::Operator => "bench-operator",
             Who::Coordinator => "bench-coordinator",
@@ -35,7 +35,7 @@ impl Who {
 }
 
 /// Where their accounts are.
-const NAMESPACE: &str = "default";
+pub(crate) const NAMESPACE: &str = "default";
 
 /// Requests of these accounts, as far as who, what and when. Watches, leases and the question which API groups there are, which the operator asks
 /// for all jobs together every 30 s, are left out: their number does not depend on what happens.

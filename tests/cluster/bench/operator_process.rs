@@ -1,14 +1,15 @@
 //! The operator as a process of its own, and what it and the machine cost.
 
 use crate::scrape;
-use anyhow::{Context as _, Result};
-use std::path::Path;
+use anyhow::{Context as _, Result, ensure};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// The operator as a process of its own. Killed with -9 when dropped.
 pub(crate) struct Operator {
     process: Child,
     health: u16,
+    log: PathBuf,
 }
 
 impl Drop for Operator {
@@ -26,7 +27,8 @@ impl Operator {
         namespace: &str,
     ) -> Result<Operator> {
         let health = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let log = std::fs::File::create(folder.join(format!("operator-{health}.log")))?;
+        let path = folder.join(format!("operator-{health}.log"));
+        let log = std::fs::File::create(&path)?;
         let process = Command::new(binary)
             .args(["--namespace", namespace, "--address", "127.0.0.1"])
             .args(["--coordinator-image", "c:1", "--worker-image", "w:1"])
@@ -42,7 +44,11 @@ impl Operator {
             .stderr(log)
             .spawn()
             .with_context(|| format!("cannot start {}", binary.display()))?;
-        Ok(Operator { process, health })
+        Ok(Operator {
+            process,
+            health,
+            log: path,
+        })
     }
 
     /// What it shows at `/metrics`.
@@ -63,6 +69,19 @@ impl Operator {
             l.starts_with("varuna_job_phase{") && l.contains("\"Training\"") && l.ends_with(" 1.0")
         };
         text.lines().filter(trains).count()
+    }
+
+    /// # Errors
+    /// It has ended: the last lines of its log.
+    pub(crate) fn check_runs(&self) -> Result<()> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap_or_default();
+        let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        ensure!(
+            state.is_some_and(|state| state != 'Z'),
+            "the operator has ended: {log}"
+        );
+        Ok(())
     }
 
     /// Resident memory in MB, and seconds of CPU so far.

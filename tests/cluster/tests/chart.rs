@@ -71,6 +71,11 @@ fn what_the_chart_renders_is_taken_by_the_api_server_without_a_warning() {
             assert!(rendered.contains(&format!("kind: {kind}\n")), "{mode}: no {kind}");
         }
         assert_eq!(
+            rendered.contains("kind: FlowSchema\n"),
+            mode == "namespaced=false",
+            "{mode}"
+        );
+        assert_eq!(
             rendered.contains("kind: Role\n  name: v-varuna-jobs"),
             mode == "namespaced=true"
         );

@@ -147,3 +147,22 @@ fn a_worker_that_is_preempted_and_its_replacement_are_two_reports() {
     assert_eq!(written(&before, &changes(4_000)), [600, 7_500]);
     assert_eq!(written(&before, &changes(250)), [600, 3_750]);
 }
+
+#[test]
+fn failed_writes_come_less_and_less_often_and_no_sooner_than_the_api_server_asks() {
+    let mut pauses = RETRY.build();
+    for least in [1, 2, 4, 8, 16, 32, 60, 60, 60] {
+        let pause = Failure::Late.pause(pauses.next());
+        let least = Duration::from_secs(least);
+        assert!(pause >= least && pause <= 2 * least, "{pause:?}, {least:?}");
+    }
+    let busy = |seconds| {
+        let mut status = kube::core::Status::failure("too many requests", "TooManyRequests").with_code(429);
+        let details = json!({ "retryAfterSeconds": seconds });
+        status.details = Some(serde_json::from_value(details).unwrap());
+        Failure::Api(kube::Error::Api(Box::new(status)))
+    };
+    let turn = Some(Duration::from_secs(2));
+    assert_eq!(busy(5).pause(turn), Duration::from_secs(5));
+    assert_eq!(busy(1).pause(turn), Duration::from_secs(2));
+}
