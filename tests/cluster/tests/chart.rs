@@ -375,8 +375,8 @@ impl InNamespace {
     }
 }
 
-/// A file of the chart's templates, for one namespace.
-fn rendered(file: &str, namespace: &str) -> anyhow::Result<String> {
+/// A file of the chart's templates for this namespace, with this value.
+fn rendered(file: &str, namespace: &str, value: &str) -> anyhow::Result<String> {
     let chart = chart();
     cluster().helm(&[
         "template",
@@ -385,16 +385,59 @@ fn rendered(file: &str, namespace: &str) -> anyhow::Result<String> {
         "-n",
         namespace,
         "--set",
-        "namespaced=true",
+        value,
         "--show-only",
         &format!("templates/{file}"),
     ])
 }
 
+/// Which FlowSchema the API server serves a call by, by its uid: it says so in the answer's header.
+fn flow_schema_of(account: &str, arguments: &[&str]) -> anyhow::Result<String> {
+    let mut command = cluster().kubectl_command();
+    command.args([&format!("--as={account}"), "-v=8"]).args(arguments);
+    let said = String::from_utf8_lossy(&command.output()?.stderr).to_lowercase();
+    let (_, rest) = said
+        .split_once("x-kubernetes-pf-flowschema-uid")
+        .ok_or_else(|| anyhow::anyhow!("no such header: {said}"))?;
+    let uid = rest.chars().skip_while(|c| !c.is_ascii_hexdigit());
+    Ok(uid.take_while(|c| c.is_ascii_hexdigit() || *c == '-').collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_operators_lease_is_served_with_those_of_other_leaders() {
+    let namespace = cluster().namespace("flow").unwrap();
+    let schema = rendered("flow-control.yaml", &namespace, "namespaced=false").unwrap();
+    let inside = InNamespace(namespace.clone());
+    inside.kubectl(&["apply", "-f", "-"], &schema).unwrap();
+    let name = format!("{namespace}-v-varuna-leader-election");
+    let path = "jsonpath={.metadata.uid}";
+    let uid = inside
+        .kubectl(&["get", "flowschema", &name, "-o", path], "")
+        .unwrap();
+    let account = format!("system:serviceaccount:{namespace}:v-varuna-operator");
+    let lease = ["-n", &namespace, "get", "lease", "v-varuna-operator"];
+    eventually("the schema is in force", || async {
+        let found = flow_schema_of(&account, &lease)?;
+        ensure!(found == uid.trim(), "{found} in place of {uid}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    let pods = ["-n", &namespace, "get", "pods"];
+    assert_ne!(
+        flow_schema_of(&account, &pods).unwrap(),
+        uid.trim(),
+        "nothing else"
+    );
+    let other = format!("system:serviceaccount:{namespace}:default");
+    assert_ne!(flow_schema_of(&other, &lease).unwrap(), uid.trim(), "nobody else");
+    inside.kubectl(&["delete", "-f", "-"], &schema).unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn only_who_may_create_pods_may_make_jobs() {
     let namespace = cluster().namespace("admission").unwrap();
-    let rendered = rendered("admission.yaml", &namespace).unwrap();
+    let rendered = rendered("admission.yaml", &namespace, "namespaced=true").unwrap();
     let inside = InNamespace(namespace.clone());
     inside.kubectl(&["apply", "-f", "-"], &rendered).unwrap();
     inside.grant("jobs", "dev", "*", "varunajobs.varuna.dev").unwrap();
@@ -441,7 +484,7 @@ async fn only_who_may_create_pods_may_make_jobs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_roles_of_every_cluster_reach_jobs() {
     let namespace = cluster().namespace("roles").unwrap();
-    let rendered = rendered("roles.yaml", &namespace).unwrap();
+    let rendered = rendered("roles.yaml", &namespace, "namespaced=true").unwrap();
     let inside = InNamespace(namespace);
     inside.kubectl(&["apply", "-f", "-"], &rendered).unwrap();
     // The controller manager adds what is aggregated to them.
