@@ -3,7 +3,6 @@
 use crate::engine::{Lap, StepTimings, Timeline, Work};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use varuna_plan::measured_step::MeasuredWork;
 use varuna_plan::{Generation, Plan, Step, WorkerId};
 use varuna_wire::{SegmentTimes, StepMetrics};
 
@@ -33,19 +32,6 @@ fn medians(laps: &[Lap]) -> (u32, Vec<SegmentTimes>) {
         }
     };
     (whole, by_segment.into_iter().map(times).collect())
-}
-
-/// The measured step, whose optimizer has just ended and took so long.
-fn measured(timeline: Timeline, optimizer: Duration) -> MeasuredWork {
-    let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-    let ended = timeline.began.elapsed();
-    MeasuredWork {
-        began_us: timeline.began_us,
-        tasks: timeline.tasks,
-        reduced_us: us(timeline.reduced),
-        optimizer_from_us: us(ended.saturating_sub(optimizer)),
-        optimizer_to_us: us(ended),
-    }
 }
 
 /// Reads the most memory that this worker has taken of its device, bytes; none where the system does not say.
@@ -149,7 +135,7 @@ impl Telling {
             segments,
             micro_batch_size,
             peak_memory_bytes: (self.memory_taken)(),
-            measured: timeline.map(|timeline| measured(timeline, apply)),
+            measured: timeline.map(|timeline| timeline.with_optimizer(apply)),
         })
     }
 

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use step::Ordered;
 use varuna_api::Training;
 use varuna_model::Model;
-use varuna_plan::measured_step::PIPELINES_MAX;
+use varuna_plan::measured_step::measured_workers;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, OptimizerProgress, Plan, Step, Unit, WorkerId};
 use varuna_torch::{LeaseError, TorchError};
@@ -331,8 +331,7 @@ impl Engine {
         }
         let before = self.begun.1;
         self.begun.1 = before.saturating_add(1);
-        let place = plan.shape.place(self.config.me);
-        before == MEASURED && place.is_some_and(|(pipeline, _)| pipeline < PIPELINES_MAX)
+        before == MEASURED && measured_workers(&plan.shape).contains(&self.config.me)
     }
 
     /// Applies a decision to units whose gradients of that step are reduced: divide by the loss scale, clip, one step of the optimizer. A step with an

@@ -6,6 +6,7 @@ use crate::transport::local::LocalMesh;
 use varuna_api::training::default_decaying;
 use varuna_api::{LearningRate, Optimizer, Schedule, UpdateRule};
 use varuna_model::gpt2;
+use varuna_plan::measured_step::PIPELINES_MAX;
 use varuna_plan::{
     LossScaling, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape, Stage,
     StateId,

@@ -4,7 +4,7 @@ use super::super::EngineError;
 use super::Run;
 use std::ops::Range;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use varuna_plan::measured_step::{MeasuredTask, TASKS_MAX};
+use varuna_plan::measured_step::{MeasuredTask, MeasuredWork, TASKS_MAX};
 use varuna_plan::schedule::Task;
 use varuna_torch::Mark;
 
@@ -19,6 +19,21 @@ pub struct Timeline {
     pub tasks: Vec<MeasuredTask>,
     /// When the gradients were reduced, from `began` on.
     pub reduced: Duration,
+}
+
+impl Timeline {
+    /// With the optimizer, which has just ended and took so long.
+    #[must_use]
+    pub fn with_optimizer(self, took: Duration) -> MeasuredWork {
+        let ended = self.began.elapsed();
+        MeasuredWork {
+            began_us: self.began_us,
+            tasks: self.tasks,
+            reduced_us: microseconds(self.reduced),
+            optimizer_from_us: microseconds(ended.saturating_sub(took)),
+            optimizer_to_us: microseconds(ended),
+        }
+    }
 }
 
 /// The marks of a step that is measured.
