@@ -45,7 +45,8 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
     let all_pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
     let labels = json!({ "varuna.dev/job": "j", "varuna.dev/pod-number": "1" });
-    let pod = json!({ "nodeName": "nowhere", "containers": [{ "name": "c", "image": "i" }] });
+    // The gate keeps it off every node. On a node that is not there, the cluster's collector of pods would take it after a minute.
+    let pod = json!({ "schedulingGates": [{ "name": "test/stays" }], "containers": [{ "name": "c", "image": "i" }] });
     for object in [
         json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": token }, "stringData": { "token": "mine" } }),
         json!({ "apiVersion": "v1", "kind": "Service", "metadata": { "name": service }, "spec": { "ports": [{ "port": 80 }] } }),
@@ -95,14 +96,9 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     services.delete(&service, &now).await.unwrap();
 
     says_that_the_name_is_taken(&client, &namespace, &format!("Pod {first}")).await;
+    let found = all_pods.get_opt(&first).await.unwrap();
     assert!(
-        all_pods
-            .get(&first)
-            .await
-            .unwrap()
-            .metadata
-            .deletion_timestamp
-            .is_none(),
+        found.is_some_and(|pod| pod.metadata.deletion_timestamp.is_none()),
         "a pod with the job's label that is not the job's was deleted"
     );
     all_pods.delete(&first, &now).await.unwrap();
