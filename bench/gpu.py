@@ -25,7 +25,7 @@ from gpu_ablation import ablation_of_dropout, ablation_of_kernels, ablation_of_o
 from gpu_checkpoint import checkpoint_stall
 from gpu_elastic import kills
 from gpu_nccl import nccl_kills, nccl_losses
-from gpu_numerics import memory, optimizer_bits, parity, pytorch_tiny
+from gpu_numerics import memory, muon_replicas, optimizer_bits, parity, pytorch_tiny
 from gpu_sides import program
 from gpu_speed import gpt2_large, pytorch_small
 from phases import Bench
@@ -85,7 +85,7 @@ def unpack_programs():
 
 # Each phase with the seconds that it may take. A kill with the growth after it takes 8 to 20 s on a GPU, a start of GPT-2 large about 15 s.
 PARTS = {
-    "numerics": [(parity, 150), (optimizer_bits, 60), (pytorch_tiny, 60), (memory, 120)],
+    "numerics": [(parity, 150), (muon_replicas, 60), (optimizer_bits, 60), (pytorch_tiny, 60), (memory, 120)],
     "speed": [(pytorch_small, 120), (gpt2_large, 330)],
     "elastic": [(kills, 430)],
     "checkpoint": [(checkpoint_stall, 430)],

@@ -9,6 +9,9 @@ from gpu_sides import SMALL, manifest, program, size_of
 
 # Checkpoints of a run, but for that of its end.
 SAVES = 3
+# Steps after a checkpoint in which its state is copied, a few tenths of a second, and steps before it that they are compared with. The speed of a machine
+# changes by some percent within minutes: what lies close together is compared with less noise than two runs.
+AFTER, BEFORE = 25, 50
 
 
 def checkpoint_stall(bench):
@@ -17,26 +20,38 @@ def checkpoint_stall(bench):
     # after the last one. A run is then so long that half a percent is 0.2 s.
     every = 100 if bench.dry else 300
     steps = (SAVES + 1) * every - 1
-    ratios = []
+    ratios, excesses = [], []
     for turn in range(1 if bench.brief else 3):
         made = manifest(size_of(bench, SMALL), steps, bench.device, "bf16")
         # Which comes first changes, as the machine's moods do.
-        seconds = {way: way(bench, made, every) for way in ((plain, saved) if turn % 2 == 0 else (saved, plain))}
+        runs = {way: way(bench, made, every) for way in ((plain, saved) if turn % 2 == 0 else (saved, plain))}
+        seconds = {way: sum(gaps(metrics)) for way, metrics in runs.items()}
         ratios.append(seconds[saved] / seconds[plain])
         print(f"  {seconds[plain]:.3f} s, with checkpoints {seconds[saved]:.3f} s", flush=True)
+        excesses += [excess(runs[saved], every * number) for number in range(1, SAVES + 1)]
+        print("  ms that the steps after each checkpoint took longer:", *(f"{ms:.0f}" for ms, _ in excesses[-SAVES:]), flush=True)
     bench.result("checkpoint_stall_pct", f"{(median(ratios) - 1) * 100:.2f}")
     bench.result("checkpoint_stall_worst_pct", f"{(max(ratios) - 1) * 100:.2f}")
+    bench.result("checkpoint_excess_ms", f"{median([ms for ms, _ in excesses]):.0f}")
+    bench.result("checkpoint_excess_pct", f"{median([ms / (every * step) * 100 for ms, step in excesses]):.2f}")
+
+
+def excess(metrics, at):
+    """Milliseconds that the steps after the checkpoint of step `at` took longer than those before it, and the mean step before it."""
+    times = {m["step"]: m["timeMs"] for m in metrics}
+    step = (times[at] - times[at - BEFORE]) / BEFORE
+    return times[at + AFTER] - times[at] - AFTER * step, step
 
 
 def plain(_bench, made, _every):
-    """Seconds of the steps without checkpoints."""
+    """Metrics of the steps without checkpoints."""
     with Run(made, 1) as run:
         run.wait()
-        return sum(gaps(run.lines("metrics.jsonl")))
+        return run.lines("metrics.jsonl")
 
 
 def saved(bench, made, every):
-    """Seconds of the same steps with checkpoints, each of which must be whole in the store."""
+    """Metrics of the same steps with checkpoints, each of which must be whole in the store."""
     with tempfile.TemporaryDirectory(dir=bench.scratch) as place:
         # All stay, that of the end included.
         checkpoint = {"uri": place, "intervalSteps": every, "keep": SAVES + 1}
@@ -52,4 +67,4 @@ def saved(bench, made, every):
     # Not only at the end, where the run waits for the last one.
     if not any(e["event"] == "checkpointed" and e["timeMs"] < metrics[-1]["timeMs"] for e in events):
         raise RuntimeError("no checkpoint was complete while the run went on")
-    return sum(gaps(metrics))
+    return metrics

@@ -1,14 +1,35 @@
 """Part `numerics` of bench/gpu.py: numbers against the processor and PyTorch, and the planner's memory against what was taken."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from common import VARUNA, Run
-from gpu_sides import SMALL, TINY, difference, manifest, program, size_of, steps_of, varuna_losses
+from common import DATA, VARUNA, Run
+from gpu_sides import ELASTIC, SMALL, TINY, difference, manifest, program, size_of, steps_of, varuna_losses
 from gpu_speed import against_pytorch
 
 # By which the planner's bytes may be off, percent.
 MEMORY_BOUND = 5.0
+
+
+def plain(_bench, _spec):
+    """Changes nothing."""
+
+
+def dropout(_bench, spec):
+    """Drawn from counters: both sides leave out the same values, which nothing else would hide."""
+    spec["model"]["dropout"] = 0.1
+
+
+def muon(_bench, spec):
+    """Its products are rounded to bfloat16 on a GPU alone."""
+    spec["training"]["optimizer"] |= {"kind": "muon", "learningRate": 3e-3, "minLearningRate": 3e-3}
+
+
+def packed(bench, spec):
+    """Documents of which a sequence has about four, none of which sees another."""
+    spec["data"]["path"] = str(documents(bench))
+    spec["data"]["packing"] = {"blockMask": True, "resetPositions": True, "maskLoss": True}
 
 
 @dataclass(frozen=True)
@@ -17,22 +38,36 @@ class Case:
 
     name: str
     precision: str
-    dropout: float
     bound: float
+    # Of the job's spec, on both sides.
+    change: Callable = plain
 
 
-# Dropout is drawn from counters: both sides leave out the same values, which nothing else would hide.
 CASES = (
-    Case("fp32", "fp32", 0, 2e-3),
-    Case("bf16", "bf16", 0, 1e-2),
-    Case("fp16", "fp16", 0, 1e-2),
-    Case("dropout", "fp32", 0.1, 2e-3),
+    Case("fp32", "fp32", 2e-3),
+    Case("bf16", "bf16", 1e-2),
+    Case("fp16", "fp16", 1e-2),
+    Case("dropout", "fp32", 2e-3, dropout),
+    Case("muon", "fp32", 1e-2, muon),
+    Case("packed", "fp32", 2e-3, packed),
+    Case("packed_bf16", "bf16", 2e-3, packed),
 )
 
 
-def losses_of(device, precision, dropout, steps):
+def documents(bench):
+    """A dataset of short documents. Its path without a suffix."""
+    path = bench.scratch / "documents"
+    if not path.with_suffix(".bin").exists():
+        text = DATA.with_suffix(".bin").read_bytes()[:40_000:2].decode("ascii", "replace")
+        lines = (json.dumps({"text": text[at : at + 16]}) for at in range(0, len(text), 16))
+        path.with_suffix(".jsonl").write_text("\n".join(lines))
+        program(VARUNA, "data", "build", "--tokenizer", "byte", "--output", path, path.with_suffix(".jsonl"))
+    return path
+
+
+def losses_of(bench, device, precision, change, steps):
     made = manifest(TINY, steps, device, precision)
-    made["spec"]["model"]["dropout"] = dropout
+    change(bench, made["spec"])
     if precision == "fp16":
         # A scale that is searched for leaves out steps at the start.
         made["spec"]["training"]["lossScale"] = {"static": 1024}
@@ -43,14 +78,33 @@ def parity(bench):
     """Twenty steps of a small model on the device against the same on the processor in fp32: weights are equal bit for bit."""
     steps, references = steps_of(bench, 20), {}
     for case in CASES:
-        if case.dropout not in references:
-            references[case.dropout] = losses_of("cpu", "fp32", case.dropout, steps)
-        losses = losses_of(bench.device, case.precision, case.dropout, steps)
-        print(f"  {case.precision} with dropout {case.dropout} on {bench.device} / fp32 on the processor:")
-        bench.judge(f"parity_{case.name}", difference(losses, references[case.dropout], steps), case.bound)
-    plain, dropped = (references[dropout] for dropout in (0, 0.1))
-    if plain == dropped:
-        raise RuntimeError("dropout changed nothing")
+        if case.change not in references:
+            references[case.change] = losses_of(bench, "cpu", "fp32", case.change, steps)
+        losses = losses_of(bench, bench.device, case.precision, case.change, steps)
+        print(f"  {case.name} in {case.precision} on {bench.device} / in fp32 on the processor:")
+        bench.judge(f"parity_{case.name}", difference(losses, references[case.change], steps), case.bound)
+    for change, losses in references.items():
+        # What changes nothing would be equal on both sides too.
+        if change is not plain and losses == references[plain]:
+            raise RuntimeError(f"{change.__name__} changed nothing")
+
+
+def muon_replicas(bench):
+    """Two holders of every matrix, each of which computes Muon's update for itself: the coordinator compares their bits."""
+    steps = steps_of(bench, 20)
+    made = manifest(size_of(bench, ELASTIC), steps, bench.device, "bf16", workers=2)
+    muon(bench, made["spec"])
+    made["spec"]["integrity"] = {"compareEverySteps": 4}
+    made["spec"]["pipeline"]["maxDepth"] = 1
+    made["spec"]["elasticity"]["minWorkers"] = 2
+    with Run(made, 2) as run:
+        run.wait()
+        metrics, events = run.lines("metrics.jsonl"), run.lines("events.jsonl")
+    differing = [event for event in events if event["event"] == "statesDiffer"]
+    print(f"  {len(metrics)} steps under {metrics[-1]['plan']}, loss {metrics[-1]['loss']:.5f}; {differing}")
+    bench.result("muon_replicas_equal", int(not differing))
+    if differing:
+        raise RuntimeError("two holders of the same matrices have different bits")
 
 
 def optimizer_bits(bench):

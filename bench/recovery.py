@@ -47,15 +47,13 @@ def recovery(events, metrics, at, until):
     """Milliseconds of each part of one recovery that began at `at` (seconds), and of the whole."""
     # Events have whole milliseconds: one within that of the kill may have the smaller number.
     window = [e for e in events if int(at * 1e3) <= e["timeMs"] <= until * 1e3]
-    moment = {}
-    for event in window:
-        # The last attempt counts; the first fence begins it.
-        if event["event"] != "fenced" or "fenced" not in moment:
-            moment[event["event"]] = event["timeMs"]
-    generation = max(e["generation"] for e in window if e["event"] == "planned")
-    first = next(m["timeMs"] for m in metrics if m["generation"] == generation)
-    order = [at * 1e3, *(moment[e] for e in ["fenced", "planned", "connected", "running"]), first]
-    return [b - a for a, b in zip(order, order[1:])] + [first - at * 1e3]
+    planned = [e["generation"] for e in window if e["event"] == "planned"]
+    # The first plan that ended a step: an attempt before it may have failed, and one after it changes the plan while training goes on.
+    first = next(m for m in metrics if m["generation"] in planned)
+    moment = {e["event"]: e["timeMs"] for e in window if e.get("generation") == first["generation"]}
+    fenced = next(e["timeMs"] for e in window if e["event"] == "fenced")
+    order = [at * 1e3, fenced, *(moment[e] for e in ["planned", "connected", "running"]), first["timeMs"]]
+    return [b - a for a, b in zip(order, order[1:])] + [first["timeMs"] - at * 1e3]
 
 
 def growth(events, metrics, joined, until):
