@@ -2,6 +2,7 @@
 
 use crate::cluster::orders;
 use crate::cluster::ownership::is_of;
+use crate::cluster::publish::News;
 use crate::cluster::record::begin_run;
 use crate::cluster::workloads;
 use crate::context::Context;
@@ -27,7 +28,7 @@ use std::time::{Duration, Instant};
 const INTERVAL: Duration = Duration::from_secs(300);
 /// One to a process that does not lead is repeated after this time.
 const RETRY: Duration = Duration::from_secs(10);
-/// One that came too early is, if no watch shows the change before; and so is one that reported something new.
+/// One that came too early is, if no watch shows the change before; and so is one that reported more than figures.
 const SOON: Duration = Duration::from_secs(1);
 
 /// Reconciles a job, and measures it.
@@ -105,12 +106,16 @@ async fn reconcile_job(
     }
     let report = report(observed, &decision, &context.backoff.failures(job));
     measure(observed, &decision, &report, context);
-    let is_news = context.publisher.report(job, &report);
+    let news = context.publisher.report(job, &report);
     follow_coordinator(observed, context);
     let again = report.reconcile_in.and_then(|s| u64::try_from(s).ok());
     let again = again.map_or(INTERVAL, Duration::from_secs);
     // What was reported may be decided on: no watch tells of that, as this program alone writes statuses.
-    let latest = if is_news || is_left { SOON } else { INTERVAL };
+    let latest = if news == News::Facts || is_left {
+        SOON
+    } else {
+        INTERVAL
+    };
     Ok(Action::requeue(again.clamp(SOON, latest)))
 }
 

@@ -19,9 +19,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use varuna_api::JobPhase;
-use varuna_api::crd::Status;
+use varuna_api::crd::{Condition, Status};
 use varuna_api::manifest::{API_VERSION, KIND};
+use varuna_api::{ConditionType, JobPhase};
 
 /// What changes within this time is one write, where it is something that others wait for ([`is_awaited`]).
 const DEBOUNCE: Duration = Duration::from_secs(1);
@@ -176,10 +176,10 @@ impl Publisher {
         publication.status.clone()
     }
 
-    /// Publishes a report in a while. Returns whether it says anything new of the job but for the time that has passed.
-    pub fn report(&self, job: &ObservedJob, report: &Report) -> bool {
-        let is_news = is_news(&job.status, &report.status);
-        if is_news {
+    /// Publishes a report in a while. Returns what it says that is new.
+    pub fn report(&self, job: &ObservedJob, report: &Report) -> News {
+        let news = news(&job.status, &report.status);
+        if news > News::Nothing {
             let mut publications = self.publications.lock();
             let publication = publications.of(job);
             publication.status = Some(report.status.clone());
@@ -195,7 +195,7 @@ impl Publisher {
         for note in &report.events {
             self.note(job, note);
         }
-        is_news
+        news
     }
 
     /// Publishes one sentence in a while, and logs it.
@@ -292,14 +292,60 @@ impl Publisher {
     }
 }
 
-/// Whether a status says more than that time has passed: that alone is not worth a write, and is counted by the next one.
-fn is_news(before: &Status, after: &Status) -> bool {
-    let timeless = |status: &Status| Status {
-        time: None,
-        goodput: None,
-        ..status.clone()
+/// What a report says that the status before did not.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum News {
+    /// Only that time has passed, which is not worth a write, and is counted by the next one.
+    Nothing,
+    /// How far the job has come and how fast it is. The look that reports them has decided with them.
+    Figures,
+    /// More: the next decision may be another one.
+    Facts,
+}
+
+fn news(before: &Status, after: &Status) -> News {
+    if before.time.is_some() != after.time.is_some() {
+        return News::Facts;
+    }
+    let mut with_figures_of_before = Status {
+        time: before.time.clone(),
+        goodput: before.goodput.clone(),
+        ..after.clone()
     };
-    timeless(before) != timeless(after) || before.time.is_some() != after.time.is_some()
+    if with_figures_of_before == *before {
+        return News::Nothing;
+    }
+    set_figures(&mut with_figures_of_before, before);
+    if with_figures_of_before == *before {
+        News::Figures
+    } else {
+        News::Facts
+    }
+}
+
+/// Replaces what no later decision depends on.
+fn set_figures(of: &mut Status, by: &Status) {
+    of.step = by.step;
+    of.progress.clone_from(&by.progress);
+    of.progressed_at.clone_from(&by.progressed_at);
+    of.tokens_per_second = by.tokens_per_second;
+    of.eta.clone_from(&by.eta);
+    of.loss.clone_from(&by.loss);
+    of.skipped_steps = by.skipped_steps;
+    of.loss_scale = by.loss_scale;
+    of.checkpoint.clone_from(&by.checkpoint);
+    // Its sentence names the newest checkpoint.
+    let stale = of.conditions.iter_mut().zip(&by.conditions);
+    for (condition, by) in stale.filter(|(of, by)| is_stale(of) && is_stale(by)) {
+        condition.clone_from(by);
+    }
+    if let (Some(plan), Some(by)) = (&mut of.plan, &by.plan) {
+        plan.observed_step_ms = by.observed_step_ms;
+    }
+}
+
+fn is_stale(condition: &Condition) -> bool {
+    condition.type_ == ConditionType::CheckpointStale.as_str()
 }
 
 /// Whether a status says something that programs wait for: another phase. Between training and recovering a job may go to and fro within the
