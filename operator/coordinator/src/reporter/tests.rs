@@ -1,6 +1,12 @@
 //! When reports are written, and how many of them.
 
 use super::*;
+use http::{Request, Response};
+use kube::Client;
+use kube::client::Body;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
 use varuna_plan::{Generation, Step, WorkerId};
 use varuna_protocol::coordinator::{RunMode, RunView, Snapshot, WorkerView};
 
@@ -165,4 +171,65 @@ fn failed_writes_come_less_and_less_often_and_no_sooner_than_the_api_server_asks
     let turn = Some(Duration::from_secs(2));
     assert_eq!(busy(5).pause(turn), Duration::from_secs(5));
     assert_eq!(busy(1).pause(turn), Duration::from_secs(2));
+}
+
+/// An API server that gives these answers to writes, one after the other, and when each was asked for.
+fn server(answers: Vec<(u16, serde_json::Value)>) -> (Client, Arc<Mutex<Vec<Instant>>>) {
+    let (answers, asked) = (Mutex::new(VecDeque::from(answers)), Arc::new(Mutex::new(vec![])));
+    let asked_too = Arc::clone(&asked);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        assert_eq!(
+            request.method(),
+            http::Method::PUT,
+            "a version is known: nothing is read"
+        );
+        asked_too.lock().push(Instant::now());
+        let (code, body) = answers
+            .lock()
+            .pop_front()
+            .expect("no write more than there are answers");
+        let response = Response::builder().status(code);
+        let response = response.body(Body::from(body.to_string().into_bytes()));
+        std::future::ready(response)
+    });
+    (Client::new(service, "default"), asked)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_report_that_an_overloaded_api_server_refuses_is_written_when_it_may_be_and_not_lost() {
+    let busy = |seconds| {
+        let details = json!({ "retryAfterSeconds": seconds });
+        let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "too many requests", "reason": "TooManyRequests",
+            "code": 429, "details": details });
+        (429, status)
+    };
+    let written = json!({ "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaRun", "metadata": { "name": "r", "resourceVersion": "6" } });
+    let (client, asked) = server(vec![busy(9), busy(1), busy(1), (200, written)]);
+    let spec = serde_json::from_value(json!({ "uid": "u", "goal": "Run", "coordinator": 1 })).unwrap();
+    let (_orders, seen) = watch::channel(Some(SeenOrders { spec, version: 5 }));
+    let reports = Reports {
+        runs: crate::orders::runs(&client, "n"),
+        name: "r".into(),
+        number: 1,
+        seen,
+    };
+    let end = RunStatus {
+        end: Some(varuna_api::crd::RunEnd::Done),
+        ..report("a", 1.0)
+    };
+    let (_report, newest) = watch::channel(Some(end));
+    assert_eq!(reports.write(newest).await, Ended::Reported);
+    let asked = asked.lock();
+    let pauses: Vec<Duration> = asked.windows(2).map(|two| two[1] - two[0]).collect();
+    // The first is what the server asks for, the others are the second and third of the backoff, with what chance adds.
+    let bounds =
+        [(9, 10), (2, 5), (4, 9)].map(|(least, most)| Duration::from_secs(least)..Duration::from_secs(most));
+    assert_eq!(pauses.len(), bounds.len(), "{pauses:?}");
+    assert!(
+        bounds
+            .iter()
+            .zip(&pauses)
+            .all(|(bounds, pause)| bounds.contains(pause)),
+        "{pauses:?}"
+    );
 }
