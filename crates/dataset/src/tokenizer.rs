@@ -2,6 +2,7 @@
 
 mod file;
 mod published;
+mod words;
 
 use crate::error::DataError;
 use crate::files::Files;

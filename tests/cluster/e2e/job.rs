@@ -89,6 +89,11 @@ impl Observation {
         self.number("/plan/workers")
     }
 
+    /// Workers in the plan, and those that are there without a place in it.
+    pub(crate) fn attached(&self) -> i64 {
+        self.members() + self.number("/plan/idle")
+    }
+
     /// What the job is doing.
     pub(crate) fn phase(&self) -> &str {
         self.status["phase"].as_str().unwrap_or("")

@@ -1,6 +1,7 @@
 //! A tokenizer that comes as a `tokenizer.json`, with the files of the Hugging Face libraries that lie beside it.
 
 use super::published;
+use super::words::Words;
 use crate::error::DataError;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -51,6 +52,8 @@ pub(super) enum End<'a> {
 /// A tokenizer of the Hugging Face libraries.
 pub struct TokenizerFile {
     inner: Tokenizer,
+    /// Where a text's tokens are those of its words.
+    words: Option<Words>,
     files: Vec<(String, Vec<u8>)>,
     sha256: String,
     vocabulary: u32,
@@ -115,6 +118,7 @@ impl TokenizerFile {
         let sha256 = hex::encode(Sha256::digest(&files[0].1));
         let end = end_of_document(&inner, path, &files, end)?;
         Ok(TokenizerFile {
+            words: Words::of(&inner),
             inner,
             files,
             sha256,
@@ -156,8 +160,17 @@ impl TokenizerFile {
 
     /// The tokens of a text, with those that the tokenizer puts around each text, as one that begins it.
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
-        let encoded = self.inner.encode_fast(text, true).map_err(|e| e.to_string())?;
-        let ids = encoded.get_ids().to_vec();
+        let by_words = self
+            .words
+            .as_ref()
+            .and_then(|words| words.encode(&self.inner, text));
+        let ids = match by_words {
+            Some(ids) => ids,
+            None => {
+                let encoded = self.inner.encode_fast(text, true).map_err(|e| e.to_string())?;
+                encoded.get_ids().to_vec()
+            }
+        };
         // What is put around a text need not be in the vocabulary.
         match ids.iter().find(|id| **id >= self.vocabulary) {
             Some(id) => Err(format!(

@@ -1,0 +1,171 @@
+//! The tokens of a text from those of its words, for tokenizers that cut a text into words before anything else. Few words make most of any text: each
+//! is tokenized once and then looked up, without the bookkeeping of offsets that the library has for every piece. Patterns, alphabet and model are the
+//! library's own; whatever is not known to be the same this way is left to it.
+
+use parking_lot::Mutex;
+use std::borrow::Cow;
+use std::collections::HashMap;
+use tokenizers::normalizers::NFC;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::utils::SysRegex;
+use tokenizers::{
+    Model as _, NormalizedString, Normalizer as _, NormalizerWrapper, OffsetReferential, OffsetType,
+    PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer,
+};
+
+/// GPT-2's words (Radford et al. 2019; `encoder.py` of its source), which the library keeps to itself.
+const GPT2_WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+/// Words that are kept for a thread at most.
+const KNOWN_MAX: usize = 1 << 16;
+/// Bytes of a word that is kept at most: longer ones hardly come again.
+const KEPT_BYTES: usize = 64;
+
+/// The tokens of words, as far as they came.
+type Known = HashMap<Box<str>, Box<[u32]>>;
+
+/// A tokenizer of which a text's tokens are those of its words.
+pub(super) struct Words {
+    pattern: SysRegex,
+    /// Writes a word in the model's alphabet of bytes.
+    alphabet: ByteLevel,
+    composes: bool,
+    /// Tokens that are found in a text before it is cut into words: a text that has one is left to the library.
+    before_words: Vec<String>,
+    /// What the tokenizer puts before a text and behind it.
+    around: [Vec<u32>; 2],
+    /// One for each thread that tokenizes at the moment, at most.
+    known: Mutex<Vec<Known>>,
+}
+
+impl Words {
+    /// None where texts are not cut into words first, or where it is not known how.
+    pub(super) fn of(tokenizer: &Tokenizer) -> Option<Words> {
+        let pattern = match tokenizer.get_pre_tokenizer()? {
+            PreTokenizerWrapper::ByteLevel(bytes) if bytes.use_regex && !bytes.add_prefix_space => GPT2_WORDS,
+            PreTokenizerWrapper::Sequence(parts) => match parts.as_ref() {
+                [
+                    PreTokenizerWrapper::Split(split),
+                    PreTokenizerWrapper::ByteLevel(bytes),
+                ] if !bytes.use_regex && !bytes.add_prefix_space => isolated(split)?,
+                _ => return None,
+            },
+            _ => return None,
+        };
+        let composes = match tokenizer.get_normalizer() {
+            None => false,
+            Some(NormalizerWrapper::NFC(NFC)) => true,
+            Some(_) => return None,
+        };
+        let added = tokenizer.get_added_tokens_decoder();
+        let before_words: Vec<String> = added
+            .into_values()
+            .filter(|token| !(token.special && tokenizer.get_encode_special_tokens()))
+            .map(|token| token.content)
+            .collect();
+        // What the normalizer makes of them would have to be known, too.
+        if !before_words
+            .iter()
+            .all(|token| token.is_ascii() && !token.is_empty())
+        {
+            return None;
+        }
+        Some(Words {
+            pattern: SysRegex::new(pattern).ok()?,
+            alphabet: ByteLevel::new(false, false, false),
+            composes,
+            before_words,
+            around: around(tokenizer)?,
+            known: Mutex::default(),
+        })
+    }
+
+    /// The tokens of a text with those around it; none where the library has to say them.
+    pub(super) fn encode(&self, tokenizer: &Tokenizer, text: &str) -> Option<Vec<u32>> {
+        let composed = self.composed(text)?;
+        let has_other = |text: &str| {
+            self.before_words
+                .iter()
+                .any(|token| text.contains(token.as_str()))
+        };
+        if text.is_empty() || has_other(text) || has_other(&composed) {
+            return None;
+        }
+        let [before, behind] = &self.around;
+        let mut known = self.known.lock().pop().unwrap_or_default();
+        let mut ids = before.clone();
+        let mut end = 0;
+        let mut add = |word: &str| self.add(tokenizer, &mut known, word, &mut ids);
+        let mut all = true;
+        for (start, next) in self.pattern.find_iter(&composed) {
+            // What no pattern matches is a word as well.
+            all = all && add(&composed[end..start]).is_some() && add(&composed[start..next]).is_some();
+            end = next;
+        }
+        all = all && add(&composed[end..]).is_some();
+        self.known.lock().push(known);
+        ids.extend(behind);
+        all.then_some(ids)
+    }
+
+    fn composed<'a>(&self, text: &'a str) -> Option<Cow<'a, str>> {
+        if !self.composes || text.is_ascii() {
+            return Some(Cow::Borrowed(text));
+        }
+        let mut normalized = NormalizedString::from(text);
+        NFC.normalize(&mut normalized).ok()?;
+        Some(Cow::Owned(normalized.get().to_owned()))
+    }
+
+    fn add(&self, tokenizer: &Tokenizer, known: &mut Known, word: &str, to: &mut Vec<u32>) -> Option<()> {
+        if word.is_empty() {
+            return Some(());
+        }
+        if let Some(ids) = known.get(word) {
+            to.extend(&**ids);
+            return Some(());
+        }
+        let start = to.len();
+        let mut piece = PreTokenizedString::from(word);
+        self.alphabet.pre_tokenize(&mut piece).ok()?;
+        for (written, ..) in piece.get_splits(OffsetReferential::Original, OffsetType::None) {
+            let tokens = tokenizer.get_model().tokenize(written).ok()?;
+            to.extend(tokens.iter().map(|token| token.id));
+        }
+        if word.len() <= KEPT_BYTES && known.len() < KNOWN_MAX {
+            known.insert(word.into(), to[start..].into());
+        }
+        Some(())
+    }
+}
+
+/// The pattern of a cut that leaves every match and all between as words.
+fn isolated(split: &Split) -> Option<&str> {
+    match &split.pattern {
+        SplitPattern::Regex(pattern)
+            if split.behavior == SplitDelimiterBehavior::Isolated && !split.invert =>
+        {
+            Some(pattern)
+        }
+        _ => None,
+    }
+}
+
+/// What is put before and behind any text, by two of them.
+fn around(tokenizer: &Tokenizer) -> Option<[Vec<u32>; 2]> {
+    let ids = |text: &str, whole| {
+        let encoded = tokenizer.encode_fast(text, whole).ok()?;
+        Some(encoded.get_ids().to_vec())
+    };
+    let (whole, bare) = (ids("a", true)?, ids("a", false)?);
+    if bare.is_empty() {
+        return None;
+    }
+    let at = whole.windows(bare.len()).position(|part| part == bare)?;
+    let around = [whole[..at].to_vec(), whole[at + bare.len()..].to_vec()];
+    let other = [&around[0][..], &ids("b c", false)?, &around[1]].concat();
+    (ids("b c", true)? == other).then_some(around)
+}
+
+#[cfg(test)]
+mod tests;

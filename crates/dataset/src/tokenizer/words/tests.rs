@@ -1,0 +1,186 @@
+//! The tokens of words against the library's own.
+
+use super::Words;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::sync::LazyLock;
+use tokenizers::Tokenizer;
+
+/// Llama 3's words, as its `tokenizer.json` has them.
+const LLAMA3_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// GPT-2's tokenizer as a `tokenizer.json`, with these changes.
+fn gpt2_with(change: impl FnOnce(&mut Value)) -> Tokenizer {
+    static GPT2: LazyLock<Value> = LazyLock::new(|| {
+        let files = crate::Tokenizer::Gpt2.published(1024).unwrap();
+        let (_, json) = files.iter().find(|(name, _)| name == "tokenizer.json").unwrap();
+        serde_json::from_slice(json).unwrap()
+    });
+    let mut json = GPT2.clone();
+    change(&mut json);
+    let mut tokenizer = Tokenizer::from_bytes(json.to_string()).unwrap();
+    tokenizer.set_encode_special_tokens(true);
+    tokenizer
+}
+
+fn split_then_bytes(pattern: &str) -> Value {
+    let split =
+        json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
+    let bytes =
+        json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
+    json!({ "type": "Sequence", "pretokenizers": [split, bytes] })
+}
+
+fn added(id: u32, content: &str, special: bool) -> Value {
+    json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": special })
+}
+
+/// Tokenizers of the kinds that are tokenized by words: GPT-2's, one with Llama 3's words that puts a token before a text and one behind it, one
+/// with Qwen's normalizer and tokens that texts may spell, and one whose pattern leaves most of a text unmatched.
+fn by_words() -> &'static [(&'static str, Tokenizer, Words)] {
+    static ALL: LazyLock<Vec<(&str, Tokenizer, Words)>> = LazyLock::new(|| {
+        let llama = gpt2_with(|json| {
+            json["pre_tokenizer"] = split_then_bytes(LLAMA3_WORDS);
+            let special = |id: &str| json!({ "SpecialToken": { "id": id, "type_id": 0 } });
+            let text = json!({ "Sequence": { "id": "A", "type_id": 0 } });
+            json["added_tokens"] = json!([added(50256, "<|endoftext|>", true), added(50257, "<s>", true)]);
+            json["post_processor"] = json!({
+                "type": "TemplateProcessing", "single": [special("<s>"), text, special("<|endoftext|>")], "pair": [text, text],
+                "special_tokens": {
+                    "<s>": { "id": "<s>", "ids": [50257], "tokens": ["<s>"] },
+                    "<|endoftext|>": { "id": "<|endoftext|>", "ids": [50256], "tokens": ["<|endoftext|>"] },
+                },
+            });
+        });
+        let qwen = gpt2_with(|json| {
+            json["normalizer"] = json!({ "type": "NFC" });
+            json["pre_tokenizer"] = split_then_bytes(LLAMA3_WORDS);
+            json["added_tokens"] = json!([
+                added(50256, "<|endoftext|>", true),
+                added(50257, "<think>", false)
+            ]);
+        });
+        let vowels = gpt2_with(|json| json["pre_tokenizer"] = split_then_bytes("[aeiou]+"));
+        let all = [
+            ("gpt2", gpt2_with(|_| {})),
+            ("llama", llama),
+            ("qwen", qwen),
+            ("vowels", vowels),
+        ];
+        let with_words = |(name, tokenizer)| {
+            let words = Words::of(&tokenizer).unwrap();
+            (name, tokenizer, words)
+        };
+        all.into_iter().map(with_words).collect()
+    });
+    &ALL
+}
+
+fn library(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    tokenizer.encode_fast(text, true).unwrap().get_ids().to_vec()
+}
+
+/// What texts are made of: words, spaces of all kinds, signs that are composed, and tokens of control.
+const PIECES: &[&str] = &[
+    "the",
+    "The",
+    " in",
+    "beginning",
+    "'s",
+    "'LL",
+    "don't",
+    " ",
+    "  ",
+    "\n",
+    "\r\n",
+    "\t",
+    "\u{a0}",
+    "\u{3000}",
+    "12",
+    "34567",
+    ".",
+    "...",
+    "?!",
+    "e\u{301}",
+    "\u{e9}",
+    "\u{212a}",
+    "\u{37e}",
+    "\u{1f600}",
+    "\u{4e2d}\u{6587}",
+    "\u{0}",
+    "<think>",
+    "<thi",
+    "<|endoftext|>",
+    "<s>",
+    "_",
+    "-",
+];
+
+fn text() -> impl Strategy<Value = String> {
+    let piece = prop_oneof![8 => prop::sample::select(PIECES).prop_map(str::to_owned), 1 => any::<char>().prop_map(String::from)];
+    prop::collection::vec(piece, 0..40).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    // Each has some thousand pieces, and both sides take long in a debug build.
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn a_text_has_the_tokens_that_the_library_gives_it(texts in prop::collection::vec(text(), 1..4)) {
+        for (name, tokenizer, words) in by_words() {
+            // The second time most words are known.
+            for text in texts.iter().chain(&texts) {
+                if let Some(ids) = words.encode(tokenizer, text) {
+                    prop_assert_eq!(ids, library(tokenizer, text), "{} {:?}", name, text);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn texts_are_tokenized_by_words_unless_they_hold_a_token_that_comes_before_words() {
+    for (name, tokenizer, _) in by_words() {
+        let words = Words::of(tokenizer).unwrap();
+        let text = "In the beginning, e\u{301} <|endoftext|> <thi nk>\n";
+        assert_eq!(
+            words.encode(tokenizer, text),
+            Some(library(tokenizer, text)),
+            "{name}"
+        );
+        let thinks = words.encode(tokenizer, "a <think>");
+        assert_eq!(thinks.is_none(), *name == "qwen", "{name}");
+        // U+212A is composed to the letter K, and U+037E to a semicolon.
+        let long = "word ".repeat(1000) + &"x".repeat(1000);
+        assert_eq!(
+            words.encode(tokenizer, &long),
+            Some(library(tokenizer, &long)),
+            "{name}"
+        );
+        assert_eq!(words.known.lock().len(), 1, "{name}: one thread has come");
+    }
+}
+
+#[test]
+fn tokenizers_that_work_otherwise_are_left_to_the_library() {
+    let other = |key: &str, value: Value| gpt2_with(|json| json[key] = value);
+    let bytes = |regex, space| json!({ "type": "ByteLevel", "add_prefix_space": space, "trim_offsets": true, "use_regex": regex });
+    let removes =
+        json!({ "type": "Split", "pattern": { "Regex": " " }, "behavior": "Removed", "invert": false });
+    let removes = json!({ "type": "Sequence", "pretokenizers": [removes, bytes(false, false)] });
+    for (what, tokenizer) in [
+        (
+            "a space before the text",
+            other("pre_tokenizer", bytes(true, true)),
+        ),
+        ("no words", other("pre_tokenizer", bytes(false, false))),
+        ("none at all", other("pre_tokenizer", Value::Null)),
+        ("matches removed", other("pre_tokenizer", removes)),
+        ("lower case", other("normalizer", json!({ "type": "Lowercase" }))),
+        (
+            "another alphabet",
+            other("added_tokens", json!([added(50257, "\u{e9}", false)])),
+        ),
+    ] {
+        assert!(Words::of(&tokenizer).is_none(), "{what}");
+    }
+}
