@@ -3,6 +3,8 @@
 //! library's own; whatever is not known to be the same this way is left to it.
 
 use parking_lot::Mutex;
+use regex_automata::meta::Regex;
+use regex_automata::{Anchored, Input};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use tokenizers::normalizers::NFC;
@@ -21,12 +23,23 @@ const KNOWN_MAX: usize = 1 << 16;
 /// Bytes of a word that is kept at most: longer ones hardly come again.
 const KEPT_BYTES: usize = 64;
 
+/// How the usual patterns end: of white space before a word, all but the last sign is a word of its own.
+const SPACES: &str = r"|\s+(?!\S)|\s+";
+
+/// How a text is cut into words.
+enum Cut {
+    /// By the library's engine, which can look ahead, and is slow for that.
+    Library(SysRegex),
+    /// By a pattern that ends with [`SPACES`], of two parts in one search: what stands before that, and white space, which is put right afterwards.
+    Spaces(Regex),
+}
+
 /// The tokens of words, as far as they came.
 type Known = HashMap<Box<str>, Box<[u32]>>;
 
 /// A tokenizer of which a text's tokens are those of its words.
 pub(super) struct Words {
-    pattern: SysRegex,
+    cut: Cut,
     /// Writes a word in the model's alphabet of bytes.
     alphabet: ByteLevel,
     composes: bool,
@@ -71,7 +84,7 @@ impl Words {
             return None;
         }
         Some(Words {
-            pattern: SysRegex::new(pattern).ok()?,
+            cut: Cut::by(pattern)?,
             alphabet: ByteLevel::new(false, false, false),
             composes,
             before_words,
@@ -94,18 +107,12 @@ impl Words {
         let [before, behind] = &self.around;
         let mut known = self.known.lock().pop().unwrap_or_default();
         let mut ids = before.clone();
-        let mut end = 0;
-        let mut add = |word: &str| self.add(tokenizer, &mut known, word, &mut ids);
-        let mut all = true;
-        for (start, next) in self.pattern.find_iter(&composed) {
-            // What no pattern matches is a word as well.
-            all = all && add(&composed[end..start]).is_some() && add(&composed[start..next]).is_some();
-            end = next;
-        }
-        all = all && add(&composed[end..]).is_some();
+        let all = self
+            .cut
+            .each(&composed, |word| self.add(tokenizer, &mut known, word, &mut ids));
         self.known.lock().push(known);
         ids.extend(behind);
-        all.then_some(ids)
+        all.map(|()| ids)
     }
 
     fn composed<'a>(&self, text: &'a str) -> Option<Cow<'a, str>> {
@@ -136,6 +143,60 @@ impl Words {
             known.insert(word.into(), to[start..].into());
         }
         Some(())
+    }
+}
+
+impl Cut {
+    /// None where the library refuses the pattern.
+    fn by(pattern: &str) -> Option<Cut> {
+        let others = pattern.strip_suffix(SPACES);
+        // What looks around is refused.
+        let of_two = others.and_then(|others| Regex::new_many(&[others, r"\s+"]).ok());
+        match of_two {
+            Some(regex) => Some(Cut::Spaces(regex)),
+            None => SysRegex::new(pattern).ok().map(Cut::Library),
+        }
+    }
+
+    /// Hands on all matches, and what lies between them, in their order. None where `word` says so, and where a match is empty.
+    fn each(&self, text: &str, mut word: impl FnMut(&str) -> Option<()>) -> Option<()> {
+        let mut end = 0;
+        let mut add = |start: usize, next: usize| {
+            word(&text[end..start])?;
+            end = next;
+            word(&text[start..next])
+        };
+        match self {
+            Cut::Library(regex) => regex
+                .find_iter(text)
+                .try_for_each(|(start, next)| add(start, next))?,
+            Cut::Spaces(regex) => {
+                let mut at = 0;
+                while let Some((start, next)) = next_of_two(regex, text, at) {
+                    if next == start {
+                        return None;
+                    }
+                    add(start, next)?;
+                    at = next;
+                }
+            }
+        }
+        word(&text[end..])
+    }
+}
+
+/// The next match of [`Cut::Spaces`] from this byte on.
+fn next_of_two(regex: &Regex, text: &str, at: usize) -> Option<(usize, usize)> {
+    let from = Input::new(text).range(at..);
+    // Nearly always it begins here, which needs no search for its start.
+    let here = regex.search(&from.clone().anchored(Anchored::Yes));
+    let found = here.or_else(|| regex.search(&from))?;
+    let (start, end) = (found.start(), found.end());
+    let is_before_word = found.pattern().as_usize() == 1 && end < text.len();
+    let last = text[start..end].char_indices().next_back();
+    match last.filter(|(length, _)| is_before_word && *length > 0) {
+        Some((length, _)) => Some((start, start + length)),
+        None => Some((start, end)),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The tokens of words against the library's own.
 
-use super::Words;
+use super::{Cut, Words};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::sync::LazyLock;
@@ -141,6 +141,8 @@ proptest! {
 fn texts_are_tokenized_by_words_unless_they_hold_a_token_that_comes_before_words() {
     for (name, tokenizer, _) in by_words() {
         let words = Words::of(tokenizer).unwrap();
+        let is_quick = matches!(words.cut, Cut::Spaces(_));
+        assert_eq!(is_quick, *name != "vowels", "{name}");
         let text = "In the beginning, e\u{301} <|endoftext|> <thi nk>\n";
         assert_eq!(
             words.encode(tokenizer, text),
