@@ -12,8 +12,8 @@ use varuna_operator::installation::{self, Installation};
 use varuna_operator::leadership::{self, Candidacy};
 use varuna_wire::address::any_beside;
 
-/// What the operator keeps are very many small objects, and what it reads is parsed into more: with the C library's allocator half of its processor time at
-/// rest went there, and it took two thirds more memory (docs/benchmarks.md).
+/// The operator keeps very many small objects, and parses what it reads into more. With the C library's allocator it took 1.6 times the processor time at
+/// rest, and 1.7 times the memory (docs/benchmarks.md).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

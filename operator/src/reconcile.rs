@@ -2,14 +2,13 @@
 
 use crate::cluster::orders;
 use crate::cluster::ownership::is_of;
-use crate::cluster::publish::News;
 use crate::cluster::record::begin_run;
 use crate::cluster::workloads;
 use crate::context::Context;
 use crate::decide::objects::record_name;
 use crate::decide::{
-    Decision, JobPart, Observed, ObservedJob, ObservedNode, PodVerdict, Report, coordinator_failure, decide,
-    deletion_events, report, waits_for_server,
+    Decision, JobPart, News, Observed, ObservedJob, ObservedNode, PodVerdict, Report, coordinator_failure,
+    decide, deletion_events, report, waits_for_server,
 };
 use crate::error::{DEADLINE, Error};
 use crate::index::{IndexedPod, IndexedRun, resource_version};

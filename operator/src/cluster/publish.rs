@@ -6,7 +6,7 @@
 
 use super::event_recorder::EventRecorder;
 use super::joined_events::joined;
-use crate::decide::{EventNote, ObservedJob, Report};
+use crate::decide::{EventNote, News, ObservedJob, Report, news};
 use crate::index::resource_version;
 use crate::resource::{JobIdentity, MANAGER, resource};
 use futures::StreamExt as _;
@@ -19,9 +19,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use varuna_api::crd::{Condition, Status};
+use varuna_api::JobPhase;
+use varuna_api::crd::Status;
 use varuna_api::manifest::{API_VERSION, KIND};
-use varuna_api::{ConditionType, JobPhase};
 
 /// What changes within this time is one write, where it is something that others wait for ([`is_awaited`]).
 const DEBOUNCE: Duration = Duration::from_secs(1);
@@ -290,62 +290,6 @@ impl Publisher {
         self.publications.lock().jobs.retain(|uid, _| exists(uid));
         self.recorder.retain(exists);
     }
-}
-
-/// What a report says that the status before did not.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum News {
-    /// Only that time has passed, which is not worth a write, and is counted by the next one.
-    Nothing,
-    /// How far the job has come and how fast it is. The look that reports them has decided with them.
-    Figures,
-    /// More: the next decision may be another one.
-    Facts,
-}
-
-fn news(before: &Status, after: &Status) -> News {
-    if before.time.is_some() != after.time.is_some() {
-        return News::Facts;
-    }
-    let mut with_figures_of_before = Status {
-        time: before.time.clone(),
-        goodput: before.goodput.clone(),
-        ..after.clone()
-    };
-    if with_figures_of_before == *before {
-        return News::Nothing;
-    }
-    set_figures(&mut with_figures_of_before, before);
-    if with_figures_of_before == *before {
-        News::Figures
-    } else {
-        News::Facts
-    }
-}
-
-/// Replaces what no later decision depends on.
-fn set_figures(of: &mut Status, by: &Status) {
-    of.step = by.step;
-    of.progress.clone_from(&by.progress);
-    of.progressed_at.clone_from(&by.progressed_at);
-    of.tokens_per_second = by.tokens_per_second;
-    of.eta.clone_from(&by.eta);
-    of.loss.clone_from(&by.loss);
-    of.skipped_steps = by.skipped_steps;
-    of.loss_scale = by.loss_scale;
-    of.checkpoint.clone_from(&by.checkpoint);
-    // Its sentence names the newest checkpoint.
-    let stale = of.conditions.iter_mut().zip(&by.conditions);
-    for (condition, by) in stale.filter(|(of, by)| is_stale(of) && is_stale(by)) {
-        condition.clone_from(by);
-    }
-    if let (Some(plan), Some(by)) = (&mut of.plan, &by.plan) {
-        plan.observed_step_ms = by.observed_step_ms;
-    }
-}
-
-fn is_stale(condition: &Condition) -> bool {
-    condition.type_ == ConditionType::CheckpointStale.as_str()
 }
 
 /// Whether a status says something that programs wait for: another phase. Between training and recovering a job may go to and fro within the

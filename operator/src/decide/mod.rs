@@ -16,6 +16,7 @@ mod failures;
 mod job_outcome;
 mod job_progress;
 mod network_policies;
+mod news;
 pub mod objects;
 mod observed;
 mod pod_template;
@@ -37,6 +38,7 @@ pub use decision::{
     WorkloadChange,
 };
 pub use events::deletion_events;
+pub use news::{News, news};
 pub use observed::{
     ContainerEnd, CoordinatorProbe, Credentials, Failure, JobPart, Observed, ObservedJob, ObservedNode,
     ObservedPod, ObservedRun, PodPhase, ProbeAnswer, Rejection, RunEnd, Settings, TOPOLOGY_LABELS,

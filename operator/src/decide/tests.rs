@@ -16,6 +16,7 @@ mod domains;
 mod failures;
 mod job_progress;
 mod network_policies;
+mod news;
 mod pod_template;
 mod pod_verdicts;
 mod properties;

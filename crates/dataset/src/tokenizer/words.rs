@@ -70,12 +70,10 @@ impl Words {
             Some(NormalizerWrapper::NFC(NFC)) => true,
             Some(_) => return None,
         };
-        let added = tokenizer.get_added_tokens_decoder();
-        let before_words: Vec<String> = added
-            .into_values()
-            .filter(|token| !(token.special && tokenizer.get_encode_special_tokens()))
-            .map(|token| token.content)
-            .collect();
+        let added = tokenizer.get_added_vocabulary();
+        let is_text = |token: &str| added.get_encode_special_tokens() && added.is_special_token(token);
+        let before_words = added.get_vocab().keys().filter(|token| !is_text(token));
+        let before_words: Vec<String> = before_words.cloned().collect();
         // What the normalizer makes of them would have to be known, too.
         if !before_words
             .iter()

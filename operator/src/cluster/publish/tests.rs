@@ -1,6 +1,4 @@
 use super::*;
-use k8s_openapi::jiff::Timestamp;
-use varuna_api::crd::{CheckpointStatus, PlanStatus, Time, TimeSpent};
 use varuna_api::{JobPhase, Reason};
 
 fn note(reason: Reason, text: &str) -> EventNote {
@@ -99,81 +97,6 @@ fn a_write_that_fails_is_tried_again_less_and_less_often() {
         all.finish(now, &work, &Err(late));
     }
     assert_eq!(waits, [1, 2, 4, 8, 16, 30]);
-}
-
-#[test]
-fn time_that_passes_is_no_news_and_everything_else_is() {
-    let at = |until: i64, phase| {
-        let until = Timestamp::from_second(until).unwrap();
-        Status {
-            time: Some(TimeSpent::since(Time(until))),
-            goodput: Some(format!("{until}")),
-            phase: Some(phase),
-            ..Status::default()
-        }
-    };
-    let before = at(1, JobPhase::Training);
-    assert_eq!(news(&before, &at(2, JobPhase::Training)), News::Nothing);
-    assert_eq!(news(&before, &at(2, JobPhase::Waiting)), News::Facts);
-    let counted = Status {
-        time: before.time.clone(),
-        ..Status::default()
-    };
-    assert_eq!(news(&Status::default(), &counted), News::Facts);
-}
-
-/// A job that trains, at this step.
-fn trains(step: i64) -> Status {
-    let plan = PlanStatus {
-        generation: 3,
-        observed_step_ms: Some(100 + step),
-        ..PlanStatus::default()
-    };
-    let stale = Condition {
-        type_: ConditionType::CheckpointStale.to_string(),
-        status: "False".into(),
-        reason: Reason::Fresh.to_string(),
-        message: format!("the newest checkpoint is of step {step}"),
-        last_transition_time: Time(Timestamp::UNIX_EPOCH),
-        observed_generation: Some(1),
-    };
-    let checkpoint = CheckpointStatus {
-        newest_step: Some(step),
-        ..CheckpointStatus::default()
-    };
-    Status {
-        phase: Some(JobPhase::Training),
-        conditions: vec![stale],
-        plan: Some(plan),
-        progress: Some(format!("{step}/100")),
-        progressed_at: Some(Time(Timestamp::from_second(step).unwrap())),
-        tokens_per_second: Some(step),
-        eta: Some(format!("{step}s")),
-        loss: Some(format!("{step}")),
-        skipped_steps: Some(step),
-        loss_scale: Some(step),
-        checkpoint: Some(checkpoint),
-        ..status(step)
-    }
-}
-
-#[test]
-fn steps_are_figures_and_what_a_decision_looks_at_is_more() {
-    let before = trains(1);
-    assert_eq!(news(&before, &trains(2)), News::Figures);
-    let changes: [fn(&mut Status); 6] = [
-        |s| s.newest_pod += 1,
-        |s| s.steps = Some(7),
-        |s| s.workers += 1,
-        |s| s.save_ordered = Some("now".into()),
-        |s| s.plan.as_mut().unwrap().generation += 1,
-        |s| s.conditions[0].type_ = ConditionType::Complete.to_string(),
-    ];
-    for (number, change) in changes.into_iter().enumerate() {
-        let mut after = trains(2);
-        change(&mut after);
-        assert_eq!(news(&before, &after), News::Facts, "change {number}");
-    }
 }
 
 #[test]

@@ -224,7 +224,7 @@ fn any_observed() -> impl Strategy<Value = Observed> {
 }
 
 /// A job that trains with all its workers, or nearly so: only such a one is brought to another template, and loses workers that run for nothing else.
-fn any_healthy() -> impl Strategy<Value = Observed> {
+pub(super) fn any_healthy() -> impl Strategy<Value = Observed> {
     let pod = (
         proptest::sample::select(&["good", "other", "spot"][..]),
         any::<(bool, bool)>(),
@@ -254,7 +254,7 @@ fn any_healthy() -> impl Strategy<Value = Observed> {
     })
 }
 
-fn any_job() -> impl Strategy<Value = Observed> {
+pub(super) fn any_job() -> impl Strategy<Value = Observed> {
     prop_oneof![3 => any_observed(), 1 => any_healthy()]
 }
 

@@ -100,8 +100,8 @@ impl CaseRun<'_> {
         ])
     }
 
-    /// Twice the workers of the other cases: half of them go with their node, and come back. On two cores the planner may find that some of them make no step
-    /// shorter: they are there without a place.
+    /// Twice the workers of the other cases: half of them go with their node, and come back. On two cores some of so many may compute so slowly that they
+    /// get no place in the plan; then the coordinator has to have said so.
     pub(super) async fn eight_workers(&mut self) -> Result<()> {
         let (before, node) = (self.job.now()?, self.busiest().await?);
         let evictions = Evictions::from(&self.job, &node);
@@ -118,17 +118,31 @@ impl CaseRun<'_> {
         .await;
         self.kubectl(&["uncordon", &node])?;
         let with_four = result?;
+        self.only_slow_ones_are_idle(&with_four)?;
         println!(
             "  {} of four trained on from step {}",
             with_four.members(),
             with_four.step()
         );
-        self.job
+        let with_eight = self
+            .job
             .until("eight are there again, and training goes on", |l| {
                 l.attached() == 8 && l.phase() == "Training" && l.step() > with_four.step() + 3
             })
             .await?;
+        self.only_slow_ones_are_idle(&with_eight)?;
         self.is_reported(&before).await
+    }
+
+    fn only_slow_ones_are_idle(&self, seen: &Observation) -> Result<()> {
+        let said = self.kubectl(&["-n", &self.job.namespace, "get", "varunaruns", "-o", "json"])?;
+        ensure!(
+            seen.members() == seen.attached() || said.contains("of the others' speed"),
+            "{} of {} workers have a place, and none of the others is said to be slow: {said}",
+            seen.members(),
+            seen.attached()
+        );
+        Ok(())
     }
 
     pub(super) async fn drain(&mut self) -> Result<()> {
