@@ -67,9 +67,9 @@ enum Command {
         #[arg(long)]
         keep: usize,
     },
-    /// Export a checkpoint of a GPT-2, Llama or Qwen 3 as a Hugging Face folder (model.safetensors, config.json, tokenizer.json).
+    /// Export a checkpoint of a GPT-2, Llama, Qwen 3 or BERT as a Hugging Face folder (model.safetensors, config.json, tokenizer.json).
     Export(export::Arguments),
-    /// Import a Hugging Face folder of a GPT-2, Llama or Qwen 3 as the first checkpoint of a job. A run of that job starts from it.
+    /// Import a Hugging Face folder of a GPT-2, Llama, Qwen 3 or BERT as the first checkpoint of a job. A run of that job starts from it.
     ///
     /// The folder's tokenizer is kept beside the checkpoints, and an export has it again.
     Import {

@@ -104,6 +104,17 @@ pub(crate) struct EvaluateArguments {
     /// Leave out the loss of each document's first token, as spec.data.packing.maskLoss of the job.
     #[arg(long)]
     mask_loss: bool,
+    /// Hide tokens as spec.training.masking of the job: this one stands for them. For a bidirectional model, which needs it.
+    #[arg(long, value_name = "TOKEN")]
+    mask_token: Option<u32>,
+    /// Probability with which a token is hidden, as spec.training.masking.probability of the job [default: 0.15].
+    #[arg(
+        long,
+        value_name = "P",
+        requires = "mask_token",
+        allow_negative_numbers = true
+    )]
+    mask_probability: Option<f64>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -138,6 +149,11 @@ pub(crate) fn evaluate(arguments: &EvaluateArguments) -> Result<(), Failure> {
         "--steps",
         arguments.steps.map(|steps| steps.to_string()),
     );
+    let mask_token = arguments.mask_token.map(|token| token.to_string());
+    optional(&mut worker, "--mask-token", mask_token);
+    if let Some(probability) = arguments.mask_probability {
+        worker.arg(format!("--mask-probability={probability}"));
+    }
     for (given, option) in [
         (arguments.block_mask, "--block-mask"),
         (arguments.reset_positions, "--reset-positions"),

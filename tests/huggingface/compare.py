@@ -17,7 +17,10 @@ import numpy
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -55,6 +58,19 @@ SCALED = dict(
 )
 
 
+BERT = dict(
+    vocab_size=VOCABULARY,
+    hidden_size=48,
+    intermediate_size=112,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    max_position_embeddings=LENGTH,
+    initializer_range=0.15,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+)
+
+
 def models():
     """Name, model, and the size at which its files are cut."""
     gpt2 = GPT2Config(**COMMON, n_positions=LENGTH, n_embd=48, n_layer=3, n_head=4, initializer_range=0.15)
@@ -62,6 +78,8 @@ def models():
     yield "llama", LlamaForCausalLM(LlamaConfig(**LIKE_LLAMA, tie_word_embeddings=False)), "100KB"
     yield "llama-scaled", LlamaForCausalLM(LlamaConfig(**LIKE_LLAMA, rope_parameters=SCALED, tie_word_embeddings=True)), "5GB"
     yield "qwen3", Qwen3ForCausalLM(Qwen3Config(**LIKE_LLAMA, head_dim=32, tie_word_embeddings=True)), "5GB"
+    yield "bert", BertForMaskedLM(BertConfig(**BERT)), "100KB"
+    yield "bert-untied", BertForMaskedLM(BertConfig(**BERT, hidden_act="gelu_new", tie_word_embeddings=False)), "5GB"
 
 
 def run(*command, text=""):
@@ -103,6 +121,9 @@ def check(name, model, size, folder):
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+        if isinstance(model, BertForMaskedLM) and not model.config.tie_word_embeddings:
+            # Nothing computes with it where the head is untied, and no file has it.
+            model.cls.predictions.bias.zero_()
     model.save_pretrained(folder / "in", max_shard_size=size)
     varuna("checkpoint", "import", folder / "store", folder / "in", "--job", name)
     store = folder / "store" / name
@@ -115,19 +136,22 @@ def check(name, model, size, folder):
     worst = difference(f"{name}, imported", numpy.load(folder / "logits.npy"), expected)
 
     varuna("checkpoint", "export", store, folder / "out")
-    again = AutoModelForCausalLM.from_pretrained(folder / "out").eval()
+    loader = AutoModelForMaskedLM if isinstance(model, BertForMaskedLM) else AutoModelForCausalLM
+    again = loader.from_pretrained(folder / "out").eval()
     assert type(again) is type(model) and again.dtype == torch.float32, (type(again), again.dtype)
     worst = max(worst, difference(f"{name}, exported", logits_of(again, tokens), expected))
 
     varuna("checkpoint", "export", store, folder / "narrow", "--dtype", "bf16", "--max-shard-size", "100KB")
     assert len(list(folder.glob("narrow/model-*-of-*.safetensors"))) > 1
-    narrow = AutoModelForCausalLM.from_pretrained(folder / "narrow", dtype="auto")
+    narrow = loader.from_pretrained(folder / "narrow", dtype="auto")
     assert narrow.dtype == torch.bfloat16, narrow.dtype
     rounded = model.to(torch.bfloat16).state_dict()
     for parameter, value in narrow.state_dict().items():
         assert torch.equal(value, rounded[parameter]), parameter
     model.to(torch.float32)
 
+    if loader is AutoModelForMaskedLM:
+        return worst
     tokenizer = AutoTokenizer.from_pretrained(folder / "out")
     prompt = tokenizer(PROMPT, return_tensors="pt").input_ids
     assert prompt[0].tolist() == list(PROMPT.encode()), prompt

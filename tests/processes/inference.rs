@@ -14,12 +14,12 @@ struct Trained {
 }
 
 impl Trained {
-    fn new(store: &Path) -> Trained {
+    fn new(store: &Path, of: JobFile) -> Trained {
         let job = JobFile {
             steps: 22,
             min_depth: 2,
             checkpoint: Some(format!("uri: {}, intervalSteps: 20", store.display())),
-            ..JobFile::default()
+            ..of
         };
         let mut run = Run::start(&job, 2);
         assert_eq!(run.exit_code(), 0, "{}", run.report());
@@ -63,17 +63,59 @@ fn json(output: Output) -> Value {
 #[test]
 fn a_checkpoint_generates_text_and_has_the_loss_that_its_run_found() {
     let store = TempDir::new().unwrap();
-    let trained = Trained::new(store.path());
+    let trained = Trained::new(store.path(), JobFile::default());
     its_loss_is_that_of_the_run(&trained);
     its_text_follows_from_prompt_settings_and_seed(&trained);
     what_cannot_be_done_is_refused(&trained);
 }
 
-fn its_loss_is_that_of_the_run(trained: &Trained) {
-    // The evaluation comes before the step that is counted as the 21st.
+/// What the run found before the step that is counted as the 21st.
+fn own_loss(trained: &Trained) -> f64 {
     let metrics = trained.run.metrics();
     let own = metrics.iter().find(|m| m.step.0 == 21).and_then(|m| m.eval_loss);
-    let own = own.expect("the run evaluates before step 21");
+    own.expect("the run evaluates before step 21")
+}
+
+#[test]
+fn a_berts_checkpoint_has_the_loss_of_masked_tokens_that_its_run_found() {
+    let store = TempDir::new().unwrap();
+    let trained = Trained::new(store.path(), JobFile::bert());
+    let own = own_loss(&trained);
+    let how = ["--step", "20", "--batch", "8", "--steps", "1"];
+    let masked = |more: &[&str]| trained.evaluate(&[&how, more].concat());
+    let found = masked(&["--mask-token", "0"]);
+    let off = (found["loss"].as_f64().expect("a number") - own).abs();
+    assert!(off < 1e-5, "{found}, and the run found {own}");
+    let tokens = |found: &Value| found["tokens"].as_u64().expect("a number");
+    assert!((1..8 * 64 / 3).contains(&tokens(&found)), "{found}");
+    let more = masked(&["--mask-token", "0", "--mask-probability", "0.5"]);
+    assert!(tokens(&more) > tokens(&found), "{more} {found}");
+    let evaluate = |more: &[&str]| {
+        let what = ["evaluate", &trained.checkpoints, &trained.data];
+        trained.run.varuna(&[&what, more].concat())
+    };
+    for (refused, part) in [
+        (
+            evaluate(&[]),
+            "--mask-token is missing: the model is bidirectional",
+        ),
+        (
+            evaluate(&["--mask-token", "257"]),
+            "--mask-token is 257, allowed is less than",
+        ),
+        (
+            evaluate(&["--mask-token", "0", "--mask-probability", "1"]),
+            "--mask-probability is 1, allowed is",
+        ),
+        (trained.generate("12", &[]), "the model is bidirectional"),
+    ] {
+        assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+        assert!(said(&refused).contains(part), "{part}: {}", said(&refused));
+    }
+}
+
+fn its_loss_is_that_of_the_run(trained: &Trained) {
+    let own = own_loss(trained);
     let loss = |found: &Value| found["loss"].as_f64().expect("a number");
     let found = trained.evaluate(&["--step", "20", "--batch", "8", "--steps", "1"]);
     let off = (loss(&found) - own).abs();

@@ -5,15 +5,15 @@
 mod common;
 
 use common::formulas::{self, Leaf};
-use common::{Case, Counting, LLAMA_LIKE, QWEN_LIKE, engine};
+use common::{BERT_LIKE, Case, Counting, LLAMA_LIKE, QWEN_LIKE, engine};
 use tch::{Kind, Tensor};
 use varuna_api::{Packing, Precision};
 use varuna_model::{Features, Model, Real, Unit};
 use varuna_plan::WorkerId;
-use varuna_torch::vec_from_tensor;
+use varuna_torch::{NO_TARGET, vec_from_tensor};
 use varuna_worker::backend::Backend;
 use varuna_worker::engine::{Engine, Samples};
-use varuna_worker::inference::{Sampling, TrainedModel};
+use varuna_worker::inference::{Sampling, TrainedModel, Windows};
 
 /// Every family, and what some of its features do that others do not.
 fn cases() -> Vec<(&'static str, Case)> {
@@ -78,6 +78,14 @@ fn leaves(engine: &Engine, model: &Model) -> Vec<Leaf> {
     all.filter(|(_, _, tensor)| tensor.numel() > 0).collect()
 }
 
+fn windows(tokens: Tensor, targets: Option<Tensor>, positions: Option<Tensor>) -> Windows {
+    Windows {
+        tokens,
+        targets,
+        positions,
+    }
+}
+
 /// Three samples (b, t + 1).
 fn rows(model: &Model) -> Tensor {
     let width = model.sequence_length as usize + 1;
@@ -124,8 +132,8 @@ fn the_loss_of_the_trainings_forward_is_that_of_the_logits() {
         // In two batches of unequal size.
         let mut taken = 0;
         for (first, count) in [(0, 2), (2, 1)] {
-            let rows = rows.narrow(0, first, count);
-            taken += trained.add_loss(&rows, None, Packing::default(), &sum).unwrap();
+            let windows = windows(rows.narrow(0, first, count), None, None);
+            taken += trained.add_loss(&windows, Packing::default(), &sum).unwrap();
         }
         assert_eq!(taken, 3 * length.unsigned_abs());
         let found = sum.double_value(&[]) / taken as f64;
@@ -176,7 +184,9 @@ fn the_loss_of_packed_documents_is_that_of_each_document_by_itself() {
         );
         let sum = trained.loss_sum().unwrap();
         let positions = Tensor::from_slice(&positions).view([3, -1]);
-        let taken = trained.add_loss(&rows, Some(&positions), packing, &sum).unwrap();
+        let taken = trained
+            .add_loss(&windows(rows, None, Some(positions)), packing, &sum)
+            .unwrap();
         assert_eq!(taken, count, "{name}");
         let (found, expected) = (sum.double_value(&[]) / count as f64, expected / count as f64);
         assert!((found - expected).abs() < 1e-5, "{name}: {found} and {expected}");
@@ -275,4 +285,43 @@ fn what_is_not_there_or_not_allowed_is_refused() {
         "more tokens than there is place for"
     );
     assert_eq!(session.feed(&[1, 2, 3, 4]).unwrap().len(), 40);
+}
+
+#[test]
+fn a_model_that_sees_both_sides_is_its_formulas_and_goes_on_from_nothing() {
+    for features in [Features::GPT2, QWEN_LIKE, BERT_LIKE] {
+        let case = Case {
+            features: Features {
+                bidirectional: true,
+                ..features
+            },
+            ..Case::default()
+        };
+        let (engine, trained) = models(&case);
+        let model = case.model();
+        let length = i64::from(model.sequence_length);
+        let rows = rows(&model);
+        // The last token changes what is said of the first.
+        for count in [length, 7] {
+            let tokens = rows.narrow(1, 0, count);
+            let expected = formulas::logits(&model, &leaves(&engine, &model), &tokens, None);
+            let found = trained.logits(&tokens).unwrap();
+            assert!(off(&found, &expected) < 1e-5);
+        }
+        let targets = rows.copy();
+        let _ = targets.narrow(1, 0, 12).fill_(NO_TARGET);
+        let sum = trained.loss_sum().unwrap();
+        let of_some = windows(rows.copy(), Some(targets.copy()), None);
+        let taken = trained.add_loss(&of_some, Packing::default(), &sum).unwrap();
+        assert_eq!(taken, 3 * (17 - 12));
+        let expected = trained
+            .logits(&rows.narrow(1, 0, length))
+            .unwrap()
+            .view([-1, 40])
+            .cross_entropy_for_logits(&targets.narrow(1, 1, length).reshape([-1]));
+        let found = sum.double_value(&[]) / taken as f64;
+        assert!((found - expected.double_value(&[])).abs() < 1e-5);
+        let why = trained.session(8).map(|_| ()).unwrap_err().to_string();
+        assert!(why.contains("the model is bidirectional"), "{why}");
+    }
 }

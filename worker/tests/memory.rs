@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::training::default_decaying;
 use varuna_api::{LearningRate, Optimizer, Packing, Precision, Schedule, Training, UpdateRule};
-use varuna_model::{Model, gpt2, presets};
+use varuna_model::{Model, bert, gpt2, presets};
 use varuna_plan::cost::{Costs, Device as Link};
 use varuna_plan::schedule::stash_max;
 use varuna_plan::{
@@ -124,6 +124,7 @@ impl Case {
             loss_scaling: LossScaling::OFF,
             skip_limit: 10,
             packing: self.packing,
+            masking: None,
         }
     }
 
@@ -181,8 +182,8 @@ impl Case {
     }
 }
 
-/// Of each kind of attention that keeps other tensors, one like a Llama and one like a Qwen.
-fn families() -> [Model; 2] {
+/// Of each kind of attention that keeps other tensors, one like a Llama and one like a Qwen; and a BERT, whose norms come last.
+fn families() -> [Model; 3] {
     let of = |preset: &str, kv_heads, inner_size| {
         let mut model = presets::preset(preset).unwrap();
         (model.layers, model.hidden_size, model.heads) = (2, 256, 4);
@@ -191,7 +192,11 @@ fn families() -> [Model; 2] {
         model.features.inner_size = Some(inner_size);
         model
     };
-    [of("llama-tiny", 1, 704), of("qwen3-tiny", 2, 640)]
+    let bert = Model {
+        features: bert::BASE.features,
+        ..model(2, 128, 256, 1000)
+    };
+    [of("llama-tiny", 1, 704), of("qwen3-tiny", 2, 640), bert]
 }
 
 fn model(layers: u32, hidden_size: u32, sequence_length: u32, vocabulary_size: u32) -> Model {

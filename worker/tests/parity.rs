@@ -3,7 +3,8 @@
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
 
-use common::{Case, LLAMA_LIKE, QWEN_LIKE, Trained, assert_close, run, shape, single};
+use common::{BERT_LIKE, Case, LLAMA_LIKE, QWEN_LIKE, Trained, assert_close, run, shape, single};
+use varuna_api::masking::Masking;
 use varuna_api::{Packing, Schedule, UpdateRule};
 use varuna_model::{Biases, Features, Mlp, Norm, ParameterKind, Positions, Real, Rotary};
 use varuna_plan::{Recompute, ScheduleKind, ScheduleSpec, Shape};
@@ -319,7 +320,7 @@ const ROTARY: Positions = Positions::Rotary(Rotary {
 type Change = fn(&mut Features);
 
 /// Each feature by itself, in a model that is a GPT-2 otherwise.
-const FEATURES: [(&str, Change); 15] = [
+const FEATURES: [(&str, Change); 21] = [
     ("RMS norm", |f| f.norm = Norm::RmsNorm),
     ("another epsilon", |f| f.epsilon = Real::new(0.1)),
     ("rotary positions", |f| f.positions = ROTARY),
@@ -349,6 +350,12 @@ const FEATURES: [(&str, Change); 15] = [
         };
     }),
     ("capped logits", |f| f.logit_softcap = Some(Real::new(0.5))),
+    ("both sides", |f| f.bidirectional = true),
+    ("kinds of tokens", |f| f.token_types = Some(2)),
+    ("a norm after the embedding", |f| f.embedding_norm = true),
+    ("norms that come last", |f| f.post_norm = true),
+    ("exact GELU", |f| f.mlp = Mlp::GeluErf),
+    ("a layer and a bias in the head", |f| f.masked_head = true),
 ];
 
 #[test]
@@ -520,4 +527,86 @@ fn packed_documents_are_evaluated_alike_under_every_plan() {
     let other = run(&as_one_text, &single(&as_one_text), 1);
     let difference = (other.evaluations[0].1 - unsplit.evaluations[0].1).abs();
     assert!(difference > 1e-6, "documents are taken apart in evaluations too");
+}
+
+const MASKING: Masking = Masking {
+    probability: 0.3,
+    mask_token: 39,
+};
+
+/// A model that sees both sides and fills masked tokens in.
+fn masked(features: Features) -> Case {
+    Case {
+        dropout: 0.0,
+        features: Features {
+            bidirectional: true,
+            ..features
+        },
+        masking: Some(MASKING),
+        ..Case::default()
+    }
+}
+
+#[test]
+fn masked_tokens_are_filled_in_as_the_formulas_do_under_every_plan() {
+    let of_documents = Packing {
+        mask_loss: false,
+        ..PACKED
+    };
+    for (name, features, packing) in [
+        ("GPT-2's features", Features::GPT2, Packing::default()),
+        ("Qwen's features", QWEN_LIKE, Packing::default()),
+        ("BERT", BERT_LIKE, Packing::default()),
+        ("BERT and documents", BERT_LIKE, of_documents),
+        ("documents", LLAMA_LIKE, of_documents),
+    ] {
+        let case = Case {
+            packing,
+            ..masked(features)
+        };
+        let plain = common::plain::train(&case, PACKED_STEPS);
+        let one_sided = Case {
+            features: Features {
+                bidirectional: false,
+                ..features
+            },
+            packing,
+            ..masked(features)
+        };
+        let other = run(&one_sided, &single(&case), PACKED_STEPS);
+        assert_ne!(other.losses, plain.losses, "{name}: the other side is seen");
+        let unsplit = run(&case, &single(&case), PACKED_STEPS);
+        assert_close(&plain, &unsplit, 1e-5, name);
+        for split in [
+            shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2),
+            shape(&case, &[&[6], &[6]], &[5, 3], 1),
+        ] {
+            assert_close(&unsplit, &run(&case, &split, PACKED_STEPS), 1e-5, name);
+        }
+    }
+}
+
+#[test]
+fn masked_samples_that_are_recomputed_have_the_bits_of_those_that_are_kept() {
+    for features in [QWEN_LIKE, BERT_LIKE] {
+        let case = masked(features);
+        let plan = shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2);
+        let runs = runs_by_recompute(&case, &plan, PACKED_STEPS);
+        assert_eq!(runs[0].parameters, runs[1].parameters);
+        assert_eq!(runs[0].parameters, runs[2].parameters);
+    }
+}
+
+#[test]
+fn masked_samples_are_evaluated_alike_under_every_plan() {
+    let case = Case {
+        evaluate: true,
+        ..masked(Features::GPT2)
+    };
+    let unsplit = run(&case, &single(&case), 5);
+    let split = run(&case, &shape(&case, &[&[2, 4], &[6]], &[5, 3], 2), 5);
+    assert_eq!(unsplit.evaluations.len(), 2);
+    for ((_, a), (_, b)) in unsplit.evaluations.iter().zip(&split.evaluations) {
+        assert!((a - b).abs() <= 1e-5 * a, "{a} and {b}");
+    }
 }

@@ -21,7 +21,7 @@ static void in_chunks(const Job& job, Each each) {
 // The logits (rows, v or more) of some rows in x's format, after a kernel of our own has added their losses up; where `factor` is not 0 their
 // gradients times it instead.
 static at::Tensor by_kernel(const Job& job, const at::Tensor& x, const at::Tensor& own_targets, double factor) {
-  const auto logits = at::linear(x, job.w);
+  const auto logits = at::linear(x, job.w, job.bias);
   const auto targets = own_targets.contiguous();
   TORCH_CHECK(targets.scalar_type() == at::kLong, "targets of ", targets.scalar_type());
   const auto losses = at::empty({x.size(0)}, x.options().dtype(at::kFloat));
@@ -50,7 +50,7 @@ static at::Tensor without_target(const at::Tensor& targets) {
 // digits. The losses of these rows are added up. Where there is a cap, `bent` gets what it multiplies.
 static at::Tensor log_probabilities(const Job& job, const at::Tensor& x, const at::Tensor& targets, const at::Tensor& without, at::Tensor& bent) {
   // Two steps, so that those of a narrow format are free before the softmax is taken.
-  auto logits = at::linear(x, job.w).narrow(1, 0, job.vocabulary).to(at::kFloat);
+  auto logits = at::linear(x, job.w, job.bias).narrow(1, 0, job.vocabulary).to(at::kFloat);
   if (job.cap > 0) {
     bent = logits.div(job.cap).tanh_();
     logits = bent.mul(job.cap);
@@ -92,15 +92,17 @@ static at::Tensor gradients(const Job& job, const at::Tensor& x, const at::Tenso
   return more > 0 ? at::constant_pad_nd(gradient, {0, more}) : gradient;
 }
 
-at::Tensor backward(const Job& job, double scale, const at::Tensor& w_gradient) {
+at::Tensor backward(const Job& job, double scale, const at::Tensor& w_gradient, const at::Tensor& bias_gradient) {
   at::Tensor x_gradient = at::empty_like(job.x);
-  auto sum = w_gradient;
+  auto sum = w_gradient, bias_sum = bias_gradient;
   in_chunks(job, [&](int64_t first, int64_t rows) {
     const auto x = job.x.narrow(0, first, rows);
     const auto gradient = gradients(job, x, job.targets.narrow(0, first, rows), job.weight * scale);
     auto part = x_gradient.narrow(0, first, rows);
     at::mm_out(part, gradient, job.w);
-    add_product(sum, gradient.narrow(1, 0, job.vocabulary).t(), x);
+    const auto own = gradient.narrow(1, 0, job.vocabulary);
+    add_product(sum, own.t(), x);
+    if (bias_sum.defined()) bias_sum.add_(own.sum({0}, false, bias_sum.scalar_type()));
   });
   return x_gradient;
 }

@@ -2,6 +2,8 @@
 #pragma once
 #include <ATen/ATen.h>
 
+#include <optional>
+
 #include "launcher.h"
 
 namespace head_loss {
@@ -13,6 +15,7 @@ constexpr int64_t NO_TARGET = -100;
 struct Job {
   at::Tensor x;        // (n, d), rows of the head's input
   at::Tensor w;        // (v or more, d), in x's format; rows from v on are zeros that no target names
+  std::optional<at::Tensor> bias;  // (as many as w has rows), in x's format; added to the logits
   int64_t vocabulary;  // v
   at::Tensor targets;  // (n), rows of w, or NO_TARGET
   double weight;       // of a row's loss in the sum
@@ -25,7 +28,8 @@ struct Job {
 // Adds the weighted cross-entropies (nats).
 void forward(const Job& job);
 
-// The same; also adds scale times the gradient of w, to w_gradient (v, d), and returns scale times that of x.
-at::Tensor backward(const Job& job, double scale, const at::Tensor& w_gradient);
+// The same; also adds scale times the gradients of w and the bias to w_gradient (v, d) and bias_gradient (v; undefined = there is no bias), and
+// returns scale times that of x.
+at::Tensor backward(const Job& job, double scale, const at::Tensor& w_gradient, const at::Tensor& bias_gradient);
 
 }  // namespace head_loss

@@ -132,13 +132,16 @@ int vt_lookup(Handle table, Handle rows, Handle* out) {
   return guarded([&] { *out = new at::Tensor(Lookup::apply(*table, *rows, table->grad())); });
 }
 
-// See head_loss.h; the launcher may be null. Without `x_gradient` only the loss is added.
-int vt_head_loss(const kernels::Launcher* launcher, Handle x, Handle w, Handle w_gradient, Handle targets, double weight, Handle sum, int64_t chunk,
-                 double cap, double scale, Handle* x_gradient) {
+// See head_loss.h; the launcher may be null, and so may the bias with its gradient. Without `x_gradient` only the loss is added.
+int vt_head_loss(const kernels::Launcher* launcher, Handle x, Handle w, Handle w_gradient, Handle bias, Handle bias_gradient, Handle targets, double weight,
+                 Handle sum, int64_t chunk, double cap, double scale, Handle* x_gradient) {
   return guarded([&] {
-    const head_loss::Job job{x->detach(), w->detach(), w_gradient->size(0), *targets, weight, *sum, chunk, cap, launcher};
+    const auto vocabulary = w_gradient->size(0), more = w->size(0) - vocabulary;
+    std::optional<at::Tensor> added;
+    if (bias) added = more > 0 ? at::constant_pad_nd(bias->detach(), {0, more}) : bias->detach();
+    const head_loss::Job job{x->detach(), w->detach(), added, vocabulary, *targets, weight, *sum, chunk, cap, launcher};
     if (x_gradient) {
-      *x_gradient = new at::Tensor(head_loss::backward(job, scale, *w_gradient));
+      *x_gradient = new at::Tensor(head_loss::backward(job, scale, *w_gradient, bias_gradient ? *bias_gradient : at::Tensor()));
     } else {
       head_loss::forward(job);
     }
@@ -279,11 +282,11 @@ int vt_load_cuda() {
   });
 }
 
-// Which way libtorch takes for attention of these, causal or with a mask: a number of at::SDPBackend.
-int vt_attention(Handle q, Handle k, Handle v, Handle mask, int64_t* way) {
+// Which way libtorch takes for attention of these, causal, with a mask, or of all tokens: a number of at::SDPBackend.
+int vt_attention(Handle q, Handle k, Handle v, Handle mask, int causal, int64_t* way) {
   return guarded([&] {
     const auto given = mask ? std::optional<at::Tensor>(*mask) : std::nullopt;
-    *way = at::_fused_sdp_choice(*q, *k, *v, given, 0.0, !given);
+    *way = at::_fused_sdp_choice(*q, *k, *v, given, 0.0, causal != 0);
   });
 }
 

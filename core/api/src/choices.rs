@@ -17,8 +17,9 @@ pub(crate) enum Order {
 }
 
 /// `spec.model.mlp`; the preset's where it is left out.
-pub(crate) const MLPS: [(&str, Mlp); 3] = [
+pub(crate) const MLPS: [(&str, Mlp); 4] = [
     ("gelu", Mlp::Gelu),
+    ("geluErf", Mlp::GeluErf),
     ("swiglu", Mlp::SwiGlu),
     ("relu2", Mlp::Relu2),
 ];

@@ -14,6 +14,7 @@ pub mod job;
 pub mod learning_rate;
 mod limits;
 pub mod manifest;
+pub mod masking;
 mod packing;
 pub mod planner;
 pub mod quantity;
@@ -34,6 +35,7 @@ pub use job::{
     WorkerDevice, WorkerGroup, WorkerTransport, Workers,
 };
 pub use learning_rate::{LearningRate, Schedule};
+pub use masking::Masking;
 pub use packing::Packing;
 pub use planner::{
     estimated_costs, estimated_planner, measured_costs, planner, planner_with, unmeasured_costs,

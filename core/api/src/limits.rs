@@ -30,6 +30,11 @@ pub(crate) const LEARNING_RATE_MAX: f64 = 10.0;
 pub(crate) const MIN_LEARNING_RATE: RangeInclusive<f64> = 0.0..=LEARNING_RATE_MAX;
 /// Adam's epsilon is above 0 and at most this.
 pub(crate) const EPSILON_MAX: f64 = 1.0;
+/// Probability that a token is masked: with less most batches would have no target.
+pub(crate) const MASK_PROBABILITY: RangeInclusive<f64> = 0.001..=0.999;
+/// A token of the largest vocabulary.
+#[cfg(feature = "kubernetes")]
+pub(crate) const MASK_TOKEN: RangeInclusive<u32> = 0..=*VOCABULARY.end() - 1;
 /// Weight decay.
 pub(crate) const WEIGHT_DECAY: RangeInclusive<f64> = 0.0..=10.0;
 /// Gradient norm; 0 = no clipping.

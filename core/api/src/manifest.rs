@@ -26,6 +26,7 @@ mod data;
 mod disruption;
 mod failure_policy;
 mod loss_scale;
+mod masking;
 mod model;
 mod network;
 mod optimizer;
@@ -37,6 +38,7 @@ pub use data::{DataSourceSpec, DataSpec, PackingSpec};
 pub use disruption::DisruptionSpec;
 pub use failure_policy::FailurePolicySpec;
 pub use loss_scale::LossScaleSpec;
+pub use masking::MaskingSpec;
 pub use model::ModelSpec;
 pub use network::NetworkSpec;
 pub use optimizer::OptimizerSpec;
@@ -95,6 +97,12 @@ pub struct Metadata {
             "raise elasticity.maxWorkers, or lower the groups' minWorkers: together they must fit into it"),
         validation = ("!has(self.workerGroups) || self.workerGroups.exists(g, !has(g.maxWorkers)) || self.workerGroups.map(g, has(g.maxWorkers) ? g.maxWorkers : 0).sum() >= (has(self.elasticity.minWorkers) ? self.elasticity.minWorkers : 1)",
             "raise maxWorkers of a group, or lower elasticity.minWorkers: the groups must be able to hold that many"),
+        validation = ("has(self.training.masking) == (has(self.model.bidirectional) ? self.model.bidirectional : has(self.model.preset) && self.model.preset.startsWith('bert-'))",
+            "give training.masking where model.bidirectional is true, as it is in a BERT, and only there: a model that sees the next token cannot learn to predict it"),
+        validation = ("!has(self.training.masking) || !has(self.model.vocabularySize) || self.training.masking.maskToken < self.model.vocabularySize",
+            "make training.masking.maskToken less than model.vocabularySize"),
+        validation = ("!has(self.training.masking) || !has(self.data.packing) || !has(self.data.packing.maskLoss) || !self.data.packing.maskLoss",
+            "leave data.packing.maskLoss out: with training.masking no token is predicted from the one before"),
         validation = ("!has(self.training.evaluation) || !has(self.data.validationFraction) || self.data.validationFraction > 0.0",
             "leave training.evaluation out, or make data.validationFraction more than 0: no samples are held out"),
         // What identifies the run. A run with another model or batch is another run.
@@ -102,7 +110,7 @@ pub struct Metadata {
             "model cannot change: make a new job"),
         validation = ("self.data == oldSelf.data",
             "data cannot change: make a new job"),
-        validation = ("self.training.globalBatchSize == oldSelf.training.globalBatchSize && self.training.optimizer == oldSelf.training.optimizer && has(self.training.microBatchSize) == has(oldSelf.training.microBatchSize) && (!has(self.training.microBatchSize) || self.training.microBatchSize == oldSelf.training.microBatchSize) && has(self.training.seed) == has(oldSelf.training.seed) && (!has(self.training.seed) || self.training.seed == oldSelf.training.seed) && has(self.training.precision) == has(oldSelf.training.precision) && (!has(self.training.precision) || self.training.precision == oldSelf.training.precision) && has(self.training.lossScale) == has(oldSelf.training.lossScale) && (!has(self.training.lossScale) || self.training.lossScale == oldSelf.training.lossScale) && has(self.training.skipLimit) == has(oldSelf.training.skipLimit) && (!has(self.training.skipLimit) || self.training.skipLimit == oldSelf.training.skipLimit) && has(self.training.evaluation) == has(oldSelf.training.evaluation) && (!has(self.training.evaluation) || self.training.evaluation == oldSelf.training.evaluation)",
+        validation = ("self.training.globalBatchSize == oldSelf.training.globalBatchSize && self.training.optimizer == oldSelf.training.optimizer && has(self.training.microBatchSize) == has(oldSelf.training.microBatchSize) && (!has(self.training.microBatchSize) || self.training.microBatchSize == oldSelf.training.microBatchSize) && has(self.training.seed) == has(oldSelf.training.seed) && (!has(self.training.seed) || self.training.seed == oldSelf.training.seed) && has(self.training.precision) == has(oldSelf.training.precision) && (!has(self.training.precision) || self.training.precision == oldSelf.training.precision) && has(self.training.lossScale) == has(oldSelf.training.lossScale) && (!has(self.training.lossScale) || self.training.lossScale == oldSelf.training.lossScale) && has(self.training.skipLimit) == has(oldSelf.training.skipLimit) && (!has(self.training.skipLimit) || self.training.skipLimit == oldSelf.training.skipLimit) && has(self.training.masking) == has(oldSelf.training.masking) && (!has(self.training.masking) || self.training.masking == oldSelf.training.masking) && has(self.training.evaluation) == has(oldSelf.training.evaluation) && (!has(self.training.evaluation) || self.training.evaluation == oldSelf.training.evaluation)",
             "training cannot change, but for training.steps, which can grow: make a new job"),
         validation = ("self.training.steps >= oldSelf.training.steps",
             "training.steps can grow, not shrink: suspend the job or delete it to end it sooner"),
@@ -227,6 +235,8 @@ pub struct TrainingSpec {
     /// The optimizer. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required))]
     pub optimizer: Option<OptimizerSpec>,
+    /// Hide tokens for the model to fill in; it learns to predict the next token where left out.
+    pub masking: Option<MaskingSpec>,
     /// Evaluation on the held-out samples; none where left out.
     pub evaluation: Option<EvaluationSpec>,
 }

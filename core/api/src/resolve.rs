@@ -61,7 +61,7 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
     let written = check.required("spec.training", spec.training, allowed);
     let micro_batch_size = written.micro_batch_size;
     let precision = training::precision(check, written.precision.clone());
-    let training = training::training(check, written, precision, (&data, packing));
+    let training = training::training(check, written, precision, (&data, packing, &model));
     let mut pipeline = pipeline::pipelines(check, spec.pipeline.unwrap_or_default(), &model);
     pipeline.micro_batch_size =
         pipeline::micro_batch_size(check, micro_batch_size, training.global_batch_size);

@@ -1,6 +1,7 @@
 //! How a job trains, with every default resolved.
 
 use crate::learning_rate::LearningRate;
+use crate::masking::Masking;
 use crate::packing::Packing;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -37,6 +38,9 @@ pub struct Training {
     /// What is done about samples that hold several documents. Not in the hash of jobs that do nothing about them.
     #[serde(default, skip_serializing_if = "Packing::is_off")]
     pub packing: Packing,
+    /// How tokens are hidden that the model learns to fill in; none = it learns to predict the next token. Not in the hash of jobs that hide none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masking: Option<Masking>,
 }
 
 fn no_loss_scaling() -> LossScaling {

@@ -1,10 +1,10 @@
-//! The first half of a block: norm, causal multi-head attention, residual addition.
+//! The first half of a block: norm, multi-head attention, residual addition; or the norm last.
 
 use crate::features::Positions;
 use crate::parameter::{DEVIATION, Initial, LayerNames, Parameter};
 use crate::piece::{Piece, Sizes};
 
-/// The norm before it.
+/// The norm before it, or after the addition.
 pub const NORM: LayerNames = LayerNames {
     weight: "ln_1.weight",
     bias: "ln_1.bias",

@@ -19,7 +19,7 @@ pub enum ConfigError {
         allowed: &'static str,
     },
     /// The model has features that no family has.
-    #[error("no published family has the model's features: GPT-2, Llama and Qwen 3 have a format")]
+    #[error("no published family has the model's features: GPT-2, Llama, Qwen 3 and BERT have a format")]
     Features,
 }
 

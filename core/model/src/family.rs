@@ -5,7 +5,7 @@ use crate::features::Features;
 use crate::layout::Unit;
 use crate::model::Model;
 use crate::parameter::Parameter;
-use crate::{gpt2, llama3, qwen3};
+use crate::{bert, gpt2, llama3, qwen3};
 use serde_json::Value;
 
 /// A family that the library `transformers` knows.
@@ -17,10 +17,12 @@ pub enum Family {
     Llama,
     /// `qwen3`.
     Qwen3,
+    /// `bert`, with the head of a masked language model.
+    Bert,
 }
 
 impl Family {
-    const ALL: [Family; 3] = [Family::Gpt2, Family::Llama, Family::Qwen3];
+    const ALL: [Family; 4] = [Family::Gpt2, Family::Llama, Family::Qwen3, Family::Bert];
 
     /// Its `model_type`.
     #[must_use]
@@ -29,6 +31,7 @@ impl Family {
             Family::Gpt2 => "gpt2",
             Family::Llama => "llama",
             Family::Qwen3 => "qwen3",
+            Family::Bert => "bert",
         }
     }
 
@@ -41,6 +44,7 @@ impl Family {
             Family::Gpt2 => gpt2::has(features),
             Family::Llama => llama3::has(features),
             Family::Qwen3 => qwen3::has(features),
+            Family::Bert => bert::has(features),
         };
         Family::ALL.into_iter().find(has).ok_or(ConfigError::Features)
     }
@@ -55,12 +59,13 @@ impl Family {
         let family = family.ok_or_else(|| ConfigError::Field {
             field: "model_type",
             found: name.to_string(),
-            allowed: "gpt2, llama or qwen3",
+            allowed: "gpt2, llama, qwen3 or bert",
         })?;
         let model = match family {
             Family::Gpt2 => gpt2::from_config(config),
             Family::Llama => llama3::from_config(config),
             Family::Qwen3 => qwen3::from_config(config),
+            Family::Bert => bert::from_config(config),
         };
         Ok((family, model?))
     }
@@ -72,6 +77,7 @@ impl Family {
             Family::Gpt2 => gpt2::config(model, end),
             Family::Llama => llama3::config(model, end),
             Family::Qwen3 => qwen3::config(model, end),
+            Family::Bert => bert::config(model, end),
         }
     }
 
@@ -81,6 +87,7 @@ impl Family {
         match self {
             Family::Gpt2 => vec![gpt2::tensor(model, unit, parameter)],
             Family::Llama | Family::Qwen3 => llama3::tensors(model, unit, parameter),
+            Family::Bert => bert::tensors(model, unit, parameter),
         }
     }
 }

@@ -30,6 +30,22 @@ pub struct Features {
     /// Tokens that a token sees, itself among them; none = all before it.
     #[serde(skip_serializing_if = "is_gpt2s")]
     pub sliding_window: Option<u32>,
+    /// Tokens see all tokens of their sample, those after them too (Devlin et al. 2019): the model learns to fill in masked tokens, not to go on.
+    #[serde(skip_serializing_if = "is_gpt2s")]
+    pub bidirectional: bool,
+    /// Kinds of tokens that have a learned vector each, which is added to the token's (Devlin et al. 2019). All tokens are of the first kind: the
+    /// vectors are there for published weights.
+    #[serde(skip_serializing_if = "is_gpt2s")]
+    pub token_types: Option<u32>,
+    /// What the embedding gives is normalised.
+    #[serde(skip_serializing_if = "is_gpt2s")]
+    pub embedding_norm: bool,
+    /// Attention and MLP are normalised after their residual additions, as in the first transformers (Vaswani et al. 2017), not before.
+    #[serde(skip_serializing_if = "is_gpt2s")]
+    pub post_norm: bool,
+    /// Before its norm the head has a linear layer with the MLP's activation, and its logits have a bias (Devlin et al. 2019).
+    #[serde(skip_serializing_if = "is_gpt2s")]
+    pub masked_head: bool,
     /// MLP.
     #[serde(skip_serializing_if = "is_gpt2s")]
     pub mlp: Mlp,
@@ -73,6 +89,8 @@ pub enum Mlp {
     /// Up, GELU (tanh form), down again.
     #[default]
     Gelu,
+    /// The same with the exact GELU, by the error function.
+    GeluErf,
     /// Up twice, SiLU of one times the other, down again (Shazeer 2020).
     SwiGlu,
     /// Up, the square of what is above zero, down again (So et al. 2021).
@@ -122,6 +140,11 @@ impl Features {
         head_size: None,
         qk_norm: false,
         sliding_window: None,
+        bidirectional: false,
+        token_types: None,
+        embedding_norm: false,
+        post_norm: false,
+        masked_head: false,
         mlp: Mlp::Gelu,
         inner_size: None,
         bias: Biases::ALL,
@@ -154,7 +177,7 @@ fn is_gpt2s_epsilon(epsilon: &Real) -> bool {
 mod tests {
     use super::*;
     use crate::rotary::Scaling;
-    use crate::{Model, gpt2, llama3, qwen3};
+    use crate::{Model, bert, gpt2, llama3, qwen3};
 
     #[test]
     fn features_are_written_only_where_they_are_not_gpt2s() {
@@ -180,6 +203,12 @@ mod tests {
         assert_eq!(with(|f| f.head_size = Some(128)), r#"{"headSize":128}"#);
         assert_eq!(with(|f| f.qk_norm = true), r#"{"qkNorm":true}"#);
         assert_eq!(with(|f| f.sliding_window = Some(9)), r#"{"slidingWindow":9}"#);
+        assert_eq!(with(|f| f.bidirectional = true), r#"{"bidirectional":true}"#);
+        assert_eq!(with(|f| f.token_types = Some(2)), r#"{"tokenTypes":2}"#);
+        assert_eq!(with(|f| f.embedding_norm = true), r#"{"embeddingNorm":true}"#);
+        assert_eq!(with(|f| f.post_norm = true), r#"{"postNorm":true}"#);
+        assert_eq!(with(|f| f.masked_head = true), r#"{"maskedHead":true}"#);
+        assert_eq!(with(|f| f.mlp = Mlp::GeluErf), r#"{"mlp":"geluErf"}"#);
         assert_eq!(with(|f| f.mlp = Mlp::Relu2), r#"{"mlp":"relu2"}"#);
         assert_eq!(with(|f| f.inner_size = Some(96)), r#"{"innerSize":96}"#);
         assert_eq!(
@@ -207,6 +236,7 @@ mod tests {
             llama3::SMALL.features,
             llama3::LARGE.features,
             qwen3::SMALL.features,
+            bert::BASE.features,
         ] {
             let text = serde_json::to_string(&features).unwrap();
             assert_eq!(

@@ -1,15 +1,22 @@
-//! The last segment: final norm, projection onto the vocabulary and loss.
+//! The last segment: final norm, projection onto the vocabulary and loss. Of a masked language model also a layer before the norm.
 
 use crate::parameter::{DEVIATION, LayerNames, Parameter};
 use crate::piece::{Piece, Sizes};
 
-/// The norm before it.
+/// The layer of a masked language model before the norm: (d, d).
+pub const DENSE: LayerNames = LayerNames {
+    weight: "head.dense.weight",
+    bias: "head.dense.bias",
+};
+/// The norm before the projection.
 pub const NORM: LayerNames = LayerNames {
     weight: "ln_f.weight",
     bias: "ln_f.bias",
 };
 /// The table (v, d) of an untied head. A tied head keeps it with no rows: checkpoints have it.
 pub const TABLE: &str = "lm_head.weight";
+/// Of a masked language model: added to the logits (v).
+pub const BIAS: &str = "lm_head.bias";
 
 /// The forward is the norm's. The products with the table come with the loss, in the backward, some rows at a time: logits and both
 /// gradients. They count here, whoever owns the table; nothing is kept of them. They are made of a chunk of rows at a time: logits and their
@@ -23,11 +30,20 @@ pub(crate) fn piece(sizes: Sizes) -> Piece {
     } else {
         2
     };
+    let masked = sizes.features.masked_head;
+    let bias = masked.then(|| Parameter::bias(BIAS, sizes.vocabulary));
+    let own_table = Parameter::matrix(TABLE, own_rows, sizes.width, DEVIATION);
     let table = Piece {
-        parameters: vec![Parameter::matrix(TABLE, own_rows, sizes.width, DEVIATION)],
+        parameters: [own_table].into_iter().chain(bias).collect(),
         backward_flops: 3.0 * sizes.tokens as f64 * 2.0 * (sizes.vocabulary * sizes.width) as f64,
         working_elements: logits * (sizes.tokens * sizes.vocabulary) as u64 + sizes.activation(),
         ..Piece::default()
     };
-    sizes.features.norm.piece(sizes, NORM).then(table)
+    let norm = sizes.features.norm.piece(sizes, NORM);
+    if !masked {
+        return norm.then(table);
+    }
+    // What the layer gives, before and after its activation.
+    let dense = Piece::linear(sizes, DENSE, (sizes.width, sizes.width), true, DEVIATION);
+    dense.saving(2 * sizes.activation()).then(norm).then(table)
 }

@@ -1,11 +1,12 @@
 //! What a model consists of: its segments, their tensors with shapes and initial values, what they cost, and their published names.
 //!
 //! A [`Model`] is a set of sizes and [`Features`]; a family is a set of features with its published sizes ([`gpt2`], [`llama3`],
-//! [`qwen3`]). Each feature has one file here, which describes it (`norm`, `attention`, `rotary`, `mlp`, `embedding`, `head`), and one of
+//! [`qwen3`], [`bert`]). Each feature has one file here, which describes it (`norm`, `attention`, `rotary`, `mlp`, `embedding`, `head`), and one of
 //! that name in the worker's `model` folder, which computes it.
 //! Planning sees amounts only ([`ModelSpec`]). This crate must never do I/O or know plans, devices or libtorch.
 
 pub mod attention;
+pub mod bert;
 pub mod config;
 pub mod embedding;
 pub mod family;

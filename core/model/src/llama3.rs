@@ -119,11 +119,10 @@ pub(crate) fn is_like(features: &Features) -> bool {
         kv_heads,
         head_size,
         qk_norm,
-        sliding_window: None,
         mlp: Mlp::SwiGlu,
         inner_size,
         bias,
-        logit_softcap: None,
+        ..Features::GPT2
     };
     // One switch for all four projections of attention.
     *features == like && bias.qkv == bias.out

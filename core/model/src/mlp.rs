@@ -1,10 +1,10 @@
-//! The second half of a block: norm, MLP, residual addition.
+//! The second half of a block: norm, MLP, residual addition; or the norm last.
 
 use crate::features::Mlp;
 use crate::parameter::{DEVIATION, LayerNames};
 use crate::piece::{Piece, Sizes};
 
-/// The norm before it.
+/// The norm before it, or after the addition.
 pub const NORM: LayerNames = LayerNames {
     weight: "ln_2.weight",
     bias: "ln_2.bias",
@@ -30,7 +30,7 @@ impl Mlp {
     /// the width make up for it, rounded up to a multiple of 64.
     pub(crate) fn inner(self, width: usize) -> usize {
         match self {
-            Mlp::Gelu | Mlp::Relu2 => 4 * width,
+            Mlp::Gelu | Mlp::GeluErf | Mlp::Relu2 => 4 * width,
             Mlp::SwiGlu => (8 * width).div_ceil(3).next_multiple_of(64),
         }
     }
@@ -42,7 +42,7 @@ impl Mlp {
         let (width, inner, bias) = (sizes.width, sizes.inner, sizes.features.bias.mlp);
         let up = |names| Piece::linear(sizes, names, (width, inner), bias, DEVIATION);
         let (ups, kept, working) = match self {
-            Mlp::Gelu | Mlp::Relu2 => (up(UP), 2, 1),
+            Mlp::Gelu | Mlp::GeluErf | Mlp::Relu2 => (up(UP), 2, 1),
             Mlp::SwiGlu => (up(GATE).then(up(UP)), 4, 2),
         };
         let inners = |count: u64| count * (sizes.tokens * inner) as u64 + sizes.activation();

@@ -9,7 +9,7 @@ use crate::spec::{ModelSpec, SegmentKind, SegmentSpec};
 use crate::{attention, head};
 use serde::{Deserialize, Serialize};
 
-/// A decoder-only transformer with pre-norm blocks, every size and feature resolved.
+/// A transformer of equal blocks, a decoder or an encoder, every size and feature resolved.
 ///
 /// Segments: the embedding, then attention and MLP of each block in turn, then final norm and head ([`Model::kind`]): a model
 /// can be cut inside a block, on the residual stream. Where the head is tied, the token embedding is a unit of its own
@@ -206,7 +206,7 @@ impl Model {
     fn piece(&self, segment: u32) -> Piece {
         let (sizes, features) = (self.sizes(), self.features);
         match self.kind(segment) {
-            SegmentKind::Embedding => features.positions.piece(sizes),
+            SegmentKind::Embedding => embedding::piece(sizes),
             SegmentKind::Attention => self.attention(),
             SegmentKind::Mlp => features.mlp.piece(sizes),
             SegmentKind::Block => self.attention().then(features.mlp.piece(sizes)),
@@ -321,14 +321,14 @@ mod tests {
 
     #[test]
     fn a_parameter_is_of_the_kind_that_its_name_says() {
-        let qwen = presets::preset("qwen3-tiny").unwrap();
-        for model in models().into_iter().chain([qwen]) {
+        let others = ["qwen3-tiny", "bert-tiny"].map(|name| presets::preset(name).unwrap());
+        for model in models().into_iter().chain(others) {
             let all = model.layout().all_units().flat_map(|u| model.parameters(u));
             for Parameter { name, kind, .. } in all {
                 let expected = match name {
                     name if name.contains("ln_") || name.contains("norm") => ParameterKind::Norm,
                     name if name.ends_with("bias") => ParameterKind::Bias,
-                    "wte.weight" | "wpe.weight" => ParameterKind::Embedding,
+                    "wte.weight" | "wpe.weight" | "wtt.weight" => ParameterKind::Embedding,
                     _ => ParameterKind::Matrix,
                 };
                 assert_eq!(kind, expected, "{name}");

@@ -1,4 +1,4 @@
-//! Normalisation over the width: before attention, before the MLP and before the head; and over a head's width of queries and keys.
+//! Normalisation over the width: before or after attention and the MLP, before the head, after the embedding; and over a head's width of queries and keys.
 
 use crate::features::Norm;
 use crate::parameter::{Initial, LayerNames, Parameter};

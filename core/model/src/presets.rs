@@ -1,7 +1,7 @@
 //! The models that a job can name.
 
 use crate::model::Model;
-use crate::{gpt2, llama3, qwen3};
+use crate::{bert, gpt2, llama3, qwen3};
 
 /// All of them, each with its names, the usual one first.
 fn all() -> impl Iterator<Item = (&'static [&'static str], Model)> {
@@ -9,6 +9,7 @@ fn all() -> impl Iterator<Item = (&'static [&'static str], Model)> {
         .into_iter()
         .chain(llama3::PRESETS)
         .chain(qwen3::PRESETS)
+        .chain(bert::PRESETS)
 }
 
 /// The model of a preset; none for a name that is not one.
@@ -42,6 +43,8 @@ mod tests {
             ("gpt2-medium", 354.8),
             ("gpt2-large", 774.0),
             ("gpt2-1.5b", 1557.6),
+            ("bert-base", 109.5),
+            ("bert-large", 335.2),
         ] {
             assert!(
                 (millions(name) - published).abs() < 0.1,
@@ -62,7 +65,12 @@ mod tests {
         }
         assert!((2400.0..2600.0).contains(&millions("gpt2-2.5b")));
         assert!((8250.0..8350.0).contains(&millions("gpt2-8.3b")));
-        for (name, published) in [("gpt2-tiny", 10.9), ("llama-tiny", 9.7), ("qwen3-tiny", 7.7)] {
+        for (name, published) in [
+            ("gpt2-tiny", 10.9),
+            ("llama-tiny", 9.7),
+            ("qwen3-tiny", 7.7),
+            ("bert-tiny", 11.0),
+        ] {
             let found = millions(name);
             assert!((found - published).abs() < 0.06, "{name}: {found}");
         }

@@ -86,6 +86,79 @@ fn a_qwens_tensors_have_their_published_names() {
 }
 
 #[test]
+fn a_berts_tensors_have_their_published_names() {
+    let model = preset("bert-base").unwrap();
+    let names = |unit: u32| -> Vec<(String, usize)> {
+        let parameters = model.parameters(Unit(unit)).into_iter();
+        let tensors = parameters.flat_map(|p| Family::Bert.tensors(&model, Unit(unit), &p));
+        tensors.map(|t| (t.name, t.rows)).collect()
+    };
+    let named = |prefix: &str, all: &[(&str, usize)]| -> Vec<(String, usize)> {
+        let one = |(name, rows): &(&str, usize)| (format!("{prefix}.{name}"), *rows);
+        all.iter().map(one).collect()
+    };
+    assert_eq!(
+        names(0),
+        named(
+            "bert.embeddings",
+            &[
+                ("position_embeddings.weight", 512),
+                ("token_type_embeddings.weight", 2),
+                ("LayerNorm.weight", 768),
+                ("LayerNorm.bias", 768),
+            ]
+        )
+    );
+    assert_eq!(
+        [names(2 * 12 - 1), names(2 * 12)].concat(),
+        named(
+            "bert.encoder.layer.11",
+            &[
+                ("attention.self.query.weight", 768),
+                ("attention.self.key.weight", 768),
+                ("attention.self.value.weight", 768),
+                ("attention.output.dense.weight", 768),
+                ("attention.output.LayerNorm.weight", 768),
+                ("attention.output.LayerNorm.bias", 768),
+                ("attention.self.query.bias", 768),
+                ("attention.self.key.bias", 768),
+                ("attention.self.value.bias", 768),
+                ("attention.output.dense.bias", 768),
+                ("intermediate.dense.weight", 3072),
+                ("output.dense.weight", 768),
+                ("output.LayerNorm.weight", 768),
+                ("output.LayerNorm.bias", 768),
+                ("intermediate.dense.bias", 3072),
+                ("output.dense.bias", 768),
+            ]
+        )
+    );
+    assert_eq!(
+        names(2 * 12 + 1),
+        named(
+            "cls.predictions",
+            &[
+                ("transform.dense.weight", 768),
+                ("decoder.weight", 0),
+                ("transform.dense.bias", 768),
+                ("transform.LayerNorm.weight", 768),
+                ("transform.LayerNorm.bias", 768),
+                ("bias", 30_522),
+            ]
+        )
+    );
+    let mut config = config(&model);
+    config["hidden_act"] = json!("gelu_new");
+    config["intermediate_size"] = json!(100);
+    let (_, read) = Family::read(&config).unwrap();
+    assert_eq!(read.features.inner_size, Some(100));
+    assert_eq!(Family::of(&read.features), Ok(Family::Bert));
+    let mut causal = model.features;
+    causal.bidirectional = false;
+    assert_eq!(Family::of(&causal), Err(ConfigError::Features));
+}
+
+#[test]
 fn angles_are_read_as_older_and_as_newer_releases_of_the_library_write_them() {
     let model = preset("llama3.2-1b").unwrap();
     let mut newer = config(&model);
@@ -105,8 +178,8 @@ const REFUSED: &[(&str, &str, &str, &str)] = &[
     (
         "gpt2-small",
         "model_type",
-        "\"bert\"",
-        "model_type: \"bert\" — gpt2, llama or qwen3",
+        "\"t5\"",
+        "model_type: \"t5\" — gpt2, llama, qwen3 or bert",
     ),
     (
         "gpt2-small",
@@ -192,6 +265,36 @@ const REFUSED: &[(&str, &str, &str, &str)] = &[
         "attention_bias",
         "\"no\"",
         "attention_bias: \"no\" — true or false",
+    ),
+    (
+        "bert-base",
+        "hidden_act",
+        "\"relu\"",
+        "hidden_act: \"relu\" — gelu or gelu_new",
+    ),
+    (
+        "bert-base",
+        "position_embedding_type",
+        "\"relative_key\"",
+        "position_embedding_type: \"relative_key\" — absolute",
+    ),
+    (
+        "bert-base",
+        "is_decoder",
+        "true",
+        "is_decoder: true — false: a decoder sees one side alone",
+    ),
+    (
+        "bert-base",
+        "num_attention_heads",
+        "7",
+        "hidden_size: 768 — a multiple of num_attention_heads",
+    ),
+    (
+        "bert-base",
+        "type_vocab_size",
+        "0",
+        "type_vocab_size: 0 — a number from 1 to 1024",
     ),
     (
         "qwen3-8b",

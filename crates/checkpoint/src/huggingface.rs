@@ -141,7 +141,8 @@ pub fn import(model: &Model, id: StateId, files: &[&[u8]]) -> Result<Vec<(Unit, 
 /// Which file has a tensor of this name.
 type Tensors<'a> = BTreeMap<&'a str, &'a SafeTensors<'a>>;
 
-/// A tensor in our shape. The oldest files have no `transformer.` before the names.
+/// A tensor in our shape. The oldest files have no `transformer.` before the names of a GPT-2, and in those of a BERT weight and bias of a norm are called
+/// `gamma` and `beta`.
 fn one(tensors: &Tensors<'_>, part: &Published, shape: &[usize]) -> Result<Vec<f32>, HuggingFaceError> {
     let wrong = |why: String| HuggingFaceError::Tensor {
         name: part.name.clone(),
@@ -149,7 +150,14 @@ fn one(tensors: &Tensors<'_>, part: &Published, shape: &[usize]) -> Result<Vec<f
     };
     let named = |name: &str| tensors.get(name).and_then(|file| file.tensor(name).ok());
     let short = part.name.strip_prefix("transformer.").unwrap_or(&part.name);
-    let found = named(&part.name).or_else(|| named(short));
+    let of_norm = |kind: &str, old: &str| {
+        let norm = part.name.strip_suffix(kind)?.strip_suffix("LayerNorm.")?;
+        named(&format!("{norm}LayerNorm.{old}"))
+    };
+    let found = named(&part.name)
+        .or_else(|| named(short))
+        .or_else(|| of_norm("weight", "gamma"))
+        .or_else(|| of_norm("bias", "beta"));
     let view = found.ok_or_else(|| wrong("it is missing".into()))?;
     let mut theirs = shape.to_vec();
     if part.transposed {

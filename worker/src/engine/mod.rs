@@ -5,6 +5,7 @@
 
 mod beside;
 mod compute;
+mod masked;
 mod optimizer;
 mod read_ahead;
 mod samples;
@@ -13,6 +14,8 @@ mod step;
 pub use beside::Done;
 pub(crate) use beside::panic_message;
 pub use compute::Compute;
+pub(crate) use masked::{hide, leave_targets};
+use samples::Split;
 pub use samples::{SampleError, Samples};
 pub use step::Timeline;
 
@@ -22,6 +25,7 @@ use crate::model::Tables;
 use crate::state::{UnitBuffers, UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
 use beside::Beside;
+use masked::MaskedSamples;
 use read_ahead::ReadAhead;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -186,10 +190,12 @@ impl Engine {
     #[must_use]
     pub fn new(config: EngineConfig) -> Engine {
         let row = config.model.sequence_length as usize + 1;
+        let masked = MaskedSamples::of(&config.model, &config.training);
+        let samples = Arc::clone(&config.samples);
         Engine {
             reader: match config.backend.without.has(Ablation::ReadAhead) {
-                true => ReadAhead::without(Arc::clone(&config.samples), row),
-                false => ReadAhead::new(Arc::clone(&config.samples), row),
+                true => ReadAhead::without(samples, row, masked),
+                false => ReadAhead::new(samples, row, masked),
             },
             config,
             units: BTreeMap::new(),

@@ -3,7 +3,8 @@
 //! The engine says what it will ask for, in order. What it does ask for is what it gets: a sample is told by its number, and who asks for
 //! something that was not expected waits for its read as if there were no thread.
 
-use super::{EngineError, SampleError, Samples};
+use super::masked::{MaskedSamples, chosen, hide, leave_targets};
+use super::{EngineError, SampleError, Samples, Split};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -16,21 +17,16 @@ pub(super) const READY: usize = 2;
 /// Samples of which is said ahead that they will be read, at most: where reads take long, they are under way together.
 const ANNOUNCED: usize = 256;
 
-/// Where a sample is from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Split {
-    Train,
-    HeldOut,
-}
-
 /// What is read of samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Field {
-    /// Their tokens, one sample after the other: inputs and, shifted by one, targets.
+    /// Their tokens, one sample after the other: inputs and, shifted by one, targets. Where tokens are masked they are inputs alone.
     Tokens,
+    /// Where tokens are masked: their targets, shifted by one as well.
+    MaskedTargets,
     /// The positions of the same tokens within their documents.
     Positions,
-    /// One number: the targets of all samples that do not begin a document.
+    /// One number: the targets of all samples that do not begin a document; where tokens are masked, those that are to be filled in.
     TargetCount,
 }
 
@@ -62,6 +58,7 @@ struct State {
 
 struct Shared {
     samples: Arc<dyn Samples>,
+    masked: Option<MaskedSamples>,
     /// Tokens of a sample: inputs and, shifted by one, targets.
     row: usize,
     state: Mutex<State>,
@@ -110,13 +107,27 @@ impl Shared {
         }
         let mut numbers = vec![0; rows.samples.len() * self.row];
         for (row, sample) in numbers.chunks_exact_mut(self.row).zip(&rows.samples) {
-            match (rows.field, rows.split) {
-                (Field::Tokens, Split::Train) => self.samples.train(*sample, row),
-                (Field::Tokens, Split::HeldOut) => self.samples.held_out(*sample, row),
-                (_, split) => self.positions(split, *sample, row),
+            match rows.field {
+                Field::Tokens | Field::MaskedTargets => self.tokens(rows, *sample, row),
+                Field::Positions | Field::TargetCount => self.positions(rows.split, *sample, row),
             }?;
         }
         Ok(numbers)
+    }
+
+    fn tokens(&self, rows: &Rows, sample: u64, row: &mut [i64]) -> Result<(), SampleError> {
+        match rows.split {
+            Split::Train => self.samples.train(sample, row),
+            Split::HeldOut => self.samples.held_out(sample, row),
+        }?;
+        if let Some(masked) = self.masked {
+            let mask = masked.mask(rows.split, sample);
+            match rows.field {
+                Field::MaskedTargets => leave_targets(&mask, row),
+                _ => hide(&mask, row),
+            }
+        }
+        Ok(())
     }
 
     fn positions(&self, split: Split, sample: u64, row: &mut [i64]) -> Result<(), SampleError> {
@@ -130,15 +141,22 @@ impl Shared {
         let mut row = vec![0; self.row];
         let mut count = 0;
         for sample in &rows.samples {
-            self.positions(rows.split, *sample, &mut row)?;
-            count += row.iter().skip(1).filter(|position| **position != 0).count();
+            count += match self.masked {
+                // The last token is no input.
+                Some(masked) => chosen(&masked.mask(rows.split, *sample), self.row.saturating_sub(1)),
+                None => {
+                    self.positions(rows.split, *sample, &mut row)?;
+                    row.iter().skip(1).filter(|position| **position != 0).count()
+                }
+            };
         }
         Ok(i64::try_from(count).unwrap_or(i64::MAX))
     }
 
     /// Tells who has the samples of those that are wanted next.
     fn announce(&self, coming: &[Rows]) {
-        for rows in coming.iter().filter(|rows| rows.field == Field::Tokens) {
+        let of_tokens = |rows: &&Rows| matches!(rows.field, Field::Tokens | Field::MaskedTargets);
+        for rows in coming.iter().filter(of_tokens) {
             let announce = |sample: &u64| match rows.split {
                 Split::Train => self.samples.will_train(*sample),
                 Split::HeldOut => self.samples.will_hold_out(*sample),
@@ -176,11 +194,12 @@ impl Shared {
 }
 
 impl ReadAhead {
-    /// For samples of `row` tokens.
-    pub(super) fn new(samples: Arc<dyn Samples>, row: usize) -> ReadAhead {
+    /// For samples of `row` tokens, of which some may be masked.
+    pub(super) fn new(samples: Arc<dyn Samples>, row: usize, masked: Option<MaskedSamples>) -> ReadAhead {
         ReadAhead {
             shared: Arc::new(Shared {
                 samples,
+                masked,
                 row,
                 state: Mutex::default(),
                 changed: Condvar::new(),
@@ -190,8 +209,8 @@ impl ReadAhead {
     }
 
     /// The same where nothing is read ahead.
-    pub(super) fn without(samples: Arc<dyn Samples>, row: usize) -> ReadAhead {
-        let mut reader = ReadAhead::new(samples, row);
+    pub(super) fn without(samples: Arc<dyn Samples>, row: usize, masked: Option<MaskedSamples>) -> ReadAhead {
+        let mut reader = ReadAhead::new(samples, row, masked);
         reader.thread = Thread::Never;
         reader
     }

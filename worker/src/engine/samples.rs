@@ -10,6 +10,13 @@ pub struct SampleError {
     pub why: String,
 }
 
+/// Where a sample is from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Split {
+    Train,
+    HeldOut,
+}
+
 /// The samples of a job. `tokens` has room for sequence length + 1 ids: inputs and, shifted by one, targets.
 pub trait Samples: Send + Sync {
     /// The sample with this number in the seeded order; any number (passes over the data follow each other).

@@ -12,8 +12,8 @@ mod segments;
 mod timeline;
 mod tokens;
 
-use super::read_ahead::{ReadAhead, Split};
-use super::{EngineConfig, EngineError, Lap, StepTimings, Work};
+use super::read_ahead::ReadAhead;
+use super::{EngineConfig, EngineError, Lap, Split, StepTimings, Work};
 use crate::model::Tables;
 use crate::state::UnitBuffers;
 use crate::transport::{Link, Tag};

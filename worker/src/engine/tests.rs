@@ -66,6 +66,7 @@ fn engine(device: Device) -> Engine {
         loss_scaling: LossScaling::OFF,
         skip_limit: varuna_api::training::DEFAULT_SKIP_LIMIT,
         packing: varuna_api::Packing::default(),
+        masking: None,
     };
     Engine::new(EngineConfig {
         me: ME,

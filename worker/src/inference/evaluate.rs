@@ -1,8 +1,9 @@
 //! `varuna-worker evaluate`: the loss of a trained model over a dataset's held-out windows.
 
 use super::load::ModelArguments;
+use super::trained::Windows;
 use crate::backend::Platform;
-use crate::engine::{SampleError, Samples};
+use crate::engine::{SampleError, Samples, hide, leave_targets};
 use crate::samples::DatasetSamples;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -10,9 +11,11 @@ use std::io::Write;
 use std::ops::Range;
 use std::path::PathBuf;
 use tch::Tensor;
+use varuna_api::masking::{DEFAULT_PROBABILITY, Masking, SampleMask};
 use varuna_api::{Data, DataSource, HeldOut, Packing};
 use varuna_checkpoint::folder_name;
 use varuna_dataset::TrainingData;
+use varuna_model::Model;
 use varuna_plan::Step;
 
 /// Prints the mean loss of a token over the held-out windows of a dataset (see `varuna evaluate`).
@@ -44,6 +47,12 @@ pub struct Arguments {
     /// Leave out the loss of each document's first token, as in spec.data.packing.maskLoss.
     #[arg(long)]
     mask_loss: bool,
+    /// Hide tokens as spec.training.masking does: this one stands for them. For a bidirectional model, which needs it.
+    #[arg(long, value_name = "TOKEN")]
+    mask_token: Option<u32>,
+    /// Probability with which a token is hidden, as in spec.training.masking.probability.
+    #[arg(long, default_value_t = DEFAULT_PROBABILITY, requires = "mask_token")]
+    mask_probability: f64,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -55,6 +64,37 @@ impl Arguments {
             block_mask: self.block_mask,
             reset_positions: self.reset_positions,
             mask_loss: self.mask_loss,
+        }
+    }
+
+    /// How tokens are hidden: not at all, of a model that predicts the next one.
+    fn masking(&self, model: &Model) -> Result<Option<Masking>> {
+        let probability = self.mask_probability;
+        match (self.mask_token, model.features.bidirectional) {
+            (None, true) => {
+                bail!("--mask-token is missing: the model is bidirectional, and fills masked tokens in")
+            }
+            (Some(token), false) => {
+                bail!("--mask-token is {token}, allowed is none: the model predicts the next token")
+            }
+            (Some(token), true) if token >= model.vocabulary_size => {
+                bail!(
+                    "--mask-token is {token}, allowed is less than the model's vocabulary, {}",
+                    model.vocabulary_size
+                )
+            }
+            (Some(_), true) if !(probability > 0.0 && probability < 1.0) => {
+                bail!("--mask-probability is {probability}, allowed is more than 0, less than 1")
+            }
+            (Some(_), true) if self.mask_loss => {
+                bail!(
+                    "--mask-loss is given, allowed is only without --mask-token: no token is predicted from the one before"
+                )
+            }
+            (token, _) => Ok(token.map(|mask_token| Masking {
+                probability,
+                mask_token,
+            })),
         }
     }
 }
@@ -87,6 +127,7 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     }
     let (manifest, trained) = arguments.model.load(platform, arguments.packing())?;
     let model = trained.model();
+    let masking = arguments.masking(model)?;
     let path = arguments.data.display();
     let named = arguments.data.to_str();
     let source = DataSource {
@@ -109,14 +150,18 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     let data = DatasetSamples(data.with_context(|| format!("cannot use the dataset {path}"))?);
     let (batch, held_out) = (u64::from(arguments.batch), data.held_out_len());
     let windows = held_out.min(arguments.steps.unwrap_or(u64::MAX).saturating_mul(batch));
-    let (packing, length) = (arguments.packing(), u64::from(model.sequence_length));
+    let reader = Reader {
+        data: &data,
+        width: model.sequence_length as usize + 1,
+        packing: arguments.packing(),
+        masking,
+        vocabulary_size: model.vocabulary_size,
+    };
     let sum = trained.loss_sum()?;
     let mut tokens = 0;
     for first in (0..windows).step_by(arguments.batch as usize) {
-        let windows = first..windows.min(first + batch);
-        windows.clone().for_each(|window| data.will_hold_out(window));
-        let rows = Windows::read(&data, windows, length, packing)?;
-        tokens += trained.add_loss(&rows.tokens, rows.positions.as_ref(), packing, &sum)?;
+        let windows = reader.read(first..windows.min(first + batch))?;
+        tokens += trained.add_loss(&windows, reader.packing, &sum)?;
     }
     #[expect(
         clippy::cast_precision_loss,
@@ -142,25 +187,44 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     writeln!(std::io::stdout(), "{text}").context("cannot print the result")
 }
 
-/// Windows as rows (b, t + 1).
-struct Windows {
-    tokens: Tensor,
-    /// Of the tokens within their documents; none where nobody asks.
-    positions: Option<Tensor>,
+/// Reads windows, and masks them where the model fills tokens in.
+struct Reader<'a> {
+    data: &'a DatasetSamples,
+    /// Tokens of a window, and the one after it.
+    width: usize,
+    packing: Packing,
+    masking: Option<Masking>,
+    vocabulary_size: u32,
 }
 
-impl Windows {
-    fn read(data: &DatasetSamples, windows: Range<u64>, length: u64, packing: Packing) -> Result<Windows> {
-        let width = usize::try_from(length)? + 1;
-        let positions = match packing.is_off() {
+impl Reader<'_> {
+    fn read(&self, windows: Range<u64>) -> Result<Windows> {
+        windows.clone().for_each(|window| self.data.will_hold_out(window));
+        let read = |window, row: &mut [i64]| self.data.held_out(window, row);
+        let positions = match self.packing.is_off() {
             true => None,
             false => {
-                let read = |window, row: &mut [i64]| data.held_out_positions(window, row);
-                Some(rows(windows.clone(), width, read)?)
+                let read = |window, row: &mut [i64]| self.data.held_out_positions(window, row);
+                Some(rows(windows.clone(), self.width, read)?)
             }
         };
+        let Some(masking) = self.masking else {
+            return Ok(Windows {
+                tokens: rows(windows, self.width, read)?,
+                targets: None,
+                positions,
+            });
+        };
+        let masked = |of: fn(&SampleMask, &mut [i64])| {
+            rows(windows.clone(), self.width, |window, row| {
+                read(window, row)?;
+                of(&masking.of_held_out(self.vocabulary_size, window), row);
+                Ok(())
+            })
+        };
         Ok(Windows {
-            tokens: rows(windows, width, |window, row| data.held_out(window, row))?,
+            tokens: masked(hide)?,
+            targets: Some(masked(leave_targets)?),
             positions,
         })
     }

@@ -14,7 +14,7 @@ pub use evaluate::Arguments as EvaluateArguments;
 pub use generate::Arguments as GenerateArguments;
 pub use logits::Arguments as LogitsArguments;
 pub use sampling::{Sampling, SamplingError};
-pub use trained::{Session, TrainedModel};
+pub use trained::{Session, TrainedModel, Windows};
 
 pub(crate) use evaluate::run as evaluate;
 pub(crate) use generate::run as generate;

@@ -24,6 +24,16 @@ pub struct Session<'a> {
     cache: Cache,
 }
 
+/// Windows of a dataset as rows (b, t + 1).
+pub struct Windows {
+    /// What the model sees, but for the last one; without `targets` each but the first is the target of the one before it.
+    pub tokens: Tensor,
+    /// Where tokens are masked: the target of each token, one place further on, or none.
+    pub targets: Option<Tensor>,
+    /// Of the tokens within their documents; without them each window is one document.
+    pub positions: Option<Tensor>,
+}
+
 impl TrainedModel {
     /// A model without parameters yet: each unit needs [`TrainedModel::add`].
     #[must_use]
@@ -55,9 +65,14 @@ impl TrainedModel {
     /// A sequence of at most so many tokens, from its beginning.
     ///
     /// # Errors
-    /// Units are missing, or libtorch refuses (out of memory).
+    /// The model sees both sides, units are missing, or libtorch refuses (out of memory).
     pub fn session(&self, capacity: u32) -> Result<Session<'_>, TorchError> {
         self.check()?;
+        if self.model.features.bidirectional {
+            let why =
+                "the model is bidirectional: it fills masked tokens in, and cannot go on from a beginning";
+            return Err(TorchError(why.to_owned()));
+        }
         let capacity = capacity.min(self.model.sequence_length);
         let cache = Cache::new(&self.model, self.backend, 1, capacity)?;
         Ok(Session { of: self, cache })
@@ -80,23 +95,17 @@ impl TrainedModel {
         self.after(tokens_bt, &mut cache, |normed| Ok(normed.shallow_clone()))
     }
 
-    /// Adds the losses of windows (b, t + 1), of which each token but the first is a target, to a sum, in nats; returns how many were added.
-    /// `positions` are those of the tokens within their documents; without them each window is one document.
+    /// Adds the losses of windows to a sum, in nats; returns how many were added.
     ///
     /// # Errors
     /// Units are missing, a token is outside the vocabulary, or libtorch refuses.
-    pub fn add_loss(
-        &self,
-        rows: &Tensor,
-        positions: Option<&Tensor>,
-        packing: Packing,
-        sum: &Tensor,
-    ) -> Result<u64, TorchError> {
+    pub fn add_loss(&self, windows: &Windows, packing: Packing, sum: &Tensor) -> Result<u64, TorchError> {
         self.check()?;
         let _guard = tch::no_grad_guard();
         let of_torch = |e: TchError| TorchError(e.to_string());
         let length = i64::from(self.model.sequence_length);
         let part = |rows: &Tensor, first| rows.f_narrow(1, first, length).map_err(of_torch);
+        let positions = windows.positions.as_ref();
         let positions = positions.map(|all| self.on_device(all)).transpose()?;
         let documents = positions.as_ref().map(|all| {
             let positions_bt = part(all, 0)?;
@@ -105,12 +114,15 @@ impl TrainedModel {
         });
         let documents = documents.transpose()?;
         let tables = documents.as_ref().unwrap_or(&self.tables);
-        let rows = self.on_device(rows)?;
+        let rows = self.on_device(&windows.tokens)?;
         let mut x = part(&rows, 0)?;
         for segment in 0..self.model.layout().segments {
             x = forward(&self.model, segment, &self.units, &x, &Dropout::OFF, tables)?;
         }
-        let mut targets = part(&rows, 1)?;
+        let mut targets = match &windows.targets {
+            Some(targets) => part(&self.on_device(targets)?, 1)?,
+            None => part(&rows, 1)?,
+        };
         if let Some(positions) = positions.filter(|_| packing.mask_loss) {
             targets = targets_within_documents(&targets, &part(&positions, 1)?)?;
         }

@@ -1,9 +1,9 @@
-//! The first half of a block: norm, causal multi-head attention, residual addition.
+//! The first half of a block: norm, multi-head attention, residual addition; or the norm last.
 
 use super::cache::{Layer, Place};
 use super::dropout::Dropout;
 use super::linear::linear;
-use super::norm::{head_norm, norm};
+use super::norm::{after_half, before_half, head_norm};
 use super::tables::{Tables, mask};
 use crate::numerics::Numerics;
 use crate::state::UnitParameters;
@@ -11,7 +11,7 @@ use tch::Tensor;
 use varuna_api::Packing;
 use varuna_model::Model;
 use varuna_model::attention::{KEY_NORM, NORM, PROJECTION, QKV, QUERY_NORM};
-use varuna_torch::{Angles, AttentionShape, TorchError};
+use varuna_torch::{Angles, AttentionShape, Seen, TorchError};
 
 /// What attention is computed of: libtorch is asked how, once. Heads that share keys and values get copies of them, since no way of the
 /// processor but that with all scores in memory takes fewer keys than queries.
@@ -22,7 +22,11 @@ pub fn attention_shape(model: &Model, packing: Packing, numerics: Numerics) -> A
         sequence: model.sequence_length.into(),
         width: model.head_size().into(),
         kind: numerics.compute(),
-        masked: model.window().is_some() || packing.block_mask,
+        seen: match model.window().is_some() || packing.block_mask {
+            true => Seen::Masked,
+            false if model.features.bidirectional => Seen::All,
+            false => Seen::Before,
+        },
     }
 }
 
@@ -36,20 +40,23 @@ pub(super) fn forward(
     block: u32,
 ) -> Result<Tensor, TorchError> {
     let tables = tables.of(model, unit.backend())?;
-    let (normed, around) = norm(&model.features, unit, NORM, x_btd)?;
+    let (normed, around) = before_half(&model.features, unit, NORM, x_btd)?;
     let [q, k, v] = heads(model, unit, &normed, tables.angles.as_ref())?;
     let heads = i64::from(model.heads);
     let (k, v) = (shared(&k, heads), shared(&v, heads));
     let mask = tables.mask.as_ref();
+    let is_causal = mask.is_none() && !model.features.bidirectional;
     // Attention dropout stays 0: on a CPU anything else leaves the flash path.
-    let attended = Tensor::scaled_dot_product_attention(&q, &k, &v, mask, 0.0, mask.is_none(), None, false)
-        .transpose(1, 2);
+    let attended =
+        Tensor::scaled_dot_product_attention(&q, &k, &v, mask, 0.0, is_causal, None, false).transpose(1, 2);
     let [b, t, h, e] = <[i64; 4]>::try_from(attended.size()).unwrap_or_default();
     let a_btd = linear(unit, PROJECTION, &attended.reshape([b, t, h * e]))?;
-    Ok(around + dropout.apply(unit.kernels(), &a_btd, block, 0)?)
+    let sum_btd = around + dropout.apply(unit.kernels(), &a_btd, block, 0)?;
+    after_half(&model.features, unit, NORM, sum_btd)
 }
 
-/// The same for tokens that come after those whose keys and values the layer has, without dropout; the layer has theirs then.
+/// The same for tokens that come after those whose keys and values the layer has, without dropout; the layer has theirs then. Of a model that sees both
+/// sides nothing can come after others.
 pub(super) fn forward_after(
     model: &Model,
     unit: &UnitParameters,
@@ -59,11 +66,16 @@ pub(super) fn forward_after(
     new: Place,
 ) -> Result<Tensor, TorchError> {
     let tables = tables.of(model, unit.backend())?;
-    let (normed, around) = norm(&model.features, unit, NORM, x_btd)?;
+    let (normed, around) = before_half(&model.features, unit, NORM, x_btd)?;
     let angles = tables.angles.as_ref().map(|all| all.part(new.first, new.count));
     let [q, k, v] = heads(model, unit, &normed, angles.transpose()?.as_ref())?;
     let (k, v) = layer.append(&k, &v, new)?;
     let attended = match new.count {
+        _ if model.features.bidirectional => {
+            let heads = i64::from(model.heads);
+            let (k, v) = (shared(&k, heads), shared(&v, heads));
+            Tensor::scaled_dot_product_attention(&q, &k, &v, None::<Tensor>, 0.0, false, None, false)
+        }
         1 => attend_one(&q, &k, &v, model.window()),
         _ => {
             let heads = i64::from(model.heads);
@@ -77,7 +89,7 @@ pub(super) fn forward_after(
     };
     let [b, h, t, e] = <[i64; 4]>::try_from(attended.size()).unwrap_or_default();
     let a_btd = linear(unit, PROJECTION, &attended.transpose(1, 2).reshape([b, t, h * e]))?;
-    Ok(around + a_btd)
+    after_half(&model.features, unit, NORM, around + a_btd)
 }
 
 /// Attention (b, h, 1, e) of one token, which sees all that is there or as much as the window shows. Heads of a group are rows of one product: keys and

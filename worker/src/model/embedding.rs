@@ -1,11 +1,12 @@
-//! The first segment: tokens and positions.
+//! The first segment: tokens, positions, kinds of tokens, and their norm.
 
 use super::cache::Place;
 use super::dropout::Dropout;
+use super::norm::norm;
 use super::tables::Tables;
 use crate::state::UnitParameters;
 use tch::Tensor;
-use varuna_model::embedding::POSITIONS;
+use varuna_model::embedding::{NORM, POSITIONS, TYPES};
 use varuna_model::{Model, Positions};
 use varuna_torch::{TorchError, lookup};
 
@@ -29,6 +30,7 @@ pub(super) fn forward(
         }
         Positions::Rotary(_) => embedded_btd,
     };
+    let x_btd = typed_and_normed(model, unit, x_btd)?;
     dropout.apply(unit.kernels(), &x_btd, 0, 0)
 }
 
@@ -41,8 +43,21 @@ pub(super) fn forward_after(
     new: Place,
 ) -> Result<Tensor, TorchError> {
     let embedded_btd = lookup(table_vd, tokens_bt)?;
-    Ok(match model.features.positions {
+    let x_btd = match model.features.positions {
         Positions::Learned => embedded_btd + unit.parameter(POSITIONS)?.narrow(0, new.first, new.count),
         Positions::Rotary(_) => embedded_btd,
-    })
+    };
+    typed_and_normed(model, unit, x_btd)
+}
+
+/// With the vector of the first kind of tokens, and normalised, where the model has these.
+fn typed_and_normed(model: &Model, unit: &UnitParameters, x_btd: Tensor) -> Result<Tensor, TorchError> {
+    let x_btd = match unit.optional_parameter(TYPES) {
+        Some(types) => x_btd + types.narrow(0, 0, 1),
+        None => x_btd,
+    };
+    match model.features.embedding_norm {
+        true => Ok(norm(&model.features, unit, NORM, &x_btd)?.0),
+        false => Ok(x_btd),
+    }
 }

@@ -1,17 +1,25 @@
-//! The last segment: the final norm, and the loss over the vocabulary. The loss is no part of the forward, which so keeps no logits.
+//! The last segment: the final norm, of a masked language model after a layer, and the loss over the vocabulary. The loss is no part of the forward, which so keeps no logits.
 
+use super::linear::{linear, linear_gelu};
 use super::norm::norm;
 use super::table_unit;
 use crate::state::{UnitParameters, Units};
 use tch::{Kind, Tensor};
 use varuna_model::embedding::TOKENS;
-use varuna_model::head::{NORM, TABLE};
-use varuna_model::{Model, Real};
-use varuna_torch::{HeadLoss, HeadTable, NO_TARGET, TorchError};
+use varuna_model::head::{BIAS, DENSE, NORM, TABLE};
+use varuna_model::{Mlp, Model, Real, Unit};
+use varuna_torch::{HeadBias, HeadLoss, HeadTable, NO_TARGET, TorchError};
 
-/// The final norm of (b, t, d).
+/// The final norm of (b, t, d), or of what the head's layer makes of it.
 pub(super) fn forward(model: &Model, unit: &UnitParameters, x_btd: &Tensor) -> Result<Tensor, TorchError> {
-    Ok(norm(&model.features, unit, NORM, x_btd)?.0)
+    if !model.features.masked_head {
+        return Ok(norm(&model.features, unit, NORM, x_btd)?.0);
+    }
+    let dense_btd = match model.features.mlp {
+        Mlp::Gelu => linear_gelu(unit, DENSE, x_btd)?,
+        Mlp::GeluErf | Mlp::SwiGlu | Mlp::Relu2 => linear(unit, DENSE, x_btd)?.gelu("none"),
+    };
+    Ok(norm(&model.features, unit, NORM, &dense_btd)?.0)
 }
 
 /// Targets (b, t) without those that begin a document: they have the position 0 there.
@@ -37,7 +45,7 @@ pub fn add_loss(
     loss.add(normed_btd, &head_table(model, units)?)
 }
 
-/// The same; adds `scale` times the loss's gradient to that of the table and returns `scale` times that of the output (b, t, d).
+/// The same; adds `scale` times the loss's gradient to those of the table and the bias and returns `scale` times that of the output (b, t, d).
 ///
 /// # Errors
 /// As [`add_loss`].
@@ -61,7 +69,12 @@ pub fn logits(model: &Model, units: &impl Units, normed: &Tensor) -> Result<Tens
     // What fills the table up is no part of the vocabulary.
     let own = normed
         .f_linear(&table.rows, None::<Tensor>)
-        .and_then(|all| all.f_narrow(-1, 0, vocabulary)?.f_to_kind(Kind::Float));
+        .and_then(|all| all.f_narrow(-1, 0, vocabulary))
+        .and_then(|own| match &table.bias {
+            Some(bias) => own.f_add(&bias.rows),
+            None => Ok(own),
+        })
+        .and_then(|own| own.f_to_kind(Kind::Float));
     let bent = own.and_then(|logits| match table.cap {
         Some(cap) => (logits / cap).f_tanh().map(|bent| bent * cap),
         None => Ok(logits),
@@ -71,8 +84,14 @@ pub fn logits(model: &Model, units: &impl Units, normed: &Tensor) -> Result<Tens
 
 fn head_table(model: &Model, units: &impl Units) -> Result<HeadTable, TorchError> {
     let name = if model.tied_head { TOKENS } else { TABLE };
-    let table = table_unit(model, units, model.layout().segments - 1).head_table(name)?;
+    let head = model.layout().segments - 1;
+    let table = table_unit(model, units, head).head_table(name)?;
+    let bias = units.parameters_of(Unit(head)).optional_parameter(BIAS);
     Ok(HeadTable {
+        bias: bias.map(|bias| HeadBias {
+            rows: bias.detach(),
+            gradient: bias.grad(),
+        }),
         cap: model.features.logit_softcap.map(Real::get),
         ..table
     })

@@ -24,6 +24,32 @@ pub(super) fn norm(
     }
 }
 
+/// What half of a block computes with, and what goes around it: normalised first, unless its norm comes last.
+pub(super) fn before_half(
+    features: &Features,
+    unit: &UnitParameters,
+    names: LayerNames,
+    x_btd: &Tensor,
+) -> Result<(Tensor, Tensor), TorchError> {
+    match features.post_norm {
+        true => Ok((x_btd.shallow_clone(), x_btd.shallow_clone())),
+        false => norm(features, unit, names, x_btd),
+    }
+}
+
+/// What half of a block gives: the sum of what it has computed and what went around it, normalised where its norm comes last.
+pub(super) fn after_half(
+    features: &Features,
+    unit: &UnitParameters,
+    names: LayerNames,
+    sum_btd: Tensor,
+) -> Result<Tensor, TorchError> {
+    match features.post_norm {
+        true => Ok(norm(features, unit, names, &sum_btd)?.0),
+        false => Ok(sum_btd),
+    }
+}
+
 /// Each head's part (b, t, h, e), queries or keys, normalised with the unit's weight (e) of this name.
 pub(super) fn head_norm(
     features: &Features,

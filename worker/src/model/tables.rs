@@ -59,7 +59,7 @@ impl Tables {
             (angles, _) => angles.as_ref().map(Angles::shallow_clone),
         };
         let mask = match packing.block_mask {
-            true => Some(document_mask(positions_bt, model.window(), backend)?),
+            true => Some(document_mask(model, positions_bt, backend)?),
             false => plain.mask.as_ref().map(Tensor::shallow_clone),
         };
         Ok(Tables(OnceCell::from(Made {
@@ -103,14 +103,18 @@ pub(super) fn mask(rows: Place, window: Option<u32>, backend: Backend) -> Result
     made.map_err(|e| TorchError(e.to_string()))
 }
 
-/// (b, 1, t, t): each token sees itself and those before it in its document, `window` all together.
-fn document_mask(positions_bt: &Tensor, window: Option<u32>, backend: Backend) -> Result<Tensor, TorchError> {
+/// (b, 1, t, t): each token sees those of its document that the model lets it see.
+fn document_mask(model: &Model, positions_bt: &Tensor, backend: Backend) -> Result<Tensor, TorchError> {
     let made = positions_bt.f_eq(0).and_then(|begins| {
         let document_bt = begins.f_cumsum(1, Kind::Int)?;
         let same = document_bt
             .f_unsqueeze(2)?
             .f_eq_tensor(&document_bt.f_unsqueeze(1)?)?;
-        scores_of(same, 0, window, backend)?.f_unsqueeze(1)
+        let scores = match model.features.bidirectional {
+            true => unseen_scores(same.f_logical_not()?, backend),
+            false => scores_of(same, 0, model.window(), backend),
+        };
+        scores?.f_unsqueeze(1)
     });
     made.map_err(|e| TorchError(e.to_string()))
 }
@@ -128,7 +132,11 @@ fn scores_of(
     if let Some(window) = window {
         seen = seen.f_triu_(first + 1 - i64::from(window))?;
     }
-    let unseen = seen.f_logical_not_()?;
+    unseen_scores(seen.f_logical_not_()?, backend)
+}
+
+/// What is added to scores: minus infinity where a token is not seen.
+fn unseen_scores(unseen: Tensor, backend: Backend) -> Result<Tensor, TchError> {
     let on = (backend.numerics.compute(), backend.device.tensors());
     let mut scores = Tensor::f_zeros(unseen.size(), on)?;
     scores.f_masked_fill_(&unseen, f64::NEG_INFINITY)

@@ -296,6 +296,7 @@ mod tests {
             loss_scaling: varuna_plan::LossScaling::OFF,
             skip_limit: varuna_api::training::DEFAULT_SKIP_LIMIT,
             packing: varuna_api::Packing::default(),
+            masking: None,
         };
         Bench::new(model, &training, backend, Attention::Flash).unwrap()
     }

@@ -150,6 +150,7 @@ impl UnitParameters {
             rows,
             gradient,
             whole,
+            bias: None,
             cap: None,
             kernels: self.backend.kernels,
         })

@@ -50,14 +50,35 @@ pub(crate) fn logits(
         let positions = &formulas.positions;
         x = &x + Tensor::embedding(formulas.of(0, "wpe.weight"), positions, -1, false, false);
     }
+    if model.features.token_types.is_some() {
+        x = &x + formulas.of(0, "wtt.weight").get(0);
+    }
+    if model.features.embedding_norm {
+        x = formulas.norm(&x, 0, "ln_e");
+    }
     for layer in 1..=model.layers {
         let (p, q) = (2 * layer - 1, 2 * layer);
-        x = &x + formulas.attention(&formulas.norm(&x, p, "ln_1"), p);
-        x = &x + formulas.mlp(&formulas.norm(&x, q, "ln_2"), q);
+        if model.features.post_norm {
+            x = formulas.norm(&(&x + formulas.attention(&x, p)), p, "ln_1");
+            x = formulas.norm(&(&x + formulas.mlp(&x, q)), q, "ln_2");
+        } else {
+            x = &x + formulas.attention(&formulas.norm(&x, p, "ln_1"), p);
+            x = &x + formulas.mlp(&formulas.norm(&x, q, "ln_2"), q);
+        }
     }
-    let logits = formulas
+    if model.features.masked_head {
+        let dense = formulas.linear(&x, head, "head.dense");
+        x = match model.features.mlp {
+            Mlp::Gelu => dense.gelu("tanh"),
+            _ => exact_gelu(&dense),
+        };
+    }
+    let mut logits = formulas
         .norm(&x, head, "ln_f")
         .matmul(&projection.transpose(0, 1));
+    if let Some(bias) = formulas.optional(head, "lm_head.bias") {
+        logits += bias;
+    }
     match model.features.logit_softcap {
         Some(cap) => (logits / cap.get()).tanh() * cap.get(),
         None => logits,
@@ -103,6 +124,7 @@ impl Formulas<'_> {
         let up = self.linear(normed, unit, "mlp.c_fc");
         let inner = match self.model.features.mlp {
             Mlp::Gelu => up.gelu("tanh"),
+            Mlp::GeluErf => exact_gelu(&up),
             Mlp::Relu2 => up.clamp_min(0.0).pow_tensor_scalar(2),
             Mlp::SwiGlu => {
                 let gate = self.linear(normed, unit, "mlp.c_gate");
@@ -143,9 +165,12 @@ impl Formulas<'_> {
         let scores = q.matmul(&k.transpose(2, 3)) / (width as f64).sqrt();
         let place = Tensor::arange(t, (Kind::Int64, Device::Cpu));
         let back = place.unsqueeze(1) - place;
-        let unseen = back
-            .lt(0)
-            .logical_or(&back.ge(features.sliding_window.map_or(t, i64::from)));
+        let unseen = match features.bidirectional {
+            true => back.zeros_like().to_kind(Kind::Bool),
+            false => back
+                .lt(0)
+                .logical_or(&back.ge(features.sliding_window.map_or(t, i64::from))),
+        };
         let other = self
             .documents
             .unsqueeze(2)
@@ -157,6 +182,11 @@ impl Formulas<'_> {
         let attended = weights.matmul(&v).transpose(1, 2);
         self.linear(&attended.reshape([b, t, heads * width]), unit, "attn.c_proj")
     }
+}
+
+/// x times the probability that a normal number is less (Hendrycks and Gimpel 2016).
+fn exact_gelu(x: &Tensor) -> Tensor {
+    x * ((x / 2f64.sqrt()).erf() + 1.0) / 2.0
 }
 
 /// x (b, h, t, e) under rotary positions, as Llama 3's authors write it: by wavelengths.

@@ -8,9 +8,10 @@ pub(crate) mod plain;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use varuna_api::masking::Masking;
 use varuna_api::training::{DEFAULT_SKIP_LIMIT, default_decaying};
 use varuna_api::{Evaluation, LearningRate, Optimizer, Packing, Precision, Schedule, Training, UpdateRule};
-use varuna_model::{Features, Model, ParameterKind, Positions, Real, Rotary, Scaling, llama3, qwen3};
+use varuna_model::{Features, Model, ParameterKind, Positions, Real, Rotary, Scaling, bert, llama3, qwen3};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{
     Decision, LossScaling, Moments, OptimizerProgress, Pipeline, Plan, Prediction, Recompute, SampleRange,
@@ -63,6 +64,9 @@ pub(crate) const QWEN_LIKE: Features = Features {
     ..qwen3::SMALL.features
 };
 
+/// What a BERT is made of.
+pub(crate) const BERT_LIKE: Features = bert::BASE.features;
+
 /// What tests vary.
 pub(crate) struct Case {
     pub(crate) tied: bool,
@@ -79,6 +83,7 @@ pub(crate) struct Case {
     pub(crate) weight_decay_on: BTreeSet<ParameterKind>,
     pub(crate) rule: UpdateRule,
     pub(crate) packing: Packing,
+    pub(crate) masking: Option<Masking>,
 }
 
 impl Default for Case {
@@ -98,6 +103,7 @@ impl Default for Case {
             weight_decay_on: default_decaying(),
             rule: ADAMW,
             packing: Packing::default(),
+            masking: None,
         }
     }
 }
@@ -142,6 +148,7 @@ impl Case {
             loss_scaling: self.scaling,
             skip_limit: DEFAULT_SKIP_LIMIT,
             packing: self.packing,
+            masking: self.masking,
         }
     }
 }

@@ -5,6 +5,7 @@ use super::{BATCH, Case, Counting, Trained, engine};
 use std::collections::BTreeMap;
 use tch::Tensor;
 use varuna_api::UpdateRule;
+use varuna_api::masking::Masking;
 use varuna_model::{Model, ParameterKind, Unit};
 use varuna_plan::WorkerId;
 
@@ -105,15 +106,32 @@ fn batch_loss(case: &Case, leaves: &[Leaf], step: u64) -> Tensor {
         positions: &positions.narrow(1, 0, 16),
         packing: case.packing,
     };
-    let inputs = tokens.narrow(1, 0, 16);
+    let (inputs, mut targets) = match case.masking {
+        Some(masking) => masked(case, masking, step, &tokens),
+        None => (tokens.narrow(1, 0, 16), tokens.narrow(1, 1, 16)),
+    };
     let logits = formulas::logits(&case.model(), leaves, &inputs, Some(&documents));
-    let mut targets = tokens.narrow(1, 1, 16);
     if case.packing.mask_loss {
         targets = targets.masked_fill(&positions.narrow(1, 1, 16).eq(0), -100);
     }
     logits
         .view([-1, 40])
         .cross_entropy_for_logits(&targets.reshape([-1]))
+}
+
+/// What is seen of the tokens (b, t + 1) of a step's samples, and what is to be filled in: (b, t) each.
+fn masked(case: &Case, masking: Masking, step: u64, tokens: &Tensor) -> (Tensor, Tensor) {
+    let numbers = Vec::<i64>::try_from(tokens.reshape([-1])).unwrap();
+    let (mut seen, mut targets) = (vec![], vec![]);
+    for (sample, row) in (step * BATCH..).zip(numbers.chunks_exact(17)) {
+        let mask = masking.of_trained(case.model().vocabulary_size, case.training().seed, sample);
+        for (place, token) in (0..16u64).zip(row) {
+            seen.push(mask.seen(place, *token));
+            targets.push(if mask.is_chosen(place) { *token } else { -100 });
+        }
+    }
+    let rows = |numbers: &[i64]| Tensor::from_slice(numbers).view([-1, 16]);
+    (rows(&seen), rows(&targets))
 }
 
 struct Now {

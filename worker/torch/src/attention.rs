@@ -8,7 +8,7 @@ use std::str::FromStr;
 use tch::{Kind, Tensor};
 
 unsafe extern "C" {
-    fn vt_attention(q: Handle, k: Handle, v: Handle, mask: Handle, way: *mut i64) -> c_int;
+    fn vt_attention(q: Handle, k: Handle, v: Handle, mask: Handle, causal: c_int, way: *mut i64) -> c_int;
     fn vt_allow_attention(ways: c_int) -> c_int;
 }
 
@@ -40,6 +40,17 @@ pub enum AttentionChoice {
 #[error("attention {0:?}; allowed are auto, {all}", all = Attention::ALL.map(Attention::name).join(", "))]
 pub struct UnknownAttention(String);
 
+/// Which tokens a token sees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Seen {
+    /// Itself and all before it.
+    Before,
+    /// All.
+    All,
+    /// Those that a mask lets it see, (t, t) in the format of the elements.
+    Masked,
+}
+
 /// What attention is computed of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AttentionShape {
@@ -51,8 +62,8 @@ pub struct AttentionShape {
     pub width: i64,
     /// Of the elements.
     pub kind: Kind,
-    /// Tokens see those that a mask lets them see, (t, t) in the format of the elements; otherwise all before them.
-    pub masked: bool,
+    /// Which tokens a token sees.
+    pub seen: Seen,
 }
 
 impl AttentionShape {
@@ -120,11 +131,15 @@ fn refused(what: &str, device: Device, shape: AttentionShape) -> TorchError {
         sequence,
         width,
         kind,
-        masked,
+        seen,
     } = shape;
-    let mask = if masked { ", with a mask" } else { "" };
+    let seen = match seen {
+        Seen::Before => "",
+        Seen::All => ", of both sides",
+        Seen::Masked => ", with a mask",
+    };
     TorchError(format!(
-        "{what} has no attention on {device} of {heads} heads of width {width}, {sequence} tokens, in {kind:?}{mask}"
+        "{what} has no attention on {device} of {heads} heads of width {width}, {sequence} tokens, in {kind:?}{seen}"
     ))
 }
 
@@ -142,7 +157,7 @@ fn preferred(device: Device, shape: AttentionShape) -> Result<Option<Attention>,
         sequence,
         width,
         kind,
-        masked,
+        seen,
     } = shape;
     // As the model has them: views of one product, whose gradients are wanted.
     let zeros = |size: &[i64]| {
@@ -150,13 +165,15 @@ fn preferred(device: Device, shape: AttentionShape) -> Result<Option<Attention>,
         zeros.map_err(|e| TorchError(e.to_string()))
     };
     let qkv = zeros(&[1, sequence, 3, heads, width])?.set_requires_grad(true);
-    let mask = masked.then(|| zeros(&[sequence, sequence])).transpose()?;
+    let mask = (seen == Seen::Masked).then(|| zeros(&[sequence, sequence]));
+    let mask = mask.transpose()?;
     let parts = qkv.permute([2, 0, 3, 1, 4]);
     let [q, k, v] = [0, 1, 2].map(|part| parts.select(0, part));
     let mut way = -1;
     let mask = mask.as_ref().map_or(std::ptr::null_mut(), handle);
+    let causal = c_int::from(seen == Seen::Before);
     // SAFETY: live handles, borrowed for the call (a null mask is none), and a place for a number.
-    checked(unsafe { vt_attention(handle(&q), handle(&k), handle(&v), mask, &raw mut way) })?;
+    checked(unsafe { vt_attention(handle(&q), handle(&k), handle(&v), mask, causal, &raw mut way) })?;
     Ok(Attention::ALL.into_iter().find(|known| *known as i64 == way))
 }
 
@@ -188,7 +205,7 @@ mod tests {
         sequence: 16,
         width: 8,
         kind: Kind::Float,
-        masked: false,
+        seen: Seen::Before,
     };
 
     fn settle(choice: AttentionChoice) -> Result<Attention, TorchError> {
@@ -214,13 +231,21 @@ mod tests {
         assert_eq!(settle(AttentionChoice::Auto), Ok(Attention::Flash));
         assert_eq!(preferred(Device::Cpu, SHAPE), Ok(Some(Attention::Flash)));
         let masked = AttentionShape {
-            masked: true,
+            seen: Seen::Masked,
             ..SHAPE
         };
         let settle_masked = |choice| Attention::settle(choice, Device::Cpu, masked);
         assert_eq!(settle_masked(AttentionChoice::Auto), Ok(Attention::Flash));
         let why = settle_masked(AttentionChoice::Only(Attention::Efficient)).unwrap_err();
         assert!(why.0.ends_with("in Float, with a mask"), "{why}");
+        let both_sides = AttentionShape {
+            seen: Seen::All,
+            ..SHAPE
+        };
+        let settle_both = |choice| Attention::settle(choice, Device::Cpu, both_sides);
+        assert_eq!(settle_both(AttentionChoice::Auto), Ok(Attention::Flash));
+        let why = settle_both(AttentionChoice::Only(Attention::CuDnn)).unwrap_err();
+        assert!(why.0.ends_with("in Float, of both sides"), "{why}");
         assert_eq!(settle(AttentionChoice::Auto), Ok(Attention::Flash));
     }
 

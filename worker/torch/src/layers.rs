@@ -12,6 +12,8 @@ unsafe extern "C" {
         x: Handle,
         w: Handle,
         w_gradient: Handle,
+        bias: Handle,
+        bias_gradient: Handle,
         targets: Handle,
         weight: f64,
         sum: Handle,
@@ -61,10 +63,20 @@ pub struct HeadTable {
     pub gradient: Tensor,
     /// Whether all logits are made at once, as a comparison.
     pub whole: bool,
+    /// Added to the logits.
+    pub bias: Option<HeadBias>,
     /// Logits are bent to stay below this: `c tanh(x / c)`.
     pub cap: Option<f64>,
     /// Whose code computes the loss. With a kernel of our own a target that is no row of the table is not refused: the sum is then not a number.
     pub kernels: Kernels,
+}
+
+/// What is added to a head's logits.
+pub struct HeadBias {
+    /// (v), in the format that is computed in.
+    pub rows: Tensor,
+    /// (v): gradients are added to it.
+    pub gradient: Tensor,
 }
 
 /// The target of a row that takes no part in the loss, as in PyTorch's `cross_entropy`.
@@ -98,7 +110,7 @@ impl HeadLoss<'_> {
         self.call(x, table, rows_at_once(table), 1.0, std::ptr::null_mut())
     }
 
-    /// The same; adds `scale` times the gradient of the losses to that of the table, and returns `scale` times that of `x`, in the shape and
+    /// The same; adds `scale` times the gradient of the losses to those of the table and the bias, and returns `scale` times that of `x`, in the shape and
     /// the format of `x`.
     ///
     /// # Errors
@@ -141,13 +153,24 @@ impl HeadLoss<'_> {
             )));
         }
         let x = x.reshape([-1, width]);
-        // SAFETY: live handles, borrowed for the call; `out` is null or has place for a handle.
+        let bias = table.bias.as_ref();
+        if let Some(bias) = bias.filter(|b| [&b.rows, &b.gradient].map(Tensor::size) != [[gradient[0]]; 2]) {
+            let (sizes, count) = ([&bias.rows, &bias.gradient].map(Tensor::size), gradient[0]);
+            return Err(TorchError(format!(
+                "a head's bias and its gradient of {sizes:?} for {count} logits"
+            )));
+        }
+        let null = std::ptr::null_mut();
+        let [bias, bias_gradient] = bias.map_or([null; 2], |b| [&b.rows, &b.gradient].map(handle));
+        // SAFETY: live handles, borrowed for the call (a null bias is none); `out` is null or has place for a handle.
         checked(unsafe {
             vt_head_loss(
                 table.kernels.loss(),
                 handle(&x),
                 handle(&table.rows),
                 handle(&table.gradient),
+                bias,
+                bias_gradient,
                 handle(&targets),
                 self.weight,
                 handle(self.sum),

@@ -19,14 +19,14 @@ mod rotary;
 mod squares;
 mod streams;
 
-pub use attention::{Attention, AttentionChoice, AttentionShape, UnknownAttention};
+pub use attention::{Attention, AttentionChoice, AttentionShape, Seen, UnknownAttention};
 pub use device::{Device, DeviceChoice, DeviceError};
 pub use flat::{FlatBuffer, Lease, LeaseError, Share};
 pub use gpu::{Gpu, GpuError, gpu};
 pub use kernels::{
     AdamStep, KernelChoice, KernelError, KernelPart, Kernels, MomentumStep, MuonStep, Parameters,
 };
-pub use layers::{HeadLoss, HeadTable, NO_TARGET, lookup, rms_norm};
+pub use layers::{HeadBias, HeadLoss, HeadTable, NO_TARGET, lookup, rms_norm};
 pub use memory_meter::{MemoryMeter, Taken};
 pub use norm::{BlockSums, read_block_sums};
 pub use on_device::OnDevice;

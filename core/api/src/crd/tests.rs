@@ -139,12 +139,14 @@ const DEPEND_ON_OTHERS: &[&str] = &[
     "spec.elasticity.minWorkers",
     "spec.elasticity.maxWorkers",
     "spec.workerGroups.0.maxWorkers",
+    "spec.training.masking.maskToken",
 ];
 /// Fields that have a limit in a cluster alone.
 const LIMITED_IN_CLUSTERS: &[&str] = &["spec.elasticity.minWorkers", "spec.elasticity.maxWorkers"];
 
 /// Fields that take the place of those beside them, each with what it needs there: the full job has the others.
 const ALONE: &[(&str, &[(&str, &str)])] = &[
+    ("spec.model.slidingWindow", &[("preset", "gpt2-small")]),
     ("spec.training.lossScale.static", &[]),
     ("spec.data.path", &[]),
     ("spec.data.validationFraction", &[]),

@@ -19,6 +19,8 @@ use varuna_model::presets;
             "name a preset, or give all of layers, hiddenSize, heads, sequenceLength and vocabularySize"),
         validation = ("has(self.headSize) || (has(self.preset) && self.preset.startsWith('qwen3-')) || !has(self.hiddenSize) || !has(self.heads) || self.hiddenSize % self.heads == 0",
             "make hiddenSize a multiple of heads, or give headSize"),
+        validation = ("!has(self.slidingWindow) || !(has(self.bidirectional) ? self.bidirectional : has(self.preset) && self.preset.startsWith('bert-'))",
+            "leave slidingWindow out: with bidirectional tokens see their whole sample"),
         validation = ("!has(self.kvHeads) || !has(self.heads) || self.heads % self.kvHeads == 0",
             "make kvHeads a divisor of heads"),
     )
@@ -27,6 +29,7 @@ use varuna_model::presets;
 pub struct ModelSpec {
     /// GPT-2 and Megatron: `gpt2-tiny`, `gpt2-small`, `gpt2-medium`, `gpt2-large`, `gpt2-1.5b` (also `gpt2-xl`), `gpt2-2.5b` or `gpt2-8.3b`.
     /// Llama 3: `llama-tiny`, `llama3.2-1b`, `llama3.2-3b` or `llama3-8b`. Qwen 3: `qwen3-tiny`, `qwen3-0.6b`, `qwen3-1.7b` or `qwen3-8b`.
+    /// BERT, with `training.masking`: `bert-tiny`, `bert-base` or `bert-large`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(presets::names())))]
     pub preset: Option<String>,
     /// Transformer blocks.
@@ -47,7 +50,7 @@ pub struct ModelSpec {
     /// Width of the MLP between its matrices; the preset's or what is usual for the kind of MLP where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::INNER)))]
     pub inner_size: Option<u32>,
-    /// Kind of MLP: `gelu`, `swiglu` or `relu2`. Left out, it is the preset's, or `gelu`.
+    /// Kind of MLP: `gelu` (by tanh), `geluErf` (exact), `swiglu` or `relu2`. Left out, it is the preset's, or `gelu`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::MLPS.map(|(name, _)| name))))]
     pub mlp: Option<String>,
     /// Tokens in a sample.
@@ -56,6 +59,8 @@ pub struct ModelSpec {
     /// Tokens that a token sees, itself among them; all before it where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
     pub sliding_window: Option<u32>,
+    /// Tokens see those after them too, as in a BERT: the model learns to fill in masked tokens (`training.masking`). The preset's or false where left out.
+    pub bidirectional: Option<bool>,
     /// Rows of the embedding table: at least the dataset's vocabulary (byte tokenizer 257, GPT-2 50257).
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::VOCABULARY)))]
     pub vocabulary_size: Option<u32>,

@@ -76,6 +76,11 @@ fn features(check: &mut Check, written: ModelSpec, mut features: Features) -> Fe
         &mut features.sliding_window,
         limits::WIDTH,
     );
+    features.bidirectional = written.bidirectional.unwrap_or(features.bidirectional);
+    if let Some(window) = features.sliding_window.filter(|_| features.bidirectional) {
+        let allowed = "nothing, as spec.model.bidirectional is true: tokens see their whole sample";
+        check.0.push(&at("slidingWindow"), window, allowed);
+    }
     if let Some(name) = written.mlp {
         features.mlp = check.choice(&at("mlp"), Some(name), &MLPS);
     }

@@ -1,7 +1,8 @@
 use super::{parse_job, parse_job_of_any_release};
 use crate::{
     CheckpointSource, Data, DataSource, Encryption, Evaluation, FailurePolicy, HeldOut, Job, Lifecycle,
-    NetworkPolicy, Packing, Precision, Restriction, Schedule, UpdateRule, WorkerDevice, WorkerTransport,
+    Masking, NetworkPolicy, Packing, Precision, Restriction, Schedule, UpdateRule, WorkerDevice,
+    WorkerTransport,
 };
 use varuna_model::{Features, Mlp, ParameterKind, Real, presets};
 use varuna_plan::profile::Profile;
@@ -198,7 +199,7 @@ fn every_field_about_the_training_that_is_written_is_taken() {
         head_size: Some(32),
         inner_size: Some(320),
         mlp: Mlp::Relu2,
-        sliding_window: Some(48),
+        bidirectional: true,
         logit_softcap: Some(Real::new(30.0)),
         ..Features::GPT2
     };
@@ -241,12 +242,22 @@ fn every_field_about_the_training_that_is_written_is_taken() {
         window: 500,
     };
     assert_eq!((job.training.loss_scaling, job.training.skip_limit), (scaling, 8));
+}
+
+#[test]
+fn every_field_about_what_is_seen_and_hidden_of_samples_is_taken() {
+    let job = parse_job(FULL).unwrap();
     let all = Packing {
         block_mask: true,
         reset_positions: true,
-        mask_loss: true,
+        mask_loss: false,
     };
     assert_eq!(job.training.packing, all);
+    let masking = Masking {
+        probability: 0.2,
+        mask_token: 256,
+    };
+    assert_eq!(job.training.masking, Some(masking));
 }
 
 #[test]
@@ -291,6 +302,74 @@ fn documents_in_a_sample_are_one_text_unless_the_job_says_otherwise() {
         .unwrap_err()
         .to_string();
     assert!(wrong.contains("spec.data.packing.blockmask"), "{wrong}");
+}
+
+#[test]
+fn masked_tokens_go_with_a_model_that_sees_both_sides() {
+    let of = |model: &str, training: &str| {
+        let text = with(MINIMAL, "preset: gpt2-tiny", &format!("preset: gpt2-tiny{model}"));
+        parse_job(&with(&text, "steps: 200", &format!("steps: 200{training}")))
+    };
+    let plain = of("", "").unwrap();
+    assert!(plain.training.masking.is_none() && !plain.model.features.bidirectional);
+    let (model, masking) = (", bidirectional: true", "\n    masking: {maskToken: 300}");
+    let job = of(model, masking).unwrap();
+    assert!(job.model.features.bidirectional);
+    let usual = Masking {
+        probability: 0.15,
+        mask_token: 300,
+    };
+    assert_eq!(job.training.masking, Some(usual));
+    let other = of(model, "\n    masking: {maskToken: 300, probability: 0.2}").unwrap();
+    let hashes = [&plain, &job, &other].map(|j| crate::model_hash(&j.model, &j.training, "data"));
+    assert!(hashes[0] != hashes[1] && hashes[1] != hashes[2], "other runs");
+    let wrong = |model: &str, training: &str| of(model, training).unwrap_err().to_string();
+    for (model, training, says) in [
+        (
+            model,
+            "",
+            "spec.training.masking: missing — maskToken, as spec.model.bidirectional is true",
+        ),
+        (
+            model,
+            "\n    masking: {}",
+            "spec.training.masking.maskToken: missing — 0 to 319, a token of the model's vocabulary that no text has",
+        ),
+        (
+            model,
+            "\n    masking: {maskToken: 320}",
+            "spec.training.masking.maskToken: 320 — 0 to 319",
+        ),
+        (
+            model,
+            "\n    masking: {maskToken: 1, probability: 1}",
+            "spec.training.masking.probability: 1 — 0.001 to 0.999",
+        ),
+        (
+            ", bidirectional: true, slidingWindow: 9",
+            masking,
+            "spec.model.slidingWindow: 9 — nothing, as spec.model.bidirectional is true",
+        ),
+    ] {
+        let found = wrong(model, training);
+        assert!(found.contains(says), "{found}");
+    }
+    let text = with(
+        MINIMAL,
+        "preset: gpt2-tiny",
+        "preset: gpt2-tiny, bidirectional: true",
+    );
+    let text = with(&text, "steps: 200", "steps: 200\n    masking: {maskToken: 1}");
+    let text = with(
+        &text,
+        "path: data/kjv",
+        "path: data/kjv, packing: {maskLoss: true}",
+    );
+    let found = parse_job(&text).unwrap_err().to_string();
+    assert!(
+        found.contains("spec.data.packing.maskLoss: true — false or nothing"),
+        "{found}"
+    );
 }
 
 #[test]
@@ -726,6 +805,11 @@ fn a_size_beyond_its_limit_is_an_error_and_no_overflow() {
 fn what_a_job_does_not_say_of_its_model_is_as_the_preset_has_it() {
     let model = |text: &str| {
         let text = MINIMAL.replace("{preset: gpt2-tiny}", text);
+        let masking = "steps: 200\n    masking: {maskToken: 1}";
+        let text = match text.contains("bert-") {
+            true => text.replace("steps: 200", masking),
+            false => text,
+        };
         parse_job(&text).unwrap().model
     };
     for name in presets::names() {

@@ -5,11 +5,12 @@ use super::learning_rate::learning_rate;
 use crate::choices::{OPTIMIZERS, PARAMETER_KINDS, PRECISIONS};
 use crate::job::{Data, Precision};
 use crate::limits;
-use crate::manifest::{EvaluationSpec, LossScaleSpec, OptimizerSpec, TrainingSpec};
+use crate::manifest::{EvaluationSpec, LossScaleSpec, MaskingSpec, OptimizerSpec, TrainingSpec};
+use crate::masking::{DEFAULT_PROBABILITY, Masking};
 use crate::packing::Packing;
 use crate::training::{DEFAULT_SKIP_LIMIT, Evaluation, Optimizer, Training, UpdateRule, default_decaying};
 use std::collections::BTreeSet;
-use varuna_model::ParameterKind;
+use varuna_model::{Model, ParameterKind};
 use varuna_plan::{LossScaling, Moments, ScaleFactor};
 
 pub(super) fn precision(check: &mut Check, written: Option<String>) -> Precision {
@@ -20,7 +21,7 @@ pub(super) fn training(
     check: &mut Check,
     written: TrainingSpec,
     precision: Precision,
-    (data, packing): (&Data, Packing),
+    (data, packing, model): (&Data, Packing, &Model),
 ) -> Training {
     let steps = check.count("spec.training.steps", written.steps);
     let global_batch_size = check.count("spec.training.globalBatchSize", written.global_batch_size);
@@ -38,8 +39,51 @@ pub(super) fn training(
             .map(|e| evaluation(check, &e, global_batch_size, data)),
         loss_scaling: loss_scaling(check, written.loss_scale, precision),
         skip_limit: check.within("spec.training.skipLimit", skip_limit, limits::SKIP_LIMIT),
+        masking: masking(check, written.masking, packing, model),
         packing,
     }
+}
+
+/// A model learns to fill in what it does not see, or to go on: with tokens of both sides in sight the next one is no riddle, and without those
+/// after it a hidden one is half of one.
+fn masking(
+    check: &mut Check,
+    written: Option<MaskingSpec>,
+    packing: Packing,
+    model: &Model,
+) -> Option<Masking> {
+    let at = "spec.training.masking";
+    match (&written, model.features.bidirectional) {
+        (None, true) => {
+            let allowed =
+                "maskToken, as spec.model.bidirectional is true: the next token is in sight, and no riddle";
+            check.0.push(at, "missing", allowed);
+        }
+        (Some(_), false) => {
+            let allowed =
+                "nothing, or make spec.model.bidirectional true: masked tokens are filled in from both sides";
+            check.0.push(at, "given", allowed);
+        }
+        _ => {}
+    }
+    let written = written?;
+    if packing.mask_loss {
+        let allowed =
+            "false or nothing: with spec.training.masking no token is predicted from the one before";
+        check.0.push("spec.data.packing.maskLoss", true, allowed);
+    }
+    let last = model.vocabulary_size.saturating_sub(1);
+    let allowed = format!("0 to {last}, a token of the model's vocabulary that no text has");
+    let mask_token = check.required(&format!("{at}.maskToken"), written.mask_token, &allowed);
+    let probability = written.probability.unwrap_or(DEFAULT_PROBABILITY);
+    Some(Masking {
+        mask_token: check.within(&format!("{at}.maskToken"), mask_token, 0..=last),
+        probability: check.within(
+            &format!("{at}.probability"),
+            probability,
+            limits::MASK_PROBABILITY,
+        ),
+    })
 }
 
 /// The defaults are `DeepSpeed`'s: the scale falls within a few steps where it is too large, and doubles every thousand.

@@ -124,6 +124,45 @@ fn a_llama_and_a_qwen_survive_it_with_queries_keys_and_values_apart() {
     }
 }
 
+#[test]
+fn a_bert_survives_it_and_is_read_under_the_oldest_names_of_its_norms() {
+    for tied_head in [true, false] {
+        let model = Model {
+            features: presets::preset("bert-tiny").unwrap().features,
+            ..small(tied_head)
+        };
+        let shards = counting(&model);
+        let file = export(&model, &shards).unwrap();
+        let read = SafeTensors::deserialize(&file).unwrap();
+        let shape = |name: &str| read.tensor(name).unwrap().shape().to_vec();
+        assert_eq!(shape("bert.embeddings.token_type_embeddings.weight"), [2, 4]);
+        for part in ["query", "key", "value"] {
+            let layer = format!("bert.encoder.layer.1.attention.self.{part}");
+            assert_eq!(shape(&format!("{layer}.weight")), [4, 4]);
+            assert_eq!(shape(&format!("{layer}.bias")), [4]);
+        }
+        let bias = if tied_head { "bias" } else { "decoder.bias" };
+        assert_eq!(shape(&format!("cls.predictions.{bias}")), [5]);
+        assert_eq!(read.tensor("cls.predictions.decoder.weight").is_ok(), !tied_head);
+        assert_eq!(import(&model, StateId::INITIAL, &[&file]).unwrap(), shards);
+        let older = renamed(&file, |name| {
+            let older = name.replace("LayerNorm.weight", "LayerNorm.gamma");
+            older.replace("LayerNorm.bias", "LayerNorm.beta")
+        });
+        let names = SafeTensors::deserialize(&older).unwrap();
+        assert!(names.tensor("bert.embeddings.LayerNorm.gamma").is_ok());
+        assert!(names.tensor("bert.embeddings.LayerNorm.weight").is_err());
+        assert_eq!(import(&model, StateId::INITIAL, &[&older]).unwrap(), shards);
+    }
+}
+
+/// A file whose tensors have other names.
+fn renamed(file: &[u8], name: impl Fn(&str) -> String) -> Vec<u8> {
+    let read = SafeTensors::deserialize(file).unwrap();
+    let tensors = read.tensors().into_iter().map(|(own, view)| (name(&own), view));
+    serialize(tensors, None).unwrap()
+}
+
 /// The tensors of some names as a file, in bfloat16.
 fn narrow(file: &[u8], of: impl Fn(&str) -> bool) -> Vec<u8> {
     struct Narrow(Vec<usize>, Vec<u8>);

@@ -1,6 +1,8 @@
 use super::*;
 use proptest::prelude::*;
 use std::time::Duration;
+use varuna_api::masking::Masking;
+use varuna_torch::NO_TARGET;
 
 /// Each sample has its number, or one more in the held-out split; 13 cannot be read.
 struct Numbers;
@@ -40,6 +42,7 @@ fn rows() -> impl Strategy<Value = Rows> {
     let split = prop_oneof![Just(Split::Train), Just(Split::HeldOut)];
     let field = prop_oneof![
         Just(Field::Tokens),
+        Just(Field::MaskedTargets),
         Just(Field::Positions),
         Just(Field::TargetCount)
     ];
@@ -70,8 +73,8 @@ fn act() -> impl Strategy<Value = Act> {
 proptest! {
     #[test]
     fn whatever_is_expected_who_asks_gets_what_a_read_would_give(acts in prop::collection::vec(act(), 1..40)) {
-        let mut ahead = ReadAhead::new(Arc::new(Numbers), 3);
-        let direct = ReadAhead::new(Arc::new(Numbers), 3);
+        let mut ahead = ReadAhead::new(Arc::new(Numbers), 3, None);
+        let direct = ReadAhead::new(Arc::new(Numbers), 3, None);
         let mut expected = VecDeque::new();
         for act in acts {
             match act {
@@ -98,7 +101,7 @@ proptest! {
 
 #[test]
 fn targets_are_counted_that_begin_no_document() {
-    let reader = ReadAhead::without(Arc::new(Numbers), 3);
+    let reader = ReadAhead::without(Arc::new(Numbers), 3, None);
     let count = |split, samples: &[u64]| {
         let rows = Rows {
             field: Field::TargetCount,
@@ -115,7 +118,7 @@ fn targets_are_counted_that_begin_no_document() {
 
 #[test]
 fn a_count_is_not_taken_for_the_device() {
-    let mut reader = ReadAhead::new(Arc::new(Numbers), 3);
+    let mut reader = ReadAhead::new(Arc::new(Numbers), 3, None);
     let rows = |field| Rows {
         field,
         split: Split::Train,
@@ -153,7 +156,7 @@ impl Samples for Slow {
 #[test]
 fn a_read_that_does_not_end_is_waited_for_until_the_deadline_and_named() {
     let (end, ends) = std::sync::mpsc::channel();
-    let mut ahead = ReadAhead::new(Arc::new(Slow(Mutex::new(ends))), 3);
+    let mut ahead = ReadAhead::new(Arc::new(Slow(Mutex::new(ends))), 3, None);
     let rows = |sample| Rows {
         field: Field::Tokens,
         split: Split::Train,
@@ -195,7 +198,7 @@ impl Samples for Announced {
 #[test]
 fn samples_are_announced_once_and_in_their_order_before_they_are_read() {
     let samples = Arc::new(Announced(Mutex::default()));
-    let mut reader = ReadAhead::new(Arc::clone(&samples) as _, 3);
+    let mut reader = ReadAhead::new(Arc::clone(&samples) as _, 3, None);
     let rows = |field, split, samples: &[u64]| Rows {
         field,
         split,
@@ -235,4 +238,42 @@ fn no_more_samples_are_announced_than_can_be_kept() {
     assert_eq!(state.announced, 2);
     state.wanted.pop_front();
     assert_eq!(state.next_to_announce(), [rows(200)]);
+}
+
+#[test]
+fn masked_tokens_are_counted_as_they_are_left_in_the_targets() {
+    let masked = MaskedSamples::with(
+        Masking {
+            probability: 0.5,
+            mask_token: 90,
+        },
+        100,
+    );
+    let reader = ReadAhead::without(Arc::new(Numbers), 3, Some(masked));
+    for split in [Split::Train, Split::HeldOut] {
+        let take = |field| {
+            let samples = (0..12).collect();
+            let rows = Rows {
+                field,
+                split,
+                samples,
+            };
+            reader.take(&rows, later()).unwrap()
+        };
+        let (seen, targets) = (take(Field::Tokens), take(Field::MaskedTargets));
+        let inputs = (0..36).filter(|i| i % 3 != 2);
+        let mut count = 0;
+        for i in inputs {
+            let token = i64::try_from(i / 3).unwrap() + i64::from(split == Split::HeldOut);
+            match targets[i + 1] {
+                NO_TARGET => assert_eq!(seen[i], token),
+                target => {
+                    assert_eq!(target, token);
+                    count += 1;
+                }
+            }
+        }
+        assert!(count > 0 && seen.contains(&90));
+        assert_eq!(take(Field::TargetCount), vec![count]);
+    }
 }

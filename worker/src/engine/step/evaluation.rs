@@ -1,7 +1,6 @@
 //! Evaluation on the held-out split, before the steps at which it is due.
 
-use super::super::read_ahead::Split;
-use super::super::{EngineConfig, EngineError};
+use super::super::{EngineConfig, EngineError, Split};
 use super::loss::LossSum;
 use super::{Place, Run, small};
 use crate::model::dropout::Dropout;

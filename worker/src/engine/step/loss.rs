@@ -1,7 +1,6 @@
 //! The loss, as it is added up over micro-batches.
 
-use super::super::EngineError;
-use super::super::read_ahead::Split;
+use super::super::{EngineError, Split};
 use super::Run;
 use crate::model::{add_loss, add_loss_with_gradients};
 use crate::state::UnitBuffers;

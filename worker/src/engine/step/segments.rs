@@ -1,7 +1,6 @@
 //! Forwards of a stage's segments, each timed, cut from each other.
 
-use super::super::read_ahead::Split;
-use super::{EngineError, Kept, Lap, Place, Run, Work};
+use super::{EngineError, Kept, Lap, Place, Run, Split, Work};
 use crate::model::dropout::Dropout;
 use crate::model::{Tables, forward};
 use crate::state::UnitBuffers;

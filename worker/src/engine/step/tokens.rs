@@ -1,7 +1,7 @@
 //! Tokens and their documents: what a step reads of which samples when, and how it reaches the device.
 
-use super::super::EngineError;
-use super::super::read_ahead::{Field, ReadAhead, Rows, Split};
+use super::super::read_ahead::{Field, ReadAhead, Rows};
+use super::super::{EngineError, Split};
 use super::evaluation::evaluated;
 use super::exchange::ENDING;
 use super::{Place, Run};
@@ -116,6 +116,7 @@ impl Run<'_> {
     fn fields_of_loss(&self, place: Place) -> Vec<Field> {
         match place.next {
             Some(_) => Vec::new(),
+            None if self.config.training.masking.is_some() => vec![Field::MaskedTargets],
             None if self.config.training.packing.mask_loss => vec![Field::Tokens, Field::Positions],
             None => vec![Field::Tokens],
         }
@@ -131,7 +132,8 @@ impl Run<'_> {
     /// Whether this worker needs to know how many targets a batch has: it takes a loss, of targets that not all are there.
     pub(super) fn counts_targets(&self) -> bool {
         let takes_loss = self.places.iter().any(|place| place.next.is_none());
-        self.config.training.packing.mask_loss && takes_loss
+        let training = &self.config.training;
+        (training.packing.mask_loss || training.masking.is_some()) && takes_loss
     }
 
     /// All samples of a step, those of other pipelines too.
@@ -146,7 +148,7 @@ impl Run<'_> {
         (0..evaluated(self.config, step)).collect()
     }
 
-    /// The targets of so many samples that begin no document.
+    /// The targets of so many samples that the loss takes.
     pub(super) fn target_count(&mut self, split: Split, samples: Vec<u64>) -> Result<u64, EngineError> {
         let rows = Rows {
             field: Field::TargetCount,
@@ -186,10 +188,14 @@ impl Run<'_> {
         Ok(self.rows(Field::Tokens, split, samples)?.narrow(1, 0, length))
     }
 
-    /// Tokens of some samples as targets (b, t), without those that the loss leaves out.
+    /// What is to be predicted at each token of some samples (b, t), without what the loss leaves out.
     pub(super) fn targets(&mut self, split: Split, samples: &[u64]) -> Result<Tensor, EngineError> {
         let length = i64::from(self.config.model.sequence_length);
-        let targets = self.rows(Field::Tokens, split, samples)?.narrow(1, 1, length);
+        let field = match self.config.training.masking {
+            Some(_) => Field::MaskedTargets,
+            None => Field::Tokens,
+        };
+        let targets = self.rows(field, split, samples)?.narrow(1, 1, length);
         if !self.config.training.packing.mask_loss {
             return Ok(targets);
         }

@@ -129,6 +129,7 @@ fn the_loss_of_a_head_in_chunks_is_that_of_all_logits() {
                 rows: w.constant_pad_nd([0, 0, 0, rows - v]),
                 gradient: Tensor::ones([v, d], CPU),
                 whole: rows == v,
+                bias: None,
                 cap: None,
                 kernels,
             };
@@ -170,6 +171,7 @@ fn rows_without_a_target_have_no_loss_and_no_gradient() {
                     rows: w.shallow_clone(),
                     gradient: Tensor::zeros([9, 4], CPU),
                     whole: false,
+                    bias: None,
                     cap,
                     kernels,
                 };
@@ -214,6 +216,7 @@ fn a_loss_that_does_not_fit_is_refused() {
             rows: Tensor::zeros([rows, 3], CPU),
             gradient: Tensor::zeros([own, 3], CPU),
             whole: false,
+            bias: None,
             cap: None,
             kernels: Kernels::PROCESSOR,
         };
@@ -285,6 +288,7 @@ fn a_heads_loss_under_a_cap_is_that_of_bent_logits() {
             rows: w.detach(),
             gradient: Tensor::zeros([11, 4], CPU),
             whole: false,
+            bias: None,
             cap: Some(2.0),
             kernels,
         };
@@ -303,11 +307,68 @@ fn a_heads_loss_under_a_cap_is_that_of_bent_logits() {
 }
 
 #[test]
+fn a_heads_bias_is_in_its_logits_and_has_its_gradient() {
+    tch::manual_seed(9);
+    let x = Tensor::randn([7, 4], CPU).set_requires_grad(true);
+    let w = Tensor::randn([11, 4], CPU).set_requires_grad(true);
+    let b = Tensor::randn([11], CPU).set_requires_grad(true);
+    let targets = Tensor::from_slice(&[0i64, 3, NO_TARGET, 5, 5, 1, 7]);
+    let plain = (x.matmul(&w.transpose(0, 1)) + &b).cross_entropy_for_logits(&targets);
+    plain.backward();
+    // A table may have more rows than the vocabulary.
+    let rows = |more: i64| w.detach().constant_pad_nd([0, 0, 0, more]);
+    for (kernels, more) in [
+        (Kernels::LIBTORCH, 0),
+        (Kernels::LIBTORCH, 5),
+        (Kernels::ALL_ON_HOST, 5),
+    ] {
+        let sum = Tensor::zeros([0i64; 0], (Kind::Double, Device::Cpu));
+        let table = HeadTable {
+            rows: rows(more),
+            gradient: Tensor::zeros([11, 4], CPU),
+            whole: false,
+            bias: Some(HeadBias {
+                rows: b.detach(),
+                gradient: Tensor::ones([11], CPU),
+            }),
+            cap: None,
+            kernels,
+        };
+        let loss = HeadLoss {
+            targets: &targets,
+            weight: 1.0 / 6.0,
+            sum: &sum,
+        };
+        let gradient = loss.gradients(&x.detach(), &table, 3, 1.0).unwrap();
+        assert!((sum.double_value(&[]) - plain.double_value(&[])).abs() < 1e-6);
+        let of_bias = table.bias.as_ref().unwrap().gradient.copy() - 1.0;
+        for (ours, theirs) in [
+            (gradient, x.grad()),
+            (table.gradient.copy(), w.grad()),
+            (of_bias, b.grad()),
+        ] {
+            let off = (ours - theirs).abs().max().double_value(&[]);
+            assert!(off < 1e-6, "{off}, {kernels:?}, {more}");
+        }
+        let short = HeadTable {
+            bias: Some(HeadBias {
+                rows: b.detach().narrow(0, 0, 10),
+                gradient: Tensor::ones([11], CPU),
+            }),
+            ..table
+        };
+        let why = loss.add(&x.detach(), &short).unwrap_err();
+        assert!(why.0.contains("[[10], [11]] for 11 logits"), "{why}");
+    }
+}
+
+#[test]
 fn a_target_outside_the_vocabulary_is_no_number_with_a_kernel_of_our_own() {
     let table = HeadTable {
         rows: Tensor::ones([5, 3], CPU),
         gradient: Tensor::zeros([5, 3], CPU),
         whole: false,
+        bias: None,
         cap: None,
         kernels: Kernels::ALL_ON_HOST,
     };

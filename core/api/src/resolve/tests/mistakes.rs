@@ -39,7 +39,7 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "gpt2-tiny",
         "gpt3",
-        "spec.model.preset: \"gpt3\" — gpt2-tiny, gpt2-small, gpt2-medium, gpt2-large, gpt2-1.5b, gpt2-2.5b, gpt2-8.3b, llama-tiny, llama3.2-1b, llama3.2-3b, llama3-8b, qwen3-tiny, qwen3-0.6b, qwen3-1.7b or qwen3-8b",
+        "spec.model.preset: \"gpt3\" — gpt2-tiny, gpt2-small, gpt2-medium, gpt2-large, gpt2-1.5b, gpt2-2.5b, gpt2-8.3b, llama-tiny, llama3.2-1b, llama3.2-3b, llama3-8b, qwen3-tiny, qwen3-0.6b, qwen3-1.7b, qwen3-8b, bert-tiny, bert-base or bert-large",
     ),
     (
         "gpt2-tiny",
@@ -89,7 +89,7 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "gpt2-tiny",
         "gpt2-tiny, mlp: silu",
-        "spec.model.mlp: \"silu\" — gelu or swiglu or relu2",
+        "spec.model.mlp: \"silu\" — gelu or geluErf or swiglu or relu2",
     ),
     (
         "gpt2-tiny",
@@ -114,7 +114,7 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "gpt2-tiny",
         "gpt2-tiny, layer: 2",
-        "spec.model.layer: unknown field — one of `preset`, `layers`, `hiddenSize`, `heads`, `kvHeads`, `headSize`, `innerSize`, `mlp`, `sequenceLength`, `slidingWindow`, `vocabularySize`, `tiedHead`, `logitSoftcap`, `dropout`",
+        "spec.model.layer: unknown field — one of `preset`, `layers`, `hiddenSize`, `heads`, `kvHeads`, `headSize`, `innerSize`, `mlp`, `sequenceLength`, `slidingWindow`, `bidirectional`, `vocabularySize`, `tiedHead`, `logitSoftcap`, `dropout`",
     ),
     (
         "gpt2-tiny",
@@ -235,6 +235,11 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
         "steps: 200",
         "steps: 1\n    precision: fp8",
         "spec.training.precision: \"fp8\" — fp32 or bf16 or fp16",
+    ),
+    (
+        "steps: 200",
+        "steps: 1\n    masking: {maskToken: 3}",
+        "spec.training.masking: given — nothing, or make spec.model.bidirectional true: masked tokens are filled in from both sides",
     ),
     (
         "steps: 200",
