@@ -19,13 +19,11 @@ use samples::Split;
 pub use samples::{SampleError, Samples};
 pub use step::Timeline;
 
-use crate::ablation::Ablation;
 use crate::backend::Backend;
 use crate::model::Tables;
 use crate::state::{UnitBuffers, UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
 use beside::Beside;
-use masked::MaskedSamples;
 use read_ahead::ReadAhead;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -189,14 +187,8 @@ impl Engine {
     /// An engine without state.
     #[must_use]
     pub fn new(config: EngineConfig) -> Engine {
-        let row = config.model.sequence_length as usize + 1;
-        let masked = MaskedSamples::of(&config.model, &config.training);
-        let samples = Arc::clone(&config.samples);
         Engine {
-            reader: match config.backend.without.has(Ablation::ReadAhead) {
-                true => ReadAhead::without(samples, row, masked),
-                false => ReadAhead::new(samples, row, masked),
-            },
+            reader: ReadAhead::of(&config),
             config,
             units: BTreeMap::new(),
             beside: Beside::default(),

@@ -4,7 +4,8 @@
 //! something that was not expected waits for its read as if there were no thread.
 
 use super::masked::{MaskedSamples, chosen, hide, leave_targets};
-use super::{EngineError, SampleError, Samples, Split};
+use super::{EngineConfig, EngineError, SampleError, Samples, Split};
+use crate::ablation::Ablation;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -194,8 +195,19 @@ impl Shared {
 }
 
 impl ReadAhead {
+    /// For the samples of an engine.
+    pub(super) fn of(config: &EngineConfig) -> ReadAhead {
+        let row = config.model.sequence_length as usize + 1;
+        let masked = MaskedSamples::of(&config.model, &config.training);
+        let samples = Arc::clone(&config.samples);
+        match config.backend.without.has(Ablation::ReadAhead) {
+            true => ReadAhead::without(samples, row, masked),
+            false => ReadAhead::new(samples, row, masked),
+        }
+    }
+
     /// For samples of `row` tokens, of which some may be masked.
-    pub(super) fn new(samples: Arc<dyn Samples>, row: usize, masked: Option<MaskedSamples>) -> ReadAhead {
+    fn new(samples: Arc<dyn Samples>, row: usize, masked: Option<MaskedSamples>) -> ReadAhead {
         ReadAhead {
             shared: Arc::new(Shared {
                 samples,
@@ -209,7 +221,7 @@ impl ReadAhead {
     }
 
     /// The same where nothing is read ahead.
-    pub(super) fn without(samples: Arc<dyn Samples>, row: usize, masked: Option<MaskedSamples>) -> ReadAhead {
+    fn without(samples: Arc<dyn Samples>, row: usize, masked: Option<MaskedSamples>) -> ReadAhead {
         let mut reader = ReadAhead::new(samples, row, masked);
         reader.thread = Thread::Never;
         reader
