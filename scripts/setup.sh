@@ -35,4 +35,12 @@ if ! have cargo; then
     exit 1
 fi
 
+# A linker that finds no room ends with "Bus error", which tells nobody why.
+if [ ! -e target/debug ]; then
+    free_gb=$(df -Pk . | awk 'NR == 2 { print int($4 / 1048576) }')
+    if [ "$free_gb" -lt 12 ]; then
+        echo "setup: $free_gb GB are free on this disk; a build with all tests takes 10 GB. Where it does not fit, the linker ends with a bus error" >&2
+    fi
+fi
+
 exec scripts/setup-libtorch.sh
