@@ -5,8 +5,7 @@ use varuna_plan::state::mix;
 
 /// Probability with which a token is chosen, where a job does not say (Devlin et al. 2019).
 pub const DEFAULT_PROBABILITY: f64 = 0.15;
-/// Chosen tokens of which so many in ten are replaced by the mask token; of the others as many are replaced by any token as are left as they are
-/// (Devlin et al. 2019).
+/// Of ten chosen tokens so many are replaced by the mask token, and so many by a random token; the rest stay (Devlin et al. 2019).
 const MASKED_IN_TEN: u64 = 8;
 const RANDOM_IN_TEN: u64 = 1;
 

@@ -5,7 +5,7 @@ use crate::{limits, schema};
 use serde::{Deserialize, Serialize};
 
 /// Masked language modelling: some tokens are hidden, and the model learns to fill them in. Of those that are chosen 80 % are replaced by the mask
-/// token, 10 % by any other, and 10 % stay. It goes with `model.bidirectional`.
+/// token, 10 % by a random token, and 10 % stay. It goes with `model.bidirectional`.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

@@ -44,8 +44,8 @@ pub(super) fn training(
     }
 }
 
-/// A model learns to fill in what it does not see, or to go on: with tokens of both sides in sight the next one is no riddle, and without those
-/// after it a hidden one is half of one.
+/// Masking and a bidirectional model go together. A model that sees the next token learns nothing by predicting it, and one that sees only the
+/// tokens before a hidden one lacks half of what it could use.
 fn masking(
     check: &mut Check,
     written: Option<MaskingSpec>,
@@ -55,8 +55,7 @@ fn masking(
     let at = "spec.training.masking";
     match (&written, model.features.bidirectional) {
         (None, true) => {
-            let allowed =
-                "maskToken, as spec.model.bidirectional is true: the next token is in sight, and no riddle";
+            let allowed = "maskToken, as spec.model.bidirectional is true: a model that sees the next token cannot learn to predict it";
             check.0.push(at, "missing", allowed);
         }
         (Some(_), false) => {
