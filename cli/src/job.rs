@@ -8,7 +8,7 @@ use varuna_api::{Job, parse_job, parse_job_of_any_release, steps_of_run};
 use varuna_checkpoint::{CheckpointError, Listed, Store};
 use varuna_coordinator::Checkpointing;
 use varuna_coordinator::location_lease::{claim_of_this_process, claimant_has_ended};
-use varuna_dataset::TrainingData;
+use varuna_dataset::{SampleShape, TrainingData};
 use varuna_run_folder::RunFiles;
 
 /// How long a checkpoint store may take to answer at the start.
@@ -58,8 +58,12 @@ pub(crate) fn of_run(file: JobFile, folder: &Path) -> Result<JobFile, Failure> {
 /// Opens the job's datasets and checks that their tokens fit the model's vocabulary. Returns their fingerprint.
 pub(crate) fn check_data(job: &Job) -> Result<String, Failure> {
     let bad = |error: varuna_dataset::DataError| Failure::Input(format!("spec.data: {error}"));
-    let data = TrainingData::open(&job.data, job.model.sequence_length, job.training.seed).map_err(bad)?;
-    data.check_vocabulary(job.model.vocabulary_size).map_err(bad)?;
+    let shape = SampleShape {
+        length: job.model.sample_length(),
+        records: job.model.reads_records(),
+    };
+    let data = TrainingData::open(&job.data, shape, job.training.seed).map_err(bad)?;
+    data.check_vocabulary(job.model.vocabulary_size()).map_err(bad)?;
     Ok(data.fingerprint())
 }
 

@@ -8,11 +8,11 @@ use std::process::Command;
 use tempfile::TempDir;
 use varuna_checkpoint::huggingface;
 use varuna_checkpoint::{Shard, ShardTensor};
-use varuna_model::{Family, Model, gpt2};
+use varuna_model::{Family, Transformer, gpt2};
 use varuna_plan::{StateId, Unit};
 
-fn model() -> Model {
-    Model {
+fn model() -> Transformer {
+    Transformer {
         layers: 2,
         hidden_size: 8,
         heads: 2,
@@ -23,13 +23,13 @@ fn model() -> Model {
 }
 
 /// A unit whose elements count upwards; numbers below 256 are whole in 16 bits.
-fn shard(model: &Model, unit: Unit) -> Shard {
+fn shard(model: &Transformer, unit: Unit) -> Shard {
     let mut data = Vec::new();
     let mut tensors = Vec::new();
     for p in model.parameters(unit) {
         data.extend((0..p.elements()).map(|i| f32::from(u8::try_from(i % 200).unwrap())));
         tensors.push(ShardTensor {
-            name: p.name.to_owned(),
+            name: p.name.into_owned(),
             shape: p.shape,
         });
     }

@@ -136,7 +136,7 @@ fn a_worker_killed_under_a_plan_that_cuts_inside_a_block_costs_no_step() {
     let cuts_inside = |plan: &Plan| {
         let mut stages = plan.shape.pipelines.iter().flat_map(|p| &p.stages);
         // The attention before its MLP is another worker's.
-        stages.any(|s| model.kind(s.segments.start) == SegmentKind::Mlp)
+        stages.any(|s| model.transformer().unwrap().kind(s.segments.start) == SegmentKind::Mlp)
     };
     let plans = run.plans();
     let inside = plans.iter().filter(|p| cuts_inside(p)).map(|p| p.generation.0);

@@ -7,6 +7,7 @@ mod backlog;
 mod buffers;
 
 use crate::background::{Background, Priority};
+use crate::model::Module;
 use crate::state::{UnitSnapshot, UnitState};
 use backlog::Backlog;
 use backon::{BackoffBuilder, ExponentialBuilder};
@@ -16,7 +17,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
 use varuna_checkpoint::{CheckpointError, RateLimit, Shard, ShardTensor, Store, unit_name};
-use varuna_model::Model;
 use varuna_plan::{Layout, LossScaling, Moments, OptimizerProgress, StateId, Unit};
 
 /// Pauses after failed uploads: 0.25 to 0.5 s at first, doubled up to 5 to 10 s, without end. Random, so that the workers of a
@@ -38,7 +38,7 @@ const LOADS: usize = 4;
 
 struct Inner {
     store: Store,
-    model: Model,
+    model: Module,
     scaling: LossScaling,
     rate_limit: RateLimit,
     buffers: Arc<Buffers>,
@@ -62,7 +62,7 @@ impl Checkpoints {
     /// No threads can be started.
     pub fn start(
         store: Store,
-        model: Model,
+        model: Module,
         scaling: LossScaling,
         rate_limit: RateLimit,
     ) -> std::io::Result<Checkpoints> {
@@ -244,15 +244,15 @@ impl Inner {
 }
 
 fn to_shard(
-    model: &Model,
+    model: &Module,
     scaling: &LossScaling,
     (layout, moments): (Layout, Moments),
     (id, unit): (StateId, Unit),
     copy: StateCopy,
 ) -> Shard<StateCopy> {
     let progress = copy.progress();
-    let tensors = model.parameters(unit).into_iter().map(|p| ShardTensor {
-        name: p.name.to_owned(),
+    let tensors = model.unit(unit).parameters.into_iter().map(|p| ShardTensor {
+        name: p.name.into_owned(),
         shape: p.shape,
     });
     Shard {
@@ -268,13 +268,13 @@ fn to_shard(
 }
 
 fn from_shard(
-    model: &Model,
+    model: &Module,
     scaling: &LossScaling,
     unit: Unit,
     shard: Shard,
 ) -> Result<UnitState, CheckpointError> {
-    let expected = model.parameters(unit);
-    let expected = expected.iter().map(|p| (p.name, &p.shape));
+    let expected = model.unit(unit).parameters;
+    let expected = expected.iter().map(|p| (&*p.name, &p.shape));
     let found = shard.tensors.iter().map(|t| (t.name.as_str(), &t.shape));
     if !expected.eq(found) {
         return Err(CheckpointError::Damaged {

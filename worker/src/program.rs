@@ -9,7 +9,7 @@ use crate::backend::{Backend, Platform};
 use crate::checkpoints::Checkpoints;
 use crate::engine::{Engine, EngineConfig};
 use crate::memory::{self, Equipment, Share};
-use crate::model::{attention_shape, score_memory};
+use crate::model::{Module, attention_shape, score_memory};
 use crate::samples::DatasetSamples;
 use crate::transport::data_plane::DataPlane;
 use crate::transport::nccl::{Nccl, NcclPlane};
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use varuna_api::{Encryption, Job, WorkerDevice, WorkerTransport, parse_job_of_any_release};
 use varuna_checkpoint::{RateLimit, Store};
-use varuna_dataset::TrainingData;
+use varuna_dataset::{SampleShape, TrainingData};
 use varuna_frames::RunKey;
 use varuna_plan::device::Hardware;
 use varuna_plan::{ScoreMemory, Step, WorkerId};
@@ -101,7 +101,8 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let data = dataset(arguments, &job, &welcome)?;
     let store = Store::of_job(&job, &data.fingerprint()).context("spec.checkpoint.uri")?;
     let rate_limit = || RateLimit::new(job.checkpoint.as_ref().and_then(|c| c.upload_bytes_per_second));
-    let start = |store| Checkpoints::start(store, job.model.clone(), job.training.loss_scaling, rate_limit());
+    let model = Module::open(&job.model, device)?;
+    let start = |store| Checkpoints::start(store, model.clone(), job.training.loss_scaling, rate_limit());
     let checkpoints = store
         .map(start)
         .transpose()
@@ -116,7 +117,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         backend.numerics.boundary(),
         job.training.optimizer.rule.moments(),
     ));
-    let engine = engine(arguments, (me, backend), &job, data);
+    let engine = engine(arguments, (me, backend), (&job, model), data);
     tracing::info!(worker = %me, %device, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
     let member = MemberConfig {
         follows: !arguments.without.has(Ablation::Following),
@@ -138,7 +139,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
             run: welcome.run,
         },
         checkpoints,
-        tokens_per_sample: u64::from(job.model.sequence_length),
+        tokens_per_sample: u64::from(job.model.sample_length()),
         memory_taken: Box::new(move || memory::most_taken(device)),
     };
     agent::run(parts, drain).await.map_err(Into::into)
@@ -301,9 +302,12 @@ fn dataset(arguments: &Arguments, job: &Job, welcome: &Welcome) -> Result<Traini
         };
         alone.path.clone_from(path);
     }
-    let data = TrainingData::open(&written, job.model.sequence_length, job.training.seed)
-        .context("cannot use the job's data")?;
-    data.check_vocabulary(job.model.vocabulary_size)
+    let shape = SampleShape {
+        length: job.model.sample_length(),
+        records: job.model.reads_records(),
+    };
+    let data = TrainingData::open(&written, shape, job.training.seed).context("cannot use the job's data")?;
+    data.check_vocabulary(job.model.vocabulary_size())
         .context("cannot use the job's data")?;
     let (own, theirs) = (data.fingerprint(), &welcome.data_fingerprint);
     if !theirs.is_empty() && own != *theirs {
@@ -328,9 +332,13 @@ fn backend(
     if let Some(why) = why {
         tracing::warn!(%why, "libtorch's operators are used instead of kernels of our own");
     }
-    let shape = attention_shape(&job.model, job.training.packing, backend.numerics);
+    let Some(model) = job.model.transformer() else {
+        tracing::info!("computing a model of one's own");
+        return Ok((backend, None));
+    };
+    let shape = attention_shape(model, job.training.packing, backend.numerics);
     let attention = Attention::settle(arguments.attention, device, shape).context("--attention")?;
-    let scores = score_memory(&job.model, attention, backend.numerics);
+    let scores = score_memory(model, attention, backend.numerics);
     // Nobody asked for it.
     if let (AttentionChoice::Auto, Some(scores)) = (arguments.attention, scores) {
         tracing::warn!(
@@ -348,14 +356,14 @@ fn backend(
 fn engine(
     arguments: &Arguments,
     (me, backend): (WorkerId, Backend),
-    job: &Job,
+    (job, model): (&Job, Module),
     data: TrainingData,
 ) -> Engine {
     let threads = arguments.threads.or(job.workers.threads).unwrap_or(1);
     tch::set_num_threads(i32::try_from(threads).unwrap_or(1));
     Engine::new(EngineConfig {
         me,
-        model: job.model.clone(),
+        model,
         training: job.training.clone(),
         backend,
         samples: Arc::new(DatasetSamples(data)),

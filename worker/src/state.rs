@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::time::Instant;
 use tch::Tensor;
 use varuna_api::{Optimizer, UpdateRule};
-use varuna_model::{Initial, Model, Parameter, ParameterKind, Unit, parameter};
+use varuna_model::{Initial, Parameter, ParameterKind, Transformer, Unit, parameter};
 use varuna_plan::state::mix;
 use varuna_plan::{Moments, OptimizerProgress};
 use varuna_torch::{
@@ -23,6 +23,27 @@ use varuna_torch::{
 
 /// Elements after the gradients: the sums of training and evaluation loss are reduced along with them.
 pub const TAIL: usize = 2;
+
+/// What a unit consists of.
+#[derive(Clone, PartialEq, Debug)]
+pub struct UnitSpec {
+    /// Its parameters, in the order of flat buffers.
+    pub parameters: Vec<Parameter>,
+    /// The matrices of a block as an optimizer sees them that treats a matrix as one: (rows, columns), in the order of flat buffers, whose first
+    /// elements they are.
+    pub matrices: Vec<[usize; 2]>,
+}
+
+impl UnitSpec {
+    /// A unit of a transformer.
+    #[must_use]
+    pub fn of(model: &Transformer, unit: Unit) -> UnitSpec {
+        UnitSpec {
+            parameters: model.parameters(unit),
+            matrices: model.block_matrices(unit),
+        }
+    }
+}
 
 /// The buffers of one unit.
 pub struct UnitBuffers {
@@ -40,8 +61,8 @@ pub struct UnitBuffers {
     pub gradient_memory: FlatBuffer,
     /// Kinds and elements of the parameters in their order.
     kinds: Vec<(ParameterKind, usize)>,
-    /// See [`Model::block_matrices`].
-    block_matrices: Vec<[usize; 2]>,
+    /// See [`UnitSpec::matrices`].
+    matrices: Vec<[usize; 2]>,
     progress: OptimizerProgress,
 }
 
@@ -54,14 +75,9 @@ impl UnitBuffers {
     ///
     /// # Errors
     /// libtorch fails (out of memory).
-    pub fn new(
-        model: &Model,
-        unit: Unit,
-        backend: Backend,
-        moments: Moments,
-    ) -> Result<UnitBuffers, TorchError> {
+    pub fn new(spec: &UnitSpec, backend: Backend, moments: Moments) -> Result<UnitBuffers, TorchError> {
         let device = backend.device;
-        let list = model.parameters(unit);
+        let list = &spec.parameters;
         let total: usize = list.iter().map(Parameter::elements).sum();
         let gradient_memory = FlatBuffer::zeros(total + TAIL, device, backend.streams)?;
         let seconds = match moments {
@@ -71,7 +87,7 @@ impl UnitBuffers {
         let zeros = |elements| FlatBuffer::zeros(elements, device, backend.streams);
         let memory = [zeros(total)?, zeros(total)?, zeros(seconds)?];
         let (weights, gradients) = (memory[0].tensor()?, gradient_memory.tensor()?);
-        let parameters = UnitParameters::over(&list, backend, &weights).with_gradients(&gradients)?;
+        let parameters = UnitParameters::over(list, backend, &weights).with_gradients(&gradients)?;
         Ok(UnitBuffers {
             parameters,
             weights,
@@ -81,7 +97,7 @@ impl UnitBuffers {
             memory,
             gradient_memory,
             kinds: list.iter().map(|p| (p.kind, p.elements())).collect(),
-            block_matrices: model.block_matrices(unit),
+            matrices: spec.matrices.clone(),
             progress: OptimizerProgress::START,
         })
     }
@@ -91,15 +107,14 @@ impl UnitBuffers {
     /// # Errors
     /// libtorch fails.
     pub fn initial(
-        model: &Model,
-        unit: Unit,
+        spec: &UnitSpec,
         backend: Backend,
         moments: Moments,
         seed: u64,
     ) -> Result<UnitBuffers, TorchError> {
-        let buffers = UnitBuffers::new(model, unit, backend, moments)?;
+        let buffers = UnitBuffers::new(spec, backend, moments)?;
         let _guard = tch::no_grad_guard();
-        for (p, (_, mut master)) in model.parameters(unit).iter().zip(buffers.masters()) {
+        for (p, (_, mut master)) in spec.parameters.iter().zip(buffers.masters()) {
             match p.initial {
                 Initial::Normal(deviation) => {
                     let [block, number] = p.stream;
@@ -114,9 +129,32 @@ impl UnitBuffers {
         Ok(buffers)
     }
 
+    /// The initial state of a unit whose parameters have these values, one after the other.
+    ///
+    /// # Errors
+    /// There are more or fewer values than the unit has, or libtorch fails.
+    pub fn with_values(
+        spec: &UnitSpec,
+        backend: Backend,
+        moments: Moments,
+        values: &[f32],
+    ) -> Result<UnitBuffers, TorchError> {
+        let buffers = UnitBuffers::new(spec, backend, moments)?;
+        let own = buffers.memory[0].len();
+        if values.len() != own {
+            let given = values.len();
+            return Err(TorchError(format!("{given} initial values for a unit of {own}")));
+        }
+        buffers.memory[0]
+            .set(values)
+            .map_err(|e| TorchError(e.to_string()))?;
+        buffers.parameters.renew_copy(&buffers.weights);
+        Ok(buffers)
+    }
+
     /// The master parameters by name: views.
     #[must_use]
-    pub fn masters(&self) -> Vec<(&'static str, Tensor)> {
+    pub fn masters(&self) -> Vec<(&str, Tensor)> {
         let mut at = 0;
         let views = self.parameters.shapes().map(|(name, shape)| {
             let elements: i64 = shape.iter().product();
@@ -272,7 +310,7 @@ impl UnitBuffers {
                 decay: decay(decays(ParameterKind::Matrix)),
                 factor,
             };
-            for matrix in &self.block_matrices {
+            for matrix in &self.matrices {
                 let shape = matrix.map(size);
                 let end = done + shape[0] * shape[1];
                 self.each_piece(done..end, |of| self.parameters.kernels().muon(of, shape, step))?;

@@ -115,7 +115,7 @@ fn connected(case: &Case, shape: &Shape) -> BTreeMap<WorkerId, (Mesh, Receiver<P
     let listening = shape.members().into_iter().map(|me| {
         let (tell, events) = channel();
         let mesh = Mesh::listen(me, "127.0.0.1:0", move |event| drop(tell.send(event))).unwrap();
-        mesh.limit(of_job(&case.model(), BATCH, boundary, case.rule.moments()));
+        mesh.limit(of_job(&case.model().into(), BATCH, boundary, case.rule.moments()));
         mesh.open(generation, "secret");
         (me, (mesh, events))
     });

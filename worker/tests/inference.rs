@@ -8,7 +8,7 @@ use common::formulas::{self, Leaf};
 use common::{BERT_LIKE, Case, Counting, LLAMA_LIKE, QWEN_LIKE, engine};
 use tch::{Kind, Tensor};
 use varuna_api::{Packing, Precision};
-use varuna_model::{Features, Model, Real, Unit};
+use varuna_model::{Features, Real, Transformer, Unit};
 use varuna_plan::WorkerId;
 use varuna_torch::{NO_TARGET, vec_from_tensor};
 use varuna_worker::backend::Backend;
@@ -37,7 +37,7 @@ fn cases() -> Vec<(&'static str, Case)> {
 }
 
 /// Larger matrices than the initial ones, so that logits differ by about one, and vectors that are not all ones or zeros.
-fn stir(model: &Model, unit: Unit, weights: &mut [f32]) {
+fn stir(model: &Transformer, unit: Unit, weights: &mut [f32]) {
     let mut rest = weights;
     for parameter in model.parameters(unit) {
         let (own, others) = rest.split_at_mut(parameter.elements());
@@ -66,7 +66,7 @@ fn models(case: &Case) -> (Engine, TrainedModel) {
     (engine, trained)
 }
 
-fn leaves(engine: &Engine, model: &Model) -> Vec<Leaf> {
+fn leaves(engine: &Engine, model: &Transformer) -> Vec<Leaf> {
     let units = model.layout().all_units();
     let all = units.flat_map(|unit| {
         engine
@@ -87,7 +87,7 @@ fn windows(tokens: Tensor, targets: Option<Tensor>, positions: Option<Tensor>) -
 }
 
 /// Three samples (b, t + 1).
-fn rows(model: &Model) -> Tensor {
+fn rows(model: &Transformer) -> Tensor {
     let width = model.sequence_length as usize + 1;
     let mut tokens = vec![0i64; 3 * width];
     for (index, row) in (0..).zip(tokens.chunks_exact_mut(width)) {

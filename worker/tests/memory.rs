@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::training::default_decaying;
 use varuna_api::{LearningRate, Optimizer, Packing, Precision, Schedule, Training, UpdateRule};
-use varuna_model::{Model, bert, gpt2, presets};
+use varuna_model::{Transformer, bert, gpt2, presets};
 use varuna_plan::cost::{Costs, Device as Link};
 use varuna_plan::schedule::stash_max;
 use varuna_plan::{
@@ -58,7 +58,7 @@ impl Samples for Counting {
 /// A model, how it is computed, and how many micro-batches of which size.
 #[derive(Clone, Debug)]
 struct Case {
-    model: Model,
+    model: Transformer,
     precision: Precision,
     kind: ScheduleKind,
     recompute: Recompute,
@@ -156,7 +156,7 @@ impl Case {
         let before = taken_bytes();
         let mut engine = Engine::new(EngineConfig {
             me: ME,
-            model: self.model.clone(),
+            model: self.model.clone().into(),
             training: self.training(),
             backend,
             samples: Arc::new(Counting(i64::from(self.model.vocabulary_size))),
@@ -183,7 +183,7 @@ impl Case {
 }
 
 /// Of each kind of attention that keeps other tensors, one like a Llama and one like a Qwen; and a BERT, whose norms come last.
-fn families() -> [Model; 3] {
+fn families() -> [Transformer; 3] {
     let of = |preset: &str, kv_heads, inner_size| {
         let mut model = presets::preset(preset).unwrap();
         (model.layers, model.hidden_size, model.heads) = (2, 256, 4);
@@ -192,15 +192,15 @@ fn families() -> [Model; 3] {
         model.features.inner_size = Some(inner_size);
         model
     };
-    let bert = Model {
+    let bert = Transformer {
         features: bert::BASE.features,
         ..model(2, 128, 256, 1000)
     };
     [of("llama-tiny", 1, 704), of("qwen3-tiny", 2, 640), bert]
 }
 
-fn model(layers: u32, hidden_size: u32, sequence_length: u32, vocabulary_size: u32) -> Model {
-    Model {
+fn model(layers: u32, hidden_size: u32, sequence_length: u32, vocabulary_size: u32) -> Transformer {
+    Transformer {
         layers,
         hidden_size,
         heads: hidden_size / 64,

@@ -11,6 +11,7 @@ fn main() {
     println!("cargo:rerun-if-changed=product.h");
     println!("cargo:rerun-if-changed=rms_norm.h");
     println!("cargo:rerun-if-changed=rotary.h");
+    println!("cargo:rerun-if-changed=script.h");
     println!("cargo:rerun-if-changed={KERNELS}/arguments.h");
     let lib = std::env::var("DEP_TCH_LIBTORCH_LIB").expect("torch-sys tells where libtorch lies");
     let root = std::path::Path::new(&lib)
@@ -40,6 +41,7 @@ fn main() {
     build("rms_norm.cpp");
     build("rotary.cpp");
     build("dropout.cpp");
+    build("script.cpp");
     // For the tests of this crate; binaries print their own.
     println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
 }

@@ -23,6 +23,7 @@
 #include "product.h"
 #include "rms_norm.h"
 #include "rotary.h"
+#include "script.h"
 
 typedef at::Tensor* Handle;
 using torch::autograd::AutogradContext;
@@ -320,5 +321,24 @@ int vt_from_memory(void* data, int scalar_type, const int64_t* sizes, int dimens
         at::TensorOptions().dtype(static_cast<at::ScalarType>(scalar_type))));
   });
 }
+
+// A module of TorchScript, from the bytes of its file. `counts` says how many of `paths`, which follow each other, hold each parameter. Device: a GPU's number, or -1.
+int vt_script_load(const char* bytes, size_t size, int gpu, const char* const* paths, const int* counts, int parameters, script::Module** out) {
+  return guarded([&] {
+    std::vector<std::vector<std::string>> slots(parameters);
+    for (int i = 0; i < parameters; i++)
+      for (int j = 0; j < counts[i]; j++) slots[i].emplace_back(*paths++);
+    *out = script::load(std::string(bytes, size), gpu < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<at::DeviceIndex>(gpu)), slots);
+  });
+}
+
+int vt_script_forward(script::Module* module, Handle* parameters, int parameter_count, Handle* inputs, int input_count, bool training,
+                      Handle* out) {
+  return guarded([&] {
+    *out = new at::Tensor(script::forward(*module, list(parameters, parameter_count), list(inputs, input_count), training));
+  });
+}
+
+void vt_script_release(script::Module* module) { script::release(module); }
 
 }  // extern "C"

@@ -5,7 +5,7 @@ mod meter;
 use meter::RealMeter;
 use peak_alloc::PeakAlloc;
 use std::time::Duration;
-use varuna_model::{Model, gpt2};
+use varuna_model::{Transformer, gpt2};
 use varuna_plan::device::DeviceKind;
 use varuna_plan::{Constraints, CostPlanner, Recompute, ScheduleKind, ScheduleSpec};
 use varuna_sim::scale::{Cost, Costs, Setup, measure};
@@ -16,7 +16,7 @@ static MEMORY: PeakAlloc = PeakAlloc;
 
 /// A GPT of 96 units that needs pipelines of about eight H100s.
 fn planner() -> CostPlanner {
-    let gpt = Model {
+    let gpt = Transformer {
         layers: 47,
         hidden_size: 8192,
         sequence_length: 2048,

@@ -96,12 +96,12 @@ fn goodput(trace: &Trace, ideal: &Ideal, system: &RestartSystem, patient: bool) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use varuna_model::{Model, gpt2};
+    use varuna_model::{Transformer, gpt2};
     use varuna_plan::{Constraints, CostPlanner, Costs, Device, Recompute, ScheduleKind, ScheduleSpec};
 
     /// Pipelines of at least two workers.
     fn planner() -> CostPlanner {
-        let sizes = Model {
+        let sizes = Transformer {
             layers: 6,
             hidden_size: 512,
             sequence_length: 256,

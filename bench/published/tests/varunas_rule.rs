@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test")]
 #![expect(clippy::cast_precision_loss, reason = "counts are small")]
 
-use varuna_model::{Model, gpt2};
+use varuna_model::{Transformer, gpt2};
 use varuna_plan::cost::SegmentKind;
 use varuna_plan::device::DeviceKind;
 use varuna_plan::profile::Profile;
@@ -53,7 +53,7 @@ fn gpt2_1_5b() -> Costs {
 
 /// GPT-2 8.3B (Megatron: 72 layers, width 3072) on A100s.
 fn gpt2_8_3b() -> (Costs, u64) {
-    let gpt = Model {
+    let gpt = Transformer {
         layers: 72,
         hidden_size: 3072,
         sequence_length: 1024,

@@ -1,4 +1,5 @@
-//! `varuna checkpoint export`: a checkpoint becomes a folder that the Hugging Face libraries load.
+//! `varuna checkpoint export`: a checkpoint becomes a folder that the Hugging Face libraries load; one of a model of the user's own becomes a file of
+//! tensors under its own names.
 
 use super::choose;
 use crate::bar::Bar;
@@ -7,10 +8,10 @@ use crate::io::{to_json, write};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use varuna_api::quantity;
-use varuna_checkpoint::huggingface::{Elements, Export, INDEX};
+use varuna_checkpoint::huggingface::{Elements, Export, INDEX, OwnExport};
 use varuna_checkpoint::{Location, Manifest, folder_name};
 use varuna_dataset::Tokenizer;
-use varuna_model::{Family, Model};
+use varuna_model::{Family, Model, Transformer};
 
 /// What an import keeps beside the tokenizer's files.
 const CONFIGS: [&str; 2] = ["config.json", "generation_config.json"];
@@ -32,7 +33,8 @@ pub(super) struct Arguments {
     /// Format of the elements: fp32 or bf16.
     #[arg(long, default_value = "fp32", value_parser = elements)]
     dtype: Elements,
-    /// Most bytes of tensors in a file, such as 5GB, 500M or 2Gi; a larger model is written as several files and model.safetensors.index.json.
+    /// Most bytes of tensors in a file, such as 5GB, 500M or 2Gi; a larger model is written as several files and model.safetensors.index.json. A
+    /// model of one's own is always one file.
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = size)]
     max_shard_size: u64,
 }
@@ -71,10 +73,22 @@ pub(super) async fn export(arguments: &Arguments) -> Result<(), Failure> {
     let manifest = choose(&location, arguments.name.as_deref()).await?;
     let model: Model = serde_json::from_value(manifest.facts.model.clone())
         .map_err(|e| Failure::Input(format!("{}: model: {e}", folder_name(manifest.state))))?;
-    let beside = beside(&location, &model, arguments).await?;
+    let beside = match &model {
+        Model::Transformer(model) => Some(beside(&location, model, arguments).await?),
+        Model::Exported(_) if arguments.tokenizer.is_some() => {
+            let refused = "--tokenizer: this is a model of one's own, which has none; allowed with a model of the presets' families";
+            return Err(Failure::Input(refused.to_owned()));
+        }
+        Model::Exported(_) => None,
+    };
     std::fs::create_dir_all(folder)
         .map_err(|e| Failure::Input(format!("cannot create {}: {e}", folder.display())))?;
-    let written = write_all(&location, &manifest, &model, arguments, beside).await;
+    let written = match (&model, beside) {
+        (Model::Transformer(model), Some(beside)) => {
+            write_all(&location, &manifest, model, arguments, beside).await
+        }
+        _ => write_own(&location, &manifest, arguments).await,
+    };
     if written.is_err() {
         // Half an export would pass for a whole one. It may be that nothing was written.
         let _ = std::fs::remove_dir_all(folder);
@@ -92,7 +106,7 @@ pub(super) async fn export(arguments: &Arguments) -> Result<(), Failure> {
 async fn write_all(
     location: &Location,
     manifest: &Manifest,
-    model: &Model,
+    model: &Transformer,
     arguments: &Arguments,
     beside: Beside,
 ) -> Result<(), Failure> {
@@ -109,11 +123,23 @@ async fn write_all(
     Ok(())
 }
 
+/// The tensors of a model of one's own, in one file.
+async fn write_own(location: &Location, manifest: &Manifest, arguments: &Arguments) -> Result<(), Failure> {
+    let mut export = OwnExport::new(arguments.dtype);
+    let bar = Bar::of_bytes("reading", manifest.shards.iter().map(|s| s.bytes).sum());
+    for entry in &manifest.shards {
+        export.add(&location.load(manifest, &entry.unit, || {}).await?);
+        bar.add(entry.bytes);
+    }
+    let file = export.finish().map_err(|e| Failure::Internal(e.to_string()))?;
+    write(&arguments.folder.join(file.name), file.content)
+}
+
 /// Reads one unit at a time, and writes each file as soon as it is complete.
 async fn write_tensors(
     location: &Location,
     manifest: &Manifest,
-    model: &Model,
+    model: &Transformer,
     arguments: &Arguments,
 ) -> Result<(), Failure> {
     let internal = |e: varuna_checkpoint::huggingface::HuggingFaceError| Failure::Internal(e.to_string());
@@ -133,7 +159,7 @@ async fn write_tensors(
     }
 }
 
-async fn beside(location: &Location, model: &Model, arguments: &Arguments) -> Result<Beside, Failure> {
+async fn beside(location: &Location, model: &Transformer, arguments: &Arguments) -> Result<Beside, Failure> {
     let family = Family::of(&model.features).map_err(|e| Failure::Input(e.to_string()))?;
     let kept = match &arguments.tokenizer {
         Some(_) => Vec::new(),
@@ -171,7 +197,7 @@ async fn beside(location: &Location, model: &Model, arguments: &Arguments) -> Re
 }
 
 /// A named tokenizer must fit the model; otherwise the one that fits is used, if any.
-fn tokenizer(model: &Model, named: Option<&str>) -> Result<Option<Tokenizer>, Failure> {
+fn tokenizer(model: &Transformer, named: Option<&str>) -> Result<Option<Tokenizer>, Failure> {
     let size = model.vocabulary_size;
     let open =
         |name: &str| Tokenizer::open(name, None).map_err(|e| Failure::Input(format!("--tokenizer: {e}")));

@@ -8,7 +8,7 @@ use varuna_checkpoint::huggingface::{self, INDEX, WHOLE};
 use varuna_checkpoint::{
     Facts, Location, PUBLISHED_FILE_BYTES_MAX, PUBLISHED_FILES, RateLimit, Store, folder_name,
 };
-use varuna_model::{Family, Model};
+use varuna_model::{Family, Transformer};
 use varuna_plan::StateId;
 use varuna_plan::state::Chain;
 
@@ -75,7 +75,7 @@ fn id_of(files: &[Vec<u8>]) -> StateId {
     }
 }
 
-fn store(location: &Location, model: &Model, job: &str) -> Store {
+fn store(location: &Location, model: &Transformer, job: &str) -> Store {
     let facts = Facts {
         job: job.to_owned(),
         model: serde_json::to_value(model).unwrap_or_default(),

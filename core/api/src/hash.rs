@@ -109,9 +109,11 @@ mod tests {
             base,
             "ab90aab26eeaa067851afc48008c07fcf1420098b963c6802421a9ef286ab542"
         );
-        let mut model = job.model.clone();
-        model.dropout = 0.1;
-        assert_ne!(base, model_hash(&model, &job.training, "data"));
+        let model = varuna_model::Transformer {
+            dropout: 0.1,
+            ..job.model.transformer().unwrap().clone()
+        };
+        assert_ne!(base, model_hash(&model.into(), &job.training, "data"));
         let other = |change: fn(&mut Training)| {
             let mut training = job.training.clone();
             change(&mut training);

@@ -74,6 +74,18 @@ pub(crate) const KEEP: RangeInclusive<u32> = 1..=1_000_000;
 /// A day.
 pub(crate) const NOTICE_SECONDS: RangeInclusive<u32> = 0..=86_400;
 
+/// Parameters, elements and operations of a segment of an exported model: sums over all segments and samples stay below 2^63.
+pub(crate) const AMOUNT: RangeInclusive<u64> = 0..=1 << 50;
+/// Segments of an exported model: a server computes the cost of rules from the greatest length of a list, and an object has 1.5 MiB.
+pub(crate) const EXPORTED_SEGMENTS_MAX: usize = 1024;
+/// Dimensions of what crosses a cut, without the batch.
+pub(crate) const OUTPUT_DIMENSIONS_MAX: usize = 8;
+/// Characters of a SHA-256 in hex.
+pub(crate) const DIGEST: RangeInclusive<usize> = 64..=64;
+/// What it looks like.
+#[cfg(feature = "kubernetes")]
+pub(crate) const DIGEST_PATTERN: &str = "^[0-9a-f]{64}$";
+
 /// Characters of a path, of the URI of checkpoints and of an image.
 pub(crate) const TEXT: RangeInclusive<usize> = 1..=1024;
 /// Network rules of a job, likewise.

@@ -1,7 +1,7 @@
 //! What is done about samples that hold several documents.
 
 use serde::{Deserialize, Serialize};
-use varuna_model::{Model, Positions};
+use varuna_model::{Positions, Transformer};
 
 /// Bytes of an angle's cosine or sine.
 const ANGLE_BYTES: u64 = 4;
@@ -35,7 +35,7 @@ impl Packing {
     /// Bytes that the attention of a stage keeps of each sample, once for all blocks: what is added to the scores, (t, t) in the format of the
     /// elements, and the cosines and sines of rotary positions, two of (t, e / 2).
     #[must_use]
-    pub fn kept_bytes(self, model: &Model, element_bytes: u64) -> u64 {
+    pub fn kept_bytes(self, model: &Transformer, element_bytes: u64) -> u64 {
         let [tokens, width] = [model.sequence_length, model.head_size()].map(u64::from);
         let mask = u64::from(self.block_mask) * tokens * tokens * element_bytes;
         let is_rotary = matches!(model.features.positions, Positions::Rotary(_));

@@ -92,7 +92,9 @@ pub fn estimated_planner(job: &Job) -> EstimatedPlanner {
 
 fn packing_bytes(job: &Job) -> u64 {
     let element_bytes = job.precision.element_bytes();
-    job.training.packing.kept_bytes(&job.model, element_bytes)
+    // A model of one's own is not told where documents begin.
+    let transformer = job.model.transformer();
+    transformer.map_or(0, |model| job.training.packing.kept_bytes(model, element_bytes))
 }
 
 fn constraints(job: &Job) -> Constraints {

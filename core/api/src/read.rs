@@ -10,17 +10,18 @@ use serde_path_to_error::{Path, Segment};
 
 /// Where the file as a whole is meant.
 const TOP: &str = "job file";
-/// The lists of a job file, outside the pod templates. Rules of a network belong to Kubernetes, as templates do.
+/// The lists of a job file, outside the pod templates, without the numbers of the items that they stand in. Rules of a network belong to Kubernetes, as templates do.
 const LISTS: &[&str] = &[
     "spec.disruption.nodeSignals",
     "spec.network.extraIngress",
     "spec.network.extraEgress",
     "spec.training.optimizer.weightDecayOn",
+    "spec.model.exported.segments.output",
 ];
 /// The list of kinds of workers, which may have templates.
 const GROUPS: &str = "spec.workerGroups";
 /// The lists whose items are mappings of our own.
-const MAPPINGS: &[&str] = &[GROUPS, "spec.data.train"];
+const MAPPINGS: &[&str] = &[GROUPS, "spec.data.train", "spec.model.exported.segments"];
 /// Most values that aliases stand for, all together: many times those of a long pod template.
 const ALIASED_MAX: usize = 10_000;
 /// Most bytes in all values, those that aliases stand for included: an API server takes objects of 1.5 MiB.
@@ -138,6 +139,11 @@ fn is_template(path: &str) -> bool {
         || of_group.is_some_and(|(item, field)| field == "template" && item.matches('.').count() == 1)
 }
 
+fn is_list(path: &str) -> bool {
+    let named = path.split('.').filter(|key| key.parse::<usize>().is_err());
+    LISTS.contains(&named.collect::<Vec<_>>().join(".").as_str())
+}
+
 /// An empty field (`steps:`) or a number that JSON does not have (`.nan`) is not a field left out; and a list where a
 /// mapping belongs would be taken by serde for the mapping's fields in order.
 fn refuse_odd_values(value: &mut Value, path: &str, found: &mut Found) {
@@ -160,9 +166,7 @@ fn refuse_odd_values(value: &mut Value, path: &str, found: &mut Found) {
                 }
                 return true;
             }
-            Value::Array(_) if !LISTS.contains(&path.as_str()) => {
-                found.push(&path, "a list", "a single value or a mapping")
-            }
+            Value::Array(_) if !is_list(&path) => found.push(&path, "a list", "a single value or a mapping"),
             // Templates belong to Kubernetes.
             _ if is_template(&path) => return true,
             _ => {

@@ -12,6 +12,7 @@ use check::Check;
 mod check;
 mod checkpoint;
 mod data;
+mod exported;
 mod learning_rate;
 mod model;
 mod pipeline;

@@ -87,6 +87,13 @@ pub(crate) fn mappings(max: usize) -> impl Transform {
     with(json!({ "minItems": 1, "maxItems": max }))
 }
 
+/// One to `max` sizes of a tensor.
+pub(crate) fn sizes(max: usize) -> impl Transform {
+    let (least, most) = limits::WIDTH.into_inner();
+    let item = json!({ "type": "integer", "format": "int32", "minimum": least, "maximum": most });
+    with(json!({ "items": item, "minItems": 1, "maxItems": max }))
+}
+
 /// A mapping that belongs to somebody else and is kept as it is, so that no field of a newer Kubernetes is dropped.
 pub(crate) fn open_object(schema: &mut Schema) {
     with(json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })).transform(schema);

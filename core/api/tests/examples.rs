@@ -16,7 +16,11 @@ fn every_example_is_a_valid_job_with_a_batch_that_its_workers_can_share() {
             let job = varuna_api::parse_job(text);
             let job = job.unwrap_or_else(|e| panic!("{}:\n{e}", path.display()));
             // Every example's text is English, in bytes.
-            assert!(job.model.vocabulary_size >= 257, "{}", path.display());
+            assert!(
+                job.model.transformer().unwrap().vocabulary_size >= 257,
+                "{}",
+                path.display()
+            );
             seen += 1;
         }
     }

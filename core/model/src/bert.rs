@@ -4,9 +4,9 @@ use crate::config::{ConfigError, Fields, Published};
 use crate::features::{Features, Mlp};
 use crate::layout::Unit;
 use crate::limits;
-use crate::model::Model;
 use crate::parameter::Parameter;
 use crate::real::Real;
+use crate::transformer::Transformer;
 use serde_json::{Value, json};
 
 /// What all of them are made of.
@@ -22,7 +22,7 @@ const FEATURES: Features = Features {
 };
 
 /// BERT base.
-pub const BASE: Model = Model {
+pub const BASE: Transformer = Transformer {
     layers: 12,
     hidden_size: 768,
     heads: 12,
@@ -35,7 +35,7 @@ pub const BASE: Model = Model {
 };
 
 /// BERT large.
-const LARGE: Model = Model {
+const LARGE: Transformer = Transformer {
     layers: 24,
     hidden_size: 1024,
     heads: 16,
@@ -43,7 +43,7 @@ const LARGE: Model = Model {
 };
 
 /// 11.0 M parameters with the byte tokenizer, for CPUs; the vocabulary as that of the tiny GPT-2.
-const TINY: Model = Model {
+const TINY: Transformer = Transformer {
     layers: 6,
     hidden_size: 384,
     heads: 6,
@@ -53,7 +53,7 @@ const TINY: Model = Model {
 };
 
 /// The sizes that a job can name.
-pub(crate) const PRESETS: [(&[&str], Model); 3] = [
+pub(crate) const PRESETS: [(&[&str], Transformer); 3] = [
     (&["bert-tiny"], TINY),
     (&["bert-base"], BASE),
     (&["bert-large"], LARGE),
@@ -81,7 +81,7 @@ fn activation(mlp: Mlp) -> Option<&'static str> {
 }
 
 /// `config.json` of a model; `end` is the token that ends a document.
-pub(crate) fn config(model: &Model, end: u32) -> Value {
+pub(crate) fn config(model: &Transformer, end: u32) -> Value {
     json!({
         "architectures": ["BertForMaskedLM"],
         "model_type": "bert",
@@ -109,7 +109,7 @@ pub(crate) fn config(model: &Model, end: u32) -> Value {
 ///
 /// # Errors
 /// It cannot be trained here.
-pub(crate) fn from_config(config: &Value) -> Result<Model, ConfigError> {
+pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
     let fields = Fields(config);
     fields.only("position_embedding_type", &json!("absolute"), "absolute")?;
     fields.only(
@@ -128,7 +128,7 @@ pub(crate) fn from_config(config: &Value) -> Result<Model, ConfigError> {
         return Err(fields.wrong("hidden_size", "a multiple of num_attention_heads"));
     }
     let inner = fields.size("intermediate_size", limits::INNER, "a number from 1 to 4194304")?;
-    Ok(Model {
+    Ok(Transformer {
         layers: fields.layers("num_hidden_layers")?,
         hidden_size,
         heads,
@@ -152,14 +152,15 @@ pub(crate) fn from_config(config: &Value) -> Result<Model, ConfigError> {
 const TYPES: std::ops::RangeInclusive<u32> = 1..=1024;
 
 /// The tensors that a unit's parameter is published as, in a `BertForMaskedLM`.
-pub(crate) fn tensors(model: &Model, unit: Unit, parameter: &Parameter) -> Vec<Published> {
+pub(crate) fn tensors(model: &Transformer, unit: Unit, parameter: &Parameter) -> Vec<Published> {
     let rows = parameter.shape.first().copied().unwrap_or(0);
     let part = |name: String, rows| Published {
         name,
         rows,
         transposed: false,
     };
-    let (layer, kind) = parameter.name.rsplit_once('.').unwrap_or((parameter.name, ""));
+    let name = &*parameter.name;
+    let (layer, kind) = name.rsplit_once('.').unwrap_or((name, ""));
     let one = |layer: &str| vec![part(format!("{layer}.{kind}"), rows)];
     let inside = |layer: &str| format!("bert.encoder.layer.{}.{layer}", model.block(unit.0) - 1);
     match layer {

@@ -3,8 +3,8 @@
 use crate::config::{ConfigError, Published};
 use crate::features::Features;
 use crate::layout::Unit;
-use crate::model::Model;
 use crate::parameter::Parameter;
+use crate::transformer::Transformer;
 use crate::{bert, gpt2, llama3, qwen3};
 use serde_json::Value;
 
@@ -53,7 +53,7 @@ impl Family {
     ///
     /// # Errors
     /// It is of another family, or of a model that cannot be trained here.
-    pub fn read(config: &Value) -> Result<(Family, Model), ConfigError> {
+    pub fn read(config: &Value) -> Result<(Family, Transformer), ConfigError> {
         let name = &config["model_type"];
         let family = Family::ALL.into_iter().find(|family| name == family.name());
         let family = family.ok_or_else(|| ConfigError::Field {
@@ -72,7 +72,7 @@ impl Family {
 
     /// `config.json` of a model of this family; `end` is the token that ends a document.
     #[must_use]
-    pub fn config(self, model: &Model, end: u32) -> Value {
+    pub fn config(self, model: &Transformer, end: u32) -> Value {
         match self {
             Family::Gpt2 => gpt2::config(model, end),
             Family::Llama => llama3::config(model, end),
@@ -83,7 +83,7 @@ impl Family {
 
     /// The tensors that a unit's parameter is published as: its rows in order.
     #[must_use]
-    pub fn tensors(self, model: &Model, unit: Unit, parameter: &Parameter) -> Vec<Published> {
+    pub fn tensors(self, model: &Transformer, unit: Unit, parameter: &Parameter) -> Vec<Published> {
         match self {
             Family::Gpt2 => vec![gpt2::tensor(model, unit, parameter)],
             Family::Llama | Family::Qwen3 => llama3::tensors(model, unit, parameter),

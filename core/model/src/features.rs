@@ -177,17 +177,17 @@ fn is_gpt2s_epsilon(epsilon: &Real) -> bool {
 mod tests {
     use super::*;
     use crate::rotary::Scaling;
-    use crate::{Model, bert, gpt2, llama3, qwen3};
+    use crate::{Transformer, bert, gpt2, llama3, qwen3};
 
     #[test]
     fn features_are_written_only_where_they_are_not_gpt2s() {
         let text = |features| {
-            let model = Model {
+            let model = Transformer {
                 features,
                 ..gpt2::SMALL
             };
             let text = serde_json::to_string(&model).unwrap();
-            assert_eq!(serde_json::from_str::<Model>(&text).unwrap(), model);
+            assert_eq!(serde_json::from_str::<Transformer>(&text).unwrap(), model);
             text.split_once(r#","features":"#)
                 .map(|(_, rest)| rest.strip_suffix('}').unwrap().to_owned())
         };

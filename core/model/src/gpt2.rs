@@ -4,13 +4,13 @@ use crate::config::{ConfigError, Fields, Published};
 use crate::features::Features;
 use crate::head;
 use crate::layout::Unit;
-use crate::model::Model;
 use crate::parameter::Parameter;
 use crate::spec::SegmentKind;
+use crate::transformer::Transformer;
 use serde_json::{Value, json};
 
 /// The smallest published GPT-2: 124 M parameters. Its BPE has 50,257 tokens.
-pub const SMALL: Model = Model {
+pub const SMALL: Transformer = Transformer {
     layers: 12,
     hidden_size: 768,
     heads: 12,
@@ -24,14 +24,14 @@ pub const SMALL: Model = Model {
 
 /// 10.8 M parameters with the byte tokenizer, for CPUs. Its 257 tokens are rounded up to a multiple of 64, so that the head's
 /// matrix product has no ragged edge; the extra rows are never looked up and their logits are learnt away.
-const TINY: Model = Model {
+const TINY: Transformer = Transformer {
     sequence_length: 256,
     vocabulary_size: 320,
     ..SMALL
 };
 
 /// The published sizes, each with its names, the usual one first; the last two are Megatron's (Shoeybi et al. 2019).
-pub(crate) const PRESETS: [(&[&str], Model); 7] = [
+pub(crate) const PRESETS: [(&[&str], Transformer); 7] = [
     (&["gpt2-tiny"], sized(6, 384, 6, TINY)),
     (&["gpt2-small"], SMALL),
     (&["gpt2-medium"], sized(24, 1024, 16, SMALL)),
@@ -41,8 +41,8 @@ pub(crate) const PRESETS: [(&[&str], Model); 7] = [
     (&["gpt2-8.3b"], sized(72, 3072, 24, SMALL)),
 ];
 
-const fn sized(layers: u32, hidden_size: u32, heads: u32, rest: Model) -> Model {
-    Model {
+const fn sized(layers: u32, hidden_size: u32, heads: u32, rest: Transformer) -> Transformer {
+    Transformer {
         layers,
         hidden_size,
         heads,
@@ -57,8 +57,8 @@ pub(crate) fn has(features: &Features) -> bool {
 
 /// What a unit's parameter is called in a `GPT2LMHeadModel`. It keeps the weights of the linear layers of its blocks as (inputs,
 /// outputs).
-pub(crate) fn tensor(model: &Model, unit: Unit, parameter: &Parameter) -> Published {
-    let name = parameter.name;
+pub(crate) fn tensor(model: &Transformer, unit: Unit, parameter: &Parameter) -> Published {
+    let name = &*parameter.name;
     let published = match model.kind(unit.0) {
         _ if name == head::TABLE => name.to_owned(),
         SegmentKind::Attention | SegmentKind::Mlp | SegmentKind::Block => {
@@ -74,7 +74,7 @@ pub(crate) fn tensor(model: &Model, unit: Unit, parameter: &Parameter) -> Publis
 }
 
 /// `config.json` of a model; `end` is the token that ends a document.
-pub(crate) fn config(model: &Model, end: u32) -> Value {
+pub(crate) fn config(model: &Transformer, end: u32) -> Value {
     json!({
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -102,7 +102,7 @@ pub(crate) fn config(model: &Model, end: u32) -> Value {
 ///
 /// # Errors
 /// It cannot be trained here.
-pub(crate) fn from_config(config: &Value) -> Result<Model, ConfigError> {
+pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
     let fields = Fields(config);
     fields.only("activation_function", &json!("gelu_new"), "gelu_new")?;
     let (hidden_size, heads) = (fields.width("n_embd")?, fields.width("n_head")?);
@@ -115,7 +115,7 @@ pub(crate) fn from_config(config: &Value) -> Result<Model, ConfigError> {
         "four times n_embd, or null",
     )?;
     fields.only("layer_norm_epsilon", &json!(1e-5), "0.00001")?;
-    Ok(Model {
+    Ok(Transformer {
         layers: fields.layers("n_layer")?,
         hidden_size,
         heads,

@@ -4,10 +4,10 @@ use crate::config::{ConfigError, Fields, Published};
 use crate::features::{Biases, Features, Mlp, Norm, Positions};
 use crate::layout::Unit;
 use crate::limits;
-use crate::model::Model;
 use crate::parameter::Parameter;
 use crate::real::Real;
 use crate::rotary::{Rotary, Scaling};
+use crate::transformer::Transformer;
 use serde_json::{Value, json};
 
 /// What all of them are made of.
@@ -27,7 +27,7 @@ const ROTARY: Rotary = Rotary {
 };
 
 /// Llama 3 8B. It was trained on samples of this length.
-pub const LARGE: Model = Model {
+pub const LARGE: Transformer = Transformer {
     layers: 32,
     hidden_size: 4096,
     heads: 32,
@@ -39,7 +39,7 @@ pub const LARGE: Model = Model {
 };
 
 /// Llama 3.2 1B.
-pub const SMALL: Model = Model {
+pub const SMALL: Transformer = Transformer {
     layers: 16,
     hidden_size: 2048,
     tied_head: true,
@@ -63,7 +63,7 @@ const LONGER: Features = Features {
 };
 
 /// Llama 3.2 3B.
-const MEDIUM: Model = Model {
+const MEDIUM: Transformer = Transformer {
     layers: 28,
     hidden_size: 3072,
     heads: 24,
@@ -71,7 +71,7 @@ const MEDIUM: Model = Model {
 };
 
 /// 9.7 M parameters with the byte tokenizer, for CPUs; the vocabulary as that of the tiny GPT-2.
-const TINY: Model = Model {
+const TINY: Transformer = Transformer {
     layers: 6,
     hidden_size: 384,
     heads: 6,
@@ -86,7 +86,7 @@ const TINY: Model = Model {
 };
 
 /// The sizes that a job can name.
-pub(crate) const PRESETS: [(&[&str], Model); 4] = [
+pub(crate) const PRESETS: [(&[&str], Transformer); 4] = [
     (&["llama-tiny"], TINY),
     (&["llama3.2-1b"], SMALL),
     (&["llama3.2-3b"], MEDIUM),
@@ -129,7 +129,7 @@ pub(crate) fn is_like(features: &Features) -> bool {
 }
 
 /// `config.json` of a model; `end` is the token that ends a document.
-pub(crate) fn config(model: &Model, end: u32) -> Value {
+pub(crate) fn config(model: &Transformer, end: u32) -> Value {
     let mut config = common_config(model, end);
     config["architectures"] = json!(["LlamaForCausalLM"]);
     config["model_type"] = json!("llama");
@@ -138,7 +138,7 @@ pub(crate) fn config(model: &Model, end: u32) -> Value {
 }
 
 /// The fields that Llama and Qwen 3 have in common.
-pub(crate) fn common_config(model: &Model, end: u32) -> Value {
+pub(crate) fn common_config(model: &Transformer, end: u32) -> Value {
     let features = &model.features;
     let (theta, scaling) = match features.positions {
         Positions::Rotary(rotary) => (rotary.theta.get(), rotary.scaling),
@@ -180,7 +180,7 @@ pub(crate) fn common_config(model: &Model, end: u32) -> Value {
 ///
 /// # Errors
 /// It cannot be trained here.
-pub(crate) fn from_config(config: &Value) -> Result<Model, ConfigError> {
+pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
     let mut model = common_from_config(config)?;
     model.features.bias.mlp = Fields(config).switch("mlp_bias", false)?;
     // Left out where it follows from the width, as the presets have it.
@@ -193,7 +193,7 @@ pub(crate) fn from_config(config: &Value) -> Result<Model, ConfigError> {
 }
 
 /// What Llama and Qwen 3 have in common; heads have a width of their own.
-pub(crate) fn common_from_config(config: &Value) -> Result<Model, ConfigError> {
+pub(crate) fn common_from_config(config: &Value) -> Result<Transformer, ConfigError> {
     let fields = Fields(config);
     fields.only("hidden_act", &json!("silu"), "silu")?;
     let (hidden_size, heads) = (fields.width("hidden_size")?, fields.width("num_attention_heads")?);
@@ -217,7 +217,7 @@ pub(crate) fn common_from_config(config: &Value) -> Result<Model, ConfigError> {
         ));
     }
     let attention_bias = fields.switch("attention_bias", false)?;
-    Ok(Model {
+    Ok(Transformer {
         layers: fields.layers("num_hidden_layers")?,
         hidden_size,
         heads,
@@ -285,9 +285,9 @@ fn rotary(config: &Value) -> Result<Rotary, ConfigError> {
 }
 
 /// The tensors that a unit's parameter is published as, in a Llama or a Qwen 3.
-pub(crate) fn tensors(model: &Model, unit: Unit, parameter: &Parameter) -> Vec<Published> {
+pub(crate) fn tensors(model: &Transformer, unit: Unit, parameter: &Parameter) -> Vec<Published> {
     let rows = parameter.shape.first().copied().unwrap_or(0);
-    let name = parameter.name;
+    let name = &*parameter.name;
     let inside = |name: &str| format!("model.layers.{}.{name}", model.block(unit.0) - 1);
     let one = |name: String| {
         vec![Published {

@@ -1,388 +1,189 @@
-//! A model: sizes and features, and the segments that they make.
+//! A job's model: one that Varuna describes, or one of the user's own.
 
-use crate::embedding;
-use crate::features::Features;
+use crate::exported::Exported;
 use crate::layout::{Layout, Unit};
-use crate::parameter::{Initial, Parameter};
-use crate::piece::{Piece, Sizes};
-use crate::spec::{ModelSpec, SegmentKind, SegmentSpec};
-use crate::{attention, head};
+use crate::spec::ModelSpec;
+use crate::transformer::Transformer;
 use serde::{Deserialize, Serialize};
 
-/// A transformer of equal blocks, a decoder or an encoder, every size and feature resolved.
+/// A model, every size resolved.
 ///
-/// Segments: the embedding, then attention and MLP of each block in turn, then final norm and head ([`Model::kind`]): a model
-/// can be cut inside a block, on the residual stream. Where the head is tied, the token embedding is a unit of its own
-/// ([`Layout::tied_unit`]).
+/// As JSON a transformer is its fields, as in all releases; an exported model is `{"exported": {..}}`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Model {
-    /// Transformer blocks, at least 1.
-    pub layers: u32,
-    /// Width d; a multiple of `heads` where the features give heads no width of their own.
-    pub hidden_size: u32,
-    /// Attention heads.
-    pub heads: u32,
-    /// Tokens in a sample.
-    pub sequence_length: u32,
-    /// Size of the embedding table; at least the dataset's vocabulary.
-    pub vocabulary_size: u32,
-    /// The head shares the token embedding.
-    pub tied_head: bool,
-    /// Dropout after the embedding, after attention and after the MLP; 0 <= p < 1.
-    pub dropout: f64,
-    /// What its segments are made of.
-    #[serde(default, skip_serializing_if = "Features::are_gpt2s")]
-    pub features: Features,
+pub enum Model {
+    /// One of the user's own.
+    Exported(Exported),
+    /// One that sizes and features describe.
+    #[serde(untagged)]
+    Transformer(Transformer),
+}
+
+impl From<Transformer> for Model {
+    fn from(transformer: Transformer) -> Model {
+        Model::Transformer(transformer)
+    }
+}
+
+impl From<Exported> for Model {
+    fn from(exported: Exported) -> Model {
+        Model::Exported(exported)
+    }
 }
 
 impl Model {
-    /// What a segment computes.
+    /// The transformer that it is.
     #[must_use]
-    pub fn kind(&self, segment: u32) -> SegmentKind {
-        match segment {
-            0 => SegmentKind::Embedding,
-            half if half > 2 * self.layers => SegmentKind::Head,
-            half if half.is_multiple_of(2) => SegmentKind::Mlp,
-            _ => SegmentKind::Attention,
+    pub fn transformer(&self) -> Option<&Transformer> {
+        match self {
+            Model::Transformer(transformer) => Some(transformer),
+            Model::Exported(_) => None,
         }
-    }
-
-    /// The block of a segment: 0 for the embedding, blocks from 1, then the head.
-    #[must_use]
-    pub fn block(&self, segment: u32) -> u32 {
-        segment.div_ceil(2)
     }
 
     /// Segments and units.
     #[must_use]
     pub fn layout(&self) -> Layout {
-        Layout {
-            segments: 2 * self.layers + 2,
-            tied: self.tied_head,
+        match self {
+            Model::Transformer(transformer) => transformer.layout(),
+            Model::Exported(exported) => exported.layout(),
         }
-    }
-
-    /// All parameters of a unit in the order of flat buffers and checkpoints: matrices and tables first, in few ranges for optimizers that do not
-    /// treat all kinds alike.
-    #[must_use]
-    pub fn parameters(&self, unit: Unit) -> Vec<Parameter> {
-        if Some(unit) == self.layout().tied_unit() {
-            return numbered(vec![embedding::table(self.sizes())], self.layers + 2, 0);
-        }
-        let mut parameters = self.piece(unit.0).parameters;
-        parameters.sort_by_key(|p| !p.is_matrix());
-        // Numbers go on through a block.
-        let before = match self.kind(unit.0) {
-            SegmentKind::Mlp => self
-                .attention()
-                .parameters
-                .iter()
-                .filter(|p| p.is_matrix())
-                .count(),
-            _ => 0,
-        };
-        numbered(parameters, self.block(unit.0), before)
-    }
-
-    /// Whether a unit is part of a block: neither the embedding, nor the head, nor a table that both share.
-    #[must_use]
-    pub fn is_in_block(&self, unit: Unit) -> bool {
-        matches!(self.kind(unit.0), SegmentKind::Attention | SegmentKind::Mlp)
-    }
-
-    /// The matrices of a block's unit as an optimizer sees them that treats a matrix as one: (rows, columns), in the order of flat buffers, whose
-    /// first elements they are. Queries, keys and values, which are one parameter, are three. None for a unit outside of blocks.
-    #[must_use]
-    pub fn block_matrices(&self, unit: Unit) -> Vec<[usize; 2]> {
-        if !self.is_in_block(unit) {
-            return Vec::new();
-        }
-        let sizes = self.sizes();
-        let (queries, keys) = (sizes.queries(), sizes.keys());
-        let matrices = self.parameters(unit).into_iter().filter(Parameter::is_matrix);
-        let parts = |p: Parameter| {
-            let [rows, columns] = [0, 1].map(|side| p.shape.get(side).copied().unwrap_or(1));
-            let parts = match p.name == attention::QKV.weight {
-                true => vec![queries, keys, keys],
-                false => vec![rows],
-            };
-            parts.into_iter().map(move |rows| [rows, columns])
-        };
-        matrices.flat_map(parts).collect()
-    }
-
-    /// Number of parameters of a unit.
-    #[must_use]
-    pub fn unit_parameter_count(&self, unit: Unit) -> u64 {
-        count(&self.parameters(unit))
-    }
-
-    /// Number of parameters of the whole model, a tied weight counted once.
-    #[must_use]
-    pub fn parameter_count(&self) -> u64 {
-        let units = self.layout().all_units();
-        units.map(|u| self.unit_parameter_count(u)).sum()
     }
 
     /// What planning needs to know of it.
     #[must_use]
     pub fn spec(&self) -> ModelSpec {
-        let segment = |segment| {
-            let piece = self.piece(segment);
-            SegmentSpec {
-                kind: self.kind(segment),
-                parameters: count(&piece.parameters),
-                forward_flops: piece.forward_flops,
-                backward_flops: piece.backward_flops,
-                saved_elements: piece.saved_elements,
-                working_elements: piece.working_elements,
-                input_elements: match segment {
-                    0 => u64::from(self.sequence_length),
-                    _ => self.sizes().activation(),
-                },
-            }
-        };
-        let layout = self.layout();
-        let tied = layout.tied_unit();
-        ModelSpec {
-            segments: (0..layout.segments).map(segment).collect(),
-            tied_parameters: tied.map_or(0, |unit| self.unit_parameter_count(unit)),
+        match self {
+            Model::Transformer(transformer) => transformer.spec(),
+            Model::Exported(exported) => exported.spec(),
         }
     }
 
-    /// Width e of a head.
+    /// Tokens of a sample, or the numbers that it consists of.
     #[must_use]
-    pub fn head_size(&self) -> u32 {
-        let own = self.features.head_size;
-        own.unwrap_or(self.hidden_size / self.heads.max(1))
-    }
-
-    /// Heads with keys and values of their own; the others share them, in groups of equal size.
-    #[must_use]
-    pub fn kv_heads(&self) -> u32 {
-        self.features.kv_heads.unwrap_or(self.heads)
-    }
-
-    /// Elements of a token's queries, keys and values that the estimate of a block counts as kept for the backward of attention.
-    #[must_use]
-    pub fn attention_inputs(&self) -> u64 {
-        attention::inputs(self.sizes())
-    }
-
-    /// Width between up and down of the MLP.
-    #[must_use]
-    pub fn inner_size(&self) -> usize {
-        let (width, features) = (self.hidden_size as usize, self.features);
-        let own = features.inner_size.map(|size| size as usize);
-        own.unwrap_or(features.mlp.inner(width))
-    }
-
-    /// Tokens that a token sees, itself among them, where those are fewer than all before it.
-    #[must_use]
-    pub fn window(&self) -> Option<u32> {
-        self.features.sliding_window.filter(|w| *w < self.sequence_length)
-    }
-
-    fn sizes(&self) -> Sizes {
-        Sizes {
-            layers: self.layers,
-            width: self.hidden_size as usize,
-            tokens: self.sequence_length as usize,
-            vocabulary: self.vocabulary_size as usize,
-            tied: self.tied_head,
-            heads: self.heads as usize,
-            kv_heads: self.kv_heads() as usize,
-            head: self.head_size() as usize,
-            inner: self.inner_size(),
-            features: self.features,
+    pub fn sample_length(&self) -> u32 {
+        match self {
+            Model::Transformer(transformer) => transformer.sequence_length,
+            Model::Exported(exported) => exported.sample.length,
         }
     }
 
-    fn attention(&self) -> Piece {
-        attention::piece(self.sizes())
+    /// Whether each document of a dataset must be one sample, of exactly [`Model::sample_length`] numbers.
+    #[must_use]
+    pub fn reads_records(&self) -> bool {
+        matches!(self, Model::Exported(exported) if exported.sample.records)
     }
 
-    fn piece(&self, segment: u32) -> Piece {
-        let (sizes, features) = (self.sizes(), self.features);
-        match self.kind(segment) {
-            SegmentKind::Embedding => embedding::piece(sizes),
-            SegmentKind::Attention => self.attention(),
-            SegmentKind::Mlp => features.mlp.piece(sizes),
-            SegmentKind::Block => self.attention().then(features.mlp.piece(sizes)),
-            SegmentKind::Head => head::piece(sizes),
+    /// What the tokens of its data must be less than.
+    #[must_use]
+    pub fn vocabulary_size(&self) -> u32 {
+        match self {
+            Model::Transformer(transformer) => transformer.vocabulary_size,
+            Model::Exported(exported) => exported.sample.values,
         }
     }
-}
 
-/// Gives each parameter that is drawn at random a stream of its own.
-fn numbered(mut parameters: Vec<Parameter>, block: u32, first: usize) -> Vec<Parameter> {
-    let drawn = |p: &&mut Parameter| matches!(p.initial, Initial::Normal(_));
-    for (number, parameter) in (first as u64..).zip(parameters.iter_mut().filter(drawn)) {
-        parameter.stream = [block.into(), number];
+    /// Number of parameters of a unit.
+    #[must_use]
+    pub fn unit_parameter_count(&self, unit: Unit) -> u64 {
+        match self {
+            Model::Transformer(transformer) => transformer.unit_parameter_count(unit),
+            Model::Exported(exported) => exported.unit_parameter_count(unit),
+        }
     }
-    parameters
-}
 
-fn count(parameters: &[Parameter]) -> u64 {
-    parameters.iter().map(|p| p.elements() as u64).sum()
+    /// The most elements that cross a cut for one sample.
+    #[must_use]
+    pub fn boundary_elements(&self) -> u64 {
+        let segments = self.spec().segments;
+        segments
+            .iter()
+            .skip(1)
+            .map(|s| s.input_elements)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Tokens see those after them too, and some are hidden in training.
+    #[must_use]
+    pub fn is_bidirectional(&self) -> bool {
+        self.transformer().is_some_and(|t| t.features.bidirectional)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parameter::ParameterKind;
-    use crate::{gpt2, llama3, presets, qwen3};
+    use crate::exported::{ExportedSample, ExportedSegment};
+    use crate::presets;
 
-    /// A small GPT-2 with a tied and an untied head.
-    fn models() -> Vec<Model> {
-        let small = Model {
-            layers: 3,
-            hidden_size: 24,
-            heads: 4,
-            sequence_length: 16,
-            vocabulary_size: 50,
-            ..gpt2::SMALL
-        };
-        let untied = Model {
-            tied_head: false,
-            ..small.clone()
-        };
-        vec![small, untied]
+    fn segment(parameters: u64, output: &[u32]) -> ExportedSegment {
+        ExportedSegment {
+            name: "a".into(),
+            parameters,
+            output: output.to_vec(),
+            forward_flops: 10,
+            backward_flops: 20,
+            saved_elements: 30,
+            working_elements: 40,
+        }
     }
 
-    /// The same sizes in other families, of which two have groups of heads.
-    fn families() -> Vec<Model> {
-        let grouped = |features: Features| Model {
-            features: Features {
-                kv_heads: Some(2),
-                head_size: Some(8),
-                inner_size: Some(40),
-                ..features
+    fn exported() -> Exported {
+        Exported {
+            path: "model".into(),
+            digest: "0".repeat(64),
+            sample: ExportedSample {
+                length: 65,
+                values: 17,
+                records: true,
             },
-            ..models().remove(0)
-        };
-        let (llama, qwen) = (llama3::SMALL.features, qwen3::SMALL.features);
-        let mut all = vec![grouped(llama), grouped(qwen)];
-        all.extend(models());
-        all
+            plan_dependent: false,
+            shared_parameters: 7,
+            segments: vec![segment(5, &[17, 64]), segment(0, &[8]), segment(6, &[10])],
+        }
     }
 
     #[test]
-    fn matrices_of_blocks_are_all_of_them_and_nothing_else() {
-        for model in families() {
-            for unit in model.layout().all_units() {
-                let matrices = model.block_matrices(unit);
-                let parameters = model.parameters(unit);
-                let own = parameters.iter().filter(|p| p.is_matrix());
-                let elements: usize = own.map(Parameter::elements).sum();
-                let expected = if model.is_in_block(unit) { elements } else { 0 };
-                assert_eq!(
-                    matrices.iter().map(|[r, c]| r * c).sum::<usize>(),
-                    expected,
-                    "{unit}"
-                );
-            }
-        }
-        let grouped = &families()[0];
+    fn a_transformer_is_written_as_in_all_releases_and_an_exported_model_under_its_name() {
+        let gpt2 = presets::preset("gpt2-tiny").unwrap();
+        let own = serde_json::to_value(&gpt2).unwrap();
+        let model = Model::from(gpt2);
+        assert_eq!(serde_json::to_value(&model).unwrap(), own);
+        assert_eq!(serde_json::from_value::<Model>(own).unwrap(), model);
+
+        let model = Model::from(exported());
+        let json = serde_json::to_value(&model).unwrap();
         assert_eq!(
-            grouped.block_matrices(Unit(1)),
-            [[32, 24], [16, 24], [16, 24], [24, 32]]
+            json["exported"]["segments"][0]["output"],
+            serde_json::json!([17, 64])
         );
-        assert_eq!(grouped.block_matrices(Unit(0)), Vec::<[usize; 2]>::new());
-        assert_eq!(
-            grouped.block_matrices(Unit(7)),
-            Vec::<[usize; 2]>::new(),
-            "the head"
-        );
+        assert_eq!(serde_json::from_value::<Model>(json).unwrap(), model);
     }
 
     #[test]
-    fn matrices_come_first_and_each_random_one_has_its_own_stream() {
-        for model in families() {
-            let layout = model.layout();
-            for unit in layout.all_units() {
-                let parameters = model.parameters(unit);
-                let matrices: Vec<bool> = parameters.iter().map(Parameter::is_matrix).collect();
-                assert!(matrices.is_sorted_by(|a, b| a >= b), "{model:?} unit {unit}");
-                for p in parameters {
-                    assert_eq!(p.is_matrix(), p.shape.len() == 2, "{}", p.name);
-                }
-            }
-            let all = layout.all_units().flat_map(|u| model.parameters(u));
-            let drawn = all.filter(|p| matches!(p.initial, Initial::Normal(_)));
-            let mut streams: Vec<[u64; 2]> = drawn.map(|p| p.stream).collect();
-            let count = streams.len();
-            streams.sort_unstable();
-            streams.dedup();
-            assert_eq!(streams.len(), count, "{model:?}");
-        }
+    fn a_segment_reads_what_the_one_before_it_has_made() {
+        let model = Model::from(exported());
+        let spec = model.spec();
+        let inputs: Vec<u64> = spec.segments.iter().map(|s| s.input_elements).collect();
+        assert_eq!(inputs, [65, 17 * 64, 8]);
+        assert_eq!(model.boundary_elements(), 17 * 64);
+        assert_eq!(spec.tied_parameters, 7);
     }
 
     #[test]
-    fn a_parameter_is_of_the_kind_that_its_name_says() {
-        let others = ["qwen3-tiny", "bert-tiny"].map(|name| presets::preset(name).unwrap());
-        for model in models().into_iter().chain(others) {
-            let all = model.layout().all_units().flat_map(|u| model.parameters(u));
-            for Parameter { name, kind, .. } in all {
-                let expected = match name {
-                    name if name.contains("ln_") || name.contains("norm") => ParameterKind::Norm,
-                    name if name.ends_with("bias") => ParameterKind::Bias,
-                    "wte.weight" | "wpe.weight" | "wtt.weight" => ParameterKind::Embedding,
-                    _ => ParameterKind::Matrix,
-                };
-                assert_eq!(kind, expected, "{name}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_gpt2_costs_what_the_published_formulas_say() {
-        let [d, t, v] = [24u64, 16, 50];
-        for model in models() {
-            let own_table = if model.tied_head { 0 } else { v * d };
-            let spec = model.spec();
-            let of = |i: usize| {
-                let s = spec.segments[i];
-                (
-                    s.kind,
-                    s.parameters,
-                    (s.forward_flops as u64, s.backward_flops as u64),
-                    s.saved_elements,
-                    s.input_elements,
-                )
-            };
-            let both_ways = |forward: u64| (forward, 2 * forward);
-            assert_eq!(
-                of(0),
-                (
-                    SegmentKind::Embedding,
-                    own_table + t * d,
-                    both_ways(t * d),
-                    t * d,
-                    t
-                )
-            );
-            let flops = both_ways(t * (8 * d * d + 4 * t * d));
-            assert_eq!(
-                of(3),
-                (SegmentKind::Attention, 4 * d * d + 6 * d, flops, 6 * t * d, t * d)
-            );
-            assert_eq!(
-                of(4),
-                (
-                    SegmentKind::Mlp,
-                    8 * d * d + 7 * d,
-                    both_ways(t * 16 * d * d),
-                    10 * t * d,
-                    t * d
-                )
-            );
-            // Its three products come with the loss; only the norm's output is kept.
-            let (flops, kept) = ((0, 3 * t * 2 * v * d), t * d);
-            assert_eq!(of(7), (SegmentKind::Head, own_table + 2 * d, flops, kept, t * d));
-            assert_eq!(spec.tied_parameters, v * d - own_table);
-            assert_eq!((spec.segments.len(), spec.whole_block_segments()), (8, 5));
-        }
+    fn units_are_the_segments_and_what_the_ends_share() {
+        let model = Model::from(exported());
+        let counts: Vec<u64> = model
+            .layout()
+            .all_units()
+            .map(|unit| model.unit_parameter_count(unit))
+            .collect();
+        assert_eq!(counts, [5, 0, 6, 7]);
+        let alone = Model::from(Exported {
+            shared_parameters: 0,
+            ..exported()
+        });
+        assert_eq!(alone.layout().units(), 3);
     }
 }

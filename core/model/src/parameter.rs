@@ -1,6 +1,7 @@
 //! One parameter tensor: name, shape, initial value, kind.
 
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Standard deviation of the initial weights (Radford et al. 2019).
@@ -44,8 +45,8 @@ impl ParameterKind {
 /// One parameter tensor of a unit.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Parameter {
-    /// Name within its block, as in the family's published checkpoints.
-    pub name: &'static str,
+    /// Name within its block, as in the family's published checkpoints; of a model of one's own the name there.
+    pub name: Cow<'static, str>,
     /// Shape; matrices are (outputs, inputs).
     pub shape: Vec<usize>,
     /// Initial value.
@@ -72,7 +73,7 @@ impl Parameter {
     /// A matrix with random initial values. The model gives it its stream.
     pub(crate) fn matrix(name: &'static str, rows: usize, columns: usize, deviation: f64) -> Parameter {
         Parameter {
-            name,
+            name: name.into(),
             shape: vec![rows, columns],
             initial: Initial::Normal(deviation),
             kind: ParameterKind::Matrix,
@@ -80,10 +81,22 @@ impl Parameter {
         }
     }
 
+    /// A parameter whose initial values are given, not drawn.
+    #[must_use]
+    pub fn stored(name: String, shape: Vec<usize>, kind: ParameterKind) -> Parameter {
+        Parameter {
+            name: name.into(),
+            shape,
+            initial: Initial::Zeros,
+            kind,
+            stream: [0; 2],
+        }
+    }
+
     /// The zeros of a linear layer's bias.
     pub(crate) fn bias(name: &'static str, size: usize) -> Parameter {
         Parameter {
-            name,
+            name: name.into(),
             shape: vec![size],
             initial: Initial::Zeros,
             kind: ParameterKind::Bias,
@@ -94,7 +107,7 @@ impl Parameter {
     /// A vector of a norm, ones or zeros.
     pub(crate) fn of_norm(name: &'static str, size: usize, initial: Initial) -> Parameter {
         Parameter {
-            name,
+            name: name.into(),
             shape: vec![size],
             initial,
             kind: ParameterKind::Norm,

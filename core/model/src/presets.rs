@@ -1,10 +1,10 @@
 //! The models that a job can name.
 
-use crate::model::Model;
+use crate::transformer::Transformer;
 use crate::{bert, gpt2, llama3, qwen3};
 
 /// All of them, each with its names, the usual one first.
-fn all() -> impl Iterator<Item = (&'static [&'static str], Model)> {
+fn all() -> impl Iterator<Item = (&'static [&'static str], Transformer)> {
     gpt2::PRESETS
         .into_iter()
         .chain(llama3::PRESETS)
@@ -14,7 +14,7 @@ fn all() -> impl Iterator<Item = (&'static [&'static str], Model)> {
 
 /// The model of a preset; none for a name that is not one.
 #[must_use]
-pub fn preset(name: &str) -> Option<Model> {
+pub fn preset(name: &str) -> Option<Transformer> {
     let (_, model) = all().find(|(names, _)| names.contains(&name))?;
     Some(model)
 }

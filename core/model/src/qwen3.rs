@@ -3,9 +3,9 @@
 use crate::config::{ConfigError, Fields};
 use crate::features::{Biases, Features, Mlp, Norm, Positions};
 use crate::llama3;
-use crate::model::Model;
 use crate::real::Real;
 use crate::rotary::Rotary;
+use crate::transformer::Transformer;
 use serde_json::{Value, json};
 
 /// What all of them are made of.
@@ -26,11 +26,11 @@ const FEATURES: Features = Features {
 };
 
 /// Qwen 3 0.6B. Most of its training was on samples of this length.
-pub const SMALL: Model = sized(28, 1024, 16, 3072, true);
+pub const SMALL: Transformer = sized(28, 1024, 16, 3072, true);
 
 /// 7.7 M parameters with the byte tokenizer, for CPUs; the vocabulary as that of the tiny GPT-2. Its heads are wider together than the
 /// model, as those of the smallest published one.
-const TINY: Model = Model {
+const TINY: Transformer = Transformer {
     sequence_length: 256,
     vocabulary_size: 320,
     features: Features {
@@ -43,15 +43,15 @@ const TINY: Model = Model {
 };
 
 /// The sizes that a job can name.
-pub(crate) const PRESETS: [(&[&str], Model); 4] = [
+pub(crate) const PRESETS: [(&[&str], Transformer); 4] = [
     (&["qwen3-tiny"], TINY),
     (&["qwen3-0.6b"], SMALL),
     (&["qwen3-1.7b"], sized(28, 2048, 16, 6144, true)),
     (&["qwen3-8b"], sized(36, 4096, 32, 12_288, false)),
 ];
 
-const fn sized(layers: u32, hidden_size: u32, heads: u32, inner_size: u32, tied_head: bool) -> Model {
-    Model {
+const fn sized(layers: u32, hidden_size: u32, heads: u32, inner_size: u32, tied_head: bool) -> Transformer {
+    Transformer {
         layers,
         hidden_size,
         heads,
@@ -72,7 +72,7 @@ pub(crate) fn has(features: &Features) -> bool {
 }
 
 /// `config.json` of a model; `end` is the token that ends a document.
-pub(crate) fn config(model: &Model, end: u32) -> Value {
+pub(crate) fn config(model: &Transformer, end: u32) -> Value {
     let mut config = llama3::common_config(model, end);
     config["architectures"] = json!(["Qwen3ForCausalLM"]);
     config["model_type"] = json!("qwen3");
@@ -84,7 +84,7 @@ pub(crate) fn config(model: &Model, end: u32) -> Value {
 ///
 /// # Errors
 /// It cannot be trained here.
-pub(crate) fn from_config(config: &Value) -> Result<Model, ConfigError> {
+pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
     let only = "false: no window is known for some of the blocks";
     Fields(config).only("use_sliding_window", &json!(false), only)?;
     let mut model = llama3::common_from_config(config)?;

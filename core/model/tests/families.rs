@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 use varuna_model::presets::{names, preset};
-use varuna_model::{ConfigError, Family, Model, Unit};
+use varuna_model::{ConfigError, Family, Transformer, Unit};
 
-fn config(model: &Model) -> Value {
+fn config(model: &Transformer) -> Value {
     let family = Family::of(&model.features).expect("a family");
     family.config(model, 7)
 }
@@ -13,7 +13,7 @@ fn config(model: &Model) -> Value {
 fn every_preset_has_a_family_whose_config_describes_it() {
     for name in names() {
         for tied_head in [true, false] {
-            let model = Model {
+            let model = Transformer {
                 tied_head,
                 ..preset(name).unwrap()
             };

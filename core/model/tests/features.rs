@@ -1,10 +1,13 @@
 //! Models of other features than GPT-2's: what their descriptions say.
 
+use std::borrow::Cow;
 use varuna_model::presets::preset;
-use varuna_model::{Biases, ConfigError, Family, Features, Initial, Mlp, Model, Norm, Unit, gpt2};
+use varuna_model::{
+    Biases, ConfigError, Family, Features, Initial, Mlp, Norm, Parameter, Transformer, Unit, gpt2,
+};
 
 /// `RMSNorm`, `SwiGLU` and no biases.
-const OTHER: Model = Model {
+const OTHER: Transformer = Transformer {
     layers: 3,
     hidden_size: 24,
     heads: 4,
@@ -19,9 +22,13 @@ const OTHER: Model = Model {
     ..gpt2::SMALL
 };
 
-fn shapes(model: &Model, unit: u32) -> Vec<(&'static str, Vec<usize>)> {
+fn shapes(model: &Transformer, unit: u32) -> Vec<(&'static str, Vec<usize>)> {
     let all = model.parameters(Unit(unit)).into_iter();
-    all.map(|p| (p.name, p.shape)).collect()
+    let shape = |p: Parameter| match p.name {
+        Cow::Borrowed(name) => (name, p.shape),
+        Cow::Owned(name) => panic!("{name} is of no feature"),
+    };
+    all.map(shape).collect()
 }
 
 #[test]
@@ -135,7 +142,7 @@ fn biases_stand_where_the_description_says() {
             &["mlp.c_gate.bias", "mlp.c_fc.bias", "mlp.c_proj.bias"],
         ),
     ] {
-        let model = Model {
+        let model = Transformer {
             features: Features {
                 bias,
                 ..OTHER.features
@@ -153,14 +160,14 @@ fn biases_stand_where_the_description_says() {
 
 #[test]
 fn logits_under_a_soft_cap_take_more_memory() {
-    let capped = Model {
+    let capped = Transformer {
         features: Features {
             logit_softcap: Some(varuna_model::Real::new(30.0)),
             ..OTHER.features
         },
         ..OTHER
     };
-    let working = |model: &Model| model.spec().segments[7].working_elements;
+    let working = |model: &Transformer| model.spec().segments[7].working_elements;
     assert_eq!(working(&capped) - working(&OTHER), 16 * 50);
 }
 
@@ -187,6 +194,6 @@ fn its_features_are_written_and_it_has_no_published_format() {
         ),
         "{text}"
     );
-    assert_eq!(serde_json::from_str::<Model>(&text).unwrap(), OTHER);
+    assert_eq!(serde_json::from_str::<Transformer>(&text).unwrap(), OTHER);
     assert_eq!(Family::of(&OTHER.features), Err(ConfigError::Features));
 }

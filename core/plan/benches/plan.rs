@@ -5,7 +5,7 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
-use varuna_model::{Model, gpt2};
+use varuna_model::{Transformer, gpt2};
 use varuna_plan::device::DeviceKind;
 use varuna_plan::{
     Constraints, CostPlanner, Costs, PlanRequest, Planner, Recompute, ScheduleKind, ScheduleSpec, WorkerId,
@@ -14,7 +14,7 @@ use varuna_plan::{
 
 /// A GPT of so many segments that needs several devices, on H100s.
 fn planner(segments: u32) -> CostPlanner {
-    let gpt = Model {
+    let gpt = Transformer {
         layers: (segments - 2) / 2,
         hidden_size: 4096,
         sequence_length: 2048,

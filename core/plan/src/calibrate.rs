@@ -172,10 +172,10 @@ mod tests {
     use crate::document::{Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Stage};
     use crate::ids::WorkerId;
     use crate::layout::SegmentRange;
-    use varuna_model::{Model, gpt2};
+    use varuna_model::{Transformer, gpt2};
 
     fn costs() -> Costs {
-        let model = Model {
+        let model = Transformer {
             layers: 12,
             hidden_size: 256,
             sequence_length: 128,

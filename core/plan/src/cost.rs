@@ -291,10 +291,10 @@ impl Costs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use varuna_model::{Model, gpt2};
+    use varuna_model::{Transformer, gpt2};
 
     fn costs(tied: bool) -> Costs {
-        let gpt = Model {
+        let gpt = Transformer {
             layers: 48,
             hidden_size: 1600,
             sequence_length: 1024,
@@ -340,7 +340,7 @@ mod tests {
     fn sixteen_bits_halve_activations_and_add_a_copy_of_the_parameters() {
         let wide = costs(true);
         let narrow = Costs::estimate(
-            &Model {
+            &Transformer {
                 layers: 48,
                 hidden_size: 1600,
                 sequence_length: 1024,

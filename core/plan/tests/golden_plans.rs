@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
-use varuna_model::{Model, ModelSpec, gpt2};
+use varuna_model::{ModelSpec, Transformer, gpt2};
 use varuna_plan::cost::Host;
 use varuna_plan::device::DeviceKind;
 use varuna_plan::profile::Profile;
@@ -35,7 +35,7 @@ fn alike(_: u64) -> (f64, Option<u64>) {
 }
 
 fn gpt(layers: u32, hidden_size: u32, sequence_length: u32, vocabulary_size: u32) -> ModelSpec {
-    let model = Model {
+    let model = Transformer {
         layers,
         hidden_size,
         sequence_length,

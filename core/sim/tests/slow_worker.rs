@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::time::Duration;
-use varuna_model::{Model, gpt2};
+use varuna_model::{Transformer, gpt2};
 use varuna_plan::state::{Chain, mix};
 use varuna_plan::{
     Constraints, CostPlanner, Costs, Device, Generation, Plan, Recompute, ScheduleKind, ScheduleSpec,
@@ -17,7 +17,7 @@ use varuna_protocol::{Coordinator, Inventory, Phase, Record, Report, Status, Tim
 const WORKERS: [WorkerId; 3] = [WorkerId(1), WorkerId(2), WorkerId(3)];
 
 fn costs() -> Costs {
-    let gpt = Model {
+    let gpt = Transformer {
         layers: 10,
         hidden_size: 256,
         sequence_length: 64,

@@ -3,12 +3,12 @@
 
 mod export;
 
-pub use export::{Elements, Export, ExportedFile};
+pub use export::{Elements, Export, ExportedFile, OwnExport};
 
 use crate::shard::{Shard, ShardTensor};
 use safetensors::tensor::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
-use varuna_model::{ConfigError, Family, Model, Published};
+use varuna_model::{ConfigError, Family, Published, Transformer};
 use varuna_plan::{StateId, Unit};
 
 /// The file of a model that is in one.
@@ -80,7 +80,7 @@ fn transposed(values: &[f32], shape: &[usize]) -> (Vec<f32>, Vec<usize>) {
 ///
 /// # Errors
 /// The model has no published format, or the library cannot write it.
-pub fn export(model: &Model, shards: &[(Unit, Shard)]) -> Result<Vec<u8>, HuggingFaceError> {
+pub fn export(model: &Transformer, shards: &[(Unit, Shard)]) -> Result<Vec<u8>, HuggingFaceError> {
     let mut export = Export::new(model, Elements::Fp32, u64::MAX)?;
     let mut content = Vec::new();
     for (unit, shard) in shards {
@@ -95,7 +95,11 @@ pub fn export(model: &Model, shards: &[(Unit, Shard)]) -> Result<Vec<u8>, Huggin
 ///
 /// # Errors
 /// The model has no published format; or a tensor is missing, of another shape, or neither F32 nor BF16.
-pub fn import(model: &Model, id: StateId, files: &[&[u8]]) -> Result<Vec<(Unit, Shard)>, HuggingFaceError> {
+pub fn import(
+    model: &Transformer,
+    id: StateId,
+    files: &[&[u8]],
+) -> Result<Vec<(Unit, Shard)>, HuggingFaceError> {
     let family = Family::of(&model.features)?;
     let files: Result<Vec<_>, _> = files.iter().map(|file| SafeTensors::deserialize(file)).collect();
     let files = files?;
@@ -117,7 +121,7 @@ pub fn import(model: &Model, id: StateId, files: &[&[u8]]) -> Result<Vec<(Unit, 
                 }
             }
             own.push(ShardTensor {
-                name: p.name.to_owned(),
+                name: p.name.clone().into_owned(),
                 shape: p.shape,
             });
         }

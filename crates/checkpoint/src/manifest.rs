@@ -190,6 +190,15 @@ fn sizes(model: &Value) -> BTreeMap<String, Value> {
     let is_rotary = model.pointer("/features/positions/rotary").is_some();
     let mut sizes = BTreeMap::new();
     add_leaves("", model, &mut sizes);
+    // Of an exported model, the numbers of parameters: it may be exported anew, and shards have names and shapes.
+    if let Some(exported) = model.get("exported") {
+        sizes.retain(|field, _| field == "exported.sharedParameters");
+        let segments = exported.get("segments").and_then(Value::as_array);
+        for (i, segment) in segments.into_iter().flatten().enumerate() {
+            let parameters = segment.get("parameters").cloned().unwrap_or_default();
+            sizes.insert(format!("exported.segments.{i}.parameters"), parameters);
+        }
+    }
     sizes.remove("dropout");
     if is_rotary {
         sizes.remove("sequenceLength");
@@ -212,11 +221,11 @@ fn add_leaves(path: &str, value: &Value, leaves: &mut BTreeMap<String, Value>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use varuna_model::{Model, presets};
+    use varuna_model::{Transformer, presets};
 
     #[test]
     fn a_checkpoint_suits_its_model_with_longer_samples_only_where_positions_have_no_parameters() {
-        let facts = |model: &Model| Facts {
+        let facts = |model: &Transformer| Facts {
             job: "j".into(),
             model: serde_json::to_value(model).unwrap(),
             training_hash: String::new(),
@@ -232,12 +241,30 @@ mod tests {
             let mut other = model.clone();
             other.features.kv_heads = Some(1);
             let manifest = Manifest::new(StateId::INITIAL, model.layout(), facts(&model), Vec::new());
-            let of = |model: &Model| manifest.suits(&facts(model), model.layout()).is_ok();
+            let of = |model: &Transformer| manifest.suits(&facts(model), model.layout()).is_ok();
             assert_eq!(
                 (of(&model), of(&longer), of(&other)),
                 (true, suits, false),
                 "{name}"
             );
         }
+    }
+
+    #[test]
+    fn a_checkpoint_suits_a_model_that_was_exported_anew_with_the_same_parameters() {
+        let exported = |digest: &str, parameters: u64, flops: u64| {
+            serde_json::json!({ "exported": {
+                "path": digest, "digest": digest, "sample": { "length": 8, "values": 9 }, "sharedParameters": 4,
+                "segments": [{ "name": digest, "parameters": parameters, "output": [3], "forwardFlops": flops }],
+            }})
+        };
+        assert_eq!(sizes(&exported("a", 5, 1)), sizes(&exported("b", 5, 2)));
+        let other = sizes(&exported("a", 6, 1));
+        assert_ne!(sizes(&exported("a", 5, 1)), other);
+        let fields: Vec<&str> = other.keys().map(String::as_str).collect();
+        assert_eq!(
+            fields,
+            ["exported.segments.0.parameters", "exported.sharedParameters"]
+        );
     }
 }

@@ -78,7 +78,7 @@ impl JobFigures {
         let of_sample: f64 = segments.iter().map(|s| s.forward_flops + s.backward_flops).sum();
         JobFigures {
             samples_of_step,
-            tokens_of_sample: u64::from(job.model.sequence_length),
+            tokens_of_sample: u64::from(job.model.sample_length()),
             flops_of_step: of_sample * samples_of_step as f64,
             learning_rate: job.training.learning_rate.clone(),
         }
@@ -162,11 +162,9 @@ mod tests {
     #[test]
     fn what_the_model_takes_is_six_operations_for_a_parameter_of_a_product_and_a_token_and_the_scores() {
         let job = crate::test_job::job(None);
-        let (d, t) = (
-            f64::from(job.model.hidden_size),
-            f64::from(job.model.sequence_length),
-        );
-        let (l, v) = (f64::from(job.model.layers), f64::from(job.model.vocabulary_size));
+        let model = job.model.transformer().unwrap();
+        let (d, t) = (f64::from(model.hidden_size), f64::from(model.sequence_length));
+        let (l, v) = (f64::from(model.layers), f64::from(model.vocabulary_size));
         // Products with weights: 12 d^2 of a block and the head's v d; scores and their sums over values: 2 t d of a block.
         let of_token = 6.0 * (l * 12.0 * d * d + v * d) + 3.0 * l * 2.0 * 2.0 * t * d;
         let step = JobFigures::of(&job);

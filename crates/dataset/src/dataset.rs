@@ -4,6 +4,7 @@ use crate::error::DataError;
 use crate::files::{DataFile, Files};
 use crate::index::{self, Documents, Index};
 use crate::order::Permutation;
+use crate::sample_shape::{SampleShape, check_records};
 use crate::sidecar::{Sidecar, with_suffix};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
@@ -74,8 +75,8 @@ fn fingerprint_of(bin: &DataFile, path: &Path, index: &Index) -> Result<String, 
     Ok(hex::encode(digest.finalize()))
 }
 
-/// An open dataset. A sample is a window of `sequence_length` tokens of the concatenated stream and the token after it;
-/// windows do not overlap but for that token. The last windows are held out.
+/// An open dataset. A sample is a window of so many tokens of the concatenated stream and the token after it;
+/// windows do not overlap but for that token. The last windows are held out. Where each document is a sample, it is its own window.
 pub struct TokenDataset {
     path: PathBuf,
     bin: DataFile,
@@ -83,7 +84,7 @@ pub struct TokenDataset {
     documents: Documents,
     sidecar: Option<Sidecar>,
     fingerprint: String,
-    sequence_length: u32,
+    shape: SampleShape,
     training: u64,
     held_out: u64,
     seed: u64,
@@ -101,17 +102,18 @@ impl TokenDataset {
         seed: u64,
     ) -> Result<TokenDataset, DataError> {
         let files = Files::default();
-        TokenDataset::open_in(&files, prefix, sequence_length, (validation_fraction, seed))
+        let shape = SampleShape::windows(sequence_length);
+        TokenDataset::open_in(&files, prefix, shape, (validation_fraction, seed))
     }
 
     /// The same by way of what several datasets share.
     pub(crate) fn open_in(
         files: &Files,
         prefix: &Path,
-        sequence_length: u32,
+        shape: SampleShape,
         (validation_fraction, seed): (f64, u64),
     ) -> Result<TokenDataset, DataError> {
-        let data = TokenDataset::with_held_out(files, prefix, sequence_length, (validation_fraction, seed))?;
+        let data = TokenDataset::with_held_out(files, prefix, shape, (validation_fraction, seed))?;
         if data.training == 0 {
             return Err(data.too_small(data.held_out + 1));
         }
@@ -125,9 +127,9 @@ impl TokenDataset {
     pub(crate) fn open_held_out(
         files: &Files,
         prefix: &Path,
-        sequence_length: u32,
+        shape: SampleShape,
     ) -> Result<TokenDataset, DataError> {
-        let data = TokenDataset::with_held_out(files, prefix, sequence_length, (0.0, 0))?;
+        let data = TokenDataset::with_held_out(files, prefix, shape, (0.0, 0))?;
         if data.training == 0 {
             return Err(data.too_small(1));
         }
@@ -142,8 +144,8 @@ impl TokenDataset {
         DataError::TooSmall {
             path: self.path.clone(),
             tokens: self.index.tokens,
-            needed: windows * u64::from(self.sequence_length.max(1)) + 1,
-            sequence_length: self.sequence_length,
+            needed: windows * u64::from(self.shape.length.max(1)) + u64::from(!self.shape.records),
+            sequence_length: self.shape.length,
         }
     }
 
@@ -156,7 +158,7 @@ impl TokenDataset {
     fn with_held_out(
         files: &Files,
         prefix: &Path,
-        sequence_length: u32,
+        shape: SampleShape,
         (validation_fraction, seed): (f64, u64),
     ) -> Result<TokenDataset, DataError> {
         let Opened {
@@ -166,22 +168,25 @@ impl TokenDataset {
             sidecar,
         } = open(files, prefix)?;
         let path = with_suffix(prefix, "bin");
-        let length = u64::from(sequence_length.max(1));
-        let windows = index.tokens.saturating_sub(1) / length;
+        let windows = shape.count(index.tokens);
         let held_out = (windows as f64 * validation_fraction.clamp(0.0, 0.5)).ceil() as u64;
         let training = windows.saturating_sub(held_out);
         let fingerprint = match &sidecar {
             Some(sidecar) => sidecar.sha256.clone(),
             None => fingerprint_of(&bin, &path, &index)?,
         };
+        let documents = Documents::new(idx, with_suffix(prefix, "idx"), index);
+        if shape.records {
+            check_records(&documents, &path, index, shape.length)?;
+        }
         Ok(TokenDataset {
-            documents: Documents::new(idx, with_suffix(prefix, "idx"), index),
+            documents,
             path,
             bin,
             index,
             sidecar,
             fingerprint,
-            sequence_length,
+            shape,
             training,
             held_out,
             seed,
@@ -260,12 +265,10 @@ impl TokenDataset {
     }
 
     fn will_read(&self, window: u64) {
-        let (length, width) = (
-            u64::from(self.sequence_length),
-            self.index.token_type.width() as u64,
-        );
+        let (length, width) = (u64::from(self.shape.length), self.index.token_type.width() as u64);
         let first = window * length;
-        self.bin.will_read(first * width..(first + length + 1) * width);
+        let end = first + length + u64::from(!self.shape.records);
+        self.bin.will_read(first * width..end * width);
     }
 
     /// The window of a training sample.
@@ -311,12 +314,12 @@ impl TokenDataset {
 
     fn window_positions(&self, window: u64, positions: &mut [i64]) -> Result<(), DataError> {
         self.check_length(positions)?;
-        let first = window * u64::from(self.sequence_length);
+        let first = window * u64::from(self.shape.length);
         self.documents.positions(first, positions)
     }
 
     fn check_length(&self, buffer: &[i64]) -> Result<(), DataError> {
-        let needed = self.sequence_length as usize + 1;
+        let needed = self.shape.length as usize + 1;
         match buffer.len() == needed {
             true => Ok(()),
             false => Err(DataError::Argument {
@@ -329,10 +332,17 @@ impl TokenDataset {
 
     fn window(&self, window: u64, tokens: &mut [i64]) -> Result<(), DataError> {
         self.check_length(tokens)?;
-        let needed = tokens.len();
         let width = self.index.token_type.width();
-        let mut bytes = vec![0; needed * width];
-        let offset = window * u64::from(self.sequence_length) * width as u64;
+        let (of_sample, after) = tokens.split_at_mut(self.shape.length as usize);
+        let tokens = match self.shape.records {
+            true => {
+                after.fill(0);
+                of_sample
+            }
+            false => tokens,
+        };
+        let mut bytes = vec![0; tokens.len() * width];
+        let offset = window * u64::from(self.shape.length) * width as u64;
         self.bin
             .read_exact_at(&mut bytes, offset)
             .map_err(DataError::io("read", &self.path))?;

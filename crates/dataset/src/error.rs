@@ -56,6 +56,18 @@ pub enum DataError {
         /// The model's vocabulary.
         model: u32,
     },
+    /// Documents that are samples each are not all as long as a sample.
+    #[error("cannot use {}: document {document} begins at {begins} — at {}: each document is one sample of the model, of exactly {length} numbers", path.display(), document * length)]
+    Record {
+        /// The `.bin` file.
+        path: PathBuf,
+        /// The first document that was found at another place, or the number of documents: the end of the last one.
+        document: u64,
+        /// Where it begins.
+        begins: String,
+        /// Numbers in a sample.
+        length: u64,
+    },
     /// An argument of a call is out of range.
     #[error("{what}: {value} — {allowed}")]
     Argument {

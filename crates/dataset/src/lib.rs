@@ -15,6 +15,7 @@ mod error;
 mod files;
 mod index;
 mod order;
+mod sample_shape;
 mod sidecar;
 #[cfg(feature = "build")]
 mod text;
@@ -31,6 +32,7 @@ pub use error::DataError;
 pub use files::cache_bytes;
 pub use index::TokenType;
 pub use order::Permutation;
+pub use sample_shape::SampleShape;
 pub use sidecar::Sidecar;
 #[cfg(feature = "tokenize")]
 pub use tokenizer::{Decoder, Encoder, NoTokens, Tokenizer};

@@ -5,6 +5,7 @@ use crate::dataset::TokenDataset;
 use crate::error::DataError;
 use crate::files::Files;
 use crate::order::seed_of_source;
+use crate::sample_shape::SampleShape;
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use varuna_api::{Data, DataSource, HeldOut};
@@ -23,7 +24,7 @@ impl TrainingData {
     ///
     /// # Errors
     /// There is no source, there are too many, a weight is no number above 0, or a dataset cannot be opened, as for [`TokenDataset::open`].
-    pub fn open(data: &Data, sequence_length: u32, seed: u64) -> Result<TrainingData, DataError> {
+    pub fn open(data: &Data, shape: SampleShape, seed: u64) -> Result<TrainingData, DataError> {
         let sources = &data.train;
         if !(1..=Blend::SOURCES_MAX).contains(&sources.len()) {
             return Err(DataError::Argument {
@@ -45,7 +46,7 @@ impl TrainingData {
         let (fraction, validation) = match &data.held_out {
             HeldOut::Fraction(fraction) => (*fraction, None),
             HeldOut::Dataset(path) => {
-                let all = TokenDataset::open_held_out(&files, Path::new(path), sequence_length)?;
+                let all = TokenDataset::open_held_out(&files, Path::new(path), shape)?;
                 (0.0, Some(all))
             }
         };
@@ -53,7 +54,7 @@ impl TrainingData {
             TokenDataset::open_in(
                 &files,
                 Path::new(&source.path),
-                sequence_length,
+                shape,
                 (fraction, seed_of_source(seed, number)),
             )
         };

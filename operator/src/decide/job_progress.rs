@@ -29,7 +29,7 @@ pub(super) fn note_progress(observed: &Observed, lost: i64, status: &mut Status)
     let tokens = job
         .training
         .global_batch_size
-        .saturating_mul(u64::from(job.model.sequence_length));
+        .saturating_mul(u64::from(job.model.sample_length()));
     status.tokens_per_second = step_ms.map(|ms| rounded(to_f64(whole(tokens)) * 1e3 / ms));
     let left = status.step.map(|step| (last - step).max(0));
     status.eta = step_ms

@@ -18,7 +18,7 @@ use tokio::sync::mpsc::{Sender, channel};
 use tokio::task::JoinHandle;
 use varuna_api::parse_job_of_any_release;
 use varuna_frames::RunKey;
-use varuna_model::Model;
+use varuna_model::Transformer;
 use varuna_plan::state::mix;
 use varuna_plan::{Moments, Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
@@ -133,11 +133,11 @@ impl Plane {
         }
     }
 
-    fn of_model(self, model: &Model, global_batch_size: u64) -> Box<dyn DataPlane> {
+    fn of_model(self, model: &Transformer, global_batch_size: u64) -> Box<dyn DataPlane> {
         match self {
             Plane::Tcp(mesh) => {
                 mesh.limit(of_job(
-                    model,
+                    &model.clone().into(),
                     global_batch_size,
                     Numerics::FP32.boundary(),
                     Moments::Adam,
@@ -173,7 +173,7 @@ async fn work(common: &Common, number: u64) -> Result<()> {
         }
     };
     let job = parse_job_of_any_release(&job).context("the coordinator's job file is not valid here")?;
-    let model = tiny(&job);
+    let model = tiny(&job)?;
     let parts = AgentParts {
         member: MemberConfig {
             follows: true,
@@ -197,7 +197,7 @@ async fn work(common: &Common, number: u64) -> Result<()> {
             run,
         },
         checkpoints: None,
-        tokens_per_sample: u64::from(job.model.sequence_length),
+        tokens_per_sample: u64::from(job.model.sample_length()),
         memory_taken: Box::new(|| None),
     };
     let (_never, drain) = channel(1);

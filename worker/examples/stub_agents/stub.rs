@@ -1,16 +1,17 @@
 //! An engine that computes nothing.
 
+use anyhow::{Context, Result};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::Job;
-use varuna_model::Model;
+use varuna_model::Transformer;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Moments, Plan, Step, Unit, WorkerId};
 use varuna_worker::backend::Backend;
 use varuna_worker::engine::{Compute, Done, EngineError, Lap, StepFailure, StepReport, StepTimings, Work};
 use varuna_worker::numerics::Numerics;
-use varuna_worker::state::{UnitBuffers, UnitSnapshot, UnitState};
+use varuna_worker::state::{UnitBuffers, UnitSnapshot, UnitSpec, UnitState};
 use varuna_worker::transport::Link;
 
 /// An engine that takes its time and computes nothing.
@@ -18,7 +19,7 @@ pub(crate) struct Stub {
     pub(crate) me: WorkerId,
     pub(crate) step: Duration,
     /// With the units of the job's model, each of a few numbers.
-    pub(crate) model: Model,
+    pub(crate) model: Transformer,
 }
 
 impl Compute for Stub {
@@ -32,8 +33,7 @@ impl Compute for Stub {
 
     fn snapshot(&self, unit: Unit) -> Result<UnitSnapshot, EngineError> {
         let zeros = UnitBuffers::new(
-            &self.model,
-            unit,
+            &UnitSpec::of(&self.model, unit),
             Backend::of_processor(Numerics::FP32),
             Moments::Adam,
         )?;
@@ -42,8 +42,7 @@ impl Compute for Stub {
 
     fn gradient(&self, unit: Unit) -> Result<Vec<f32>, EngineError> {
         let zeros = UnitBuffers::new(
-            &self.model,
-            unit,
+            &UnitSpec::of(&self.model, unit),
             Backend::of_processor(Numerics::FP32),
             Moments::Adam,
         )?;
@@ -114,12 +113,19 @@ impl Compute for Stub {
 }
 
 /// The job's model with the same units, but small: what is sent for a unit is a few numbers.
-pub(crate) fn tiny(job: &Job) -> Model {
-    Model {
+///
+/// # Errors
+/// The job's model is one of the user's own.
+pub(crate) fn tiny(job: &Job) -> Result<Transformer> {
+    let model = job
+        .model
+        .transformer()
+        .context("spec.model.exported: this program plays workers of presets alone")?;
+    Ok(Transformer {
         hidden_size: 8,
         heads: 1,
         sequence_length: 8,
         vocabulary_size: 16,
-        ..job.model.clone()
-    }
+        ..model.clone()
+    })
 }

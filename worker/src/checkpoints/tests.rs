@@ -1,6 +1,6 @@
 use super::*;
 use std::os::unix::fs::DirEntryExt;
-use varuna_model::gpt2;
+use varuna_model::{Transformer, gpt2};
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, ScaleFactor, Step};
 
@@ -12,7 +12,7 @@ fn id(step: u64) -> StateId {
     }
 }
 
-const SMALL: Model = Model {
+const SMALL: Transformer = Transformer {
     layers: 1,
     hidden_size: 8,
     heads: 2,
@@ -35,7 +35,7 @@ fn of_folder(folder: &tempfile::TempDir) -> Checkpoints {
     };
     let location = varuna_checkpoint::Location::open(folder.path().to_str().unwrap()).unwrap();
     let store = Store::new(location, SMALL.layout(), facts);
-    Checkpoints::start(store, SMALL, LossScaling::OFF, RateLimit::new(None)).unwrap()
+    Checkpoints::start(store, SMALL.into(), LossScaling::OFF, RateLimit::new(None)).unwrap()
 }
 
 fn whole(unit: Unit) -> UnitState {
@@ -87,7 +87,7 @@ async fn who_completes_a_checkpoint_and_finds_a_shard_damaged_marks_it() {
     let unit = own.pop().unwrap();
     let last = own.pop().unwrap();
     let shard = to_shard(
-        &SMALL,
+        &SMALL.into(),
         &inner.scaling,
         (units, Moments::Adam),
         (id(3), unit),
@@ -142,7 +142,7 @@ fn a_units_state_survives_its_shard_bit_for_bit() {
         (false, Moments::Adam),
         (true, Moments::Momentum),
     ] {
-        let model = Model {
+        let model = Transformer {
             layers: 2,
             tied_head,
             ..SMALL
@@ -163,10 +163,11 @@ fn a_units_state_survives_its_shard_bit_for_bit() {
                 data: (0..n).map(|i| (i as f32).sin() * 1e-3).collect(),
             };
             let copy = Arc::<Buffers>::default().hold(whole.progress, whole.data.clone());
-            let shard = to_shard(&model, &scaling, (model.layout(), moments), (id(9), unit), copy);
+            let module = Module::from(model.clone());
+            let shard = to_shard(&module, &scaling, (model.layout(), moments), (id(9), unit), copy);
             let file = shard.encode().unwrap();
             let back = Shard::decode(id(9), &unit_name(model.layout(), unit), &file).unwrap();
-            assert_eq!(from_shard(&model, &scaling, unit, back).unwrap(), whole);
+            assert_eq!(from_shard(&module, &scaling, unit, back).unwrap(), whole);
         }
     }
 }

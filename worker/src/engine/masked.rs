@@ -1,9 +1,9 @@
 //! Samples of which some tokens are hidden: what the model sees of them, and what it is to fill in.
 
 use super::Split;
+use crate::model::Module;
 use varuna_api::Training;
 use varuna_api::masking::{Masking, SampleMask};
-use varuna_model::Model;
 use varuna_torch::NO_TARGET;
 
 /// How the samples of a job are masked.
@@ -17,10 +17,10 @@ pub(super) struct MaskedSamples {
 impl MaskedSamples {
     /// None where a job masks none.
     #[must_use]
-    pub(super) fn of(model: &Model, training: &Training) -> Option<MaskedSamples> {
+    pub(super) fn of(model: &Module, training: &Training) -> Option<MaskedSamples> {
         Some(MaskedSamples {
             masking: training.masking?,
-            vocabulary_size: model.vocabulary_size,
+            vocabulary_size: model.vocabulary_size(),
             seed: training.seed,
         })
     }

@@ -5,6 +5,7 @@
 
 mod beside;
 mod compute;
+mod error;
 mod masked;
 mod optimizer;
 mod read_ahead;
@@ -14,15 +15,16 @@ mod step;
 pub use beside::Done;
 pub(crate) use beside::panic_message;
 pub use compute::Compute;
+pub use error::EngineError;
 pub(crate) use masked::{hide, leave_targets};
 use samples::Split;
 pub use samples::{SampleError, Samples};
 pub use step::Timeline;
 
 use crate::backend::Backend;
-use crate::model::Tables;
+use crate::model::{Module, Tables};
 use crate::state::{UnitBuffers, UnitSnapshot, UnitState};
-use crate::transport::{Link, LinkError};
+use crate::transport::Link;
 use beside::Beside;
 use read_ahead::ReadAhead;
 use std::collections::BTreeMap;
@@ -30,11 +32,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use step::Ordered;
 use varuna_api::Training;
-use varuna_model::Model;
 use varuna_plan::measured_step::measured_workers;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, OptimizerProgress, Plan, Step, Unit, WorkerId};
-use varuna_torch::{LeaseError, TorchError};
 
 /// How long the optimizer waits for who still reads the state that it would change: a copy, or a digest, which take a second or two for
 /// gigabytes. Past it the reader hangs, and the state can neither go on nor be answered for: the worker ends, and is planned around. The
@@ -50,59 +50,13 @@ pub struct EngineConfig {
     /// This worker.
     pub me: WorkerId,
     /// The model.
-    pub model: Model,
+    pub model: Module,
     /// How it trains.
     pub training: Training,
     /// On what, in which numbers, with whose code.
     pub backend: Backend,
     /// Its data.
     pub samples: Arc<dyn Samples>,
-}
-
-/// Why the engine could not do something.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum EngineError {
-    /// The network or a fence ended the step; the state is as it was before the step.
-    #[error(transparent)]
-    Link(#[from] LinkError),
-    /// libtorch refused.
-    #[error(transparent)]
-    Torch(#[from] TorchError),
-    /// The data cannot be read.
-    #[error(transparent)]
-    Sample(#[from] SampleError),
-    /// A unit's state is needed and not here.
-    #[error("the state of unit {0} is not held here")]
-    NotHeld(Unit),
-    /// The plan gives this worker nothing to do.
-    #[error("worker {0} has no stage in the plan")]
-    NoStage(WorkerId),
-    /// A buffer is still with the reduction, or with whoever reads it.
-    #[error("a buffer of unit {0} is still lent out")]
-    Leased(Unit),
-    /// A copy or a digest of a unit does not end: the process must end.
-    #[error("the state of unit {0} must change, and is still read after {SNAPSHOT_WAIT:?}")]
-    StillRead(Unit),
-    /// The device failed, or does not end what it was told to stop: the process must end.
-    #[error("the device failed: {0}")]
-    Device(String),
-    /// The engine's thread panicked; this is a defect of this program.
-    #[error("the engine's thread panicked: {0}")]
-    Panicked(String),
-    /// A thread did not start: which, and why.
-    #[error("cannot start the thread {0}: {1}")]
-    Thread(&'static str, String),
-}
-
-impl EngineError {
-    /// A buffer of a unit that the host cannot have.
-    pub(crate) fn of_buffer(unit: Unit, why: LeaseError) -> EngineError {
-        match why {
-            LeaseError::Taken => EngineError::Leased(unit),
-            LeaseError::StillRead => EngineError::StillRead(unit),
-            LeaseError::Torch(error) => error.into(),
-        }
-    }
 }
 
 /// Where the time of a step went.
@@ -198,10 +152,10 @@ impl Engine {
         }
     }
 
-    /// Makes the unit's first state from the job's seed: the same bits on every worker.
+    /// Makes the unit's first state, from the job's seed or as a model of one's own has it: the same bits on every worker.
     ///
     /// # Errors
-    /// libtorch refuses (out of memory).
+    /// libtorch refuses (out of memory), or the model's values cannot be read.
     pub fn initialise(&mut self, unit: Unit) -> Result<(), EngineError> {
         let EngineConfig {
             model,
@@ -210,7 +164,11 @@ impl Engine {
             ..
         } = &self.config;
         let moments = training.optimizer.rule.moments();
-        let mut buffers = UnitBuffers::initial(model, unit, *backend, moments, training.seed)?;
+        let (spec, backend) = (model.unit(unit), *backend);
+        let mut buffers = match model.initial_values(unit)? {
+            Some(values) => UnitBuffers::with_values(&spec, backend, moments, &values)?,
+            None => UnitBuffers::initial(&spec, backend, moments, training.seed)?,
+        };
         buffers.set_progress(OptimizerProgress::initial(&training.loss_scaling));
         self.units.insert(unit, buffers);
         Ok(())
@@ -258,7 +216,7 @@ impl Engine {
             ..
         } = &self.config;
         let moments = training.optimizer.rule.moments();
-        let mut buffers = UnitBuffers::new(model, unit, *backend, moments)?;
+        let mut buffers = UnitBuffers::new(&model.unit(unit), *backend, moments)?;
         buffers.import(state)?;
         self.units.insert(unit, buffers);
         Ok(())
@@ -369,10 +327,10 @@ impl Engine {
     ///
     /// # Errors
     /// The unit is not held.
-    pub fn parameters(&self, unit: Unit) -> Result<Vec<(&'static str, tch::Tensor)>, EngineError> {
+    pub fn parameters(&self, unit: Unit) -> Result<Vec<(String, tch::Tensor)>, EngineError> {
         let held = self.held_unit(unit)?;
         let copies = held.masters().into_iter();
-        Ok(copies.map(|(name, t)| (name, t.copy())).collect())
+        Ok(copies.map(|(name, t)| (name.to_owned(), t.copy())).collect())
     }
 
     /// A hash of the unit's master parameters: equal hashes mean equal bits, but for chance.

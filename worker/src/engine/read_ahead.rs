@@ -197,7 +197,7 @@ impl Shared {
 impl ReadAhead {
     /// For the samples of an engine.
     pub(super) fn of(config: &EngineConfig) -> ReadAhead {
-        let row = config.model.sequence_length as usize + 1;
+        let row = config.model.sample_length() + 1;
         let masked = MaskedSamples::of(&config.model, &config.training);
         let samples = Arc::clone(&config.samples);
         match config.backend.without.has(Ablation::ReadAhead) {

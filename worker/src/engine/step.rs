@@ -234,7 +234,7 @@ impl Run<'_> {
                     step: self.step,
                     micro_batch,
                 },
-                self.sample_count(micro_batch),
+                (place.segments.start, self.sample_count(micro_batch)),
             ),
         }
     }
@@ -260,7 +260,7 @@ impl Run<'_> {
             }
             Recompute::Selective => {
                 let config = self.config;
-                let keep = |s| !config.model.kind(s).is_recomputed_selectively();
+                let keep = |s| !config.model.is_recomputed_selectively(s);
                 let (output, kept) = self.segments(place, Work::Forward, units, input, &numbers, keep)?;
                 (output, Stash::Segments(kept))
             }
@@ -343,7 +343,7 @@ impl Run<'_> {
                     step: self.step,
                     micro_batch,
                 },
-                self.sample_count(micro_batch),
+                (place.segments.end, self.sample_count(micro_batch)),
             )?),
             None => None,
         };
@@ -356,7 +356,10 @@ impl Run<'_> {
                 Some(g) => g,
                 None => self.loss_backward(units, &output, micro_batch)?,
             };
-            backward(&[&output], &[&of_output])?;
+            // That of a first segment without parameters depends on nothing that is trained.
+            if output.requires_grad() {
+                backward(&[&output], &[&of_output])?;
+            }
             drop(output);
             self.lap(segment, Work::Backward, self.sample_count(micro_batch), start)?;
             if segment > 0 {

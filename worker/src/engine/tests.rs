@@ -5,7 +5,7 @@ use crate::numerics::Numerics;
 use crate::transport::local::LocalMesh;
 use varuna_api::training::default_decaying;
 use varuna_api::{LearningRate, Optimizer, Schedule, UpdateRule};
-use varuna_model::gpt2;
+use varuna_model::{Transformer, gpt2};
 use varuna_plan::measured_step::PIPELINES_MAX;
 use varuna_plan::{
     LossScaling, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape, Stage,
@@ -33,7 +33,7 @@ impl Samples for Counting {
 }
 
 fn engine(device: Device) -> Engine {
-    let model = Model {
+    let model = Transformer {
         layers: 1,
         hidden_size: 16,
         heads: 2,
@@ -70,7 +70,7 @@ fn engine(device: Device) -> Engine {
     };
     Engine::new(EngineConfig {
         me: ME,
-        model,
+        model: model.into(),
         training,
         backend: Backend {
             device,

@@ -14,8 +14,8 @@ use tch::Tensor;
 use varuna_api::masking::{DEFAULT_PROBABILITY, Masking, SampleMask};
 use varuna_api::{Data, DataSource, HeldOut, Packing};
 use varuna_checkpoint::folder_name;
-use varuna_dataset::TrainingData;
-use varuna_model::Model;
+use varuna_dataset::{SampleShape, TrainingData};
+use varuna_model::Transformer;
 use varuna_plan::Step;
 
 /// Prints the mean loss of a token over the held-out windows of a dataset (see `varuna evaluate`).
@@ -68,7 +68,7 @@ impl Arguments {
     }
 
     /// How tokens are hidden: not at all, of a model that predicts the next one.
-    fn masking(&self, model: &Model) -> Result<Option<Masking>> {
+    fn masking(&self, model: &Transformer) -> Result<Option<Masking>> {
         let probability = self.mask_probability;
         match (self.mask_token, model.features.bidirectional) {
             (None, true) => {
@@ -145,7 +145,7 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
         held_out,
     };
     // The seed is that of the training samples' order.
-    let opened = TrainingData::open(&data, model.sequence_length, 0);
+    let opened = TrainingData::open(&data, SampleShape::windows(model.sequence_length), 0);
     let data = opened.and_then(|data| data.check_vocabulary(model.vocabulary_size).map(|()| data));
     let data = DatasetSamples(data.with_context(|| format!("cannot use the dataset {path}"))?);
     let (batch, held_out) = (u64::from(arguments.batch), data.held_out_len());

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use varuna_api::{Packing, Precision};
 use varuna_checkpoint::{Listed, Location, Manifest, folder_name};
 use varuna_dataset::Tokenizer;
-use varuna_model::Model;
+use varuna_model::{Model, Transformer};
 use varuna_torch::{Attention, AttentionChoice, DeviceChoice};
 
 /// Which model, and how it computes.
@@ -69,6 +69,11 @@ impl ModelArguments {
         let name = folder_name(manifest.state);
         let model: Model = serde_json::from_value(manifest.facts.model.clone())
             .with_context(|| format!("the model of checkpoint {name}"))?;
+        let Model::Transformer(model) = model else {
+            bail!(
+                "checkpoint {name} is of an exported model, which only its own program can run: load what `varuna checkpoint export` writes"
+            );
+        };
         if model.layout() != manifest.layout {
             bail!("checkpoint {name} has other units than its model");
         }
@@ -86,7 +91,7 @@ impl ModelArguments {
         Ok((manifest, trained))
     }
 
-    fn backend(&self, model: &Model, platform: Platform, packing: Packing) -> Result<Backend> {
+    fn backend(&self, model: &Transformer, platform: Platform, packing: Packing) -> Result<Backend> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = self.threads.map_or(cores, |threads| threads as usize);
         tch::set_num_threads(i32::try_from(threads).unwrap_or(1));
@@ -110,7 +115,7 @@ impl TokenizerArguments {
     ///
     /// # Errors
     /// The one that is named has more tokens than the model, or none is known to fit.
-    pub(super) fn of(&self, model: &Model) -> Result<Tokenizer> {
+    pub(super) fn of(&self, model: &Transformer) -> Result<Tokenizer> {
         let size = model.vocabulary_size;
         let of_data = |prefix: &PathBuf| {
             let name = prefix.to_str();

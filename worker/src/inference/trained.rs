@@ -3,16 +3,16 @@
 use crate::backend::Backend;
 use crate::model::dropout::Dropout;
 use crate::model::{Cache, Tables, add_loss, forward, forward_after, logits, targets_within_documents};
-use crate::state::UnitParameters;
+use crate::state::{UnitParameters, UnitSpec};
 use std::collections::BTreeMap;
 use tch::{Kind, TchError, Tensor};
 use varuna_api::Packing;
-use varuna_model::{Model, Unit};
+use varuna_model::{Transformer, Unit};
 use varuna_torch::{HeadLoss, NO_TARGET, TorchError, vec_from_tensor};
 
 /// All of a model on one device.
 pub struct TrainedModel {
-    model: Model,
+    model: Transformer,
     backend: Backend,
     units: BTreeMap<Unit, UnitParameters>,
     tables: Tables,
@@ -37,7 +37,7 @@ pub struct Windows {
 impl TrainedModel {
     /// A model without parameters yet: each unit needs [`TrainedModel::add`].
     #[must_use]
-    pub fn new(model: Model, backend: Backend) -> TrainedModel {
+    pub fn new(model: Transformer, backend: Backend) -> TrainedModel {
         TrainedModel {
             model,
             backend,
@@ -51,14 +51,14 @@ impl TrainedModel {
     /// # Errors
     /// The unit has more or fewer, or libtorch refuses (out of memory).
     pub fn add(&mut self, unit: Unit, values: Vec<f32>) -> Result<(), TorchError> {
-        let parameters = UnitParameters::fixed(&self.model, unit, self.backend, values)?;
+        let parameters = UnitParameters::fixed(&UnitSpec::of(&self.model, unit), self.backend, values)?;
         self.units.insert(unit, parameters);
         Ok(())
     }
 
     /// Its sizes and features.
     #[must_use]
-    pub fn model(&self) -> &Model {
+    pub fn model(&self) -> &Transformer {
         &self.model
     }
 

@@ -9,14 +9,14 @@ use crate::numerics::Numerics;
 use crate::state::UnitParameters;
 use tch::Tensor;
 use varuna_api::Packing;
-use varuna_model::Model;
+use varuna_model::Transformer;
 use varuna_model::attention::{KEY_NORM, NORM, PROJECTION, QKV, QUERY_NORM};
 use varuna_torch::{Angles, AttentionShape, Seen, TorchError};
 
 /// What attention is computed of: libtorch is asked how, once. Heads that share keys and values get copies of them, since no way of the
 /// processor but that with all scores in memory takes fewer keys than queries.
 #[must_use]
-pub fn attention_shape(model: &Model, packing: Packing, numerics: Numerics) -> AttentionShape {
+pub fn attention_shape(model: &Transformer, packing: Packing, numerics: Numerics) -> AttentionShape {
     AttentionShape {
         heads: model.heads.into(),
         sequence: model.sequence_length.into(),
@@ -32,7 +32,7 @@ pub fn attention_shape(model: &Model, packing: Packing, numerics: Numerics) -> A
 
 /// `block` counts from 1 for the dropout's masks.
 pub(super) fn forward(
-    model: &Model,
+    model: &Transformer,
     unit: &UnitParameters,
     x_btd: &Tensor,
     dropout: &Dropout<'_>,
@@ -58,7 +58,7 @@ pub(super) fn forward(
 /// The same for tokens that come after those whose keys and values the layer has, without dropout; the layer has theirs then. Of a model that sees both
 /// sides nothing can come after others.
 pub(super) fn forward_after(
-    model: &Model,
+    model: &Transformer,
     unit: &UnitParameters,
     x_btd: &Tensor,
     tables: &Tables,
@@ -106,7 +106,7 @@ fn attend_one(q: &Tensor, k: &Tensor, v: &Tensor, window: Option<u32>) -> Tensor
 
 /// Queries (b, h, t, e), keys and values (b, g, t, e) of each head, from what attention is given (b, t, d).
 fn heads(
-    model: &Model,
+    model: &Transformer,
     unit: &UnitParameters,
     normed: &Tensor,
     angles: Option<&Angles>,

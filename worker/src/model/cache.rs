@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use tch::Tensor;
-use varuna_model::Model;
+use varuna_model::Transformer;
 use varuna_torch::TorchError;
 
 /// Some tokens of a sequence, one after the other.
@@ -33,7 +33,12 @@ impl Cache {
     ///
     /// # Errors
     /// There is no memory for them.
-    pub fn new(model: &Model, backend: Backend, samples: u32, capacity: u32) -> Result<Cache, TorchError> {
+    pub fn new(
+        model: &Transformer,
+        backend: Backend,
+        samples: u32,
+        capacity: u32,
+    ) -> Result<Cache, TorchError> {
         let (samples, capacity) = (i64::from(samples), i64::from(capacity));
         let size = [
             samples,

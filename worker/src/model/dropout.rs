@@ -13,7 +13,7 @@ pub struct Dropout<'a> {
     pub seed: u64,
     /// The step being run.
     pub step: Step,
-    /// The samples of the micro-batch, in order, as numbers of the seeded order.
+    /// The samples of the micro-batch, in order, as numbers of the seeded order; none in evaluation.
     pub samples: &'a [u64],
 }
 
@@ -25,6 +25,12 @@ impl Dropout<'_> {
         step: Step(0),
         samples: &[],
     };
+
+    /// Whether this is a forward of training.
+    #[must_use]
+    pub fn trains(&self) -> bool {
+        !self.samples.is_empty()
+    }
 
     /// Drops elements of `x_btd` (b = number of samples) and scales up the rest. `block` 0 is
     /// the embedding, `site` tells apart the masks of a block: they do not depend on how it is cut into segments.

@@ -7,12 +7,12 @@ use super::tables::Tables;
 use crate::state::UnitParameters;
 use tch::Tensor;
 use varuna_model::embedding::{NORM, POSITIONS, TYPES};
-use varuna_model::{Model, Positions};
+use varuna_model::{Positions, Transformer};
 use varuna_torch::{TorchError, lookup};
 
 /// Tokens (b, t) to (b, t, d), with the token table (v, d).
 pub(super) fn forward(
-    model: &Model,
+    model: &Transformer,
     unit: &UnitParameters,
     table_vd: &Tensor,
     tokens_bt: &Tensor,
@@ -36,7 +36,7 @@ pub(super) fn forward(
 
 /// The same for tokens that come after others, without dropout.
 pub(super) fn forward_after(
-    model: &Model,
+    model: &Transformer,
     unit: &UnitParameters,
     table_vd: &Tensor,
     tokens_bt: &Tensor,
@@ -51,7 +51,7 @@ pub(super) fn forward_after(
 }
 
 /// With the vector of the first kind of tokens, and normalised, where the model has these.
-fn typed_and_normed(model: &Model, unit: &UnitParameters, x_btd: Tensor) -> Result<Tensor, TorchError> {
+fn typed_and_normed(model: &Transformer, unit: &UnitParameters, x_btd: Tensor) -> Result<Tensor, TorchError> {
     let x_btd = match unit.optional_parameter(TYPES) {
         Some(types) => x_btd + types.narrow(0, 0, 1),
         None => x_btd,

@@ -7,11 +7,15 @@ use crate::state::{UnitParameters, Units};
 use tch::{Kind, Tensor};
 use varuna_model::embedding::TOKENS;
 use varuna_model::head::{BIAS, DENSE, NORM, TABLE};
-use varuna_model::{Mlp, Model, Real, Unit};
+use varuna_model::{Mlp, Real, Transformer, Unit};
 use varuna_torch::{HeadBias, HeadLoss, HeadTable, NO_TARGET, TorchError};
 
 /// The final norm of (b, t, d), or of what the head's layer makes of it.
-pub(super) fn forward(model: &Model, unit: &UnitParameters, x_btd: &Tensor) -> Result<Tensor, TorchError> {
+pub(super) fn forward(
+    model: &Transformer,
+    unit: &UnitParameters,
+    x_btd: &Tensor,
+) -> Result<Tensor, TorchError> {
     if !model.features.masked_head {
         return Ok(norm(&model.features, unit, NORM, x_btd)?.0);
     }
@@ -37,7 +41,7 @@ pub fn targets_within_documents(targets_bt: &Tensor, positions_bt: &Tensor) -> R
 /// # Errors
 /// A target is outside the vocabulary, or libtorch refuses.
 pub fn add_loss(
-    model: &Model,
+    model: &Transformer,
     units: &impl Units,
     normed_btd: &Tensor,
     loss: &HeadLoss<'_>,
@@ -50,7 +54,7 @@ pub fn add_loss(
 /// # Errors
 /// As [`add_loss`].
 pub fn add_loss_with_gradients(
-    model: &Model,
+    model: &Transformer,
     units: &impl Units,
     normed_btd: &Tensor,
     loss: &HeadLoss<'_>,
@@ -63,7 +67,7 @@ pub fn add_loss_with_gradients(
 ///
 /// # Errors
 /// libtorch refuses.
-pub fn logits(model: &Model, units: &impl Units, normed: &Tensor) -> Result<Tensor, TorchError> {
+pub fn logits(model: &Transformer, units: &impl Units, normed: &Tensor) -> Result<Tensor, TorchError> {
     let table = head_table(model, units)?;
     let vocabulary = i64::from(model.vocabulary_size);
     // What fills the table up is no part of the vocabulary.
@@ -82,7 +86,7 @@ pub fn logits(model: &Model, units: &impl Units, normed: &Tensor) -> Result<Tens
     bent.map_err(|e| TorchError(e.to_string()))
 }
 
-fn head_table(model: &Model, units: &impl Units) -> Result<HeadTable, TorchError> {
+fn head_table(model: &Transformer, units: &impl Units) -> Result<HeadTable, TorchError> {
     let name = if model.tied_head { TOKENS } else { TABLE };
     let head = model.layout().segments - 1;
     let table = table_unit(model, units, head).head_table(name)?;

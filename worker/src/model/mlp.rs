@@ -6,12 +6,12 @@ use super::norm::{after_half, before_half};
 use crate::state::UnitParameters;
 use tch::Tensor;
 use varuna_model::mlp::{DOWN, GATE, NORM, UP};
-use varuna_model::{Mlp, Model};
+use varuna_model::{Mlp, Transformer};
 use varuna_torch::TorchError;
 
 /// `block` counts from 1 for the dropout's masks.
 pub(super) fn forward(
-    model: &Model,
+    model: &Transformer,
     unit: &UnitParameters,
     x_btd: &Tensor,
     dropout: &Dropout<'_>,

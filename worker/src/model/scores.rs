@@ -4,7 +4,7 @@ use super::attention_shape;
 use crate::numerics::Numerics;
 use tch::Kind;
 use varuna_api::Packing;
-use varuna_model::Model;
+use varuna_model::Transformer;
 use varuna_plan::ScoreMemory;
 use varuna_torch::Attention;
 
@@ -15,7 +15,7 @@ const GRADIENTS: u64 = 2;
 /// What attention takes of a sample in each block beyond what estimates of the model count; none where it makes no scores. A micro-batch of one sample in
 /// single precision keeps a little more: its values are then no copy, and hold the whole product of queries, keys and values.
 #[must_use]
-pub fn score_memory(model: &Model, attention: Attention, numerics: Numerics) -> Option<ScoreMemory> {
+pub fn score_memory(model: &Transformer, attention: Attention, numerics: Numerics) -> Option<ScoreMemory> {
     if attention != Attention::Math {
         return None;
     }
@@ -31,7 +31,7 @@ pub fn score_memory(model: &Model, attention: Attention, numerics: Numerics) -> 
 
 /// Bytes of a token's queries, keys and values that are kept instead of those that estimates count. Each head's are copied for the products, in single
 /// precision whatever comes in (`_scaled_dot_product_attention_math`); what they come from is kept by a norm of heads alone.
-fn copies(model: &Model, numerics: Numerics) -> u64 {
+fn copies(model: &Transformer, numerics: Numerics) -> u64 {
     let [heads, keys, width] = [model.heads, model.kv_heads(), model.head_size()].map(u64::from);
     let (queries, product) = (heads * width, (heads + 2 * keys) * width);
     // The values of one head alone are in order already: no copy, but a part of the product.
@@ -45,7 +45,7 @@ fn copies(model: &Model, numerics: Numerics) -> u64 {
 /// (`_safe_softmax`). Around them the product of queries, keys and values is still there, and in single precision the queries as they go into the
 /// product of scores; where they came in 16 bits, also all three before that. Not there yet are the copy of the values, what attention gives, and
 /// the sum. The mask of a window is one for all heads and samples, and left out; that of documents is counted with its stage.
-fn forward_bytes(model: &Model, numerics: Numerics, scores: u64) -> u64 {
+fn forward_bytes(model: &Transformer, numerics: Numerics, scores: u64) -> u64 {
     let [tokens, heads, keys, width] = [
         model.sequence_length,
         model.heads,
@@ -72,8 +72,8 @@ mod tests {
     use varuna_model::{gpt2, presets};
 
     /// Two heads of width 8, 16 tokens.
-    fn model() -> Model {
-        Model {
+    fn model() -> Transformer {
+        Transformer {
             hidden_size: 16,
             heads: 2,
             sequence_length: 16,
@@ -81,7 +81,7 @@ mod tests {
         }
     }
 
-    fn of(model: &Model, precision: Precision) -> ScoreMemory {
+    fn of(model: &Transformer, precision: Precision) -> ScoreMemory {
         score_memory(model, Attention::Math, precision.into()).unwrap()
     }
 

@@ -6,7 +6,7 @@ use crate::backend::Backend;
 use std::cell::OnceCell;
 use tch::{Kind, TchError, Tensor};
 use varuna_api::Packing;
-use varuna_model::{Model, Positions};
+use varuna_model::{Positions, Transformer};
 use varuna_torch::{Angles, TorchError};
 
 /// They are made at their first use: that may fail, as the device's memory may be full.
@@ -27,12 +27,12 @@ impl Tables {
     ///
     /// # Errors
     /// libtorch refuses (out of memory).
-    pub fn make(&self, model: &Model, backend: Backend) -> Result<(), TorchError> {
+    pub fn make(&self, model: &Transformer, backend: Backend) -> Result<(), TorchError> {
         self.of(model, backend).map(drop)
     }
 
     /// Those of the model, on the backend's device.
-    pub(super) fn of(&self, model: &Model, backend: Backend) -> Result<&Made, TorchError> {
+    pub(super) fn of(&self, model: &Transformer, backend: Backend) -> Result<&Made, TorchError> {
         if let Some(made) = self.0.get() {
             return Ok(made);
         }
@@ -47,7 +47,7 @@ impl Tables {
     /// A position is beyond the model's sequence length, or libtorch refuses (out of memory).
     pub fn of_documents(
         &self,
-        model: &Model,
+        model: &Transformer,
         backend: Backend,
         packing: Packing,
         positions_bt: &Tensor,
@@ -71,7 +71,7 @@ impl Tables {
 }
 
 impl Made {
-    fn new(model: &Model, backend: Backend) -> Result<Made, TorchError> {
+    fn new(model: &Transformer, backend: Backend) -> Result<Made, TorchError> {
         let angles = match model.features.positions {
             Positions::Learned => None,
             Positions::Rotary(rotary) => {
@@ -104,7 +104,7 @@ pub(super) fn mask(rows: Place, window: Option<u32>, backend: Backend) -> Result
 }
 
 /// (b, 1, t, t): each token sees those of its document that the model lets it see.
-fn document_mask(model: &Model, positions_bt: &Tensor, backend: Backend) -> Result<Tensor, TorchError> {
+fn document_mask(model: &Transformer, positions_bt: &Tensor, backend: Backend) -> Result<Tensor, TorchError> {
     let made = positions_bt.f_eq(0).and_then(|begins| {
         let document_bt = begins.f_cumsum(1, Kind::Int)?;
         let same = document_bt

@@ -2,13 +2,13 @@
 
 use crate::backend::Backend;
 use crate::engine::{Engine, EngineConfig, EngineError, Lap, SampleError, StepReport, Work};
+use crate::model::Module;
 use crate::transport::Link;
 use crate::transport::local::LocalMesh;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::Training;
-use varuna_model::Model;
 use varuna_plan::cost::{self, Chunked};
 use varuna_plan::state::mix;
 use varuna_plan::{
@@ -43,10 +43,10 @@ impl crate::engine::Samples for Random {
 
 /// An engine that holds a whole model and trains it on random tokens.
 pub(super) struct Bench {
-    pub(super) model: Model,
+    pub(super) model: Module,
     pub(super) backend: Backend,
-    /// How it is computed.
-    pub(super) attention: Attention,
+    /// How a transformer's attention is computed.
+    pub(super) attention: Option<Attention>,
     engine: Engine,
     link: Arc<dyn Link>,
     at: StateId,
@@ -111,10 +111,10 @@ impl Samples {
 impl Bench {
     /// Makes the model's first state.
     pub(super) fn new(
-        model: Model,
+        model: Module,
         training: &Training,
         backend: Backend,
-        attention: Attention,
+        attention: Option<Attention>,
     ) -> Result<Bench, EngineError> {
         let mut engine = Engine::new(EngineConfig {
             me: ME,
@@ -125,7 +125,7 @@ impl Bench {
             },
             backend,
             samples: Arc::new(Random {
-                vocabulary: u64::from(model.vocabulary_size.max(1)),
+                vocabulary: u64::from(model.vocabulary_size().max(1)),
             }),
         });
         for unit in model.layout().all_units() {
@@ -215,8 +215,9 @@ impl Bench {
             ..Samples::default()
         };
         for unit in layout.all_units() {
-            let n = self.model.unit_parameter_count(unit);
-            found.parameters.insert(unit, n);
+            let parameters = self.model.unit(unit).parameters;
+            let elements = parameters.iter().map(|p| p.elements() as u64).sum();
+            found.parameters.insert(unit, elements);
         }
         for round in 0..=repeats {
             tracing::info!("compute: round {round} of {repeats}");
@@ -256,14 +257,14 @@ mod tests {
     use crate::numerics::Numerics;
     use varuna_api::training::default_decaying;
     use varuna_api::{LearningRate, Optimizer, Schedule, UpdateRule};
-    use varuna_model::gpt2;
+    use varuna_model::{Transformer, gpt2};
 
     fn bench() -> Bench {
         bench_on(Backend::of_processor(Numerics::FP32))
     }
 
     fn bench_on(backend: Backend) -> Bench {
-        let model = Model {
+        let model = Transformer {
             layers: 2,
             hidden_size: 16,
             heads: 2,
@@ -298,7 +299,7 @@ mod tests {
             packing: varuna_api::Packing::default(),
             masking: None,
         };
-        Bench::new(model, &training, backend, Attention::Flash).unwrap()
+        Bench::new(model.into(), &training, backend, Some(Attention::Flash)).unwrap()
     }
 
     #[test]

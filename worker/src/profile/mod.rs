@@ -10,14 +10,14 @@ mod network;
 
 use crate::ablation::Ablations;
 use crate::backend::{Backend, Platform};
-use crate::model::{attention_shape, score_memory};
+use crate::model::{Module, attention_shape, score_memory};
 use anyhow::{Context, Result, bail};
 use compute::{Bench, Samples};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use varuna_api::{Job, parse_job};
-use varuna_model::{Model, SegmentKind};
+use varuna_model::{ExportedSegment, Model, SegmentKind, Transformer};
 use varuna_plan::cost::Host;
 use varuna_plan::profile::{Profile, ProfileRow, SegmentProfile, Source};
 use varuna_torch::{Attention, AttentionChoice, Device, DeviceChoice};
@@ -99,18 +99,24 @@ impl Arguments {
 
     fn bench(&self, job: &Job, platform: Platform) -> Result<Bench> {
         tch::set_num_threads(i32::try_from(self.threads(job)).unwrap_or(1));
-        let model = Model {
-            layers: job.model.layers.min(LAYERS),
-            ..job.model.clone()
-        };
         let device = (platform.device)(self.device).context("--device")?;
+        let model = match &job.model {
+            Model::Transformer(model) => Module::from(Transformer {
+                layers: model.layers.min(LAYERS),
+                ..model.clone()
+            }),
+            exported @ Model::Exported(_) => Module::open(exported, device)?,
+        };
         let opened = Backend::open(platform, (device, 1), job.precision.into(), Ablations::NONE);
         let (backend, why) = opened.with_context(|| format!("cannot measure {device}"))?;
         if let Some(why) = why {
             tracing::warn!(%why, "libtorch's operators are measured instead of kernels of our own");
         }
-        let shape = attention_shape(&model, job.training.packing, backend.numerics);
-        let attention = Attention::settle(AttentionChoice::Auto, device, shape)?;
+        let attention = model.transformer().map(|model| {
+            let shape = attention_shape(model, job.training.packing, backend.numerics);
+            Attention::settle(AttentionChoice::Auto, device, shape)
+        });
+        let attention = attention.transpose()?;
         Ok(Bench::new(model, &job.training, backend, attention)?)
     }
 }
@@ -171,13 +177,36 @@ pub fn peer(arguments: &PeerArguments, platform: Platform) -> Result<()> {
     network::follow((&arguments.all, platform), &job, arguments.place)
 }
 
-/// Segments of the measured model by kind: segments that compute the same cost the same.
-fn kinds(model: &Model) -> BTreeMap<SegmentKind, Vec<u32>> {
-    let mut kinds: BTreeMap<SegmentKind, Vec<u32>> = BTreeMap::new();
-    for segment in 0..model.layout().segments {
-        kinds.entry(model.kind(segment)).or_default().push(segment);
+/// Segments of the measured model that compute the same as one of them, itself among them: they cost the same.
+fn alike(model: &Module, segment: u32) -> Vec<u32> {
+    let all = 0..model.layout().segments;
+    match model {
+        Module::Transformer(model) => all
+            .filter(|other| model.kind(*other) == model.kind(segment))
+            .collect(),
+        Module::Exported(module) => {
+            let description = module.description();
+            let costs = |segment: u32| {
+                let of = description.segments.get(segment as usize).cloned();
+                let unnamed = of.map(|of| ExportedSegment {
+                    name: String::new(),
+                    ..of
+                });
+                (unnamed, description.input_elements(segment))
+            };
+            all.filter(|other| costs(*other) == costs(segment)).collect()
+        }
     }
-    kinds
+}
+
+/// The measured segments that compute the same as a segment of the job's model, which may have more blocks.
+fn measured(bench: &Bench, kind: SegmentKind, segment: u32) -> Vec<u32> {
+    let Some(model) = bench.model.transformer() else {
+        return alike(&bench.model, segment);
+    };
+    (0..model.layout().segments)
+        .filter(|other| model.kind(*other) == kind)
+        .collect()
 }
 
 /// The profile that the figures amount to.
@@ -190,15 +219,17 @@ fn assemble(
     network: network::Figures,
 ) -> Profile {
     let model = &job.model;
-    let kinds = kinds(&bench.model);
     let mut estimate = varuna_api::unmeasured_costs(job);
     // Memory that is measured has them already, and who is planned with this profile is not asked.
-    if let Some(scores) = score_memory(model, bench.attention, bench.backend.numerics) {
+    let attention = model.transformer().zip(bench.attention);
+    let scores =
+        attention.and_then(|(model, attention)| score_memory(model, attention, bench.backend.numerics));
+    if let Some(scores) = scores {
         estimate.add_scores(scores);
     }
     let sketch = Profile::of_costs(&estimate, String::new(), String::new());
-    let segments = sketch.segments.into_iter().map(|sketch| {
-        let same = kinds.get(&sketch.kind).map_or(&[][..], Vec::as_slice);
+    let segments = (0..).zip(sketch.segments).map(|(segment, sketch)| {
+        let same = &measured(bench, sketch.kind, segment);
         let bytes = same
             .first()
             .and_then(|s| memory.get(s))
@@ -267,15 +298,16 @@ fn device_name(device: Device) -> Result<String> {
 }
 
 fn told(arguments: &Arguments, bench: &Bench, model: &Model, threads: u32) -> String {
-    let (measured, attention) = (&bench.model, bench.attention);
-    let shared = if measured.layers < model.layers {
-        format!(
-            "{} of {} blocks measured, the others take their median",
-            measured.layers, model.layers
-        )
-    } else {
-        "segments that compute the same share one median".to_owned()
+    let layers = [bench.model.transformer(), model.transformer()].map(|m| m.map_or(0, |m| m.layers));
+    let shared = match layers {
+        [measured, all] if measured < all => {
+            format!("{measured} of {all} blocks measured, the others take their median")
+        }
+        _ => "segments that compute the same share one median".to_owned(),
     };
+    let attention = bench
+        .attention
+        .map_or("none of ours".to_owned(), |a| a.to_string());
     let memory = match arguments.shares_cores() {
         true => "measured",
         false => "estimated",
@@ -301,7 +333,7 @@ mod tests {
 
     #[test]
     fn halves_of_blocks_are_two_kinds_and_the_ends_are_kinds_of_their_own() {
-        let model = Model {
+        let model = Transformer {
             layers: 3,
             hidden_size: 16,
             heads: 2,
@@ -309,7 +341,8 @@ mod tests {
             vocabulary_size: 30,
             ..gpt2::SMALL
         };
-        let groups: Vec<Vec<u32>> = kinds(&model).into_values().collect();
+        let model = Module::from(model);
+        let groups = [0, 3, 2, 7].map(|segment| alike(&model, segment));
         assert_eq!(groups, [vec![0], vec![1, 3, 5], vec![2, 4, 6], vec![7]]);
     }
 }

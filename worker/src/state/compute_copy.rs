@@ -32,7 +32,7 @@ pub(super) struct ComputeCopy {
 /// Rows that a parameter takes in the copy.
 fn rows(parameter: &Parameter, without: Ablations) -> usize {
     let own = parameter.shape.first().copied().unwrap_or(0);
-    match parameter.name {
+    match &*parameter.name {
         TOKENS | TABLE if !without.has(Ablation::Padding) => own.next_multiple_of(ROWS),
         _ => own,
     }
@@ -107,14 +107,14 @@ mod tests {
     use super::*;
     use tch::Kind;
     use varuna_api::Precision;
-    use varuna_model::{Model, gpt2};
+    use varuna_model::{Transformer, gpt2};
 
     #[test]
     fn a_vocabulary_is_filled_up_with_rows_of_zeros_and_nothing_else_moves() {
         let (kept, left_out) = (Ablations::NONE, Ablations::NONE.and(Ablation::Padding));
         for (tied_head, without) in [(true, kept), (false, kept), (true, left_out)] {
             let rows = if without == kept { 256 } else { 130 };
-            let model = Model {
+            let model = Transformer {
                 layers: 1,
                 hidden_size: 8,
                 heads: 2,

@@ -1,19 +1,20 @@
 //! The parameters of a unit as the forward reads them: by name, in the format that is computed in.
 
 use super::compute_copy::ComputeCopy;
-use super::{UnitBuffers, size};
+use super::{UnitBuffers, UnitSpec, size};
 use crate::ablation::Ablation;
 use crate::backend::Backend;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use tch::{Kind, Tensor};
-use varuna_model::{Model, Parameter, Unit};
+use varuna_model::{Parameter, Unit};
 use varuna_torch::{HeadTable, Kernels, TorchError, set_grad, tensor_from_vec};
 
 /// The parameters of one unit.
 pub struct UnitParameters {
     /// By name: views of `copy` or else of the masters.
-    leaves: Vec<(&'static str, Tensor)>,
+    leaves: Vec<(Cow<'static, str>, Tensor)>,
     /// The parameters in the format that is computed in, where that is not the masters' own.
     copy: Option<ComputeCopy>,
     backend: Backend,
@@ -49,7 +50,7 @@ impl UnitParameters {
                 Some(copy) => copy.parameter(number),
                 None => view(masters, at, p),
             };
-            leaves.push((p.name, computed.detach()));
+            leaves.push((p.name.clone(), computed.detach()));
             at += size(p.elements());
         }
         UnitParameters {
@@ -64,18 +65,13 @@ impl UnitParameters {
     ///
     /// # Errors
     /// There are more or fewer values than the unit has, or libtorch refuses (out of memory).
-    pub fn fixed(
-        model: &Model,
-        unit: Unit,
-        backend: Backend,
-        values: Vec<f32>,
-    ) -> Result<UnitParameters, TorchError> {
-        let list = model.parameters(unit);
+    pub fn fixed(spec: &UnitSpec, backend: Backend, values: Vec<f32>) -> Result<UnitParameters, TorchError> {
+        let list = &spec.parameters;
         let elements = list.iter().map(|p| size(p.elements())).sum();
         let host = tensor_from_vec(values, Kind::Float, &[elements])?;
         let placed = host.f_to_device(backend.device.tensors());
         let masters = placed.map_err(|e| TorchError(e.to_string()))?;
-        let parameters = UnitParameters::over(&list, backend, &masters);
+        let parameters = UnitParameters::over(list, backend, &masters);
         parameters.renew_copy(&masters);
         // The layers ask for gradients, which nobody adds to: a single zero that is seen as all of them takes no memory.
         let zero = Tensor::zeros([1], (Kind::Float, backend.device.tensors()));
@@ -106,8 +102,8 @@ impl UnitParameters {
     }
 
     /// Names and shapes in their order.
-    pub(super) fn shapes(&self) -> impl Iterator<Item = (&'static str, Vec<i64>)> {
-        self.leaves.iter().map(|(name, leaf)| (*name, leaf.size()))
+    pub(super) fn shapes(&self) -> impl Iterator<Item = (&str, Vec<i64>)> {
+        self.leaves.iter().map(|(name, leaf)| (&**name, leaf.size()))
     }
 
     /// A range of the masters in pieces, each with its place in the copy, where there is one.
@@ -132,6 +128,11 @@ impl UnitParameters {
     pub fn optional_parameter(&self, name: &str) -> Option<&Tensor> {
         let found = self.leaves.iter().find(|(own, _)| *own == name);
         found.map(|(_, tensor)| tensor)
+    }
+
+    /// All of them, in their order.
+    pub fn all(&self) -> impl Iterator<Item = &Tensor> {
+        self.leaves.iter().map(|(_, leaf)| leaf)
     }
 
     /// A vocabulary's table with what its products need.

@@ -2,10 +2,10 @@
 
 use tch::{Device, Kind, Tensor};
 use varuna_api::Packing;
-use varuna_model::{Mlp, Model, Norm, Positions, Rotary, Unit};
+use varuna_model::{Mlp, Norm, Positions, Rotary, Transformer, Unit};
 
 /// A unit's parameter by name.
-pub(crate) type Leaf = (Unit, &'static str, Tensor);
+pub(crate) type Leaf = (Unit, String, Tensor);
 
 /// Where documents begin in samples: positions (b, t) of the tokens within theirs, 0 at the first; and what is done about it.
 pub(crate) struct Documents<'a> {
@@ -14,7 +14,7 @@ pub(crate) struct Documents<'a> {
 }
 
 struct Formulas<'a> {
-    model: &'a Model,
+    model: &'a Transformer,
     leaves: &'a [Leaf],
     /// (b, t), from 0 on.
     positions: Tensor,
@@ -24,7 +24,7 @@ struct Formulas<'a> {
 
 /// Logits (b, t, v) of tokens (b, t).
 pub(crate) fn logits(
-    model: &Model,
+    model: &Transformer,
     leaves: &[Leaf],
     tokens: &Tensor,
     documents: Option<&Documents<'_>>,

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use varuna_api::masking::Masking;
 use varuna_api::training::{DEFAULT_SKIP_LIMIT, default_decaying};
 use varuna_api::{Evaluation, LearningRate, Optimizer, Packing, Precision, Schedule, Training, UpdateRule};
-use varuna_model::{Features, Model, ParameterKind, Positions, Real, Rotary, Scaling, bert, llama3, qwen3};
+use varuna_model::{
+    Features, ParameterKind, Positions, Real, Rotary, Scaling, Transformer, bert, llama3, qwen3,
+};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{
     Decision, LossScaling, Moments, OptimizerProgress, Pipeline, Plan, Prediction, Recompute, SampleRange,
@@ -110,8 +112,8 @@ impl Default for Case {
 
 impl Case {
     /// Two blocks: six segments.
-    pub(crate) fn model(&self) -> Model {
-        Model {
+    pub(crate) fn model(&self) -> Transformer {
+        Transformer {
             layers: 2,
             hidden_size: 32,
             heads: 4,
@@ -276,7 +278,7 @@ pub(crate) fn engine(case: &Case, me: WorkerId) -> Engine {
 pub(crate) fn engine_with(case: &Case, me: WorkerId, samples: impl Samples + 'static) -> Engine {
     Engine::new(EngineConfig {
         me,
-        model: case.model(),
+        model: case.model().into(),
         training: case.training(),
         backend: Backend {
             device: case.device,
@@ -311,13 +313,22 @@ pub(crate) fn run_over(
     steps: u64,
     link: impl Fn(WorkerId) -> Arc<dyn Link>,
 ) -> Trained {
-    let members = shape.members();
-    let plan = plan(case, shape);
+    run_engines(&plan(case, shape), steps, |me| engine(case, me), link)
+}
+
+/// Trains with a plan: a thread for each worker's engine, which has no state yet.
+pub(crate) fn run_engines(
+    plan: &Plan,
+    steps: u64,
+    engine: impl Fn(WorkerId) -> Engine,
+    link: impl Fn(WorkerId) -> Arc<dyn Link>,
+) -> Trained {
+    let members = plan.shape.members();
     let exchange = Arc::new(Exchange::new(members.len()));
     let threads: Vec<_> = members
         .iter()
         .map(|me| {
-            let (me, mut engine) = (*me, engine(case, *me));
+            let (me, mut engine) = (*me, engine(*me));
             let (plan, link, exchange) = (plan.clone(), link(me), Arc::clone(&exchange));
             std::thread::spawn(move || {
                 tch::set_num_threads(1);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use tch::Tensor;
 use varuna_api::UpdateRule;
 use varuna_api::masking::Masking;
-use varuna_model::{Model, ParameterKind, Unit};
+use varuna_model::{ParameterKind, Transformer, Unit};
 use varuna_plan::WorkerId;
 
 /// One graph over the whole batch, and the optimizer by hand-written formulas.
@@ -83,7 +83,7 @@ pub(crate) fn train(case: &Case, steps: u64) -> Trained {
 }
 
 /// The rows of each of the matrices that a matrix of a block is made of; none for one of no block.
-fn parts(model: &Model, unit: Unit, name: &str, p: &Tensor) -> Option<Vec<i64>> {
+fn parts(model: &Transformer, unit: Unit, name: &str, p: &Tensor) -> Option<Vec<i64>> {
     let rows = p.size()[0];
     let queries = i64::from(model.heads * model.head_size());
     model.is_in_block(unit).then(|| match name {

@@ -16,6 +16,7 @@ mod norm;
 mod on_device;
 mod pieces;
 mod rotary;
+mod script;
 mod squares;
 mod streams;
 
@@ -31,6 +32,7 @@ pub use memory_meter::{MemoryMeter, Taken};
 pub use norm::{BlockSums, read_block_sums};
 pub use on_device::OnDevice;
 pub use rotary::Angles;
+pub use script::{Call, ScriptModule};
 pub use streams::{Bring, Copies, Fetch, Mark, Streams};
 
 use bytemuck::Pod;

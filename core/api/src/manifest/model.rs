@@ -1,5 +1,6 @@
 //! `spec.model`.
 
+use super::ExportedSpec;
 #[cfg(feature = "kubernetes")]
 use crate::{choices, limits, schema};
 #[cfg(feature = "kubernetes")]
@@ -8,15 +9,17 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "kubernetes")]
 use varuna_model::presets;
 
-/// A preset, explicit sizes, or a preset with some sizes replaced.
+/// A preset, explicit sizes, or a preset with some sizes replaced; or a model of one's own.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
     derive(KubeSchema),
     x_kube(
         crates(kube_core = "::kube_core"),
-        validation = ("has(self.preset) || (has(self.layers) && has(self.hiddenSize) && has(self.heads) && has(self.sequenceLength) && has(self.vocabularySize))",
-            "name a preset, or give all of layers, hiddenSize, heads, sequenceLength and vocabularySize"),
+        validation = ("has(self.exported) || has(self.preset) || (has(self.layers) && has(self.hiddenSize) && has(self.heads) && has(self.sequenceLength) && has(self.vocabularySize))",
+            "name a preset, or give all of layers, hiddenSize, heads, sequenceLength and vocabularySize, or exported alone"),
+        validation = ("!has(self.exported) || !(has(self.preset) || has(self.layers) || has(self.hiddenSize) || has(self.heads) || has(self.kvHeads) || has(self.headSize) || has(self.innerSize) || has(self.mlp) || has(self.sequenceLength) || has(self.slidingWindow) || has(self.bidirectional) || has(self.vocabularySize) || has(self.tiedHead) || has(self.logitSoftcap) || has(self.dropout))",
+            "give exported alone: it is a whole model"),
         validation = ("has(self.headSize) || (has(self.preset) && self.preset.startsWith('qwen3-')) || !has(self.hiddenSize) || !has(self.heads) || self.hiddenSize % self.heads == 0",
             "make hiddenSize a multiple of heads, or give headSize"),
         validation = ("!has(self.slidingWindow) || !(has(self.bidirectional) ? self.bidirectional : has(self.preset) && self.preset.startsWith('bert-'))",
@@ -72,4 +75,6 @@ pub struct ModelSpec {
     /// Dropout probability, 0 <= p < 1; 0 where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
     pub dropout: Option<f64>,
+    /// A model of one's own, exported with `varuna_export`; all other fields are left out then.
+    pub exported: Option<ExportedSpec>,
 }

@@ -1,4 +1,4 @@
-//! `spec.model`: a preset, explicit sizes, or a preset with some sizes replaced.
+//! `spec.model`: a preset, explicit sizes, or a preset with some sizes replaced; or a model of the user's own.
 
 use super::check::{Check, quoted};
 use crate::choices::MLPS;
@@ -6,7 +6,7 @@ use crate::conditions::listed;
 use crate::limits;
 use crate::manifest::ModelSpec;
 use std::ops::RangeInclusive;
-use varuna_model::{Features, Model, Positions, Real, presets};
+use varuna_model::{Features, Model, Positions, Real, Transformer, presets};
 
 fn at(field: &str) -> String {
     format!("spec.model.{field}")
@@ -14,6 +14,22 @@ fn at(field: &str) -> String {
 
 pub(super) fn model(check: &mut Check, written: Option<ModelSpec>) -> Model {
     let written = check.required("spec.model", written, "a preset or explicit sizes");
+    let ModelSpec { exported, .. } = &written;
+    let Some(exported) = exported.clone() else {
+        return transformer(check, written).into();
+    };
+    let others = ModelSpec {
+        exported: None,
+        ..written
+    };
+    if others != ModelSpec::default() {
+        let allowed = "exported alone: it is a whole model";
+        check.0.push("spec.model", "exported and other fields", allowed);
+    }
+    super::exported::exported(check, exported).into()
+}
+
+fn transformer(check: &mut Check, written: ModelSpec) -> Transformer {
     let base = written.preset.as_deref().and_then(presets::preset);
     if let (Some(name), None) = (&written.preset, &base) {
         let usual = presets::usual_names();
@@ -21,11 +37,12 @@ pub(super) fn model(check: &mut Check, written: Option<ModelSpec>) -> Model {
     }
     // With a preset of an unknown name the sizes left out are not errors of their own.
     let complete = written.preset.is_some();
-    let mut size = |field: &str, value: Option<u32>, of: fn(&Model) -> u32, limit: RangeInclusive<u32>| {
-        let value = value.or(base.as_ref().map(of)).or(complete.then_some(1));
-        let value = check.required(&at(field), value, &format!("1 to {}, or a preset", limit.end()));
-        check.within(&at(field), value, limit)
-    };
+    let mut size =
+        |field: &str, value: Option<u32>, of: fn(&Transformer) -> u32, limit: RangeInclusive<u32>| {
+            let value = value.or(base.as_ref().map(of)).or(complete.then_some(1));
+            let value = check.required(&at(field), value, &format!("1 to {}, or a preset", limit.end()));
+            check.within(&at(field), value, limit)
+        };
     let layers = size("layers", written.layers, |m| m.layers, limits::LAYERS);
     let width = written.hidden_size;
     let hidden_size = size("hiddenSize", width, |m| m.hidden_size, limits::WIDTH);
@@ -36,7 +53,7 @@ pub(super) fn model(check: &mut Check, written: Option<ModelSpec>) -> Model {
     let vocabulary_size = size("vocabularySize", rows, |m| m.vocabulary_size, limits::VOCABULARY);
     let dropout = written.dropout.or(base.as_ref().map(|m| m.dropout));
     let tied_head = written.tied_head.or(base.as_ref().map(|m| m.tied_head));
-    let mut model = Model {
+    let mut model = Transformer {
         layers,
         hidden_size,
         heads,
@@ -92,8 +109,8 @@ fn features(check: &mut Check, written: ModelSpec, mut features: Features) -> Fe
 }
 
 /// Whether the heads' sizes fit each other and the model's.
-fn heads_fit(check: &mut Check, model: &Model) -> bool {
-    let Model {
+fn heads_fit(check: &mut Check, model: &Transformer) -> bool {
+    let Transformer {
         hidden_size, heads, ..
     } = *model;
     let (own, size, kv_heads) = (model.features.head_size, model.head_size(), model.kv_heads());

@@ -7,6 +7,7 @@ use varuna_model::{Features, Mlp, ParameterKind, Real, presets};
 use varuna_plan::profile::Profile;
 use varuna_plan::{LossScaling, Recompute, ScaleFactor, ScheduleKind};
 
+mod exported;
 mod mistakes;
 mod samples;
 
@@ -81,7 +82,11 @@ fn a_minimal_job_gets_its_defaults() {
         ("demo", "default", false)
     );
     assert_eq!(
-        (job.model.layers, job.model.hidden_size, job.model.vocabulary_size),
+        (
+            job.model.transformer().unwrap().layers,
+            job.model.transformer().unwrap().hidden_size,
+            job.model.transformer().unwrap().vocabulary_size
+        ),
         (6, 384, 320)
     );
     assert_eq!((job.pipeline.min_depth, job.pipeline.max_depth), (1, 14));
@@ -184,14 +189,18 @@ fn a_job_trains_on_one_dataset_or_on_a_blend_of_several() {
 fn every_field_about_the_training_that_is_written_is_taken() {
     let job = parse_job(FULL).unwrap();
     let model = (
-        job.model.layers,
-        job.model.hidden_size,
-        job.model.heads,
-        job.model.sequence_length,
+        job.model.transformer().unwrap().layers,
+        job.model.transformer().unwrap().hidden_size,
+        job.model.transformer().unwrap().heads,
+        job.model.transformer().unwrap().sequence_length,
     );
     assert_eq!(model, (4, 128, 8, 64));
     assert_eq!(
-        (job.model.vocabulary_size, job.model.tied_head, job.model.dropout),
+        (
+            job.model.transformer().unwrap().vocabulary_size,
+            job.model.transformer().unwrap().tied_head,
+            job.model.transformer().unwrap().dropout
+        ),
         (257, false, 0.1)
     );
     let features = Features {
@@ -203,7 +212,7 @@ fn every_field_about_the_training_that_is_written_is_taken() {
         logit_softcap: Some(Real::new(30.0)),
         ..Features::GPT2
     };
-    assert_eq!(job.model.features, features);
+    assert_eq!(job.model.transformer().unwrap().features, features);
     assert_eq!(
         (
             job.training.global_batch_size,
@@ -682,7 +691,7 @@ fn what_a_job_does_not_say_of_its_model_is_as_the_preset_has_it() {
             true => text.replace("steps: 200", masking),
             false => text,
         };
-        parse_job(&text).unwrap().model
+        parse_job(&text).unwrap().model.transformer().unwrap().clone()
     };
     for name in presets::names() {
         assert_eq!(

@@ -28,6 +28,9 @@ pub(super) fn training(
     let allowed = "a mapping with learningRate";
     let optimizer = check.required("spec.training.optimizer", written.optimizer, allowed);
     let skip_limit = written.skip_limit.unwrap_or(DEFAULT_SKIP_LIMIT);
+    if let Model::Exported(_) = model {
+        suits_exported(check, precision, packing);
+    }
     Training {
         global_batch_size,
         steps,
@@ -44,6 +47,18 @@ pub(super) fn training(
     }
 }
 
+/// A model of one's own computes in the numbers that it was exported with, and is told nothing of documents.
+fn suits_exported(check: &mut Check, precision: Precision, packing: Packing) {
+    if precision != Precision::Fp32 {
+        let allowed = "fp32, as spec.model.exported was exported in it";
+        check.0.push("spec.training.precision", "16 bits", allowed);
+    }
+    if !packing.is_off() {
+        let allowed = "nothing, as spec.model.exported is not told where documents begin";
+        check.0.push("spec.data.packing", "given", allowed);
+    }
+}
+
 /// Masking and a bidirectional model go together. A model that sees the next token learns nothing by predicting it, and one that sees only the
 /// tokens before a hidden one lacks half of what it could use.
 fn masking(
@@ -53,7 +68,7 @@ fn masking(
     model: &Model,
 ) -> Option<Masking> {
     let at = "spec.training.masking";
-    match (&written, model.features.bidirectional) {
+    match (&written, model.is_bidirectional()) {
         (None, true) => {
             let allowed = "maskToken, as spec.model.bidirectional is true: a model that sees the next token cannot learn to predict it";
             check.0.push(at, "missing", allowed);
@@ -71,7 +86,7 @@ fn masking(
             "false or nothing: with spec.training.masking no token is predicted from the one before";
         check.0.push("spec.data.packing.maskLoss", true, allowed);
     }
-    let last = model.vocabulary_size.saturating_sub(1);
+    let last = model.vocabulary_size().saturating_sub(1);
     let allowed = format!("0 to {last}, a token of the model's vocabulary that no text has");
     let mask_token = check.required(&format!("{at}.maskToken"), written.mask_token, &allowed);
     let probability = written.probability.unwrap_or(DEFAULT_PROBABILITY);

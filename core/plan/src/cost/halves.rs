@@ -82,9 +82,9 @@ fn halves(whole: &SegmentCost, attention: &SegmentCost, mlp: &SegmentCost) -> [S
 pub(crate) mod tests {
     use super::*;
     use crate::SegmentRange;
-    use varuna_model::{Model, gpt2};
+    use varuna_model::{Transformer, gpt2};
 
-    const GPT: Model = Model {
+    const GPT: Transformer = Transformer {
         layers: 3,
         hidden_size: 64,
         sequence_length: 32,
@@ -93,7 +93,7 @@ pub(crate) mod tests {
     };
 
     /// The estimate with its halves put together.
-    pub(crate) fn whole_blocks(gpt: &Model) -> Costs {
+    pub(crate) fn whole_blocks(gpt: &Transformer) -> Costs {
         let mut costs = Costs::estimate(&gpt.spec(), Device::CPU_CORE);
         for block in (1..=gpt.layers as usize).rev() {
             let mlp = costs.segments.remove(2 * block);
@@ -137,10 +137,10 @@ pub(crate) mod tests {
         assert_eq!(divided.parameters(both), 12_345);
         assert!((divided.forward_ms(both, 4) - whole.forward_ms(block, 4)).abs() < 1e-9);
         assert!((divided.backward_ms(both, 4) - whole.backward_ms(block, 4)).abs() < 1e-9);
-        assert_eq!(whole.with_halves(&Model { layers: 4, ..GPT }.spec()), None);
+        assert_eq!(whole.with_halves(&Transformer { layers: 4, ..GPT }.spec()), None);
         assert_eq!(
             whole.with_halves(
-                &Model {
+                &Transformer {
                     tied_head: false,
                     ..GPT
                 }

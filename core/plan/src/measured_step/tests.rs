@@ -4,13 +4,13 @@ use crate::document::{Prediction, Recompute, SampleRange, ScheduleKind, Schedule
 use crate::layout::SegmentRange;
 use crate::predict::{Speeds, Topology, predict};
 use proptest::prelude::*;
-use varuna_model::{Model, gpt2};
+use varuna_model::{Transformer, gpt2};
 
 /// Of each pipeline: whole groups of interleaved workers.
 const SAMPLES: u64 = 12;
 
 fn costs() -> Costs {
-    let gpt = Model {
+    let gpt = Transformer {
         layers: 10,
         hidden_size: 64,
         sequence_length: 32,

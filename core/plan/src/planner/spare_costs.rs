@@ -53,10 +53,10 @@ mod tests {
     use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
     use crate::ids::WorkerId;
     use crate::spare_copies::keepers;
-    use varuna_model::{Model, gpt2};
+    use varuna_model::{Transformer, gpt2};
 
     fn planner(memory: Option<u64>) -> CostPlanner {
-        let model = Model {
+        let model = Transformer {
             layers: 6,
             hidden_size: 128,
             sequence_length: 128,

@@ -10,7 +10,7 @@ use crate::ids::WorkerId;
 use crate::schedule::stash_max;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use varuna_model::{Model, gpt2};
+use varuna_model::{Transformer, gpt2};
 
 fn one_f_one_b(warmup_factor: f64) -> ScheduleSpec {
     ScheduleSpec {
@@ -29,8 +29,8 @@ fn planner(min_depth: u32, memory: Option<u64>) -> CostPlanner {
     planner_of(6, min_depth, memory)
 }
 
-fn sizes(layers: u32) -> Model {
-    Model {
+fn sizes(layers: u32) -> Transformer {
+    Transformer {
         layers,
         hidden_size: 128,
         sequence_length: 128,
@@ -392,7 +392,7 @@ fn a_longer_warm_up_is_chosen_where_it_hides_the_uneven_stages_and_fits() {
         // Three whole blocks on the first stage, two on the second.
         let mut planner = planner_of(5, 2, memory);
         // A head that takes little, so that what is kept decides what fits.
-        planner.costs = whole_blocks(&Model {
+        planner.costs = whole_blocks(&Transformer {
             vocabulary_size: 64,
             ..sizes(5)
         });

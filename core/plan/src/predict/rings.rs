@@ -174,7 +174,7 @@ fn rings(costs: &Costs, kinds: &[RingMembers], free: &[Vec<f64>], tied_ms: f64) 
 mod tests {
     use super::*;
     use crate::cost::Device;
-    use varuna_model::{Model, gpt2};
+    use varuna_model::{Transformer, gpt2};
 
     fn step_ms(costs: &Costs, groups: &[RingMembers]) -> f64 {
         let ends = ends(costs, groups);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     fn costs(tied: bool) -> Costs {
-        let gpt = Model {
+        let gpt = Transformer {
             layers: 4,
             hidden_size: 256,
             sequence_length: 64,

@@ -191,11 +191,11 @@ impl StageSums {
 mod tests {
     use super::*;
     use crate::cost::Device;
-    use varuna_model::{Model, gpt2};
+    use varuna_model::{Transformer, gpt2};
 
     #[test]
     fn sums_say_what_the_costs_say() {
-        let gpt = Model {
+        let gpt = Transformer {
             layers: 5,
             hidden_size: 64,
             sequence_length: 32,

@@ -267,7 +267,7 @@ mod tests {
     use crate::document::{Pipeline, Prediction, Recompute, SampleRange, ScheduleSpec, Stage};
     use crate::ids::WorkerId;
     use crate::predict::simulation::Activity;
-    use varuna_model::{Model, gpt2};
+    use varuna_model::{Transformer, gpt2};
 
     fn shape() -> Shape {
         let pipeline = |worker: u64, ends: &[u32], samples: SampleRange| {
@@ -303,7 +303,7 @@ mod tests {
     }
 
     fn costs() -> Costs {
-        let gpt = Model {
+        let gpt = Transformer {
             layers: 4,
             hidden_size: 64,
             sequence_length: 32,

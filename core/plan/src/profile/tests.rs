@@ -1,8 +1,8 @@
 use super::*;
-use varuna_model::{Model, gpt2};
+use varuna_model::{Transformer, gpt2};
 
 fn estimate() -> Profile {
-    let gpt = Model {
+    let gpt = Transformer {
         layers: 3,
         hidden_size: 64,
         sequence_length: 32,

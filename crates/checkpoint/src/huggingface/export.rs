@@ -6,7 +6,7 @@ use safetensors::tensor::{Dtype, View, serialize};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
-use varuna_model::{Family, Model, Parameter, Published};
+use varuna_model::{Family, Parameter, Published, Transformer};
 use varuna_plan::Unit;
 
 /// In which format elements are written.
@@ -20,6 +20,13 @@ pub enum Elements {
 }
 
 impl Elements {
+    fn dtype(self) -> Dtype {
+        match self {
+            Elements::Fp32 => Dtype::F32,
+            Elements::Bf16 => Dtype::BF16,
+        }
+    }
+
     /// Bytes of one.
     fn bytes(self) -> usize {
         match self {
@@ -90,7 +97,7 @@ pub struct ExportedFile {
 
 /// An export on its way. It takes the units' shards in the order of the units.
 pub struct Export<'a> {
-    model: &'a Model,
+    model: &'a Transformer,
     family: Family,
     elements: Elements,
     /// Tensors of each file that is not complete yet, the next one first.
@@ -107,7 +114,11 @@ impl<'a> Export<'a> {
     ///
     /// # Errors
     /// The model has no published format.
-    pub fn new(model: &'a Model, elements: Elements, most: u64) -> Result<Export<'a>, HuggingFaceError> {
+    pub fn new(
+        model: &'a Transformer,
+        elements: Elements,
+        most: u64,
+    ) -> Result<Export<'a>, HuggingFaceError> {
         let family = Family::of(&model.features)?;
         let sizes = sizes(model, family, elements);
         let left = counts(&sizes, most);
@@ -157,11 +168,11 @@ impl<'a> Export<'a> {
             }
             false => (self.elements.encode(values), shape),
         };
-        let dtype = match self.elements {
-            Elements::Fp32 => Dtype::F32,
-            Elements::Bf16 => Dtype::BF16,
-        };
-        Tensor { shape, dtype, bytes }
+        Tensor {
+            shape,
+            dtype: self.elements.dtype(),
+            bytes,
+        }
     }
 
     /// Writes the tensors that wait into the next file.
@@ -190,6 +201,50 @@ impl<'a> Export<'a> {
     }
 }
 
+/// A model of one's own on its way into one file, its parameters under their names there, as `load_state_dict` takes them.
+pub struct OwnExport {
+    elements: Elements,
+    tensors: Vec<(String, Tensor)>,
+}
+
+impl OwnExport {
+    /// Without tensors yet.
+    #[must_use]
+    pub fn new(elements: Elements) -> OwnExport {
+        OwnExport {
+            elements,
+            tensors: Vec::new(),
+        }
+    }
+
+    /// Adds the parameters of a unit.
+    pub fn add(&mut self, shard: &Shard) {
+        for (index, tensor) in shard.tensors.iter().enumerate() {
+            let tensor = (
+                tensor.name.clone(),
+                Tensor {
+                    shape: tensor.shape.clone(),
+                    dtype: self.elements.dtype(),
+                    bytes: self.elements.encode(shard.values(index, 0)),
+                },
+            );
+            self.tensors.push(tensor);
+        }
+    }
+
+    /// The file.
+    ///
+    /// # Errors
+    /// The library cannot write it.
+    pub fn finish(self) -> Result<ExportedFile, HuggingFaceError> {
+        let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        Ok(ExportedFile {
+            name: super::WHOLE.to_owned(),
+            content: serialize(self.tensors, Some(metadata))?,
+        })
+    }
+}
+
 /// The shape of some rows of a parameter, as we have them.
 fn shape_of(part: &Published, parameter: &Parameter) -> Vec<usize> {
     let mut shape = parameter.shape.clone();
@@ -200,7 +255,7 @@ fn shape_of(part: &Published, parameter: &Parameter) -> Vec<usize> {
 }
 
 /// Bytes of all tensors, in the order in which they come.
-fn sizes(model: &Model, family: Family, elements: Elements) -> Vec<u64> {
+fn sizes(model: &Transformer, family: Family, elements: Elements) -> Vec<u64> {
     let mut sizes = Vec::new();
     for unit in model.layout().all_units() {
         for parameter in model.parameters(unit) {

@@ -18,7 +18,7 @@ const DIGESTS: [(bool, &str); 2] = [
 ];
 
 /// A model's state whose parameters' elements count upwards.
-fn counting(model: &Model) -> Vec<(Unit, Shard)> {
+fn counting(model: &Transformer) -> Vec<(Unit, Shard)> {
     let mut next = 0.0f32;
     let shard = |unit: Unit| {
         let mut data = Vec::new();
@@ -29,7 +29,7 @@ fn counting(model: &Model) -> Vec<(Unit, Shard)> {
                 data.push(next);
             }
             tensors.push(ShardTensor {
-                name: p.name.to_owned(),
+                name: p.name.clone().into_owned(),
                 shape: p.shape,
             });
         }
@@ -49,8 +49,8 @@ fn counting(model: &Model) -> Vec<(Unit, Shard)> {
     model.layout().all_units().map(shard).collect()
 }
 
-fn small(tied_head: bool) -> Model {
-    Model {
+fn small(tied_head: bool) -> Transformer {
+    Transformer {
         layers: 2,
         hidden_size: 4,
         heads: 2,
@@ -62,8 +62,8 @@ fn small(tied_head: bool) -> Model {
 }
 
 /// A small model of another family: its heads share keys, and are wider together than the model.
-fn small_of(preset: &str) -> Model {
-    let mut model = Model {
+fn small_of(preset: &str) -> Transformer {
+    let mut model = Transformer {
         features: presets::preset(preset).unwrap().features,
         ..small(false)
     };
@@ -127,7 +127,7 @@ fn a_llama_and_a_qwen_survive_it_with_queries_keys_and_values_apart() {
 #[test]
 fn a_bert_survives_it_and_is_read_under_the_oldest_names_of_its_norms() {
     for tied_head in [true, false] {
-        let model = Model {
+        let model = Transformer {
             features: presets::preset("bert-tiny").unwrap().features,
             ..small(tied_head)
         };

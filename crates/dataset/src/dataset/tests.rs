@@ -131,3 +131,59 @@ fn a_sample_that_was_announced_is_read_without_the_store() {
         .unwrap();
     }
 }
+
+/// A dataset whose documents are these texts, each with the end of document behind it.
+fn documents(texts: &[&str]) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("text.jsonl");
+    let lines = texts.iter().map(|text| format!("{{\"text\": \"{text}\"}}\n"));
+    std::fs::write(&input, lines.collect::<String>()).unwrap();
+    let output = folder.path().join("data");
+    build(
+        &Build::new(vec![input], output.clone(), Tokenizer::Byte),
+        &mut |_| (),
+    )
+    .unwrap();
+    (folder, output)
+}
+
+#[test]
+fn where_each_document_is_a_sample_all_of_them_are_and_know_nothing_of_each_other() {
+    let open = |prefix: &Path, length, fraction| {
+        let shape = SampleShape {
+            length,
+            records: true,
+        };
+        TokenDataset::open_in(&Files::default(), prefix, shape, (fraction, 3))
+    };
+    let (_folder, prefix) = documents(&["abcd", "efgh", "ijkl", "mnop", "qrst"]);
+    let data = open(&prefix, 5, 0.2).unwrap();
+    assert_eq!((data.training_len(), data.held_out_len()), (4, 1));
+    let mut row = [7; 6];
+    let trained = (0..4).map(|i| {
+        data.train(i, &mut row).unwrap();
+        assert_eq!(
+            row[4..],
+            [256, 0],
+            "the end of the document, and nothing of the next one"
+        );
+        u8::try_from(row[0]).unwrap()
+    });
+    assert_eq!(trained.collect::<BTreeSet<_>>(), BTreeSet::from(*b"aeim"));
+    data.held_out(0, &mut row).unwrap();
+    assert_eq!(row, [113, 114, 115, 116, 256, 0], "the last one too");
+    // As windows of a text there are four, since nothing comes after the last one.
+    assert_eq!(TokenDataset::open(&prefix, 5, 0.0, 3).unwrap().training_len(), 4);
+
+    let refused = |texts: &[&str], length| {
+        let (_folder, prefix) = documents(texts);
+        open(&prefix, length, 0.0).map(|_| ()).unwrap_err().to_string()
+    };
+    let found = refused(&["abcd", "efgh"], 6);
+    assert!(
+        found.contains("document 2 begins at 10 — at 12: each document is one sample"),
+        "{found}"
+    );
+    let found = refused(&["abc", "efghi"], 5);
+    assert!(found.contains("document 1 begins at 4 — at 5"), "{found}");
+}

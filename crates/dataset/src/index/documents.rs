@@ -53,7 +53,7 @@ impl Documents {
     }
 
     /// The number of a document's first token. A document without tokens begins where the next one does; past the last, all tokens are before it.
-    fn start(&self, document: u64) -> Result<u64, DataError> {
+    pub(crate) fn start(&self, document: u64) -> Result<u64, DataError> {
         let Index {
             sequences,
             documents,

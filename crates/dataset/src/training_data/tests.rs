@@ -47,7 +47,7 @@ fn opened(
         train: train.to_vec(),
         held_out: held_out.clone(),
     };
-    TrainingData::open(&data, length, seed)
+    TrainingData::open(&data, SampleShape::windows(length), seed)
 }
 
 /// Source and window of a sample.

@@ -36,7 +36,7 @@ fn speed_and_time_left_follow_the_step_also_back() {
     let status = decide(&trains).status;
     assert_eq!(status.progress.as_deref(), Some("900/1000"));
     let job = spec(2, "");
-    let tokens = i64::from(job.model.sequence_length) * 8;
+    let tokens = i64::from(job.model.sample_length()) * 8;
     assert_eq!(status.tokens_per_second, Some(tokens / 2));
     assert_eq!(status.eta.as_deref(), Some("3m20s"));
     let back = later(trains, 60, at(RunMode::Training, 2, 500, 4_000.0));

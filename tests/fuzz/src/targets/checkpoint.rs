@@ -12,7 +12,7 @@ use varuna_checkpoint::{
     Claim, DataDigest, Facts, Location, Manifest, Shard, ShardEntry, ShardTensor, Store, folder_name,
     huggingface, prunable, unit_name,
 };
-use varuna_model::{Family, Model, gpt2};
+use varuna_model::{Family, Transformer, gpt2};
 use varuna_plan::{Layout, StateId, Unit};
 
 pub(super) const MANIFEST: Target = Target {
@@ -260,8 +260,8 @@ fn run_listing(input: &[u8]) -> Result<String, String> {
     Ok(format!("{standing:?} {}", listed.len()))
 }
 
-fn small_model() -> Model {
-    Model {
+fn small_model() -> Transformer {
+    Transformer {
         layers: 1,
         hidden_size: 2,
         heads: 1,
@@ -272,24 +272,24 @@ fn small_model() -> Model {
 }
 
 fn huggingface_seeds() -> Seeds {
-    let seed = |model: &Model| {
+    let seed = |model: &Transformer| {
         let shards: Vec<(Unit, Shard)> = model.layout().all_units().map(|u| (u, zeros(model, u))).collect();
         let config = Family::Gpt2.config(model, 2);
         let file = huggingface::export(model, &shards).expect("a whole model");
         join(&[&json(&config), &file])
     };
-    let untied = Model {
+    let untied = Transformer {
         tied_head: false,
         ..small_model()
     };
     vec![("tied", seed(&small_model())), ("untied", seed(&untied))]
 }
 
-fn zeros(model: &Model, unit: Unit) -> Shard {
+fn zeros(model: &Transformer, unit: Unit) -> Shard {
     let parameters = model.parameters(unit);
     let elements: usize = parameters.iter().map(|p| p.elements()).sum();
     let tensors = parameters.into_iter().map(|p| ShardTensor {
-        name: p.name.to_owned(),
+        name: p.name.into_owned(),
         shape: p.shape,
     });
     Shard {

@@ -2,7 +2,7 @@
 
 use super::{LITTLE, MORE, Seeds, round_trip, text};
 use crate::{Form, Target};
-use varuna_model::{Model, gpt2};
+use varuna_model::{Transformer, gpt2};
 use varuna_plan::profile::Profile;
 use varuna_plan::{Costs, Device};
 use varuna_sim::replay::Trace;
@@ -94,7 +94,7 @@ fn run_trace(input: &[u8]) -> Result<String, String> {
 }
 
 fn estimate() -> Profile {
-    let model = Model {
+    let model = Transformer {
         layers: 1,
         hidden_size: 64,
         heads: 2,

@@ -71,6 +71,7 @@ fn seeds() -> Seeds {
         ("gpt2-tiny.yaml", file("examples/gpt2-tiny.yaml")),
         ("gpt2-1.5b.yaml", file("bench/data/gpt2-1.5b.yaml")),
         ("all-fields.yaml", file("core/api/testdata/all-fields.yaml")),
+        ("exported.yaml", file("core/api/testdata/exported.yaml")),
     ]
 }
 
@@ -78,7 +79,10 @@ fn seeds() -> Seeds {
 fn run(input: &[u8]) -> Result<String, String> {
     let job = parse_job(text(input)?).map_err(|errors| errors.to_string())?;
     let layout = job.model.layout();
-    assert!(job.model.parameter_count() > 0);
+    let parameters = layout
+        .all_units()
+        .map(|unit| job.model.unit_parameter_count(unit));
+    assert!(parameters.sum::<u64>() > 0);
     assert_eq!(layout.all_units().count(), layout.units());
     assert_eq!(model_hash(&job.model, &job.training, "").len(), 64);
     assert_eq!(planner(&job).costs.layout(), layout);

@@ -14,17 +14,16 @@ impl Run<'_> {
         self.exchange.send(to, tag, tensor)
     }
 
-    /// Waits for the boundary of so many samples.
+    /// Waits for the boundary before a segment, of so many samples.
     pub(super) fn receive(
         &mut self,
         from: WorkerId,
         tag: Tag,
-        samples: usize,
+        (segment, samples): (u32, usize),
     ) -> Result<Tensor, EngineError> {
         let start = Instant::now();
-        let model = &self.config.model;
-        let (t, d) = (model.sequence_length as usize, model.hidden_size as usize);
-        let received = self.exchange.receive(from, tag, [samples, t, d]);
+        let shape = self.config.model.input_shape(segment, samples);
+        let received = self.exchange.receive(from, tag, &shape);
         self.timings.wait += start.elapsed();
         received
     }

@@ -4,7 +4,6 @@ use super::super::{EngineConfig, EngineError, Split};
 use super::loss::LossSum;
 use super::{Place, Run, small};
 use crate::model::dropout::Dropout;
-use crate::model::forward;
 use crate::state::UnitBuffers;
 use crate::transport::{EVALUATION, Tag};
 use std::collections::BTreeMap;
@@ -71,12 +70,15 @@ impl Run<'_> {
         let (here, next) = (tag(place.stage), tag(place.stage + 1));
         let mut x = match place.previous {
             None => self.inputs(Split::HeldOut, numbers)?,
-            Some(worker) => self.receive(worker, here, numbers.len())?,
+            Some(worker) => self.receive(worker, here, (place.segments.start, numbers.len()))?,
         };
         let own = self.document_tables(place, Split::HeldOut, numbers)?;
         let tables = own.as_ref().unwrap_or(self.tables);
         for segment in place.segments.start..place.segments.end {
-            x = forward(&self.config.model, segment, units, &x, &Dropout::OFF, tables)?;
+            x = self
+                .config
+                .model
+                .forward(segment, units, &x, &Dropout::OFF, tables)?;
         }
         match place.next {
             Some(worker) => self.send(worker, next, &x),

@@ -25,11 +25,11 @@ pub(super) struct Summed {
 
 /// The network of one worker within one step. Every wait ends by the step's deadline or by a fence.
 pub(super) trait Exchange {
-    /// Sends a boundary tensor (b, t, d), which nobody changes any more.
+    /// Sends a boundary tensor, samples first, which nobody changes any more.
     fn send(&mut self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError>;
 
-    /// Waits for a boundary tensor of this shape, (b, t, d), in the format that boundaries have; it is on the engine's device.
-    fn receive(&mut self, from: WorkerId, tag: Tag, shape_btd: [usize; 3]) -> Result<Tensor, EngineError>;
+    /// Waits for a boundary tensor of this shape, samples first, in the format that boundaries have; it is on the engine's device.
+    fn receive(&mut self, from: WorkerId, tag: Tag, shape: &[usize]) -> Result<Tensor, EngineError>;
 
     /// Begins the sum of a unit's gradient over its holders, beside what is still computed. Nobody touches the gradient until
     /// [`Exchange::next`] or [`Exchange::stop`] returns it.
@@ -142,18 +142,14 @@ impl Exchange for OverLink<'_> {
         }
     }
 
-    fn receive(&mut self, from: WorkerId, tag: Tag, shape_btd: [usize; 3]) -> Result<Tensor, EngineError> {
+    fn receive(&mut self, from: WorkerId, tag: Tag, shape: &[usize]) -> Result<Tensor, EngineError> {
         self.settle(true)?;
         let packet = self.link.recv(from, tag, self.deadline)?;
-        let own = (
-            shape_btd.iter().product(),
-            self.config.backend.numerics.boundary(),
-        );
+        let own = (shape.iter().product(), self.config.backend.numerics.boundary());
         if (packet.elements(), packet.format()) != own {
             return Err(LinkError::unfit(&packet, (from, tag), own).into());
         }
-        let shape_btd = shape_btd.map(|n| i64::try_from(n).unwrap_or(i64::MAX));
-        brought(packet, &shape_btd, &self.config.backend)
+        brought(packet, &sizes(shape), &self.config.backend)
     }
 
     fn begin(&mut self, unit: Unit, gradient: &FlatBuffer) -> Result<(), EngineError> {
@@ -203,6 +199,12 @@ impl Exchange for OverLink<'_> {
         let summed = self.reducer.stop().into_iter().map(over_ring);
         Ok(self.alone.drain(..).chain(summed).collect())
     }
+}
+
+/// A shape as libtorch counts.
+pub(super) fn sizes(shape: &[usize]) -> Vec<i64> {
+    let sizes = shape.iter().map(|n| i64::try_from(*n).unwrap_or(i64::MAX));
+    sizes.collect()
 }
 
 /// Rings sum in the host's memory.

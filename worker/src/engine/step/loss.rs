@@ -2,11 +2,10 @@
 
 use super::super::{EngineError, Split};
 use super::Run;
-use crate::model::{add_loss, add_loss_with_gradients};
+use crate::model::Module;
 use crate::state::UnitBuffers;
 use std::collections::BTreeMap;
 use tch::{Kind, Tensor};
-use varuna_model::Model;
 use varuna_plan::Unit;
 use varuna_torch::{Device, HeadLoss};
 
@@ -28,11 +27,11 @@ fn weight_among(targets: u64) -> f64 {
 }
 
 impl LossSum {
-    /// Of so many samples, each of whose tokens but the first is a target.
-    pub(super) fn new(device: Device, samples: u64, model: &Model) -> LossSum {
+    /// Of so many samples, all of whose losses are taken.
+    pub(super) fn new(device: Device, samples: u64, model: &Module) -> LossSum {
         LossSum {
             sum: Tensor::zeros([0i64; 0], (Kind::Double, device.tensors())),
-            weight: weight_among(samples * u64::from(model.sequence_length)),
+            weight: weight_among(samples * model.losses_of_sample()),
         }
     }
 
@@ -67,13 +66,8 @@ impl Run<'_> {
         let targets = self.targets(Split::Train, &self.sample_numbers(micro_batch))?;
         let loss = self.loss.of(&targets);
         let scale = self.before.loss_scale.factor.as_f64();
-        Ok(add_loss_with_gradients(
-            &self.config.model,
-            units,
-            output,
-            &loss,
-            scale,
-        )?)
+        let model = &self.config.model;
+        Ok(model.add_loss_with_gradients(units, output, &loss, scale)?)
     }
 
     /// Adds the loss of held-out samples.
@@ -85,6 +79,6 @@ impl Run<'_> {
         into: &LossSum,
     ) -> Result<(), EngineError> {
         let targets = self.targets(Split::HeldOut, numbers)?;
-        Ok(add_loss(&self.config.model, units, output, &into.of(&targets))?)
+        Ok(self.config.model.add_loss(units, output, &into.of(&targets))?)
     }
 }

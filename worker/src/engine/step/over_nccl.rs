@@ -2,7 +2,7 @@
 
 use super::super::EngineError;
 use super::evaluation::evaluated;
-use super::exchange::{ENDING, Exchange, OverLink, Summed};
+use super::exchange::{ENDING, Exchange, OverLink, Summed, sizes};
 use crate::transport::nccl::{Communicators, Lane};
 use crate::transport::{EVALUATION, ElementFormat, LinkError, Tag};
 use std::collections::{BTreeMap, VecDeque};
@@ -160,8 +160,19 @@ impl<'a> OverNccl<'a> {
         size.min(all.saturating_sub(u64::from(message.micro_batch) * size))
     }
 
+    /// Shape of the boundary that a message carries, samples first.
+    fn shape_of(&self, edge: Edge, message: Message) -> Vec<usize> {
+        let samples = usize::try_from(self.samples_of(message)).unwrap_or(usize::MAX);
+        let stage = self.pipeline.stages.get(message.stage);
+        let segment = stage.map_or(0, |stage| match edge.direction {
+            Direction::Activation => stage.segments.start,
+            Direction::Gradient => stage.segments.end,
+        });
+        self.over_link.config.model.input_shape(segment, samples)
+    }
+
     /// Posts the receives that are due when the next message of an edge is needed.
-    fn post(&mut self, edge: Edge, [t, d]: [usize; 2]) -> Result<(), EngineError> {
+    fn post(&mut self, edge: Edge) -> Result<(), EngineError> {
         let Some(incoming) = self.incoming.get_mut(&edge) else {
             return Ok(());
         };
@@ -177,9 +188,8 @@ impl<'a> OverNccl<'a> {
         let config = self.over_link.config;
         let (element, kind) = element(config.backend.numerics.boundary());
         for message in next {
-            let b = usize::try_from(self.samples_of(message)).unwrap_or(usize::MAX);
-            let shape_btd = [b, t, d].map(|n| i64::try_from(n).unwrap_or(i64::MAX));
-            let tensor = Tensor::f_empty(shape_btd, (kind, config.backend.device.tensors()));
+            let shape = sizes(&self.shape_of(edge, message));
+            let tensor = Tensor::f_empty(shape.as_slice(), (kind, config.backend.device.tensors()));
             let memory = OnDevice::over(&tensor.map_err(|e| TorchError(e.to_string()))?)?;
             let Some(lane) = self.own.edge(edge) else {
                 continue;
@@ -255,7 +265,7 @@ impl Exchange for OverNccl<'_> {
         Ok(())
     }
 
-    fn receive(&mut self, from: WorkerId, tag: Tag, shape_btd: [usize; 3]) -> Result<Tensor, EngineError> {
+    fn receive(&mut self, from: WorkerId, tag: Tag, shape: &[usize]) -> Result<Tensor, EngineError> {
         let known = message(tag).map(|(direction, message)| {
             let edge = Edge {
                 sender: from,
@@ -265,9 +275,9 @@ impl Exchange for OverNccl<'_> {
             (edge, message)
         });
         let Some((edge, message)) = known.filter(|(edge, _)| self.incoming.contains_key(edge)) else {
-            return self.over_link.receive(from, tag, shape_btd);
+            return self.over_link.receive(from, tag, shape);
         };
-        self.post(edge, [shape_btd[1], shape_btd[2]])?;
+        self.post(edge)?;
         let late = LinkError::Deadline { from, tag };
         let pending = self
             .inbox

@@ -35,7 +35,7 @@ impl Run<'_> {
     /// holders come to it, and those of the embedding come after they have the last gradient from here.
     pub(super) fn reduce_tied(&mut self, units: &BTreeMap<Unit, UnitBuffers>) -> Result<(), EngineError> {
         let mut places = self.places.iter();
-        match places.find_map(|place| tied_weight_of(&self.config.model, place.segments)) {
+        match places.find_map(|place| tied_weight_of(self.plan.layout, place.segments)) {
             Some(tied) => self.reduce_unit(units, tied),
             None => Ok(()),
         }

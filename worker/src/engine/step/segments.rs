@@ -1,8 +1,8 @@
 //! Forwards of a stage's segments, each timed, cut from each other.
 
 use super::{EngineError, Kept, Lap, Place, Run, Split, Work};
+use crate::model::Tables;
 use crate::model::dropout::Dropout;
-use crate::model::{Tables, forward};
 use crate::state::UnitBuffers;
 use std::collections::BTreeMap;
 use tch::Tensor;
@@ -72,13 +72,16 @@ impl Run<'_> {
     ) -> Result<Tensor, EngineError> {
         let start = self.mark()?;
         let dropout = Dropout {
-            probability: self.config.model.dropout,
+            probability: self.config.model.dropout(),
             seed: self.config.training.seed,
             step: self.step,
             samples: numbers,
         };
         let tables = tables.unwrap_or(self.tables);
-        let output = forward(&self.config.model, segment, units, input, &dropout, tables)?;
+        let output = self
+            .config
+            .model
+            .forward(segment, units, input, &dropout, tables)?;
         self.lap(segment, work, numbers.len(), start)?;
         Ok(output)
     }

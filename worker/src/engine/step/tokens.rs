@@ -125,7 +125,7 @@ impl Run<'_> {
     /// Whether a stage's forward depends on where documents begin: where it attends, or looks positions up.
     fn needs_documents(&self, place: Place) -> bool {
         let mut segments = place.segments.start..place.segments.end;
-        let depends = |segment| segment == 0 || self.config.model.kind(segment).attends();
+        let depends = |segment| self.config.model.reads_documents(segment);
         self.config.training.packing.is_in_forward() && segments.any(depends)
     }
 
@@ -167,12 +167,13 @@ impl Run<'_> {
         split: Split,
         samples: &[u64],
     ) -> Result<Option<Tables>, EngineError> {
-        if !self.needs_documents(place) {
+        let transformer = self.config.model.transformer();
+        let Some(model) = transformer.filter(|_| self.needs_documents(place)) else {
             return Ok(None);
-        }
+        };
         let all = self.rows(Field::Positions, split, samples)?;
-        let positions_bt = all.narrow(1, 0, i64::from(self.config.model.sequence_length));
-        let (model, backend) = (&self.config.model, self.config.backend);
+        let positions_bt = all.narrow(1, 0, self.sample_length());
+        let backend = self.config.backend;
         let packing = self.config.training.packing;
         Ok(Some(self.tables.of_documents(
             model,
@@ -182,24 +183,29 @@ impl Run<'_> {
         )?))
     }
 
+    fn sample_length(&self) -> i64 {
+        i64::try_from(self.config.model.sample_length()).unwrap_or(i64::MAX)
+    }
+
     /// Tokens of some samples as inputs (b, t).
     pub(super) fn inputs(&mut self, split: Split, samples: &[u64]) -> Result<Tensor, EngineError> {
-        let length = i64::from(self.config.model.sequence_length);
+        let length = self.sample_length();
         Ok(self.rows(Field::Tokens, split, samples)?.narrow(1, 0, length))
     }
 
     /// What is to be predicted at each token of some samples (b, t), without what the loss leaves out.
     pub(super) fn targets(&mut self, split: Split, samples: &[u64]) -> Result<Tensor, EngineError> {
-        let length = i64::from(self.config.model.sequence_length);
         let field = match self.config.training.masking {
             Some(_) => Field::MaskedTargets,
             None => Field::Tokens,
         };
-        let targets = self.rows(field, split, samples)?.narrow(1, 1, length);
+        let targets = self.config.model.targets(&self.rows(field, split, samples)?);
         if !self.config.training.packing.mask_loss {
             return Ok(targets);
         }
-        let positions = self.rows(Field::Positions, split, samples)?.narrow(1, 1, length);
+        let positions = self
+            .rows(Field::Positions, split, samples)?
+            .narrow(1, 1, self.sample_length());
         Ok(targets_within_documents(&targets, &positions)?)
     }
 
@@ -219,7 +225,7 @@ impl Run<'_> {
             }
         };
         self.bring_next()?;
-        Ok(all.view([-1, i64::from(self.config.model.sequence_length) + 1]))
+        Ok(all.view([-1, self.sample_length() + 1]))
     }
 
     /// Begins to bring what is asked for next to the device, if it is read already.

@@ -2,7 +2,7 @@
 
 use crate::transport::ring::MESSAGE_ELEMENTS;
 use varuna_frames::{ElementFormat, Limits};
-use varuna_model::{Model, Parameter};
+use varuna_model::Model;
 use varuna_plan::Moments;
 
 /// Bytes of a protocol message without its norms: a handful of numbers.
@@ -14,14 +14,8 @@ const NORMS: u32 = 32;
 /// optimizer keeps these moments.
 #[must_use]
 pub fn of_job(model: &Model, global_batch_size: u64, boundary: ElementFormat, moments: Moments) -> Limits {
-    let elements = |unit| {
-        model
-            .parameters(unit)
-            .iter()
-            .map(Parameter::elements)
-            .sum::<usize>() as u64
-    };
-    let sample = u64::from(model.sequence_length) * u64::from(model.hidden_size);
+    let elements = |unit| model.unit_parameter_count(unit);
+    let sample = model.boundary_elements();
     let elements_max = u32::try_from(global_batch_size.saturating_mul(sample)).unwrap_or(u32::MAX);
     let layout = model.layout();
     let units = u32::try_from(layout.units()).unwrap_or(u32::MAX);
@@ -47,7 +41,8 @@ mod tests {
 
     #[test]
     fn what_a_job_can_send_is_within_its_limits_and_not_much_more_is() {
-        let model = varuna_model::presets::preset("gpt2-tiny").unwrap();
+        let gpt2 = varuna_model::presets::preset("gpt2-tiny").unwrap();
+        let model = Model::from(gpt2.clone());
         let limits = of_job(&model, 8, ElementFormat::BFloat16, Moments::Momentum);
         let units: Vec<Unit> = model.layout().all_units().collect();
         let norm = UnitNorm {
@@ -69,7 +64,7 @@ mod tests {
         assert!((bytes..2 * bytes).contains(&most), "{bytes} of {most}");
         assert_eq!(
             u64::from(limits.tensor_elements),
-            (8 * u64::from(model.sequence_length) * u64::from(model.hidden_size)).max(1 << 18)
+            (8 * u64::from(gpt2.sequence_length) * u64::from(gpt2.hidden_size)).max(1 << 18)
         );
         assert_eq!(limits.boundary_format, Some(ElementFormat::BFloat16));
         assert_eq!(limits.unit_parameters.unwrap().len(), units.len());

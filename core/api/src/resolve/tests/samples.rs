@@ -71,10 +71,10 @@ fn masked_tokens_go_with_a_model_that_sees_both_sides() {
         parse_job(&with(&text, "steps: 200", &format!("steps: 200{training}")))
     };
     let plain = of("", "").unwrap();
-    assert!(plain.training.masking.is_none() && !plain.model.features.bidirectional);
+    assert!(plain.training.masking.is_none() && !plain.model.transformer().unwrap().features.bidirectional);
     let (model, masking) = (", bidirectional: true", "\n    masking: {maskToken: 300}");
     let job = of(model, masking).unwrap();
-    assert!(job.model.features.bidirectional);
+    assert!(job.model.transformer().unwrap().features.bidirectional);
     let usual = Masking {
         probability: 0.15,
         mask_token: 300,

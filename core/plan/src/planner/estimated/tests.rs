@@ -3,10 +3,10 @@ use crate::cost::{Device, SegmentKind};
 use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
 use crate::ids::WorkerId;
 use proptest::prelude::*;
-use varuna_model::{Model, gpt2};
+use varuna_model::{Transformer, gpt2};
 
-fn model() -> Model {
-    Model {
+fn model() -> Transformer {
+    Transformer {
         layers: 6,
         hidden_size: 512,
         sequence_length: 256,

@@ -151,10 +151,10 @@ mod tests {
     use crate::cost::{Costs, Device};
     use crate::document::{Recompute, ScheduleKind};
     use crate::planner::{Constraints, CostPlanner, PlanRequest, Planner};
-    use varuna_model::{Model, gpt2};
+    use varuna_model::{Transformer, gpt2};
 
     fn planner(min_depth: u32, max_depth: u32) -> CostPlanner {
-        let gpt = Model {
+        let gpt = Transformer {
             layers: 10,
             hidden_size: 256,
             sequence_length: 64,

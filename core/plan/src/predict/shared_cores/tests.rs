@@ -3,10 +3,10 @@ use crate::cost::Device;
 use crate::document::{Recompute, ScheduleKind};
 use crate::predict::step::{PipelineGroup, StepTotals};
 use crate::predict::work::StageWork;
-use varuna_model::{Model, gpt2};
+use varuna_model::{Transformer, gpt2};
 
 fn costs() -> Costs {
-    let gpt = Model {
+    let gpt = Transformer {
         layers: 6,
         hidden_size: 128,
         sequence_length: 64,

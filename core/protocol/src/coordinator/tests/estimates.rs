@@ -1,12 +1,12 @@
 //! Costs that nobody measured: estimated for what workers have, corrected by what their steps take.
 
 use super::*;
-use varuna_model::{Model, gpt2};
+use varuna_model::{Transformer, gpt2};
 use varuna_plan::device::Hardware;
 use varuna_plan::{Constraints, EstimatedPlanner, ScoreMemory};
 
-fn model() -> Model {
-    Model {
+fn model() -> Transformer {
+    Transformer {
         layers: 4,
         hidden_size: 256,
         sequence_length: 128,

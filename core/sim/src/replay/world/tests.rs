@@ -1,13 +1,13 @@
 use super::*;
 use crate::replay::Cause;
 use crate::replay::report::Why;
-use varuna_model::{Model, gpt2};
+use varuna_model::{Transformer, gpt2};
 use varuna_plan::cost::{Costs, Device};
 use varuna_plan::{Constraints, Recompute, ScheduleKind, ScheduleSpec};
 
 /// A model of six segments whose step on two workers takes about a second.
 fn planner(most: u32) -> CostPlanner {
-    let sizes = Model {
+    let sizes = Transformer {
         layers: 6,
         hidden_size: 512,
         sequence_length: 256,

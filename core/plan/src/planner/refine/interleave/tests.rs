@@ -4,7 +4,7 @@ use crate::cost::{Costs, Device};
 use crate::planner::{Constraints, CostPlanner, PlanRequest, Planner};
 use crate::schedule::{check, lists, stash_max};
 use proptest::prelude::*;
-use varuna_model::{Model, gpt2};
+use varuna_model::{Transformer, gpt2};
 
 fn interleaved(chunks: u32, recompute: Recompute) -> ScheduleSpec {
     ScheduleSpec {
@@ -21,7 +21,7 @@ fn plain(recompute: Recompute) -> ScheduleSpec {
 }
 
 fn planner(min_depth: u32, schedules: Vec<ScheduleSpec>, memory: Option<u64>) -> CostPlanner {
-    let gpt = Model {
+    let gpt = Transformer {
         layers: 12,
         hidden_size: 256,
         sequence_length: 128,

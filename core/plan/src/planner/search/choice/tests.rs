@@ -7,12 +7,12 @@ use crate::ids::WorkerId;
 use crate::planner::problem::topology;
 use crate::planner::request::{Constraints, PlanRequest, WorkerInfo};
 use crate::planner::search::search;
-use varuna_model::{Model, gpt2};
+use varuna_model::{Transformer, gpt2};
 
 const WORKERS: u64 = 4;
 
 fn costs() -> Costs {
-    let model = Model {
+    let model = Transformer {
         layers: 6,
         hidden_size: 128,
         sequence_length: 128,

@@ -1,0 +1,65 @@
+//! What a sample is: a window of a text, or a record.
+
+use crate::error::DataError;
+use crate::index::{Documents, Index};
+use std::path::Path;
+
+/// Records of a dataset whose beginnings are checked when it is opened, evenly spaced: there may be hundreds of millions.
+const CHECKED_RECORDS: u64 = 4096;
+
+/// What a sample is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SampleShape {
+    /// Its tokens, the one after them not counted.
+    pub length: u32,
+    /// Each document is one sample, of exactly so many tokens, and the token after it is always 0. Else samples are windows of the concatenated
+    /// documents.
+    pub records: bool,
+}
+
+impl SampleShape {
+    /// Windows of so many tokens.
+    #[must_use]
+    pub fn windows(length: u32) -> SampleShape {
+        SampleShape {
+            length,
+            records: false,
+        }
+    }
+
+    /// How many a dataset of so many tokens has.
+    pub(crate) fn count(self, tokens: u64) -> u64 {
+        // The token after the last window must be there.
+        let beyond = u64::from(!self.records);
+        tokens.saturating_sub(beyond) / u64::from(self.length.max(1))
+    }
+}
+
+/// Refuses a dataset whose documents are not all of one length.
+pub(crate) fn check_records(
+    documents: &Documents,
+    path: &Path,
+    index: Index,
+    length: u32,
+) -> Result<(), DataError> {
+    let length = u64::from(length.max(1));
+    let wrong = |document: u64, begins: String| DataError::Record {
+        path: path.to_owned(),
+        document,
+        begins,
+        length,
+    };
+    let count = index.documents;
+    if count.checked_mul(length) != Some(index.tokens) {
+        return Err(wrong(count, index.tokens.to_string()));
+    }
+    let checked = count.min(CHECKED_RECORDS);
+    for i in 0..checked {
+        let document = i * (count / checked.max(1));
+        let begins = documents.start(document)?;
+        if begins != document * length {
+            return Err(wrong(document, begins.to_string()));
+        }
+    }
+    Ok(())
+}

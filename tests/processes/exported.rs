@@ -1,0 +1,101 @@
+//! Models of one's own (worker/tests/data/exported): whole runs through kills and growth, and what is left of them.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use varuna_fixtures::{JobFile, Run, assert_same_curve, signal};
+
+const STEPS: u64 = 120;
+
+fn fixture(name: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../worker/tests/data/exported");
+    root.canonicalize().unwrap().join(name)
+}
+
+fn job(model: &str, min_depth: u32) -> JobFile {
+    JobFile {
+        steps: STEPS,
+        batch: 16,
+        min_depth,
+        exported: Some(fixture(model)),
+        data_path: Some(fixture(&format!("{model}-data")).display().to_string()),
+        ..JobFile::default()
+    }
+}
+
+/// The curve of one worker, which must fall: else it would hide a difference.
+fn alone(model: &str) -> Run {
+    let mut alone = Run::start(&job(model, 1), 1);
+    assert_eq!(alone.exit_code(), 0, "{}", alone.report());
+    let curve = alone.metrics();
+    let (first, last) = (curve[0].loss, curve[curve.len() - 1].loss);
+    assert!(last < 0.7 * first, "the loss fell from {first} to {last} alone");
+    alone
+}
+
+#[test]
+fn a_transformer_of_ones_own_draws_the_curve_of_one_through_a_kill_and_a_growth() {
+    let alone = alone("decoder");
+    let folder = tempfile::tempdir().unwrap();
+    let (checkpoints, exported) = (folder.path().join("checkpoints"), folder.path().join("exported"));
+    let job = JobFile {
+        checkpoint: Some(format!("uri: {checkpoints:?}, intervalSteps: 50")),
+        ..job("decoder", 2)
+    };
+    let mut run = Run::start(&job, 4);
+    run.wait_for_step(10);
+    let workers = run.wait_for_workers(4);
+    signal(workers[1].pid, Signal::SIGKILL);
+    run.wait_for_workers(3);
+    assert!(run.varuna(&["scale", "RUN", "4"]).status.success());
+    run.wait_for_workers(4);
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    assert_same_curve(&alone.metrics(), &run.metrics(), STEPS);
+
+    // What PyTorch loads has the names and shapes of the user's model.
+    let place = checkpoints.join("elastic");
+    let told = run.varuna(&[
+        "checkpoint",
+        "export",
+        place.to_str().unwrap(),
+        exported.to_str().unwrap(),
+    ]);
+    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    let bytes = std::fs::read(exported.join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let found: BTreeMap<String, Vec<usize>> = file
+        .tensors()
+        .into_iter()
+        .map(|(name, tensor)| (name, tensor.shape().to_vec()))
+        .collect();
+    assert_eq!(found, parameters(&fixture("decoder")));
+}
+
+/// Names and shapes of all parameters of an exported model.
+fn parameters(folder: &Path) -> BTreeMap<String, Vec<usize>> {
+    let manifest = std::fs::read(folder.join("manifest.json")).unwrap();
+    let manifest: Value = serde_json::from_slice(&manifest).unwrap();
+    let segments = manifest["segments"].as_array().unwrap();
+    let all = segments.iter().chain([&manifest["shared"]]);
+    let all = all.flat_map(|of| of["parameters"].as_array().unwrap());
+    all.map(|p| {
+        let shape = serde_json::from_value(p["shape"].clone()).unwrap();
+        (p["name"].as_str().unwrap().to_owned(), shape)
+    })
+    .collect()
+}
+
+/// Each record is a sample, the last one too.
+#[test]
+fn layers_on_records_draw_the_curve_of_one_through_a_kill() {
+    let alone = alone("mlp");
+    let mut run = Run::start(&job("mlp", 2), 4);
+    run.wait_for_step(10);
+    let workers = run.wait_for_workers(4);
+    signal(workers[2].pid, Signal::SIGKILL);
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    assert_same_curve(&alone.metrics(), &run.metrics(), STEPS);
+}

@@ -1,0 +1,62 @@
+//! What can go wrong in an engine.
+
+use super::{SNAPSHOT_WAIT, SampleError};
+use crate::model::ExportedError;
+use crate::transport::LinkError;
+use varuna_plan::{Unit, WorkerId};
+use varuna_torch::{LeaseError, TorchError};
+
+/// Why the engine could not do something.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// The network or a fence ended the step; the state is as it was before the step.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// libtorch refused.
+    #[error(transparent)]
+    Torch(#[from] TorchError),
+    /// The data cannot be read.
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    /// The values that a model of one's own begins with cannot be read.
+    #[error("{0}")]
+    Model(String),
+    /// A unit's state is needed and not here.
+    #[error("the state of unit {0} is not held here")]
+    NotHeld(Unit),
+    /// The plan gives this worker nothing to do.
+    #[error("worker {0} has no stage in the plan")]
+    NoStage(WorkerId),
+    /// A buffer is still with the reduction, or with whoever reads it.
+    #[error("a buffer of unit {0} is still lent out")]
+    Leased(Unit),
+    /// A copy or a digest of a unit does not end: the process must end.
+    #[error("the state of unit {0} must change, and is still read after {SNAPSHOT_WAIT:?}")]
+    StillRead(Unit),
+    /// The device failed, or does not end what it was told to stop: the process must end.
+    #[error("the device failed: {0}")]
+    Device(String),
+    /// The engine's thread panicked; this is a defect of this program.
+    #[error("the engine's thread panicked: {0}")]
+    Panicked(String),
+    /// A thread did not start: which, and why.
+    #[error("cannot start the thread {0}: {1}")]
+    Thread(&'static str, String),
+}
+
+impl From<ExportedError> for EngineError {
+    fn from(error: ExportedError) -> EngineError {
+        EngineError::Model(error.to_string())
+    }
+}
+
+impl EngineError {
+    /// A buffer of a unit that the host cannot have.
+    pub(crate) fn of_buffer(unit: Unit, why: LeaseError) -> EngineError {
+        match why {
+            LeaseError::Taken => EngineError::Leased(unit),
+            LeaseError::StillRead => EngineError::StillRead(unit),
+            LeaseError::Torch(error) => error.into(),
+        }
+    }
+}
