@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores nvrtc help setup build build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-hf test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
+.PHONY: stores nvrtc help setup build build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-hf test-own-models test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-mutants -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -56,7 +56,7 @@ nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, eac
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- mutants 4000
 	$(MAKE) test-alerts
 	$(MAKE) gpu-dry-run
-	$(MAKE) test-tensorboard test-hf test-megatron
+	$(MAKE) test-tensorboard test-hf test-own-models test-megatron
 	if [ "$$(id -u)" = 0 ]; then $(MAKE) test-image-cuda; fi
 
 fuzz: ## Fuzz each parser for a minute (SECONDS_EACH=60 SEED=... TARGETS="frames shard"); inputs that fail go to runs/fuzz
@@ -71,6 +71,10 @@ test-megatron: build ## Datasets of Megatron's own code are read, and ours by it
 test-hf: build ## Compare small models of each family with transformers, both ways: logits, tensors, text; train one on packed documents through a kill (installs PyTorch and transformers once, 3 GB)
 	$$(scripts/setup-hf.sh | tail -n 1) tests/huggingface/compare.py target/debug
 	$$(scripts/setup-hf.sh | tail -n 1) tests/huggingface/train.py target/debug
+
+test-own-models: build ## The tests of python/varuna_export; models of one's own, trained through kills and growth and loaded into PyTorch again (installs what test-hf does)
+	python=$$(scripts/setup-hf.sh | tail -n 1) && PYTHONPATH=python/varuna_export/src $$python -m unittest discover -s python/varuna_export/tests \
+		&& $$python tests/own-models/train.py target/debug
 
 test-tensorboard: setup ## Read a run's event files back by TensorBoard itself, with both of its readers (installs it once, 50 MB)
 	$(CARGO) build --locked -p varuna-run-folder --example event_files

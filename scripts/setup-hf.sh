@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the Python environment of `make test-hf`, `make test-megatron` and `make bench-data`: the benchmarks' PyTorch, the pinned transformers and
+# Makes the Python environment of `make test-hf`, `make test-own-models`, `make test-megatron` and `make bench-data`: the benchmarks' PyTorch, the pinned transformers and
 # megatron-core. Prints the path of its Python on the last line.
 set -eu
 cd "$(dirname "$0")/.."

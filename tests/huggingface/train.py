@@ -8,11 +8,8 @@ import json
 import math
 import os
 import pathlib
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -21,11 +18,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-BINARIES = pathlib.Path(sys.argv[1]).resolve()
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "python"))
+from runs import ROOT, metrics, train_through_changes, varuna
+
 LENGTH, STEPS, END = 64, 120, 256
 PROMPT = "And the LORD said unto "
-PATIENCE_S = 300
 WINDOWS = 32
 
 JOB = """
@@ -51,17 +48,6 @@ spec:
 """
 
 
-def run(*command):
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=PATIENCE_S)
-    if done.returncode != 0:
-        sys.exit(f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
-def varuna(*arguments):
-    return run(BINARIES / "varuna", *arguments)
-
-
 def build(folder):
     """A dataset of documents that are shorter than a sample, from lines of JSON."""
     text = gzip.decompress((ROOT / "examples/data/text/kjv.txt.gz").read_bytes()).decode()
@@ -75,54 +61,6 @@ def job(folder, name, steps, rate, origin=""):
     path = folder / f"{name}.yaml"
     path.write_text(JOB.format(name=name, folder=folder, length=LENGTH, steps=steps, rate=rate, warmup=min(10, steps), origin=origin))
     return path
-
-
-def metrics(folder):
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def wait_for(what, process, condition):
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        found = condition()
-        if found:
-            return found
-        if process.poll() is not None:
-            sys.exit(f"the run ended with {process.returncode} before {what}")
-        time.sleep(0.05)
-    sys.exit(f"no {what} within {PATIENCE_S} s")
-
-
-def status(folder):
-    done = subprocess.run([BINARIES / "varuna", "status", folder, "--json"], capture_output=True, text=True)
-    return json.loads(done.stdout) if done.returncode == 0 else {"step": 0, "workers": []}
-
-
-def train_through_changes(folder):
-    """Four workers; one is killed, one joins. Returns the losses of the first and of the last step."""
-    run_folder = folder / "run"
-    with open(folder / "log", "w") as log:
-        process = subprocess.Popen(
-            [BINARIES / "varuna", "run", job(folder, "qwen", STEPS, 3e-3), "--workers", "4", "--run-dir", run_folder], stdout=log, stderr=log
-        )
-    try:
-        def in_the_middle():
-            found = status(run_folder)
-            return found if found["step"] >= STEPS // 3 and found["workers"] else None
-
-        found = wait_for("a third of the steps", process, in_the_middle)
-        os.kill(found["workers"][0]["pid"], signal.SIGKILL)
-        wait_for("two thirds", process, lambda: status(run_folder)["step"] >= 2 * STEPS // 3)
-        varuna("scale", run_folder, 4)
-        if process.wait(PATIENCE_S) != 0:
-            sys.exit((folder / "log").read_text())
-    finally:
-        process.kill()
-    steps = metrics(run_folder)
-    recoveries = (run_folder / "events.jsonl").read_text().count('"workerLost"')
-    assert recoveries >= 1, "no worker was lost"
-    return steps[0]["loss"], steps[-1]["loss"]
 
 
 def documents(prefix):
@@ -178,7 +116,8 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         build(folder)
-        first, last = train_through_changes(folder)
+        steps = train_through_changes(job(folder, "qwen", STEPS, 3e-3), folder / "run", STEPS)
+        first, last = steps[0]["loss"], steps[-1]["loss"]
         print(f"  {STEPS} steps through a kill and a growth: loss {first:.3f} to {last:.3f}", flush=True)
         assert first > 0.9 * math.log(257) and last < 0.6 * first, (first, last)
         store = folder / "store" / "qwen"

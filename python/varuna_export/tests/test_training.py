@@ -195,7 +195,7 @@ class Amounts(support.FolderTest):
         self.assertEqual((last["forwardFlops"], last["backwardFlops"]), (2 * 10 * 2, 4 * 10 * 2))
         self.assertEqual(first["savedElements"], 6 + 10)
         self.assertGreaterEqual(last["savedElements"], 2 + 2)
-        self.assertEqual(last["workingElements"], 10, "the gradient of its input")
+        self.assertEqual(last["workingElements"], 20 + 2 + 10, "the gradients of its parameters, before they are added, and of its input")
 
     def test_attention_counts_and_the_fused_one_keeps_no_scores(self):
         length, width = 64, 16

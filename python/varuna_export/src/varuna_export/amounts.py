@@ -1,14 +1,16 @@
 """What a segment costs for one sample: operations, and elements of memory. Estimates, from which plans are made.
 
-All is measured with two samples and halved: with one, sizes of 1 hide copies that any other number makes. What does not grow with the samples, as a
+Measured with two samples and halved: with one, sizes of 1 hide copies that any other number makes. What does not grow with the samples, as a
 mask made anew in each forward, so counts by half. The last segment's amounts have the loss's in them.
 
 * Operations are those that PyTorch's counter knows: products of matrices, convolutions and attention.
 * Saved elements are those of the storages that autograd keeps for the backward, each once, without parameters, buffers and the segment's input, with its output.
-* Working elements are those of the largest single tensor that forward or backward makes beyond these, gradients of parameters not counted, as these
-  do not grow with the samples. At a time there may be two or three such tensors.
+* Working elements are the most that are there at a time beyond what is kept at the end of the forward: what operators make, counted until it is freed, a parameter's gradient before it
+  is added among them. Those do not grow with the samples, so the amount of one sample alone is taken where it is more than half of that of two. What an operator takes inside is not seen.
 """
 
+import functools
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -42,9 +44,10 @@ def measure(module, before, finish):
     """`before`: the segment's input for SAMPLES samples. `finish`: from the segment's output to the tensor whose sum the backward begins with."""
     parameters = list(module.parameters())
     forward_flops, backward_flops = operations(module, before, finish, parameters)
-    saved, working = elements(module, before, finish, parameters)
-    halves = [-(-amount // SAMPLES) for amount in (forward_flops, backward_flops, saved, working)]
-    return Amounts(*halves)
+    saved = kept_elements(module, before, finish, parameters)
+    alone, together = (working_elements(module, before[:count], finish, parameters) for count in (1, SAMPLES))
+    forward_flops, backward_flops, saved, working = (-(-amount // SAMPLES) for amount in (forward_flops, backward_flops, saved, together))
+    return Amounts(forward_flops, backward_flops, saved, max(working, alone))
 
 
 def as_input(before):
@@ -75,31 +78,34 @@ def size(tensor):
     return tensor.untyped_storage().nbytes() // tensor.element_size()
 
 
-class Made(TorchDispatchMode):
-    """Remembers what operators make. It holds all of it, so that no storage takes the place of another."""
+class Live(TorchDispatchMode):
+    """Counts the elements of what operators make, from then until it is freed."""
 
     def __init__(self):
         super().__init__()
-        self.tensors = {}
+        self.now = self.most = 0
+        self.storages = {}
 
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        there = {key(t) for t in tree_leaves((arguments, options)) if isinstance(t, torch.Tensor)}
         made = operator(*arguments, **(options or {}))
         for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor):
-                self.tensors.setdefault(key(tensor), tensor.detach())
+            if isinstance(tensor, torch.Tensor) and key(tensor) not in there and key(tensor) not in self.storages:
+                self.count(tensor)
         return made
 
+    def count(self, tensor):
+        storage, elements = tensor.untyped_storage(), size(tensor)
+        self.storages[key(tensor)] = weakref.ref(storage, functools.partial(self.freed, key(tensor), elements))
+        self.now += elements
+        self.most = max(self.most, self.now)
 
-def gradients_of(result, given, parameters):
-    """Gradients of the parameters; that of the input is made beside them."""
-    if not result.requires_grad:
-        return []
-    wanted = [*parameters] + [given] * given.requires_grad
-    gradients = torch.autograd.grad(result.sum(), wanted, allow_unused=True)
-    return [g for g in gradients[: len(parameters)] if g is not None]
+    def freed(self, key, elements, _):
+        del self.storages[key]
+        self.now -= elements
 
 
-def elements(module, before, finish, parameters):
+def kept_elements(module, before, finish, parameters):
     given = as_input(before)
     # Not of the segment: there before it runs.
     known = {key(t) for t in (given, *parameters, *module.buffers())}
@@ -109,15 +115,24 @@ def elements(module, before, finish, parameters):
         saved.setdefault(key(tensor), tensor)
         return tensor
 
-    with Made() as made:
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            output = module(given)
-            result = finish(output)
-        saved = {k: t for k, t in saved.items() if k not in known}
-        gradients = gradients_of(result, given, parameters)
-    kept = sum(size(t) for t in saved.values())
-    if key(output) not in saved:
-        kept += output.numel()
-    apart = known | saved.keys() | {key(output)} | {key(g) for g in gradients}
-    working = max((size(t) for k, t in made.tensors.items() if k not in apart), default=0)
-    return kept, working
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = module(given)
+        finish(output)
+    kept = sum(size(t) for k, t in saved.items() if k not in known)
+    return kept if key(output) in saved else kept + output.numel()
+
+
+def working_elements(module, before, finish, parameters):
+    given = as_input(before)
+    # A worker's gradients lie in one place from the beginning, and are added to.
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    with Live() as live:
+        result = finish(module(given))
+        kept = live.now
+        if result.requires_grad:
+            # In a worker that of the output comes from the next segment, and lies there as long.
+            result.backward(torch.ones_like(result))
+    for parameter in parameters:
+        parameter.grad = None
+    return live.most - kept

@@ -108,7 +108,7 @@ def contents_of(model, of_rows, sample, allow_plan_dependent):
     exported = []
     for number, segment in enumerate(segments):
         is_last = number == len(segments) - 1
-        finish = (lambda output: losses(output, shown)) if is_last else (lambda output: output)
+        finish = (lambda output: losses(output, shown[: len(output)])) if is_last else (lambda output: output)
         measured = amounts.measure(segment.module, values[number], finish)
         exported.append(ExportedSegment(segment.name, scripted[number], held[number], values[number + 1].shape[1:], measured))
     shared = [use.parameter for use in held[0].shared]
