@@ -69,7 +69,7 @@ pub(crate) struct GenerateArguments {
 
 /// The loss of a trained model over a dataset's held-out windows.
 ///
-/// Printed are the mean loss of a token, in nats, and its exponential, the perplexity. With the fraction, the precision and as many windows as the job's own evaluation
+/// Printed are the mean loss of a token, in nats, and its exponential, the perplexity; of a model of one's own the mean loss of a sample. With the fraction, the precision and as many windows as the job's own evaluation
 /// this is the loss that the run itself found at that step.
 #[derive(clap::Args)]
 pub(crate) struct EvaluateArguments {
@@ -115,6 +115,9 @@ pub(crate) struct EvaluateArguments {
         allow_negative_numbers = true
     )]
     mask_probability: Option<f64>,
+    /// Where the folder of a model of one's own lies [default: where its job says].
+    #[arg(long, value_name = "FOLDER")]
+    model_folder: Option<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -149,6 +152,7 @@ pub(crate) fn evaluate(arguments: &EvaluateArguments) -> Result<(), Failure> {
         "--steps",
         arguments.steps.map(|steps| steps.to_string()),
     );
+    optional(&mut worker, "--model-folder", arguments.model_folder.as_ref());
     let mask_token = arguments.mask_token.map(|token| token.to_string());
     optional(&mut worker, "--mask-token", mask_token);
     if let Some(probability) = arguments.mask_probability {

@@ -4,11 +4,12 @@ use crate::failure::Failure;
 use crate::io;
 use std::path::Path;
 use std::time::Duration;
-use varuna_api::{Job, parse_job, parse_job_of_any_release, steps_of_run};
+use varuna_api::{Job, parse_job, parse_job_of_any_release, sha256, steps_of_run};
 use varuna_checkpoint::{CheckpointError, Listed, Store};
 use varuna_coordinator::Checkpointing;
 use varuna_coordinator::location_lease::{claim_of_this_process, claimant_has_ended};
 use varuna_dataset::{SampleShape, TrainingData};
+use varuna_model::Model;
 use varuna_run_folder::RunFiles;
 
 /// How long a checkpoint store may take to answer at the start.
@@ -65,6 +66,25 @@ pub(crate) fn check_data(job: &Job) -> Result<String, Failure> {
     let data = TrainingData::open(&job.data, shape, job.training.seed).map_err(bad)?;
     data.check_vocabulary(job.model.vocabulary_size()).map_err(bad)?;
     Ok(data.fingerprint())
+}
+
+/// Checks that the folder of a model of one's own is there, and the one that the job means: workers on this machine read it under the same path.
+pub(crate) fn check_model(job: &Job) -> Result<(), Failure> {
+    let Model::Exported(model) = &job.model else {
+        return Ok(());
+    };
+    let file = Path::new(&model.path).join("manifest.json");
+    let shown = file.display();
+    let bytes = std::fs::read(&file)
+        .map_err(|e| Failure::Input(format!("spec.model.exported.path: cannot read {shown}: {e}")))?;
+    let found = sha256(&bytes);
+    if found == model.digest {
+        return Ok(());
+    }
+    Err(Failure::Input(format!(
+        "spec.model.exported.digest: {} — {found}, the SHA-256 of {shown}: the model was exported anew, so take its model.yaml into the job file",
+        model.digest
+    )))
 }
 
 /// Opens the job's checkpoint location, if it has one: checks that it answers and that its newest checkpoint is of the job's

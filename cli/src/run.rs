@@ -51,6 +51,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(folder) = &arguments.run_dir {
         file = job::of_run(file, folder)?;
     }
+    job::check_model(&file.job)?;
     let fingerprint = job::check_data(&file.job)?;
     let least = file.job.elasticity.min_workers.max(file.job.pipeline.min_depth) as usize;
     if arguments.workers == 0 {

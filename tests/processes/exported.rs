@@ -6,6 +6,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use varuna_fixtures::{JobFile, Run, assert_same_curve, signal};
 
 const STEPS: u64 = 120;
@@ -55,6 +56,40 @@ fn a_transformer_of_ones_own_draws_the_curve_of_one_through_a_kill_and_a_growth(
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert_same_curve(&alone.metrics(), &run.metrics(), STEPS);
 
+    // The loss of the checkpoint that was saved before the last evaluation.
+    let data = fixture("decoder-data");
+    let place = checkpoints.join("elastic");
+    let told = run.varuna(&[
+        "evaluate",
+        place.to_str().unwrap(),
+        data.to_str().unwrap(),
+        "--validation-fraction",
+        "0.1",
+        "--step",
+        "100",
+        "--steps",
+        "1",
+        "--json",
+    ]);
+    assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    let found: Value = serde_json::from_slice(&told.stdout).unwrap();
+    let metrics = run.metrics();
+    let of_run = metrics
+        .iter()
+        .find(|m| m.step.0 == 101)
+        .unwrap()
+        .eval_loss
+        .unwrap();
+    let of_checkpoint = found["loss"].as_f64().unwrap();
+    assert!(
+        (of_run - of_checkpoint).abs() < 1e-5 * of_run,
+        "{of_run} and {of_checkpoint}"
+    );
+    assert!(
+        found.get("perplexity").is_none() && found["windows"] == 8,
+        "{found}"
+    );
+
     // What PyTorch loads has the names and shapes of the user's model.
     let place = checkpoints.join("elastic");
     let told = run.varuna(&[
@@ -86,6 +121,33 @@ fn parameters(folder: &Path) -> BTreeMap<String, Vec<usize>> {
         (p["name"].as_str().unwrap().to_owned(), shape)
     })
     .collect()
+}
+
+#[test]
+fn a_run_with_another_folder_than_the_job_means_does_not_begin() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = varuna_fixtures::prepare(folder.path(), &job("mlp", 1));
+    let text = std::fs::read_to_string(&job).unwrap();
+    let refused = |from: &str, to: &str| {
+        std::fs::write(&job, text.replace(from, to)).unwrap();
+        let mut varuna = Command::new(varuna_fixtures::program("varuna"));
+        let run = varuna
+            .arg("run")
+            .arg(&job)
+            .arg("--run-dir")
+            .arg(folder.path().join("run"));
+        let done = run.output().unwrap();
+        assert_eq!(done.status.code(), Some(2), "{to}");
+        String::from_utf8(done.stderr).unwrap()
+    };
+    let found = refused("exported/mlp\"", "exported/none\"");
+    assert!(found.contains("spec.model.exported.path: cannot read"), "{found}");
+    let found = refused("exported/mlp\"", "exported/decoder\"");
+    assert!(
+        found.contains("spec.model.exported.digest:") && found.contains("exported anew"),
+        "{found}"
+    );
+    assert!(!folder.path().join("run").exists(), "no run folder is made");
 }
 
 /// Each record is a sample, the last one too.

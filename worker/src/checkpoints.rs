@@ -273,16 +273,18 @@ fn from_shard(
     unit: Unit,
     shard: Shard,
 ) -> Result<UnitState, CheckpointError> {
-    let expected = model.unit(unit).parameters;
-    let expected = expected.iter().map(|p| (&*p.name, &p.shape));
-    let found = shard.tensors.iter().map(|t| (t.name.as_str(), &t.shape));
-    if !expected.eq(found) {
-        return Err(CheckpointError::Damaged {
-            id: shard.id,
-            file: format!("{}.safetensors", shard.unit),
-            why: "its parameters are not those of this model".into(),
-        });
-    }
+    let expected = model.unit(unit).parameters.into_iter().map(|p| ShardTensor {
+        name: p.name.into_owned(),
+        shape: p.shape,
+    });
+    let (id, file) = (shard.id, format!("{}.safetensors", shard.unit));
+    let shard = shard
+        .in_order(&expected.collect::<Vec<_>>())
+        .map_err(|why| match model {
+            Module::Transformer(_) => CheckpointError::Damaged { id, file, why },
+            // It may have been exported anew: the checkpoint is sound.
+            Module::Exported(_) => CheckpointError::Unsuitable { id, why },
+        })?;
     Ok(UnitState {
         progress: OptimizerProgress {
             adam_steps: shard.adam_steps,

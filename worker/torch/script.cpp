@@ -40,7 +40,16 @@ struct Module {
   torch::jit::Module module;
   // By parameter.
   std::vector<std::vector<Slot>> slots;
+  // Its modules that tell training from evaluation, each with what it was exported with: some may never train.
+  std::vector<std::pair<torch::jit::Module, bool>> modes;
+  bool training = true;
   at::Tensor none;
+
+  void train(bool on) {
+    if (training == on) return;
+    for (auto& [of, exported] : modes) of.setattr("training", on && exported);
+    training = on;
+  }
 
   void set(size_t parameter, const at::Tensor& value) {
     for (auto& slot : slots[parameter]) slot.object->setSlot(slot.number, value);
@@ -60,6 +69,8 @@ Module* load(const std::string& bytes, const at::Device& device, const std::vect
   std::istringstream stream(bytes);
   loaded->module = torch::jit::load(stream, device);
   loaded->none = at::empty({0}, at::TensorOptions().device(device));
+  for (const auto& of : loaded->module.modules())
+    if (of.hasattr("training") && of.attr("training").isBool()) loaded->modes.emplace_back(of, of.is_training());
   for (const auto& paths : slots) {
     auto& own = loaded->slots.emplace_back();
     for (const auto& path : paths) own.push_back(slot_of(loaded->module, path));
@@ -71,7 +82,7 @@ at::Tensor forward(Module& module, const std::vector<at::Tensor>& parameters, co
   TORCH_CHECK(parameters.size() == module.slots.size(), parameters.size(), " parameters for a module of ", module.slots.size());
   // The executor that optimises would fuse and differentiate by rules of its own: results would depend on how often the module has run.
   torch::jit::GraphOptimizerEnabledGuard plain(false);
-  if (module.module.is_training() != training) module.module.train(training);
+  module.train(training);
   Given given{module};
   for (size_t i = 0; i < parameters.size(); i++) module.set(i, parameters[i]);
   std::vector<c10::IValue> values(inputs.begin(), inputs.end());

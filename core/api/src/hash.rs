@@ -33,13 +33,18 @@ pub(crate) fn of(purpose: &str, values: &[&Value]) -> String {
         write_canonical(value, &mut text);
         text.push('\n');
     }
-    Sha256::digest(text)
-        .iter()
-        .fold(String::with_capacity(64), |mut hex, byte| {
-            // Writing to a String cannot fail.
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        })
+    sha256(text.as_bytes())
+}
+
+/// SHA-256 of a file's bytes in hex, as `spec.model.exported.digest` has it.
+#[must_use]
+pub fn sha256(bytes: &[u8]) -> String {
+    let digest = Sha256::digest(bytes);
+    digest.iter().fold(String::with_capacity(64), |mut hex, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
 }
 
 /// JSON without spaces, keys sorted: `serde_json`'s own order depends on a feature that any crate of the tree can turn on.

@@ -28,7 +28,7 @@ mod worker_groups;
 
 pub use conditions::{ConditionType, FailureKind, JobPhase, Reason};
 pub use error::{JobError, JobErrors};
-pub use hash::{model_hash, run_identity};
+pub use hash::{model_hash, run_identity, sha256};
 pub use job::{
     Checkpoint, CheckpointSource, CoordinatorPod, Data, DataSource, Disruption, Elasticity, Encryption,
     FailurePolicy, HeldOut, Job, Lifecycle, Network, NetworkPolicy, Pipelines, Precision, Restriction,

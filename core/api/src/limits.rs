@@ -74,7 +74,7 @@ pub(crate) const KEEP: RangeInclusive<u32> = 1..=1_000_000;
 /// A day.
 pub(crate) const NOTICE_SECONDS: RangeInclusive<u32> = 0..=86_400;
 
-/// Parameters, elements and operations of a segment of an exported model: sums over all segments and samples stay below 2^63.
+/// Parameters, elements and operations of a segment of an exported model, and of all segments together: 16 bytes for each stay below 2^63.
 pub(crate) const AMOUNT: RangeInclusive<u64> = 0..=1 << 50;
 /// Segments of an exported model: a server computes the cost of rules from the greatest length of a list, and an object has 1.5 MiB.
 pub(crate) const EXPORTED_SEGMENTS_MAX: usize = 1024;

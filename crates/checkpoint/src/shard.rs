@@ -97,6 +97,48 @@ struct Placed<'a> {
     at: Range<usize>,
 }
 
+impl Shard {
+    /// The same state with its parameters in this order.
+    ///
+    /// # Errors
+    /// They are others: the first one that is missing, too many, or of another shape, as a sentence.
+    pub fn in_order(self, wanted: &[ShardTensor]) -> Result<Shard, String> {
+        if self.tensors == wanted {
+            return Ok(self);
+        }
+        let place = |tensor: &ShardTensor| {
+            let name = &tensor.name;
+            let found = self.tensors.iter().position(|own| own.name == *name);
+            let found = found.ok_or_else(|| format!("it has no parameter {name}"))?;
+            let (own, needed) = (&self.tensors[found].shape, &tensor.shape);
+            match own == needed {
+                true => Ok(found),
+                false => Err(format!(
+                    "its parameter {name} has the shape {own:?}, needed {needed:?}"
+                )),
+            }
+        };
+        let places = wanted.iter().map(place).collect::<Result<Vec<usize>, String>>()?;
+        if let Some(other) = self.tensors.iter().find(|own| !wanted.contains(own)) {
+            return Err(format!(
+                "it has a parameter {}, which the model has not",
+                other.name
+            ));
+        }
+        let mut ordered = Vec::with_capacity(self.data.len());
+        for kind in 0..kinds(self.moments).len() {
+            for place in &places {
+                ordered.extend_from_slice(self.values(*place, kind));
+            }
+        }
+        Ok(Shard {
+            tensors: wanted.to_vec(),
+            data: ordered,
+            ..self
+        })
+    }
+}
+
 impl<D: AsRef<[f32]>> Shard<D> {
     /// Elements of all parameters.
     #[must_use]

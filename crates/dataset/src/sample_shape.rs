@@ -55,7 +55,8 @@ pub(crate) fn check_records(
     }
     let checked = count.min(CHECKED_RECORDS);
     for i in 0..checked {
-        let document = i * (count / checked.max(1));
+        let evenly = u128::from(i) * u128::from(count) / u128::from(checked);
+        let document = u64::try_from(evenly).unwrap_or(u64::MAX);
         let begins = documents.start(document)?;
         if begins != document * length {
             return Err(wrong(document, begins.to_string()));

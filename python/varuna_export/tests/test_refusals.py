@@ -66,6 +66,41 @@ class Refusals(support.FolderTest):
         )
         self.refuses(Cut(forward), "A second value crosses a cut: the input x is made before the cut (test_refusals.py, line ")
 
+    def test_a_loss_that_leaves_targets_out(self):
+        tokens = Tokens(8, 29)
+
+        def padded(logits, targets):
+            return F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=0)
+
+        self.refuses(models.Decoder(8, 29), "it must be the mean over samples", loss=padded, sample=tokens)
+
+        def of_each(logits, targets):
+            kept = targets != 0
+            return (F.cross_entropy(logits.transpose(1, 2), targets, reduction="none") * kept).sum(1) / kept.sum(1)
+
+        self.refuses(models.Decoder(8, 29), "the loss of a random sample is not finite", "ignore_index", loss=of_each, sample=tokens)
+        weights = torch.tensor([1.0, 1.0, 5.0])
+        self.refuses(layers(), "must be the mean over samples", loss=nn.CrossEntropyLoss(weight=weights))
+
+    def test_a_loss_that_changes_its_targets(self):
+        def loss(output, y):
+            y[y == 0] = 1
+            return F.cross_entropy(output, y)
+
+        self.refuses(layers(), "the loss changes its targets", loss=loss)
+
+    def test_a_forward_that_reads_training_where_it_is_followed(self):
+        def forward(self, x):
+            x = self.cut(self.first(x))
+            return self.last(x * 0.5 if self.training else x)
+
+        self.refuses(Cut(forward), "in evaluation (model.eval()) the segments do not give what Cut gives", "self.training")
+
+    def test_a_parameter_without_elements(self):
+        model = layers()
+        model[0].none = nn.Parameter(torch.zeros(0))
+        self.refuses(model, "the parameter 0.none has no elements")
+
     def test_several_tensors_at_a_cut(self):
         def forward(self, x):
             a, b = self.cut((self.first(x), x))

@@ -363,7 +363,10 @@ impl Run<'_> {
             drop(output);
             self.lap(segment, Work::Backward, self.sample_count(micro_batch), start)?;
             if segment > 0 {
-                gradient = Some(input.grad());
+                let of_input = input.grad();
+                // A segment of a user's model may let nothing through.
+                let is_there = of_input.defined();
+                gradient = Some(if is_there { of_input } else { input.zeros_like() });
             }
             finished(segment, self)?;
         }

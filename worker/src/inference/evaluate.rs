@@ -1,6 +1,7 @@
 //! `varuna-worker evaluate`: the loss of a trained model over a dataset's held-out windows.
 
-use super::load::ModelArguments;
+use super::load::{Chosen, ModelArguments};
+use super::own::TrainedModule;
 use super::trained::Windows;
 use crate::backend::Platform;
 use crate::engine::{SampleError, Samples, hide, leave_targets};
@@ -9,13 +10,12 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::io::Write;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tch::Tensor;
 use varuna_api::masking::{DEFAULT_PROBABILITY, Masking, SampleMask};
-use varuna_api::{Data, DataSource, HeldOut, Packing};
-use varuna_checkpoint::folder_name;
+use varuna_api::{Data, DataSource, HeldOut, Packing, Precision};
 use varuna_dataset::{SampleShape, TrainingData};
-use varuna_model::Transformer;
+use varuna_model::{Exported, Model, Transformer};
 use varuna_plan::Step;
 
 /// Prints the mean loss of a token over the held-out windows of a dataset (see `varuna evaluate`).
@@ -53,12 +53,49 @@ pub struct Arguments {
     /// Probability with which a token is hidden, as in spec.training.masking.probability.
     #[arg(long, default_value_t = DEFAULT_PROBABILITY, requires = "mask_token")]
     mask_probability: f64,
+    /// Where the folder of a model of one's own lies [default: where its job says].
+    #[arg(long, value_name = "FOLDER")]
+    model_folder: Option<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
 }
 
 impl Arguments {
+    /// The dataset, whose tokens are below `values`.
+    fn dataset(&self, shape: SampleShape, values: u32) -> Result<DatasetSamples> {
+        let source = DataSource {
+            path: text(&self.data)?,
+            weight: 1.0,
+        };
+        let held_out = match self.whole {
+            true => HeldOut::Dataset(source.path.clone()),
+            false => HeldOut::Fraction(self.validation_fraction),
+        };
+        let data = Data {
+            train: vec![source],
+            held_out,
+        };
+        // The seed is that of the training samples' order.
+        let opened = TrainingData::open(&data, shape, 0);
+        let data = opened.and_then(|data| data.check_vocabulary(values).map(|()| data));
+        let data = data.with_context(|| format!("cannot use the dataset {}", self.data.display()))?;
+        Ok(DatasetSamples(data))
+    }
+
+    /// How many windows are read.
+    fn windows(&self, data: &DatasetSamples) -> u64 {
+        let most = self.steps.unwrap_or(u64::MAX);
+        data.held_out_len().min(most.saturating_mul(self.batch.into()))
+    }
+
+    /// Those of each batch.
+    fn batches(&self, data: &DatasetSamples) -> impl Iterator<Item = Range<u64>> + use<> {
+        let (windows, batch) = (self.windows(data), self.batch);
+        let firsts = (0..windows).step_by(batch as usize);
+        firsts.map(move |first| first..windows.min(first + u64::from(batch)))
+    }
+
     fn packing(&self) -> Packing {
         Packing {
             block_mask: self.block_mask,
@@ -107,16 +144,18 @@ struct Found {
     checkpoint: String,
     /// Its step.
     step: Step,
-    /// Mean over these tokens, in nats; null where it is no finite number.
+    /// Mean over these tokens, in nats, or over the windows; null where it is no finite number.
     loss: f64,
-    /// Its exponential.
-    perplexity: f64,
+    /// Its exponential, of a language model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    perplexity: Option<f64>,
     /// Windows that were read.
     windows: u64,
     /// Windows that are held out.
     held_out: u64,
-    /// Tokens whose loss was taken.
-    tokens: u64,
+    /// Tokens whose loss was taken, by a language model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens: Option<u64>,
 }
 
 /// Evaluates and prints.
@@ -125,66 +164,148 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     if !(fraction > 0.0 && fraction <= 0.5) {
         bail!("--validation-fraction is {fraction}, allowed is more than 0, at most 0.5");
     }
-    let (manifest, trained) = arguments.model.load(platform, arguments.packing())?;
-    let model = trained.model();
+    let chosen = arguments.model.choose()?;
+    let evaluated = match &chosen.model {
+        Model::Transformer(model) => of_tokens(arguments, &chosen, model, platform)?,
+        Model::Exported(model) => of_samples(arguments, &chosen, model, platform)?,
+    };
+    print(arguments, &chosen, &evaluated)
+}
+
+/// Sums over what was evaluated.
+struct Evaluated {
+    /// Of all losses, in nats.
+    sum: f64,
+    /// How many losses.
+    losses: u64,
+    windows: u64,
+    held_out: u64,
+    /// They are of tokens, not of whole samples.
+    of_tokens: bool,
+}
+
+/// The loss of each token.
+fn of_tokens(
+    arguments: &Arguments,
+    chosen: &Chosen,
+    model: &Transformer,
+    platform: Platform,
+) -> Result<Evaluated> {
     let masking = arguments.masking(model)?;
-    let path = arguments.data.display();
-    let named = arguments.data.to_str();
-    let source = DataSource {
-        path: named
-            .with_context(|| format!("the path {path} is no UTF-8"))?
-            .to_owned(),
-        weight: 1.0,
-    };
-    let held_out = match arguments.whole {
-        true => HeldOut::Dataset(source.path.clone()),
-        false => HeldOut::Fraction(fraction),
-    };
-    let data = Data {
-        train: vec![source],
-        held_out,
-    };
-    // The seed is that of the training samples' order.
-    let opened = TrainingData::open(&data, SampleShape::windows(model.sequence_length), 0);
-    let data = opened.and_then(|data| data.check_vocabulary(model.vocabulary_size).map(|()| data));
-    let data = DatasetSamples(data.with_context(|| format!("cannot use the dataset {path}"))?);
-    let (batch, held_out) = (u64::from(arguments.batch), data.held_out_len());
-    let windows = held_out.min(arguments.steps.unwrap_or(u64::MAX).saturating_mul(batch));
+    let packing = arguments.packing();
+    let trained = arguments.model.trained(chosen, model, platform, packing)?;
+    let shape = SampleShape::windows(model.sequence_length);
+    let data = arguments.dataset(shape, model.vocabulary_size)?;
     let reader = Reader {
         data: &data,
         width: model.sequence_length as usize + 1,
-        packing: arguments.packing(),
+        packing,
         masking,
         vocabulary_size: model.vocabulary_size,
     };
     let sum = trained.loss_sum()?;
     let mut tokens = 0;
-    for first in (0..windows).step_by(arguments.batch as usize) {
-        let windows = reader.read(first..windows.min(first + batch))?;
-        tokens += trained.add_loss(&windows, reader.packing, &sum)?;
+    for windows in arguments.batches(&data) {
+        tokens += trained.add_loss(&reader.read(windows)?, reader.packing, &sum)?;
     }
+    Ok(Evaluated {
+        sum: sum.double_value(&[]),
+        losses: tokens,
+        windows: arguments.windows(&data),
+        held_out: data.held_out_len(),
+        of_tokens: true,
+    })
+}
+
+/// The loss of each sample, by a model of one's own.
+fn of_samples(
+    arguments: &Arguments,
+    chosen: &Chosen,
+    model: &Exported,
+    platform: Platform,
+) -> Result<Evaluated> {
+    if arguments.mask_token.is_some() || !arguments.packing().is_off() {
+        bail!(
+            "--mask-token, --block-mask, --reset-positions and --mask-loss are not allowed with a model of one's own"
+        );
+    }
+    if arguments.model.precision != Precision::Fp32 {
+        bail!("--precision: allowed is fp32, which a model of one's own was exported in");
+    }
+    let backend = arguments.model.backend(platform)?;
+    let mut model = model.clone();
+    if let Some(folder) = &arguments.model_folder {
+        model.path = text(folder)?;
+    }
+    let shape = SampleShape {
+        length: model.sample.length,
+        records: model.sample.records,
+    };
+    let data = arguments.dataset(shape, model.sample.values)?;
+    let opened = TrainedModule::open(model, backend);
+    let mut trained = opened.with_context(|| {
+        let name = chosen.name();
+        format!(
+            "the model of checkpoint {name} (--model-folder names the folder that its job was trained with)"
+        )
+    })?;
+    chosen.read(|unit, shard| trained.add(unit, shard))?;
+    let (width, mut sum) = (shape.length as usize + 1, 0.0);
+    for windows in arguments.batches(&data) {
+        windows.clone().for_each(|window| data.will_hold_out(window));
+        let rows = rows(windows, width, |window, row| data.held_out(window, row))?;
+        sum += trained.loss(&rows)?;
+    }
+    let windows = arguments.windows(&data);
+    Ok(Evaluated {
+        sum,
+        losses: windows,
+        windows,
+        held_out: data.held_out_len(),
+        of_tokens: false,
+    })
+}
+
+fn print(arguments: &Arguments, chosen: &Chosen, evaluated: &Evaluated) -> Result<()> {
+    let Evaluated {
+        sum,
+        losses,
+        windows,
+        held_out,
+        of_tokens,
+    } = *evaluated;
     #[expect(
         clippy::cast_precision_loss,
         reason = "tokens of a dataset stay far below 2^53"
     )]
-    let loss = sum.double_value(&[]) / tokens.max(1) as f64;
+    let loss = sum / losses.max(1) as f64;
+    let checkpoint = chosen.name();
     let found = Found {
-        checkpoint: folder_name(manifest.state),
-        step: manifest.state.step,
+        step: chosen.manifest.state.step,
         loss,
-        perplexity: loss.exp(),
+        perplexity: of_tokens.then(|| loss.exp()),
         windows,
         held_out,
-        tokens,
+        tokens: of_tokens.then_some(losses),
+        checkpoint,
     };
-    let text = match arguments.json {
-        true => serde_json::to_string(&found)?,
-        false => format!(
-            "{}: loss {loss:.4} nats a token, perplexity {:.3}, over {windows} of {held_out} held-out windows ({tokens} tokens)",
-            found.checkpoint, found.perplexity
+    let of = format!("{windows} of {held_out} held-out");
+    let text = match (arguments.json, of_tokens) {
+        (true, _) => serde_json::to_string(&found)?,
+        (false, true) => format!(
+            "{}: loss {loss:.4} nats a token, perplexity {:.3}, over {of} windows ({losses} tokens)",
+            found.checkpoint,
+            loss.exp()
         ),
+        (false, false) => format!("{}: loss {loss:.4} a sample, over {of} samples", found.checkpoint),
     };
     writeln!(std::io::stdout(), "{text}").context("cannot print the result")
+}
+
+fn text(path: &Path) -> Result<String> {
+    let text = path.to_str();
+    let text = text.with_context(|| format!("the path {} is no UTF-8", path.display()))?;
+    Ok(text.to_owned())
 }
 
 /// Reads windows, and masks them where the model fills tokens in.

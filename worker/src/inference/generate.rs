@@ -67,7 +67,7 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     std::io::stdin()
         .read_to_end(&mut prompt)
         .context("cannot read the prompt from standard input")?;
-    let (_, trained) = arguments.model.load(platform, Packing::default())?;
+    let trained = arguments.model.load(platform, Packing::default())?;
     let tokenizer = arguments.tokenizer.of(trained.model())?;
     let encoder = tokenizer.encoder()?;
     let prompt = tokens_of(&encoder, &tokenizer, &prompt)?;

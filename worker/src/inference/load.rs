@@ -6,10 +6,11 @@ use crate::backend::{Backend, Platform};
 use crate::model::attention_shape;
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
+use tokio::runtime::Runtime;
 use varuna_api::{Packing, Precision};
-use varuna_checkpoint::{Listed, Location, Manifest, folder_name};
+use varuna_checkpoint::{Listed, Location, Manifest, Shard, folder_name};
 use varuna_dataset::Tokenizer;
-use varuna_model::{Model, Transformer};
+use varuna_model::{Model, Transformer, Unit};
 use varuna_torch::{Attention, AttentionChoice, DeviceChoice};
 
 /// Which model, and how it computes.
@@ -26,7 +27,7 @@ pub(super) struct ModelArguments {
     device: DeviceChoice,
     /// In which numbers to compute: fp32, bf16 or fp16.
     #[arg(long, default_value = "fp32", value_parser = precision)]
-    precision: Precision,
+    pub(super) precision: Precision,
     /// Threads for tensor operations [default: the machine's cores].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     threads: Option<u32>,
@@ -53,12 +54,48 @@ fn precision(name: &str) -> Result<Precision, String> {
     }
 }
 
-impl ModelArguments {
-    /// Reads the checkpoint and puts its parameters where they are computed with, for samples whose documents are taken so.
+/// A checkpoint that was found, and the model that it is of.
+pub(super) struct Chosen {
+    pub(super) model: Model,
+    pub(super) manifest: Manifest,
+    location: Location,
+    runtime: Runtime,
+}
+
+impl Chosen {
+    /// Its name.
+    pub(super) fn name(&self) -> String {
+        folder_name(self.manifest.state)
+    }
+
+    /// Reads all units, one after the other.
     ///
     /// # Errors
-    /// There is no such checkpoint, it is damaged, or the device has no memory for the model.
-    pub(super) fn load(&self, platform: Platform, packing: Packing) -> Result<(Manifest, TrainedModel)> {
+    /// The checkpoint is damaged, or whoever takes them refuses.
+    pub(super) fn read(&self, mut take: impl FnMut(Unit, Shard) -> Result<()>) -> Result<()> {
+        let manifest = &self.manifest;
+        for (unit, entry) in manifest.layout.all_units().zip(&manifest.shards) {
+            let loading = self.location.load(manifest, &entry.unit, || {});
+            let taken = take(unit, self.runtime.block_on(loading)?);
+            taken.with_context(|| format!("checkpoint {}, {}", self.name(), entry.unit))?;
+        }
+        Ok(())
+    }
+}
+
+/// The parameters of a unit, without the moments, which lie behind them.
+pub(super) fn parameters(mut shard: Shard) -> Vec<f32> {
+    shard.data.truncate(shard.parameters());
+    shard.data.shrink_to_fit();
+    shard.data
+}
+
+impl ModelArguments {
+    /// Finds the checkpoint.
+    ///
+    /// # Errors
+    /// There is no such checkpoint, or it is damaged.
+    pub(super) fn choose(&self) -> Result<Chosen> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -69,29 +106,52 @@ impl ModelArguments {
         let name = folder_name(manifest.state);
         let model: Model = serde_json::from_value(manifest.facts.model.clone())
             .with_context(|| format!("the model of checkpoint {name}"))?;
-        let Model::Transformer(model) = model else {
-            bail!(
-                "checkpoint {name} is of an exported model, which only its own program can run: load what `varuna checkpoint export` writes"
-            );
-        };
         if model.layout() != manifest.layout {
             bail!("checkpoint {name} has other units than its model");
         }
-        let backend = self.backend(&model, platform, packing)?;
-        let mut trained = TrainedModel::new(model, backend);
-        for (unit, entry) in manifest.layout.all_units().zip(&manifest.shards) {
-            let mut shard = runtime.block_on(location.load(&manifest, &entry.unit, || {}))?;
-            // Behind the parameters lie the moments.
-            shard.data.truncate(shard.parameters());
-            shard.data.shrink_to_fit();
-            let added = trained.add(unit, shard.data);
-            added.with_context(|| format!("checkpoint {name}, {}", entry.unit))?;
-        }
-        tracing::info!(checkpoint = name, device = %backend.device, "the model is loaded");
-        Ok((manifest, trained))
+        Ok(Chosen {
+            model,
+            manifest,
+            location,
+            runtime,
+        })
     }
 
-    fn backend(&self, model: &Transformer, platform: Platform, packing: Packing) -> Result<Backend> {
+    /// Reads the checkpoint of a transformer and puts its parameters where they are computed with, for samples whose documents are taken so.
+    ///
+    /// # Errors
+    /// There is no such checkpoint, it is damaged or of a model of one's own, or the device has no memory for the model.
+    pub(super) fn load(&self, platform: Platform, packing: Packing) -> Result<TrainedModel> {
+        let chosen = self.choose()?;
+        let Model::Transformer(model) = &chosen.model else {
+            bail!(
+                "checkpoint {} is of a model of one's own: `varuna evaluate` takes its loss, and its own program runs what `varuna checkpoint export` \
+                 writes",
+                chosen.name()
+            );
+        };
+        self.trained(&chosen, model, platform, packing)
+    }
+
+    /// The same of a checkpoint that was found.
+    pub(super) fn trained(
+        &self,
+        chosen: &Chosen,
+        model: &Transformer,
+        platform: Platform,
+        packing: Packing,
+    ) -> Result<TrainedModel> {
+        let backend = self.backend(platform)?;
+        let shape = attention_shape(model, packing, backend.numerics);
+        Attention::settle(AttentionChoice::Auto, backend.device, shape)?;
+        let mut trained = TrainedModel::new(model.clone(), backend);
+        chosen.read(|unit, shard| Ok(trained.add(unit, parameters(shard))?))?;
+        tracing::info!(checkpoint = chosen.name(), device = %backend.device, "the model is loaded");
+        Ok(trained)
+    }
+
+    /// How it computes.
+    pub(super) fn backend(&self, platform: Platform) -> Result<Backend> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = self.threads.map_or(cores, |threads| threads as usize);
         tch::set_num_threads(i32::try_from(threads).unwrap_or(1));
@@ -101,11 +161,6 @@ impl ModelArguments {
         if let Some(why) = why {
             tracing::warn!(%why, "libtorch's operators are used instead of kernels of our own");
         }
-        Attention::settle(
-            AttentionChoice::Auto,
-            device,
-            attention_shape(model, packing, backend.numerics),
-        )?;
         Ok(backend)
     }
 }

@@ -7,6 +7,7 @@ mod evaluate;
 mod generate;
 mod load;
 mod logits;
+mod own;
 mod sampling;
 mod trained;
 

@@ -8,9 +8,10 @@ use manifest::Manifest;
 pub use manifest::ManifestError;
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
-use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use tch::{Kind, Tensor};
+use varuna_api::sha256;
 use varuna_model::{Exported, Layout, Parameter, ParameterKind, Unit};
 use varuna_plan::state::mix;
 use varuna_torch::{Call, Device, HeadLoss, ScriptModule, TorchError, backward};
@@ -40,7 +41,7 @@ pub enum ExportedError {
     },
     /// A file is another one than the job, or the manifest, names.
     #[error(
-        "{file} has the SHA-256 {found}, and {named_by} names {expected}: export the model again, or take its model.yaml into the job file"
+        "{file} has the SHA-256 {found}, and {named_by} names {expected}: the folder is of another export than is meant; that of a job has its model.yaml in the job file"
     )]
     OtherContent {
         /// The file.
@@ -82,8 +83,10 @@ pub enum ExportedError {
 pub struct ExportedModule {
     job: Exported,
     manifest: Manifest,
-    segments: Vec<ScriptModule>,
+    /// Read at their first use: a worker needs those of its stages.
+    segments: Vec<OnceLock<ScriptModule>>,
     loss: ScriptModule,
+    device: Device,
 }
 
 impl ExportedModule {
@@ -97,18 +100,34 @@ impl ExportedModule {
         let bytes = read(&file, Some(MANIFEST_BYTES_MAX))?;
         expect_digest(&file, &bytes, &job.digest, "spec.model.exported.digest")?;
         let manifest = Manifest::read(&bytes, job).map_err(|why| ExportedError::Manifest { file, why })?;
-        let load = |name: &str, slots: &[Vec<String>]| {
-            let (file, bytes) = checked_file(folder, &manifest, name)?;
-            ScriptModule::load(&bytes, device, slots).map_err(|why| ExportedError::Code { file, why })
-        };
-        let segments = manifest.segments.iter().enumerate();
-        let segments = segments.map(|(i, segment)| load(&segment.code, &manifest.slots(i)));
+        // A segment that is missing is told before training, not by the first plan that needs it.
+        for segment in &manifest.segments {
+            checked_file(folder, &manifest, &segment.code)?;
+        }
+        let (file, bytes) = checked_file(folder, &manifest, &manifest.loss.code)?;
+        let loss = ScriptModule::load(&bytes, device, &[]);
         Ok(ExportedModule {
-            segments: segments.collect::<Result<_, _>>()?,
-            loss: load(&manifest.loss.code, &[])?,
+            segments: manifest.segments.iter().map(|_| OnceLock::new()).collect(),
+            loss: loss.map_err(|why| ExportedError::Code { file, why })?,
             manifest,
             job: job.clone(),
+            device,
         })
+    }
+
+    fn segment(&self, segment: u32) -> Result<&ScriptModule, TorchError> {
+        let number = segment as usize;
+        let unknown = || TorchError(format!("the model has no segment {segment}"));
+        let place = self.segments.get(number).ok_or_else(unknown)?;
+        if let Some(module) = place.get() {
+            return Ok(module);
+        }
+        let code = &self.manifest.segments.get(number).ok_or_else(unknown)?.code;
+        let read = checked_file(Path::new(&self.job.path), &self.manifest, code);
+        let (file, bytes) = read.map_err(|e| TorchError(e.to_string()))?;
+        let module = ScriptModule::load(&bytes, self.device, &self.manifest.slots(number));
+        let module = module.map_err(|why| TorchError(ExportedError::Code { file, why }.to_string()))?;
+        Ok(place.get_or_init(|| module))
     }
 
     /// What the job says of it.
@@ -168,8 +187,7 @@ impl ExportedModule {
         x: &Tensor,
         dropout: &Dropout<'_>,
     ) -> Result<Tensor, TorchError> {
-        let module = self.segments.get(segment as usize);
-        let module = module.ok_or_else(|| TorchError(format!("the model has no segment {segment}")))?;
+        let module = self.segment(segment)?;
         let mut parameters: Vec<&Tensor> = units.parameters_of(Unit(segment)).all().collect();
         let tied = self.layout().tied_unit();
         if let Some(tied) = tied.filter(|_| segment == 0 || segment + 1 == self.layout().segments) {
@@ -179,12 +197,15 @@ impl ExportedModule {
             training: dropout.trains(),
             seed: self.seed(segment, dropout),
         };
-        module.forward(&parameters, &[x], call)
+        // Where a plan cuts, tensors arrive in their order: so they do everywhere.
+        module.forward(&parameters, &[&ordered(x)?], call)
     }
 
     /// Adds the losses of samples to the sum; `loss.targets` are their rows (b, n + 1).
     pub(super) fn add_loss(&self, output: &Tensor, loss: &HeadLoss<'_>) -> Result<(), TorchError> {
-        let each = self.loss.forward(&[], &[output, loss.targets], Call::default())?;
+        let each = self
+            .loss
+            .forward(&[], &[&ordered(output)?, loss.targets], Call::default())?;
         add(&each, loss)
     }
 
@@ -199,7 +220,7 @@ impl ExportedModule {
             training: true,
             seed: None,
         };
-        let leaf = output.detach().set_requires_grad(true);
+        let leaf = ordered(&output.detach())?.set_requires_grad(true);
         let each = self.loss.forward(&[], &[&leaf, loss.targets], call)?;
         add(&each.detach(), loss)?;
         let of_each = each.f_full_like(loss.weight * scale);
@@ -220,6 +241,11 @@ impl ExportedModule {
 
 fn of_tch(error: tch::TchError) -> TorchError {
     TorchError(error.to_string())
+}
+
+/// The tensor with its elements in their order in memory.
+fn ordered(tensor: &Tensor) -> Result<Tensor, TorchError> {
+    tensor.f_contiguous().map_err(of_tch)
 }
 
 /// Adds the losses of samples (b), each with the weight of one among the batch's, to the sum.
@@ -259,7 +285,7 @@ fn expect_digest(
     expected: &str,
     named_by: &'static str,
 ) -> Result<(), ExportedError> {
-    let found: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
+    let found = sha256(bytes);
     if found == expected {
         return Ok(());
     }

@@ -108,6 +108,14 @@ impl Samples {
     }
 }
 
+/// What random tokens are less than. Numbers of a model of one's own may be smaller in some places, as labels are: they are all 0.
+fn vocabulary(model: &Module) -> u64 {
+    match model {
+        Module::Transformer(model) => model.vocabulary_size.max(1).into(),
+        Module::Exported(_) => 1,
+    }
+}
+
 impl Bench {
     /// Makes the model's first state.
     pub(super) fn new(
@@ -125,7 +133,7 @@ impl Bench {
             },
             backend,
             samples: Arc::new(Random {
-                vocabulary: u64::from(model.vocabulary_size().max(1)),
+                vocabulary: vocabulary(&model),
             }),
         });
         for unit in model.layout().all_units() {

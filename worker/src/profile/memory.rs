@@ -67,7 +67,10 @@ fn one(model: &Module, backend: Backend, segment: u32) -> Result<Bytes> {
     let output = model.forward(segment, &units, &input, &dropout, &tables)?;
     let saved = meter.taken().now;
     let gradient = output_gradient(model, segment, &units, &output)?;
-    backward(&[&output], &[&gradient])?;
+    // A first segment without parameters has nothing to go back to.
+    if output.requires_grad() {
+        backward(&[&output], &[&gradient])?;
+    }
     Ok(Bytes {
         saved,
         working: meter.taken().most.saturating_sub(saved),

@@ -21,12 +21,35 @@ pub(super) fn exported(check: &mut Check, written: ExportedSpec) -> Exported {
         shared_parameters: check.within(&at("sharedParameters"), shared, limits::AMOUNT),
         segments: segments(check, written.segments),
     };
+    sums(check, &exported.segments);
     let own = exported.segments.iter().map(|segment| segment.parameters);
     if exported.shared_parameters == 0 && !exported.segments.is_empty() && own.sum::<u64>() == 0 {
         let allowed = "a model with parameters: this one has nothing to train";
         check.0.push(&at("segments"), "no parameters", allowed);
     }
     exported
+}
+
+/// Amounts of all segments together are multiplied by bytes and samples.
+fn sums(check: &mut Check, segments: &[ExportedSegment]) {
+    type Amount = (&'static str, fn(&ExportedSegment) -> u64);
+    const AMOUNTS: [Amount; 5] = [
+        ("parameters", |s| s.parameters),
+        ("forwardFlops", |s| s.forward_flops),
+        ("backwardFlops", |s| s.backward_flops),
+        ("savedElements", |s| s.saved_elements),
+        ("workingElements", |s| s.working_elements),
+    ];
+    for (name, amount) in AMOUNTS {
+        // No single one is more than 2^50, and there are at most 2^10.
+        let sum: u64 = segments.iter().map(amount).sum();
+        if !limits::AMOUNT.contains(&sum) {
+            let allowed = format!("at most {} in all segments together", limits::AMOUNT.end());
+            check
+                .0
+                .push(&format!("{AT}.segments"), format!("{name} {sum}"), allowed);
+        }
+    }
 }
 
 fn digest(check: &mut Check, at: &str, written: Option<String>) -> String {

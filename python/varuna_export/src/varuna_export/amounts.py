@@ -36,7 +36,7 @@ def run(segments, rows):
     """The input of each segment, and the output of the last one."""
     values = [rows[:, :-1].contiguous()]
     for segment in segments:
-        values.append(segment.module(values[-1]).detach())
+        values.append(segment.module(values[-1]).detach().contiguous())
     return values
 
 
@@ -74,8 +74,8 @@ def key(tensor):
 
 
 def size(tensor):
-    """Elements of the storage that a tensor is of."""
-    return tensor.untyped_storage().nbytes() // tensor.element_size()
+    """How many float32 take as much memory as the storage that a tensor is of."""
+    return -(-tensor.untyped_storage().nbytes() // 4)
 
 
 class Live(TorchDispatchMode):

@@ -38,6 +38,8 @@ def check_parameters(model):
     for name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32:
             raise ExportError(f"the parameter {name} is {parameter.dtype}, and must be torch.float32: convert the model with model.float()")
+        if parameter.numel() == 0:
+            raise ExportError(f"the parameter {name} has no elements: take it out of the model")
         if not parameter.requires_grad:
             raise ExportError(
                 f"the parameter {name} requires no gradient, and workers train every parameter: make it a buffer (register_buffer), or let it be trained"
@@ -96,9 +98,18 @@ def check_output(what, output, count):
         raise ExportError(f"{what} gives numbers that are not finite for random samples")
 
 
+def check_losses(of_rows, output, rows, sample):
+    """Tries the loss with random targets, and with such of which many are one and the same: some losses leave one out, or weigh it."""
+    is_scalar = check_loss(of_rows, output, rows)
+    for value in sample.target_values():
+        check_loss(of_rows, output, sample.uneven(rows, value))
+    return is_scalar
+
+
 def check_loss(of_rows, output, rows):
     """Whether the loss gives one number for all samples, which must be their mean, and not one for each."""
     state = torch.default_generator.get_state()
+    before = rows.clone()
     try:
         together = of_rows(output, rows)
         alone = [of_rows(output[i : i + 1], rows[i : i + 1]) for i in range(len(rows))]
@@ -106,6 +117,8 @@ def check_loss(of_rows, output, rows):
         raise ExportError(
             f"the loss fails with {samples(len(rows))}: {first_line(error)}. If a field has fewer values than the record, say so: Field(..., values=10)"
         ) from error
+    if not torch.equal(rows, before):
+        raise ExportError("the loss changes its targets: take operators that make a new tensor")
     if not torch.equal(torch.default_generator.get_state(), state):
         raise ExportError("the loss draws random numbers: draw them in the model")
     is_tensor = isinstance(together, torch.Tensor) and together.dtype == torch.float32
@@ -116,7 +129,7 @@ def check_loss(of_rows, output, rows):
         )
     alone = torch.cat([loss.reshape(1) for loss in alone])
     if not alone.isfinite().all():
-        raise ExportError("the loss of a random sample is not finite")
+        raise ExportError("the loss of a random sample is not finite, as where all of its targets are left out (ignore_index): it must be a number for each sample")
     is_scalar = together.dim() == 0
     if is_scalar and differ(together, alone.mean(), SAMPLE_TOLERANCE):
         raise ExportError(
@@ -146,7 +159,7 @@ def check_segments(segments, rows, allow_plan_dependent):
 def check_segment(segment, before):
     """What a segment gives, and why the result depends on the plan, if it does."""
     given, state = before.clone(), torch.default_generator.get_state()
-    output = segment.module(given).detach()
+    output = segment.module(given).detach().contiguous()
     draws = not torch.equal(torch.default_generator.get_state(), state)
     if not torch.equal(given, before):
         raise ExportError(

@@ -42,7 +42,7 @@ def gradients_of_segments(modules, loss, rows, parameters):
     inputs, outputs = [rows[:, :-1].contiguous()], []
     for module in modules:
         outputs.append(module(inputs[-1]))
-        inputs.append(outputs[-1].detach().requires_grad_())
+        inputs.append(outputs[-1].detach().contiguous().requires_grad_())
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
     (below,) = torch.autograd.grad(loss(inputs[-1], rows).mean(), inputs[-1])
     for value, output in zip(reversed(inputs[:-1]), reversed(outputs)):
@@ -56,6 +56,28 @@ def gradients_of_segments(modules, loss, rows, parameters):
                 total[name] += gradient
         below = found[-1]
     return outputs[-1].detach(), total
+
+
+def check_evaluation(model, sample, modules, rows):
+    """In evaluation nothing is left out of a model, and a run tells its loss: what is exported must know when it does not train."""
+    model.eval()
+    try:
+        for count in (1, TOGETHER):
+            value = given = rows[:count, :-1].contiguous()
+            with torch.no_grad():
+                seed()
+                wanted = model(*sample.inputs(given))
+                seed()
+                for module in modules:
+                    value = module.eval()(value).contiguous()
+            if differ(value, wanted, TOLERANCE):
+                raise ExportError(
+                    f"in evaluation (model.eval()) the segments do not give what {type(model).__name__} gives for {samples(count)}: a forward reads self.training where "
+                    "torch.fx follows it, or in a segment that was traced. Move that into a module of its own that has no CutPoint inside, as nn.Dropout is"
+                )
+    finally:
+        for module in (model, *modules):
+            module.train()
 
 
 def check_whole(model, sample, losses, modules, loss, rows):

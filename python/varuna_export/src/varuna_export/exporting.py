@@ -95,7 +95,7 @@ def contents_of(model, of_rows, sample, allow_plan_dependent):
     cuts.others(model, sample)
     for count in (1, checks.TOGETHER):
         output = checks.try_model(model, sample, rows[:count])
-    is_scalar = checks.check_loss(of_rows, output, rows)
+    is_scalar = checks.check_losses(of_rows, output, rows, sample)
     segments = cuts.cut(model, sample)
     held = parameters.holdings(model, segments)
     inputs, plan_dependent = checks.check_segments(segments, rows, allow_plan_dependent)
@@ -105,6 +105,7 @@ def contents_of(model, of_rows, sample, allow_plan_dependent):
     losses = losses_of(of_rows, is_scalar)
     scripted_loss = compile_loss(of_rows, is_scalar, (values[-1], shown), (output, rows))
     equality.check_whole(model, sample, losses, scripted, scripted_loss, rows)
+    equality.check_evaluation(model, sample, scripted, rows)
     exported = []
     for number, segment in enumerate(segments):
         is_last = number == len(segments) - 1

@@ -16,6 +16,8 @@ LENGTH_MAX = 1 << 20
 VALUES_MAX = 1 << 24
 # Integers of a field that states no number of its own are drawn below this: any table has two rows, and any loss over classes two of them.
 FEW_VALUES = 2
+# Of integer targets at most so many values are tried one by one.
+VALUES_TRIED = 64
 
 
 def check_whole(what, value, most):
@@ -42,6 +44,17 @@ class Tokens:
     def targets(self, rows):
         """What the loss gets beside the output, from whole rows."""
         return [rows[:, 1:]]
+
+    def target_values(self):
+        """Values of which a loss may think otherwise than of others: the first and the last ones."""
+        return sorted({value for value in (0, 1, 2, 3, self.values - 2, self.values - 1) if 0 <= value < self.values})
+
+    def uneven(self, rows, value):
+        """The same rows, but that half of the first one's targets, and all of the second one's, are this value."""
+        rows = rows.clone()
+        rows[0, : self.length // 2 + 1] = value
+        rows[1] = value
+        return rows
 
     def draw(self, count, generator):
         """Random rows of length + 1."""
@@ -123,11 +136,30 @@ class Record:
             begin += field.length
         return found
 
+    def target_values(self):
+        """Values of which a loss may think otherwise than of others: of each target that is an integer the first ones and the last."""
+        counts = [self._drawn(field) for field in self.fields.values() if field.role == "target" and field.dtype == torch.int64]
+        return sorted({value for count in counts for value in (*range(min(count, VALUES_TRIED)), count - 1)})
+
+    def uneven(self, rows, value):
+        """The same rows, but that half of the first one's integer targets, and all of the second one's, are this value, where they may be."""
+        rows, begin = rows.clone(), 0
+        for field in self.fields.values():
+            if field.role == "target" and field.dtype == torch.int64 and value < self._drawn(field):
+                rows[0, begin : begin + field.length // 2] = value
+                rows[1, begin : begin + field.length] = value
+            begin += field.length
+        return rows
+
+    def _drawn(self, field):
+        """What integers of a field are tried below."""
+        few = self.values if field.dtype == torch.float32 else min(self.values, FEW_VALUES)
+        return field.values or few
+
     def draw(self, count, generator):
         """Random rows of length + 1. The last integer means nothing."""
         columns = []
         for field in self.fields.values():
-            few = self.values if field.dtype == torch.float32 else min(self.values, FEW_VALUES)
-            columns.append(torch.randint(field.values or few, (count, field.length), generator=generator))
+            columns.append(torch.randint(self._drawn(field), (count, field.length), generator=generator))
         columns.append(torch.randint(self.values, (count, 1), generator=generator))
         return torch.cat(columns, dim=1)

@@ -79,6 +79,11 @@ fn what_does_not_go_with_an_exported_model_is_refused_with_the_reason() {
             "spec.model.exported.segments.1.output: 10 —",
         ),
         (
+            "parameters: 650",
+            "parameters: 1125899906842624",
+            "spec.model.exported.segments: parameters 1125899906843712 — at most 1125899906842624 in all segments together",
+        ),
+        (
             "parameters: 650, ",
             "",
             "spec.model.exported.segments.1.parameters: missing — 0 to",
