@@ -213,15 +213,27 @@ fn parameters_are_put_into_another_order_and_others_are_refused_by_name() {
         tensors: vec![tensor("a", &[2]), tensor("b", &[1, 3])],
         data: vec![1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0],
     };
-    let turned = shard.clone().in_order(&[tensor("b", &[1, 3]), tensor("a", &[2])]).unwrap();
-    assert_eq!(turned.data, [3.0, 4.0, 5.0, 1.0, 2.0, 30.0, 40.0, 50.0, 10.0, 20.0]);
+    let turned = shard
+        .clone()
+        .in_order(&[tensor("b", &[1, 3]), tensor("a", &[2])])
+        .unwrap();
+    assert_eq!(
+        turned.data,
+        [3.0, 4.0, 5.0, 1.0, 2.0, 30.0, 40.0, 50.0, 10.0, 20.0]
+    );
     assert_eq!(turned.values(1, 1), [10.0, 20.0]);
     assert_eq!(turned.in_order(&shard.tensors).unwrap(), shard);
     let refused = |wanted: &[ShardTensor]| shard.clone().in_order(wanted).unwrap_err();
-    assert_eq!(refused(&[tensor("c", &[2]), tensor("b", &[1, 3])]), "it has no parameter c");
+    assert_eq!(
+        refused(&[tensor("c", &[2]), tensor("b", &[1, 3])]),
+        "it has no parameter c"
+    );
     assert_eq!(
         refused(&[tensor("a", &[2]), tensor("b", &[3, 1])]),
         "its parameter b has the shape [1, 3], needed [3, 1]"
     );
-    assert_eq!(refused(&[tensor("a", &[2])]), "it has a parameter b, which the model has not");
+    assert_eq!(
+        refused(&[tensor("a", &[2])]),
+        "it has a parameter b, which the model has not"
+    );
 }
