@@ -9,7 +9,7 @@ use varuna_model::{SegmentKind, Transformer, Unit};
 use varuna_torch::TorchError;
 
 /// The forward of all segments for tokens (b, t) that come after those that the cache has seen; the cache has seen them then. Returns the
-/// activation (b, t, d) under the final norm, of which [`logits`] makes the logits.
+/// activation (b, t, d) under the final norm, of which [`super::logits`] makes the logits.
 ///
 /// # Errors
 /// A token is outside the vocabulary, there are more tokens than the cache has place for, or libtorch refuses.
@@ -46,7 +46,7 @@ pub fn forward_after(
 }
 
 /// The forward of one segment. `x_btd` is the segment's input, or the tokens (b, t) for the first.
-/// Returns the activation (b, t, d): after the last segment that under the final norm, of which [`add_loss`] makes the loss.
+/// Returns the activation (b, t, d): after the last segment that under the final norm, of which [`super::add_loss`] makes the loss.
 ///
 /// # Errors
 /// A token is outside the vocabulary, or libtorch refuses.
