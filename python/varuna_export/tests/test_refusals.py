@@ -96,6 +96,19 @@ class Refusals(support.FolderTest):
 
         self.refuses(Cut(forward), "in evaluation (model.eval()) the segments do not give what Cut gives", "self.training")
 
+    def test_a_segment_that_begins_in_place(self):
+        model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)))
+        self.refuses(model, "Sequential has no gradients, whole or cut", "in place")
+
+    def test_a_forward_that_is_too_long_to_be_followed(self):
+        def forward(self, x):
+            x = self.cut(self.first(x))
+            for _ in range(400):
+                x = x * 1.0 + 0.0
+            return self.last(x)
+
+        self.refuses(Cut(forward), "the forward is too long to be followed")
+
     def test_a_parameter_without_elements(self):
         model = layers()
         model[0].none = nn.Parameter(torch.zeros(0))

@@ -3,7 +3,7 @@
 import torch
 
 from .checks import TOGETHER, differ, samples, seed
-from .error import ExportError
+from .error import ExportError, first_line
 
 # Mostly nothing differs at all. Where a parameter is used several times, its gradients may be added in another order.
 TOLERANCE = 1e-6
@@ -85,8 +85,13 @@ def check_whole(model, sample, losses, modules, loss, rows):
     parameters, who = dict(model.named_parameters()), type(model).__name__
     for count in (1, TOGETHER):
         some = rows[:count]
-        output, gradients = gradients_of_whole(model, sample, losses, some)
-        found, found_gradients = gradients_of_segments(modules, loss, some, parameters)
+        try:
+            output, gradients = gradients_of_whole(model, sample, losses, some)
+            found, found_gradients = gradients_of_segments(modules, loss, some, parameters)
+        except RuntimeError as error:
+            raise ExportError(
+                f"{who} has no gradients, whole or cut: {first_line(error)}. An operator may change in place what the backward of another one needs"
+            ) from error
         if differ(found, output, TOLERANCE):
             raise ExportError(
                 f"the segments one after the other do not give what {who} gives for {samples(count)}: its forward does something while torch.fx follows it "

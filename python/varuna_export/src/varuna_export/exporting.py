@@ -65,7 +65,10 @@ def export(model, loss, sample, to, path=None, allow_plan_dependent=False, overw
     folder.check_target(to, overwrite)
     # A forward may change what it likes; nor does the caller's next random number change.
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), as_interpreted():
-        contents, traced = contents_of(private_copy(model), LossOfRows(private_copy(loss), sample), sample, allow_plan_dependent)
+        try:
+            contents, traced = contents_of(private_copy(model), LossOfRows(private_copy(loss), sample), sample, allow_plan_dependent)
+        except RecursionError as error:
+            raise ExportError("the forward is too long to be followed: move parts of it into modules of their own that have no CutPoint inside") from error
         digest, model_yaml = folder.write(to, written_path, contents)
     return Exported(to, digest, model_yaml, contents.plan_dependent, traced)
 
