@@ -25,6 +25,7 @@ BYTES_MAX = 150_000
 def write(name, seed, make, **options):
     torch.manual_seed(seed)
     model, loss, sample = make()
+    model.train()
     # The path that a job would name, from the root of the repository.
     path = (TARGET / name).relative_to(ROOT)
     exported = export(model, loss, sample, TARGET / name, path=path, overwrite=True, **options)
@@ -65,6 +66,7 @@ def main():
     write_records(TARGET / "mlp-data", greatest_of_four(), 8)
     write("mlp", 1, models.mlp)
     write("decoder", 2, models.decoder)
+    write("odd", 4, models.odd)
     write("noisy", 3, lambda: models.decoder(dropout=0.1), allow_plan_dependent=True)
 
 

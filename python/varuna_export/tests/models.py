@@ -14,6 +14,45 @@ def mlp():
     return model, nn.CrossEntropyLoss(), sample
 
 
+class Turned(nn.Module):
+    """Wants its tokens in the order of memory, and gives what is in another order."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(29, 16)
+
+    def forward(self, tokens):
+        return self.table(tokens.view(-1)).view(tokens.shape[0], -1, 16).transpose(1, 2)
+
+
+class Reshaped(nn.Module):
+    """Takes its input in any order of memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12 * 16, 24)
+
+    def forward(self, x):
+        return self.layer(x.reshape(x.shape[0], -1))
+
+
+class Never(nn.Dropout):
+    """A dropout that is off in training, too."""
+
+    def train(self, mode=True):
+        return super().train(False)
+
+
+def odd():
+    """A view of the tokens, an output in another order of memory, and a module that is never in training."""
+    model = nn.Sequential(Turned(), Reshaped(), nn.Sequential(Never(0.5), nn.GELU(), nn.Linear(24, 24)), nn.Linear(24, 29))
+
+    def loss(logits, targets):
+        return F.cross_entropy(logits, targets[:, -1], reduction="none")
+
+    return model, loss, Tokens(12, 29)
+
+
 class Block(nn.Module):
     """A block of a transformer that sees what is before."""
 

@@ -32,7 +32,7 @@ def train(model, loss, sample, kinds, make_optimizer, batches):
     found = []
     for rows in batches:
         optimizer.zero_grad()
-        mean = per_sample(loss, sample, model(*sample.inputs(rows[:, :-1])), rows).mean()
+        mean = per_sample(loss, sample, model(*sample.inputs(rows[:, :-1].contiguous())), rows).mean()
         mean.backward()
         optimizer.step()
         found.append(mean.item())

@@ -60,6 +60,8 @@ def gradients_of_segments(modules, loss, rows, parameters):
 
 def check_evaluation(model, sample, modules, rows):
     """In evaluation nothing is left out of a model, and a run tells its loss: what is exported must know when it does not train."""
+    # Some modules may never be in training: each goes back to what it was.
+    modes = [(part, part.training) for module in (model, *modules) for part in module.modules()]
     model.eval()
     try:
         for count in (1, TOGETHER):
@@ -76,8 +78,8 @@ def check_evaluation(model, sample, modules, rows):
                     "torch.fx follows it, or in a segment that was traced. Move that into a module of its own that has no CutPoint inside, as nn.Dropout is"
                 )
     finally:
-        for module in (model, *modules):
-            module.train()
+        for part, training in modes:
+            part.training = training
 
 
 def check_whole(model, sample, losses, modules, loss, rows):
