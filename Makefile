@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores nvrtc help setup build build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-hf test-own-models test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
+.PHONY: stores nvrtc help setup build build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-zero bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-hf test-own-models test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-mutants -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -114,6 +114,9 @@ bench-pipeline: data ## Two stages, against PyTorch's Schedule1F1B
 bench-recovery: data ## kill -9 to the next step, against torchrun; as root also a growth by 2 GiB over 1 Gb/s, against stop-and-copy
 	python3 bench/recovery.py
 	@if [ "$$(id -u)" = 0 ]; then python3 bench/growth.py; else echo "bench/growth.py is left out: it makes network namespaces, which needs root"; fi
+
+bench-zero: data ## What sharded optimizer state takes and costs with four pipelines
+	python3 bench/zero.py
 
 bench-checkpoint: data stores ## What a checkpoint costs, against torch.save and DCP
 	python3 bench/checkpoint.py

@@ -122,7 +122,7 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     varuna_open_files::raise();
     let file = job::of_run(job::read(&arguments.job)?, &arguments.run_dir)?;
-    let layout = file.job.model.layout();
+    let layout = file.job.layout();
     let steps = file.steps;
     // The data may lie with the workers only; they compare fingerprints among each other where it is known here.
     let fingerprint = job::check_data(&file.job).unwrap_or_default();

@@ -150,7 +150,7 @@ impl Query<'_> {
         let worker = |id: &WorkerId| WorkerInfo::nominal(*id, node(id.0));
         let infos = ids.iter().map(worker).collect();
         let batch = self.job.training.global_batch_size;
-        let mut request = PlanRequest::first(infos, self.job.model.layout(), batch);
+        let mut request = PlanRequest::first(infos, self.job.layout(), batch);
         if let Some(parent) = &self.parent {
             request = request.after(parent.clone());
         }

@@ -66,7 +66,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .run_dir
         .clone()
         .unwrap_or_else(|| default_folder(&file.job.name));
-    let layout = file.job.model.layout();
+    let layout = file.job.layout();
     let gpus = Gpus::of_machine(file.job.workers.device);
     let machine = Machine::at_start(gpus, arguments.workers);
     let token = token()?;

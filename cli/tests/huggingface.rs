@@ -31,6 +31,7 @@ fn shard(model: &Transformer, unit: Unit) -> Shard {
         tensors.push(ShardTensor {
             name: p.name.into_owned(),
             shape: p.shape,
+            whole: None,
         });
     }
     data.resize(3 * data.len(), 0.0);

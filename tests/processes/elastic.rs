@@ -152,7 +152,7 @@ fn a_worker_killed_under_a_plan_that_cuts_inside_a_block_costs_no_step() {
 #[test]
 fn an_interleaved_pipeline_loses_a_worker_and_is_interleaved_again() {
     let job = JobFile {
-        schedule: "interleaved",
+        pipeline: vec!["schedule: interleaved".to_owned()],
         ..two_stages()
     };
     let mut run = Run::start(&job, 4);

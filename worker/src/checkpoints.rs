@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
 use varuna_checkpoint::{CheckpointError, RateLimit, Shard, ShardTensor, Store, unit_name};
+use varuna_model::Parameter;
 use varuna_plan::{Layout, LossScaling, Moments, OptimizerProgress, StateId, Unit};
 
 /// Pauses after failed uploads: 0.25 to 0.5 s at first, doubled up to 5 to 10 s, without end. Random, so that the workers of a
@@ -166,8 +167,13 @@ impl Checkpoints {
         arrived: &mut impl FnMut(),
     ) -> Result<UnitState, CheckpointError> {
         let store = &self.inner.store;
-        let shard = store.load(id, &unit_name(store.layout(), unit), arrived).await?;
-        from_shard(&self.inner.model, &self.inner.scaling, unit, shard)
+        let shard = store.load(id, unit, arrived).await?;
+        from_shard(
+            &self.inner.model,
+            &self.inner.scaling,
+            (store.layout(), unit),
+            shard,
+        )
     }
 }
 
@@ -251,10 +257,7 @@ fn to_shard(
     copy: StateCopy,
 ) -> Shard<StateCopy> {
     let progress = copy.progress();
-    let tensors = model.unit(unit).parameters.into_iter().map(|p| ShardTensor {
-        name: p.name.into_owned(),
-        shape: p.shape,
-    });
+    let tensors = tensors(model, layout, unit);
     Shard {
         id,
         unit: unit_name(layout, unit),
@@ -262,29 +265,42 @@ fn to_shard(
         loss_scale: scaling.saved(progress.loss_scale),
         failed_in_a_row: progress.failed_in_a_row,
         moments,
-        tensors: tensors.collect(),
+        tensors,
         data: copy,
     }
+}
+
+/// The tensors of a unit's shard; of a range of a segment's state, the parts of parameters that lie in it.
+fn tensors(model: &Module, layout: Layout, unit: Unit) -> Vec<ShardTensor> {
+    let spec = model.unit(layout.whole_of(unit));
+    if layout.ranges == 1 {
+        let whole = spec.parameters.into_iter();
+        return whole.map(|p| ShardTensor::new(p.name, p.shape)).collect();
+    }
+    let range = spec.range(&layout.elements_of(unit, spec.elements()));
+    let part = |part: Parameter| {
+        let whole = spec.parameters.iter().find(|p| p.name == part.name);
+        ShardTensor {
+            whole: whole.map(|p| p.shape.clone()),
+            ..ShardTensor::new(part.name, part.shape)
+        }
+    };
+    range.parameters.into_iter().map(part).collect()
 }
 
 fn from_shard(
     model: &Module,
     scaling: &LossScaling,
-    unit: Unit,
+    (layout, unit): (Layout, Unit),
     shard: Shard,
 ) -> Result<UnitState, CheckpointError> {
-    let expected = model.unit(unit).parameters.into_iter().map(|p| ShardTensor {
-        name: p.name.into_owned(),
-        shape: p.shape,
-    });
+    let expected = tensors(model, layout, unit);
     let (id, file) = (shard.id, format!("{}.safetensors", shard.unit));
-    let shard = shard
-        .in_order(&expected.collect::<Vec<_>>())
-        .map_err(|why| match model {
-            Module::Transformer(_) => CheckpointError::Damaged { id, file, why },
-            // It may have been exported anew: the checkpoint is sound.
-            Module::Exported(_) => CheckpointError::Unsuitable { id, why },
-        })?;
+    let shard = shard.in_order(&expected).map_err(|why| match model {
+        Module::Transformer(_) => CheckpointError::Damaged { id, file, why },
+        // It may have been exported anew: the checkpoint is sound.
+        Module::Exported(_) => CheckpointError::Unsuitable { id, why },
+    })?;
     Ok(UnitState {
         progress: OptimizerProgress {
             adam_steps: shard.adam_steps,

@@ -112,7 +112,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         tracing::info!("connections to other workers are encrypted");
     }
     mesh.limit(of_job(
-        &job.model,
+        (&job.model, job.layout()),
         job.training.global_batch_size,
         backend.numerics.boundary(),
         job.training.optimizer.rule.moments(),
@@ -122,7 +122,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let member = MemberConfig {
         follows: !arguments.without.has(Ablation::Following),
         id: me,
-        layout: job.model.layout(),
+        layout: job.layout(),
         last_step: Step(job.training.steps),
         checkpoint_every: job.checkpoint.as_ref().map(varuna_api::Checkpoint::regular_steps),
         compare_every: job.compare_every_steps,

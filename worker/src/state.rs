@@ -1,49 +1,33 @@
 //! The training state of one unit in flat buffers: parameters, the optimizer's moments, gradient.
 //!
 //! Optimizer, reduction and transfer each touch one contiguous range. The module's parameters are views of the first buffer, or of
-//! its copy in a narrower format, their gradients views of the last, so that autograd accumulates where the reduction reads.
+//! its copy in a narrower format, their gradients views of the last, so that autograd accumulates where the reduction reads. A unit that is a
+//! range of a segment's state is not computed with as it is: see `gathered`.
 
 mod compute_copy;
+mod gathered;
+mod gradients;
 mod parameters;
 mod snapshot;
+mod spec;
+mod update;
 
 use crate::backend::Backend;
+pub use gathered::{Computing, GatheredUnit};
+pub use gradients::Gradients;
 pub use parameters::{UnitParameters, Units};
 pub use snapshot::{UnitSnapshot, UnitState};
+pub use spec::UnitSpec;
 use std::ops::Range;
 use std::time::Instant;
 use tch::Tensor;
-use varuna_api::{Optimizer, UpdateRule};
-use varuna_model::{Initial, Parameter, ParameterKind, Transformer, Unit, parameter};
+use varuna_model::ParameterKind;
 use varuna_plan::state::mix;
 use varuna_plan::{Moments, OptimizerProgress};
-use varuna_torch::{
-    AdamStep, FlatBuffer, LeaseError, MomentumStep, MuonStep, Parameters, Share, TorchError, fill_normal,
-};
+use varuna_torch::{FlatBuffer, LeaseError, Share, TorchError};
 
 /// Elements after the gradients: the sums of training and evaluation loss are reduced along with them.
 pub const TAIL: usize = 2;
-
-/// What a unit consists of.
-#[derive(Clone, PartialEq, Debug)]
-pub struct UnitSpec {
-    /// Its parameters, in the order of flat buffers.
-    pub parameters: Vec<Parameter>,
-    /// The matrices of a block as an optimizer sees them that treats a matrix as one: (rows, columns), in the order of flat buffers, whose first
-    /// elements they are.
-    pub matrices: Vec<[usize; 2]>,
-}
-
-impl UnitSpec {
-    /// A unit of a transformer.
-    #[must_use]
-    pub fn of(model: &Transformer, unit: Unit) -> UnitSpec {
-        UnitSpec {
-            parameters: model.parameters(unit),
-            matrices: model.block_matrices(unit),
-        }
-    }
-}
 
 /// The buffers of one unit.
 pub struct UnitBuffers {
@@ -54,11 +38,10 @@ pub struct UnitBuffers {
     first: Tensor,
     /// Without elements where the optimizer has none.
     second: Tensor,
-    gradients: Tensor,
+    /// A range of a segment's state has none before they are summed, or sent here.
+    gradients: Option<Gradients>,
     /// The memory behind weights, first and second moments: what is sent to peers and checkpoints.
     memory: [FlatBuffer; 3],
-    /// The memory behind `gradients`, for the reduction.
-    pub gradient_memory: FlatBuffer,
     /// Kinds and elements of the parameters in their order.
     kinds: Vec<(ParameterKind, usize)>,
     /// See [`UnitSpec::matrices`].
@@ -76,18 +59,38 @@ impl UnitBuffers {
     /// # Errors
     /// libtorch fails (out of memory).
     pub fn new(spec: &UnitSpec, backend: Backend, moments: Moments) -> Result<UnitBuffers, TorchError> {
+        let gradients = Gradients::zeros(spec.elements(), backend)?;
+        UnitBuffers::with_gradients(spec, backend, moments, Some(gradients))
+    }
+
+    /// The same for a range of a segment's state ([`UnitSpec::range`]), which is not computed with as it is.
+    ///
+    /// # Errors
+    /// libtorch fails (out of memory).
+    pub fn of_range(spec: &UnitSpec, backend: Backend, moments: Moments) -> Result<UnitBuffers, TorchError> {
+        UnitBuffers::with_gradients(spec, backend, moments, None)
+    }
+
+    fn with_gradients(
+        spec: &UnitSpec,
+        backend: Backend,
+        moments: Moments,
+        gradients: Option<Gradients>,
+    ) -> Result<UnitBuffers, TorchError> {
         let device = backend.device;
         let list = &spec.parameters;
-        let total: usize = list.iter().map(Parameter::elements).sum();
-        let gradient_memory = FlatBuffer::zeros(total + TAIL, device, backend.streams)?;
+        let total = spec.elements();
         let seconds = match moments {
             Moments::Adam | Moments::Muon => total,
             Moments::Momentum => 0,
         };
         let zeros = |elements| FlatBuffer::zeros(elements, device, backend.streams);
         let memory = [zeros(total)?, zeros(total)?, zeros(seconds)?];
-        let (weights, gradients) = (memory[0].tensor()?, gradient_memory.tensor()?);
-        let parameters = UnitParameters::over(list, backend, &weights).with_gradients(&gradients)?;
+        let weights = memory[0].tensor()?;
+        let parameters = match &gradients {
+            Some(own) => UnitParameters::over(list, backend, &weights).with_gradients(own.tensor())?,
+            None => UnitParameters::masters(list, backend, &weights),
+        };
         Ok(UnitBuffers {
             parameters,
             weights,
@@ -95,7 +98,6 @@ impl UnitBuffers {
             second: memory[2].tensor()?,
             gradients,
             memory,
-            gradient_memory,
             kinds: list.iter().map(|p| (p.kind, p.elements())).collect(),
             matrices: spec.matrices.clone(),
             progress: OptimizerProgress::START,
@@ -113,20 +115,19 @@ impl UnitBuffers {
         seed: u64,
     ) -> Result<UnitBuffers, TorchError> {
         let buffers = UnitBuffers::new(spec, backend, moments)?;
-        let _guard = tch::no_grad_guard();
-        for (p, (_, mut master)) in spec.parameters.iter().zip(buffers.masters()) {
-            match p.initial {
-                Initial::Normal(deviation) => {
-                    let [block, number] = p.stream;
-                    let own = [0x1717, block, number].into_iter().fold(seed, mix);
-                    fill_normal(&master, own, deviation)?;
-                }
-                Initial::Ones => drop(master.fill_(1.0)),
-                Initial::Zeros => {}
-            }
-        }
+        spec.set_initial(&buffers.weights, seed)?;
         buffers.parameters.renew_copy(&buffers.weights);
         Ok(buffers)
+    }
+
+    /// Replaces the parameters; a copy that is computed with is not made anew.
+    ///
+    /// # Errors
+    /// There are more or fewer of them.
+    pub fn set_parameters(&mut self, values: &Tensor) -> Result<(), TorchError> {
+        let _guard = tch::no_grad_guard();
+        let set = self.weights.f_copy_(values);
+        set.map(drop).map_err(|e| TorchError(e.to_string()))
     }
 
     /// The initial state of a unit whose parameters have these values, one after the other.
@@ -252,7 +253,10 @@ impl UnitBuffers {
     /// # Errors
     /// The buffer is lent out.
     pub fn gradient(&self) -> Result<Vec<f32>, LeaseError> {
-        self.gradient_memory.copy(0..self.gradient_memory.len() - TAIL)
+        match &self.gradients {
+            Some(gradients) => gradients.copy(),
+            None => Err(TorchError("a unit whose gradient was never summed".into()).into()),
+        }
     }
 
     /// Replaces the gradients; the tail stays.
@@ -260,18 +264,49 @@ impl UnitBuffers {
     /// # Errors
     /// There are not as many, or the buffer is lent out.
     pub fn set_gradient(&mut self, gradient: &[f32]) -> Result<(), LeaseError> {
-        let own = self.gradient_memory.len() - TAIL;
+        let own = self.memory[0].len();
         if gradient.len() != own {
             let given = gradient.len();
             let wrong = format!("a gradient of {given} elements for a unit of {own}");
             return Err(TorchError(wrong).into());
         }
-        self.gradient_memory.set(gradient)
+        let here = self.gradients.take().filter(|g| g.memory().len() == own + TAIL);
+        let here = match here {
+            Some(here) => here,
+            // It lay within what a segment's workers sum, and that may be in use.
+            None => Gradients::zeros(own, self.parameters.backend())?,
+        };
+        let set = here.memory().set(gradient);
+        self.gradients = Some(here);
+        set
+    }
+
+    /// The gradients, where there are some.
+    #[must_use]
+    pub fn gradients(&self) -> Option<&Gradients> {
+        self.gradients.as_ref()
+    }
+
+    /// From now on these elements of what the workers of a segment sum are the unit's gradients.
+    ///
+    /// # Errors
+    /// There are more or fewer than the unit has.
+    pub fn sum_within(&mut self, gathered: &GatheredUnit, elements: Range<usize>) -> Result<(), TorchError> {
+        self.gradients = Some(gathered.gradients().part(elements)?);
+        Ok(())
+    }
+
+    /// The master parameters, one after the other.
+    pub fn weights(&self) -> &Tensor {
+        &self.weights
     }
 
     /// Zeroes the gradients and the tail in place.
-    pub fn zero_gradients(&mut self) {
-        let _ = self.gradients.zero_();
+    ///
+    /// # Errors
+    /// libtorch refuses.
+    pub fn zero_gradients(&mut self) -> Result<(), TorchError> {
+        self.gradients.as_ref().map_or(Ok(()), Gradients::zero)
     }
 
     /// What the optimizer has counted: the same for all units of one state.
@@ -283,111 +318,5 @@ impl UnitBuffers {
     /// From now on the optimizer has counted this; nothing else changes.
     pub fn set_progress(&mut self, progress: OptimizerProgress) {
         self.progress = progress;
-    }
-
-    /// Scales the gradient by `factor` and takes one step of the optimizer with the learning rate `rate`, which leads to `after`; what the gradient
-    /// holds then is not defined. Snapshots that are still read are waited for, until `deadline`.
-    ///
-    /// # Errors
-    /// libtorch fails; or a snapshot is still read at `deadline`, and nothing has changed.
-    pub fn apply(
-        &mut self,
-        optimizer: &Optimizer,
-        rate: f64,
-        factor: f64,
-        after: OptimizerProgress,
-        deadline: Instant,
-    ) -> Result<(), LeaseError> {
-        self.wait_for_snapshots(deadline)?;
-        self.progress = after;
-        let decays = |kind| optimizer.weight_decay_on.contains(&kind);
-        let decay = |decays| if decays { optimizer.weight_decay } else { 0.0 };
-        let mut done = 0;
-        if let UpdateRule::Muon { momentum, .. } = optimizer.rule {
-            let step = MuonStep {
-                rate,
-                momentum,
-                decay: decay(decays(ParameterKind::Matrix)),
-                factor,
-            };
-            for matrix in &self.matrices {
-                let shape = matrix.map(size);
-                let end = done + shape[0] * shape[1];
-                self.each_piece(done..end, |of| self.parameters.kernels().muon(of, shape, step))?;
-                done = end;
-            }
-        }
-        for (range, decays) in parameter::ranges(self.kinds.iter().copied(), decays) {
-            let rest = size(range.start).max(done)..size(range.end);
-            if !rest.is_empty() {
-                self.each_piece(rest, |of| {
-                    self.step(optimizer.rule, of, [rate, decay(decays), factor])
-                })?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A range of the parameters in as many pieces as their copy has there.
-    fn each_piece(
-        &self,
-        range: Range<i64>,
-        step: impl Fn(&Parameters<'_>) -> Result<(), TorchError>,
-    ) -> Result<(), TorchError> {
-        for (part, copy) in self.parameters.pieces(range) {
-            let of = |all: &Tensor| all.narrow(0, part.start, part.end - part.start);
-            let [weight, gradient, first] = [&self.weights, &self.gradients, &self.first].map(of);
-            let second = (self.second.numel() > 0).then(|| of(&self.second));
-            step(&Parameters {
-                weight: &weight,
-                gradient: &gradient,
-                first: &first,
-                second: second.as_ref(),
-                copy: copy.as_ref(),
-            })?;
-        }
-        Ok(())
-    }
-
-    fn step(
-        &self,
-        rule: UpdateRule,
-        of: &Parameters<'_>,
-        [rate, decay, factor]: [f64; 3],
-    ) -> Result<(), TorchError> {
-        let kernels = self.parameters.kernels();
-        match rule {
-            UpdateRule::Adamw {
-                beta1,
-                beta2,
-                epsilon,
-            }
-            | UpdateRule::Muon {
-                beta1,
-                beta2,
-                epsilon,
-                ..
-            } => kernels.adamw(
-                of,
-                AdamStep {
-                    count: self.progress.adam_steps,
-                    rate,
-                    beta1,
-                    beta2,
-                    decay,
-                    epsilon,
-                    factor,
-                },
-            ),
-            UpdateRule::Sgd { momentum } => kernels.sgd(
-                of,
-                MomentumStep {
-                    rate,
-                    momentum,
-                    decay,
-                    factor,
-                },
-            ),
-        }
     }
 }

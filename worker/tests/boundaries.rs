@@ -44,6 +44,7 @@ impl Link for Metered {
             Tag::Activation { .. } => "activation",
             Tag::Gradient { .. } => "gradient",
             Tag::Ring { .. } => "ring",
+            Tag::Parameters { .. } => "parameters",
             Tag::Meeting { .. } => "meeting",
         };
         let mut sent = self.sent.lock().unwrap();
@@ -115,7 +116,12 @@ fn connected(case: &Case, shape: &Shape) -> BTreeMap<WorkerId, (Mesh, Receiver<P
     let listening = shape.members().into_iter().map(|me| {
         let (tell, events) = channel();
         let mesh = Mesh::listen(me, "127.0.0.1:0", move |event| drop(tell.send(event))).unwrap();
-        mesh.limit(of_job(&case.model().into(), BATCH, boundary, case.rule.moments()));
+        mesh.limit(of_job(
+            (&case.model().into(), case.layout()),
+            BATCH,
+            boundary,
+            case.rule.moments(),
+        ));
         mesh.open(generation, "secret");
         (me, (mesh, events))
     });

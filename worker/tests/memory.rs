@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::training::default_decaying;
-use varuna_api::{LearningRate, Optimizer, Packing, Precision, Schedule, Training, UpdateRule};
+use varuna_api::{LearningRate, Optimizer, Packing, Precision, Schedule, Sharding, Training, UpdateRule};
 use varuna_model::{Transformer, bert, gpt2, presets};
 use varuna_plan::cost::{Costs, Device as Link};
 use varuna_plan::schedule::stash_max;
@@ -112,6 +112,7 @@ impl Case {
                 weight_decay: 0.1,
                 weight_decay_on: default_decaying(),
                 clip_norm: Some(0.5),
+                sharding: Sharding::Off,
             },
             learning_rate: LearningRate {
                 peak: 1e-3,

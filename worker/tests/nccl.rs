@@ -227,7 +227,7 @@ fn workers_agree_on_communicators_over_the_connections_of_a_generation_which_end
             };
             let mesh = Mesh::listen(*me, "127.0.0.1:0", told).unwrap();
             mesh.limit(of_job(
-                &case.model().into(),
+                (&case.model().into(), case.layout()),
                 BATCH,
                 ElementFormat::BFloat16,
                 case.rule.moments(),

@@ -11,7 +11,7 @@ use varuna_api::quantity;
 use varuna_checkpoint::huggingface::{Elements, Export, INDEX, OwnExport};
 use varuna_checkpoint::{Location, Manifest, folder_name};
 use varuna_dataset::Tokenizer;
-use varuna_model::{Family, Model, Transformer};
+use varuna_model::{Family, Model, Transformer, Unit};
 
 /// What an import keeps beside the tokenizer's files.
 const CONFIGS: [&str; 2] = ["config.json", "generation_config.json"];
@@ -127,12 +127,22 @@ async fn write_all(
 async fn write_own(location: &Location, manifest: &Manifest, arguments: &Arguments) -> Result<(), Failure> {
     let mut export = OwnExport::new(arguments.dtype);
     let bar = Bar::of_bytes("reading", manifest.shards.iter().map(|s| s.bytes).sum());
-    for entry in &manifest.shards {
-        export.add(&location.load(manifest, &entry.unit, || {}).await?);
-        bar.add(entry.bytes);
+    let layout = manifest.layout.undivided();
+    for unit in layout.all_units() {
+        export.add(&location.load_unit(manifest, (layout, unit), || {}).await?);
+        bar.add(bytes_of(manifest, unit));
     }
     let file = export.finish().map_err(|e| Failure::Internal(e.to_string()))?;
     write(&arguments.folder.join(file.name), file.content)
+}
+
+/// Bytes of the shards of a unit of the undivided layout.
+fn bytes_of(manifest: &Manifest, whole: Unit) -> u64 {
+    let units = manifest.layout.ranges_of(whole);
+    units
+        .filter_map(|u| manifest.shards.get(u.index()))
+        .map(|s| s.bytes)
+        .sum()
 }
 
 /// Reads one unit at a time, and writes each file as soon as it is complete.
@@ -146,12 +156,13 @@ async fn write_tensors(
     let folder: &Path = &arguments.folder;
     let mut export = Export::new(model, arguments.dtype, arguments.max_shard_size).map_err(internal)?;
     let bar = Bar::of_bytes("reading", manifest.shards.iter().map(|s| s.bytes).sum());
-    for (unit, entry) in manifest.layout.all_units().zip(&manifest.shards) {
-        let shard = location.load(manifest, &entry.unit, || {}).await?;
+    let layout = manifest.layout.undivided();
+    for unit in layout.all_units() {
+        let shard = location.load_unit(manifest, (layout, unit), || {}).await?;
         for file in export.add(unit, &shard).map_err(internal)? {
             write(&folder.join(file.name), file.content)?;
         }
-        bar.add(entry.bytes);
+        bar.add(bytes_of(manifest, unit));
     }
     match export.index() {
         Some(index) => write(&folder.join(INDEX), to_json(&index)?),

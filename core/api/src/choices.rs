@@ -1,6 +1,7 @@
 //! Fields that take one of a few names, and what each name means: the resolver reads them, and the CRD's schema lists them.
 
 use crate::job::{Encryption, Precision, Restriction, WorkerDevice, WorkerTransport};
+use crate::training::Sharding;
 use serde_json::{Value, json};
 use varuna_model::{Mlp, ParameterKind};
 use varuna_plan::{Moments, Recompute, SpareCopies};
@@ -51,6 +52,9 @@ pub(crate) const DECAYS: [(&str, Decay); 4] = [
     ("wsd", Decay::AfterStable),
     ("constant", Decay::Never),
 ];
+
+/// `spec.training.optimizer.sharding`; the first where it is left out: with one or two pipelines there is nothing to share out.
+pub(crate) const SHARDINGS: [(&str, Sharding); 2] = [("none", Sharding::Off), ("zero1", Sharding::Zero1)];
 
 /// `spec.training.optimizer.weightDecayOn`.
 pub(crate) const PARAMETER_KINDS: [(&str, ParameterKind); 4] = [

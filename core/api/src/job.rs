@@ -3,7 +3,7 @@
 use crate::training::Training;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use varuna_model::Model;
+use varuna_model::{Layout, Model};
 use varuna_plan::{ScheduleSpec, SpareCopies};
 
 /// A valid job. Made by [`crate::parse_job`] only, so that no caller needs to check it again.
@@ -62,11 +62,18 @@ pub struct Job {
 pub enum Precision {
     /// 32-bit floats throughout.
     Fp32,
-    /// Parameters, activations and their gradients in 16 bits with the exponents of fp32; sums over samples, master parameters
-    /// and moments in fp32.
+    /// Parameters, activations and their gradients in 16 bits with the exponents of fp32; sums over samples, master parameters and moments in fp32.
     Bf16,
     /// The same in 16 bits with three more digits and a small range: the loss is scaled, so that gradients stay within it.
     Fp16,
+}
+
+impl Job {
+    /// The units of its state: its model's, divided into ranges where the optimizer's state is sharded.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        self.training.optimizer.sharding.layout(self.model.layout())
+    }
 }
 
 impl Precision {

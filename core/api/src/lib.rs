@@ -42,5 +42,5 @@ pub use planner::{
 };
 pub use resolve::{parse_job, parse_job_of_any_release};
 pub use steps::{steps_of_run, with_steps_of};
-pub use training::{Evaluation, Optimizer, Training, UpdateRule};
+pub use training::{Evaluation, Optimizer, Sharding, Training, UpdateRule};
 pub use worker_groups::{PodGroup, fill_in};

@@ -5,7 +5,8 @@ use crate::masking::Masking;
 use crate::packing::Packing;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use varuna_model::ParameterKind;
+use varuna_model::layout::SHARDED_RANGES;
+use varuna_model::{Layout, ParameterKind};
 use varuna_plan::{EvaluationSteps, LossScaling, Moments};
 
 /// Steps that may be skipped in a row, where the job file does not say. A bad sample spoils the steps that it is in; twenty batches in a row
@@ -82,6 +83,37 @@ pub struct Optimizer {
     pub weight_decay_on: BTreeSet<ParameterKind>,
     /// Clip the gradient's global L2 norm to this; none = no clipping.
     pub clip_norm: Option<f64>,
+    /// Who holds masters and moments. Not in the hash of jobs where all do that compute with a parameter.
+    #[serde(default, skip_serializing_if = "Sharding::is_off")]
+    pub sharding: Sharding,
+}
+
+/// Which of the workers that compute with a parameter hold its master and its moments.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Sharding {
+    /// All.
+    #[default]
+    Off,
+    /// Two of them, each range of a segment's parameters two others (`ZeRO-1`, Rajbhandari et al. 2020, with a second holder): one that is lost
+    /// takes no state with it.
+    Zero1,
+}
+
+impl Sharding {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+    fn is_off(&self) -> bool {
+        *self == Sharding::Off
+    }
+
+    /// The units of a model's state.
+    #[must_use]
+    pub fn layout(self, of_model: Layout) -> Layout {
+        match self {
+            Sharding::Off => of_model,
+            Sharding::Zero1 => of_model.in_ranges(SHARDED_RANGES),
+        }
+    }
 }
 
 /// The rule of an optimizer's step.

@@ -72,10 +72,10 @@ impl Exported {
     /// Segments and units.
     #[must_use]
     pub fn layout(&self) -> Layout {
-        Layout {
-            segments: u32::try_from(self.segments.len()).unwrap_or(u32::MAX),
-            tied: self.shared_parameters > 0,
-        }
+        Layout::new(
+            u32::try_from(self.segments.len()).unwrap_or(u32::MAX),
+            self.shared_parameters > 0,
+        )
     }
 
     /// Number of parameters of a unit.

@@ -1,9 +1,16 @@
 //! Segments, and the units of state they make.
+//!
+//! A unit is what is held, moved, saved and compared as one. It is the state of a whole segment, or, where optimizer state is sharded
+//! (ZeRO-1, Rajbhandari et al. 2020), one of several equal ranges of it: then the workers that compute with a segment share its ranges out
+//! among them. Ranges are the same for the whole life of a job, whatever its plans are, so that a unit moves, and is read from a
+//! checkpoint, as it is.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::ops::Range;
 
-/// A unit of state: segment `0..segments`, or, where weights are tied, number `segments` for the tied weight.
+/// A unit of state. Undivided it is segment `0..segments`, or, where weights are tied, number `segments` for the tied weight. Where a layout
+/// has R ranges, range r of the undivided unit u has the number `u R + r`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Unit(pub u32);
@@ -65,31 +72,69 @@ impl fmt::Display for SegmentRange {
 /// comes from a damaged document, and whatever goes through all units would go on for ever.
 pub const SEGMENTS_MAX: u32 = 1 << 20;
 
-/// A layout as it is written, before its number is checked.
+/// Most ranges of a unit that is read.
+pub const RANGES_MAX: u32 = 64;
+
+/// Most units of a layout that is read, however they come about.
+pub const UNITS_MAX: usize = SEGMENTS_MAX as usize + 1;
+
+/// Ranges of each segment's state where optimizer state is sharded: they share out evenly among 2, 3, 4, 6 or 12 workers, and nearly so among
+/// others. More would share out better, and make messages about units longer.
+pub const SHARDED_RANGES: u32 = 12;
+
+/// Workers that hold each range, where a segment has as many: one that is lost takes no state with it.
+pub const RANGE_HOLDERS: usize = 2;
+
+/// A layout as it is written, before its numbers are checked.
 #[derive(Deserialize)]
 struct WrittenLayout {
     segments: u32,
     tied: bool,
+    #[serde(default = "one")]
+    ranges: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(ranges: &u32) -> bool {
+    *ranges == 1
 }
 
 /// A layout that no model has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a layout of {0} segments; at most {SEGMENTS_MAX} are allowed")]
-pub struct TooManySegments(u32);
+pub enum ImpossibleLayout {
+    /// More segments than any model has.
+    #[error("a layout of {0} segments; at most {SEGMENTS_MAX} are allowed")]
+    Segments(u32),
+    /// More units than any model makes.
+    #[error("a layout of {0} units; at most {UNITS_MAX} are allowed")]
+    Units(usize),
+    /// No range, or more than units are divided into.
+    #[error("a layout of {0} ranges; 1 to {RANGES_MAX} are allowed")]
+    Ranges(u32),
+}
 
 impl TryFrom<WrittenLayout> for Layout {
-    type Error = TooManySegments;
-    fn try_from(written: WrittenLayout) -> Result<Layout, TooManySegments> {
-        let WrittenLayout { segments, tied } = written;
-        if segments > SEGMENTS_MAX {
-            return Err(TooManySegments(segments));
+    type Error = ImpossibleLayout;
+    fn try_from(written: WrittenLayout) -> Result<Layout, ImpossibleLayout> {
+        let WrittenLayout {
+            segments,
+            tied,
+            ranges,
+        } = written;
+        Layout {
+            segments,
+            tied,
+            ranges,
         }
-        Ok(Layout { segments, tied })
+        .checked()
     }
 }
 
 /// How the model's state divides into units: one per segment, and one more where the first and the last segment share a
-/// weight (the token embedding and the head). The tied unit is held by the holders of either end.
+/// weight (the token embedding and the head), each in as many ranges as the layout has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "WrittenLayout")]
 pub struct Layout {
@@ -97,43 +142,158 @@ pub struct Layout {
     pub segments: u32,
     /// Whether the first and the last segment share a weight.
     pub tied: bool,
+    /// Units that each segment, and the tied weight, makes: at most [`RANGES_MAX`]; 1 where every worker that computes with a segment holds
+    /// all of its state.
+    #[serde(skip_serializing_if = "is_one")]
+    pub ranges: u32,
 }
 
 impl Layout {
+    /// A layout whose units are undivided.
+    #[must_use]
+    pub const fn new(segments: u32, tied: bool) -> Layout {
+        Layout {
+            segments,
+            tied,
+            ranges: 1,
+        }
+    }
+    /// The same, where its numbers are such that a model can have.
+    ///
+    /// # Errors
+    /// One of them is not.
+    pub fn checked(self) -> Result<Layout, ImpossibleLayout> {
+        if self.segments > SEGMENTS_MAX {
+            return Err(ImpossibleLayout::Segments(self.segments));
+        }
+        match self.ranges {
+            1..=RANGES_MAX if self.units() <= UNITS_MAX => Ok(self),
+            1..=RANGES_MAX => Err(ImpossibleLayout::Units(self.units())),
+            ranges => Err(ImpossibleLayout::Ranges(ranges)),
+        }
+    }
+    /// The same segments with units of this many ranges.
+    #[must_use]
+    pub const fn in_ranges(self, ranges: u32) -> Layout {
+        Layout { ranges, ..self }
+    }
+    /// The same segments, each with one unit.
+    #[must_use]
+    pub const fn undivided(self) -> Layout {
+        self.in_ranges(1)
+    }
     /// Number of units.
     #[must_use]
     pub fn units(&self) -> usize {
-        self.segments as usize + usize::from(self.tied)
+        (self.segments as usize + usize::from(self.tied)) * self.ranges as usize
     }
     /// All units in order.
     pub fn all_units(&self) -> impl Iterator<Item = Unit> + use<> {
-        (0..self.segments + u32::from(self.tied)).map(Unit)
+        (0..(self.segments + u32::from(self.tied)) * self.ranges).map(Unit)
     }
-    /// The tied unit, where there is one.
+    /// The unit of the undivided layout that this one is a range of.
+    #[must_use]
+    pub fn whole_of(&self, unit: Unit) -> Unit {
+        Unit(unit.0 / self.ranges)
+    }
+    /// Which range of it: `0..ranges`.
+    #[must_use]
+    pub fn range_number(&self, unit: Unit) -> u32 {
+        unit.0 % self.ranges
+    }
+    /// The ranges of a unit of the undivided layout, in order.
+    pub fn ranges_of(&self, whole: Unit) -> impl DoubleEndedIterator<Item = Unit> + use<> {
+        let first = whole.0 * self.ranges;
+        (first..first + self.ranges).map(Unit)
+    }
+    /// Which elements a unit has, of as many as its undivided one has.
+    #[must_use]
+    pub fn elements_of(&self, unit: Unit, elements: usize) -> Range<usize> {
+        let (range, ranges) = (self.range_number(unit) as usize, self.ranges as usize);
+        range * elements / ranges..(range + 1) * elements / ranges
+    }
+    /// The workers that compute with a segment, in runs of at most as many as there are ranges: each run shares out all ranges, so that
+    /// everybody holds some. One run where the layout is undivided.
+    pub fn runs(&self, workers: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let runs = match self.ranges {
+            1 => 1,
+            ranges => workers.div_ceil(ranges as usize),
+        };
+        (0..runs).map(move |run| run * workers / runs..(run + 1) * workers / runs)
+    }
+    /// Of a run of `workers`, the places of those that hold a unit, the one that sends it to the others first. Ranges are shared out as a
+    /// ring sums them: the worker before place c has the sum of slice c first, the one at place c next ([`Layout::slice_of`]).
+    #[must_use]
+    pub fn places_in(&self, unit: Unit, workers: usize) -> Vec<usize> {
+        if self.ranges == 1 || workers <= RANGE_HOLDERS {
+            return (0..workers).collect();
+        }
+        let slice = self.slice_of(unit, workers);
+        vec![(slice + workers - 1) % workers, slice]
+    }
+    /// Of the `workers` that compute with a segment, the places of those that hold a unit, the one that owns its part of the norm first.
+    #[must_use]
+    pub fn places_of(&self, unit: Unit, workers: usize) -> Vec<usize> {
+        let places = |run: Range<usize>| {
+            let own = self.places_in(unit, run.len()).into_iter();
+            own.map(move |place| run.start + place)
+        };
+        self.runs(workers).flat_map(places).collect()
+    }
+    /// The most ranges of a segment that one of so many workers holds.
+    #[must_use]
+    pub fn ranges_held(&self, workers: usize) -> u64 {
+        let smallest = self.runs(workers).map(|run| run.len()).min().unwrap_or(0);
+        if self.ranges == 1 || smallest <= RANGE_HOLDERS {
+            return self.ranges.into();
+        }
+        let slice = u64::from(self.ranges).div_ceil(smallest as u64);
+        RANGE_HOLDERS as u64 * slice
+    }
+    /// The slice that a unit belongs to where a segment's ranges are shared out among a run of `workers`, in order.
+    #[must_use]
+    pub fn slice_of(&self, unit: Unit, workers: usize) -> usize {
+        self.range_number(unit) as usize * workers / self.ranges as usize
+    }
+    /// Where the slices of a run of `workers` begin, in ranges: `workers + 1` numbers.
+    #[must_use]
+    pub fn slices(&self, workers: usize) -> Vec<u32> {
+        let (ranges, workers) = (self.ranges as usize, workers.max(1));
+        let starts = (0..=workers).map(|slice| (slice * ranges).div_ceil(workers));
+        starts
+            .map(|start| u32::try_from(start).unwrap_or(u32::MAX))
+            .collect()
+    }
+    /// The tied weight as a unit of the undivided layout, where there is one.
     #[must_use]
     pub fn tied_unit(&self) -> Option<Unit> {
         self.tied.then_some(Unit(self.segments))
     }
-    /// Whether a stage with these segments holds the unit.
+    /// Whether a stage with these segments computes with the unit.
     #[must_use]
-    pub fn stage_holds(&self, range: SegmentRange, unit: Unit) -> bool {
-        if Some(unit) == self.tied_unit() {
+    pub fn stage_needs(&self, range: SegmentRange, unit: Unit) -> bool {
+        let whole = self.whole_of(unit);
+        if Some(whole) == self.tied_unit() {
             range.start == 0 || range.end == self.segments
         } else {
-            range.contains(unit.0)
+            range.contains(whole.0)
         }
     }
-    /// The units that a stage with these segments holds, in order.
+    /// The units of the undivided layout that a stage with these segments computes with, in order.
     #[must_use]
-    pub fn units_of(&self, range: SegmentRange) -> Vec<Unit> {
+    pub fn whole_units_of(&self, range: SegmentRange) -> Vec<Unit> {
         let segments = range.start.min(self.segments)..range.end.min(self.segments);
-        let tied = self.tied_unit().filter(|u| self.stage_holds(range, *u));
+        let tied = self
+            .tied_unit()
+            .filter(|u| self.undivided().stage_needs(range, *u));
         segments.map(Unit).chain(tied).collect()
     }
-    /// Units as people read them: `segments 0, 3 and the tied embedding`.
+    /// Units as people read them: `segments 0, 3 and the tied embedding`; a segment is named where any range of it is meant.
     #[must_use]
     pub fn name(&self, units: &[Unit]) -> String {
         let tied = self.tied_unit();
+        let mut units: Vec<Unit> = units.iter().map(|u| self.whole_of(*u)).collect();
+        units.dedup();
         let segments: Vec<String> = units
             .iter()
             .filter(|u| Some(**u) != tied)
@@ -160,21 +320,74 @@ impl Layout {
     }
 }
 
+/// The part of a parameter, which has the elements `own` of a segment's `all`, that lies in a range of them; none where no part does. A parameter
+/// without elements lies in the range that has its place.
+#[must_use]
+pub fn part_in_range(own: &Range<usize>, range: &Range<usize>, all: usize) -> Option<Range<usize>> {
+    let part = own.start.max(range.start)..own.end.min(range.end);
+    let is_here = match own.is_empty() {
+        true => !range.is_empty() && (range.contains(&own.start) || (own.start == all && range.end == all)),
+        false => part.start < part.end,
+    };
+    is_here.then_some(part)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn units_are_named_in_words() {
-        let layout = Layout {
-            segments: 4,
-            tied: true,
-        };
+        let layout = Layout::new(4, true);
         assert_eq!(
             layout.name(&[Unit(1), Unit(3), Unit(4)]),
             "segments 1, 3 and the tied embedding"
         );
         assert_eq!(layout.name(&[Unit(0)]), "segment 0");
+        let ranges = layout.in_ranges(3);
+        assert_eq!(
+            ranges.name(&[Unit(3), Unit(5), Unit(14)]),
+            "segment 1 and the tied embedding"
+        );
+    }
+
+    #[test]
+    fn ranges_divide_each_unit_and_each_has_two_holders_where_there_are_two() {
+        let layout = Layout::new(3, true).in_ranges(12);
+        assert_eq!(layout.units(), 48);
+        for elements in [0, 1, 7, 12, 1000] {
+            let ranges = layout.ranges_of(Unit(2)).map(|u| layout.elements_of(u, elements));
+            let all: Vec<usize> = ranges.flatten().collect();
+            assert_eq!(all, (0..elements).collect::<Vec<_>>());
+        }
+        for workers in 1..40 {
+            let mut held = vec![0; workers];
+            for unit in layout.ranges_of(Unit(1)) {
+                assert_eq!(layout.whole_of(unit), Unit(1));
+                let places = layout.places_of(unit, workers);
+                let runs = layout.runs(workers).count();
+                assert_eq!(places.len(), runs * workers.min(2), "{workers}");
+                assert!(places.windows(2).all(|p| p[0] != p[1]));
+                let slices = layout.slices(workers);
+                let slice = layout.slice_of(unit, workers);
+                assert!((slices[slice]..slices[slice + 1]).contains(&layout.range_number(unit)));
+                places.iter().for_each(|p| held[*p] += 1);
+            }
+            let (least, most) = (held.iter().min().unwrap(), held.iter().max().unwrap());
+            assert!(*least > 0 && most - least <= 2, "{workers}: {held:?}");
+            assert!(*most as u64 <= layout.ranges_held(workers), "{workers}: {held:?}");
+        }
+    }
+
+    #[test]
+    fn an_undivided_unit_has_all_workers_that_compute_with_it_as_holders() {
+        let layout = Layout::new(3, false);
+        assert_eq!(layout.places_of(Unit(1), 4), [0, 1, 2, 3]);
+        assert_eq!(layout.elements_of(Unit(1), 9), 0..9);
+        assert_eq!(layout.whole_units_of(layout.whole()), [0, 1, 2].map(Unit));
+        let text = serde_json::to_string(&layout).unwrap();
+        assert_eq!(text, r#"{"segments":3,"tied":false}"#);
+        assert_eq!(serde_json::from_str::<Layout>(&text).unwrap(), layout);
     }
 
     #[test]
@@ -185,5 +398,8 @@ mod tests {
         assert_eq!(read(SEGMENTS_MAX).unwrap().units(), 1_048_577);
         let error = read(u32::MAX).unwrap_err().to_string();
         assert!(error.contains("4294967295 segments; at most 1048576"), "{error}");
+        let text = r#"{"segments":4,"tied":true,"ranges":0}"#;
+        let error = serde_json::from_str::<Layout>(text).unwrap_err().to_string();
+        assert!(error.contains("0 ranges; 1 to 64"), "{error}");
     }
 }

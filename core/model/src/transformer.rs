@@ -57,10 +57,7 @@ impl Transformer {
     /// Segments and units.
     #[must_use]
     pub fn layout(&self) -> Layout {
-        Layout {
-            segments: 2 * self.layers + 2,
-            tied: self.tied_head,
-        }
+        Layout::new(2 * self.layers + 2, self.tied_head)
     }
 
     /// All parameters of a unit in the order of flat buffers and checkpoints: matrices and tables first, in few ranges for optimizers that do not

@@ -89,12 +89,12 @@ impl Wire {
     }
 }
 
-/// Workers that hold the same units: one communicator; a worker's rank is its place.
+/// Workers that compute with the same units: one communicator; a worker's rank is its place.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Group {
-    /// More than one, in the order of [`Plan::holders`].
+    /// More than one, in the order of [`Plan::group`].
     pub holders: Vec<WorkerId>,
-    /// What they reduce, in [`reduction_order`].
+    /// What they reduce, units of the undivided layout in [`reduction_order`].
     pub units: Vec<Unit>,
 }
 
@@ -255,7 +255,7 @@ pub fn reduction_order(layout: &Layout) -> impl Iterator<Item = Unit> + use<> {
 pub fn groups(plan: &Plan) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for unit in reduction_order(&plan.layout) {
-        let holders = plan.holders(unit);
+        let holders = plan.group(unit);
         match groups.iter_mut().find(|g| g.holders == holders) {
             Some(group) => group.units.push(unit),
             None if holders.len() > 1 || bug!(GroupOfOne) => groups.push(Group {

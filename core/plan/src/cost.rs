@@ -184,10 +184,7 @@ impl Costs {
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "segment counts are small")]
     pub fn layout(&self) -> Layout {
-        Layout {
-            segments: self.segments.len() as u32,
-            tied: self.tied_parameters > 0,
-        }
+        Layout::new(self.segments.len() as u32, self.tied_parameters > 0)
     }
 
     fn of(&self, range: SegmentRange) -> &[SegmentCost] {
@@ -309,7 +306,7 @@ mod tests {
     fn a_gpt2_of_1_5_billion_parameters_counts_them_all_once() {
         for (tied, expected) in [(true, 1_557_611_200), (false, 1_557_611_200 + 50257 * 1600)] {
             let costs = costs(tied);
-            assert_eq!(costs.layout(), Layout { segments: 98, tied });
+            assert_eq!(costs.layout(), Layout::new(98, tied));
             assert_eq!(costs.parameters(costs.layout().whole()), expected);
         }
     }

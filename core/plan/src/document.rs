@@ -233,21 +233,39 @@ impl Shape {
         let stages = stages.into_iter();
         stages.map(|j| self.pipelines[i].stages[j].segments).collect()
     }
-    /// Holders of a unit in pipeline order, then stage order; the first owns the unit's part of the norm.
+    /// The workers that compute with a unit, in pipeline order, then stage order: the ring that sums its gradient.
     #[must_use]
-    pub fn holders(&self, layout: &Layout, unit: Unit) -> Vec<WorkerId> {
+    pub fn group(&self, layout: &Layout, unit: Unit) -> Vec<WorkerId> {
         let stages = self.pipelines.iter().flat_map(|p| &p.stages);
         stages
-            .filter(|s| layout.stage_holds(s.segments, unit))
+            .filter(|s| layout.stage_needs(s.segments, unit))
             .map(|s| s.worker)
             .collect()
+    }
+    /// Holders of a unit: of its group, all or those that its range is shared out to; the first owns the unit's part of the norm.
+    #[must_use]
+    pub fn holders(&self, layout: &Layout, unit: Unit) -> Vec<WorkerId> {
+        let group = self.group(layout, unit);
+        let places = layout.places_of(unit, group.len());
+        places.into_iter().map(|place| group[place]).collect()
     }
     /// The units that a worker holds, in order; empty for a worker without a stage.
     #[must_use]
     pub fn units(&self, layout: &Layout, worker: WorkerId) -> Vec<Unit> {
         let ranges = self.segments_of(worker);
-        let held = |unit: &Unit| ranges.iter().any(|r| layout.stage_holds(*r, *unit));
-        layout.all_units().filter(held).collect()
+        let mut units = Vec::new();
+        for whole in layout.undivided().all_units() {
+            if ranges.iter().any(|r| layout.undivided().stage_needs(*r, whole)) {
+                let first = Unit(whole.0 * layout.ranges);
+                let group = self.group(layout, first);
+                let held = |unit: &Unit| {
+                    let mut places = layout.places_of(*unit, group.len()).into_iter();
+                    places.any(|place| group[place] == worker)
+                };
+                units.extend(layout.ranges_of(whole).filter(held));
+            }
+        }
+        units
     }
     /// The schedule of one of its stages.
     #[must_use]

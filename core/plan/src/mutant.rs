@@ -69,6 +69,16 @@ varuna_mutants::mutants! {
     GroupOfOne => UNIT_TESTS,
     /// The tied weight is reduced before what backwards finish first.
     TiedWeightFirst => UNIT_TESTS,
+    /// Where optimizer state is sharded, each range has one holder: it is lost with a worker.
+    OneHolderOfEachRange => UNIT_TESTS,
+    /// Where optimizer state is sharded, nobody sends its parameters to those that compute with them.
+    KeepParametersToOneself => UNIT_TESTS,
+    /// Where optimizer state is sharded, workers that send each other parameters are not connected.
+    RingNeighboursOnly => UNIT_TESTS,
+    /// Memory of sharded state is counted as if one pipeline had all of it.
+    CountStateUnshared => UNIT_TESTS,
+    /// Memory of sharded state is counted as for more pipelines than a plan has.
+    CountSharesOfOthers => UNIT_TESTS,
     /// A worker keeps the spare copy of what it holds alone.
     KeepOwnCopy => UNIT_TESTS,
     /// One holder's units go to several keepers though one has room for all.

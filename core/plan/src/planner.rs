@@ -18,7 +18,7 @@ mod state_moves;
 
 use crate::cost::Costs;
 use crate::document::Shape;
-use crate::layout::SegmentRange;
+use crate::layout::{Layout, SegmentRange};
 use crate::predict::predict;
 use crate::spare_copies::SpareCosts;
 use candidate::Candidate;
@@ -56,8 +56,9 @@ impl Planner for CostPlanner {
         Some(predict(&self.costs, shape, &speeds(workers), topology(workers)).step_ms)
     }
 
-    fn spare_costs(&self, shape: &Shape, workers: &[WorkerInfo]) -> SpareCosts {
-        spare_costs::spare_costs(&self.costs, &self.constraints, shape, workers)
+    fn spare_costs(&self, shape: &Shape, layout: &Layout, workers: &[WorkerInfo]) -> SpareCosts {
+        let planner = self.sharing_among(shape.pipelines.len(), layout);
+        spare_costs::spare_costs(&planner, shape, *layout, workers)
     }
 
     fn learn(&mut self, factors: &BTreeMap<u32, f64>) {
@@ -99,8 +100,12 @@ impl CostPlanner {
     pub fn explain(&self, request: &PlanRequest) -> Result<Explained, Infeasible> {
         let decision = self.decide(request)?;
         let chosen = &decision.chosen;
+        let pipelines = decision.shape.pipelines.len();
+        let as_shared = self.sharing_among(pipelines, &request.layout);
         Ok(Explained {
-            memory_bytes: self.problem(request).memory_bytes(&decision.shape),
+            memory_bytes: as_shared
+                .problem(request, pipelines)
+                .memory_bytes(&decision.shape),
             parts: chosen.parts,
             moved_bytes: decision.moved_bytes,
             runners_up: explain::runners_up(chosen, &decision.found),
@@ -110,17 +115,71 @@ impl CostPlanner {
         })
     }
 
-    fn problem<'a>(&'a self, request: &'a PlanRequest) -> Problem<'a> {
+    fn problem<'a>(&'a self, request: &'a PlanRequest, min_pipelines: usize) -> Problem<'a> {
         Problem {
             costs: &self.costs,
             constraints: &self.constraints,
             request,
             topology: topology(&request.workers),
+            min_pipelines: if bug!(CountSharesOfOthers) {
+                1
+            } else {
+                min_pipelines
+            },
         }
     }
 
+    /// The planner of the same job where at least so many pipelines share out the state of each segment.
+    fn sharing_among(&self, pipelines: usize, layout: &Layout) -> CostPlanner {
+        let mut planner = self.clone();
+        if layout.ranges > 1 && !bug!(CountStateUnshared) {
+            let held = layout.ranges_held(pipelines);
+            planner.costs.parameter = self.costs.parameter.sharded(held, layout.ranges.into());
+        }
+        planner
+    }
+
+    /// The numbers of pipelines from which on a worker holds less of each segment's state, the least first. Where nothing limits memory,
+    /// or nothing is shared out, it makes no difference.
+    fn sharings(&self, request: &PlanRequest) -> Vec<usize> {
+        let problem = self.problem(request, 1);
+        let is_limited = request.workers.iter().any(|w| problem.capacity(w) < u64::MAX);
+        let mut sharings = vec![1];
+        if request.layout.ranges > 1 && is_limited {
+            let mut least = request.layout.ranges_held(1);
+            for pipelines in 2..=request.workers.len() {
+                let held = request.layout.ranges_held(pipelines);
+                if held < least {
+                    sharings.push(pipelines);
+                    least = held;
+                }
+            }
+        }
+        sharings
+    }
+
+    /// The best shape of those that are found with what a parameter takes if at least 1, 3, 4 and so on pipelines share out state: memory decides
+    /// which cuts are possible, and depends on how many pipelines there are.
     fn decide(&self, request: &PlanRequest) -> Result<Decision, Infeasible> {
-        let problem = self.problem(request);
+        let mut best: Result<Decision, Infeasible> = Err(Infeasible(String::new()));
+        for (i, pipelines) in self.sharings(request).into_iter().enumerate() {
+            let planner = self.sharing_among(pipelines, &request.layout);
+            let decided = planner.decide_among(request, pipelines);
+            let problem = self.problem(request, pipelines);
+            let ms = |d: &Decision| problem.effective_ms(&d.shape.predicted);
+            match (&best, &decided) {
+                (Ok(best), Ok(other)) if ms(other) >= ms(best) => {}
+                (Ok(_), Err(_)) => {}
+                // What is said of the least sharing is true of all.
+                (Err(_), Err(_)) if i > 0 => {}
+                _ => best = decided,
+            }
+        }
+        best
+    }
+
+    fn decide_among(&self, request: &PlanRequest, pipelines: usize) -> Result<Decision, Infeasible> {
+        let problem = self.problem(request, pipelines);
         let workers = infeasible::offered(&problem)?;
         let pools = search::search(problem, &workers);
         let Some((mut chosen, placed)) = search::choice::choose(&problem, &pools, workers.len()) else {
@@ -139,6 +198,9 @@ impl CostPlanner {
             moved_bytes = state_moves::moved_bytes(&problem, &interleaved);
             found.push(std::mem::replace(&mut chosen, described));
             shape = interleaved;
+        }
+        if shape.pipelines.len() < pipelines && !bug!(CountSharesOfOthers) {
+            return Err(infeasible::why_no_plan(&problem, workers.len()));
         }
         refine::spares::name(&problem, &mut shape, &workers, &pools);
         let scored = pools.iter().map(search::PoolSearch::scored).sum();

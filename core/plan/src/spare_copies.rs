@@ -60,12 +60,14 @@ pub struct SpareCosts {
 }
 
 impl SpareCosts {
-    fn copy(&self, unit: Unit) -> u64 {
-        self.copy_bytes.get(unit.index()).copied().unwrap_or(0)
+    fn copy(&self, layout: &Layout, unit: Unit) -> u64 {
+        let whole = self.copy_bytes.get(layout.whole_of(unit).index());
+        whole.map_or(0, |bytes| bytes / u64::from(layout.ranges))
     }
 
-    fn send(&self, unit: Unit) -> f64 {
-        self.send_ms.get(unit.index()).copied().unwrap_or(0.0)
+    fn send(&self, layout: &Layout, unit: Unit) -> f64 {
+        let whole = self.send_ms.get(layout.whole_of(unit).index());
+        whole.map_or(0.0, |ms| ms / f64::from(layout.ranges))
     }
 }
 
@@ -95,6 +97,7 @@ pub fn keepers(
     let stages = shape.pipelines.iter().flat_map(|p| &p.stages);
     let members = stages.map(|s| s.worker).filter(|w| seen.insert(*w));
     let mut choice = Choice {
+        layout,
         locations,
         order: members.filter(|w| able(*w) || bug!(KeeperThatCannot)).collect(),
         kept: BTreeMap::new(),
@@ -124,6 +127,7 @@ struct Kept {
 }
 
 struct Choice<'a> {
+    layout: &'a Layout,
     locations: &'a BTreeMap<WorkerId, Location<'a>>,
     /// Members that can keep, in the order of pipelines and stages.
     order: Vec<WorkerId>,
@@ -134,9 +138,9 @@ struct Choice<'a> {
 impl Choice<'_> {
     /// The worker that keeps all these units of the holder; none where nobody has room for them.
     fn take(&mut self, holder: WorkerId, units: &[Unit]) -> Option<WorkerId> {
-        let bytes = units
-            .iter()
-            .fold(0_u64, |sum, u| sum.saturating_add(self.costs.copy(*u)));
+        let bytes = units.iter().fold(0_u64, |sum, u| {
+            sum.saturating_add(self.costs.copy(self.layout, *u))
+        });
         let at = self.order.iter().position(|w| *w == holder)?;
         let (before, after) = self.order.split_at(at);
         let own = usize::from(!bug!(KeepOwnCopy));

@@ -21,7 +21,7 @@ varuna_mutants::mutants! {
     /// Roll-forward applies without the reduced norm.
     ForgetNorm => unit_tests_and_seeds("b", 0),
     /// Go as soon as one member is ready; members obey.
-    GoEarly => unit_tests_and_seeds("bfg", 0),
+    GoEarly => unit_tests_and_seeds("befg", 0),
     /// The plan is sent before it is persisted.
     SendBeforePersist => unit_tests_and_seeds("a", 0),
     /// The record is written without compare-and-swap.
@@ -115,7 +115,7 @@ varuna_mutants::mutants! {
     /// State is taken over while a fence waits.
     AdoptBeforeFence => UNIT_TESTS,
     /// A member is ready before it is connected to its peers.
-    ReadyUnconnected => unit_tests_and_seeds("f", 400),
+    ReadyUnconnected => unit_tests_and_seeds("f", 800),
     /// State that is being overwritten still counts as held.
     KeepReplacedState => UNIT_TESTS,
     /// The decision that led to a state does not travel with it.

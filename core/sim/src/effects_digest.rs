@@ -128,7 +128,7 @@ structs! {
     OptimizerProgress { adam_steps, loss_scale, failed_in_a_row },
     LossScale { factor, clean_steps },
     Divergence { step, failed_in_a_row, loss_scale },
-    Layout { segments, tied },
+    Layout { segments, tied, ranges },
     SegmentRange { start, end },
     SampleRange { start, end },
     Stage { worker, segments, recompute },

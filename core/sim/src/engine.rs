@@ -1,63 +1,24 @@
 //! The modelled engine: tensors are hashes, a step is one forward, one backward and a reduction around the ring of
-//! each unit's holders.
+//! those that compute with each unit. Where they share its ranges out, each begins the step by sending what it owns to those that lack it.
 //!
 //! Everything carries information (generation, samples) that only the checker reads.
 
+mod values;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+pub(crate) use values::{Contribution, Held, SCALING, UnitState, applied_bits, initial_bits};
+use values::{NOT_HELD, norm};
 use varuna_plan::state::{UnitNorm, mix};
-use varuna_plan::{
-    Decision, Generation, LossScaling, OptimizerProgress, Plan, ScaleFactor, StateId, Step, Unit, WorkerId,
-};
-
-/// A worker's share of a unit's gradient.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Contribution {
-    /// For the checker: the generation that computed it.
-    pub(crate) run_gen: Generation,
-    /// Samples covered.
-    pub(crate) samples: (u64, u64),
-    /// For a tied unit: 1 = as the first segment's, 2 = as the last segment's.
-    pub(crate) roles: u8,
-    pub(crate) bits: u64,
-}
-
-/// A unit's state on one worker.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Held {
-    pub(crate) id: StateId,
-    pub(crate) state: UnitState,
-}
-
-/// What a worker, a checkpoint or a message holds of a unit.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct UnitState {
-    pub(crate) bits: u64,
-    pub(crate) progress: OptimizerProgress,
-}
-
-impl UnitState {
-    /// The state that the job's seed gives.
-    pub(crate) fn initial(unit: Unit) -> UnitState {
-        UnitState {
-            bits: initial_bits(unit),
-            progress: OptimizerProgress::initial(&SCALING),
-        }
-    }
-}
-
-/// How all jobs scale their loss: within a few steps it falls to its minimum and rises again.
-pub(crate) const SCALING: LossScaling = LossScaling::Dynamic {
-    initial: ScaleFactor::two_to(3),
-    minimum: ScaleFactor::ONE,
-    window: 2,
-};
+use varuna_plan::{Decision, Generation, OptimizerProgress, Plan, StateId, Step, Unit, WorkerId};
 
 /// The step in hand.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) plan: Arc<Plan>,
     pub(crate) step: Step,
+    /// The parameters that others lack are on their way to them.
+    parameters_sent: bool,
     forwarded: Option<u64>,
     backwarded: bool,
     /// Contributions that went on to the next of the ring: by unit, and whose they are.
@@ -73,6 +34,8 @@ pub(crate) struct Reduced {
     /// For the checker: the generation that ran it, and whether something of another generation went in.
     pub(crate) generation: Generation,
     pub(crate) foreign: bool,
+    /// For the checker: parameters of several states were computed with.
+    pub(crate) mixed: bool,
 }
 
 type Mail<K> = BTreeMap<(Generation, K), u64>;
@@ -96,6 +59,7 @@ pub(crate) struct Engine {
     pub(crate) any_generation: bool,
     forwards: Mail<Step>,
     backwards: Mail<Step>,
+    parameters: BTreeMap<(Generation, Step, Unit), Held>,
     parts: BTreeMap<(Generation, Step, Unit, WorkerId), Contribution>,
 }
 
@@ -103,36 +67,11 @@ pub(crate) struct Engine {
 pub(crate) enum Output {
     Forward(WorkerId, Step, u64),
     Backward(WorkerId, Step, u64),
+    /// To who computes with a unit and does not hold it: its parameters.
+    Parameters(WorkerId, Step, Unit, Held),
     /// To the next of the unit's ring: somebody's contribution.
     Reduce(WorkerId, Step, Unit, WorkerId, Contribution),
     Prepared(Vec<(Unit, UnitNorm)>),
-}
-
-pub(crate) fn initial_bits(unit: Unit) -> u64 {
-    mix(42, u64::from(unit.0))
-}
-
-pub(crate) fn applied_bits(bits: u64, reduced: u64, decision: &Decision) -> u64 {
-    if decision.overflow {
-        return bits; // the step counts, and changes nothing
-    }
-    mix(mix(bits, reduced), decision.norm2.to_bits())
-}
-
-/// `overflow_percent`: of a hundred gradients, so many are not finite; which ones, follows from their bits.
-fn norm(reduced: u64, last: bool, overflow_percent: u64, before: OptimizerProgress) -> UnitNorm {
-    if mix(reduced, 5) % 100 < overflow_percent {
-        let norm2 = if reduced.is_multiple_of(2) {
-            f64::INFINITY
-        } else {
-            f64::NAN
-        };
-        return UnitNorm::new(norm2, if last { norm2 } else { 0.0 }, None, before);
-    }
-    // 52 bits are exact in a f64
-    let part = |bits: u64| f64::from(u32::try_from(bits & 0xffff_ffff).unwrap_or(0));
-    let norm2 = part(reduced >> 32) * 4_294_967_296.0 + part(reduced);
-    UnitNorm::new(norm2, if last { part(reduced) / 1e9 } else { 0.0 }, None, before)
 }
 
 impl Engine {
@@ -141,6 +80,9 @@ impl Engine {
     }
     pub(crate) fn backward(&mut self, generation: Generation, step: Step, bits: u64) {
         self.backwards.insert((generation, step), bits);
+    }
+    pub(crate) fn parameters(&mut self, generation: Generation, step: Step, unit: Unit, held: Held) {
+        self.parameters.insert((generation, step, unit), held);
     }
     pub(crate) fn part(
         &mut self,
@@ -156,6 +98,7 @@ impl Engine {
         if !self.any_generation {
             self.forwards.retain(|(g, _), _| *g != generation);
             self.backwards.retain(|(g, _), _| *g != generation);
+            self.parameters.retain(|(g, _, _), _| *g != generation);
             self.parts.retain(|(g, _, _, _), _| *g != generation);
         }
     }
@@ -169,6 +112,7 @@ impl Engine {
         self.job = Some(Job {
             plan,
             step,
+            parameters_sent: false,
             forwarded: None,
             backwarded: false,
             passed_on: BTreeSet::new(),
@@ -222,7 +166,14 @@ impl Engine {
         let round = plan.shape.schedule.kind.workers(pipeline.stages.len());
         let next = pipeline.stages[..round].get(j + 1).map(|s| s.worker);
         let units = plan.units(me);
+        if !job.parameters_sent {
+            job.parameters_sent = true;
+            self.send_parameters(me, &plan, step, outputs);
+        }
         if job.forwarded.is_none() {
+            let Some(weights) = self.weights(me, &plan, step) else {
+                return;
+            };
             let start = mix(step.0, mix(samples.0, samples.1));
             let input = if j == 0 {
                 Some(start)
@@ -230,8 +181,8 @@ impl Engine {
                 self.take(true, g, step)
             };
             let Some(input) = input else { return };
-            let weight = |u: &Unit| self.held.get(u).map_or(0xDEAD, |h| h.state.bits);
-            let bits = units.iter().fold(input, |h, u| mix(h, weight(u)));
+            self.reduced.mixed |= weights.values().any(|a| weights.values().any(|b| a.id != b.id));
+            let bits = weights.values().fold(input, |h, held| mix(h, held.state.bits));
             job.forwarded = Some(bits);
             outputs.extend(next.map(|to| Output::Forward(to, step, bits)));
         }
@@ -249,28 +200,66 @@ impl Engine {
             self.contribute(me, &plan, step, bits, samples);
         }
         self.pass_on(me, job, outputs);
+        // A worker is on the way of all that it computes with, whoever holds the sum.
+        let is_passed_on = |unit: Unit| self.contributions(&plan, step, unit).is_some();
+        let needed = plan.whole_units(me).into_iter();
+        let mut needed = needed.flat_map(|whole| plan.layout.ranges_of(whole));
+        let all_passed_on = needed.all(is_passed_on);
         self.reduce(&plan, step, &units);
-        if units.iter().all(|u| self.reduced.units.contains_key(u)) {
+        if all_passed_on && units.iter().all(|u| self.reduced.units.contains_key(u)) {
             job.over = true;
             self.parts.retain(|(of, s, _, _), _| *of != g || *s > step);
-            let last = Unit(plan.layout.segments - 1);
+            self.parameters.retain(|(of, s, _), _| *of != g || *s > step);
+            let last = plan.layout.ranges_of(Unit(plan.layout.segments - 1));
+            let last = last.last().unwrap_or(Unit(0));
             outputs.push(Output::Prepared(self.prepared(last, overflow_percent)));
         }
+    }
+
+    /// Sends what this worker owns to those that compute with it and do not hold it.
+    fn send_parameters(&self, me: WorkerId, plan: &Plan, step: Step, outputs: &mut Vec<Output>) {
+        for unit in plan.units(me) {
+            let Some(held) = self.held.get(&unit) else {
+                continue;
+            };
+            let send = |to| Output::Parameters(to, step, unit, *held);
+            outputs.extend(plan.receivers_of(me, unit).into_iter().map(send));
+        }
+    }
+
+    /// The parameters of all units that this worker computes with, once those that it does not hold have come.
+    fn weights(&self, me: WorkerId, plan: &Plan, step: Step) -> Option<BTreeMap<Unit, Held>> {
+        let gathered = plan.gathered(me);
+        let of = |unit: Unit| {
+            if !gathered.contains(&unit) {
+                let held = self.held.get(&unit).copied();
+                return Some((unit, held.unwrap_or(NOT_HELD)));
+            }
+            let fits = |((g, s, u), _): &(&(Generation, Step, Unit), &Held)| {
+                (*s, *u) == (step, unit) && (*g == plan.generation || self.any_generation)
+            };
+            let found = self.parameters.iter().find(fits);
+            found.map(|(_, held)| (unit, *held))
+        };
+        let needed = plan.whole_units(me).into_iter();
+        needed
+            .flat_map(|whole| plan.layout.ranges_of(whole))
+            .map(of)
+            .collect()
     }
 
     fn contribute(&mut self, me: WorkerId, plan: &Plan, step: Step, bits: u64, samples: (u64, u64)) {
         let ranges = plan.segments_of(me);
         let first = ranges.iter().any(|r| r.start == 0);
         let last = ranges.iter().any(|r| r.end == plan.layout.segments);
-        for unit in plan.units(me) {
-            let tied = Some(unit) == plan.layout.tied_unit();
+        for (unit, held) in self.weights(me, plan, step).unwrap_or_default() {
+            let tied = Some(plan.layout.whole_of(unit)) == plan.layout.tied_unit();
             let ends = u8::from(first) | (u8::from(last) << 1);
-            let weight = self.held.get(&unit).map_or(0, |h| h.state.bits);
             let part = Contribution {
                 run_gen: plan.generation,
                 samples,
                 roles: if tied { ends } else { 1 },
-                bits: mix(mix(bits, u64::from(unit.0)), weight),
+                bits: mix(mix(bits, u64::from(unit.0)), held.state.bits),
             };
             self.parts.insert((plan.generation, step, unit, me), part);
         }
@@ -279,7 +268,7 @@ impl Engine {
     /// Each contribution travels along the ring, from holder to holder, until everyone has it.
     fn pass_on(&self, me: WorkerId, job: &mut Job, outputs: &mut Vec<Output>) {
         for ((generation, step, unit, of), part) in &self.parts {
-            let ring = job.plan.holders(*unit);
+            let ring = job.plan.group(job.plan.layout.whole_of(*unit));
             let fits = *step == job.step && (*generation == job.plan.generation || self.any_generation);
             let Some(place) = ring.iter().position(|w| *w == me).filter(|_| fits) else {
                 continue;
@@ -291,20 +280,24 @@ impl Engine {
         }
     }
 
+    /// What all workers of a unit's ring have put in, in its order; none before all of it is here.
+    fn contributions(&self, plan: &Plan, step: Step, unit: Unit) -> Option<Vec<Contribution>> {
+        let here = |w: &WorkerId| {
+            let fits = |((g, s, u, of), _): &(&(Generation, Step, Unit, WorkerId), &Contribution)| {
+                *s == step && *u == unit && of == w && (*g == plan.generation || self.any_generation)
+            };
+            self.parts.iter().find(fits).map(|(_, part)| *part)
+        };
+        let group = plan.group(plan.layout.whole_of(unit)).iter();
+        group.map(here).collect()
+    }
+
     fn reduce(&mut self, plan: &Plan, step: Step, units: &[Unit]) {
         for unit in units {
             if self.reduced.units.contains_key(unit) {
                 continue;
             }
-            let holders = plan.holders(*unit);
-            let here = |w: &WorkerId| {
-                let fits = |((g, s, u, of), _): &(&(Generation, Step, Unit, WorkerId), &Contribution)| {
-                    *s == step && u == unit && of == w && (*g == plan.generation || self.any_generation)
-                };
-                self.parts.iter().find(fits).map(|(_, part)| *part)
-            };
-            let parts: Vec<Contribution> = holders.iter().filter_map(here).collect();
-            if parts.len() == holders.len() {
+            if let Some(parts) = self.contributions(plan, step, *unit) {
                 let sum = parts.iter().fold(0u64, |s, c| s.wrapping_add(c.bits));
                 self.reduced.units.insert(*unit, (sum, parts));
             }

@@ -123,6 +123,7 @@ pub fn import(
             own.push(ShardTensor {
                 name: p.name.clone().into_owned(),
                 shape: p.shape,
+                whole: None,
             });
         }
         // Moments that have seen no gradient.

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::{Layout, Moments, StateId};
 
 /// The version of the format that this build writes. Since version 3 digests are BLAKE3; since version 4 shards hold the loss
-/// scale; version 5 has SGD's momentum, version 6 Muon's.
-pub const FORMAT_VERSION: u32 = 6;
+/// scale; version 5 has SGD's momentum, version 6 Muon's; version 7 has units that are ranges of a segment's state.
+pub const FORMAT_VERSION: u32 = 7;
 /// The oldest version that this build reads. Version 1 had one shard for each block; since version 2 each half of a block has its
 /// own.
 const OLDEST_VERSION: u32 = 2;
@@ -38,8 +38,9 @@ pub struct Facts {
 
 impl Facts {
     /// The version of this job's checkpoints: builds that know no other moments than Adam's still read those that have them.
-    fn format_version(&self) -> u32 {
+    fn format_version(&self, layout: Layout) -> u32 {
         match self.moments {
+            _ if layout.ranges > 1 => 7,
             Moments::Adam => 4,
             Moments::Momentum => 5,
             Moments::Muon => 6,
@@ -86,7 +87,7 @@ impl Manifest {
     #[must_use]
     pub fn new(id: StateId, layout: Layout, facts: Facts, shards: Vec<ShardEntry>) -> Manifest {
         Manifest {
-            format_version: facts.format_version(),
+            format_version: facts.format_version(layout),
             state: id,
             layout,
             next_sample: id.step.0.saturating_mul(facts.global_batch_size),
@@ -160,7 +161,7 @@ impl Manifest {
     /// It is of another model; the error names each field that differs, the job's value, and that of the checkpoint.
     pub fn suits(&self, facts: &Facts, layout: Layout) -> Result<(), CheckpointError> {
         let (own, of_job) = (sizes(&self.facts.model), sizes(&facts.model));
-        if own == of_job && self.layout == layout {
+        if own == of_job && self.layout.undivided() == layout.undivided() {
             return Ok(());
         }
         let fields = own.keys().chain(of_job.keys()).collect::<BTreeSet<_>>();

@@ -25,13 +25,18 @@ pub fn parse_folder(name: &str) -> Option<StateId> {
     (parts.next().is_none() && folder_name(id) == name && id.is_possible()).then_some(id)
 }
 
-/// `segment-007`, or `tied` for the weight that the first and the last segment share.
+/// `segment-007`, or `tied` for the weight that the first and the last segment share; where units are ranges of these, `segment-007-range-02`.
 #[must_use]
 pub fn unit_name(layout: Layout, unit: Unit) -> String {
-    if layout.tied_unit() == Some(unit) {
+    let whole = layout.whole_of(unit);
+    let name = if layout.tied_unit() == Some(whole) {
         "tied".to_owned()
     } else {
-        format!("segment-{:03}", unit.0)
+        format!("segment-{:03}", whole.0)
+    };
+    match layout.ranges {
+        1 => name,
+        _ => format!("{name}-range-{:02}", layout.range_number(unit)),
     }
 }
 

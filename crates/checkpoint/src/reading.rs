@@ -4,14 +4,14 @@
 use crate::CheckpointError;
 use crate::location::Location;
 use crate::manifest::{Manifest, ShardEntry};
-use crate::name::MANIFEST;
+use crate::name::{MANIFEST, unit_name};
 use crate::shard::{Keep, Shard, ShardReader};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{GetResultPayload, ObjectStore};
 use std::fs::File;
 use std::io::Read;
-use varuna_plan::StateId;
+use varuna_plan::{Layout, StateId, Unit};
 
 /// A shard is read by several ranged requests at a time: one request has the speed of one connection.
 const REQUEST_BYTES: usize = 8 << 20;
@@ -32,6 +32,40 @@ impl Location {
         arrived: impl FnMut(),
     ) -> Result<Shard, CheckpointError> {
         self.read(manifest, unit, Keep::All, arrived).await
+    }
+
+    /// Reads a unit of a layout, whichever ranges the checkpoint's units are: those of the layout are read as they are, others are joined and
+    /// cut. `arrived` is called for each part that arrives.
+    ///
+    /// # Errors
+    /// The store fails, or a shard is missing or damaged.
+    pub async fn load_unit(
+        &self,
+        manifest: &Manifest,
+        (layout, unit): (Layout, Unit),
+        mut arrived: impl FnMut(),
+    ) -> Result<Shard, CheckpointError> {
+        let own = manifest.layout;
+        if own.ranges == layout.ranges {
+            return self.load(manifest, &unit_name(layout, unit), arrived).await;
+        }
+        let (id, whole) = (manifest.state, layout.whole_of(unit));
+        let name = unit_name(own.undivided(), whole);
+        let mut shard = if own.ranges == 1 {
+            self.load(manifest, &name, arrived).await?
+        } else {
+            let mut ranges = Vec::new();
+            for range in own.ranges_of(whole) {
+                ranges.push(self.load(manifest, &unit_name(own, range), &mut arrived).await?);
+            }
+            Shard::joined(name.clone(), ranges).map_err(|why| damaged(id, &name, why))?
+        };
+        if layout.ranges > 1 {
+            let elements = layout.elements_of(unit, shard.parameters());
+            let cut = shard.range(unit_name(layout, unit), elements);
+            shard = cut.map_err(|why| damaged(id, &name, why))?;
+        }
+        Ok(shard)
     }
 
     /// Like [`Location::load`], for somebody who only asks whether the shard is sound: nothing of it is kept.

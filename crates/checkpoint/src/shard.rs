@@ -5,6 +5,7 @@
 //! and one that is read goes to where it is wanted at once: nothing here copies it as a whole.
 
 mod file;
+mod ranges;
 mod reader;
 
 pub use file::ShardFile;
@@ -14,7 +15,7 @@ use crate::{CheckpointError, DataDigest};
 use bytes::Bytes;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use varuna_plan::{LossScale, Moments, StateId};
 
@@ -34,8 +35,10 @@ const KEY: &str = "varuna";
 pub struct ShardTensor {
     /// The parameter's name within its segment, as in GPT-2's published checkpoints.
     pub name: String,
-    /// Its shape.
+    /// Its shape; of a part of a parameter, how many elements that has.
     pub shape: Vec<usize>,
+    /// The shape of the parameter, where this is a part of it: the unit is a range of a segment's state.
+    pub whole: Option<Vec<usize>>,
 }
 
 impl ShardTensor {
@@ -84,6 +87,9 @@ struct Header {
     moments: Moments,
     /// The parameters in their order: safetensors keeps none.
     order: Vec<String>,
+    /// Since format 7: of the parameters that the file has a part of, the shapes of the whole.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    whole_shapes: BTreeMap<String, Vec<usize>>,
     /// Of everything after the header.
     #[serde(flatten)]
     digest: DataDigest,
@@ -224,6 +230,7 @@ impl<D: AsRef<[f32]>> Shard<D> {
             failed_in_a_row: self.failed_in_a_row,
             moments: self.moments,
             order: self.tensors.iter().map(|t| t.name.clone()).collect(),
+            whole_shapes: whole_shapes(&self.tensors),
             digest,
         };
         let text = serde_json::to_string(&header).map_err(|e| damaged(&e))?;
@@ -270,6 +277,13 @@ fn damaged(id: StateId, unit: &str, why: impl ToString) -> CheckpointError {
         file: format!("{unit}.safetensors"),
         why: why.to_string(),
     }
+}
+
+fn whole_shapes(tensors: &[ShardTensor]) -> BTreeMap<String, Vec<usize>> {
+    let parts = tensors.iter();
+    parts
+        .filter_map(|t| Some((t.name.clone(), t.whole.clone()?)))
+        .collect()
 }
 
 /// The header of a shard's file, and where its data are.

@@ -66,7 +66,7 @@ impl Store {
             .transpose()?;
         Ok(Some(Store {
             other_job,
-            ..Store::new(location, job.model.layout(), facts)
+            ..Store::new(location, job.layout(), facts)
         }))
     }
 

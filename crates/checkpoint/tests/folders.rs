@@ -6,10 +6,7 @@ use varuna_checkpoint::{Facts, Location, RateLimit, Shard, Store, folder_name, u
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, Layout, StateId, Step, Unit};
 
-const LAYOUT: Layout = Layout {
-    segments: 2,
-    tied: false,
-};
+const LAYOUT: Layout = Layout::new(2, false);
 
 fn id(step: u64) -> StateId {
     StateId {

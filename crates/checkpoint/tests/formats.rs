@@ -1,7 +1,7 @@
 //! A checkpoint of each format since version 2 is verified and restored by this build, and saved again as one of the present format.
 //!
 //! `testdata/format-N` is what `varuna run` of a build of that format left of a job of a few steps: 2 of commit 68ab548, 3 of 37cd3d0,
-//! 4 to 6 of the commits that brought them; 5 is of a job with SGD, 6 of one with Muon.
+//! 4 to 7 of the commits that brought them; 5 is of a job with SGD, 6 of one with Muon, 7 of one with sharded state.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 use object_store::memory::InMemory;
@@ -56,12 +56,13 @@ fn old_file(id: StateId, unit: &str) -> Vec<u8> {
 }
 
 /// What a fixture's shards hold besides its tensors: applied steps and the loss scale.
-const HELD: [(u32, u64, Option<LossScale>); 5] = [
+const HELD: [(u32, u64, Option<LossScale>); 6] = [
     (2, 3, None),
     (3, 3, None),
     (4, APPLIED, Some(SCALE)),
     (5, 3, None),
     (6, 3, None),
+    (7, 3, None),
 ];
 const APPLIED: u64 = 2;
 const SCALE: LossScale = LossScale {
@@ -106,12 +107,23 @@ async fn a_checkpoint_of_each_format_is_restored_and_saved_again_in_the_present_
         assert_eq!(after.format_version, format.max(4));
         assert!(!after.shards.iter().any(is_sha));
         assert_eq!(shards(store.location(), &after).await, restored);
+        // Whatever its units are, the ranges of a layout are had from it, and whole segments from those.
+        for ranges in [1, 5] {
+            let layout = before.layout.in_ranges(ranges);
+            let mut elements = 0;
+            for unit in layout.all_units() {
+                let shard = location.load_unit(&before, (layout, unit), || {}).await.unwrap();
+                elements += shard.parameters();
+                assert_eq!(shard.tensors.iter().all(|t| t.whole.is_none()), ranges == 1);
+            }
+            assert_eq!(elements, 1312, "format {format} in {ranges} ranges");
+        }
     }
 }
 
 #[tokio::test]
 async fn the_shards_of_the_present_format_are_written_as_its_fixture_was() {
-    for format in [4, 5, FORMAT_VERSION] {
+    for format in [4, 5, 6, FORMAT_VERSION] {
         let location = saved(format);
         let written = manifest(&location).await;
         for shard in shards(&location, &written).await {

@@ -52,6 +52,7 @@ fn shard(store: &Store, id: StateId, unit: varuna_plan::Unit) -> Shard {
         tensors: vec![ShardTensor {
             name: "w".into(),
             shape: vec![2],
+            whole: None,
         }],
         data: vec![1.0, 1.0, 2.0, 2.0, 3.0, 3.0],
     }
@@ -106,10 +107,9 @@ async fn shards_are_read_where_they_lie_whole_or_the_parameters_alone() {
         ", from: {job: base, weightsOnly: true}",
     ));
     let unit = whole.layout().all_units().next().unwrap();
-    let name = unit_name(whole.layout(), unit);
     let id = whole.settle_origin().await.unwrap().unwrap().begins_with();
     let expected = shard(&whole, state(10), unit);
-    assert_eq!(whole.load(id, &name, || {}).await.unwrap(), expected);
+    assert_eq!(whole.load(id, unit, || {}).await.unwrap(), expected);
     let id = weights.settle_origin().await.unwrap().unwrap().begins_with();
     assert_eq!((id.step, id.run_gen), (Step(0), Generation(0)));
     assert_ne!(id, StateId::INITIAL, "that is made from the seed");
@@ -120,11 +120,11 @@ async fn shards_are_read_where_they_lie_whole_or_the_parameters_alone() {
         data: vec![1.0, 1.0, 0.0, 0.0, 0.0, 0.0],
         ..expected
     };
-    assert_eq!(weights.load(id, &name, || {}).await.unwrap(), expected);
+    assert_eq!(weights.load(id, unit, || {}).await.unwrap(), expected);
     // A state that neither has; and once there is one of its own, that one.
-    assert!(weights.load(state(10), &name, || {}).await.is_err());
+    assert!(weights.load(state(10), unit, || {}).await.is_err());
     save(&weights, 5).await;
-    let own = weights.load(state(5), &name, || {}).await.unwrap();
+    let own = weights.load(state(5), unit, || {}).await.unwrap();
     assert_eq!(own, shard(&weights, state(5), unit));
 }
 
@@ -186,7 +186,7 @@ async fn with_another_optimizer_a_job_takes_the_parameters_alone() {
     let own = with_sgd(", from: {job: base, weightsOnly: true}");
     let id = own.settle_origin().await.unwrap().unwrap().begins_with();
     let unit = own.layout().all_units().next().unwrap();
-    let taken = own.load(id, &unit_name(own.layout(), unit), || {}).await.unwrap();
+    let taken = own.load(id, unit, || {}).await.unwrap();
     assert_eq!(
         (taken.moments, taken.data),
         (own.moments(), vec![1.0, 1.0, 0.0, 0.0])

@@ -11,10 +11,7 @@ use varuna_checkpoint::{
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, Layout, StateId, Step, Unit};
 
-const LAYOUT: Layout = Layout {
-    segments: 2,
-    tied: false,
-};
+const LAYOUT: Layout = Layout::new(2, false);
 const ID: StateId = StateId {
     run_gen: Generation(1),
     step: Step(9),
@@ -36,6 +33,7 @@ fn shard(unit: Unit) -> Shard {
         tensors: vec![ShardTensor {
             name: "w".into(),
             shape: vec![elements],
+            whole: None,
         }],
         data: values.map(|i| f32::from_bits(i | 0x3f80_0000)).collect(),
     }

@@ -50,10 +50,7 @@ mod tests {
 
     /// A plan of this many pipelines, each of one worker: 1, 2, ...
     fn plan(generation: u64, pipelines: u64) -> Plan {
-        let layout = Layout {
-            segments: 4,
-            tied: false,
-        };
+        let layout = Layout::new(4, false);
         let pipeline = |i: u64| Pipeline {
             stages: vec![Stage {
                 worker: WorkerId(i + 1),

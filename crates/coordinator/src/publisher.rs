@@ -62,7 +62,7 @@ impl Publisher {
             clock: StepClock::default(),
             scales_loss: !job.training.loss_scaling.is_off(),
             last_commit: now,
-            text: EventText::new(job.model.layout()),
+            text: EventText::new(job.layout()),
             last_message: 0,
             view: View::default(),
             watchers,

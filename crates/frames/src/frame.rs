@@ -65,6 +65,7 @@ impl Frame {
                     micro_batch,
                 } => (Kind::Gradient, micro_batch, stage, step),
                 Tag::Ring { step, unit, round } => (Kind::Ring, unit.0, round, step),
+                Tag::Parameters { step, unit, piece } => (Kind::Parameters, unit.0, piece, step),
                 Tag::Meeting { communicator, round } => (Kind::Meeting, communicator, round, Step(0)),
             },
             Frame::Message(_) => (Kind::Message, 0, 0, Step(0)),
@@ -136,6 +137,11 @@ impl Frame {
                 step,
                 unit,
                 round: second,
+            },
+            Kind::Parameters => Tag::Parameters {
+                step,
+                unit,
+                piece: second,
             },
             Kind::Meeting => Tag::Meeting {
                 communicator: first,

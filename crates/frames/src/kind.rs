@@ -25,11 +25,13 @@ pub enum Kind {
     UnitGradient = 9,
     /// The header of a unit's reduced gradient before its step is decided, for who keeps the unit's spare copy.
     PreparedGradient = 10,
+    /// Part of a unit's parameters, for who computes with them.
+    Parameters = 11,
 }
 
 impl Kind {
     /// The greatest number of a kind.
-    pub(crate) const LAST: u16 = Kind::PreparedGradient as u16;
+    pub(crate) const LAST: u16 = Kind::Parameters as u16;
 
     /// The kind with this number.
     pub(crate) fn of(number: u16) -> Option<Kind> {
@@ -44,6 +46,7 @@ impl Kind {
             8 => Kind::Meeting,
             9 => Kind::UnitGradient,
             10 => Kind::PreparedGradient,
+            11 => Kind::Parameters,
             _ => return None,
         })
     }
@@ -62,6 +65,7 @@ impl fmt::Display for Kind {
             Kind::Meeting => "a meeting of a communicator's ranks",
             Kind::UnitGradient => "a header of a unit's gradient",
             Kind::PreparedGradient => "a header of a unit's gradient for its spare copy",
+            Kind::Parameters => "a part of a unit's parameters",
         })
     }
 }

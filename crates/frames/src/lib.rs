@@ -56,14 +56,23 @@ pub enum Tag {
         /// Index within the pipeline's micro-batches.
         micro_batch: u32,
     },
-    /// Part of a unit's gradient, sent around the ring of the unit's holders.
+    /// Part of a unit's gradient, sent around the ring of those that compute with it.
     Ring {
         /// The step being run.
         step: Step,
-        /// The unit of the gradient.
+        /// The unit of the gradient, of the undivided layout.
         unit: Unit,
-        /// Round of the ring: 0..D-1 reduce-scatter, D-1..2(D-1) all-gather.
+        /// Round of the ring: 0..D-1 reduce-scatter, all-gather from D-1 on.
         round: u32,
+    },
+    /// Part of a unit's parameters, from its owner to who computes with them and does not hold them.
+    Parameters {
+        /// The step being run, which begins with it.
+        step: Step,
+        /// The unit.
+        unit: Unit,
+        /// Which part.
+        piece: u32,
     },
     /// What the ranks of one of the generation's communicators tell each other around their circle, before they use it.
     Meeting {

@@ -22,7 +22,8 @@ const STATE_ELEMENT: u32 = 4;
 pub struct Limits {
     /// Longest tensor of a step, elements.
     pub tensor_elements: u32,
-    /// The format of boundary activations and their gradients. None: any. Parts of reductions are float32 always.
+    /// The format of boundary activations, their gradients, and parameters that are computed with. None: any. Parts of reductions are float32
+    /// always.
     pub boundary_format: Option<ElementFormat>,
     /// Longest protocol message, bytes.
     pub message_bytes: u32,
@@ -55,7 +56,7 @@ impl Limits {
             ..
         } = *header;
         let most = match kind {
-            Kind::Activation | Kind::Gradient | Kind::Ring => {
+            Kind::Activation | Kind::Gradient | Kind::Ring | Kind::Parameters => {
                 let element = self.tensor_format(header)?.bytes();
                 self.tensor_elements.saturating_mul(element)
             }
@@ -172,6 +173,7 @@ mod tests {
             (Kind::Activation, Some(BFloat16), 20),
             (Kind::Gradient, Some(Float16), 20),
             (Kind::Ring, Some(Float32), 40),
+            (Kind::Parameters, Some(BFloat16), 20),
             (Kind::Meeting, Some(Float32), 132),
             (Kind::Message, None, 7),
             (Kind::State, None, 1024),
@@ -206,6 +208,7 @@ mod tests {
             (Some(BFloat16), Kind::Activation, [false, false, true, false]),
             (Some(Float32), Kind::Gradient, [false, true, false, false]),
             (Some(BFloat16), Kind::Ring, [false, true, false, false]),
+            (Some(BFloat16), Kind::Parameters, [false, false, true, false]),
             (Some(BFloat16), Kind::Meeting, [false, true, false, false]),
             (Some(BFloat16), Kind::Message, [true, false, false, false]),
             (None, Kind::Part, [true, false, false, false]),

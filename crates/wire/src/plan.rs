@@ -8,7 +8,7 @@ use v1::plan::Base as WireBase;
 use v1::schedule::Kind as WireKind;
 use varuna_plan::document::{Recompute, ScheduleKind};
 use varuna_plan::document::{source_rows, sources_of_rows};
-use varuna_plan::layout::SEGMENTS_MAX;
+use varuna_plan::layout::{SEGMENTS_MAX, UNITS_MAX};
 use varuna_plan::{
     Base, EvaluationSteps, Generation, Layout, Pipeline, Plan, PlanIndex, Prediction, SampleRange,
     ScheduleSpec, SegmentRange, Shape, Spare, Stage, StepDeadline, WorkerId,
@@ -28,10 +28,7 @@ pub(crate) fn to_wire(plan: &Plan) -> v1::Plan {
         generation: plan.generation.0,
         parent: plan.parent.0,
         base: Some(base_to_wire(&plan.base)),
-        layout: Some(v1::Layout {
-            segments: plan.layout.segments,
-            tied: plan.layout.tied,
-        }),
+        layout: Some(layout_to_wire(plan.layout)),
         pipelines: shape.pipelines.iter().map(pipeline_to_wire).collect(),
         spares: shape.spares.iter().map(spare).collect(),
         micro_batch_size: shape.micro_batch_size,
@@ -72,7 +69,7 @@ fn keepers_to_wire(keepers: &[Option<WorkerId>]) -> Vec<v1::Keeper> {
 
 /// Memory is taken for as many units as a model can have, and no more.
 fn read_keepers(rows: &[v1::Keeper]) -> Result<Vec<Option<WorkerId>>, WireError> {
-    let most = SEGMENTS_MAX as usize + 1;
+    let most = UNITS_MAX;
     let mut keepers = Vec::new();
     for row in rows {
         let units = keepers.len().saturating_add(row.units as usize);
@@ -151,17 +148,46 @@ fn read_sources(rows: Vec<v1::Sources>) -> Result<Vec<Vec<WorkerId>>, WireError>
     sources_of_rows(rows).map_err(|error| WireError::value("Plan", "sources", error, "what a model needs"))
 }
 
+fn layout_to_wire(layout: Layout) -> v1::Layout {
+    let Layout {
+        segments,
+        tied,
+        ranges,
+    } = layout;
+    // Older builds must not take ranges for segments.
+    let (segments, ranges, divided_segments) = match ranges {
+        1 => (segments, 0, 0),
+        _ => (u32::MAX, ranges, segments),
+    };
+    v1::Layout {
+        segments,
+        tied,
+        ranges,
+        divided_segments,
+    }
+}
+
+fn read_layout(layout: v1::Layout) -> Result<Layout, WireError> {
+    let ranges = layout.ranges.max(1);
+    let (field, segments) = match ranges {
+        1 => ("segments", layout.segments),
+        _ => ("divided_segments", layout.divided_segments),
+    };
+    if segments > SEGMENTS_MAX {
+        return Err(WireError::value("Layout", field, segments, "at most 1048576"));
+    }
+    let read = Layout::new(segments, layout.tied).in_ranges(ranges).checked();
+    let allowed = "at most 64, with 1048577 units in all";
+    read.map_err(|_| WireError::value("Layout", "ranges", ranges, allowed))
+}
+
 /// Whether the parts of a plan fit together is checked by `varuna_plan::check`.
 pub(crate) fn read(plan: v1::Plan) -> Result<Plan, WireError> {
     const M: &str = "Plan";
     if plan.generation == 0 {
         return Err(WireError::value(M, "generation", 0, "1 or more"));
     }
-    let layout = need(plan.layout, M, "layout")?;
-    if layout.segments > SEGMENTS_MAX {
-        let found = layout.segments;
-        return Err(WireError::value("Layout", "segments", found, "at most 1048576"));
-    }
+    let layout = read_layout(need(plan.layout, M, "layout")?)?;
     let predicted = need(plan.predicted, M, "predicted")?;
     let spare = |spare: v1::Spare| Spare {
         worker: WorkerId(spare.worker),
@@ -183,10 +209,7 @@ pub(crate) fn read(plan: v1::Plan) -> Result<Plan, WireError> {
         generation: Generation(plan.generation),
         parent: Generation(plan.parent),
         base: read_base(need(plan.base, M, "base")?)?,
-        layout: Layout {
-            segments: layout.segments,
-            tied: layout.tied,
-        },
+        layout,
         shape: Shape {
             pipelines: plan
                 .pipelines

@@ -211,7 +211,7 @@ impl Lead {
         self.by.address = Some(address.to_string());
         let mut view = control.view.clone();
         self.report(&View::default(), None);
-        let end = self.follow(control, &job.model.layout()).await?;
+        let end = self.follow(control, &job.layout()).await?;
         let last = view.borrow_and_update().clone();
         Some((last, end))
     }

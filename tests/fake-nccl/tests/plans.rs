@@ -58,10 +58,7 @@ fn plan(kind: ScheduleKind, depths: &[u64]) -> Plan {
             },
         });
     }
-    let layout = Layout {
-        segments: 8,
-        tied: true,
-    };
+    let layout = Layout::new(8, true);
     let shape = Shape {
         pipelines,
         spares: Vec::new(),

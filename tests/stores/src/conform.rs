@@ -8,10 +8,7 @@ use varuna_plan::state::Chain;
 use varuna_plan::{Generation, Layout, StateId, Step, Unit};
 
 /// A small model's.
-pub const LAYOUT: Layout = Layout {
-    segments: 3,
-    tied: true,
-};
+pub const LAYOUT: Layout = Layout::new(3, true);
 /// Elements of the large shard: larger than one part of an upload.
 const LARGE: usize = 2 << 20;
 
@@ -54,6 +51,7 @@ pub fn shard(id: StateId, unit: Unit, elements: usize) -> Shard {
         tensors: vec![ShardTensor {
             name: "w".into(),
             shape: vec![elements],
+            whole: None,
         }],
         data: [0.5, 0.25, 0.125].into_iter().flat_map(part).collect(),
     }

@@ -137,7 +137,7 @@ impl Plane {
         match self {
             Plane::Tcp(mesh) => {
                 mesh.limit(of_job(
-                    &model.clone().into(),
+                    (&model.clone().into(), model.layout()),
                     global_batch_size,
                     Numerics::FP32.boundary(),
                     Moments::Adam,
@@ -178,7 +178,7 @@ async fn work(common: &Common, number: u64) -> Result<()> {
         member: MemberConfig {
             follows: true,
             id: me,
-            layout: job.model.layout(),
+            layout: job.layout(),
             last_step: Step(job.training.steps),
             checkpoint_every: None,
             compare_every: job.compare_every_steps,

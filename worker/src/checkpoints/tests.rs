@@ -167,7 +167,10 @@ fn a_units_state_survives_its_shard_bit_for_bit() {
             let shard = to_shard(&module, &scaling, (model.layout(), moments), (id(9), unit), copy);
             let file = shard.encode().unwrap();
             let back = Shard::decode(id(9), &unit_name(model.layout(), unit), &file).unwrap();
-            assert_eq!(from_shard(&module, &scaling, unit, back).unwrap(), whole);
+            assert_eq!(
+                from_shard(&module, &scaling, (model.layout(), unit), back).unwrap(),
+                whole
+            );
         }
     }
 }

@@ -5,6 +5,7 @@
 
 mod beside;
 mod compute;
+mod config;
 mod error;
 mod masked;
 mod optimizer;
@@ -15,26 +16,27 @@ mod step;
 pub use beside::Done;
 pub(crate) use beside::panic_message;
 pub use compute::Compute;
+pub use config::EngineConfig;
+use config::{on_device, small};
 pub use error::EngineError;
 pub(crate) use masked::{hide, leave_targets};
 use samples::Split;
 pub use samples::{SampleError, Samples};
 pub use step::Timeline;
 
-use crate::backend::Backend;
-use crate::model::{Module, Tables};
-use crate::state::{UnitBuffers, UnitSnapshot, UnitState};
+use crate::model::Tables;
+use crate::state::{GatheredUnit, UnitBuffers, UnitSnapshot, UnitState};
 use crate::transport::Link;
 use beside::Beside;
 use read_ahead::ReadAhead;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use step::Ordered;
-use varuna_api::Training;
+use step::{Device, Ordered};
 use varuna_plan::measured_step::measured_workers;
 use varuna_plan::state::UnitNorm;
-use varuna_plan::{Decision, Generation, OptimizerProgress, Plan, Step, Unit, WorkerId};
+use varuna_plan::{Decision, Generation, OptimizerProgress, Plan, Step, Unit};
+use varuna_torch::TorchError;
 
 /// How long the optimizer waits for who still reads the state that it would change: a copy, or a digest, which take a second or two for
 /// gigabytes. Past it the reader hangs, and the state can neither go on nor be answered for: the worker ends, and is planned around. The
@@ -43,21 +45,6 @@ const SNAPSHOT_WAIT: Duration = Duration::from_secs(20);
 
 /// Which step of a generation is measured task by task, counted from 0: the first ones take memory for the first time.
 const MEASURED: u32 = 2;
-
-/// What an engine is made from.
-#[derive(Clone)]
-pub struct EngineConfig {
-    /// This worker.
-    pub me: WorkerId,
-    /// The model.
-    pub model: Module,
-    /// How it trains.
-    pub training: Training,
-    /// On what, in which numbers, with whose code.
-    pub backend: Backend,
-    /// Its data.
-    pub samples: Arc<dyn Samples>,
-}
 
 /// Where the time of a step went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -128,6 +115,10 @@ pub struct StepFailure {
 pub struct Engine {
     config: EngineConfig,
     units: BTreeMap<Unit, UnitBuffers>,
+    /// Where units are ranges of segments: what the segments of this worker's stages are computed with, by unit of the undivided layout.
+    gathered: BTreeMap<Unit, GatheredUnit>,
+    /// The initial values of the undivided unit whose range was made last: its other ranges are mostly made next.
+    initial: Option<(Unit, tch::Tensor)>,
     beside: Beside,
     reader: ReadAhead,
     tables: Tables,
@@ -145,6 +136,8 @@ impl Engine {
             reader: ReadAhead::of(&config),
             config,
             units: BTreeMap::new(),
+            gathered: BTreeMap::new(),
+            initial: None,
             beside: Beside::default(),
             tables: Tables::default(),
             begun: (Generation(0), 0),
@@ -164,14 +157,45 @@ impl Engine {
             ..
         } = &self.config;
         let moments = training.optimizer.rule.moments();
-        let (spec, backend) = (model.unit(unit), *backend);
-        let mut buffers = match model.initial_values(unit)? {
-            Some(values) => UnitBuffers::with_values(&spec, backend, moments, &values)?,
-            None => UnitBuffers::initial(&spec, backend, moments, training.seed)?,
+        let mut buffers = if self.config.layout().ranges > 1 {
+            self.initial_range(unit)?
+        } else {
+            let (spec, backend) = (model.unit(unit), *backend);
+            match model.initial_values(unit)? {
+                Some(values) => UnitBuffers::with_values(&spec, backend, moments, &values)?,
+                None => UnitBuffers::initial(&spec, backend, moments, training.seed)?,
+            }
         };
+        let training = &self.config.training;
         buffers.set_progress(OptimizerProgress::initial(&training.loss_scaling));
         self.units.insert(unit, buffers);
         Ok(())
+    }
+
+    /// The first state of a unit that is a range of a segment's.
+    fn initial_range(&mut self, unit: Unit) -> Result<UnitBuffers, EngineError> {
+        let EngineConfig {
+            model,
+            training,
+            backend,
+            ..
+        } = &self.config;
+        let whole = self.config.layout().whole_of(unit);
+        if self.initial.as_ref().is_none_or(|(known, _)| *known != whole) {
+            let values = match model.initial_values(whole)? {
+                Some(values) => on_device(values, backend)?,
+                None => model.unit(whole).initial_values(*backend, training.seed)?,
+            };
+            self.initial = Some((whole, values));
+        }
+        let elements = self.config.elements_of(unit);
+        let mut buffers = self.config.empty(unit)?;
+        if let Some((_, values)) = &self.initial {
+            let refused = |e: tch::TchError| TorchError(e.to_string());
+            let (start, length) = (small(elements.start), small(elements.len()));
+            buffers.set_parameters(&values.f_narrow(0, start, length).map_err(refused)?)?;
+        }
+        Ok(buffers)
     }
 
     /// A copy of the unit's state.
@@ -209,14 +233,7 @@ impl Engine {
     /// # Errors
     /// The state is of another size, or libtorch refuses.
     pub fn import(&mut self, unit: Unit, state: &UnitState) -> Result<(), EngineError> {
-        let EngineConfig {
-            model,
-            training,
-            backend,
-            ..
-        } = &self.config;
-        let moments = training.optimizer.rule.moments();
-        let mut buffers = UnitBuffers::new(&model.unit(unit), *backend, moments)?;
+        let mut buffers = self.config.empty(unit)?;
         buffers.import(state)?;
         self.units.insert(unit, buffers);
         Ok(())
@@ -264,7 +281,16 @@ impl Engine {
             deadline,
             is_measured: self.is_measured(plan),
         };
-        let device = (&mut self.units, &mut self.reader, &self.tables);
+        self.initial = None;
+        if let Err(error) = self.make_gathered(plan) {
+            return Err(StepFailure { error, prepared });
+        }
+        let device = Device {
+            units: &mut self.units,
+            gathered: &self.gathered,
+            reader: &mut self.reader,
+            tables: &self.tables,
+        };
         let result = step::run(&self.config, device, &mut prepared, &ordered);
         prepared.sort_by_key(|(u, _)| *u);
         match result {
@@ -277,6 +303,22 @@ impl Engine {
             }),
             Err(error) => Err(StepFailure { error, prepared }),
         }
+    }
+
+    /// Has what this worker's segments are computed with where it holds their state in part, and nothing else of that kind.
+    fn make_gathered(&mut self, plan: &Plan) -> Result<(), EngineError> {
+        if plan.layout.ranges == 1 {
+            return Ok(());
+        }
+        let needed = plan.whole_units(self.config.me);
+        self.gathered.retain(|whole, _| needed.contains(whole));
+        for whole in needed {
+            if !self.gathered.contains_key(&whole) {
+                let gathered = GatheredUnit::new(&self.config.model.unit(whole), self.config.backend)?;
+                self.gathered.insert(whole, gathered);
+            }
+        }
+        Ok(())
     }
 
     /// Whether the step of this plan that begins is the one that is measured. All members begin a generation with the same step, so that

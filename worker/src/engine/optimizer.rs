@@ -1,7 +1,7 @@
 //! A decision and a unit's gradient as a step of the optimizer.
 
 use super::EngineError;
-use crate::state::UnitBuffers;
+use crate::state::{Gradients, UnitBuffers};
 use std::time::Instant;
 use varuna_api::Training;
 use varuna_plan::{Decision, Unit};
@@ -24,7 +24,7 @@ pub(super) fn apply(
         buffers.set_progress(after);
         return Ok(());
     }
-    if buffers.gradient_memory.is_leased() {
+    if buffers.gradients().is_some_and(Gradients::is_leased) {
         return Err(EngineError::Leased(unit));
     }
     let rate = training.learning_rate.at(before.adam_steps);

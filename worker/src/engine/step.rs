@@ -2,8 +2,10 @@
 
 mod ahead;
 mod boundary;
+mod device;
 mod evaluation;
 mod exchange;
+mod gather;
 mod loss;
 mod over_nccl;
 mod place;
@@ -12,12 +14,12 @@ mod segments;
 mod timeline;
 mod tokens;
 
-use super::read_ahead::ReadAhead;
 use super::{EngineConfig, EngineError, Lap, Split, StepTimings, Work};
 use crate::model::Tables;
-use crate::state::UnitBuffers;
+use crate::state::Computing;
 use crate::transport::{Link, Tag};
 use ahead::RunAhead;
+pub(super) use device::Device;
 use exchange::{Exchange, OverLink};
 use loss::LossSum;
 use over_nccl::{OverNccl, of_link};
@@ -99,7 +101,7 @@ pub(super) struct Done {
 /// Runs the step; units that are completely reduced are pushed to `prepared` as they finish.
 pub(super) fn run(
     config: &EngineConfig,
-    (units, reader, tables): (&mut BTreeMap<Unit, UnitBuffers>, &mut ReadAhead, &Tables),
+    mut device: Device<'_>,
     prepared: &mut Vec<(Unit, UnitNorm)>,
     &Ordered {
         plan,
@@ -117,16 +119,17 @@ pub(super) fn run(
         .stages_of(config.me)
         .ok_or(EngineError::NoStage(config.me))?;
     let pipeline = &plan.shape.pipelines[i];
-    let own = plan.units(config.me);
-    let mut before = OptimizerProgress::START;
-    for unit in own.iter().copied() {
-        let buffers = units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
-        if buffers.gradient_memory.is_leased() {
-            return Err(EngineError::Leased(unit));
-        }
-        buffers.zero_gradients();
-        before = buffers.progress();
-    }
+    let before = device.begin(config, plan)?;
+    let Device {
+        units,
+        gathered,
+        reader,
+        tables,
+    } = device;
+    let units = match plan.layout.ranges {
+        1 => Computing::Held(units),
+        _ => Computing::Gathered(gathered),
+    };
     let over_link = OverLink::start(config, plan, step, link, deadline)?;
     let exchange: Box<dyn Exchange> = match communicators {
         Some(communicators) => Box::new(OverNccl::start(over_link, communicators)),
@@ -163,8 +166,9 @@ pub(super) fn run(
     let list = schedule::list(&specs, stages[0], micro_batches);
     let reads = run.reads(step, &list);
     run.tokens.reader.expect(reads)?;
-    let result = run.evaluate(units).and_then(|()| run.interpret(units, &list));
-    if let Err(error) = result.and_then(|()| run.collect(units, own.len(), prepared)) {
+    let result = run.gather(gathered).and_then(|()| run.evaluate(units));
+    let result = result.and_then(|()| run.interpret(units, &list));
+    if let Err(error) = result.and_then(|()| run.collect(units, prepared)) {
         // A recovery may still finish the step if these and the other workers' cover the model.
         run.salvage(units, prepared)?;
         return Err(error);
@@ -183,7 +187,7 @@ pub(super) fn run(
 
 impl Run<'_> {
     /// Carries out the worker's list; a unit goes to the reduction as soon as its last backward has ended.
-    fn interpret(&mut self, units: &BTreeMap<Unit, UnitBuffers>, list: &[Task]) -> Result<(), EngineError> {
+    fn interpret(&mut self, units: Computing<'_>, list: &[Task]) -> Result<(), EngineError> {
         let places: BTreeMap<usize, Place> = self.places.iter().map(|p| (p.stage, *p)).collect();
         let last_backward = |stage: usize| {
             let of = |t: &Task| t.stage == stage && matches!(t.instruction, Instruction::Backward(_));
@@ -242,7 +246,7 @@ impl Run<'_> {
     fn forward(
         &mut self,
         place: Place,
-        units: &BTreeMap<Unit, UnitBuffers>,
+        units: Computing<'_>,
         micro_batch: u32,
         recomputed: bool,
     ) -> Result<(), EngineError> {
@@ -291,12 +295,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn recompute(
-        &mut self,
-        place: Place,
-        units: &BTreeMap<Unit, UnitBuffers>,
-        micro_batch: u32,
-    ) -> Result<(), EngineError> {
+    fn recompute(&mut self, place: Place, units: Computing<'_>, micro_batch: u32) -> Result<(), EngineError> {
         let numbers = self.sample_numbers(micro_batch);
         let kept = match self.stash.remove(&(place.stage, micro_batch)) {
             Some(Stash::Input(input)) => {
@@ -328,7 +327,7 @@ impl Run<'_> {
     fn backward(
         &mut self,
         place: Place,
-        units: &BTreeMap<Unit, UnitBuffers>,
+        units: Computing<'_>,
         micro_batch: u32,
         mut finished: impl FnMut(u32, &mut Self) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {

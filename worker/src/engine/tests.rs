@@ -1,15 +1,16 @@
 use super::*;
 use crate::agent::engine_thread::{Command, Event, start};
+use crate::backend::Backend;
 use crate::memory::SpareMemory;
 use crate::numerics::Numerics;
 use crate::transport::local::LocalMesh;
 use varuna_api::training::default_decaying;
-use varuna_api::{LearningRate, Optimizer, Schedule, UpdateRule};
+use varuna_api::{LearningRate, Optimizer, Schedule, Sharding, Training, UpdateRule};
 use varuna_model::{Transformer, gpt2};
 use varuna_plan::measured_step::PIPELINES_MAX;
 use varuna_plan::{
     LossScaling, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape, Stage,
-    StateId,
+    StateId, WorkerId,
 };
 use varuna_torch::Device;
 
@@ -54,6 +55,7 @@ fn engine(device: Device) -> Engine {
             weight_decay: 0.1,
             weight_decay_on: default_decaying(),
             clip_norm: None,
+            sharding: Sharding::Off,
         },
         learning_rate: LearningRate {
             peak: 1e-3,
@@ -117,14 +119,14 @@ fn a_gradient_that_nobody_else_holds_never_reaches_the_hosts_memory() {
         .unwrap();
     assert_eq!(report.prepared.len(), plan.units(ME).len());
     for (unit, buffers) in &engine.units {
-        let host = buffers.gradient_memory.lease_unread().unwrap();
+        let host = buffers.gradients().unwrap().memory().lease_unread().unwrap();
         assert!(
             host.copy(0..host.len()).iter().all(|v| *v == 0.0),
             "unit {unit} was copied"
         );
         drop(host);
         // What a copy would have brought there.
-        let copied = buffers.gradient_memory.lease().unwrap();
+        let copied = buffers.gradients().unwrap().memory().lease().unwrap();
         let is_zero = copied.copy(0..copied.len()).iter().all(|v| *v == 0.0);
         // A tied head has a norm, and no table: all units here have parameters.
         assert!(!is_zero, "unit {unit} has a gradient");

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
 use tokio::runtime::Runtime;
 use varuna_api::{Packing, Precision};
-use varuna_checkpoint::{Listed, Location, Manifest, Shard, folder_name};
+use varuna_checkpoint::{Listed, Location, Manifest, Shard, folder_name, unit_name};
 use varuna_dataset::Tokenizer;
 use varuna_model::{Model, Transformer, Unit};
 use varuna_torch::{Attention, AttentionChoice, DeviceChoice};
@@ -74,10 +74,12 @@ impl Chosen {
     /// The checkpoint is damaged, or whoever takes them refuses.
     pub(super) fn read(&self, mut take: impl FnMut(Unit, Shard) -> Result<()>) -> Result<()> {
         let manifest = &self.manifest;
-        for (unit, entry) in manifest.layout.all_units().zip(&manifest.shards) {
-            let loading = self.location.load(manifest, &entry.unit, || {});
+        let layout = manifest.layout.undivided();
+        for unit in layout.all_units() {
+            let loading = self.location.load_unit(manifest, (layout, unit), || {});
             let taken = take(unit, self.runtime.block_on(loading)?);
-            taken.with_context(|| format!("checkpoint {}, {}", self.name(), entry.unit))?;
+            let name = unit_name(layout, unit);
+            taken.with_context(|| format!("checkpoint {}, {name}", self.name()))?;
         }
         Ok(())
     }
@@ -106,7 +108,7 @@ impl ModelArguments {
         let name = folder_name(manifest.state);
         let model: Model = serde_json::from_value(manifest.facts.model.clone())
             .with_context(|| format!("the model of checkpoint {name}"))?;
-        if model.layout() != manifest.layout {
+        if model.layout() != manifest.layout.undivided() {
             bail!("checkpoint {name} has other units than its model");
         }
         Ok(Chosen {

@@ -40,10 +40,10 @@ impl TrainedModule {
     /// The unit has others, or libtorch refuses (out of memory).
     pub(super) fn add(&mut self, unit: Unit, shard: Shard) -> Result<()> {
         let spec = self.module.unit(unit);
-        let wanted = spec.parameters.iter().map(|p| ShardTensor {
-            name: p.name.to_string(),
-            shape: p.shape.clone(),
-        });
+        let wanted = spec
+            .parameters
+            .iter()
+            .map(|p| ShardTensor::new(p.name.to_string(), p.shape.clone()));
         let shard = shard.in_order(&wanted.collect::<Vec<_>>()).map_err(Error::msg)?;
         let parameters = UnitParameters::fixed(&spec, self.backend, parameters(shard))?;
         self.units.insert(unit, parameters);

@@ -29,11 +29,12 @@ pub use tables::Tables;
 pub use transformer::{forward, forward_after};
 use varuna_model::{Layout, SegmentRange, Transformer, Unit};
 
-/// The tied weight, where a stage holds it. Its gradient is finished with the stage's last backward: backwards run from the last segment to the
+/// The tied weight as a unit of the undivided layout, where a stage computes with it. Its gradient is finished with the stage's last backward: backwards run from the last segment to the
 /// first, and a stage with both ends uses it at both.
 #[must_use]
 pub fn tied_weight_of(layout: Layout, stage: SegmentRange) -> Option<Unit> {
-    layout.tied_unit().filter(|tied| layout.stage_holds(stage, *tied))
+    let layout = layout.undivided();
+    layout.tied_unit().filter(|tied| layout.stage_needs(stage, *tied))
 }
 
 /// Whose table (v, d) a segment uses: that of the tied weight, or its own.

@@ -293,6 +293,7 @@ mod tests {
                 weight_decay: 0.1,
                 weight_decay_on: default_decaying(),
                 clip_norm: Some(1.0),
+                sharding: varuna_api::Sharding::Off,
             },
             learning_rate: LearningRate {
                 peak: 1e-3,

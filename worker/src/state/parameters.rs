@@ -82,6 +82,21 @@ impl UnitParameters {
         Ok(parameters)
     }
 
+    /// The masters themselves, which nobody computes with: without a copy and without gradients.
+    pub(super) fn masters(list: &[Parameter], backend: Backend, masters: &Tensor) -> UnitParameters {
+        let mut at = 0;
+        let leaves = list.iter().map(|p| {
+            let own = view(masters, at, p).detach();
+            at += size(p.elements());
+            (p.name.clone(), own)
+        });
+        UnitParameters {
+            leaves: leaves.collect(),
+            copy: None,
+            backend,
+        }
+    }
+
     /// Makes the parameters those of a training: autograd's leaves, whose gradients are views of `gradients`.
     pub(super) fn with_gradients(mut self, gradients: &Tensor) -> Result<UnitParameters, TorchError> {
         let mut at = 0;

@@ -2,7 +2,8 @@
 //!
 //! The rings of different units progress concurrently, in the order in which messages arrive: in a fixed order, unequal cuts
 //! would make workers wait for each other in chains. Each slice's sum is computed once and copied, so that all holders get
-//! the same bits (Patarasuk & Yuan 2009: D-1 rounds of reduce-scatter, D-1 of all-gather).
+//! the same bits (Patarasuk & Yuan 2009: D-1 rounds of reduce-scatter, D-1 of all-gather). Where workers share a unit's ranges out, each
+//! needs two slices of the sum, and one round of all-gather is enough.
 //!
 //! This file owns the thread; what one unit's reduction sends and awaits is in `unit`.
 
@@ -15,7 +16,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use unit::Ring;
-pub use unit::{MESSAGE_ELEMENTS, Summands};
+pub use unit::{MESSAGE_ELEMENTS, RingOf, Summands};
 use varuna_plan::{Step, Unit, WorkerId};
 
 /// How long the thread waits in the link when there are no rings; a poke wakes it.
@@ -53,16 +54,18 @@ impl<B: Summands + 'static> Reducer<B> {
         })
     }
 
-    /// Starts the reduction of a unit among `group`: its holders, in the same order on all of them.
+    /// Starts the reduction of a unit among those that compute with it.
     ///
     /// # Panics
-    /// This worker is not in the group.
-    pub fn begin(&mut self, step: Step, unit: Unit, group: Vec<WorkerId>, buffer: B, deadline: Instant) {
-        let position = group
+    /// This worker is not one of them.
+    pub fn begin(&mut self, step: Step, unit: Unit, of: impl Into<RingOf>, buffer: B, deadline: Instant) {
+        let of = of.into();
+        let position = of
+            .members
             .iter()
             .position(|w| *w == self.me)
-            .expect("a holder is in its own group");
-        let ring = Ring::new(step, unit, group, position, buffer, deadline);
+            .expect("a worker is in its own ring");
+        let ring = Ring::new(step, unit, (of, position), buffer, deadline);
         if let Some(jobs) = &self.jobs {
             // A failure here means that the thread has ended with an error, which `wait` returns.
             let _ = jobs.send(ring);
@@ -185,10 +188,20 @@ mod tests {
 
     /// Reduces units of these sizes among `members` threads; each begins them in its own rotation.
     fn reduce(members: usize, sizes: &[usize]) -> Vec<Vec<Vec<f32>>> {
+        reduce_in_slices(members, sizes, |_| None)
+    }
+
+    /// The same in slices that are cut so, of a unit of so many elements.
+    fn reduce_in_slices(
+        members: usize,
+        sizes: &[usize],
+        slices: impl Fn(usize) -> Option<Vec<usize>>,
+    ) -> Vec<Vec<Vec<f32>>> {
         let ids: Vec<WorkerId> = (0..members as u64).map(|i| WorkerId(i * 3 + 1)).collect();
         let mesh = LocalMesh::new(&ids);
         let one = |me: WorkerId| {
             let (link, ids, sizes) = (mesh.link(me), ids.clone(), sizes.to_vec());
+            let cuts: Vec<Option<Vec<usize>>> = sizes.iter().map(|size| slices(*size)).collect();
             move || {
                 let mut reducer = Reducer::start(link, me).unwrap();
                 for i in 0..sizes.len() {
@@ -199,7 +212,11 @@ mod tests {
                     reducer.begin(
                         Step(4),
                         Unit(u32::try_from(unit).unwrap()),
-                        ids.clone(),
+                        RingOf {
+                            members: ids.clone(),
+                            is_shared: cuts[unit].is_some(),
+                            slices: cuts[unit].clone(),
+                        },
                         values,
                         later(),
                     );
@@ -231,6 +248,25 @@ mod tests {
                 for (k, sum) in all[0][unit].iter().enumerate() {
                     let expected: f64 = (0..members).map(|i| (k % 97) as f64 + (i * 3 + 1) as f64 * 0.1).sum();
                     prop_assert!((f64::from(*sum) - expected).abs() < 1e-3);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn who_shares_a_unit_out_has_the_same_bits_of_its_own_slices_as_with_the_whole_sum() {
+        let size = SLICE * 3 + 1001;
+        for members in 2..6 {
+            let cut = |size: usize| (0..=members).map(|i| i * size / members).collect::<Vec<_>>();
+            let whole = reduce(members, &[size, 7]);
+            let shared = reduce_in_slices(members, &[size, 7], |size| Some(cut(size)));
+            for (place, sums) in shared.iter().enumerate() {
+                for (unit, size) in [(0, size), (1, 7)] {
+                    let cuts = cut(size);
+                    for slice in [place, (place + 1) % members] {
+                        let own = cuts[slice]..cuts[slice + 1];
+                        assert_eq!(sums[unit][own.clone()], whole[0][unit][own], "{members}: {place}");
+                    }
                 }
             }
         }

@@ -10,9 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::masking::Masking;
 use varuna_api::training::{DEFAULT_SKIP_LIMIT, default_decaying};
-use varuna_api::{Evaluation, LearningRate, Optimizer, Packing, Precision, Schedule, Training, UpdateRule};
+use varuna_api::{
+    Evaluation, LearningRate, Optimizer, Packing, Precision, Schedule, Sharding, Training, UpdateRule,
+};
 use varuna_model::{
-    Features, ParameterKind, Positions, Real, Rotary, Scaling, Transformer, bert, llama3, qwen3,
+    Features, Layout, ParameterKind, Positions, Real, Rotary, Scaling, Transformer, bert, llama3, qwen3,
 };
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{
@@ -84,6 +86,8 @@ pub(crate) struct Case {
     pub(crate) schedule: Schedule,
     pub(crate) weight_decay_on: BTreeSet<ParameterKind>,
     pub(crate) rule: UpdateRule,
+    pub(crate) sharding: Sharding,
+    pub(crate) clip_norm: Option<f64>,
     pub(crate) packing: Packing,
     pub(crate) masking: Option<Masking>,
 }
@@ -104,6 +108,8 @@ impl Default for Case {
             schedule: Schedule::Cosine,
             weight_decay_on: default_decaying(),
             rule: ADAMW,
+            sharding: Sharding::Off,
+            clip_norm: Some(0.5),
             packing: Packing::default(),
             masking: None,
         }
@@ -125,6 +131,11 @@ impl Case {
         }
     }
 
+    /// The units of its state.
+    pub(crate) fn layout(&self) -> Layout {
+        self.sharding.layout(self.model().layout())
+    }
+
     pub(crate) fn training(&self) -> Training {
         Training {
             global_batch_size: BATCH,
@@ -134,7 +145,8 @@ impl Case {
                 rule: self.rule,
                 weight_decay: 0.1,
                 weight_decay_on: self.weight_decay_on.clone(),
-                clip_norm: Some(0.5),
+                clip_norm: self.clip_norm,
+                sharding: self.sharding,
             },
             learning_rate: LearningRate {
                 peak: 3e-3,
@@ -263,7 +275,7 @@ pub(crate) struct Trained {
 
 /// A first plan of this shape.
 pub(crate) fn plan(case: &Case, shape: &Shape) -> Plan {
-    let mut plan = Plan::first(case.model().layout(), shape.clone());
+    let mut plan = Plan::first(case.layout(), shape.clone());
     plan.addresses = shape.members().iter().map(|w| (*w, String::new())).collect();
     varuna_plan::check::check_plan(&plan, BATCH).unwrap();
     plan

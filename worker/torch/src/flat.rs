@@ -5,12 +5,13 @@
 //! `&mut [f32]` that nothing else writes there, and libtorch would. Elements go in and out by copies, each within one call.
 
 mod memory;
+mod share;
 
 use crate::pieces::{self, DeviceReader};
 use crate::squares::sum_of_squares;
-use crate::streams::PIECE;
 use crate::{Bring, Device, Streams, TorchError, copy, norm};
 use memory::{Memory, host_tensor};
+pub use share::Share;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -52,6 +53,16 @@ impl FlatBuffer {
             Some((zeros.map_err(|e| TorchError(e.to_string()))?, streams))
         };
         Ok(FlatBuffer { memory, apart })
+    }
+
+    /// Another handle to the same memory: leases and shares of either count for both.
+    #[must_use]
+    pub fn handle(&self) -> FlatBuffer {
+        let apart = self.apart.as_ref();
+        FlatBuffer {
+            memory: Arc::clone(&self.memory),
+            apart: apart.map(|(tensor, streams)| (tensor.shallow_clone(), *streams)),
+        }
     }
 
     /// Number of elements.
@@ -120,18 +131,33 @@ impl FlatBuffer {
         host_tensor(&self.memory)
     }
 
-    /// Sum of the squares of all elements but the last `TAIL`, in a tree that all devices share, and those last ones; both as the device
-    /// has them.
+    /// A flat tensor over some elements, on the device.
     ///
     /// # Errors
-    /// Leased or shared, or libtorch refuses.
-    pub fn sum_of_squares<const TAIL: usize>(&self) -> Result<(f64, [f32; TAIL]), LeaseError> {
-        if let Some((tensor, _)) = &self.apart {
-            return Ok(norm::sum_of_squares_on_device(tensor)?);
+    /// The buffer does not have them.
+    pub fn narrow(&self, range: Range<usize>) -> Result<Tensor, TorchError> {
+        let size = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        let part = self.tensor()?.f_narrow(0, size(range.start), size(range.len()));
+        part.map_err(|e| TorchError(e.to_string()))
+    }
+
+    /// Sum of the squares of some elements, in a tree that all devices share, and the `TAIL` elements that follow them; both as the device has
+    /// them.
+    ///
+    /// # Errors
+    /// Leased or shared, the buffer does not have them, or libtorch refuses.
+    pub fn sum_of_squares<const TAIL: usize>(
+        &self,
+        range: Range<usize>,
+    ) -> Result<(f64, [f32; TAIL]), LeaseError> {
+        let with_tail = range.start..range.end + TAIL;
+        if self.apart.is_some() {
+            return Ok(norm::sum_of_squares_on_device(&self.narrow(with_tail)?)?);
         }
         let lease = self.lease()?;
         // SAFETY: the lease is out, and what follows only reads.
         let elements = unsafe { lease.memory.elements() };
+        let elements = elements.get(with_tail).ok_or_else(|| norm::too_short(TAIL))?;
         let (values, tail) = elements.split_last_chunk().ok_or_else(|| norm::too_short(TAIL))?;
         Ok((sum_of_squares(values), *tail))
     }
@@ -311,78 +337,6 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.memory.lending.end_lease();
-    }
-}
-
-/// Elements that are read at once from the host's memory: 64 KiB are still in the processor's cache when they have been copied, and are
-/// enough for the widest instructions of whoever computes with them.
-const CACHED: usize = 1 << 14;
-
-/// Read access to a [`FlatBuffer`]; may be sent to another thread. As with a [`Lease`], elements leave as copies:
-///
-/// ```compile_fail,E0277
-/// use varuna_torch::{Device, FlatBuffer, Streams};
-/// fn elements(of: &impl AsRef<[f32]>) -> &[f32] { of.as_ref() }
-/// let buffer = FlatBuffer::zeros(4, Device::Cpu, Streams::HOST).unwrap();
-/// let share = buffer.share().unwrap();
-/// let read = elements(&share);
-/// let _ = buffer.tensor().unwrap().fill_(1.0);
-/// assert_eq!(read[0], 0.0);
-/// ```
-pub struct Share {
-    memory: Arc<Memory>,
-    /// Where the device has memory of its own.
-    device: Option<DeviceReader>,
-    /// Whether it is of the buffer itself, which nobody may write meanwhile.
-    holds_up: bool,
-}
-
-impl Share {
-    /// Number of elements.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.memory.len
-    }
-
-    /// True for a buffer without elements.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.memory.len == 0
-    }
-
-    /// How many elements are best read at once by who needs them only for a moment.
-    #[must_use]
-    pub fn piece(&self) -> usize {
-        match self.device {
-            Some(_) => PIECE,
-            None => CACHED,
-        }
-    }
-
-    /// Appends a copy of some elements to `to`. On a device with memory of its own it goes on beside what is computed since the share was made.
-    ///
-    /// # Errors
-    /// The driver reports an error, or the device hangs; some elements may have been appended.
-    ///
-    /// # Panics
-    /// The buffer does not have them, as with a slice.
-    pub fn append(&self, range: Range<usize>, to: &mut Vec<f32>) -> Result<(), TorchError> {
-        let Some(device) = &self.device else {
-            // SAFETY: this share is out, and the reference ends here.
-            to.extend_from_slice(unsafe { &self.memory.elements()[range] });
-            return Ok(());
-        };
-        let (end, len) = (range.end, self.memory.len);
-        assert!(end <= len, "elements up to {end} of a buffer of {len}");
-        device.read(range, |piece| to.extend_from_slice(piece))
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        if self.holds_up {
-            self.memory.lending.end_share();
-        }
     }
 }
 

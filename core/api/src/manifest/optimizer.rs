@@ -25,6 +25,8 @@ use serde::{Deserialize, Serialize};
             "leave momentum out, or make kind sgd or muon: adamw has beta1"),
         validation = ("!has(self.kind) || self.kind != 'sgd' || (!has(self.beta1) && !has(self.beta2) && !has(self.epsilon))",
             "leave beta1, beta2 and epsilon out: kind sgd has momentum"),
+        validation = ("!has(self.sharding) || self.sharding == 'none' || !has(self.kind) || self.kind != 'muon'",
+            "make sharding none: kind muon needs whole matrices"),
     )
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -68,6 +70,11 @@ pub struct OptimizerSpec {
     /// one), `biases`, `norms`; none where it is empty. `[matrices, embeddings]` where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::set_of_names(choices::PARAMETER_KINDS.map(|(name, _)| name))))]
     pub weight_decay_on: Option<Vec<String>>,
+    /// Who holds the optimizer's state: `none`: each worker all of what it computes with; `zero1`: the workers that compute with a segment share its masters and
+    /// moments out among them, each part with two of them, which takes less memory from three pipelines on. Not with `muon`, which needs whole matrices. Fixed at the
+    /// first start. `none` where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::SHARDINGS.map(|(name, _)| name))))]
+    pub sharding: Option<String>,
     /// Limit of the gradient's global norm; 1 where left out, 0 = no clipping.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::CLIP_NORM)))]
     pub clip_norm: Option<f64>,

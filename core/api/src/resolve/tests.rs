@@ -1,7 +1,7 @@
 use super::{parse_job, parse_job_of_any_release};
 use crate::{
     CheckpointSource, Data, DataSource, Encryption, Evaluation, FailurePolicy, HeldOut, Job, Lifecycle,
-    NetworkPolicy, Precision, Restriction, Schedule, UpdateRule, WorkerDevice, WorkerTransport,
+    NetworkPolicy, Precision, Restriction, Schedule, Sharding, UpdateRule, WorkerDevice, WorkerTransport,
 };
 use varuna_model::{Features, Mlp, ParameterKind, Real, presets};
 use varuna_plan::profile::Profile;
@@ -114,6 +114,8 @@ fn a_minimal_job_gets_its_defaults() {
     assert_eq!(rate.schedule, Schedule::Cosine);
     let kinds = [ParameterKind::Matrix, ParameterKind::Embedding];
     assert_eq!(job.training.optimizer.weight_decay_on, kinds.into());
+    assert_eq!(job.training.optimizer.sharding, Sharding::Off);
+    assert_eq!(job.layout(), job.model.layout());
     assert_eq!(
         (job.training.optimizer.clip_norm, job.training.evaluation),
         (Some(1.0), None)
@@ -231,6 +233,8 @@ fn every_field_about_the_training_that_is_written_is_taken() {
     assert_eq!(adam.clip_norm, None);
     let kinds = [ParameterKind::Matrix, ParameterKind::Norm];
     assert_eq!(adam.weight_decay_on, kinds.into());
+    assert_eq!(adam.sharding, Sharding::Zero1);
+    assert_eq!(job.layout(), job.model.layout().in_ranges(12));
     let rate = &job.training.learning_rate;
     assert_eq!(
         (rate.peak, rate.min, rate.warmup_steps, rate.decay_steps),

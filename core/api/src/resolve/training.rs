@@ -2,13 +2,15 @@
 
 use super::check::{Check, quoted};
 use super::learning_rate::learning_rate;
-use crate::choices::{OPTIMIZERS, PARAMETER_KINDS, PRECISIONS};
+use crate::choices::{OPTIMIZERS, PARAMETER_KINDS, PRECISIONS, SHARDINGS};
 use crate::job::{Data, Precision};
 use crate::limits;
 use crate::manifest::{EvaluationSpec, LossScaleSpec, MaskingSpec, OptimizerSpec, TrainingSpec};
 use crate::masking::{DEFAULT_PROBABILITY, Masking};
 use crate::packing::Packing;
-use crate::training::{DEFAULT_SKIP_LIMIT, Evaluation, Optimizer, Training, UpdateRule, default_decaying};
+use crate::training::{
+    DEFAULT_SKIP_LIMIT, Evaluation, Optimizer, Sharding, Training, UpdateRule, default_decaying,
+};
 use std::collections::BTreeSet;
 use varuna_model::{Model, ParameterKind};
 use varuna_plan::{LossScaling, Moments, ScaleFactor};
@@ -164,7 +166,18 @@ fn optimizer(check: &mut Check, written: &OptimizerSpec) -> Optimizer {
         weight_decay,
         weight_decay_on,
         clip_norm: (clip > 0.0).then_some(clip),
+        sharding: sharding(check, written, rule),
     }
+}
+
+fn sharding(check: &mut Check, written: &OptimizerSpec, rule: UpdateRule) -> Sharding {
+    let at = "spec.training.optimizer.sharding";
+    let sharding = check.choice(at, written.sharding.clone(), &SHARDINGS);
+    if sharding != Sharding::Off && rule.moments() == Moments::Muon {
+        let allowed = "none with kind muon, which needs whole matrices";
+        check.0.push(at, "zero1", allowed);
+    }
+    sharding
 }
 
 fn adamw(check: &mut Check, written: &OptimizerSpec) -> UpdateRule {

@@ -6,10 +6,7 @@ use crate::ids::Generation;
 use crate::layout::SegmentRange;
 use crate::state::StateId;
 
-const LAYOUT: Layout = Layout {
-    segments: 4,
-    tied: true,
-};
+const LAYOUT: Layout = Layout::new(4, true);
 
 fn stage(worker: u64, start: u32, end: u32) -> Stage {
     Stage {
@@ -191,7 +188,7 @@ fn an_interleaved_pipeline_has_two_workers_at_least_and_whole_rounds_of_any_leng
         let offered: BTreeSet<WorkerId> = workers.iter().copied().map(WorkerId).collect();
         let offered: Vec<WorkerId> = offered.into_iter().collect();
         let tied = true;
-        check_shape(&shape, &Layout { segments, tied }, 6, &offered)
+        check_shape(&shape, &Layout::new(segments, tied), 6, &offered)
     };
     let rounds = |stages, chunks| {
         Err(PlanError::Rounds {

@@ -104,10 +104,7 @@ fn plan_of(
         let first = 100 - 10 * pipelines.len() as u64;
         pipelines.push(pipeline(drawn, kind, micro_batch_size, first, start));
     }
-    let layout = Layout {
-        segments: SEGMENTS,
-        tied,
-    };
+    let layout = Layout::new(SEGMENTS, tied);
     let shape = Shape {
         pipelines,
         spares: Vec::new(),
@@ -164,7 +161,7 @@ fn works(
         if task.0 == Pass::Training && last_backward(&task.1) {
             let units = layout.all_units();
             let own = of.stages[task.1.stage].segments;
-            work.finishes = units.filter(|u| layout.stage_holds(own, *u)).collect();
+            work.finishes = units.filter(|u| layout.stage_needs(own, *u)).collect();
         }
         work
     };

@@ -39,6 +39,19 @@ impl ParameterBytes {
         }
     }
 
+    /// The same where a worker holds `held` of `ranges` ranges of the state: all parameters in the format that is computed in, and all gradients,
+    /// but only those ranges of masters and moments (ZeRO-1, Rajbhandari et al. 2020).
+    #[must_use]
+    pub fn sharded(self, held: u64, ranges: u64) -> ParameterBytes {
+        let copy = self.resident.saturating_sub(self.moved + self.gradient);
+        // Undivided masters in single precision are computed with as they are.
+        let copy = if copy == 0 { SINGLE_BYTES } else { copy };
+        ParameterBytes {
+            resident: copy + self.gradient + (self.moved * held).div_ceil(ranges.max(1)),
+            ..self
+        }
+    }
+
     /// The same with these moments in place of Adam's.
     #[must_use]
     pub fn keeping(self, moments: Moments) -> ParameterBytes {
@@ -54,5 +67,21 @@ impl ParameterBytes {
 impl Default for ParameterBytes {
     fn default() -> Self {
         ParameterBytes::FP32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sharded_state_takes_6_bytes_and_24_divided_by_the_workers_that_share_it() {
+        let of = |bytes: ParameterBytes, held| bytes.sharded(held, 12).resident;
+        assert_eq!(of(ParameterBytes::MIXED, 12), 6 + 12);
+        assert_eq!(of(ParameterBytes::MIXED, 6), 6 + 24 / 4);
+        assert_eq!(of(ParameterBytes::MIXED, 2), 6 + 24 / 12);
+        assert_eq!(of(ParameterBytes::FP32, 6), 8 + 24 / 4);
+        let sgd = ParameterBytes::MIXED.keeping(Moments::Momentum);
+        assert_eq!(of(sgd, 6), 6 + 16 / 4);
     }
 }

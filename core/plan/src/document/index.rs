@@ -21,8 +21,12 @@ pub(crate) struct Tables {
     places: BTreeMap<WorkerId, (usize, usize)>,
     /// Workers that serve state, with a stage or without.
     sources: BTreeSet<WorkerId>,
-    /// By unit, in pipeline order, then stage order.
+    /// By unit of the undivided layout, in pipeline order, then stage order.
+    groups: Vec<Vec<WorkerId>>,
+    /// By unit, the owner of its part of the norm first.
     holders: Vec<Vec<WorkerId>>,
+    /// The units that each member holds, in order.
+    units: BTreeMap<WorkerId, Vec<Unit>>,
     /// The source that a worker asks first for a unit that it lacks.
     first_sources: BTreeMap<(WorkerId, Unit), WorkerId>,
     /// Of the tree.
@@ -53,26 +57,48 @@ impl PlanIndex {
 impl Tables {
     fn of(plan: &Plan) -> Self {
         let mut places = BTreeMap::new();
-        let mut holders = vec![Vec::new(); plan.layout.units()];
+        let layout = plan.layout;
+        let mut groups = vec![Vec::new(); layout.undivided().units()];
         for (i, pipeline) in plan.shape.pipelines.iter().enumerate() {
             for (j, stage) in pipeline.stages.iter().enumerate() {
                 places.entry(stage.worker).or_insert((i, j));
-                for unit in plan.layout.units_of(stage.segments) {
-                    if let Some(holders) = holders.get_mut(unit.index()) {
-                        holders.push(stage.worker);
+                for whole in layout.whole_units_of(stage.segments) {
+                    if let Some(group) = groups.get_mut(whole.index()) {
+                        group.push(stage.worker);
                     }
+                }
+            }
+        }
+        let mut units: BTreeMap<WorkerId, Vec<Unit>> = BTreeMap::new();
+        let shared_out = |unit: Unit| -> Vec<WorkerId> {
+            let group: &Vec<WorkerId> = &groups[layout.whole_of(unit).index()];
+            let mut places = layout.places_of(unit, group.len());
+            if bug!(OneHolderOfEachRange) && layout.ranges > 1 {
+                places.truncate(1);
+            }
+            places.into_iter().map(|place| group[place]).collect()
+        };
+        let holders: Vec<Vec<WorkerId>> = layout.all_units().map(shared_out).collect();
+        for (unit, holders) in layout.all_units().zip(&holders) {
+            for holder in holders {
+                let held = units.entry(*holder).or_default();
+                // Nobody has checked yet that a worker has one place only.
+                if held.last() != Some(&unit) {
+                    held.push(unit);
                 }
             }
         }
         let members: Vec<WorkerId> = places.keys().copied().collect();
         let first_sources = links::first_sources(plan, &holders);
         Self {
-            links: links::links(plan, &members, &holders, &first_sources),
+            links: links::links(plan, &members, (&groups, &holders), &first_sources),
             fan_out: links::fan_out(plan),
             sources: plan.sources.iter().flatten().copied().collect(),
             members,
             places,
+            groups,
             holders,
+            units,
             first_sources,
         }
     }
@@ -87,6 +113,10 @@ impl Tables {
 
     pub(crate) fn involves(&self, worker: WorkerId) -> bool {
         self.has(worker) || self.sources.contains(&worker)
+    }
+
+    pub(crate) fn group(&self, whole: Unit) -> &[WorkerId] {
+        self.groups.get(whole.index()).map_or(&[], Vec::as_slice)
     }
 
     pub(crate) fn holders(&self, unit: Unit) -> &[WorkerId] {
@@ -180,9 +210,67 @@ impl Plan {
     /// The units that a worker holds, in order; none for a worker without a stage.
     #[must_use]
     pub fn units(&self, worker: WorkerId) -> Vec<Unit> {
+        self.index
+            .of(self)
+            .units
+            .get(&worker)
+            .cloned()
+            .unwrap_or_default()
+    }
+    /// The units of the undivided layout that a worker computes with, in order; none for a worker without a stage.
+    #[must_use]
+    pub fn whole_units(&self, worker: WorkerId) -> Vec<Unit> {
         let ranges = self.segments_of(worker);
-        let held = |unit: &Unit| ranges.iter().any(|r| self.layout.stage_holds(*r, *unit));
-        self.layout.all_units().filter(held).collect()
+        let whole = self.layout.undivided();
+        let needed = |unit: &Unit| ranges.iter().any(|r| whole.stage_needs(*r, *unit));
+        whole.all_units().filter(needed).collect()
+    }
+    /// The workers that compute with a unit of the undivided layout, in pipeline order: the ring that sums its gradient.
+    #[must_use]
+    pub fn group(&self, whole: Unit) -> &[WorkerId] {
+        self.index.of(self).group(whole)
+    }
+    /// The units that a worker computes with and does not hold, in order: their owners send it the parameters in each step.
+    #[must_use]
+    pub fn gathered(&self, worker: WorkerId) -> Vec<Unit> {
+        if self.layout.ranges == 1 {
+            return Vec::new();
+        }
+        let units = self.whole_units(worker).into_iter();
+        let units = units.flat_map(|whole| self.layout.ranges_of(whole));
+        units
+            .filter(|unit| self.sender_of(worker, *unit).is_some())
+            .collect()
+    }
+    /// The worker that sends this one the parameters of a unit in each step; none where it holds them itself, or does not compute with them.
+    #[must_use]
+    pub fn sender_of(&self, worker: WorkerId, unit: Unit) -> Option<WorkerId> {
+        let (run, places) = self.run_of(worker, unit)?;
+        let is_held = places.iter().any(|place| run[*place] == worker);
+        (!is_held).then(|| run[places[0]])
+    }
+    /// The workers that this one sends its parameters of a unit to in each step, in pipeline order.
+    #[must_use]
+    pub fn receivers_of(&self, worker: WorkerId, unit: Unit) -> Vec<WorkerId> {
+        let Some((run, places)) = self.run_of(worker, unit) else {
+            return Vec::new();
+        };
+        if bug!(KeepParametersToOneself) || places.first().map(|place| run[*place]) != Some(worker) {
+            return Vec::new();
+        }
+        let others = run
+            .iter()
+            .enumerate()
+            .filter(|(place, _)| !places.contains(place));
+        others.map(|(_, worker)| *worker).collect()
+    }
+    /// The run of workers that share out a unit among them which this worker is one of, and the places of its holders there.
+    fn run_of(&self, worker: WorkerId, unit: Unit) -> Option<(&[WorkerId], Vec<usize>)> {
+        let group = self.group(self.layout.whole_of(unit));
+        let place = group.iter().position(|w| *w == worker)?;
+        let run = self.layout.runs(group.len()).find(|run| run.contains(&place))?;
+        let places = self.layout.places_in(unit, run.len());
+        Some((&group[run], places))
     }
     /// Holders of a unit, the first owns its part of the norm.
     #[must_use]

@@ -63,7 +63,7 @@ pub(super) fn fan_out(plan: &Plan) -> usize {
 pub(super) fn links(
     plan: &Plan,
     members: &[WorkerId],
-    holders: &[Vec<WorkerId>],
+    (groups, holders): (&[Vec<WorkerId>], &[Vec<WorkerId>]),
     first_sources: &BTreeMap<(WorkerId, Unit), WorkerId>,
 ) -> BTreeMap<WorkerId, Vec<WorkerId>> {
     let mut links: BTreeMap<WorkerId, BTreeSet<WorkerId>> = BTreeMap::new();
@@ -82,10 +82,21 @@ pub(super) fn links(
         let stages = pipeline.stages.iter().zip(pipeline.stages.iter().skip(1));
         stages.for_each(|(a, b)| link(a.worker, b.worker));
     }
-    // The units of a stage have the same holders, and so the same ring: one of them is enough.
-    for ring in holders.chunk_by(|a, b| a == b).filter_map(|units| units.first()) {
+    // The units of a stage have the same ring: one of them is enough.
+    for ring in groups.chunk_by(|a, b| a == b).filter_map(|units| units.first()) {
         let next = ring.iter().cycle().skip(1);
         ring.iter().zip(next).for_each(|(a, b)| link(*a, *b));
+        if plan.layout.ranges > 1 && !bug!(RingNeighboursOnly) {
+            // Each one sends its parameters to all of its run that do not hold them.
+            for run in plan.layout.runs(ring.len()) {
+                let run = &ring[run];
+                let pairs = run
+                    .iter()
+                    .enumerate()
+                    .flat_map(|(i, a)| run[i + 1..].iter().map(move |b| (a, b)));
+                pairs.for_each(|(a, b)| link(*a, *b));
+            }
+        }
     }
     for ((worker, _), source) in first_sources {
         link(*worker, *source);
@@ -137,11 +148,74 @@ mod tests {
         assert_eq!(tree_fan_out(1_000, 16), 32);
     }
 
-    fn four_stages() -> Plan {
-        let layout = crate::layout::Layout {
-            segments: 4,
-            tied: false,
+    /// Pipelines of one stage each, whose workers share out the state of two segments.
+    fn sharded(workers: u64, ranges: u32) -> Plan {
+        let layout = crate::layout::Layout::new(2, true).in_ranges(ranges);
+        let mut plan = four_stages();
+        let stage = |worker| Stage {
+            worker: WorkerId(worker),
+            segments: layout.whole(),
+            recompute: None,
         };
+        let pipeline = |worker| Pipeline {
+            stages: vec![stage(worker)],
+            samples: SampleRange {
+                start: worker,
+                end: worker + 1,
+            },
+        };
+        plan.shape.pipelines = (0..workers).map(pipeline).collect();
+        Plan::first(layout, plan.shape)
+    }
+
+    #[test]
+    fn each_range_has_two_holders_in_each_run_and_who_lacks_it_is_sent_it_over_a_link() {
+        for (workers, ranges) in [
+            (1, 12),
+            (2, 12),
+            (3, 12),
+            (5, 12),
+            (12, 12),
+            (13, 12),
+            (7, 3),
+            (4, 1),
+        ] {
+            let plan = sharded(workers, ranges);
+            for unit in plan.layout.all_units() {
+                let holders = plan.holders(unit);
+                let runs = workers.div_ceil(ranges.into());
+                let expected = if ranges == 1 {
+                    workers
+                } else {
+                    runs * workers.min(2)
+                };
+                assert_eq!(holders.len() as u64, expected, "{workers} of {ranges}");
+                assert_eq!(holders, plan.shape.holders(&plan.layout, unit));
+                for worker in plan.members() {
+                    let sender = plan.sender_of(*worker, unit);
+                    assert_eq!(sender.is_none(), holders.contains(worker));
+                    assert_eq!(plan.units(*worker).contains(&unit), holders.contains(worker));
+                    assert_eq!(plan.gathered(*worker).contains(&unit), sender.is_some());
+                    let Some(sender) = sender else { continue };
+                    assert!(holders.contains(&sender));
+                    assert!(plan.receivers_of(sender, unit).contains(worker));
+                    assert!(
+                        plan.links(*worker).contains(&sender),
+                        "{workers}: {worker} to {sender}"
+                    );
+                }
+                let sent: usize = holders.iter().map(|h| plan.receivers_of(*h, unit).len()).sum();
+                assert_eq!(sent + holders.len(), workers as usize);
+            }
+            for worker in plan.members() {
+                assert_eq!(plan.units(*worker), plan.shape.units(&plan.layout, *worker));
+                assert!(!plan.units(*worker).is_empty());
+            }
+        }
+    }
+
+    fn four_stages() -> Plan {
+        let layout = crate::layout::Layout::new(4, false);
         let stage = |s: u32| Stage {
             worker: WorkerId(u64::from(s)),
             segments: SegmentRange { start: s, end: s + 1 },

@@ -2,7 +2,7 @@
 //! written as one: a list for each unit would grow with the number of units times that of workers.
 
 use crate::ids::WorkerId;
-use crate::layout::SEGMENTS_MAX;
+use crate::layout::UNITS_MAX;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -18,8 +18,6 @@ pub struct TooManySources {
     /// Entries of all lists so far.
     pub entries: usize,
 }
-
-const UNITS_MAX: usize = SEGMENTS_MAX as usize + 1;
 
 /// The sources as they are written: how many units in a row, and their sources.
 pub fn source_rows(sources: &[Vec<WorkerId>]) -> impl Iterator<Item = (usize, &[WorkerId])> {

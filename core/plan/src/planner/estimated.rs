@@ -9,6 +9,7 @@ use super::{Constraints, CostPlanner, Infeasible, PlanRequest, Planner, WorkerIn
 use crate::cost::{Costs, Device, ScoreMemory};
 use crate::device::{DeviceKind, Hardware};
 use crate::document::Shape;
+use crate::layout::Layout;
 use crate::moments::Moments;
 use crate::predict::predict;
 use crate::spare_copies::SpareCosts;
@@ -112,8 +113,8 @@ impl Planner for EstimatedPlanner {
         self.planner.predicted_ms(shape, workers)
     }
 
-    fn spare_costs(&self, shape: &Shape, workers: &[WorkerInfo]) -> SpareCosts {
-        self.planner.spare_costs(shape, workers)
+    fn spare_costs(&self, shape: &Shape, layout: &Layout, workers: &[WorkerInfo]) -> SpareCosts {
+        self.planner.spare_costs(shape, layout, workers)
     }
 
     fn learn(&mut self, factors: &BTreeMap<u32, f64>) {

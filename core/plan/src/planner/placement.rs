@@ -39,23 +39,34 @@ impl Held {
             true => bytes.get(unit.index()).copied().unwrap_or(0),
             false => 0,
         };
+        let whole = |unit: Unit| -> u64 { layout.ranges_of(unit).map(of).sum() };
         let mut before = vec![0];
         for s in 0..layout.segments {
-            before.push(before[s as usize] + of(Unit(s)));
+            before.push(before[s as usize] + whole(Unit(s)));
         }
         Held {
             before,
-            tied: layout.tied_unit().map_or(0, of),
+            tied: layout.tied_unit().map_or(0, whole),
         }
     }
 
     fn of(&self, layout: &Layout, range: SegmentRange) -> u64 {
-        let ends = layout.tied_unit().is_some_and(|t| layout.stage_holds(range, t));
+        let ends = layout
+            .tied_unit()
+            .is_some_and(|t| layout.undivided().stage_needs(range, t));
         self.before[range.end as usize] - self.before[range.start as usize] + if ends { self.tied } else { 0 }
     }
 
     fn all(&self) -> u64 {
         self.before.last().copied().unwrap_or(0) + self.tied
+    }
+}
+
+/// About what a worker holds of so many bytes of state, which so many pipelines share out.
+fn shared_out(layout: &Layout, bytes: u64, pipelines: usize) -> u64 {
+    match layout.ranges {
+        1 => bytes,
+        ranges => bytes * layout.ranges_held(pipelines) / u64::from(ranges),
     }
 }
 
@@ -86,7 +97,7 @@ pub(super) struct WorkerPool {
 impl WorkerPool {
     pub(super) fn new(problem: &Problem, workers: &[&WorkerInfo]) -> WorkerPool {
         let (request, layout) = (problem.request, &problem.request.layout);
-        let bytes = unit_bytes(problem.costs);
+        let bytes = unit_bytes(problem.costs, layout);
         let mut kinds: BTreeMap<KindKey, Vec<&WorkerInfo>> = BTreeMap::new();
         for worker in workers {
             let held = request.held.get(&worker.id).map_or(&[][..], Vec::as_slice);
@@ -124,6 +135,7 @@ impl WorkerPool {
     /// bytes kept, then the parent's position, then faster workers on earlier positions.
     pub(super) fn place(&self, problem: &Problem, candidate: &Candidate) -> Placed {
         let layout = &problem.request.layout;
+        let pipelines = candidate.pipelines().len();
         let (sites, numbers) = positions(problem, candidate);
         let mut pairs: Vec<(bool, Reverse<u64>, usize, usize)> = Vec::new();
         for (k, kind) in self.kinds.iter().enumerate() {
@@ -158,7 +170,8 @@ impl WorkerPool {
             let taken = filling.fill(self, group, &numbers);
             placed.crowded |= crowded && !taken.is_empty();
             for site in taken {
-                let lacking = self.whole.of(layout, sites[site].range) - kept;
+                let needed = shared_out(layout, self.whole.of(layout, sites[site].range), pipelines);
+                let lacking = needed.saturating_sub(kept);
                 placed.moved_bytes += lacking;
                 most = most.max(lacking);
             }

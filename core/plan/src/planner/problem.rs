@@ -14,6 +14,8 @@ pub(super) struct Problem<'a> {
     pub(super) constraints: &'a Constraints,
     pub(super) request: &'a PlanRequest,
     pub(super) topology: Topology,
+    /// Fewer pipelines do not share state out as far as these costs say.
+    pub(super) min_pipelines: usize,
 }
 
 /// The speeds of these workers, for predictions.

@@ -4,7 +4,7 @@ use crate::cost::ScoreMemory;
 use crate::device::Hardware;
 use crate::document::{ScheduleSpec, Shape};
 use crate::ids::{Unit, WorkerId};
-use crate::layout::{Layout, SegmentRange};
+use crate::layout::Layout;
 use crate::spare_copies::{Location, SpareCosts};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -87,16 +87,18 @@ impl PlanRequest {
     /// The same with `shape` in force, its members holding what it gave them.
     #[must_use]
     pub fn after(self, shape: Shape) -> PlanRequest {
-        let mut segments: BTreeMap<WorkerId, Vec<SegmentRange>> = BTreeMap::new();
-        for stage in shape.pipelines.iter().flat_map(|p| &p.stages) {
-            segments.entry(stage.worker).or_default().push(stage.segments);
+        let mut held: BTreeMap<WorkerId, Vec<Unit>> =
+            shape.members().into_iter().map(|w| (w, Vec::new())).collect();
+        for unit in self.layout.all_units() {
+            for holder in shape.holders(&self.layout, unit) {
+                let units = held.entry(holder).or_default();
+                if units.last() != Some(&unit) {
+                    units.push(unit);
+                }
+            }
         }
-        let units = |ranges: &Vec<SegmentRange>| {
-            let held = |unit: &Unit| ranges.iter().any(|r| self.layout.stage_holds(*r, *unit));
-            self.layout.all_units().filter(held).collect()
-        };
         PlanRequest {
-            held: segments.iter().map(|(w, r)| (*w, units(r))).collect(),
+            held,
             parent: Some(shape),
             ..self
         }
@@ -128,7 +130,7 @@ pub trait Planner {
     }
 
     /// What spare copies would cost under a shape on these workers. A planner without costs counts none.
-    fn spare_costs(&self, _shape: &Shape, _workers: &[WorkerInfo]) -> SpareCosts {
+    fn spare_costs(&self, _shape: &Shape, _layout: &Layout, _workers: &[WorkerInfo]) -> SpareCosts {
         SpareCosts::default()
     }
 

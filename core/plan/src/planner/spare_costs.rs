@@ -1,27 +1,24 @@
 //! What spare copies cost under a shape: memory of who keeps them, and time on links.
 
-use super::problem::{Problem, topology};
-use super::request::{Constraints, PlanRequest, WorkerInfo};
-use crate::cost::Costs;
+use super::CostPlanner;
+use super::request::{PlanRequest, WorkerInfo};
+use crate::cost::ParameterBytes;
 use crate::document::Shape;
+use crate::layout::Layout;
 use crate::spare_copies::{SpareCosts, WAITING_GRADIENTS_MAX};
 use std::collections::BTreeMap;
 
 /// A worker's room is what its stages leave of the memory that they are planned with.
 pub(super) fn spare_costs(
-    costs: &Costs,
-    constraints: &Constraints,
+    planner: &CostPlanner,
     shape: &Shape,
+    layout: Layout,
     workers: &[WorkerInfo],
 ) -> SpareCosts {
+    let costs = &planner.costs;
     let samples = shape.pipelines.iter().map(|p| p.samples.len()).sum();
-    let request = PlanRequest::first(workers.to_vec(), costs.layout(), samples);
-    let problem = Problem {
-        costs,
-        constraints,
-        request: &request,
-        topology: topology(workers),
-    };
+    let request = PlanRequest::first(workers.to_vec(), layout, samples);
+    let problem = planner.problem(&request, shape.pipelines.len());
     let mut used: BTreeMap<_, u64> = BTreeMap::new();
     for (pipeline, bytes) in shape.pipelines.iter().zip(problem.memory_bytes(shape)) {
         for (stage, bytes) in pipeline.stages.iter().zip(bytes) {
@@ -36,8 +33,19 @@ pub(super) fn spare_costs(
     let own = costs.segments.iter().map(|s| s.parameters);
     let parameters: Vec<u64> = own.chain([costs.tied_parameters]).collect();
     let waiting = u64::from(WAITING_GRADIENTS_MAX) * costs.parameter.gradient;
-    // A kept unit lies in its keeper's memory as one of its own does, with a gradient to apply; others wait beside it.
-    let bytes = |n: &u64| n.saturating_mul(costs.parameter.resident.saturating_add(waiting));
+    // A kept unit lies in its keeper's memory as one of its own does, with a gradient to apply; others wait beside it. A range of one lies there
+    // without what is computed with.
+    let ParameterBytes {
+        resident,
+        moved,
+        gradient,
+    } = costs.parameter;
+    let kept = if layout.ranges > 1 {
+        moved + gradient
+    } else {
+        resident
+    };
+    let bytes = |n: &u64| n.saturating_mul(kept.saturating_add(waiting));
     SpareCosts {
         copy_bytes: parameters.iter().map(bytes).collect(),
         room_bytes: workers.iter().map(room).collect(),
@@ -47,9 +55,9 @@ pub(super) fn spare_costs(
 
 #[cfg(test)]
 mod tests {
-    use super::super::{CostPlanner, Planner};
+    use super::super::{Constraints, Planner};
     use super::*;
-    use crate::cost::Device;
+    use crate::cost::{Costs, Device};
     use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
     use crate::ids::WorkerId;
     use crate::spare_copies::keepers;
@@ -90,7 +98,7 @@ mod tests {
         let request = PlanRequest::first(workers.clone(), layout, 8);
         let explained = free.explain(&request).unwrap();
         let shape = &explained.shape;
-        let costs = free.spare_costs(shape, &workers);
+        let costs = free.spare_costs(shape, &layout, &workers);
         let parameters = free.costs.segments[1].parameters;
         assert_eq!(costs.copy_bytes[1], parameters * (16 + 4 * 4));
         assert_eq!(costs.copy_bytes.len(), layout.units());
@@ -103,7 +111,7 @@ mod tests {
         );
 
         let most = explained.memory_bytes[0].iter().copied().max().unwrap();
-        let full = planner(Some(most)).spare_costs(shape, &workers);
+        let full = planner(Some(most)).spare_costs(shape, &layout, &workers);
         let largest = shape.pipelines[0].stages
             [explained.memory_bytes[0].iter().position(|b| *b == most).unwrap()]
         .worker;

@@ -4,13 +4,16 @@ use super::problem::Problem;
 use crate::cost::Costs;
 use crate::document::{Shape, Stage};
 use crate::ids::WorkerId;
+use crate::layout::Layout;
 use std::collections::BTreeMap;
 
-/// State of each unit, the tied one last, bytes.
-pub(super) fn unit_bytes(costs: &Costs) -> Vec<u64> {
+/// State of each unit, those of the tied weight last, bytes.
+pub(super) fn unit_bytes(costs: &Costs, layout: &Layout) -> Vec<u64> {
     let own = costs.segments.iter().map(|s| s.parameters);
     let all = own.chain([costs.tied_parameters]);
-    all.map(|parameters| parameters * costs.parameter.moved).collect()
+    let unit = |parameters: u64| parameters * costs.parameter.moved / u64::from(layout.ranges);
+    let units = all.flat_map(|parameters| std::iter::repeat_n(unit(parameters), layout.ranges as usize));
+    units.collect()
 }
 
 /// How many workers hold some state.
@@ -35,13 +38,17 @@ pub(super) fn fetch_ms(problem: &Problem, most_bytes: u64, all_bytes: u64, holde
 
 /// What each of a shape's workers lacks, bytes.
 fn lacking(problem: &Problem, shape: &Shape) -> Vec<u64> {
-    let (layout, bytes) = (&problem.request.layout, unit_bytes(problem.costs));
+    let (layout, bytes) = (
+        &problem.request.layout,
+        unit_bytes(problem.costs, &problem.request.layout),
+    );
     let lacks = |stage: &Stage| -> u64 {
         let held = problem.request.held.get(&stage.worker);
         let held = held.map_or(&[][..], Vec::as_slice);
-        let lacking = layout
-            .all_units()
-            .filter(|u| layout.stage_holds(stage.segments, *u) && !held.contains(u));
+        let whole = layout.whole_units_of(stage.segments).into_iter();
+        let lacking = whole.flat_map(|whole| layout.ranges_of(whole)).filter(|u| {
+            !held.contains(u) && (layout.ranges == 1 || shape.holders(layout, *u).contains(&stage.worker))
+        });
         lacking.map(|u| bytes.get(u.index()).copied().unwrap_or(0)).sum()
     };
     let mut lacking: BTreeMap<WorkerId, u64> = BTreeMap::new();

@@ -163,6 +163,45 @@ fn memory_forces_deeper_pipelines() {
 }
 
 #[test]
+fn state_that_pipelines_share_out_lets_them_be_shallower() {
+    let free = planner(1, None);
+    let whole = free.costs.layout().whole();
+    let shared = free.sharing_among(8, &free.costs.layout().in_ranges(12));
+    let memory = shared.costs.memory_bytes(whole, 1, 1, Recompute::None);
+    assert!(memory < free.costs.memory_bytes(whole, 1, 1, Recompute::None));
+    let mut tight = planner(1, Some(memory));
+    tight.constraints.micro_batch_size = Some(1);
+    let undivided = request(&tight, 8, 8);
+    let mut divided = undivided.clone();
+    divided.layout = divided.layout.in_ranges(12);
+    let depths = |request: &PlanRequest| -> Vec<usize> {
+        let shape = tight.plan(request).unwrap();
+        shape.pipelines.iter().map(|p| p.stages.len()).collect()
+    };
+    assert!(depths(&undivided).iter().all(|depth| *depth >= 2));
+    assert_eq!(depths(&divided), [1; 8]);
+    // Fewer workers share out less: their stages must be smaller. Four pipelines of two stages fit, two do not.
+    let of_four = free.sharing_among(4, &divided.layout);
+    let halves = [(0, 7), (7, 14)].map(|(start, end)| SegmentRange { start, end });
+    let of_half = |range| of_four.costs.memory_bytes(range, 2, 1, Recompute::None);
+    let half = halves.map(of_half).into_iter().max().unwrap();
+    for memory in [memory, half] {
+        tight.constraints.device_memory_bytes = Some(memory);
+        let planned = [3, 4, 7].into_iter().filter(|workers| {
+            let mut fewer = divided.clone();
+            fewer.workers.truncate(*workers);
+            let Ok(explained) = tight.explain(&fewer) else {
+                return false;
+            };
+            let most = explained.memory_bytes.iter().flatten().copied().max().unwrap();
+            assert!(most <= memory, "{workers}: {most} of {memory}");
+            true
+        });
+        assert!(planned.count() >= 2);
+    }
+}
+
+#[test]
 fn workers_over_the_maximum_are_spares_with_the_reason() {
     let mut planner = planner(1, None);
     planner.constraints.max_workers = 3;
@@ -354,7 +393,7 @@ proptest! {
         }).collect();
         for (horizon, ours) in horizons.iter().zip(&plans) {
             let request = PlanRequest { horizon_ms: *horizon, ..request.clone() };
-            let problem = planner.problem(&request);
+            let problem = planner.problem(&request, 1);
             let of = |s: &Shape| problem.effective_ms(&s.predicted);
             for other in &plans {
                 prop_assert!(of(ours) <= of(other) * EQUAL * (1.0 + 1e-9), "{horizon:?}: {ours:?} or {other:?}");

@@ -3,6 +3,7 @@
 use super::{SpareCopies, SpareCosts};
 use crate::document::Shape;
 use crate::ids::{Unit, WorkerId};
+use crate::layout::Layout;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -52,7 +53,7 @@ impl Verdict {
 #[must_use]
 pub fn decide(
     wanted: SpareCopies,
-    layout: &crate::layout::Layout,
+    layout: &Layout,
     shape: &Shape,
     keepers: &[Option<WorkerId>],
     costs: &SpareCosts,
@@ -77,10 +78,10 @@ pub fn decide(
         return Verdict::NoKeeper;
     }
     if wanted == SpareCopies::Auto {
-        if busiest_link_ms(&streams, costs) > LINK_SHARE_MAX * expected.step_ms {
+        if busiest_link_ms(layout, &streams, costs) > LINK_SHARE_MAX * expected.step_ms {
             return Verdict::LinksTooSlow;
         }
-        if !repays(&streams, costs, expected) {
+        if !repays(layout, &streams, costs, expected) {
             return Verdict::LossesTooRare;
         }
     }
@@ -92,27 +93,32 @@ pub fn decide(
 }
 
 /// How long the busiest worker sends, or receives, in each step. Links carry both ways at once.
-fn busiest_link_ms(streams: &[(Unit, WorkerId, WorkerId)], costs: &SpareCosts) -> f64 {
+fn busiest_link_ms(layout: &Layout, streams: &[(Unit, WorkerId, WorkerId)], costs: &SpareCosts) -> f64 {
     let (mut sent, mut received) = (BTreeMap::new(), BTreeMap::new());
     for (unit, holder, keeper) in streams {
-        *sent.entry(holder).or_insert(0.0) += costs.send(*unit);
+        *sent.entry(holder).or_insert(0.0) += costs.send(layout, *unit);
         let received = if bug!(BothWaysShareLink) {
             &mut sent
         } else {
             &mut received
         };
-        *received.entry(keeper).or_insert(0.0) += costs.send(*unit);
+        *received.entry(keeper).or_insert(0.0) += costs.send(layout, *unit);
     }
     let all = sent.values().chain(received.values());
     all.copied().fold(0.0, f64::max)
 }
 
 /// In every step the commit waits for the gradient that is sent last: those before it travel beside the backwards of other units.
-fn repays(streams: &[(Unit, WorkerId, WorkerId)], costs: &SpareCosts, expected: &Expected) -> bool {
+fn repays(
+    layout: &Layout,
+    streams: &[(Unit, WorkerId, WorkerId)],
+    costs: &SpareCosts,
+    expected: &Expected,
+) -> bool {
     let Some(redo_ms) = expected.redo_ms else {
         return !bug!(NothingToRedoWithoutStore);
     };
-    let each = streams.iter().map(|(u, _, _)| costs.send(*u));
+    let each = streams.iter().map(|(u, _, _)| costs.send(layout, *u));
     let last_ms = if bug!(CommitWaitsForAll) {
         each.sum()
     } else {

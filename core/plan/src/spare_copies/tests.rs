@@ -38,7 +38,7 @@ fn shape(layout: Layout, depths: &[u32]) -> Shape {
 }
 
 fn layout(segments: u32) -> Layout {
-    Layout { segments, tied: true }
+    Layout::new(segments, true)
 }
 
 /// The members, each on a node of its own in the domain that the list names.
@@ -72,7 +72,7 @@ fn kept(keepers: &[Option<WorkerId>], costs: &SpareCosts) -> BTreeMap<WorkerId, 
     let mut kept = BTreeMap::new();
     for (unit, keeper) in (0..).map(Unit).zip(keepers) {
         if let Some(keeper) = keeper {
-            *kept.entry(*keeper).or_default() += costs.copy(unit);
+            *kept.entry(*keeper).or_default() += costs.copy(&layout(1), unit);
         }
     }
     kept

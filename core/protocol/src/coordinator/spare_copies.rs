@@ -26,7 +26,7 @@ impl Shared {
         }
         let layout = self.config.layout;
         let workers = self.infos(&shape.members());
-        let costs = self.planner.spare_costs(shape, &workers);
+        let costs = self.planner.spare_costs(shape, &self.config.layout, &workers);
         let able = |w: WorkerId| {
             let status = self.roster.status(w);
             status.is_some_and(|s| s.keeping != Keeping::Unable) || bug!(KeepersThatCannotFollow)

@@ -106,10 +106,7 @@ const B: WorkerId = WorkerId(2);
 const C: WorkerId = WorkerId(3);
 
 fn config() -> CoordinatorConfig {
-    let layout = Layout {
-        segments: 2,
-        tied: false,
-    };
+    let layout = Layout::new(2, false);
     CoordinatorConfig {
         timing: Timing::model(),
         tree_fan_out: 2,

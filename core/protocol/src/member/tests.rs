@@ -20,10 +20,7 @@ use varuna_plan::{SegmentRange, Shape, Stage, StepDeadline};
 
 const ME: WorkerId = WorkerId(1);
 const PEER: WorkerId = WorkerId(2);
-const LAYOUT: Layout = Layout {
-    segments: 2,
-    tied: false,
-};
+const LAYOUT: Layout = Layout::new(2, false);
 
 /// Both workers hold everything, one pipeline each.
 fn plan(generation: u64, base: Base, members: &[WorkerId], sources: &[WorkerId]) -> Arc<Plan> {

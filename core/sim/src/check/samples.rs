@@ -17,6 +17,12 @@ impl Checker {
         if reduced.foreign || reduced.generation != generation {
             return broken('e', format!("{worker:?} used a tensor of another generation"));
         }
+        if reduced.mixed {
+            return broken(
+                'e',
+                format!("{worker:?} computed with parameters of several states"),
+            );
+        }
         if self
             .stopped
             .is_some_and(|(from, to)| (from..=to).contains(&generation))
@@ -35,7 +41,7 @@ impl Checker {
             if parts.iter().any(|c| c.run_gen != generation) {
                 return broken('e', format!("{worker:?} used a gradient of another generation"));
             }
-            let roles: &[u8] = if Some(*unit) == layout.tied_unit() {
+            let roles: &[u8] = if Some(layout.whole_of(*unit)) == layout.tied_unit() {
                 &[1, 2]
             } else {
                 &[1]

@@ -56,6 +56,12 @@ impl Job {
         let kept = following && spare_copies == SpareCopies::One;
         let lone_loss = !faults_become_rarer && Rng(mix(seed, 90)).chance(if kept { 25 } else { 4 });
         let mut comparing = Rng(mix(seed, 83));
+        let mut sharded = Rng(mix(seed, 91));
+        let ranges = if sharded.chance(35) {
+            small(sharded.range(2, 7))
+        } else {
+            1
+        };
         // Long enough to meet some of the faults that go on.
         let times = if faults_become_rarer {
             Rng(mix(seed, 80)).range(1, 8)
@@ -64,10 +70,7 @@ impl Job {
         };
         Self {
             faults_become_rarer,
-            layout: Layout {
-                segments,
-                tied: rng.chance(50),
-            },
+            layout: Layout::new(segments, rng.chance(50)).in_ranges(ranges),
             worker_segments,
             // One run in ten is long enough to see how it goes on after the faults.
             last_step: Step(

@@ -1,7 +1,7 @@
 //! The network: channels deliver with delay, in order, through partitions, and lose their tail when cut.
 
 use super::{Result, Schedule, Timer};
-use crate::engine::{Contribution, Engine, UnitState};
+use crate::engine::{Contribution, Engine, Held, UnitState};
 use crate::host::{Channel, Event, Found, Host, Link, Message};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
@@ -30,6 +30,12 @@ pub(crate) enum Data {
     Backward {
         step: Step,
         bits: u64,
+    },
+    /// What a unit's owner holds, for who computes with it and does not hold it.
+    Parameters {
+        step: Step,
+        unit: Unit,
+        held: Held,
     },
     /// The contribution of a holder, passed on along the ring.
     Reduce {
@@ -97,6 +103,7 @@ impl Engine {
         match tensor {
             Data::Forward { step, bits } => self.forward(generation, step, bits),
             Data::Backward { step, bits } => self.backward(generation, step, bits),
+            Data::Parameters { step, unit, held } => self.parameters(generation, step, unit, held),
             Data::Reduce { step, unit, of, part } => self.part(generation, step, unit, of, part),
             _ => {}
         }

@@ -297,6 +297,9 @@ impl Host<Schedule> {
                 Output::Backward(to, step, bits) => {
                     self.send_data(w, to, generation, Data::Backward { step, bits });
                 }
+                Output::Parameters(to, step, unit, held) => {
+                    self.send_data(w, to, generation, Data::Parameters { step, unit, held });
+                }
                 Output::Reduce(to, step, unit, of, part) => {
                     self.send_data(w, to, generation, Data::Reduce { step, unit, of, part });
                 }

@@ -5,10 +5,7 @@ use varuna_plan::{Decision, Generation, Layout, OptimizerProgress, StateId, Step
 use varuna_sim::Rng;
 
 /// The model of all runs.
-pub(crate) const LAYOUT: Layout = Layout {
-    segments: 2,
-    tied: false,
-};
+pub(crate) const LAYOUT: Layout = Layout::new(2, false);
 /// Inputs of one run.
 pub(crate) const INPUTS: usize = 400;
 

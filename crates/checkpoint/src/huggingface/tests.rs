@@ -31,6 +31,7 @@ fn counting(model: &Transformer) -> Vec<(Unit, Shard)> {
             tensors.push(ShardTensor {
                 name: p.name.clone().into_owned(),
                 shape: p.shape,
+                whole: None,
             });
         }
         data.resize(3 * data.len(), 0.0);

@@ -215,6 +215,7 @@ fn tensors(facts: &ShardFacts) -> Result<Vec<ShardTensor>, String> {
         Ok(ShardTensor {
             name: name.clone(),
             shape: shape.cloned().unwrap_or_default(),
+            whole: facts.header.whole_shapes.get(name).cloned(),
         })
     };
     order.iter().map(tensor).collect()

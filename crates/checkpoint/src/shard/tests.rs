@@ -14,6 +14,7 @@ fn shard() -> Shard {
     let tensor = |name: &str, shape: &[usize]| ShardTensor {
         name: name.into(),
         shape: shape.to_vec(),
+        whole: None,
     };
     Shard {
         id: ID,
@@ -202,6 +203,7 @@ fn parameters_are_put_into_another_order_and_others_are_refused_by_name() {
     let tensor = |name: &str, shape: &[usize]| ShardTensor {
         name: name.into(),
         shape: shape.to_vec(),
+        whole: None,
     };
     let shard = Shard {
         id: StateId::INITIAL,

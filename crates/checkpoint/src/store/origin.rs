@@ -13,7 +13,7 @@ use object_store::{PutMode, PutOptions};
 use serde::{Deserialize, Serialize};
 use varuna_api::CheckpointSource;
 use varuna_plan::state::Chain;
-use varuna_plan::{Moments, StateId};
+use varuna_plan::{Moments, StateId, Unit};
 
 /// The file in a job's folder that says with which checkpoint it began.
 const ORIGIN: &str = "origin.json";
@@ -176,11 +176,12 @@ impl Store {
     pub async fn load(
         &self,
         id: StateId,
-        unit: &str,
+        unit: Unit,
         arrived: impl FnMut(),
     ) -> Result<Shard, CheckpointError> {
+        let unit = (self.layout(), unit);
         let missing = match self.location().manifest(id).await {
-            Ok(manifest) => return self.location().load(&manifest, unit, arrived).await,
+            Ok(manifest) => return self.location().load_unit(&manifest, unit, arrived).await,
             Err(CheckpointError::Store(missing @ object_store::Error::NotFound { .. })) => missing,
             Err(error) => return Err(error),
         };
@@ -192,7 +193,7 @@ impl Store {
             return Err(missing.into());
         };
         let manifest = other.location.manifest(origin.state).await?;
-        let shard = other.location.load(&manifest, unit, arrived).await?;
+        let shard = other.location.load_unit(&manifest, unit, arrived).await?;
         Ok(match origin.source.weights_only {
             true => parameters_alone(shard, id, self.moments()),
             false => shard,

@@ -49,7 +49,7 @@ pub(super) fn protocol_config(options: &Options, folder: &RunFolder) -> Coordina
             .map(|s| Duration::from_secs(s.into())),
         save_every: settings.and_then(|c| c.interval_seconds).map(Duration::from_secs),
         published: folder.last_metric().map(|m| m.state),
-        ..CoordinatorConfig::new(job.model.layout(), batch, last_step)
+        ..CoordinatorConfig::new(job.layout(), batch, last_step)
     }
 }
 

@@ -60,7 +60,7 @@ fn first_status(job: &Job) -> Report {
     let mut member = Member::new(MemberConfig {
         follows: false,
         id: WORKER,
-        layout: job.model.layout(),
+        layout: job.layout(),
         last_step: Step(job.training.steps),
         checkpoint_every: None,
         compare_every: None,

@@ -4,10 +4,7 @@ use varuna_plan::state::Chain;
 use varuna_plan::{ScaleFactor, StateId, Unit};
 use varuna_protocol::coordinator::Divergence;
 
-const LAYOUT: Layout = Layout {
-    segments: 4,
-    tied: true,
-};
+const LAYOUT: Layout = Layout::new(4, true);
 const GENERATION: Generation = Generation(3);
 
 fn state(step: u64) -> StateId {

@@ -101,6 +101,7 @@ mod tests {
                 tensors: vec![ShardTensor {
                     name: "p".into(),
                     shape: vec![2],
+                    whole: None,
                 }],
                 data: vec![0.5; 6],
             };

@@ -152,7 +152,7 @@ impl Fake {
         let config = MemberConfig {
             follows: false,
             id,
-            layout: job.model.layout(),
+            layout: job.layout(),
             last_step: Step(job.training.steps),
             checkpoint_every: None,
             compare_every: job.compare_every_steps,

@@ -176,7 +176,7 @@ fn lengths_and_kinds_that_no_frame_has_are_refused() {
         1025,
         "a header of a unit's gradient for its spare copy with a payload of 1025 bytes; at most 1024",
     );
-    refused(11, 0, 0, "frame kind 11; kinds 1 to 10");
+    refused(12, 0, 0, "frame kind 12; kinds 1 to 11");
 }
 
 #[test]

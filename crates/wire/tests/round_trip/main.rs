@@ -25,10 +25,7 @@ fn small_plan() -> Plan {
         generation: Generation(7),
         parent: Generation(0),
         base: Base::AtSwitch { from: Generation(1) },
-        layout: Layout {
-            segments: 1,
-            tied: false,
-        },
+        layout: Layout::new(1, false),
         shape: Shape {
             pipelines: vec![],
             spares: vec![],
@@ -471,6 +468,33 @@ fn refused_plan(change: fn(&mut v1::Plan)) -> String {
 }
 
 #[test]
+fn a_layout_of_ranges_is_read_by_who_knows_them_and_refused_as_one_by_who_does_not() {
+    let refused = refused_plan(|p| {
+        p.layout = Some(v1::Layout {
+            segments: u32::MAX,
+            tied: true,
+            ranges: 65,
+            divided_segments: 4,
+        });
+    });
+    let expected = "Layout: field ranges is 65, allowed is at most 64, with 1048577 units in all";
+    assert!(refused.contains(expected), "{refused}");
+    let unknown = refused_plan(|p| {
+        p.layout = Some(v1::Layout {
+            segments: u32::MAX,
+            tied: true,
+            // As a build reads it that does not know of them.
+            ranges: 0,
+            divided_segments: 0,
+        });
+    });
+    assert!(
+        unknown.contains("Layout: field segments is 4294967295"),
+        "{unknown}"
+    );
+}
+
+#[test]
 fn a_plan_with_missing_or_impossible_parts_is_refused_with_the_field() {
     for (error, part) in [
         (refused_plan(|p| p.generation = 0), "Plan: field generation is 0"),
@@ -524,6 +548,8 @@ fn a_plan_with_missing_or_impossible_parts_is_refused_with_the_field() {
                 p.layout = Some(v1::Layout {
                     segments: u32::MAX,
                     tied: true,
+                    ranges: 1,
+                    divided_segments: 0,
                 });
             }),
             "Layout: field segments is 4294967295, allowed is at most 1048576",

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use std::sync::Arc;
 use varuna_plan::device::Hardware;
 use varuna_plan::document::{Recompute, ScheduleKind};
-use varuna_plan::layout::SEGMENTS_MAX;
+use varuna_plan::layout::{RANGES_MAX, SEGMENTS_MAX};
 use varuna_plan::measured_step::{MeasuredTask, MeasuredWork};
 use varuna_plan::schedule::Instruction;
 use varuna_plan::state::{Chain, UnitNorm};
@@ -416,7 +416,9 @@ pub(crate) fn plan() -> impl Strategy<Value = Plan> {
         (any::<u64>(), deadline(), any::<(bool, bool)>(), any::<u32>()),
         proptest::collection::vec(proptest::option::of((1_u64..4).prop_map(WorkerId)), 0..8),
     );
-    let layout = (0..=SEGMENTS_MAX, any::<bool>()).prop_map(|(segments, tied)| Layout { segments, tied });
+    let layout = (0..=SEGMENTS_MAX, any::<bool>(), 1..=RANGES_MAX);
+    let layout =
+        layout.prop_map(|(segments, tied, ranges)| Layout::new(segments / ranges, tied).in_ranges(ranges));
     (
         numbers,
         base,

@@ -96,10 +96,7 @@ pub(super) const HUGGING_FACE: Target = Target {
 };
 
 const UNIT: &str = "segment-000";
-const LAYOUT: Layout = Layout {
-    segments: 1,
-    tied: false,
-};
+const LAYOUT: Layout = Layout::new(1, false);
 
 fn facts() -> Facts {
     Facts {
@@ -127,10 +124,7 @@ fn manifest(layout: Layout) -> Manifest {
 }
 
 fn manifest_seeds() -> Seeds {
-    let tied = Layout {
-        segments: 3,
-        tied: true,
-    };
+    let tied = Layout::new(3, true);
     vec![
         ("one-unit", json(&manifest(LAYOUT))),
         ("tied", json(&manifest(tied))),
@@ -151,6 +145,7 @@ fn shard(shapes: &[(&str, &[usize])]) -> Shard {
     let tensor = |(name, shape): &(&str, &[usize])| ShardTensor {
         name: (*name).to_owned(),
         shape: shape.to_vec(),
+        whole: None,
     };
     let elements = shapes
         .iter()
@@ -291,6 +286,7 @@ fn zeros(model: &Transformer, unit: Unit) -> Shard {
     let tensors = parameters.into_iter().map(|p| ShardTensor {
         name: p.name.into_owned(),
         shape: p.shape,
+        whole: None,
     });
     Shard {
         id: StateId::INITIAL,

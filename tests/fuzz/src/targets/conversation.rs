@@ -12,10 +12,7 @@ use varuna_protocol::{Inventory, Phase, Prepared, Ran, Status};
 use varuna_wire::Hello;
 
 /// The model of all conversations.
-pub(super) const LAYOUT: Layout = Layout {
-    segments: 2,
-    tied: false,
-};
+pub(super) const LAYOUT: Layout = Layout::new(2, false);
 
 /// The step that leads to this state.
 pub(super) fn decision(id: StateId) -> Decision {

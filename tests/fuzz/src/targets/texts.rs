@@ -78,7 +78,7 @@ fn seeds() -> Seeds {
 /// What every program does with a job first.
 fn run(input: &[u8]) -> Result<String, String> {
     let job = parse_job(text(input)?).map_err(|errors| errors.to_string())?;
-    let layout = job.model.layout();
+    let layout = job.layout().undivided();
     let parameters = layout
         .all_units()
         .map(|unit| job.model.unit_parameter_count(unit));

@@ -4,11 +4,10 @@ use super::super::{EngineConfig, EngineError, Split};
 use super::loss::LossSum;
 use super::{Place, Run, small};
 use crate::model::dropout::Dropout;
-use crate::state::UnitBuffers;
+use crate::state::Computing;
 use crate::transport::{EVALUATION, Tag};
-use std::collections::BTreeMap;
+use varuna_plan::Step;
 use varuna_plan::schedule::{Instruction, Task, evaluation_list};
-use varuna_plan::{Step, Unit};
 
 /// Held-out samples that all pipelines together evaluate before a step; 0 where none is due.
 pub(super) fn evaluated(config: &EngineConfig, step: Step) -> u64 {
@@ -31,7 +30,7 @@ impl Run<'_> {
     }
 
     /// Forward only, over this pipeline's share of the held-out samples; shared out like the batch.
-    pub(super) fn evaluate(&mut self, units: &BTreeMap<Unit, UnitBuffers>) -> Result<(), EngineError> {
+    pub(super) fn evaluate(&mut self, units: Computing<'_>) -> Result<(), EngineError> {
         let total = evaluated(self.config, self.step);
         if total == 0 {
             return Ok(());
@@ -57,7 +56,7 @@ impl Run<'_> {
     fn evaluate_on(
         &mut self,
         place: Place,
-        units: &BTreeMap<Unit, UnitBuffers>,
+        units: Computing<'_>,
         micro_batch: u32,
         numbers: &[u64],
         sum: &LossSum,
@@ -78,7 +77,7 @@ impl Run<'_> {
             x = self
                 .config
                 .model
-                .forward(segment, units, &x, &Dropout::OFF, tables)?;
+                .forward(segment, &units, &x, &Dropout::OFF, tables)?;
         }
         match place.next {
             Some(worker) => self.send(worker, next, &x),

@@ -2,7 +2,8 @@
 
 use super::super::{EngineConfig, EngineError};
 use super::boundary::{brought, fetched, kind_of, packet_of};
-use crate::transport::ring::Reducer;
+use crate::state::TAIL;
+use crate::transport::ring::{Reducer, RingOf};
 use crate::transport::{Link, LinkError, Tag};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ pub(super) trait Exchange {
     /// Waits for a boundary tensor of this shape, samples first, in the format that boundaries have; it is on the engine's device.
     fn receive(&mut self, from: WorkerId, tag: Tag, shape: &[usize]) -> Result<Tensor, EngineError>;
 
-    /// Begins the sum of a unit's gradient over its holders, beside what is still computed. Nobody touches the gradient until
+    /// Begins the sum of a unit's gradient over those that compute with it, beside what is still computed. Nobody touches the gradient until
     /// [`Exchange::next`] or [`Exchange::stop`] returns it.
     fn begin(&mut self, unit: Unit, gradient: &FlatBuffer) -> Result<(), EngineError>;
 
@@ -117,8 +118,8 @@ impl<'a> OverLink<'a> {
                     mut lease,
                 }) => {
                     fetch.finish(end, |elements: &[f32]| lease.set(0, elements))?;
-                    let holders = self.plan.holders(unit).to_vec();
-                    self.reducer.begin(self.step, unit, holders, lease, self.deadline);
+                    let ring = ring_of(self.plan, unit, lease.len());
+                    self.reducer.begin(self.step, unit, ring, lease, self.deadline);
                 }
                 None => {}
             }
@@ -153,9 +154,8 @@ impl Exchange for OverLink<'_> {
     }
 
     fn begin(&mut self, unit: Unit, gradient: &FlatBuffer) -> Result<(), EngineError> {
-        let holders = self.plan.holders(unit).to_vec();
         let refused = |e| EngineError::of_buffer(unit, e);
-        if holders.len() <= 1 {
+        if self.plan.group(unit).len() <= 1 {
             self.alone.push_back(Summed {
                 unit,
                 lease: gradient.lease_unread().map_err(refused)?,
@@ -169,7 +169,8 @@ impl Exchange for OverLink<'_> {
             return self.settle(false);
         }
         let lease = gradient.lease().map_err(refused)?;
-        self.reducer.begin(self.step, unit, holders, lease, self.deadline);
+        let ring = ring_of(self.plan, unit, lease.len());
+        self.reducer.begin(self.step, unit, ring, lease, self.deadline);
         Ok(())
     }
 
@@ -198,6 +199,34 @@ impl Exchange for OverLink<'_> {
         }
         let summed = self.reducer.stop().into_iter().map(over_ring);
         Ok(self.alone.drain(..).chain(summed).collect())
+    }
+}
+
+/// The ring of a unit of the undivided layout whose gradient has so many elements, with its tail.
+fn ring_of(plan: &Plan, whole: Unit, elements: usize) -> RingOf {
+    let members = plan.group(whole).to_vec();
+    let layout = plan.layout;
+    // Several runs of workers need each slice in several places: all have all of it.
+    let is_shared = layout.ranges > 1 && layout.runs(members.len()).count() == 1;
+    let (all, places) = (elements - TAIL, members.len());
+    let mut slices: Vec<usize> = match is_shared {
+        true => {
+            let starts = layout.slices(places).into_iter();
+            starts
+                .map(|range| range as usize * all / layout.ranges as usize)
+                .collect()
+        }
+        false => (0..=places).map(|slice| slice * all / places).collect(),
+    };
+    // The tail goes with the last slice, whoever needs it: so slices are the same with and without sharding, and their sums have the same bits, where
+    // ranges can be shared out evenly.
+    if let Some(end) = slices.last_mut() {
+        *end = elements;
+    }
+    RingOf {
+        members,
+        slices: Some(slices),
+        is_shared,
     }
 }
 

@@ -3,10 +3,8 @@
 use super::super::{EngineError, Split};
 use super::Run;
 use crate::model::Module;
-use crate::state::UnitBuffers;
-use std::collections::BTreeMap;
+use crate::state::Computing;
 use tch::{Kind, Tensor};
-use varuna_plan::Unit;
 use varuna_torch::{Device, HeadLoss};
 
 /// The mean loss of so many targets, of which a worker sees some. It lies on the device: a GPU need not stop to tell it
@@ -59,7 +57,7 @@ impl Run<'_> {
     /// scale, through all stages up to the optimizer.
     pub(super) fn loss_backward(
         &mut self,
-        units: &BTreeMap<Unit, UnitBuffers>,
+        units: Computing<'_>,
         output: &Tensor,
         micro_batch: u32,
     ) -> Result<Tensor, EngineError> {
@@ -67,18 +65,18 @@ impl Run<'_> {
         let loss = self.loss.of(&targets);
         let scale = self.before.loss_scale.factor.as_f64();
         let model = &self.config.model;
-        Ok(model.add_loss_with_gradients(units, output, &loss, scale)?)
+        Ok(model.add_loss_with_gradients(&units, output, &loss, scale)?)
     }
 
     /// Adds the loss of held-out samples.
     pub(super) fn evaluation_loss(
         &mut self,
-        units: &BTreeMap<Unit, UnitBuffers>,
+        units: Computing<'_>,
         output: &Tensor,
         numbers: &[u64],
         into: &LossSum,
     ) -> Result<(), EngineError> {
         let targets = self.targets(Split::HeldOut, numbers)?;
-        Ok(self.config.model.add_loss(units, output, &into.of(&targets))?)
+        Ok(self.config.model.add_loss(&units, output, &into.of(&targets))?)
     }
 }

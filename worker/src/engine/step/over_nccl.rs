@@ -84,7 +84,7 @@ fn message(tag: Tag) -> Option<(Direction, Message)> {
         Tag::Gradient {
             stage, micro_batch, ..
         } => (Direction::Gradient, stage, micro_batch),
-        Tag::Ring { .. } | Tag::Meeting { .. } => return None,
+        Tag::Ring { .. } | Tag::Parameters { .. } | Tag::Meeting { .. } => return None,
     };
     let (pass, micro_batch) = match number.checked_sub(EVALUATION) {
         Some(evaluation) => (Pass::Evaluation, evaluation),
@@ -118,7 +118,7 @@ impl<'a> OverNccl<'a> {
             };
             (incoming.wire.edge, incoming)
         });
-        let units = plan.units(me);
+        let units = plan.whole_units(me);
         let ordered =
             reduction_order(&plan.layout).filter(|u| units.contains(u) && own.of_unit(*u).is_some());
         OverNccl {
@@ -201,10 +201,10 @@ impl<'a> OverNccl<'a> {
         Ok(())
     }
 
-    /// What a missed deadline of a sum says: some other holder of the unit did not come.
+    /// What a missed deadline of a sum says: some other worker of the unit did not come.
     fn late(&self, unit: Unit) -> LinkError {
         let (plan, me) = (self.over_link.plan, self.over_link.config.me);
-        let other = plan.holders(unit).iter().find(|w| **w != me);
+        let other = plan.group(unit).iter().find(|w| **w != me);
         LinkError::Deadline {
             from: other.copied().unwrap_or(me),
             tag: Tag::Ring {

@@ -5,27 +5,22 @@ use super::Run;
 use super::exchange::Summed;
 use super::loss::LossSum;
 use crate::model::tied_weight_of;
-use crate::state::{TAIL, UnitBuffers};
-use std::collections::BTreeMap;
+use crate::state::{Computing, Gradients, TAIL};
 use std::time::Instant;
 use tch::{TchError, Tensor};
 use varuna_plan::Unit;
 use varuna_plan::state::UnitNorm;
-use varuna_torch::{BlockSums, FlatBuffer, TorchError, read_block_sums};
+use varuna_torch::{BlockSums, TorchError, read_block_sums};
 
 /// Norms that lie on the device.
 type Unread = Vec<(Unit, BlockSums<TAIL>)>;
 
 impl Run<'_> {
     /// Hands the gradient of `segment`, which its last backward has finished, to the reduction.
-    pub(super) fn reduce(
-        &mut self,
-        units: &BTreeMap<Unit, UnitBuffers>,
-        segment: u32,
-    ) -> Result<(), EngineError> {
+    pub(super) fn reduce(&mut self, units: Computing<'_>, segment: u32) -> Result<(), EngineError> {
         if segment + 1 == self.plan.layout.segments {
             let losses = [Some(&self.loss), self.eval_loss.as_ref()];
-            let gradient = self.gradient(units, Unit(segment))?.tensor()?;
+            let gradient = gradient(units, Unit(segment))?.memory().tensor()?;
             set_tail(&gradient, losses).map_err(|e| TorchError(e.to_string()))?;
         }
         self.reduce_unit(units, Unit(segment))
@@ -33,7 +28,7 @@ impl Run<'_> {
 
     /// The same for the tied weight, where this worker holds it: after all that it sends. The first sum over a communicator may not begin before all
     /// holders come to it, and those of the embedding come after they have the last gradient from here.
-    pub(super) fn reduce_tied(&mut self, units: &BTreeMap<Unit, UnitBuffers>) -> Result<(), EngineError> {
+    pub(super) fn reduce_tied(&mut self, units: Computing<'_>) -> Result<(), EngineError> {
         let mut places = self.places.iter();
         match places.find_map(|place| tied_weight_of(self.plan.layout, place.segments)) {
             Some(tied) => self.reduce_unit(units, tied),
@@ -41,28 +36,19 @@ impl Run<'_> {
         }
     }
 
-    fn reduce_unit(&mut self, units: &BTreeMap<Unit, UnitBuffers>, unit: Unit) -> Result<(), EngineError> {
-        let gradient = self.gradient(units, unit)?;
-        self.exchange.begin(unit, gradient)
-    }
-
-    fn gradient<'a>(
-        &self,
-        units: &'a BTreeMap<Unit, UnitBuffers>,
-        unit: Unit,
-    ) -> Result<&'a FlatBuffer, EngineError> {
-        let held = units.get(&unit).ok_or(EngineError::NotHeld(unit))?;
-        Ok(&held.gradient_memory)
+    fn reduce_unit(&mut self, units: Computing<'_>, unit: Unit) -> Result<(), EngineError> {
+        let gradient = gradient(units, unit)?;
+        self.exchange.begin(unit, gradient.memory())
     }
 
     /// Waits for all reductions.
     pub(super) fn collect(
         &mut self,
-        units: &BTreeMap<Unit, UnitBuffers>,
-        count: usize,
+        units: Computing<'_>,
         prepared: &mut Vec<(Unit, UnitNorm)>,
     ) -> Result<(), EngineError> {
         let start = Instant::now();
+        let count = self.plan.whole_units(self.config.me).len();
         let mut unread = Unread::new();
         let mut next = |run: &mut Self| {
             let summed = run.exchange.next()?;
@@ -78,7 +64,7 @@ impl Run<'_> {
     /// The same for sums that were done before the step was stopped.
     pub(super) fn salvage(
         &mut self,
-        units: &BTreeMap<Unit, UnitBuffers>,
+        units: Computing<'_>,
         prepared: &mut Vec<(Unit, UnitNorm)>,
     ) -> Result<(), EngineError> {
         let mut unread = Unread::new();
@@ -88,29 +74,35 @@ impl Run<'_> {
         self.read(unread, prepared)
     }
 
-    /// Brings a sum to where the optimizer takes it from, and finds its norm there.
+    /// Brings a sum to where the optimizer takes it from, and finds the norms of the units there that this worker holds.
     fn arrive(
         &self,
-        units: &BTreeMap<Unit, UnitBuffers>,
+        units: Computing<'_>,
         summed: Summed,
         unread: &mut Unread,
         prepared: &mut Vec<(Unit, UnitNorm)>,
     ) -> Result<(), EngineError> {
         let Summed { unit, lease, on_host } = summed;
-        let held = units.get(&unit).ok_or(EngineError::NotHeld(unit))?;
-        let (memory, backend) = (&held.gradient_memory, &self.config.backend);
+        let gradients = gradient(units, unit)?;
+        let (memory, backend) = (gradients.memory(), &self.config.backend);
         let is_host = backend.device.is_host();
         if on_host && !is_host {
             let coming = lease.bring(backend.streams, memory.tensor()?)?;
             drop(coming.arrive()?);
         }
         drop(lease);
-        if is_host {
-            let found = memory.sum_of_squares();
-            let found = found.map_err(|e| EngineError::of_buffer(unit, e))?;
-            prepared.push((unit, self.norm(unit, found)));
-        } else {
-            unread.push((unit, BlockSums::of(backend.kernels, &memory.tensor()?)?));
+        let (layout, elements) = (self.plan.layout, memory.len() - TAIL);
+        let mine = |unit: &Unit| self.plan.holders(*unit).contains(&self.config.me);
+        for unit in layout.ranges_of(unit).filter(mine) {
+            let own = layout.elements_of(unit, elements);
+            if is_host {
+                let found = memory.sum_of_squares(own);
+                let found = found.map_err(|e| EngineError::of_buffer(unit, e))?;
+                prepared.push((unit, self.norm(unit, found)));
+            } else {
+                let own = memory.narrow(own.start..own.end + TAIL)?;
+                unread.push((unit, BlockSums::of(backend.kernels, &own)?));
+            }
         }
         Ok(())
     }
@@ -127,10 +119,19 @@ impl Run<'_> {
     fn norm(&self, unit: Unit, (squares, [loss, eval_loss]): (f64, [f32; TAIL])) -> UnitNorm {
         // Of the gradient itself. The scale is a power of two and the sum is in double precision: this rounds nothing.
         let scale = self.before.loss_scale.factor.as_f64();
-        let carries = unit.0 + 1 == self.plan.layout.segments;
+        let layout = self.plan.layout;
+        let last = layout.ranges_of(Unit(layout.segments.saturating_sub(1))).last();
+        // Of any other range, what follows it is no loss.
+        let carries = last == Some(unit);
+        let loss = if carries { loss } else { 0.0 };
         let eval_loss = (carries && self.evaluates()).then(|| f64::from(eval_loss));
         UnitNorm::new(squares / (scale * scale), f64::from(loss), eval_loss, self.before)
     }
+}
+
+/// The gradients of a unit of the undivided layout.
+fn gradient(units: Computing<'_>, unit: Unit) -> Result<&Gradients, EngineError> {
+    units.gradients(unit).ok_or(EngineError::NotHeld(unit))
 }
 
 /// Writes the losses into the last elements of a gradient, where it lies: nothing waits for their values.

@@ -3,10 +3,8 @@
 use super::{EngineError, Kept, Lap, Place, Run, Split, Work};
 use crate::model::Tables;
 use crate::model::dropout::Dropout;
-use crate::state::UnitBuffers;
-use std::collections::BTreeMap;
+use crate::state::Computing;
 use tch::Tensor;
-use varuna_plan::Unit;
 use varuna_torch::Mark;
 
 /// A [`Lap`] whose time the device knows.
@@ -65,7 +63,7 @@ impl Run<'_> {
     pub(super) fn segment(
         &mut self,
         work: Work,
-        units: &BTreeMap<Unit, UnitBuffers>,
+        units: Computing<'_>,
         segment: u32,
         input: &Tensor,
         (numbers, tables): (&[u64], Option<&Tables>),
@@ -81,7 +79,7 @@ impl Run<'_> {
         let output = self
             .config
             .model
-            .forward(segment, units, input, &dropout, tables)?;
+            .forward(segment, &units, input, &dropout, tables)?;
         self.lap(segment, work, numbers.len(), start)?;
         Ok(output)
     }
@@ -91,7 +89,7 @@ impl Run<'_> {
         &mut self,
         place: Place,
         work: Work,
-        units: &BTreeMap<Unit, UnitBuffers>,
+        units: Computing<'_>,
         input: Tensor,
         numbers: &[u64],
         keep: impl Fn(u32) -> bool,

@@ -64,12 +64,37 @@ impl Summands for Lease {
     }
 }
 
+/// Who sums a unit, and who needs which part of the sum.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RingOf {
+    /// In the same order on all of them.
+    pub members: Vec<WorkerId>,
+    /// The slices of the buffer that go round, one for each member: where each begins, and where the last ends. None: equal ones.
+    pub slices: Option<Vec<usize>>,
+    /// The member at place p needs the sums of slices p and p + 1 alone, as [`varuna_plan::Layout::places_in`] shares them out; else each needs all.
+    pub is_shared: bool,
+}
+
+impl From<Vec<WorkerId>> for RingOf {
+    fn from(members: Vec<WorkerId>) -> RingOf {
+        RingOf {
+            members,
+            slices: None,
+            is_shared: false,
+        }
+    }
+}
+
 /// The reduction of one unit.
 pub(super) struct Ring<B> {
     step: Step,
     pub(super) unit: Unit,
     pub(super) group: Vec<WorkerId>,
     position: usize,
+    /// Where the slices begin, and where the last ends.
+    cuts: Vec<usize>,
+    /// Rounds of all-gather.
+    gathers: usize,
     pub(super) buffer: B,
     pub(super) deadline: Instant,
     /// Number of pieces of the buffer, the same for all holders.
@@ -84,7 +109,7 @@ pub(super) struct Ring<B> {
 #[derive(Clone, Copy)]
 struct Piece {
     index: usize,
-    /// Rounds received so far, of 2(D-1).
+    /// Rounds received so far.
     round: usize,
 }
 
@@ -92,17 +117,29 @@ impl<B: Summands> Ring<B> {
     pub(super) fn new(
         step: Step,
         unit: Unit,
-        group: Vec<WorkerId>,
-        position: usize,
+        (of, position): (RingOf, usize),
         buffer: B,
         deadline: Instant,
     ) -> Self {
-        let pieces = buffer.elements().div_ceil(SLICE * group.len()).max(1);
+        let RingOf {
+            members: group,
+            slices,
+            is_shared,
+        } = of;
+        let (elements, size) = (buffer.elements(), group.len());
+        let others = size.saturating_sub(1);
+        let equal = || (0..=size).map(|i| i * elements / size).collect();
+        let cuts = slices.unwrap_or_else(equal);
+        let gathers = if is_shared { others.min(1) } else { others };
+        let longest = cuts.windows(2).map(|cut| cut[1] - cut[0]).max().unwrap_or(0);
+        let pieces = longest.div_ceil(SLICE).max(1);
         Ring {
             step,
             unit,
             group,
             position,
+            cuts,
+            gathers,
             buffer,
             deadline,
             pieces,
@@ -116,7 +153,7 @@ impl<B: Summands> Ring<B> {
     }
 
     fn rounds(&self) -> usize {
-        2 * (self.size() - 1)
+        self.size() - 1 + self.gathers
     }
 
     /// Starts pieces up to the window, and notes what they wait for.
@@ -149,14 +186,14 @@ impl<B: Summands> Ring<B> {
         )
     }
 
-    /// The slice that this worker sends in the piece's present round (`back` = 0), or receives (`back` = 1).
+    /// The part of a slice that this worker sends in the piece's present round (`back` = 0), or receives (`back` = 1).
     fn slice(&self, piece: Piece, back: usize) -> Range<usize> {
-        let (n, size, round) = (self.buffer.elements(), self.size(), piece.round);
-        let (start, end) = (piece.index * n / self.pieces, (piece.index + 1) * n / self.pieces);
+        let (size, round) = (self.size(), piece.round);
         // All-gather starts with the slice that reduce-scatter has completed here, (position + 1).
         let index = (self.position + 2 * size - round % (size - 1) - back + round / (size - 1)) % size;
-        let length = end - start;
-        start + index * length / size..start + (index + 1) * length / size
+        let (start, length) = (self.cuts[index], self.cuts[index + 1] - self.cuts[index]);
+        let part = |piece: usize| start + piece * length / self.pieces;
+        part(piece.index)..part(piece.index + 1)
     }
 
     /// Sends a round's slice, and notes what comes back.

@@ -2,7 +2,7 @@
 
 use crate::transport::ring::MESSAGE_ELEMENTS;
 use varuna_frames::{ElementFormat, Limits};
-use varuna_model::Model;
+use varuna_model::{Layout, Model};
 use varuna_plan::Moments;
 
 /// Bytes of a protocol message without its norms: a handful of numbers.
@@ -10,14 +10,22 @@ const MESSAGE: u32 = 64;
 /// Bytes of one unit's norms in a message, at most: its number and three floats, each with what tells that it is there.
 const NORMS: u32 = 32;
 
-/// The limits of a job with this model and this global batch, which no micro-batch exceeds, whose boundaries are in this format and whose
-/// optimizer keeps these moments.
+/// The limits of a job with this model, whose state has the units of `layout`, and this global batch, which no micro-batch exceeds; its boundaries are
+/// in this format and its optimizer keeps these moments.
 #[must_use]
-pub fn of_job(model: &Model, global_batch_size: u64, boundary: ElementFormat, moments: Moments) -> Limits {
-    let elements = |unit| model.unit_parameter_count(unit);
+pub fn of_job(
+    (model, layout): (&Model, Layout),
+    global_batch_size: u64,
+    boundary: ElementFormat,
+    moments: Moments,
+) -> Limits {
+    let elements = |unit| {
+        let whole = model.unit_parameter_count(layout.whole_of(unit));
+        let own = layout.elements_of(unit, usize::try_from(whole).unwrap_or(usize::MAX));
+        own.len() as u64
+    };
     let sample = model.boundary_elements();
     let elements_max = u32::try_from(global_batch_size.saturating_mul(sample)).unwrap_or(u32::MAX);
-    let layout = model.layout();
     let units = u32::try_from(layout.units()).unwrap_or(u32::MAX);
     let default = Limits::default();
     Limits {
@@ -43,7 +51,12 @@ mod tests {
     fn what_a_job_can_send_is_within_its_limits_and_not_much_more_is() {
         let gpt2 = varuna_model::presets::preset("gpt2-tiny").unwrap();
         let model = Model::from(gpt2.clone());
-        let limits = of_job(&model, 8, ElementFormat::BFloat16, Moments::Momentum);
+        let limits = of_job(
+            (&model, model.layout()),
+            8,
+            ElementFormat::BFloat16,
+            Moments::Momentum,
+        );
         let units: Vec<Unit> = model.layout().all_units().collect();
         let norm = UnitNorm {
             norm2: f64::MAX,

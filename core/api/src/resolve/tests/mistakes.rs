@@ -413,6 +413,16 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     ),
     (
         "3e-4",
+        "0.1, sharding: zero3",
+        "spec.training.optimizer.sharding: \"zero3\" — none or zero1",
+    ),
+    (
+        "3e-4",
+        "0.1, kind: muon, sharding: zero1",
+        "spec.training.optimizer.sharding: zero1 — none with kind muon, which needs whole matrices",
+    ),
+    (
+        "3e-4",
         "0.1, weightDecayOn: norms",
         "spec.training.optimizer.weightDecayOn: \"norms\" — a list",
     ),

@@ -299,7 +299,10 @@ fn balanced(
 
 /// Whether each worker's memory holds all of its stages together with what it must still give away.
 fn fits(problem: &Problem, shape: &Shape, offered: &BTreeMap<WorkerId, &WorkerInfo>) -> bool {
-    let (request, bytes) = (problem.request, unit_bytes(problem.costs));
+    let (request, bytes) = (
+        problem.request,
+        unit_bytes(problem.costs, &problem.request.layout),
+    );
     let mut needs: BTreeMap<WorkerId, u64> = BTreeMap::new();
     for (p, each) in shape.pipelines.iter().zip(problem.memory_bytes(shape)) {
         for (stage, need) in p.stages.iter().zip(each) {

@@ -30,6 +30,7 @@ pub(in crate::planner) struct Screening {
     /// At most this many workers may be used.
     workers: usize,
     min_workers: usize,
+    min_pipelines: usize,
     /// By workers used: how much longer everything takes because they take turns on cores.
     turns: Vec<f64>,
     /// By workers used, each list in ascending order of step.
@@ -46,6 +47,7 @@ impl Screening {
         let mut screening = Screening {
             workers,
             min_workers: problem.constraints.min_workers as usize,
+            min_pipelines: problem.min_pipelines,
             turns: (0..=workers).map(|n| problem.turns(n)).collect(),
             best: vec![Vec::new(); workers + 1],
             best_ms: f64::INFINITY,
@@ -119,7 +121,7 @@ impl Screening {
     /// Keeps a composition where it is among the best of its number of workers.
     fn consider(&mut self, index: usize, set: &PartitionSet, composition: Composition) {
         let workers = composition.workers();
-        if workers < self.min_workers {
+        if workers < self.min_workers || composition.pipelines() < self.min_pipelines {
             return;
         }
         self.scored += 1;

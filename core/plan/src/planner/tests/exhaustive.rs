@@ -97,7 +97,7 @@ fn plans_come_within_a_hundredth_of_the_best_composition_there_is() {
         planner.constraints.micro_batch_size = Some(1);
         let all = request(&planner, WORKERS as u64, BATCH);
         let workers: Vec<&WorkerInfo> = all.workers.iter().collect();
-        let partitioner = Partitioner::new(planner.problem(&all), &workers);
+        let partitioner = Partitioner::new(planner.problem(&all, 1), &workers);
         let sets = partitioner.sets();
         let (mut groups, mut partitions) = (Groups::new(), BTreeMap::new());
         let mut best_of = vec![(f64::INFINITY, Vec::new()); WORKERS + 1];

@@ -32,10 +32,7 @@ fn answer(units: &[StateId], prepared: &[u32], put_in: bool) -> Inventory {
 fn resume(answers: Vec<Inventory>, persisted: Option<Decision>, saved: &[StateId]) -> Option<StateId> {
     let answers = (1..).map(WorkerId).zip(answers).collect();
     let evidence = Evidence {
-        layout: Layout {
-            segments: 2,
-            tied: false,
-        },
+        layout: Layout::new(2, false),
         answers: &answers,
         persisted,
         checkpoints: saved,

@@ -21,10 +21,7 @@ fn wide_plan(generation: u64, base: Base, layout: Layout, members: &[WorkerId]) 
 /// What the only holder of 26 units does at the switch to a plan with fifteen more workers, which have asked for all of them,
 /// and when one of them asks again while the first copies are on their way.
 fn growth() -> (Rig, Vec<MemberEffect>, Vec<MemberEffect>) {
-    let layout = Layout {
-        segments: 26,
-        tied: false,
-    };
+    let layout = Layout::new(26, false);
     let everyone: Vec<WorkerId> = (1..=16).map(WorkerId).collect();
     let mut rig = Rig::new();
     rig.member = Member::new(MemberConfig {

@@ -1,0 +1,65 @@
+//! What an engine is made from, and the units of state that follow from it.
+
+use super::Samples;
+use crate::backend::Backend;
+use crate::model::Module;
+use crate::state::UnitBuffers;
+use std::ops::Range;
+use std::sync::Arc;
+use varuna_api::Training;
+use varuna_plan::{Layout, Unit, WorkerId};
+use varuna_torch::{TorchError, tensor_from_vec};
+
+/// What an engine is made from.
+#[derive(Clone)]
+pub struct EngineConfig {
+    /// This worker.
+    pub me: WorkerId,
+    /// The model.
+    pub model: Module,
+    /// How it trains.
+    pub training: Training,
+    /// On what, in which numbers, with whose code.
+    pub backend: Backend,
+    /// Its data.
+    pub samples: Arc<dyn Samples>,
+}
+
+impl EngineConfig {
+    /// The units of the job's state.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        self.training.optimizer.sharding.layout(self.model.layout())
+    }
+
+    /// Which parameters of its segment a unit has.
+    pub(super) fn elements_of(&self, unit: Unit) -> Range<usize> {
+        let layout = self.layout();
+        let elements = self.model.unit(layout.whole_of(unit)).elements();
+        layout.elements_of(unit, elements)
+    }
+
+    /// Zeroed buffers for a unit.
+    pub(super) fn empty(&self, unit: Unit) -> Result<UnitBuffers, TorchError> {
+        let (layout, backend) = (self.layout(), self.backend);
+        let moments = self.training.optimizer.rule.moments();
+        let spec = self.model.unit(layout.whole_of(unit));
+        match layout.ranges {
+            1 => UnitBuffers::new(&spec, backend, moments),
+            _ => UnitBuffers::of_range(&spec.range(&self.elements_of(unit)), backend, moments),
+        }
+    }
+}
+
+/// Values on the engine's device.
+pub(super) fn on_device(values: Vec<f32>, backend: &Backend) -> Result<tch::Tensor, TorchError> {
+    let elements = small(values.len());
+    let host = tensor_from_vec(values, tch::Kind::Float, &[elements])?;
+    let placed = host.f_to_device(backend.device.tensors());
+    placed.map_err(|e| TorchError(e.to_string()))
+}
+
+/// A size as libtorch counts.
+pub(super) fn small(elements: usize) -> i64 {
+    i64::try_from(elements).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,124 @@
+//! The begin of a step where workers share a segment's state out: each sends the parameters that it owns to those that compute with them and do
+//! not hold them (the all-gather of ZeRO-1, Rajbhandari et al. 2020).
+//!
+//! Pieces go out a few ahead of those that are waited for, and units in one order: so nobody's memory fills up with what is not needed yet,
+//! however large a segment is, and no two workers wait for each other.
+
+use super::super::EngineError;
+use super::Run;
+use crate::state::GatheredUnit;
+use crate::transport::Tag;
+use crate::transport::ring::MESSAGE_ELEMENTS;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Instant;
+use varuna_plan::{Unit, WorkerId};
+
+/// Elements of a message.
+const PIECE: usize = MESSAGE_ELEMENTS as usize - 1;
+/// Pieces of each unit that are sent before the first is waited for.
+const AHEAD: usize = 4;
+
+/// A range of a segment's parameters that is sent or received.
+struct Travelling {
+    unit: Unit,
+    elements: Range<usize>,
+    /// To whom, or from whom.
+    peers: Vec<WorkerId>,
+}
+
+impl Travelling {
+    fn pieces(&self) -> usize {
+        self.elements.len().div_ceil(PIECE)
+    }
+
+    /// The elements of a piece; none where it has fewer pieces.
+    fn piece(&self, number: usize) -> Option<Range<usize>> {
+        let start = self.elements.start + number * PIECE;
+        (start < self.elements.end).then(|| start..self.elements.end.min(start + PIECE))
+    }
+}
+
+impl Run<'_> {
+    /// Sends and takes the parameters of all units of this worker's segments. Those that it holds are there.
+    pub(super) fn gather(&mut self, gathered: &BTreeMap<Unit, GatheredUnit>) -> Result<(), EngineError> {
+        let start = Instant::now();
+        let mut all = gathered.iter();
+        let result = all.try_for_each(|(whole, here)| self.gather_unit(*whole, here));
+        self.timings.wait += start.elapsed();
+        result
+    }
+
+    fn gather_unit(&mut self, whole: Unit, here: &GatheredUnit) -> Result<(), EngineError> {
+        let (plan, me) = (self.plan, self.config.me);
+        let of = |unit: Unit, peers: Vec<WorkerId>| Travelling {
+            elements: plan.layout.elements_of(unit, here.elements()),
+            unit,
+            peers,
+        };
+        let units = || plan.layout.ranges_of(whole);
+        let sent = units().map(|unit| of(unit, plan.receivers_of(me, unit)));
+        let sent: Vec<Travelling> = sent.filter(|range| !range.peers.is_empty()).collect();
+        let received = units().filter_map(|unit| Some(of(unit, vec![plan.sender_of(me, unit)?])));
+        let received: Vec<Travelling> = received.collect();
+        let pieces = sent
+            .iter()
+            .chain(&received)
+            .map(Travelling::pieces)
+            .max()
+            .unwrap_or(0);
+        for turn in 0..pieces + AHEAD {
+            for range in &sent {
+                self.send_piece(here, range, turn)?;
+            }
+            if let Some(number) = turn.checked_sub(AHEAD) {
+                for range in &received {
+                    self.take_piece(here, range, number)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn send_piece(
+        &mut self,
+        here: &GatheredUnit,
+        range: &Travelling,
+        number: usize,
+    ) -> Result<(), EngineError> {
+        let Some(elements) = range.piece(number) else {
+            return Ok(());
+        };
+        let values = here.give(elements)?;
+        let tag = self.parameters(range.unit, number);
+        range
+            .peers
+            .iter()
+            .try_for_each(|to| self.exchange.send(*to, tag, &values))
+    }
+
+    fn take_piece(
+        &mut self,
+        here: &GatheredUnit,
+        range: &Travelling,
+        number: usize,
+    ) -> Result<(), EngineError> {
+        let Some(elements) = range.piece(number) else {
+            return Ok(());
+        };
+        let tag = self.parameters(range.unit, number);
+        for from in &range.peers {
+            let values = self.exchange.receive(*from, tag, &[elements.len()])?;
+            here.take(elements.clone(), &values)?;
+        }
+        Ok(())
+    }
+
+    fn parameters(&self, unit: Unit, piece: usize) -> Tag {
+        Tag::Parameters {
+            step: self.step,
+            unit,
+            piece: u32::try_from(piece).unwrap_or(u32::MAX),
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What a worker computes a segment with whose state it holds in part: all parameters, which their owners send in each step, and all gradients.
+//!
+//! Masters and moments are with the ranges of the state that a worker holds (ZeRO-1, Rajbhandari et al. 2020). The parameters here are a copy, in
+//! the format that is computed in, which is made anew in each step: nothing here outlives one.
+
+use super::gradients::Gradients;
+use super::{UnitBuffers, UnitParameters, UnitSpec, Units, size};
+use crate::backend::Backend;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use tch::{Kind, Tensor};
+use varuna_model::{Parameter, Unit};
+use varuna_torch::TorchError;
+
+/// Parameters and gradients of a unit of the undivided layout.
+pub struct GatheredUnit {
+    parameters: UnitParameters,
+    /// The parameters one after the other, where they are computed with in single precision.
+    values: Tensor,
+    gradients: Gradients,
+    elements: usize,
+}
+
+impl GatheredUnit {
+    /// Zeros.
+    ///
+    /// # Errors
+    /// libtorch refuses (out of memory).
+    pub fn new(spec: &UnitSpec, backend: Backend) -> Result<GatheredUnit, TorchError> {
+        let list = &spec.parameters;
+        let elements: usize = list.iter().map(Parameter::elements).sum();
+        let own = if backend.numerics.has_copy() { 0 } else { elements };
+        let values = Tensor::f_zeros([size(own)], (Kind::Float, backend.device.tensors()));
+        let values = values.map_err(|e| TorchError(e.to_string()))?;
+        let gradients = Gradients::zeros(elements, backend)?;
+        let parameters = UnitParameters::over(list, backend, &values).with_gradients(gradients.tensor())?;
+        Ok(GatheredUnit {
+            parameters,
+            values,
+            gradients,
+            elements,
+        })
+    }
+
+    /// How many parameters there are.
+    #[must_use]
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
+    /// The gradients of all parameters.
+    #[must_use]
+    pub fn gradients(&self) -> &Gradients {
+        &self.gradients
+    }
+
+    /// Zeroes the gradients and the tail in place.
+    ///
+    /// # Errors
+    /// libtorch refuses.
+    pub fn zero_gradients(&self) -> Result<(), TorchError> {
+        self.gradients.zero()
+    }
+
+    /// Takes the parameters of a range, in any format.
+    ///
+    /// # Errors
+    /// libtorch refuses.
+    pub fn take(&self, range: Range<usize>, values: &Tensor) -> Result<(), TorchError> {
+        let _guard = tch::no_grad_guard();
+        let refused = |e: tch::TchError| TorchError(e.to_string());
+        let (start, end) = (size(range.start), size(range.end));
+        for (part, copy) in self.parameters.pieces(start..end) {
+            let length = part.end - part.start;
+            let own = match copy {
+                Some(copy) => copy,
+                None => self.values.f_narrow(0, part.start, length).map_err(refused)?,
+            };
+            let from = values.f_narrow(0, part.start - start, length).map_err(refused)?;
+            own.detach().f_copy_(&from).map_err(refused)?;
+        }
+        Ok(())
+    }
+
+    /// The parameters of a range, one after the other, as they are computed with.
+    ///
+    /// # Errors
+    /// libtorch refuses.
+    pub fn give(&self, range: Range<usize>) -> Result<Tensor, TorchError> {
+        let refused = |e: tch::TchError| TorchError(e.to_string());
+        let pieces = self
+            .parameters
+            .pieces(size(range.start)..size(range.end))
+            .into_iter();
+        let parts = pieces.map(|(part, copy)| match copy {
+            Some(copy) => Ok(copy),
+            None => self.values.f_narrow(0, part.start, part.end - part.start),
+        });
+        let parts = parts.collect::<Result<Vec<Tensor>, _>>().map_err(refused)?;
+        match parts.as_slice() {
+            [one] => Ok(one.shallow_clone()),
+            several => Tensor::f_cat(several, 0).map_err(refused),
+        }
+    }
+}
+
+/// What a step computes with.
+#[derive(Clone, Copy)]
+pub enum Computing<'a> {
+    /// Units that are held as a whole.
+    Held(&'a BTreeMap<Unit, UnitBuffers>),
+    /// Units of the undivided layout, whose ranges several workers hold.
+    Gathered(&'a BTreeMap<Unit, GatheredUnit>),
+}
+
+impl<'a> Computing<'a> {
+    /// The gradients of a unit of the undivided layout; none where it is not here.
+    #[must_use]
+    pub fn gradients(self, whole: Unit) -> Option<&'a Gradients> {
+        match self {
+            Computing::Held(units) => units.get(&whole)?.gradients(),
+            Computing::Gathered(units) => Some(units.get(&whole)?.gradients()),
+        }
+    }
+}
+
+impl Units for Computing<'_> {
+    fn parameters_of(&self, unit: Unit) -> &UnitParameters {
+        match self {
+            Computing::Held(units) => units[&unit].parameters(),
+            Computing::Gathered(units) => &units[&unit].parameters,
+        }
+    }
+}

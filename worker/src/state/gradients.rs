@@ -1,0 +1,77 @@
+//! The gradients of a unit: a buffer of its own, or a range of what the workers that share out its segment's state sum.
+
+use super::TAIL;
+use crate::backend::Backend;
+use std::ops::Range;
+use tch::Tensor;
+use varuna_torch::{FlatBuffer, LeaseError, TorchError};
+
+/// Gradients, one element for each parameter.
+pub struct Gradients {
+    /// Those of the range.
+    tensor: Tensor,
+    memory: FlatBuffer,
+    range: Range<usize>,
+}
+
+impl Gradients {
+    /// Zeros for so many parameters, with a tail behind them.
+    ///
+    /// # Errors
+    /// libtorch refuses (out of memory).
+    pub(super) fn zeros(elements: usize, backend: Backend) -> Result<Gradients, TorchError> {
+        let memory = FlatBuffer::zeros(elements + TAIL, backend.device, backend.streams)?;
+        Gradients::within(memory, 0..elements)
+    }
+
+    fn within(memory: FlatBuffer, range: Range<usize>) -> Result<Gradients, TorchError> {
+        let (start, length) = (super::size(range.start), super::size(range.len()));
+        let tensor = memory.tensor()?.f_narrow(0, start, length);
+        let tensor = tensor.map_err(|e| TorchError(e.to_string()))?;
+        Ok(Gradients {
+            tensor,
+            memory,
+            range,
+        })
+    }
+
+    /// Those of a range of the parameters, in the same memory.
+    ///
+    /// # Errors
+    /// There are not as many.
+    pub(super) fn part(&self, range: Range<usize>) -> Result<Gradients, TorchError> {
+        let start = self.range.start;
+        Gradients::within(self.memory.handle(), start + range.start..start + range.end)
+    }
+
+    /// The gradients, without a tail.
+    pub(super) fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    /// The memory that they lie in, with its tail.
+    #[must_use]
+    pub fn memory(&self) -> &FlatBuffer {
+        &self.memory
+    }
+
+    /// Whether the memory is with the reduction.
+    #[must_use]
+    pub fn is_leased(&self) -> bool {
+        self.memory.is_leased()
+    }
+
+    /// A copy.
+    ///
+    /// # Errors
+    /// The buffer is lent out.
+    pub(super) fn copy(&self) -> Result<Vec<f32>, LeaseError> {
+        self.memory.copy(self.range.clone())
+    }
+
+    /// Zeroes them and the tail in place.
+    pub(super) fn zero(&self) -> Result<(), TorchError> {
+        let _ = self.memory.tensor()?.zero_();
+        Ok(())
+    }
+}
