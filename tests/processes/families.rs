@@ -52,11 +52,7 @@ fn a_bert_draws_the_curve_of_one_through_a_kill_and_a_growth() {
     assert_eq!(alone.exit_code(), 0, "{}", alone.report());
     let mut run = Run::start(&job(2), 4);
     run.wait_for_step(10);
-    let workers = run.wait_for_workers(4);
-    signal(workers[1].pid, Signal::SIGKILL);
-    run.wait_for_workers(3);
-    assert!(run.varuna(&["scale", "RUN", "4"]).status.success());
-    run.wait_for_workers(4);
+    run.kill_and_replace(1, 4);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     let curve = alone.metrics();
     let (first, last) = (curve[0].loss, curve[curve.len() - 1].loss);

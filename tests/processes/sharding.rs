@@ -1,11 +1,10 @@
 //! Sharded optimizer state with real processes: whoever of four pipelines is lost takes no state with it, and checkpoints are read by jobs with
 //! and without sharding.
 
-use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::path::Path;
 use tempfile::TempDir;
-use varuna_fixtures::{JobFile, Run, assert_same_curve, signal};
+use varuna_fixtures::{JobFile, Run, assert_same_curve};
 
 const STEPS: u64 = 120;
 
@@ -30,11 +29,7 @@ fn a_job_whose_pipelines_share_state_out_draws_the_curve_of_one_through_kills_an
     let mut run = Run::start(&side_by_side("zero1"), 4);
     run.wait_for_step(10);
     for lost in [1, 0] {
-        let workers = run.wait_for_workers(4);
-        signal(workers[lost].pid, Signal::SIGKILL);
-        run.wait_for_workers(3);
-        assert!(run.varuna(&["scale", "RUN", "4"]).status.success());
-        run.wait_for_workers(4);
+        run.kill_and_replace(lost, 4);
     }
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     let curve = alone.metrics();

@@ -20,11 +20,11 @@ pub use snapshot::{UnitSnapshot, UnitState};
 pub use spec::UnitSpec;
 use std::ops::Range;
 use std::time::Instant;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 use varuna_model::ParameterKind;
 use varuna_plan::state::mix;
 use varuna_plan::{Moments, OptimizerProgress};
-use varuna_torch::{FlatBuffer, LeaseError, Share, TorchError};
+use varuna_torch::{FlatBuffer, LeaseError, Share, TorchError, tensor_from_vec};
 
 /// Elements after the gradients: the sums of training and evaluation loss are reduced along with them.
 pub const TAIL: usize = 2;
@@ -49,8 +49,17 @@ pub struct UnitBuffers {
     progress: OptimizerProgress,
 }
 
-fn size(elements: usize) -> i64 {
+/// A size as libtorch counts.
+pub(crate) fn size(elements: usize) -> i64 {
     i64::try_from(elements).expect("a tensor's size fits into i64")
+}
+
+/// Values, one after the other, on the backend's device.
+pub(crate) fn on_device(values: Vec<f32>, backend: Backend) -> Result<Tensor, TorchError> {
+    let elements = size(values.len());
+    let host = tensor_from_vec(values, Kind::Float, &[elements])?;
+    let placed = host.f_to_device(backend.device.tensors());
+    placed.map_err(|e| TorchError(e.to_string()))
 }
 
 impl UnitBuffers {
@@ -299,14 +308,6 @@ impl UnitBuffers {
     /// The master parameters, one after the other.
     pub fn weights(&self) -> &Tensor {
         &self.weights
-    }
-
-    /// Zeroes the gradients and the tail in place.
-    ///
-    /// # Errors
-    /// libtorch refuses.
-    pub fn zero_gradients(&mut self) -> Result<(), TorchError> {
-        self.gradients.as_ref().map_or(Ok(()), Gradients::zero)
     }
 
     /// What the optimizer has counted: the same for all units of one state.

@@ -23,7 +23,7 @@ use crate::predict::predict;
 use crate::spare_copies::SpareCosts;
 use candidate::Candidate;
 use problem::{Problem, speeds, topology};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use estimated::EstimatedPlanner;
 pub use explain::{Explained, RunnerUp};
@@ -57,7 +57,8 @@ impl Planner for CostPlanner {
     }
 
     fn spare_costs(&self, shape: &Shape, layout: &Layout, workers: &[WorkerInfo]) -> SpareCosts {
-        let planner = self.sharing_among(shape.pipelines.len(), layout);
+        let held = layout.ranges_held(shape.pipelines.len());
+        let planner = self.holding(held, layout);
         spare_costs::spare_costs(&planner, shape, *layout, workers)
     }
 
@@ -100,11 +101,11 @@ impl CostPlanner {
     pub fn explain(&self, request: &PlanRequest) -> Result<Explained, Infeasible> {
         let decision = self.decide(request)?;
         let chosen = &decision.chosen;
-        let pipelines = decision.shape.pipelines.len();
-        let as_shared = self.sharing_among(pipelines, &request.layout);
+        let held = request.layout.ranges_held(decision.shape.pipelines.len());
         Ok(Explained {
-            memory_bytes: as_shared
-                .problem(request, pipelines)
+            memory_bytes: self
+                .holding(held, &request.layout)
+                .problem(request, held)
                 .memory_bytes(&decision.shape),
             parts: chosen.parts,
             moved_bytes: decision.moved_bytes,
@@ -115,71 +116,67 @@ impl CostPlanner {
         })
     }
 
-    fn problem<'a>(&'a self, request: &'a PlanRequest, min_pipelines: usize) -> Problem<'a> {
+    fn problem<'a>(&'a self, request: &'a PlanRequest, ranges_held: u64) -> Problem<'a> {
         Problem {
             costs: &self.costs,
             constraints: &self.constraints,
             request,
             topology: topology(&request.workers),
-            min_pipelines: if bug!(CountSharesOfOthers) {
-                1
-            } else {
-                min_pipelines
-            },
+            ranges_held,
         }
     }
 
-    /// The planner of the same job where at least so many pipelines share out the state of each segment.
-    fn sharing_among(&self, pipelines: usize, layout: &Layout) -> CostPlanner {
+    /// The planner of the same job where a worker holds at most so many ranges of a segment's state.
+    fn holding(&self, ranges_held: u64, layout: &Layout) -> CostPlanner {
         let mut planner = self.clone();
         if layout.ranges > 1 && !bug!(CountStateUnshared) {
-            let held = layout.ranges_held(pipelines);
-            planner.costs.parameter = self.costs.parameter.sharded(held, layout.ranges.into());
+            planner.costs.parameter = self.costs.parameter.sharded(ranges_held, layout.ranges.into());
         }
         planner
     }
 
-    /// The numbers of pipelines from which on a worker holds less of each segment's state, the least first. Where nothing limits memory,
-    /// or nothing is shared out, it makes no difference.
-    fn sharings(&self, request: &PlanRequest) -> Vec<usize> {
-        let problem = self.problem(request, 1);
+    /// How many ranges of a segment's state a worker may come to hold, the most first, by how many pipelines there may be. Where nothing limits
+    /// memory it makes no difference.
+    fn ranges_held(&self, request: &PlanRequest) -> Vec<u64> {
+        let layout = &request.layout;
+        let all = layout.ranges_held(1);
+        let problem = self.problem(request, all);
         let is_limited = request.workers.iter().any(|w| problem.capacity(w) < u64::MAX);
-        let mut sharings = vec![1];
-        if request.layout.ranges > 1 && is_limited {
-            let mut least = request.layout.ranges_held(1);
-            for pipelines in 2..=request.workers.len() {
-                let held = request.layout.ranges_held(pipelines);
-                if held < least {
-                    sharings.push(pipelines);
-                    least = held;
-                }
-            }
+        let most = if is_limited { request.workers.len() } else { 1 };
+        let held: BTreeSet<u64> = (1..=most)
+            .map(|pipelines| layout.ranges_held(pipelines))
+            .collect();
+        if held.is_empty() {
+            vec![all]
+        } else {
+            held.into_iter().rev().collect()
         }
-        sharings
     }
 
-    /// The best shape of those that are found with what a parameter takes if at least 1, 3, 4 and so on pipelines share out state: memory decides
+    /// The best shape of those that are found with what a parameter takes where a worker holds all ranges, 8 of 12, 6 of 12 and so on: memory decides
     /// which cuts are possible, and depends on how many pipelines there are.
     fn decide(&self, request: &PlanRequest) -> Result<Decision, Infeasible> {
-        let mut best: Result<Decision, Infeasible> = Err(Infeasible(String::new()));
-        for (i, pipelines) in self.sharings(request).into_iter().enumerate() {
-            let planner = self.sharing_among(pipelines, &request.layout);
-            let decided = planner.decide_among(request, pipelines);
-            let problem = self.problem(request, pipelines);
+        let mut best: Option<Decision> = None;
+        // What is said where a worker holds all is true of all.
+        let mut why = None;
+        for held in self.ranges_held(request) {
+            let planner = self.holding(held, &request.layout);
+            let problem = planner.problem(request, held);
             let ms = |d: &Decision| problem.effective_ms(&d.shape.predicted);
-            match (&best, &decided) {
-                (Ok(best), Ok(other)) if ms(other) >= ms(best) => {}
-                (Ok(_), Err(_)) => {}
-                // What is said of the least sharing is true of all.
-                (Err(_), Err(_)) if i > 0 => {}
-                _ => best = decided,
+            match planner.decide_holding(request, held) {
+                Ok(decision) if best.as_ref().is_none_or(|best| ms(&decision) < ms(best)) => {
+                    best = Some(decision)
+                }
+                Ok(_) => {}
+                Err(error) => drop(why.get_or_insert(error)),
             }
         }
-        best
+        let nothing = || why.unwrap_or_else(|| Infeasible("no plan is possible".into()));
+        best.ok_or_else(nothing)
     }
 
-    fn decide_among(&self, request: &PlanRequest, pipelines: usize) -> Result<Decision, Infeasible> {
-        let problem = self.problem(request, pipelines);
+    fn decide_holding(&self, request: &PlanRequest, ranges_held: u64) -> Result<Decision, Infeasible> {
+        let problem = self.problem(request, ranges_held);
         let workers = infeasible::offered(&problem)?;
         let pools = search::search(problem, &workers);
         let Some((mut chosen, placed)) = search::choice::choose(&problem, &pools, workers.len()) else {
@@ -187,6 +184,11 @@ impl CostPlanner {
         };
         let mut shape = chosen.shape(&placed.workers, placed.move_ms, self.costs.calibrated);
         let mut moved_bytes = placed.moved_bytes;
+        if request.layout.ranges > 1 {
+            // Placement knows how much of a segment a worker holds, not which ranges its place will have.
+            moved_bytes = state_moves::moved_bytes(&problem, &shape);
+            shape.predicted.move_ms = state_moves::move_ms(&problem, &shape);
+        }
         let mut found: Vec<Candidate> = Vec::new();
         let fastest = search::choice::fastest_of_all(&problem, &pools);
         let bases = [request.parent.as_ref(), fastest.as_ref(), Some(&shape)];
@@ -199,7 +201,7 @@ impl CostPlanner {
             found.push(std::mem::replace(&mut chosen, described));
             shape = interleaved;
         }
-        if shape.pipelines.len() < pipelines && !bug!(CountSharesOfOthers) {
+        if !problem.shares_enough(shape.pipelines.len()) {
             return Err(infeasible::why_no_plan(&problem, workers.len()));
         }
         refine::spares::name(&problem, &mut shape, &workers, &pools);

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use varuna_api::Training;
 use varuna_plan::{Layout, Unit, WorkerId};
-use varuna_torch::{TorchError, tensor_from_vec};
+use varuna_torch::TorchError;
 
 /// What an engine is made from.
 #[derive(Clone)]
@@ -49,17 +49,4 @@ impl EngineConfig {
             _ => UnitBuffers::of_range(&spec.range(&self.elements_of(unit)), backend, moments),
         }
     }
-}
-
-/// Values on the engine's device.
-pub(super) fn on_device(values: Vec<f32>, backend: &Backend) -> Result<tch::Tensor, TorchError> {
-    let elements = small(values.len());
-    let host = tensor_from_vec(values, tch::Kind::Float, &[elements])?;
-    let placed = host.f_to_device(backend.device.tensors());
-    placed.map_err(|e| TorchError(e.to_string()))
-}
-
-/// A size as libtorch counts.
-pub(super) fn small(elements: usize) -> i64 {
-    i64::try_from(elements).unwrap_or(i64::MAX)
 }

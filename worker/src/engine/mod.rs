@@ -17,7 +17,6 @@ pub use beside::Done;
 pub(crate) use beside::panic_message;
 pub use compute::Compute;
 pub use config::EngineConfig;
-use config::{on_device, small};
 pub use error::EngineError;
 pub(crate) use masked::{hide, leave_targets};
 use samples::Split;
@@ -25,7 +24,7 @@ pub use samples::{SampleError, Samples};
 pub use step::Timeline;
 
 use crate::model::Tables;
-use crate::state::{GatheredUnit, UnitBuffers, UnitSnapshot, UnitState};
+use crate::state::{GatheredUnit, UnitBuffers, UnitSnapshot, UnitState, on_device, size};
 use crate::transport::Link;
 use beside::Beside;
 use read_ahead::ReadAhead;
@@ -183,7 +182,7 @@ impl Engine {
         let whole = self.config.layout().whole_of(unit);
         if self.initial.as_ref().is_none_or(|(known, _)| *known != whole) {
             let values = match model.initial_values(whole)? {
-                Some(values) => on_device(values, backend)?,
+                Some(values) => on_device(values, *backend)?,
                 None => model.unit(whole).initial_values(*backend, training.seed)?,
             };
             self.initial = Some((whole, values));
@@ -192,7 +191,7 @@ impl Engine {
         let mut buffers = self.config.empty(unit)?;
         if let Some((_, values)) = &self.initial {
             let refused = |e: tch::TchError| TorchError(e.to_string());
-            let (start, length) = (small(elements.start), small(elements.len()));
+            let (start, length) = (size(elements.start), size(elements.len()));
             buffers.set_parameters(&values.f_narrow(0, start, length).map_err(refused)?)?;
         }
         Ok(buffers)
@@ -307,10 +306,10 @@ impl Engine {
 
     /// Has what this worker's segments are computed with where it holds their state in part, and nothing else of that kind.
     fn make_gathered(&mut self, plan: &Plan) -> Result<(), EngineError> {
-        if plan.layout.ranges == 1 {
-            return Ok(());
-        }
-        let needed = plan.whole_units(self.config.me);
+        let needed = match plan.layout.ranges {
+            1 => Vec::new(),
+            _ => plan.whole_units(self.config.me),
+        };
         self.gathered.retain(|whole, _| needed.contains(whole));
         for whole in needed {
             if !self.gathered.contains_key(&whole) {

@@ -126,10 +126,7 @@ pub(super) fn run(
         reader,
         tables,
     } = device;
-    let units = match plan.layout.ranges {
-        1 => Computing::Held(units),
-        _ => Computing::Gathered(gathered),
-    };
+    let units = Computing::of(plan, units, gathered);
     let over_link = OverLink::start(config, plan, step, link, deadline)?;
     let exchange: Box<dyn Exchange> = match communicators {
         Some(communicators) => Box::new(OverNccl::start(over_link, communicators)),

@@ -4,12 +4,13 @@
 //! the format that is computed in, which is made anew in each step: nothing here outlives one.
 
 use super::gradients::Gradients;
-use super::{UnitBuffers, UnitParameters, UnitSpec, Units, size};
+use super::{TAIL, UnitBuffers, UnitParameters, UnitSpec, Units, size};
 use crate::backend::Backend;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use tch::{Kind, Tensor};
-use varuna_model::{Parameter, Unit};
+use varuna_model::Unit;
+use varuna_plan::Plan;
 use varuna_torch::TorchError;
 
 /// Parameters and gradients of a unit of the undivided layout.
@@ -18,7 +19,6 @@ pub struct GatheredUnit {
     /// The parameters one after the other, where they are computed with in single precision.
     values: Tensor,
     gradients: Gradients,
-    elements: usize,
 }
 
 impl GatheredUnit {
@@ -28,7 +28,7 @@ impl GatheredUnit {
     /// libtorch refuses (out of memory).
     pub fn new(spec: &UnitSpec, backend: Backend) -> Result<GatheredUnit, TorchError> {
         let list = &spec.parameters;
-        let elements: usize = list.iter().map(Parameter::elements).sum();
+        let elements = spec.elements();
         let own = if backend.numerics.has_copy() { 0 } else { elements };
         let values = Tensor::f_zeros([size(own)], (Kind::Float, backend.device.tensors()));
         let values = values.map_err(|e| TorchError(e.to_string()))?;
@@ -38,28 +38,19 @@ impl GatheredUnit {
             parameters,
             values,
             gradients,
-            elements,
         })
     }
 
     /// How many parameters there are.
     #[must_use]
     pub fn elements(&self) -> usize {
-        self.elements
+        self.gradients.memory().len() - TAIL
     }
 
     /// The gradients of all parameters.
     #[must_use]
     pub fn gradients(&self) -> &Gradients {
         &self.gradients
-    }
-
-    /// Zeroes the gradients and the tail in place.
-    ///
-    /// # Errors
-    /// libtorch refuses.
-    pub fn zero_gradients(&self) -> Result<(), TorchError> {
-        self.gradients.zero()
     }
 
     /// Takes the parameters of a range, in any format.
@@ -114,6 +105,19 @@ pub enum Computing<'a> {
 }
 
 impl<'a> Computing<'a> {
+    /// What a plan's steps compute with.
+    #[must_use]
+    pub fn of(
+        plan: &Plan,
+        held: &'a BTreeMap<Unit, UnitBuffers>,
+        gathered: &'a BTreeMap<Unit, GatheredUnit>,
+    ) -> Computing<'a> {
+        match plan.layout.ranges {
+            1 => Computing::Held(held),
+            _ => Computing::Gathered(gathered),
+        }
+    }
+
     /// The gradients of a unit of the undivided layout; none where it is not here.
     #[must_use]
     pub fn gradients(self, whole: Unit) -> Option<&'a Gradients> {

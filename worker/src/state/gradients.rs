@@ -25,11 +25,8 @@ impl Gradients {
     }
 
     fn within(memory: FlatBuffer, range: Range<usize>) -> Result<Gradients, TorchError> {
-        let (start, length) = (super::size(range.start), super::size(range.len()));
-        let tensor = memory.tensor()?.f_narrow(0, start, length);
-        let tensor = tensor.map_err(|e| TorchError(e.to_string()))?;
         Ok(Gradients {
-            tensor,
+            tensor: memory.narrow(range.clone())?,
             memory,
             range,
         })
@@ -69,8 +66,11 @@ impl Gradients {
         self.memory.copy(self.range.clone())
     }
 
-    /// Zeroes them and the tail in place.
-    pub(super) fn zero(&self) -> Result<(), TorchError> {
+    /// Zeroes the whole memory, also beside the range, in place.
+    ///
+    /// # Errors
+    /// libtorch refuses.
+    pub fn zero(&self) -> Result<(), TorchError> {
         let _ = self.memory.tensor()?.zero_();
         Ok(())
     }

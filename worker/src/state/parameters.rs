@@ -1,7 +1,7 @@
 //! The parameters of a unit as the forward reads them: by name, in the format that is computed in.
 
 use super::compute_copy::ComputeCopy;
-use super::{UnitBuffers, UnitSpec, size};
+use super::{UnitBuffers, UnitSpec, on_device, size};
 use crate::ablation::Ablation;
 use crate::backend::Backend;
 use std::borrow::Cow;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use tch::{Kind, Tensor};
 use varuna_model::{Parameter, Unit};
-use varuna_torch::{HeadTable, Kernels, TorchError, set_grad, tensor_from_vec};
+use varuna_torch::{HeadTable, Kernels, TorchError, set_grad};
 
 /// The parameters of one unit.
 pub struct UnitParameters {
@@ -67,10 +67,11 @@ impl UnitParameters {
     /// There are more or fewer values than the unit has, or libtorch refuses (out of memory).
     pub fn fixed(spec: &UnitSpec, backend: Backend, values: Vec<f32>) -> Result<UnitParameters, TorchError> {
         let list = &spec.parameters;
-        let elements = list.iter().map(|p| size(p.elements())).sum();
-        let host = tensor_from_vec(values, Kind::Float, &[elements])?;
-        let placed = host.f_to_device(backend.device.tensors());
-        let masters = placed.map_err(|e| TorchError(e.to_string()))?;
+        let (given, own) = (values.len(), spec.elements());
+        if given != own {
+            return Err(TorchError(format!("{given} values for a unit of {own}")));
+        }
+        let masters = on_device(values, backend)?;
         let parameters = UnitParameters::over(list, backend, &masters);
         parameters.renew_copy(&masters);
         // The layers ask for gradients, which nobody adds to: a single zero that is seen as all of them takes no memory.

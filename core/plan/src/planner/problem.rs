@@ -14,8 +14,8 @@ pub(super) struct Problem<'a> {
     pub(super) constraints: &'a Constraints,
     pub(super) request: &'a PlanRequest,
     pub(super) topology: Topology,
-    /// Fewer pipelines do not share state out as far as these costs say.
-    pub(super) min_pipelines: usize,
+    /// The most ranges of a segment's state that these costs count for a worker.
+    pub(super) ranges_held: u64,
 }
 
 /// The speeds of these workers, for predictions.
@@ -29,6 +29,11 @@ pub(super) fn topology(workers: &[WorkerInfo]) -> Topology {
 }
 
 impl Problem<'_> {
+    /// Whether so many pipelines share state out as far as the costs say.
+    pub(super) fn shares_enough(&self, pipelines: usize) -> bool {
+        self.request.layout.ranges_held(pipelines) <= self.ranges_held || bug!(CountSharesOfOthers)
+    }
+
     /// Memory of a worker, bytes; the largest number where nothing limits it.
     pub(super) fn capacity(&self, worker: &WorkerInfo) -> u64 {
         let both = [self.constraints.device_memory_bytes, worker.memory_bytes];

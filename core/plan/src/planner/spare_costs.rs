@@ -18,7 +18,7 @@ pub(super) fn spare_costs(
     let costs = &planner.costs;
     let samples = shape.pipelines.iter().map(|p| p.samples.len()).sum();
     let request = PlanRequest::first(workers.to_vec(), layout, samples);
-    let problem = planner.problem(&request, shape.pipelines.len());
+    let problem = planner.problem(&request, layout.ranges_held(shape.pipelines.len()));
     let mut used: BTreeMap<_, u64> = BTreeMap::new();
     for (pipeline, bytes) in shape.pipelines.iter().zip(problem.memory_bytes(shape)) {
         for (stage, bytes) in pipeline.stages.iter().zip(bytes) {

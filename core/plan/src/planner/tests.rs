@@ -166,7 +166,7 @@ fn memory_forces_deeper_pipelines() {
 fn state_that_pipelines_share_out_lets_them_be_shallower() {
     let free = planner(1, None);
     let whole = free.costs.layout().whole();
-    let shared = free.sharing_among(8, &free.costs.layout().in_ranges(12));
+    let shared = free.holding(4, &free.costs.layout().in_ranges(12));
     let memory = shared.costs.memory_bytes(whole, 1, 1, Recompute::None);
     assert!(memory < free.costs.memory_bytes(whole, 1, 1, Recompute::None));
     let mut tight = planner(1, Some(memory));
@@ -181,7 +181,7 @@ fn state_that_pipelines_share_out_lets_them_be_shallower() {
     assert!(depths(&undivided).iter().all(|depth| *depth >= 2));
     assert_eq!(depths(&divided), [1; 8]);
     // Fewer workers share out less: their stages must be smaller. Four pipelines of two stages fit, two do not.
-    let of_four = free.sharing_among(4, &divided.layout);
+    let of_four = free.holding(6, &divided.layout);
     let halves = [(0, 7), (7, 14)].map(|(start, end)| SegmentRange { start, end });
     let of_half = |range| of_four.costs.memory_bytes(range, 2, 1, Recompute::None);
     let half = halves.map(of_half).into_iter().max().unwrap();
@@ -199,6 +199,16 @@ fn state_that_pipelines_share_out_lets_them_be_shallower() {
         });
         assert!(planned.count() >= 2);
     }
+    // Thirteen share out in two runs, of which each worker holds twice as much as of one of twelve.
+    let of_twelve = free.holding(2, &divided.layout);
+    let memory = of_twelve.costs.memory_bytes(whole, 1, 1, Recompute::None);
+    tight.constraints.device_memory_bytes = Some(memory);
+    let mut thirteen = request(&tight, 13, 13);
+    thirteen.layout = divided.layout;
+    let explained = tight.explain(&thirteen).unwrap();
+    let most = explained.memory_bytes.iter().flatten().copied().max().unwrap();
+    assert!(most <= memory, "{most} of {memory}");
+    assert_eq!(explained.shape.pipelines.len(), 12);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::super::read_ahead::ReadAhead;
 use super::super::{EngineConfig, EngineError};
 use crate::model::Tables;
-use crate::state::{GatheredUnit, Gradients, UnitBuffers};
+use crate::state::{Computing, GatheredUnit, UnitBuffers};
 use std::collections::BTreeMap;
 use varuna_plan::{OptimizerProgress, Plan, Unit};
 
@@ -28,29 +28,20 @@ impl Device<'_> {
         for unit in plan.units(config.me) {
             let buffers = self.units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
             before = buffers.progress();
-            if plan.layout.ranges == 1 {
-                is_free(unit, buffers.gradients())?;
-                buffers.zero_gradients()?;
-                continue;
+            if let Some(here) = self.gathered.get(&plan.layout.whole_of(unit)) {
+                let elements = plan.layout.elements_of(unit, here.elements());
+                here.take(elements.clone(), buffers.weights())?;
+                buffers.sum_within(here, elements)?;
             }
-            let whole = plan.layout.whole_of(unit);
-            let here = self.gathered.get(&whole).ok_or(EngineError::NotHeld(unit))?;
-            let elements = plan.layout.elements_of(unit, here.elements());
-            here.take(elements.clone(), buffers.weights())?;
-            buffers.sum_within(here, elements)?;
         }
-        for (whole, here) in self.gathered {
-            is_free(*whole, Some(here.gradients()))?;
-            here.zero_gradients()?;
+        let computing = Computing::of(plan, self.units, self.gathered);
+        for whole in plan.whole_units(config.me) {
+            let gradients = computing.gradients(whole).ok_or(EngineError::NotHeld(whole))?;
+            if gradients.is_leased() {
+                return Err(EngineError::Leased(whole));
+            }
+            gradients.zero()?;
         }
         Ok(before)
-    }
-}
-
-/// Whether a unit's gradients are not with the reduction any more.
-fn is_free(unit: Unit, gradients: Option<&Gradients>) -> Result<(), EngineError> {
-    match gradients.is_some_and(Gradients::is_leased) {
-        true => Err(EngineError::Leased(unit)),
-        false => Ok(()),
     }
 }

@@ -31,12 +31,6 @@ impl Travelling {
     fn pieces(&self) -> usize {
         self.elements.len().div_ceil(PIECE)
     }
-
-    /// The elements of a piece; none where it has fewer pieces.
-    fn piece(&self, number: usize) -> Option<Range<usize>> {
-        let start = self.elements.start + number * PIECE;
-        (start < self.elements.end).then(|| start..self.elements.end.min(start + PIECE))
-    }
 }
 
 impl Run<'_> {
@@ -80,45 +74,34 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn send_piece(
-        &mut self,
-        here: &GatheredUnit,
-        range: &Travelling,
-        number: usize,
-    ) -> Result<(), EngineError> {
-        let Some(elements) = range.piece(number) else {
+    fn send_piece(&mut self, here: &GatheredUnit, of: &Travelling, number: usize) -> Result<(), EngineError> {
+        let Some((elements, tag)) = self.piece(of, number) else {
             return Ok(());
         };
         let values = here.give(elements)?;
-        let tag = self.parameters(range.unit, number);
-        range
-            .peers
-            .iter()
-            .try_for_each(|to| self.exchange.send(*to, tag, &values))
+        let mut peers = of.peers.iter();
+        peers.try_for_each(|to| self.exchange.send(*to, tag, &values))
     }
 
-    fn take_piece(
-        &mut self,
-        here: &GatheredUnit,
-        range: &Travelling,
-        number: usize,
-    ) -> Result<(), EngineError> {
-        let Some(elements) = range.piece(number) else {
+    fn take_piece(&mut self, here: &GatheredUnit, of: &Travelling, number: usize) -> Result<(), EngineError> {
+        let Some((elements, tag)) = self.piece(of, number) else {
             return Ok(());
         };
-        let tag = self.parameters(range.unit, number);
-        for from in &range.peers {
+        for from in &of.peers {
             let values = self.exchange.receive(*from, tag, &[elements.len()])?;
             here.take(elements.clone(), &values)?;
         }
         Ok(())
     }
 
-    fn parameters(&self, unit: Unit, piece: usize) -> Tag {
-        Tag::Parameters {
+    /// A piece's elements, and its name on the way; none where the range has fewer pieces.
+    fn piece(&self, of: &Travelling, number: usize) -> Option<(Range<usize>, Tag)> {
+        let start = of.elements.start + number * PIECE;
+        let tag = Tag::Parameters {
             step: self.step,
-            unit,
-            piece: u32::try_from(piece).unwrap_or(u32::MAX),
-        }
+            unit: of.unit,
+            piece: u32::try_from(number).unwrap_or(u32::MAX),
+        };
+        (start < of.elements.end).then(|| (start..of.elements.end.min(start + PIECE), tag))
     }
 }

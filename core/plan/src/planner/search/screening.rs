@@ -30,7 +30,8 @@ pub(in crate::planner) struct Screening {
     /// At most this many workers may be used.
     workers: usize,
     min_workers: usize,
-    min_pipelines: usize,
+    /// By pipelines: whether they share state out as far as costs say.
+    shares: Vec<bool>,
     /// By workers used: how much longer everything takes because they take turns on cores.
     turns: Vec<f64>,
     /// By workers used, each list in ascending order of step.
@@ -47,7 +48,7 @@ impl Screening {
         let mut screening = Screening {
             workers,
             min_workers: problem.constraints.min_workers as usize,
-            min_pipelines: problem.min_pipelines,
+            shares: (0..=workers).map(|n| problem.shares_enough(n)).collect(),
             turns: (0..=workers).map(|n| problem.turns(n)).collect(),
             best: vec![Vec::new(); workers + 1],
             best_ms: f64::INFINITY,
@@ -121,7 +122,7 @@ impl Screening {
     /// Keeps a composition where it is among the best of its number of workers.
     fn consider(&mut self, index: usize, set: &PartitionSet, composition: Composition) {
         let workers = composition.workers();
-        if workers < self.min_workers || composition.pipelines() < self.min_pipelines {
+        if workers < self.min_workers || !self.shares[composition.pipelines()] {
             return;
         }
         self.scored += 1;

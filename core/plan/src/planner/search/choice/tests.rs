@@ -48,7 +48,7 @@ fn problem<'a>(costs: &'a Costs, constraints: &'a Constraints, request: &'a Plan
         constraints,
         request,
         topology: topology(&request.workers),
-        min_pipelines: 1,
+        ranges_held: 1,
     }
 }
 

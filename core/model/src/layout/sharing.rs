@@ -1,0 +1,98 @@
+//! Who of the workers that compute with a segment holds which range of its state, where optimizer state is sharded (ADR 39).
+
+use super::{Layout, Unit};
+use std::ops::Range;
+
+/// Ranges of each segment's state where optimizer state is sharded: they share out evenly among 2, 3, 4, 6 or 12 workers, and nearly so among
+/// others. More would share out better, and make messages about units longer.
+pub const SHARDED_RANGES: u32 = 12;
+
+/// Workers that hold each range, where a segment has as many: one that is lost takes no state with it.
+pub const RANGE_HOLDERS: usize = 2;
+
+impl Layout {
+    /// The workers that compute with a segment, in runs of at most as many as there are ranges: each run shares out all ranges, so that
+    /// everybody holds some. One run where the layout is undivided.
+    pub fn runs(&self, workers: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let runs = match self.ranges {
+            1 => 1,
+            ranges => workers.div_ceil(ranges as usize),
+        };
+        (0..runs).map(move |run| run * workers / runs..(run + 1) * workers / runs)
+    }
+    /// Of a run of `workers`, the places of those that hold a unit, the one that sends it to the others first. Ranges are shared out as a
+    /// ring sums them: the worker before place c has the sum of slice c first, the one at place c next ([`Layout::slice_of`]).
+    #[must_use]
+    pub fn places_in(&self, unit: Unit, workers: usize) -> Vec<usize> {
+        if self.ranges == 1 || workers <= RANGE_HOLDERS {
+            return (0..workers).collect();
+        }
+        let slice = self.slice_of(unit, workers);
+        vec![(slice + workers - 1) % workers, slice]
+    }
+    /// Of the `workers` that compute with a segment, the places of those that hold a unit, the one that owns its part of the norm first.
+    #[must_use]
+    pub fn places_of(&self, unit: Unit, workers: usize) -> Vec<usize> {
+        let places = |run: Range<usize>| {
+            let own = self.places_in(unit, run.len()).into_iter();
+            own.map(move |place| run.start + place)
+        };
+        self.runs(workers).flat_map(places).collect()
+    }
+    /// The most ranges of a segment that one of so many workers holds.
+    #[must_use]
+    pub fn ranges_held(&self, workers: usize) -> u64 {
+        let smallest = self.runs(workers).map(|run| run.len()).min().unwrap_or(0);
+        if self.ranges == 1 || smallest <= RANGE_HOLDERS {
+            return self.ranges.into();
+        }
+        RANGE_HOLDERS as u64 * u64::from(self.ranges).div_ceil(smallest as u64)
+    }
+    /// The slice that a unit belongs to where a segment's ranges are shared out among a run of `workers`, in order.
+    #[must_use]
+    pub fn slice_of(&self, unit: Unit, workers: usize) -> usize {
+        self.range_number(unit) as usize * workers / self.ranges as usize
+    }
+    /// Where the slices of a run of `workers` begin, in ranges: `workers + 1` numbers.
+    #[must_use]
+    pub fn slices(&self, workers: usize) -> Vec<u32> {
+        let (ranges, workers) = (self.ranges as usize, workers.max(1));
+        let starts = (0..=workers).map(|slice| (slice * ranges).div_ceil(workers));
+        starts
+            .map(|start| u32::try_from(start).unwrap_or(u32::MAX))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_divide_each_unit_and_each_has_two_holders_where_there_are_two() {
+        let layout = Layout::new(3, true).in_ranges(12);
+        assert_eq!(layout.units(), 48);
+        for elements in [0, 1, 7, 12, 1000] {
+            let ranges = layout.ranges_of(Unit(2)).map(|u| layout.elements_of(u, elements));
+            let all: Vec<usize> = ranges.flatten().collect();
+            assert_eq!(all, (0..elements).collect::<Vec<_>>());
+        }
+        for workers in 1..40 {
+            let mut held = vec![0; workers];
+            for unit in layout.ranges_of(Unit(1)) {
+                assert_eq!(layout.whole_of(unit), Unit(1));
+                let places = layout.places_of(unit, workers);
+                let runs = layout.runs(workers).count();
+                assert_eq!(places.len(), runs * workers.min(2), "{workers}");
+                assert!(places.windows(2).all(|p| p[0] != p[1]));
+                let slices = layout.slices(workers);
+                let slice = layout.slice_of(unit, workers);
+                assert!((slices[slice]..slices[slice + 1]).contains(&layout.range_number(unit)));
+                places.iter().for_each(|p| held[*p] += 1);
+            }
+            let (least, most) = (held.iter().min().unwrap(), held.iter().max().unwrap());
+            assert!(*least > 0 && most - least <= 2, "{workers}: {held:?}");
+            assert!(*most as u64 <= layout.ranges_held(workers), "{workers}: {held:?}");
+        }
+    }
+}
