@@ -9,7 +9,7 @@ use common::{BATCH, Case, Trained, run_engines};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use varuna_api::{Evaluation, LearningRate, Optimizer, Packing, Schedule, Training, UpdateRule};
+use varuna_api::{Evaluation, LearningRate, Optimizer, Packing, Schedule, Sharding, Training, UpdateRule};
 use varuna_model::{Exported, Model, Unit};
 use varuna_plan::{
     LossScaling, Moments, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec,
@@ -207,6 +207,23 @@ fn assert_curve(expected: &[f64], found: &[f64], what: &str) {
             (a - b).abs() <= TOLERANCE * a.abs(),
             "{what}, step {step}: {a} and {b}"
         );
+    }
+}
+
+#[test]
+fn pipelines_that_share_state_out_train_as_pytorch_trains_the_unsplit_model() {
+    for name in ["mlp", "decoder", "odd"] {
+        let (reference, module) = (Reference::of(name), module(name));
+        let mut sharded = training(ADAMW, false);
+        sharded.optimizer.sharding = Sharding::Zero1;
+        let pipelines = [(&[4u32][..], 3), (&[2, 2], 3), (&[1, 3], 2)];
+        let mut plan = plan(&module, &pipelines, 2, Recompute::None);
+        plan = Plan {
+            addresses: plan.addresses.clone(),
+            ..Plan::first(Sharding::Zero1.layout(module.layout()), plan.shape)
+        };
+        let trained = train(name, &plan, &sharded);
+        assert_curve(&reference.losses("adamw"), &trained.losses, name);
     }
 }
 
