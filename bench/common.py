@@ -76,13 +76,13 @@ def job(steps, micro_batch, threads=1, min_depth=1, max_depth=8, workers=(1, 8),
 
 
 class Run:
-    """A `varuna run` in a folder of its own; ends with the `with` block."""
+    """A `varuna run` of a job, a mapping or a file's text, in a folder of its own; ends with the `with` block."""
 
     def __init__(self, manifest, workers, options=()):
         self.scratch = tempfile.TemporaryDirectory(prefix="varuna-bench-")
         self.folder = Path(self.scratch.name) / "run"
         file = Path(self.scratch.name) / "job.yaml"
-        file.write_text(json.dumps(manifest))
+        file.write_text(manifest if isinstance(manifest, str) else json.dumps(manifest))
         command = [VARUNA, "run", file, "--workers", str(workers), "--run-dir", self.folder, *options]
         self.log = open(Path(self.scratch.name) / "log", "w+")
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, cwd=ROOT)

@@ -22,10 +22,11 @@ from pathlib import Path
 
 from common import ROOT, VARUNA
 from gpu_ablation import ablation_of_dropout, ablation_of_kernels, ablation_of_one, ablation_of_two
-from gpu_checkpoint import checkpoint_stall
+from gpu_checkpoint import checkpoint_stall, checkpoint_stall_large
 from gpu_elastic import kills
-from gpu_nccl import nccl_kills, nccl_losses
+from gpu_nccl import nccl_kills, nccl_losses, sharded
 from gpu_numerics import memory, muon_replicas, optimizer_bits, parity, pytorch_tiny
+from gpu_own import own_models
 from gpu_sides import program
 from gpu_speed import gpt2_large, pytorch_small
 from phases import Bench
@@ -85,11 +86,13 @@ def unpack_programs():
 
 # Each phase with the seconds that it may take. A kill with the growth after it takes 8 to 20 s on a GPU, a start of GPT-2 large about 15 s.
 PARTS = {
-    "numerics": [(parity, 150), (muon_replicas, 60), (optimizer_bits, 60), (pytorch_tiny, 60), (memory, 120)],
+    "numerics": [(parity, 220), (muon_replicas, 60), (optimizer_bits, 60), (pytorch_tiny, 60), (memory, 120)],
     "speed": [(pytorch_small, 120), (gpt2_large, 330)],
     "elastic": [(kills, 430)],
+    "own": [(own_models, 200)],
     "checkpoint": [(checkpoint_stall, 430)],
-    "nccl": [(nccl_losses, 200)],
+    "checkpoint-large": [(checkpoint_stall_large, 430)],
+    "nccl": [(nccl_losses, 150), (sharded, 280)],
     "nccl-kills": [(nccl_kills, 430)],
     "kernels": [(ablation_of_kernels, 430)],
     "ablation": [(ablation_of_one, 260), (ablation_of_dropout, 80), (ablation_of_two, 100)],

@@ -2,10 +2,11 @@
 
 import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from common import VARUNA, Run, gaps, median
-from gpu_sides import SMALL, manifest, program, size_of
+from gpu_sides import LARGE, SMALL, manifest, program, size_of
 
 # Checkpoints of a run, but for that of its end.
 SAVES = 3
@@ -15,14 +16,24 @@ AFTER, BEFORE = 25, 50
 
 
 def checkpoint_stall(bench):
+    """GPT-2 small, whose step is 20 ms on an H100: what limits it is the host, which hands kernels over for most of a step."""
+    # Of 124 million parameters a checkpoint is 1.5 GB: an interval is about 6 s on an H100, in which it is to be written, and so are the steps
+    # after the last one. A run is then so long that half a percent is 0.12 s.
+    stall(bench, "checkpoint", size_of(bench, SMALL), 100 if bench.dry else 300)
+
+
+def checkpoint_stall_large(bench):
+    """Twelve layers of GPT-2 large: what limits their step, 140 ms on an H100, is the GPU."""
+    # A checkpoint is 3.6 GB, an interval 14 s.
+    stall(bench, "checkpoint_large", size_of(bench, replace(LARGE, layers=12)), 100)
+
+
+def stall(bench, name, size, every):
     """The same steps with checkpoints and without, by turns; all that the run takes longer counts."""
-    # Of 124 million parameters a checkpoint is 1.5 GB: an interval is about 10 s on a GPU, in which it is to be written, and so are the steps
-    # after the last one. A run is then so long that half a percent is 0.2 s.
-    every = 100 if bench.dry else 300
     steps = (SAVES + 1) * every - 1
     ratios, excesses = [], []
     for turn in range(1 if bench.brief else 3):
-        made = manifest(size_of(bench, SMALL), steps, bench.device, "bf16")
+        made = manifest(size, steps, bench.device, "bf16")
         # Which comes first changes, as the machine's moods do.
         runs = {way: way(bench, made, every) for way in ((plain, saved) if turn % 2 == 0 else (saved, plain))}
         seconds = {way: sum(gaps(metrics)) for way, metrics in runs.items()}
@@ -30,10 +41,10 @@ def checkpoint_stall(bench):
         print(f"  {seconds[plain]:.3f} s, with checkpoints {seconds[saved]:.3f} s", flush=True)
         excesses += [excess(runs[saved], every * number) for number in range(1, SAVES + 1)]
         print("  ms that the steps after each checkpoint took longer:", *(f"{ms:.0f}" for ms, _ in excesses[-SAVES:]), flush=True)
-    bench.result("checkpoint_stall_pct", f"{(median(ratios) - 1) * 100:.2f}")
-    bench.result("checkpoint_stall_worst_pct", f"{(max(ratios) - 1) * 100:.2f}")
-    bench.result("checkpoint_excess_ms", f"{median([ms for ms, _ in excesses]):.0f}")
-    bench.result("checkpoint_excess_pct", f"{median([ms / (every * step) * 100 for ms, step in excesses]):.2f}")
+    bench.result(f"{name}_stall_pct", f"{(median(ratios) - 1) * 100:.2f}")
+    bench.result(f"{name}_stall_worst_pct", f"{(max(ratios) - 1) * 100:.2f}")
+    bench.result(f"{name}_excess_ms", f"{median([ms for ms, _ in excesses]):.0f}")
+    bench.result(f"{name}_excess_pct", f"{median([ms / (every * step) * 100 for ms, step in excesses]):.2f}")
 
 
 def excess(metrics, at):

@@ -32,6 +32,27 @@ def packed(bench, spec):
     spec["data"]["packing"] = {"blockMask": True, "resetPositions": True, "maskLoss": True}
 
 
+def llama(_bench, spec):
+    """RMS norm, rotary positions, SwiGLU, grouped queries."""
+    spec["model"] = preset("llama-tiny")
+
+
+def qwen(_bench, spec):
+    """The same with norms of queries and keys, and a tied head."""
+    spec["model"] = preset("qwen3-tiny")
+
+
+def masked(_bench, spec):
+    """BERT: an encoder whose loss is that of the masked tokens alone."""
+    spec["model"] = preset("bert-tiny")
+    # No text of bytes has it.
+    spec["training"]["masking"] = {"maskToken": 300}
+
+
+def preset(name):
+    return {"preset": name, "vocabularySize": TINY.vocabulary, "sequenceLength": TINY.sequence}
+
+
 @dataclass(frozen=True)
 class Case:
     """A way to compute, and how far its losses may be off those in single precision on the processor."""
@@ -51,6 +72,12 @@ CASES = (
     Case("muon", "fp32", 1e-2, muon),
     Case("packed", "fp32", 2e-3, packed),
     Case("packed_bf16", "bf16", 2e-3, packed),
+    Case("llama", "fp32", 2e-3, llama),
+    Case("llama_bf16", "bf16", 1e-2, llama),
+    Case("qwen", "fp32", 2e-3, qwen),
+    Case("qwen_bf16", "bf16", 1e-2, qwen),
+    Case("masked", "fp32", 2e-3, masked),
+    Case("masked_bf16", "bf16", 1e-2, masked),
 )
 
 

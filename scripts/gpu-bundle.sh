@@ -39,6 +39,10 @@ needed=$(readelf -V $partial/target/release/* | grep -o 'GLIBC_2\.[0-9]*' | sort
 gzip -9n $partial/target/release/*
 cp bench/gpu.py bench/gpu_*.py bench/phases.py bench/common.py bench/recovery.py bench/spare.py $partial/bench/
 cp bench/peers/shape.py bench/peers/model.py bench/peers/gpt2.py $partial/bench/peers/
+mkdir -p $partial/python/varuna_export $partial/examples
+cp -r python/varuna_export/src $partial/python/varuna_export/
+cp -r examples/bring-your-own $partial/examples/
+find $partial -name __pycache__ -prune -exec rm -r {} +
 # It finds all that it imports.
 PYTHONDONTWRITEBYTECODE=1 python3 $partial/bench/gpu.py --help >/dev/null || fail "bench/gpu.py does not start in the bundle"
 # A part of the examples' text is enough: the whole would be a sixth of the bundle.

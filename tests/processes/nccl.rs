@@ -55,6 +55,38 @@ fn survivors_of_kills_in_the_middle_of_steps_go_on_over_nccl_with_the_losses_of_
     assert!(generations.len() >= 3, "steps under each plan: {generations:?}");
 }
 
+/// Parameters and parts of sums go from device to device, and a kill meets them on their way.
+#[test]
+fn state_that_four_pipelines_share_out_survives_kills_over_nccl() {
+    // Long enough for two growths.
+    let steps = 120;
+    let job = |transport: &str, sharding: &str| JobFile {
+        steps,
+        layers: 2,
+        min_depth: 1,
+        pipeline: vec!["maxDepth: 1".to_owned()],
+        optimizer: vec![format!("sharding: {sharding}")],
+        learning_rate: 0.001,
+        ..job(transport)
+    };
+    let slow = ("VARUNA_FAKE_NCCL_FAULT".to_owned(), "slow:2".to_owned());
+    let mut run = Run::start_workers(&job("nccl", "zero1"), 4, "examples/worker_apart", &[slow]);
+    for step in [8, 25] {
+        run.wait_for_step(step);
+        run.kill_and_replace(1, 4);
+    }
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    let logs = run.report();
+    assert!(logs.contains("tensors go over NCCL"), "{logs}");
+    let events = run.events();
+    let count = |kind: &str| events.iter().filter(|e| e["event"] == kind).count();
+    assert!(count("fenced") >= 2, "{logs}");
+    assert_eq!(count("lost"), 0, "{logs}");
+    let mut undisturbed = Run::start_workers(&job("tcp", "none"), 1, "examples/worker_apart", &[]);
+    assert_eq!(undisturbed.exit_code(), 0, "{}", undisturbed.report());
+    assert_curve_within(ROUNDING, &undisturbed.metrics(), &run.metrics(), steps);
+}
+
 #[test]
 fn a_worker_whose_nccl_is_absent_trains_over_tcp_with_the_others_and_says_so_once() {
     let without = ("VARUNA_APART_WITHOUT_NCCL".to_owned(), "w2".to_owned());

@@ -4,15 +4,15 @@
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
 
-use common::{BATCH, Case, Trained, engine, later, plan, run, run_over, shape, single};
+use common::{BATCH, Case, Trained, assert_losses_close, engine, later, plan, run, run_over, shape, single};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use varuna_api::Precision;
+use varuna_api::{Precision, Sharding};
 use varuna_cuda::Libraries;
 use varuna_plan::state::UnitNorm;
-use varuna_plan::{Decision, Recompute, ScheduleKind, Shape, StateId, Unit, WorkerId};
+use varuna_plan::{Decision, Plan, Recompute, ScheduleKind, Shape, StateId, Unit, WorkerId};
 use varuna_torch::Device;
 use varuna_worker::engine::{Engine, EngineError};
 use varuna_worker::transport::data_plane::DataPlane;
@@ -144,6 +144,62 @@ fn sums_of_three_holders_are_the_same_on_all_and_differ_by_rounding_alone() {
     }
 }
 
+/// One-stage pipelines.
+fn side_by_side(case: &Case, workers: u64) -> Shape {
+    let depths: Vec<&[u32]> = (0..workers).map(|_| [6].as_slice()).collect();
+    let samples: Vec<u64> = (0..workers)
+        .map(|i| (i + 1) * BATCH / workers - i * BATCH / workers)
+        .collect();
+    shape(case, &depths, &samples, 1)
+}
+
+#[test]
+fn state_that_is_shared_out_is_summed_and_gathered_from_device_to_device() {
+    for (precision, tied, workers, tolerance) in [
+        (Precision::Fp32, true, 2, 1e-5),
+        (Precision::Fp32, true, 3, 1e-5),
+        (Precision::Fp32, false, 4, 1e-5),
+        (Precision::Fp32, true, 5, 1e-5),
+        (Precision::Bf16, true, 4, 1e-2),
+        (Precision::Bf16, false, 8, 1e-2),
+    ] {
+        let case = Case {
+            tied,
+            sharding: Sharding::Zero1,
+            ..on(Device::Apart, precision)
+        };
+        let shape = side_by_side(&case, workers);
+        let (over_nccl, tensors) = run_with(&case, &shape, |_| true);
+        let what = format!("{precision:?}, tied {tied}, {workers} pipelines");
+        assert_eq!(
+            tensors, 0,
+            "{what}: no gradient and no parameter went over the link"
+        );
+        let over_link = run(&case, &shape, STEPS);
+        assert_losses_close(&over_link, &over_nccl, tolerance, &what);
+        assert_eq!(over_link.evaluations.len(), over_nccl.evaluations.len(), "{what}");
+        for ((at, a), (_, b)) in over_link.evaluations.iter().zip(&over_nccl.evaluations) {
+            assert!(
+                (a - b).abs() <= tolerance * a.abs(),
+                "{what}: evaluation at {at}: {a} and {b}"
+            );
+        }
+    }
+    // Cut in other places: a stage has several communicators, and a boundary before it.
+    let case = Case {
+        sharding: Sharding::Zero1,
+        ..on(Device::Apart, Precision::Fp32)
+    };
+    let shape = shape(&case, &[&[1, 3, 2], &[4, 2], &[2, 2, 2], &[6]], &[2, 2, 3, 1], 1);
+    let (over_nccl, tensors) = run_with(&case, &shape, |_| true);
+    assert_eq!(tensors, 0);
+    assert_losses_close(&run(&case, &shape, STEPS), &over_nccl, 1e-5, "uneven cuts");
+    // Without a communicator for a unit its parameters come in pieces.
+    let (mixed, some) = run_with(&case, &shape, |me| me != WorkerId(2));
+    assert!(some > 0);
+    assert_losses_close(&over_nccl, &mixed, 1e-5, "uneven cuts, one worker without NCCL");
+}
+
 #[test]
 fn what_one_worker_has_no_nccl_for_goes_over_the_link() {
     let case = on(Device::Apart, Precision::Fp32);
@@ -162,39 +218,58 @@ fn what_one_worker_has_no_nccl_for_goes_over_the_link() {
 
 #[test]
 fn a_fence_ends_a_step_whose_peer_never_comes_and_the_engine_trains_on_with_others() {
-    let case = on(Device::Apart, Precision::Fp32);
-    let both = plan(&case, &shape(&case, &[&[6], &[6]], &[4, 4], 2));
-    let (one, two) = (WorkerId(1), WorkerId(2));
-    let (libraries, mesh) = (libraries(), LocalMesh::new(&[one, two]));
-    let link = |me| {
+    // With undivided state it waits for the first sum, with shared state for the first parameters.
+    for (sharding, workers) in [(Sharding::Off, 2), (Sharding::Zero1, 3)] {
+        let case = Case {
+            sharding,
+            ..on(Device::Apart, Precision::Fp32)
+        };
+        fence_ends_a_step_without_peers(&case, &plan(&case, &side_by_side(&case, workers)));
+    }
+}
+
+/// One worker of the plan trains; the others meet the ranks, and are never heard of again.
+fn fence_ends_a_step_without_peers(case: &Case, together: &Plan) {
+    let one = WorkerId(1);
+    let (libraries, mesh) = (libraries(), LocalMesh::new(together.members()));
+    let link = |me: WorkerId| {
         let nccl = Nccl::open(&libraries, case.device).unwrap();
         Arc::new(NcclLink::new(me, mesh.link(me), Some(nccl)))
     };
-    let (own, theirs) = (link(one), link(two));
-    let (met, their_plan) = (Arc::clone(&theirs), both.clone());
-    // The other worker meets the ranks, and is never heard of again.
-    let other = std::thread::spawn(move || met.communicators(&their_plan, later()).unwrap().is_some());
-    let mut trains = engine(&case, one);
-    for unit in both.units(one) {
+    let own = link(one);
+    let others = together.members().iter().filter(|worker| **worker != one);
+    let others: Vec<_> = others
+        .map(|worker| {
+            let (met, plan) = (link(*worker), together.clone());
+            // The link is returned: what it made must not end before the step does.
+            std::thread::spawn(move || (met.communicators(&plan, later()).unwrap().is_some(), met))
+        })
+        .collect();
+    let mut trains = engine(case, one);
+    for unit in together.units(one) {
         trains.initialise(unit).unwrap();
     }
     let (fence, running) = (Arc::clone(&own), Arc::clone(&own) as Arc<dyn Link>);
-    let begun = both.clone();
+    let begun = together.clone();
     let step = std::thread::spawn(move || {
         let failure = trains.run_step(&begun, StateId::INITIAL.step, &running, later());
         (trains, failure.unwrap_err())
     });
-    assert!(other.join().unwrap());
+    let others: Vec<_> = others.into_iter().map(|other| other.join().unwrap()).collect();
+    assert!(others.iter().all(|(made, _)| *made));
     fence.abort();
     let (mut trains, failure) = step.join().unwrap();
     assert_eq!(failure.error, EngineError::Link(LinkError::Aborted));
     assert!(failure.prepared.is_empty(), "no sum had all its parts");
-    let again = running_alone(&case, &mut trains);
-    let mut fresh = engine(&case, one);
-    for unit in both.units(one) {
+    let alone = plan(case, &single(case));
+    let mut fresh = engine(case, one);
+    for unit in alone.units(one) {
+        if !trains.held().contains(&unit) {
+            trains.initialise(unit).unwrap();
+        }
         fresh.initialise(unit).unwrap();
     }
-    assert_eq!(again, running_alone(&case, &mut fresh));
+    assert_eq!(running_alone(case, &mut trains), running_alone(case, &mut fresh));
 }
 
 /// The units' norms in a step of the whole model on one worker, and the state id after it.

@@ -8,7 +8,7 @@
 mod sharing;
 
 use serde::{Deserialize, Serialize};
-pub use sharing::{RANGE_HOLDERS, SHARDED_RANGES};
+pub use sharing::{RANGE_HOLDERS, SHARDED_RANGES, StateShare};
 use std::fmt;
 use std::ops::Range;
 

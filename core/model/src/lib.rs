@@ -34,7 +34,7 @@ pub use config::{ConfigError, Published};
 pub use exported::{Exported, ExportedSample, ExportedSegment};
 pub use family::Family;
 pub use features::{Biases, Features, Mlp, Norm, Positions};
-pub use layout::{Layout, SegmentRange, Unit};
+pub use layout::{Layout, SegmentRange, StateShare, Unit};
 pub use model::Model;
 pub use parameter::{Initial, LayerNames, Parameter, ParameterKind};
 pub use real::Real;

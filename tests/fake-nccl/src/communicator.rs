@@ -26,6 +26,17 @@ pub(crate) enum Kind {
     Send(usize),
     Receive(usize),
     AllReduce,
+    /// To this rank.
+    Reduce(usize),
+    /// From this rank.
+    Broadcast(usize),
+}
+
+impl Kind {
+    /// Whether all ranks take part.
+    pub(crate) fn is_collective(self) -> bool {
+        matches!(self, Kind::AllReduce | Kind::Reduce(_) | Kind::Broadcast(_))
+    }
 }
 
 /// One operation.
@@ -228,9 +239,14 @@ impl Communicator {
             Some(Fault::Fail) => return Err(Ended::Failed(REMOTE_ERROR)),
             None => {}
         }
-        let (sums, pairs): (Vec<_>, Vec<_>) = operations.iter().partition(|o| o.kind == Kind::AllReduce);
-        for sum in sums {
-            self.all_reduce(sum)?;
+        let (collectives, pairs): (Vec<&Operation>, Vec<_>) =
+            operations.iter().partition(|o| o.kind.is_collective());
+        for operation in collectives {
+            match operation.kind {
+                Kind::Reduce(root) => self.reduce(operation, root)?,
+                Kind::Broadcast(root) => self.broadcast(operation, root)?,
+                _ => self.all_reduce(operation)?,
+            }
         }
         // Those of one peer and direction in order, all others at once.
         let mut lanes: Vec<Vec<&Operation>> = Vec::new();
@@ -258,7 +274,7 @@ impl Communicator {
         match operation.kind {
             Kind::Send(to) => self.give(to, operation.header(false), operation.input()),
             Kind::Receive(from) => operation.write(|bytes| self.take(from, operation.header(false), bytes)),
-            Kind::AllReduce => Ok(()),
+            Kind::AllReduce | Kind::Reduce(_) | Kind::Broadcast(_) => Ok(()),
         }
     }
 
@@ -308,6 +324,37 @@ impl Communicator {
             }
         }
         operation.write(|bytes| bytes.copy_from_slice(&sum));
+        Ok(())
+    }
+
+    /// The root adds all up, its own first. The others' memory holds anything afterwards, as NCCL leaves open.
+    fn reduce(&self, operation: &Operation, root: usize) -> Result<(), Ended> {
+        let header = operation.header(true);
+        if self.rank != root {
+            self.give(root, header, operation.input())?;
+            operation.write(|bytes| bytes.fill(GARBAGE));
+            return Ok(());
+        }
+        let mut sum = operation.input().to_vec();
+        let mut other = vec![0; sum.len()];
+        for rank in (0..self.ranks).filter(|rank| *rank != root) {
+            self.take(rank, header, &mut other)?;
+            add(operation.element, &mut sum, &other);
+        }
+        operation.write(|bytes| bytes.copy_from_slice(&sum));
+        Ok(())
+    }
+
+    /// The root gives what it has to each.
+    fn broadcast(&self, operation: &Operation, root: usize) -> Result<(), Ended> {
+        let header = operation.header(true);
+        if self.rank != root {
+            return operation.write(|bytes| self.take(root, header, bytes));
+        }
+        let own = operation.input().to_vec();
+        let mut others = (0..self.ranks).filter(|rank| *rank != root);
+        others.try_for_each(|rank| self.give(rank, header, &own))?;
+        operation.write(|bytes| bytes.copy_from_slice(&own));
         Ok(())
     }
 

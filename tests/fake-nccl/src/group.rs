@@ -1,6 +1,6 @@
 //! Groups: what a thread issues between the start and the end of one, put into streams together.
 
-use crate::communicator::{Communicator, IN_PROGRESS, INVALID_USAGE, Kind, Operation, SUCCESS};
+use crate::communicator::{Communicator, IN_PROGRESS, INVALID_USAGE, Operation, SUCCESS};
 use crate::stream::Stream;
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -111,7 +111,7 @@ fn launch(parts: Vec<Part>) -> c_int {
     std::thread::spawn(move || {
         std::thread::sleep(CONNECTS);
         for (part, turn) in parts {
-            if part.operations.iter().any(|o| o.kind == Kind::AllReduce) {
+            if part.operations.iter().any(|o| o.kind.is_collective()) {
                 part.communicator.meet();
             }
             let communicator = Arc::clone(&part.communicator);

@@ -192,6 +192,13 @@ fn other(communicator: &Communicator, peer: c_int) -> Option<usize> {
     (peer < communicator.ranks && peer != communicator.rank).then_some(peer)
 }
 
+/// A rank.
+fn any(communicator: &Communicator, rank: c_int) -> Option<usize> {
+    usize::try_from(rank)
+        .ok()
+        .filter(|rank| *rank < communicator.ranks)
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn ncclSend(
     from: *const c_void,
@@ -235,6 +242,38 @@ extern "C" fn ncclAllReduce(
     let sums = reduction == 0;
     operation(communicator, stream, (from, to), (count, element), |_| {
         sums.then_some(Kind::AllReduce)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclReduce(
+    from: *const c_void,
+    to: *mut c_void,
+    count: usize,
+    element: c_int,
+    reduction: c_int,
+    root: c_int,
+    communicator: usize,
+    stream: usize,
+) -> c_int {
+    let sums = reduction == 0;
+    operation(communicator, stream, (from, to), (count, element), |c| {
+        any(c, root).filter(|_| sums).map(Kind::Reduce)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclBroadcast(
+    from: *const c_void,
+    to: *mut c_void,
+    count: usize,
+    element: c_int,
+    root: c_int,
+    communicator: usize,
+    stream: usize,
+) -> c_int {
+    operation(communicator, stream, (from, to), (count, element), |c| {
+        any(c, root).map(Kind::Broadcast)
     })
 }
 

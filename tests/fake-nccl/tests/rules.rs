@@ -160,6 +160,47 @@ fn a_sum_is_the_same_bits_on_all_ranks_in_each_format() {
 }
 
 #[test]
+fn one_rank_gets_a_sum_or_gives_to_all_and_those_of_a_group_go_together() {
+    let device = Device::open();
+    let ranks = device.ranks(3);
+    let run = |actions: &[Action]| -> Vec<Vec<Vec<u8>>> {
+        std::thread::scope(|scope| {
+            let of = |rank: usize| {
+                let stream = device.stream();
+                let own = |i: usize| bytes(&[(10 * i + rank) as f32 + 0.5; 3]);
+                let memory: Vec<Memory> = (0..actions.len()).map(|i| device.put(&own(i), &stream)).collect();
+                let operations = actions.iter().zip(&memory).map(|(action, memory)| Operation {
+                    communicator: &ranks[rank],
+                    action: *action,
+                    memory: Arc::clone(memory),
+                    element: Element::Float32,
+                    stream: &stream,
+                });
+                let pending = issue(operations.collect(), later()).unwrap();
+                pending.iter().for_each(|p| p.wait(later()).unwrap());
+                memory.iter().map(|memory| device.get(memory, &stream)).collect()
+            };
+            let threads: Vec<_> = (0..3).map(|rank| scope.spawn(move || of(rank))).collect();
+            threads.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    };
+    let (sum, give) = (
+        |root| Action::ReduceSum { root },
+        |root| Action::Broadcast { root },
+    );
+    let found = run(&[sum(1), sum(0), give(2)]);
+    assert_eq!(found[1][0], bytes(&[4.5; 3]));
+    assert_eq!(found[0][1], bytes(&[34.5; 3]));
+    for (rank, memory) in found.iter().enumerate() {
+        assert_eq!(memory[2], bytes(&[22.5; 3]), "{rank}");
+        assert!(
+            memory[0] == vec![0xff; 12] || rank == 1,
+            "nobody may count on what is left"
+        );
+    }
+}
+
+#[test]
 fn who_forgets_to_wait_for_an_event_sums_what_was_there_before() {
     let device = Device::open();
     let (ranks, gate) = (device.ranks(2), device.ranks(2));
@@ -446,6 +487,9 @@ fn wrong_arguments_are_named_with_what_is_allowed() {
     for peer in [0, 2] {
         let expected = format!("the peer is {peer}; allowed is another rank than 0, below 2");
         assert_eq!(refuse(Action::Send { to: peer }, 4), expected);
+    }
+    for action in [Action::ReduceSum { root: 2 }, Action::Broadcast { root: 2 }] {
+        assert_eq!(refuse(action, 4), "the root is 2; allowed is below 2");
     }
     let mut wrong = memberships(&device.context, 2).remove(0);
     wrong.rank = 2;

@@ -23,6 +23,12 @@ functions! {
         all_reduce = ncclAllReduce(
             *const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, ncclComm_t, CUstream
         ) -> c_int;
+        reduce = ncclReduce(
+            *const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, c_int, ncclComm_t, CUstream
+        ) -> c_int;
+        broadcast = ncclBroadcast(
+            *const c_void, *mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, CUstream
+        ) -> c_int;
         error_string = ncclGetErrorString(c_int) -> *const c_char;
         last_error = ncclGetLastError(ncclComm_t) -> *const c_char;
     }

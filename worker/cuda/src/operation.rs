@@ -56,6 +56,16 @@ pub enum Action {
     },
     /// It becomes the sum over all ranks, the same bits on each.
     AllReduceSum,
+    /// On one rank it becomes the sum over all; on the others it may hold anything afterwards.
+    ReduceSum {
+        /// The rank that has the sum.
+        root: u32,
+    },
+    /// It becomes what one rank has.
+    Broadcast {
+        /// That rank.
+        root: u32,
+    },
 }
 
 /// One operation. It runs after what is in the stream, and after all that was issued with the same communicator before.
@@ -161,6 +171,9 @@ fn wrong<M: DeviceMemory>(operation: &Operation<'_, M>) -> Result<(), NcclError>
             let allowed = format!("another rank than {}, below {}", of.rank(), of.ranks());
             argument("the peer", peer.into(), allowed)
         }
+        Action::ReduceSum { root } | Action::Broadcast { root } if root >= of.ranks() => {
+            argument("the root", root.into(), format!("below {}", of.ranks()))
+        }
         _ => Ok(()),
     }
 }
@@ -192,6 +205,16 @@ fn call<M: DeviceMemory>(operation: &Operation<'_, M>) -> (&'static str, c_int) 
                 let sum = ncclRedOp_t::ncclSum;
                 let code = (nccl.all_reduce)(pointer, pointer, count, element, sum, inner.raw, stream);
                 ("ncclAllReduce", code)
+            }
+            Action::ReduceSum { root } => {
+                let (sum, root) = (ncclRedOp_t::ncclSum, rank(root));
+                let code = (nccl.reduce)(pointer, pointer, count, element, sum, root, inner.raw, stream);
+                ("ncclReduce", code)
+            }
+            Action::Broadcast { root } => {
+                let root = rank(root);
+                let code = (nccl.broadcast)(pointer, pointer, count, element, root, inner.raw, stream);
+                ("ncclBroadcast", code)
             }
         }
     }

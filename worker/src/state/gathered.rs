@@ -31,7 +31,7 @@ impl GatheredUnit {
         let elements = spec.elements();
         let own = if backend.numerics.has_copy() { 0 } else { elements };
         let values = Tensor::f_zeros([size(own)], (Kind::Float, backend.device.tensors()));
-        let values = values.map_err(|e| TorchError(e.to_string()))?;
+        let values = values.map_err(refused)?;
         let gradients = Gradients::zeros(elements, backend)?;
         let parameters = UnitParameters::over(list, backend, &values).with_gradients(gradients.tensor())?;
         Ok(GatheredUnit {
@@ -59,7 +59,6 @@ impl GatheredUnit {
     /// libtorch refuses.
     pub fn take(&self, range: Range<usize>, values: &Tensor) -> Result<(), TorchError> {
         let _guard = tch::no_grad_guard();
-        let refused = |e: tch::TchError| TorchError(e.to_string());
         let (start, end) = (size(range.start), size(range.end));
         for (part, copy) in self.parameters.pieces(start..end) {
             let length = part.end - part.start;
@@ -73,12 +72,11 @@ impl GatheredUnit {
         Ok(())
     }
 
-    /// The parameters of a range, one after the other, as they are computed with.
+    /// The memory of a range's parameters, as they are computed with: in pieces, none of which is empty.
     ///
     /// # Errors
     /// libtorch refuses.
-    pub fn give(&self, range: Range<usize>) -> Result<Tensor, TorchError> {
-        let refused = |e: tch::TchError| TorchError(e.to_string());
+    pub fn parts(&self, range: Range<usize>) -> Result<Vec<Tensor>, TorchError> {
         let pieces = self
             .parameters
             .pieces(size(range.start)..size(range.end))
@@ -87,7 +85,15 @@ impl GatheredUnit {
             Some(copy) => Ok(copy),
             None => self.values.f_narrow(0, part.start, part.end - part.start),
         });
-        let parts = parts.collect::<Result<Vec<Tensor>, _>>().map_err(refused)?;
+        parts.collect::<Result<Vec<Tensor>, _>>().map_err(refused)
+    }
+
+    /// The parameters of a range, one after the other, as they are computed with.
+    ///
+    /// # Errors
+    /// libtorch refuses.
+    pub fn give(&self, range: Range<usize>) -> Result<Tensor, TorchError> {
+        let parts = self.parts(range)?;
         match parts.as_slice() {
             [one] => Ok(one.shallow_clone()),
             several => Tensor::f_cat(several, 0).map_err(refused),
@@ -135,4 +141,8 @@ impl Units for Computing<'_> {
             Computing::Gathered(units) => &units[&unit].parameters,
         }
     }
+}
+
+fn refused(error: tch::TchError) -> TorchError {
+    TorchError(error.to_string())
 }

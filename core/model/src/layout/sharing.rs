@@ -10,6 +10,15 @@ pub const SHARDED_RANGES: u32 = 12;
 /// Workers that hold each range, where a segment has as many: one that is lost takes no state with it.
 pub const RANGE_HOLDERS: usize = 2;
 
+/// A part of a segment's state that the same workers hold.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StateShare {
+    /// Which elements.
+    pub elements: Range<usize>,
+    /// Places of the holders, the one that sends it to the others first.
+    pub places: Vec<usize>,
+}
+
 impl Layout {
     /// The workers that compute with a segment, in runs of at most as many as there are ranges: each run shares out all ranges, so that
     /// everybody holds some. One run where the layout is undivided.
@@ -38,6 +47,29 @@ impl Layout {
             own.map(move |place| run.start + place)
         };
         self.runs(workers).flat_map(places).collect()
+    }
+    /// Whether each of the `workers` that compute with a segment needs two slices of a sum alone: those of the ranges that it holds. With several runs
+    /// each slice is needed in several places: all have all of it.
+    #[must_use]
+    pub fn is_shared_out(&self, workers: usize) -> bool {
+        self.ranges > 1 && workers > RANGE_HOLDERS && self.runs(workers).count() == 1
+    }
+    /// A segment's state of so many elements in parts by who of the `workers` that compute with it holds them, in order; none is empty.
+    #[must_use]
+    pub fn shares(&self, whole: Unit, workers: usize, elements: usize) -> Vec<StateShare> {
+        let mut shares: Vec<StateShare> = Vec::new();
+        for unit in self.ranges_of(whole) {
+            let (own, places) = (self.elements_of(unit, elements), self.places_of(unit, workers));
+            match shares.last_mut() {
+                Some(last) if last.places == places => last.elements.end = own.end,
+                _ => shares.push(StateShare {
+                    elements: own,
+                    places,
+                }),
+            }
+        }
+        shares.retain(|share| !share.elements.is_empty());
+        shares
     }
     /// The most ranges of a segment that one of so many workers holds.
     #[must_use]
@@ -90,6 +122,13 @@ mod tests {
                 assert!((slices[slice]..slices[slice + 1]).contains(&layout.range_number(unit)));
                 places.iter().for_each(|p| held[*p] += 1);
             }
+            for elements in [0, 5, 1000] {
+                let shares = layout.shares(Unit(1), workers, elements);
+                let all: Vec<usize> = shares.iter().flat_map(|share| share.elements.clone()).collect();
+                assert_eq!(all, (0..elements).collect::<Vec<_>>());
+                assert!(shares.len() <= workers.min(12));
+            }
+            assert_eq!(layout.is_shared_out(workers), (3..=12).contains(&workers));
             let (least, most) = (held.iter().min().unwrap(), held.iter().max().unwrap());
             assert!(*least > 0 && most - least <= 2, "{workers}: {held:?}");
             assert!(*most as u64 <= layout.ranges_held(workers), "{workers}: {held:?}");

@@ -74,10 +74,7 @@ impl Run<'_> {
         let own = self.document_tables(place, Split::HeldOut, numbers)?;
         let tables = own.as_ref().unwrap_or(self.tables);
         for segment in place.segments.start..place.segments.end {
-            x = self
-                .config
-                .model
-                .forward(segment, &units, &x, &Dropout::OFF, tables)?;
+            x = self.computed(units, segment, &x, &Dropout::OFF, tables)?;
         }
         match place.next {
             Some(worker) => self.send(worker, next, &x),

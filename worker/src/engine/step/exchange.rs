@@ -2,7 +2,7 @@
 
 use super::super::{EngineConfig, EngineError};
 use super::boundary::{brought, fetched, kind_of, packet_of};
-use crate::state::TAIL;
+use crate::state::{GatheredUnit, TAIL};
 use crate::transport::ring::{Reducer, RingOf};
 use crate::transport::{Link, LinkError, Tag};
 use std::collections::VecDeque;
@@ -31,6 +31,17 @@ pub(super) trait Exchange {
 
     /// Waits for a boundary tensor of this shape, samples first, in the format that boundaries have; it is on the engine's device.
     fn receive(&mut self, from: WorkerId, tag: Tag, shape: &[usize]) -> Result<Tensor, EngineError>;
+
+    /// Begins to bring the parameters of a unit of the undivided layout to those that compute with them and do not hold them, from device to device;
+    /// false where they have to be sent and received in pieces.
+    fn gather(&mut self, _whole: Unit, _here: &GatheredUnit) -> Result<bool, EngineError> {
+        Ok(false)
+    }
+
+    /// What is computed from here on may use the parameters of a segment: it comes after those that [`Exchange::gather`] brings.
+    fn use_parameters(&mut self, _segment: u32) -> Result<(), EngineError> {
+        Ok(())
+    }
 
     /// Begins the sum of a unit's gradient over those that compute with it, beside what is still computed. Nobody touches the gradient until
     /// [`Exchange::next`] or [`Exchange::stop`] returns it.
@@ -206,8 +217,7 @@ impl Exchange for OverLink<'_> {
 fn ring_of(plan: &Plan, whole: Unit, elements: usize) -> RingOf {
     let members = plan.group(whole).to_vec();
     let layout = plan.layout;
-    // Several runs of workers need each slice in several places: all have all of it.
-    let is_shared = layout.ranges > 1 && layout.runs(members.len()).count() == 1;
+    let is_shared = layout.is_shared_out(members.len());
     let (all, places) = (elements - TAIL, members.len());
     let mut slices: Vec<usize> = match is_shared {
         true => {

@@ -37,10 +37,21 @@ impl Run<'_> {
     /// Sends and takes the parameters of all units of this worker's segments. Those that it holds are there.
     pub(super) fn gather(&mut self, gathered: &BTreeMap<Unit, GatheredUnit>) -> Result<(), EngineError> {
         let start = Instant::now();
-        let mut all = gathered.iter();
-        let result = all.try_for_each(|(whole, here)| self.gather_unit(*whole, here));
+        let result = self.gather_all(gathered);
         self.timings.wait += start.elapsed();
         result
+    }
+
+    /// First what goes from device to device, which the devices do beside this.
+    fn gather_all(&mut self, gathered: &BTreeMap<Unit, GatheredUnit>) -> Result<(), EngineError> {
+        let mut in_pieces = Vec::new();
+        for (whole, here) in gathered {
+            if !self.exchange.gather(*whole, here)? {
+                in_pieces.push((*whole, here));
+            }
+        }
+        let mut in_pieces = in_pieces.into_iter();
+        in_pieces.try_for_each(|(whole, here)| self.gather_unit(whole, here))
     }
 
     fn gather_unit(&mut self, whole: Unit, here: &GatheredUnit) -> Result<(), EngineError> {

@@ -1,18 +1,22 @@
 //! Boundaries and sums from device to device, over the communicators of the generation; what has none goes over the link.
 
+mod collectives;
+
 use super::super::EngineError;
 use super::evaluation::evaluated;
 use super::exchange::{ENDING, Exchange, OverLink, Summed, sizes};
+use crate::state::GatheredUnit;
 use crate::transport::nccl::{Communicators, Lane};
 use crate::transport::{EVALUATION, ElementFormat, LinkError, Tag};
-use std::collections::{BTreeMap, VecDeque};
+use collectives::{Collectives, issue_together};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 use tch::{Kind, Tensor};
-use varuna_cuda::{Action, Element, NcclError, Operation, Pending, issue};
-use varuna_plan::communicators::{Direction, Edge, Message, Pass, Wire, reduction_order, wires};
+use varuna_cuda::{Action, Element, NcclError, Pending};
+use varuna_plan::communicators::{Direction, Edge, Message, Pass, Wire, wires};
 use varuna_plan::{Pipeline, Unit, WorkerId};
-use varuna_torch::{FlatBuffer, Lease, OnDevice, TorchError};
+use varuna_torch::{FlatBuffer, OnDevice, TorchError};
 
 /// Receives that are posted before they are needed: one comes while another is computed with.
 const AHEAD: usize = 1;
@@ -26,13 +30,6 @@ struct Incoming {
     needed: usize,
 }
 
-/// A sum that was begun.
-struct Sum {
-    unit: Unit,
-    pending: Pending<OnDevice>,
-    lease: Lease,
-}
-
 /// Operations over communicators.
 pub(super) struct OverNccl<'a> {
     over_link: OverLink<'a>,
@@ -40,11 +37,7 @@ pub(super) struct OverNccl<'a> {
     pipeline: &'a Pipeline,
     incoming: BTreeMap<Edge, Incoming>,
     inbox: BTreeMap<(Edge, Message), Pending<OnDevice>>,
-    /// Units of communicators that were not begun, in the order in which everybody begins them.
-    order: VecDeque<Unit>,
-    /// Units whose gradients are final, and whose turn has not come.
-    finished: BTreeMap<Unit, (OnDevice, Lease)>,
-    sums: VecDeque<Sum>,
+    collectives: Collectives<'a>,
 }
 
 /// A failure of the link is one of NCCL too: a broken device must end the process.
@@ -118,15 +111,11 @@ impl<'a> OverNccl<'a> {
             };
             (incoming.wire.edge, incoming)
         });
-        let units = plan.whole_units(me);
-        let ordered =
-            reduction_order(&plan.layout).filter(|u| units.contains(u) && own.of_unit(*u).is_some());
+        let of = (over_link.config, plan, over_link.step);
         OverNccl {
             incoming: incoming.collect(),
             inbox: BTreeMap::new(),
-            order: ordered.collect(),
-            finished: BTreeMap::new(),
-            sums: VecDeque::new(),
+            collectives: Collectives::new(of, Arc::clone(&own), over_link.deadline),
             pipeline,
             own,
             over_link,
@@ -141,15 +130,8 @@ impl<'a> OverNccl<'a> {
         element: Element,
         memory: OnDevice,
     ) -> Result<Pending<OnDevice>, NcclError> {
-        self.own.after_compute(lane)?;
-        let operation = Operation {
-            communicator: &lane.communicator,
-            action,
-            memory,
-            element,
-            stream: &lane.stream,
-        };
-        let issued = issue(vec![operation], self.over_link.deadline).map_err(|refused| refused.error)?;
+        let operation = vec![(action, element, memory)];
+        let issued = issue_together(&self.own, lane, operation, self.over_link.deadline)?;
         issued.into_iter().next().ok_or(NcclError::Revoked)
     }
 
@@ -199,31 +181,6 @@ impl<'a> OverNccl<'a> {
             self.inbox.insert((edge, message), received);
         }
         Ok(())
-    }
-
-    /// What a missed deadline of a sum says: some other worker of the unit did not come.
-    fn late(&self, unit: Unit) -> LinkError {
-        let (plan, me) = (self.over_link.plan, self.over_link.config.me);
-        let other = plan.group(unit).iter().find(|w| **w != me);
-        LinkError::Deadline {
-            from: other.copied().unwrap_or(me),
-            tag: Tag::Ring {
-                step: self.over_link.step,
-                unit,
-                round: 0,
-            },
-        }
-    }
-
-    /// The sum, in the device's memory.
-    fn take(sum: Sum) -> Result<Summed, EngineError> {
-        let Sum { unit, pending, lease } = sum;
-        pending.release(Instant::now() + ENDING).ok_or_else(stuck)?;
-        Ok(Summed {
-            unit,
-            lease,
-            on_host: false,
-        })
     }
 }
 
@@ -290,42 +247,27 @@ impl Exchange for OverNccl<'_> {
         Ok(memory.into_tensor())
     }
 
+    fn gather(&mut self, whole: Unit, here: &GatheredUnit) -> Result<bool, EngineError> {
+        self.collectives.gather(whole, here)
+    }
+
+    fn use_parameters(&mut self, segment: u32) -> Result<(), EngineError> {
+        self.collectives.use_parameters(segment)
+    }
+
     fn begin(&mut self, unit: Unit, gradient: &FlatBuffer) -> Result<(), EngineError> {
-        if self.own.of_unit(unit).is_none() {
-            return self.over_link.begin(unit, gradient);
+        match self.collectives.begin(unit, gradient)? {
+            true => Ok(()),
+            false => self.over_link.begin(unit, gradient),
         }
-        let lease = gradient
-            .lease_unread()
-            .map_err(|e| EngineError::of_buffer(unit, e))?;
-        let memory = OnDevice::over(&gradient.tensor()?)?;
-        self.finished.insert(unit, (memory, lease));
-        while let Some(unit) = self.order.front().copied() {
-            let Some((memory, lease)) = self.finished.remove(&unit) else {
-                break;
-            };
-            self.order.pop_front();
-            let Some(lane) = self.own.of_unit(unit) else {
-                break;
-            };
-            let pending = self
-                .issue(lane, Action::AllReduceSum, Element::Float32, memory)
-                .map_err(|e| of_nccl(e, self.late(unit)))?;
-            self.sums.push_back(Sum { unit, pending, lease });
-        }
-        Ok(())
     }
 
     fn next(&mut self) -> Result<Summed, EngineError> {
         self.over_link.settle(true)?;
-        let Some(sum) = self.sums.front() else {
-            return self.over_link.next();
-        };
-        let late = self.late(sum.unit);
-        let done = sum.pending.wait(self.over_link.deadline);
-        done.map_err(|e| of_nccl(e, late))?;
-        match self.sums.pop_front() {
-            Some(sum) => Self::take(sum),
-            None => Err(LinkError::Aborted.into()),
+        self.collectives.parameters_came()?;
+        match self.collectives.next()? {
+            Some(sum) => Ok(sum),
+            None => self.over_link.next(),
         }
     }
 
@@ -337,14 +279,7 @@ impl Exchange for OverNccl<'_> {
         // A step that has failed is never gone on with. What is done is noted before the rest is revoked.
         self.own.abort();
         let mut summed = self.over_link.stop()?;
-        for sum in std::mem::take(&mut self.sums) {
-            if sum.pending.is_done() == Ok(true) {
-                summed.push(Self::take(sum)?);
-            } else {
-                // The next step writes to this gradient; the device must not.
-                sum.pending.release(Instant::now() + ENDING).ok_or_else(stuck)?;
-            }
-        }
+        self.collectives.stop(&mut summed)?;
         for (_, pending) in std::mem::take(&mut self.inbox) {
             pending.release(Instant::now() + ENDING).ok_or_else(stuck)?;
         }

@@ -76,12 +76,23 @@ impl Run<'_> {
             samples: numbers,
         };
         let tables = tables.unwrap_or(self.tables);
-        let output = self
-            .config
-            .model
-            .forward(segment, &units, input, &dropout, tables)?;
+        let output = self.computed(units, segment, input, &dropout, tables)?;
         self.lap(segment, work, numbers.len(), start)?;
         Ok(output)
+    }
+
+    /// The output of one segment, which is computed with the parameters of this step.
+    pub(super) fn computed(
+        &mut self,
+        units: Computing<'_>,
+        segment: u32,
+        input: &Tensor,
+        dropout: &Dropout<'_>,
+        tables: &Tables,
+    ) -> Result<Tensor, EngineError> {
+        self.exchange.use_parameters(segment)?;
+        let model = &self.config.model;
+        Ok(model.forward(segment, &units, input, dropout, tables)?)
     }
 
     /// All segments of the stage, cut from each other; of those that are not kept, only the inputs. Also the stage's output.

@@ -189,6 +189,18 @@ impl Communicators {
         self.nccl.after_compute(&lane.stream)
     }
 
+    /// What is computed from here on comes after an operation: on the device where that computes by itself, else it is waited for.
+    pub(crate) fn compute_after(
+        &self,
+        operation: &Pending<OnDevice>,
+        deadline: Instant,
+    ) -> Result<(), NcclError> {
+        match (&self.nccl.compute, operation.event()) {
+            (Some(compute), Some(event)) => Ok(compute.wait(event)?),
+            _ => operation.wait(deadline),
+        }
+    }
+
     /// Keeps a boundary until it is sent, and lets go of those that are.
     pub(crate) fn keep(&self, pending: Pending<OnDevice>) {
         let mut sent = self.sent.lock();
