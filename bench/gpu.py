@@ -24,7 +24,7 @@ from common import ROOT, VARUNA
 from gpu_ablation import ablation_of_dropout, ablation_of_kernels, ablation_of_one, ablation_of_two
 from gpu_checkpoint import checkpoint_stall, checkpoint_stall_large
 from gpu_elastic import kills
-from gpu_nccl import nccl_kills, nccl_losses, sharded
+from gpu_nccl import nccl_kills, nccl_losses, sharded, sharded_kills
 from gpu_numerics import memory, muon_replicas, optimizer_bits, parity, pytorch_tiny
 from gpu_own import own_models
 from gpu_sides import program
@@ -94,6 +94,7 @@ PARTS = {
     "checkpoint-large": [(checkpoint_stall_large, 430)],
     "nccl": [(nccl_losses, 150), (sharded, 280)],
     "nccl-kills": [(nccl_kills, 430)],
+    "sharded-kills": [(sharded_kills, 300)],
     "kernels": [(ablation_of_kernels, 430)],
     "ablation": [(ablation_of_one, 260), (ablation_of_dropout, 80), (ablation_of_two, 100)],
 }

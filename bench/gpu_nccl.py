@@ -63,15 +63,21 @@ def nccl_losses(bench):
     bench.judge("loss_difference_nccl", difference(losses, reference, steps), 5e-2)
 
 
+def side_by_side(bench, steps, sharding):
+    """Pipelines of one stage."""
+    made = manifest(size_of(bench, ELASTIC), steps, bench.device, "bf16", workers=recovery.WORKERS)
+    made["spec"]["pipeline"]["maxDepth"] = 1
+    made["spec"]["training"]["optimizer"]["sharding"] = sharding
+    return made
+
+
 def sharded(bench):
     """Optimizer state that four pipelines of one stage share out, over NCCL and over TCP, beside state that each has whole."""
     steps, seen = steps_of(bench, 15), {}
     for way, trained in (("NCCL", trained_over_nccl), ("TCP", trained_over_tcp)):
         for sharding in ("none", "zero1"):
-            made = manifest(size_of(bench, ELASTIC), steps, bench.device, "bf16", workers=recovery.WORKERS)
-            made["spec"]["pipeline"]["maxDepth"] = 1
+            made = side_by_side(bench, steps, sharding)
             made["spec"]["elasticity"]["minWorkers"] = recovery.WORKERS
-            made["spec"]["training"]["optimizer"]["sharding"] = sharding
             metrics = trained(bench, made)
             peak, step = max(m["peakMemoryBytes"] for m in metrics if "peakMemoryBytes" in m), median(gaps(metrics))
             seen[way, sharding] = losses_of(metrics), peak, step
@@ -91,5 +97,14 @@ def nccl_kills(bench):
     wanted, seconds = (2, 40) if bench.dry else kills_in(bench, 350)
     made, options = over_nccl(bench, elastic_manifest(bench))
     spans, _ = killed(bench, "recovery_nccl", made, wanted, seconds, options)
+    if len(spans) < wanted:
+        raise RuntimeError(f"{len(spans)} kills in {seconds} s; {wanted} are needed")
+
+
+def sharded_kills(bench):
+    """The same of workers that share optimizer state out."""
+    wanted, seconds = (2, 40) if bench.dry else (5, 70) if bench.brief else (10, 250)
+    made, options = over_nccl(bench, side_by_side(bench, 100_000, "zero1"))
+    spans, _ = killed(bench, "recovery_zero1", made, wanted, seconds, options)
     if len(spans) < wanted:
         raise RuntimeError(f"{len(spans)} kills in {seconds} s; {wanted} are needed")

@@ -224,12 +224,38 @@ fn a_fence_ends_a_step_whose_peer_never_comes_and_the_engine_trains_on_with_othe
             sharding,
             ..on(Device::Apart, Precision::Fp32)
         };
-        fence_ends_a_step_without_peers(&case, &plan(&case, &side_by_side(&case, workers)));
+        let together = plan(&case, &side_by_side(&case, workers));
+        let error = trains_without_peers(&case, &together, later, |link| link.abort());
+        assert_eq!(error, EngineError::Link(LinkError::Aborted));
     }
 }
 
-/// One worker of the plan trains; the others meet the ranks, and are never heard of again.
-fn fence_ends_a_step_without_peers(case: &Case, together: &Plan) {
+/// A peer that does not come in time is the peer's fault: this worker's device is sound, and its process must not end.
+#[test]
+fn a_step_whose_peer_never_comes_ends_by_its_deadline_and_the_engine_trains_on_with_others() {
+    for (sharding, workers) in [(Sharding::Off, 2), (Sharding::Zero1, 3)] {
+        let case = Case {
+            sharding,
+            ..on(Device::Apart, Precision::Fp32)
+        };
+        let together = plan(&case, &side_by_side(&case, workers));
+        let deadline = || Instant::now() + Duration::from_secs(2);
+        let error = trains_without_peers(&case, &together, deadline, |_| {});
+        assert!(
+            matches!(error, EngineError::Link(LinkError::Deadline { .. })),
+            "{error:?}"
+        );
+    }
+}
+
+/// One worker of the plan begins a step, `meanwhile` is done with its link, and it trains on alone; the others meet the ranks, and are never heard
+/// of again. Returns how the step ended.
+fn trains_without_peers(
+    case: &Case,
+    together: &Plan,
+    deadline: impl FnOnce() -> Instant,
+    meanwhile: impl FnOnce(&NcclLink),
+) -> EngineError {
     let one = WorkerId(1);
     let (libraries, mesh) = (libraries(), LocalMesh::new(together.members()));
     let link = |me: WorkerId| {
@@ -249,17 +275,16 @@ fn fence_ends_a_step_without_peers(case: &Case, together: &Plan) {
     for unit in together.units(one) {
         trains.initialise(unit).unwrap();
     }
-    let (fence, running) = (Arc::clone(&own), Arc::clone(&own) as Arc<dyn Link>);
-    let begun = together.clone();
+    let running = Arc::clone(&own) as Arc<dyn Link>;
+    let (begun, deadline) = (together.clone(), deadline());
     let step = std::thread::spawn(move || {
-        let failure = trains.run_step(&begun, StateId::INITIAL.step, &running, later());
+        let failure = trains.run_step(&begun, StateId::INITIAL.step, &running, deadline);
         (trains, failure.unwrap_err())
     });
     let others: Vec<_> = others.into_iter().map(|other| other.join().unwrap()).collect();
     assert!(others.iter().all(|(made, _)| *made));
-    fence.abort();
+    meanwhile(&own);
     let (mut trains, failure) = step.join().unwrap();
-    assert_eq!(failure.error, EngineError::Link(LinkError::Aborted));
     assert!(failure.prepared.is_empty(), "no sum had all its parts");
     let alone = plan(case, &single(case));
     let mut fresh = engine(case, one);
@@ -270,6 +295,7 @@ fn fence_ends_a_step_without_peers(case: &Case, together: &Plan) {
         fresh.initialise(unit).unwrap();
     }
     assert_eq!(running_alone(case, &mut trains), running_alone(case, &mut fresh));
+    failure.error
 }
 
 /// The units' norms in a step of the whole model on one worker, and the state id after it.
@@ -348,21 +374,54 @@ fn workers_agree_on_communicators_over_the_connections_of_a_generation_which_end
     }
 }
 
-/// The fault of the stand-in is one of its whole process: this test runs itself again in one that has it.
+/// Runs a test again in a process whose stand-in hangs in this operation: its fault is one of a whole process.
+fn again_with_a_hang(test: &str, operation: u32) {
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = again
+        .args(["--exact", test])
+        .env(FAULT, format!("hang:{operation}"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+const FAULT: &str = "VARUNA_FAKE_NCCL_FAULT";
+
+/// How a worker's step ended, and what it has prepared.
+type Ended = (Option<EngineError>, Vec<(Unit, UnitNorm)>);
+
+/// One step of all workers of a plan.
+fn step_of_all(case: &Case, plan: &Plan, libraries: Option<&Libraries>, deadline: Instant) -> Vec<Ended> {
+    let mesh = LocalMesh::new(plan.members());
+    let begin = |me: &WorkerId| {
+        let (me, plan, inner) = (*me, plan.clone(), mesh.link(*me));
+        let nccl = libraries.map(|libraries| Nccl::open(libraries, case.device).unwrap());
+        let link: Arc<dyn Link> = Arc::new(NcclLink::new(me, inner, nccl));
+        let mut engine = engine(case, me);
+        std::thread::spawn(move || {
+            for unit in plan.units(me) {
+                engine.initialise(unit).unwrap();
+            }
+            match engine.run_step(&plan, StateId::INITIAL.step, &link, deadline) {
+                Ok(report) => (None, report.prepared),
+                Err(failure) => (Some(failure.error), failure.prepared),
+            }
+        })
+    };
+    let threads: Vec<_> = plan.members().iter().map(begin).collect();
+    threads.into_iter().map(|t| t.join().unwrap()).collect()
+}
+
+fn is_late(error: Option<&EngineError>) -> bool {
+    matches!(error, Some(EngineError::Link(LinkError::Deadline { .. })))
+}
+
 #[test]
 fn only_the_sums_that_were_done_before_a_hang_are_prepared() {
-    let fault = "VARUNA_FAKE_NCCL_FAULT";
-    if std::env::var_os(fault).is_none() {
-        let this = "only_the_sums_that_were_done_before_a_hang_are_prepared";
-        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    if std::env::var_os(FAULT).is_none() {
         // Two workers with six units: the first four of their operations are the sums of the last two units.
-        let output = again
-            .args(["--exact", this])
-            .env(fault, "hang:5")
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        again_with_a_hang("only_the_sums_that_were_done_before_a_hang_are_prepared", 5);
         return;
     }
     let case = Case {
@@ -370,34 +429,32 @@ fn only_the_sums_that_were_done_before_a_hang_are_prepared() {
         ..on(Device::Apart, Precision::Fp32)
     };
     let plan = plan(&case, &shape(&case, &[&[6], &[6]], &[4, 4], 2));
-    let libraries = libraries();
-    let step = |over_nccl: bool, deadline: Instant| -> Vec<_> {
-        let mesh = LocalMesh::new(plan.members());
-        let begin = |me: &WorkerId| {
-            let (me, plan, inner) = (*me, plan.clone(), mesh.link(*me));
-            let nccl = over_nccl.then(|| Nccl::open(&libraries, case.device).unwrap());
-            let link: Arc<dyn Link> = Arc::new(NcclLink::new(me, inner, nccl));
-            let mut engine = engine(&case, me);
-            std::thread::spawn(move || {
-                for unit in plan.units(me) {
-                    engine.initialise(unit).unwrap();
-                }
-                match engine.run_step(&plan, StateId::INITIAL.step, &link, deadline) {
-                    Ok(report) => (None, report.prepared),
-                    Err(failure) => (Some(failure.error), failure.prepared),
-                }
-            })
-        };
-        let threads: Vec<_> = plan.members().iter().map(begin).collect();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
-    };
-    let whole = step(false, later());
-    for (worker, (error, prepared)) in step(true, Instant::now() + Duration::from_secs(4))
-        .into_iter()
-        .enumerate()
-    {
-        let late = matches!(error, Some(EngineError::Link(LinkError::Deadline { .. })));
-        assert!(late, "{error:?}");
+    let whole = step_of_all(&case, &plan, None, later());
+    let soon = Instant::now() + Duration::from_secs(4);
+    let found = step_of_all(&case, &plan, Some(&libraries()), soon);
+    for (worker, (error, prepared)) in found.into_iter().enumerate() {
+        assert!(is_late(error.as_ref()), "{error:?}");
         assert_eq!(prepared, whole[worker].1[4..], "worker {worker}");
+    }
+}
+
+#[test]
+fn a_sum_whose_second_holder_has_not_got_it_is_not_prepared() {
+    if std::env::var_os(FAULT).is_none() {
+        // Three workers with six units: 18 operations bring parameters, the next three sum the parts of the last unit, and this is the first that passes
+        // such a sum on.
+        again_with_a_hang("a_sum_whose_second_holder_has_not_got_it_is_not_prepared", 22);
+        return;
+    }
+    let case = Case {
+        tied: false,
+        sharding: Sharding::Zero1,
+        ..on(Device::Apart, Precision::Fp32)
+    };
+    let plan = plan(&case, &side_by_side(&case, 3));
+    let soon = Instant::now() + Duration::from_secs(4);
+    for (error, prepared) in step_of_all(&case, &plan, Some(&libraries()), soon) {
+        assert!(is_late(error.as_ref()), "{error:?}");
+        assert!(prepared.is_empty(), "{prepared:?}");
     }
 }

@@ -8,7 +8,8 @@
 //!   for ever: a stage sends its next activation before it takes a gradient, and its neighbour does the opposite.
 //! * A receiver posts its receives in the order in which the sender sends ([`Wire::sent`]), not in the order in which it needs them.
 //! * One communicator for each distinct set of holders ([`Group`]). All workers begin reductions in one order ([`reduction_order`]),
-//!   so that no two of them wait for each other, even if a worker's reductions ran one after the other.
+//!   so that no two of them wait for each other, even if a worker's reductions ran one after the other. Where optimizer state is shared out it
+//!   also brings parameters, before all else in a step and in one order, too ([`parameter_order`]).
 //!
 //! Everything here follows from the plan alone; nothing is negotiated. It must never do I/O.
 
@@ -247,6 +248,13 @@ pub fn reduction_order(layout: &Layout) -> impl Iterator<Item = Unit> + use<> {
     let segments = (0..layout.segments).rev().map(Unit);
     let first = first.into_iter().flatten().chain(segments);
     first.chain(last.into_iter().flatten())
+}
+
+/// The order in which every worker begins to bring its units' parameters where optimizer state is shared out, units of the undivided layout: before
+/// anything else in a step, from the first segment to the last, as forwards need them. The tied weight comes first: the first segment needs it.
+pub fn parameter_order(layout: &Layout) -> impl Iterator<Item = Unit> + use<> {
+    let tied = layout.tied_unit().into_iter();
+    tied.chain((0..layout.segments).map(Unit))
 }
 
 /// The sets of more than one holder and what each reduces, in the order of each set's first reduction: the order in which

@@ -5,6 +5,7 @@ use crate::faults::{self, Fault};
 use crate::mesh::{Mesh, Revoked};
 use crate::numbers::{Element, add};
 use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeSet;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -32,10 +33,30 @@ pub(crate) enum Kind {
     Broadcast(usize),
 }
 
+/// What ranks connect for, each before the first operation that needs it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Connection {
+    AllReduce,
+    Reduce,
+    Broadcast,
+    Pair { from: usize, to: usize },
+}
+
 impl Kind {
     /// Whether all ranks take part.
-    pub(crate) fn is_collective(self) -> bool {
+    fn is_collective(self) -> bool {
         matches!(self, Kind::AllReduce | Kind::Reduce(_) | Kind::Broadcast(_))
+    }
+
+    /// What it needs on this rank.
+    fn connection(self, rank: usize) -> Connection {
+        match self {
+            Kind::AllReduce => Connection::AllReduce,
+            Kind::Reduce(_) => Connection::Reduce,
+            Kind::Broadcast(_) => Connection::Broadcast,
+            Kind::Send(to) => Connection::Pair { from: rank, to },
+            Kind::Receive(from) => Connection::Pair { from, to: rank },
+        }
     }
 }
 
@@ -78,8 +99,8 @@ pub(crate) struct Communicator {
     turns: Mutex<Turns>,
     changed: Condvar,
     pub(crate) revoked: AtomicBool,
-    /// Whether its ranks are connected, which the first operation does.
-    pub(crate) connected: AtomicBool,
+    /// What its ranks have come to connect for.
+    connected: Mutex<BTreeSet<Connection>>,
     /// Whether a call with it is under way.
     pub(crate) entered: AtomicBool,
 }
@@ -124,7 +145,7 @@ impl Communicator {
             }),
             changed: Condvar::new(),
             revoked: AtomicBool::new(false),
-            connected: AtomicBool::new(false),
+            connected: Mutex::default(),
             entered: AtomicBool::new(false),
         })
     }
@@ -166,10 +187,25 @@ impl Communicator {
         self.revoked.load(Ordering::Relaxed)
     }
 
-    /// Connects the ranks for sums: waits until all of them have come to their first one.
-    pub(crate) fn meet(&self) {
+    /// What these operations need and was not connected yet: from now on it is.
+    pub(crate) fn connect(&self, operations: &[Operation]) -> Vec<Connection> {
+        let mut connected = self.connected.lock();
+        let all = operations.iter().map(|o| o.kind.connection(self.rank));
+        all.filter(|connection| connected.insert(*connection)).collect()
+    }
+
+    /// Says that this rank has come to connect for these.
+    pub(crate) fn come(&self, connections: &[Connection]) {
+        if let Some(mesh) = self.mesh.get() {
+            connections.iter().for_each(|connection| mesh.come(*connection));
+        }
+    }
+
+    /// Waits until the others have come to connect for these, too.
+    pub(crate) fn meet(&self, connections: &[Connection]) {
         // One that is revoked meanwhile ends when its turn comes.
-        let _ = self.mesh.get().map(|mesh| mesh.meet(&self.revoked));
+        let wait = |mesh: &Mesh| connections.iter().try_for_each(|c| mesh.meet(*c, &self.revoked));
+        let _ = self.mesh.get().map(wait);
     }
 
     /// The turn of operations that are issued now.

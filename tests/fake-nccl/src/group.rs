@@ -1,14 +1,13 @@
 //! Groups: what a thread issues between the start and the end of one, put into streams together.
 
-use crate::communicator::{Communicator, IN_PROGRESS, INVALID_USAGE, Operation, SUCCESS};
+use crate::communicator::{Communicator, Connection, IN_PROGRESS, INVALID_USAGE, Operation, SUCCESS};
 use crate::stream::Stream;
 use std::cell::RefCell;
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long the first operation of a communicator takes to be put into its stream.
+/// How long it takes to connect ranks that have come, before an operation is put into its stream.
 const CONNECTS: Duration = Duration::from_millis(2);
 
 /// What is issued together over one communicator.
@@ -82,17 +81,19 @@ pub(crate) fn add(communicator: Arc<Communicator>, stream: Arc<Stream>, operatio
     }
 }
 
-/// Puts everything into its streams; in the background if a communicator's ranks are not connected yet.
+/// Puts everything into its streams; in the background if ranks are not connected yet for what is needed: then not before all of them have come.
 fn launch(parts: Vec<Part>) -> c_int {
-    let parts: Vec<(Part, u64)> = parts
+    let parts: Vec<(Part, u64, Vec<Connection>)> = parts
         .into_iter()
         .map(|part| {
-            let turn = part.communicator.issue();
-            (part, turn)
+            let (turn, new) = (
+                part.communicator.issue(),
+                part.communicator.connect(&part.operations),
+            );
+            (part, turn, new)
         })
         .collect();
-    let new = |p: &(Part, u64)| !p.0.communicator.connected.swap(true, Ordering::Relaxed);
-    let push = |(part, turn): (Part, u64)| {
+    let push = |part: Part, turn| {
         let Part {
             communicator,
             stream,
@@ -100,22 +101,20 @@ fn launch(parts: Vec<Part>) -> c_int {
         } = part;
         stream.push(move || communicator.run(turn, &operations));
     };
-    // All are marked, not only the first that is new.
-    if parts.iter().filter(|p| new(p)).count() == 0 {
-        parts.into_iter().for_each(push);
+    if parts.iter().all(|(_, _, new)| new.is_empty()) {
+        parts.into_iter().for_each(|(part, turn, _)| push(part, turn));
         return SUCCESS;
     }
-    parts
-        .iter()
-        .for_each(|(part, _)| part.communicator.set_state(IN_PROGRESS));
+    for (part, _, new) in &parts {
+        part.communicator.set_state(IN_PROGRESS);
+        part.communicator.come(new);
+    }
     std::thread::spawn(move || {
         std::thread::sleep(CONNECTS);
-        for (part, turn) in parts {
-            if part.operations.iter().any(|o| o.kind.is_collective()) {
-                part.communicator.meet();
-            }
+        for (part, turn, new) in parts {
             let communicator = Arc::clone(&part.communicator);
-            push((part, turn));
+            communicator.meet(&new);
+            push(part, turn);
             communicator.settle();
         }
     });

@@ -7,8 +7,8 @@
 //! * Operations of a communicator run one after the other in the order in which they were issued; the n-th of a rank meets the n-th of
 //!   its peer. A send ends when it was received. Different counts, types or kinds are an error on both sides. A group runs at once.
 //! * A kernel's launch runs its build for the host on its stream, as late as all else; its arguments are read within the call.
-//! * The first operation of a communicator is put into its stream in the background, as NCCL connects the ranks; a first sum only when all ranks
-//!   have come to theirs (seen on an H100 with the NCCL of PyTorch 2.11).
+//! * What ranks are not connected for yet is put into its stream in the background, and only when all that it takes have come: all ranks to the first
+//!   operation of a collective kind (seen on an H100 with the NCCL of PyTorch 2.11), both to the first one from a rank to another.
 //! * A rank whose process dies lets its peers hang until they revoke. A revoked operation ends with anything in its memory.
 //! * Two calls with one communicator at a time, which NCCL does not allow, end the process.
 //!

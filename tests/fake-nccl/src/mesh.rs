@@ -1,6 +1,7 @@
 //! Connections between the ranks of a communicator, and bytes over them. Whatever waits here ends when the communicator is revoked,
 //! and not before: a peer that is gone is waited for.
 
+use crate::communicator::Connection;
 use parking_lot::Mutex;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -23,9 +24,12 @@ pub(crate) struct Mesh {
     /// By rank; none to itself.
     outgoing: Vec<Option<Lane>>,
     incoming: Vec<Option<Lane>>,
-    /// Of each rank: a file that is there once it has come to its first sum.
-    arrivals: Vec<PathBuf>,
+    /// Where files tell what a rank has come to connect for.
+    folder: PathBuf,
+    id: String,
     rank: usize,
+    /// Those of this rank.
+    own: Mutex<Vec<PathBuf>>,
 }
 
 fn place(folder: &Path, id: &str, rank: usize) -> PathBuf {
@@ -79,19 +83,44 @@ impl Mesh {
             }
         }
         let _ = std::fs::remove_file(&own);
-        let arrivals = (0..ranks).map(|rank| place(folder, &format!("{id}.arrived"), rank));
         Ok(Some(Mesh {
             outgoing,
             incoming,
-            arrivals: arrivals.collect(),
+            folder: folder.to_owned(),
+            id: id.to_owned(),
             rank,
+            own: Mutex::default(),
         }))
     }
 
-    /// Says that this rank has come, and waits until all others have.
-    pub(crate) fn meet(&self, revoked: &AtomicBool) -> Result<(), Revoked> {
-        let _ = std::fs::write(&self.arrivals[self.rank], "");
-        while !self.arrivals.iter().all(|of| of.exists()) {
+    fn arrival(&self, of: Connection, rank: usize) -> PathBuf {
+        let what = match of {
+            Connection::Pair { from, to } => format!("{from}-{to}"),
+            collective => format!("{collective:?}"),
+        };
+        place(&self.folder, &format!("{}.{what}", self.id), rank)
+    }
+
+    /// Says that this rank has come to connect.
+    pub(crate) fn come(&self, connection: Connection) {
+        let file = self.arrival(connection, self.rank);
+        let _ = std::fs::write(&file, "");
+        self.own.lock().push(file);
+    }
+
+    /// Waits until all that it takes have come.
+    pub(crate) fn meet(&self, connection: Connection, revoked: &AtomicBool) -> Result<(), Revoked> {
+        let ranks = match connection {
+            Connection::Pair { from, to } => vec![from, to],
+            Connection::AllReduce | Connection::Reduce | Connection::Broadcast => {
+                (0..self.outgoing.len()).collect()
+            }
+        };
+        let files: Vec<PathBuf> = ranks
+            .into_iter()
+            .map(|rank| self.arrival(connection, rank))
+            .collect();
+        while !files.iter().all(|file| file.exists()) {
             if revoked.load(Ordering::Relaxed) {
                 return Err(Revoked);
             }
@@ -113,7 +142,9 @@ impl Mesh {
 
 impl Drop for Mesh {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.arrivals[self.rank]);
+        for file in self.own.lock().drain(..) {
+            let _ = std::fs::remove_file(file);
+        }
     }
 }
 

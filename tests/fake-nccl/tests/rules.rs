@@ -57,6 +57,31 @@ impl Device {
         .unwrap()
     }
 
+    /// The ranks of a new communicator, each of which has had a message from each other one: from then on one thread may issue for all.
+    fn connected(&self, ranks: u32) -> Vec<Communicator> {
+        let all = self.ranks(ranks);
+        let exchange = |own: &Communicator| {
+            let stream = self.stream();
+            let memory = || Arc::new(DeviceBuffer::new(&self.context, 4).unwrap());
+            let others = (0..ranks).filter(|rank| *rank != own.rank());
+            let both = others.flat_map(|rank| [Action::Send { to: rank }, Action::Receive { from: rank }]);
+            let operations = both.map(|action| Operation {
+                communicator: own,
+                action,
+                memory: memory(),
+                element: Element::Float32,
+                stream: &stream,
+            });
+            let pending = issue(operations.collect(), later()).unwrap();
+            pending.iter().for_each(|p| p.wait(later()).unwrap());
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = all.iter().map(|own| scope.spawn(move || exchange(own))).collect();
+            threads.into_iter().for_each(|rank| rank.join().unwrap());
+        });
+        all
+    }
+
     fn stream(&self) -> Stream {
         Stream::new(&self.context).unwrap()
     }
@@ -203,7 +228,7 @@ fn one_rank_gets_a_sum_or_gives_to_all_and_those_of_a_group_go_together() {
 #[test]
 fn who_forgets_to_wait_for_an_event_sums_what_was_there_before() {
     let device = Device::open();
-    let (ranks, gate) = (device.ranks(2), device.ranks(2));
+    let (ranks, gate) = (device.connected(2), device.connected(2));
     let (compute, communication, other) = (device.stream(), device.stream(), device.stream());
     let run = |waits: bool| {
         let own = device.put(&bytes(&[1.0; 64]), &communication);
@@ -242,7 +267,7 @@ fn who_forgets_to_wait_for_an_event_sums_what_was_there_before() {
 #[test]
 fn messages_meet_in_the_order_in_which_they_are_issued() {
     let device = Device::open();
-    let ranks = device.ranks(2);
+    let ranks = device.connected(2);
     let (out, back) = (device.stream(), device.stream());
     let sent: Vec<Memory> = (0..5).map(|i| device.put(&bytes(&[i as f32; 9]), &out)).collect();
     let taken: Vec<Memory> = (0..5).map(|_| device.put(&bytes(&[-1.0; 9]), &back)).collect();
@@ -258,7 +283,7 @@ fn messages_meet_in_the_order_in_which_they_are_issued() {
 #[test]
 fn counts_that_differ_are_an_error_on_both_sides_and_revoking_ends_it() {
     let device = Device::open();
-    let ranks = device.ranks(2);
+    let ranks = device.connected(2);
     let (out, back) = (device.stream(), device.stream());
     let (sent, taken) = (device.put(&[0; 16], &out), device.put(&[0; 12], &back));
     let send = begin(&ranks[0], Action::Send { to: 1 }, &sent, Element::Float32, &out);
@@ -314,11 +339,11 @@ fn one_forward_one_backward(
 #[test]
 fn one_communicator_for_both_directions_stands_still_and_one_for_each_does_not() {
     let device = Device::open();
-    let (down, up) = (device.ranks(2), device.ranks(2));
+    let (down, up) = (device.connected(2), device.connected(2));
     for pending in one_forward_one_backward(&device, &down, &up) {
         pending.wait(later()).unwrap();
     }
-    let both = device.ranks(2);
+    let both = device.connected(2);
     let all = one_forward_one_backward(&device, &both, &both);
     let stands = |p: &Pending<Memory>| p.wait(soon()) == Err(NcclError::Deadline { what: "an operation" });
     assert!(all.iter().any(stands));
@@ -329,7 +354,7 @@ fn one_communicator_for_both_directions_stands_still_and_one_for_each_does_not()
 #[test]
 fn a_group_runs_at_once_so_that_two_ranks_can_exchange() {
     let device = Device::open();
-    let ranks = device.ranks(2);
+    let ranks = device.connected(2);
     let streams = [device.stream(), device.stream()];
     let pairs: Vec<_> = (0..2)
         .map(|r| {
@@ -359,7 +384,7 @@ fn a_group_runs_at_once_so_that_two_ranks_can_exchange() {
 #[test]
 fn what_was_done_before_a_revoke_stays_done_and_nothing_else_is() {
     let device = Device::open();
-    let ranks = device.ranks(2);
+    let ranks = device.connected(2);
     let streams = [device.stream(), device.stream()];
     let memory: Vec<Memory> = (0..2)
         .map(|r| device.put(&bytes(&[1.5; 8]), &streams[r]))
@@ -407,6 +432,34 @@ fn what_was_done_before_a_revoke_stays_done_and_nothing_else_is() {
     assert_eq!(quiesce(&ranks, later()), Ok(()));
     drop((first, theirs, ranks));
     assert!(device.reaper.wait_until_idle(later()));
+}
+
+#[test]
+fn a_first_message_waits_for_its_receiver_before_it_is_in_a_stream() {
+    let device = Device::open();
+    let ranks = device.ranks(2);
+    let (out, back) = (device.stream(), device.stream());
+    let (sent, taken) = (device.put(&[7; 16], &out), device.put(&[0; 16], &back));
+    let operation = Operation {
+        communicator: &ranks[0],
+        action: Action::Send { to: 1 },
+        memory: Arc::clone(&sent),
+        element: Element::Float32,
+        stream: &out,
+    };
+    // Nobody receives: the sender's communicator is revoked, and its memory is free again.
+    let late = issue(vec![operation], soon()).unwrap().remove(0);
+    let what = "the connection of two ranks";
+    assert_eq!(late.is_done(), Err(NcclError::Deadline { what }));
+    assert!(late.release(later()).is_some());
+    let ranks = device.connected(2);
+    let float = Element::Float32;
+    let both = [
+        begin(&ranks[0], Action::Send { to: 1 }, &sent, float, &out),
+        begin(&ranks[1], Action::Receive { from: 0 }, &taken, float, &back),
+    ];
+    both.iter().for_each(|p| p.wait(later()).unwrap());
+    assert_eq!(device.get(&taken, &back), vec![7; 16]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! Operations: sends, receives and sums over communicators, each with the memory that it works on.
+//! Operations: sends, receives, sums and broadcasts over communicators, each with the memory that it works on.
 
 use crate::POLL;
-use crate::communicator::{Communicator, Inner, Phase, State, lock};
+use crate::communicator::{Communicator, Inner, Phase, State, lock, revoke};
 use crate::memory::DeviceMemory;
 use crate::nccl::{IN_PROGRESS, NcclError, SUCCESS};
 use crate::stream::{Event, Stream};
@@ -247,31 +247,46 @@ fn hand_over<M: DeviceMemory>(operations: &[Operation<'_, M>]) -> Result<(), Ncc
 /// How long NCCL may take to end what it does in the background of a communicator that was revoked.
 const SETTLES: Duration = Duration::from_secs(5);
 
+/// Why operations were not put into their streams as they should.
+enum NotIssued {
+    /// The device has them, or never will.
+    Ended(NcclError),
+    /// NCCL may still put them there.
+    Unknown(NcclError),
+}
+
 /// Waits until NCCL has put the operations into their streams: the first ones between two ranks connect them in the background. It is
-/// waited for where the communicator is revoked meanwhile, too: what comes into a stream later, no event would come after.
-fn wait_until_issued<M>(operations: &[Operation<'_, M>], deadline: Instant) -> Result<(), NcclError> {
-    let mut revoked = None;
+/// waited for where the communicator is revoked meanwhile, too: what comes into a stream later, no event would come after. A peer that does not come in
+/// time is no fault of this device: then the communicators are revoked here.
+fn wait_until_issued<M>(operations: &[Operation<'_, M>], deadline: Instant) -> Result<(), NotIssued> {
+    let mut revoked: Option<(Instant, NcclError)> = None;
     for operation in operations {
         let inner = &operation.communicator.0;
         loop {
             let mut state = inner.state.lock();
             if state.phase == Phase::Revoked && revoked.is_none() {
-                revoked = Some(Instant::now() + SETTLES);
+                revoked = Some((Instant::now() + SETTLES, NcclError::Revoked));
             }
-            if inner.has_settled(&mut state)? {
+            if inner.has_settled(&mut state).map_err(NotIssued::Ended)? {
                 break;
             }
             drop(state);
-            if Instant::now() >= revoked.map_or(deadline, |settles| settles.min(deadline)) {
-                return Err(NcclError::Deadline {
-                    what: "the connection of two ranks",
-                });
+            let what = "the connection of two ranks";
+            match &revoked {
+                Some((settles, _)) if Instant::now() >= *settles => {
+                    return Err(NotIssued::Unknown(NcclError::Deadline { what }));
+                }
+                None if Instant::now() >= deadline => {
+                    let all: Vec<Communicator> = operations.iter().map(|o| o.communicator.clone()).collect();
+                    revoke(&all).map_err(NotIssued::Unknown)?;
+                    revoked = Some((Instant::now() + SETTLES, NcclError::Deadline { what }));
+                }
+                Some(_) | None => std::thread::sleep(POLL),
             }
-            std::thread::sleep(POLL);
         }
     }
     match revoked {
-        Some(_) => Err(NcclError::Revoked),
+        Some((_, why)) => Err(NotIssued::Ended(why)),
         None => Ok(()),
     }
 }
@@ -312,22 +327,24 @@ pub fn issue<M: DeviceMemory>(
                 memory: operations.into_iter().map(|o| o.memory).collect(),
             });
         }
-        Ok(handed) => handed.and_then(|()| wait_until_issued(&operations, deadline)),
+        Ok(handed) => handed
+            .map_err(NotIssued::Ended)
+            .and_then(|()| wait_until_issued(&operations, deadline)),
     };
     let take_off = |operation| take_off(operation, &handed);
     Ok(operations.into_iter().map(take_off).collect())
 }
 
 /// Records the end of an operation that NCCL has.
-fn take_off<M>(operation: Operation<'_, M>, handed: &Result<(), NcclError>) -> Pending<M> {
+fn take_off<M>(operation: Operation<'_, M>, handed: &Result<(), NotIssued>) -> Pending<M> {
     let mut pending = Pending {
         communicator: operation.communicator.clone(),
         flight: Err(NcclError::Revoked),
         memory: Some(operation.memory),
     };
-    if let Err(late @ NcclError::Deadline { .. }) = handed {
+    if let Err(NotIssued::Unknown(why)) = handed {
         // Nobody knows when the device will use the memory: it is given up.
-        pending.flight = Err(late.clone());
+        pending.flight = Err(why.clone());
         return pending;
     }
     let event = match operation.stream.record() {
@@ -339,7 +356,7 @@ fn take_off<M>(operation: Operation<'_, M>, handed: &Result<(), NcclError>) -> P
     };
     let mut state = operation.communicator.0.state.lock();
     let outcome = match (handed, state.phase) {
-        (Err(error), _) => Outcome::Lost(error.clone()),
+        (Err(NotIssued::Ended(error) | NotIssued::Unknown(error)), _) => Outcome::Lost(error.clone()),
         (Ok(()), Phase::Revoked) => Outcome::Lost(NcclError::Revoked),
         (Ok(()), _) => Outcome::Running,
     };

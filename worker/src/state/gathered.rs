@@ -72,7 +72,7 @@ impl GatheredUnit {
         Ok(())
     }
 
-    /// The memory of a range's parameters, as they are computed with: in pieces, none of which is empty.
+    /// The memory of a range's parameters, as they are computed with: in pieces, none of which is empty if the range is not.
     ///
     /// # Errors
     /// libtorch refuses.

@@ -32,7 +32,7 @@ pub(super) trait Exchange {
     /// Waits for a boundary tensor of this shape, samples first, in the format that boundaries have; it is on the engine's device.
     fn receive(&mut self, from: WorkerId, tag: Tag, shape: &[usize]) -> Result<Tensor, EngineError>;
 
-    /// Begins to bring the parameters of a unit of the undivided layout to those that compute with them and do not hold them, from device to device;
+    /// Begins to bring the parameters of a unit of the undivided layout from those that hold them to all that compute with them, from device to device;
     /// false where they have to be sent and received in pieces.
     fn gather(&mut self, _whole: Unit, _here: &GatheredUnit) -> Result<bool, EngineError> {
         Ok(false)

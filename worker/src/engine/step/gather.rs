@@ -1,7 +1,8 @@
 //! The begin of a step where workers share a segment's state out: each sends the parameters that it owns to those that compute with them and do
 //! not hold them (the all-gather of ZeRO-1, Rajbhandari et al. 2020).
 //!
-//! Pieces go out a few ahead of those that are waited for, and units in one order: so nobody's memory fills up with what is not needed yet,
+//! Between devices with communicators they go as broadcasts. Elsewhere
+//! pieces go out a few ahead of those that are waited for, and units in one order: so nobody's memory fills up with what is not needed yet,
 //! however large a segment is, and no two workers wait for each other.
 
 use super::super::EngineError;
@@ -12,6 +13,7 @@ use crate::transport::ring::MESSAGE_ELEMENTS;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Instant;
+use varuna_plan::communicators::parameter_order;
 use varuna_plan::{Unit, WorkerId};
 
 /// Elements of a message.
@@ -45,9 +47,12 @@ impl Run<'_> {
     /// First what goes from device to device, which the devices do beside this.
     fn gather_all(&mut self, gathered: &BTreeMap<Unit, GatheredUnit>) -> Result<(), EngineError> {
         let mut in_pieces = Vec::new();
-        for (whole, here) in gathered {
-            if !self.exchange.gather(*whole, here)? {
-                in_pieces.push((*whole, here));
+        for whole in parameter_order(&self.plan.layout) {
+            let Some(here) = gathered.get(&whole) else {
+                continue;
+            };
+            if !self.exchange.gather(whole, here)? {
+                in_pieces.push((whole, here));
             }
         }
         let mut in_pieces = in_pieces.into_iter();

@@ -1,4 +1,4 @@
-//! Boundaries and sums from device to device, over the communicators of the generation; what has none goes over the link.
+//! Boundaries, sums and parameters from device to device, over the communicators of the generation; what has none goes over the link.
 
 mod collectives;
 
@@ -153,8 +153,8 @@ impl<'a> OverNccl<'a> {
         self.over_link.config.model.input_shape(segment, samples)
     }
 
-    /// Posts the receives that are due when the next message of an edge is needed.
-    fn post(&mut self, edge: Edge) -> Result<(), EngineError> {
+    /// Posts the receives that are due when the next message of an edge is needed; `late` is what it means that the sender did not come in time.
+    fn post(&mut self, edge: Edge, late: &LinkError) -> Result<(), EngineError> {
         let Some(incoming) = self.incoming.get_mut(&edge) else {
             return Ok(());
         };
@@ -178,7 +178,11 @@ impl<'a> OverNccl<'a> {
             };
             let received = self.issue(lane, Action::Receive { from: 0 }, element, memory);
             let received = received.map_err(|e| of_nccl(e, LinkError::Aborted))?;
+            let lost = received.is_done().err();
             self.inbox.insert((edge, message), received);
+            if let Some(error) = lost {
+                return Err(of_nccl(error, late.clone()));
+            }
         }
         Ok(())
     }
@@ -216,10 +220,12 @@ impl Exchange for OverNccl<'_> {
         };
         let (element, kind) = element(config.backend.numerics.boundary());
         let memory = OnDevice::over(&tensor.detach().to_kind(kind).contiguous())?;
+        let late = |error| of_nccl(error, LinkError::Deadline { from: to, tag });
         let sent = self.issue(lane, Action::Send { to: 1 }, element, memory);
-        let late = LinkError::Deadline { from: to, tag };
-        self.own.keep(sent.map_err(|e| of_nccl(e, late))?);
-        Ok(())
+        let sent = sent.map_err(late)?;
+        let lost = sent.is_done().err();
+        self.own.keep(sent);
+        lost.map_or(Ok(()), |error| Err(late(error)))
     }
 
     fn receive(&mut self, from: WorkerId, tag: Tag, shape: &[usize]) -> Result<Tensor, EngineError> {
@@ -234,8 +240,8 @@ impl Exchange for OverNccl<'_> {
         let Some((edge, message)) = known.filter(|(edge, _)| self.incoming.contains_key(edge)) else {
             return self.over_link.receive(from, tag, shape);
         };
-        self.post(edge)?;
         let late = LinkError::Deadline { from, tag };
+        self.post(edge, &late)?;
         let pending = self
             .inbox
             .remove(&(edge, message))
@@ -272,7 +278,8 @@ impl Exchange for OverNccl<'_> {
     }
 
     fn carry_on(&mut self) -> Result<(), EngineError> {
-        self.over_link.carry_on()
+        self.over_link.carry_on()?;
+        self.collectives.carry_on()
     }
 
     fn stop(&mut self) -> Result<Vec<Summed>, EngineError> {

@@ -178,7 +178,7 @@ impl Communicators {
         self.edges.get(&edge)
     }
 
-    /// The lane over which a unit is summed; none where that goes over the link, or the unit has one holder.
+    /// The lane over which a unit is summed and its parameters are brought; none where that goes over the link, or one worker alone computes with it.
     pub(crate) fn of_unit(&self, unit: Unit) -> Option<&Lane> {
         let group = self.groups.iter().find(|(group, _)| group.units.contains(&unit));
         group.map(|(_, lane)| lane)
@@ -232,12 +232,70 @@ impl Communicators {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tch::Tensor;
+    use varuna_cuda::{Action, Element, Operation, Pinned, UniqueId, issue};
+
+    fn libraries() -> Libraries {
+        let library = std::env::current_exe().unwrap();
+        Libraries::load_from(&library.with_file_name("libvaruna_fake_nccl.so")).unwrap()
+    }
+
+    /// Brings what the first of two ranks has to the second, and copies it to the host in the stream that computes; what each rank read there.
+    fn brought(waits: bool) -> Vec<Vec<u8>> {
+        let (libraries, deadline) = (libraries(), Instant::now() + Duration::from_secs(20));
+        let id = UniqueId::draw(&libraries).unwrap();
+        let one = |rank: u32| {
+            let nccl = Nccl::open(&libraries, Device::Cuda(0)).unwrap();
+            std::thread::spawn(move || {
+                let group = Group {
+                    holders: vec![WorkerId(1), WorkerId(2)],
+                    units: vec![Unit(0)],
+                };
+                let membership = Membership {
+                    id,
+                    ranks: 2,
+                    rank,
+                    blocks_max: None,
+                };
+                let wanted = vec![(Wanted::Group(group), membership)];
+                let own = Communicators::make(&nccl, wanted, &AtomicBool::new(false), deadline).unwrap();
+                let lane = own.of_unit(Unit(0)).unwrap();
+                let value = Tensor::from_slice(&[f32::from(rank == 0); 8]);
+                own.after_compute(lane).unwrap();
+                let operation = Operation {
+                    communicator: &lane.communicator,
+                    action: Action::Broadcast { root: 0 },
+                    memory: OnDevice::over(&value).unwrap(),
+                    element: Element::Float32,
+                    stream: &lane.stream,
+                };
+                let pending = issue(vec![operation], deadline).unwrap().remove(0);
+                if waits {
+                    own.compute_after(&pending, deadline).unwrap();
+                }
+                let compute = nccl.compute.as_ref().unwrap();
+                let copy = Pinned::new(&nccl.context, 32).unwrap();
+                let copy = copy.copy_from(OnDevice::over(&value).unwrap(), compute).unwrap();
+                let read = copy.finish(deadline).unwrap().0.as_slice().to_vec();
+                pending.wait(deadline).unwrap();
+                read
+            })
+        };
+        let threads: Vec<_> = (0..2).map(one).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_device_computes_after_what_it_was_told_to_wait_for_while_the_host_goes_on() {
+        let ones: Vec<u8> = [1.0f32; 8].iter().flat_map(|v| v.to_ne_bytes()).collect();
+        assert_eq!(brought(true), vec![ones.clone(), ones.clone()]);
+        // The stand-in is late enough to show who forgets to wait: not each time, but soon.
+        assert!((0..50).any(|_| brought(false)[1] != ones));
+    }
 
     #[test]
     fn a_process_offers_nccl_until_it_has_kept_generations_from_training() {
-        let library = std::env::current_exe().unwrap();
-        let library = library.with_file_name("libvaruna_fake_nccl.so");
-        let libraries = Libraries::load_from(&library).unwrap();
+        let libraries = libraries();
         let open = || Nccl::open(&libraries, Device::Apart).unwrap();
         let late = NcclError::Deadline { what: "a test" };
         let nccl = open();

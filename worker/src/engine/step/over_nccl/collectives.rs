@@ -31,6 +31,8 @@ struct Sum {
     unit: Unit,
     /// What it consists of.
     pending: Vec<Pending<OnDevice>>,
+    /// Whether that is all.
+    is_begun: bool,
     lease: Lease,
 }
 
@@ -48,8 +50,10 @@ pub(super) struct Collectives<'a> {
     sums: VecDeque<Sum>,
     /// Parameters on their way that nothing was computed with yet.
     coming: BTreeMap<Unit, Vec<Pending<OnDevice>>>,
-    /// Those that what was handed to the device waits for. Nobody has asked yet whether they came.
-    used: Vec<(Unit, Pending<OnDevice>)>,
+    /// The unit whose parameters were sent on their way last.
+    latest: Option<Unit>,
+    /// Parameters that what was handed to the device waits for, and of which nobody knows yet that they came.
+    used: VecDeque<(Unit, Pending<OnDevice>)>,
 }
 
 /// Issues operations of one communicator together, after what was computed so far.
@@ -70,6 +74,11 @@ pub(super) fn issue_together(
     issue(operations.collect(), deadline).map_err(|refused| refused.error)
 }
 
+/// Why operations are lost already: a peer did not come in time to connect, say. Whoever issues more would only learn that the communicator was revoked.
+fn first_lost(issued: &[Pending<OnDevice>]) -> Option<NcclError> {
+    issued.iter().find_map(|pending| pending.is_done().err())
+}
+
 impl<'a> Collectives<'a> {
     pub(super) fn new(
         (config, plan, step): (&'a EngineConfig, &'a Plan, Step),
@@ -84,7 +93,8 @@ impl<'a> Collectives<'a> {
             finished: BTreeMap::new(),
             sums: VecDeque::new(),
             coming: BTreeMap::new(),
-            used: Vec::new(),
+            latest: None,
+            used: VecDeque::new(),
             config,
             plan,
             step,
@@ -112,12 +122,22 @@ impl<'a> Collectives<'a> {
                 operations.push((action, element, OnDevice::over(&part)?));
             }
         }
-        if !operations.is_empty() {
-            let issued = issue_together(&self.own, lane, operations, self.deadline);
-            self.coming
-                .insert(whole, issued.map_err(|e| of_nccl(e, self.late(whole)))?);
+        if operations.is_empty() {
+            return Ok(true);
         }
-        Ok(true)
+        let late = self.late(whole);
+        let late = |error| of_nccl(error, late.clone());
+        // One unit after the other, in everybody's order: operations that wait for their peers hold a part of the device, and two workers must not fill theirs
+        // with different ones.
+        let latest = self.latest.and_then(|unit| self.coming.get(&unit)?.last());
+        if let Some(event) = latest.and_then(Pending::event) {
+            lane.stream.wait(event).map_err(|e| late(e.into()))?;
+        }
+        let issued = issue_together(&self.own, lane, operations, self.deadline).map_err(late)?;
+        let lost = first_lost(&issued);
+        self.coming.insert(whole, issued);
+        self.latest = Some(whole);
+        lost.map_or(Ok(true), |error| Err(late(error)))
     }
 
     /// What is computed from here on may use the parameters of a segment.
@@ -128,10 +148,27 @@ impl<'a> Collectives<'a> {
         };
         let tied = tied_weight_of(self.plan.layout, stage);
         for unit in tied.into_iter().chain([Unit(segment)]) {
-            for pending in self.coming.remove(&unit).unwrap_or_default() {
-                let waits = self.own.compute_after(&pending, self.deadline);
-                waits.map_err(|e| of_nccl(e, self.late(unit)))?;
-                self.used.push((unit, pending));
+            let coming = self.coming.remove(&unit).unwrap_or_default();
+            let before = self.used.len();
+            // First noted: whatever goes wrong with one, the device must have let go of all before the next step.
+            self.used
+                .extend(coming.into_iter().map(|pending| (unit, pending)));
+            for (unit, pending) in self.used.range(before..) {
+                let waits = self.own.compute_after(pending, self.deadline);
+                waits.map_err(|e| of_nccl(e, self.late(*unit)))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails where parameters that the device waits for did not come well, or in time: a device that waits for a peer is not one that hangs.
+    pub(super) fn carry_on(&mut self) -> Result<(), EngineError> {
+        while let Some((unit, pending)) = self.used.front() {
+            match pending.is_done() {
+                Ok(true) => drop(self.used.pop_front()),
+                Ok(false) if Instant::now() >= self.deadline => return Err(self.late(*unit).into()),
+                Ok(false) => return Ok(()),
+                Err(error) => return Err(of_nccl(error, self.late(*unit))),
             }
         }
         Ok(())
@@ -139,11 +176,12 @@ impl<'a> Collectives<'a> {
 
     /// Waits until all parameters have come, well. What was computed with others is nothing, however well its sums end.
     pub(super) fn parameters_came(&mut self) -> Result<(), EngineError> {
-        for (unit, pending) in std::mem::take(&mut self.used) {
+        for (unit, pending) in &self.used {
             let done = pending.wait(self.deadline);
-            let released = pending.release(Instant::now() + ENDING);
-            done.map_err(|e| of_nccl(e, self.late(unit)))?;
-            released.ok_or_else(stuck)?;
+            done.map_err(|e| of_nccl(e, self.late(*unit)))?;
+        }
+        for (_, pending) in std::mem::take(&mut self.used) {
+            pending.release(Instant::now() + ENDING).ok_or_else(stuck)?;
         }
         Ok(())
     }
@@ -165,7 +203,12 @@ impl<'a> Collectives<'a> {
             let mut pending = Vec::new();
             let begun = self.begin_sum(unit, &memory, &mut pending);
             // Also what was begun before something went wrong is waited for before the gradient is used again.
-            self.sums.push_back(Sum { unit, pending, lease });
+            self.sums.push_back(Sum {
+                unit,
+                pending,
+                is_begun: begun.is_ok(),
+                lease,
+            });
             begun?;
         }
         Ok(true)
@@ -190,7 +233,12 @@ impl<'a> Collectives<'a> {
             });
             let operations = operations.collect::<Result<Vec<Part>, TorchError>>()?;
             let issued = issue_together(&self.own, lane, operations, self.deadline);
-            pending.extend(issued.map_err(|e| of_nccl(e, self.late(unit)))?);
+            let issued = issued.map_err(|e| of_nccl(e, self.late(unit)))?;
+            let lost = first_lost(&issued);
+            pending.extend(issued);
+            if let Some(error) = lost {
+                return Err(of_nccl(error, self.late(unit)));
+            }
         }
         Ok(())
     }
@@ -212,7 +260,7 @@ impl<'a> Collectives<'a> {
         let is_done = |pending: &Pending<OnDevice>| pending.is_done() == Ok(true);
         for sum in std::mem::take(&mut self.sums) {
             // The next step writes to its gradient; the device must not.
-            let is_whole = !sum.pending.is_empty() && sum.pending.iter().all(is_done);
+            let is_whole = sum.is_begun && sum.pending.iter().all(is_done);
             let sum = sum.take()?;
             if is_whole {
                 summed.push(sum);
