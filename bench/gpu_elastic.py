@@ -42,7 +42,7 @@ def killed(bench, name, made, wanted, seconds, options=()):
         spans, _, metrics = recovery.disturbed(made, wanted, 1, seconds, options, after_each)
     finally:
         # What was measured is told, whatever became of the rest.
-        if totals:
+        if totals and steps:
             bench.result(f"{name}_max_ms", f"{max(totals):.0f}")
             bench.result(f"{name}_step_ms", f"{steps[0]:.0f}")
             bench.result(f"{name}_kills", len(totals))
