@@ -39,9 +39,9 @@ needed=$(readelf -V $partial/target/release/* | grep -o 'GLIBC_2\.[0-9]*' | sort
 gzip -9n $partial/target/release/*
 cp bench/gpu.py bench/gpu_*.py bench/phases.py bench/common.py bench/recovery.py bench/spare.py $partial/bench/
 cp bench/peers/shape.py bench/peers/model.py bench/peers/gpt2.py $partial/bench/peers/
-mkdir -p $partial/python/varuna_export $partial/examples
+mkdir -p $partial/python/varuna_export $partial/examples/bring-your-own
 cp -r python/varuna_export/src $partial/python/varuna_export/
-cp -r examples/bring-your-own $partial/examples/
+cp examples/bring-your-own/*.py $partial/examples/bring-your-own/
 find $partial -name __pycache__ -prune -exec rm -r {} +
 # It finds all that it imports.
 PYTHONDONTWRITEBYTECODE=1 python3 $partial/bench/gpu.py --help >/dev/null || fail "bench/gpu.py does not start in the bundle"

@@ -44,22 +44,32 @@ pub(crate) fn root() -> PathBuf {
         .expect("the repository's root")
 }
 
+/// The folders of the workspace's crates, as its manifest lists them.
+fn members(root: &Path) -> Vec<PathBuf> {
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).expect("the workspace's manifest");
+    let list = manifest
+        .split("members = [")
+        .nth(1)
+        .and_then(|rest| rest.split(']').next());
+    let mut folders = Vec::new();
+    for member in list.expect("a list of members").split('"').skip(1).step_by(2) {
+        match member.strip_suffix("/*") {
+            Some(all) => {
+                let entries = fs::read_dir(root.join(all)).expect("a folder of crates");
+                folders.extend(entries.flatten().map(|e| e.path()));
+            }
+            None => folders.push(root.join(member)),
+        }
+    }
+    folders.sort();
+    folders
+}
+
 /// All crates of the workspace that have a `src` folder.
 pub(crate) fn crates() -> Vec<Crate> {
     let root = root();
     let mut found = Vec::new();
-    let mut folders: Vec<PathBuf> = ["core", "crates", "examples", "tests", "bench"]
-        .iter()
-        .flat_map(|f| {
-            fs::read_dir(root.join(f))
-                .into_iter()
-                .flatten()
-                .flatten()
-                .map(|e| e.path())
-        })
-        .collect();
-    folders.extend(["cli", "operator", "worker", "worker/torch"].map(|f| root.join(f)));
-    folders.sort();
+    let folders = members(&root);
     for folder in folders.iter().filter(|f| f.join("Cargo.toml").exists()) {
         let name = folder
             .strip_prefix(&root)
@@ -85,7 +95,7 @@ pub(crate) fn crates() -> Vec<Crate> {
             });
         }
     }
-    assert!(found.len() > 10, "only {} crates found", found.len());
+    assert!(found.len() > 25, "only {} crates found", found.len());
     found
 }
 

@@ -1,5 +1,6 @@
 //! A communicator of one rank: its state, and the operations that wait for their turn.
 
+use crate::connection::Connection;
 use crate::driver::Address;
 use crate::faults::{self, Fault};
 use crate::mesh::{Mesh, Revoked};
@@ -31,15 +32,6 @@ pub(crate) enum Kind {
     Reduce(usize),
     /// From this rank.
     Broadcast(usize),
-}
-
-/// What ranks connect for, each before the first operation that needs it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Connection {
-    AllReduce,
-    Reduce,
-    Broadcast,
-    Pair { from: usize, to: usize },
 }
 
 impl Kind {

@@ -1,6 +1,7 @@
 //! Groups: what a thread issues between the start and the end of one, put into streams together.
 
-use crate::communicator::{Communicator, Connection, IN_PROGRESS, INVALID_USAGE, Operation, SUCCESS};
+use crate::communicator::{Communicator, IN_PROGRESS, INVALID_USAGE, Operation, SUCCESS};
+use crate::connection::Connection;
 use crate::stream::Stream;
 use std::cell::RefCell;
 use std::ffi::c_int;

@@ -22,6 +22,7 @@
 )]
 
 mod communicator;
+mod connection;
 mod driver;
 mod faults;
 mod group;

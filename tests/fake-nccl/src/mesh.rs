@@ -1,7 +1,7 @@
 //! Connections between the ranks of a communicator, and bytes over them. Whatever waits here ends when the communicator is revoked,
 //! and not before: a peer that is gone is waited for.
 
-use crate::communicator::Connection;
+use crate::connection::Connection;
 use parking_lot::Mutex;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -1,10 +1,11 @@
 //! Communicators: made without blocking, revoked in a fence, freed on the reaper's thread.
 
 use crate::POLL;
-use crate::driver::Context;
-use crate::nccl::{Nccl, NcclError, UniqueId, config};
-use crate::operation::Flight;
+use crate::context::Context;
+use crate::nccl::{Nccl, NcclError, config};
 use crate::reaper::{Freeing, Reaper};
+use crate::stream::Event;
+use crate::unique_id::UniqueId;
 use cudarc::nccl::sys::ncclComm_t;
 use parking_lot::{Mutex, MutexGuard};
 use std::ffi::c_int;
@@ -32,6 +33,44 @@ pub struct Membership {
 /// are gone.
 #[derive(Clone)]
 pub struct Communicator(pub(crate) Arc<Inner>);
+
+/// Whether an operation has ended, and how.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Running,
+    /// Its memory holds what it should.
+    Done,
+    /// It ended, or will, with anything in its memory.
+    Lost(NcclError),
+}
+
+/// The end of an operation, as its communicator knows it.
+pub(crate) struct Flight {
+    pub(crate) event: Event,
+    pub(crate) outcome: Mutex<Outcome>,
+}
+
+impl Flight {
+    /// Looks whether the operation has ended; under the communicator's lock. What has not, or not well, is lost if the
+    /// communicator is revoked or broken, and else still in flight.
+    pub(crate) fn note(self: Arc<Flight>, of: &Inner, state: &mut State) {
+        let ended = self.event.is_done();
+        // NCCL marks a failure before it lets a kernel end; so it is asked after the event.
+        let outcome = match (state.phase, ended) {
+            (Phase::Revoked, _) => Outcome::Lost(NcclError::Revoked),
+            (_, Err(error)) => Outcome::Lost(error.into()),
+            (_, Ok(ended)) => match of.has_settled(state) {
+                Err(error) => Outcome::Lost(error),
+                Ok(_) if ended => Outcome::Done,
+                Ok(_) => Outcome::Running,
+            },
+        };
+        self.outcome.lock().clone_from(&outcome);
+        if outcome == Outcome::Running {
+            state.flights.push(self);
+        }
+    }
+}
 
 /// What operations may be done with a communicator.
 #[derive(Clone, Copy, PartialEq, Eq)]

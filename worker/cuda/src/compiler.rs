@@ -1,9 +1,9 @@
 //! NVRTC: the compiler for kernels, loaded at run time. It needs no toolkit, no headers and no GPU.
 
+use crate::context::Capability;
 use crate::kernels::SOURCE;
 use crate::library::{LoadError, Loaded, functions};
 use std::ffi::{CStr, CString, OsString, c_char, c_int, c_void};
-use std::fmt;
 use std::path::Path;
 
 functions! {
@@ -36,21 +36,6 @@ const EXACT: [&CStr; 5] = [
     c"--ftz=false",
     c"--std=c++17",
 ];
-
-/// What a GPU's processors can do, as NVIDIA numbers it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Capability {
-    /// 9 of 9.0.
-    pub major: u32,
-    /// 0 of 9.0.
-    pub minor: u32,
-}
-
-impl fmt::Display for Capability {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sm_{}{}", self.major, self.minor)
-    }
-}
 
 /// Why there are no kernels.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,11 +1,8 @@
-//! The driver: its functions, and the context of a device.
+//! The driver: its functions, and why they refuse.
 
-use crate::compiler::Capability;
-use crate::library::{Libraries, functions};
+use crate::library::functions;
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmodule, CUstream};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::fmt;
-use std::sync::Arc;
 
 /// How many streams the driver serves at a time without one waiting for what another has before it. It takes 8 where nothing is said, which
 /// a process exceeds that computes, copies both ways and has communicators: a stream that waits for a peer would hold up one that computes.
@@ -62,9 +59,6 @@ functions! {
 
 /// What `cuEventQuery` returns while the work before the event is not done.
 pub(crate) const NOT_READY: c_int = 600;
-
-/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `.._MINOR`.
-const CAPABILITY: [c_int; 2] = [75, 76];
 
 /// Why the driver refused. But for [`CudaError::NoDevice`] and a lack of memory, the context may be broken, and every later call
 /// on the device fails, too: the process should end.
@@ -123,104 +117,5 @@ impl Driver {
             }
         };
         Err(CudaError::Call { call, code, name })
-    }
-}
-
-/// The primary context of a device: the one that libtorch and NCCL use, too.
-pub struct Context {
-    pub(crate) libraries: Libraries,
-    device: CUdevice,
-    raw: CUcontext,
-}
-
-#[expect(unsafe_code, reason = "the driver's handles belong to no thread")]
-// SAFETY: a context may be made current on any thread, on several at once; the driver locks what it shares.
-unsafe impl Send for Context {}
-#[expect(unsafe_code, reason = "the driver's handles belong to no thread")]
-// SAFETY: as above.
-unsafe impl Sync for Context {}
-
-#[expect(
-    unsafe_code,
-    reason = "calls of the driver's functions with places of their types"
-)]
-impl Context {
-    /// The context of the GPU of this number.
-    ///
-    /// # Errors
-    /// There is no such GPU, or the driver refuses.
-    pub fn open(libraries: &Libraries, number: usize) -> Result<Arc<Context>, CudaError> {
-        let driver = &libraries.driver;
-        let (mut count, mut device, mut raw) = (0, 0, std::ptr::null_mut());
-        // SAFETY: the flags must be 0; the other arguments are places of the types that are written.
-        unsafe {
-            driver.checked("cuInit", (driver.init)(0))?;
-            driver.checked("cuDeviceGetCount", (driver.device_count)(&raw mut count))?;
-        }
-        let count = usize::try_from(count).unwrap_or(0);
-        let ordinal = match c_int::try_from(number) {
-            Ok(ordinal) if number < count => ordinal,
-            _ => return Err(CudaError::NoDevice { number, count }),
-        };
-        // SAFETY: as above; the device is one of those that there are.
-        unsafe {
-            driver.checked("cuDeviceGet", (driver.device_get)(&raw mut device, ordinal))?;
-            let retained = (driver.context_retain)(&raw mut raw, device);
-            driver.checked("cuDevicePrimaryCtxRetain", retained)?;
-        }
-        Ok(Arc::new(Context {
-            libraries: libraries.clone(),
-            device,
-            raw,
-        }))
-    }
-
-    /// What the device's processors can do, as NVIDIA numbers it: 9.0 is an H100's.
-    ///
-    /// # Errors
-    /// The driver refuses.
-    pub fn capability(&self) -> Result<Capability, CudaError> {
-        let [mut major, mut minor] = [0; 2];
-        for (place, attribute) in [&mut major, &mut minor].into_iter().zip(CAPABILITY) {
-            // SAFETY: a place for a number; the device is the one that was opened.
-            let told = unsafe { (self.driver().device_attribute)(place, attribute, self.device) };
-            self.driver().checked("cuDeviceGetAttribute", told)?;
-        }
-        let of = |number: c_int| u32::try_from(number).unwrap_or(0);
-        Ok(Capability {
-            major: of(major),
-            minor: of(minor),
-        })
-    }
-
-    /// The libraries that it was opened with.
-    #[must_use]
-    pub fn libraries(&self) -> &Libraries {
-        &self.libraries
-    }
-
-    pub(crate) fn driver(&self) -> &Driver {
-        &self.libraries.driver
-    }
-
-    /// Makes the context current on this thread: what comes next on it, NCCL's calls included, is meant for this device.
-    pub(crate) fn bind(&self) -> Result<(), CudaError> {
-        // SAFETY: the context is retained until this is dropped.
-        let set = unsafe { (self.driver().context_set)(self.raw) };
-        self.driver().checked("cuCtxSetCurrent", set)
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        #[expect(unsafe_code, reason = "gives back what `open` retained")]
-        // SAFETY: retained once by `open`. A failure leaves the context as it is, which the end of the process ends.
-        let _ = unsafe { (self.driver().context_release)(self.device) };
-    }
-}
-
-impl fmt::Debug for Context {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Context({})", self.device)
     }
 }

@@ -11,8 +11,10 @@
 
 mod communicator;
 mod compiler;
+mod context;
 mod driver;
 mod kernels;
+mod libraries;
 mod library;
 mod memory;
 mod module;
@@ -20,20 +22,24 @@ mod nccl;
 mod operation;
 mod reaper;
 mod stream;
+mod unique_id;
 
 pub use communicator::{Communicator, Membership, init, quiesce, revoke};
-pub use compiler::{Capability, CompileError, Compiler, Image};
-pub use driver::{Context, CudaError, ask_for_connections};
+pub use compiler::{CompileError, Compiler, Image};
+pub use context::{Capability, Context};
+pub use driver::{CudaError, ask_for_connections};
 pub use kernels::{
     HostKernel, Kernel, MomentumArguments, Narrow, OptimizerArguments, ProductArguments, run_on_host,
 };
-pub use library::{Libraries, LoadError};
+pub use libraries::Libraries;
+pub use library::LoadError;
 pub use memory::{Copying, DeviceBuffer, DeviceMemory, Pinned};
 pub use module::Module;
-pub use nccl::{NcclError, UniqueId};
+pub use nccl::NcclError;
 pub use operation::{Action, Element, Operation, Pending, Refused, issue};
 pub use reaper::Reaper;
 pub use stream::{Event, Stream};
+pub use unique_id::UniqueId;
 
 use std::time::Duration;
 

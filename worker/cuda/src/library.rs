@@ -1,19 +1,9 @@
-//! The libraries: found by name when they are first needed, never linked.
+//! A library: found by name when it is first needed, never linked.
 
-use crate::driver::Driver;
-use crate::nccl::Nccl;
 use libloading::Library;
 use std::error::Error;
 use std::ffi::OsStr;
 use std::mem::ManuallyDrop;
-use std::path::Path;
-use std::sync::Arc;
-
-/// Names of the driver's library: what a driver installs, and what development packages do.
-const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
-/// Names of NCCL's library: what its packages have, and what development packages add. Where libtorch has loaded it already, the first
-/// name gives the same one.
-const NCCL: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 /// Why a library cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -106,64 +96,6 @@ impl Loaded {
     }
 }
 
-/// The driver, and NCCL where it is: a GPU computes without it.
-#[derive(Clone)]
-pub struct Libraries {
-    pub(crate) driver: Arc<Driver>,
-    nccl: Result<Arc<Nccl>, LoadError>,
-}
-
-impl Libraries {
-    /// Loads both by their usual names.
-    ///
-    /// # Errors
-    /// The driver is absent or too old.
-    pub fn load() -> Result<Libraries, LoadError> {
-        Libraries::of(&DRIVER, &NCCL)
-    }
-
-    /// Loads both from one file: a fake of them, for tests.
-    ///
-    /// # Errors
-    /// It cannot be loaded or lacks a function of the driver.
-    pub fn load_from(path: &Path) -> Result<Libraries, LoadError> {
-        Libraries::load_from_two(path, path)
-    }
-
-    /// Loads the driver from one file and NCCL from another, for tests.
-    ///
-    /// # Errors
-    /// The driver's file cannot be loaded or lacks a function.
-    pub fn load_from_two(driver: &Path, nccl: &Path) -> Result<Libraries, LoadError> {
-        Libraries::of(&[driver], &[nccl])
-    }
-
-    /// Whether NCCL can be used: it is a worker's own choice to go without.
-    ///
-    /// # Errors
-    /// It is absent or too old.
-    pub fn require_nccl(&self) -> Result<(), LoadError> {
-        self.nccl.as_ref().map(|_| ()).map_err(LoadError::clone)
-    }
-
-    /// NCCL's functions.
-    ///
-    /// # Errors
-    /// It is absent or too old.
-    pub(crate) fn nccl(&self) -> Result<Arc<Nccl>, LoadError> {
-        self.nccl.clone()
-    }
-
-    fn of<D: AsRef<OsStr>, N: AsRef<OsStr>>(driver: &[D], nccl: &[N]) -> Result<Libraries, LoadError> {
-        let driver = Driver::of(&Loaded::open("the CUDA driver", "CUDA 12 or later", driver)?)?;
-        let nccl = Loaded::open("NCCL", "NCCL 2.28.9 or later", nccl).and_then(|found| Nccl::of(&found));
-        Ok(Libraries {
-            driver: Arc::new(driver),
-            nccl: nccl.map(Arc::new),
-        })
-    }
-}
-
 /// A struct of pointers to a library's functions, each with its name there. All results are read as plain numbers: an
 /// enumeration of one version that holds a value of a later one would be undefined behaviour.
 macro_rules! functions {
@@ -187,32 +119,3 @@ macro_rules! functions {
     };
 }
 pub(crate) use functions;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_absent_library_is_an_error_that_names_what_was_tried() {
-        let names = ["libvaruna-absent.so.2", "libvaruna-absent.so"];
-        let why = match Libraries::of(&names, &NCCL) {
-            Err(why) => why.to_string(),
-            Ok(_) => panic!("there is no such library"),
-        };
-        let expected = "the CUDA driver is not here; tried libvaruna-absent.so.2, libvaruna-absent.so \
-                        (libvaruna-absent.so.2: cannot open shared object file";
-        assert!(why.starts_with(expected), "{why}");
-    }
-
-    #[test]
-    fn another_library_is_refused_by_the_first_function_that_it_lacks() {
-        // The C library is on every machine, and is neither.
-        let why = match Libraries::of(&["libc.so.6"], &NCCL) {
-            Err(why) => why.to_string(),
-            Ok(_) => panic!("the C library is no driver"),
-        };
-        let expected =
-            "the CUDA driver (libc.so.6) has no function cuInit; CUDA 12 or later is needed".to_owned();
-        assert_eq!(why, expected);
-    }
-}

@@ -1,6 +1,7 @@
 //! Memory that the device works on, and copies between it and the host's.
 
-use crate::driver::{Context, CudaError};
+use crate::context::Context;
+use crate::driver::CudaError;
 use crate::stream::{Event, Stream};
 use std::ffi::c_void;
 use std::sync::Arc;

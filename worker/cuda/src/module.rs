@@ -1,7 +1,8 @@
 //! Compiled kernels on a device, and their launch.
 
 use crate::compiler::Image;
-use crate::driver::{Context, CudaError};
+use crate::context::Context;
+use crate::driver::CudaError;
 use crate::kernels::{Kernel, THREADS};
 use crate::stream::Stream;
 use cudarc::driver::sys::{CUfunction, CUmodule};

@@ -1,7 +1,7 @@
 //! NCCL: its functions, its results, and how a communicator is configured.
 
 use crate::driver::CudaError;
-use crate::library::{Libraries, LoadError, functions};
+use crate::library::{LoadError, functions};
 use cudarc::driver::sys::CUstream;
 use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -87,56 +87,6 @@ pub enum NcclError {
     Device(#[from] CudaError),
 }
 
-/// What the ranks of a communicator find each other by. One of them draws it and tells the others.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct UniqueId([u8; UniqueId::BYTES]);
-
-impl std::fmt::Debug for UniqueId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // It opens a communicator, so it is in no log.
-        f.write_str("UniqueId(..)")
-    }
-}
-
-#[expect(unsafe_code, reason = "calls of NCCL's functions with places of their types")]
-impl UniqueId {
-    /// Its length.
-    pub const BYTES: usize = 128;
-
-    /// Draws one. The process that draws it must live until all ranks have joined.
-    ///
-    /// # Errors
-    /// NCCL is absent, or finds no interface to listen on.
-    pub fn draw(libraries: &Libraries) -> Result<UniqueId, NcclError> {
-        let mut id = ncclUniqueId {
-            internal: [0; UniqueId::BYTES],
-        };
-        let nccl = libraries.nccl()?;
-        // SAFETY: a place for an id.
-        let drawn = unsafe { (nccl.unique_id)(&raw mut id) };
-        nccl.checked("ncclGetUniqueId", drawn, std::ptr::null_mut())?;
-        Ok(UniqueId(id.internal.map(c_char::cast_unsigned)))
-    }
-
-    /// An id that another worker drew.
-    #[must_use]
-    pub fn of_bytes(bytes: [u8; UniqueId::BYTES]) -> UniqueId {
-        UniqueId(bytes)
-    }
-
-    /// To be told to others.
-    #[must_use]
-    pub fn as_bytes(&self) -> &[u8; UniqueId::BYTES] {
-        &self.0
-    }
-
-    pub(crate) fn raw(&self) -> ncclUniqueId {
-        ncclUniqueId {
-            internal: self.0.map(u8::cast_signed),
-        }
-    }
-}
-
 /// How communicators are made: without blocking, with at most so many blocks of a kernel (None: as NCCL likes).
 pub(crate) fn config(blocks_max: Option<u32>) -> ncclConfig_t {
     let blocks = blocks_max.and_then(|n| c_int::try_from(n).ok());
@@ -212,15 +162,5 @@ mod tests {
         // As a C compiler lays the header's structure out: a length, 14 numbers, two pointers.
         assert_eq!(own.size, 8 + 14 * 4 + 2 * 8);
         assert_eq!(config(None).maxCTAs, c_int::MIN);
-    }
-
-    #[test]
-    fn an_id_is_told_as_bytes_and_kept_out_of_logs() {
-        let mut bytes = [0; UniqueId::BYTES];
-        bytes[0] = 200;
-        let id = UniqueId::of_bytes(bytes);
-        assert_eq!(id.as_bytes(), &bytes);
-        assert_eq!(id.raw().internal[0].cast_unsigned(), 200);
-        assert_eq!(format!("{id:?}"), "UniqueId(..)");
     }
 }

@@ -1,7 +1,7 @@
 //! Operations: sends, receives, sums and broadcasts over communicators, each with the memory that it works on.
 
 use crate::POLL;
-use crate::communicator::{Communicator, Inner, Phase, State, lock, revoke};
+use crate::communicator::{Communicator, Flight, Outcome, Phase, lock, revoke};
 use crate::memory::DeviceMemory;
 use crate::nccl::{IN_PROGRESS, NcclError, SUCCESS};
 use crate::stream::{Event, Stream};
@@ -80,44 +80,6 @@ pub struct Operation<'a, M> {
     pub element: Element,
     /// After what.
     pub stream: &'a Stream,
-}
-
-/// Whether an operation has ended, and how.
-#[derive(Clone, PartialEq, Eq)]
-enum Outcome {
-    Running,
-    /// Its memory holds what it should.
-    Done,
-    /// It ended, or will, with anything in its memory.
-    Lost(NcclError),
-}
-
-/// The end of an operation, as its communicator knows it.
-pub(crate) struct Flight {
-    event: Event,
-    outcome: Mutex<Outcome>,
-}
-
-impl Flight {
-    /// Looks whether the operation has ended; under the communicator's lock. What has not, or not well, is lost if the
-    /// communicator is revoked or broken, and else still in flight.
-    pub(crate) fn note(self: Arc<Flight>, of: &Inner, state: &mut State) {
-        let ended = self.event.is_done();
-        // NCCL marks a failure before it lets a kernel end; so it is asked after the event.
-        let outcome = match (state.phase, ended) {
-            (Phase::Revoked, _) => Outcome::Lost(NcclError::Revoked),
-            (_, Err(error)) => Outcome::Lost(error.into()),
-            (_, Ok(ended)) => match of.has_settled(state) {
-                Err(error) => Outcome::Lost(error),
-                Ok(_) if ended => Outcome::Done,
-                Ok(_) => Outcome::Running,
-            },
-        };
-        self.outcome.lock().clone_from(&outcome);
-        if outcome == Outcome::Running {
-            state.flights.push(self);
-        }
-    }
 }
 
 /// An issued operation. Dropping it while it runs gives its memory up: the device may still use it.

@@ -1,7 +1,7 @@
 //! Frees communicators on a thread of its own: a call that frees one can block for ever when a peer is gone.
 
 use crate::POLL;
-use crate::driver::Context;
+use crate::context::Context;
 use crate::nccl::{IN_PROGRESS, Nccl, SUCCESS};
 use cudarc::nccl::sys::ncclComm_t;
 use parking_lot::{Condvar, Mutex};

@@ -1,7 +1,8 @@
 //! Streams and events: the order of what a device does.
 
 use crate::POLL;
-use crate::driver::{Context, CudaError, NOT_READY};
+use crate::context::Context;
+use crate::driver::{CudaError, NOT_READY};
 use cudarc::driver::sys::{CUevent, CUstream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,6 @@
 use super::*;
-use crate::compiler::{Capability, Compiler};
+use crate::compiler::Compiler;
+use crate::context::Capability;
 use std::path::Path;
 
 #[test]
