@@ -4,7 +4,7 @@ Runs in the folder that `make gpu-bundle` makes, on a machine with a driver and 
 A phase that fails does not hide the others: it says why, and the exit code is 1. Each part ends in under 8 minutes.
 
 `--brief` is for a GPU that is at hand for a quarter of an hour: one round in place of two or three, GPT-2 large of 12 layers where starts would take most
-of the time, and the environment in the first part alone. All parts together should then take about eleven minutes.
+of the time, and the environment in the first part alone. All parts together should then take about sixteen minutes.
 
 `--dry-run` does all of it on the processor with tiny models, to try the script: its results are named `gpu.dry_run.*`.
 """
