@@ -21,8 +21,9 @@ const PIECE: usize = MESSAGE_ELEMENTS as usize - 1;
 /// Pieces of each unit that are sent before the first is waited for.
 const AHEAD: usize = 4;
 
-/// A range of a segment's parameters that is sent or received.
+/// Parameters of a segment that are sent or received: of one range, or of several one after the other.
 struct Travelling {
+    /// The first.
     unit: Unit,
     elements: Range<usize>,
     /// To whom, or from whom.
@@ -33,6 +34,21 @@ impl Travelling {
     fn pieces(&self) -> usize {
         self.elements.len().div_ceil(PIECE)
     }
+}
+
+/// Ranges that lie one after the other and have the same peers, put together: fewer messages, each of which costs a turn of host and device. Who sends them and
+/// who takes them come to the same: all ranges of a sender's slice have the same receivers.
+fn together(ranges: impl Iterator<Item = Travelling>) -> Vec<Travelling> {
+    let mut all: Vec<Travelling> = Vec::new();
+    for range in ranges {
+        match all.last_mut() {
+            Some(last) if last.peers == range.peers && last.elements.end == range.elements.start => {
+                last.elements.end = range.elements.end;
+            }
+            _ => all.push(range),
+        }
+    }
+    all
 }
 
 impl Run<'_> {
@@ -68,9 +84,9 @@ impl Run<'_> {
         };
         let units = || plan.layout.ranges_of(whole);
         let sent = units().map(|unit| of(unit, plan.receivers_of(me, unit)));
-        let sent: Vec<Travelling> = sent.filter(|range| !range.peers.is_empty()).collect();
+        let sent = together(sent.filter(|range| !range.peers.is_empty()));
         let received = units().filter_map(|unit| Some(of(unit, vec![plan.sender_of(me, unit)?])));
-        let received: Vec<Travelling> = received.collect();
+        let received = together(received);
         let pieces = sent
             .iter()
             .chain(&received)

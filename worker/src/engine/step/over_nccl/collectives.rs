@@ -103,7 +103,7 @@ impl<'a> Collectives<'a> {
         }
     }
 
-    /// Begins to bring the parameters of a unit to those that do not hold them; false where it has no communicator.
+    /// Begins to bring the parameters of a unit to all that compute with them; false where it has no communicator.
     pub(super) fn gather(&mut self, whole: Unit, here: &GatheredUnit) -> Result<bool, EngineError> {
         let Some(lane) = self.own.of_unit(whole) else {
             return Ok(false);
@@ -223,7 +223,7 @@ impl<'a> Collectives<'a> {
         let group = self.plan.group(unit);
         let me = group.iter().position(|worker| *worker == self.config.me);
         let (Some(place), Some(lane)) = (me, self.own.of_unit(unit)) else {
-            return Ok(());
+            return Err(EngineError::NotHeld(unit));
         };
         for actions in actions_of_sum(self.plan.layout, unit, (place, group.len()), memory.numel()) {
             let operations = actions.into_iter().map(|(action, elements)| {
