@@ -137,3 +137,26 @@ impl Run<'_> {
         (start < of.elements.end).then(|| (start..of.elements.end.min(start + PIECE), tag))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_the_same_peers_that_lie_together_are_sent_together() {
+        let range = |unit, elements, peer| Travelling {
+            unit: Unit(unit),
+            elements,
+            peers: vec![WorkerId(peer)],
+        };
+        let ranges = [
+            range(0, 0..5, 1),
+            range(1, 5..9, 1),
+            range(2, 9..12, 2),
+            range(4, 15..20, 2),
+        ];
+        let found = together(ranges.into_iter());
+        let found: Vec<_> = found.iter().map(|t| (t.unit.0, t.elements.clone())).collect();
+        assert_eq!(found, [(0, 0..9), (2, 9..12), (4, 15..20)]);
+    }
+}

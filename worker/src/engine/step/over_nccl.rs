@@ -1,5 +1,6 @@
 //! Boundaries, sums and parameters from device to device, over the communicators of the generation; what has none goes over the link.
 
+mod actions;
 mod collectives;
 
 use super::super::EngineError;

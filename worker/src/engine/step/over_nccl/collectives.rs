@@ -6,21 +6,20 @@
 
 use super::super::exchange::{ENDING, Summed};
 use super::super::place::small;
+use super::actions::actions_of_sum;
 use super::{Communicators, EngineError, element, of_nccl, stuck};
 use crate::engine::EngineConfig;
 use crate::model::tied_weight_of;
-use crate::state::{GatheredUnit, TAIL};
+use crate::state::GatheredUnit;
 use crate::transport::nccl::Lane;
 use crate::transport::{LinkError, Tag};
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use tch::Tensor;
 use varuna_cuda::{Action, Element, NcclError, Operation, Pending, issue};
-use varuna_model::StateShare;
 use varuna_plan::communicators::reduction_order;
-use varuna_plan::{Layout, Plan, SegmentRange, Step, Unit};
+use varuna_plan::{Plan, SegmentRange, Step, Unit};
 use varuna_torch::{FlatBuffer, Lease, OnDevice, TorchError};
 
 /// One operation on a piece of memory.
@@ -305,102 +304,5 @@ impl Sum {
             lease: self.lease,
             on_host: false,
         })
-    }
-}
-
-/// What a rank does for the sum of a unit's gradient of so many elements with its tail: by what is issued together. `place` is the rank, of `members`.
-fn actions_of_sum(
-    layout: Layout,
-    unit: Unit,
-    (place, members): (usize, usize),
-    elements: usize,
-) -> Vec<Vec<(Action, Range<usize>)>> {
-    let mut shares = match layout.is_shared_out(members) {
-        true => layout.shares(unit, members, elements - TAIL),
-        false => Vec::new(),
-    };
-    match shares.last_mut() {
-        // The tail goes with the last part, whoever holds it.
-        Some(last) => last.elements.end = elements,
-        None => return vec![vec![(Action::AllReduceSum, 0..elements)]],
-    }
-    let (mut sums, mut copies) = (Vec::new(), Vec::new());
-    for StateShare { elements, places } in shares {
-        let (first, second) = (places[0], places[1]);
-        sums.push((Action::ReduceSum { root: small(first) }, elements.clone()));
-        if place == first {
-            copies.push((Action::Send { to: small(second) }, elements));
-        } else if place == second {
-            copies.push((Action::Receive { from: small(first) }, elements));
-        }
-    }
-    // Who holds no part, of a unit with few elements, has none to pass on.
-    [sums, copies]
-        .into_iter()
-        .filter(|together| !together.is_empty())
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const ELEMENTS: usize = 1000 + TAIL;
-
-    fn actions(place: usize, members: usize, elements: usize) -> Vec<Vec<(Action, Range<usize>)>> {
-        let layout = Layout::new(3, true).in_ranges(12);
-        actions_of_sum(layout, Unit(1), (place, members), elements)
-    }
-
-    #[test]
-    fn a_gradient_is_summed_whole_where_everybody_needs_all_of_it() {
-        let whole = vec![vec![(Action::AllReduceSum, 0..ELEMENTS)]];
-        for members in [2, 13, 24] {
-            assert_eq!(actions(0, members, ELEMENTS), whole, "{members}");
-        }
-        assert_eq!(
-            actions_of_sum(Layout::new(3, true), Unit(1), (0, 4), ELEMENTS),
-            whole
-        );
-        // A head without parameters: there is the loss alone, which follows no share.
-        assert_eq!(actions(1, 4, TAIL), vec![vec![(Action::AllReduceSum, 0..TAIL)]]);
-    }
-
-    #[test]
-    fn where_state_is_shared_out_each_part_is_summed_for_one_rank_which_gives_it_to_one_more() {
-        for members in 3..=12 {
-            let all: Vec<_> = (0..members)
-                .map(|place| actions(place, members, ELEMENTS))
-                .collect();
-            let mut sent: Vec<(usize, u32, Range<usize>)> = Vec::new();
-            let mut received = Vec::new();
-            for (place, actions) in all.iter().enumerate() {
-                assert_eq!(
-                    actions[0], all[0][0],
-                    "all ranks sum the same parts in the same order"
-                );
-                for (action, elements) in &actions[1] {
-                    match action {
-                        Action::Send { to } => sent.push((place, *to, elements.clone())),
-                        Action::Receive { from } => {
-                            received.push((*from as usize, place as u32, elements.clone()))
-                        }
-                        other => panic!("{other:?}"),
-                    }
-                }
-            }
-            sent.sort_by_key(|(_, _, elements)| elements.start);
-            received.sort_by_key(|(_, _, elements)| elements.start);
-            assert_eq!(sent, received);
-            let sums: Vec<_> = all[0][0].iter().zip(&sent).collect();
-            assert_eq!(sums.len(), sent.len());
-            let mut end = 0;
-            for ((action, elements), (first, second, copied)) in sums {
-                assert_eq!(*action, Action::ReduceSum { root: small(*first) });
-                assert!(elements.start == end && elements == copied && *second != small(*first));
-                end = elements.end;
-            }
-            assert_eq!(end, ELEMENTS, "the tail belongs to the last part");
-        }
     }
 }
