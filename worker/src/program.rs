@@ -89,6 +89,9 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let welcome = first_welcome(&mut orders, coordinator).await?;
     let job =
         parse_job_of_any_release(&welcome.job).context("the coordinator's job file is not valid here")?;
+    // libtorch keeps threads for each thread that computes with several. The engine's alone does: where there are more of them than cores, they
+    // sleep between any two operators in place of waiting awake, which costs a sixth of a step.
+    tch::set_num_threads(1);
     // Before anything else asks libtorch. Libraries for GPUs are loaded only where the job may use one.
     let device = named.map_or_else(|| device_of(&job, platform), Ok)?;
     // What is free for training, before anything of this process lies there.
@@ -117,7 +120,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         backend.numerics.boundary(),
         job.training.optimizer.rule.moments(),
     ));
-    let engine = engine(arguments, (me, backend), (&job, model), data);
+    let engine = engine((me, backend), (&job, model), data);
     tracing::info!(worker = %me, %device, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
     let member = MemberConfig {
         follows: !arguments.without.has(Ablation::Following),
@@ -131,6 +134,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let parts = AgentParts {
         member,
         engine,
+        threads: arguments.threads.or(job.workers.threads).unwrap_or(1),
         mesh: data_plane(mesh, me, (device, platform), &job)?,
         events: (events, inbox),
         uplink: (reports, orders),
@@ -353,14 +357,7 @@ fn backend(
     Ok((backend, scores))
 }
 
-fn engine(
-    arguments: &Arguments,
-    (me, backend): (WorkerId, Backend),
-    (job, model): (&Job, Module),
-    data: TrainingData,
-) -> Engine {
-    let threads = arguments.threads.or(job.workers.threads).unwrap_or(1);
-    tch::set_num_threads(i32::try_from(threads).unwrap_or(1));
+fn engine((me, backend): (WorkerId, Backend), (job, model): (&Job, Module), data: TrainingData) -> Engine {
     Engine::new(EngineConfig {
         me,
         model,

@@ -66,6 +66,7 @@ impl Rig {
                 timing: MemberTiming::default(),
             },
             engine,
+            threads: 1,
             mesh: Box::new(Alone { link }),
             events: channel(64),
             uplink: (reports, orders),

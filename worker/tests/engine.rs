@@ -374,7 +374,7 @@ fn a_panic_in_the_engines_thread_is_told_and_not_waited_for() {
     }
     let (events, told) = std::sync::mpsc::channel();
     let emit = move |event| drop(events.send(event));
-    let commands = engine_thread::start(engine, emit).unwrap();
+    let commands = engine_thread::start(engine, 1, emit).unwrap();
     let run = Command::Run {
         plan: Arc::new(plan),
         step: Step(0),
@@ -445,7 +445,7 @@ fn the_state_that_is_compared_is_that_of_its_place_in_the_order() {
     let trained = initialised(&case, ONE, &alone);
     let expected = trained.snapshot(unit).unwrap().digest().unwrap();
     let (events, inbox) = std::sync::mpsc::channel();
-    let commands = engine_thread::start(trained, move |event| drop(events.send(event))).unwrap();
+    let commands = engine_thread::start(trained, 1, move |event| drop(events.send(event))).unwrap();
     let id = StateId::INITIAL;
     let units = vec![unit];
     let compare = Command::Compare {

@@ -256,7 +256,7 @@ fn a_state_is_given_away_with_the_gradients_that_were_ordered_before_it() {
     let mut keeper = engine(&case, B);
     keeper.initialise(unit).unwrap();
     let (events, told) = channel();
-    let commands = engine_thread::start(keeper, move |event| drop(events.send(event))).unwrap();
+    let commands = engine_thread::start(keeper, 1, move |event| drop(events.send(event))).unwrap();
     let recipient = Recipient {
         generation: alone.generation,
         to: A,

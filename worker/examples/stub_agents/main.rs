@@ -190,6 +190,7 @@ async fn work(common: &Common, number: u64) -> Result<()> {
             step: Duration::from_millis(arguments.step_ms),
             model,
         },
+        threads: 1,
         events: (events, inbox),
         uplink: (reports, orders),
         run: RunKey {

@@ -179,14 +179,16 @@ pub enum Event {
     Fatal(EngineError),
 }
 
-/// Starts the thread, which calls `emit` for each event. `emit` may block, but only briefly.
+/// Starts the thread, which computes with `threads` of libtorch's and calls `emit` for each event. `emit` may block, but only briefly.
 pub fn start<E: Compute>(
     engine: E,
+    threads: u32,
     emit: impl Fn(Event) + Send + Sync + 'static,
 ) -> std::io::Result<SyncSender<Command>> {
     let (commands, inbox) = sync_channel(QUEUE);
     let emit = Arc::new(emit);
     std::thread::Builder::new().name("engine".into()).spawn(move || {
+        tch::set_num_threads(i32::try_from(threads).unwrap_or(1));
         let mut thread = Thread {
             engine,
             prepared: Vec::new(),

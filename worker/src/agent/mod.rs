@@ -106,6 +106,8 @@ pub struct AgentParts<E> {
     pub member: MemberConfig,
     /// The engine, without state.
     pub engine: E,
+    /// With so many threads libtorch computes its steps on the host.
+    pub threads: u32,
     /// Connections to peers; their events go to `events`.
     pub mesh: Box<dyn DataPlane>,
     /// The queue of events of mesh, engine and store.
@@ -149,7 +151,7 @@ struct Agent {
 pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> Result<(), AgentError> {
     let (events, mut inbox) = parts.events;
     let from_engine = events.clone();
-    let engine = engine_thread::start(parts.engine, move |event| {
+    let engine = engine_thread::start(parts.engine, parts.threads, move |event| {
         // If this fails the agent has ended; the thread then ends with its command queue.
         let _ = from_engine.blocking_send(AgentEvent::Engine(event));
     })?;

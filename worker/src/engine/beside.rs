@@ -136,7 +136,11 @@ impl Thread {
     fn start(training: Training) -> Result<Thread, EngineError> {
         let ((jobs, inbox), (give_back, returned)) = (channel(), channel());
         let thread = std::thread::Builder::new().name("spare-copies".into());
-        let started = thread.spawn(move || serve(&training, &inbox, &give_back));
+        let started = thread.spawn(move || {
+            // The cores are the step's.
+            tch::set_num_threads(1);
+            serve(&training, &inbox, &give_back);
+        });
         match started {
             Ok(_) => Ok(Thread { jobs, returned }),
             Err(error) => Err(EngineError::Thread("spare-copies", error.to_string())),

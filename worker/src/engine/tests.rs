@@ -180,7 +180,7 @@ fn a_state_that_does_not_cease_to_be_read_ends_the_worker_by_the_deadline_and_st
     let held = reader.digest().unwrap();
     let (emit, events) = std::sync::mpsc::channel();
     // The agent, which ends with what is fatal, has nothing else of the engine.
-    let commands = start(engine, move |event| emit.send(event).unwrap()).unwrap();
+    let commands = start(engine, 1, move |event| emit.send(event).unwrap()).unwrap();
     commands.send(Command::Apply { decision, units }).unwrap();
     let Event::Fatal(why) = events.recv_timeout(Duration::from_secs(60)).unwrap() else {
         panic!("the optimizer changed a state that is read")

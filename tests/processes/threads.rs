@@ -1,0 +1,36 @@
+//! Which threads a worker computes with.
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use varuna_fixtures::{JobFile, Run};
+
+/// The names of a process's threads. One that libtorch starts has the name of the thread that made it do so; the first has the program's.
+fn threads(pid: u32) -> Vec<String> {
+    let folders = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let name = |folder: std::io::Result<std::fs::DirEntry>| {
+        // One that ends meanwhile has none.
+        std::fs::read_to_string(folder.ok()?.path().join("comm")).ok()
+    };
+    folders
+        .filter_map(name)
+        .map(|name| name.trim().to_owned())
+        .collect()
+}
+
+/// On a machine with one core libtorch starts none by itself, so that this shows nothing there.
+#[test]
+fn only_the_engine_has_threads_of_libtorch_to_compute_with() {
+    let job = JobFile {
+        steps: 1_000_000,
+        // Wide enough that libtorch shares operators out.
+        hidden: 256,
+        spec: vec!["workers: {threads: 2}".into()],
+        ..JobFile::default()
+    };
+    let mut run = Run::start(&job, 1);
+    let pid = run.wait_for_workers(1)[0].pid;
+    run.wait_for_step(2);
+    let all = threads(pid);
+    let named = |name: &str| all.iter().filter(|n| *n == name).count();
+    assert!(named("engine") >= 2, "{all:?}");
+    assert_eq!(named("varuna-worker"), 1, "{all:?}");
+}
