@@ -68,6 +68,9 @@ struct Arguments {
 
 #[tokio::main]
 async fn main() -> Result<()> {
+    // The allocator asks for huge pages, and what is left of many small objects would keep each of them: a hundred jobs of 64 pods took 119 MB
+    // with them and 71 without.
+    nix::sys::prctl::set_thp_disable(true).context("huge pages cannot be declined")?;
     let arguments = Arguments::parse();
     tracing_subscriber::fmt()
         .json()

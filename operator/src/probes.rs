@@ -8,7 +8,7 @@ use crate::decide::{CoordinatorProbe, ProbeAnswer};
 use crate::resource::JobRef;
 use http_body_util::{BodyExt as _, Limited};
 use hyper::Request;
-use hyper::client::conn::http1::{self, SendRequest};
+use hyper::client::conn::http1;
 use hyper::header::HOST;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
@@ -206,24 +206,19 @@ async fn ask(targets: Arc<Targets>, uid: String, number: i64, address: SocketAdd
 /// Holds a connection to a coordinator for as long as it answers over that; calls `answered` each time. Returns how it ended.
 async fn hold(address: SocketAddr, interval: Duration, answered: impl Fn()) -> Error {
     let held = async {
-        let stream = timeout(DEADLINE, TcpStream::connect(address)).await??;
+        let mut stream = timeout(DEADLINE, TcpStream::connect(address)).await??;
         let keepalive = TcpKeepalive::new()
             .with_time(KEEPALIVE_IDLE)
             .with_interval(KEEPALIVE_INTERVAL)
             .with_retries(KEEPALIVE_TRIES);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(cause)?;
-        // It ends with the stream, and when nobody sends over it any more.
-        let mut connection = tokio::spawn(connection);
         loop {
-            timeout(DEADLINE, exchange(&mut sender, address)).await??;
+            // What HTTP needs is there while it is asked alone: there is a connection for each job.
+            stream = timeout(DEADLINE, Box::pin(exchange(stream, address))).await??;
             answered();
             tokio::select! {
                 () = sleep(interval) => {}
-                ended = &mut connection => {
-                    ended?.map_err(cause)?;
-                    return Err(ErrorKind::UnexpectedEof.into());
-                }
+                ended = ended(&stream) => return Err(ended),
             }
         }
     };
@@ -231,20 +226,46 @@ async fn hold(address: SocketAddr, interval: Duration, answered: impl Fn()) -> E
     result.err().unwrap_or_else(|| ErrorKind::Other.into())
 }
 
-/// Asks `/healthz` over a connection that stays open.
-async fn exchange(sender: &mut SendRequest<String>, address: SocketAddr) -> Result<()> {
-    sender.ready().await.map_err(cause)?;
-    let request = Request::get("/healthz").header(HOST, address.to_string());
-    let request = request.body(String::new()).map_err(Error::other)?;
-    let answer = sender.send_request(request).await.map_err(cause)?;
-    let is_well = answer.status().is_success();
-    // To its end: only then can the connection be used again.
-    let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await;
-    body.map_err(Error::other)?;
-    if is_well {
-        Ok(())
+/// Asks `/healthz` over a connection, and gives it back for the next time.
+async fn exchange(stream: TcpStream, address: SocketAddr) -> Result<TcpStream> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(cause)?;
+    let ask = async move {
+        let request = Request::get("/healthz").header(HOST, address.to_string());
+        let request = request.body(String::new()).map_err(Error::other)?;
+        let answer = sender.send_request(request).await.map_err(cause)?;
+        let is_well = answer.status().is_success();
+        // To its end: only then can the connection be used again.
+        let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await;
+        body.map_err(Error::other)?;
+        if is_well {
+            Ok(())
+        } else {
+            Err(Error::from(ErrorKind::Other))
+        }
+    };
+    // It ends when nobody sends over it any more.
+    let connection = async { connection.without_shutdown().await.map_err(cause) };
+    let ((), parts) = tokio::try_join!(ask, connection)?;
+    if parts.read_buf.is_empty() {
+        Ok(parts.io.into_inner())
     } else {
-        Err(ErrorKind::Other.into())
+        Err(ErrorKind::InvalidData.into())
+    }
+}
+
+/// How a connection ends over which nothing is asked.
+async fn ended(stream: &TcpStream) -> Error {
+    loop {
+        let read = match stream.readable().await {
+            Ok(()) => stream.try_read(&mut [0]),
+            Err(error) => return error,
+        };
+        match read {
+            Ok(0) => return ErrorKind::UnexpectedEof.into(),
+            Ok(_) => return ErrorKind::InvalidData.into(),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return error,
+        }
     }
 }
 

@@ -143,12 +143,12 @@ async fn observe<'a>(
     let key = (job.namespace.clone(), job.name.clone());
     let pods: Vec<Arc<IndexedPod>> = {
         let all = context.index.pods.lock();
-        let own = all.of(&key).filter(|pod| pod.owner.as_ref() == Some(&job.uid));
+        let own = all.of(&key).filter(|pod| pod.is_of(&job.uid));
         own.cloned().collect()
     };
     let unread = within(find_nodes(&pods, context)).await.err();
     let (coordinators, workers): (Vec<_>, Vec<_>) = pods.iter().partition(|pod| pod.is_coordinator);
-    let observed_pods = |pods: Vec<&Arc<IndexedPod>>| pods.iter().map(|pod| pod.observed.clone()).collect();
+    let observed_pods = |pods: Vec<&Arc<IndexedPod>>| pods.iter().map(|pod| pod.observed()).collect();
     let mut observed = Observed {
         nodes: nodes_of(&job, &pods, context),
         pods: observed_pods(workers),
@@ -173,12 +173,12 @@ async fn observe<'a>(
         note_failure(&observed.job, error, context, failed)?;
         observed.failures = context.backoff.failures(&observed.job);
         // Nothing is carried out now, and nothing is said of nodes that could not be read.
-        for name in pods.iter().filter_map(|pod| pod.observed.node.as_ref()) {
+        for name in pods.iter().filter_map(|pod| pod.node()) {
             let ready = || ObservedNode {
                 ready: true,
                 ..ObservedNode::default()
             };
-            observed.nodes.entry(name.clone()).or_insert_with(ready);
+            observed.nodes.entry(name.to_owned()).or_insert_with(ready);
         }
     }
     Ok(Seen {
@@ -194,7 +194,7 @@ fn nodes_of(
     pods: &[Arc<IndexedPod>],
     context: &Context,
 ) -> BTreeMap<String, ObservedNode> {
-    let of_pods = pods.iter().filter_map(|pod| pod.observed.node.as_deref());
+    let of_pods = pods.iter().filter_map(|pod| pod.node());
     let failed = job.status.recent_failures.iter();
     let names = of_pods.chain(failed.filter_map(|failure| failure.node.as_deref()));
     let signals = job
@@ -206,9 +206,9 @@ fn nodes_of(
 
 /// Reads the nodes of pods that no watch has shown yet: pods and nodes come by two watches, and a pod whose node is gone is lost.
 async fn find_nodes(pods: &[Arc<IndexedPod>], context: &Context) -> Result<(), Error> {
-    let unknown: BTreeSet<&String> = {
+    let unknown: BTreeSet<&str> = {
         let nodes = context.index.nodes.lock();
-        let names = pods.iter().filter_map(|pod| pod.observed.node.as_ref());
+        let names = pods.iter().filter_map(|pod| pod.node());
         names.filter(|name| !nodes.knows(name)).collect()
     };
     let all: Api<Node> = Api::all(context.client.clone());

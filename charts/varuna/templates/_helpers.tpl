@@ -40,8 +40,6 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 {{- define "varuna.environment" -}}
 - {name: VARUNA_LOG, value: {{ .Values.logLevel | quote }}}
-# Else the allocator keeps memory apart for each thread.
-- {name: MALLOC_ARENA_MAX, value: "2"}
 - {name: VARUNA_POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
 - {name: VARUNA_POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
 - {name: VARUNA_POD_NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}

@@ -169,7 +169,7 @@ impl Applier {
             let pods = self.index.pods.lock();
             let uids = pods
                 .of(&key)
-                .map(|pod| (pod.observed.name.clone(), pod.uid.clone()));
+                .map(|pod| (pod.name().to_owned(), pod.uid.to_string()));
             uids.collect()
         };
         let name = |pod: &Value| pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();

@@ -2,6 +2,7 @@
 //! the cluster has. State only: no clock, no I/O.
 
 mod documents;
+mod indexed_pod;
 mod nodes;
 mod owned;
 mod pods;
@@ -10,9 +11,10 @@ mod runs;
 mod workloads;
 
 pub use documents::resource_version;
+pub use indexed_pod::IndexedPod;
 pub use nodes::NodeIndex;
 pub use owned::{KnownObject, ObjectKey, ObjectKind, OfKind, OwnedIndex};
-pub use pods::{Expected, IndexedPod, JobPods, PodIndex};
+pub use pods::{Expected, JobPods, PodIndex};
 pub use runs::{IndexedRun, RunIndex};
 pub use workloads::{Flavors, QueueIndex, Workloads};
 

@@ -2,9 +2,8 @@
 //! has, nothing is decided about the job, so that nothing is done twice.
 
 use super::JobKey;
-use super::documents::controller_uid;
+use super::indexed_pod::IndexedPod;
 use super::relist::Relist;
-use crate::decide::ObservedPod;
 use crate::observe_pod;
 use crate::resource::{JobRef, job_ref};
 use k8s_openapi::api::core::v1::Pod;
@@ -16,21 +15,8 @@ use std::time::{Duration, Instant};
 /// What was expected and has not come within this time does not come: the watch has missed it, or it is somebody else's.
 const EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 
-/// A pod, as far as decisions are made from it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct IndexedPod {
-    /// Its uid.
-    pub uid: String,
-    /// The uid of its controller; none where it has none.
-    pub owner: Option<String>,
-    /// Whether it is a coordinator's; else a worker's.
-    pub is_coordinator: bool,
-    /// What is observed of it.
-    pub observed: ObservedPod,
-}
-
 /// The pods of a job, by name.
-pub type JobPods = BTreeMap<String, Arc<IndexedPod>>;
+pub type JobPods = BTreeMap<Arc<str>, Arc<IndexedPod>>;
 
 /// Pods that were created or deleted, by name.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,11 +29,11 @@ pub struct Expected {
 /// The pods of all jobs.
 #[derive(Debug, Default)]
 pub struct PodIndex {
-    by_job: BTreeMap<JobKey, JobPods>,
-    /// How many pods of which jobs are on a node.
-    by_node: BTreeMap<String, BTreeMap<JobKey, usize>>,
+    by_job: BTreeMap<Arc<JobKey>, JobPods>,
+    /// How many pods of which jobs are on a node: few jobs each.
+    by_node: BTreeMap<Arc<str>, Vec<(Arc<JobKey>, usize)>>,
     expected: BTreeMap<JobKey, Expected>,
-    relist: Relist<(JobKey, String)>,
+    relist: Relist<(Arc<JobKey>, Arc<str>)>,
 }
 
 impl PodIndex {
@@ -57,8 +43,8 @@ impl PodIndex {
     }
 
     pub(super) fn jobs_on(&self, node: &str) -> Vec<JobRef> {
-        let jobs = self.by_node.get(node).into_iter().flat_map(BTreeMap::keys);
-        jobs.map(|(namespace, name)| job_ref(namespace, name)).collect()
+        let jobs = self.by_node.get(node).into_iter().flatten();
+        jobs.map(|(job, _)| job_ref(&job.0, &job.1)).collect()
     }
 
     /// From now on pods with these names are expected to come, and others to go.
@@ -117,29 +103,35 @@ impl PodIndex {
 
     /// The job, where something has changed that decisions are made from.
     pub(super) fn seen(&mut self, pod: &Pod) -> Option<JobRef> {
-        let key = key(pod)?;
-        let name = pod.name_any();
-        self.relist.seen(&(key.clone(), name.clone()));
-        let Some(indexed) = indexed(pod) else {
-            return self.remove(&key, &name);
+        let key = self.shared(key(pod)?);
+        let Some(mut indexed) = IndexedPod::of(pod) else {
+            return self.remove(&key, &pod.name_any());
         };
-        let going = indexed.observed.deleting;
-        let expected = self.expected.get_mut(&key);
+        let name = Arc::clone(&indexed.name);
+        self.relist.seen(&(Arc::clone(&key), Arc::clone(&name)));
+        let going = indexed.is_deleting();
+        let expected = self.expected.get_mut(&*key);
         let was_expected =
-            expected.is_some_and(|e| e.created.remove(&name) || (going && e.deleted.remove(&name)));
+            expected.is_some_and(|e| e.created.remove(&*name) || (going && e.deleted.remove(&*name)));
         if was_expected {
             self.met(&key, &name);
         }
-        let of_job = self.by_job.entry(key.clone()).or_default();
+        if let Some((known, _)) = indexed.node().and_then(|node| self.by_node.get_key_value(node)) {
+            indexed.node = Some(Arc::clone(known));
+        }
+        let of_job = self.by_job.entry(Arc::clone(&key)).or_default();
+        if let Some(other) = of_job.values().next() {
+            indexed.share_with(other);
+        }
         let before = of_job.get(&name);
         if before.is_some_and(|before| **before == indexed) {
             return was_expected.then(|| job_ref(&key.0, &key.1));
         }
-        let node = indexed.observed.node.clone();
+        let node = indexed.node.clone();
         let before = of_job.insert(name, Arc::new(indexed));
-        let node_before = before.and_then(|before| before.observed.node.clone());
+        let node_before = before.and_then(|before| before.node.clone());
         if node != node_before {
-            self.moved(&key, node_before, node);
+            self.moved(&key, node_before.as_ref(), node);
         }
         Some(job_ref(&key.0, &key.1))
     }
@@ -150,10 +142,10 @@ impl PodIndex {
 
     /// The jobs whose pods are gone.
     pub(super) fn complete(&mut self) -> Vec<JobRef> {
-        let known: Vec<(JobKey, String)> = self
+        let known: Vec<(Arc<JobKey>, Arc<str>)> = self
             .by_job
             .iter()
-            .flat_map(|(key, pods)| pods.keys().map(|name| (key.clone(), name.clone())))
+            .flat_map(|(key, pods)| pods.keys().map(|name| (Arc::clone(key), Arc::clone(name))))
             .collect();
         let gone = self.relist.complete(known.iter());
         gone.iter()
@@ -168,46 +160,40 @@ impl PodIndex {
         if of_job.is_empty() {
             self.by_job.remove(key);
         }
-        self.moved(key, removed.observed.node.clone(), None);
+        self.moved(&Arc::new(key.clone()), removed.node.as_ref(), None);
         Some(job_ref(&key.0, &key.1))
     }
 
-    fn moved(&mut self, key: &JobKey, from: Option<String>, to: Option<String>) {
+    /// The key as it is in the index, if it is.
+    fn shared(&self, key: JobKey) -> Arc<JobKey> {
+        let known = self.by_job.get_key_value(&key);
+        known.map_or_else(|| Arc::new(key), |(known, _)| Arc::clone(known))
+    }
+
+    fn moved(&mut self, key: &Arc<JobKey>, from: Option<&Arc<str>>, to: Option<Arc<str>>) {
         if let Some(from) = from
-            && let Some(jobs) = self.by_node.get_mut(&from)
+            && let Some(jobs) = self.by_node.get_mut(from)
         {
-            if let Some(pods) = jobs.get_mut(key) {
-                *pods -= 1;
-                if *pods == 0 {
-                    jobs.remove(key);
+            if let Some(at) = jobs.iter().position(|(job, _)| job == key) {
+                jobs[at].1 -= 1;
+                if jobs[at].1 == 0 {
+                    jobs.swap_remove(at);
                 }
             }
             if jobs.is_empty() {
-                self.by_node.remove(&from);
+                self.by_node.remove(from);
             }
         }
         if let Some(to) = to {
-            *self
-                .by_node
-                .entry(to)
-                .or_default()
-                .entry(key.clone())
-                .or_default() += 1;
+            let jobs = self.by_node.entry(to).or_default();
+            match jobs.iter_mut().find(|(job, _)| job == key) {
+                Some((_, pods)) => *pods += 1,
+                None => jobs.push((Arc::clone(key), 1)),
+            }
         }
     }
 }
 
 fn key(pod: &Pod) -> Option<JobKey> {
     Some((pod.namespace()?, observe_pod::job_of(pod)?.to_owned()))
-}
-
-fn indexed(pod: &Pod) -> Option<IndexedPod> {
-    let coordinator = observe_pod::coordinator_pod(pod);
-    let is_coordinator = coordinator.is_some();
-    Some(IndexedPod {
-        uid: pod.uid()?,
-        owner: controller_uid(&pod.metadata).map(str::to_owned),
-        is_coordinator,
-        observed: coordinator.or_else(|| observe_pod::pod(pod))?,
-    })
 }

@@ -127,7 +127,7 @@ fn pods_that_went_while_there_was_no_watch_are_gone_and_others_do_not_count() {
     let key = ("n".to_owned(), "j".to_owned());
     let names = |index: &Index| -> Vec<String> {
         let pods = index.pods.lock();
-        pods.of(&key).map(|p| p.observed.name.clone()).collect()
+        pods.of(&key).map(|p| p.name().to_owned()).collect()
     };
     assert_eq!(names(&index), ["j-w2"]);
     assert_eq!(

@@ -92,26 +92,53 @@ async fn only_the_right_answer_is_one() {
     assert!(asked.load(Ordering::Relaxed) >= 3 && answers.load(Ordering::Relaxed) >= 2);
 }
 
-#[tokio::test]
-async fn a_coordinator_that_ends_is_known_by_its_connection() {
+/// Asks a coordinator that takes one connection, answers so many times over it, and then says `last`.
+async fn held_by_one_connection(answers: usize, last: &[u8]) -> (ErrorKind, usize) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let once = async {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut request = [0; 512];
-        assert!(stream.read(&mut request).await.unwrap() > 0);
-        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
-        stream.write_all(answer).await.unwrap();
+        for _ in 0..answers {
+            assert!(stream.read(&mut request).await.unwrap() > 0);
+            let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+            stream.write_all(answer).await.unwrap();
+        }
+        stream.write_all(last).await.unwrap();
     };
     let answered = AtomicUsize::new(0);
-    let held = hold(address, INTERVAL, || {
+    let interval = if answers > 1 {
+        Duration::from_millis(1)
+    } else {
+        INTERVAL
+    };
+    let held = hold(address, interval, || {
         answered.fetch_add(1, Ordering::Relaxed);
     });
     let (error, ()) = tokio::join!(held, once);
+    (error.kind(), answered.load(Ordering::Relaxed))
+}
+
+#[tokio::test]
+async fn a_coordinator_that_ends_is_known_by_its_connection() {
     assert_eq!(
-        (error.kind(), answered.load(Ordering::Relaxed)),
+        held_by_one_connection(1, b"").await,
         (ErrorKind::UnexpectedEof, 1)
     );
+}
+
+#[tokio::test]
+async fn a_coordinator_is_asked_over_one_connection() {
+    let (_, answered) = held_by_one_connection(5, b"").await;
+    assert_eq!(answered, 5);
+}
+
+#[tokio::test]
+async fn what_nobody_asked_for_ends_a_connection() {
+    let (error, answered) = held_by_one_connection(1, b"HTTP/1.1 200 OK\r\n\r\n").await;
+    // It may come with the answer, while HTTP reads, or after it.
+    let is_known = matches!(error, ErrorKind::Other | ErrorKind::InvalidData);
+    assert!(is_known && answered <= 1, "{error:?}, {answered} answers");
 }
 
 #[tokio::test]

@@ -37,8 +37,6 @@ impl Operator {
             .args(["--health", &format!("127.0.0.1:{health}")])
             .env("KUBECONFIG", kubeconfig)
             .env("VARUNA_LOG", "warn")
-            // As the chart sets it.
-            .env("MALLOC_ARENA_MAX", "2")
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

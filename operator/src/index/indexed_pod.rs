@@ -1,0 +1,237 @@
+//! A pod as it is kept. There are very many, nearly all of which run and have nothing to tell: what such a pod says is small, and what the pods of
+//! a job and the pods on a node have in common is there once. [`IndexedPod::observed`] makes of it what decisions read.
+
+use super::documents::controller_uid;
+use crate::decide::{ContainerEnd, ObservedPod, PodPhase, Rejection};
+use crate::observe_pod;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// A pod, as far as decisions are made from it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct IndexedPod {
+    /// Its uid.
+    pub uid: Box<str>,
+    /// Whether it is a coordinator's; else a worker's.
+    pub is_coordinator: bool,
+    pub(super) name: Arc<str>,
+    /// The uid of its controller; none where it has none.
+    owner: Option<Arc<str>>,
+    number: i64,
+    phase: PodPhase,
+    deleting: bool,
+    pub(super) node: Option<Arc<str>>,
+    group: Option<Arc<str>>,
+    made_from: Option<Arc<str>>,
+    image: Option<Arc<str>>,
+    /// None where all of it is empty.
+    seldom: Option<Box<Seldom>>,
+}
+
+/// What few pods have at a time; the fields are those of [`ObservedPod`].
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Seldom {
+    deleted_at: Option<i64>,
+    gone_by: Option<i64>,
+    disrupted: Option<String>,
+    unschedulable: Option<String>,
+    waiting: Option<(String, String)>,
+    init_failed: Option<(String, ContainerEnd)>,
+    ended: Option<ContainerEnd>,
+    rejected: Option<Rejection>,
+    avoids: BTreeSet<String>,
+}
+
+fn shared(text: Option<String>) -> Option<Arc<str>> {
+    text.map(Arc::from)
+}
+
+fn owned(text: Option<&Arc<str>>) -> Option<String> {
+    text.map(|text| (**text).to_owned())
+}
+
+/// The text that both have, once.
+fn join(mine: &mut Option<Arc<str>>, other: Option<&Arc<str>>) {
+    if mine.as_ref() == other {
+        *mine = other.cloned();
+    }
+}
+
+impl IndexedPod {
+    /// None where it is neither a worker's nor a coordinator's.
+    pub(super) fn of(pod: &Pod) -> Option<IndexedPod> {
+        let coordinator = observe_pod::coordinator_pod(pod);
+        let is_coordinator = coordinator.is_some();
+        let observed = coordinator.or_else(|| observe_pod::pod(pod))?;
+        let owner = controller_uid(&pod.metadata).map(str::to_owned);
+        Some(IndexedPod::new(pod.uid()?, owner, is_coordinator, observed))
+    }
+
+    fn new(uid: String, owner: Option<String>, is_coordinator: bool, pod: ObservedPod) -> IndexedPod {
+        let seldom = Seldom {
+            deleted_at: pod.deleted_at,
+            gone_by: pod.gone_by,
+            disrupted: pod.disrupted,
+            unschedulable: pod.unschedulable,
+            waiting: pod.waiting,
+            init_failed: pod.init_failed,
+            ended: pod.ended,
+            rejected: pod.rejected,
+            avoids: pod.avoids,
+        };
+        IndexedPod {
+            uid: uid.into(),
+            is_coordinator,
+            name: pod.name.into(),
+            owner: shared(owner),
+            number: pod.number,
+            phase: pod.phase,
+            deleting: pod.deleting,
+            node: shared(pod.node),
+            group: shared(pod.group),
+            made_from: shared(pod.made_from),
+            image: shared(pod.image),
+            seldom: (seldom != Seldom::default()).then(|| Box::new(seldom)),
+        }
+    }
+
+    /// What is observed of it.
+    #[must_use]
+    pub fn observed(&self) -> ObservedPod {
+        let seldom = self.seldom.as_deref().cloned().unwrap_or_default();
+        ObservedPod {
+            name: (*self.name).to_owned(),
+            number: self.number,
+            group: owned(self.group.as_ref()),
+            phase: self.phase,
+            node: owned(self.node.as_ref()),
+            deleting: self.deleting,
+            deleted_at: seldom.deleted_at,
+            gone_by: seldom.gone_by,
+            disrupted: seldom.disrupted,
+            unschedulable: seldom.unschedulable,
+            waiting: seldom.waiting,
+            init_failed: seldom.init_failed,
+            ended: seldom.ended,
+            rejected: seldom.rejected,
+            avoids: seldom.avoids,
+            made_from: owned(self.made_from.as_ref()),
+            image: owned(self.image.as_ref()),
+        }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The node it is bound to.
+    #[must_use]
+    pub fn node(&self) -> Option<&str> {
+        self.node.as_deref()
+    }
+
+    /// Whether the object with this uid controls it.
+    #[must_use]
+    pub fn is_of(&self, uid: &str) -> bool {
+        self.owner.as_deref() == Some(uid)
+    }
+
+    /// Whether it was asked to go.
+    pub(super) fn is_deleting(&self) -> bool {
+        self.deleting
+    }
+
+    /// Keeps what another pod of the job says as well only once.
+    pub(super) fn share_with(&mut self, other: &IndexedPod) {
+        join(&mut self.owner, other.owner.as_ref());
+        join(&mut self.group, other.group.as_ref());
+        join(&mut self.made_from, other.made_from.as_ref());
+        join(&mut self.image, other.image.as_ref());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(code: i32) -> ContainerEnd {
+        ContainerEnd {
+            started: 1,
+            at: 2,
+            code,
+            reason: "Error".into(),
+            message: "m".into(),
+        }
+    }
+
+    /// A pod of which every field is set.
+    fn talkative() -> ObservedPod {
+        ObservedPod {
+            name: "j-w7".into(),
+            number: 7,
+            group: Some("spot".into()),
+            phase: PodPhase::Failed,
+            node: Some("a".into()),
+            deleting: true,
+            deleted_at: Some(3),
+            gone_by: Some(33),
+            disrupted: Some("Preempting".into()),
+            unschedulable: Some("no room".into()),
+            waiting: Some(("ErrImagePull".into(), "no such image".into())),
+            init_failed: Some(("mount".into(), end(2))),
+            ended: Some(end(1)),
+            rejected: Some(Rejection {
+                made: 4,
+                at: 5,
+                reason: "OutOfcpu".into(),
+                message: "no cores".into(),
+            }),
+            avoids: ["b".to_owned(), "c".to_owned()].into(),
+            made_from: Some("0123".into()),
+            image: Some("coordinator:1".into()),
+        }
+    }
+
+    #[test]
+    fn what_is_kept_of_a_pod_is_all_that_was_observed() {
+        for pod in [talkative(), ObservedPod::default()] {
+            let kept = IndexedPod::new("u".into(), Some("o".into()), true, pod.clone());
+            assert_eq!(kept.observed(), pod);
+            assert_eq!(
+                (kept.name(), kept.node()),
+                (pod.name.as_str(), pod.node.as_deref())
+            );
+            assert!(kept.is_of("o") && !kept.is_of("u"));
+        }
+    }
+
+    #[test]
+    fn pods_of_a_job_share_what_they_have_in_common_and_nothing_else() {
+        let kept = |pod: ObservedPod| IndexedPod::new("u".into(), Some("o".into()), false, pod);
+        let first = kept(talkative());
+        let other = ObservedPod {
+            made_from: Some("4567".into()),
+            ..talkative()
+        };
+        let mut second = kept(other.clone());
+        second.share_with(&first);
+        assert_eq!(second.observed(), other);
+        let is_shared = |of: fn(&IndexedPod) -> Option<&Arc<str>>| {
+            of(&first)
+                .zip(of(&second))
+                .is_some_and(|(a, b)| Arc::ptr_eq(a, b))
+        };
+        assert!(is_shared(|pod| pod.owner.as_ref()) && is_shared(|pod| pod.group.as_ref()));
+        assert!(!is_shared(|pod| pod.made_from.as_ref()));
+    }
+
+    /// 64,000 of them are 15 MB with their names and uids; a field that few pods need belongs to [`Seldom`].
+    #[test]
+    fn a_pod_that_runs_is_small() {
+        assert!(size_of::<IndexedPod>() <= 144, "{}", size_of::<IndexedPod>());
+    }
+}
