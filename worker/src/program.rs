@@ -64,6 +64,9 @@ pub fn run(platform: Platform) -> Result<()> {
         .enable_all()
         .build()
         .context("cannot start")?;
+    // libtorch keeps threads for each thread that computes with several. The engine's alone does: where there are more of them than cores, they
+    // sleep between any two operators in place of waiting awake, which costs a sixth of a step.
+    tch::set_num_threads(1);
     let ended = runtime.block_on(work(&arguments, &coordinator, platform));
     // Dropped, it would wait for a digest that hangs, which may be why this worker ends.
     runtime.shutdown_background();
@@ -89,9 +92,6 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let welcome = first_welcome(&mut orders, coordinator).await?;
     let job =
         parse_job_of_any_release(&welcome.job).context("the coordinator's job file is not valid here")?;
-    // libtorch keeps threads for each thread that computes with several. The engine's alone does: where there are more of them than cores, they
-    // sleep between any two operators in place of waiting awake, which costs a sixth of a step.
-    tch::set_num_threads(1);
     // Before anything else asks libtorch. Libraries for GPUs are loaded only where the job may use one.
     let device = named.map_or_else(|| device_of(&job, platform), Ok)?;
     // What is free for training, before anything of this process lies there.
@@ -110,16 +110,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         .map(start)
         .transpose()
         .context("cannot start uploads of checkpoints")?;
-    if job.network.encryption == Encryption::Tls {
-        mesh.encrypt().context("network.encryption of the job file")?;
-        tracing::info!("connections to other workers are encrypted");
-    }
-    mesh.limit(of_job(
-        (&job.model, job.layout()),
-        job.training.global_batch_size,
-        backend.numerics.boundary(),
-        job.training.optimizer.rule.moments(),
-    ));
+    use_as_the_job_says(&mesh, &job, backend)?;
     let engine = engine((me, backend), (&job, model), data);
     tracing::info!(worker = %me, %device, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
     let member = MemberConfig {
@@ -168,6 +159,21 @@ fn notices() -> Result<Receiver<()>> {
         }
     });
     Ok(drain)
+}
+
+/// Encrypts the connections to other workers where the job wants it, and bounds what others may send.
+fn use_as_the_job_says(mesh: &Mesh, job: &Job, backend: Backend) -> Result<()> {
+    if job.network.encryption == Encryption::Tls {
+        mesh.encrypt().context("network.encryption of the job file")?;
+        tracing::info!("connections to other workers are encrypted");
+    }
+    mesh.limit(of_job(
+        (&job.model, job.layout()),
+        job.training.global_batch_size,
+        backend.numerics.boundary(),
+        job.training.optimizer.rule.moments(),
+    ));
+    Ok(())
 }
 
 /// The connections of all generations; between GPUs with NCCL beside them, as the job says.
