@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores nvrtc help setup build build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-zero bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-hf test-own-models test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
+.PHONY: stores nvrtc help setup build build-demo build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-zero bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-hf test-own-models test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-mutants -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -15,6 +15,10 @@ setup: ## Install what is missing (as root, on Debian) and fetch the pinned libt
 
 build: setup ## Build everything, quickly (dev profile)
 	$(CARGO) build --workspace --locked --features varuna/kubernetes
+
+# What a run on one machine needs: who tries the demo waits for no more.
+build-demo: setup
+	$(CARGO) build --locked --release -p varuna -p varuna-worker -p varuna-demo
 
 build-release: setup ## Build everything, optimised
 	$(CARGO) build --workspace --locked --release --features varuna/kubernetes
@@ -102,7 +106,8 @@ data: build-release ## Make the dataset of the examples
 test-data: build
 	$(call dataset,target/debug/varuna)
 
-demo: data ## Four workers learn the King James Bible; two are killed, one joins (two minutes)
+demo: build-demo ## Four workers learn the King James Bible; two are killed, one joins (two minutes)
+	$(call dataset,target/release/varuna)
 	target/release/varuna-demo --run-dir $(RUN_DIR)
 
 bench-engine: data ## One process, a GPT and a Llama, against PyTorch eager
