@@ -110,7 +110,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         .map(start)
         .transpose()
         .context("cannot start uploads of checkpoints")?;
-    use_as_the_job_says(&mesh, &job, backend)?;
+    configure_connections(&mesh, &job, backend)?;
     let engine = engine((me, backend), (&job, model), data);
     tracing::info!(worker = %me, %device, name = arguments.name, job = job.name, address = %mesh.address(), "attached");
     let member = MemberConfig {
@@ -162,7 +162,7 @@ fn notices() -> Result<Receiver<()>> {
 }
 
 /// Encrypts the connections to other workers where the job wants it, and bounds what others may send.
-fn use_as_the_job_says(mesh: &Mesh, job: &Job, backend: Backend) -> Result<()> {
+fn configure_connections(mesh: &Mesh, job: &Job, backend: Backend) -> Result<()> {
     if job.network.encryption == Encryption::Tls {
         mesh.encrypt().context("network.encryption of the job file")?;
         tracing::info!("connections to other workers are encrypted");

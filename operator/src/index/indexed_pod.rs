@@ -27,12 +27,12 @@ pub struct IndexedPod {
     made_from: Option<Arc<str>>,
     image: Option<Arc<str>>,
     /// None where all of it is empty.
-    seldom: Option<Box<Seldom>>,
+    rare: Option<Box<RareFields>>,
 }
 
 /// What few pods have at a time; the fields are those of [`ObservedPod`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-struct Seldom {
+struct RareFields {
     deleted_at: Option<i64>,
     gone_by: Option<i64>,
     disrupted: Option<String>,
@@ -52,8 +52,8 @@ fn owned(text: Option<&Arc<str>>) -> Option<String> {
     text.map(|text| (**text).to_owned())
 }
 
-/// The text that both have, once.
-fn join(mine: &mut Option<Arc<str>>, other: Option<&Arc<str>>) {
+/// Keeps a text that both have once.
+fn share(mine: &mut Option<Arc<str>>, other: Option<&Arc<str>>) {
     if mine.as_ref() == other {
         *mine = other.cloned();
     }
@@ -70,7 +70,7 @@ impl IndexedPod {
     }
 
     fn new(uid: String, owner: Option<String>, is_coordinator: bool, pod: ObservedPod) -> IndexedPod {
-        let seldom = Seldom {
+        let rare = RareFields {
             deleted_at: pod.deleted_at,
             gone_by: pod.gone_by,
             disrupted: pod.disrupted,
@@ -93,14 +93,14 @@ impl IndexedPod {
             group: shared(pod.group),
             made_from: shared(pod.made_from),
             image: shared(pod.image),
-            seldom: (seldom != Seldom::default()).then(|| Box::new(seldom)),
+            rare: (rare != RareFields::default()).then(|| Box::new(rare)),
         }
     }
 
     /// What is observed of it.
     #[must_use]
     pub fn observed(&self) -> ObservedPod {
-        let seldom = self.seldom.as_deref().cloned().unwrap_or_default();
+        let rare = self.rare.as_deref().cloned().unwrap_or_default();
         ObservedPod {
             name: (*self.name).to_owned(),
             number: self.number,
@@ -108,15 +108,15 @@ impl IndexedPod {
             phase: self.phase,
             node: owned(self.node.as_ref()),
             deleting: self.deleting,
-            deleted_at: seldom.deleted_at,
-            gone_by: seldom.gone_by,
-            disrupted: seldom.disrupted,
-            unschedulable: seldom.unschedulable,
-            waiting: seldom.waiting,
-            init_failed: seldom.init_failed,
-            ended: seldom.ended,
-            rejected: seldom.rejected,
-            avoids: seldom.avoids,
+            deleted_at: rare.deleted_at,
+            gone_by: rare.gone_by,
+            disrupted: rare.disrupted,
+            unschedulable: rare.unschedulable,
+            waiting: rare.waiting,
+            init_failed: rare.init_failed,
+            ended: rare.ended,
+            rejected: rare.rejected,
+            avoids: rare.avoids,
             made_from: owned(self.made_from.as_ref()),
             image: owned(self.image.as_ref()),
         }
@@ -147,10 +147,10 @@ impl IndexedPod {
 
     /// Keeps what another pod of the job says as well only once.
     pub(super) fn share_with(&mut self, other: &IndexedPod) {
-        join(&mut self.owner, other.owner.as_ref());
-        join(&mut self.group, other.group.as_ref());
-        join(&mut self.made_from, other.made_from.as_ref());
-        join(&mut self.image, other.image.as_ref());
+        share(&mut self.owner, other.owner.as_ref());
+        share(&mut self.group, other.group.as_ref());
+        share(&mut self.made_from, other.made_from.as_ref());
+        share(&mut self.image, other.image.as_ref());
     }
 }
 
@@ -229,7 +229,7 @@ mod tests {
         assert!(!is_shared(|pod| pod.made_from.as_ref()));
     }
 
-    /// 64,000 of them are 15 MB with their names and uids; a field that few pods need belongs to [`Seldom`].
+    /// 64,000 of them are 15 MB with their names and uids; a field that few pods need belongs to [`RareFields`].
     #[test]
     fn a_pod_that_runs_is_small() {
         assert!(size_of::<IndexedPod>() <= 144, "{}", size_of::<IndexedPod>());
