@@ -4,13 +4,12 @@ use crate::context::Context;
 use crate::decide::Settings;
 use crate::error::Error;
 use crate::health::Health;
+use crate::job_object::JobObject;
 use crate::kueue_watch;
-use crate::observe;
 use crate::reconcile::{failed, reconcile};
-use crate::resource::{JobRef, job_ref, resource};
+use crate::resource::{JobRef, job_ref};
 use crate::watches::{self, Reports, WATCHES};
 use futures::StreamExt as _;
-use kube::api::DynamicObject;
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::reflector::{Store, store::Writer};
 use kube::runtime::{Predicate as _, WatchStreamExt as _, predicates, watcher};
@@ -57,7 +56,7 @@ pub async fn run(
         Arc::clone(&health),
         changed.clone(),
     ));
-    let writer = Writer::new(resource());
+    let writer = Writer::default();
     let store = writer.as_reader();
     // A status is written by this program alone, and it knows what it writes.
     let interesting = predicates::generation
@@ -65,11 +64,10 @@ pub async fn run(
         .combine(predicates::labels);
     let job_events = watcher(jobs, watches::config())
         .default_backoff()
-        .modify(|job| job.metadata.managed_fields = None)
         .reflect(writer)
         .touched_objects()
         .predicate_filter(interesting, Default::default());
-    let controller = Controller::for_stream_with(job_events, store.clone(), resource())
+    let controller = Controller::for_stream(job_events, store.clone())
         .with_config(Config::default().concurrency(CONCURRENCY))
         .reconcile_on(stream(requests));
     let gate = Gate {
@@ -90,7 +88,7 @@ pub async fn run(
     let known = store.clone();
     let queued = move || {
         let jobs = known.state().into_iter();
-        let queued = jobs.filter(|job| observe::queue_label(job).is_some());
+        let queued = jobs.filter(|job| job.queue_label().is_some());
         queued
             .map(|job| job_ref(&job.namespace().unwrap_or_default(), &job.name_any()))
             .collect()
@@ -127,7 +125,7 @@ struct Gate {
 impl Gate {
     /// No decision before the caches are filled, as a pod on a node that is not in them would be taken for lost, and none by a process that
     /// does not lead.
-    async fn passed(mut self, object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
+    async fn passed(mut self, object: Arc<JobObject>, context: Arc<Context>) -> Result<Action, Error> {
         let filled = self.watches_filled.wait_for(|filled| *filled >= WATCHES);
         let is_filled = filled.await.is_ok();
         let leads = self.leads.wait_for(|leads| *leads).await.is_ok();
@@ -145,7 +143,7 @@ fn stream(requests: Receiver<JobRef>) -> impl futures::Stream<Item = JobRef> + S
 }
 
 /// Forgets deleted jobs: a controller is not called when an object without finalizers is gone. Never ends.
-async fn forget_deleted_jobs(context: &Context, jobs: Store<DynamicObject>) {
+async fn forget_deleted_jobs(context: &Context, jobs: Store<JobObject>) {
     let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
     let mut known = BTreeSet::new();
     loop {

@@ -8,7 +8,7 @@
 //! | [`decide`] | every decision about a job: pods, coordinator, status, conditions, Events | none: pure |
 //! | [`metrics`] | what is measured | state only |
 //! | [`backoff`] | what failed and is not tried again yet | state only |
-//! | [`observe`], [`observe_pod`], [`observe_queue`] | what decisions are made from, of the cluster's objects, of pods and of Kueue's objects | none: pure |
+//! | [`job_object`], [`observe`], [`observe_pod`], [`observe_queue`] | what decisions are made from, of jobs' objects, of the cluster's other objects, of pods and of Kueue's objects | none: pure |
 //! | [`index`] | what the watches have shown, by job | state only |
 //! | [`probes`] | whether coordinators answer | HTTP requests |
 //! | [`cluster`] | reading from and writing to the API server, the Lease included | API calls |
@@ -26,6 +26,7 @@ pub mod error;
 pub mod health;
 pub mod index;
 pub mod installation;
+pub mod job_object;
 mod kueue_watch;
 pub mod leadership;
 pub mod metrics;

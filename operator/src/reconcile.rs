@@ -12,13 +12,12 @@ use crate::decide::{
 };
 use crate::error::{DEADLINE, Error};
 use crate::index::{IndexedPod, IndexedRun, resource_version};
-use crate::observe;
+use crate::job_object::JobObject;
 use crate::resource::job_ref;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::DynamicObject;
 use kube::runtime::controller::Action;
-use kube::{Api, ResourceExt};
+use kube::{Api, Resource as _, ResourceExt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,7 +33,7 @@ const SOON: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// Something has changed meanwhile; all of it is tried again. What is refused or not answered is reported instead, and tried again later each time.
-pub async fn reconcile(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
+pub async fn reconcile(object: Arc<JobObject>, context: Arc<Context>) -> Result<Action, Error> {
     let began = Instant::now();
     let mut failed = None;
     let result = reconcile_job(&object, &context, &mut failed).await;
@@ -70,11 +69,11 @@ fn note_failure(
 
 /// `failed`: the kind of the error that is reported, if there is one.
 async fn reconcile_job(
-    object: &DynamicObject,
+    object: &JobObject,
     context: &Context,
     failed: &mut Option<&'static str>,
 ) -> Result<Action, Error> {
-    if observe::is_managed_by_another(object) {
+    if object.is_managed_by_another() {
         // It cannot become ours: the API server refuses that.
         return Ok(Action::await_change());
     }
@@ -120,7 +119,7 @@ async fn reconcile_job(
 
 /// A job as it was seen: its object, its run, and what decisions are made from.
 struct Seen<'a> {
-    object: &'a DynamicObject,
+    object: &'a JobObject,
     run: Option<Arc<IndexedRun>>,
     observed: Observed,
 }
@@ -128,13 +127,13 @@ struct Seen<'a> {
 /// What the watches have shown.
 async fn observe<'a>(
     mut job: ObservedJob,
-    object: &'a DynamicObject,
+    object: &'a JobObject,
     context: &Context,
     failed: &mut Option<&'static str>,
 ) -> Result<Seen<'a>, Error> {
     let reported = context
         .publisher
-        .status(&job.uid, resource_version(&object.metadata));
+        .status(&job.uid, resource_version(object.meta()));
     if let Some(reported) = reported {
         job.status = reported;
     }
@@ -242,8 +241,7 @@ async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) 
         return Ok(Carried::JobDeleted);
     }
     if decision.starts_coordinator {
-        let spec = seen.object.data.get("spec").cloned().unwrap_or_default();
-        let text = observe::run_document(&job.name, &job.namespace, &spec).to_string();
+        let text = seen.object.run_document().to_string();
         let secret = begin_run(&context.client, job, &text, decision.takes_present_spec).await?;
         context.credentials.make_sure(job, secret).await?;
     }
@@ -288,7 +286,7 @@ fn measure(observed: &Observed, decision: &Decision<'_>, report: &Report, contex
 }
 
 /// A reconciliation that came too early, or to a process that does not lead, is repeated.
-pub fn failed(object: Arc<DynamicObject>, error: &Error, _: Arc<Context>) -> Action {
+pub fn failed(object: Arc<JobObject>, error: &Error, _: Arc<Context>) -> Action {
     let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
     tracing::warn!(%error, job = %job_ref(&namespace, &name), "will be tried again");
     Action::requeue(if matches!(error, Error::Stale) {
@@ -299,20 +297,20 @@ pub fn failed(object: Arc<DynamicObject>, error: &Error, _: Arc<Context>) -> Act
 }
 
 /// A job, whose spec is parsed once for each of its generations.
-fn observed_job(object: &DynamicObject, context: &Context) -> ObservedJob {
+fn observed_job(object: &JobObject, context: &Context) -> ObservedJob {
     let uid = object.uid().unwrap_or_default();
-    let generation = object.metadata.generation.unwrap_or(0);
+    let generation = object.meta().generation.unwrap_or(0);
     // A label is no part of the spec: it changes no generation.
-    let version = (generation, observe::queue_label(object).cloned());
+    let version = (generation, object.queue_label().cloned());
     let parsed = {
         let specs = context.specs.lock();
         let known = specs.get(&uid).filter(|(of, _)| *of == version);
         known.map(|(_, parsed)| parsed.clone())
     };
     let parsed = parsed.unwrap_or_else(|| {
-        let parsed = observe::parsed_spec(object);
+        let parsed = object.parsed_spec();
         context.specs.lock().insert(uid, (version, parsed.clone()));
         parsed
     });
-    observe::job_with(object, parsed)
+    object.observed(parsed)
 }

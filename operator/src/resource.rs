@@ -1,26 +1,19 @@
 //! The resource `VarunaJob`, as the API server knows it.
 
 use crate::decide::ObservedJob;
-use kube::api::{ApiResource, DynamicObject};
+use crate::job_object::JobObject;
 use kube::runtime::reflector::ObjectRef;
-use varuna_api::crd::api_resource;
 
 /// Field manager of all objects of jobs.
 pub const MANAGER: &str = "varuna-operator";
 
 /// A job, by namespace and name.
-pub type JobRef = ObjectRef<DynamicObject>;
-
-/// The resource of jobs. Jobs are watched untyped: one that does not parse must not hide all others.
-#[must_use]
-pub fn resource() -> ApiResource {
-    api_resource()
-}
+pub type JobRef = ObjectRef<JobObject>;
 
 /// The job of this namespace and name.
 #[must_use]
 pub fn job_ref(namespace: &str, name: &str) -> JobRef {
-    JobRef::new_with(name, resource()).within(namespace)
+    JobRef::new(name).within(namespace)
 }
 
 /// Which job: its names and its uid.

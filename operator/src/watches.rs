@@ -4,9 +4,11 @@
 use crate::cluster::orders;
 use crate::decide::objects::JOB_LABEL;
 use crate::index::{DecidedOn, Fill, Index, ObjectKind, OfKind};
+use crate::job_object::JobObject;
 use crate::metrics::Metrics;
-use crate::resource::{JobRef, resource};
+use crate::resource::JobRef;
 use futures::{Stream, StreamExt as _};
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::core::PartialObjectMeta;
@@ -41,7 +43,10 @@ impl Scope {
         }
     }
 
-    fn pods(&self, client: &Client) -> Api<Pod> {
+    fn objects<K>(&self, client: &Client) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
         match &self.namespace {
             Some(namespace) => Api::namespaced(client.clone(), namespace),
             None => Api::all(client.clone()),
@@ -74,7 +79,7 @@ pub struct Reports<'a> {
 
 /// Watches pods, nodes, runs and all other objects of jobs. Never ends.
 pub async fn run(client: &Client, scope: &Scope, to: &Reports<'_>) {
-    let pods = watch_objects(scope.pods(client), labelled()).default_backoff();
+    let pods = watch_objects(scope.objects::<Pod>(client), labelled()).default_backoff();
     let nodes = watch_objects(Api::<Node>::all(client.clone()), config()).default_backoff();
     let runs: Api<DynamicObject> = scope.documents(client, &orders::resource());
     let runs = watch_objects(runs, config()).default_backoff();
@@ -131,6 +136,6 @@ pub(crate) async fn fill<K, F: Fill<K>>(
 }
 
 /// The jobs themselves.
-pub(crate) fn jobs(client: &Client, scope: &Scope) -> Api<DynamicObject> {
-    scope.documents(client, &resource())
+pub(crate) fn jobs(client: &Client, scope: &Scope) -> Api<JobObject> {
+    scope.objects(client)
 }

@@ -9,7 +9,8 @@ use crate::decide::objects::{APPLIED_ANNOTATION, identity_of};
 use crate::decide::{Decision, JobPart, ObservedJob, PodDeletion};
 use crate::error::Error;
 use crate::index::{Index, JobKey, KnownObject, ObjectKey};
-use crate::resource::{MANAGER, resource};
+use crate::job_object::JobObject;
+use crate::resource::MANAGER;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{
@@ -213,7 +214,7 @@ impl Applier {
             namespace = job.namespace,
             "deleted: it ended a while ago"
         );
-        let jobs: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &job.namespace, &resource());
+        let jobs: Api<JobObject> = Api::namespaced(self.client.clone(), &job.namespace);
         let params = DeleteParams::background().preconditions(Preconditions {
             uid: Some(job.uid.clone()),
             resource_version: read,

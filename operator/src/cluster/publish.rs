@@ -8,11 +8,12 @@ use super::event_recorder::EventRecorder;
 use super::joined_events::joined;
 use crate::decide::{EventNote, News, ObservedJob, Report, news};
 use crate::index::resource_version;
-use crate::resource::{JobIdentity, MANAGER, resource};
+use crate::job_object::JobObject;
+use crate::resource::{JobIdentity, MANAGER};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
-use kube::api::{DynamicObject, Patch, PatchParams};
-use kube::{Api, Client};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, Resource as _};
 use parking_lot::Mutex;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -274,11 +275,11 @@ impl Publisher {
         });
         // Server-side apply removes the fields that are left out; another manager than that of the objects, as each owns its own.
         let params = PatchParams::apply(&format!("{MANAGER}-status")).force();
-        let jobs: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &job.namespace, &resource());
+        let jobs: Api<JobObject> = Api::namespaced(self.client.clone(), &job.namespace);
         let patch = Patch::Apply(&document);
         let write = jobs.patch_status(&job.name, &params, &patch);
         match tokio::time::timeout(DEADLINE, write).await {
-            Ok(Ok(object)) => Ok(resource_version(&object.metadata)),
+            Ok(Ok(object)) => Ok(resource_version(object.meta())),
             Ok(Err(kube::Error::Api(status))) if status.is_not_found() || status.is_conflict() => Ok(None),
             Ok(Err(error)) => Err(error),
             Err(late) => Err(kube::Error::Service(late.into())),

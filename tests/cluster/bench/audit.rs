@@ -168,7 +168,14 @@ impl Audited {
     /// A kubeconfig with one of the identities.
     pub(crate) fn kubeconfig(&self, who: Who) -> Result<PathBuf> {
         let kubectl = |arguments: &[&str]| self.cluster.kubectl(arguments, "");
-        let token = kubectl(&["-n", NAMESPACE, "create", "token", who.account(), "--duration=2h"])?;
+        let token = kubectl(&[
+            "-n",
+            NAMESPACE,
+            "create",
+            "token",
+            who.account(),
+            "--duration=12h",
+        ])?;
         let raw = kubectl(&["config", "view", "--raw", "-o", "json"])?;
         let mut config: Value = serde_json::from_str(&raw)?;
         config["users"][0]["user"] = serde_json::json!({ "token": token.trim() });

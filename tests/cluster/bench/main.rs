@@ -7,9 +7,11 @@
 //!       is left at rest for REST seconds
 
 mod audit;
+mod deletions;
 mod effects;
 mod operator_process;
 mod played;
+mod results;
 mod scale;
 mod signals;
 mod stand_in;

@@ -2,7 +2,7 @@
 
 use crate::scrape;
 use anyhow::{Context as _, Result, ensure};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 /// The operator as a process of its own. Killed with -9 when dropped.
@@ -10,6 +10,19 @@ pub(crate) struct Operator {
     process: Child,
     health: u16,
     log: PathBuf,
+    how: HowToStart,
+}
+
+/// What an operator is started with.
+#[derive(Clone, Debug)]
+pub(crate) struct HowToStart {
+    pub(crate) binary: PathBuf,
+    /// How it reaches the API server.
+    pub(crate) kubeconfig: PathBuf,
+    /// Where its log is written.
+    pub(crate) folder: PathBuf,
+    /// Of the jobs, and of the Lease.
+    pub(crate) namespace: String,
 }
 
 impl Drop for Operator {
@@ -20,33 +33,50 @@ impl Drop for Operator {
 }
 
 impl Operator {
-    pub(crate) fn start(
-        binary: &Path,
-        kubeconfig: &Path,
-        folder: &Path,
-        namespace: &str,
-    ) -> Result<Operator> {
+    pub(crate) fn start(how: HowToStart) -> Result<Operator> {
         let health = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let path = folder.join(format!("operator-{health}.log"));
+        let path = how.folder.join(format!("operator-{health}.log"));
         let log = std::fs::File::create(&path)?;
-        let process = Command::new(binary)
-            .args(["--namespace", namespace, "--address", "127.0.0.1"])
+        let process = Command::new(&how.binary)
+            .args(["--namespace", &how.namespace, "--address", "127.0.0.1"])
             .args(["--coordinator-image", "c:1", "--worker-image", "w:1"])
             .args(["--identity", &format!("bench-{health}")])
-            .args(["--lease-namespace", namespace])
+            .args(["--lease-namespace", &how.namespace])
             .args(["--health", &format!("127.0.0.1:{health}")])
-            .env("KUBECONFIG", kubeconfig)
+            .env("KUBECONFIG", &how.kubeconfig)
             .env("VARUNA_LOG", "warn")
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()
-            .with_context(|| format!("cannot start {}", binary.display()))?;
+            .with_context(|| format!("cannot start {}", how.binary.display()))?;
         Ok(Operator {
             process,
             health,
             log: path,
+            how,
         })
+    }
+
+    /// Another one, that waits for this one's Lease.
+    pub(crate) fn another(&self) -> Result<Operator> {
+        Operator::start(self.how.clone())
+    }
+
+    /// Starts it again if it has ended because its Lease was lost, as its kubelet would. Returns whether it had.
+    ///
+    /// # Errors
+    /// It has ended for another reason.
+    pub(crate) fn keep_up(&mut self) -> Result<bool> {
+        let Err(why) = self.check_runs() else {
+            return Ok(false);
+        };
+        if !why.to_string().contains("leadership is lost") {
+            return Err(why);
+        }
+        println!("the operator has lost its Lease, and is started again");
+        *self = self.another()?;
+        Ok(true)
     }
 
     /// What it shows at `/metrics`.

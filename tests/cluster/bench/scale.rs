@@ -2,15 +2,16 @@
 //! asks of the API server, and how soon another one has taken all jobs over. Each for a growing number of jobs.
 
 use crate::audit::{Audited, Who, by_kind};
-use crate::effects::{Effects, effects};
-use crate::operator_process::{MachineTime, Operator};
+use crate::deletions::Deletions;
+use crate::effects::effects;
+use crate::operator_process::{HowToStart, MachineTime, Operator};
 use crate::played::{job, node_name};
-use crate::quantile;
+use crate::results::{Answered, Rested, Storm};
 use crate::stand_in::StandIn;
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -35,6 +36,8 @@ const BETWEEN: Duration = Duration::from_millis(250);
 const TAINTED: usize = 4;
 /// Events of a storm.
 const STORM: usize = 1000;
+/// How often to check whether a storm is over.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// Rest at a number of jobs that is not the last.
 const SHORT_REST: Duration = Duration::from_secs(45);
 
@@ -65,28 +68,11 @@ struct Bench {
     audited: Audited,
     client: Client,
     signals: Client,
+    deletions: Deletions,
     namespace: String,
     stand_in: Arc<StandIn>,
     operator: Operator,
     size: Size,
-}
-
-/// What was measured of events.
-struct Answered {
-    effects: Effects,
-    events: usize,
-    /// Requests of operator and coordinators for each event.
-    requests: f64,
-    busy: f64,
-}
-
-/// What was measured at rest.
-struct Rested {
-    cores: f64,
-    mb: f64,
-    busy: f64,
-    /// Requests of the operator for each job in a minute.
-    requests: f64,
 }
 
 async fn wait(what: &str, operator: &Operator, mut done: impl AsyncFnMut() -> bool) -> Result<f64> {
@@ -158,11 +144,17 @@ impl Bench {
         audited
             .cluster
             .kubectl(&["apply", "--server-side", "-f", "-"], &schema)?;
-        let folder = audited.folder.path();
-        let operator = Operator::start(&size.operator, &kubeconfig, folder, &namespace)?;
+        let operator = Operator::start(HowToStart {
+            binary: size.operator.clone(),
+            kubeconfig,
+            folder: audited.folder.path().to_owned(),
+            namespace: namespace.clone(),
+        })?;
+        let signals = audited.client(Who::Signals).await?;
         Ok(Bench {
             _manager: manager,
-            signals: audited.client(Who::Signals).await?,
+            deletions: Deletions::new(&client, &signals, &namespace),
+            signals,
             audited,
             client,
             namespace,
@@ -196,46 +188,6 @@ impl Bench {
         Ok(took)
     }
 
-    /// Deletes a worker's pod of each of these jobs.
-    async fn delete(
-        &self,
-        jobs: impl IntoIterator<Item = usize>,
-        between: Option<Duration>,
-    ) -> Result<usize> {
-        let pods: Api<Pod> = Api::namespaced(self.signals.clone(), &self.namespace);
-        let all: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
-        let mut names = vec![];
-        for chunk in jobs.into_iter().collect::<Vec<_>>().chunks(ABREAST) {
-            let found = chunk.iter().map(|i| {
-                let selector = format!("{JOB_LABEL}=j{i},{NUMBER_LABEL}");
-                let all = &all;
-                async move { all.list(&ListParams::default().labels(&selector)).await }
-            });
-            for list in futures::future::try_join_all(found).await? {
-                let live = list
-                    .items
-                    .iter()
-                    .filter(|p| p.metadata.deletion_timestamp.is_none());
-                names.extend(live.map(ResourceExt::name_any).next());
-            }
-        }
-        let count = names.len();
-        let delete = async |name: String| -> Result<()> {
-            pods.delete(&name, &DeleteParams::default()).await?;
-            Ok(())
-        };
-        match between {
-            Some(between) => {
-                for name in names {
-                    delete(name).await?;
-                    tokio::time::sleep(between).await;
-                }
-            }
-            None => each(names, delete).await?,
-        }
-        Ok(count)
-    }
-
     /// Taints a node, so that it announces its end; the jobs with pods there.
     async fn taint(&self, node: &str) -> Result<Vec<String>> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
@@ -254,13 +206,15 @@ impl Bench {
         Ok(jobs.into_iter().collect())
     }
 
-    /// Some events one after the other.
-    async fn paced(&self, count: usize) -> Result<Answered> {
-        self.audited.requests()?;
-        let time = MachineTime::now()?;
+    /// Some events one after the other, and the requests of operator and coordinators for each.
+    async fn paced(&self, count: usize) -> Result<(Answered, f64)> {
         let deleted = (0..DELETED).map(|i| i * 7 % count);
         let deleted: BTreeSet<usize> = deleted.collect();
-        let events = self.delete(deleted, Some(BETWEEN)).await?;
+        let pods = self.deletions.pods_of(deleted).await?;
+        let events = pods.len();
+        self.audited.requests()?;
+        let time = MachineTime::now()?;
+        self.deletions.one_by_one(&pods, BETWEEN).await?;
         let busy = time.busy_percent()?;
         tokio::time::sleep(SETTLED).await;
         // Of deletions alone: how many pods a node has depends on the size.
@@ -281,29 +235,53 @@ impl Bench {
         let tainted = effects(&self.audited.requests()?, &on);
         found.ms.extend(tainted.ms);
         found.missing += tainted.missing;
-        Ok(Answered {
+        let answered = Answered {
             effects: found,
             events,
-            requests: number(asked) / number(events),
             busy,
-        })
+        };
+        Ok((answered, number(asked) / number(events)))
     }
 
-    /// As many events at once as there are jobs, up to a thousand.
-    async fn storm(&self, count: usize) -> Result<Answered> {
+    /// As many events at once as there are jobs, up to a thousand, until all pods run and all jobs train again. An operator that loses its Lease
+    /// meanwhile is started again.
+    async fn storm(&mut self, count: usize) -> Result<Storm> {
+        let pods = self.deletions.pods_of(0..count.min(STORM)).await?;
         self.audited.requests()?;
-        let time = MachineTime::now()?;
-        let events = self.delete(0..count.min(STORM), None).await?;
-        let busy = time.busy_percent()?;
-        tokio::time::sleep(SETTLED).await;
-        self.operator.check_runs()?;
-        let requests = self.audited.requests()?;
-        let asked = requests.iter().filter(|r| r.who != Who::Signals).count();
-        Ok(Answered {
-            effects: effects(&requests, &BTreeMap::new()),
-            events,
-            requests: number(asked) / number(events),
-            busy,
+        let (time, began) = (MachineTime::now()?, Instant::now());
+        let mut restarts = 0;
+        let busy = {
+            let mut deletion = std::pin::pin!(self.deletions.at_once(&pods));
+            loop {
+                tokio::select! {
+                    deleted = &mut deletion => {
+                        deleted?;
+                        break time.busy_percent()?;
+                    }
+                    () = tokio::time::sleep(LOOK_INTERVAL) => restarts += usize::from(self.operator.keep_up()?),
+                }
+            }
+        };
+        let all = count * (self.size.pods + 1);
+        let mut trained = None;
+        let mut settled = Instant::now() + SETTLED;
+        while began.elapsed() < LIMIT && (trained.is_none() || Instant::now() < settled) {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            restarts += usize::from(self.operator.keep_up()?);
+            let is_over = self.stand_in.running() >= all && self.operator.trains().await >= count;
+            if is_over && trained.is_none() {
+                trained = Some(began.elapsed().as_secs_f64());
+                settled = Instant::now() + SETTLED;
+            }
+        }
+        Ok(Storm {
+            answered: Answered {
+                effects: effects(&self.audited.requests()?, &BTreeMap::new()),
+                events: pods.len(),
+                busy,
+            },
+            restarts,
+            trained,
         })
     }
 
@@ -326,50 +304,31 @@ impl Bench {
         })
     }
 
-    /// Seconds from the death of the leader until another one has looked at all jobs.
-    async fn takeover(self, count: usize) -> Result<f64> {
-        let kubeconfig = self.audited.kubeconfig(Who::Operator)?;
-        let folder = self.audited.folder.path();
-        let next = Operator::start(&self.size.operator, &kubeconfig, folder, &self.namespace)?;
+    /// Seconds from the death of the leader until another one has looked at all jobs. That one leads from now on.
+    async fn takeover(&mut self, count: usize) -> Result<f64> {
+        let next = self.operator.another()?;
         wait("another operator is ready to take over", &next, async || {
             next.is_ready().await
         })
         .await?;
+        let leader = std::mem::replace(&mut self.operator, next);
         let began = Instant::now();
-        drop(self.operator);
-        wait("it has taken all jobs over", &next, async || {
-            next.trains().await >= count
+        drop(leader);
+        wait("it has taken all jobs over", &self.operator, async || {
+            self.operator.trains().await >= count
         })
         .await?;
-        Ok(began.elapsed().as_secs_f64())
+        let took = began.elapsed().as_secs_f64();
+        tokio::time::sleep(SETTLED).await;
+        Ok(took)
     }
-}
-
-fn print_events(name: &str, found: &Answered) {
-    let quantile = |share| quantile(&found.effects.ms, share);
-    println!("RESULT operator.{name}effect_p50_ms {:.0}", quantile(0.5));
-    println!("RESULT operator.{name}effect_p99_ms {:.0}", quantile(0.99));
-    println!("RESULT operator.{name}events {}", found.events);
-    println!("RESULT operator.{name}effects_missing {}", found.effects.missing);
-    println!("RESULT operator.{name}requests_per_event {:.1}", found.requests);
-    println!("RESULT operator.{name}busy_percent {:.0}", found.busy);
-}
-
-fn print_rest(name: &str, rested: &Rested) {
-    println!("RESULT operator.{name}rest_cores {:.4}", rested.cores);
-    println!("RESULT operator.{name}rest_mb {:.0}", rested.mb);
-    println!("RESULT operator.{name}rest_busy_percent {:.0}", rested.busy);
-    println!(
-        "RESULT operator.{name}rest_requests_per_job_min {:.3}",
-        rested.requests
-    );
 }
 
 pub(crate) async fn run(size: Size) -> Result<()> {
     let counts = size.jobs.clone();
     let last = *counts.last().context("a number of jobs")?;
     let (pods, nodes, rest) = (size.pods, size.nodes, size.rest);
-    let bench = Bench::start(size).await?;
+    let mut bench = Bench::start(size).await?;
     let mut from = 0;
     for count in counts {
         let made = bench.grow(from, count).await?;
@@ -377,22 +336,24 @@ pub(crate) async fn run(size: Size) -> Result<()> {
         let rested = bench
             .rest(count, if count == last { rest } else { SHORT_REST })
             .await?;
-        let found = bench.paced(count).await?;
+        let (found, requests) = bench.paced(count).await?;
         println!("RESULT operator.at_{count}.made_s {made:.1}");
-        print_rest(&format!("at_{count}."), &rested);
-        print_events(&format!("at_{count}."), &found);
+        rested.print(&format!("at_{count}."));
+        found.print(&format!("at_{count}."));
+        println!("RESULT operator.at_{count}.requests_per_event {requests:.1}");
         if count == last {
-            print_rest("", &rested);
-            print_events("", &found);
+            rested.print("");
+            found.print("");
+            println!("RESULT operator.requests_per_event {requests:.1}");
         }
     }
-    let storm = bench.storm(last).await?;
-    print_events("storm_", &storm);
     let takeover = bench.takeover(last).await?;
+    println!("RESULT operator.takeover_s {takeover:.1}");
+    let storm = bench.storm(last).await?;
+    storm.print();
     println!("RESULT operator.jobs {last}");
     println!("RESULT operator.pods {}", last * pods);
     println!("RESULT operator.nodes {nodes}");
     println!("RESULT operator.rest_s {}", rest.as_secs());
-    println!("RESULT operator.takeover_s {takeover:.1}");
     Ok(())
 }

@@ -30,12 +30,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
-use varuna_api::crd::VarunaRecord;
+use varuna_api::crd::{VarunaRecord, api_resource};
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::{ObservedJob, Settings};
 use varuna_operator::health::Health;
-use varuna_operator::observe;
-use varuna_operator::resource::resource;
+use varuna_operator::job_object::JobObject;
 
 /// The control plane is ready in three to ten seconds on two cores.
 const START: Duration = Duration::from_secs(120);
@@ -254,7 +253,10 @@ impl Cluster {
     /// # Errors
     /// There is no such account.
     pub async fn client_as(&self, namespace: &str, account: &str) -> Result<Client> {
-        let token = self.kubectl(&["-n", namespace, "create", "token", account], "")?;
+        let token = self.kubectl(
+            &["-n", namespace, "create", "token", account, "--duration=12h"],
+            "",
+        )?;
         let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         config.auth_info = AuthInfo {
@@ -297,7 +299,7 @@ impl Cluster {
 /// Jobs of a namespace.
 #[must_use]
 pub fn jobs(client: &Client, namespace: &str) -> Api<DynamicObject> {
-    Api::namespaced_with(client.clone(), namespace, &resource())
+    Api::namespaced_with(client.clone(), namespace, &api_resource())
 }
 
 /// A job as the operator observes it: the names of its objects go by it.
@@ -305,7 +307,8 @@ pub fn jobs(client: &Client, namespace: &str) -> Api<DynamicObject> {
 /// # Errors
 /// There is no such job.
 pub async fn observed(client: &Client, namespace: &str, name: &str) -> Result<ObservedJob> {
-    Ok(observe::job(&jobs(client, namespace).get(name).await?))
+    let object = JobObject::from(jobs(client, namespace).get(name).await?);
+    Ok(object.observed(object.parsed_spec()))
 }
 
 /// The record of the namespace's only job.

@@ -8,7 +8,7 @@ use varuna_cluster_tests::{cluster, root};
 use varuna_operator::decide::{
     KueueVersion, Observed, ObservedJob, ObservedQueue, Settings, WorkloadChange, decide,
 };
-use varuna_operator::observe;
+use varuna_operator::job_object::JobObject;
 
 /// What the operator makes of a new job that waits for no queue: the pods of its workers, that of its coordinator, and other objects.
 #[expect(clippy::unwrap_used, reason = "a test's helper")]
@@ -17,13 +17,18 @@ fn made_of(document: &Value, namespace: &str) -> (Vec<Value>, Value, Vec<Value>)
     object.metadata.uid = Some("00000000-0000-0000-0000-000000000000".into());
     object.metadata.namespace = Some(namespace.to_owned());
     object.metadata.labels = None;
-    let mut job = observe::job(&object);
+    let mut job = observed_job(object);
     job.status = Status::default();
     let observed = observed(job);
     let decision = decide(&observed);
     let mut pods = decision.create;
     let coordinator = pods.remove(0);
     (pods, coordinator, decision.objects)
+}
+
+fn observed_job(object: DynamicObject) -> ObservedJob {
+    let object = JobObject::from(object);
+    object.observed(object.parsed_spec())
 }
 
 /// A new job, of which nothing is there.
@@ -56,7 +61,7 @@ fn workload_of(document: &Value, namespace: &str) -> Option<Value> {
     let mut object: DynamicObject = serde_json::from_value(document.clone()).unwrap();
     object.metadata.uid = Some("00000000-0000-0000-0000-000000000000".into());
     object.metadata.namespace = Some(namespace.to_owned());
-    let mut observed = observed(observe::job(&object));
+    let mut observed = observed(observed_job(object));
     observed.queue.served = Some(KueueVersion::V1Beta2);
     match decide(&observed).workload.pop() {
         Some(WorkloadChange::Create(workload)) => Some(workload),

@@ -1,0 +1,280 @@
+//! The object of a `VarunaJob`, as the operator keeps it.
+
+use crate::decide::ObservedJob;
+use crate::observe::lenient;
+use k8s_openapi::NamespaceResourceScope;
+use kube::api::{ApiResource, DynamicObject, ObjectMeta};
+use kube::{Resource, ResourceExt as _};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::borrow::Cow;
+use std::sync::LazyLock;
+use varuna_api::crd::{SAVE_AT, Status, api_resource};
+use varuna_api::manifest::{API_VERSION, KIND, OPERATOR, QUEUE_LABEL};
+use varuna_api::{Job, parse_job_of_any_release};
+
+/// Characters of the annotation that asks for a checkpoint: a time has fewer.
+const SAVE_AT_MAX: usize = 64;
+/// Where `kubectl apply` keeps the whole job file once more.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+static RESOURCE: LazyLock<ApiResource> = LazyLock::new(api_resource);
+
+/// The object of a job. Any object can be read as one, whatever its spec and its status are: a job that does not parse must not hide all others.
+/// The spec is kept as text: what is made of it is kept elsewhere ([`JobObject::parsed_spec`]), and a document as values takes ten times
+/// as much memory.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(from = "Document")]
+pub struct JobObject {
+    metadata: ObjectMeta,
+    /// JSON.
+    spec: Box<str>,
+    status: Status,
+    is_managed_by_another: bool,
+}
+
+/// The object as an API server sends it.
+#[derive(Deserialize)]
+struct Document {
+    #[serde(default)]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: Value,
+    #[serde(default)]
+    status: Value,
+}
+
+impl From<Document> for JobObject {
+    fn from(document: Document) -> JobObject {
+        let Document {
+            mut metadata,
+            spec,
+            status: found,
+        } = document;
+        metadata.managed_fields = None;
+        if let Some(annotations) = &mut metadata.annotations {
+            annotations.remove(LAST_APPLIED);
+        }
+        let manager = spec.get("managedBy").and_then(Value::as_str);
+        JobObject {
+            metadata,
+            is_managed_by_another: manager.is_some_and(|manager| manager != OPERATOR),
+            spec: spec.to_string().into(),
+            status: status(found),
+        }
+    }
+}
+
+impl From<DynamicObject> for JobObject {
+    fn from(object: DynamicObject) -> JobObject {
+        let DynamicObject {
+            metadata, mut data, ..
+        } = object;
+        let mut take = |field| data.get_mut(field).map(Value::take).unwrap_or_default();
+        let (spec, status) = (take("spec"), take("status"));
+        JobObject::from(Document {
+            metadata,
+            spec,
+            status,
+        })
+    }
+}
+
+impl Resource for JobObject {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        RESOURCE.kind.as_str().into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        RESOURCE.group.as_str().into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        RESOURCE.version.as_str().into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        RESOURCE.plural.as_str().into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+impl JobObject {
+    /// The label that names the job's queue.
+    #[must_use]
+    pub fn queue_label(&self) -> Option<&String> {
+        self.labels().get(QUEUE_LABEL)
+    }
+
+    /// Whether another controller looks after the job. A job whose spec cannot be read otherwise is left to it as well.
+    #[must_use]
+    pub fn is_managed_by_another(&self) -> bool {
+        self.is_managed_by_another
+    }
+
+    /// The job's spec, or everything that is wrong with it.
+    ///
+    /// # Errors
+    /// The spec is not one.
+    pub fn parsed_spec(&self) -> Result<Job, String> {
+        let mut document = self.document(self.spec());
+        if let Some(queue) = self.queue_label() {
+            document["metadata"]["labels"] = json!({ QUEUE_LABEL: queue });
+        }
+        let document = document.to_string();
+        parse_job_of_any_release(&document).map_err(|errors| errors.to_string())
+    }
+
+    /// The job as it is observed, whose spec was parsed before.
+    #[must_use]
+    pub fn observed(&self, spec: Result<Job, String>) -> ObservedJob {
+        ObservedJob {
+            name: self.name_any(),
+            namespace: self.namespace().unwrap_or_default(),
+            uid: self.uid().unwrap_or_default(),
+            generation: self.metadata.generation.unwrap_or(0),
+            spec,
+            save_at: self
+                .annotations()
+                .get(SAVE_AT)
+                .map(|text| text.chars().take(SAVE_AT_MAX).collect()),
+            status: self.status.clone(),
+            deleting: self.metadata.deletion_timestamp.is_some(),
+        }
+    }
+
+    /// The job file for the job's coordinator and workers: without what may change while they run, so that `kubectl scale` or another
+    /// image does not make another job of it.
+    #[must_use]
+    pub fn run_document(&self) -> Value {
+        let mut spec = self.spec();
+        let mut drop = |at: &str, field: &str| {
+            let map = if at.is_empty() {
+                Some(&mut spec)
+            } else {
+                spec.get_mut(at)
+            };
+            if let Some(map) = map.and_then(Value::as_object_mut) {
+                map.remove(field);
+            }
+        };
+        drop("", "suspend");
+        drop("", "disruption");
+        drop("elasticity", "maxWorkers");
+        drop("", "coordinator");
+        drop("", "workerGroups");
+        drop("", "failurePolicy");
+        drop("", "activeDeadlineSeconds");
+        drop("", "ttlSecondsAfterFinished");
+        drop("", "allowStateLoss");
+        drop("", "managedBy");
+        for field in ["image", "template", "gpusPerPod", "shmSize", "resources"] {
+            drop("workers", field);
+        }
+        for field in ["policy", "extraIngress", "extraEgress"] {
+            drop("network", field);
+        }
+        self.document(spec)
+    }
+
+    /// The job as `varuna run` would read it: what a server added to the object is left out.
+    fn document(&self, spec: Value) -> Value {
+        let namespace = self.namespace().unwrap_or_default();
+        json!({
+            "apiVersion": API_VERSION, "kind": KIND,
+            "metadata": { "name": self.name_any(), "namespace": namespace },
+            "spec": spec,
+        })
+    }
+
+    fn spec(&self) -> Value {
+        // It was written from a value.
+        serde_json::from_str(&self.spec).unwrap_or_default()
+    }
+}
+
+/// A job's status, which another release may have written: what this one cannot read of it is left out, and all the rest stays. A job that is
+/// complete must not be trained again for a word that is new.
+fn status(mut value: Value) -> Status {
+    if let Ok(whole) = Status::deserialize(&value) {
+        return whole;
+    }
+    let reads = |value: &Value| serde_json::from_value::<Status>(value.clone()).is_ok();
+    if let Some(Value::Array(conditions)) = value.get_mut("conditions") {
+        conditions.retain(|c| reads(&json!({ "conditions": [c] })));
+    }
+    lenient(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_api::ConditionType;
+
+    fn object(spec: &Value, status: &Value) -> JobObject {
+        let metadata = json!({ "name": "j", "namespace": "n", "uid": "u" });
+        serde_json::from_value(
+            json!({ "apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec,
+            "status": status }),
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn a_status_of_another_release_is_kept_but_for_what_is_new_in_it() {
+        let complete = json!({ "type": "Complete", "status": "True", "reason": "LastStep", "message": "m",
+            "lastTransitionTime": "2026-01-01T00:00:00Z" });
+        let status = json!({ "phase": "Hibernating", "step": 7, "plan": "P2xD2", "newestPod": 3, "newField": {},
+            "conditions": [{ "type": "New", "status": 5 }, complete] });
+        let found = object(&json!({}), &status).status;
+        assert!(found.if_true(ConditionType::Complete).is_some());
+        assert_eq!((found.step, found.newest_pod), (Some(7), 3));
+        assert!(found.phase.is_none() && found.plan.is_none());
+        assert_eq!(object(&json!({}), &json!("nonsense")).status, Status::default());
+    }
+
+    #[test]
+    fn what_only_others_use_is_not_kept() {
+        let found: JobObject = serde_json::from_value(json!({
+            "apiVersion": API_VERSION, "kind": KIND,
+            "metadata": { "name": "j", "namespace": "n", "annotations": { LAST_APPLIED: "{}", SAVE_AT: "now" },
+                "managedFields": [{ "manager": "kubectl", "operation": "Apply" }] },
+        }))
+        .unwrap();
+        assert!(found.meta().managed_fields.is_none());
+        assert_eq!(found.annotations().keys().collect::<Vec<_>>(), [SAVE_AT]);
+        assert_eq!(
+            found.observed(found.parsed_spec()).save_at.as_deref(),
+            Some("now")
+        );
+    }
+
+    #[test]
+    fn a_job_of_another_controller_is_known_by_its_name_also_where_nothing_else_can_be_read() {
+        let managed_by = |manager: &Value| {
+            object(&json!({ "managedBy": manager, "training": 7 }), &json!({})).is_managed_by_another()
+        };
+        assert!(managed_by(&json!("example.com/another")));
+        assert!(!managed_by(&json!(OPERATOR)) && !managed_by(&Value::Null));
+    }
+
+    #[test]
+    fn a_field_that_this_release_does_not_know_is_no_error() {
+        let spec = json!({ "model": { "preset": "gpt2-tiny" }, "data": { "path": "d" }, "newField": 1,
+            "training": { "globalBatchSize": 8, "steps": 10, "optimizer": { "learningRate": 0.001, "new": 1 } } });
+        assert_eq!(
+            object(&spec, &json!({})).parsed_spec().unwrap().training.steps,
+            10
+        );
+    }
+}
