@@ -10,6 +10,7 @@ use tokio::sync::mpsc::Sender;
 use varuna_api::Job;
 use varuna_coordinator::{Control, Options, RunFolder, ScaleRequest, Timing, serve};
 use varuna_plan::Costs;
+use varuna_wire::process_host;
 
 /// Run a coordinator for workers that are started elsewhere.
 ///
@@ -94,7 +95,7 @@ pub(crate) async fn start(
         bind,
         token,
         identity,
-        host: local_workers.as_ref().and_then(|_| hostname()),
+        host: local_workers.as_ref().map(|_| process_host()),
         expected_workers: local_workers.as_ref().map(|w| w.workers),
         timing,
         checkpoints,
@@ -102,12 +103,6 @@ pub(crate) async fn start(
         scale: local_workers.map(|w| w.scale),
     };
     Ok(serve(options, run).await?)
-}
-
-/// This host's name, as workers send it in their hello.
-fn hostname() -> Option<String> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
-    Some(name.trim().to_owned())
 }
 
 /// A runtime for the commands that need one.

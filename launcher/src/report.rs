@@ -5,6 +5,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use varuna_wire::client::connect;
+use varuna_wire::process_host;
 use varuna_wire::v1::ProcessEndedRequest;
 
 /// Ends that wait to be told.
@@ -68,11 +69,10 @@ impl Reports {
 }
 
 async fn tell_all(to: Coordinator, mut ends: Receiver<u32>) {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = host.trim();
+    let host = process_host();
     while let Some(process) = ends.recv().await {
         for attempt in 1..=TRIES {
-            match timeout(DEADLINE, tell(&to, host, process)).await {
+            match timeout(DEADLINE, tell(&to, &host, process)).await {
                 Ok(Ok(())) => break,
                 Ok(Err(error)) => tracing::debug!(process, attempt, error, "the coordinator was not told"),
                 Err(_) => tracing::debug!(process, attempt, "the coordinator does not answer"),

@@ -250,11 +250,13 @@ async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) 
         let written = orders::write(&context.client, job, orders, present).await?;
         context.index.runs.lock().seen(&written);
     }
-    workloads::carry_out(&context.client, &context.index, job, &decision.workload).await?;
+    // What Kueue refuses holds up neither objects nor pods: those follow what it has admitted.
+    let queued = workloads::carry_out(&context.client, &context.index, job, &decision.workload).await;
     let objects = context.applier.outdated(job, &decision.objects);
     context.applier.apply_objects(job, objects.missing).await?;
     context.applier.change_pods(job, decision).await?;
     context.applier.apply_objects(job, objects.changed).await?;
+    queued?;
     Ok(if objects.wait {
         Carried::Partly
     } else {

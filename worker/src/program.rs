@@ -28,7 +28,7 @@ use varuna_plan::{ScoreMemory, Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
 use varuna_torch::{Attention, AttentionChoice, Device, DeviceChoice};
 use varuna_wire::address::host_port;
-use varuna_wire::{Hello, Upward, Welcome};
+use varuna_wire::{Hello, Upward, Welcome, process_host};
 
 /// Peers may say so many things before the agent has looked at them.
 const EVENTS: usize = 4096;
@@ -264,10 +264,7 @@ fn listen(
 }
 
 fn hello(arguments: &Arguments, me: WorkerId, mesh: &Mesh) -> Hello {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .unwrap_or_default()
-        .trim()
-        .to_owned();
+    let host = process_host();
     let address = match &arguments.advertise {
         Some(host) => host_port(host, mesh.address().port()),
         None => mesh.address().to_string(),

@@ -22,9 +22,9 @@ pub struct Hello {
     pub address: String,
     /// Failure domain.
     pub node: String,
-    /// Host name, for people.
+    /// Where its process id holds ([`process_host`](crate::process_host)).
     pub host: String,
-    /// Process id on that host.
+    /// Process id there.
     pub pid: u32,
     /// What it computes on, as its driver reports it; none before it has the job, which may say what to compute on.
     pub hardware: Option<Hardware>,

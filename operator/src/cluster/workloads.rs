@@ -70,7 +70,7 @@ pub async fn carry_out(
 }
 
 fn refused(error: kube::Error) -> Error {
-    Error::changed_or_refused(JobPart::Objects)(error)
+    Error::changed_or_refused(JobPart::Workload)(error)
 }
 
 async fn create(

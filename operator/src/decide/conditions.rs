@@ -167,12 +167,16 @@ fn checkpoint_stale(observed: &Observed, status: &Status) -> Statement {
 
 fn suspended(observed: &Observed, outcome: &JobOutcome) -> Statement {
     let stopped = observed.run.as_ref().is_none_or(|r| r.ended.is_some());
-    let would_lose = observed
-        .job
-        .spec
-        .as_ref()
-        .is_ok_and(|job| would_lose_state(observed, job));
+    let job = observed.job.spec.as_ref().ok();
+    let would_lose = job.is_some_and(|job| would_lose_state(observed, job));
+    let saves = job.is_some_and(|job| job.checkpoint.is_some());
     let (is, reason, message) = match (outcome, stopped) {
+        (JobOutcome::Run, false) if would_lose && saves => (
+            false,
+            Reason::WouldLoseState,
+            "the job goes on: no checkpoint of it is complete, and its workers alone hold what it has trained; it is suspended when one is, or at once \
+             with spec.allowStateLoss set to true",
+        ),
         (JobOutcome::Run, false) if would_lose => (
             false,
             Reason::WouldLoseState,

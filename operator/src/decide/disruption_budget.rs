@@ -1,8 +1,9 @@
 //! How many of a job's pods may be evicted now: one while it trains, none until it has a plan without the one that goes. A node that is
 //! drained so loses its workers one after the other, and each of them hands on what it alone holds.
 
+use super::coordinator::cannot_start;
 use super::objects::{JOB_LABEL, NUMBER_LABEL, metadata, workers_name};
-use super::observed::{Observed, whole};
+use super::observed::{JobPart, Observed, postponed, whole};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -38,6 +39,14 @@ fn pods_that_stay(observed: &Observed, pods: &[JudgedPod<'_>]) -> i64 {
         .collect();
     let placed = run.placed();
     let all = whole(running.len());
+    let has_checkpoints = observed.job.spec.as_ref().is_ok_and(|j| j.checkpoint.is_some());
+    if run.is_settling() && observed.job.status.plan.is_some() {
+        // The workers hold the state, and nobody can plan without one that goes before the next coordinator has heard from them. Where none can start,
+        // whoever drains a node must not wait for it, unless the state would be lost.
+        let comes =
+            cannot_start(observed).is_none() && !postponed(&observed.failures, &[JobPart::Coordinator]);
+        return if comes || !has_checkpoints { all } else { 0 };
+    }
     match run.snapshot.as_ref().map(|s| s.run.mode) {
         // Nobody holds anything yet.
         _ if placed.is_empty() => 0,
@@ -48,7 +57,7 @@ fn pods_that_stay(observed: &Observed, pods: &[JudgedPod<'_>]) -> i64 {
         }
         Some(mode) if mode.is_training() => (all - 1).max(0),
         // It waits for workers that may never come: whoever drains a node must not wait with it, unless the state would be lost.
-        Some(RunMode::Waiting) if observed.job.spec.as_ref().is_ok_and(|j| j.checkpoint.is_some()) => 0,
+        Some(RunMode::Waiting) if has_checkpoints => 0,
         _ => all,
     }
 }

@@ -111,7 +111,7 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         decision.create.clear();
     }
     place_coordinator(observed, &mut decision);
-    if !postponed(&observed.failures, &[JobPart::Objects, JobPart::Names]) {
+    if !postponed(&observed.failures, &[JobPart::Workload, JobPart::Names]) {
         decision.workload = workload::workload_changes(observed, job, &decision.outcome, &decision.pods);
     }
     decision

@@ -283,6 +283,8 @@ pub enum JobPart {
     Names,
     /// Deletions of pods.
     Deletions,
+    /// The job's Workload in Kueue.
+    Workload,
     /// Everything: the API server does not answer, or not as it should.
     Server,
 }

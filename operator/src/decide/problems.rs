@@ -87,6 +87,10 @@ pub(super) fn failure_message(failure: &Failure) -> (Reason, String) {
             Reason::NameTaken,
             format!("{message}; nothing of it is changed: delete it, or give the job another name"),
         ),
+        JobPart::Workload => (
+            Reason::ObjectsRefused,
+            format!("the job's Workload in Kueue is refused: {message}"),
+        ),
         JobPart::Deletions => (
             Reason::PodsRefused,
             format!("the API server does not delete the job's pods: {message}"),

@@ -93,6 +93,10 @@ fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) 
         suspending: match decision.outcome {
             JobOutcome::SaveThenSuspend => Some(suspending(observed)),
             JobOutcome::Suspend => before.suspending.clone(),
+            // The wait for a checkpoint is over, and does not begin anew.
+            JobOutcome::Run if observed.job.spec.as_ref().is_ok_and(|job| job.suspend) => {
+                before.suspending.clone()
+            }
             // Until the run has ended: the wait for its checkpoint is over.
             JobOutcome::Queue => before.suspending.clone().filter(|_| observed.run.is_some()),
             _ => None,

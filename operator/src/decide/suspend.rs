@@ -17,7 +17,7 @@ pub(super) fn asked_checkpoint(observed: &Observed) -> Option<String> {
     observed.job.save_at.clone().filter(|_| saves)
 }
 
-/// Since when a suspension waits for a checkpoint, and of which step.
+/// Since when a suspension waits for a checkpoint, or began to, and of which step.
 pub(super) fn suspending(observed: &Observed) -> Suspending {
     let known = observed.job.status.suspending.clone();
     known.unwrap_or_else(|| Suspending {
@@ -26,13 +26,24 @@ pub(super) fn suspending(observed: &Observed) -> Suspending {
     })
 }
 
-/// Whether a suspension would throw away all that the job has trained: its workers hold it, and nothing else does.
+/// Whether a suspension would throw away all that the job has trained: its workers hold it, and nothing else does. Where checkpoints are saved, one is
+/// waited for first.
 pub(super) fn would_lose_state(observed: &Observed, job: &Job) -> bool {
-    let trained = observed
-        .run
-        .as_ref()
-        .is_some_and(|r| r.ended.is_none() && r.step() > 0);
-    job.suspend && trained && job.checkpoint.is_none() && !job.lifecycle.allow_state_loss
+    let status = &observed.job.status;
+    let trained = observed.run.as_ref().is_some_and(|run| {
+        // A coordinator that has just taken over does not know the step yet.
+        let known = status.step.filter(|_| run.is_settling());
+        run.ended.is_none() && run.step().max(known.unwrap_or(0)) > 0
+    });
+    let reported = observed.run.as_ref().and_then(|run| run.checkpoints.as_ref());
+    let before = status.checkpoint.as_ref().and_then(|saved| saved.newest_step);
+    let has_one = job.checkpoint.is_some()
+        && (reported.is_some_and(|saved| saved.newest_step.is_some()) || before.is_some());
+    job.suspend
+        && trained
+        && !has_one
+        && !waits_for_checkpoint(observed, job)
+        && !job.lifecycle.allow_state_loss
 }
 
 /// Whether the run of a suspended job goes on until it has made a checkpoint, which it does at the next step.

@@ -46,6 +46,49 @@ fn a_job_is_suspended_once_a_checkpoint_holds_what_it_has_trained_or_none_comes(
 }
 
 #[test]
+fn a_job_without_any_checkpoint_is_not_suspended_while_none_comes() {
+    let mut observed = observed(2);
+    let text = "  suspend: true\n  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
+    observed.job.spec = Ok(spec(2, text));
+    let at = |newest, failing: Option<&str>| ObservedRun {
+        checkpoints: Some(RunCheckpoints {
+            newest_step: newest,
+            newest_at: None,
+            failing: failing.map(str::to_owned),
+            stale: false,
+        }),
+        ..training(15)
+    };
+    observed.run = Some(at(None, None));
+    let saving = decide(&observed);
+    assert_eq!(saving.coordinator, CoordinatorGoal::RunAndSave);
+    let mut next = carried_out(&observed, &saving);
+    let goes_on = |observed: &Observed, why: &str| {
+        let decided = decide(observed);
+        assert_eq!(decided.coordinator, CoordinatorGoal::Run, "{why}");
+        let suspended = condition(&decided, ConditionType::Suspended);
+        assert_eq!(suspended.reason, "WouldLoseState", "{why}");
+        decided
+    };
+    next.run = Some(at(None, Some("403")));
+    goes_on(&next, "the store fails");
+    next.run = Some(at(None, None));
+    next.now += suspend::WAIT_MAX_SECONDS;
+    let late = goes_on(&next, "none has come in time");
+    let mut next = carried_out(&next, &late);
+    next.run = Some(at(None, None));
+    let still = goes_on(&next, "the wait does not begin anew");
+    let mut next = carried_out(&next, &still);
+    next.run = Some(ObservedRun::default());
+    goes_on(&next, "another coordinator has not reported yet");
+    next.run = Some(at(Some(20), None));
+    assert_eq!(decide(&next).coordinator, CoordinatorGoal::Stop);
+    next.run = Some(at(None, Some("403")));
+    next.job.spec = Ok(spec(2, &format!("{text}  allowStateLoss: true\n")));
+    assert_eq!(decide(&next).coordinator, CoordinatorGoal::Stop);
+}
+
+#[test]
 fn a_job_whose_checkpoint_location_belongs_to_another_run_is_refused_and_tried_again_later() {
     let mut observed = observed(2);
     observed.job.spec = Ok(spec(2, "  checkpoint: {uri: s3://b, intervalSteps: 10}\n"));

@@ -53,6 +53,39 @@ fn a_job_that_waits_blocks_a_drain_only_where_its_state_would_be_lost() {
     assert_eq!(pods_that_stay(RunMode::Waiting, checkpoint), 0);
 }
 
+/// Of a job that has trained with four workers, of which the next coordinator has not heard yet.
+fn without_coordinator(run: ObservedRun, extra: &str) -> Observed {
+    let mut observed = observed(4);
+    observed.job.spec = Ok(spec(4, extra));
+    observed.job.status.plan = Some(varuna_api::crd::PlanStatus::default());
+    observed.pods = (1..=4).map(|i| pod(i, PodPhase::Running)).collect();
+    observed.run = Some(run);
+    observed
+}
+
+#[test]
+fn nobody_may_go_while_the_next_coordinator_has_not_heard_from_the_workers() {
+    let checkpoint = "  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
+    for extra in ["", checkpoint] {
+        let silent = without_coordinator(ObservedRun::default(), extra);
+        assert_eq!(may_go(&silent), 0, "it has not reported");
+        let settling = without_coordinator(run(RunMode::Settling, 1, 5), extra);
+        assert_eq!(may_go(&settling), 0, "it has reported");
+    }
+    let mut fails = without_coordinator(ObservedRun::default(), checkpoint);
+    fails.failures = vec![Failure {
+        part: JobPart::Coordinator,
+        message: "no such image".into(),
+        retry_in: 4,
+    }];
+    assert_eq!(may_go(&fails), 4, "none comes, and a checkpoint holds the state");
+    fails.job.spec = Ok(spec(4, ""));
+    assert_eq!(may_go(&fails), 0, "the state would be lost");
+    let mut new = without_coordinator(ObservedRun::default(), "");
+    new.job.status.plan = None;
+    assert_eq!(may_go(&new), 4, "nobody holds anything yet");
+}
+
 #[test]
 fn who_does_not_run_blocks_nobody() {
     assert_eq!(budget(&observed(2))["spec"]["minAvailable"], 0);

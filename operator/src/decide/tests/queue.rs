@@ -180,6 +180,19 @@ fn the_admitted_count_bounds_the_pods_and_its_flavour_says_where_they_go() {
 }
 
 #[test]
+fn a_workload_that_is_refused_holds_up_no_pod() {
+    let mut observed = admitted(8, 3, "");
+    observed.failures = vec![Failure {
+        part: JobPart::Workload,
+        message: "a webhook denied the request".into(),
+        retry_in: 4,
+    }];
+    let desired = decide(&observed);
+    assert_eq!(names(&desired).len(), 3);
+    assert!(desired.workload.is_empty(), "it is tried again later");
+}
+
+#[test]
 fn a_flavour_that_is_not_known_yet_holds_the_pods_back() {
     let mut observed = admitted(8, 3, "");
     observed.queue.flavors.clear();

@@ -179,6 +179,8 @@ fn run_scenes() -> Vec<Observed> {
             CHECKPOINT,
             ended_run(RunEnd::CheckpointsTaken("default/other".into())),
         ),
+        // Its checkpoints are not known yet.
+        with_run(&format!("{CHECKPOINT}  suspend: true\n"), training(3)),
     ]);
     scenes
 }
@@ -194,6 +196,7 @@ fn other_scenes() -> Vec<Observed> {
         failing(JobPart::Pods, "spec.containers[0].image: Required value"),
         failing(JobPart::Coordinator, "address in use"),
         failing(JobPart::Deletions, "a webhook denied the request"),
+        failing(JobPart::Workload, "a webhook denied the request"),
         failing(JobPart::Server, "connection refused"),
         coordinator_waits("0/3 nodes are available", None),
         coordinator_waits("", Some("no such image: c")),
