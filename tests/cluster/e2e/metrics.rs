@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use std::time::Duration;
-use varuna_operator::decide::objects::COORDINATOR_LABEL;
+use varuna_operator::decide::objects::{COORDINATOR_LABEL, JOB_LABEL};
 
 /// The metrics of the operator that leads.
 ///
@@ -29,15 +29,14 @@ pub(crate) async fn of_operator(client: &Client, operator: &str) -> Result<Strin
     anyhow::bail!("no operator leads")
 }
 
-/// The metrics of the job's coordinator.
+/// The metrics of the coordinator of the job `j`: its namespace may have other jobs.
 ///
 /// # Errors
 /// There is none, or it does not answer.
 pub(crate) async fn of_coordinator(client: &Client, namespace: &str) -> Result<String> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let coordinators = pods
-        .list(&ListParams::default().labels(COORDINATOR_LABEL))
-        .await?;
+    let selector = format!("{COORDINATOR_LABEL},{JOB_LABEL}=j");
+    let coordinators = pods.list(&ListParams::default().labels(&selector)).await?;
     let newest = coordinators
         .iter()
         .max_by_key(|p| p.metadata.creation_timestamp.clone());

@@ -124,13 +124,20 @@ impl CaseRun<'_> {
             with_four.members(),
             with_four.step()
         );
-        let with_eight = self
-            .job
-            .until("eight are there again, and training goes on", |l| {
-                l.attached() == 8 && l.phase() == "Training" && l.step() > with_four.step() + 3
-            })
-            .await?;
-        self.only_slow_ones_are_idle(&with_eight)?;
+        // They follow the run before a plan has them, while training goes on.
+        eventually(
+            "eight are there again and have their places, and training goes on",
+            || async {
+                let now = self.job.now()?;
+                ensure!(
+                    now.attached() == 8 && now.phase() == "Training" && now.step() > with_four.step() + 3,
+                    "{}",
+                    now.status
+                );
+                self.only_slow_ones_are_idle(&now)
+            },
+        )
+        .await?;
         self.is_reported(&before).await
     }
 
