@@ -61,8 +61,9 @@ def table(r):
         f"| {get('jobs')} jobs, {get('pods')} pods | |",
         "|---|---|",
         f"| the leader is killed: another one has taken all jobs over, s (10 s of them the Lease) | {get('takeover_s')} |",
-        f"| {get('storm_events')} pods deleted at once: effect, ms: p50, p99; machine busy | {get('storm_effect_p50_ms')}, {get('storm_effect_p99_ms')}; {get('storm_busy_percent')} % |",
-        f"| until all jobs train again, s; how often the operator lost its Lease meanwhile and was started again | {get('storm_trained_s')}; {get('storm_restarts')} |",
+        f"| {get('storm_events')} pods deleted at once: effect, ms: p50, p99, longest; machine busy "
+        f"| {get('storm_effect_p50_ms')}, {get('storm_effect_p99_ms')}, {get('storm_effect_max_ms')}; {get('storm_busy_percent')} % |",
+        f"| without any effect in 20 minutes; how often the operator lost its Lease meanwhile and was started again | {get('storm_effects_missing')}; {get('storm_restarts')} |",
         f"| images as `make images` writes them, MB: operator, worker without CUDA | {get('operator_image_mb')}, {get('worker_image_mb')} |",
     ]
     return "\n".join(lines)

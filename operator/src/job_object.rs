@@ -3,7 +3,7 @@
 use crate::decide::ObservedJob;
 use crate::observe::lenient;
 use k8s_openapi::NamespaceResourceScope;
-use kube::api::{ApiResource, DynamicObject, ObjectMeta};
+use kube::api::{ApiResource, ObjectMeta};
 use kube::{Resource, ResourceExt as _};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -62,21 +62,6 @@ impl From<Document> for JobObject {
             spec: spec.to_string().into(),
             status: status(found),
         }
-    }
-}
-
-impl From<DynamicObject> for JobObject {
-    fn from(object: DynamicObject) -> JobObject {
-        let DynamicObject {
-            metadata, mut data, ..
-        } = object;
-        let mut take = |field| data.get_mut(field).map(Value::take).unwrap_or_default();
-        let (spec, status) = (take("spec"), take("status"));
-        JobObject::from(Document {
-            metadata,
-            spec,
-            status,
-        })
     }
 }
 

@@ -66,9 +66,7 @@ struct Arguments {
     health: Option<SocketAddr>,
 }
 
-// One thread beside that of the Lease: a look at a job takes little processor time, and waking other threads for each message took more (at rest with 200
-// jobs of 64 pods a tenth of all, and 5 MB).
-#[tokio::main(flavor = "current_thread")]
+#[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
     tracing_subscriber::fmt()

@@ -167,18 +167,12 @@ impl Audited {
 
     /// A kubeconfig with one of the identities.
     pub(crate) fn kubeconfig(&self, who: Who) -> Result<PathBuf> {
-        let kubectl = |arguments: &[&str]| self.cluster.kubectl(arguments, "");
-        let token = kubectl(&[
-            "-n",
-            NAMESPACE,
-            "create",
-            "token",
-            who.account(),
-            "--duration=12h",
-        ])?;
-        let raw = kubectl(&["config", "view", "--raw", "-o", "json"])?;
+        let token = self.cluster.token(NAMESPACE, who.account())?;
+        let raw = self
+            .cluster
+            .kubectl(&["config", "view", "--raw", "-o", "json"], "")?;
         let mut config: Value = serde_json::from_str(&raw)?;
-        config["users"][0]["user"] = serde_json::json!({ "token": token.trim() });
+        config["users"][0]["user"] = serde_json::json!({ "token": token });
         let path = self.folder.path().join(format!("{}.kubeconfig", who.account()));
         std::fs::write(&path, config.to_string())?;
         Ok(path)

@@ -9,7 +9,7 @@ use std::time::Duration;
 use varuna_operator::decide::objects::{JOB_LABEL, NUMBER_LABEL};
 
 /// Concurrent calls.
-const CONCURRENTLY: usize = 32;
+const CONCURRENCY: usize = 32;
 
 /// Deletes pods of workers.
 pub(crate) struct Deletions {
@@ -37,7 +37,7 @@ impl Deletions {
                 .filter(|pod| pod.metadata.deletion_timestamp.is_none());
             anyhow::Ok(live.next().map(ResourceExt::name_any))
         });
-        let found = stream::iter(found).buffered(CONCURRENTLY);
+        let found = stream::iter(found).buffered(CONCURRENCY);
         let found: Vec<Option<String>> = found.try_collect().await?;
         Ok(found.into_iter().flatten().collect())
     }
@@ -54,7 +54,7 @@ impl Deletions {
     /// Deletes these pods, many at a time.
     pub(crate) async fn at_once(&self, names: &[String]) -> Result<()> {
         let all = stream::iter(names).map(|name| self.delete(name));
-        all.buffer_unordered(CONCURRENTLY).try_collect().await
+        all.buffer_unordered(CONCURRENCY).try_collect().await
     }
 
     async fn delete(&self, name: &str) -> Result<()> {

@@ -27,16 +27,14 @@ pub(crate) struct Storm {
     pub(crate) answered: Answered,
     /// How often the operator lost its Lease and was started again.
     pub(crate) restarts: usize,
-    /// Seconds from the first event until all pods ran and all jobs trained again; none where they did not in time.
-    pub(crate) trained: Option<f64>,
 }
 
 impl Storm {
     pub(crate) fn print(&self) {
         self.answered.print("storm_");
+        let longest = quantile(&self.answered.effects.ms, 1.0);
+        println!("RESULT operator.storm_effect_max_ms {longest:.0}");
         println!("RESULT operator.storm_restarts {}", self.restarts);
-        let trained = self.trained.map_or("none".to_owned(), |s| format!("{s:.0}"));
-        println!("RESULT operator.storm_trained_s {trained}");
     }
 }
 

@@ -243,8 +243,8 @@ impl Bench {
         Ok((answered, number(asked) / number(events)))
     }
 
-    /// As many events at once as there are jobs, up to a thousand, until all pods run and all jobs train again. An operator that loses its Lease
-    /// meanwhile is started again.
+    /// As many events at once as there are jobs, up to a thousand, and what follows until all pods run and all jobs train again, or the time is over. An
+    /// operator that loses its Lease meanwhile is started again.
     async fn storm(&mut self, count: usize) -> Result<Storm> {
         let pods = self.deletions.pods_of(0..count.min(STORM)).await?;
         self.audited.requests()?;
@@ -263,15 +263,13 @@ impl Bench {
             }
         };
         let all = count * (self.size.pods + 1);
-        let mut trained = None;
-        let mut settled = Instant::now() + SETTLED;
-        while began.elapsed() < LIMIT && (trained.is_none() || Instant::now() < settled) {
+        let mut settles = Instant::now();
+        while began.elapsed() < LIMIT && settles.elapsed() < SETTLED {
             tokio::time::sleep(LOOK_INTERVAL).await;
-            restarts += usize::from(self.operator.keep_up()?);
-            let is_over = self.stand_in.running() >= all && self.operator.trains().await >= count;
-            if is_over && trained.is_none() {
-                trained = Some(began.elapsed().as_secs_f64());
-                settled = Instant::now() + SETTLED;
+            let was_started = self.operator.keep_up()?;
+            restarts += usize::from(was_started);
+            if was_started || self.stand_in.running() < all || self.operator.trains().await < count {
+                settles = Instant::now();
             }
         }
         Ok(Storm {
@@ -281,7 +279,6 @@ impl Bench {
                 busy,
             },
             restarts,
-            trained,
         })
     }
 

@@ -4,6 +4,7 @@
 //! `.cache/kube/testcluster` (see `scripts/setup-kube.sh`) on free ports; it ends with the process.
 
 mod coordinators;
+mod documents;
 mod fake;
 mod family;
 mod faults;
@@ -12,15 +13,15 @@ mod kueue;
 pub mod nodes;
 
 pub use coordinators::{Coordinators, coordinators};
+pub use documents::{documents, jobs, observed, observed_job, record};
 pub use fake::FakeNode;
 pub use family::Family;
 pub use faults::{Fault, Faults};
 pub use kueue::kueue_resource;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::{Client, Config};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::io::Write as _;
@@ -30,11 +31,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
-use varuna_api::crd::{VarunaRecord, api_resource};
 use varuna_operator::controller::{self, Scope};
-use varuna_operator::decide::{ObservedJob, Settings};
+use varuna_operator::decide::Settings;
 use varuna_operator::health::Health;
-use varuna_operator::job_object::JobObject;
 
 /// The control plane is ready in three to ten seconds on two cores.
 const START: Duration = Duration::from_secs(120);
@@ -248,19 +247,25 @@ impl Cluster {
         Ok(text.into_owned())
     }
 
+    /// A token of a service account, for as long as any test or benchmark takes.
+    ///
+    /// # Errors
+    /// There is no such account.
+    pub fn token(&self, namespace: &str, account: &str) -> Result<String> {
+        let make = ["-n", namespace, "create", "token", account, "--duration=12h"];
+        Ok(self.kubectl(&make, "")?.trim().to_owned())
+    }
+
     /// A client with the rights of a service account.
     ///
     /// # Errors
     /// There is no such account.
     pub async fn client_as(&self, namespace: &str, account: &str) -> Result<Client> {
-        let token = self.kubectl(
-            &["-n", namespace, "create", "token", account, "--duration=12h"],
-            "",
-        )?;
+        let token = self.token(namespace, account)?;
         let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         config.auth_info = AuthInfo {
-            token: Some(token.trim().to_owned().into()),
+            token: Some(token.into()),
             ..AuthInfo::default()
         };
         Ok(Client::try_from(config)?)
@@ -294,38 +299,6 @@ impl Cluster {
         }
         Ok(name)
     }
-}
-
-/// Jobs of a namespace.
-#[must_use]
-pub fn jobs(client: &Client, namespace: &str) -> Api<DynamicObject> {
-    Api::namespaced_with(client.clone(), namespace, &api_resource())
-}
-
-/// A job as the operator observes it: the names of its objects go by it.
-///
-/// # Errors
-/// There is no such job.
-pub async fn observed(client: &Client, namespace: &str, name: &str) -> Result<ObservedJob> {
-    let object = JobObject::from(jobs(client, namespace).get(name).await?);
-    Ok(object.observed(object.parsed_spec()))
-}
-
-/// The record of the namespace's only job.
-///
-/// # Errors
-/// There is none, or several.
-pub async fn record(client: &Client, namespace: &str) -> Result<VarunaRecord> {
-    let records: Api<VarunaRecord> = Api::namespaced(client.clone(), namespace);
-    let mut all = records.list(&ListParams::default()).await?.items;
-    ensure!(all.len() == 1, "{} records", all.len());
-    all.pop().context("one record")
-}
-
-/// Objects of a kind, as documents.
-#[must_use]
-pub fn documents(client: &Client, namespace: &str, resource: &ApiResource) -> Api<DynamicObject> {
-    Api::namespaced_with(client.clone(), namespace, resource)
 }
 
 /// Waits until `what` is there; fails with the last answer after a while. Watches would be quicker, and longer to read.

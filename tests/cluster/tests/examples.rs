@@ -1,23 +1,20 @@
 //! The examples for clusters: a real API server takes their objects, and the pods that the operator would make of their jobs.
 
-use kube::api::DynamicObject;
+use kube::Resource as _;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use varuna_api::crd::Status;
-use varuna_cluster_tests::{cluster, root};
+use varuna_cluster_tests::{cluster, observed_job, root};
 use varuna_operator::decide::{
     KueueVersion, Observed, ObservedJob, ObservedQueue, Settings, WorkloadChange, decide,
 };
 use varuna_operator::job_object::JobObject;
 
 /// What the operator makes of a new job that waits for no queue: the pods of its workers, that of its coordinator, and other objects.
-#[expect(clippy::unwrap_used, reason = "a test's helper")]
 fn made_of(document: &Value, namespace: &str) -> (Vec<Value>, Value, Vec<Value>) {
-    let mut object: DynamicObject = serde_json::from_value(document.clone()).unwrap();
-    object.metadata.uid = Some("00000000-0000-0000-0000-000000000000".into());
-    object.metadata.namespace = Some(namespace.to_owned());
-    object.metadata.labels = None;
-    let mut job = observed_job(object);
+    let mut object = job_of(document, namespace);
+    object.meta_mut().labels = None;
+    let mut job = observed_job(&object);
     job.status = Status::default();
     let observed = observed(job);
     let decision = decide(&observed);
@@ -26,9 +23,13 @@ fn made_of(document: &Value, namespace: &str) -> (Vec<Value>, Value, Vec<Value>)
     (pods, coordinator, decision.objects)
 }
 
-fn observed_job(object: DynamicObject) -> ObservedJob {
-    let object = JobObject::from(object);
-    object.observed(object.parsed_spec())
+/// The job of a document, as an API server would have taken it.
+#[expect(clippy::unwrap_used, reason = "a test's helper")]
+fn job_of(document: &Value, namespace: &str) -> JobObject {
+    let mut object: JobObject = serde_json::from_value(document.clone()).unwrap();
+    object.meta_mut().uid = Some("00000000-0000-0000-0000-000000000000".into());
+    object.meta_mut().namespace = Some(namespace.to_owned());
+    object
 }
 
 /// A new job, of which nothing is there.
@@ -56,12 +57,8 @@ fn observed(job: ObservedJob) -> Observed {
 }
 
 /// The Workload that the operator makes of a new job with a queue; none of a job without.
-#[expect(clippy::unwrap_used, reason = "a test's helper")]
 fn workload_of(document: &Value, namespace: &str) -> Option<Value> {
-    let mut object: DynamicObject = serde_json::from_value(document.clone()).unwrap();
-    object.metadata.uid = Some("00000000-0000-0000-0000-000000000000".into());
-    object.metadata.namespace = Some(namespace.to_owned());
-    let mut observed = observed(observed_job(object));
+    let mut observed = observed(observed_job(&job_of(document, namespace)));
     observed.queue.served = Some(KueueVersion::V1Beta2);
     match decide(&observed).workload.pop() {
         Some(WorkloadChange::Create(workload)) => Some(workload),
