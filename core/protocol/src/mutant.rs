@@ -210,6 +210,16 @@ varuna_mutants::mutants! {
     GiveUpUnconfirmed => UNIT_TESTS,
     /// A member does not say whom it cannot reach for a planned change.
     HideDeadLinkOfChange => UNIT_TESTS,
+    /// A connection of a planned change that is lost once all were there holds the change up until it is given up with a fence.
+    ForgetLostLinkOfChange => UNIT_TESTS,
+    /// A change that goes on with a worker whose end is known waits for that end.
+    WaitForLeaverOfNextPlan => UNIT_TESTS,
+    /// A step is taken to have lasted since a copy came that has nothing to do with it.
+    StepTimeSinceLastProgress => UNIT_TESTS,
+    /// A spare copy that was lost is lost again by each gradient that its holder still sends.
+    LoseLostCopyAgain => UNIT_TESTS,
+    /// A worker says that it has caught up although the spare copy of a unit that it gets is lost.
+    CaughtUpWithoutKeptCopy => UNIT_TESTS,
     /// A restore trusts a list of checkpoints that the store did not confirm.
     TrustOldListing => UNIT_TESTS,
     /// A step is published before those that precede it.

@@ -84,9 +84,12 @@ fn mode_to_wire(mode: RunMode) -> v1::RunMode {
         RunMode::Done => v1::RunMode::Done,
         RunMode::Stopped => v1::RunMode::Stopped,
         RunMode::Ended => v1::RunMode::Ended,
+        // Nobody says that of itself.
+        RunMode::Unknown => v1::RunMode::Unspecified,
     }
 }
 
+/// A mode that only a later release knows hides nothing else of a status.
 fn read_mode(mode: i32) -> Result<RunMode, WireError> {
     Ok(match v1::RunMode::try_from(mode) {
         Ok(v1::RunMode::Starting) => RunMode::Starting,
@@ -100,9 +103,10 @@ fn read_mode(mode: i32) -> Result<RunMode, WireError> {
         Ok(v1::RunMode::Done) => RunMode::Done,
         Ok(v1::RunMode::Stopped) => RunMode::Stopped,
         Ok(v1::RunMode::Ended) => RunMode::Ended,
-        Ok(v1::RunMode::Unspecified) | Err(_) => {
-            return Err(WireError::value("RunStatus", "mode", mode, "1 to 11"));
+        Ok(v1::RunMode::Unspecified) => {
+            return Err(WireError::value("RunStatus", "mode", mode, "a mode"));
         }
+        Err(_) => RunMode::Unknown,
     })
 }
 

@@ -71,7 +71,7 @@ impl CatchingUp {
         if !connected {
             return false;
         }
-        let over = match leaves_first(shared, plan) {
+        let over = match leaves_first(shared, plan, next) {
             Some(at) => {
                 let needed = time_for_switch(shared, next, all);
                 late || !calm || turn.now.after(needed) >= at
@@ -92,7 +92,7 @@ impl CatchingUp {
 
 /// Whether the change waits for anything once it is connected: for those who follow, or for the time at which a member goes.
 pub(super) fn may_wait(shared: &Shared, plan: &Plan, next: &Plan) -> bool {
-    next.following || leaves_first(shared, plan).is_some()
+    next.following || leaves_first(shared, plan, next).is_some()
 }
 
 /// How long a change whose members are connected waits for those who follow: as configured, or several steps where these are long. All that
@@ -106,9 +106,11 @@ pub(super) fn time_to_catch_up(shared: &Shared) -> Duration {
     least.max(step.saturating_mul(STEPS_TO_CATCH_UP))
 }
 
-/// When the first member goes whose time is known. Asked with each message, so that the work must not grow with the members.
-fn leaves_first(shared: &Shared, plan: &Plan) -> Option<Time> {
-    shared.roster.first_leaves_at(|w| plan.has(w))
+/// When the first member goes that the next plan does without, where that is known: it is used as long as can be. Asked with each message, so that the work must
+/// not grow with the members.
+fn leaves_first(shared: &Shared, plan: &Plan, next: &Plan) -> Option<Time> {
+    let goes = |w: WorkerId| plan.has(w) && (bug!(WaitForLeaverOfNextPlan) || !next.has(w));
+    shared.roster.first_leaves_at(goes)
 }
 
 /// How long before a member goes its plan has to be left: the switch waits for a commit, and training stands until what is lacking has come.

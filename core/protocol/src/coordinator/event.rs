@@ -1,6 +1,7 @@
 //! What the coordinator tells people: the events of a run, and its present state.
 
-use serde::{Deserialize, Serialize};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer, Serialize};
 use varuna_plan::spare_copies::Verdict;
 use varuna_plan::{Generation, OptimizerProgress, ScaleFactor, SegmentRange, StateId, Step, Unit, WorkerId};
 
@@ -289,7 +290,8 @@ pub struct WorkerView {
     pub node: String,
     /// Its stream is up.
     pub up: bool,
-    /// Its phase in its present plan; none before its first report.
+    /// Its phase in its present plan; none before its first report, or where a later release has a word for it that this one does not know.
+    #[serde(default, deserialize_with = "known_phase")]
     pub phase: Option<Phase>,
     /// The generation in force there.
     pub generation: Generation,
@@ -303,6 +305,20 @@ pub struct WorkerView {
     pub segments: Vec<SegmentRange>,
     /// Index of its pipeline in the present plan.
     pub pipeline: Option<usize>,
+}
+
+/// A phase, if it is one that this release knows.
+fn known_phase<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Phase>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Word {
+        Known(Phase),
+        Other(IgnoredAny),
+    }
+    Ok(match Option::<Word>::deserialize(deserializer)? {
+        Some(Word::Known(phase)) => Some(phase),
+        Some(Word::Other(IgnoredAny)) | None => None,
+    })
 }
 
 /// The present state, for people and for `status`.

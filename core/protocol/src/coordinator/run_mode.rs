@@ -31,6 +31,9 @@ pub enum RunMode {
     Stopped,
     /// The coordinator has ended, also because another has taken over or state is lost.
     Ended,
+    /// What a coordinator of a later release does, in a word that this one does not know: never what a coordinator says of itself.
+    #[serde(other)]
+    Unknown,
 }
 
 impl RunMode {
@@ -61,6 +64,7 @@ impl RunMode {
             RunMode::Done => "done",
             RunMode::Stopped => "stopped",
             RunMode::Ended => "ended",
+            RunMode::Unknown => "unknown",
         }
     }
 }

@@ -6,6 +6,7 @@ use super::in_plan::PlannedChange;
 use super::transfers::{Ask, Transfers};
 use super::{Member, MemberEffect, MemberInput};
 use crate::message::{Following, PeerMessage, Phase, Time};
+use std::collections::BTreeSet;
 use varuna_plan::{Decision, Generation, StateId, Unit, WorkerId};
 
 impl Member {
@@ -17,7 +18,8 @@ impl Member {
         let joining = self.current.as_ref().filter(|c| c.follows());
         let joins = joining.is_some_and(|c| c.followed.has_caught_up(&c.plan.units(self.config.id)));
         let changing = self.change.as_ref().filter(|c| c.plan.following);
-        let stays = changing.is_some_and(|c| c.followed.has_caught_up(&self.gained(c)));
+        let stays = changing
+            .is_some_and(|c| c.followed.has_caught_up(&self.gained(c)) && self.kept_of_gained_in_step(c));
         if joins || stays {
             Following::CaughtUp
         } else {
@@ -38,6 +40,19 @@ impl Member {
             .copied()
             .filter(|unit| !kept(*unit))
             .collect()
+    }
+
+    /// Whether all units that a planned change gives this worker and whose spare copy it keeps are where the run is. These are not followed as well: what
+    /// keeps them brings them there.
+    fn kept_of_gained_in_step(&self, change: &PlannedChange) -> bool {
+        self.current.as_ref().is_none_or(|current| {
+            let in_step: BTreeSet<Unit> = current.kept.in_step(self.at).collect();
+            let mut kept = change
+                .gained
+                .iter()
+                .filter(|unit| current.kept.holder(**unit).is_some());
+            bug!(CaughtUpWithoutKeptCopy) || kept.all(|unit| in_step.contains(unit))
+        })
     }
 
     /// Asks to follow what a planned change will give this worker, while the present plan trains.

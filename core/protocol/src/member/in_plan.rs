@@ -45,6 +45,8 @@ pub(super) struct InPlan {
     pub(super) recent: RecentSteps,
     /// When something last moved.
     pub(super) progress_at: Time,
+    /// When the step that runs began: what else goes on beside it, as copies of units that are kept or followed, says nothing of how long it takes.
+    pub(super) step_began_at: Time,
     /// The generation that a planned change left; its connections stay open until Go.
     pub(super) left: Option<Generation>,
 }
@@ -76,6 +78,7 @@ impl InPlan {
             norms: NormExchange::default(),
             recent: RecentSteps::default(),
             progress_at: now,
+            step_began_at: now,
             left: None,
         }
     }

@@ -177,7 +177,7 @@ impl Member {
     /// and each of them is a part of it. A step takes twice as long at most, and within its deadline, which is four times what is observed.
     pub(super) fn wait_for_gradients(&mut self, now: Time) {
         if let Some(current) = &mut self.current {
-            let took = now.since(current.progress_at);
+            let took = now.since(current.step_began_at);
             current.kept.wait_until = Some(now.after(self.config.timing.spare_wait.max(took)));
         }
     }

@@ -106,7 +106,14 @@ impl Kept {
         let Some(kept) = self.units.get_mut(&unit).filter(|k| k.from == from) else {
             return Arrived::Old;
         };
-        let Some(at) = kept.at else { return Arrived::Gap };
+        // Its holder does not know yet that the copy was lost, and sends on: that says nothing more of how well it can be kept.
+        let Some(at) = kept.at else {
+            return if bug!(LoseLostCopyAgain) {
+                Arrived::Gap
+            } else {
+                Arrived::Old
+            };
+        };
         let next = at.step.0 + u64::from(waiting);
         if step.0 < next && !bug!(KeepAcrossGap) {
             return Arrived::Old;

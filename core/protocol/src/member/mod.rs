@@ -246,7 +246,7 @@ impl Member {
                 }
             }
             MemberInput::Connected { generation, peer } => self.connected(now, generation, peer, effects),
-            MemberInput::Closed { generation, peer } => self.closed(generation, peer, effects),
+            MemberInput::Closed { generation, peer } => self.closed(now, generation, peer, effects),
             MemberInput::Damaged { generation, from } => self.damaged(generation, from, effects),
             MemberInput::Peer {
                 generation,

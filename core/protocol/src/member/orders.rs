@@ -225,7 +225,7 @@ impl Member {
             effects.push(MemberEffect::StopServing { generation });
         }
         current.stage = Stage::Running;
-        current.progress_at = now;
+        (current.progress_at, current.step_began_at) = (now, now);
         self.advanced_at = now;
         keep.extend(self.spares_at_base());
         self.free(&keep, effects);

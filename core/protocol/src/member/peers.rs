@@ -33,12 +33,22 @@ impl Member {
         }
     }
 
-    pub(super) fn closed(&mut self, generation: Generation, peer: WorkerId, effects: &mut Vec<MemberEffect>) {
+    pub(super) fn closed(
+        &mut self,
+        now: Time,
+        generation: Generation,
+        peer: WorkerId,
+        effects: &mut Vec<MemberEffect>,
+    ) {
         if let Some(change) = self.change_to(generation) {
             change.serving.lose(peer);
             change.followers.lose(peer);
             change.lose_followed(peer);
             if change.connections.lose(peer) {
+                // Nobody dials again: where the peer is not just gone, which its coordinator sees, the change cannot come to be.
+                if !bug!(ForgetLostLinkOfChange) {
+                    change.suspect_at = Some(now);
+                }
                 self.tell_change(effects);
             }
             return;

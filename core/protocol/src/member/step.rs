@@ -198,9 +198,16 @@ impl Member {
         self.holdings.applied(units, decision);
         self.engine = Engine::Idle;
         if let Some(current) = self.current.as_mut().filter(|_| commit) {
-            let took = now.since(current.progress_at);
+            let began = if bug!(StepTimeSinceLastProgress) {
+                current.progress_at
+            } else {
+                current.step_began_at
+            };
             let deadline = current.plan.deadline;
-            current.recent.note(&deadline, decision.parent.step, took);
+            current
+                .recent
+                .note(&deadline, decision.parent.step, now.since(began));
+            current.step_began_at = now;
         }
         self.note_progress(now);
         self.history.push(decision);

@@ -574,6 +574,20 @@ fn a_status_without_a_mode_is_refused() {
 }
 
 #[test]
+fn a_mode_that_only_a_later_release_knows_hides_nothing_else() {
+    let status = v1::RunStatus {
+        mode: 1_000,
+        step: 7,
+        ..v1::RunStatus::default()
+    };
+    let read = varuna_wire::status::from_wire(v1::StatusReply { status: Some(status) }).unwrap();
+    assert_eq!(
+        (read.run.mode, read.run.step),
+        (varuna_protocol::coordinator::RunMode::Unknown, Step(7))
+    );
+}
+
+#[test]
 fn the_parts_of_a_norm_exchange_keep_their_bits() {
     for value in [-0.0, f64::from_bits(0xFFF8_0000_0000_1234), f64::NEG_INFINITY] {
         let prepared = Prepared {

@@ -211,6 +211,20 @@ fn a_change_is_not_held_up_once_a_member_will_go() {
 }
 
 #[test]
+fn a_change_waits_for_nobody_who_goes_later_and_is_in_the_next_plan_as_well() {
+    let mut rig = Rig::growing(true);
+    rig.train_on(Duration::from_millis(400), Following::Able);
+    let lead = config().timing.following;
+    rig.put(CoordinatorInput::Notice {
+        worker: A,
+        leaves_in: Some(lead * 3),
+    });
+    assert!(rig.machine.record().next.as_ref().unwrap().has(A));
+    rig.train_on(Duration::from_millis(200), Following::CaughtUp);
+    assert!(rig.is_armed(), "the newcomer trains until the other one goes");
+}
+
+#[test]
 fn a_change_that_waits_for_its_followers_is_called_off_when_a_member_of_it_will_go() {
     let mut rig = Rig::growing(true);
     rig.train_on(Duration::from_millis(400), Following::Able);

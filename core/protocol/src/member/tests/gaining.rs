@@ -222,3 +222,32 @@ fn nothing_is_followed_for_a_plan_that_is_not_the_next_one() {
     rig.order(FENCE);
     assert_eq!(applied(&rig.followed_gradient(NEXT, three)), [], "a fence waits");
 }
+
+#[test]
+fn a_connection_of_the_next_plan_that_is_lost_is_named_so_that_the_change_is_called_off() {
+    let (mut rig, _) = Rig::gaining();
+    let named = |effects: &[MemberEffect]| {
+        let of_change = |e: &&MemberEffect| {
+            matches!(
+                e,
+                MemberEffect::Report(Report::Suspect {
+                    generation: NEXT,
+                    about: PEER,
+                    ..
+                })
+            )
+        };
+        effects.iter().filter(of_change).count()
+    };
+    let closed = rig.put(MemberInput::Closed {
+        generation: NEXT,
+        peer: PEER,
+    });
+    assert_eq!(named(&closed), 0, "its coordinator may know that it is gone");
+    let deadline = rig.member.config.timing.connect_deadline;
+    rig.now = rig.now.after(deadline + Duration::from_millis(1));
+    assert_eq!(named(&rig.put(MemberInput::Tick)), 1);
+    rig.now = rig.now.after(deadline * 2);
+    assert_eq!(named(&rig.put(MemberInput::Tick)), 0, "once");
+    assert_eq!(rig.member.status().phase, Phase::Running, "training goes on");
+}

@@ -4,7 +4,7 @@ use super::*;
 use crate::member::followed::Arrived;
 use crate::member::kept::Kept;
 use crate::message::PeerMessage::Follow;
-use crate::message::{Keeping, Prepared};
+use crate::message::{Following, Keeping, Prepared};
 
 const MINE: Unit = Unit(1);
 const KEPT: Unit = Unit(0);
@@ -226,6 +226,29 @@ fn a_gradient_that_comes_too_late_does_not_hold_training_up_and_a_copy_is_asked_
 }
 
 #[test]
+fn a_copy_that_was_lost_is_asked_for_whatever_its_holder_still_sends() {
+    let (mut rig, _) = Rig::in_step();
+    rig.ran(2);
+    rig.peer_ran(2);
+    rig.now = rig
+        .now
+        .after(MemberTiming::default().spare_wait + Duration::from_millis(1));
+    let late = rig.put(MemberInput::Tick);
+    rig.commit(&late);
+    let given_up = rig.member.current.as_ref().unwrap().kept.given_up();
+    let mut asked = vec![];
+    // The late gradient, and then one after the other: its holder knows of nothing.
+    for step in 2..20 {
+        rig.spare_gradient(1, step);
+        rig.now = rig.now.after(Duration::from_millis(300));
+        asked.extend(follows(&rig.put(MemberInput::Tick)));
+    }
+    assert_eq!(asked.first(), Some(&None), "a copy is asked for");
+    let after = rig.member.current.as_ref().unwrap().kept.given_up();
+    assert_eq!(after, given_up, "it was lost once");
+}
+
+#[test]
 fn a_step_that_takes_longer_than_gradients_are_waited_for_costs_no_copy() {
     let (mut rig, two) = Rig::in_step();
     // Longer than `spare_wait`, within the deadline.
@@ -397,4 +420,54 @@ fn who_has_the_base_already_needs_no_copy() {
     });
     let sent = |e: &MemberEffect| matches!(e, MemberEffect::ForwardPrepared { to: PEER, .. });
     assert!(effects.iter().any(sent), "the holder begins with the first step");
+}
+
+#[test]
+fn what_is_done_to_a_spare_copy_says_nothing_of_how_long_a_step_takes() {
+    let (mut rig, mut at) = Rig::in_step();
+    let (most, rest) = (Duration::from_millis(3_800), Duration::from_millis(200));
+    let mut deadline = Duration::ZERO;
+    for step in 2..9 {
+        if step > 2 {
+            // What was applied at the commit is done late in the next step, on a busy machine.
+            rig.now = rig.now.after(most);
+            rig.loaded(KEPT.0, at);
+        }
+        rig.now = rig.now.after(rest);
+        rig.ran(step);
+        rig.spare_gradient(1, step);
+        let concluded = rig.peer_ran(step);
+        let (decision, committed) = rig.commit(&concluded);
+        at = decision.id;
+        let run = committed.iter().find_map(|e| match e {
+            MemberEffect::Run { deadline, .. } => Some(*deadline),
+            _ => None,
+        });
+        deadline = run.expect("the next step runs");
+    }
+    assert!(
+        deadline >= (most + rest) * 4,
+        "{deadline:?} for steps of four seconds"
+    );
+}
+
+#[test]
+fn who_gets_a_unit_that_it_keeps_has_caught_up_while_that_is_in_step() {
+    let (mut rig, _) = Rig::in_step();
+    let base = Base::AtSwitch { from: Generation(1) };
+    let mut next = Arc::unwrap_or_clone(plan(2, base, &[ME, PEER], &[]));
+    next.sources = vec![vec![PEER], vec![ME]];
+    next.following = true;
+    rig.order(Order::Prepare(Arc::new(next)));
+    rig.connect(2, PEER);
+    assert_eq!(rig.member.status().following, Following::CaughtUp);
+    rig.ran(2);
+    rig.peer_ran(2);
+    rig.now = rig
+        .now
+        .after(MemberTiming::default().spare_wait + Duration::from_millis(1));
+    let late = rig.put(MemberInput::Tick);
+    rig.commit(&late);
+    assert_eq!(rig.member.spare_units_in_step(), [], "it is lost");
+    assert_eq!(rig.member.status().following, Following::Able);
 }
