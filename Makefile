@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores nvrtc help setup build build-demo build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-zero bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-hf test-own-models test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
+.PHONY: stores nvrtc help setup build build-demo build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-zero bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-kueue test-hf test-own-models test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
 
 CARGO ?= cargo
 CORE := -p varuna-model -p varuna-mutants -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
@@ -152,6 +152,12 @@ test-image-cuda: build-release ## Whether a worker in that image finds the node'
 
 release: setup ## Make what users install, in dist/: images, chart with their digests, SBOMs, checksums (REGISTRY=...; CUDA=1; root, Debian)
 	scripts/release.sh
+
+test-kueue: build ## Test jobs in queues of Kueue's own controller, built from a checkout (KUEUE=CHECKOUT of v0.19.2; four minutes on two cores); then make e2e has its case as well
+	@test -n "$(KUEUE)" || { echo "make test-kueue KUEUE=CHECKOUT: see scripts/setup-kueue.sh" >&2; exit 2; }
+	scripts/setup-kube.sh
+	scripts/setup-kueue.sh $(KUEUE)
+	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster,varuna/kubernetes --test kueue_controller -- --ignored
 
 test-alerts: ## Test what the chart's alerts fire for, with promtool (built once, minutes)
 	scripts/setup-prometheus.sh

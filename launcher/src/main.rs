@@ -12,7 +12,7 @@ use varuna_machine::{Gpus, Machine};
 /// Starts workers side by side, each with a GPU of its own and its share of the memory, and starts those again that end with an error.
 ///
 /// SIGTERM is passed on to all of them. Ends when all have ended for good: with 0 where they were released, with the exit code of a worker that
-/// failed five times within ten minutes, else with the first exit code that is not 0.
+/// failed five times within ten minutes or ten times within an hour, else with the first exit code that is not 0.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {

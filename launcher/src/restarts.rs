@@ -1,14 +1,19 @@
 //! Which workers of a pod are started when, and with which exit code the pod ends. Pure: times are given, and nothing is done here.
 //!
 //! A worker that ends with an error is started again after 1, 2, 4, ... seconds. One that fails too often takes the pod with it: its
-//! device may be broken, and whoever made the pod can make another one elsewhere. A worker that ends well was released, and is not started again.
+//! device may be broken, and whoever made the pod can make another one elsewhere. So does one that fails every few minutes for an hour: it never
+//! fails often at a time, but each failure costs the whole job a recovery. A worker that ends well was released, and is not started again.
 
 use std::time::Duration;
 
-/// A worker that fails more often than this within [`REMEMBERED`] ends the pod.
+/// A worker that fails more often than this within [`SHORT`] ends the pod.
 const RESTARTS_MAX: usize = 4;
+/// What counts as often at a time, and for how long a failure makes the next restart wait.
+const SHORT: Duration = Duration::from_secs(600);
+/// So does one that fails more often than this within [`LONG`].
+const RESTARTS_MAX_LONG: usize = 9;
 /// Failures longer ago than this do not count.
-const REMEMBERED: Duration = Duration::from_secs(600);
+const LONG: Duration = Duration::from_secs(3600);
 /// The longest time before a worker is started again; the first is a second.
 const DELAY_MAX: Duration = Duration::from_secs(30);
 
@@ -85,14 +90,16 @@ impl Restarts {
             return Action::None;
         }
         let failures = &mut self.failures[place];
-        failures.retain(|at| now.saturating_sub(*at) < REMEMBERED);
+        failures.retain(|at| now.saturating_sub(*at) < LONG);
         failures.push(now);
-        if failures.len() > RESTARTS_MAX {
+        let lately = failures.iter().filter(|at| now.saturating_sub(**at) < SHORT);
+        let lately = lately.count();
+        if lately > RESTARTS_MAX || failures.len() > RESTARTS_MAX_LONG {
             self.places[place] = Place::Ended(code);
             self.given_up = Some(code);
             return self.stop();
         }
-        let doubled = u32::try_from(failures.len() - 1).unwrap_or(u32::MAX);
+        let doubled = u32::try_from(lately - 1).unwrap_or(u32::MAX);
         let delay = Duration::from_secs(1) * 2_u32.saturating_pow(doubled);
         self.places[place] = Place::Due(now + delay.min(DELAY_MAX));
         Action::None
@@ -165,6 +172,20 @@ mod tests {
             assert_eq!(restarts.ended(seconds(3600 * hour), 0, 1), Action::None);
             assert_eq!(restarts.next(), Some(seconds(3600 * hour + 1)));
         }
+    }
+
+    #[test]
+    fn a_worker_that_fails_every_three_minutes_takes_the_pod_with_it_after_half_an_hour() {
+        let mut restarts = Restarts::new(2);
+        restarts.due(seconds(0));
+        for failure in 0..9 {
+            let now = seconds(180 * failure);
+            assert_eq!(restarts.ended(now, 0, 1), Action::None);
+            // Those of the last ten minutes alone make it wait: four at most.
+            assert!(restarts.next().unwrap() <= now + seconds(8), "{restarts:?}");
+            restarts.due(now + seconds(8));
+        }
+        assert_eq!(restarts.ended(seconds(180 * 9), 0, 1), Action::StopAll);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use tokio::sync::mpsc::Sender;
 use varuna_api::Job;
 
 /// Generation of a spec and the label with the job's queue, and the spec or everything that is wrong with it.
-type ParsedSpec = ((i64, Option<String>), Result<Job, String>);
+type ParsedSpec = ((i64, BTreeMap<String, String>), Result<Job, String>);
 
 /// What all reconciliations share.
 pub struct Context {

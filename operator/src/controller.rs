@@ -88,7 +88,7 @@ pub async fn run(
     let known = store.clone();
     let queued = move || {
         let jobs = known.state().into_iter();
-        let queued = jobs.filter(|job| job.queue_label().is_some());
+        let queued = jobs.filter(|job| job.has_queue());
         queued
             .map(|job| job_ref(&job.namespace().unwrap_or_default(), &job.name_any()))
             .collect()

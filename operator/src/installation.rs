@@ -52,6 +52,8 @@ pub const JOB_RIGHTS: &[Right] = &[
 const CLUSTER_RIGHTS: &[Right] = &[
     ("", "nodes", &["get", "list", "watch"]),
     ("kueue.x-k8s.io", "resourceflavors", &["list", "watch"]),
+    ("kueue.x-k8s.io", "workloadpriorityclasses", &["list", "watch"]),
+    ("scheduling.k8s.io", "priorityclasses", &["list", "watch"]),
 ];
 
 /// The lease is watched for this time at most: its holder renews it every two seconds.

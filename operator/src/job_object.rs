@@ -8,9 +8,10 @@ use kube::{Resource, ResourceExt as _};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use varuna_api::crd::{SAVE_AT, Status, api_resource};
-use varuna_api::manifest::{API_VERSION, KIND, OPERATOR, QUEUE_LABEL};
+use varuna_api::manifest::{API_VERSION, KIND, OPERATOR, PRIORITY_CLASS_LABEL, QUEUE_LABEL};
 use varuna_api::{Job, parse_job_of_any_release};
 
 /// Characters of the annotation that asks for a checkpoint: a time has fewer.
@@ -95,10 +96,20 @@ impl Resource for JobObject {
 }
 
 impl JobObject {
-    /// The label that names the job's queue.
+    /// The labels that say of what queue the job is, and with what priority.
     #[must_use]
-    pub fn queue_label(&self) -> Option<&String> {
-        self.labels().get(QUEUE_LABEL)
+    pub fn queue_labels(&self) -> BTreeMap<String, String> {
+        let of_queue = |name: &String| [QUEUE_LABEL, PRIORITY_CLASS_LABEL].contains(&name.as_str());
+        let labels = self.labels().iter().filter(|(name, _)| of_queue(name));
+        labels
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect()
+    }
+
+    /// Whether the job is of a queue.
+    #[must_use]
+    pub fn has_queue(&self) -> bool {
+        self.labels().contains_key(QUEUE_LABEL)
     }
 
     /// Whether another controller looks after the job. A job whose spec cannot be read otherwise is left to it as well.
@@ -113,9 +124,7 @@ impl JobObject {
     /// The spec is not one.
     pub fn parsed_spec(&self) -> Result<Job, String> {
         let mut document = self.document(self.spec());
-        if let Some(queue) = self.queue_label() {
-            document["metadata"]["labels"] = json!({ QUEUE_LABEL: queue });
-        }
+        document["metadata"]["labels"] = json!(self.queue_labels());
         let document = document.to_string();
         parse_job_of_any_release(&document).map_err(|errors| errors.to_string())
     }

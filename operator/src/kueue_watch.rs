@@ -1,11 +1,11 @@
 //! Watches what Kueue says, while the API server serves it. Kueue may be installed and removed while the operator runs.
 
 use crate::cluster::workloads::resource;
-use crate::decide::KueueVersion;
-use crate::index::{Flavors, Workloads};
+use crate::decide::{KueueVersion, PriorityKind};
+use crate::index::{Flavors, Priorities, Workloads};
 use crate::resource::JobRef;
 use crate::watches::{Reports, Scope, config, fill, labelled};
-use kube::api::{ApiResource, DynamicObject, ListParams};
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client};
 use std::time::Duration;
@@ -16,9 +16,17 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// After no answer the API server is asked again after this time.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// Watches Workloads and ResourceFlavors wherever they are served. `jobs`: all jobs with a queue, which are looked at again when that changes. Never
+/// Kinds that are watched: Workloads, flavours and two of classes of priority.
+const KINDS: usize = 4;
+
+/// Watches what Kueue has wherever it is served. `jobs`: all jobs with a queue, which are looked at again when that changes. Never
 /// ends.
-pub(crate) async fn run(client: &Client, scope: &Scope, to: &Reports<'_>, jobs: impl Fn() -> Vec<JobRef>) {
+pub(crate) async fn run(
+    client: &Client,
+    scope: &Scope,
+    to: &Reports<'_>,
+    jobs: impl Fn() -> Vec<JobRef> + Send + Sync,
+) {
     let mut is_counted = false;
     let mut served = look(client, scope).await;
     loop {
@@ -29,7 +37,7 @@ pub(crate) async fn run(client: &Client, scope: &Scope, to: &Reports<'_>, jobs: 
         }
         let (filled, mut listed) = watch::channel(0);
         let count = async {
-            let complete = if served.is_some() { 2 } else { 0 };
+            let complete = if served.is_some() { KINDS } else { 0 };
             let _ = listed.wait_for(|listed| *listed >= complete).await;
             if !std::mem::replace(&mut is_counted, true) {
                 to.filled.send_modify(|filled| *filled += 1);
@@ -44,30 +52,65 @@ pub(crate) async fn run(client: &Client, scope: &Scope, to: &Reports<'_>, jobs: 
         served = tokio::select! {
             next = changes(client, scope, served) => next,
             () = count => served,
-            () = watch_served(client, scope, served, &lists) => served,
+            () = watch_served(client, scope, served, &lists, &jobs) => served,
         };
     }
 }
 
-/// Watches both kinds of a version; waits for ever where there is none.
-async fn watch_served(client: &Client, scope: &Scope, served: Option<KueueVersion>, to: &Reports<'_>) {
+/// Watches all kinds, of Kueue's in this version; waits for ever where there is none.
+async fn watch_served(
+    client: &Client,
+    scope: &Scope,
+    served: Option<KueueVersion>,
+    to: &Reports<'_>,
+    jobs: &(impl Fn() -> Vec<JobRef> + Send + Sync),
+) {
     let Some(version) = served else {
         return std::future::pending().await;
     };
-    let (workloads, flavors) = apis(client, scope, version);
-    let workloads = watcher(workloads, labelled()).default_backoff();
-    let flavors = watcher(flavors, config()).default_backoff();
+    let apis = Apis::new(client, scope, version);
+    let workloads = watcher(apis.workloads, labelled()).default_backoff();
+    let flavors = watcher(apis.flavors, config()).default_backoff();
+    let classes = apis.classes.map(|(kind, api)| {
+        let events = watcher(api, config()).default_backoff();
+        async move {
+            let index = Priorities {
+                index: to.index,
+                kind,
+                jobs,
+            };
+            fill::<DynamicObject, _>(kind.kind(), events, &index, to).await;
+        }
+    });
     let (of_jobs, of_cluster) = (Workloads(to.index), Flavors(to.index));
     futures::join!(
         fill::<DynamicObject, _>("Workload", workloads, &of_jobs, to),
         fill::<DynamicObject, _>("ResourceFlavor", flavors, &of_cluster, to),
+        futures::future::join_all(classes),
     );
 }
 
-fn apis(client: &Client, scope: &Scope, version: KueueVersion) -> (Api<DynamicObject>, Api<DynamicObject>) {
-    let of = |kind: &str| -> ApiResource { resource(version, kind) };
-    let flavors = Api::all_with(client.clone(), &of("ResourceFlavor"));
-    (scope.documents(client, &of("Workload")), flavors)
+/// The resources that are watched.
+struct Apis {
+    workloads: Api<DynamicObject>,
+    flavors: Api<DynamicObject>,
+    classes: [(PriorityKind, Api<DynamicObject>); 2],
+}
+
+impl Apis {
+    fn new(client: &Client, scope: &Scope, version: KueueVersion) -> Apis {
+        let of = |kind: &str| -> ApiResource { resource(version, kind) };
+        let of_pods = GroupVersionKind::gvk(PriorityKind::Pod.group(), "v1", PriorityKind::Pod.kind());
+        let classes = [
+            (PriorityKind::Workload, of(PriorityKind::Workload.kind())),
+            (PriorityKind::Pod, ApiResource::from_gvk(&of_pods)),
+        ];
+        Apis {
+            workloads: scope.documents(client, &of("Workload")),
+            flavors: Api::all_with(client.clone(), &of("ResourceFlavor")),
+            classes: classes.map(|(kind, resource)| (kind, Api::all_with(client.clone(), &resource))),
+        }
+    }
 }
 
 /// Returns when another version is served, or none any more.
@@ -122,9 +165,12 @@ async fn usable(client: &Client, scope: &Scope) -> kube::Result<Option<KueueVers
     let Some(version) = served_version(client).await? else {
         return Ok(None);
     };
-    let (workloads, flavors) = apis(client, scope, version);
+    let apis = Apis::new(client, scope, version);
     let one = ListParams::default().limit(1);
-    workloads.list(&one).await?;
-    flavors.list(&one).await?;
+    apis.workloads.list(&one).await?;
+    apis.flavors.list(&one).await?;
+    for (_, classes) in &apis.classes {
+        classes.list(&one).await?;
+    }
     Ok(Some(version))
 }

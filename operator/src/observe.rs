@@ -72,3 +72,58 @@ pub fn node(node: &Node, settings: &Settings) -> ObservedNode {
         domain: settings.domain(node.labels()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::api::ApiResource;
+    use varuna_plan::{Generation, Step, WorkerId};
+    use varuna_protocol::coordinator::{RunMode, RunView, Snapshot, WorkerView};
+
+    #[test]
+    fn words_that_only_a_later_release_knows_hide_nothing_else_of_a_report() {
+        let run = RunView {
+            mode: RunMode::Training,
+            term: 1,
+            generation: Generation(3),
+            next: None,
+            step: Step(7),
+            last_step: Step(10),
+            plan: None,
+            predicted_ms: None,
+            observed_ms: None,
+            compute_factor: None,
+            members: 1,
+            min_workers: 1,
+            max_workers: None,
+            spare_copies: None,
+        };
+        let worker = WorkerView {
+            id: WorkerId(1),
+            name: "j-w1-u".into(),
+            node: "n".into(),
+            up: true,
+            phase: None,
+            generation: Generation(3),
+            step: Step(7),
+            draining: false,
+            speed: 1.0,
+            segments: vec![],
+            pipeline: Some(0),
+        };
+        let workers = vec![worker];
+        let mut state = serde_json::to_value(Snapshot { run, workers }).unwrap();
+        state["run"]["mode"] = "hibernating".into();
+        state["run"]["new"] = json!({});
+        state["workers"][0]["phase"] = "Dreaming".into();
+        let status = json!({ "coordinator": 2, "state": state, "loss": "much" });
+        let mut object = DynamicObject::new("j", &ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&()));
+        object.data = json!({ "spec": { "uid": "u", "goal": "Run", "coordinator": 2 }, "status": status });
+        let (_, run) = super::run(&object);
+        let run = run.unwrap();
+        assert_eq!((run.step(), run.generation(), run.loss), (7, 3, None));
+        assert_eq!(run.workers(true).collect::<Vec<_>>(), ["j-w1-u"]);
+        let state = run.snapshot.unwrap();
+        assert_eq!((state.run.mode, state.workers[0].phase), (RunMode::Unknown, None));
+    }
+}

@@ -34,6 +34,9 @@ pub fn workload(object: &DynamicObject) -> Option<ObservedWorkload> {
         deleting: object.metadata.deletion_timestamp.is_some(),
         is_active: spec["active"].as_bool().unwrap_or(true),
         queue: text(&spec["queueName"]),
+        priority_class: [&spec["priorityClassRef"]["name"], &spec["priorityClassName"]]
+            .into_iter()
+            .find_map(|name| name.as_str().map(str::to_owned)),
         conditions: conditions.collect(),
         assignments: status["admission"].is_object().then(|| {
             let sets = items(&status["admission"]["podSetAssignments"]);
@@ -67,6 +70,14 @@ fn updates(status: &Value) -> BTreeMap<String, Placement> {
         set.tolerations.extend(items(&update["tolerations"]).cloned());
     }
     sets
+}
+
+/// The value of a class of priority, and whether it is that of all pods that name none. None where it has no value that can be read.
+#[must_use]
+pub fn priority_class(object: &DynamicObject) -> Option<(i32, bool)> {
+    let value = object.data["value"].as_i64()?;
+    let is_default = object.data["globalDefault"].as_bool().unwrap_or(false);
+    Some((i32::try_from(value).ok()?, is_default))
 }
 
 /// Where a ResourceFlavor is.

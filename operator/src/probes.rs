@@ -23,8 +23,9 @@ use tokio::sync::mpsc::Sender;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-/// A coordinator to which a connection is held is asked this often.
-const INTERVAL: Duration = Duration::from_secs(30);
+/// A coordinator to which a connection is held is asked this often. A process that hangs is found by its kubelet sooner (its liveness probe); this is for one
+/// whose kubelet does not look.
+const INTERVAL: Duration = Duration::from_secs(120);
 /// A connection or an answer that takes longer does not come.
 const DEADLINE: Duration = Duration::from_secs(2);
 /// The system asks the other end after this time without a packet, and again so often, before it gives the connection up.

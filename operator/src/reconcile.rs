@@ -302,8 +302,8 @@ pub fn failed(object: Arc<JobObject>, error: &Error, _: Arc<Context>) -> Action 
 fn observed_job(object: &JobObject, context: &Context) -> ObservedJob {
     let uid = object.uid().unwrap_or_default();
     let generation = object.meta().generation.unwrap_or(0);
-    // A label is no part of the spec: it changes no generation.
-    let version = (generation, object.queue_label().cloned());
+    // Labels are no part of the spec: they change no generation.
+    let version = (generation, object.queue_labels());
     let parsed = {
         let specs = context.specs.lock();
         let known = specs.get(&uid).filter(|(of, _)| *of == version);

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use k8s_openapi::jiff::Timestamp;
 use std::fmt::Write as _;
-use varuna_api::crd::Status;
+use varuna_api::crd::{RecoveryTotals, Status};
 use varuna_api::{ConditionType, Reason};
 
 /// Recoveries and changes of plan that `status` shows.
@@ -72,8 +72,15 @@ pub(super) fn status(job: &JobView, happened: &[Happened]) -> String {
         .map_or(String::new(), |most| format!(" of {most}"));
     let _ = writeln!(text, "workers     {}{most}", status.workers);
     let _ = writeln!(text, "goodput     {}", goodput(status));
+    for totals in &status.recovery_totals {
+        let _ = writeln!(text, "            {}", recoveries_of(totals));
+    }
     let _ = writeln!(text, "plan        {}", plan_line(status));
     let _ = writeln!(text, "checkpoint  {}", checkpoint(status));
+    if let Some(time) = &status.time {
+        // Steps alone are reported less and less often.
+        let _ = writeln!(text, "reported    {}", shown_time(time.until.0));
+    }
     for kind in [
         ConditionType::Degraded,
         ConditionType::CheckpointStale,
@@ -119,6 +126,26 @@ fn goodput(status: &Status) -> String {
     };
     let share = or_dash(status.goodput.as_ref());
     format!("{share}  ({} s training; {lost})", time.training_seconds)
+}
+
+/// What recoveries of one cause have cost.
+fn recoveries_of(totals: &RecoveryTotals) -> String {
+    let cause = match totals.cause.as_str() {
+        "lost" => "losses of workers",
+        "notice" => "notices",
+        "joined" => "changes for workers that came",
+        "takeover" => "changes of the coordinator",
+        _ => "other changes",
+    };
+    let (count, pause) = (totals.count, seconds(totals.pause_ms));
+    let workers = match totals.workers_lost {
+        0 => String::new(),
+        lost => format!(" ({lost} workers)"),
+    };
+    format!(
+        "{count} {cause}{workers}: {pause} s without training, {} steps lost",
+        totals.steps_lost
+    )
 }
 
 fn plan_line(status: &Status) -> String {
@@ -175,8 +202,17 @@ pub(super) fn events(happened: &[Happened]) -> String {
         .fold(String::new(), |text, happened| text + &line(happened) + "\n")
 }
 
+fn shown_time(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%d %H:%M:%SZ").to_string()
+}
+
+/// Milliseconds as seconds.
+fn seconds(ms: i64) -> String {
+    format!("{}.{:03}", ms / 1000, (ms % 1000).abs())
+}
+
 fn line(happened: &Happened) -> String {
-    let at = happened.at.strftime("%Y-%m-%d %H:%M:%SZ");
+    let at = shown_time(happened.at);
     format!("{at}  {:<16} {}", happened.reason, happened.text)
 }
 

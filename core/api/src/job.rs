@@ -45,6 +45,9 @@ pub struct Job {
     /// The queue of Kueue whose admission it waits for, in a cluster; none = it waits for none. Not in the hash, as with `lifecycle`.
     #[serde(skip)]
     pub queue: Option<String>,
+    /// The WorkloadPriorityClass of Kueue that says how its queue prefers it to others; none = the priority of its pods. Not in the hash, as with `lifecycle`.
+    #[serde(skip)]
+    pub workload_priority_class: Option<String>,
     /// When the job ends other than by its last step. Not in the hash: it is the operator's business, and may change while the job runs.
     #[serde(skip)]
     pub lifecycle: Lifecycle,

@@ -53,6 +53,8 @@ pub const API_VERSION: &str = "varuna.dev/v1alpha1";
 pub const KIND: &str = "VarunaJob";
 /// Label of a job that waits for the admission of a queue of Kueue, and that queue's name. Kueue's own name for it.
 pub const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
+/// Label of a job in a queue, and the WorkloadPriorityClass by which that queue prefers it to others. Kueue's own name for it.
+pub const PRIORITY_CLASS_LABEL: &str = "kueue.x-k8s.io/priority-class";
 /// `spec.managedBy` of jobs that the operator looks after, as it does after those that leave the field out.
 pub const OPERATOR: &str = "varuna.dev/operator";
 

@@ -52,6 +52,7 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
     let metadata = check.required("metadata", file.metadata, "a mapping with a name");
     let spec = check.required("spec", file.spec, "a mapping with model, data and training");
     let queue = queue::queue(check, &metadata, &spec);
+    let workload_priority_class = queue::workload_priority_class(check, &metadata);
     let name = check.label("metadata.name", metadata.name);
     let namespace = metadata.namespace.unwrap_or("default".into());
     let namespace = check.label("metadata.namespace", Some(namespace));
@@ -94,6 +95,7 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
         disruption: workers::disruption(check, spec.disruption.unwrap_or_default()),
         suspend: spec.suspend.unwrap_or(false),
         queue,
+        workload_priority_class,
         coordinator: workers::coordinator(check, spec.coordinator.unwrap_or_default()),
         lifecycle: Lifecycle {
             failure_policy: workers::failure_policy(check, &spec.failure_policy.unwrap_or_default()),

@@ -13,9 +13,9 @@ use tokio::time::Instant;
 use varuna_api::crd::RunStatus;
 
 /// After a change that matters, the next report of steps alone is this far away; each further one is twice as far, up to the maximum. Whoever
-/// waits for a job to go on sees it soon, and a thousand jobs that go on write 17 reports a second.
+/// waits for a job to go on sees it soon, and a thousand jobs that go on write three or four reports a second.
 const STEPS_INTERVAL: Duration = Duration::from_secs(15);
-const STEPS_INTERVAL_MAX: Duration = Duration::from_secs(60);
+const STEPS_INTERVAL_MAX: Duration = Duration::from_secs(300);
 /// All reports are at least this far apart: a change is reported at once, and what follows from it in one report.
 const BURST: Duration = Duration::from_secs(1);
 /// A write that takes longer has failed.

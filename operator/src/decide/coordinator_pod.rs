@@ -149,7 +149,7 @@ fn container(
             "args": ["--job", observed.name, "--run", run, "--number", number.to_string(), "--run-dir", "/tmp/varuna"],
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "ports": [{ "name": "grpc", "containerPort": PORT }, { "name": "health", "containerPort": HEALTH_PORT }],
-            "livenessProbe": { "httpGet": { "path": "/healthz", "port": HEALTH_PORT }, "periodSeconds": 10, "failureThreshold": 6 },
+            "livenessProbe": { "httpGet": { "path": "/healthz", "port": HEALTH_PORT }, "periodSeconds": 10, "failureThreshold": 4 },
             "resources": { "requests": { "cpu": "100m", "memory": "128Mi" } },
             "securityContext": {
                 "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": { "drop": ["ALL"] },

@@ -5,12 +5,18 @@ use super::decision::{Decision, EventNote, time};
 use super::events::deletion_events;
 use super::observed::{Observed, ObservedRun, whole};
 use std::collections::BTreeMap;
-use varuna_api::crd::{HISTORY_MAX, HistoryEntry, RECOVERIES_MAX, Status, TimeSpent};
+use varuna_api::crd::{
+    HISTORY_MAX, HistoryEntry, RECOVERIES_MAX, Recovery, RecoveryTotals, Status, TimeSpent,
+};
 use varuna_api::{JobPhase, Reason};
 use varuna_protocol::coordinator::Snapshot;
 
 /// Characters of a rank map; that of more workers is left out, as the status is one object of an API server.
 const RANK_MAP_MAX: usize = 4096;
+/// Causes that recoveries are counted by; a job has five.
+const CAUSES_MAX: usize = 8;
+/// The cause of all others.
+const OTHER_CAUSE: &str = "other";
 /// Characters of a sentence in the history.
 const SENTENCE_MAX: usize = 300;
 
@@ -86,13 +92,40 @@ pub(super) fn note_history(
     status.history.drain(..surplus);
 }
 
-/// Adds the recoveries that the coordinator has reported. Those of coordinators before it stay; a coordinator reports its own again and again.
+/// Adds the recoveries that the coordinator has reported, and counts them by cause. Those of coordinators before it stay; a coordinator reports its own
+/// again and again.
 pub(super) fn note_recoveries(run: &ObservedRun, status: &mut Status) {
     let known = &mut status.recent_recoveries;
-    let before = known.clone();
-    known.extend(run.recoveries.iter().filter(|r| !before.contains(r)).cloned());
+    // Of a list that is full older ones have gone, which were counted.
+    let is_full = known.len() >= RECOVERIES_MAX;
+    let oldest = known.first().filter(|_| is_full).map(|first| first.at.0);
+    let is_new = |r: &&Recovery| !known.contains(r) && oldest.is_none_or(|oldest| r.at.0 > oldest);
+    let new: Vec<Recovery> = run.recoveries.iter().filter(is_new).cloned().collect();
+    for recovery in &new {
+        totals_of(&mut status.recovery_totals, &recovery.cause).add(recovery);
+    }
+    known.extend(new);
     known.sort_by_key(|recovery| recovery.at.0);
     known.drain(..known.len().saturating_sub(RECOVERIES_MAX));
+}
+
+/// The totals of a cause. What later releases call causes is counted with `other` where there are many.
+fn totals_of<'a>(all: &'a mut Vec<RecoveryTotals>, cause: &str) -> &'a mut RecoveryTotals {
+    let is_known = all.iter().any(|totals| totals.cause == cause);
+    let cause = if is_known || all.len() < CAUSES_MAX {
+        cause
+    } else {
+        OTHER_CAUSE
+    };
+    let found = all.iter().position(|totals| totals.cause == cause);
+    let at = found.unwrap_or_else(|| {
+        all.push(RecoveryTotals {
+            cause: cause.to_owned(),
+            ..RecoveryTotals::default()
+        });
+        all.len() - 1
+    });
+    &mut all[at]
 }
 
 /// Which ranks run each stage, in Varuna's form: of two pipelines of four stages `0,4;1,5;2,6;3,7;`. Ranks count the workers of a generation,

@@ -31,6 +31,7 @@ mod suspend;
 mod time_limits;
 mod worker_notices;
 mod workload;
+mod workload_priority;
 
 pub use coordinator::coordinator_failure;
 pub use decision::{
@@ -45,7 +46,10 @@ pub use observed::{
     waits_for_server,
 };
 pub use pod_verdicts::{JudgedPod, NODE_SIGNALS, PodVerdict, announced_end, cannot_start, judge_pod};
-pub use queue_objects::{Assignment, KueueVersion, ObservedQueue, ObservedWorkload, Placement};
+pub use queue_objects::{
+    Assignment, KueueVersion, ObservedQueue, ObservedWorkload, Placement, Priority, PriorityClasses,
+    PriorityKind,
+};
 pub use status::report;
 
 use job_outcome::{job_outcome, progress};

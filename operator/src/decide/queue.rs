@@ -5,6 +5,7 @@
 use super::objects::GROUP_LABEL;
 use super::observed::Observed;
 use super::queue_objects::{Assignment, ObservedWorkload};
+use super::workload_priority;
 use serde_json::Value;
 use varuna_api::{Job, PodGroup, Reason};
 
@@ -28,6 +29,9 @@ pub(super) fn standing<'a>(observed: &'a Observed, job: &Job) -> Standing<'a> {
             return Standing::Free;
         };
         if queue.served.is_some() {
+            if let Err(why) = workload_priority::priority(observed, job) {
+                return Standing::Waits(Reason::WaitsForQuota, why);
+            }
             let message = format!("queue {name} has not been asked yet");
             return Standing::Waits(Reason::WaitsForQuota, message);
         }

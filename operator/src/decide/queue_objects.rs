@@ -46,6 +46,57 @@ pub struct ObservedQueue {
     pub earlier: Vec<String>,
     /// Where flavours are, by name.
     pub flavors: BTreeMap<String, Placement>,
+    /// The classes of priority that there are; none for a job without a queue.
+    pub classes: PriorityClasses,
+}
+
+/// A kind of classes of priority.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum PriorityKind {
+    /// Of Kueue: which Workload a queue prefers.
+    Workload,
+    /// Of the cluster: which pod the scheduler prefers.
+    Pod,
+}
+
+impl PriorityKind {
+    /// As in `kind`.
+    #[must_use]
+    pub fn kind(self) -> &'static str {
+        match self {
+            PriorityKind::Workload => "WorkloadPriorityClass",
+            PriorityKind::Pod => "PriorityClass",
+        }
+    }
+
+    /// Its API group.
+    #[must_use]
+    pub fn group(self) -> &'static str {
+        match self {
+            PriorityKind::Workload => KueueVersion::GROUP,
+            PriorityKind::Pod => "scheduling.k8s.io",
+        }
+    }
+}
+
+/// The classes of priority in a cluster.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PriorityClasses {
+    /// Their values, by kind and name.
+    pub values: BTreeMap<(PriorityKind, String), i32>,
+    /// Those of pods that name none.
+    pub defaults: BTreeSet<String>,
+}
+
+/// The priority of a Workload, and the class that it is of.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Priority {
+    /// The kind of the class.
+    pub kind: PriorityKind,
+    /// The name of the class.
+    pub name: String,
+    /// The greater the sooner.
+    pub value: i32,
 }
 
 /// A Workload.
@@ -67,6 +118,8 @@ pub struct ObservedWorkload {
     pub is_active: bool,
     /// Name of the queue that it is in.
     pub queue: String,
+    /// Name of its class of priority.
+    pub priority_class: Option<String>,
     /// Its conditions.
     pub conditions: Vec<Condition>,
     /// What was admitted, by set of pods; none where nothing is.

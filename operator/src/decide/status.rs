@@ -2,20 +2,22 @@
 
 use super::conditions::conditions;
 use super::coordinator;
-use super::decision::{CoordinatorGoal, Decision, JobOutcome, Report, time};
+use super::decision::{CoordinatorGoal, Decision, JobOutcome, PodDeletion, Report, time};
 use super::events::{events, newest_message};
 use super::job_progress::{note_history, note_progress, note_recoveries, stage_to_rank_map};
 use super::objects;
-use super::observed::{Failure, Observed, ObservedRun, whole};
-use super::pod_verdicts::{JudgedPod, PodVerdict};
+use super::observed::{Failure, Observed, ObservedPod, ObservedRun, whole};
+use super::pod_verdicts::PodVerdict;
 use super::pods::newest_pod;
 use super::problems::{failure_message, problem};
 use super::queue::waits_for;
+use super::rollout::rollout_status;
 use super::suspend::suspending;
 use super::time_limits::{deleted_in, note_times, seconds_left};
 use super::worker_notices::told_in;
+use std::collections::BTreeMap;
 use varuna_api::crd::{CheckpointStatus, PlanStatus, Status, WorkerGroupStatus};
-use varuna_api::{Job, JobPhase, PodGroup};
+use varuna_api::{Job, JobPhase, PodGroup, Reason};
 use varuna_protocol::coordinator::RunMode;
 
 /// Reports on a job. `failures`: what could not be carried out, the decision included.
@@ -32,14 +34,14 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
     let run = observed.run.as_ref();
     let (phase, message) = match &decision.outcome {
         JobOutcome::Refuse(_, why) if decision.coordinator == CoordinatorGoal::Run => {
-            (phase_of(run), Some(why.clone()))
+            (phase_of(observed), Some(why.clone()))
         }
         JobOutcome::Refuse(_, why) => (JobPhase::Refused, Some(why.clone())),
         JobOutcome::Suspend => (JobPhase::Suspended, None),
         JobOutcome::Queue => (JobPhase::Queued, waits_for(observed)),
         JobOutcome::Complete => (JobPhase::Complete, None),
         JobOutcome::Fail(_, why) => (JobPhase::Failed, Some(why.clone())),
-        JobOutcome::Run | JobOutcome::SaveThenSuspend => match phase_of(run) {
+        JobOutcome::Run | JobOutcome::SaveThenSuspend => match phase_of(observed) {
             JobPhase::Training => (JobPhase::Training, None),
             phase => (phase, waiting_for(observed, decision, failures)),
         },
@@ -50,7 +52,10 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
     status.message = message.or_else(|| problem.as_ref().map(|(_, message)| message.clone()));
     status.selector = Some(objects::worker_selector(&observed.job.name));
     let job = observed.job.spec.as_ref();
-    workers(decision, job.ok(), &mut status);
+    workers(run, decision, job.ok(), &mut status);
+    status.rollout = job
+        .ok()
+        .and_then(|job| rollout_status(observed, job, &decision.pods, gives_up_a_node(decision)));
     if let Some(run) = run {
         status.steps = run.last_step().or(status.steps);
         plan(run, &mut status);
@@ -117,26 +122,49 @@ fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) 
     }
 }
 
-/// How many workers run, in all and by group.
-fn workers(decision: &Decision<'_>, job: Option<&Job>, status: &mut Status) {
-    let running = |name: Option<&str>| {
-        let of_group =
-            |p: &&JudgedPod<'_>| p.verdict == PodVerdict::Running && p.pod.group.as_deref() == name;
-        whole(decision.pods.iter().filter(of_group).count())
+/// Whether pods that run are replaced for a change of their template.
+fn gives_up_a_node(decision: &Decision<'_>) -> bool {
+    let runs = |name: &String| {
+        let mut pods = decision.pods.iter();
+        pods.any(|p| p.verdict == PodVerdict::Running && p.pod.name == *name)
     };
+    let rolled = |d: &PodDeletion| d.event == Some(Reason::RollingUpdate) && runs(&d.name);
+    decision.delete.iter().any(rolled)
+}
+
+/// How many workers there are, in all and by group: those of the pods that run which the coordinator says are attached, as a process may have
+/// ended in a pod with several. All of them before a coordinator has heard from its workers.
+fn workers(run: Option<&ObservedRun>, decision: &Decision<'_>, job: Option<&Job>, status: &mut Status) {
+    let attached = run.filter(|run| !run.is_settling()).map(|run| {
+        let mut by_pod: BTreeMap<&str, usize> = BTreeMap::new();
+        for pod in run.workers(true) {
+            *by_pod.entry(pod).or_default() += 1;
+        }
+        by_pod
+    });
+    // A process that was started again attaches before the one before it is given up.
+    let of_pod = |pod: &ObservedPod, gpus: usize| {
+        let attached = attached.as_ref().map(|a| a.get(pod.name.as_str()).copied());
+        attached.map_or(gpus, |attached| attached.unwrap_or(0).min(gpus))
+    };
+    let running = || decision.pods.iter().filter(|p| p.verdict == PodVerdict::Running);
     let Some(job) = job else {
-        let all = decision.pods.iter().filter(|p| p.verdict == PodVerdict::Running);
-        status.workers = whole(all.count());
+        // How many workers a pod is to have is in the spec, which cannot be read.
+        status.workers = whole(running().map(|p| of_pod(p.pod, 1)).sum::<usize>());
         return;
     };
     let groups = job.pod_groups();
-    let count = |group: &PodGroup<'_>, pods: i64| pods * i64::from(group.workers.gpus_per_pod);
-    status.workers = groups.iter().map(|g| count(g, running(g.name))).sum();
+    let count = |group: &PodGroup<'_>| {
+        let pods = running().filter(|p| p.pod.group.as_deref() == group.name);
+        let workers = pods.map(|p| of_pod(p.pod, group.workers.gpus_per_pod as usize));
+        whole(workers.sum::<usize>())
+    };
+    status.workers = groups.iter().map(count).sum();
     let of_group = |group: &PodGroup<'_>| {
         Some(WorkerGroupStatus {
             name: group.name?.to_owned(),
-            workers: count(group, running(group.name)),
-            wanted: count(group, i64::from(group.pods)),
+            workers: count(group),
+            wanted: i64::from(group.pods) * i64::from(group.workers.gpus_per_pod),
         })
     };
     status.worker_groups = groups.iter().filter_map(of_group).collect();
@@ -149,8 +177,8 @@ fn steps_lost(observed: &Observed, decision: &Decision<'_>) -> i64 {
 }
 
 /// The phase of a job that runs, by its coordinator.
-fn phase_of(run: Option<&ObservedRun>) -> JobPhase {
-    let Some(run) = run else {
+fn phase_of(observed: &Observed) -> JobPhase {
+    let Some(run) = &observed.run else {
         return JobPhase::Pending;
     };
     match run.snapshot.as_ref().map(|s| s.run.mode) {
@@ -160,6 +188,8 @@ fn phase_of(run: Option<&ObservedRun>) -> JobPhase {
         }
         Some(RunMode::Waiting) => JobPhase::Waiting,
         Some(RunMode::Done) => JobPhase::Complete,
+        // Of a later release, whose steps and workers are known all the same.
+        Some(RunMode::Unknown) => observed.job.status.phase.unwrap_or(JobPhase::Starting),
         _ => JobPhase::Starting,
     }
 }

@@ -21,6 +21,8 @@ mod pod_template;
 mod pod_verdicts;
 mod properties;
 mod queue;
+mod queue_priority;
+mod rollout;
 mod sentences;
 mod worker_groups;
 mod worker_notices;
@@ -80,6 +82,26 @@ fn pod(number: i64, phase: PodPhase) -> ObservedPod {
         node: (phase != PodPhase::Pending).then(|| "good".to_owned()),
         ..ObservedPod::default()
     }
+}
+
+fn running_on(node: &str, number: i64) -> ObservedPod {
+    ObservedPod {
+        node: Some(node.into()),
+        ..pod(number, PodPhase::Running)
+    }
+}
+
+/// A job with the nodes `a` to `f`.
+fn on_nodes(max: u32) -> Observed {
+    let mut observed = observed(max);
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        let ready = ObservedNode {
+            ready: true,
+            ..ObservedNode::default()
+        };
+        observed.nodes.insert(name.into(), ready);
+    }
+    observed
 }
 
 fn ended(number: i64, code: i32, reason: &str, ago: i64) -> ObservedPod {

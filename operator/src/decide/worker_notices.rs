@@ -11,7 +11,8 @@ use varuna_protocol::coordinator::WorkerView;
 pub(super) struct WorkerNotices {
     /// They will end soon.
     pub(super) leaving: Vec<String>,
-    /// When those end that have less time than the job's notice, in seconds since 1970.
+    /// When those end that have less time than the job's notice, in seconds since 1970; and those whose coordinator is new, which does not know since when
+    /// they have had notice.
     pub(super) ends_at: BTreeMap<String, i64>,
     /// They have ended for certain.
     pub(super) ended: Vec<String>,
@@ -52,7 +53,12 @@ pub(super) fn worker_notices(observed: &Observed, deletions: &[PodDeletion]) -> 
     let hurried = |p: &ObservedPod| -> Option<(String, i64)> {
         let (since, by) = (p.deleted_at?, p.gone_by?);
         let hurries = by.saturating_sub(since) < i64::from(notice?) && up.contains(p.name.as_str());
-        hurries.then(|| (p.name.clone(), by))
+        // What was said stays: to take it back would be another write.
+        let was_said = observed
+            .orders
+            .as_ref()
+            .is_some_and(|o| o.ends_at.contains_key(&p.name));
+        (hurries || was_said || run.is_settling()).then(|| (p.name.clone(), by))
     };
     let names = |wanted: &dyn Fn(&&WorkerView) -> bool| -> Vec<String> {
         let workers = run.snapshot.iter().flat_map(|s| &s.workers);

@@ -8,7 +8,7 @@ use super::observed::Observed;
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use super::queue::{coordinator_set, present, set_name};
 use super::queue_objects::ObservedWorkload;
-use super::{coordinator_pod, pod_template};
+use super::{coordinator_pod, pod_template, workload_priority};
 use serde_json::{Value, json};
 use varuna_api::crd::Condition;
 use varuna_api::{Job, PodGroup};
@@ -49,7 +49,9 @@ pub(super) fn workload_changes(
         (Some(workload), JobOutcome::Queue | JobOutcome::Run) if !workload.holds_quota() => {
             correct(observed, job, workload)
         }
-        (Some(workload), JobOutcome::Run) => note_ready(observed, job, workload, pods),
+        (Some(workload), JobOutcome::Run) => {
+            prefer(observed, job, workload).or_else(|| note_ready(observed, job, workload, pods))
+        }
         _ => None,
     });
     changes
@@ -71,11 +73,15 @@ fn is_idle(observed: &Observed, pods: &[JudgedPod<'_>]) -> bool {
 fn create(observed: &Observed, job: &Job) -> Option<WorkloadChange> {
     let number = observed.queue.workload.as_ref().map_or(0, |w| w.number) + 1;
     let queue = job.queue.as_ref()?;
-    let spec = spec(observed, job, queue);
+    let mut spec = spec(observed, job, queue)?;
+    let identity = identity_of(&spec);
+    if let Some(fields) = spec.as_object_mut() {
+        fields.retain(|_, value| !value.is_null());
+    }
     let name = workload_name(&observed.job, number);
     let mut metadata = metadata(&observed.job, &name);
     metadata["labels"][JOB_UID_LABEL] = observed.job.uid.as_str().into();
-    metadata["annotations"] = json!({ APPLIED_ANNOTATION: identity_of(&spec) });
+    metadata["annotations"] = json!({ APPLIED_ANNOTATION: identity });
     let version = observed.queue.served?.api_version();
     Some(WorkloadChange::Create(
         json!({ "apiVersion": version, "kind": "Workload", "metadata": metadata, "spec": spec }),
@@ -87,7 +93,7 @@ fn correct(observed: &Observed, job: &Job, workload: &ObservedWorkload) -> Optio
     let Some(queue) = &job.queue else {
         return (!workload.deleting).then(|| WorkloadChange::Delete(workload.name.clone()));
     };
-    let spec = spec(observed, job, queue);
+    let spec = spec(observed, job, queue)?;
     let identity = identity_of(&spec);
     (workload.made_from.as_ref() != Some(&identity)).then(|| WorkloadChange::Patch {
         name: workload.name.clone(),
@@ -98,8 +104,20 @@ fn correct(observed: &Observed, job: &Job, workload: &ObservedWorkload) -> Optio
     })
 }
 
-/// What quota is asked for: a set of pods for the coordinator and one for each group of workers. Kueue admits part of one set alone.
-fn spec(observed: &Observed, job: &Job, queue: &str) -> Value {
+/// One that holds quota follows the job's priority alone.
+fn prefer(observed: &Observed, job: &Job, workload: &ObservedWorkload) -> Option<WorkloadChange> {
+    let spec = workload_priority::change(observed, job, workload)?;
+    Some(WorkloadChange::Patch {
+        name: workload.name.clone(),
+        patch: json!({ "metadata": { "resourceVersion": workload.version }, "spec": spec }),
+    })
+}
+
+/// What quota is asked for: a set of pods for the coordinator and one for each group of workers. Kueue admits part of one set alone. None while the job
+/// names a class of priority that is not there.
+fn spec(observed: &Observed, job: &Job, queue: &str) -> Option<Value> {
+    let priority = workload_priority::priority(observed, job).ok()?;
+    let mut spec = workload_priority::fields(observed.queue.served?, priority.as_ref());
     let groups = job.pod_groups();
     let (nowhere, settings) = (AvoidedNodes::default(), &observed.settings);
     let coordinator = coordinator_pod::pod(&observed.job, job, 0, &nowhere, settings);
@@ -114,7 +132,9 @@ fn spec(observed: &Observed, job: &Job, queue: &str) -> Value {
         }
         sets.push(set);
     }
-    json!({ "queueName": queue, "podSets": sets })
+    spec["queueName"] = queue.into();
+    spec["podSets"] = sets.into();
+    Some(spec)
 }
 
 /// The group of which Kueue may admit a part, and the fewest pods of it: the one that can do without most, while the others have all of theirs.

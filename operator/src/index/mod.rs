@@ -6,6 +6,7 @@ mod indexed_pod;
 mod nodes;
 mod owned;
 mod pods;
+mod priorities;
 mod relist;
 mod runs;
 mod workloads;
@@ -15,6 +16,7 @@ pub use indexed_pod::IndexedPod;
 pub use nodes::NodeIndex;
 pub use owned::{KnownObject, ObjectKey, ObjectKind, OfKind, OwnedIndex};
 pub use pods::{Expected, JobPods, PodIndex};
+pub use priorities::{Priorities, PriorityIndex};
 pub use runs::{IndexedRun, RunIndex};
 pub use workloads::{Flavors, QueueIndex, Workloads};
 

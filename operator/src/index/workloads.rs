@@ -3,9 +3,10 @@
 use super::Fill;
 use super::Index;
 use super::documents::{controller_uid, job_of, resource_version};
+use super::priorities::PriorityIndex;
 use super::relist::Relist;
 use crate::decide::objects::workload_prefix;
-use crate::decide::{KueueVersion, ObservedJob, ObservedQueue, ObservedWorkload, Placement};
+use crate::decide::{KueueVersion, ObservedJob, ObservedQueue, ObservedWorkload, Placement, PriorityClasses};
 use crate::observe_queue;
 use crate::resource::JobRef;
 use kube::ResourceExt;
@@ -26,12 +27,13 @@ struct IndexedWorkload {
     observed: ObservedWorkload,
 }
 
-/// The Workloads of all jobs, and the flavours.
+/// The Workloads of all jobs, the flavours, and the classes of priority.
 #[derive(Debug, Default)]
 pub struct QueueIndex {
     served: Option<KueueVersion>,
     workloads: BTreeMap<WorkloadKey, IndexedWorkload>,
     flavors: BTreeMap<String, Placement>,
+    pub(super) priorities: PriorityIndex,
     listed_workloads: Relist<WorkloadKey>,
     listed_flavors: Relist<String>,
 }
@@ -70,6 +72,11 @@ impl QueueIndex {
                 .map(|(name, placement)| (name.clone(), placement.clone()))
                 .collect(),
             workload: newest.map(|w| w.observed.clone()),
+            classes: if job.spec.as_ref().is_ok_and(|spec| spec.queue.is_some()) {
+                self.priorities.classes.clone()
+            } else {
+                PriorityClasses::default()
+            },
         }
     }
 
@@ -115,6 +122,7 @@ impl QueueIndex {
         }
         self.served = served;
         self.flavors.clear();
+        self.priorities = PriorityIndex::default();
         let known = std::mem::take(&mut self.workloads);
         known.into_values().filter_map(|workload| workload.job).collect()
     }

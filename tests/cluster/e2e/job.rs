@@ -183,15 +183,22 @@ impl Job {
         .await
     }
 
+    /// The newest step that its status or its coordinator's metrics have told of: of steps alone the status is told minutes later.
+    fn newest_step(&self) -> i64 {
+        let scraped = self.losses().last().map_or(0, |(step, _)| *step);
+        let reported = self.now().map_or(0, |n| n.step());
+        reported.max(i64::try_from(scraped).unwrap_or(0))
+    }
+
     /// Waits until this number of workers trains, and some steps beyond the present one are committed.
     ///
     /// # Errors
     /// They do not.
     pub(crate) async fn trains(&self, members: i64) -> Result<Observation> {
-        let from = self.now().map_or(0, |n| n.step());
+        let from = self.newest_step();
         let what = format!("{members} workers train beyond step {from}");
         self.until(&what, |l| {
-            l.phase() == "Training" && l.members() == members && l.step() > from + 3
+            l.phase() == "Training" && l.members() == members && self.newest_step() > from + 3
         })
         .await
     }

@@ -11,7 +11,7 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use varuna_cluster_tests::nodes::Nodes;
-use varuna_cluster_tests::{Cluster, Family, eventually, root};
+use varuna_cluster_tests::{Cluster, Family, KueueController, built_kueue, eventually, kueue_queues, root};
 
 /// Where the operator is installed.
 pub(crate) const OPERATOR: &str = "varuna";
@@ -19,6 +19,9 @@ pub(crate) const OPERATOR: &str = "varuna";
 pub(crate) const NODES: [u8; 3] = [2, 3, 4];
 /// GPUs of the nodes.
 const GPUS: [u8; 3] = [0, 4, 4];
+
+/// GPUs in a queue: one less than the jobs of the tests may have.
+pub(crate) const QUOTA: u32 = 3;
 
 /// What a case needs besides a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +36,8 @@ pub(crate) enum Need {
     Prometheus,
     /// Images of a build that speaks one version of the protocol more.
     NextImages,
+    /// Kueue's own controller.
+    Kueue,
 }
 
 /// Everything that cases share.
@@ -41,6 +46,8 @@ pub(crate) struct World {
     pub(crate) nodes: Option<Nodes>,
     /// The bucket, where there is one.
     pub(crate) bucket: Option<Bucket>,
+    /// Kueue's controller, once a case has wanted it: without it nobody would let go of what it has marked.
+    kueue: Option<KueueController>,
     /// The cluster.
     pub(crate) cluster: Cluster,
     /// A client with all rights.
@@ -87,6 +94,7 @@ impl World {
         let world = World {
             nodes,
             bucket,
+            kueue: None,
             cluster,
             client,
             family,
@@ -212,6 +220,9 @@ impl World {
             Need::NextImages => images(NEXT_IMAGES)
                 .is_err()
                 .then_some("no images of a next build: run images/next.sh"),
+            Need::Kueue => built_kueue()
+                .is_none()
+                .then_some("no controller of Kueue: run scripts/setup-kueue.sh with a checkout"),
         }
     }
 
@@ -228,7 +239,31 @@ impl World {
             spec.remove("coordinator");
         }
         let namespace = self.cluster.namespace(&format!("e2e-{case}-{}", self.cases))?;
+        if document["metadata"]["labels"].is_object() {
+            self.add_queue(&namespace).await?;
+        }
         Job::create(&self.client, &namespace, OPERATOR, document).await
+    }
+
+    /// Starts Kueue's controller, unless it runs, and adds a queue for the jobs of a namespace.
+    async fn add_queue(&mut self, namespace: &str) -> Result<()> {
+        if self.kueue.is_none() {
+            let folder = self
+                .cluster
+                .state()
+                .context("a cluster of its own")?
+                .join("kueue");
+            std::fs::create_dir_all(&folder)?;
+            self.kueue = Some(KueueController::start(&self.cluster, &folder)?);
+        }
+        for object in kueue_queues(namespace, QUOTA, &json!({})) {
+            eventually("Kueue's resources are served", || async {
+                let apply = self.cluster.kubectl(&["apply", "-f", "-"], &object.to_string());
+                apply.map(|_| ())
+            })
+            .await?;
+        }
+        Ok(())
     }
 
     /// Gives a job checkpoints in the bucket.

@@ -24,7 +24,7 @@ def plain(schema):
 
 
 print(HEADER, end="")
-for name in ["workloads", "resourceflavors", "clusterqueues", "localqueues"]:
+for name in ["workloads", "resourceflavors", "clusterqueues", "localqueues", "workloadpriorityclasses"]:
     with open(f"{sys.argv[1]}/config/components/crd/bases/kueue.x-k8s.io_{name}.yaml") as file:
         definition = plain(yaml.safe_load(file))
     versions = definition["spec"]["versions"]

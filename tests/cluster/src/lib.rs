@@ -17,7 +17,7 @@ pub use documents::{documents, jobs, observed, observed_job, record};
 pub use fake::FakeNode;
 pub use family::Family;
 pub use faults::{Fault, Faults};
-pub use kueue::kueue_resource;
+pub use kueue::{KueueController, built_kueue, kueue_queues, kueue_resource};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};

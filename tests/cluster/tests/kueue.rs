@@ -14,10 +14,11 @@ use varuna_cluster_tests::{
     FakeNode, cluster, coordinators, documents, eventually, job, jobs, kueue_resource, operator,
 };
 
-/// A job of up to three workers with a queue, whose pods go to the nodes of its own test.
+/// A job of up to three workers with a queue, whose pods go to the nodes of its own test, of a class of priority that is of its test as well.
 fn queued(pool: &str) -> Value {
     let mut job = job("j");
-    job["metadata"]["labels"] = json!({ "kueue.x-k8s.io/queue-name": "team-a" });
+    job["metadata"]["labels"] =
+        json!({ "kueue.x-k8s.io/queue-name": "team-a", "kueue.x-k8s.io/priority-class": pool });
     job["spec"]["allowStateLoss"] = true.into();
     job["spec"]["elasticity"] = json!({ "minWorkers": 1, "maxWorkers": 3 });
     job["spec"]["workers"] =
@@ -110,6 +111,16 @@ async fn kueue_writes(
         .unwrap();
 }
 
+/// Makes a WorkloadPriorityClass.
+fn priority_class(name: &str, value: i32) {
+    let class = json!({
+        "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass", "metadata": { "name": name }, "value": value,
+    });
+    cluster()
+        .kubectl(&["apply", "-f", "-"], &class.to_string())
+        .unwrap();
+}
+
 /// Admits the coordinator and so many workers.
 async fn kueue_admits(client: &Client, namespace: &str, workers: u32, flavor: &str) {
     let set = |name: &str, count: u32| json!({ "name": name, "count": count, "flavors": { "cpu": flavor, "nvidia.com/gpu": flavor } });
@@ -171,10 +182,21 @@ async fn a_job_waits_for_kueue_runs_within_its_admission_and_gives_quota_back_wh
         job_says(&client, &namespace, "Queued", (false, "NoKueue"), "install Kueue").await;
     }
     cluster().define_kueue(&client).await.unwrap();
+    job_says(
+        &client,
+        &namespace,
+        "Queued",
+        (false, "WaitsForQuota"),
+        "which does not exist",
+    )
+    .await;
+    priority_class(&namespace, 100);
     let asked = eventually("the operator asks for quota", || workload(&client, &namespace))
         .await
         .unwrap();
     assert_eq!(asked.data["spec"]["queueName"], "team-a");
+    assert_eq!(asked.data["spec"]["priority"], 100);
+    assert_eq!(asked.data["spec"]["priorityClassRef"]["name"], namespace);
     assert_eq!(asked.data["spec"]["podSets"][1]["minCount"], 1);
     assert_eq!(asked.owner_references()[0].kind, "VarunaJob");
     kueue_writes(
@@ -218,6 +240,27 @@ async fn a_job_waits_for_kueue_runs_within_its_admission_and_gives_quota_back_wh
         .kubectl(&["apply", "-f", "-"], &object.to_string())
         .unwrap();
     pods_are(&client, &namespace, 2, &flavor).await;
+
+    // Preferred from now on, while it holds quota.
+    let preferred = format!("{namespace}-preferred");
+    priority_class(&preferred, 1000);
+    let patch =
+        Patch::Merge(json!({ "metadata": { "labels": { "kueue.x-k8s.io/priority-class": preferred } } }));
+    jobs(&client, &namespace)
+        .patch("j", &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+    eventually("the Workload has the other priority", || async {
+        let spec = workload(&client, &namespace).await?.data["spec"].clone();
+        ensure!(
+            spec["priority"] == 1000 && spec["priorityClassRef"]["name"] == preferred,
+            "{}",
+            spec["priority"]
+        );
+        Ok(())
+    })
+    .await
+    .unwrap();
 
     // Evicted: everything ends, then the quota goes back.
     kueue_writes(&client, &namespace, &[("Evicted", true, "Preempted")], None).await;

@@ -28,6 +28,8 @@ fn trains() -> JobView {
             "waitingSeconds": 10, "startingSeconds": 0 },
         "plan": { "generation": 3, "shape": "P4xD2", "rankMap": "0,4;1,5;2,6;3,7;", "workers": 8, "idle": 0,
             "observedStepMs": 270, "predictedStepMs": 293 },
+        "recoveryTotals": [{ "cause": "lost", "count": 3, "workersLost": 4, "pauseMs": 2750, "stepsLost": 6 },
+            { "cause": "joined", "count": 2 }],
         "checkpoint": { "newestStep": 170, "stepsBehind": 6 },
         "history": [{ "at": "2026-11-23T11:00:00Z", "reason": "Planned", "text": "plan 3: P4xD2 with 8 workers" }],
     }))
@@ -49,9 +51,12 @@ fn the_status_tells_where_the_time_went_and_what_was_recovered_from() {
         status(&trains(), &seen),
         "team/demo: Training  step 176/600  loss 2.2631  3732 tok/s  ETA 58s\n\
          workers     4 of 8\n\
-         goodput     93.0%  (200 s training; 5 s recovering, 10 s waiting for workers)\n\
+         goodput     93.0%  (200 s training; 5 s recovering, 10 s waiting for workers)\n            \
+         3 losses of workers (4 workers): 2.750 s without training, 6 steps lost\n            \
+         2 changes for workers that came: 0.000 s without training, 0 steps lost\n\
          plan        3 (P4xD2) with 8 workers, 0 idle; a step takes 270 ms, predicted 293 ms\n\
          checkpoint  of step 170, 6 steps behind\n\
+         reported    2026-11-23 12:00:00Z\n\
          recently\n  2026-11-23 11:00:00Z  Planned          plan 3: P4xD2 with 8 workers\n  \
          2026-11-23 11:00:02Z  Resumed          training goes on 1.32 s after the loss of a worker\n"
     );

@@ -12,13 +12,15 @@ mod run;
 mod status;
 
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-pub use progress::{HISTORY_MAX, HistoryEntry, RECOVERIES_MAX, Recovery, TimeSpent};
+pub use progress::{HISTORY_MAX, HistoryEntry, RECOVERIES_MAX, Recovery, RecoveryTotals, TimeSpent};
 pub use record::{RecordSpec, RecordStatus, VarunaRecord};
 pub use run::{
     DOMAINS_MAX, MESSAGES_MAX, NOTICES_MAX, RunCheckpoints, RunEnd, RunGoal, RunMessage, RunSpec, RunStatus,
     VarunaRun,
 };
-pub use status::{CheckpointStatus, PlanStatus, RecentFailure, Status, Suspending, WorkerGroupStatus};
+pub use status::{
+    CheckpointStatus, PlanStatus, RecentFailure, RolloutStatus, Status, Suspending, WorkerGroupStatus,
+};
 
 use crate::manifest::Spec;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{

@@ -80,6 +80,37 @@ pub struct Recovery {
     pub steps_lost: i64,
 }
 
+/// What recoveries and planned changes of one cause have cost since the job began.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RecoveryTotals {
+    /// Why, as in a [`Recovery`].
+    #[schemars(description = "Why, as in recentRecoveries.")]
+    pub cause: String,
+    /// How many there were.
+    #[serde(default)]
+    pub count: i64,
+    /// Workers that were lost or had notice.
+    #[serde(default)]
+    pub workers_lost: i64,
+    /// Time without training, in milliseconds.
+    #[serde(default)]
+    pub pause_ms: i64,
+    /// Steps that were trained again.
+    #[serde(default)]
+    pub steps_lost: i64,
+}
+
+impl RecoveryTotals {
+    /// Counts one more.
+    pub fn add(&mut self, recovery: &Recovery) {
+        self.count = self.count.saturating_add(1);
+        self.workers_lost = self.workers_lost.saturating_add(recovery.workers_lost);
+        self.pause_ms = self.pause_ms.saturating_add(recovery.pause_ms);
+        self.steps_lost = self.steps_lost.saturating_add(recovery.steps_lost);
+    }
+}
+
 /// Something that happened to the job.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

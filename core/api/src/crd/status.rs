@@ -1,6 +1,6 @@
 //! The status of a `VarunaJob`: what the operator reports. Whole numbers have 64 signed bits, as everywhere in Kubernetes.
 
-use super::progress::{HistoryEntry, Recovery, TimeSpent};
+use super::progress::{HistoryEntry, Recovery, RecoveryTotals, TimeSpent};
 use crate::conditions::{ConditionType, JobPhase, listed};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -83,9 +83,9 @@ pub struct Status {
     /// Checkpoints.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointStatus>,
-    /// Workers that run.
+    /// Workers that are attached to the job's coordinator; before that is known, those of the pods that run.
     pub workers: i64,
-    /// Workers that run, by group, where the job has groups.
+    /// The same by group, where the job has groups.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub worker_groups: Vec<WorkerGroupStatus>,
@@ -96,6 +96,9 @@ pub struct Status {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub recent_failures: Vec<RecentFailure>,
+    /// The replacement of running pods that were made from an earlier template, while there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutStatus>,
     /// Number of the last message of a coordinator that was recorded as an Event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_message: Option<i64>,
@@ -107,6 +110,10 @@ pub struct Status {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub recent_recoveries: Vec<Recovery>,
+    /// What recoveries and planned changes have cost since the job began, by cause.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cause"]))]
+    pub recovery_totals: Vec<RecoveryTotals>,
     /// Number of the newest pod. Numbers are never used again, so that a pod that is gone is not taken for another.
     pub newest_pod: i64,
 }
@@ -131,10 +138,21 @@ impl Status {
 pub struct WorkerGroupStatus {
     /// The group's name.
     pub name: String,
-    /// Workers that run.
+    /// Workers that are attached, or whose pods run.
     pub workers: i64,
     /// Workers that it is to have.
     pub wanted: i64,
+}
+
+/// How far the replacement of pods of an earlier template is.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutStatus {
+    /// When the pods of a node were last replaced.
+    #[schemars(with = "String")]
+    pub at: Time,
+    /// Workers that were attached then.
+    pub workers: i64,
 }
 
 /// A suspension that waits for a checkpoint.

@@ -139,6 +139,18 @@ impl Check {
         }
         value
     }
+
+    /// The name of an object of a cluster that a label can hold: DNS labels with dots between them.
+    pub(super) fn dotted_name(&mut self, path: &str, value: String) -> String {
+        let allowed = "1 to 63 of a-z, 0-9, - and ., neither first nor last a - or .";
+        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        let is_label =
+            |l: &str| !l.is_empty() && !l.starts_with('-') && !l.ends_with('-') && l.chars().all(inner);
+        if value.len() > 63 || !value.split('.').all(is_label) {
+            self.0.push(path, quoted(&value), allowed);
+        }
+        value
+    }
 }
 
 /// Whether a text is a domain and a name below it, as `example.com/controller`.

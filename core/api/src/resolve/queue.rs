@@ -1,7 +1,7 @@
 //! The queue of a job: a label, as Kueue has it of all kinds of jobs.
 
 use super::check::{Check, quoted};
-use crate::manifest::{Metadata, QUEUE_LABEL, Spec};
+use crate::manifest::{Metadata, PRIORITY_CLASS_LABEL, QUEUE_LABEL, Spec};
 
 /// The name of the job's queue. One that may take its quota back at any time is only for a job whose state outlives that.
 pub(super) fn queue(check: &mut Check, metadata: &Metadata, spec: &Spec) -> Option<String> {
@@ -14,4 +14,11 @@ pub(super) fn queue(check: &mut Check, metadata: &Metadata, spec: &Spec) -> Opti
         check.0.push(&path, quoted(name), allowed);
     }
     Some(check.label(&path, Some(name.clone())))
+}
+
+/// The name of the class of priority that the job has in its queue.
+pub(super) fn workload_priority_class(check: &mut Check, metadata: &Metadata) -> Option<String> {
+    let name = metadata.labels.as_ref()?.get(PRIORITY_CLASS_LABEL)?;
+    let path = format!("metadata.labels.{PRIORITY_CLASS_LABEL}");
+    Some(check.dotted_name(&path, name.clone()))
 }

@@ -64,11 +64,13 @@ fn the_queue_of_a_job_is_its_label_and_no_part_of_what_identifies_the_run() {
     let queued = |to: &str| parse_job(&with(FULL, "labels: {a: b}", to)).unwrap();
     let (plain, queued) = (
         queued("labels: {a: b}"),
-        queued("labels: {kueue.x-k8s.io/queue-name: team-a}"),
+        queued("labels: {kueue.x-k8s.io/queue-name: team-a, kueue.x-k8s.io/priority-class: team.high}"),
     );
+    let of_queue = |job: &Job| (job.queue.clone(), job.workload_priority_class.clone());
+    assert_eq!(of_queue(&plain), (None, None));
     assert_eq!(
-        (plain.queue.as_deref(), queued.queue.as_deref()),
-        (None, Some("team-a"))
+        of_queue(&queued),
+        (Some("team-a".into()), Some("team.high".into()))
     );
     let text = |job: &Job| serde_json::to_string(job).unwrap();
     assert_eq!(text(&plain), text(&queued));

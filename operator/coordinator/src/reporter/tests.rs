@@ -25,7 +25,7 @@ fn a_change_is_due_at_once_and_steps_less_and_less_often() {
     assert_eq!(schedule.due(start, &report("a", 1.0)), start, "the first");
     schedule.wrote(start, &report("a", 1.0));
     let mut at = start;
-    for seconds in [15, 30, 60, 60] {
+    for seconds in [15, 30, 60, 120, 240, 300, 300] {
         let next = at + Duration::from_secs(seconds);
         assert_eq!(schedule.due(at, &report("a", 0.5)), next, "after {seconds} s");
         schedule.wrote(next, &report("a", 0.5));

@@ -24,26 +24,6 @@ fn rejected_on(node: &str, number: i64, ago: i64) -> ObservedPod {
     }
 }
 
-fn running_on(node: &str, number: i64) -> ObservedPod {
-    ObservedPod {
-        node: Some(node.into()),
-        ..pod(number, PodPhase::Running)
-    }
-}
-
-/// A job with the nodes `a` to `f`.
-fn on_nodes(max: u32) -> Observed {
-    let mut observed = observed(max);
-    for name in ["a", "b", "c", "d", "e", "f"] {
-        let ready = ObservedNode {
-            ready: true,
-            ..ObservedNode::default()
-        };
-        observed.nodes.insert(name.into(), ready);
-    }
-    observed
-}
-
 /// What is carried out, and some seconds later.
 fn later(observed: &Observed, seconds: i64) -> Observed {
     let mut next = carried_out(observed, &decide(observed));
@@ -425,81 +405,6 @@ fn a_worker_that_ends_beside_a_sidecar_is_seen_and_its_pod_deleted() {
         (deleted(&next), names(&next)),
         (vec!["j-w1-u"], vec!["j-w2-u".into()])
     );
-}
-
-#[test]
-fn pods_that_never_ran_are_replaced_when_the_template_is_corrected() {
-    let mut observed = observed(2);
-    let made = decide(&observed);
-    let hash = made.create[0]["metadata"]["annotations"][objects::MADE_FROM_ANNOTATION].clone();
-    let broken = |number| ObservedPod {
-        waiting: Some(("ImagePullBackOff".into(), "no such image".into())),
-        made_from: hash.as_str().map(str::to_owned),
-        ..pod(number, PodPhase::Pending)
-    };
-    observed.pods = vec![broken(1), broken(2)];
-    assert!(decide(&observed).delete.is_empty());
-    observed.job.spec = Ok(spec(2, "  workers: {image: right}\n"));
-    let desired = decide(&observed);
-    assert_eq!(deleted(&desired), ["j-w1-u", "j-w2-u"]);
-    assert_eq!(names(&desired), ["j-w3-u", "j-w4-u"]);
-    assert_eq!(desired.create[0]["spec"]["containers"][0]["image"], "right");
-}
-
-#[test]
-fn running_pods_are_replaced_node_by_node_and_only_while_all_workers_train() {
-    let mut observed = on_nodes(4);
-    let old = |number, node: &str| ObservedPod {
-        made_from: Some("old".into()),
-        ..running_on(node, number)
-    };
-    observed.pods = vec![old(1, "a"), old(2, "a"), old(3, "b"), old(4, "b")];
-    assert!(decide(&observed).delete.is_empty(), "nobody trains");
-    let all = ["j-w1-u", "j-w2-u", "j-w3-u", "j-w4-u"];
-    observed.run = Some(with_workers(training(3), &all[..3], &[]));
-    assert!(decide(&observed).delete.is_empty(), "one is not attached");
-    observed.run = Some(with_workers(training(3), &all, &[]));
-    let desired = decide(&observed);
-    assert_eq!(deleted(&desired), ["j-w1-u", "j-w2-u"]);
-    assert!(
-        desired.events.iter().any(|e| e.reason == Reason::RollingUpdate),
-        "{:?}",
-        desired.events
-    );
-    let mut next = carried_out(&observed, &desired);
-    let hash = desired.create[0]["metadata"]["annotations"][objects::MADE_FROM_ANNOTATION].clone();
-    assert!(decide(&next).delete.is_empty(), "the first node's are not back");
-    next.pods.retain(|p| !p.deleting);
-    for pod in next.pods.iter_mut().filter(|p| p.number > 4) {
-        *pod = ObservedPod {
-            made_from: hash.as_str().map(str::to_owned),
-            ..running_on("c", pod.number)
-        };
-    }
-    next.run = Some(with_workers(
-        training(9),
-        &["j-w3-u", "j-w4-u", "j-w5-u", "j-w6-u"],
-        &[],
-    ));
-    assert_eq!(deleted(&decide(&next)), ["j-w3-u", "j-w4-u"]);
-    // Pods of a release that wrote no hash are left alone.
-    for pod in &mut next.pods {
-        pod.made_from = None;
-    }
-    assert!(decide(&next).delete.is_empty());
-}
-
-#[test]
-fn the_only_node_of_a_job_without_checkpoints_keeps_its_pods() {
-    let mut observed = observed(1);
-    observed.pods = vec![ObservedPod {
-        made_from: Some("old".into()),
-        ..pod(1, PodPhase::Running)
-    }];
-    observed.run = Some(with_workers(training(3), &["j-w1-u"], &[]));
-    assert!(decide(&observed).delete.is_empty());
-    observed.job.spec = Ok(spec(1, "  checkpoint: {uri: s3://b, intervalSteps: 10}\n"));
-    assert_eq!(deleted(&decide(&observed)), ["j-w1-u"]);
 }
 
 #[test]

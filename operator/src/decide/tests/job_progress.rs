@@ -193,3 +193,48 @@ fn the_rank_map_has_varunas_form() {
     assert_eq!(map(&[]), None, "nobody trains");
     assert_eq!(map(&[2_000]), None, "too long for a status");
 }
+
+#[test]
+fn what_recoveries_cost_is_summed_by_cause_however_often_they_are_reported_and_by_whom() {
+    let recovery = |second: i64, cause: &str| Recovery {
+        at: Time(Timestamp::from_second(second).unwrap()),
+        cause: cause.into(),
+        workers_lost: 2,
+        pause_ms: 400,
+        steps_lost: i64::from(cause == "lost"),
+    };
+    let mut all: Vec<Recovery> = Vec::new();
+    let mut job = long();
+    for second in 0..40 {
+        all.push(recovery(
+            100 + second,
+            if second % 4 == 0 { "joined" } else { "lost" },
+        ));
+        // A coordinator reports its newest ten each time, and another one begins anew after the twentieth.
+        let own = if second < 20 { 0 } else { 20 };
+        let newest = all[own..].len().saturating_sub(RECOVERIES_MAX);
+        let report = ObservedRun {
+            recoveries: all[own + newest..].to_vec(),
+            ..at(RunMode::Training, 1, 5, 1.0)
+        };
+        job = later(later(job, 5, report.clone()), 5, report);
+    }
+    let totals = decide(&job).status.recovery_totals;
+    let of = |cause: &str| {
+        let found = totals.iter().find(|t| t.cause == cause).unwrap();
+        (found.count, found.workers_lost, found.pause_ms, found.steps_lost)
+    };
+    assert_eq!(totals.len(), 2);
+    assert_eq!(
+        (of("joined"), of("lost")),
+        ((10, 20, 4_000, 0), (30, 60, 12_000, 30))
+    );
+    // However many causes there are, what is kept of them is bounded, and each is counted.
+    let many = ObservedRun {
+        recoveries: (0..10).map(|i| recovery(200 + i, &format!("new-{i}"))).collect(),
+        ..at(RunMode::Training, 1, 5, 1.0)
+    };
+    let totals = decide(&later(job, 5, many)).status.recovery_totals;
+    assert!(totals.len() <= 9, "{totals:?}");
+    assert_eq!(totals.iter().map(|t| t.count).sum::<i64>(), 50);
+}

@@ -9,7 +9,7 @@ use serde_json::json;
 const QUEUED: &str = "  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
 
 /// A job with a queue, of whose Workload nothing is known, on a cluster with Kueue.
-fn queued(max: u32, extra: &str) -> Observed {
+pub(super) fn queued(max: u32, extra: &str) -> Observed {
     let mut observed = observed(max);
     let mut job = spec(max, &format!("{QUEUED}{extra}"));
     job.queue = Some("team-a".into());
@@ -25,7 +25,7 @@ fn queued(max: u32, extra: &str) -> Observed {
 }
 
 /// The Workload that a decision makes.
-fn made(desired: &Decided) -> &Value {
+pub(super) fn made(desired: &Decided) -> &Value {
     match &desired.workload[..] {
         [WorkloadChange::Create(workload)] => workload,
         other => panic!("{other:?}"),
@@ -33,7 +33,7 @@ fn made(desired: &Decided) -> &Value {
 }
 
 /// What the API server shows of a Workload with this status.
-fn seen(workload: &Value, status: &Value) -> ObservedWorkload {
+pub(super) fn seen(workload: &Value, status: &Value) -> ObservedWorkload {
     let mut object = workload.clone();
     object["metadata"]["resourceVersion"] = "7".into();
     object["metadata"]["generation"] = 1.into();
@@ -48,7 +48,7 @@ fn stated(kind: &str, is: bool, reason: &str, message: &str) -> Value {
 }
 
 /// As Kueue admits so many of these sets, on the flavour `on-demand`.
-fn admission(sets: &[(&str, u32)]) -> Value {
+pub(super) fn admission(sets: &[(&str, u32)]) -> Value {
     let sets = sets.iter().map(
         |(name, count)| json!({ "name": name, "count": count, "flavors": { "nvidia.com/gpu": "on-demand", "cpu": "on-demand" } }),
     );

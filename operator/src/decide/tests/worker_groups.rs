@@ -138,3 +138,30 @@ fn the_status_counts_workers_by_group() {
     assert_eq!(counts, [("spot", 1, 3), ("lasting", 2, 2)]);
     assert_eq!(status.workers, 3);
 }
+
+#[test]
+fn the_status_counts_the_workers_that_are_attached_once_the_coordinator_has_heard_from_them() {
+    let mut observed = observed(8);
+    observed.job.spec = Ok(spec(8, "  workers: {gpusPerPod: 4}\n"));
+    observed.pods = vec![pod(1, PodPhase::Running), pod(2, PodPhase::Running)];
+    let (first, second) = ("j-w1-u", "j-w2-u");
+    let attached = [first, first, first, second, second, second, second];
+    let mut workers = |mode, up: &[&str]| {
+        observed.run = Some(with_workers(run(mode, 1, 3), up, &[first]));
+        decide(&observed).status.workers
+    };
+    assert_eq!(
+        workers(RunMode::Training, &attached),
+        7,
+        "a process of the first has ended"
+    );
+    assert_eq!(
+        workers(RunMode::Settling, &[]),
+        8,
+        "the next coordinator has heard from nobody yet"
+    );
+    // A process that was started again attaches before the coordinator has given up the one before.
+    assert_eq!(workers(RunMode::Training, &[first; 5]), 4);
+    observed.run = None;
+    assert_eq!(decide(&observed).status.workers, 8);
+}

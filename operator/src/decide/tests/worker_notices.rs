@@ -83,3 +83,30 @@ fn the_coordinator_is_told_when_workers_end_that_have_less_time_than_the_jobs_no
     let sooner = decide(&observed).orders.unwrap().ends_at;
     assert_eq!(sooner.values().copied().collect::<Vec<_>>(), [NOW + 2]);
 }
+
+#[test]
+fn a_new_coordinator_is_told_when_those_end_that_had_notice_before_it() {
+    let mut observed = observed(2);
+    observed.job.spec.as_mut().unwrap().disruption.notice_seconds = Some(120);
+    observed.coordinators = vec![coordinator(1, PodPhase::Running)];
+    let goes = ObservedPod {
+        deleting: true,
+        deleted_at: Some(NOW - 100),
+        gone_by: Some(NOW + 20),
+        ..pod(1, PodPhase::Running)
+    };
+    observed.pods = vec![goes, pod(2, PodPhase::Running)];
+    let both = ["j-w1-u", "j-w2-u"];
+    observed.run = Some(all_placed(with_workers(training(3), &both, &[])));
+    let orders = decide(&observed).orders.unwrap();
+    assert!(orders.ends_at.is_empty(), "its coordinator knows since when");
+    observed.run = Some(all_placed(with_workers(run(RunMode::Settling, 1, 3), &[], &both)));
+    let orders = decide(&observed).orders.unwrap();
+    assert_eq!(orders.ends_at, BTreeMap::from([("j-w1-u".to_owned(), NOW + 20)]));
+    // It stays in the orders as long as the pod is there: to take it back would be another write.
+    observed.orders = Some(orders);
+    observed.run = Some(all_placed(with_workers(training(3), &both, &[])));
+    let snapshot = observed.run.as_mut().unwrap().snapshot.as_mut().unwrap();
+    snapshot.workers[0].draining = true;
+    assert!(decide(&observed).orders.is_none());
+}

@@ -7,6 +7,7 @@ mod jobs;
 mod monitoring;
 mod nodes;
 mod pods;
+mod queues;
 mod table;
 mod templates;
 mod tenants;
@@ -16,7 +17,7 @@ pub(crate) use table::{CASES, Case};
 
 use crate::curve::Curve;
 use crate::job::{Job, Observation, spec};
-use crate::world::{Need, World};
+use crate::world::{Need, QUOTA, World};
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -65,6 +66,9 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
         let sidecar = json!({ "name": "sidecar", "image": "localhost/pause:1" });
         document["spec"]["workers"]["template"] = json!({ "spec": { "containers": [sidecar] } });
     }
+    if case.name == "kueue" {
+        queues::in_queue(&mut document);
+    }
     if case.name == "ipv6" {
         ipv6::spread_and_short(&mut document);
     }
@@ -94,7 +98,11 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
 
 impl CaseRun<'_> {
     async fn play(&mut self, case: &Case) -> Result<()> {
-        let members = if case.name == "eight-workers" { 8 } else { 4 };
+        let members = match case.name {
+            "eight-workers" => 8,
+            "kueue" => QUOTA.into(),
+            _ => 4,
+        };
         self.job.trains(members).await?;
         match case.name {
             "pod-deleted" => self.pod_deleted().await?,
@@ -131,6 +139,7 @@ impl CaseRun<'_> {
             "name-taken" => self.name_taken().await?,
             "worker-groups" => self.worker_groups().await?,
             "made-again" => return self.made_again().await,
+            "kueue" => return self.kueue().await,
             "job-deleted" => self.job_deleted().await?,
             "ipv6" => self.ipv6().await?,
             other => bail!("no case is called {other}"),

@@ -184,6 +184,11 @@ pub(crate) const CASES: &[Case] = &[
         "two spot workers and two that stay: the spot node goes, the others train on, and only spot pods are replaced",
         &[Need::OwnCluster],
     ),
+    case(
+        "kueue",
+        "in a queue of Kueue's own controller a job is admitted in part, and preempted by one of higher priority; it goes on when that is complete",
+        &[Need::OwnCluster, Need::Bucket, Need::Kueue],
+    ),
     case("job-deleted", "the job is deleted: nothing of it is left", &[]),
     // Last: it has a cluster of its own made.
     case(

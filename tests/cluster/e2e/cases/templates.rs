@@ -16,7 +16,7 @@ impl CaseRun<'_> {
         self.create_job(small(name, workers)).await
     }
 
-    async fn create_job(&self, document: Value) -> Result<()> {
+    pub(super) async fn create_job(&self, document: Value) -> Result<()> {
         let document: DynamicObject = serde_json::from_value(document)?;
         jobs(&self.job.client, &self.job.namespace)
             .create(&PostParams::default(), &document)
@@ -32,7 +32,7 @@ impl CaseRun<'_> {
         Ok(())
     }
 
-    async fn status_of(&self, name: &str) -> Result<Value> {
+    pub(super) async fn status_of(&self, name: &str) -> Result<Value> {
         let job = jobs(&self.job.client, &self.job.namespace).get(name).await?;
         Ok(job.data["status"].clone())
     }

@@ -1,0 +1,188 @@
+//! Pods of an earlier template are replaced.
+
+use super::*;
+
+#[test]
+fn pods_that_never_ran_are_replaced_when_the_template_is_corrected() {
+    let mut observed = observed(2);
+    let made = decide(&observed);
+    let hash = made.create[0]["metadata"]["annotations"][objects::MADE_FROM_ANNOTATION].clone();
+    let broken = |number| ObservedPod {
+        waiting: Some(("ImagePullBackOff".into(), "no such image".into())),
+        made_from: hash.as_str().map(str::to_owned),
+        ..pod(number, PodPhase::Pending)
+    };
+    observed.pods = vec![broken(1), broken(2)];
+    assert!(decide(&observed).delete.is_empty());
+    observed.job.spec = Ok(spec(2, "  workers: {image: right}\n"));
+    let desired = decide(&observed);
+    assert_eq!(deleted(&desired), ["j-w1-u", "j-w2-u"]);
+    assert_eq!(names(&desired), ["j-w3-u", "j-w4-u"]);
+    assert_eq!(desired.create[0]["spec"]["containers"][0]["image"], "right");
+}
+
+#[test]
+fn running_pods_are_replaced_node_by_node_and_only_while_all_workers_train() {
+    let mut observed = on_nodes(4);
+    let old = |number, node: &str| ObservedPod {
+        made_from: Some("old".into()),
+        ..running_on(node, number)
+    };
+    observed.pods = vec![old(1, "a"), old(2, "a"), old(3, "b"), old(4, "b")];
+    assert!(decide(&observed).delete.is_empty(), "nobody trains");
+    let all = ["j-w1-u", "j-w2-u", "j-w3-u", "j-w4-u"];
+    observed.run = Some(with_workers(training(3), &all[..3], &[]));
+    assert!(decide(&observed).delete.is_empty(), "one is not attached");
+    observed.run = Some(with_workers(training(3), &all, &[]));
+    let desired = decide(&observed);
+    assert_eq!(deleted(&desired), ["j-w1-u", "j-w2-u"]);
+    assert!(
+        desired.events.iter().any(|e| e.reason == Reason::RollingUpdate),
+        "{:?}",
+        desired.events
+    );
+    let mut next = carried_out(&observed, &desired);
+    let hash = desired.create[0]["metadata"]["annotations"][objects::MADE_FROM_ANNOTATION].clone();
+    assert!(decide(&next).delete.is_empty(), "the first node's are not back");
+    next.pods.retain(|p| !p.deleting);
+    for pod in next.pods.iter_mut().filter(|p| p.number > 4) {
+        *pod = ObservedPod {
+            made_from: hash.as_str().map(str::to_owned),
+            ..running_on("c", pod.number)
+        };
+    }
+    next.run = Some(with_workers(
+        training(9),
+        &["j-w3-u", "j-w4-u", "j-w5-u", "j-w6-u"],
+        &[],
+    ));
+    assert_eq!(deleted(&decide(&next)), ["j-w3-u", "j-w4-u"]);
+    // Pods of a release that wrote no hash are left alone.
+    for pod in &mut next.pods {
+        pod.made_from = None;
+    }
+    assert!(decide(&next).delete.is_empty());
+}
+
+#[test]
+fn the_only_node_of_a_job_without_checkpoints_keeps_its_pods() {
+    let mut observed = observed(1);
+    observed.pods = vec![ObservedPod {
+        made_from: Some("old".into()),
+        ..pod(1, PodPhase::Running)
+    }];
+    observed.run = Some(with_workers(training(3), &["j-w1-u"], &[]));
+    assert!(decide(&observed).delete.is_empty());
+    observed.job.spec = Ok(spec(1, "  checkpoint: {uri: s3://b, intervalSteps: 10}\n"));
+    assert_eq!(deleted(&decide(&observed)), ["j-w1-u"]);
+}
+
+/// A job that may have four workers and needs `min`: three that train, one on each node, and a fourth that waits for room. All are of an earlier template
+/// but the last. And the identity of the present one.
+fn waits_for_room(min: u32) -> (Observed, String) {
+    let mut observed = on_nodes(4);
+    let text = "  checkpoint: {uri: s3://b, intervalSteps: 10}\n  workers: {image: new}\n";
+    let mut job = spec(4, text);
+    job.elasticity.min_workers = min;
+    let now = job.pod_groups()[0].workers.pods_hash();
+    observed.job.spec = Ok(job);
+    let old = |number, node: &str| ObservedPod {
+        made_from: Some("old".into()),
+        ..running_on(node, number)
+    };
+    let waiting = ObservedPod {
+        unschedulable: Some("0/3 nodes are available".into()),
+        made_from: Some(now.clone()),
+        ..pod(4, PodPhase::Pending)
+    };
+    observed.pods = vec![old(1, "a"), old(2, "b"), old(3, "c"), waiting];
+    observed.run = Some(with_workers(training(3), &["j-w1-u", "j-w2-u", "j-w3-u"], &[]));
+    (observed, now)
+}
+
+/// What a job is once the pods of a node are gone: another pod runs there, or none.
+fn after(observed: &Observed, replaced: Option<&str>, step: u64) -> Observed {
+    let desired = decide(observed);
+    let mut next = carried_out(observed, &desired);
+    next.pods.retain(|p| !p.deleting);
+    let nodes: BTreeSet<_> = next.pods.iter().filter_map(|p| p.node.clone()).collect();
+    let free = ["a", "b", "c"].into_iter().find(|node| !nodes.contains(*node));
+    for pod in next.pods.iter_mut().filter(|p| p.phase == PodPhase::Pending) {
+        pod.unschedulable = Some("0/3 nodes are available".into());
+    }
+    if let (Some(now), Some(free)) = (replaced, free) {
+        let waiting = next.pods.iter_mut().find(|p| p.phase == PodPhase::Pending);
+        let waiting = waiting.unwrap();
+        *waiting = ObservedPod {
+            made_from: Some(now.to_owned()),
+            ..running_on(free, waiting.number)
+        };
+    }
+    let running = next.pods.iter().filter(|p| p.phase == PodPhase::Running);
+    let names: Vec<String> = running.map(|p| p.name.clone()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    next.run = Some(with_workers(training(step), &names, &[]));
+    next.now += 60;
+    next
+}
+
+#[test]
+fn a_job_that_waits_for_room_gives_up_one_node_after_the_other_as_each_is_replaced() {
+    let (mut observed, now) = waits_for_room(2);
+    for given_up in ["j-w1-u", "j-w2-u", "j-w3-u"] {
+        let desired = decide(&observed);
+        assert_eq!(deleted(&desired), [given_up]);
+        assert_eq!(desired.status.rollout.as_ref().unwrap().workers, 3);
+        observed = after(&observed, Some(&now), 9);
+    }
+    let over = decide(&observed);
+    assert_eq!((deleted(&over), &over.status.rollout), (vec![], &None));
+}
+
+#[test]
+fn a_template_that_fits_no_node_costs_a_job_that_waits_for_room_the_workers_of_one() {
+    let (observed, _) = waits_for_room(2);
+    let mut next = after(&observed, None, 9);
+    for _ in 0..100 {
+        assert!(
+            decide(&next).delete.is_empty(),
+            "nothing has come in the first one's place"
+        );
+        next = after(&next, None, 9);
+    }
+}
+
+#[test]
+fn a_preemption_amid_a_rollout_delays_it_until_pods_of_the_new_template_have_trained_for_a_while() {
+    let (observed, now) = waits_for_room(1);
+    let mut next = after(&observed, Some(&now), 9);
+    // Another one is taken away, and does not come back.
+    let taken = next.pods.iter().position(|p| p.name == "j-w2-u").unwrap();
+    next.pods[taken] = ObservedPod {
+        made_from: Some(now.clone()),
+        unschedulable: Some("0/2 nodes are available".into()),
+        ..pod(9, PodPhase::Pending)
+    };
+    next.run = Some(with_workers(training(12), &["j-w3-u", "j-w4-u"], &[]));
+    assert!(decide(&next).delete.is_empty());
+    next.now += 600;
+    assert_eq!(deleted(&decide(&next)), ["j-w3-u"]);
+}
+
+#[test]
+fn a_job_that_waits_for_room_keeps_as_many_workers_as_it_needs_and_does_not_roll_while_others_start() {
+    let (observed, _) = waits_for_room(3);
+    assert!(decide(&observed).delete.is_empty(), "two would be left of three");
+    let (mut starting, _) = waits_for_room(2);
+    starting.pods[3].unschedulable = None;
+    assert!(
+        decide(&starting).delete.is_empty(),
+        "the fourth may be there soon"
+    );
+    let (mut wrong, _) = waits_for_room(2);
+    wrong.pods[3].waiting = Some(("ImagePullBackOff".into(), "no such image".into()));
+    assert!(decide(&wrong).delete.is_empty(), "the template is wrong");
+    let (mut detached, _) = waits_for_room(2);
+    detached.run = Some(with_workers(training(3), &["j-w1-u", "j-w2-u"], &[]));
+    assert!(decide(&detached).delete.is_empty(), "the third is not attached");
+}
