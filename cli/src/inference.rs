@@ -55,8 +55,8 @@ pub(crate) struct GenerateArguments {
     /// Equal seeds draw equal tokens.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The tokenizer: byte, gpt2, or the path of a tokenizer.json or of a folder that has one [default: that of --data, else the one that fits the
-    /// model's vocabulary].
+    /// The tokenizer: byte, gpt2, or the path of a tokenizer.json or of a folder that has one [default: that of --data, else the one that was imported
+    /// with the model, else the one that fits the model's vocabulary].
     #[arg(long)]
     tokenizer: Option<String>,
     /// Dataset (path without .bin / .idx) whose tokenizer is used.
@@ -95,6 +95,9 @@ pub(crate) struct EvaluateArguments {
     /// Most batches, from the first window on [default: all].
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
+    /// Tokens of a window, at most as many as the model's samples have, of a model whose positions are not learned [default: as many].
+    #[arg(long, value_name = "N")]
+    sequence_length: Option<u32>,
     /// Tokens see those of their own document alone, as spec.data.packing.blockMask of the job.
     #[arg(long)]
     block_mask: bool,
@@ -152,6 +155,8 @@ pub(crate) fn evaluate(arguments: &EvaluateArguments) -> Result<(), Failure> {
         "--steps",
         arguments.steps.map(|steps| steps.to_string()),
     );
+    let sequence_length = arguments.sequence_length.map(|length| length.to_string());
+    optional(&mut worker, "--sequence-length", sequence_length);
     optional(&mut worker, "--model-folder", arguments.model_folder.as_ref());
     let mask_token = arguments.mask_token.map(|token| token.to_string());
     optional(&mut worker, "--mask-token", mask_token);

@@ -8,7 +8,7 @@ use std::process::Command;
 use tempfile::TempDir;
 use varuna_checkpoint::huggingface;
 use varuna_checkpoint::{Shard, ShardTensor};
-use varuna_model::{Family, Transformer, gpt2};
+use varuna_model::{Family, Features, Transformer, gpt2, llama3};
 use varuna_plan::{StateId, Unit};
 
 fn model() -> Transformer {
@@ -19,6 +19,23 @@ fn model() -> Transformer {
         sequence_length: 16,
         vocabulary_size: 11,
         ..gpt2::SMALL
+    }
+}
+
+/// One whose positions are not learned.
+fn rotary() -> Transformer {
+    Transformer {
+        layers: 2,
+        hidden_size: 8,
+        heads: 2,
+        sequence_length: 16,
+        vocabulary_size: 11,
+        features: Features {
+            kv_heads: Some(1),
+            inner_size: Some(12),
+            ..llama3::SMALL.features
+        },
+        ..llama3::SMALL
     }
 }
 
@@ -48,15 +65,10 @@ fn shard(model: &Transformer, unit: Unit) -> Shard {
 }
 
 /// A published folder, whose tokenizer is one that nobody knows here.
-fn published(folder: &Path) -> Vec<u8> {
-    let model = model();
-    let shards: Vec<(Unit, Shard)> = model
-        .layout()
-        .all_units()
-        .map(|u| (u, shard(&model, u)))
-        .collect();
-    let tensors = huggingface::export(&model, &shards).unwrap();
-    let mut config = Family::Gpt2.config(&model, 10);
+fn published(folder: &Path, model: &Transformer) -> Vec<u8> {
+    let shards: Vec<(Unit, Shard)> = model.layout().all_units().map(|u| (u, shard(model, u))).collect();
+    let tensors = huggingface::export(model, &shards).unwrap();
+    let mut config = Family::of(&model.features).unwrap().config(model, 10);
     config["eos_token_id"] = json!(3);
     std::fs::create_dir(folder).unwrap();
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
@@ -66,13 +78,15 @@ fn published(folder: &Path) -> Vec<u8> {
     tensors
 }
 
-fn varuna(arguments: &[&str]) {
+/// What it says beside its output.
+fn varuna(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_varuna"))
         .args(arguments)
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{arguments:?}: {said}");
+    said
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -92,7 +106,7 @@ fn json_of(path: PathBuf) -> Value {
 fn what_was_imported_is_exported_with_its_tokenizer_in_any_format_and_number_of_files() {
     let temp = TempDir::new().unwrap();
     let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
-    let tensors = published(Path::new(&path("in")));
+    let tensors = published(Path::new(&path("in")), &model());
     varuna(&["checkpoint", "import", &path("store"), &path("in"), "--job", "j"]);
     let store = path("store/j");
 
@@ -141,5 +155,106 @@ fn what_was_imported_is_exported_with_its_tokenizer_in_any_format_and_number_of_
     let again = huggingface::import(&model(), StateId::INITIAL, &contents).unwrap();
     for (unit, found) in again {
         assert_eq!(found, shard(&model(), unit));
+    }
+}
+
+/// A job beside `base` that began with it, and has saved a checkpoint of its own since: the same parameters, trained on samples of eight tokens.
+fn trained_on(store: &Path, base: &str, job: &str) {
+    let (from, to) = (store.join(base), store.join(job));
+    let all = names(&from);
+    let checkpoint = all.iter().find(|name| name.starts_with("step-")).unwrap();
+    let (from, to) = (from.join(checkpoint), to.join(checkpoint));
+    std::fs::create_dir_all(&to).unwrap();
+    for file in names(&from) {
+        std::fs::copy(from.join(&file), to.join(&file)).unwrap();
+    }
+    let mut manifest = json_of(from.join("manifest.json"));
+    manifest["job"] = json!(job);
+    manifest["model"]["sequenceLength"] = json!(8);
+    std::fs::write(to.join("manifest.json"), manifest.to_string()).unwrap();
+    write_origin(store, base, job, &manifest["state"]);
+}
+
+/// As a run of the job writes it.
+fn write_origin(uri: &Path, base: &str, job: &str, state: &Value) {
+    let origin = json!({ "uri": uri, "job": base, "weightsOnly": true, "state": state });
+    let path = uri.join(job).join("origin.json");
+    std::fs::write(path, origin.to_string()).unwrap();
+}
+
+#[test]
+fn a_job_that_began_with_an_import_is_exported_with_its_tokenizer_its_end_and_its_length() {
+    let temp = TempDir::new().unwrap();
+    let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
+    published(Path::new(&path("in")), &rotary());
+    varuna(&[
+        "checkpoint",
+        "import",
+        &path("store"),
+        &path("in"),
+        "--job",
+        "base",
+    ]);
+    let store = PathBuf::from(path("store"));
+    trained_on(&store, "base", "first");
+    trained_on(&store, "first", "second");
+    for job in ["first", "second"] {
+        varuna(&["checkpoint", "export", &path(&format!("store/{job}")), &path(job)]);
+        let out = PathBuf::from(path(job));
+        let tokenizer = std::fs::read_to_string(out.join("tokenizer.json")).unwrap();
+        assert_eq!(tokenizer, "{\"their\": \"own\"}");
+        let config = json_of(out.join("config.json"));
+        let said = |field: &str| config[field].as_u64().unwrap();
+        assert_eq!(said("eos_token_id"), 3, "{config}");
+        assert_eq!(json_of(out.join("generation_config.json"))["eos_token_id"], 3);
+        // It was trained on samples of 8, and reads those of 16 as before.
+        assert_eq!(said("max_position_embeddings"), 16, "{config}");
+    }
+}
+
+#[test]
+fn an_export_whose_tokenizer_cannot_be_found_says_so_and_makes_up_no_end() {
+    let temp = TempDir::new().unwrap();
+    let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
+    published(Path::new(&path("in")), &rotary());
+    varuna(&[
+        "checkpoint",
+        "import",
+        &path("store"),
+        &path("in"),
+        "--job",
+        "base",
+    ]);
+    let store = PathBuf::from(path("store"));
+    trained_on(&store, "base", "tuned");
+    let export = |name: &str| {
+        let said = varuna(&["checkpoint", "export", &path("store/tuned"), &path(name)]);
+        let out = PathBuf::from(path(name));
+        let expected = ["config.json", "generation_config.json", "model.safetensors"];
+        assert_eq!(names(&out), expected, "{said}");
+        let generation = json_of(out.join("generation_config.json"));
+        for field in ["bos_token_id", "eos_token_id"] {
+            assert!(json_of(out.join("config.json"))[field].is_null(), "{field}");
+            assert!(generation.get(field).is_none(), "{generation}");
+        }
+        said
+    };
+    // A job that is said to have begun with itself.
+    let state = json_of(store.join("tuned/origin.json"))["state"].clone();
+    write_origin(&store, "tuned", "tuned", &state);
+    let said = export("loop");
+    assert!(said.contains("more than 16 jobs began with each other"), "{said}");
+    let gone = json!({ "uri": path("gone"), "job": "base", "weightsOnly": true, "state": state });
+    for (origin, part) in [
+        (gone.to_string(), "is no folder"),
+        ("{".to_owned(), "it cannot be read"),
+    ] {
+        std::fs::write(store.join("tuned/origin.json"), origin).unwrap();
+        let said = export(part);
+        assert!(
+            said.contains("cannot be read, so the export goes without"),
+            "{said}"
+        );
+        assert!(said.contains(part), "{said}");
     }
 }

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import sys
 import tempfile
 
@@ -22,6 +23,9 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "python"))
 from runs import ROOT, metrics, train_through_changes, varuna
 
 LENGTH, STEPS, END = 64, 120, 256
+# What the folder that is imported says: another end of a text than the tokenizer that fits the vocabulary has, one that every text has soon, and
+# longer samples than it is trained on. The tokenizer spells a space so.
+SPACE, SPELLED, LONGER = 32, "\u0120", 256
 PROMPT = "And the LORD said unto "
 WINDOWS = 32
 
@@ -91,8 +95,8 @@ def unpacked_loss(model, prefix):
     return total / count, count
 
 
-def check_loss(model, folder, store):
-    options = ["--whole", "--block-mask", "--reset-positions", "--mask-loss", "--device", "cpu", "--batch", 8, "--steps", WINDOWS // 8, "--json"]
+def check_loss(model, folder, store, *more):
+    options = ["--whole", "--block-mask", "--reset-positions", "--mask-loss", "--device", "cpu", "--batch", 8, "--steps", WINDOWS // 8, "--json", *more]
     ours = json.loads(varuna("evaluate", store, folder / "data-validation", *options))
     loss, count = unpacked_loss(model, folder / "data-validation")
     difference = abs(ours["loss"] - loss) / loss
@@ -111,6 +115,38 @@ def check_text(model, folder, store):
     print(f"  the same {len(expected)} tokens greedily: {PROMPT + ours['text']!r}", flush=True)
 
 
+def change(path, **fields):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def publish(model, folder):
+    """Saves a model with a tokenizer and an end of texts that cannot be guessed."""
+    model.save_pretrained(folder / "in")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / "out" / name, folder / "in")
+    change(folder / "in/config.json", eos_token_id=SPACE, max_position_embeddings=LONGER)
+    change(folder / "in/generation_config.json", eos_token_id=SPACE)
+    change(folder / "in/tokenizer_config.json", eos_token=SPELLED)
+
+
+def check_end(folder, store):
+    """What was trained on is exported with the tokenizer that its origin was imported with, and its texts end where those did."""
+    varuna("checkpoint", "export", store, folder / "more-out")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "more-out")
+    model = AutoModelForCausalLM.from_pretrained(folder / "more-out").eval()
+    assert tokenizer.eos_token_id == model.generation_config.eos_token_id == model.config.eos_token_id == SPACE, model.generation_config
+    assert model.config.max_position_embeddings == LONGER, model.config
+    prompt = tokenizer(PROMPT, return_tensors="pt").input_ids
+    assert prompt[0].tolist() == list(PROMPT.encode()), prompt
+    with torch.no_grad():
+        made = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=32, pad_token_id=END)
+    made = made[0, prompt.shape[1] :].tolist()
+    assert made.index(SPACE) == len(made) - 1, made
+    ours = json.loads(varuna("generate", store, "--device", "cpu", "--prompt", PROMPT, "--max-tokens", 32, "--temperature", 0, "--json"))
+    assert (ours["tokens"], ours["end"]) == (made[:-1], "endOfDocument"), (ours, made)
+    print(f"  texts of what was trained on end where those of the import do: {ours['text']!r}", flush=True)
+
+
 def main():
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as name:
@@ -127,13 +163,15 @@ def main():
         check_text(model, folder, store)
 
         # What transformers has saved is trained on.
-        model.save_pretrained(folder / "in")
+        publish(model, folder)
         varuna("checkpoint", "import", folder / "store", folder / "in", "--job", "base")
+        difference = max(difference, check_loss(model, folder, folder / "store/base", "--sequence-length", LENGTH)[1])
         more = job(folder, "more", 5, 1e-4, ", from: {job: base, weightsOnly: true}")
         varuna("run", more, "--workers", 2, "--run-dir", folder / "more")
         losses = [step["loss"] for step in metrics(folder / "more")]
         print(f"  trained on from what transformers saved: losses {losses[0]:.3f} to {losses[-1]:.3f}", flush=True)
         assert all(abs(step - loss) < 0.25 * loss for step in losses), (losses, loss)
+        check_end(folder, folder / "store/more")
     print(f"RESULT hf.packed_loss_difference {difference:.3g}")
     if not difference <= 1e-5:
         sys.exit(f"losses differ by {difference:.3g}; 1e-5 is allowed")

@@ -11,10 +11,16 @@ use varuna_api::quantity;
 use varuna_checkpoint::huggingface::{Elements, Export, INDEX, OwnExport};
 use varuna_checkpoint::{Location, Manifest, folder_name};
 use varuna_dataset::Tokenizer;
-use varuna_model::{Family, Model, Transformer, Unit};
+use varuna_model::{Family, Model, Positions, Transformer, Unit};
 
-/// What an import keeps beside the tokenizer's files.
-const CONFIGS: [&str; 2] = ["config.json", "generation_config.json"];
+/// What the model is.
+const CONFIG: &str = "config.json";
+/// How text is generated.
+const GENERATION: &str = "generation_config.json";
+/// The tokens that begin and end a text.
+const ENDS: [&str; 2] = ["bos_token_id", "eos_token_id"];
+/// How long the samples are that a model with rotary positions can read.
+const LONGEST: &str = "max_position_embeddings";
 
 /// Arguments of `varuna checkpoint export`.
 #[derive(clap::Args)]
@@ -24,7 +30,8 @@ pub(super) struct Arguments {
     /// Folder to create; it must not exist.
     folder: PathBuf,
     /// Tokenizer to add: byte, gpt2, the path of a tokenizer.json or of a folder that has one, or that of the dataset (without .bin) that was
-    /// built with it [default: that of the folder that was imported, else byte or gpt2, whichever fits the model's vocabulary, if any].
+    /// built with it [default: that of the folder that was imported for this job, or for the one that it began with, else byte or gpt2, whichever fits
+    /// the model's vocabulary, if any].
     #[arg(long)]
     tokenizer: Option<String>,
     /// Name of the checkpoint, as `ls` prints it [default: the newest complete one].
@@ -62,6 +69,15 @@ fn size(text: &str) -> Result<u64, String> {
 struct Beside {
     config: Value,
     generation: Value,
+    others: Vec<(String, Vec<u8>)>,
+}
+
+/// What an import has kept of the folder that it read.
+#[derive(Default)]
+struct Kept {
+    config: Option<Value>,
+    generation: Option<Value>,
+    /// The tokenizer's files.
     others: Vec<(String, Vec<u8>)>,
 }
 
@@ -112,11 +128,8 @@ async fn write_all(
 ) -> Result<(), Failure> {
     let folder: &Path = &arguments.folder;
     write_tensors(location, manifest, model, arguments).await?;
-    write(&folder.join("config.json"), to_json(&beside.config)?)?;
-    write(
-        &folder.join("generation_config.json"),
-        to_json(&beside.generation)?,
-    )?;
+    write(&folder.join(CONFIG), to_json(&beside.config)?)?;
+    write(&folder.join(GENERATION), to_json(&beside.generation)?)?;
     for (name, content) in beside.others {
         write(&folder.join(name), content)?;
     }
@@ -171,40 +184,57 @@ async fn write_tensors(
 }
 
 async fn beside(location: &Location, model: &Transformer, arguments: &Arguments) -> Result<Beside, Failure> {
-    let family = Family::of(&model.features).map_err(|e| Failure::Input(e.to_string()))?;
-    let kept = match &arguments.tokenizer {
-        Some(_) => Vec::new(),
-        None => location.published().await?,
-    };
-    let of = |end: u32| {
-        let mut config = family.config(model, end);
-        config["torch_dtype"] = arguments.dtype.published().into();
-        let generation = json!({ "_from_model_config": true, "bos_token_id": end, "eos_token_id": end });
-        (config, generation)
-    };
-    // Rows of the table that no token has come after the tokenizer's.
-    let last = model.vocabulary_size.saturating_sub(1);
-    if kept.iter().any(|(name, _)| !CONFIGS.contains(&name.as_str())) {
-        let (config, generation) = of(last);
-        return Ok(imported(config, generation, kept));
+    let (files, unread) = location.published_or_of_origin().await?;
+    if let Some(why) = unread {
+        eprintln!(
+            "varuna: what an import has kept for this job cannot be read, so the export goes without its tokenizer and config.json: {why}"
+        );
     }
-    let tokenizer = tokenizer(model, arguments.tokenizer.as_deref())?;
-    let Some(tokenizer) = tokenizer else {
+    let (kept, named) = (Kept::of(files), arguments.tokenizer.as_deref());
+    let added = match named.is_some() || kept.others.is_empty() {
+        true => tokenizer(model, named)?,
+        false => None,
+    };
+    let end = added.as_ref().map(Tokenizer::end_of_document);
+    let (mut config, mut generation) = configs(model, end, arguments.dtype)?;
+    kept.say_length(model, &mut config);
+    // A tokenizer that was asked for has its own tokens.
+    if named.is_none() {
+        kept.say_ends(end, &mut config, &mut generation);
+    }
+    let others = match added {
+        Some(tokenizer) => tokenizer
+            .published(model.sequence_length)
+            .map_err(|e| Failure::Internal(e.to_string()))?,
+        None => kept.others,
+    };
+    if others.is_empty() {
         eprintln!(
             "varuna: no tokenizer has {} tokens, so the export has no tokenizer files",
             model.vocabulary_size
         );
-        let (config, generation) = of(last);
-        return Ok(imported(config, generation, kept));
-    };
-    let others = tokenizer.published(model.sequence_length);
-    let others = others.map_err(|e| Failure::Internal(e.to_string()))?;
-    let (config, generation) = of(tokenizer.end_of_document());
+    }
     Ok(Beside {
         config,
         generation,
         others,
     })
+}
+
+/// `config.json` and `generation_config.json` of a model whose texts begin and end with this token, where it is known.
+fn configs(model: &Transformer, end: Option<u32>, dtype: Elements) -> Result<(Value, Value), Failure> {
+    let family = Family::of(&model.features).map_err(|e| Failure::Input(e.to_string()))?;
+    let mut config = family.config(model, end.unwrap_or_default());
+    config["torch_dtype"] = dtype.published().into();
+    let mut generation = json!({ "_from_model_config": true });
+    for field in ENDS {
+        // Where nothing is said, the library takes a family's usual ids (2 ends a Llama's text): null is none.
+        config[field] = end.into();
+        if let Some(end) = end {
+            generation[field] = end.into();
+        }
+    }
+    Ok((config, generation))
 }
 
 /// A named tokenizer must fit the model; otherwise the one that fits is used, if any.
@@ -221,29 +251,53 @@ fn tokenizer(model: &Transformer, named: Option<&str>) -> Result<Option<Tokenize
     }
 }
 
-/// The files that an import kept, and what its `config.json` said of the tokens that begin and end a text.
-fn imported(mut config: Value, mut generation: Value, kept: Vec<(String, impl AsRef<[u8]>)>) -> Beside {
-    let mut others = Vec::new();
-    for (name, content) in kept {
-        let document = || serde_json::from_slice::<Value>(content.as_ref()).ok();
-        match name.as_str() {
-            "config.json" => {
-                let said = document().unwrap_or_default();
-                for field in ["bos_token_id", "eos_token_id", "pad_token_id"] {
-                    if let Some(token) = said.get(field) {
+impl Kept {
+    fn of(files: Vec<(String, impl AsRef<[u8]>)>) -> Kept {
+        let mut kept = Kept::default();
+        for (name, content) in files {
+            let content = content.as_ref();
+            let document = || serde_json::from_slice(content).ok().filter(Value::is_object);
+            match name.as_str() {
+                CONFIG => kept.config = document(),
+                GENERATION => kept.generation = document(),
+                _ => kept.others.push((name, content.to_vec())),
+            }
+        }
+        kept
+    }
+
+    /// A model with rotary positions has no parameters that belong to one: training on shorter samples takes nothing from what it can read.
+    fn say_length(&self, model: &Transformer, config: &mut Value) {
+        let kept = self.config.as_ref().and_then(|said| said[LONGEST].as_u64());
+        let longer = kept.filter(|length| *length > u64::from(model.sequence_length));
+        if let (Positions::Rotary(_), Some(longer)) = (model.features.positions, longer) {
+            config[LONGEST] = longer.into();
+        }
+    }
+
+    /// The tokens that begin, end and fill up a text. `end`: that of the tokenizer that is added to the export, which is said where the import said
+    /// nothing.
+    fn say_ends(&self, end: Option<u32>, config: &mut Value, generation: &mut Value) {
+        if let Some(said) = &self.config {
+            for field in ENDS.into_iter().chain(["pad_token_id"]) {
+                match said.get(field) {
+                    Some(token) => {
                         config[field] = token.clone();
                         generation[field] = token.clone();
                     }
+                    // As the import had it.
+                    None if end.is_none() => {
+                        if let Some(fields) = config.as_object_mut() {
+                            fields.remove(field);
+                        }
+                    }
+                    None => {}
                 }
             }
-            "generation_config.json" => generation = document().unwrap_or(generation),
-            _ => others.push((name, content.as_ref().to_vec())),
         }
-    }
-    Beside {
-        config,
-        generation,
-        others,
+        if let Some(said) = &self.generation {
+            *generation = said.clone();
+        }
     }
 }
 
@@ -269,22 +323,58 @@ mod tests {
         }
     }
 
+    fn kept(config: &Value) -> Kept {
+        Kept::of(vec![
+            ("config.json".to_owned(), config.to_string()),
+            ("tokenizer.json".to_owned(), "{}".to_owned()),
+        ])
+    }
+
     #[test]
     fn the_tokens_that_end_a_text_are_those_of_the_imported_folder() {
-        let kept = vec![
-            (
-                "config.json".to_owned(),
-                r#"{"eos_token_id": [7, 9], "pad_token_id": null, "n_layer": 3}"#,
-            ),
-            ("tokenizer.json".to_owned(), "{}"),
-        ];
+        let kept = kept(&json!({ "eos_token_id": [7, 9], "pad_token_id": null, "n_layer": 3 }));
+        assert_eq!(kept.others, [("tokenizer.json".to_owned(), b"{}".to_vec())]);
         let own = json!({ "eos_token_id": 1, "bos_token_id": 1, "n_layer": 2 });
-        let beside = imported(own.clone(), own, kept);
-        assert_eq!(
-            beside.config,
-            json!({ "eos_token_id": [7, 9], "bos_token_id": 1, "n_layer": 2, "pad_token_id": null })
-        );
-        assert_eq!(beside.generation["eos_token_id"], json!([7, 9]));
-        assert_eq!(beside.others, [("tokenizer.json".to_owned(), b"{}".to_vec())]);
+        for (end, expected) in [
+            (
+                Some(1),
+                json!({ "eos_token_id": [7, 9], "bos_token_id": 1, "n_layer": 2, "pad_token_id": null }),
+            ),
+            // What nobody knows is left out, as it was in the imported folder.
+            (
+                None,
+                json!({ "eos_token_id": [7, 9], "n_layer": 2, "pad_token_id": null }),
+            ),
+        ] {
+            let (mut config, mut generation) = (own.clone(), json!({}));
+            kept.say_ends(end, &mut config, &mut generation);
+            assert_eq!(config, expected);
+            assert_eq!(
+                generation,
+                json!({ "eos_token_id": [7, 9], "pad_token_id": null })
+            );
+        }
+    }
+
+    #[test]
+    fn no_token_is_made_up_that_ends_a_text() {
+        let (config, generation) = configs(&varuna_model::llama3::SMALL, None, Elements::Fp32).unwrap();
+        assert_eq!(config.get("eos_token_id"), Some(&Value::Null));
+        assert_eq!(config.get("bos_token_id"), Some(&Value::Null));
+        assert_eq!(generation, json!({ "_from_model_config": true }));
+    }
+
+    #[test]
+    fn positions_that_have_parameters_stay_as_many_as_they_are() {
+        for (model, longest) in [
+            (varuna_model::llama3::SMALL, 131_072),
+            (varuna_model::bert::BASE, 512),
+        ] {
+            let (mut config, _) = configs(&model, None, Elements::Fp32).unwrap();
+            kept(&json!({ "max_position_embeddings": 131_072 })).say_length(&model, &mut config);
+            assert_eq!(config["max_position_embeddings"], longest);
+            kept(&json!({ "max_position_embeddings": 16 })).say_length(&model, &mut config);
+            assert_eq!(config["max_position_embeddings"], longest);
+        }
     }
 }

@@ -25,6 +25,19 @@ pub(crate) const MLPS: [(&str, Mlp); 4] = [
     ("relu2", Mlp::Relu2),
 ];
 
+/// What is changed of the angles of rotary positions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RopeScaling {
+    /// Slow ones become slower, as in Llama 3.1 and 3.2.
+    Llama3,
+    /// Nothing.
+    Off,
+}
+
+/// `spec.model.ropeScaling.kind`; the first where it is left out.
+pub(crate) const ROPE_SCALINGS: [(&str, RopeScaling); 2] =
+    [("llama3", RopeScaling::Llama3), ("none", RopeScaling::Off)];
+
 /// What follows the warm-up of the learning rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Decay {

@@ -12,7 +12,9 @@ pub(crate) const MICRO_BATCH: RangeInclusive<u32> = 1..=u32::MAX;
 /// Signed 64-bit: an API server and libtorch know no other.
 pub(crate) const SEED: RangeInclusive<u64> = 0..=i64::MAX.cast_unsigned();
 
-pub(crate) use varuna_model::limits::{HEAD, INNER, LAYERS, SOFTCAP_MAX, VOCABULARY, WIDTH};
+pub(crate) use varuna_model::limits::{
+    HEAD, INNER, LAYERS, NORM_EPSILON_MAX, ROPE_FACTOR_MAX, ROPE_THETA_MAX, SOFTCAP_MAX, VOCABULARY, WIDTH,
+};
 /// Probabilities, and decays of Adam's moments.
 pub(crate) const FRACTION: Range<f64> = 0.0..1.0;
 /// Share of the samples that is held out.

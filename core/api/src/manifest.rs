@@ -31,6 +31,7 @@ mod masking;
 mod model;
 mod network;
 mod optimizer;
+mod rope_scaling;
 mod worker_groups;
 mod workers;
 pub use checkpoint::{CheckpointSourceSpec, CheckpointSpec, IntegritySpec};
@@ -44,6 +45,7 @@ pub use masking::MaskingSpec;
 pub use model::ModelSpec;
 pub use network::NetworkSpec;
 pub use optimizer::OptimizerSpec;
+pub use rope_scaling::RopeScalingSpec;
 pub use worker_groups::WorkerGroupSpec;
 pub use workers::WorkersSpec;
 

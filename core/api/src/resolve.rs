@@ -17,6 +17,7 @@ mod learning_rate;
 mod model;
 mod pipeline;
 mod queue;
+mod rotary;
 #[cfg(test)]
 pub(crate) mod tests;
 mod training;

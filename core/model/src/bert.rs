@@ -138,7 +138,11 @@ pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
         tied_head: fields.switch("tie_word_embeddings", true)?,
         dropout: 0.0,
         features: Features {
-            epsilon: fields.above_zero("layer_norm_eps", 1.0, "a number above 0, at most 1")?,
+            epsilon: fields.above_zero(
+                "layer_norm_eps",
+                limits::NORM_EPSILON_MAX,
+                "a number above 0, at most 1",
+            )?,
             token_types: Some(fields.size("type_vocab_size", TYPES, "a number from 1 to 1024")?),
             // Left out where it is the usual one, as the presets have it.
             inner_size: (u64::from(inner) != 4 * u64::from(hidden_size)).then_some(inner),

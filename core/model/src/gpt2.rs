@@ -115,6 +115,10 @@ pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
         "four times n_embd, or null",
     )?;
     fields.only("layer_norm_epsilon", &json!(1e-5), "0.00001")?;
+    let scaled = "true: logits of attention are divided by the root of a head's width";
+    fields.only("scale_attn_weights", &json!(true), scaled)?;
+    let alike = "false: attention is the same in every block";
+    fields.only("scale_attn_by_inverse_layer_idx", &json!(false), alike)?;
     Ok(Transformer {
         layers: fields.layers("n_layer")?,
         hidden_size,

@@ -50,12 +50,7 @@ pub const SMALL: Transformer = Transformer {
 /// Those of Llama 3.2, which read longer samples after a second training.
 const LONGER: Features = Features {
     positions: Positions::Rotary(Rotary {
-        scaling: Some(Scaling {
-            factor: Real::new(32.0),
-            low_turns: Real::new(1.0),
-            high_turns: Real::new(4.0),
-            original_length: 8192,
-        }),
+        scaling: Some(Scaling::llama3(32.0)),
         ..ROTARY
     }),
     inner_size: Some(8192),
@@ -228,7 +223,11 @@ pub(crate) fn common_from_config(config: &Value) -> Result<Transformer, ConfigEr
         dropout: 0.0,
         features: Features {
             positions: Positions::Rotary(rotary(config)?),
-            epsilon: fields.above_zero("rms_norm_eps", 1.0, "a number above 0, at most 1")?,
+            epsilon: fields.above_zero(
+                "rms_norm_eps",
+                limits::NORM_EPSILON_MAX,
+                "a number above 0, at most 1",
+            )?,
             kv_heads: Some(kv_heads),
             head_size: Some(head_size),
             inner_size: Some(fields.size(
@@ -256,7 +255,11 @@ fn rotary(config: &Value) -> Result<Rotary, ConfigError> {
     let theta = match theta.is_absent("rope_theta") {
         // The default of the library.
         true => Real::new(1e4),
-        false => theta.above_zero("rope_theta", 1e12, "a number above 0, at most 1e12")?,
+        false => theta.above_zero(
+            "rope_theta",
+            limits::ROPE_THETA_MAX,
+            "a number above 0, at most 1e12",
+        )?,
     };
     let fields = Fields(scaling);
     let kind = if fields.is_absent("rope_type") {
@@ -268,7 +271,8 @@ fn rotary(config: &Value) -> Result<Rotary, ConfigError> {
         return Ok(Rotary { theta, scaling: None });
     }
     fields.only(kind, &json!("llama3"), "llama3 or default")?;
-    let number = |field| fields.above_zero(field, 1e9, "a number above 0");
+    let allowed = "a number above 0, at most 1e9";
+    let number = |field| fields.above_zero(field, limits::ROPE_FACTOR_MAX, allowed);
     let scaling = Scaling {
         factor: number("factor")?,
         low_turns: number("low_freq_factor")?,

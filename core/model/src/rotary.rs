@@ -31,6 +31,17 @@ pub struct Scaling {
 }
 
 impl Scaling {
+    /// As Llama 3.1 and 3.2 have it, with factors of their own: the first training was on samples of 8192 tokens.
+    #[must_use]
+    pub const fn llama3(factor: f64) -> Scaling {
+        Scaling {
+            factor: Real::new(factor),
+            low_turns: Real::new(1.0),
+            high_turns: Real::new(4.0),
+            original_length: 8192,
+        }
+    }
+
     fn apply(&self, frequency: f64) -> f64 {
         let turns = f64::from(self.original_length) * frequency / TAU;
         let (low, high) = (self.low_turns.get(), self.high_turns.get());
@@ -63,12 +74,7 @@ mod tests {
         scaling: None,
     };
     const SCALED: Rotary = Rotary {
-        scaling: Some(Scaling {
-            factor: Real::new(32.0),
-            low_turns: Real::new(1.0),
-            high_turns: Real::new(4.0),
-            original_length: 8192,
-        }),
+        scaling: Some(Scaling::llama3(32.0)),
         ..PLAIN
     };
 

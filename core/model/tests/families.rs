@@ -225,6 +225,18 @@ const REFUSED: &[(&str, &str, &str, &str)] = &[
         "activation_function: \"relu\" — gelu_new",
     ),
     (
+        "gpt2-small",
+        "scale_attn_weights",
+        "false",
+        "scale_attn_weights: false — true: logits of attention are divided by the root of a head's width",
+    ),
+    (
+        "gpt2-small",
+        "scale_attn_by_inverse_layer_idx",
+        "true",
+        "scale_attn_by_inverse_layer_idx: true — false: attention is the same in every block",
+    ),
+    (
         "llama3-8b",
         "hidden_act",
         "\"gelu\"",

@@ -158,19 +158,13 @@ impl Manifest {
     /// Checks that a job may load this checkpoint's parameters.
     ///
     /// # Errors
-    /// It is of another model; the error names each field that differs, the job's value, and that of the checkpoint.
+    /// It is of another model; the error names each field that differs, as the job file calls it, the job's value, and that of the checkpoint.
     pub fn suits(&self, facts: &Facts, layout: Layout) -> Result<(), CheckpointError> {
         let (own, of_job) = (sizes(&self.facts.model), sizes(&facts.model));
         if own == of_job && self.layout.undivided() == layout.undivided() {
             return Ok(());
         }
-        let fields = own.keys().chain(of_job.keys()).collect::<BTreeSet<_>>();
-        let differing = fields
-            .into_iter()
-            .filter(|field| own.get(*field) != of_job.get(*field));
-        let value = |of: Option<&Value>| of.map_or("left out".to_owned(), Value::to_string);
-        let named = differing.map(|f| format!("{f} {}, needed {}", value(of_job.get(f)), value(own.get(f))));
-        let mut named: Vec<String> = named.collect();
+        let mut named = differences(&of_job, &own);
         if named.is_empty() {
             named.push("its units differ".to_owned());
         }
@@ -185,10 +179,70 @@ impl Manifest {
     }
 }
 
+/// Features that a job can set: the path, the field of `spec.model`, and what a model has whose description leaves it out.
+const FIELDS: &[(&str, &str, &str)] = &[
+    ("features.kvHeads", "kvHeads", "left out"),
+    ("features.headSize", "headSize", "left out"),
+    ("features.innerSize", "innerSize", "left out"),
+    ("features.mlp", "mlp", "left out"),
+    ("features.slidingWindow", "slidingWindow", "left out"),
+    ("features.bidirectional", "bidirectional", "false"),
+    ("features.logitSoftcap", "logitSoftcap", "left out"),
+    ("features.positions.rotary.theta", "ropeTheta", "left out"),
+    (SCALING_KIND, "ropeScaling.kind", "left out"),
+    (
+        "features.positions.rotary.scaling.factor",
+        "ropeScaling.factor",
+        "left out",
+    ),
+    (
+        "features.positions.rotary.scaling.lowTurns",
+        "ropeScaling.lowFrequencyFactor",
+        "left out",
+    ),
+    (
+        "features.positions.rotary.scaling.highTurns",
+        "ropeScaling.highFrequencyFactor",
+        "left out",
+    ),
+    (
+        "features.positions.rotary.scaling.originalLength",
+        "ropeScaling.originalSequenceLength",
+        "left out",
+    ),
+    ("features.epsilon", "normEpsilon", "1e-5"),
+    ("features.bias.qkv", "attentionBias", "true"),
+    ("features.bias.out", "attentionBias", "true"),
+    ("features.bias.mlp", "mlpBias", "true"),
+];
+/// Not in a model's description, where angles are scaled or not.
+const SCALING_KIND: &str = "features.positions.rotary.scaling.kind";
+
+/// The fields that differ.
+fn differences(of_job: &BTreeMap<String, Value>, own: &BTreeMap<String, Value>) -> Vec<String> {
+    let fields = own.keys().chain(of_job.keys()).collect::<BTreeSet<_>>();
+    let differing = fields
+        .into_iter()
+        .filter(|field| own.get(*field) != of_job.get(*field));
+    let named = differing.map(|field| difference(field, of_job.get(field), own.get(field)));
+    let mut named: Vec<String> = named.collect();
+    // One switch of the job file is that of two kinds of biases.
+    named.dedup();
+    named
+}
+
+/// A field that differs, with the job's value and the one that it needs.
+fn difference(path: &str, of_job: Option<&Value>, own: Option<&Value>) -> String {
+    let known = FIELDS.iter().find(|(known, ..)| *known == path);
+    let (field, absent) = known.map_or((path, "left out"), |(_, field, absent)| (*field, *absent));
+    let value = |of: Option<&Value>| of.map_or(absent.to_owned(), Value::to_string);
+    format!("{field} {}, needed {}", value(of_job), value(own))
+}
+
 /// The fields of a model that its parameters follow from, each by its path.
 fn sizes(model: &Value) -> BTreeMap<String, Value> {
     // Dropout has no state; nor have positions that are not learned, so that a model may go on with longer samples.
-    let is_rotary = model.pointer("/features/positions/rotary").is_some();
+    let rotary = model.pointer("/features/positions/rotary");
     let mut sizes = BTreeMap::new();
     add_leaves("", model, &mut sizes);
     // Of an exported model, the numbers of parameters: it may be exported anew, and shards have names and shapes.
@@ -201,8 +255,14 @@ fn sizes(model: &Value) -> BTreeMap<String, Value> {
         }
     }
     sizes.remove("dropout");
-    if is_rotary {
+    if let Some(rotary) = rotary {
         sizes.remove("sequenceLength");
+        let kind = if rotary.get("scaling").is_some() {
+            "llama3"
+        } else {
+            "none"
+        };
+        sizes.insert(SCALING_KIND.to_owned(), kind.into());
     }
     sizes
 }
@@ -249,6 +309,52 @@ mod tests {
                 "{name}"
             );
         }
+    }
+
+    #[test]
+    fn what_differs_is_named_by_the_fields_of_the_job_file_that_make_it_equal() {
+        let model = |fields: &str| {
+            let text = format!(
+                "{{apiVersion: varuna.dev/v1alpha1, kind: VarunaJob, metadata: {{name: j}}, spec: {{model: {{{fields}}}, data: {{path: d}},
+                training: {{globalBatchSize: 1, steps: 1, optimizer: {{learningRate: 0.1}}}}}}}}"
+            );
+            let job = varuna_api::parse_job(&text).unwrap_or_else(|e| panic!("{fields}: {e}"));
+            serde_json::to_value(&job.model).unwrap()
+        };
+        let named = |of_job: &str, of_checkpoint: &str| {
+            let [of_job, own] = [of_job, of_checkpoint].map(|fields| sizes(&model(fields)));
+            differences(&of_job, &own)
+        };
+        let plain = "preset: llama-tiny";
+        let other =
+            "preset: llama-tiny, normEpsilon: 1e-6, attentionBias: true, mlpBias: true, ropeTheta: 1e4";
+        assert_eq!(
+            named(plain, other),
+            [
+                "mlpBias false, needed true",
+                "attentionBias false, needed true",
+                "normEpsilon 1e-5, needed 1e-6",
+                "ropeTheta 500000.0, needed 10000.0",
+            ]
+        );
+        let scaled = "preset: llama-tiny, ropeScaling: {factor: 8, originalSequenceLength: 64}";
+        assert_eq!(
+            named(plain, scaled),
+            [
+                "ropeScaling.factor left out, needed 8.0",
+                "ropeScaling.highFrequencyFactor left out, needed 4.0",
+                r#"ropeScaling.kind "none", needed "llama3""#,
+                "ropeScaling.lowFrequencyFactor left out, needed 1.0",
+                "ropeScaling.originalSequenceLength left out, needed 64",
+            ]
+        );
+        assert!(named(scaled, plain).contains(&r#"ropeScaling.kind "llama3", needed "none""#.to_owned()));
+        assert!(named(scaled, scaled).is_empty());
+        let smaller = "preset: llama-tiny, kvHeads: 3, innerSize: 960";
+        assert_eq!(
+            named(plain, smaller),
+            ["innerSize 1024, needed 960", "kvHeads 2, needed 3"]
+        );
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::sample_shape::{SampleShape, check_records};
 use crate::sidecar::{Sidecar, with_suffix};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Pieces of a dataset without a description that go into its fingerprint, evenly spaced: all of it may be terabytes, and every worker reads
 /// them when it starts. Other data of the same size has other pieces.
@@ -88,6 +89,8 @@ pub struct TokenDataset {
     training: u64,
     held_out: u64,
     seed: u64,
+    /// All ids that are read have to be below this, once it is known and the dataset has no description that says so of all of them.
+    below: OnceLock<u32>,
 }
 
 impl TokenDataset {
@@ -190,10 +193,12 @@ impl TokenDataset {
             training,
             held_out,
             seed,
+            below: OnceLock::new(),
         })
     }
 
-    /// Checks that all token ids are below the model's vocabulary size, if the dataset has a description.
+    /// Checks that all token ids are below the model's vocabulary size. Where the dataset has no description, as one of Megatron's own, those of each
+    /// sample are checked when it is read.
     ///
     /// # Errors
     /// The dataset has more different tokens than the model has rows.
@@ -204,7 +209,12 @@ impl TokenDataset {
                 dataset: s.vocabulary,
                 model,
             }),
-            _ => Ok(()),
+            Some(_) => Ok(()),
+            None => {
+                // Of several models the smallest counts that was named first: there is one in a process.
+                let _ = self.below.set(model);
+                Ok(())
+            }
         }
     }
 
@@ -347,7 +357,19 @@ impl TokenDataset {
             .read_exact_at(&mut bytes, offset)
             .map_err(DataError::io("read", &self.path))?;
         self.index.token_type.decode(&bytes, tokens);
-        Ok(())
+        let Some(below) = self.below.get() else {
+            return Ok(());
+        };
+        let is_unknown = |token: &i64| !(0..i64::from(*below)).contains(token);
+        match tokens.iter().position(is_unknown) {
+            None => Ok(()),
+            Some(at) => Err(DataError::Token {
+                path: self.path.clone(),
+                position: window * u64::from(self.shape.length) + at as u64,
+                token: tokens[at],
+                model: *below,
+            }),
+        }
     }
 }
 

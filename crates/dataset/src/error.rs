@@ -56,6 +56,18 @@ pub enum DataError {
         /// The model's vocabulary.
         model: u32,
     },
+    /// A token has no row in the model's embedding table.
+    #[error("cannot use {}: token {token} at position {position} — 0 to {}: the model's vocabularySize is {model}", path.display(), model.saturating_sub(1))]
+    Token {
+        /// The `.bin` file.
+        path: PathBuf,
+        /// Tokens before it.
+        position: u64,
+        /// Its id.
+        token: i64,
+        /// The model's vocabulary.
+        model: u32,
+    },
     /// Documents that are samples each are not all as long as a sample.
     #[error("cannot use {}: document {document} begins at {begins} — at {}: each document is one sample of the model, of exactly {length} numbers", path.display(), document * length)]
     Record {

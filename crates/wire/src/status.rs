@@ -14,7 +14,7 @@ pub fn to_wire(status: &RunStatus) -> v1::RunStatus {
     let run = &status.run;
     v1::RunStatus {
         job: status.job.clone(),
-        mode: mode_to_wire(run.mode).into(),
+        mode: mode_to_wire(run.mode),
         term: run.term,
         generation: run.generation.0,
         next: run.next.map(|g| g.0),
@@ -71,8 +71,11 @@ pub fn from_wire(reply: v1::StatusReply) -> Result<RunStatus, WireError> {
     })
 }
 
-fn mode_to_wire(mode: RunMode) -> v1::RunMode {
-    match mode {
+/// Nobody says of itself that it does what this release does not know; who passes that on says it by a number that no release gives a mode.
+const OF_A_LATER_RELEASE: i32 = -1;
+
+fn mode_to_wire(mode: RunMode) -> i32 {
+    let known = match mode {
         RunMode::Starting => v1::RunMode::Starting,
         RunMode::Settling => v1::RunMode::Settling,
         RunMode::Launching => v1::RunMode::Launching,
@@ -84,9 +87,9 @@ fn mode_to_wire(mode: RunMode) -> v1::RunMode {
         RunMode::Done => v1::RunMode::Done,
         RunMode::Stopped => v1::RunMode::Stopped,
         RunMode::Ended => v1::RunMode::Ended,
-        // Nobody says that of itself.
-        RunMode::Unknown => v1::RunMode::Unspecified,
-    }
+        RunMode::Unknown => return OF_A_LATER_RELEASE,
+    };
+    known.into()
 }
 
 /// A mode that only a later release knows hides nothing else of a status.

@@ -15,7 +15,7 @@ use tch::Tensor;
 use varuna_api::masking::{DEFAULT_PROBABILITY, Masking, SampleMask};
 use varuna_api::{Data, DataSource, HeldOut, Packing, Precision};
 use varuna_dataset::{SampleShape, TrainingData};
-use varuna_model::{Exported, Model, Transformer};
+use varuna_model::{Exported, Model, Positions, Transformer};
 use varuna_plan::Step;
 
 /// Prints the mean loss of a token over the held-out windows of a dataset (see `varuna evaluate`).
@@ -38,6 +38,9 @@ pub struct Arguments {
     /// Most batches, from the first window on [default: all].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     steps: Option<u64>,
+    /// Tokens of a window, of a model whose positions are not learned [default: as many as the model's samples have].
+    #[arg(long, value_name = "N")]
+    sequence_length: Option<u32>,
     /// Tokens see those of their own document alone, as in spec.data.packing.blockMask.
     #[arg(long)]
     block_mask: bool,
@@ -191,6 +194,7 @@ fn of_tokens(
     model: &Transformer,
     platform: Platform,
 ) -> Result<Evaluated> {
+    let model = &of_length(model, arguments.sequence_length)?;
     let masking = arguments.masking(model)?;
     let packing = arguments.packing();
     let trained = arguments.model.trained(chosen, model, platform, packing)?;
@@ -217,6 +221,22 @@ fn of_tokens(
     })
 }
 
+/// A model with samples of so many tokens, where they are given: other ones than its own only where no parameter belongs to a position.
+fn of_length(model: &Transformer, length: Option<u32>) -> Result<Transformer> {
+    let own = model.sequence_length;
+    let length = length.unwrap_or(own);
+    if model.features.positions == Positions::Learned && length != own {
+        bail!("--sequence-length is {length}, allowed is {own}: the model has learned that many positions");
+    }
+    if !(1..=own).contains(&length) {
+        bail!("--sequence-length is {length}, allowed are 1 to {own}, the tokens of the model's samples");
+    }
+    Ok(Transformer {
+        sequence_length: length,
+        ..model.clone()
+    })
+}
+
 /// The loss of each sample, by a model of one's own.
 fn of_samples(
     arguments: &Arguments,
@@ -224,9 +244,10 @@ fn of_samples(
     model: &Exported,
     platform: Platform,
 ) -> Result<Evaluated> {
-    if arguments.mask_token.is_some() || !arguments.packing().is_off() {
+    if arguments.mask_token.is_some() || arguments.sequence_length.is_some() || !arguments.packing().is_off()
+    {
         bail!(
-            "--mask-token, --block-mask, --reset-positions and --mask-loss are not allowed with a model of one's own"
+            "--mask-token, --sequence-length, --block-mask, --reset-positions and --mask-loss are not allowed with a model of one's own"
         );
     }
     if arguments.model.precision != Precision::Fp32 {
@@ -363,4 +384,36 @@ fn rows(
         read(window, row)?;
     }
     Ok(Tensor::from_slice(&numbers).view([-1, i64::try_from(width)?]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_model::presets::preset;
+
+    #[test]
+    fn windows_may_be_shorter_than_samples_where_positions_are_not_learned() {
+        let length = |name: &str, length| {
+            let found = of_length(&preset(name).unwrap(), length);
+            found
+                .map(|model| model.sequence_length)
+                .map_err(|e| e.to_string())
+        };
+        assert_eq!(length("llama-tiny", None), Ok(256));
+        assert_eq!(length("llama-tiny", Some(8)), Ok(8));
+        assert_eq!(length("llama-tiny", Some(256)), Ok(256));
+        assert_eq!(length("gpt2-tiny", Some(256)), Ok(256));
+        for (name, given, allowed) in [
+            (
+                "llama-tiny",
+                257,
+                "--sequence-length is 257, allowed are 1 to 256",
+            ),
+            ("qwen3-tiny", 0, "--sequence-length is 0, allowed are 1 to 256"),
+            ("gpt2-tiny", 8, "--sequence-length is 8, allowed is 256"),
+        ] {
+            let why = length(name, Some(given)).unwrap_err();
+            assert!(why.contains(allowed), "{why}");
+        }
+    }
 }

@@ -67,8 +67,9 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     std::io::stdin()
         .read_to_end(&mut prompt)
         .context("cannot read the prompt from standard input")?;
-    let trained = arguments.model.load(platform, Packing::default())?;
-    let tokenizer = arguments.tokenizer.of(trained.model())?;
+    let chosen = arguments.model.choose()?;
+    let trained = arguments.model.load(&chosen, platform, Packing::default())?;
+    let tokenizer = arguments.tokenizer.of(&chosen, trained.model())?;
     let encoder = tokenizer.encoder()?;
     let prompt = tokens_of(&encoder, &tokenizer, &prompt)?;
     let mut out = std::io::stdout().lock();

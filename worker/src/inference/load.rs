@@ -5,7 +5,9 @@ use crate::ablation::Ablations;
 use crate::backend::{Backend, Platform};
 use crate::model::attention_shape;
 use anyhow::{Context, Result, bail};
-use std::path::PathBuf;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use tokio::runtime::Runtime;
 use varuna_api::{Packing, Precision};
 use varuna_checkpoint::{Listed, Location, Manifest, Shard, folder_name, unit_name};
@@ -36,8 +38,8 @@ pub(super) struct ModelArguments {
 /// Whose tokens a model has learnt.
 #[derive(clap::Args)]
 pub(super) struct TokenizerArguments {
-    /// The tokenizer: byte, gpt2, or the path of a tokenizer.json or of a folder that has one [default: that of --data, else the one that fits the
-    /// model's vocabulary].
+    /// The tokenizer: byte, gpt2, or the path of a tokenizer.json or of a folder that has one [default: that of --data, else the one that was imported
+    /// with the model, else the one that fits the model's vocabulary].
     #[arg(long)]
     tokenizer: Option<String>,
     /// A dataset (path without .bin / .idx) whose tokenizer is used.
@@ -83,6 +85,44 @@ impl Chosen {
         }
         Ok(())
     }
+
+    /// The tokenizer that an import has kept, for this job or for one that it began with.
+    fn imported_tokenizer(&self) -> Result<Option<Tokenizer>> {
+        let (files, unread) = self.runtime.block_on(self.location.published_or_of_origin())?;
+        if let Some(why) = unread {
+            tracing::warn!(%why, "what an import has kept for this job cannot be read, so its tokenizer is not used");
+        }
+        let read = tokenizer_of(&files);
+        read.context("the tokenizer that was imported; --tokenizer and --data name another")
+    }
+}
+
+/// The tokenizer that is among these files, if any. It is read from a folder, since it may be of several files.
+fn tokenizer_of(files: &[(String, impl AsRef<[u8]>)]) -> Result<Option<Tokenizer>> {
+    if !files.iter().any(|(name, _)| name == "tokenizer.json") {
+        return Ok(None);
+    }
+    let name = format!("varuna-tokenizer-{:016x}", rand::random::<u64>());
+    let folder = std::env::temp_dir().join(name);
+    // Nobody else may put files into it.
+    let made = DirBuilder::new().mode(0o700).create(&folder);
+    made.with_context(|| format!("cannot create {}", folder.display()))?;
+    let read = tokenizer_in(&folder, files);
+    if let Err(error) = std::fs::remove_dir_all(&folder) {
+        tracing::warn!(%error, folder = %folder.display(), "a temporary folder stays");
+    }
+    read.map(Some)
+}
+
+fn tokenizer_in(folder: &Path, files: &[(String, impl AsRef<[u8]>)]) -> Result<Tokenizer> {
+    for (name, content) in files {
+        let path = folder.join(name);
+        let written = std::fs::write(&path, content);
+        written.with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let name = folder.to_str();
+    let name = name.with_context(|| format!("the path {} is no UTF-8", folder.display()))?;
+    Ok(Tokenizer::open(name, None)?)
 }
 
 /// The parameters of a unit, without the moments, which lie behind them.
@@ -119,12 +159,11 @@ impl ModelArguments {
         })
     }
 
-    /// Reads the checkpoint of a transformer and puts its parameters where they are computed with, for samples whose documents are taken so.
+    /// Reads a checkpoint of a transformer and puts its parameters where they are computed with, for samples whose documents are taken so.
     ///
     /// # Errors
-    /// There is no such checkpoint, it is damaged or of a model of one's own, or the device has no memory for the model.
-    pub(super) fn load(&self, platform: Platform, packing: Packing) -> Result<TrainedModel> {
-        let chosen = self.choose()?;
+    /// It is damaged or of a model of one's own, or the device has no memory for the model.
+    pub(super) fn load(&self, chosen: &Chosen, platform: Platform, packing: Packing) -> Result<TrainedModel> {
         let Model::Transformer(model) = &chosen.model else {
             bail!(
                 "checkpoint {} is of a model of one's own: `varuna evaluate` takes its loss, and its own program runs what `varuna checkpoint export` \
@@ -132,10 +171,10 @@ impl ModelArguments {
                 chosen.name()
             );
         };
-        self.trained(&chosen, model, platform, packing)
+        self.trained(chosen, model, platform, packing)
     }
 
-    /// The same of a checkpoint that was found.
+    /// The same of a model that is the checkpoint's, but for the length of its samples.
     pub(super) fn trained(
         &self,
         chosen: &Chosen,
@@ -168,28 +207,29 @@ impl ModelArguments {
 }
 
 impl TokenizerArguments {
-    /// The tokenizer of a model.
+    /// The tokenizer of a checkpoint's model.
     ///
     /// # Errors
-    /// The one that is named has more tokens than the model, or none is known to fit.
-    pub(super) fn of(&self, model: &Transformer) -> Result<Tokenizer> {
+    /// The one that is named, or was imported, cannot be read or has more tokens than the model; or none is known to fit.
+    pub(super) fn of(&self, chosen: &Chosen, model: &Transformer) -> Result<Tokenizer> {
         let size = model.vocabulary_size;
         let of_data = |prefix: &PathBuf| {
             let name = prefix.to_str();
             let name = name.with_context(|| format!("--data {}: its path is no UTF-8", prefix.display()))?;
             Tokenizer::open(name, None).with_context(|| format!("--data {name}"))
         };
-        let named = match (&self.data, &self.tokenizer) {
-            (Some(prefix), _) => Some(of_data(prefix)?),
-            (None, Some(name)) => Some(Tokenizer::open(name, None).context("--tokenizer")?),
-            (None, None) => None,
+        let (of, found) = match (&self.data, &self.tokenizer) {
+            (Some(prefix), _) => ("the tokenizer of --data", Some(of_data(prefix)?)),
+            (None, Some(name)) => (
+                "--tokenizer",
+                Some(Tokenizer::open(name, None).context("--tokenizer")?),
+            ),
+            (None, None) => ("the tokenizer that was imported", chosen.imported_tokenizer()?),
         };
-        match named.or_else(|| Tokenizer::of_vocabulary(size)) {
+        match found.or_else(|| Tokenizer::of_vocabulary(size)) {
             Some(tokenizer) if tokenizer.vocabulary() <= size => Ok(tokenizer),
             Some(tokenizer) => {
-                bail!(
-                    "--tokenizer is {tokenizer}, which has more tokens than the model: allowed are at most {size}"
-                )
+                bail!("{of} is {tokenizer}, which has more tokens than the model: allowed are at most {size}")
             }
             None => bail!(
                 "no tokenizer is known that fits a vocabulary of {size}: name one with --tokenizer or --data"
@@ -209,4 +249,82 @@ async fn chosen(location: &Location, step: Option<u64>) -> Result<Manifest> {
         bail!("{what}; `varuna checkpoint ls` lists all");
     };
     Ok(location.manifest(newest.id).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_checkpoint::Facts;
+    use varuna_model::presets::preset;
+    use varuna_plan::{Moments, StateId};
+
+    /// A checkpoint of a job, as far as its tokenizer goes.
+    fn chosen(model: &Transformer, folder: &Path, job: &str) -> Chosen {
+        let facts = Facts {
+            job: job.to_owned(),
+            model: serde_json::to_value(model).unwrap(),
+            training_hash: String::new(),
+            seed: 0,
+            global_batch_size: 1,
+            data_fingerprint: String::new(),
+            moments: Moments::Adam,
+        };
+        let folder = folder.join(job);
+        std::fs::create_dir_all(&folder).unwrap();
+        Chosen {
+            model: Model::Transformer(model.clone()),
+            manifest: Manifest::new(StateId::INITIAL, model.layout(), facts, Vec::new()),
+            location: Location::open(folder.to_str().unwrap()).unwrap(),
+            runtime: tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap(),
+        }
+    }
+
+    /// A tokenizer of bytes like our own, in which spaces end a document.
+    fn spaces_end(folder: &Path) {
+        let mut files = Tokenizer::Byte.published(16).unwrap();
+        let config = serde_json::json!({ "eos_token": "\u{120}" }).to_string();
+        files.retain(|(name, _)| name != "tokenizer_config.json");
+        files.push(("tokenizer_config.json".to_owned(), config.into_bytes()));
+        std::fs::create_dir_all(folder).unwrap();
+        for (name, content) in files {
+            std::fs::write(folder.join(name), content).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_tokenizer_that_was_imported_comes_before_one_that_would_fit() {
+        let store = tempfile::tempdir().unwrap();
+        let store = store.path();
+        let model = Transformer {
+            vocabulary_size: 257,
+            ..preset("llama-tiny").unwrap()
+        };
+        spaces_end(&store.join("base/published"));
+        let origin = serde_json::json!({
+            "uri": store, "job": "base", "weightsOnly": true, "state": StateId::INITIAL,
+        });
+        let [base, tuned, other] = ["base", "tuned", "other"].map(|job| chosen(&model, store, job));
+        std::fs::write(store.join("tuned/origin.json"), origin.to_string()).unwrap();
+        let of = |tokenizer: Option<&str>, chosen: &Chosen| {
+            let arguments = TokenizerArguments {
+                tokenizer: tokenizer.map(str::to_owned),
+                data: None,
+            };
+            arguments.of(chosen, &model).map(|found| found.end_of_document())
+        };
+        assert_eq!(of(None, &base).unwrap(), u32::from(b' '));
+        assert_eq!(of(None, &tuned).unwrap(), u32::from(b' '));
+        assert_eq!(of(None, &other).unwrap(), 256, "the one that fits");
+        assert_eq!(of(Some("byte"), &tuned).unwrap(), 256, "the one that is named");
+        // What was imported and cannot be read is not passed over.
+        std::fs::write(store.join("base/published/tokenizer.json"), "{}").unwrap();
+        let why = of(None, &tuned).unwrap_err();
+        assert!(
+            why.to_string().contains("--tokenizer and --data name another"),
+            "{why}"
+        );
+    }
 }

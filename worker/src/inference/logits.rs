@@ -27,7 +27,8 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
         .read_to_string(&mut text)
         .context("cannot read tokens from standard input")?;
     let tokens = rows(&text)?;
-    let trained = arguments.model.load(platform, Packing::default())?;
+    let chosen = arguments.model.choose()?;
+    let trained = arguments.model.load(&chosen, platform, Packing::default())?;
     let logits = trained.logits(&tokens)?;
     let values = vec_from_tensor::<f32>(&logits)?;
     let written = write_npy(&arguments.output, &logits.size(), &values);

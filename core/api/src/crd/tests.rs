@@ -3,7 +3,7 @@ use crate::manifest::{API_VERSION, KIND};
 use crate::resolve::tests::FULL;
 use crate::{ConditionType, JobPhase, parse_job};
 use serde_json::{Value, json};
-use varuna_model::presets;
+use varuna_model::{Positions, presets};
 
 /// A job with a model of one's own, which stands for all other fields of a model.
 const EXPORTED: &str = include_str!("../../testdata/exported.yaml");
@@ -125,6 +125,27 @@ fn the_documentation_names_every_preset() {
     let text = preset["description"].as_str().unwrap();
     for name in presets::names() {
         assert!(text.contains(name), "{name} is not in: {text}");
+    }
+}
+
+#[test]
+fn the_rule_about_angles_knows_the_presets_that_have_them() {
+    let model = &schema()["properties"]["spec"]["properties"]["model"];
+    let rules = model["x-kubernetes-validations"].as_array().unwrap();
+    let rule = rules.iter().find_map(|rule| {
+        let text = rule["rule"].as_str()?;
+        text.starts_with("!(has(self.ropeTheta)").then_some(text)
+    });
+    let prefixes = ["llama", "qwen3-"];
+    let expected = prefixes.map(|prefix| format!("self.preset.startsWith('{prefix}')"));
+    assert!(rule.unwrap().contains(&expected.join(" || ")), "{rule:?}");
+    for name in presets::names() {
+        let positions = presets::preset(name).unwrap().features.positions;
+        assert_eq!(
+            matches!(positions, Positions::Rotary(_)),
+            prefixes.iter().any(|prefix| name.starts_with(prefix)),
+            "{name}"
+        );
     }
 }
 

@@ -1,6 +1,6 @@
 //! `spec.model`.
 
-use super::ExportedSpec;
+use super::{ExportedSpec, RopeScalingSpec};
 #[cfg(feature = "kubernetes")]
 use crate::{choices, limits, schema};
 #[cfg(feature = "kubernetes")]
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "kubernetes")]
 use varuna_model::presets;
 
-/// A preset, explicit sizes, or a preset with some sizes replaced; or a model of one's own.
+/// A preset, explicit sizes, or a preset with some sizes and features replaced; or a model of one's own.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
@@ -18,12 +18,14 @@ use varuna_model::presets;
         crates(kube_core = "::kube_core"),
         validation = ("has(self.exported) || has(self.preset) || (has(self.layers) && has(self.hiddenSize) && has(self.heads) && has(self.sequenceLength) && has(self.vocabularySize))",
             "name a preset, or give all of layers, hiddenSize, heads, sequenceLength and vocabularySize, or exported alone"),
-        validation = ("!has(self.exported) || !(has(self.preset) || has(self.layers) || has(self.hiddenSize) || has(self.heads) || has(self.kvHeads) || has(self.headSize) || has(self.innerSize) || has(self.mlp) || has(self.sequenceLength) || has(self.slidingWindow) || has(self.bidirectional) || has(self.vocabularySize) || has(self.tiedHead) || has(self.logitSoftcap) || has(self.dropout))",
+        validation = ("!has(self.exported) || !(has(self.preset) || has(self.layers) || has(self.hiddenSize) || has(self.heads) || has(self.kvHeads) || has(self.headSize) || has(self.innerSize) || has(self.mlp) || has(self.sequenceLength) || has(self.ropeTheta) || has(self.ropeScaling) || has(self.slidingWindow) || has(self.bidirectional) || has(self.vocabularySize) || has(self.tiedHead) || has(self.normEpsilon) || has(self.attentionBias) || has(self.mlpBias) || has(self.logitSoftcap) || has(self.dropout))",
             "give exported alone: it is a whole model"),
         validation = ("has(self.headSize) || (has(self.preset) && self.preset.startsWith('qwen3-')) || !has(self.hiddenSize) || !has(self.heads) || self.hiddenSize % self.heads == 0",
             "make hiddenSize a multiple of heads, or give headSize"),
         validation = ("!has(self.slidingWindow) || !(has(self.bidirectional) ? self.bidirectional : has(self.preset) && self.preset.startsWith('bert-'))",
             "leave slidingWindow out: with bidirectional tokens see their whole sample"),
+        validation = ("!(has(self.ropeTheta) || has(self.ropeScaling)) || (has(self.preset) && (self.preset.startsWith('llama') || self.preset.startsWith('qwen3-')))",
+            "leave ropeTheta and ropeScaling out, or name a preset of Llama 3 or Qwen 3: positions of all others are learned"),
         validation = ("!has(self.kvHeads) || !has(self.heads) || self.heads % self.kvHeads == 0",
             "make kvHeads a divisor of heads"),
     )
@@ -59,6 +61,12 @@ pub struct ModelSpec {
     /// Tokens in a sample.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
     pub sequence_length: Option<u32>,
+    /// Base of the angles of rotary positions (`rope_theta` of a `config.json`), of a Llama or Qwen; the preset's where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::ROPE_THETA_MAX)))]
+    pub rope_theta: Option<f64>,
+    /// Slower angles of rotary positions, for samples that are longer than those of the first training (`rope_scaling` of a `config.json`); the preset's
+    /// where left out.
+    pub rope_scaling: Option<RopeScalingSpec>,
     /// Tokens that a token sees, itself among them; all before it where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
     pub sliding_window: Option<u32>,
@@ -69,6 +77,14 @@ pub struct ModelSpec {
     pub vocabulary_size: Option<u32>,
     /// The head shares the token embedding; the preset's or true where left out.
     pub tied_head: Option<bool>,
+    /// Added by norms to the variance or mean square that they divide by (`rms_norm_eps` or `layer_norm_eps` of a `config.json`); the preset's or 1e-5
+    /// where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::NORM_EPSILON_MAX)))]
+    pub norm_epsilon: Option<f64>,
+    /// Queries, keys and values, and the projection after attention, have biases (`attention_bias` of a `config.json`); the preset's or true where left out.
+    pub attention_bias: Option<bool>,
+    /// The MLP's matrices have biases (`mlp_bias` of a `config.json`); the preset's or true where left out.
+    pub mlp_bias: Option<bool>,
     /// Logits are bent to stay below this: c tanh(x / c); no cap where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::SOFTCAP_MAX)))]
     pub logit_softcap: Option<f64>,

@@ -1,6 +1,7 @@
-//! `spec.model`: a preset, explicit sizes, or a preset with some sizes replaced; or a model of the user's own.
+//! `spec.model`: a preset, explicit sizes, or a preset with some sizes and features replaced; or a model of the user's own.
 
 use super::check::{Check, quoted};
+use super::rotary;
 use crate::choices::MLPS;
 use crate::conditions::listed;
 use crate::limits;
@@ -52,6 +53,7 @@ fn transformer(check: &mut Check, written: ModelSpec) -> Transformer {
     let rows = written.vocabulary_size;
     let vocabulary_size = size("vocabularySize", rows, |m| m.vocabulary_size, limits::VOCABULARY);
     let dropout = written.dropout.or(base.as_ref().map(|m| m.dropout));
+    let is_unknown = complete && base.is_none();
     let tied_head = written.tied_head.or(base.as_ref().map(|m| m.tied_head));
     let mut model = Transformer {
         layers,
@@ -63,6 +65,10 @@ fn transformer(check: &mut Check, written: ModelSpec) -> Transformer {
         dropout: check.fraction(&at("dropout"), dropout.unwrap_or(0.0), "p"),
         features: base.map(|m| m.features).unwrap_or_default(),
     };
+    // Nor is it known what positions an unknown preset has.
+    if !is_unknown {
+        model.features.positions = rotary::positions(check, &written, model.features.positions);
+    }
     model.features = features(check, written, model.features);
     if !heads_fit(check, &model) {
         model.features.head_size = None;
@@ -101,6 +107,15 @@ fn features(check: &mut Check, written: ModelSpec, mut features: Features) -> Fe
     if let Some(name) = written.mlp {
         features.mlp = check.choice(&at("mlp"), Some(name), &MLPS);
     }
+    if let Some(epsilon) = written.norm_epsilon {
+        let epsilon = check.above_zero(&at("normEpsilon"), Some(epsilon), limits::NORM_EPSILON_MAX);
+        features.epsilon = Real::new(epsilon);
+    }
+    // One switch for both, as published models have it.
+    if let Some(bias) = written.attention_bias {
+        (features.bias.qkv, features.bias.out) = (bias, bias);
+    }
+    features.bias.mlp = written.mlp_bias.unwrap_or(features.bias.mlp);
     if let Some(cap) = written.logit_softcap {
         let cap = check.above_zero(&at("logitSoftcap"), Some(cap), limits::SOFTCAP_MAX);
         features.logit_softcap = Some(Real::new(cap));

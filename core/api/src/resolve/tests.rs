@@ -3,11 +3,12 @@ use crate::{
     CheckpointSource, Data, DataSource, Encryption, Evaluation, FailurePolicy, HeldOut, Job, Lifecycle,
     NetworkPolicy, Precision, Restriction, Schedule, Sharding, UpdateRule, WorkerDevice, WorkerTransport,
 };
-use varuna_model::{Features, Mlp, ParameterKind, Real, presets};
+use varuna_model::{ParameterKind, presets};
 use varuna_plan::profile::Profile;
 use varuna_plan::{LossScaling, Recompute, ScaleFactor, ScheduleKind};
 
 mod exported;
+mod features;
 mod mistakes;
 mod samples;
 
@@ -207,16 +208,6 @@ fn every_field_about_the_training_that_is_written_is_taken() {
         ),
         (257, false, 0.1)
     );
-    let features = Features {
-        kv_heads: Some(4),
-        head_size: Some(32),
-        inner_size: Some(320),
-        mlp: Mlp::Relu2,
-        bidirectional: true,
-        logit_softcap: Some(Real::new(30.0)),
-        ..Features::GPT2
-    };
-    assert_eq!(job.model.transformer().unwrap().features, features);
     assert_eq!(
         (
             job.training.global_batch_size,

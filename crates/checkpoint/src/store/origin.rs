@@ -9,6 +9,7 @@ use crate::listed::Listed;
 use crate::location::Location;
 use crate::name::folder_name;
 use crate::shard::Shard;
+use bytes::Bytes;
 use object_store::{PutMode, PutOptions};
 use serde::{Deserialize, Serialize};
 use varuna_api::CheckpointSource;
@@ -17,6 +18,12 @@ use varuna_plan::{Moments, StateId, Unit};
 
 /// The file in a job's folder that says with which checkpoint it began.
 const ORIGIN: &str = "origin.json";
+/// Jobs that are looked through, one behind the other, for the files of a published model. Nobody trains on so often, and jobs that name each other
+/// have an end.
+const ORIGINS_MAX: usize = 16;
+
+/// Names and contents.
+type Files = Vec<(String, Bytes)>;
 
 /// Where a job begins: `origin.json`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -130,10 +137,8 @@ impl Store {
 
     async fn written_origin(&self, other: &OtherJob) -> Result<Option<Origin>, CheckpointError> {
         let path = self.location().root().child(ORIGIN);
-        let text = match self.location().inner.get(&path).await {
-            Ok(found) => found.bytes().await?,
-            Err(object_store::Error::NotFound { .. }) => return Ok(None),
-            Err(error) => return Err(error.into()),
+        let Some(text) = self.location().origin_text().await? else {
+            return Ok(None);
         };
         let origin: Origin =
             serde_json::from_slice(&text).map_err(|e| other.wrong(format!("{path} cannot be read: {e}")))?;
@@ -198,6 +203,73 @@ impl Store {
             true => parameters_alone(shard, id, self.moments()),
             false => shard,
         })
+    }
+}
+
+impl Location {
+    /// The files of a published model that are kept beside a job's checkpoints (see [`Location::published`]), else those beside the checkpoints of the
+    /// job that it began with, and so on. With them, where there are none: why one of these jobs could not be looked at.
+    ///
+    /// # Errors
+    /// The job's own store fails.
+    pub async fn published_or_of_origin(&self) -> Result<(Files, Option<CheckpointError>), CheckpointError> {
+        let own = self.published().await?;
+        if !own.is_empty() {
+            return Ok((own, None));
+        }
+        Ok(match self.published_of_origin().await {
+            Ok(files) => (files, None),
+            Err(why) => (Vec::new(), Some(why)),
+        })
+    }
+
+    /// Those of the first job that has any among those that this one began with.
+    async fn published_of_origin(&self) -> Result<Files, CheckpointError> {
+        let mut job = self.clone();
+        for _ in 0..ORIGINS_MAX {
+            let Some(source) = job.written_source().await? else {
+                return Ok(Files::new());
+            };
+            let wrong = |why: CheckpointError| CheckpointError::Origin {
+                uri: source.uri.clone(),
+                job: source.job.clone(),
+                why: why.to_string(),
+            };
+            job = Location::open_existing(&source.uri)
+                .map_err(wrong)?
+                .below(&source.job);
+            let files = job.published().await.map_err(wrong)?;
+            if !files.is_empty() {
+                return Ok(files);
+            }
+        }
+        Err(self.bad_origin(format!("more than {ORIGINS_MAX} jobs began with each other")))
+    }
+
+    /// What the job of this folder began with, whatever the job says now.
+    async fn written_source(&self) -> Result<Option<CheckpointSource>, CheckpointError> {
+        let Some(text) = self.origin_text().await? else {
+            return Ok(None);
+        };
+        let origin: Result<Origin, _> = serde_json::from_slice(&text);
+        let origin = origin.map_err(|e| self.bad_origin(format!("it cannot be read: {e}")))?;
+        Ok(Some(origin.source))
+    }
+
+    fn bad_origin(&self, why: String) -> CheckpointError {
+        CheckpointError::Location {
+            uri: self.root().child(ORIGIN).to_string(),
+            why,
+        }
+    }
+
+    /// `origin.json`, where there is one.
+    async fn origin_text(&self) -> Result<Option<Bytes>, CheckpointError> {
+        match self.inner.get(&self.root().child(ORIGIN)).await {
+            Ok(found) => Ok(Some(found.bytes().await?)),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

@@ -88,6 +88,21 @@ fn damaged_and_unfit_datasets_are_refused_by_name() {
         wrong.contains("vocabulary 257") && wrong.contains("256"),
         "{wrong}"
     );
+    // As Megatron's own tools write datasets: without a description nothing is known of the ids before they are read.
+    let description = std::fs::read(with_suffix(&prefix, "json")).unwrap();
+    std::fs::remove_file(with_suffix(&prefix, "json")).unwrap();
+    let bare = TokenDataset::open(&prefix, 16, 0.0, 3).unwrap();
+    bare.check_vocabulary(115).unwrap();
+    let mut tokens = vec![0; 17];
+    let unknown = bare.train(0, &mut tokens).unwrap_err().to_string();
+    assert!(
+        unknown.contains("token 119 at position") && unknown.contains("vocabularySize is 115"),
+        "{unknown}"
+    );
+    let known = TokenDataset::open(&prefix, 16, 0.0, 3).unwrap();
+    known.check_vocabulary(257).unwrap();
+    known.train(0, &mut tokens).unwrap();
+    std::fs::write(with_suffix(&prefix, "json"), description).unwrap();
     let small = TokenDataset::open(&prefix, 600, 0.0, 3)
         .err()
         .unwrap()

@@ -475,7 +475,7 @@ pub(crate) fn order() -> impl Strategy<Value = Order> {
 }
 
 pub(crate) fn run_status() -> impl Strategy<Value = RunStatus> {
-    const MODES: [RunMode; 11] = [
+    const MODES: [RunMode; 12] = [
         RunMode::Starting,
         RunMode::Settling,
         RunMode::Launching,
@@ -487,6 +487,7 @@ pub(crate) fn run_status() -> impl Strategy<Value = RunStatus> {
         RunMode::Done,
         RunMode::Stopped,
         RunMode::Ended,
+        RunMode::Unknown,
     ];
     let numbers = any::<(u64, u64, u64, u64)>();
     let optional = (

@@ -114,7 +114,7 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "gpt2-tiny",
         "gpt2-tiny, layer: 2",
-        "spec.model.layer: unknown field — one of `preset`, `layers`, `hiddenSize`, `heads`, `kvHeads`, `headSize`, `innerSize`, `mlp`, `sequenceLength`, `slidingWindow`, `bidirectional`, `vocabularySize`, `tiedHead`, `logitSoftcap`, `dropout`, `exported`",
+        "spec.model.layer: unknown field — one of `preset`, `layers`, `hiddenSize`, `heads`, `kvHeads`, `headSize`, `innerSize`, `mlp`, `sequenceLength`, `ropeTheta`, `ropeScaling`, `slidingWindow`, `bidirectional`, `vocabularySize`, `tiedHead`, `normEpsilon`, `attentionBias`, `mlpBias`, `logitSoftcap`, `dropout`, `exported`",
     ),
     (
         "gpt2-tiny",

@@ -1,0 +1,42 @@
+//! `spec.model.ropeScaling`.
+
+#[cfg(feature = "kubernetes")]
+use crate::{choices, limits, schema};
+#[cfg(feature = "kubernetes")]
+use kube_derive::KubeSchema;
+use serde::{Deserialize, Serialize};
+
+/// Slower angles of rotary positions. Names in brackets are those of a published `config.json`.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(
+    feature = "kubernetes",
+    derive(KubeSchema),
+    x_kube(
+        crates(kube_core = "::kube_core"),
+        validation = ("has(self.factor) || (has(self.kind) && self.kind == 'none')",
+            "give factor, by which slow angles become slower, or make kind none"),
+        validation = ("!has(self.kind) || self.kind != 'none' || !(has(self.factor) || has(self.lowFrequencyFactor) || has(self.highFrequencyFactor) || has(self.originalSequenceLength))",
+            "give kind none alone: angles stay as ropeTheta has them"),
+        validation = ("(has(self.lowFrequencyFactor) ? self.lowFrequencyFactor : 1.0) < (has(self.highFrequencyFactor) ? self.highFrequencyFactor : 4.0)",
+            "make highFrequencyFactor (4 where left out) more than lowFrequencyFactor (1 where left out)"),
+    )
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RopeScalingSpec {
+    /// `llama3`: angles that turn rarely within the original length become slower by `factor`, as in Llama 3.1 and 3.2, or `none`, also where the preset
+    /// has some. `llama3` where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::ROPE_SCALINGS.map(|(name, _)| name))))]
+    pub kind: Option<String>,
+    /// By how much slow angles become slower (`factor`): 8 in Llama 3.1, 32 in Llama 3.2. Needed, but with kind `none`.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::ROPE_FACTOR_MAX)))]
+    pub factor: Option<f64>,
+    /// Turns within the original length up to which an angle is slow (`low_freq_factor`); 1 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::ROPE_FACTOR_MAX)))]
+    pub low_frequency_factor: Option<f64>,
+    /// Turns within the original length from which on an angle stays, more than `lowFrequencyFactor` (`high_freq_factor`); 4 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::ROPE_FACTOR_MAX)))]
+    pub high_frequency_factor: Option<f64>,
+    /// Tokens of a sample of the first training (`original_max_position_embeddings`); 8192 where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
+    pub original_sequence_length: Option<u32>,
+}
