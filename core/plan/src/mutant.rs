@@ -85,6 +85,8 @@ varuna_mutants::mutants! {
     SpreadOneHolder => UNIT_TESTS,
     /// A worker keeps copies that it has no room for.
     KeepWithoutRoom => UNIT_TESTS,
+    /// The spare copies that a worker keeps leave it as much room to follow as if there were none.
+    ForgetKeptCopies => UNIT_TESTS,
     /// A worker keeps the copies of any number of others.
     KeepOfEveryone => UNIT_TESTS,
     /// A keeper that keeps copies already is as good as one that keeps none.

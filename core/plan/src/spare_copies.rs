@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod auto;
+mod room;
 pub use auto::{Expected, Verdict, decide};
+pub use room::without_room_to_follow;
 
 /// Whether the job wants spare copies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

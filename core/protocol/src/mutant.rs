@@ -354,6 +354,8 @@ varuna_mutants::mutants! {
     ForwardWithoutBound => UNIT_TESTS,
     /// A change is armed before its newcomers have caught up.
     ArmBeforeCaughtUp => UNIT_TESTS,
+    /// Members follow what their memory does not hold beside what they train with.
+    FollowWithoutRoom => UNIT_TESTS,
     /// Newcomers that never catch up are waited for without end.
     WaitForFollowersForEver => UNIT_TESTS,
     /// Newcomers have the same time to catch up, however long a step takes.

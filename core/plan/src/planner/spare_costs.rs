@@ -58,9 +58,9 @@ mod tests {
     use super::super::{Constraints, Planner};
     use super::*;
     use crate::cost::{Costs, Device};
-    use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
+    use crate::document::{Plan, Recompute, ScheduleKind, ScheduleSpec};
     use crate::ids::WorkerId;
-    use crate::spare_copies::keepers;
+    use crate::spare_copies::{keepers, without_room_to_follow};
     use varuna_model::{Transformer, gpt2};
 
     fn planner(memory: Option<u64>) -> CostPlanner {
@@ -118,5 +118,36 @@ mod tests {
         assert_eq!(full.room_bytes[&largest], 0);
         let some = keepers(&layout, shape, &at, |_| true, &full);
         assert!(some.iter().all(|keeper| *keeper != Some(largest)), "{some:?}");
+    }
+
+    #[test]
+    fn a_member_has_room_to_follow_what_its_stage_with_its_activations_leaves() {
+        let free = planner(None);
+        let layout = free.costs.layout();
+        let workers: Vec<WorkerInfo> = (1..4)
+            .map(|w| WorkerInfo::nominal(WorkerId(w), format!("n{w}")))
+            .collect();
+        let request = PlanRequest::first(workers.clone(), layout, 8);
+        let explained = free.explain(&request).unwrap();
+        let plan = Plan::first(layout, explained.shape);
+        // The worker of the second stage takes over the third one's.
+        let mut next = plan.shape.clone();
+        let last = next.pipelines[0].stages.pop().unwrap();
+        let stage = &mut next.pipelines[0].stages[1];
+        let (gains, before) = (stage.worker, stage.segments);
+        stage.segments.end = last.segments.end;
+
+        let copies = free.spare_costs(&plan.shape, &layout, &workers).copy_bytes;
+        let gained: u64 = plan.units(last.worker).iter().map(|u| copies[u.index()]).sum();
+        let trains = explained.memory_bytes[0][1];
+        assert!(trains > free.costs.state_bytes(before), "its activations count");
+        let needed = trains + gained;
+        let without_room = |memory: Option<u64>| {
+            let costs = planner(memory).spare_costs(&plan.shape, &layout, &workers);
+            without_room_to_follow(&plan, &next, &costs)
+        };
+        assert!(without_room(Some(needed)).is_empty());
+        assert_eq!(without_room(Some(needed - 1)), [gains]);
+        assert!(without_room(None).is_empty(), "memory is not known");
     }
 }

@@ -1,5 +1,7 @@
 use super::*;
-use crate::document::{Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Stage};
+use crate::document::{
+    Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Stage,
+};
 use crate::layout::SegmentRange;
 use crate::planner::WorkerInfo;
 use proptest::prelude::*;
@@ -203,6 +205,67 @@ proptest! {
         workers.reverse();
         prop_assert_eq!(keepers(&layout, &shape, &workers, everyone, &costs), found);
     }
+}
+
+/// Segments of 10, 20 and 30 bytes, and workers with so much room.
+fn of_room(room: &[(u64, u64)]) -> SpareCosts {
+    SpareCosts {
+        copy_bytes: vec![10, 20, 30],
+        room_bytes: room.iter().map(|(w, bytes)| (WorkerId(*w), *bytes)).collect(),
+        send_ms: Vec::new(),
+    }
+}
+
+#[test]
+fn a_member_that_gains_units_needs_room_for_them_and_a_newcomer_is_not_asked() {
+    let layout = Layout::new(3, false);
+    let (present, next) = (shape(layout, &[2]), shape(layout, &[1, 1, 1]));
+    let plan = Plan::first(layout, present);
+    // Worker 2 gains segments 1 and 2, worker 3 segment 0; worker 4 joins.
+    let without_room = |room: &[(u64, u64)]| without_room_to_follow(&plan, &next, &of_room(room));
+    assert!(without_room(&[(2, 50), (3, 10), (4, 0)]).is_empty());
+    assert_eq!(without_room(&[(2, 49), (3, 10)]), [WorkerId(2)]);
+    assert_eq!(without_room(&[(2, 49), (3, 9)]), [WorkerId(2), WorkerId(3)]);
+    assert!(without_room(&[]).is_empty(), "their memory is not known");
+    let same = without_room_to_follow(&plan, &plan.shape, &of_room(&[(2, 0), (3, 0)]));
+    assert!(same.is_empty(), "nobody gains anything");
+}
+
+#[test]
+fn what_is_followed_lies_beside_the_copies_that_are_kept_unless_it_is_one_of_them() {
+    let layout = Layout::new(3, false);
+    // Worker 3 has segment 1 and gets segment 2 as well.
+    let next = shape(layout, &[2]);
+    let of = |w: u64| Some(WorkerId(w));
+    let without_room = |keepers: [Option<WorkerId>; 3], room: u64| {
+        let plan = Plan {
+            keepers: keepers.to_vec(),
+            ..Plan::first(layout, shape(layout, &[3]))
+        };
+        without_room_to_follow(&plan, &next, &of_room(&[(3, room)]))
+    };
+    assert!(without_room([None, None, None], 30).is_empty());
+    assert_eq!(without_room([of(3), None, None], 39), [WorkerId(3)]);
+    assert!(without_room([of(3), None, None], 40).is_empty());
+    assert!(
+        without_room([None, of(2), None], 30).is_empty(),
+        "another keeps that"
+    );
+    assert!(
+        without_room([None, None, of(3)], 0).is_empty(),
+        "it is there already"
+    );
+}
+
+#[test]
+fn of_a_segment_in_ranges_the_ranges_that_are_gained_take_room() {
+    let layout = Layout::new(3, false).in_ranges(10);
+    let plan = Plan::first(layout, shape(layout, &[2]));
+    // Both workers hold all ranges of all segments.
+    let next = shape(layout, &[1, 1]);
+    let without_room = |room| without_room_to_follow(&plan, &next, &of_room(&[(2, room)]));
+    assert!(without_room(50).is_empty());
+    assert_eq!(without_room(49), [WorkerId(2)]);
 }
 
 fn expected(step_ms: f64, change_ms: f64, redo_ms: Option<f64>) -> Expected {

@@ -7,7 +7,8 @@ use super::shared::Shared;
 use super::turn::Turn;
 use crate::message::{Following, Time};
 use std::time::Duration;
-use varuna_plan::{Generation, Plan, WorkerId};
+use varuna_plan::spare_copies::without_room_to_follow;
+use varuna_plan::{Generation, Infeasible, Plan, Shape, WorkerId};
 
 /// Orders, the agreement and Go, beside steps and transfers: as much as a busy network needs.
 const SWITCH: Duration = Duration::from_secs(1);
@@ -148,6 +149,47 @@ pub(super) fn can_follow(shared: &Shared, workers: &[WorkerId]) -> bool {
         status.is_some_and(|s| s.following != Following::Unable && (!s.draining || known(w)))
     };
     workers.iter().all(able)
+}
+
+/// The shape to change to, and the members that have no room to follow what they gain. Where there are any, nobody follows, and
+/// the shape is chosen at the price of that: all state moves while training stands.
+pub(super) fn shape_for_change(
+    shared: &Shared,
+    plan: &Plan,
+    pool: &[WorkerId],
+) -> Result<(Shape, Vec<WorkerId>), Infeasible> {
+    let members = plan.members();
+    let held = members.iter().map(|w| (*w, plan.units(*w))).collect();
+    let mut request = shared.request_for_change(pool, held);
+    let mut shape = shared.planner.plan(&request)?;
+    let without_room = without_room(shared, plan, &shape);
+    if request.following && !without_room.is_empty() {
+        request.following = false;
+        shape = shared.planner.plan(&request)?;
+    }
+    Ok((shape, without_room))
+}
+
+/// Of those that could follow, the members whose memory does not hold that beside what they train with and keep: one that runs out of it
+/// ends, and a planned change would cost a recovery.
+fn without_room(shared: &Shared, plan: &Plan, next: &Shape) -> Vec<WorkerId> {
+    let members = plan.members();
+    let can = can_follow(shared, members) && can_follow(shared, &next.members());
+    if !can || bug!(FollowWithoutRoom) {
+        return Vec::new();
+    }
+    let workers = shared.infos(members);
+    let costs = shared.planner.spare_costs(&plan.shape, &plan.layout, &workers);
+    without_room_to_follow(plan, next, &costs)
+}
+
+/// Why a change is not followed that would be but for this, for people: to be put behind the reason of the change.
+pub(super) fn no_room(shared: &Shared, without_room: &[WorkerId]) -> String {
+    let sentence = |worker: &WorkerId| {
+        let name = shared.roster.name(*worker);
+        format!("; it is not followed, since {name} has no room for what it gets")
+    };
+    without_room.first().map(sentence).unwrap_or_default()
 }
 
 /// Whether those who get units by a change follow the run until then: all who take part can.

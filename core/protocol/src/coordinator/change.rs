@@ -1,7 +1,7 @@
 //! Planned change: make before break. Proposed, connected, armed; the switch itself rides on a commit.
 
 use super::active::Active;
-use super::catching_up::{follows, may_wait, time_to_catch_up};
+use super::catching_up::{follows, may_wait, no_room, shape_for_change, time_to_catch_up};
 use super::considered::Considered;
 use super::event::Event;
 use super::roster::Worker;
@@ -53,9 +53,8 @@ impl Active {
         if !others && !speeds_changed {
             return None;
         }
-        let held = members.iter().map(|w| (*w, plan.units(*w))).collect();
-        let shape = match shared.planner.plan(&shared.request_for_change(&pool, held)) {
-            Ok(shape) => shape,
+        let (shape, without_room) = match shape_for_change(shared, plan, &pool) {
+            Ok(found) => found,
             Err(Infeasible(reason)) => {
                 shared.report_problem(Event::NoPlan { reason }, turn);
                 return None;
@@ -74,7 +73,7 @@ impl Active {
             (None, _) if !others => shared.slowest(members),
             (None, Ordering::Less) => "fewer workers are wanted".to_owned(),
             (None, _) => format!("{} workers in place of {}", after.len(), members.len()),
-        };
+        } + &no_room(shared, &without_room);
         let sources = plan
             .layout
             .all_units()
@@ -82,7 +81,7 @@ impl Active {
             .collect();
         let from = plan.generation;
         let mut next = shared.document(Base::AtSwitch { from }, shape, sources, reason);
-        next.following = follows(shared, plan, &next);
+        next.following = without_room.is_empty() && follows(shared, plan, &next);
         next.keepers = shared.keepers(next.generation, &next.shape, turn);
         self.proposed = next.generation;
         Some(next)

@@ -3,6 +3,7 @@
 use super::*;
 use crate::message::Following;
 use varuna_plan::deadline::RecentSteps;
+use varuna_plan::{SpareCosts, WorkerInfo};
 
 const ARM: Order = Order::Arm {
     generation: Generation(2),
@@ -40,6 +41,69 @@ fn newcomer(following: Following) -> Report {
     })
 }
 
+/// Two workers have a segment each, three all of them. A segment takes 10 bytes where it is followed.
+struct Widening {
+    /// What each worker's stages leave of its memory.
+    room_bytes: u64,
+}
+
+impl Planner for Widening {
+    fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
+        let mut shape = Wide.plan(request)?;
+        if let [first, second] = &request.workers[..] {
+            let stage = |worker: WorkerId, start: u32| Stage {
+                recompute: None,
+                worker,
+                segments: SegmentRange {
+                    start,
+                    end: start + 1,
+                },
+            };
+            shape.pipelines = vec![Pipeline {
+                stages: vec![stage(first.id, 0), stage(second.id, 1)],
+                samples: SampleRange { start: 0, end: 8 },
+            }];
+        }
+        shape.predicted.move_ms = if request.following { 1.0 } else { 3.0 };
+        Ok(shape)
+    }
+
+    fn spare_costs(&self, _: &Shape, _: &Layout, workers: &[WorkerInfo]) -> SpareCosts {
+        SpareCosts {
+            copy_bytes: vec![10; 2],
+            room_bytes: workers.iter().map(|w| (w.id, self.room_bytes)).collect(),
+            send_ms: Vec::new(),
+        }
+    }
+}
+
+/// Two workers train with a segment each, and a third one joins, which makes all hold both; everyone is connected in the next plan.
+fn widening(room_bytes: u64) -> Rig {
+    let mut rig = Rig::with(config(), Record::default());
+    rig.machine.shared.planner = Box::new(Widening { room_bytes });
+    for worker in [A, B] {
+        rig.join(worker);
+        rig.answer(worker, &[]);
+    }
+    rig.wait(60);
+    for phase in [Phase::Ready, Phase::Running] {
+        for worker in [A, B] {
+            rig.status(worker, 1, phase, StateId::INITIAL);
+        }
+    }
+    assert_eq!(rig.plan().units(A), [Unit(0)]);
+    for worker in [A, B] {
+        rig.say(worker, Report::Status(present()));
+    }
+    rig.wait(100);
+    rig.join_with(C, able());
+    for worker in [A, B] {
+        rig.say(worker, Report::Status(present()));
+    }
+    rig.say(C, newcomer(Following::Able));
+    rig
+}
+
 impl Rig {
     fn growing(both: bool) -> Rig {
         Rig::growing_with(config(), both)
@@ -50,21 +114,26 @@ impl Rig {
         let mut rig = Rig::training_with(config, &[A]);
         rig.say(A, Report::Status(present()));
         rig.wait(100);
+        rig.join_with(B, if both { able() } else { idle() });
+        assert!(rig.machine.record().next.is_some());
+        rig.say(A, Report::Status(present()));
+        rig.say(B, newcomer(Following::Able));
+        rig
+    }
+
+    /// A worker joins that says this first.
+    fn join_with(&mut self, from: WorkerId, status: Status) {
         let hello = Hello {
-            address: "b:1".into(),
-            name: "b".into(),
+            address: format!("{from}:1"),
+            name: from.to_string(),
             node: String::new(),
             hardware: None,
             memory_bytes: None,
             scores: None,
             speed: 1.0,
         };
-        rig.put(CoordinatorInput::StreamUp { from: B, hello });
-        rig.say(B, Report::Status(if both { able() } else { idle() }));
-        assert!(rig.machine.record().next.is_some());
-        rig.say(A, Report::Status(present()));
-        rig.say(B, newcomer(Following::Able));
-        rig
+        self.put(CoordinatorInput::StreamUp { from, hello });
+        self.say(from, Report::Status(status));
     }
 
     fn is_armed(&self) -> bool {
@@ -197,6 +266,22 @@ fn a_plan_with_a_worker_that_cannot_follow_is_armed_as_soon_as_it_is_connected()
     let rig = Rig::growing(false);
     assert!(!rig.machine.record().next.as_ref().unwrap().following);
     assert!(rig.is_armed());
+}
+
+/// Each of the two gains a segment while it trains with the other one.
+#[test]
+fn a_change_is_followed_only_where_the_members_that_gain_by_it_have_room_for_that() {
+    let rig = widening(10);
+    let next = rig.machine.record().next.clone().unwrap();
+    assert!(next.following && !rig.is_armed());
+    assert_eq!(next.reason, "3 workers in place of 2");
+    let rig = widening(9);
+    let next = rig.machine.record().next.clone().unwrap();
+    assert!(!next.following, "a member would run out of memory");
+    assert!(rig.is_armed(), "nobody is waited for");
+    assert!(next.shape.predicted.move_ms > 2.0, "it is priced as what it is");
+    let reason = "3 workers in place of 2; it is not followed, since w1 has no room for what it gets";
+    assert_eq!(next.reason, reason);
 }
 
 #[test]

@@ -1,0 +1,42 @@
+//! Whether members have room for what they would follow (ADR 26): until the switch it lies beside what they train with and the spare copies that they
+//! keep. Owns no memory model of its own: all three are what [`SpareCosts`] says.
+
+use super::SpareCosts;
+use crate::document::{Plan, Shape};
+use crate::ids::WorkerId;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The members of the plan in force, ascending, that would follow units to get to `next` and have no room for them; `costs` are those of the plan in
+/// force.
+///
+/// A unit that is followed takes what a spare copy does: the state, and as many gradients that may wait. One whose spare copy a member
+/// keeps is there already. A newcomer holds nothing but what `next` gives it, and that was planned within its memory.
+#[must_use]
+pub fn without_room_to_follow(plan: &Plan, next: &Shape, costs: &SpareCosts) -> Vec<WorkerId> {
+    let layout = &plan.layout;
+    let mut kept: BTreeMap<WorkerId, u64> = BTreeMap::new();
+    let mut followed: BTreeMap<WorkerId, u64> = BTreeMap::new();
+    for unit in layout.all_units() {
+        let bytes = costs.copy(layout, unit);
+        let add = |to: &mut BTreeMap<WorkerId, u64>, worker: WorkerId| {
+            let sum = to.entry(worker).or_default();
+            *sum = sum.saturating_add(bytes);
+        };
+        let keeper = plan.keeper(unit);
+        if let Some(keeper) = keeper.filter(|_| !bug!(ForgetKeptCopies)) {
+            add(&mut kept, keeper);
+        }
+        let here: BTreeSet<WorkerId> = plan.holders(unit).iter().copied().chain(keeper).collect();
+        let there: BTreeSet<WorkerId> = next.holders(layout, unit).into_iter().collect();
+        for worker in there.difference(&here).filter(|w| plan.has(**w)) {
+            add(&mut followed, *worker);
+        }
+    }
+    let lacks_room = |(worker, bytes): (WorkerId, u64)| {
+        let kept = kept.get(&worker).copied().unwrap_or(0);
+        let room = costs.room_bytes.get(&worker);
+        room.is_some_and(|room| bytes.saturating_add(kept) > *room)
+            .then_some(worker)
+    };
+    followed.into_iter().filter_map(lacks_room).collect()
+}
