@@ -3,12 +3,15 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use tempfile::TempDir;
 use varuna_checkpoint::huggingface;
-use varuna_checkpoint::{Shard, ShardTensor};
-use varuna_model::{Family, Features, Transformer, gpt2, llama3};
+use varuna_checkpoint::{Facts, Manifest, Shard, ShardTensor, parse_folder};
+use varuna_model::{
+    Biases, Family, Features, Mlp, Positions, Real, Rotary, Scaling, Transformer, bert, gpt2, llama3, qwen3,
+};
 use varuna_plan::{StateId, Unit};
 
 fn model() -> Transformer {
@@ -78,15 +81,24 @@ fn published(folder: &Path, model: &Transformer) -> Vec<u8> {
     tensors
 }
 
-/// What it says beside its output.
-fn varuna(arguments: &[&str]) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_varuna"))
+fn output(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_varuna"))
         .args(arguments)
         .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{arguments:?}: {said}");
-    said
+        .unwrap()
+}
+
+/// What a command that succeeds prints, and what it says beside that.
+fn succeeded(output: Output) -> (String, String) {
+    let [printed, said] =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert!(output.status.success(), "{printed}{said}");
+    (printed, said)
+}
+
+/// What it says beside its output.
+fn varuna(arguments: &[&str]) -> String {
+    succeeded(output(arguments)).1
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -257,4 +269,207 @@ fn an_export_whose_tokenizer_cannot_be_found_says_so_and_makes_up_no_end() {
         );
         assert!(said.contains(part), "{said}");
     }
+}
+
+/// Models of every family: with sizes of no preset, and with features that a job can name.
+fn of_all_families() -> Vec<Transformer> {
+    let sized = |like: &Transformer| Transformer {
+        layers: 2,
+        hidden_size: 8,
+        heads: 2,
+        sequence_length: 16,
+        vocabulary_size: 11,
+        ..like.clone()
+    };
+    let narrow = |like: &Transformer| {
+        let mut model = sized(like);
+        model.features.kv_heads = Some(1);
+        model.features.inner_size = Some(12);
+        model
+    };
+    let untied = Transformer {
+        tied_head: false,
+        ..model()
+    };
+    let mut other_llama = narrow(&llama3::LARGE);
+    other_llama.features.head_size = Some(6);
+    other_llama.features.epsilon = Real::new(1e-6);
+    other_llama.features.bias = Biases::ALL;
+    other_llama.features.positions = Positions::Rotary(Rotary {
+        theta: Real::new(1e4),
+        scaling: Some(Scaling {
+            low_turns: Real::new(2.0),
+            original_length: 64,
+            ..Scaling::llama3(8.0)
+        }),
+    });
+    let mut qwen = narrow(&qwen3::SMALL);
+    qwen.features.head_size = Some(4);
+    let mut other_bert = sized(&bert::BASE);
+    other_bert.features.inner_size = Some(24);
+    other_bert.features.mlp = Mlp::Gelu;
+    other_bert.features.epsilon = Real::new(1e-5);
+    let usual = [model(), untied, rotary(), sized(&bert::BASE)];
+    usual.into_iter().chain([other_llama, qwen, other_bert]).collect()
+}
+
+/// The folder of a job's only checkpoint.
+fn checkpoint_of(job: &Path) -> PathBuf {
+    let all = names(job);
+    let mut checkpoints = all.iter().filter(|name| name.starts_with("step-"));
+    let name = checkpoints.next().unwrap();
+    assert_eq!(checkpoints.next(), None);
+    job.join(name)
+}
+
+/// Imports a folder as a job.
+fn import(temp: &TempDir, folder: &str, job: &str) -> Output {
+    let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
+    output(&[
+        "checkpoint",
+        "import",
+        &path("store"),
+        &path(folder),
+        "--job",
+        job,
+    ])
+}
+
+/// Imports the model as job `j`; returns the folder of its checkpoint, and what was printed.
+fn imported(temp: &TempDir, model: &Transformer) -> (PathBuf, String) {
+    published(&temp.path().join("in"), model);
+    let (printed, _) = succeeded(import(temp, "in", "j"));
+    (checkpoint_of(&temp.path().join("store/j")), printed)
+}
+
+#[test]
+fn an_import_prints_what_a_job_file_has_to_say_to_go_on_from_it() {
+    for model in of_all_families() {
+        let temp = TempDir::new().unwrap();
+        let (checkpoint, printed) = imported(&temp, &model);
+        let (_, part) = printed
+            .split_once("\n\nspec:\n")
+            .unwrap_or_else(|| panic!("{printed}"));
+        let masking = match model.features.bidirectional {
+            true => "masking: {maskToken: 3}, ",
+            false => "",
+        };
+        let text = format!(
+            "apiVersion: varuna.dev/v1alpha1\nkind: VarunaJob\nmetadata: {{name: j}}\nspec:\n{part}  data: {{path: d}}\n  training: \
+             {{{masking}globalBatchSize: 1, steps: 1, optimizer: {{learningRate: 0.1}}}}\n"
+        );
+        let job = varuna_api::parse_job(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        let manifest: Manifest = serde_json::from_value(json_of(checkpoint.join("manifest.json"))).unwrap();
+        let facts = Facts {
+            model: serde_json::to_value(&job.model).unwrap(),
+            ..manifest.facts.clone()
+        };
+        assert_eq!(facts.model, manifest.facts.model, "{printed}");
+        manifest.suits(&facts, job.model.layout()).unwrap();
+        // Learned positions are as many as they are.
+        let longer = printed.contains("(sequenceLength may be another one)");
+        assert_eq!(
+            longer,
+            model.features.positions != Positions::Learned,
+            "{printed}"
+        );
+    }
+}
+
+#[test]
+fn an_import_says_that_no_job_can_have_its_model_where_none_can() {
+    let mut model = Transformer {
+        features: bert::BASE.features,
+        ..model()
+    };
+    model.features.token_types = Some(1);
+    let temp = TempDir::new().unwrap();
+    let (_, printed) = imported(&temp, &model);
+    assert!(
+        printed.contains("spec.model has no field for some of its features"),
+        "{printed}"
+    );
+    assert!(printed.contains("\"tokenTypes\":1"), "{printed}");
+    assert!(!printed.contains("spec:"), "{printed}");
+}
+
+/// The files of a folder.
+fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let read = |name: String| {
+        let content = std::fs::read(folder.join(&name)).unwrap();
+        (name, content)
+    };
+    names(folder).into_iter().map(read).collect()
+}
+
+/// Checks that a checkpoint is, byte for byte, that of files whose bytes are these, one after the other.
+fn check_checkpoint(checkpoint: &Path, files: &[u8]) {
+    let digest = Sha256::digest(files);
+    let chain = u64::from_be_bytes(digest[..8].try_into().unwrap());
+    let name = format!("step-00000000-g0-{chain:016x}");
+    assert_eq!(checkpoint.file_name().unwrap().to_str().unwrap(), name);
+    let id = parse_folder(&name).unwrap();
+    let shards = model().layout().all_units().map(|unit| {
+        let shard = Shard {
+            id,
+            ..shard(&model(), unit)
+        };
+        let content = shard.encode().unwrap().to_vec();
+        (format!("{}.safetensors", shard.unit), content)
+    });
+    let mut expected: Vec<_> = shards.collect();
+    expected.sort();
+    let mut found = contents(checkpoint);
+    found.retain(|(name, _)| name != "manifest.json");
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn an_import_is_byte_for_byte_the_state_of_its_files_in_one_file_or_several() {
+    let temp = TempDir::new().unwrap();
+    let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
+    let (whole, _) = imported(&temp, &model());
+    check_checkpoint(
+        &whole,
+        &std::fs::read(temp.path().join("in/model.safetensors")).unwrap(),
+    );
+    varuna(&[
+        "checkpoint",
+        "export",
+        &path("store/j"),
+        &path("parts"),
+        "--max-shard-size",
+        "1KB",
+    ]);
+    let parts = contents(&temp.path().join("parts"));
+    let tensors: Vec<Vec<u8>> = parts
+        .into_iter()
+        .filter(|(name, _)| name.ends_with(".safetensors"))
+        .map(|(_, content)| content)
+        .collect();
+    assert!(tensors.len() > 2, "{} files", tensors.len());
+    succeeded(import(&temp, "parts", "k"));
+    check_checkpoint(&checkpoint_of(&temp.path().join("store/k")), &tensors.concat());
+}
+
+#[test]
+fn an_import_that_was_cut_off_is_gone_on_with_by_the_same_files_alone() {
+    let temp = TempDir::new().unwrap();
+    let (checkpoint, _) = imported(&temp, &model());
+    published(&temp.path().join("others"), &rotary());
+    let is_taken = |folder: &str| {
+        let output = import(&temp, folder, "j");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{folder}: {said}");
+        let taken = "job j already has checkpoints in this location";
+        assert!(said.contains(taken), "{folder}: {said}");
+    };
+    is_taken("in");
+    let before = contents(&checkpoint);
+    for file in ["manifest.json", "segment-003.safetensors"] {
+        std::fs::remove_file(checkpoint.join(file)).unwrap();
+    }
+    is_taken("others");
+    succeeded(import(&temp, "in", "j"));
+    assert_eq!(contents(&checkpoint), before);
 }

@@ -1,48 +1,119 @@
 //! `varuna checkpoint import`: a Hugging Face folder becomes the first checkpoint of a job.
+//!
+//! A model's state is larger than most machines' memory: files are read by ranges, and a unit is made when the one before it is in the store. The manifest
+//! comes last, so that an import that ends before has made no checkpoint; the same import may be tried again.
 
 use crate::bar::Bar;
 use crate::failure::Failure;
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::path::Path;
-use varuna_checkpoint::huggingface::{self, INDEX, WHOLE};
+use varuna_checkpoint::huggingface::{self, Content, HuggingFaceError, INDEX, Import, LocalFile, WHOLE};
 use varuna_checkpoint::{
     Facts, Location, PUBLISHED_FILE_BYTES_MAX, PUBLISHED_FILES, RateLimit, Store, folder_name,
 };
-use varuna_model::{Family, Transformer};
+use varuna_model::{Family, Positions, Transformer};
 use varuna_plan::StateId;
 use varuna_plan::state::Chain;
 
+/// What is read of a file at once for its digest.
+const PIECE_BYTES: usize = 4 << 20;
+
 pub(super) async fn import(location: &Location, folder: &Path, job: &str) -> Result<(), Failure> {
-    let read = |name: &str| {
-        let path = folder.join(name);
-        std::fs::read(&path).map_err(|e| Failure::Input(format!("cannot read {}: {e}", path.display())))
-    };
-    let bad = |error: &dyn std::error::Error| Failure::Input(format!("{}: {error}", folder.display()));
-    let document = |name: &str| {
-        serde_json::from_slice::<serde_json::Value>(&read(name)?)
-            .map_err(|e| Failure::Input(format!("{}/{name}: {e}", folder.display())))
-    };
-    let (_, model) = Family::read(&document("config.json")?).map_err(|e| bad(&e))?;
+    // All files are open at once, and an index may name more than most systems let a process have at first.
+    varuna_open_files::raise();
+    let config = document(folder, "config.json")?;
+    let (_, model) =
+        Family::read(&config).map_err(|e| Failure::Input(format!("{}: {e}", folder.display())))?;
+    let import = Import::new(&model, files(folder)?).map_err(|e| unusable(folder, &e))?;
+    let store = store(location, &model, job);
+    let listed = store.location().list().await?;
+    let taken = || Failure::Input(format!("job {job} already has checkpoints in this location"));
+    if listed.iter().any(|l| l.manifest || l.refused) {
+        return Err(taken());
+    }
+    let id = id_of(import.files()).map_err(|e| Failure::Input(e.to_string()))?;
+    // What an import of the same files has left is gone on with: equal names mean equal bits.
+    if listed.iter().any(|l| l.id != id) {
+        return Err(taken());
+    }
+    write(&store, &import, id, folder).await?;
+    println!(
+        "{}: {} layers, {} parameters\n\n{}",
+        folder_name(id),
+        model.layers,
+        model.parameter_count(),
+        how_to_go_on(&model, job)
+    );
+    Ok(())
+}
+
+/// One of the folder's JSON files.
+fn document(folder: &Path, name: &str) -> Result<Value, Failure> {
+    let path = folder.join(name);
+    let content = std::fs::read(&path);
+    let content = content.map_err(|e| Failure::Input(format!("cannot read {}: {e}", path.display())))?;
+    serde_json::from_slice(&content).map_err(|e| Failure::Input(format!("{}/{name}: {e}", folder.display())))
+}
+
+/// The files of the folder's tensors, opened.
+fn files(folder: &Path) -> Result<Vec<LocalFile>, Failure> {
     // Large models come in several files, with a table.
     let names = match folder.join(WHOLE).exists() || !folder.join(INDEX).exists() {
         true => vec![WHOLE.to_owned()],
-        false => huggingface::files_of_index(&document(INDEX)?).map_err(|e| bad(&e))?,
+        false => huggingface::files_of_index(&document(folder, INDEX)?).map_err(|e| unusable(folder, &e))?,
     };
-    let files = names
-        .iter()
-        .map(|name| read(name))
-        .collect::<Result<Vec<_>, _>>()?;
-    let id = id_of(&files);
-    let store = store(location, &model, job);
-    if !store.location().list().await?.is_empty() {
-        return Err(Failure::Input(format!(
-            "job {job} already has checkpoints in this location"
-        )));
+    let open = |name: &String| LocalFile::open(&folder.join(name));
+    let files: std::io::Result<Vec<_>> = names.iter().map(open).collect();
+    files.map_err(|e| Failure::Input(e.to_string()))
+}
+
+/// Why a folder cannot be imported; an error of reading names its file itself.
+fn unusable(folder: &Path, error: &HuggingFaceError) -> Failure {
+    Failure::Input(match error {
+        HuggingFaceError::Read(error) => error.to_string(),
+        other => format!("{}: {other}", folder.display()),
+    })
+}
+
+/// The state that the files are: newer than the initial one, older than every trained one.
+fn id_of(files: &[impl Content]) -> std::io::Result<StateId> {
+    let bar = Bar::of_bytes("reading", files.iter().map(Content::length).sum());
+    let mut digest = Sha256::new();
+    let mut piece = vec![0; PIECE_BYTES];
+    for file in files {
+        let mut at = 0;
+        while at < file.length() {
+            let left = usize::try_from(file.length() - at).unwrap_or(usize::MAX);
+            let bytes = left.min(PIECE_BYTES);
+            file.read_into(at, &mut piece[..bytes])?;
+            digest.update(&piece[..bytes]);
+            at += bytes as u64;
+            bar.add(bytes as u64);
+        }
     }
+    let digest = digest.finalize();
+    let chain = digest
+        .iter()
+        .take(8)
+        .fold(0u64, |chain, byte| chain << 8 | u64::from(*byte));
+    Ok(StateId {
+        chain: Chain(chain.max(1)),
+        ..StateId::INITIAL
+    })
+}
+
+/// Puts one unit after the other, then what is kept beside the checkpoints, then the manifest.
+async fn write<C: Content>(
+    store: &Store,
+    import: &Import<'_, C>,
+    id: StateId,
+    folder: &Path,
+) -> Result<(), Failure> {
     // 12 bytes a parameter: the value and two moments, in fp32.
-    let bar = Bar::of_bytes("writing", 12 * model.parameter_count());
-    let files: Vec<&[u8]> = files.iter().map(Vec::as_slice).collect();
-    for (unit, shard) in huggingface::import(&model, id, &files).map_err(|e| bad(&e))? {
+    let bar = Bar::of_bytes("writing", 12 * import.model().parameter_count());
+    for made in import.shards(id) {
+        let (unit, shard) = made.map_err(|e| unusable(folder, &e))?;
         let file = shard.into_file()?;
         let bytes = file.bytes();
         store.put_shard(id, unit, file, &RateLimit::default()).await?;
@@ -50,29 +121,31 @@ pub(super) async fn import(location: &Location, folder: &Path, job: &str) -> Res
     }
     drop(bar);
     keep_published(store.location(), folder).await?;
-    store.complete(id).await?;
-    println!(
-        "{}: {} layers, {} parameters",
-        folder_name(id),
-        model.layers,
-        model.parameter_count()
-    );
+    if !store.complete(id).await? {
+        let name = folder_name(id);
+        return Err(Failure::Input(format!(
+            "{name}: somebody has deleted a shard of it meanwhile"
+        )));
+    }
     Ok(())
 }
 
-/// The state that the files are: newer than the initial one, older than every trained one.
-fn id_of(files: &[Vec<u8>]) -> StateId {
-    let mut digest = Sha256::new();
-    files.iter().for_each(|file| digest.update(file));
-    let digest = digest.finalize();
-    let chain = digest
-        .iter()
-        .take(8)
-        .fold(0u64, |chain, byte| chain << 8 | u64::from(*byte));
-    StateId {
-        chain: Chain(chain.max(1)),
-        ..StateId::INITIAL
-    }
+/// What a job file has to say to go on from an import.
+fn how_to_go_on(model: &Transformer, job: &str) -> String {
+    let Some(said) = huggingface::job_model(model) else {
+        let features = serde_json::to_string(&model.features).unwrap_or_default();
+        return format!(
+            "No job can train it further, as spec.model has no field for some of its features: {features}."
+        );
+    };
+    let length = match model.features.positions {
+        Positions::Rotary(_) => " (sequenceLength may be another one)",
+        Positions::Learned => "",
+    };
+    format!(
+        "The job {job} goes on from it with this in its file{length}:\n\n{}",
+        said.trim_end()
+    )
 }
 
 fn store(location: &Location, model: &Transformer, job: &str) -> Store {
@@ -106,4 +179,116 @@ async fn keep_published(location: &Location, folder: &Path) -> Result<(), Failur
         location.put_published(name, content).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coordinator::runtime;
+    use std::cell::{Cell, RefCell};
+    use std::io;
+    use std::path::PathBuf;
+    use varuna_checkpoint::{Shard, ShardTensor, unit_name};
+    use varuna_model::{Unit, gpt2};
+
+    /// A file in memory that notes at each read how many shards are in a folder, and that cannot be read any more after some reads.
+    struct Watched<'a> {
+        content: &'a [u8],
+        folder: PathBuf,
+        shards: RefCell<Vec<usize>>,
+        reads_left: Cell<usize>,
+    }
+
+    impl Content for Watched<'_> {
+        fn length(&self) -> u64 {
+            self.content.length()
+        }
+
+        fn read_into(&self, start: u64, out: &mut [u8]) -> io::Result<()> {
+            let Some(left) = self.reads_left.get().checked_sub(1) else {
+                return Err(io::Error::other("the disk is gone"));
+            };
+            self.reads_left.set(left);
+            let shards = std::fs::read_dir(&self.folder).map_or(0, Iterator::count);
+            self.shards.borrow_mut().push(shards);
+            self.content.read_into(start, out)
+        }
+    }
+
+    const ID: StateId = StateId {
+        chain: Chain(5),
+        ..StateId::INITIAL
+    };
+
+    fn small() -> Transformer {
+        Transformer {
+            layers: 2,
+            hidden_size: 8,
+            heads: 2,
+            sequence_length: 16,
+            vocabulary_size: 11,
+            ..gpt2::SMALL
+        }
+    }
+
+    /// A unit whose elements are zeros.
+    fn zeros(model: &Transformer, unit: Unit) -> (Unit, Shard) {
+        let parameters = model.parameters(unit);
+        let elements: usize = parameters.iter().map(varuna_model::Parameter::elements).sum();
+        let tensors = parameters.into_iter().map(|p| ShardTensor {
+            name: p.name.into_owned(),
+            shape: p.shape,
+            whole: None,
+        });
+        let shard = Shard {
+            id: ID,
+            unit: unit_name(model.layout(), unit),
+            adam_steps: 0,
+            loss_scale: None,
+            failed_in_a_row: 0,
+            moments: varuna_plan::Moments::Adam,
+            tensors: tensors.collect(),
+            data: vec![0.0; 3 * elements],
+        };
+        (unit, shard)
+    }
+
+    #[test]
+    fn a_unit_is_read_when_the_one_before_it_is_put_and_half_an_import_is_no_checkpoint() {
+        let scratch = tempfile::tempdir().unwrap();
+        let model = small();
+        let units = model.layout().all_units();
+        let all: Vec<(Unit, Shard)> = units.map(|unit| zeros(&model, unit)).collect();
+        let tensors = huggingface::export(&model, &all).unwrap();
+        let location = Location::open(scratch.path().join("store").to_str().unwrap()).unwrap();
+        let store = store(&location, &model, "j");
+        let import = |reads: usize| {
+            let file = Watched {
+                content: &tensors,
+                folder: scratch.path().join("store/j").join(folder_name(ID)),
+                shards: RefCell::default(),
+                reads_left: Cell::new(reads),
+            };
+            Import::new(&model, vec![file]).unwrap()
+        };
+        let runtime = runtime().unwrap();
+        let list = || runtime.block_on(store.location().list()).unwrap();
+
+        // Two reads of the header, that of the positions, and some of the first block's attention.
+        let failing = import(5);
+        let failed = runtime.block_on(write(&store, &failing, ID, scratch.path()));
+        assert_eq!(failed.unwrap_err().to_string(), "the disk is gone");
+        let left: Vec<_> = list().iter().map(|l| (l.manifest, l.files.len())).collect();
+        assert_eq!(left, [(false, 1)], "the first unit's shard and no manifest");
+
+        let whole = import(usize::MAX);
+        let written = runtime.block_on(write(&store, &whole, ID, scratch.path()));
+        assert!(written.is_ok(), "{written:?}");
+        let mut shards = whole.files()[0].shards.borrow().clone();
+        shards.dedup();
+        // The first unit's was there before.
+        let expected: Vec<usize> = (1..all.len()).collect();
+        assert_eq!(shards, expected, "shards that were there when a unit was read");
+        assert!(list()[0].manifest);
+    }
 }

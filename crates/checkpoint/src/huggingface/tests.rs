@@ -1,8 +1,11 @@
 use super::*;
-use safetensors::tensor::{View, serialize};
+use crate::shard::ShardTensor;
+use safetensors::tensor::{Dtype, SafeTensors, View, serialize};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
+use std::cell::RefCell;
+use std::io;
 use varuna_model::{gpt2, presets};
 
 /// SHA-256 of the file of a small model with a tied and an untied head.
@@ -294,6 +297,165 @@ fn an_index_names_files_of_its_own_folder() {
         let why = of(map).unwrap_err().to_string();
         let expected = format!("model.safetensors.index.json: weight_map: {found} — a mapping");
         assert!(why.starts_with(&expected), "{why}");
+    }
+}
+
+/// A file in memory that notes what is read of it, and cannot be read any more after so many bytes.
+struct Noting<'a> {
+    content: &'a [u8],
+    readable: usize,
+    read: RefCell<Vec<usize>>,
+}
+
+impl<'a> Noting<'a> {
+    fn new(content: &'a [u8], readable: usize) -> Noting<'a> {
+        Noting {
+            content,
+            readable,
+            read: RefCell::default(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.read.borrow().iter().sum()
+    }
+}
+
+impl Content for Noting<'_> {
+    fn length(&self) -> u64 {
+        self.content.length()
+    }
+
+    fn read_into(&self, start: u64, out: &mut [u8]) -> io::Result<()> {
+        self.read.borrow_mut().push(out.len());
+        if self.bytes() > self.readable {
+            return Err(io::Error::other("the disk is gone"));
+        }
+        self.content.read_into(start, out)
+    }
+}
+
+/// A model of each way in which tensors lie: (inputs, outputs), apart, under other names.
+fn of_all_families() -> [Transformer; 4] {
+    let bert = Transformer {
+        features: presets::preset("bert-tiny").unwrap().features,
+        ..small(true)
+    };
+    [small(false), small_of("llama-tiny"), small_of("qwen3-tiny"), bert]
+}
+
+#[test]
+fn a_unit_is_read_when_its_turn_comes_and_no_more_than_a_piece_of_it_at_once() {
+    const PIECE: usize = 12;
+    for model in of_all_families() {
+        let shards = counting(&model);
+        let whole = export(&model, &shards).unwrap();
+        let file = Noting::new(&whole, usize::MAX);
+        let mut import = Import::new(&model, vec![file]).unwrap();
+        import.piece_bytes = PIECE;
+        let mut all = import.files()[0].bytes();
+        let headers = import.files()[0].read.borrow().len();
+        assert_eq!(headers, 2, "the length of the header, then the header");
+        let mut made = import.shards(StateId::INITIAL);
+        for (unit, expected) in &shards {
+            assert_eq!(
+                import.files()[0].bytes(),
+                all,
+                "nothing is read ahead of unit {unit}"
+            );
+            assert_eq!(made.next().unwrap().unwrap(), (*unit, expected.clone()));
+            // A third of the state: no moment lies in the file.
+            all += 4 * expected.data.len() / 3;
+        }
+        assert!(made.next().is_none());
+        assert_eq!(import.files()[0].bytes(), all, "each element is read once");
+        let read = import.files()[0].read.borrow();
+        assert!(read[headers..].iter().all(|bytes| *bytes <= PIECE), "{read:?}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_any_more_ends_an_import_after_the_units_that_were_read() {
+    let model = small_of("llama-tiny");
+    let shards = counting(&model);
+    let whole = export(&model, &shards).unwrap();
+    let headers = {
+        let import = Import::new(&model, vec![Noting::new(&whole, usize::MAX)]).unwrap();
+        import.files()[0].bytes()
+    };
+    let first = 4 * shards[0].1.data.len() / 3;
+    let file = Noting::new(&whole, headers + first);
+    let import = Import::new(&model, vec![file]).unwrap();
+    let mut made = import.shards(StateId::INITIAL);
+    assert_eq!(made.next().unwrap().unwrap(), shards[0]);
+    let why = made.next().unwrap().unwrap_err().to_string();
+    assert_eq!(why, "the disk is gone");
+}
+
+#[test]
+fn a_folder_of_another_model_is_refused_by_its_headers_alone() {
+    let model = small_of("llama-tiny");
+    let whole = export(&model, &counting(&model)).unwrap();
+    let refused = |model: &Transformer, content: &[u8]| {
+        let file = Noting::new(content, usize::MAX);
+        let why = Import::new(model, vec![file]).err().unwrap();
+        why.to_string()
+    };
+    let deeper = Transformer {
+        layers: 3,
+        ..model.clone()
+    };
+    assert_eq!(
+        refused(&deeper, &whole),
+        "tensor model.layers.2.self_attn.q_proj.weight: it is missing"
+    );
+    let mut wider = model.clone();
+    wider.features.inner_size = Some(4);
+    assert_eq!(
+        refused(&wider, &whole),
+        "tensor model.layers.0.mlp.gate_proj.weight: its shape is [3, 4], the model needs [4, 4]"
+    );
+    assert_eq!(
+        refused(&model, &renumbered(&whole)),
+        "tensor model.embed_tokens.weight: it is I32, F32 or BF16 is needed"
+    );
+}
+
+/// The same file, whose header says that all numbers are whole ones.
+fn renumbered(file: &[u8]) -> Vec<u8> {
+    let (length, _) = SafeTensors::read_metadata(file).unwrap();
+    let (start, data) = file.split_at(8 + length);
+    let header = std::str::from_utf8(&start[8..]).unwrap();
+    let header = header.replace("\"F32\"", "\"I32\"");
+    [&start[..8], header.as_bytes(), data].concat()
+}
+
+#[test]
+fn a_file_that_is_no_safetensors_is_refused_in_the_librarys_words() {
+    let model = small(true);
+    let whole = export(&model, &counting(&model)).unwrap();
+    let (length, _) = SafeTensors::read_metadata(&whole).unwrap();
+    let with_length = |length: u64| [&length.to_le_bytes(), &whole[8..]].concat();
+    let longer = [whole.as_slice(), &[0]].concat();
+    let mut moved = whole.clone();
+    let at = whole.windows(10).position(|w| w == b"offsets\":[").unwrap() + 10;
+    moved[at] = b'1';
+    let mut no_text = whole.clone();
+    no_text[8] = b'x';
+    let broken = [
+        whole[..7].to_vec(),
+        whole[..8 + length - 1].to_vec(),
+        whole[..whole.len() - 1].to_vec(),
+        longer,
+        with_length(100_000_001),
+        with_length(whole.len() as u64),
+        moved,
+        no_text,
+    ];
+    for (case, file) in broken.iter().enumerate() {
+        let expected = SafeTensors::deserialize(file).unwrap_err();
+        let why = import(&model, StateId::INITIAL, &[file]).unwrap_err();
+        assert_eq!(why.to_string(), format!("safetensors: {expected}"), "{case}");
     }
 }
 

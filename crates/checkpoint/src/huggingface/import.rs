@@ -1,0 +1,254 @@
+//! The way in: the safetensors files of a folder become units' shards, one unit's in memory at a time.
+//!
+//! Headers alone say whether the files have the model, so that no folder of another one is found out half way: that is checked before the first
+//! unit is made.
+
+use super::HuggingFaceError;
+use super::content::Content;
+use super::export::{Elements, shape_of};
+use crate::shard::{Shard, ShardTensor};
+use safetensors::SafeTensorError;
+use safetensors::tensor::{Metadata, SafeTensors, TensorInfo};
+use std::collections::BTreeMap;
+use varuna_model::{Family, Parameter, Published, Transformer};
+use varuna_plan::{StateId, Unit};
+
+/// What is read of a tensor at once: enough for a disk to be fast, little beside a unit.
+const PIECE_BYTES: usize = 4 << 20;
+/// Bytes before a header: its length.
+const LENGTH_BYTES: u64 = 8;
+/// Most bytes of a header: the library's own limit.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
+
+/// A folder's model, whose units can be made one by one.
+pub struct Import<'a, C> {
+    model: &'a Transformer,
+    family: Family,
+    files: Vec<C>,
+    tensors: BTreeMap<String, Tensor>,
+    /// What is read of a tensor at once, a multiple of an element's bytes.
+    pub(super) piece_bytes: usize,
+}
+
+/// A tensor of one of the files.
+struct Tensor {
+    /// The file's number.
+    file: usize,
+    /// The byte of the file at which its elements begin.
+    start: u64,
+    info: TensorInfo,
+}
+
+/// A tensor whose elements are some rows of a parameter of ours.
+struct Source<'a> {
+    tensor: &'a Tensor,
+    elements: Elements,
+    /// Its rows and columns, where our rows are its columns.
+    transposed: Option<[usize; 2]>,
+}
+
+impl Source<'_> {
+    /// How many elements it has.
+    fn count(&self) -> usize {
+        self.tensor.info.shape.iter().product()
+    }
+}
+
+impl<'a, C: Content> Import<'a, C> {
+    /// The model of some safetensors files; reads their headers alone. Tensors that the model does not have are left alone.
+    ///
+    /// # Errors
+    /// The model has no published format; a file cannot be read, or is no safetensors; or a tensor is missing, of another shape, or neither F32 nor
+    /// BF16.
+    pub fn new(model: &'a Transformer, files: Vec<C>) -> Result<Import<'a, C>, HuggingFaceError> {
+        let family = Family::of(&model.features)?;
+        let mut tensors = BTreeMap::new();
+        for (file, content) in files.iter().enumerate() {
+            let (data_start, metadata) = header(content)?;
+            for (name, info) in metadata.tensors() {
+                let tensor = Tensor {
+                    file,
+                    start: data_start + info.data_offsets.0 as u64,
+                    info: info.clone(),
+                };
+                tensors.insert(name, tensor);
+            }
+        }
+        let import = Import {
+            model,
+            family,
+            files,
+            tensors,
+            piece_bytes: PIECE_BYTES,
+        };
+        for unit in model.layout().all_units() {
+            import.sources(unit, &model.parameters(unit))?;
+        }
+        Ok(import)
+    }
+
+    /// The files, in their order.
+    #[must_use]
+    pub fn files(&self) -> &[C] {
+        &self.files
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> &'a Transformer {
+        self.model
+    }
+
+    /// All units' shards at `id` in their order, each made when it is asked for. Nothing is kept of one that is dropped.
+    pub fn shards(&self, id: StateId) -> impl Iterator<Item = Result<(Unit, Shard), HuggingFaceError>> {
+        let units = self.model.layout().all_units();
+        units.map(move |unit| self.shard(id, unit).map(|shard| (unit, shard)))
+    }
+
+    /// A unit's shard at `id`, with fresh optimizer state.
+    ///
+    /// # Errors
+    /// A file cannot be read any more.
+    pub fn shard(&self, id: StateId, unit: Unit) -> Result<Shard, HuggingFaceError> {
+        let parameters = self.model.parameters(unit);
+        let sources = self.sources(unit, &parameters)?;
+        let count: usize = sources.iter().map(Source::count).sum();
+        // After the values the two moments, which have seen no gradient.
+        let mut data = vec![0.0; 3 * count];
+        let mut rest = data.as_mut_slice();
+        for source in &sources {
+            let (own, others) = std::mem::take(&mut rest).split_at_mut(source.count());
+            self.read(source, own)?;
+            rest = others;
+        }
+        let tensors = parameters.into_iter().map(|p| ShardTensor {
+            name: p.name.into_owned(),
+            shape: p.shape,
+            whole: None,
+        });
+        Ok(Shard {
+            id,
+            unit: crate::unit_name(self.model.layout(), unit),
+            adam_steps: 0,
+            loss_scale: None,
+            failed_in_a_row: 0,
+            moments: varuna_plan::Moments::Adam,
+            tensors: tensors.collect(),
+            data,
+        })
+    }
+
+    /// The tensors that a unit's parameters are made from, in the order of their elements.
+    fn sources(&self, unit: Unit, parameters: &[Parameter]) -> Result<Vec<Source<'_>>, HuggingFaceError> {
+        let mut sources = Vec::new();
+        for parameter in parameters.iter().filter(|p| p.elements() > 0) {
+            for part in self.family.tensors(self.model, unit, parameter) {
+                sources.push(self.source(&part, shape_of(&part, parameter))?);
+            }
+        }
+        Ok(sources)
+    }
+
+    /// The tensor that has these rows of a parameter; `shape` is ours.
+    fn source(&self, part: &Published, shape: Vec<usize>) -> Result<Source<'_>, HuggingFaceError> {
+        let wrong = |why: String| HuggingFaceError::Tensor {
+            name: part.name.clone(),
+            why,
+        };
+        let tensor = self.named(&part.name);
+        let tensor = tensor.ok_or_else(|| wrong("it is missing".into()))?;
+        let mut theirs = shape;
+        if part.transposed {
+            theirs.reverse();
+        }
+        let (found, dtype) = (&tensor.info.shape, tensor.info.dtype);
+        if *found != theirs {
+            return Err(wrong(format!(
+                "its shape is {found:?}, the model needs {theirs:?}"
+            )));
+        }
+        let elements = Elements::of(dtype);
+        let elements = elements.ok_or_else(|| wrong(format!("it is {dtype:?}, F32 or BF16 is needed")))?;
+        let transposed = match (part.transposed, theirs.as_slice()) {
+            (true, &[rows, columns]) => Some([rows, columns]),
+            // A vector is the same either way.
+            _ => None,
+        };
+        Ok(Source {
+            tensor,
+            elements,
+            transposed,
+        })
+    }
+
+    /// The tensor of this name. The oldest files have no `transformer.` before the names of a GPT-2, and in those of a BERT weight and bias of a norm
+    /// are called `gamma` and `beta`.
+    fn named(&self, name: &str) -> Option<&Tensor> {
+        let short = name.strip_prefix("transformer.").unwrap_or(name);
+        let of_norm = |kind: &str, old: &str| {
+            let norm = name.strip_suffix(kind)?.strip_suffix("LayerNorm.")?;
+            self.tensors.get(&format!("{norm}LayerNorm.{old}"))
+        };
+        let found = self.tensors.get(name).or_else(|| self.tensors.get(short));
+        found
+            .or_else(|| of_norm("weight", "gamma"))
+            .or_else(|| of_norm("bias", "beta"))
+    }
+
+    /// Reads all elements of a tensor into their places in ours, a piece of the file at a time.
+    fn read(&self, source: &Source<'_>, out: &mut [f32]) -> Result<(), HuggingFaceError> {
+        let Source {
+            tensor,
+            elements,
+            transposed,
+        } = *source;
+        let mut left = out.len() * elements.bytes();
+        let mut start = tensor.start;
+        let mut piece = vec![0; left.min(self.piece_bytes)];
+        let mut number = 0;
+        while left > 0 {
+            let bytes = left.min(piece.len());
+            self.files[tensor.file].read_into(start, &mut piece[..bytes])?;
+            elements.decode(&piece[..bytes], |value| {
+                let place = match transposed {
+                    Some([rows, columns]) => (number % columns) * rows + number / columns,
+                    None => number,
+                };
+                out[place] = value;
+                number += 1;
+            });
+            start += bytes as u64;
+            left -= bytes;
+        }
+        Ok(())
+    }
+}
+
+/// Where the elements of a file's tensors begin, and what its header says of them.
+fn header(content: &impl Content) -> Result<(u64, Metadata), HuggingFaceError> {
+    let all = content.length();
+    if all < LENGTH_BYTES {
+        return Err(SafeTensorError::HeaderTooSmall.into());
+    }
+    let mut length = [0; 8];
+    content.read_into(0, &mut length)?;
+    let length = u64::from_le_bytes(length);
+    if length > HEADER_BYTES_MAX {
+        return Err(SafeTensorError::HeaderTooLarge.into());
+    }
+    let data_start = LENGTH_BYTES + length;
+    if data_start > all {
+        return Err(SafeTensorError::InvalidHeaderLength.into());
+    }
+    let mut start = vec![0; usize::try_from(data_start).unwrap_or(usize::MAX)];
+    content.read_into(0, &mut start)?;
+    let metadata = match serde_json::from_slice::<Metadata>(&start[8..]) {
+        Ok(metadata) => metadata,
+        // The library's own reader says what is wrong with a header. Of a sound one it needs the whole file.
+        Err(_) => SafeTensors::read_metadata(&start)?.1,
+    };
+    if (metadata.data_len() as u64).checked_add(data_start) != Some(all) {
+        return Err(SafeTensorError::MetadataIncompleteBuffer.into());
+    }
+    Ok((data_start, metadata))
+}
