@@ -12,6 +12,7 @@ pub mod error;
 pub mod hash;
 pub mod job;
 pub mod learning_rate;
+pub mod lifecycle;
 mod limits;
 pub mod manifest;
 pub mod masking;
@@ -30,11 +31,12 @@ pub use conditions::{ConditionType, FailureKind, JobPhase, Reason};
 pub use error::{JobError, JobErrors};
 pub use hash::{model_hash, run_identity, sha256};
 pub use job::{
-    Checkpoint, CheckpointSource, CoordinatorPod, Data, DataSource, Disruption, Elasticity, Encryption,
-    FailurePolicy, HeldOut, Job, Lifecycle, Network, NetworkPolicy, Pipelines, Precision, Restriction,
-    WorkerDevice, WorkerGroup, WorkerTransport, Workers,
+    Checkpoint, CheckpointSource, CoordinatorPod, Data, DataSource, Elasticity, Encryption, HeldOut, Job,
+    Network, NetworkPolicy, Pipelines, Precision, Restriction, WorkerDevice, WorkerGroup, WorkerTransport,
+    Workers,
 };
 pub use learning_rate::{LearningRate, Schedule};
+pub use lifecycle::{Disruption, FailurePolicy, Lifecycle};
 pub use masking::Masking;
 pub use packing::Packing;
 pub use planner::{

@@ -3,7 +3,8 @@
 //! Here is the order of the checks; each part of the spec has a module below, and `check` holds the checks of single values.
 
 use crate::error::{Found, JobErrors};
-use crate::job::{Job, Lifecycle};
+use crate::job::Job;
+use crate::lifecycle::Lifecycle;
 use crate::limits;
 use crate::manifest::{self, VarunaJob};
 use crate::read::{self, UnknownFields};

@@ -12,6 +12,7 @@
 
 mod cases;
 mod curve;
+mod diagnostics;
 mod evictions;
 mod images;
 mod job;

@@ -4,9 +4,9 @@
 use super::check::Check;
 use crate::choices::{DEVICES, ENCRYPTION, NETWORK_POLICIES, TRANSPORTS, spare_copies};
 use crate::job::{
-    CoordinatorPod, Disruption, Elasticity, FailurePolicy, Network, NetworkPolicy, Restriction, WorkerDevice,
-    WorkerTransport, Workers,
+    CoordinatorPod, Elasticity, Network, NetworkPolicy, Restriction, WorkerDevice, WorkerTransport, Workers,
 };
+use crate::lifecycle::{Disruption, FailurePolicy};
 use crate::limits;
 use crate::manifest::{
     CoordinatorSpec, DisruptionSpec, ElasticitySpec, FailurePolicySpec, NetworkSpec, WorkersSpec,
