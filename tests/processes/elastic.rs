@@ -129,7 +129,7 @@ fn a_worker_killed_under_a_plan_that_cuts_inside_a_block_costs_no_step() {
     run.wait_for_step(10);
     let workers = run.wait_for_workers(4);
     signal(workers[1].pid, Signal::SIGKILL);
-    run.wait_for_workers(3);
+    // It may be over before three workers are seen: its steps are short.
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert_same_curve(&whole.metrics(), &run.metrics(), STEPS);
     let model = run.job().model;
