@@ -3,11 +3,11 @@
 use super::published;
 use super::words::Words;
 use crate::error::DataError;
+use crate::files::Files;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use tokenizers::tokenizer::DecodeStream;
@@ -77,7 +77,10 @@ impl fmt::Debug for TokenizerFile {
 
 impl TokenizerFile {
     pub(super) fn read(path: &Path, end: &End) -> Result<TokenizerFile, DataError> {
-        let json = bounded(path)?;
+        let store = Files::default();
+        let not_there = || std::io::Error::from(ErrorKind::NotFound);
+        let json = bounded(&store, path)?;
+        let json = json.ok_or_else(|| DataError::io("open", path)(not_there()))?;
         let bad = |error: tokenizers::Error| {
             DataError::malformed(path, "tokenizer", error, "what the Hugging Face libraries write")
         };
@@ -110,13 +113,12 @@ impl TokenizerFile {
         };
         let mut files = vec![(JSON.to_owned(), json)];
         for name in OTHERS {
-            let beside = path.with_file_name(name);
-            if beside.is_file() {
-                files.push((name.to_owned(), bounded(&beside)?));
+            if let Some(content) = bounded(&store, &path.with_file_name(name))? {
+                files.push((name.to_owned(), content));
             }
         }
         let sha256 = hex::encode(Sha256::digest(&files[0].1));
-        let end = end_of_document(&inner, path, &files, end)?;
+        let end = end_of_document(&inner, (&store, path), &files, end)?;
         // It tokenizes two short texts.
         let words = catch_unwind(AssertUnwindSafe(|| Words::of(&inner))).map_err(|_| failed())?;
         Ok(TokenizerFile {
@@ -204,10 +206,18 @@ impl FileDecoder<'_> {
     }
 }
 
-fn bounded(path: &Path) -> Result<Vec<u8>, DataError> {
-    let file = File::open(path).map_err(DataError::io("open", path))?;
+fn bounded(store: &Files, path: &Path) -> Result<Option<Vec<u8>>, DataError> {
+    if path.is_dir() {
+        return Ok(None);
+    }
+    let file = match store.open(path) {
+        Ok(file) => file,
+        Err(DataError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
     let mut bytes = Vec::new();
-    file.take(BYTES_MAX + 1)
+    file.reader(0)
+        .take(BYTES_MAX + 1)
         .read_to_end(&mut bytes)
         .map_err(DataError::io("read", path))?;
     if bytes.len() as u64 > BYTES_MAX {
@@ -218,13 +228,13 @@ fn bounded(path: &Path) -> Result<Vec<u8>, DataError> {
             format!("at most {BYTES_MAX}"),
         ));
     }
-    Ok(bytes)
+    Ok(Some(bytes))
 }
 
 /// The token that ends a document: its text and its id.
 fn end_of_document(
     inner: &Tokenizer,
-    path: &Path,
+    (store, path): (&Files, &Path),
     files: &[(String, Vec<u8>)],
     end: &End,
 ) -> Result<(String, u32), DataError> {
@@ -239,7 +249,7 @@ fn end_of_document(
                 .and_then(|(_, config)| eos_token(config));
             let by_name = named.as_deref().and_then(known);
             let by_id = || {
-                let config = bounded(&path.with_file_name("config.json")).ok()?;
+                let config = bounded(store, &path.with_file_name("config.json")).ok()??;
                 let id = eos_token_id(&config)?;
                 Some((inner.id_to_token(id)?, id))
             };

@@ -164,3 +164,15 @@ fn what_is_no_tokenizer_is_refused_by_name() {
         assert!(error.contains("tokenizer.json: tokenizer: "), "{error}");
     }
 }
+
+#[cfg(feature = "store")]
+#[test]
+fn the_files_of_a_tokenizer_may_lie_in_a_store_as_those_of_the_dataset_do() {
+    let folder = words(&[("tokenizer_config.json", r#"{"eos_token": "</s>"}"#)]);
+    let url = format!("file://{}/tokenizer.json", folder.path().display());
+    let of = |url: &str| Tokenizer::of_file(std::path::Path::new(url), &super::End::OfTokenizer);
+    let found = of(&url).unwrap();
+    assert_eq!((found.vocabulary(), found.end_of_document()), (10, 4));
+    let missing = of(&format!("{url}-missing")).unwrap_err().to_string();
+    assert!(missing.contains("-missing"), "{missing}");
+}
