@@ -187,6 +187,14 @@ fn trained_on(store: &Path, base: &str, job: &str) {
     write_origin(store, base, job, &manifest["state"]);
 }
 
+/// The store into which the job `base` was imported from a folder of its own.
+fn import_rotary(path: &impl Fn(&str) -> String) -> PathBuf {
+    published(Path::new(&path("in")), &rotary());
+    let (store, from) = (path("store"), path("in"));
+    varuna(&["checkpoint", "import", &store, &from, "--job", "base"]);
+    PathBuf::from(store)
+}
+
 /// As a run of the job writes it.
 fn write_origin(uri: &Path, base: &str, job: &str, state: &Value) {
     let origin = json!({ "uri": uri, "job": base, "weightsOnly": true, "state": state });
@@ -198,16 +206,7 @@ fn write_origin(uri: &Path, base: &str, job: &str, state: &Value) {
 fn a_job_that_began_with_an_import_is_exported_with_its_tokenizer_its_end_and_its_length() {
     let temp = TempDir::new().unwrap();
     let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
-    published(Path::new(&path("in")), &rotary());
-    varuna(&[
-        "checkpoint",
-        "import",
-        &path("store"),
-        &path("in"),
-        "--job",
-        "base",
-    ]);
-    let store = PathBuf::from(path("store"));
+    let store = import_rotary(&path);
     trained_on(&store, "base", "first");
     trained_on(&store, "first", "second");
     for job in ["first", "second"] {
@@ -228,16 +227,7 @@ fn a_job_that_began_with_an_import_is_exported_with_its_tokenizer_its_end_and_it
 fn an_export_whose_tokenizer_cannot_be_found_says_so_and_makes_up_no_end() {
     let temp = TempDir::new().unwrap();
     let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
-    published(Path::new(&path("in")), &rotary());
-    varuna(&[
-        "checkpoint",
-        "import",
-        &path("store"),
-        &path("in"),
-        "--job",
-        "base",
-    ]);
-    let store = PathBuf::from(path("store"));
+    let store = import_rotary(&path);
     trained_on(&store, "base", "tuned");
     let export = |name: &str| {
         let said = varuna(&["checkpoint", "export", &path("store/tuned"), &path(name)]);
