@@ -88,13 +88,17 @@ mod tests {
         }
     }
 
+    fn three_workers() -> Vec<WorkerInfo> {
+        (1..4)
+            .map(|w| WorkerInfo::nominal(WorkerId(w), format!("n{w}")))
+            .collect()
+    }
+
     #[test]
     fn a_copy_takes_what_a_unit_takes_and_the_gradients_that_wait_and_takes_what_the_stages_leave() {
         let free = planner(None);
         let layout = free.costs.layout();
-        let workers: Vec<WorkerInfo> = (1..4)
-            .map(|w| WorkerInfo::nominal(WorkerId(w), format!("n{w}")))
-            .collect();
+        let workers = three_workers();
         let request = PlanRequest::first(workers.clone(), layout, 8);
         let explained = free.explain(&request).unwrap();
         let shape = &explained.shape;
@@ -124,9 +128,7 @@ mod tests {
     fn a_member_has_room_to_follow_what_its_stage_with_its_activations_leaves() {
         let free = planner(None);
         let layout = free.costs.layout();
-        let workers: Vec<WorkerInfo> = (1..4)
-            .map(|w| WorkerInfo::nominal(WorkerId(w), format!("n{w}")))
-            .collect();
+        let workers = three_workers();
         let request = PlanRequest::first(workers.clone(), layout, 8);
         let explained = free.explain(&request).unwrap();
         let plan = Plan::first(layout, explained.shape);
