@@ -7,11 +7,11 @@ mod save;
 use crate::bar::Bar;
 use crate::coordinator::runtime;
 use crate::failure::Failure;
-use crate::io::print_json;
+use crate::io::{print_json, print_line};
 use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
 use std::path::PathBuf;
-use varuna_checkpoint::{CheckpointError, Listed, Location, Manifest, folder_name};
+use varuna_checkpoint::{CheckpointError, Listed, Location, Manifest, Retention, folder_name};
 
 /// Shards that are checked at a time, so that a processor takes the digest of one while another is read.
 const SHARDS_AT_ONCE: usize = 4;
@@ -118,21 +118,20 @@ async fn ls(location: &Location, as_json: bool) -> Result<(), Failure> {
         let bytes: u64 = listed.files.values().sum();
         if as_json {
             let (step, files) = (listed.id.step, listed.files.len());
-            println!(
-                "{}",
-                json!({"name": name, "step": step, "state": state(listed), "bytes": bytes, "files": files})
-            );
+            let line =
+                json!({"name": name, "step": step, "state": state(listed), "bytes": bytes, "files": files});
+            print_line(&line.to_string());
         } else {
-            println!(
+            print_line(&format!(
                 "{name}  {:<10}  {:>9.1} MiB  {} files",
                 state(listed),
                 mib(bytes),
                 listed.files.len()
-            );
+            ));
         }
     }
     if all.is_empty() && !as_json {
-        println!("no checkpoints");
+        print_line("no checkpoints");
     }
     Ok(())
 }
@@ -174,9 +173,9 @@ async fn verify(location: &Location, as_json: bool) -> Result<(), Failure> {
         let problem = check(location, listed, &bar).await.err().map(|e| e.to_string());
         damaged += usize::from(problem.is_some());
         bar.suspend(|| match (as_json, &problem) {
-            (true, _) => println!("{}", json!({"name": name, "problem": problem})),
-            (false, None) => println!("{name}  ok"),
-            (false, Some(why)) => println!("{name}  {why}"),
+            (true, _) => print_line(&json!({"name": name, "problem": problem}).to_string()),
+            (false, None) => print_line(&format!("{name}  ok")),
+            (false, Some(why)) => print_line(&format!("{name}  {why}")),
         });
     }
     if damaged > 0 {
@@ -203,11 +202,11 @@ async fn prune(location: &Location, keep: usize) -> Result<(), Failure> {
     if keep == 0 {
         return Err(Failure::Input("--keep is 0, allowed is 1 or more".into()));
     }
-    let pruned = location.prune(keep, &[]).await?;
-    println!(
+    let pruned = location.prune(&Retention::newest(keep)).await?;
+    print_line(&format!(
         "deleted {} checkpoints, and the files of {} that were never completed",
         pruned.checkpoints.len(),
         pruned.orphans.len()
-    );
+    ));
     Ok(())
 }

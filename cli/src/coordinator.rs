@@ -2,6 +2,7 @@
 
 use crate::access::Security;
 use crate::failure::Failure;
+use crate::io::print_line;
 use crate::job::{self, JobFile};
 use crate::progress::Progress;
 use crate::signals::Interrupts;
@@ -85,6 +86,7 @@ pub(crate) async fn start(
     let checkpoints = job::checkpoints(&file.job, &data_fingerprint, folder).await?;
     let JobFile { job, text, steps } = file;
     let timing = Timing::default();
+    let allow_state_loss = job.lifecycle.allow_state_loss;
     let options = Options {
         job,
         steps,
@@ -97,6 +99,7 @@ pub(crate) async fn start(
         identity,
         host: local_workers.as_ref().map(|_| process_host()),
         expected_workers: local_workers.as_ref().map(|w| w.workers),
+        allow_state_loss,
         timing,
         checkpoints,
         costs,
@@ -129,7 +132,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             security: &arguments.security,
         };
         let mut control = start(file, &arguments.run_dir, endpoint, fingerprint, costs, None).await?;
-        println!("coordinator at {}", control.address);
+        print_line(&format!("coordinator at {}", control.address));
         let mut progress = Progress::new(steps);
         let mut interrupts = Interrupts::listen()?;
         loop {

@@ -2,6 +2,7 @@
 
 use crate::bar::Bar;
 use crate::failure::Failure;
+use crate::io::print_line;
 use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 use varuna_dataset::{Build, DataError, Format, Split, Tokenizer, build, info, tokens};
@@ -87,7 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 print_text(dataset, &tokens)
             } else {
                 let tokens: Vec<String> = tokens.iter().map(i64::to_string).collect();
-                println!("[{}]", tokens.join(","));
+                print_line(&format!("[{}]", tokens.join(",")));
                 Ok(())
             }
         }
@@ -96,19 +97,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 fn print_info(dataset: &Path) -> Result<(), Failure> {
     let info = info(dataset).map_err(bad)?;
-    println!(
+    print_line(&format!(
         "{}: {} tokens in {} sequences, {} documents, {} bytes a token",
         dataset.display(),
         info.tokens,
         info.sequences,
         info.documents,
         info.token_bytes
-    );
+    ));
     if let Some(s) = info.sidecar {
-        println!(
+        print_line(&format!(
             "tokenizer {}  vocabulary {}  end of document {}  sha256 {}",
             s.tokenizer, s.vocabulary, s.end_of_document, s.sha256
-        );
+        ));
     }
     Ok(())
 }
@@ -126,7 +127,7 @@ fn print_text(dataset: &Path, tokens: &[i64]) -> Result<(), Failure> {
             text.push(b'\n');
         }
     }
-    println!("{}", String::from_utf8_lossy(&text).trim_end_matches('\n'));
+    print_line(String::from_utf8_lossy(&text).trim_end_matches('\n'));
     Ok(())
 }
 
@@ -153,14 +154,14 @@ fn build_datasets(arguments: &BuildArguments) -> Result<(), Failure> {
     let built = build(&request, &mut |bytes| bar.add(bytes)).map_err(bad)?;
     drop(bar);
     for dataset in built {
-        println!(
+        print_line(&format!(
             "{}: {} tokens of {} ({} documents, {} bytes of text)",
             dataset.path.display(),
             dataset.sidecar.tokens,
             dataset.sidecar.tokenizer,
             dataset.sidecar.documents,
             dataset.text_bytes
-        );
+        ));
         // Few different texts may all have digests of one set.
         if dataset.sidecar.tokens == 0 {
             eprintln!(

@@ -20,6 +20,11 @@ pub(crate) fn print(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
+/// Prints text and a newline.
+pub(crate) fn print_line(text: &str) {
+    print(&format!("{text}\n"));
+}
+
 /// JSON for people: indented.
 pub(crate) fn to_json(value: &impl Serialize) -> Result<String, Failure> {
     serde_json::to_string_pretty(value).map_err(|e| Failure::Internal(e.to_string()))

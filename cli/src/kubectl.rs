@@ -6,6 +6,7 @@ mod text;
 
 use crate::coordinator::runtime;
 use crate::failure::Failure;
+use crate::io::{print, print_line};
 use clap::{Parser, Subcommand};
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::jiff::Timestamp;
@@ -75,12 +76,12 @@ pub(crate) fn run() -> Result<(), Failure> {
             Command::Status { job } => {
                 let view = cluster.job(job).await?;
                 let events = cluster.happened(&view).await?;
-                print!("{}", text::status(&view, &events));
+                print(&text::status(&view, &events));
             }
-            Command::Plan { job } => print!("{}", text::plan(&cluster.job(job).await?)?),
+            Command::Plan { job } => print(&text::plan(&cluster.job(job).await?)?),
             Command::Events { job } => {
                 let view = cluster.job(job).await?;
-                print!("{}", text::events(&cluster.happened(&view).await?));
+                print(&text::events(&cluster.happened(&view).await?));
             }
             Command::Save { job } => cluster.save(job).await?,
             Command::Scale { job, workers } => cluster.scale(job, *workers).await?,
@@ -159,7 +160,9 @@ impl Cluster {
             .patch(name, &PatchParams::default(), &Patch::Merge(&annotation))
             .await;
         patched.map_err(|e| self.failure(name, e))?;
-        println!("a checkpoint of {name} is asked for; it is of the next step that the job trains");
+        print_line(&format!(
+            "a checkpoint of {name} is asked for; it is of the next step that the job trains"
+        ));
         Ok(())
     }
 
@@ -170,7 +173,9 @@ impl Cluster {
             .patch_scale(name, &PatchParams::default(), &Patch::Merge(&replicas))
             .await;
         patched.map_err(|e| self.failure(name, e))?;
-        println!("{name} uses {workers} workers at most (spec.elasticity.maxWorkers)");
+        print_line(&format!(
+            "{name} uses {workers} workers at most (spec.elasticity.maxWorkers)"
+        ));
         Ok(())
     }
 

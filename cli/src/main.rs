@@ -1,5 +1,8 @@
 //! `varuna`: runs jobs on this machine, and shows runs, plans, datasets and checkpoints.
 
+// `print!` panics where nobody reads any more (`| head`); `io::print` does not.
+#![deny(clippy::print_stdout)]
+
 mod access;
 mod bar;
 mod chart;

@@ -113,7 +113,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let costs = &query.planner.costs;
     let traces = predict(costs, shape, &Speeds::nominal(), Topology::ONE_NODE).pipelines;
     if let Some(path) = &arguments.svg {
-        write(path, gantt::predicted(&traces, shape))?;
+        write(path, gantt::predicted(&traces, shape, shape.predicted.bubble))?;
     }
     let noisy = predict_with_noise(costs, shape, 0.1, 1, 20);
     if arguments.json {

@@ -2,7 +2,7 @@
 
 use crate::children::{with_this_process, worker_program};
 use crate::failure::Failure;
-use crate::io::write;
+use crate::io::{print, write};
 use crate::job;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -68,9 +68,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         write(path, &text)?;
     }
     if arguments.json {
-        print!("{text}");
+        print(&text);
     } else {
-        print!("{}", table(&profile));
+        print(&table(&profile));
     }
     Ok(())
 }

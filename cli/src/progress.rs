@@ -1,5 +1,6 @@
 //! What `varuna run` prints: a live line on a terminal, plain lines otherwise.
 
+use crate::io::print_line;
 use indicatif::{BinaryBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::collections::VecDeque;
 use std::io::IsTerminal;
@@ -59,7 +60,7 @@ impl Progress {
         let line = self.line(metric);
         match &self.live {
             Some(live) => live.set_message(line),
-            None => println!("{line}"),
+            None => print_line(&line),
         }
     }
 
@@ -67,7 +68,7 @@ impl Progress {
     pub(crate) fn print(&self, text: &str) {
         match &self.live {
             Some(live) => live.println(text),
-            None => println!("{text}"),
+            None => print_line(text),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::coordinator::runtime;
 use crate::failure::Failure;
+use crate::io::{print, print_json, print_line};
 use std::path::{Path, PathBuf};
 use varuna_run_folder::{Contact, ReadError, RunFiles, RunStatus, WorkerStatus};
 use varuna_wire::v1::{ScaleRequest, StatusRequest};
@@ -52,7 +53,7 @@ pub(crate) fn scale(arguments: &ScaleArguments) -> Result<(), Failure> {
         };
         let reply = reach(&contact).await?.scale(request).await;
         let reply = reply.map_err(|status| Failure::Input(status.message().to_owned()))?;
-        println!("{}", reply.into_inner().message);
+        print_line(&reply.into_inner().message);
         Ok(())
     })
 }
@@ -69,10 +70,9 @@ pub(crate) fn status(arguments: &StatusArguments) -> Result<(), Failure> {
         },
     };
     if arguments.json {
-        let json = serde_json::to_string_pretty(&status);
-        println!("{}", json.map_err(|e| Failure::Internal(e.to_string()))?);
+        print_json(&status)?;
     } else {
-        print!("{}", text(&status));
+        print(&text(&status));
     }
     Ok(())
 }

@@ -115,6 +115,7 @@ fn setup(arguments: &Arguments, job: &Job) -> Result<Setup, Failure> {
     }
     Ok(Setup {
         planner,
+        layout: job.layout(),
         global_batch_size: job.training.global_batch_size,
         min_workers: job.elasticity.min_workers as usize,
         parts: parts.map_err(input)?,

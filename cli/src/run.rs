@@ -4,6 +4,7 @@ use crate::access::Security;
 use crate::children::{Children, Credentials, Ended, worker_program};
 use crate::coordinator::{Endpoint, LocalWorkers, measured, runtime, start};
 use crate::failure::Failure;
+use crate::io::print_line;
 use crate::job;
 use crate::progress::Progress;
 use crate::signals::Interrupts;
@@ -89,7 +90,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }),
         )
         .await?;
-        println!("run folder {}", folder.display());
+        print_line(&format!("run folder {}", folder.display()));
         let children = Children::new(
             program,
             Credentials {

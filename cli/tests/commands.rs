@@ -249,6 +249,25 @@ fn tokens_of_a_dataset_are_shown_and_an_empty_set_of_a_split_is_said() {
 }
 
 #[test]
+fn a_pipe_that_nobody_reads_any_more_is_no_error() {
+    let place = Place::new();
+    let (data, checkpoints) = (place.data(), place.path("checkpoints"));
+    std::fs::create_dir(&checkpoints).unwrap();
+    let commands: [&[&str]; 3] = [
+        &["checkpoint", "ls", &checkpoints],
+        &["data", "info", &data],
+        &["data", "show", &data],
+    ];
+    for arguments in commands {
+        let (unread, stdout) = std::io::pipe().unwrap();
+        drop(unread);
+        let output = place.command(arguments).stdout(stdout).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", said(&output));
+        assert_eq!(said(&output), "", "{arguments:?}");
+    }
+}
+
+#[test]
 fn a_dataset_that_exists_is_not_overwritten_unless_asked() {
     let place = Place::new();
     let before = std::fs::read(place.path("data.bin")).unwrap();

@@ -4,15 +4,20 @@ use anyhow::Result;
 use clap::Parser;
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Duration;
 use varuna_api::WorkerDevice;
 use varuna_launcher::processes::Processes;
 use varuna_launcher::report::{Coordinator, Reports};
 use varuna_machine::{Gpus, Machine};
 
+/// Longer than the 25 s that a worker counts on after a notice, where the job says nothing else: by then a job that can has planned without it.
+const KILL_AFTER_SECONDS: u32 = 30;
+
 /// Starts workers side by side, each with a GPU of its own and its share of the memory, and starts those again that end with an error.
 ///
 /// SIGTERM is passed on to all of them. Ends when all have ended for good: with 0 where they were released, with the exit code of a worker that
-/// failed five times within ten minutes or ten times within an hour, else with the first exit code that is not 0.
+/// failed five times within ten minutes or ten times within an hour, else with the first exit code that is not 0. After such a worker the others
+/// get SIGTERM, and SIGKILL where they take too long to end.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -31,6 +36,9 @@ struct Arguments {
     /// The certificate (PEM) that the coordinator must show.
     #[arg(long, env = "VARUNA_CERTIFICATE", hide_env_values = true)]
     certificate: Option<String>,
+    /// Seconds that the others have to end once a worker has failed too often: then they are killed.
+    #[arg(long, value_name = "SECONDS", default_value_t = KILL_AFTER_SECONDS)]
+    kill_after_seconds: u32,
     /// A worker's program and its arguments.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     command: Vec<OsString>,
@@ -64,6 +72,7 @@ async fn main() -> Result<ExitCode> {
     }));
     let machine = Machine::at_start(Gpus::of_machine(arguments.device), workers);
     let processes = Processes::new(arguments.command, machine, workers, reports);
-    let code = processes.run(workers).await?;
+    let kill_after = Duration::from_secs(arguments.kill_after_seconds.into());
+    let code = processes.run(workers, kill_after).await?;
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
 }

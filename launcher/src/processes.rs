@@ -49,18 +49,20 @@ impl Processes {
         }
     }
 
-    /// Runs so many workers until all have ended for good; returns the pod's exit code.
+    /// Runs so many workers until all have ended for good; returns the pod's exit code. `kill_after`: how long the others may take to end once one
+    /// has failed too often.
     ///
     /// # Errors
     /// Signals cannot be waited for.
-    pub async fn run(mut self, workers: usize) -> Result<i32> {
+    pub async fn run(mut self, workers: usize, kill_after: Duration) -> Result<i32> {
         let listen = |kind| signal(kind).context("cannot wait for signals");
         let mut terminate = listen(SignalKind::terminate())?;
         let mut interrupt = listen(SignalKind::interrupt())?;
         let mut children = listen(SignalKind::child())?;
         let began = Instant::now();
-        let mut restarts = Restarts::new(workers);
+        let mut restarts = Restarts::new(workers, kill_after);
         let code = loop {
+            self.act(restarts.overdue(began.elapsed()));
             for place in restarts.due(began.elapsed()) {
                 if let Err(error) = self.start(place) {
                     tracing::error!(place, error = format!("{error:#}"), "a worker cannot be started");
@@ -117,15 +119,21 @@ impl Processes {
     }
 
     fn act(&self, action: Action) {
-        match action {
-            Action::None => {}
+        let workers = self.running.len();
+        let sent = match action {
+            Action::None => return,
             Action::StopAll => {
-                tracing::info!(workers = self.running.len(), "all workers are told to end");
-                for process in self.running.keys() {
-                    // If it has ended, its end is collected next.
-                    let _ = kill(Pid::from_raw(*process), Signal::SIGTERM);
-                }
+                tracing::info!(workers, "all workers are told to end");
+                Signal::SIGTERM
             }
+            Action::KillAll => {
+                tracing::warn!(workers, "workers that do not end in time are killed");
+                Signal::SIGKILL
+            }
+        };
+        for process in self.running.keys() {
+            // If it has ended, its end is collected next.
+            let _ = kill(Pid::from_raw(*process), sent);
         }
     }
 

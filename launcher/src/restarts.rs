@@ -3,6 +3,9 @@
 //! A worker that ends with an error is started again after 1, 2, 4, ... seconds. One that fails too often takes the pod with it: its
 //! device may be broken, and whoever made the pod can make another one elsewhere. So does one that fails every few minutes for an hour: it never
 //! fails often at a time, but each failure costs the whole job a recovery. A worker that ends well was released, and is not started again.
+//!
+//! The others have a while to go once one of them has failed too often. Those that still run then are killed: a notice alone ends no worker, as
+//! the job may be too small to release anybody, and a pod that stays is never replaced.
 
 use std::time::Duration;
 
@@ -35,6 +38,8 @@ pub enum Action {
     None,
     /// All workers that run are told to end.
     StopAll,
+    /// All workers that run are killed.
+    KillAll,
 }
 
 /// The places of a pod's workers. Times are counted from any fixed moment.
@@ -47,17 +52,23 @@ pub struct Restarts {
     stopping: bool,
     /// The exit code of the worker that failed too often.
     given_up: Option<i32>,
+    /// How long the others may take to end after that.
+    kill_after: Duration,
+    /// When those are killed that still run.
+    kill_at: Option<Duration>,
 }
 
 impl Restarts {
-    /// So many places whose workers are due now.
+    /// So many places whose workers are due now. `kill_after`: how long the others may take to end once one has failed too often.
     #[must_use]
-    pub fn new(workers: usize) -> Restarts {
+    pub fn new(workers: usize, kill_after: Duration) -> Restarts {
         Restarts {
             places: vec![Place::Due(Duration::ZERO); workers],
             failures: vec![Vec::new(); workers],
             stopping: false,
             given_up: None,
+            kill_after,
+            kill_at: None,
         }
     }
 
@@ -73,14 +84,23 @@ impl Restarts {
         due
     }
 
-    /// When the next worker is due, if one waits.
+    /// When something is to be done next without anything else happening: a worker is due, or those that were told to end are killed.
     #[must_use]
     pub fn next(&self) -> Option<Duration> {
         let times = self.places.iter().filter_map(|place| match place {
             Place::Due(at) => Some(*at),
             _ => None,
         });
-        times.min()
+        let kill_at = self.kill_at.filter(|_| self.places.contains(&Place::Running));
+        times.chain(kill_at).min()
+    }
+
+    /// What is to be done because time has passed.
+    pub fn overdue(&mut self, now: Duration) -> Action {
+        if self.kill_at.take_if(|at| *at <= now).is_some() {
+            return Action::KillAll;
+        }
+        Action::None
     }
 
     /// The worker of a place has ended, with an exit code that is 128 and the signal's number where a signal ended it.
@@ -97,6 +117,7 @@ impl Restarts {
         if lately > RESTARTS_MAX || failures.len() > RESTARTS_MAX_LONG {
             self.places[place] = Place::Ended(code);
             self.given_up = Some(code);
+            self.kill_at = Some(now + self.kill_after);
             return self.stop();
         }
         let doubled = u32::try_from(lately - 1).unwrap_or(u32::MAX);
@@ -138,13 +159,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const KILL_AFTER: Duration = Duration::from_secs(30);
+
     fn seconds(s: u64) -> Duration {
         Duration::from_secs(s)
     }
 
     #[test]
     fn a_worker_that_fails_is_started_again_later_each_time_and_at_last_takes_the_pod_with_it() {
-        let mut restarts = Restarts::new(2);
+        let mut restarts = Restarts::new(2, KILL_AFTER);
         assert_eq!(restarts.due(seconds(0)), [0, 1]);
         let mut now = seconds(0);
         for delay in [1, 2, 4, 8] {
@@ -165,8 +188,42 @@ mod tests {
     }
 
     #[test]
+    fn who_does_not_end_after_the_last_failure_of_another_is_killed_once_and_the_pod_ends_with_that_failure()
+    {
+        let mut restarts = Restarts::new(2, KILL_AFTER);
+        for failure in 0..5 {
+            restarts.due(seconds(10 * failure));
+            restarts.ended(seconds(10 * failure), 1, 3);
+        }
+        let given_up = seconds(40);
+        assert_eq!(restarts.next(), Some(given_up + KILL_AFTER));
+        let before = given_up + KILL_AFTER - Duration::from_millis(1);
+        assert_eq!(restarts.overdue(before), Action::None);
+        // A notice of the pod's own end moves nothing.
+        assert_eq!(restarts.stop(), Action::StopAll);
+        assert_eq!(restarts.overdue(given_up + KILL_AFTER), Action::KillAll);
+        assert_eq!(restarts.overdue(given_up + KILL_AFTER), Action::None);
+        assert_eq!(
+            (restarts.next(), restarts.outcome()),
+            (None, None),
+            "it has not ended yet"
+        );
+        restarts.ended(given_up + KILL_AFTER, 0, 137);
+        assert_eq!(restarts.outcome(), Some(3));
+    }
+
+    #[test]
+    fn a_pod_that_is_told_to_end_kills_nobody() {
+        let mut restarts = Restarts::new(2, KILL_AFTER);
+        restarts.due(seconds(0));
+        restarts.stop();
+        assert_eq!(restarts.next(), None, "who told it decides how long it waits");
+        assert_eq!(restarts.overdue(seconds(10_000)), Action::None);
+    }
+
+    #[test]
     fn failures_long_ago_do_not_count() {
-        let mut restarts = Restarts::new(1);
+        let mut restarts = Restarts::new(1, KILL_AFTER);
         for hour in 0..20 {
             restarts.due(seconds(3600 * hour));
             assert_eq!(restarts.ended(seconds(3600 * hour), 0, 1), Action::None);
@@ -176,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_fails_every_three_minutes_takes_the_pod_with_it_after_half_an_hour() {
-        let mut restarts = Restarts::new(2);
+        let mut restarts = Restarts::new(2, KILL_AFTER);
         restarts.due(seconds(0));
         for failure in 0..9 {
             let now = seconds(180 * failure);
@@ -190,7 +247,7 @@ mod tests {
 
     #[test]
     fn released_workers_are_not_started_again_and_the_pod_ends_well_with_the_last() {
-        let mut restarts = Restarts::new(2);
+        let mut restarts = Restarts::new(2, KILL_AFTER);
         restarts.due(seconds(0));
         restarts.ended(seconds(9), 0, 0);
         assert_eq!((restarts.next(), restarts.outcome()), (None, None));
@@ -200,7 +257,7 @@ mod tests {
 
     #[test]
     fn nothing_is_started_once_the_pod_is_to_end() {
-        let mut restarts = Restarts::new(3);
+        let mut restarts = Restarts::new(3, KILL_AFTER);
         restarts.due(seconds(0));
         restarts.ended(seconds(1), 2, 1);
         assert_eq!(restarts.stop(), Action::StopAll);
@@ -216,7 +273,7 @@ mod tests {
             ends in proptest::collection::vec((0_usize..3, prop_oneof![Just(0), Just(1), Just(137)], 0_u64..40), 0..60),
             stop_after in 0_usize..60,
         ) {
-            let mut restarts = Restarts::new(3);
+            let mut restarts = Restarts::new(3, KILL_AFTER);
             let mut running = [false; 3];
             let mut now = seconds(0);
             for (i, (place, code, wait)) in ends.into_iter().enumerate() {

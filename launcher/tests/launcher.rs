@@ -120,6 +120,20 @@ fn a_worker_that_fails_again_and_again_ends_the_pod_with_its_code_and_the_others
 }
 
 #[test]
+fn a_worker_that_takes_no_notice_is_killed_once_another_has_failed_too_often() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = folder.path().join("first");
+    let script = format!(
+        "if mkdir {first} 2>/dev/null; then trap '' TERM; while :; do sleep 0.05; done; fi; exit 3",
+        first = first.display()
+    );
+    let child = launcher(&["--workers", "2", "--kill-after-seconds", "1"], &script)
+        .spawn()
+        .unwrap();
+    assert_eq!(ended(child), 3, "else it would wait for the other one for ever");
+}
+
+#[test]
 fn a_program_that_is_not_there_ends_the_pod() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_varuna-launcher"));
     let child = command

@@ -21,6 +21,7 @@ use kube::{Api, Resource as _, ResourceExt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use varuna_api::crd::{Status, Time};
 
 /// Without any event a job is reconciled at this interval: no watch promises every event.
 const INTERVAL: Duration = Duration::from_secs(300);
@@ -122,6 +123,13 @@ struct Seen<'a> {
     object: &'a JobObject,
     run: Option<Arc<IndexedRun>>,
     observed: Observed,
+    /// When the job ended, as its object shows.
+    shown_end: Option<Time>,
+}
+
+/// Whether everybody can see that a job has ended and how: what was reported may not be written yet.
+fn shows_its_end(shown: Option<&Time>, reported: &Status) -> bool {
+    shown.is_some() && shown == reported.completion_time.as_ref()
 }
 
 /// What the watches have shown.
@@ -131,6 +139,7 @@ async fn observe<'a>(
     context: &Context,
     failed: &mut Option<&'static str>,
 ) -> Result<Seen<'a>, Error> {
+    let shown_end = job.status.completion_time.clone();
     let reported = context
         .publisher
         .status(&job.uid, resource_version(object.meta()));
@@ -184,6 +193,7 @@ async fn observe<'a>(
         object,
         run,
         observed,
+        shown_end,
     })
 }
 
@@ -234,7 +244,7 @@ enum Carried {
 /// them; the others after.
 async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) -> Result<Carried, Error> {
     let job = &seen.observed.job;
-    if decision.delete_job {
+    if decision.delete_job && shows_its_end(seen.shown_end.as_ref(), &job.status) {
         // All that belongs to it goes with it, whatever could not be written of that.
         let read = seen.object.resource_version();
         context.applier.delete_job(job, read).await?;
@@ -257,7 +267,7 @@ async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) 
     context.applier.change_pods(job, decision).await?;
     context.applier.apply_objects(job, objects.changed).await?;
     queued?;
-    Ok(if objects.wait {
+    Ok(if objects.wait || decision.delete_job {
         Carried::Partly
     } else {
         Carried::Whole
@@ -315,4 +325,24 @@ fn observed_job(object: &JobObject, context: &Context) -> ObservedJob {
         parsed
     });
     object.observed(parsed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_shows_its_end_once_what_was_reported_last_is_written() {
+        let at = |second| Time(Timestamp::from_second(second).unwrap());
+        let ended = |completion_time| Status {
+            completion_time,
+            ..Status::default()
+        };
+        let reported = ended(Some(at(7)));
+        assert!(!shows_its_end(None, &reported), "it is not written yet");
+        assert!(shows_its_end(Some(&at(7)), &reported));
+        // It has run again since, and ended.
+        assert!(!shows_its_end(Some(&at(3)), &reported));
+        assert!(!shows_its_end(None, &ended(None)));
+    }
 }

@@ -166,14 +166,20 @@ impl Checkpoints {
         id: StateId,
         arrived: &mut impl FnMut(),
     ) -> Result<UnitState, CheckpointError> {
-        let store = &self.inner.store;
-        let shard = store.load(id, unit, arrived).await?;
-        from_shard(
-            &self.inner.model,
-            &self.inner.scaling,
-            (store.layout(), unit),
-            shard,
-        )
+        let Inner {
+            store,
+            model,
+            scaling,
+            ..
+        } = &*self.inner;
+        let layout = store.layout();
+        let wanted = match model {
+            Module::Transformer(_) => None,
+            // It may have been exported anew, with its parameters in another order.
+            Module::Exported(_) => Some(tensors(model, layout.undivided(), layout.whole_of(unit))),
+        };
+        let shard = store.load_in_order(id, unit, wanted.as_deref(), arrived).await?;
+        from_shard(model, scaling, (layout, unit), shard)
     }
 }
 
@@ -185,7 +191,10 @@ impl Inner {
                 self.added.notified().await;
                 continue;
             };
-            match Arc::clone(&self).upload_one(id, unit, copy).await {
+            let uploaded = Arc::clone(&self).upload_one(id, unit, copy).await;
+            // The next state may have waited for the end of this one.
+            self.added.notify_one();
+            match uploaded {
                 Ok(()) => backoff = BACKOFF.build(),
                 Err(error) => {
                     tracing::warn!(%error, state = %id, "cannot upload a shard of a checkpoint");

@@ -277,6 +277,7 @@ fn hello(arguments: &Arguments, me: WorkerId, mesh: &Mesh) -> Hello {
         host,
         pid: std::process::id(),
         hardware: None,
+        workers_on_gpu: arguments.workers_on_gpu,
         memory_bytes: None,
         scores: None,
         device: String::new(),

@@ -4,7 +4,7 @@
 use super::choose;
 use crate::bar::Bar;
 use crate::failure::Failure;
-use crate::io::{to_json, write};
+use crate::io::{print_line, to_json, write};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use varuna_api::quantity;
@@ -110,12 +110,12 @@ pub(super) async fn export(arguments: &Arguments) -> Result<(), Failure> {
         let _ = std::fs::remove_dir_all(folder);
     }
     written?;
-    println!(
+    print_line(&format!(
         "{}: step {} of {}",
         folder.display(),
         manifest.state.step,
         manifest.facts.job
-    );
+    ));
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 
 use crate::bar::Bar;
 use crate::failure::Failure;
+use crate::io::print_line;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::path::Path;
@@ -38,13 +39,13 @@ pub(super) async fn import(location: &Location, folder: &Path, job: &str) -> Res
         return Err(taken());
     }
     write(&store, &import, id, folder).await?;
-    println!(
+    print_line(&format!(
         "{}: {} layers, {} parameters\n\n{}",
         folder_name(id),
         model.layers,
         model.parameter_count(),
         how_to_go_on(&model, job)
-    );
+    ));
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! `varuna checkpoint save`: a checkpoint on demand.
 
 use crate::failure::Failure;
+use crate::io::print_line;
 use crate::remote::{contact, reach, status_of};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ pub(super) async fn save(run: &Path, timeout_s: u64) -> Result<(), Failure> {
         if let (Some(name), Some(step)) = (saved.newest, saved.newest_step)
             && (step.0 > requested_at || step >= last)
         {
-            println!("{name}");
+            print_line(&name);
             return Ok(());
         }
         if start.elapsed().as_secs() >= timeout_s {

@@ -131,9 +131,9 @@ fn lane_name(trace: &PipelineTrace) -> &'static str {
     }
 }
 
-/// The predicted step of a shape as an SVG document.
-pub(crate) fn predicted(traces: &[PipelineTrace], shape: &Shape) -> String {
-    svg(traces, &shape.summary(), shape.predicted.bubble)
+/// The predicted step of a shape as an SVG document. `bubble`: of the prediction that the traces are of; the shape's own may be by other costs.
+pub(crate) fn predicted(traces: &[PipelineTrace], shape: &Shape, bubble: f64) -> String {
+    svg(traces, &shape.summary(), bubble)
 }
 
 /// A measured step of a shape as an SVG document.

@@ -28,6 +28,8 @@ pub(super) enum Spent {
     Steps,
     /// Steps that were given up and run again.
     Again,
+    /// Nobody trained until another coordinator had begun: the run was stopped, or all of it was gone.
+    Stopped,
     /// Recoveries.
     Recovery(Cause),
 }
@@ -45,7 +47,10 @@ impl Account {
         let recoveries = recoveries(history);
         let (first, last) = history.span_ms();
         let all = Duration::from_millis(last.saturating_sub(first));
-        let mut lost = vec![(Spent::Again, run_again(history))];
+        let mut lost = vec![
+            (Spent::Again, run_again(history)),
+            (Spent::Stopped, stopped(history)),
+        ];
         for cause in [
             Cause::Lost,
             Cause::Notice,
@@ -89,6 +94,26 @@ fn run_again(history: &History) -> Duration {
     Duration::from_millis(given_up.sum())
 }
 
+/// From the last commit before another coordinator took over until it began a recovery; none where workers went on under it.
+fn stopped(history: &History) -> Duration {
+    let (mut last_commit, mut waits_since, mut all) = (None, None, Duration::ZERO);
+    for (time_ms, event) in history.by_time() {
+        match event {
+            Event::TookOver { .. } => waits_since = waits_since.or(last_commit),
+            Event::Committed { .. } => {
+                last_commit = Some(time_ms);
+                waits_since = None;
+            }
+            Event::Fenced { .. } => {
+                let since = waits_since.take();
+                all += Duration::from_millis(since.map_or(0, |since| time_ms.saturating_sub(since)));
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
 fn recoveries(history: &History) -> Vec<Recovery> {
     let (first, _) = history.span_ms();
     let (mut observed, mut found) = (Recoveries::default(), Vec::new());
@@ -104,6 +129,8 @@ fn recoveries(history: &History) -> Vec<Recovery> {
         let at = Duration::from_millis(time_ms);
         for measured in observed.observe(at, &event) {
             match (measured.phase, &event) {
+                // Before the first published step: the start of the run.
+                _ if time_ms <= first => phases.clear(),
                 (Phase::Total, Event::Committed { .. }) => found.push(Recovery {
                     at: at.saturating_sub(Duration::from_millis(first)),
                     cause: measured.cause,
@@ -218,5 +245,51 @@ mod tests {
             (account.recoveries.len(), account.goodput().to_bits()),
             (0, 1f64.to_bits())
         );
+    }
+
+    /// Stopped at step 10, and continued an hour later by another coordinator.
+    #[test]
+    fn the_time_in_which_a_run_was_stopped_is_no_time_of_steps() {
+        let mut steps: Vec<_> = (1..=10).map(|n| step(1, n, 1000 * n)).collect();
+        let hour = 3_600_000;
+        steps.extend((11..=20).map(|n| step(2, n, hour + 1000 * n)));
+        let lost = Event::WorkerLost {
+            worker: WorkerId(2),
+            name: "w2".into(),
+        };
+        let events = [
+            (10_100, lost),
+            (hour + 9_000, Event::TookOver { term: 2 }),
+            (hour + 9_500, fenced(1)),
+        ];
+        let account = Account::of(&History::new(
+            steps,
+            events.map(|(time, e)| event(time, e)).into(),
+        ));
+        let ms = Duration::from_millis;
+        let expected = [
+            (Spent::Steps, ms(18_000)),
+            (Spent::Stopped, ms(hour - 500)),
+            (Spent::Recovery(Cause::Takeover), ms(1_500)),
+        ];
+        assert_eq!(account.spent, expected);
+        // Where workers went on under the new coordinator, nothing stood.
+        let steps: Vec<_> = (1..=10).map(|n| step(1, n, 1000 * n)).collect();
+        let over = event(5_500, Event::TookOver { term: 2 });
+        let account = Account::of(&History::new(steps, vec![over]));
+        assert_eq!(account.spent, [(Spent::Steps, ms(9_000))]);
+    }
+
+    /// A second coordinator finds that the first one has not got as far as a step.
+    #[test]
+    fn what_came_before_the_first_step_is_the_start_of_the_run() {
+        let steps: Vec<_> = (1..=10).map(|n| step(2, n, 60_000 + 1000 * n)).collect();
+        let events = [(500, Event::TookOver { term: 2 }), (1_000, fenced(1))];
+        let account = Account::of(&History::new(
+            steps,
+            events.map(|(time, e)| event(time, e)).into(),
+        ));
+        assert_eq!(account.recoveries, []);
+        assert_eq!(account.spent, [(Spent::Steps, Duration::from_secs(9))]);
     }
 }

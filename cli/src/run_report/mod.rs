@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use varuna_api::Job;
 use varuna_plan::check::check_shape;
 use varuna_plan::measured_step::MeasuredStep;
-use varuna_plan::{Shape, Speeds, Topology, WorkerId, predict};
+use varuna_plan::{Costs, Shape, Speeds, Topology, WorkerId, predict};
 use varuna_run_folder::{ReadError, RunFiles};
 
 /// Write a page (HTML) about a run: loss, throughput and workers over time, its recoveries, where its time went, and a step of its
@@ -87,8 +87,13 @@ fn predicted(job: &Job, shape: &Shape, costs: &CostSource) -> Result<Option<Stri
     if fits.is_err() {
         return Ok(None);
     }
-    let traces = predict(&costs, shape, &Speeds::nominal(), Topology::ONE_NODE).pipelines;
-    Ok(Some(gantt::predicted(&traces, shape)))
+    Ok(Some(predicted_by(&costs, shape)))
+}
+
+/// The same by these costs. What the plan predicts was by others, if it was made with a profile, or before steps were observed.
+fn predicted_by(costs: &Costs, shape: &Shape) -> String {
+    let step = predict(costs, shape, &Speeds::nominal(), Topology::ONE_NODE);
+    gantt::predicted(&step.pipelines, shape, step.bubble)
 }
 
 /// A measured step of a plan as a picture; none where no pipeline was measured as a whole.
@@ -101,4 +106,29 @@ fn measured(step: &MeasuredStep, shape: &Shape) -> Option<MeasuredPicture> {
         pipelines: (traces.len(), all),
         svg: gantt::measured(&traces, shape),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_plan::{PlanRequest, WorkerInfo};
+
+    const JOB: &str = "{apiVersion: varuna.dev/v1alpha1, kind: VarunaJob, metadata: {name: j}, spec: {model: {preset: gpt2-tiny}, \
+                       data: {path: d}, training: {globalBatchSize: 8, steps: 10, optimizer: {learningRate: 1e-3}}}}";
+
+    #[test]
+    fn the_predicted_step_is_named_with_the_bubble_of_its_own_prediction() {
+        let job = varuna_api::parse_job(JOB).unwrap();
+        let planner = varuna_api::planner(&job);
+        let workers = [1, 2].map(|id| WorkerInfo::nominal(WorkerId(id), "n")).to_vec();
+        let request = PlanRequest::first(workers, job.layout(), job.training.global_batch_size);
+        let mut shape = planner.explain(&request).unwrap().shape;
+        // As the plan's document has it, which was made with other costs.
+        shape.predicted.bubble = 0.987;
+        let step = predict(&planner.costs, &shape, &Speeds::nominal(), Topology::ONE_NODE);
+        let picture = predicted_by(&planner.costs, &shape);
+        let bubble = format!(", bubble {:.0} %", step.bubble * 100.0);
+        assert!(picture.contains(&bubble), "{picture}");
+        assert!(!picture.contains("bubble 99 %"), "{picture}");
+    }
 }

@@ -177,6 +177,7 @@ fn spent_on(spent: Spent) -> String {
     match spent {
         Spent::Steps => "steps that stayed".to_owned(),
         Spent::Again => "steps that were run again".to_owned(),
+        Spent::Stopped => "stopped, until another coordinator had begun".to_owned(),
         Spent::Recovery(cause) => format!("recoveries after {}", cause.description()),
     }
 }

@@ -11,7 +11,7 @@ pub struct Lifecycle {
     pub active_deadline_seconds: Option<u64>,
     /// Seconds after its end at which it is deleted; none = never.
     pub ttl_seconds_after_finished: Option<u64>,
-    /// It may lose what it has trained.
+    /// It may lose what it has trained, and then begins anew.
     pub allow_state_loss: bool,
 }
 

@@ -188,8 +188,8 @@ pub struct Spec {
     /// Seconds after which a job that is complete or has failed is deleted, with its pods and their logs; never where left out.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT_OR_NONE)))]
     pub ttl_seconds_after_finished: Option<u64>,
-    /// The job may lose what it has trained: it may be suspended although no checkpoint of it is complete, and then begins anew. False
-    /// where left out.
+    /// The job may lose what it has trained: it may be suspended although no checkpoint of it is complete, and begins anew where nothing of it
+    /// is left, instead of failing. False where left out.
     pub allow_state_loss: Option<bool>,
     /// Stop the run and delete its pods until this is false again.
     pub suspend: Option<bool>,

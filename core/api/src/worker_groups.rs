@@ -15,19 +15,39 @@ pub struct PodGroup<'a> {
 }
 
 impl<'a> PodGroup<'a> {
-    fn empty(of: &'a WorkerGroup) -> PodGroup<'a> {
+    fn of(group: &'a WorkerGroup, pods: u32) -> PodGroup<'a> {
         PodGroup {
-            name: Some(&of.name),
-            workers: &of.workers,
-            pods: 0,
+            name: Some(&group.name),
+            workers: &group.workers,
+            pods,
         }
     }
 }
 
+/// How many pods each group gets of so many workers at most: its `minWorkers`, then each what it may have of the rest. Pods are whole: a group
+/// whose pods hold several workers may leave some for the next.
+pub(crate) fn pods_of_groups(groups: &[WorkerGroup], most: u32) -> Vec<u32> {
+    let mut counts = vec![0; groups.len()];
+    let mut left = most;
+    for only_least in [true, false] {
+        for (count, group) in counts.iter_mut().zip(groups) {
+            let per_pod = group.workers.gpus_per_pod;
+            let wanted = if only_least {
+                Some(group.min_workers)
+            } else {
+                group.max_workers
+            };
+            let more = wanted.map_or(left, |wanted| wanted.saturating_sub(*count * per_pod));
+            let pods = more.min(left) / per_pod;
+            *count += pods;
+            left -= pods * per_pod;
+        }
+    }
+    counts
+}
+
 impl Job {
-    /// The pods that the job is to have in a cluster, in the order of its groups: one group where the job has none. Each gets its `minWorkers`, then
-    /// each what it may have of the rest, as far as `elasticity.maxWorkers` goes. Pods are whole: a group whose pods hold several workers
-    /// may leave some for the next.
+    /// The pods that the job is to have in a cluster, in the order of its groups: one group where the job has none.
     #[must_use]
     pub fn pod_groups(&self) -> Vec<PodGroup<'_>> {
         // In a cluster a job always has a maximum: the definition has a default.
@@ -41,23 +61,9 @@ impl Job {
                 pods,
             }];
         }
-        let mut groups: Vec<PodGroup<'_>> = self.worker_groups.iter().map(PodGroup::empty).collect();
-        let mut left = most;
-        for only_least in [true, false] {
-            for (group, written) in groups.iter_mut().zip(&self.worker_groups) {
-                let per_pod = group.workers.gpus_per_pod;
-                let wanted = if only_least {
-                    Some(written.min_workers)
-                } else {
-                    written.max_workers
-                };
-                let more = wanted.map_or(left, |wanted| wanted.saturating_sub(group.pods * per_pod));
-                let pods = more.min(left) / per_pod;
-                group.pods += pods;
-                left -= pods * per_pod;
-            }
-        }
-        groups
+        let counts = pods_of_groups(&self.worker_groups, most);
+        let groups = self.worker_groups.iter().zip(counts);
+        groups.map(|(group, pods)| PodGroup::of(group, pods)).collect()
     }
 
     /// The same job, whose workers are those of a group.
@@ -113,6 +119,13 @@ mod tests {
     fn pods_are_whole_and_what_one_group_cannot_use_is_for_the_next() {
         assert_eq!(pods(11, &[(0, None, 8), (0, None, 1)]), [1, 3]);
         assert_eq!(pods(11, &[(0, Some(7), 8), (0, None, 4)]), [0, 2]);
+    }
+
+    #[test]
+    fn a_least_that_whole_pods_hold_is_taken() {
+        let spec = "spec:\n  elasticity: {minWorkers: 10, maxWorkers: 16}\n  workerGroups: [{name: a, gpusPerPod: 8}]";
+        let job = parse_job(&with(MINIMAL, "spec:", spec)).unwrap();
+        assert_eq!(job.pod_groups()[0].pods, 2);
     }
 
     #[test]

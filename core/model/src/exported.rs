@@ -56,6 +56,10 @@ pub struct ExportedSegment {
     pub saved_elements: u64,
     /// See [`SegmentSpec::working_elements`].
     pub working_elements: u64,
+    /// SHA-256 of the names and shapes of the parameters that it computes with, in the order of their names: the order in which they are stored may
+    /// be another one in the next export. None in descriptions of older exports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parameters_digest: Option<String>,
 }
 
 impl ExportedSegment {

@@ -126,6 +126,7 @@ mod tests {
             backward_flops: 20,
             saved_elements: 30,
             working_elements: 40,
+            parameters_digest: None,
         }
     }
 

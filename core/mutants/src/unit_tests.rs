@@ -1,20 +1,31 @@
 //! Which mutants the unit tests of a crate catch: its test binary runs itself once for each.
 
 use crate::{CaughtBy, NOTHING, environment};
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Whether some unit test fails with the mutant.
+/// Whether some unit test fails with the mutant. The first one that does ends the run: of most mutants several would, and this is what takes
+/// the time.
 fn caught(mutant: Option<&str>) -> bool {
     let this = std::env::current_exe().expect("the path of this test binary");
-    let status = Command::new(this)
+    let mut run = Command::new(this)
         .args(["--skip", "mutant::", "--test-threads", "1"])
         .envs(environment(mutant))
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::null())
-        .status()
+        .spawn()
         .expect("this test binary runs");
-    !status.success()
+    let lines = BufReader::new(run.stdout.take().expect("it is piped")).lines();
+    let failed = lines
+        .map_while(Result::ok)
+        .any(|line| line.ends_with("... FAILED"));
+    if failed {
+        // It may have ended by itself.
+        let _ = run.kill();
+    }
+    let status = run.wait().expect("an end of the test binary");
+    failed || !status.success()
 }
 
 /// What is wrong with a table of mutants, name by name. To be called by a test in a module `mutant`, which the runs leave out.

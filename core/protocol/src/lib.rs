@@ -25,9 +25,13 @@ pub use message::{
     Report, Status, Suspicion, Time,
 };
 pub use mutant::Mutant;
-#[cfg(feature = "mutants")]
-pub use mutant::with_mutant;
 pub use record::Record;
 pub use trust::{OddHolder, Rollback, Trust};
 pub use varuna_mutants::{CaughtBy, Seeds};
 pub use versions::Versions;
+
+/// Runs something with a mutant switched on, or none, in this thread.
+#[cfg(feature = "mutants")]
+pub fn with_mutant<T>(mutant: Option<Mutant>, run: impl FnOnce() -> T) -> T {
+    varuna_mutants::with_mutant(mutant.map(Mutant::name), run)
+}

@@ -388,12 +388,8 @@ varuna_mutants::mutants! {
     WaitForStopped => UNIT_TESTS,
     /// Workers between which data is damaged are planned next to one another again.
     ForgetDamage => UNIT_TESTS,
-}
-
-/// Runs something with a mutant switched on, or none, in this thread.
-#[cfg(feature = "mutants")]
-pub fn with_mutant<T>(mutant: Option<Mutant>, run: impl FnOnce() -> T) -> T {
-    varuna_mutants::with_mutant(mutant.map(Mutant::name), run)
+    /// A run that may begin anew does so while its holders may still come back.
+    BeginAnewAtOnce => UNIT_TESTS,
 }
 
 #[cfg(all(test, feature = "mutants"))]

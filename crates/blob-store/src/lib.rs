@@ -8,10 +8,16 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreScheme, RetryConfig};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use url::{Position, Url};
+
+/// Names of the variables that clouds' own tools use begin so.
+const PREFIXES: [&str; 3] = ["aws_", "azure_", "google_"];
+/// Those that Azure sets where a machine has an identity.
+const AZURE_IDENTITY: [&str; 2] = ["identity_endpoint", "msi_endpoint"];
 
 /// A place on a store. Nothing need be there.
 #[derive(Clone, Debug)]
@@ -111,7 +117,19 @@ fn build(url: &Url, settings: impl IntoIterator<Item = (String, String)>) -> obj
 /// # Errors
 /// It is no URL of a store that is known, or the environment has settings that do not fit. The store is not asked yet.
 pub fn open(uri: &str) -> Result<Place, BadUrl> {
-    open_with(uri, std::env::vars().map(|(k, v)| (k.to_ascii_lowercase(), v)))
+    open_with(uri, settings_of(std::env::vars_os()))
+}
+
+/// What of an environment is meant for stores. They would also take names without a cloud in front: another program's `TOKEN` or `ENDPOINT`.
+fn settings_of(
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+) -> impl Iterator<Item = (String, String)> {
+    environment.into_iter().filter_map(|(name, value)| {
+        let name = name.into_string().ok()?.to_ascii_lowercase();
+        let meant =
+            PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || AZURE_IDENTITY.contains(&name.as_str());
+        Some((name, value.into_string().ok()?)).filter(|_| meant)
+    })
 }
 
 /// Like [`open`], with `settings` instead of the environment: variable names in lower case, and values.
@@ -144,6 +162,33 @@ mod tests {
         assert_eq!(local_path("file:///a/b").unwrap(), Some(PathBuf::from("/a/b/")));
         assert!(local_path("data/kjv").unwrap().unwrap().is_absolute());
         assert_eq!(local_path("s3://bucket/a/b").unwrap(), None);
+    }
+
+    #[test]
+    fn variables_of_other_programs_are_no_settings_of_a_store() {
+        use std::os::unix::ffi::OsStringExt;
+        let of = |name: &str, value: &[u8]| (OsString::from(name), OsString::from_vec(value.to_vec()));
+        let settings = settings_of([
+            of("AWS_SESSION_TOKEN", b"a"),
+            of("TOKEN", b"b"),
+            of("ENDPOINT", b"c"),
+            of("TIMEOUT", b"d"),
+            of("GOOGLE_SERVICE_ACCOUNT", b"e"),
+            of("AZURE_STORAGE_ACCOUNT_KEY", b"f"),
+            of("IDENTITY_ENDPOINT", b"g"),
+            of("AWS_REGION", b"\xff"),
+            of("LS_COLORS", b"\xff"),
+        ]);
+        let names: Vec<String> = settings.map(|(name, _)| name).collect();
+        assert_eq!(
+            names,
+            [
+                "aws_session_token",
+                "google_service_account",
+                "azure_storage_account_key",
+                "identity_endpoint"
+            ]
+        );
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub use name::{folder_name, parse_folder, unit_name};
 pub use ownership::{Claim, LEASE, Ownership, Standing};
 pub use published_files::{PUBLISHED_FILE_BYTES_MAX, PUBLISHED_FILES};
 pub use rate_limit::RateLimit;
-pub use retention::{Pruned, prunable};
+pub use retention::{Pruned, Retention, prunable};
 pub use shard::{Shard, ShardFile, ShardTensor};
 pub use store::{Origin, Store};
 

@@ -4,7 +4,7 @@ use crate::CheckpointError;
 use crate::listed::Listed;
 use crate::manifest::Manifest;
 use crate::name::{MANIFEST, REFUSED, folder_name, parse_folder};
-use crate::retention::{Pruned, prunable};
+use crate::retention::{Pruned, Retention, prunable};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::local::LocalFileSystem;
@@ -100,6 +100,11 @@ impl Location {
         self.root.child(folder_name(id)).child(file)
     }
 
+    /// A checkpoint's folder and the job's, which have the names.
+    pub(crate) fn folders(&self, id: StateId) -> [Path; 2] {
+        [self.root.child(folder_name(id)), self.root.clone()]
+    }
+
     /// All checkpoints, complete or not, oldest state first.
     ///
     /// # Errors
@@ -190,9 +195,9 @@ impl Location {
     ///
     /// # Errors
     /// The store fails; deletions until then are not undone.
-    pub async fn prune(&self, keep: usize, protected: &[StateId]) -> Result<Pruned, CheckpointError> {
+    pub async fn prune(&self, retention: &Retention<'_>) -> Result<Pruned, CheckpointError> {
         let all = self.list().await?;
-        let pruned = prunable(&all, keep, protected);
+        let pruned = prunable(&all, retention);
         for id in pruned.checkpoints.iter().chain(&pruned.orphans) {
             let Some(listed) = all.iter().find(|l| l.id == *id) else {
                 continue;
@@ -205,7 +210,7 @@ impl Location {
             self.remove_empty_folder(*id)?;
         }
         // Those that an earlier build, or a process that was killed here, has left.
-        if let Some(newest) = all.iter().filter(|l| l.is_usable()).map(|l| l.id).max() {
+        if let Some(newest) = retention.newest_of(&all) {
             self.remove_empty_folders(&all, newest)?;
         }
         Ok(pruned)

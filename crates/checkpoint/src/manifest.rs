@@ -158,15 +158,18 @@ impl Manifest {
     /// Checks that a job may load this checkpoint's parameters.
     ///
     /// # Errors
-    /// It is of another model; the error names each field that differs, as the job file calls it, the job's value, and that of the checkpoint.
+    /// It is of another model; the error names each field that differs, as the job file calls it, the job's value, and that of the checkpoint; of an
+    /// exported model with as many parameters, each segment that has others.
     pub fn suits(&self, facts: &Facts, layout: Layout) -> Result<(), CheckpointError> {
-        let (own, of_job) = (sizes(&self.facts.model), sizes(&facts.model));
-        if own == of_job && self.layout.undivided() == layout.undivided() {
-            return Ok(());
-        }
-        let mut named = differences(&of_job, &own);
+        let mut named = differences(&sizes(&facts.model), &sizes(&self.facts.model));
         if named.is_empty() {
+            named = segments_of_others(&facts.model, &self.facts.model);
+        }
+        if named.is_empty() && self.layout.undivided() != layout.undivided() {
             named.push("its units differ".to_owned());
+        }
+        if named.is_empty() {
+            return Ok(());
         }
         Err(CheckpointError::Unsuitable {
             id: self.state,
@@ -265,6 +268,24 @@ fn sizes(model: &Value) -> BTreeMap<String, Value> {
         sizes.insert(SCALING_KIND.to_owned(), kind.into());
     }
     sizes
+}
+
+/// The segments of an exported model that have parameters of other names or shapes than in a checkpoint, where both descriptions say which: those of older
+/// exports do not. In which order they are stored is no difference.
+fn segments_of_others(of_job: &Value, own: &Value) -> Vec<String> {
+    let [of_job, own] = [of_job, own].map(|model| {
+        let segments = model.pointer("/exported/segments").and_then(Value::as_array);
+        segments.map_or(&[][..], Vec::as_slice)
+    });
+    let digest = |segment: &Value| Some(segment.get("parametersDigest")?.as_str()?.to_owned());
+    let other = |(number, (of_job, own)): (usize, (&Value, &Value))| {
+        let (needed, found) = digest(of_job).zip(digest(own))?;
+        let name = of_job.get("name").and_then(Value::as_str).unwrap_or_default();
+        (needed != found).then(|| {
+            format!("segment {number} ({name}) has parameters of other names or shapes than the checkpoint")
+        })
+    };
+    of_job.iter().zip(own).enumerate().filter_map(other).collect()
 }
 
 fn add_leaves(path: &str, value: &Value, leaves: &mut BTreeMap<String, Value>) {
@@ -373,5 +394,44 @@ mod tests {
             fields,
             ["exported.segments.0.parameters", "exported.sharedParameters"]
         );
+    }
+
+    #[test]
+    fn a_model_with_as_many_parameters_of_other_names_is_refused_with_the_segment_where_both_sides_say() {
+        let layout = Layout::new(2, false);
+        let facts = |digests: [Option<&str>; 2]| {
+            let segments = ["embed", "head"].iter().zip(digests).map(|(name, digest)| {
+                let mut segment = serde_json::json!({ "name": name, "parameters": 5 });
+                if let Some(digest) = digest {
+                    segment["parametersDigest"] = digest.into();
+                }
+                segment
+            });
+            let segments: Vec<Value> = segments.collect();
+            Facts {
+                job: "j".into(),
+                model: serde_json::json!({ "exported": { "digest": "d", "segments": segments } }),
+                training_hash: String::new(),
+                seed: 0,
+                global_batch_size: 1,
+                data_fingerprint: String::new(),
+                moments: Moments::Adam,
+            }
+        };
+        let suits = |of_checkpoint, of_job| {
+            let manifest = Manifest::new(StateId::INITIAL, layout, facts(of_checkpoint), Vec::new());
+            manifest
+                .suits(&facts(of_job), layout)
+                .map_err(|error| error.to_string())
+        };
+        let [new, renamed] = ["b", "c"].map(|of_head| [Some("a"), Some(of_head)]);
+        let older = [None, None];
+        assert_eq!(suits(new, new), Ok(()));
+        assert_eq!(suits(older, new), Ok(()), "a checkpoint of an older export");
+        assert_eq!(suits(new, older), Ok(()), "a job of an older export");
+        let error = suits(new, renamed).unwrap_err();
+        let expected =
+            "another one: segment 1 (head) has parameters of other names or shapes than the checkpoint";
+        assert!(error.ends_with(expected), "{error}");
     }
 }

@@ -1,7 +1,8 @@
 //! Ownership of a location: of two runs that would write to one location, the second is refused.
 //!
 //! A lease is an object `owner/<epoch>.json` that the owner rewrites to renew it. A successor creates the next epoch (create if
-//! absent, so one of two wins); the greatest epoch owns. The age of a lease is measured by the store's own clock, so machines'
+//! absent, so one of two wins); the greatest epoch owns. A lease that is released stays, without a claim: epochs only grow, so that an owner
+//! that was suspended for a while finds a later one. The age of a lease is measured by the store's own clock, so machines'
 //! clocks may be wrong. This protects users from a mistake; it is not needed for safety, since different states have
 //! different names.
 
@@ -20,6 +21,8 @@ pub const LEASE: Duration = Duration::from_secs(30);
 const FOLDER: &str = "owner";
 /// An empty object that is rewritten to learn the store's time.
 const CLOCK: &str = "clock";
+/// In the place of the claim in a lease that was given up.
+const RELEASED: &str = "{}";
 
 /// Who claims a location.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -75,7 +78,7 @@ impl Location {
         if let Some(lease) = &lease {
             let owner = self.read_claim(&lease.path).await?;
             let same_run = owner.as_ref().is_some_and(|o| o.run == claim.run);
-            // A claim that cannot be parsed does not count.
+            // A claim that cannot be parsed does not count: nobody's any more, as after a release.
             let ended = owner.as_ref().is_none_or(&has_ended);
             if !same_run && !ended {
                 let age = self.lease_age(lease).await?;
@@ -191,14 +194,33 @@ impl Ownership {
                     _ => Standing::Succeeded,
                 })
             }
+            Some(lease) if lease.epoch == self.epoch => self.write_again().await,
+            // Somebody has deleted it, and may just claim the location anew.
             _ => {
-                self.location
-                    .inner
-                    .put(&self.path(), self.claim_json().into())
-                    .await?;
-                Ok(Standing::Owner)
+                let create = PutOptions::from(PutMode::Create);
+                let inner = &self.location.inner;
+                match inner
+                    .put_opts(&self.path(), self.claim_json().into(), create)
+                    .await
+                {
+                    Ok(_) => Ok(Standing::Owner),
+                    Err(object_store::Error::AlreadyExists { .. }) => self.write_again().await,
+                    Err(error) => Err(error.into()),
+                }
             }
         }
+    }
+
+    /// Renews the lease of this epoch, unless somebody else's claim is in it: earlier builds began with the first epoch again after a release.
+    async fn write_again(&self) -> Result<Standing, CheckpointError> {
+        match self.location.read_claim(&self.path()).await? {
+            Some(owner) if owner.run != self.claim.run => return Ok(Standing::Taken(owner.run)),
+            Some(owner) if owner != self.claim => return Ok(Standing::Succeeded),
+            _ => {}
+        }
+        let claim = self.claim_json().into();
+        self.location.inner.put(&self.path(), claim).await?;
+        Ok(Standing::Owner)
     }
 
     /// Releases the location, so that the next run need not wait.
@@ -206,10 +228,14 @@ impl Ownership {
     /// # Errors
     /// The store fails.
     pub async fn release(&self) -> Result<(), CheckpointError> {
-        match self.location.inner.delete(&self.path()).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
+        let newest = self.location.newest_lease().await?;
+        if newest.is_some_and(|lease| lease.epoch == self.epoch)
+            && self.location.read_claim(&self.path()).await?.as_ref() == Some(&self.claim)
+        {
+            let released = RELEASED.as_bytes().to_vec();
+            self.location.inner.put(&self.path(), released.into()).await?;
         }
+        Ok(())
     }
 }
 

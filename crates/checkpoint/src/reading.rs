@@ -5,7 +5,7 @@ use crate::CheckpointError;
 use crate::location::Location;
 use crate::manifest::{Manifest, ShardEntry};
 use crate::name::{MANIFEST, unit_name};
-use crate::shard::{Keep, Shard, ShardReader};
+use crate::shard::{Keep, Shard, ShardReader, ShardTensor};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{GetResultPayload, ObjectStore};
@@ -19,6 +19,10 @@ const REQUESTS_AT_ONCE: usize = 4;
 /// A file is read through a buffer of this size, which is used again and again: it stays in the processor's cache, where digest and copy
 /// find it. Fresh memory for all of it costs more than reading does.
 const BUFFER_BYTES: usize = 256 << 10;
+/// Bytes of a request for a header: most have fewer.
+const HEADER_BYTES: usize = 32 << 10;
+/// Headers that are read at the same time: those of a segment, where there is one for each range of it.
+const HEADERS_AT_ONCE: usize = 12;
 
 impl Location {
     /// Reads a unit's shard and checks length and digest. `arrived` is called for each part that arrives.
@@ -42,14 +46,29 @@ impl Location {
     pub async fn load_unit(
         &self,
         manifest: &Manifest,
+        unit: (Layout, Unit),
+        arrived: impl FnMut(),
+    ) -> Result<Shard, CheckpointError> {
+        self.load_unit_in_order(manifest, unit, None, arrived).await
+    }
+
+    /// The same where all parameters of the unit's segment are wanted in an order that may not be the checkpoint's, as of a model that was
+    /// exported again. What a range has depends on the order: of another one all ranges are joined, and cut when they are in order.
+    ///
+    /// # Errors
+    /// As there, and where the segment has other parameters than these.
+    pub async fn load_unit_in_order(
+        &self,
+        manifest: &Manifest,
         (layout, unit): (Layout, Unit),
+        wanted: Option<&[ShardTensor]>,
         mut arrived: impl FnMut(),
     ) -> Result<Shard, CheckpointError> {
         let own = manifest.layout;
-        if own.ranges == layout.ranges {
+        let (id, whole) = (manifest.state, layout.whole_of(unit));
+        if own.ranges > 1 && own.ranges == layout.ranges && self.is_in_order(manifest, whole, wanted).await? {
             return self.load(manifest, &unit_name(layout, unit), arrived).await;
         }
-        let (id, whole) = (manifest.state, layout.whole_of(unit));
         let name = unit_name(own.undivided(), whole);
         let mut shard = if own.ranges == 1 {
             self.load(manifest, &name, arrived).await?
@@ -60,12 +79,56 @@ impl Location {
             }
             Shard::joined(name.clone(), ranges).map_err(|why| damaged(id, &name, why))?
         };
+        if let Some(wanted) = wanted {
+            let ordered = shard.in_order(wanted);
+            // The checkpoint is sound.
+            shard = ordered.map_err(|why| CheckpointError::Unsuitable { id, why })?;
+        }
         if layout.ranges > 1 {
             let elements = layout.elements_of(unit, shard.parameters());
             let cut = shard.range(unit_name(layout, unit), elements);
             shard = cut.map_err(|why| damaged(id, &name, why))?;
         }
         Ok(shard)
+    }
+
+    /// Whether a checkpoint's ranges of a unit are those of its parameters in this order, if any is wanted. The headers say so together: one alone
+    /// does not say which part it has of a parameter that begins before it and ends behind it.
+    async fn is_in_order(
+        &self,
+        manifest: &Manifest,
+        whole: Unit,
+        wanted: Option<&[ShardTensor]>,
+    ) -> Result<bool, CheckpointError> {
+        let Some(wanted) = wanted else {
+            return Ok(true);
+        };
+        let own = manifest.layout;
+        let names: Vec<String> = own.ranges_of(whole).map(|range| unit_name(own, range)).collect();
+        let headers = names.into_iter().map(|name| self.described(manifest, name));
+        let headers = futures::stream::iter(headers).buffered(HEADERS_AT_ONCE);
+        let ranges: Vec<Shard> = headers.try_collect().await?;
+        let name = unit_name(own.undivided(), whole);
+        let joined = Shard::joined(name.clone(), ranges);
+        let joined = joined.map_err(|why| damaged(manifest.state, &name, why))?;
+        Ok(joined.tensors == wanted)
+    }
+
+    /// A unit's shard without its data, as its header describes it.
+    async fn described(&self, manifest: &Manifest, unit: String) -> Result<Shard, CheckpointError> {
+        let id = manifest.state;
+        let entry = entry_of(manifest, &unit)?;
+        let path = self.path(id, &entry.file);
+        let length = of_length(id, entry, self.inner.head(&path).await, |meta| meta.size)?.size;
+        let mut reader = ShardReader::new(id, &unit, length, Keep::Nothing);
+        for at in (0..length).step_by(HEADER_BYTES) {
+            let end = length.min(at + HEADER_BYTES as u64);
+            reader.push(&self.inner.get_range(&path, at..end).await?)?;
+            if let Some(shard) = reader.described() {
+                return Ok(shard);
+            }
+        }
+        Err(damaged(id, &entry.file, "it is cut short".into()))
     }
 
     /// Like [`Location::load`], for somebody who only asks whether the shard is sound: nothing of it is kept.
@@ -91,9 +154,7 @@ impl Location {
         mut arrived: impl FnMut(),
     ) -> Result<Shard, CheckpointError> {
         let id = manifest.state;
-        let Some(entry) = manifest.shards.iter().find(|s| s.unit == unit) else {
-            return Err(damaged(id, MANIFEST, format!("it names no shard of {unit}")));
-        };
+        let entry = entry_of(manifest, unit)?;
         let path = self.path(id, &entry.file);
         let reader = ShardReader::new(id, unit, entry.bytes, keep);
         let reader = match &self.disk {
@@ -107,6 +168,12 @@ impl Location {
         }
         Ok(shard)
     }
+}
+
+/// What the manifest says of a unit's shard.
+fn entry_of<'a>(manifest: &'a Manifest, unit: &str) -> Result<&'a ShardEntry, CheckpointError> {
+    let entry = manifest.shards.iter().find(|s| s.unit == unit);
+    entry.ok_or_else(|| damaged(manifest.state, MANIFEST, format!("it names no shard of {unit}")))
 }
 
 fn damaged(id: StateId, file: &str, why: String) -> CheckpointError {

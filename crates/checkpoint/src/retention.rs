@@ -12,24 +12,63 @@ pub struct Pruned {
     pub orphans: Vec<StateId>,
 }
 
+/// What decides about deletions beside the listing itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Retention<'a> {
+    /// So many of the newest complete checkpoints stay; at least one does.
+    pub keep: usize,
+    /// They are never deleted.
+    pub protected: &'a [StateId],
+    /// The run has found their bits wrong, and never resumes from them: they do not count towards `keep`.
+    pub void: &'a [StateId],
+    /// Sound ones of another model, optimizer or format: another run's, which are left alone and do not count.
+    pub foreign: &'a [StateId],
+}
+
+impl Retention<'_> {
+    /// The newest `keep`, and nothing else is known.
+    #[must_use]
+    pub fn newest(keep: usize) -> Self {
+        Retention {
+            keep,
+            protected: &[],
+            void: &[],
+            foreign: &[],
+        }
+    }
+
+    /// Those that a run can resume from, the newest first.
+    fn counting(&self, all: &[Listed]) -> Vec<StateId> {
+        let counts =
+            |l: &&Listed| l.is_usable() && !self.void.contains(&l.id) && !self.foreign.contains(&l.id);
+        let mut counting: Vec<StateId> = all.iter().filter(counts).map(|l| l.id).collect();
+        counting.sort_unstable();
+        counting.reverse();
+        counting
+    }
+
+    /// The newest that a run can resume from: what is newer may still be in upload.
+    pub(crate) fn newest_of(&self, all: &[Listed]) -> Option<StateId> {
+        self.counting(all).first().copied()
+    }
+}
+
 /// What may be deleted of `all`: complete checkpoints older than the newest `keep`, and leftovers older than the newest
-/// complete one (a newer leftover may still be in upload). Checkpoints marked as damaged do not count towards `keep`, and
-/// are deleted when `keep` sound ones are newer. Nothing in `protected` is ever deleted.
+/// complete one (a newer leftover may still be in upload). Checkpoints marked as damaged and void ones do not count towards `keep`, and
+/// are deleted when `keep` sound ones are newer. Nothing that is protected or foreign is ever deleted.
 #[must_use]
-pub fn prunable(all: &[Listed], keep: usize, protected: &[StateId]) -> Pruned {
-    let mut sound: Vec<StateId> = all.iter().filter(|l| l.is_usable()).map(|l| l.id).collect();
-    sound.sort_unstable();
-    sound.reverse();
-    let Some(newest) = sound.first().copied() else {
+pub fn prunable(all: &[Listed], retention: &Retention<'_>) -> Pruned {
+    let counting = retention.counting(all);
+    let Some(newest) = counting.first().copied() else {
         return Pruned::default();
     };
-    let oldest_kept = sound.get(keep.max(1) - 1).copied();
-    let unprotected = |id: &StateId| !protected.contains(id);
+    let oldest_kept = counting.get(retention.keep.max(1) - 1).copied();
+    let free = |id: &StateId| !retention.protected.contains(id) && !retention.foreign.contains(id);
     let beyond = |id: &StateId| oldest_kept.is_some_and(|oldest| *id < oldest);
     let ids = |complete: bool| all.iter().filter(move |l| l.manifest == complete).map(|l| l.id);
     Pruned {
-        checkpoints: ids(true).filter(unprotected).filter(beyond).collect(),
-        orphans: ids(false).filter(unprotected).filter(|id| *id < newest).collect(),
+        checkpoints: ids(true).filter(free).filter(beyond).collect(),
+        orphans: ids(false).filter(free).filter(|id| *id < newest).collect(),
     }
 }
 
@@ -62,15 +101,27 @@ mod tests {
         #[test]
         fn the_newest_sound_ones_and_what_is_protected_always_stay(
             all in prop::collection::btree_map(1u64..40, (any::<bool>(), any::<bool>()), 0..20),
-            keep in 1usize..5, protected in prop::collection::btree_set(1u64..40, 0..3)
+            keep in 1usize..5, protected in prop::collection::btree_set(1u64..40, 0..3),
+            void in prop::collection::btree_set(1u64..40, 0..8), foreign in prop::collection::btree_set(1u64..40, 0..8)
         ) {
             let all: Vec<Listed> = all.into_iter().map(|(s, (m, r))| listed(s, m, r)).collect();
-            let protected: Vec<StateId> = protected.into_iter().map(id).collect();
-            let deleted = prunable(&all, keep, &protected);
+            let ids = |steps: std::collections::BTreeSet<u64>| -> Vec<StateId> { steps.into_iter().map(id).collect() };
+            let (protected, void, foreign) = (ids(protected), ids(void), ids(foreign));
+            let retention = Retention { keep, protected: &protected, void: &void, foreign: &foreign };
+            let deleted = prunable(&all, &retention);
             let deleted: Vec<StateId> = deleted.checkpoints.into_iter().chain(deleted.orphans).collect();
-            let sound: Vec<StateId> = all.iter().rev().filter(|l| l.is_usable()).map(|l| l.id).collect();
-            for kept in sound.iter().take(keep).chain(&protected) {
+            let mut sound: Vec<StateId> = all.iter().rev().filter(|l| l.is_usable()).map(|l| l.id).collect();
+            sound.retain(|id| !void.contains(id) && !foreign.contains(id));
+            for kept in sound.iter().take(keep).chain(&protected).chain(&foreign) {
                 prop_assert!(!deleted.contains(kept));
+            }
+            // Wrong bits take no place of right ones, and go with those that are too old.
+            if let Some(oldest) = sound.get(keep - 1) {
+                let old = |id: &&StateId| *id < oldest && all.iter().any(|l| l.id == **id && l.manifest);
+                let ours = |id: &&StateId| !protected.contains(id) && !foreign.contains(id);
+                for id in void.iter().filter(old).filter(ours) {
+                    prop_assert!(deleted.contains(id));
+                }
             }
             for old in sound.iter().skip(keep).filter(|o| !protected.contains(o)) {
                 prop_assert!(deleted.contains(old));

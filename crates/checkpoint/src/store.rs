@@ -1,6 +1,7 @@
 //! One job's checkpoints: writes them, and checks what the job may resume from.
 
 mod origin;
+mod parts;
 pub use origin::Origin;
 
 use crate::CheckpointError;
@@ -12,9 +13,8 @@ use crate::rate_limit::RateLimit;
 use crate::shard::{ShardFacts, ShardFile};
 use futures::{StreamExt, TryStreamExt};
 use object_store::PutPayload;
-use object_store::buffered::BufWriter;
 use origin::OtherJob;
-use std::sync::Arc;
+use parts::{PART_BYTES, put_parts};
 use varuna_api::{Job, model_hash};
 use varuna_plan::{Layout, Moments, StateId, Unit};
 
@@ -22,9 +22,6 @@ use varuna_plan::{Layout, Moments, StateId, Unit};
 const HEADER_GUESS: u64 = 32 << 10;
 /// Headers that are read at the same time: a checkpoint may have thousands of shards, and each read waits for the store.
 const HEADERS: usize = 16;
-/// Shards above this size are uploaded in parts.
-const PART_BYTES: usize = 16 << 20;
-
 /// The checkpoints of one job. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -157,21 +154,11 @@ impl Store {
             limit.wait(bytes).await;
             let payload: PutPayload = file.pieces(PART_BYTES).collect();
             self.location.inner.put(&path, payload).await?;
-            return Ok(());
+            return self.location.sync(vec![path]).await;
         }
-        let mut writer = BufWriter::with_capacity(Arc::clone(&self.location.inner), path, PART_BYTES);
-        for piece in file.pieces(PART_BYTES) {
-            limit.wait(piece.len()).await;
-            writer.put(piece).await?;
-        }
-        tokio::io::AsyncWriteExt::shutdown(&mut writer)
-            .await
-            .map_err(|e| {
-                CheckpointError::Store(object_store::Error::Generic {
-                    store: "upload",
-                    source: Box::new(e),
-                })
-            })
+        let mut upload = self.location.inner.put_multipart(&path).await?;
+        put_parts(&mut *upload, &file, limit).await?;
+        self.location.sync(vec![path]).await
     }
 
     /// Whether a listing shows all shards of a checkpoint, no manifest, and no mark of damage: [`Store::complete`] can complete it.
@@ -217,7 +204,18 @@ impl Store {
             file: MANIFEST.into(),
             why: e.to_string(),
         })?;
+        // Once there is a manifest older checkpoints are deleted: all of this one must be there after a power cut.
+        let mut paths: Vec<_> = manifest
+            .shards
+            .iter()
+            .map(|s| self.location.path(id, &s.file))
+            .collect();
+        paths.extend(self.location.folders(id));
+        self.location.sync(paths).await?;
         self.location.create(id, MANIFEST, text).await?;
+        let mut paths = vec![self.location.path(id, MANIFEST)];
+        paths.extend(self.location.folders(id));
+        self.location.sync(paths).await?;
         Ok(true)
     }
 

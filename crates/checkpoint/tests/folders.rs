@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 use std::path::Path;
-use varuna_checkpoint::{Facts, Location, RateLimit, Shard, Store, folder_name, unit_name};
+use varuna_checkpoint::{Facts, Location, RateLimit, Retention, Shard, Store, folder_name, unit_name};
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, Layout, StateId, Step, Unit};
 
@@ -82,7 +82,7 @@ async fn the_folders_of_deleted_checkpoints_go_with_them() {
     std::fs::create_dir(of(5)).unwrap();
     // Not of ours.
     std::fs::create_dir(folder.join("demo/mine")).unwrap();
-    let pruned = store.location().prune(1, &[]).await.unwrap();
+    let pruned = store.location().prune(&Retention::newest(1)).await.unwrap();
     assert_eq!(pruned.checkpoints, [id(2), id(3)]);
     assert_eq!(
         steps(folder),
@@ -102,10 +102,10 @@ async fn a_folder_that_an_earlier_build_left_empty_goes_once_a_newer_checkpoint_
     let of = |step| folder.join("demo").join(folder_name(id(step)));
     std::fs::create_dir_all(of(1)).unwrap();
     put(&store, id(2), Unit(0)).await;
-    store.location().prune(1, &[]).await.unwrap();
+    store.location().prune(&Retention::newest(1)).await.unwrap();
     assert_eq!(steps(folder), [1, 2], "nothing is complete yet");
     save(&store, id(3)).await;
-    store.location().prune(1, &[]).await.unwrap();
+    store.location().prune(&Retention::newest(1)).await.unwrap();
     assert_eq!(steps(folder), [3]);
 }
 

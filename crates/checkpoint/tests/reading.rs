@@ -40,6 +40,10 @@ fn shard(unit: Unit) -> Shard {
 }
 
 async fn save(location: Location) -> (Store, Manifest) {
+    save_as(location, LAYOUT, shard).await
+}
+
+async fn save_as(location: Location, layout: Layout, shard: impl Fn(Unit) -> Shard) -> (Store, Manifest) {
     let facts = Facts {
         job: "demo".into(),
         model: serde_json::Value::Null,
@@ -49,8 +53,8 @@ async fn save(location: Location) -> (Store, Manifest) {
         data_fingerprint: String::new(),
         moments: varuna_plan::Moments::Adam,
     };
-    let store = Store::new(location, LAYOUT, facts);
-    for unit in LAYOUT.all_units() {
+    let store = Store::new(location, layout, facts);
+    for unit in layout.all_units() {
         let file = shard(unit).into_file().unwrap();
         let limit = RateLimit::default();
         store.put_shard(ID, unit, file, &limit).await.unwrap();
@@ -146,4 +150,63 @@ async fn a_shard_that_another_manifest_names_is_refused() {
     manifest.shards[0].digest = manifest.shards[1].digest.clone();
     let expected = "its digest differs from the one in the manifest";
     is_found_damaged(&store, &manifest, expected).await;
+}
+
+/// Elements of the segment below.
+const SEGMENT: usize = 180;
+
+fn tensor(name: &str) -> ShardTensor {
+    let elements = if name == "w" { 120 } else { 60 };
+    ShardTensor::new(name, vec![elements])
+}
+
+/// A segment of two parameters, in the order in which its model was exported at first.
+fn segment() -> Shard {
+    Shard {
+        unit: unit_name(LAYOUT, Unit(0)),
+        tensors: ["a", "w"].map(tensor).to_vec(),
+        data: (0..540u16).map(f32::from).collect(),
+        ..shard(Unit(1))
+    }
+}
+
+#[tokio::test]
+async fn of_parameters_in_another_order_ranges_have_what_the_segment_has_there_in_that_order() {
+    let undivided = Layout::new(1, false);
+    let layout = undivided.in_ranges(12);
+    for of_checkpoint in [layout, undivided] {
+        let saved = |unit: Unit| match of_checkpoint.ranges {
+            1 => segment(),
+            _ => segment()
+                .range(unit_name(layout, unit), layout.elements_of(unit, SEGMENT))
+                .unwrap(),
+        };
+        let memory = Location::over(Arc::new(InMemory::new()));
+        let (store, manifest) = save_as(memory, of_checkpoint, saved).await;
+        let location = store.location();
+        for order in [["a", "w"], ["w", "a"]] {
+            let wanted = order.map(tensor);
+            let whole = segment().in_order(&wanted).unwrap();
+            for unit in layout.all_units() {
+                let elements = layout.elements_of(unit, SEGMENT);
+                let expected = whole.range(unit_name(layout, unit), elements).unwrap();
+                let mut parts = 0;
+                let (unit, arrived) = ((layout, unit), || parts += 1);
+                let read = location.load_unit_in_order(&manifest, unit, Some(&wanted), arrived);
+                assert_eq!(read.await.unwrap(), expected, "{order:?}");
+                // A range of that order is read alone. By their own headers, those of the middle of w look alike in both.
+                let all = of_checkpoint.ranges > 1 && order == ["w", "a"];
+                assert_eq!(parts, if all { 12 } else { 1 }, "{order:?}");
+            }
+            let unit = (undivided, Unit(0));
+            let read = location.load_unit_in_order(&manifest, unit, Some(&wanted), || {});
+            assert_eq!(read.await.unwrap(), whole, "{order:?}");
+        }
+        let others = ["b", "w"].map(tensor);
+        let unit = (layout, Unit(5));
+        let read = location.load_unit_in_order(&manifest, unit, Some(&others), || {});
+        let error = read.await.unwrap_err();
+        assert!(matches!(error, CheckpointError::Unsuitable { .. }), "{error}");
+        assert!(error.to_string().contains("it has no parameter b"), "{error}");
+    }
 }

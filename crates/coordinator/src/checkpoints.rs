@@ -97,6 +97,7 @@ impl Checkpoints {
         self.listing.answered.then(|| Listing {
             complete: self.listing.usable.clone(),
             damaged: self.listing.damaged.clone(),
+            newest_generation: self.listing.newest_generation,
             fresh: self.listing.failing.is_none(),
         })
     }
@@ -160,6 +161,7 @@ mod tests {
             answered: true,
             usable: steps.iter().map(state).collect(),
             damaged: vec![],
+            newest_generation: Generation(1),
             failing: failing.map(str::to_owned),
         }
     }

@@ -9,7 +9,8 @@ use crate::options::{Options, ScaleRequest};
 use crate::publisher::{Publisher, Told};
 use crate::record_client::RecordClient;
 use crate::status::{observed, run_status};
-use crate::step_figures::MemberFigures;
+use crate::step_figures::{MemberFigures, tells_new_commit};
+use crate::store_watcher::Needs;
 use crate::streams::Streams;
 use crate::view::View;
 use std::collections::VecDeque;
@@ -21,7 +22,7 @@ use varuna_api::Job;
 use varuna_plan::measured_step::MeasuredWork;
 use varuna_plan::{Base, Generation, Plan, StateId, Step, WorkerId};
 use varuna_protocol::coordinator::{CoordinatorEffect, CoordinatorInput, Outcome};
-use varuna_protocol::{Coordinator, Event, Listing, Order, Time};
+use varuna_protocol::{Coordinator, Event, Listing, Order, RunMode, Time};
 use varuna_run_folder::{CheckpointEvent, RunFolder, RunStatus};
 use varuna_wire::{Downward, EncodedPlans, Hello, Upward, Welcome};
 
@@ -29,7 +30,7 @@ mod start;
 #[cfg(test)]
 mod tests;
 
-use start::{event_upload, planner, protocol_config, report};
+use start::{event_upload, machine, planner, protocol_config, report};
 
 /// How often the state machine is told the time.
 const TICK: Duration = Duration::from_millis(20);
@@ -75,7 +76,7 @@ impl Driver {
             data_fingerprint: options.data_fingerprint,
         });
         Driver {
-            machine: Coordinator::new(config, planner),
+            machine: machine(config, planner, options.allow_state_loss),
             start: Instant::now(),
             welcome,
             scale: options.scale,
@@ -143,6 +144,7 @@ impl Driver {
             }
             Inbound::LastStep(step) => self.feed(CoordinatorInput::LastStep(step)),
             Inbound::Domains(domains) => self.feed(CoordinatorInput::Domains(domains)),
+            Inbound::AllowStateLoss(allow) => self.feed(CoordinatorInput::MayBeginAnew(allow)),
             Inbound::Stop => self.feed(CoordinatorInput::Stop),
             Inbound::Abandon => self.outcome = Some(Outcome::Stopped),
             Inbound::Record(answer) => self.feed(answer),
@@ -246,6 +248,16 @@ impl Driver {
         let Some(usable) = self.checkpoints.usable() else {
             return;
         };
+        // Before the record was read, what the run needs is not known.
+        let is_known = self.machine.run().mode != RunMode::Starting;
+        if let Some(watcher) = self.checkpoints.watcher().filter(|_| is_known) {
+            watcher.set_needs(self.needs(&usable));
+        }
+        self.feed(CoordinatorInput::Checkpoints(usable));
+    }
+
+    /// What the run needs of these checkpoints, by its record.
+    fn needs(&self, usable: &Listing) -> Needs {
         let record = self.machine.record();
         let plans = [&record.plan, &record.next].into_iter().flatten();
         let bases = plans.filter_map(|plan| match plan.base {
@@ -254,11 +266,11 @@ impl Driver {
         });
         // A rollback goes to the newest compared one, which may be older than those that are kept.
         let compared = record.trust.newest_compared(&usable.complete);
-        let protected = bases.chain(compared).collect();
-        if let Some(watcher) = self.checkpoints.watcher() {
-            watcher.protect(protected);
+        let void = usable.complete.iter().filter(|id| record.trust.is_void(**id));
+        Needs {
+            protected: bases.chain(compared).collect(),
+            void: void.copied().collect(),
         }
-        self.feed(CoordinatorInput::Checkpoints(usable));
     }
 
     fn take_notice(&mut self, notice: &WorkerNotice) {
@@ -274,27 +286,27 @@ impl Driver {
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
             let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            let is_new = tells_new_commit(&input);
             let mut effects = Vec::new();
             self.machine.handle(Time(now), input, &mut effects);
             let commits = effects.iter().filter(|effect| is_commit(effect)).count();
+            let told_late = !is_new || commits > 1;
             for effect in effects {
                 match effect {
-                    CoordinatorEffect::Event(event) => {
-                        self.log(Duration::from_nanos(now), event, commits > 1)
-                    }
+                    CoordinatorEffect::Event(event) => self.log(Duration::from_nanos(now), event, told_late),
                     effect => inputs.extend(self.carry_out(effect)),
                 }
             }
         }
     }
 
-    fn log(&mut self, at: Duration, event: Event, with_others: bool) {
+    fn log(&mut self, at: Duration, event: Event, told_late: bool) {
         let run = self.machine.run();
         let Event::Committed { generation, .. } = event else {
             return self.publisher.event(at, event, &run);
         };
         let members = self.members(generation);
-        let told = Told { with_others, members };
+        let told = Told { told_late, members };
         self.publisher.committed(at, event, &run, told);
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 use tonic::Status;
-use varuna_plan::{StateId, Step, WorkerId};
+use varuna_plan::{Generation, StateId, Step, WorkerId};
 use varuna_protocol::coordinator::CoordinatorInput;
 use varuna_run_folder::RunStatus;
 use varuna_wire::v1::Down;
@@ -44,6 +44,8 @@ pub(crate) enum Inbound {
     LastStep(Step),
     /// Where nodes are, by their names.
     Domains(BTreeMap<String, String>),
+    /// Whether the job may lose what it has trained.
+    AllowStateLoss(bool),
     /// A request to end the run.
     Stop,
     /// The run is gone, its record with it.
@@ -106,6 +108,8 @@ pub(crate) struct CheckpointListing {
     pub(crate) usable: Vec<StateId>,
     /// Those that were marked as damaged.
     pub(crate) damaged: Vec<StateId>,
+    /// The newest generation of anything that was ever seen there, whosesoever it is.
+    pub(crate) newest_generation: Generation,
     /// Why the store could not be asked the last time.
     pub(crate) failing: Option<String>,
 }

@@ -29,6 +29,8 @@ pub struct Options {
     pub host: Option<String>,
     /// How many workers are started with the run, where that is known.
     pub expected_workers: Option<usize>,
+    /// The job may lose what it has trained: where nothing of it is left, the run begins anew instead of ending.
+    pub allow_state_loss: bool,
     /// Deadlines of the protocol.
     pub timing: Timing,
     /// The checkpoint store, if the job has one.

@@ -28,8 +28,8 @@ type Marks = (u64, Option<u64>, Option<StateId>);
 /// How a commit was told.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Told {
-    /// With others, late: its own time is not known.
-    pub(crate) with_others: bool,
+    /// Some time after it was made, as one of several or because it was asked for: its own time is not known.
+    pub(crate) told_late: bool,
     /// What its workers are and have reported.
     pub(crate) members: MemberFigures,
 }
@@ -87,7 +87,7 @@ impl Publisher {
         self.folder.write_measured_step(step);
     }
 
-    /// A committed step, told at `at` since the coordinator's start: one of several that were told together, or alone.
+    /// A committed step, told at `at` since the coordinator's start: when it was made, or late.
     pub(crate) fn committed(&mut self, at: Duration, event: Event, run: &RunView, told: Told) {
         let Event::Committed {
             id,
@@ -107,9 +107,7 @@ impl Publisher {
         let done = StepDone {
             step,
             applied_before: progress.adam_steps.saturating_sub(u64::from(!overflow)),
-            took: self
-                .clock
-                .told((step, generation), at, told.with_others, evaluated),
+            took: self.clock.told((step, generation), at, told.told_late, evaluated),
             nan_steps: self.folder.nan_steps_before(step) + u64::from(!loss.is_finite()),
             members: told.members,
         };

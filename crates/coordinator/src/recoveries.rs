@@ -1,11 +1,12 @@
 //! How long recoveries take, by phase and cause. Pure: fed with the coordinator's events.
 //!
-//! A recovery begins with a fence and ends with the first step that is committed after it. A planned change begins when its plan
-//! is persisted and ends with the switch: training goes on meanwhile.
+//! A recovery begins with a fence and ends with the first step that a newer generation commits: steps of fenced generations may be told of
+//! until all members have answered. A planned change begins when its plan is persisted and ends with the switch: training goes on
+//! meanwhile.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
-use varuna_plan::WorkerId;
+use varuna_plan::{Generation, WorkerId};
 use varuna_protocol::coordinator::Event;
 
 /// What a recovery spends its time on.
@@ -145,11 +146,26 @@ impl Measured {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// Generations up to this one are fenced: their commits do not end it.
+    Recovery {
+        fenced: Generation,
+    },
+    Change,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Begun {
     at: Duration,
     /// End of the last phase.
     last: Duration,
-    planned: bool,
+    kind: Kind,
+}
+
+impl Begun {
+    fn is_recovery(&self) -> bool {
+        matches!(self.kind, Kind::Recovery { .. })
+    }
 }
 
 /// The recovery of one job that is being measured, and what may have caused it.
@@ -181,45 +197,63 @@ impl Recoveries {
             }
             Event::TookOver { term } => {
                 self.takeover = true;
-                // The first coordinator of a job starts it; a later one finds it trained.
+                // The first coordinator of a job starts it; a later one finds it trained. Workers that went with an earlier
+                // coordinator's run are no cause of what this one does.
                 self.trained |= *term > 1;
+                self.lost.clear();
+                self.notice.clear();
             }
-            Event::Fenced { .. } => match &mut self.begun {
-                // A recovery that is overtaken by another loss goes on.
-                Some(begun) if !begun.planned => begun.last = at,
-                _ => self.begin(at, false),
-            },
-            Event::Planned { change: true, .. } => self.begin(at, true),
-            Event::Cancelled { .. } if self.begun.is_some_and(|b| b.planned) => self.begun = None,
+            Event::Fenced { upto, .. } => self.fenced(at, *upto),
+            Event::Planned { change: true, .. } => self.begin(at, Kind::Change),
+            Event::Cancelled { .. } if self.begun.is_some_and(|b| !b.is_recovery()) => self.begun = None,
             Event::Collected { .. } => return self.phase(at, Phase::Collect),
             Event::Planned { .. } => return self.phase(at, Phase::Plan),
             Event::Connected { .. } => return self.phase(at, Phase::Connect),
             Event::Running { .. } => return self.phase(at, Phase::Transfer),
-            Event::Switched { .. } if self.begun.is_some_and(|b| b.planned) => return self.end(at),
-            Event::Committed { .. } if self.begun.is_some_and(|b| !b.planned) => {
-                let mut measured = self.phase(at, Phase::Step);
-                measured.extend(self.end(at));
-                self.trained = true;
-                return measured;
-            }
-            Event::Committed { .. } => {
-                // Who came with the start, or under another leader, is no cause of what follows.
-                if !self.trained || self.takeover {
-                    self.joined = false;
-                }
-                (self.trained, self.takeover) = (true, false);
-            }
+            Event::Switched { .. } if self.begun.is_some_and(|b| !b.is_recovery()) => return self.end(at),
+            Event::Committed { generation, .. } => return self.committed(at, *generation),
             _ => {}
         }
         vec![]
     }
 
-    fn begin(&mut self, at: Duration, planned: bool) {
-        self.begun = Some(Begun {
-            at,
-            last: at,
-            planned,
-        });
+    fn fenced(&mut self, at: Duration, upto: Generation) {
+        match &mut self.begun {
+            // A recovery that is overtaken by another loss goes on.
+            Some(Begun {
+                last,
+                kind: Kind::Recovery { fenced },
+                ..
+            }) => (*last, *fenced) = (at, upto.max(*fenced)),
+            _ => self.begin(at, Kind::Recovery { fenced: upto }),
+        }
+    }
+
+    fn committed(&mut self, at: Duration, generation: Generation) -> Vec<Measured> {
+        match self.begun.map(|begun| begun.kind) {
+            Some(Kind::Recovery { fenced }) if generation > fenced => {
+                let mut measured = self.phase(at, Phase::Step);
+                measured.extend(self.end(at));
+                self.trained = true;
+                measured
+            }
+            Some(Kind::Recovery { .. }) => {
+                self.trained = true;
+                vec![]
+            }
+            Some(Kind::Change) | None => {
+                // Who came with the start, or under another leader, is no cause of what follows.
+                if !self.trained || self.takeover {
+                    self.joined = false;
+                }
+                (self.trained, self.takeover) = (true, false);
+                vec![]
+            }
+        }
+    }
+
+    fn begin(&mut self, at: Duration, kind: Kind) {
+        self.begun = Some(Begun { at, last: at, kind });
     }
 
     fn cause(&self) -> Cause {
@@ -238,7 +272,7 @@ impl Recoveries {
 
     fn phase(&mut self, at: Duration, phase: Phase) -> Vec<Measured> {
         let (cause, workers, trained) = (self.cause(), self.workers(), self.trained);
-        let Some(begun) = self.begun.as_mut().filter(|b| !b.planned) else {
+        let Some(begun) = self.begun.as_mut().filter(|b| b.is_recovery()) else {
             return vec![];
         };
         let took = at.saturating_sub(begun.last);
@@ -272,5 +306,109 @@ impl Recoveries {
             workers,
         };
         trained.then_some(total).into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_plan::{OptimizerProgress, StateId, Step};
+
+    fn committed(generation: u64, step: u64) -> Event {
+        Event::Committed {
+            id: StateId::INITIAL,
+            generation: Generation(generation),
+            step: Step(step),
+            loss: 1.0,
+            eval_loss: None,
+            gradient_norm: 1.0,
+            overflow: false,
+            progress: OptimizerProgress::START,
+        }
+    }
+
+    fn fenced(upto: u64) -> Event {
+        Event::Fenced {
+            upto: Generation(upto),
+            because: "w2 is gone".into(),
+        }
+    }
+
+    fn planned() -> Event {
+        Event::Planned {
+            generation: Generation(2),
+            plan: "P1xD1".into(),
+            workers: 1,
+            predicted_ms: 1.0,
+            change: false,
+            reason: "lost w2".into(),
+        }
+    }
+
+    fn lost() -> Event {
+        Event::WorkerLost {
+            worker: WorkerId(2),
+            name: "w2".into(),
+        }
+    }
+
+    fn collected() -> Event {
+        Event::Collected {
+            answered: vec![WorkerId(1)],
+            missing: vec![WorkerId(2)],
+        }
+    }
+
+    fn told(events: impl IntoIterator<Item = (u64, Event)>) -> Vec<(Phase, Cause, u128)> {
+        let mut recoveries = Recoveries::default();
+        let measured = events
+            .into_iter()
+            .flat_map(|(ms, event)| recoveries.observe(Duration::from_millis(ms), &event));
+        measured.map(|m| (m.phase, m.cause, m.took.as_millis())).collect()
+    }
+
+    /// A step that was under way at the fence, or that is finished by the new plan, is committed by a fenced generation.
+    #[test]
+    fn a_step_of_a_fenced_generation_ends_no_recovery() {
+        let running = Event::Running {
+            generation: Generation(2),
+        };
+        let expected = [
+            (Phase::Collect, Cause::Lost, 30),
+            (Phase::Plan, Cause::Lost, 60),
+            (Phase::Transfer, Cause::Lost, 200),
+            (Phase::Step, Cause::Lost, 200),
+            (Phase::Total, Cause::Lost, 490),
+        ];
+        for late in [110, 115, 250] {
+            let mut events = vec![
+                (0, committed(1, 1)),
+                (100, lost()),
+                (110, fenced(1)),
+                (140, collected()),
+                (200, planned()),
+                (400, running.clone()),
+                (600, committed(2, 3)),
+            ];
+            let after = events.iter().position(|(at, _)| *at > late).unwrap();
+            events.insert(after, (late, committed(1, 2)));
+            assert_eq!(told(events), expected, "{late}");
+        }
+    }
+
+    #[test]
+    fn workers_that_went_with_a_run_that_was_stopped_are_not_what_the_next_coordinator_recovers_from() {
+        let events = [
+            (0, committed(1, 1)),
+            (100, lost()),
+            (60_000, Event::TookOver { term: 2 }),
+            (60_100, fenced(1)),
+            (60_400, committed(2, 2)),
+        ];
+        let expected = [
+            (Phase::Step, Cause::Takeover, 300),
+            (Phase::Total, Cause::Takeover, 300),
+        ];
+        assert_eq!(told(events), expected);
     }
 }

@@ -48,6 +48,8 @@ pub struct Control {
     pub steps: Sender<u64>,
     /// Takes where nodes are, by their names: all that is known, from the widest part to the narrowest (`zone-a/block-3`).
     pub domains: Sender<BTreeMap<String, String>>,
+    /// Takes whether the job may lose what it has trained, where that is other than in [`Options`].
+    pub allow_state_loss: Sender<bool>,
     /// Takes ids of processes of this host that have ended for certain.
     pub process_ended: Sender<u32>,
     /// Takes what the caller knows of workers, by their names.
@@ -166,6 +168,7 @@ async fn start(
         save: forward(&inbound, 1, |()| Inbound::Save(None)),
         steps: forward(&inbound, 1, |steps| Inbound::LastStep(Step(steps))),
         domains: forward(&inbound, 1, Inbound::Domains),
+        allow_state_loss: forward(&inbound, 1, Inbound::AllowStateLoss),
         process_ended: forward(&inbound, 64, move |id| {
             Inbound::ProcessEnded(Process {
                 host: host.clone(),

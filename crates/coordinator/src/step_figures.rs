@@ -5,6 +5,8 @@ use std::time::Duration;
 use varuna_api::{Job, LearningRate};
 use varuna_plan::device::Hardware;
 use varuna_plan::{Generation, Step};
+use varuna_protocol::Report;
+use varuna_protocol::coordinator::CoordinatorInput;
 use varuna_run_folder::StepFigures;
 
 /// What is the same for all steps of a job.
@@ -41,18 +43,32 @@ pub(crate) struct MemberFigures {
     peak_memory_bytes: Option<u64>,
 }
 
+/// One member, as far as figures follow from it.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) struct MemberFacts<'a> {
+    /// What it computes on, where it has said.
+    pub(crate) hardware: Option<&'a Hardware>,
+    /// Workers on its GPU, itself included; 0, as builds say that do not know of it, counts as 1.
+    pub(crate) workers_on_gpu: u32,
+    /// The most memory that it has taken, bytes, where it has said.
+    pub(crate) peak_memory_bytes: Option<u64>,
+}
+
+impl MemberFacts<'_> {
+    /// Its share of what its GPU can do.
+    fn peak_flops_per_s(&self) -> Option<f64> {
+        let of_gpu = data_sheet(self.hardware?)?;
+        Some(of_gpu / f64::from(self.workers_on_gpu.max(1)))
+    }
+}
+
 impl MemberFigures {
-    /// Of each member: what it computes on, and the memory that it has taken at most, bytes.
-    pub(crate) fn of<'a>(
-        members: impl Iterator<Item = (Option<&'a Hardware>, Option<u64>)>,
-    ) -> MemberFigures {
+    pub(crate) fn of<'a>(members: impl Iterator<Item = MemberFacts<'a>>) -> MemberFigures {
         let (mut peak, mut memory, mut any) = (Some(0.0), None, false);
-        for (hardware, bytes) in members {
+        for member in members {
             any = true;
-            peak = peak
-                .zip(hardware.and_then(data_sheet))
-                .map(|(sum, own)| sum + own);
-            memory = memory.max(bytes);
+            peak = peak.zip(member.peak_flops_per_s()).map(|(sum, own)| sum + own);
+            memory = memory.max(member.peak_memory_bytes);
         }
         MemberFigures {
             peak_flops_per_s: peak.filter(|_| any),
@@ -108,27 +124,35 @@ impl JobFigures {
     }
 }
 
+/// Whether a worker tells of a commit that was just made. One that was asked for, or that stands in an inventory, was made some time before.
+pub(crate) fn tells_new_commit(input: &CoordinatorInput) -> bool {
+    let CoordinatorInput::Report { report, .. } = input else {
+        return false;
+    };
+    matches!(report, Report::Committed { .. })
+}
+
 /// Which steps' own times are known: the time between two commits is a step's, unless something else happened between them.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct StepClock {
-    /// The step that was told last, its generation, when, and whether it was told alone.
+    /// The step that was told last, its generation, when, and whether that was when it was made.
     last: Option<(Step, Generation, Duration, bool)>,
 }
 
 impl StepClock {
-    /// A commit is told at `now`: together with others, or alone; its step began with an evaluation, or not. Returns the step's own
-    /// time: none after a pause between generations, none where steps were told late and together, none where it was not training alone.
+    /// A commit is told at `now`: late, or when it was made; its step began with an evaluation, or not. Returns the step's own
+    /// time: none after a pause between generations, none where it or the one before was told late, none where it was not training alone.
     pub(crate) fn told(
         &mut self,
         (step, generation): (Step, Generation),
         now: Duration,
-        with_others: bool,
+        told_late: bool,
         evaluated: bool,
     ) -> Option<Duration> {
-        let before = self.last.replace((step, generation, now, !with_others));
-        let (last, of, at, alone) = before?;
+        let before = self.last.replace((step, generation, now, !told_late));
+        let (last, of, at, on_time) = before?;
         let follows = last.next() == step && of == generation;
-        let known = follows && alone && !with_others && !evaluated;
+        let known = follows && on_time && !told_late && !evaluated;
         known.then(|| now.saturating_sub(at))
     }
 }
@@ -142,6 +166,14 @@ mod tests {
         Hardware::Gpu {
             name: name.into(),
             memory_bytes: 80 << 30,
+        }
+    }
+
+    fn alone_on(gpu: &Hardware) -> MemberFacts<'_> {
+        MemberFacts {
+            hardware: Some(gpu),
+            workers_on_gpu: 1,
+            peak_memory_bytes: None,
         }
     }
 
@@ -178,13 +210,12 @@ mod tests {
 
     #[test]
     fn rates_follow_from_the_steps_own_time_and_are_left_out_without_one() {
-        let (job, members) = (
-            job(),
-            [
-                (Some(&gpu("NVIDIA H100 80GB HBM3")), Some(7)),
-                (Some(&gpu("NVIDIA A100-SXM4-80GB")), Some(9)),
-            ],
-        );
+        let job = job();
+        let [h100, a100] = ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"].map(gpu);
+        let members = [(&h100, 7), (&a100, 9)].map(|(gpu, bytes)| MemberFacts {
+            peak_memory_bytes: Some(bytes),
+            ..alone_on(gpu)
+        });
         let members = MemberFigures::of(members.into_iter());
         let known = job.step(&StepDone {
             members,
@@ -213,11 +244,31 @@ mod tests {
     #[test]
     fn one_member_whose_device_is_not_known_leaves_no_share_of_the_peak() {
         let h100 = gpu("NVIDIA H100 80GB HBM3");
-        for other in [None, Some(&Hardware::Processor), Some(&gpu("Some GPU"))] {
-            let members = MemberFigures::of([(Some(&h100), None), (other, None)].into_iter());
+        for hardware in [None, Some(&Hardware::Processor), Some(&gpu("Some GPU"))] {
+            let other = MemberFacts {
+                hardware,
+                ..MemberFacts::default()
+            };
+            let members = MemberFigures::of([alone_on(&h100), other].into_iter());
             assert_eq!(members, MemberFigures::default(), "{other:?}");
         }
         assert_eq!(MemberFigures::of(std::iter::empty()), MemberFigures::default());
+    }
+
+    #[test]
+    fn the_members_of_one_gpu_have_its_peak_together() {
+        let h100 = gpu("NVIDIA H100 80GB HBM3");
+        let alone = MemberFigures::of(std::iter::once(alone_on(&h100)));
+        assert_eq!(alone.peak_flops_per_s, Some(989e12));
+        let of = |workers_on_gpu: u32, count: usize| {
+            let member = MemberFacts {
+                workers_on_gpu,
+                ..alone_on(&h100)
+            };
+            MemberFigures::of(std::iter::repeat_n(member, count))
+        };
+        assert_eq!(of(4, 4), alone);
+        assert_eq!(of(0, 1), alone, "a worker that does not say is alone");
     }
 
     #[test]

@@ -4,12 +4,14 @@
 //! The driver never waits for the store. While the store is slow or fails, the answer is what was last known, so that a
 //! recovery from memory does not depend on it.
 
+mod deletion;
 mod unfinished;
 
 use crate::inbox::{CheckpointListing, Inbound};
 use crate::location_lease::claimant_has_ended;
 use crate::options::Checkpointing;
 use crate::store_error;
+pub(crate) use deletion::Needs;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,13 +33,22 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// How long giving the location up may take.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// What was found out about a checkpoint. Manifests never change.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Verdict {
+    Usable,
+    Damaged,
+    /// It is sound, and of another model, optimizer or format: why.
+    Foreign(String),
+}
+
 /// The handle to the task.
 pub(crate) struct StoreWatcher {
     requests: Arc<Notify>,
     end: Arc<Notify>,
     task: tokio::task::JoinHandle<()>,
-    /// States that must not be deleted.
-    protected: watch::Sender<Vec<StateId>>,
+    /// What the run knows of its checkpoints; none until its record was read.
+    needs: watch::Sender<Option<Needs>>,
     /// A damaged checkpoint that is to be deleted.
     discarded: watch::Sender<Option<StateId>>,
 }
@@ -46,15 +57,15 @@ impl StoreWatcher {
     /// Starts the task; it answers to `inbound`, and ends when that is closed.
     pub(crate) fn start(given: Checkpointing, inbound: Sender<Inbound>) -> StoreWatcher {
         let (requests, end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-        let (protected, protects) = watch::channel(Vec::new());
+        let (needs, needed) = watch::channel(None);
         let (discarded, discards) = watch::channel(None);
-        let state = Task::new(given, protects, discards);
+        let state = Task::new(given, needed, discards);
         let task = tokio::spawn(state.run(Arc::clone(&requests), Arc::clone(&end), inbound));
         StoreWatcher {
             requests,
             end,
             task,
-            protected,
+            needs,
             discarded,
         }
     }
@@ -77,9 +88,10 @@ impl StoreWatcher {
         self.list_now();
     }
 
-    pub(crate) fn protect(&self, states: Vec<StateId>) {
+    /// What the run needs of its checkpoints: before it is known, none is deleted.
+    pub(crate) fn set_needs(&self, needs: Needs) {
         // An error means that the task has ended.
-        let _ = self.protected.send(states);
+        let _ = self.needs.send(Some(needs));
     }
 }
 
@@ -96,10 +108,10 @@ async fn unless_requested<T>(requests: &Notify, work: impl Future<Output = T>) -
 
 struct Task {
     given: Checkpointing,
-    protects: watch::Receiver<Vec<StateId>>,
+    needed: watch::Receiver<Option<Needs>>,
     discards: watch::Receiver<Option<StateId>>,
-    /// Whether a checkpoint can be resumed from. Manifests never change, so each is checked once.
-    verdicts: BTreeMap<StateId, bool>,
+    /// Each checkpoint is checked once.
+    verdicts: BTreeMap<StateId, Verdict>,
     unfinished: Unfinished,
     listing: CheckpointListing,
     standing: Option<Standing>,
@@ -112,12 +124,12 @@ struct Task {
 impl Task {
     fn new(
         given: Checkpointing,
-        protects: watch::Receiver<Vec<StateId>>,
+        needed: watch::Receiver<Option<Needs>>,
         discards: watch::Receiver<Option<StateId>>,
     ) -> Task {
         Task {
             given,
-            protects,
+            needed,
             discards,
             verdicts: BTreeMap::new(),
             unfinished: Unfinished::default(),
@@ -266,15 +278,22 @@ impl Task {
             let unfinished = &mut self.unfinished;
             unfinished.complete(&mut all, store, requested, completing).await;
         }
+        let newest = all.iter().map(|l| l.id.run_gen).max();
+        self.listing.newest_generation = self.listing.newest_generation.max(newest.unwrap_or_default());
         self.verdicts.retain(|id, _| all.iter().any(|l| l.id == *id));
-        let mut usable = Vec::new();
+        let (mut usable, mut foreign) = (Vec::new(), None);
         for listed in all.iter().filter(|l| l.is_usable()) {
-            if self.check(listed).await? {
-                usable.push(listed.id);
+            match self.check(listed).await? {
+                Verdict::Usable => usable.push(listed.id),
+                Verdict::Foreign(why) => foreign = Some((listed.id, why)),
+                Verdict::Damaged => {}
             }
         }
-        if usable.is_empty() {
-            usable.extend(self.origin(&all).await?);
+        match foreign {
+            // Somebody's results are there. A run that began anew beside them would be mistaken for them sooner or later.
+            Some((id, why)) if usable.is_empty() => return Err(CheckpointError::Unsuitable { id, why }),
+            None if usable.is_empty() => usable.extend(self.origin(&all).await?),
+            _ => {}
         }
         let damaged = all.iter().filter(|l| l.refused).map(|l| l.id).collect();
         Ok((usable, damaged))
@@ -320,68 +339,28 @@ impl Task {
         Ok(Some(id))
     }
 
-    /// Deletes the damaged checkpoint that is to be put again. Only as the owner.
-    async fn discard(&mut self) -> Result<(), CheckpointError> {
-        let wanted = self.discards.has_changed().unwrap_or(false);
-        let id = *self.discards.borrow();
-        let Some(id) = id.filter(|_| wanted) else {
-            return Ok(());
-        };
-        if self.standing == Some(Standing::Owner) {
-            self.given.store.location().discard(id).await?;
-            // What is put in its place is another copy.
-            self.verdicts.remove(&id);
-            self.discards.mark_unchanged();
-        }
-        Ok(())
-    }
-
-    async fn check(&mut self, listed: &Listed) -> Result<bool, CheckpointError> {
+    async fn check(&mut self, listed: &Listed) -> Result<Verdict, CheckpointError> {
         if let Some(verdict) = self.verdicts.get(&listed.id) {
-            return Ok(*verdict);
+            return Ok(verdict.clone());
         }
-        let verdict = match self.given.store.check(listed).await {
-            Ok(_) => true,
-            Err(error) if error.is_final() => {
+        let store = &self.given.store;
+        let verdict = match store.check(listed).await {
+            Ok(_) => Verdict::Usable,
+            Err(error @ CheckpointError::Store(_)) => return Err(error),
+            Err(error) => {
                 tracing::warn!(%error, "a checkpoint cannot be used");
-                if matches!(error, CheckpointError::Damaged { .. }) {
-                    // Retention must not count it among those that are kept.
-                    self.given
-                        .store
-                        .location()
-                        .refuse(listed.id, &error.to_string())
-                        .await?;
+                match error {
+                    CheckpointError::Unsuitable { why, .. } => Verdict::Foreign(why),
+                    error => {
+                        // Retention must not count it among those that are kept.
+                        store.location().refuse(listed.id, &error.to_string()).await?;
+                        Verdict::Damaged
+                    }
                 }
-                false
             }
-            Err(error) => return Err(error),
         };
-        self.verdicts.insert(listed.id, verdict);
+        self.verdicts.insert(listed.id, verdict.clone());
         Ok(verdict)
-    }
-
-    /// Deletes old checkpoints. Only as the owner: another run, or another coordinator of this one, knows better which states are
-    /// needed.
-    async fn prune(&mut self) {
-        if self.standing != Some(Standing::Owner) {
-            return;
-        }
-        let protected = self.protects.borrow().clone();
-        match self
-            .given
-            .store
-            .location()
-            .prune(self.given.keep, &protected)
-            .await
-        {
-            Ok(pruned) if pruned.checkpoints.is_empty() && pruned.orphans.is_empty() => {}
-            Ok(pruned) => tracing::info!(
-                checkpoints = pruned.checkpoints.len(),
-                orphans = pruned.orphans.len(),
-                "old checkpoints deleted"
-            ),
-            Err(error) => tracing::warn!(%error, "old checkpoints are not deleted"),
-        }
     }
 }
 

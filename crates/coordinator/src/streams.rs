@@ -1,7 +1,7 @@
 //! The attached workers: their streams and what they said of themselves.
 
 use crate::inbox::{DownSender, Process, StreamNumber};
-use crate::step_figures::MemberFigures;
+use crate::step_figures::{MemberFacts, MemberFigures};
 use std::collections::BTreeMap;
 use varuna_plan::WorkerId;
 use varuna_wire::{Hello, StepMetrics, v1};
@@ -16,6 +16,17 @@ pub(crate) struct Stream {
     pub(crate) hello: Hello,
     /// Where the time of its newest reported step went.
     pub(crate) timings: Option<StepMetrics>,
+}
+
+impl Stream {
+    /// What figures of steps follow from.
+    fn facts(&self) -> MemberFacts<'_> {
+        MemberFacts {
+            hardware: self.hello.hardware.as_ref(),
+            workers_on_gpu: self.hello.workers_on_gpu,
+            peak_memory_bytes: self.timings.as_ref().and_then(|t| t.peak_memory_bytes),
+        }
+    }
 }
 
 /// All streams, one for each worker.
@@ -59,12 +70,7 @@ impl Streams {
 
     /// What these workers are and have reported, together.
     pub(crate) fn figures(&self, workers: impl Iterator<Item = WorkerId>) -> MemberFigures {
-        MemberFigures::of(workers.map(|worker| {
-            let stream = self.get(worker);
-            let timings = stream.and_then(|s| s.timings.as_ref());
-            let hardware = stream.and_then(|s| s.hello.hardware.as_ref());
-            (hardware, timings.and_then(|t| t.peak_memory_bytes))
-        }))
+        MemberFigures::of(workers.map(|worker| self.get(worker).map(Stream::facts).unwrap_or_default()))
     }
 
     /// The stream, if it is still the worker's newest.

@@ -23,6 +23,7 @@ fn hello(worker: u64, host: &str) -> Hello {
         host: host.into(),
         pid: 7,
         hardware: None,
+        workers_on_gpu: 0,
         memory_bytes: None,
         scores: None,
         device: String::new(),

@@ -65,6 +65,7 @@ fn options(bind: String) -> Options {
         },
         host: None,
         expected_workers: None,
+        allow_state_loss: false,
         checkpoints: None,
         costs: None,
         scale: None,

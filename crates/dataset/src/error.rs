@@ -19,6 +19,9 @@ pub enum DataError {
     /// A file exists and overwriting was not asked for.
     #[error("cannot write {}: it already exists; choose another name, or --overwrite", .0.display())]
     Exists(PathBuf),
+    /// Another build writes the same dataset.
+    #[error("cannot write {}: another build writes it now; wait for that one to end, or choose another name", .0.display())]
+    Busy(PathBuf),
     /// A file is malformed.
     #[error("cannot read {}: {what}: {value} — {allowed}", path.display())]
     Malformed {

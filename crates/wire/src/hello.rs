@@ -28,6 +28,8 @@ pub struct Hello {
     pub pid: u32,
     /// What it computes on, as its driver reports it; none before it has the job, which may say what to compute on.
     pub hardware: Option<Hardware>,
+    /// Workers that share its GPU, itself included; 0 = it does not say, as builds that do not know of it.
+    pub workers_on_gpu: u32,
     /// Memory that training may use (bytes); none = not limited.
     pub memory_bytes: Option<u64>,
     /// What its attention takes for scores that it makes; none = it makes none, or does not say. Each figure at most 2^40.
@@ -53,6 +55,7 @@ pub(crate) fn hello_to_wire(hello: &Hello) -> v1::Hello {
         memory_bytes: hello.memory_bytes,
         scores: hello.scores.map(scores_to_wire),
         hardware: hello.hardware.as_ref().map(hardware_to_wire),
+        workers_on_gpu: hello.workers_on_gpu,
         device: hello.device.clone(),
         speed: hello.speed,
         run: hello.run.clone(),
@@ -102,6 +105,7 @@ pub(crate) fn read_hello(hello: v1::Hello) -> Result<Hello, WireError> {
         host: hello.host,
         pid: hello.pid,
         hardware: hello.hardware.map(read_hardware).transpose()?,
+        workers_on_gpu: hello.workers_on_gpu,
         memory_bytes: hello.memory_bytes,
         scores: hello.scores.map(read_scores).transpose()?,
         device: hello.device,

@@ -43,13 +43,19 @@ impl Orders {
         }
     }
 
+    /// As they were read last, if they were and are still there.
+    #[must_use]
+    pub fn given(&self) -> Option<&RunSpec> {
+        match self {
+            Orders::Given(spec) => Some(spec),
+            Orders::Unknown | Orders::Gone => None,
+        }
+    }
+
     /// What the coordinator in charge is to do.
     #[must_use]
     pub fn goal(&self) -> Option<RunGoal> {
-        match self {
-            Orders::Given(spec) => Some(spec.goal),
-            Orders::Unknown | Orders::Gone => None,
-        }
+        self.given().map(|spec| spec.goal)
     }
 }
 
@@ -162,6 +168,7 @@ mod tests {
             coordinator,
             newest_coordinator: coordinator,
             steps: 0,
+            allow_state_loss: false,
             save_at: None,
             leaving: vec![],
             ends_at: std::collections::BTreeMap::new(),
@@ -197,8 +204,9 @@ mod tests {
         };
         let more = object(json!({ "uid": "u", "goal": "Save", "coordinator": 2, "new": {} }));
         assert_eq!(
-            orders_of(&more).map(|o| (o.goal, o.coordinator)),
-            Some((RunGoal::Save, 2))
+            orders_of(&more).map(|o| (o.goal, o.coordinator, o.allow_state_loss)),
+            Some((RunGoal::Save, 2, false)),
+            "an operator of an earlier release allows nothing"
         );
         assert_eq!(
             orders_of(&object(

@@ -199,11 +199,8 @@ impl Lead {
 
     /// Runs until the run has ended. Returns the last view and how it ended; none where another coordinator has taken over, or the job is gone.
     async fn run(&mut self, client: &Client, configuration: &Configuration) -> Option<(View, RunEnd)> {
-        let steps = match &*self.orders.borrow() {
-            Orders::Given(spec) => spec.steps,
-            Orders::Unknown | Orders::Gone => 0,
-        };
-        let (control, job) = match start(client, configuration, steps).await {
+        let orders = self.orders.borrow().clone();
+        let (control, job) = match start(client, configuration, &orders).await {
             Ok(started) => started,
             Err(error) => return Some((View::default(), RunEnd::Failed(error.to_string()))),
         };
@@ -275,7 +272,11 @@ async fn abandon(mut control: Control) {
 }
 
 /// Starts the coordinator's server and state machine, with the job as its run began.
-async fn start(client: &Client, configuration: &Configuration, steps: u64) -> Result<(Control, Job), Error> {
+async fn start(
+    client: &Client,
+    configuration: &Configuration,
+    orders: &Orders,
+) -> Result<(Control, Job), Error> {
     let records: Api<VarunaRecord> = Api::namespaced(client.clone(), &configuration.namespace);
     let begun = read_record(&records, &configuration.run).await?;
     let document = |why: String| Error::Document {
@@ -292,7 +293,7 @@ async fn start(client: &Client, configuration: &Configuration, steps: u64) -> Re
         begun.uid.clone(),
         tokio::runtime::Handle::current(),
     );
-    let options = options(&job, begun, steps, configuration)?;
+    let options = options(&job, begun, orders, configuration)?;
     let control = serve_with(options, folder, Box::new(record)).await?;
     tracing::info!(address = %control.address, "listens for workers");
     Ok((control, job))
@@ -315,7 +316,7 @@ async fn read_record(records: &Api<VarunaRecord>, name: &str) -> Result<RecordSp
 fn options(
     job: &Job,
     begun: RecordSpec,
-    steps: u64,
+    orders: &Orders,
     configuration: &Configuration,
 ) -> Result<Options, Error> {
     let store = Store::of_job(job, "").map_err(|e| Error::Store(e.to_string()))?;
@@ -327,9 +328,10 @@ fn options(
         started: 0,
     };
     let keep = job.checkpoint.as_ref().map_or(0, |c| c.keep as usize);
+    let ordered = orders.given();
     Ok(Options {
         job: job.clone(),
-        steps,
+        steps: ordered.map_or(0, |spec| spec.steps),
         run: run_identity(&begun.uid, &begun.job),
         job_text: begun.job,
         data_fingerprint: String::new(),
@@ -338,6 +340,8 @@ fn options(
         identity: configuration.identity.clone(),
         host: None,
         expected_workers: None,
+        // The job's text does not say it: it may change while the run goes on.
+        allow_state_loss: ordered.is_some_and(|spec| spec.allow_state_loss),
         timing: Timing {
             lost: LOST,
             watch: WATCH,

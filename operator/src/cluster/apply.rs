@@ -207,7 +207,7 @@ impl Applier {
     /// it follows by its owner references.
     ///
     /// # Errors
-    /// The API server refuses or does not answer.
+    /// The API server refuses or does not answer, or the job was changed.
     pub async fn delete_job(&self, job: &ObservedJob, read: Option<String>) -> Result<(), Error> {
         tracing::info!(
             job = job.name,
@@ -219,12 +219,8 @@ impl Applier {
             uid: Some(job.uid.clone()),
             resource_version: read,
         });
-        match jobs.delete(&job.name, &params).await {
-            Ok(_) => Ok(()),
-            // It is gone, was changed, or another one has its name: the next look decides.
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        let deleted = jobs.delete(&job.name, &params).await;
+        job_deleted(deleted.map(drop))
     }
 
     /// Creates an object or applies it to the one that is there, if that is the job's. `known`: the uid that it had.
@@ -320,6 +316,16 @@ async fn some_at_a_time(calls: Vec<impl Future<Output = Result<(), Error>>>) -> 
         .await
 }
 
+/// What the deletion of a job has come to.
+fn job_deleted(answer: kube::Result<()>) -> Result<(), Error> {
+    match answer {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        // It was changed, or another one has its name: the next look decides. That has to be asked for, as no watch tells of a status that was written.
+        Err(kube::Error::Api(status)) if status.is_conflict() => Err(Error::Stale),
+        answer => answer.map_err(Error::from),
+    }
+}
+
 fn key(object: &Value) -> ObjectKey {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let metadata = &object["metadata"];
@@ -357,4 +363,22 @@ async fn apply_to(
     let params = PatchParams::apply(MANAGER).force();
     let applied = api.patch(name, &params, &Patch::Apply(&object)).await?;
     Ok(KnownObject::of(&applied.metadata))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deletion_of_a_job_that_was_changed_meanwhile_is_tried_again() {
+        let answer = |code: u16, reason: &str| {
+            let mut answer = kube::core::Status::failure("in its words", reason);
+            answer.code = code;
+            job_deleted(Err(kube::Error::Api(Box::new(answer))))
+        };
+        assert!(matches!(answer(409, "Conflict"), Err(Error::Stale)));
+        assert!(answer(404, "NotFound").is_ok(), "it is gone");
+        assert!(matches!(answer(500, "InternalError"), Err(Error::Api(_))));
+        assert!(job_deleted(Ok(())).is_ok());
+    }
 }

@@ -4,7 +4,7 @@
 //! charge until its successor runs, so that nothing that happens meanwhile goes unheard; one that is gone is replaced at once.
 
 use super::coordinator_pod;
-use super::decision::{CoordinatorGoal, PodDeletion};
+use super::decision::{AvoidedNodes, CoordinatorGoal, PodDeletion};
 use super::observed::{Observed, ObservedPod, PodPhase, ProbeAnswer};
 use super::pod_verdicts::{PodVerdict, judge_pod, node_signals};
 use super::suspend;
@@ -37,7 +37,7 @@ enum Standing {
     Gone,
 }
 
-fn standing(observed: &Observed, pod: &ObservedPod) -> Standing {
+fn standing(observed: &Observed, avoid: &AvoidedNodes, pod: &ObservedPod) -> Standing {
     let node = pod.node.as_ref().map(|name| observed.nodes.get(name));
     let node_answers = node.is_none_or(|node| node.is_some_and(|n| n.ready));
     let probe = observed.coordinator_probe.as_ref();
@@ -53,21 +53,38 @@ fn standing(observed: &Observed, pod: &ObservedPod) -> Standing {
         None if is_in_charge && reports => true,
         Some(ProbeAnswer::NeverAnswered) | None => node_answers,
     };
-    match judge_pod(pod, &observed.nodes, &node_signals(observed), None) {
+    let verdict = judge_pod(pod, &observed.nodes, &node_signals(observed), None);
+    match verdict {
         _ if !answers => Standing::Gone,
         PodVerdict::Running => Standing::Runs,
         PodVerdict::NodeLeaving(_) | PodVerdict::Terminating if is_up(pod) => Standing::Leaves,
-        PodVerdict::Pending(_) => Standing::Starts,
-        // Another image may start.
-        PodVerdict::CannotStart(..) if is_of_present_image(observed, pod) => Standing::Starts,
+        PodVerdict::Pending(_) | PodVerdict::CannotStart(..)
+            if !another_may_start(observed, avoid, pod, &verdict) =>
+        {
+            Standing::Starts
+        }
         _ => Standing::Gone,
     }
 }
 
-/// Whether another pod would be made from the same image.
-fn is_of_present_image(observed: &Observed, pod: &ObservedPod) -> bool {
-    let spec = observed.job.spec.as_ref();
-    spec.is_ok_and(|job| pod.image == coordinator_pod::image(job, &observed.settings)) || spec.is_err()
+/// Whether another pod may start where this one does not: it would be made from something else, or may go to nodes that this one avoids.
+fn another_may_start(
+    observed: &Observed,
+    avoid: &AvoidedNodes,
+    pod: &ObservedPod,
+    verdict: &PodVerdict,
+) -> bool {
+    let (Ok(job), settings) = (&observed.job.spec, &observed.settings) else {
+        return false;
+    };
+    let Some(made_from) = &pod.made_from else {
+        // An earlier release has made it, and did not say from what.
+        let cannot_start = matches!(verdict, PodVerdict::CannotStart(..));
+        return cannot_start && pod.image != coordinator_pod::image(job, settings);
+    };
+    let has_no_node = matches!(verdict, PodVerdict::Pending(Some(_)));
+    let avoids_too_much = has_no_node && !pod.avoids.is_subset(&avoid.never);
+    avoids_too_much || *made_from != coordinator_pod::made_from(&observed.job, job, settings)
 }
 
 fn is_up(pod: &ObservedPod) -> bool {
@@ -119,6 +136,7 @@ pub(super) fn plan_coordinator(
     observed: &Observed,
     goal: CoordinatorGoal,
     notices: WorkerNotices,
+    avoid: &AvoidedNodes,
 ) -> CoordinatorPlan {
     let known = observed.orders.as_ref();
     let goal = match goal {
@@ -127,7 +145,7 @@ pub(super) fn plan_coordinator(
         CoordinatorGoal::Stop => RunGoal::Stop,
         CoordinatorGoal::Absent => return absent(observed),
     };
-    let (number, next) = in_charge(observed);
+    let (number, next) = in_charge(observed, avoid);
     let newest = newest_number(observed);
     let orders = RunSpec {
         uid: observed.job.uid.clone(),
@@ -137,6 +155,10 @@ pub(super) fn plan_coordinator(
         steps: match &observed.job.spec {
             Ok(job) => job.training.steps,
             Err(_) => known.map_or(0, |o| o.steps),
+        },
+        allow_state_loss: match &observed.job.spec {
+            Ok(job) => job.lifecycle.allow_state_loss,
+            Err(_) => known.is_some_and(|o| o.allow_state_loss),
         },
         save_at: suspend::asked_checkpoint(observed),
         leaving: notices.leaving,
@@ -181,7 +203,7 @@ fn newest_number(observed: &Observed) -> i64 {
 }
 
 /// Number of the coordinator that is to be in charge, and of the one that is to take over from it. One that no pod has yet is to be started.
-fn in_charge(observed: &Observed) -> (i64, Option<i64>) {
+fn in_charge(observed: &Observed, avoid: &AvoidedNodes) -> (i64, Option<i64>) {
     let known = observed.orders.as_ref();
     let has_ended = observed.run.as_ref().is_some_and(|r| r.ended.is_some());
     let present = known
@@ -189,7 +211,7 @@ fn in_charge(observed: &Observed) -> (i64, Option<i64>) {
         .map(|o| o.coordinator);
     let pods = &observed.coordinators;
     let of_present = pods.iter().find(|p| Some(p.number) == present);
-    let present = present.zip(of_present.map(|p| standing(observed, p)));
+    let present = present.zip(of_present.map(|p| standing(observed, avoid, p)));
     if let Some((number, Standing::Runs | Standing::Starts)) = present {
         return (number, None);
     }
@@ -198,7 +220,7 @@ fn in_charge(observed: &Observed) -> (i64, Option<i64>) {
     let successor = pods
         .iter()
         .filter(|p| p.number > after)
-        .map(|p| (p.number, standing(observed, p)))
+        .map(|p| (p.number, standing(observed, avoid, p)))
         .filter(|(_, s)| matches!(s, Standing::Runs | Standing::Starts))
         .min_by_key(|(number, s)| (*s != Standing::Runs, *number));
     match (present, successor) {

@@ -2,11 +2,14 @@
 
 use super::decision::AvoidedNodes;
 use super::objects::{
-    CERTIFICATE_KEY, COORDINATOR, COORDINATOR_LABEL, HEALTH_PORT, PORT, PRIVATE_KEY, TOKEN_KEY, WORKER,
-    coordinator_account, coordinator_pod_name, metadata, record_name, token_name,
+    CERTIFICATE_KEY, COORDINATOR, COORDINATOR_LABEL, HEALTH_PORT, MADE_FROM_ANNOTATION, PORT, PRIVATE_KEY,
+    TOKEN_KEY, WORKER, coordinator_account, coordinator_pod_name, identity_of, metadata, record_name,
+    token_name,
 };
 use super::observed::{ObservedJob, Settings};
-use super::pod_template::{append, avoid_nodes, note_avoided, security_context, take_container, tolerate};
+use super::pod_template::{
+    append, avoid_nodes, fill_in_metadata, note_avoided, security_context, take_container, tolerate,
+};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use varuna_api::{Job, fill_in};
@@ -43,8 +46,27 @@ pub(super) fn image(job: &Job, settings: &Settings) -> Option<String> {
     given.or_else(|| settings.coordinator_image.clone())
 }
 
+/// Identity of what a coordinator's pod is made from, whatever its number is and where it may go: one that cannot start is out of date with another one.
+pub(super) fn made_from(observed: &ObservedJob, job: &Job, settings: &Settings) -> String {
+    identity_of(&document(observed, job, 0, &AvoidedNodes::default(), settings))
+}
+
 /// The coordinator's pod of a number.
 pub(super) fn pod(
+    observed: &ObservedJob,
+    job: &Job,
+    number: i64,
+    avoid: &AvoidedNodes,
+    settings: &Settings,
+) -> Value {
+    let mut pod = document(observed, job, number, avoid, settings);
+    let identity = json!({ MADE_FROM_ANNOTATION: made_from(observed, job, settings) });
+    fill_in(&mut pod["metadata"]["annotations"], &identity);
+    pod
+}
+
+/// The same without that identity.
+fn document(
     observed: &ObservedJob,
     job: &Job,
     number: i64,
@@ -60,9 +82,7 @@ pub(super) fn pod(
     meta["labels"][COORDINATOR_LABEL] = number.to_string().into();
     note_avoided(&mut meta, avoid);
     for from in [&own, &workers] {
-        for field in ["labels", "annotations"] {
-            fill_in(&mut meta[field], &from["metadata"][field]);
-        }
+        fill_in_metadata(&mut meta, from);
     }
     let mut spec = own["spec"].as_object().cloned().unwrap_or_default();
     for field in AS_WORKERS {

@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use varuna_api::Reason;
-use varuna_api::crd::{RecentFailure, RunSpec, Status, Time};
+use varuna_api::crd::{CrashMoment, RecentFailure, RunSpec, Status, Time};
 
 /// What the job's coordinator is to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,6 +102,8 @@ pub struct Decision<'a> {
     pub pods: Vec<JudgedPod<'a>>,
     /// What failed lately.
     pub recent_failures: Vec<RecentFailure>,
+    /// When workers crashed since the last step.
+    pub crash_moments: Vec<CrashMoment>,
     /// Where new pods are not to go.
     pub avoid: AvoidedNodes,
     /// What its coordinator is to do.
@@ -122,7 +124,7 @@ pub struct Decision<'a> {
     pub newest_pod: i64,
     /// Seconds until a pod that ended is replaced, if one waits for that.
     pub replace_in: Option<i64>,
-    /// The job ended so long ago that it is deleted.
+    /// The job ended so long ago that it is deleted, once its object shows its end.
     pub delete_job: bool,
     /// What becomes of its Workloads in Kueue.
     pub workload: Vec<WorkloadChange>,

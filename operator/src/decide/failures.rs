@@ -1,14 +1,15 @@
 //! What failed lately, and where: how long a replacement waits, which nodes new pods avoid, and how often workers crashed.
 //!
 //! Failures on one node within ten seconds count as one, since a node that breaks takes all its workers with it. They are kept in the
-//! job's status, so that neither a pod that is deleted nor another leader makes them forgotten.
+//! job's status, so that neither a pod that is deleted nor another leader makes them forgotten. The moments at which workers crashed are kept apart from
+//! them, until the next step: a job on many nodes has as many failures at each.
 
 use super::decision::{AvoidedNodes, time};
 use super::observed::{Observed, ObservedPod};
 use super::pod_verdicts::{JudgedPod, PodFailure, PodVerdict, announced_end, node_signals};
 use std::collections::{BTreeMap, BTreeSet};
-use varuna_api::FailureKind;
-use varuna_api::crd::RecentFailure;
+use varuna_api::crd::{CrashMoment, RecentFailure};
+use varuna_api::{FailureKind, Job};
 
 /// Failures within this time count as one.
 const MOMENT_SECONDS: i64 = 10;
@@ -20,10 +21,13 @@ pub(super) const DELAYS_SECONDS: i64 = 600;
 const DELAY_MAX_SECONDS: i64 = 300;
 /// Failures that are remembered; the oldest is forgotten first.
 const REMEMBERED_MAX: usize = 64;
+/// Nodes of a moment that are remembered. Where there are more, none of them alone is at fault.
+const MOMENT_NODES_MAX: usize = 4;
 /// Nodes that a pod avoids at most: each is a term of its node affinity.
 const AVOIDED_MAX: usize = 64;
 
-/// What failed in the last hour, oldest first: what the status remembers, and what the pods show for the first time.
+/// What failed in the last hour, oldest first: what the status remembers, and what the pods show for the first time. Of a job on many nodes these are
+/// more than the status holds ([`forget_oldest`]).
 pub(super) fn recent_failures(observed: &Observed, pods: &[JudgedPod<'_>]) -> Vec<RecentFailure> {
     let mut known = observed.job.status.recent_failures.clone();
     known.retain(|f| observed.now - seconds(f) < REMEMBERED_SECONDS);
@@ -52,8 +56,12 @@ pub(super) fn recent_failures(observed: &Observed, pods: &[JudgedPod<'_>]) -> Ve
         });
     }
     known.sort_by_key(seconds);
-    known.drain(..known.len().saturating_sub(REMEMBERED_MAX));
     known
+}
+
+/// Forgets what the status has no room for. Not before crashes are counted: each failure is compared with those before it.
+pub(super) fn forget_oldest(failures: &mut Vec<RecentFailure>) {
+    failures.drain(..failures.len().saturating_sub(REMEMBERED_MAX));
 }
 
 /// Seconds since 1970.
@@ -90,20 +98,107 @@ fn moments<'a>(failures: impl Iterator<Item = &'a RecentFailure>) -> usize {
     count
 }
 
-/// Crashes after a time, of workers and of init containers, those of one moment counted once, and without those on nodes that new pods avoid.
-pub(super) fn crashes(failures: &[RecentFailure], since: i64, avoided: &BTreeSet<String>) -> usize {
-    let counts = |f: &&RecentFailure| {
-        let is_avoided = f.node.as_ref().is_some_and(|n| avoided.contains(n));
-        let is_crash = [FailureKind::Crashed, FailureKind::InitFailed].map(FailureKind::as_str);
-        is_crash.contains(&f.kind.as_str()) && seconds(f) > since && !is_avoided
+/// The moments after a time at which workers or init containers crashed, oldest first: those that the status remembers, and those of these failures,
+/// sorted by time. Crashes on different nodes within ten seconds have one cause.
+pub(super) fn crash_moments(observed: &Observed, failures: &[RecentFailure], since: i64) -> Vec<CrashMoment> {
+    let mut moments = observed.job.status.crash_moments.clone();
+    moments.retain(|m| began(m) > since);
+    moments.sort_by_key(began);
+    let is_crash = |f: &&RecentFailure| {
+        let crashes = [FailureKind::Crashed, FailureKind::InitFailed].map(FailureKind::as_str);
+        crashes.contains(&f.kind.as_str()) && seconds(f) > since
     };
-    moments(failures.iter().filter(counts))
+    let mut last_on: BTreeMap<Option<&str>, i64> = BTreeMap::new();
+    for failure in failures.iter().filter(is_crash) {
+        let (at, node) = (seconds(failure), failure.node.as_deref());
+        let before = last_on.insert(node, at);
+        if let Some(known) = moment_of(&moments, at, before) {
+            note_node(&mut moments[known], node);
+        } else {
+            let new = CrashMoment {
+                at: failure.at.clone(),
+                nodes: node.map(str::to_owned).into_iter().collect(),
+            };
+            moments.insert(moments.partition_point(|m| began(m) <= at), new);
+        }
+    }
+    // Whether a node is avoided is known by the failures of the last hour alone.
+    for moment in &mut moments {
+        if observed.now - began(moment) >= REMEMBERED_SECONDS {
+            moment.nodes.clear();
+        }
+    }
+    moments
+}
+
+/// Seconds since 1970.
+fn began(moment: &CrashMoment) -> i64 {
+    moment.at.0.as_second()
+}
+
+/// The moment that a crash is part of. `before`: when the last one on its node was; a crash that follows another one of a moment on the same node is not
+/// part of that. Nodes tell of their pods in any order, so a moment that began a little later may be its own as well.
+fn moment_of(moments: &[CrashMoment], at: i64, before: Option<i64>) -> Option<usize> {
+    let later = moments.partition_point(|m| began(m) <= at);
+    let earlier = later.checked_sub(1).filter(|i| {
+        let first = began(&moments[*i]);
+        at - first <= MOMENT_SECONDS && before.is_none_or(|before| before < first)
+    });
+    let begins_soon = |m: &&CrashMoment| began(m) - at <= MOMENT_SECONDS;
+    earlier.or_else(|| moments.get(later).filter(begins_soon).map(|_| later))
+}
+
+/// Adds the node of a crash to its moment. None is named where they are many, or where one is not known.
+fn note_node(moment: &mut CrashMoment, node: Option<&str>) {
+    let nodes = &mut moment.nodes;
+    if nodes.is_empty() || node.is_some_and(|node| nodes.iter().any(|known| known == node)) {
+        return;
+    }
+    match node.filter(|_| nodes.len() < MOMENT_NODES_MAX) {
+        Some(node) => nodes.push(node.to_owned()),
+        None => nodes.clear(),
+    }
+}
+
+/// Crashes after which a job fails.
+pub(super) fn crash_limit(job: &Job) -> usize {
+    let workers = job.elasticity.max_workers.unwrap_or(1);
+    job.lifecycle.failure_policy.crashes_of(workers)
+}
+
+/// The moments that count against the job: without those on nodes alone that new pods avoid, and no more than fail the job, the newest.
+pub(super) fn counted(
+    mut moments: Vec<CrashMoment>,
+    observed: &Observed,
+    avoided: &BTreeSet<String>,
+) -> Vec<CrashMoment> {
+    moments.retain(|m| m.nodes.is_empty() || m.nodes.iter().any(|node| !avoided.contains(node)));
+    let most = observed.job.spec.as_ref().map_or(REMEMBERED_MAX, crash_limit);
+    moments.drain(..moments.len().saturating_sub(most));
+    moments
+}
+
+/// How often in a row workers had crashed before a failure, no ten minutes between one crash and the next.
+fn crashes_in_a_row(moments: &[CrashMoment], until: i64) -> usize {
+    let known = moments.partition_point(|m| began(m) <= until);
+    let own = known
+        .checked_sub(1)
+        .filter(|i| until - began(&moments[*i]) <= MOMENT_SECONDS);
+    let mut next = own.map_or(until, |i| began(&moments[i]));
+    let is_near = |m: &&CrashMoment| {
+        let near = next - began(m) < DELAYS_SECONDS;
+        next = began(m);
+        near
+    };
+    let before = &moments[..own.unwrap_or(known)];
+    before.iter().rev().take_while(is_near).count()
 }
 
 /// When a pod that failed is replaced: the delay doubles with each failure on its node, and with each one of the job without a step between
 /// them.
 pub(super) fn replaced_at(
     failures: &[RecentFailure],
+    crash_moments: &[CrashMoment],
     progress: i64,
     pod: &ObservedPod,
     failure: PodFailure,
@@ -115,7 +210,9 @@ pub(super) fn replaced_at(
     let on_node = before.clone().filter(|f| f.node == pod.node).count();
     let of_another_moment = |f: &&RecentFailure| f.node == pod.node || until - seconds(f) > MOMENT_SECONDS;
     let without_step = before.filter(|f| seconds(f) > progress).filter(of_another_moment);
-    let doubled = on_node.max(moments(without_step));
+    // Of a job on many nodes the list of failures holds the last moments alone.
+    let of_job = moments(without_step).max(crashes_in_a_row(crash_moments, until));
+    let doubled = on_node.max(of_job);
     failure.at + (1_i64 << doubled.min(16)).min(DELAY_MAX_SECONDS)
 }
 

@@ -2,6 +2,7 @@
 
 use super::checkpoint_location::taken_by_another_run;
 use super::decision::{JobOutcome, Progress};
+use super::failures::crash_limit;
 use super::observed::{ContainerEnd, Observed, ObservedRun, RunEnd};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use super::queue::{Standing, standing};
@@ -118,8 +119,7 @@ pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], crashes: 
             JobOutcome::Queue
         };
     }
-    let workers = job.elasticity.max_workers.unwrap_or(1);
-    if crashes < job.lifecycle.failure_policy.crashes_of(workers) {
+    if crashes < crash_limit(job) {
         return JobOutcome::Run;
     }
     let ends = pods.iter().filter_map(|p| match &p.verdict {

@@ -63,10 +63,12 @@ use varuna_api::{Job, Reason};
 pub fn decide(observed: &Observed) -> Decision<'_> {
     let pods = pod_verdicts::judge_pods(observed);
     let progress = progress(observed);
-    let recent_failures = failures::recent_failures(observed, &pods);
+    let mut recent_failures = failures::recent_failures(observed, &pods);
+    let crash_moments = failures::crash_moments(observed, &recent_failures, progress.at.unwrap_or(0));
+    failures::forget_oldest(&mut recent_failures);
     let avoid = failures::avoided_nodes(observed, &pods, &recent_failures);
-    let crashes = failures::crashes(&recent_failures, progress.at.unwrap_or(0), &avoid.never);
-    let outcome = job_outcome(observed, &pods, crashes);
+    let crash_moments = failures::counted(crash_moments, observed, &avoid.never);
+    let outcome = job_outcome(observed, &pods, crash_moments.len());
     let mut decision = Decision {
         coordinator: coordinator_goal(&outcome, observed),
         orders: None,
@@ -76,6 +78,7 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         progress,
         pods,
         recent_failures,
+        crash_moments,
         avoid,
         objects: vec![],
         create: vec![],
@@ -114,6 +117,8 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         decision.delete.clear();
         decision.create.clear();
     }
+    // Numbers of pods that are not made after all are used later.
+    decision.newest_pod = pods::newest_created(observed, &decision.create);
     place_coordinator(observed, &mut decision);
     if !postponed(&observed.failures, &[JobPart::Workload, JobPart::Names]) {
         decision.workload = workload::workload_changes(observed, job, &decision.outcome, &decision.pods);
@@ -141,7 +146,7 @@ fn plan_admitted_pods<'a>(observed: &'a Observed, job: &Job, decision: &mut Deci
 /// Adds to a decision what is to be done about the job's coordinator.
 fn place_coordinator(observed: &Observed, decision: &mut Decision<'_>) {
     let notices = worker_notices::worker_notices(observed, &decision.delete);
-    let plan = coordinator::plan_coordinator(observed, decision.coordinator, notices);
+    let plan = coordinator::plan_coordinator(observed, decision.coordinator, notices, &decision.avoid);
     if !postponed(&observed.failures, &[JobPart::Deletions]) {
         decision.delete.extend(plan.delete);
     }

@@ -30,6 +30,8 @@ const WORKER_MILLICORES: u32 = 100;
 /// Likewise.
 const WORKER_MEBIBYTES: u32 = 256;
 
+/// What the names of our own labels and annotations begin with.
+const OWN_PREFIX: &str = "varuna.dev/";
 /// The annotation by which controllers and autoscalers that may choose among pods find what a deletion costs: an i32, 0 where it is missing.
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 /// The deletion cost of a job's first pod.
@@ -61,9 +63,7 @@ pub(super) fn pod(
     if template["metadata"]["annotations"].get(DELETION_COST).is_none() {
         meta["annotations"][DELETION_COST] = deletion_cost(number).to_string().into();
     }
-    for field in ["labels", "annotations"] {
-        fill_in(&mut meta[field], &template["metadata"][field]);
-    }
+    fill_in_metadata(&mut meta, &template);
     let mut spec = template["spec"].as_object().cloned().unwrap_or_default();
     let (base, mut containers) = take_container(&mut spec, WORKER);
     let mut worker = worker(observed, job, &base, settings);
@@ -73,6 +73,18 @@ pub(super) fn pod(
     complete(&mut spec, job);
     avoid_nodes(&mut spec, avoid);
     json!({ "apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec })
+}
+
+/// Adds the labels and annotations of a template. Not those of our own domain: they say what a pod is, and copied from the pod of another job they would
+/// make it one that this job does not know, and makes again and again.
+pub(super) fn fill_in_metadata(meta: &mut Value, template: &Value) {
+    for field in ["labels", "annotations"] {
+        let mut given = template["metadata"][field].clone();
+        if let Some(given) = given.as_object_mut() {
+            given.retain(|name, _| !name.starts_with(OWN_PREFIX));
+        }
+        fill_in(&mut meta[field], &given);
+    }
 }
 
 /// Takes the containers out of a pod's spec: the one of this name, empty where there is none, and the others.

@@ -2,10 +2,12 @@
 
 use super::decision::{Decision, PodDeletion};
 use super::failures::{DELAYS_SECONDS, replaced_at};
+use super::objects::NUMBER_LABEL;
 use super::observed::{JobPart, Observed, ObservedRun, PodPhase, postponed};
 use super::pod_template;
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use super::rollout::replaced_now;
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::{Job, PodGroup, Reason};
 
@@ -16,6 +18,15 @@ const KEPT_MAX: usize = 10;
 pub(super) fn newest_pod(observed: &Observed) -> i64 {
     let newest = observed.pods.iter().map(|p| p.number).max().unwrap_or(0);
     newest.max(observed.job.status.newest_pod)
+}
+
+/// The same once these are created: some that were planned may have been taken out.
+pub(super) fn newest_created(observed: &Observed, create: &[Value]) -> i64 {
+    let numbers = create.iter().filter_map(|pod| {
+        let number = pod["metadata"]["labels"][NUMBER_LABEL].as_str()?;
+        number.parse::<i64>().ok()
+    });
+    numbers.fold(newest_pod(observed), i64::max)
 }
 
 /// Plans the pods of a job that runs, of these groups: creates those that are missing, deletes those that are too many or cannot go on. Groups do not lend each
@@ -83,7 +94,13 @@ fn clear_failed<'a>(observed: &Observed, decision: &mut Decision<'a>) -> (Vec<Op
             (
                 f.at,
                 pod,
-                replaced_at(&decision.recent_failures, progress, pod, f),
+                replaced_at(
+                    &decision.recent_failures,
+                    &decision.crash_moments,
+                    progress,
+                    pod,
+                    f,
+                ),
             )
         })
         .collect();
@@ -174,12 +191,11 @@ fn clear_surplus(observed: &Observed, groups: &[PodGroup<'_>], decision: &mut De
     decision.delete.extend(delete);
 }
 
-/// Deletes all pods that live; those that have ended stay for their logs.
+/// Deletes all pods that live; those that have ended stay for their logs. One whose worker alone has ended lives: a sidecar would hold the node's resources
+/// for ever, and with them the quota.
 pub(super) fn stop_pods(decision: &mut Decision<'_>) {
-    let lives = |verdict: &PodVerdict| {
-        verdict.is_active() || matches!(verdict, PodVerdict::NodeLeaving(_) | PodVerdict::NodeLost(_))
-    };
-    let live = decision.pods.iter().filter(|p| lives(&p.verdict));
+    let lives = |p: &&JudgedPod<'_>| !p.pod.has_ended() && !p.pod.deleting;
+    let live = decision.pods.iter().filter(lives);
     decision.delete = live
         .map(|p| deletion(&p.pod.name, None, "the job does not run"))
         .collect();

@@ -1,5 +1,5 @@
 //! Pods of an earlier template are replaced: those that never ran at once, the others node by node, each as a planned change of a job
-//! that trains, so that no step is lost.
+//! that trains, so that no step is lost. Where no plan was ever in force none of them holds anything: then the others go at once, too.
 //!
 //! A job that has all its workers gives up one node after the other, each once the one before is replaced. A job that waits for room in the cluster,
 //! as one on spot capacity does most of the time, does not wait for the rest of its workers: the first node is a trial, and the next one follows when as
@@ -37,6 +37,9 @@ pub(super) fn replaced_now<'a>(
         .into_iter()
         .filter(|p| p.verdict == PodVerdict::Running)
         .map(|p| p.pod);
+    if never_had_a_plan(observed) {
+        return running.collect();
+    }
     let Some(first) = running.next() else {
         return vec![];
     };
@@ -89,6 +92,14 @@ fn templates(groups: &[PodGroup<'_>]) -> Vec<(Option<String>, String)> {
 fn is_current(templates: &[(Option<String>, String)], pod: &ObservedPod) -> Option<bool> {
     let (_, now) = templates.iter().find(|(name, _)| *name == pod.group)?;
     Some(pod.made_from.as_ref()? == now)
+}
+
+/// Whether no plan was ever in force, which is known once the coordinator has read its record: no worker holds anything then, and with a template that lets none of them
+/// attach there never would be one.
+fn never_had_a_plan(observed: &Observed) -> bool {
+    let run = observed.run.as_ref();
+    let run = run.filter(|run| run.ended.is_none() && !run.is_settling());
+    observed.job.status.plan.is_none() && run.is_some_and(|run| run.generation() == 0)
 }
 
 /// Whether the job trains, would go on without these pods, all of one node, and would still have its state.

@@ -72,7 +72,8 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
         .ok()
         .filter(|_| runs)
         .and_then(|job| seconds_left(observed, job));
-    let deletion = deleted_in(observed, &decision.outcome, &status);
+    // One that is due is carried out, or tried again as all else.
+    let deletion = deleted_in(observed, &decision.outcome, &status).filter(|seconds| *seconds > 0);
     let events = events(observed, decision, failures, &status);
     note_history(observed, decision, &events, lost, &mut status);
     Report {
@@ -95,6 +96,7 @@ fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) 
         step: decision.progress.step,
         progressed_at: decision.progress.at.map(time),
         recent_failures: decision.recent_failures.clone(),
+        crash_moments: decision.crash_moments.clone(),
         suspending: match decision.outcome {
             JobOutcome::SaveThenSuspend => Some(suspending(observed)),
             JobOutcome::Suspend => before.suspending.clone(),

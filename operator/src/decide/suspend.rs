@@ -3,9 +3,10 @@
 //! A suspension waits for a checkpoint, so that few steps are trained again; but not for ever.
 
 use super::decision::time;
-use super::observed::Observed;
+use super::observed::{Observed, ObservedRun, whole};
 use varuna_api::Job;
 use varuna_api::crd::Suspending;
+use varuna_protocol::coordinator::RunMode;
 
 /// The longest wait for the checkpoint.
 pub(super) const WAIT_MAX_SECONDS: i64 = 300;
@@ -22,8 +23,14 @@ pub(super) fn suspending(observed: &Observed) -> Suspending {
     let known = observed.job.status.suspending.clone();
     known.unwrap_or_else(|| Suspending {
         since: time(observed.now),
-        step: observed.run.as_ref().map_or(0, |r| r.step()),
+        step: observed.run.as_ref().map_or(0, |run| known_step(observed, run)),
     })
+}
+
+/// The step that the run has come to. During a pause its coordinator may not know it: one that has just taken over has to hear from the workers first.
+fn known_step(observed: &Observed, run: &ObservedRun) -> i64 {
+    let before = observed.job.status.step.filter(|_| !run.is_training());
+    run.step().max(before.unwrap_or(0))
 }
 
 /// Whether a suspension would throw away all that the job has trained: its workers hold it, and nothing else does. Where checkpoints are saved, one is
@@ -46,18 +53,39 @@ pub(super) fn would_lose_state(observed: &Observed, job: &Job) -> bool {
         && !job.lifecycle.allow_state_loss
 }
 
-/// Whether the run of a suspended job goes on until it has made a checkpoint, which it does at the next step.
+/// Whether the run of a suspended job goes on until it has made a checkpoint, which it does at the next step. Where the store has not answered this
+/// coordinator yet, what the status knows of the checkpoints counts.
 pub(super) fn waits_for_checkpoint(observed: &Observed, job: &Job) -> bool {
-    let (Some(_), Some(run)) = (&job.checkpoint, &observed.run) else {
+    let run = observed.run.as_ref().filter(|run| run.ended.is_none());
+    let (Some(_), Some(run)) = (&job.checkpoint, run) else {
         return false;
     };
-    let Some(saved) = run.checkpoints.as_ref().filter(|s| s.failing.is_none()) else {
-        return false;
+    let fails = run.checkpoints.as_ref().is_some_and(|c| c.failing.is_some());
+    let before = observed.job.status.checkpoint.as_ref();
+    let newest = match &run.checkpoints {
+        Some(saved) => saved.newest_step.map(whole),
+        None => before.and_then(|saved| saved.newest_step),
     };
     let wait = suspending(observed);
-    let saved_enough = saved
-        .newest_step
-        .is_some_and(|n| super::observed::whole(n) >= wait.step);
+    let saved_enough = newest.is_some_and(|step| step >= wait.step);
     let waited = observed.now - wait.since.0.as_second();
-    run.ended.is_none() && run.is_training() && !saved_enough && waited < WAIT_MAX_SECONDS
+    trains_soon(observed, run) && !fails && !saved_enough && waited < WAIT_MAX_SECONDS
+}
+
+/// Whether a run commits its next step soon: it trains, or pauses for a recovery or another coordinator. One that waits for workers may do so for long,
+/// and of one that pauses before its first step there is nothing to save.
+fn trains_soon(observed: &Observed, run: &ObservedRun) -> bool {
+    let is_short = |mode: RunMode| {
+        matches!(
+            mode,
+            RunMode::Starting
+                | RunMode::Settling
+                | RunMode::Launching
+                | RunMode::Recovering
+                | RunMode::Persisting
+        )
+    };
+    // One that has not reported yet has just begun to.
+    let pauses = run.snapshot.as_ref().is_none_or(|s| is_short(s.run.mode));
+    run.is_training() || (pauses && known_step(observed, run) > 0)
 }

@@ -40,8 +40,10 @@ pub(super) fn workload_changes(
             "the last step is committed",
         )),
         (Some(workload), JobOutcome::Fail(_, why)) if idle => Some(finish(observed, workload, "Failed", why)),
-        // Who suspends a job does not wait for quota.
-        (Some(workload), JobOutcome::Suspend) if idle && !workload.deleting => Some(delete(&workload.name)),
+        // Neither who suspends a job waits for quota, nor one that is refused: that asks again when it is tried again.
+        (Some(workload), JobOutcome::Suspend | JobOutcome::Refuse(..)) if idle && !workload.deleting => {
+            Some(delete(&workload.name))
+        }
         (Some(workload), JobOutcome::Queue) if workload.holds_quota() => {
             let evicted = workload.if_true("Evicted").filter(|_| idle);
             evicted.map(|evicted| release(observed, workload, evicted))

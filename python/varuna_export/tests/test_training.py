@@ -135,6 +135,8 @@ class Exports(support.FolderTest):
         self.assertIn(f'digest: "{exported.digest}"', text)
         self.assertIn("sharedParameters: 464\n", text)
         self.assertIn('- {name: "tokens", parameters: 192, output: [12, 16], forwardFlops: 0,', text)
+        of_tokens = hashlib.sha256(b"positions 12x16\ntokens.weight 29x16\n").hexdigest()
+        self.assertIn(f'parametersDigest: "{of_tokens}"}}\n', text, "names and shapes, those that both ends share among them")
         self.assertNotIn("planDependent", text)
         for file in exported.folder.glob("*.pt"):
             self.assertLess(file.stat().st_size, 16_000, "values are in other files")

@@ -1,8 +1,8 @@
 //! What every store must do.
 
 use varuna_checkpoint::{
-    CheckpointError, Claim, Facts, Location, Manifest, RateLimit, Shard, ShardTensor, Standing, Store,
-    unit_name,
+    CheckpointError, Claim, Facts, Location, Manifest, RateLimit, Retention, Shard, ShardTensor, Standing,
+    Store, unit_name,
 };
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, Layout, StateId, Step, Unit};
@@ -124,7 +124,11 @@ async fn keeps_house(store: &Store) {
         .await;
     put.expect("a store that takes shards");
     save(store, state(30), 10).await;
-    let pruned = store.location().prune(1, &[state(10)]).await.expect("deletions");
+    let retention = Retention {
+        protected: &[state(10)],
+        ..Retention::newest(1)
+    };
+    let pruned = store.location().prune(&retention).await.expect("deletions");
     assert_eq!(
         (pruned.checkpoints, pruned.orphans),
         (vec![state(20)], vec![state(5)])
@@ -190,4 +194,13 @@ async fn belongs_to_one_run(store: &Store) {
         .await
         .expect("a place that was given up");
     third.release().await.expect("an answer");
+    // Who slept through all that finds that the place is another's.
+    let fourth = place.claim(claim("fourth"), alive).await.expect("a free place");
+    for slept in [&first, &restarted, &third] {
+        let standing = slept.renew().await.expect("an answer");
+        assert_eq!(standing, Standing::Taken("fourth".to_owned()));
+        slept.release().await.expect("an answer");
+    }
+    assert_eq!(fourth.renew().await.expect("an answer"), Standing::Owner);
+    fourth.release().await.expect("an answer");
 }

@@ -214,6 +214,7 @@ fn hello(number: u64, address: String) -> Hello {
         host: "stub".into(),
         pid: std::process::id(),
         hardware: None,
+        workers_on_gpu: 1,
         memory_bytes: None,
         scores: None,
         device: "stub".into(),

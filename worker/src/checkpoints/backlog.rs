@@ -45,10 +45,11 @@ impl<C> Backlog<C> {
         }
     }
 
-    /// The next copy to upload, of the oldest state.
+    /// The next copy to upload, of the oldest state. None of another state while that one is in upload: an even newer state could not take
+    /// the place of a state in upload, and a third one would wait in memory.
     pub(super) fn next(&mut self) -> Option<(StateId, Unit, C)> {
         let mut batches = self.0.iter_mut();
-        let (id, batch) = batches.find(|(_, batch)| !batch.waiting.is_empty())?;
+        let (id, batch) = batches.find(|(_, batch)| !batch.waiting.is_empty() || batch.uploading > 0)?;
         let (unit, copy) = batch.waiting.pop()?;
         batch.uploading += 1;
         Some((*id, unit, copy))
@@ -161,6 +162,20 @@ mod tests {
         assert!(!backlog.wants(id(3), Unit(0)));
         backlog.add(id(3), Unit(0), 3);
         assert_eq!(backlog.0.len(), 1);
+    }
+
+    #[test]
+    fn a_state_waits_while_the_one_before_is_in_upload_so_that_it_can_give_way() {
+        let mut backlog = Backlog::default();
+        save(&mut backlog, 1);
+        let (first, last) = (next(&mut backlog).1, next(&mut backlog).1);
+        save(&mut backlog, 2);
+        assert!(!backlog.uploaded(id(1), first));
+        assert!(backlog.next().is_none() && backlog.is_full());
+        save(&mut backlog, 3);
+        assert_eq!(backlog.0.keys().copied().collect::<Vec<_>>(), [id(1), id(3)]);
+        assert!(backlog.uploaded(id(1), last));
+        assert_eq!(next(&mut backlog).0, id(3));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::transport::local::LocalMesh;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use varuna_api::Training;
+use varuna_api::{Optimizer, Sharding, Training};
 use varuna_plan::cost::{self, Chunked};
 use varuna_plan::state::mix;
 use varuna_plan::{
@@ -129,6 +129,11 @@ impl Bench {
             model: model.clone(),
             training: Training {
                 evaluation: None,
+                // Costs are those of whole units, whoever shares out their state, and so are the plans that are measured here.
+                optimizer: Optimizer {
+                    sharding: Sharding::Off,
+                    ..training.optimizer.clone()
+                },
                 ..training.clone()
             },
             backend,
@@ -264,7 +269,7 @@ mod tests {
     use super::*;
     use crate::numerics::Numerics;
     use varuna_api::training::default_decaying;
-    use varuna_api::{LearningRate, Optimizer, Schedule, UpdateRule};
+    use varuna_api::{LearningRate, Schedule, UpdateRule};
     use varuna_model::{Transformer, gpt2};
 
     fn bench() -> Bench {
@@ -272,6 +277,10 @@ mod tests {
     }
 
     fn bench_on(backend: Backend) -> Bench {
+        bench_of(backend, Sharding::Off)
+    }
+
+    fn bench_of(backend: Backend, sharding: Sharding) -> Bench {
         let model = Transformer {
             layers: 2,
             hidden_size: 16,
@@ -293,7 +302,7 @@ mod tests {
                 weight_decay: 0.1,
                 weight_decay_on: default_decaying(),
                 clip_norm: Some(1.0),
-                sharding: varuna_api::Sharding::Off,
+                sharding,
             },
             learning_rate: LearningRate {
                 peak: 1e-3,
@@ -326,6 +335,18 @@ mod tests {
                     );
                 }
                 assert!(found.of(&[segment], size, Work::Recompute).len() >= 2);
+            }
+            assert!(found.optimizer_ms(&[segment]) > 0.0);
+        }
+    }
+
+    #[test]
+    fn whole_units_are_measured_also_where_the_job_shares_out_optimizer_state() {
+        let mut bench = bench_of(Backend::of_processor(Numerics::FP32), Sharding::Zero1);
+        let found = bench.measure(&[1], 1).unwrap();
+        for segment in 0..bench.model.layout().segments {
+            for work in [Work::Forward, Work::Backward] {
+                assert_eq!(found.of(&[segment], 1, work).len(), 1, "{segment} {work:?}");
             }
             assert!(found.optimizer_ms(&[segment]) > 0.0);
         }

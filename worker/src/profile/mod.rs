@@ -190,6 +190,8 @@ fn alike(model: &Module, segment: u32) -> Vec<u32> {
                 let of = description.segments.get(segment as usize).cloned();
                 let unnamed = of.map(|of| ExportedSegment {
                     name: String::new(),
+                    // Of names, too.
+                    parameters_digest: None,
                     ..of
                 });
                 (unnamed, description.input_elements(segment))

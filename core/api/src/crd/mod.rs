@@ -19,7 +19,8 @@ pub use run::{
     VarunaRun,
 };
 pub use status::{
-    CheckpointStatus, PlanStatus, RecentFailure, RolloutStatus, Status, Suspending, WorkerGroupStatus,
+    CheckpointStatus, CrashMoment, PlanStatus, RecentFailure, RolloutStatus, Status, Suspending,
+    WorkerGroupStatus,
 };
 
 use crate::manifest::Spec;

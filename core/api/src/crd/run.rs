@@ -49,6 +49,9 @@ pub struct RunSpec {
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub steps: u64,
+    /// Where nothing is left of what was trained, the run begins anew.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub allow_state_loss: bool,
     /// A checkpoint is made for each new value, at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]

@@ -96,6 +96,11 @@ pub struct Status {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub recent_failures: Vec<RecentFailure>,
+    /// When workers or their init containers crashed since the last step, oldest first: one entry for all crashes within ten seconds. Those on
+    /// nodes alone that new pods avoid are left out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub crash_moments: Vec<CrashMoment>,
     /// The replacement of running pods that were made from an earlier template, while there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutStatus>,
@@ -187,6 +192,19 @@ pub struct RecentFailure {
     /// Identity of what it was made from, where an init container of it failed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub made_from: Option<String>,
+}
+
+/// Crashes within ten seconds, which have one cause.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CrashMoment {
+    /// When the first of them was.
+    #[schemars(with = "String")]
+    pub at: Time,
+    /// Their nodes, for an hour; left out where they are more than four.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub nodes: Vec<String>,
 }
 
 /// The plan in force.

@@ -69,4 +69,8 @@ pub struct ExportedSegmentSpec {
     /// The most elements that forward or backward take beyond these. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::within(limits::AMOUNT)))]
     pub working_elements: Option<u64>,
+    /// SHA-256 of the names and shapes of the parameters that it computes with, 64 hex digits: checkpoints of other parameters are refused; not
+    /// compared where left out.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::pattern(limits::DIGEST_PATTERN, limits::DIGEST)))]
+    pub parameters_digest: Option<String>,
 }

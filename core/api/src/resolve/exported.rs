@@ -8,6 +8,7 @@ use varuna_model::{Exported, ExportedSample, ExportedSegment};
 
 const AT: &str = "spec.model.exported";
 const DIGEST: &str = "64 hex digits in lower case, the SHA-256 of the folder's manifest.json";
+const PARAMETERS_DIGEST: &str = "64 hex digits in lower case, as model.yaml has them";
 
 pub(super) fn exported(check: &mut Check, written: ExportedSpec) -> Exported {
     let at = |field: &str| format!("{AT}.{field}");
@@ -54,11 +55,15 @@ fn sums(check: &mut Check, segments: &[ExportedSegment]) {
 
 fn digest(check: &mut Check, at: &str, written: Option<String>) -> String {
     let digest = check.required(at, written, DIGEST);
+    check_digest(check, at, &digest, DIGEST);
+    digest
+}
+
+fn check_digest(check: &mut Check, at: &str, digest: &str, allowed: &str) {
     let is_hex = digest.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     if !(is_hex && limits::DIGEST.contains(&digest.len())) {
-        check.0.push(at, quoted(&digest), DIGEST);
+        check.0.push(at, quoted(digest), allowed);
     }
-    digest
 }
 
 fn sample(check: &mut Check, written: &ExportedSampleSpec) -> ExportedSample {
@@ -102,7 +107,11 @@ fn segment(check: &mut Check, at: &str, written: ExportedSegmentSpec) -> Exporte
         backward_flops: amount("backwardFlops", written.backward_flops),
         saved_elements: amount("savedElements", written.saved_elements),
         working_elements: amount("workingElements", written.working_elements),
+        parameters_digest: written.parameters_digest,
     };
+    if let Some(digest) = &segment.parameters_digest {
+        check_digest(check, &at("parametersDigest"), digest, PARAMETERS_DIGEST);
+    }
     ExportedSegment {
         name: check.text(&at("name"), written.name, "its name in the user's model"),
         output: output(check, &at("output"), written.output),

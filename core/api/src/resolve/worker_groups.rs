@@ -5,7 +5,7 @@ use super::workers::{resources, template};
 use crate::job::{Elasticity, WorkerGroup, Workers};
 use crate::limits;
 use crate::manifest::WorkerGroupSpec;
-use crate::worker_groups::fill_in;
+use crate::worker_groups::{fill_in, pods_of_groups};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -34,7 +34,12 @@ pub(super) fn worker_groups(
         groups.push(group);
     }
     if !groups.is_empty() {
+        let written = elasticity.max_workers;
         fit(check, &groups, elasticity);
+        // A maximum below the minimum was refused before.
+        if written.is_none_or(|most| most >= elasticity.min_workers) {
+            fit_in_whole_pods(check, &groups, elasticity);
+        }
     }
     groups
 }
@@ -128,4 +133,22 @@ fn fit(check: &mut Check, groups: &[WorkerGroup], elasticity: &mut Elasticity) {
     }
     let limit = elasticity.max_workers.unwrap_or(most);
     elasticity.max_workers = Some(limit.min(most).max(elasticity.min_workers));
+}
+
+/// Checks that the job's least fits into whole pods: with fewer workers the job would wait for ever.
+fn fit_in_whole_pods(check: &mut Check, groups: &[WorkerGroup], elasticity: &Elasticity) {
+    // Without a maximum, as on one machine, there can be as many pods as it takes.
+    let Some(most) = elasticity.max_workers else {
+        return;
+    };
+    let pods = pods_of_groups(groups, most).into_iter().zip(groups);
+    let held: u32 = pods.map(|(pods, group)| pods * group.workers.gpus_per_pod).sum();
+    if held < elasticity.min_workers {
+        let allowed = format!(
+            "together at least spec.elasticity.minWorkers ({}): raise maxWorkers of the job or of a group, or lower gpusPerPod",
+            elasticity.min_workers
+        );
+        let value = format!("{held} workers in whole pods");
+        check.0.push("spec.workerGroups", value, allowed);
+    }
 }

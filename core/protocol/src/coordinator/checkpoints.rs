@@ -51,10 +51,9 @@ impl Checkpoints {
         });
     }
 
-    /// Takes note of the generations in the store: they are never used again.
-    pub(super) fn note_generations(&mut self, list: &[StateId]) {
-        let generations = list.iter().map(|c| c.run_gen);
-        self.newest_generation = generations.fold(self.newest_generation, Generation::max);
+    /// Takes note of the newest generation in the store: none up to it is used again.
+    pub(super) fn note_generation(&mut self, newest: Generation) {
+        self.newest_generation = self.newest_generation.max(newest);
     }
 
     /// The store was listed.

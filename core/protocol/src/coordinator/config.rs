@@ -5,7 +5,9 @@ use crate::record::Record;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use varuna_plan::device::Hardware;
-use varuna_plan::{EvaluationSteps, Layout, LossScaling, ScoreMemory, SpareCopies, StateId, Step, WorkerId};
+use varuna_plan::{
+    EvaluationSteps, Generation, Layout, LossScaling, ScoreMemory, SpareCopies, StateId, Step, WorkerId,
+};
 
 use super::event::{Event, Outcome};
 use super::speeds::Observed;
@@ -214,6 +216,8 @@ pub struct Listing {
     pub complete: Vec<StateId>,
     /// Checkpoints that somebody found damaged; none of them is complete.
     pub damaged: Vec<StateId>,
+    /// The newest generation of anything in the store, whosesoever it is and whether it can be used or not: none up to it is used again.
+    pub newest_generation: Generation,
     /// The store has just said so. Otherwise it did not answer, and this is what it said before: there may be newer ones.
     pub fresh: bool,
 }
@@ -222,7 +226,9 @@ impl Listing {
     /// What the store has just said.
     #[must_use]
     pub fn fresh(complete: Vec<StateId>) -> Self {
+        let generations = complete.iter().map(|id| id.run_gen);
         Self {
+            newest_generation: generations.max().unwrap_or_default(),
             complete,
             damaged: Vec::new(),
             fresh: true,
@@ -297,6 +303,8 @@ pub enum CoordinatorInput {
     /// The run's last step, where it is to be greater than what is known; a smaller one changes nothing. A run that has ended goes on where
     /// its coordinator is told so before it reads the record, and there is a store, which has the state.
     LastStep(Step),
+    /// Whether a recovery may give up all committed steps, where nothing of them is left (see [`super::Coordinator::may_begin_anew`]).
+    MayBeginAnew(bool),
     /// The user wants the run to end here: workers are stopped and released.
     Stop,
 }

@@ -129,7 +129,7 @@ impl Coordinator {
             CoordinatorInput::Record(record) => return mode.read(record, shared, turn),
             CoordinatorInput::Written { ok, record } => return mode.written(ok, record, shared, turn),
             CoordinatorInput::Checkpoints(mut listing) => {
-                shared.checkpoints.note_generations(&listing.complete);
+                shared.checkpoints.note_generation(listing.newest_generation);
                 let trust = &shared.record.stored.trust;
                 listing.complete.retain(|id| !trust.is_void(*id));
                 let list = &listing.complete;
@@ -168,6 +168,7 @@ impl Coordinator {
             }
             CoordinatorInput::Save => shared.want_checkpoint(),
             CoordinatorInput::MaxWorkers(most) => shared.max_workers = most,
+            CoordinatorInput::MayBeginAnew(may) => shared.may_begin_anew = may,
             CoordinatorInput::Domains(domains) => {
                 // The next plan is made with them: none is worth being made for them alone.
                 shared.roster.domains = domains;

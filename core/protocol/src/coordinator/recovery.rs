@@ -133,7 +133,7 @@ impl Collecting {
         if shared.comparison.rolls_back {
             return self.roll_back(missing, shared, turn);
         }
-        let Some(checkpoints) = self.usable_checkpoints(shared) else {
+        let Some(checkpoints) = self.usable_checkpoints(&missing, shared, turn.now) else {
             return Step::Wait;
         };
         let evidence = Evidence {
@@ -183,9 +183,10 @@ impl Collecting {
         })
     }
 
-    /// Complete checkpoints; the initial state is one (made from the seed) only while nothing is known to have been committed.
+    /// Complete checkpoints; the initial state is one (made from the seed) only while nothing is known to have been committed, or where that may
+    /// be given up.
     /// None while the store was not listed: before the first plan, whose number must be greater than those in the store.
-    fn usable_checkpoints(&self, shared: &Shared) -> Option<Vec<StateId>> {
+    fn usable_checkpoints(&self, missing: &[WorkerId], shared: &Shared, now: Time) -> Option<Vec<StateId>> {
         let planned = shared.record.stored.plan.is_some() && !bug!(WaitForSilentStore);
         let Some(mut list) = self.listing.as_ref().map(|l| l.complete.clone()) else {
             return planned.then(Vec::new);
@@ -216,7 +217,7 @@ impl Collecting {
             let newest = list.iter().copied().max();
             list.retain(|id| Some(*id) != newest);
         }
-        if nothing_committed || shared.may_begin_anew {
+        if nothing_committed || self.may_begin_anew(missing, shared, now) {
             list.push(StateId::INITIAL);
         }
         Some(list)

@@ -161,6 +161,8 @@ pub(super) struct Faults {
     pub(super) only_joins: bool,
     /// Planned changes that were cancelled when all was quiet again.
     pub(super) cancelled_since: u32,
+    /// Those that succeeded then.
+    pub(super) switched_since: u32,
     /// Which faults happen: all, or those of these numbers.
     pub(super) only: Option<BTreeSet<usize>>,
     /// How many numbers are taken.

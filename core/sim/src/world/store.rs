@@ -54,8 +54,10 @@ impl Host<Schedule> {
             }
             CoordinatorEffect::Event(event) => {
                 self.note_event(c, &event);
-                if matches!(event, varuna_protocol::Event::Cancelled { .. }) {
-                    return self.count_cancelled();
+                match event {
+                    varuna_protocol::Event::Cancelled { .. } => return self.count_cancelled(),
+                    varuna_protocol::Event::Switched { .. } => self.count_switched(),
+                    _ => {}
                 }
             }
             CoordinatorEffect::Finish(Outcome::StateLost { units }) => {
@@ -111,9 +113,9 @@ impl Host<Schedule> {
                     self.env.store.listed = self.env.store.manifests.iter().copied().collect();
                 }
                 let listing = Listing {
-                    complete: self.env.store.listed.clone(),
                     damaged: self.env.store.damaged.iter().copied().collect(),
                     fresh,
+                    ..Listing::fresh(self.env.store.listed.clone())
                 };
                 let (now, shown) = (self.now(), fresh.then_some(&listing.complete[..]));
                 self.env.checker.listed(c, now, shown, &self.env.store.damaged);

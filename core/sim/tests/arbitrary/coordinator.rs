@@ -114,9 +114,9 @@ impl Draw {
                 let complete = (0..self.below(3)).map(|_| self.state()).collect();
                 let damaged = (0..self.below(3)).map(|_| self.state()).collect();
                 CoordinatorInput::Checkpoints(Listing {
-                    complete,
                     damaged,
                     fresh: self.chance(50),
+                    ..Listing::fresh(complete)
                 })
             }
             19 => CoordinatorInput::TimeSkipped(Duration::from_secs(self.below(100))),

@@ -99,6 +99,17 @@ impl ShardReader {
         Ok(())
     }
 
+    /// The state without its data, once the header was read.
+    pub(crate) fn described(&self) -> Option<Shard> {
+        match &self.read {
+            Read::Start(_) => None,
+            Read::Data(data) => Some(Shard {
+                data: Vec::new(),
+                ..data.shard.clone()
+            }),
+        }
+    }
+
     /// The end of the file: the digest of its data, and the state.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use crate::CheckpointError;
 use crate::listed::Listed;
 use crate::location::Location;
 use crate::name::folder_name;
-use crate::shard::Shard;
+use crate::shard::{Shard, ShardTensor};
 use bytes::Bytes;
 use object_store::{PutMode, PutOptions};
 use serde::{Deserialize, Serialize};
@@ -184,9 +184,23 @@ impl Store {
         unit: Unit,
         arrived: impl FnMut(),
     ) -> Result<Shard, CheckpointError> {
-        let unit = (self.layout(), unit);
-        let missing = match self.location().manifest(id).await {
-            Ok(manifest) => return self.location().load_unit(&manifest, unit, arrived).await,
+        self.load_in_order(id, unit, None, arrived).await
+    }
+
+    /// The same where all parameters of the unit's segment are wanted in an order (see [`Location::load_unit_in_order`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn load_in_order(
+        &self,
+        id: StateId,
+        unit: Unit,
+        wanted: Option<&[ShardTensor]>,
+        arrived: impl FnMut(),
+    ) -> Result<Shard, CheckpointError> {
+        let (own, unit) = (self.location(), (self.layout(), unit));
+        let missing = match own.manifest(id).await {
+            Ok(manifest) => return own.load_unit_in_order(&manifest, unit, wanted, arrived).await,
             Err(CheckpointError::Store(missing @ object_store::Error::NotFound { .. })) => missing,
             Err(error) => return Err(error),
         };
@@ -197,8 +211,11 @@ impl Store {
         let Some((other, origin)) = origin.filter(|(_, origin)| origin.begins_with() == id) else {
             return Err(missing.into());
         };
-        let manifest = other.location.manifest(origin.state).await?;
-        let shard = other.location.load_unit(&manifest, unit, arrived).await?;
+        let folder = &other.location;
+        let manifest = folder.manifest(origin.state).await?;
+        let shard = folder
+            .load_unit_in_order(&manifest, unit, wanted, arrived)
+            .await?;
         Ok(match origin.source.weights_only {
             true => parameters_alone(shard, id, self.moments()),
             false => shard,

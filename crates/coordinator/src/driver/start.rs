@@ -5,7 +5,7 @@ use crate::options::Options;
 use std::time::Duration;
 use varuna_api::Job;
 use varuna_plan::{Costs, Planner, Step};
-use varuna_protocol::coordinator::{self, CoordinatorConfig};
+use varuna_protocol::coordinator::{self, Coordinator, CoordinatorConfig};
 use varuna_run_folder::RunFolder;
 use varuna_wire::Hello;
 
@@ -14,6 +14,20 @@ pub(super) fn planner(job: &Job, costs: Option<Costs>) -> Box<dyn Planner + Send
     match costs {
         Some(costs) => Box::new(varuna_api::planner_with(job, Some(&costs))),
         None => Box::new(varuna_api::estimated_planner(job)),
+    }
+}
+
+/// The state machine of a run whose job may lose what it has trained, or may not.
+pub(super) fn machine(
+    config: CoordinatorConfig,
+    planner: Box<dyn Planner + Send>,
+    allow_state_loss: bool,
+) -> Coordinator {
+    let machine = Coordinator::new(config, planner);
+    if allow_state_loss {
+        machine.may_begin_anew()
+    } else {
+        machine
     }
 }
 

@@ -1,13 +1,17 @@
 use super::*;
-use crate::store::FileStore;
+use crate::store::{FileStore, RecordStore as _};
 use crate::test_job::job;
+use std::collections::BTreeMap;
 use tempfile::TempDir;
 use tokio::sync::mpsc::channel;
 use tokio::sync::watch;
 use varuna_plan::device::Hardware;
-use varuna_protocol::Report;
+use varuna_plan::state::Chain;
+use varuna_plan::{Decision, OptimizerProgress};
 use varuna_protocol::coordinator::Timing;
 use varuna_protocol::member::{Member, MemberConfig, MemberEffect, MemberInput, MemberTiming};
+use varuna_protocol::{Inventory, Record, Report};
+use varuna_run_folder::RunFiles;
 
 const WORKER: WorkerId = WorkerId(1);
 const STREAM: StreamNumber = StreamNumber(1);
@@ -15,6 +19,10 @@ const STREAM: StreamNumber = StreamNumber(1);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn driver(folder: &TempDir, inbound: &Sender<Inbound>) -> Driver {
+    driver_of(folder, inbound, false)
+}
+
+fn driver_of(folder: &TempDir, inbound: &Sender<Inbound>, allow_state_loss: bool) -> Driver {
     let options = Options {
         job: job(None),
         steps: 9,
@@ -27,6 +35,7 @@ fn driver(folder: &TempDir, inbound: &Sender<Inbound>) -> Driver {
         timing: Timing::default(),
         host: None,
         expected_workers: Some(1),
+        allow_state_loss,
         checkpoints: None,
         costs: None,
         scale: None,
@@ -47,6 +56,7 @@ fn hello() -> Hello {
         pid: 7,
         // It has the job: before that no plan uses it.
         hardware: Some(Hardware::Processor),
+        workers_on_gpu: 1,
         memory_bytes: None,
         scores: None,
         device: String::new(),
@@ -105,4 +115,109 @@ async fn a_worker_whose_queue_is_full_counts_as_gone_at_once() {
         );
         assert_eq!(driver.streams.get(WORKER).is_some(), stays, "its stream");
     }
+}
+
+/// A worker attaches, and answers that it holds nothing.
+fn attach_newcomer(driver: &mut Driver, worker: WorkerId, down: DownSender) {
+    driver.feed(CoordinatorInput::LastStep(Step(9)));
+    driver.feed(CoordinatorInput::Tick);
+    driver.attach(STREAM, Hello { worker, ..hello() }, down);
+    let report = first_status(&driver.job);
+    driver.hear(worker, STREAM, Upward::Report(report));
+    let inventory = Inventory {
+        upto: driver.machine.record().highest,
+        units: BTreeMap::new(),
+        prepared: BTreeMap::new(),
+        ran: None,
+        decision: None,
+    };
+    driver.hear(worker, STREAM, Upward::Report(Report::Inventory(inventory)));
+    driver.feed(CoordinatorInput::Tick);
+}
+
+/// The record of a run that was stopped in order after a change of plan: no plan in it says what the run began with.
+fn stopped_after_a_change(record: &Record) -> Record {
+    let changed = Plan {
+        base: Base::AtSwitch { from: Generation(0) },
+        ..record.plan.as_deref().unwrap().clone()
+    };
+    Record {
+        plan: Some(Arc::new(changed)),
+        stopped: record.highest,
+        ..record.clone()
+    }
+}
+
+#[tokio::test]
+async fn a_run_of_which_nothing_is_left_begins_anew_where_its_job_may_lose_its_state() {
+    let (inbound, _inbox) = channel(1);
+    let temp = TempDir::new().unwrap();
+    let mut before = driver(&temp, &inbound);
+    let (down, _unread) = channel(64);
+    attach_newcomer(&mut before, WORKER, down);
+    let record = stopped_after_a_change(before.machine.record());
+    for (at_start, later) in [(true, false), (false, true), (false, false)] {
+        let temp = TempDir::new().unwrap();
+        let path = RunFiles::new(temp.path()).record_path();
+        assert!(FileStore::new(path).compare_and_swap(0, &record).unwrap());
+        let mut after = driver_of(&temp, &inbound, at_start);
+        let (down, _unread) = channel(64);
+        attach_newcomer(&mut after, WorkerId(2), down);
+        if later {
+            after.take(Inbound::AllowStateLoss(true));
+        }
+        let plan = after.machine.record().plan.clone().unwrap();
+        let seed = |base: &Base| matches!(base, Base::Fixed { id, .. } if *id == StateId::INITIAL);
+        assert_eq!(
+            seed(&plan.base),
+            at_start || later,
+            "allowed {at_start} {later}: generation {}",
+            plan.generation
+        );
+    }
+}
+
+/// The commit that leads to this step.
+fn decision(step: u64) -> Decision {
+    let state = |step| StateId {
+        run_gen: Generation(1),
+        step: Step(step),
+        chain: Chain(step),
+    };
+    Decision {
+        parent: state(step - 1),
+        id: state(step),
+        norm2: 1.0,
+        overflow: false,
+        before: OptimizerProgress::START,
+        loss: 1.0,
+        eval_loss: None,
+        switch: None,
+    }
+}
+
+#[tokio::test]
+async fn a_step_has_a_time_where_its_commit_and_the_one_before_were_told_when_they_were_made() {
+    let temp = TempDir::new().unwrap();
+    let (inbound, _inbox) = channel(1);
+    let mut driver = driver(&temp, &inbound);
+    driver.feed(CoordinatorInput::LastStep(Step(9)));
+    let (down, _unread) = channel(64);
+    driver.attach(STREAM, hello(), down);
+    let on_time = |step| Report::Committed {
+        decision: decision(step),
+    };
+    // It was asked for, since nobody had told it.
+    let late = Report::Commits {
+        after: Step(2),
+        decisions: vec![decision(3)],
+    };
+    let reports = [on_time(1), on_time(2), late, on_time(4), on_time(5)];
+    let timed = reports.map(|report| {
+        driver.hear(WORKER, STREAM, Upward::Report(report));
+        let metric = driver.publisher.last_metric().unwrap();
+        (metric.step.0, metric.figures.tokens_per_second.is_some())
+    });
+    let expected = [(1, false), (2, true), (3, false), (4, false), (5, true)];
+    assert_eq!(timed, expected);
 }

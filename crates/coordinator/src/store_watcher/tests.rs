@@ -1,3 +1,4 @@
+use super::unfinished::tests::put;
 use super::*;
 use crate::test_job::job;
 use tempfile::TempDir;
@@ -72,9 +73,9 @@ async fn a_damaged_checkpoint_is_deleted_when_that_is_asked_for_and_not_before()
 
 /// The task's state, and what tells it to delete.
 fn task(given: Checkpointing) -> (Task, watch::Sender<Option<StateId>>) {
-    let (_, protects) = watch::channel(Vec::new());
+    let (_, needed) = watch::channel(Some(Needs::default()));
     let (discarded, discards) = watch::channel(None);
-    (Task::new(given, protects, discards), discarded)
+    (Task::new(given, needed, discards), discarded)
 }
 
 #[tokio::test]
@@ -139,7 +140,7 @@ async fn only_the_owner_deletes_and_what_is_put_anew_is_judged_anew() {
     let given = damaged(&folder).await;
     let store = given.store.clone();
     let (mut task, discarded) = task(given);
-    task.verdicts.insert(LAST, false);
+    task.verdicts.insert(LAST, Verdict::Damaged);
     discarded.send(Some(LAST)).unwrap();
     for standing in [None, Some(Standing::Taken("other".into()))] {
         task.standing = standing;
@@ -154,4 +155,111 @@ async fn only_the_owner_deletes_and_what_is_put_anew_is_judged_anew() {
     store.location().refuse(LAST, "again").await.unwrap();
     task.discard().await.unwrap();
     assert_eq!(in_store(&store).await, [LAST]);
+}
+
+/// A job's location, which is empty.
+fn empty(folder: &TempDir) -> Checkpointing {
+    let uri = format!("uri: {}, intervalSteps: 9", folder.path().display());
+    Checkpointing {
+        store: Store::of_job(&job(Some(&uri)), "").unwrap().unwrap(),
+        keep: 3,
+        claim: Claim {
+            run: "mine".into(),
+            machine: String::new(),
+            process: 0,
+            started: 0,
+        },
+        ownership: None,
+        event_files: false,
+    }
+}
+
+fn of_generation(generation: u64, step: u64) -> StateId {
+    StateId {
+        run_gen: Generation(generation),
+        step: Step(step),
+        chain: Chain(step),
+    }
+}
+
+/// Complete checkpoints of a job of the same name that trained a wider model.
+async fn of_another_model(folder: &TempDir, ids: &[StateId]) {
+    let uri = format!("uri: {}, intervalSteps: 9", folder.path().display());
+    let mut other = job(Some(&uri));
+    let varuna_model::Model::Transformer(model) = &mut other.model else {
+        panic!("the job trains a transformer");
+    };
+    model.hidden_size *= 2;
+    let store = Store::of_job(&other, "").unwrap().unwrap();
+    for id in ids {
+        put(&store, *id, None, None).await;
+        assert!(store.complete(*id).await.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn a_job_does_not_begin_beside_checkpoints_of_another_model_and_says_why() {
+    let folder = TempDir::new().unwrap();
+    of_another_model(&folder, &[of_generation(7, 9)]).await;
+    let (mut task, _discarded) = task(empty(&folder));
+    task.standing = Some(Standing::Owner);
+    let listing = task.list(false).await;
+    assert!(!listing.answered);
+    let why = listing.failing.unwrap();
+    assert!(why.contains("hiddenSize"), "{why}");
+    assert_eq!(listing.newest_generation, Generation(7));
+}
+
+#[tokio::test]
+async fn checkpoints_of_another_model_take_no_place_of_ones_own_and_stay() {
+    let folder = TempDir::new().unwrap();
+    let foreign = [5, 6, 7, 8].map(|step| of_generation(7, step));
+    let own = [1, 2, 3].map(|step| of_generation(8, step));
+    of_another_model(&folder, &foreign).await;
+    let given = Checkpointing {
+        keep: 1,
+        ..empty(&folder)
+    };
+    let store = given.store.clone();
+    for id in own {
+        put(&store, id, None, None).await;
+        assert!(store.complete(id).await.unwrap());
+    }
+    let (mut task, _discarded) = task(given);
+    task.standing = Some(Standing::Owner);
+    assert_eq!(task.list(false).await.usable, own);
+    task.prune().await;
+    let mut left = foreign.to_vec();
+    left.push(own[2]);
+    assert_eq!(in_store(&store).await, left);
+}
+
+#[tokio::test]
+async fn nothing_is_deleted_before_it_is_known_what_the_run_needs_and_void_states_do_not_count() {
+    let folder = TempDir::new().unwrap();
+    let ids = [1, 2, 3].map(|step| of_generation(1, step));
+    let given = Checkpointing {
+        keep: 1,
+        ..empty(&folder)
+    };
+    let store = given.store.clone();
+    for id in ids {
+        put(&store, id, None, None).await;
+        assert!(store.complete(id).await.unwrap());
+    }
+    let (needs, needed) = watch::channel(None);
+    let (_discarded, discards) = watch::channel(None);
+    let mut task = Task::new(given, needed, discards);
+    task.standing = Some(Standing::Owner);
+    task.prune().await;
+    assert_eq!(in_store(&store).await, ids);
+    let void = vec![ids[2]];
+    needs
+        .send(Some(Needs {
+            protected: vec![],
+            void,
+        }))
+        .unwrap();
+    task.prune().await;
+    assert_eq!(in_store(&store).await, ids[1..]);
 }

@@ -65,7 +65,7 @@ impl Unfinished {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::test_job::job;
     use tempfile::TempDir;
@@ -89,7 +89,12 @@ mod tests {
     }
 
     /// Puts the shards of a state but `missing`; the file of `cut` without its end.
-    async fn put(store: &Store, id: StateId, missing: Option<Unit>, cut: Option<Unit>) {
+    pub(in crate::store_watcher) async fn put(
+        store: &Store,
+        id: StateId,
+        missing: Option<Unit>,
+        cut: Option<Unit>,
+    ) {
         for unit in store.layout().all_units().filter(|u| Some(*u) != missing) {
             let shard = Shard {
                 id,

@@ -205,6 +205,7 @@ pub(crate) fn hello(number: u64) -> Hello {
         host: "here".into(),
         pid: 1,
         hardware: None,
+        workers_on_gpu: 0,
         memory_bytes: None,
         scores: None,
         device: "none".into(),

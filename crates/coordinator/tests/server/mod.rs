@@ -22,6 +22,7 @@ pub(crate) async fn coordinator(folder: &tempfile::TempDir, identity: Option<Ide
         timing: Timing::default(),
         host: None,
         expected_workers: None,
+        allow_state_loss: false,
         checkpoints: None,
         costs: None,
         scale: None,

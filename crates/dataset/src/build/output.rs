@@ -8,8 +8,9 @@ use crate::index::{IndexBuilder, TokenType};
 use crate::sidecar::{Sidecar, with_suffix};
 use crate::tokenizer::Tokenizer;
 use sha2::{Digest, Sha256};
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{BufWriter, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// How the tokens of a tokenizer are stored.
@@ -139,8 +140,10 @@ struct Output {
 
 impl Output {
     fn create(prefix: PathBuf) -> Result<Output, DataError> {
+        // Before anything that is removed when this fails: it may be another build's.
+        let out = create_alone(&partial_of(&with_suffix(&prefix, "bin")))?;
         let [bin, json, idx] = ["bin", "json", "idx"].map(|e| Renamed::new(with_suffix(&prefix, e)));
-        let out = BufWriter::new(File::create(&bin.partial).map_err(DataError::io("create", &bin.partial))?);
+        let out = BufWriter::new(out);
         Ok(Output {
             prefix,
             bin,
@@ -181,6 +184,33 @@ impl Output {
     }
 }
 
+/// The name of what is not complete yet.
+fn partial_of(name: &Path) -> PathBuf {
+    with_suffix(name, "partial")
+}
+
+/// An empty file that no other build writes until it is closed: two that did would publish what neither has written.
+fn create_alone(path: &Path) -> Result<File, DataError> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false);
+    let file = options.open(path).map_err(DataError::io("create", path))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        // A file system without locks: nothing can be known.
+        Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => {}
+        Err(TryLockError::Error(error)) => return Err(DataError::io("lock", path)(error)),
+        Err(TryLockError::WouldBlock) => return Err(DataError::Busy(path.to_owned())),
+    }
+    // Another build may have ended between the two calls, and given the file its name.
+    let own = file.metadata().map_err(DataError::io("read", path))?;
+    if fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino())) {
+        file.set_len(0).map_err(DataError::io("write", path))?;
+        Ok(file)
+    } else {
+        Err(DataError::Busy(path.to_owned()))
+    }
+}
+
 /// A file or folder that gets its name when it is complete. Dropped before, it is removed.
 struct Renamed {
     partial: PathBuf,
@@ -189,7 +219,7 @@ struct Renamed {
 
 impl Renamed {
     fn new(name: PathBuf) -> Renamed {
-        let partial = with_suffix(&name, "partial");
+        let partial = partial_of(&name);
         Renamed { partial, name }
     }
 
@@ -221,5 +251,27 @@ impl Drop for Renamed {
         if fs::remove_file(&self.partial).is_err() {
             let _ = fs::remove_dir_all(&self.partial);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_build_writes_is_neither_cut_nor_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let prefix = folder.path().join("corpus");
+        let partial = folder.path().join("corpus.bin.partial");
+        // As a build that was killed has left it.
+        fs::write(&partial, "old").unwrap();
+        let mut first = Output::create(prefix.clone()).unwrap();
+        first.out.write_all(b"tokens").unwrap();
+        first.out.flush().unwrap();
+        assert!(matches!(Output::create(prefix.clone()), Err(DataError::Busy(path)) if path == partial));
+        assert_eq!(fs::read(&partial).unwrap(), b"tokens");
+        drop(first);
+        assert!(!partial.exists());
+        assert!(Output::create(prefix).is_ok());
     }
 }

@@ -257,14 +257,16 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
         });
     let memory = (
         hardware,
+        any::<u32>(),
         proptest::option::of(any::<u64>()),
         proptest::option::of(scores),
     );
     (who, texts, memory, 0.001..1000.0).prop_map(
         |((worker, name, address, pid), (node, host, device, run), memory, speed)| Hello {
             hardware: memory.0,
-            memory_bytes: memory.1,
-            scores: memory.2,
+            workers_on_gpu: memory.1,
+            memory_bytes: memory.2,
+            scores: memory.3,
             worker: WorkerId(worker),
             name,
             address,

@@ -8,10 +8,11 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
+/// A step of a generation that no fence stops here.
 fn committed(step: u64) -> Event {
     Event::Committed {
         id: StateId::INITIAL,
-        generation: Generation(1),
+        generation: Generation(2),
         step: Step(step),
         loss: 1.0,
         eval_loss: None,

@@ -35,9 +35,110 @@ impl Measurements {
             ) = (event, &view.metric)
             {
                 self.lost = last.step.0.saturating_sub(base.step.0);
-                metrics.figures.lost(self.lost, last.step_ms);
+                metrics.figures.lost(self.lost, step_ms(view));
             }
         }
         all_over
+    }
+}
+
+/// What a step takes while training goes on, milliseconds. The time since the commit before may have a pause in it: it counts where nothing else
+/// is known.
+#[expect(clippy::cast_precision_loss, reason = "tokens of a step are far below 2^52")]
+fn step_ms(view: &View) -> f64 {
+    let observed = view.snapshot.as_ref().and_then(|s| s.run.observed_ms);
+    let Some(last) = &view.metric else {
+        return observed.unwrap_or(0.0);
+    };
+    let rate = last.figures.tokens_per_second.filter(|rate| *rate > 0.0);
+    let by_rate = rate.map(|rate| last.tokens as f64 / rate * 1e3);
+    observed.or(by_rate).unwrap_or(last.step_ms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use varuna_coordinator::RunMode;
+    use varuna_plan::{Generation, StateId, Step};
+    use varuna_protocol::coordinator::{RunView, Snapshot};
+    use varuna_run_folder::{Metric, StepFigures};
+
+    /// A run that trains; its tenth step was committed a minute after the ninth, since training had paused.
+    fn view(observed_ms: Option<f64>, tokens_per_second: Option<f64>) -> View {
+        let run = RunView {
+            mode: RunMode::Training,
+            term: 1,
+            generation: Generation(2),
+            next: None,
+            step: Step(10),
+            last_step: Step(100),
+            plan: None,
+            predicted_ms: None,
+            observed_ms,
+            compute_factor: None,
+            members: 2,
+            min_workers: 1,
+            max_workers: None,
+            spare_copies: None,
+        };
+        let metric = Metric {
+            step: Step(10),
+            loss: 1.0,
+            eval_loss: None,
+            gradient_norm: 1.0,
+            overflow: false,
+            skipped_steps: 0,
+            loss_scale: None,
+            generation: Generation(2),
+            workers: 2,
+            plan: String::new(),
+            tokens: 1000,
+            step_ms: 60_000.0,
+            time_ms: 0,
+            state: StateId::INITIAL,
+            figures: StepFigures {
+                tokens_per_second,
+                ..StepFigures::default()
+            },
+        };
+        let workers = Vec::new();
+        View {
+            snapshot: Some(Snapshot { run, workers }),
+            metric: Some(metric),
+            ..View::default()
+        }
+    }
+
+    #[test]
+    fn a_step_takes_what_was_observed_or_follows_from_its_rate_and_no_pause_where_one_of_them_is_known() {
+        assert_eq!(step_ms(&view(Some(100.0), Some(4000.0))), 100.0);
+        assert_eq!(step_ms(&view(None, Some(4000.0))), 250.0);
+        assert_eq!(step_ms(&view(None, None)), 60_000.0);
+        assert_eq!(step_ms(&View::default()), 0.0);
+    }
+
+    #[test]
+    fn steps_that_are_lost_after_a_pause_cost_goodput_what_they_took_without_it() {
+        let metrics = Metrics::new("ns", "j");
+        let mut view = view(Some(100.0), None);
+        for seconds in [0, 10] {
+            metrics.figures.observe(&view, Duration::from_secs(seconds));
+        }
+        let resumed = Event::Resumed {
+            generation: Generation(3),
+            base: StateId {
+                step: Step(5),
+                ..StateId::INITIAL
+            },
+            finished: false,
+            restored: true,
+        };
+        view.events.push_back((1, Duration::from_secs(10), resumed));
+        Measurements::default().observe(&view, &metrics);
+        let text = metrics.render();
+        // Five steps of 0.1 s each, of ten seconds.
+        let line = r#"varuna_job_goodput_ratio{namespace="ns",job_name="j"} 0.95"#;
+        assert!(text.contains(line), "{line} is missing:\n{text}");
     }
 }

@@ -31,6 +31,7 @@ fn control_with_notices() -> (
         save: channel(1).0,
         steps: channel(1).0,
         domains,
+        allow_state_loss: channel(1).0,
         process_ended: channel(1).0,
         notices,
         outcome: tokio::spawn(std::future::pending()),
@@ -77,11 +78,30 @@ fn orders(zone: &str) -> RunSpec {
         coordinator: 1,
         newest_coordinator: 1,
         steps: 0,
+        allow_state_loss: false,
         save_at: None,
         leaving: vec![],
         ends_at: BTreeMap::new(),
         ended: vec![],
         domains: BTreeMap::from([("node".to_owned(), zone.to_owned())]),
+    }
+}
+
+#[tokio::test]
+async fn whether_the_state_may_be_lost_is_passed_on_as_it_is_now() {
+    let (mut control, _domains) = control();
+    let (allow, mut told) = channel(1);
+    control.allow_state_loss = allow;
+    let mut passed = Told::default();
+    let ordered = |allow_state_loss| RunSpec {
+        allow_state_loss,
+        ..orders("a")
+    };
+    for allowed in [false, true, false] {
+        passed.tell(&ordered(allowed), &control);
+        assert_eq!(told.try_recv(), Ok(allowed), "also what it began with");
+        passed.tell(&ordered(allowed), &control);
+        assert!(told.try_recv().is_err(), "it is known");
     }
 }
 

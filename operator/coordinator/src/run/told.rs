@@ -11,6 +11,7 @@ pub(super) struct Told {
     goal: Option<RunGoal>,
     save_at: Option<String>,
     steps: u64,
+    allow_state_loss: Option<bool>,
     leaving: BTreeSet<String>,
     ends_at: BTreeMap<String, i64>,
     ended: BTreeSet<String>,
@@ -37,6 +38,10 @@ impl Told {
         // If the channel is full, the next orders tell it again.
         if spec.steps > self.steps && control.steps.try_send(spec.steps).is_ok() {
             self.steps = spec.steps;
+        }
+        let allow = spec.allow_state_loss;
+        if self.allow_state_loss != Some(allow) && control.allow_state_loss.try_send(allow).is_ok() {
+            self.allow_state_loss = Some(allow);
         }
         if spec.domains != self.domains && control.domains.try_send(spec.domains.clone()).is_ok() {
             self.domains.clone_from(&spec.domains);

@@ -57,10 +57,9 @@ pub(super) fn carried_out(observed: &Observed, desired: &Decided) -> Observed {
     next.pods.extend(next_pods(desired));
     next.orders = desired.orders.clone().or(next.orders);
     if let Some(made) = &desired.starts {
-        next.coordinators.push(coordinator(
-            number_of(made, objects::COORDINATOR_LABEL),
-            PodPhase::Pending,
-        ));
+        let made = serde_json::from_value(made.clone()).unwrap();
+        next.coordinators
+            .push(crate::observe_pod::coordinator_pod(&made).unwrap());
     }
     next.coordinators.retain_mut(|p| {
         let delete = desired.coordinators_deleted.contains(&p.name);

@@ -2,7 +2,7 @@
 
 use super::*;
 use k8s_openapi::jiff::Timestamp;
-use varuna_api::crd::Time;
+use varuna_api::crd::{CheckpointStatus, PlanStatus, Time};
 
 #[test]
 fn a_job_is_suspended_once_a_checkpoint_holds_what_it_has_trained_or_none_comes() {
@@ -43,6 +43,71 @@ fn a_job_is_suspended_once_a_checkpoint_holds_what_it_has_trained_or_none_comes(
         (resumed.coordinator, resumed.status.suspending),
         (CoordinatorGoal::Run, None)
     );
+}
+
+/// A job that is to be suspended, and has trained 15 steps, of which a checkpoint holds 10.
+fn suspended_at_15(run: ObservedRun) -> Observed {
+    let mut observed = observed(2);
+    observed.job.spec = Ok(spec(2, &format!("  suspend: true\n{SAVES}")));
+    let status = &mut observed.job.status;
+    status.step = Some(15);
+    status.plan = Some(PlanStatus {
+        generation: 1,
+        ..PlanStatus::default()
+    });
+    status.checkpoint = Some(CheckpointStatus {
+        newest_step: Some(10),
+        ..CheckpointStatus::default()
+    });
+    observed.run = Some(run);
+    observed
+}
+
+#[test]
+fn a_suspension_during_a_short_pause_waits_for_a_checkpoint_as_well() {
+    let modes = [
+        RunMode::Starting,
+        RunMode::Settling,
+        RunMode::Launching,
+        RunMode::Recovering,
+        RunMode::Persisting,
+    ];
+    let pauses = modes.map(|mode| run(mode, 1, 0));
+    // Another coordinator has just taken over, and has not reported yet.
+    for pause in pauses.into_iter().chain([ObservedRun::default()]) {
+        let observed = suspended_at_15(pause);
+        let saving = decide(&observed);
+        assert_eq!(saving.coordinator, CoordinatorGoal::RunAndSave, "{observed:?}");
+        assert_eq!(saving.status.suspending.as_ref().unwrap().step, 15);
+        let mut late = carried_out(&observed, &saving);
+        late.now += suspend::WAIT_MAX_SECONDS;
+        assert_eq!(
+            decide(&late).coordinator,
+            CoordinatorGoal::Stop,
+            "none has come: {late:?}"
+        );
+        let mut enough = observed;
+        enough.job.status.checkpoint.as_mut().unwrap().newest_step = Some(15);
+        assert_eq!(decide(&enough).coordinator, CoordinatorGoal::Stop, "{enough:?}");
+    }
+}
+
+#[test]
+fn a_suspension_waits_neither_for_workers_nor_for_a_store_that_fails_nor_for_a_first_step() {
+    let waiting = suspended_at_15(run(RunMode::Waiting, 1, 15));
+    let failing = suspended_at_15(ObservedRun {
+        checkpoints: Some(RunCheckpoints {
+            failing: Some("403".into()),
+            ..RunCheckpoints::default()
+        }),
+        ..run(RunMode::Recovering, 1, 15)
+    });
+    let mut untrained = suspended_at_15(run(RunMode::Launching, 1, 0));
+    untrained.job.status = Status::default();
+    for observed in [waiting, failing, untrained] {
+        let desired = decide(&observed);
+        assert_eq!(desired.coordinator, CoordinatorGoal::Stop, "{observed:?}");
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ fn orders(goal: RunGoal, coordinator: i64) -> RunSpec {
         coordinator,
         newest_coordinator: coordinator,
         steps: 10,
+        allow_state_loss: false,
         save_at: None,
         leaving: vec![],
         ends_at: BTreeMap::new(),
@@ -140,6 +141,63 @@ fn what_cannot_be_started_is_not_tried_under_one_number_after_the_other() {
     assert_eq!(decided(&waits), (1, None, vec![]), "it waits for the image");
     waits.job.spec = Ok(spec(1, &own.replace("mine", "corrected")));
     assert_eq!(decided(&waits), (2, Some(2), vec![1]));
+}
+
+/// A new job with this in its spec, whose coordinator's pod was made and has not started.
+fn with_new_coordinator(extra: &str) -> Observed {
+    let mut observed = on_nodes(1);
+    observed.job.spec = Ok(spec(1, extra));
+    let mut next = carried_out(&observed, &decide(&observed));
+    next.run = Some(ObservedRun::default());
+    next
+}
+
+#[test]
+fn a_coordinator_that_does_not_start_is_made_again_once_what_it_is_made_from_is_corrected() {
+    let keys = |name: &str| {
+        format!(
+            "  workers: {{template: {{spec: {{containers: [{{name: worker, envFrom: [{{secretRef: {{name: {name}}}}}]}}]}}}}}}\n"
+        )
+    };
+    let pool =
+        |name: &str| format!("  coordinator: {{template: {{spec: {{nodeSelector: {{pool: {name}}}}}}}}}\n");
+    let waiting = Some((
+        "CreateContainerConfigError".to_owned(),
+        "no Secret kyes".to_owned(),
+    ));
+    let unschedulable = Some("0/6 nodes are available".to_owned());
+    let cases = [
+        (keys("kyes"), keys("keys"), waiting, None),
+        (pool("gone"), pool("cpu"), None, unschedulable),
+    ];
+    for (wrong, right, waiting, unschedulable) in cases {
+        let mut observed = with_new_coordinator(&wrong);
+        observed.coordinators[0].waiting = waiting;
+        observed.coordinators[0].unschedulable = unschedulable;
+        assert_eq!(decided(&observed), (1, None, vec![]), "{wrong}");
+        observed.job.spec = Ok(spec(1, &right));
+        assert_eq!(decided(&observed), (2, Some(2), vec![1]), "{right}");
+        let next = carried_out(&observed, &decide(&observed));
+        assert_eq!(decided(&next), (2, None, vec![]), "{right}");
+        // An earlier release has made it, and did not say from what.
+        observed.coordinators[0].made_from = None;
+        assert_eq!(decided(&observed), (1, None, vec![]), "{right}");
+    }
+}
+
+#[test]
+fn a_coordinator_that_finds_no_node_may_have_one_that_stays_after_all() {
+    let mut observed = on_nodes(1);
+    observed.nodes.insert("a".into(), leaving_node());
+    let mut next = carried_out(&observed, &decide(&observed));
+    next.run = Some(ObservedRun::default());
+    assert_eq!(next.coordinators[0].avoids, BTreeSet::from(["a".to_owned()]));
+    next.nodes.get_mut("a").unwrap().taints.clear();
+    assert_eq!(decided(&next), (1, None, vec![]), "it may have a node already");
+    next.coordinators[0].unschedulable = Some("0/7 nodes are available".into());
+    assert_eq!(decided(&next), (2, Some(2), vec![1]));
+    next.nodes.insert("a".into(), leaving_node());
+    assert_eq!(decided(&next), (1, None, vec![]), "the node goes still");
 }
 
 #[test]
@@ -290,6 +348,24 @@ fn a_job_that_is_complete_needs_no_coordinator_and_one_that_goes_on_gets_another
     again.coordinators.clear();
     again.run = None;
     assert_eq!(decided(&again), (8, Some(8), vec![]), "no number is used twice");
+}
+
+#[test]
+fn whether_the_job_may_lose_its_state_is_in_the_orders_as_the_job_says_it_now() {
+    let mut observed = served();
+    observed.job.spec = Ok(spec(1, "  allowStateLoss: true\n"));
+    let allowed = decide(&observed).orders;
+    let expected = RunSpec {
+        allow_state_loss: true,
+        ..orders(RunGoal::Run, 1)
+    };
+    assert_eq!(allowed, Some(expected));
+    observed.orders = allowed;
+    assert_eq!(decide(&observed).orders, None, "it is ordered");
+    observed.job.spec = Err("it cannot be read".into());
+    assert_eq!(decide(&observed).orders, None, "what was allowed stays so");
+    observed.job.spec = Ok(spec(1, ""));
+    assert_eq!(decide(&observed).orders, Some(orders(RunGoal::Run, 1)));
 }
 
 #[test]

@@ -111,6 +111,97 @@ fn crashes_are_remembered_when_their_pods_are_gone() {
     }
 }
 
+/// A job whose workers all crash in one round after the other, eight on each of so many nodes: how long their replacements wait after each round, and
+/// after which one the job has failed.
+fn crash_rounds(nodes: u32, rounds: usize, extra: &str) -> (Vec<i64>, Option<usize>) {
+    let mut observed = observed(8 * nodes);
+    let text = format!("  workers: {{gpusPerPod: 8}}\n{extra}");
+    observed.job.spec = Ok(spec(8 * nodes, &text));
+    for node in 0..nodes {
+        let ready = ObservedNode {
+            ready: true,
+            ..ObservedNode::default()
+        };
+        observed.nodes.insert(format!("n{node}"), ready);
+    }
+    let mut waits = vec![];
+    for round in 1..=rounds {
+        let made = decide(&observed);
+        assert_eq!(made.create.len(), nodes as usize, "round {round}");
+        observed = carried_out(&observed, &made);
+        observed.now += 5;
+        let now = observed.now;
+        let started = observed.pods.iter_mut().filter(|p| p.phase == PodPhase::Pending);
+        for (pod, node) in started.zip(0..nodes) {
+            let mut crashed = crashed_on(&format!("n{node}"), pod.number, 0);
+            let end = crashed.ended.as_mut().unwrap();
+            (end.started, end.at) = (now - 4, now);
+            *pod = crashed;
+        }
+        let crashed = decide(&observed);
+        if condition(&crashed, ConditionType::Failed).status == "True" {
+            return (waits, Some(round));
+        }
+        let wait = crashed.reconcile_in.unwrap();
+        waits.push(wait);
+        observed = carried_out(&observed, &crashed);
+        observed.now += wait;
+    }
+    (waits, None)
+}
+
+#[test]
+fn a_job_whose_workers_all_crash_is_slowed_down_and_fails_on_however_many_nodes_they_are() {
+    let slowed_down: Vec<i64> = (0..15_u32).map(|round| (1_i64 << round).min(300)).collect();
+    assert_eq!(crash_rounds(16, 20, ""), (slowed_down, Some(16)));
+    let remembered = crash_rounds(80, 4, "");
+    assert_eq!(
+        remembered,
+        (vec![1, 2, 4, 8], None),
+        "more nodes than failures are remembered"
+    );
+    let (_, failed) = crash_rounds(1, 60, "  failurePolicy: {maxCrashes: 50}\n");
+    assert_eq!(failed, Some(50), "it takes longer than failures are remembered");
+}
+
+#[test]
+fn crashes_count_until_the_next_step_however_long_ago_they_were() {
+    let mut observed = on_nodes(2);
+    observed.pods = vec![crashed_on("a", 1, 60), crashed_on("b", 2, 40)];
+    let counted = |desired: &Decided| desired.status.crash_moments.len();
+    let mut next = carried_out(&observed, &decide(&observed));
+    next.pods.push(crashed_on("c", 9, 43));
+    let desired = decide(&next);
+    assert_eq!(
+        counted(&desired),
+        2,
+        "one that is seen late is of the same moment"
+    );
+    let mut next = carried_out(&next, &desired);
+    next.pods.clear();
+    next.now += 7200;
+    let desired = decide(&next);
+    assert!(desired.status.recent_failures.is_empty());
+    assert_eq!(counted(&desired), 2);
+    next.run = Some(training(1));
+    assert_eq!(counted(&decide(&next)), 0);
+}
+
+#[test]
+fn crashes_on_a_node_that_was_avoided_are_not_held_against_the_job_when_they_are_forgotten() {
+    let mut observed = on_nodes(2);
+    observed.pods = vec![running_on("b", 1)];
+    observed
+        .pods
+        .extend((2..=9).map(|i| crashed_on("a", i, 600 - 50 * i)));
+    let desired = decide(&observed);
+    assert_eq!(desired.status.crash_moments, []);
+    let mut next = carried_out(&observed, &desired);
+    next.pods.retain(|p| p.number == 1);
+    next.now += 3600;
+    assert_eq!(condition(&decide(&next), ConditionType::Failed).status, "False");
+}
+
 #[test]
 fn a_node_on_which_pods_fail_again_and_again_is_avoided_and_does_not_fail_the_job() {
     let mut observed = on_nodes(2);

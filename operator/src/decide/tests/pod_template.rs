@@ -232,3 +232,22 @@ fn workers_listen_in_the_family_of_their_pod() {
         );
     }
 }
+
+#[test]
+fn labels_and_annotations_of_our_own_are_not_taken_from_templates() {
+    let metadata = "{labels: {varuna.dev/worker-group: spot, varuna.dev/coordinator-number: '7', team: a}, annotations: {varuna.dev/made-from: old, varuna.dev/avoided-nodes: good}}";
+    let mut observed = observed(2);
+    let template = format!("  workers: {{template: {{metadata: {metadata}}}}}\n");
+    observed.job.spec = Ok(spec(2, &template));
+    let first = decide(&observed);
+    assert_eq!(names(&first), ["j-w1-u", "j-w2-u"]);
+    let coordinator = first.starts.as_ref().unwrap();
+    assert_eq!(coordinator["metadata"]["labels"][objects::COORDINATOR_LABEL], "1");
+    for pod in first.create.iter().chain([coordinator]) {
+        assert_eq!(pod["metadata"]["labels"]["team"], "a");
+        assert_eq!(pod["metadata"]["labels"][objects::GROUP_LABEL], Value::Null);
+    }
+    let next = decide(&carried_out(&observed, &first));
+    assert_eq!((names(&next).len(), deleted(&next).len()), (0, 0));
+    assert_eq!((next.starts, next.orders), (None, None));
+}

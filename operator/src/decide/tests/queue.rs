@@ -78,6 +78,17 @@ fn evicted(observed: &Observed, reason: &str) -> Observed {
     evicted
 }
 
+/// A run whose newest checkpoint is of this step.
+fn saved(step: u64, run: ObservedRun) -> ObservedRun {
+    ObservedRun {
+        checkpoints: Some(RunCheckpoints {
+            newest_step: Some(step),
+            ..RunCheckpoints::default()
+        }),
+        ..run
+    }
+}
+
 fn sets(workload: &Value) -> Vec<(&str, u64, Option<u64>)> {
     let sets = workload["spec"]["podSets"].as_array().unwrap().iter();
     let set = |s: &'_ Value| (s["count"].as_u64().unwrap(), s["minCount"].as_u64());
@@ -292,7 +303,7 @@ fn one_that_was_switched_off_is_not_asked_for_again_and_a_workload_that_goes_sto
     let off = evicted(&admitted(2, 2, ""), "Deactivated");
     assert_eq!(status_of(&decide(&off).workload[0])["Requeued"].0, "False");
     let mut deleted = admitted(2, 2, "");
-    deleted.run = Some(training(5));
+    deleted.run = Some(saved(5, training(5)));
     deleted.queue.workload.as_mut().unwrap().deleting = true;
     assert_eq!(decide(&deleted).coordinator, CoordinatorGoal::Stop);
     deleted.queue.workload = None;
@@ -389,6 +400,90 @@ fn the_end_of_a_job_and_its_suspension_give_the_quota_back() {
         [],
         "who suspends a job waits for no quota"
     );
+}
+
+#[test]
+fn an_eviction_during_a_recovery_saves_as_well() {
+    let mut observed = evicted(&admitted(2, 2, ""), "Preempted");
+    observed.coordinators = vec![coordinator(1, PodPhase::Running)];
+    observed.run = Some(run(RunMode::Recovering, 1, 5));
+    let saving = decide(&observed);
+    assert_eq!(
+        (saving.coordinator, saving.workload.len()),
+        (CoordinatorGoal::RunAndSave, 0)
+    );
+    let mut late = carried_out(&observed, &saving);
+    late.now += suspend::WAIT_MAX_SECONDS;
+    assert_eq!(decide(&late).coordinator, CoordinatorGoal::Stop);
+}
+
+#[test]
+fn a_sidecar_that_outlives_its_worker_keeps_no_quota() {
+    let with_end = |mut observed: Observed, end: RunEnd| {
+        observed.run = Some(ObservedRun {
+            ended: Some(end),
+            ..training(10)
+        });
+        observed
+    };
+    let mut suspended = admitted(2, 2, "");
+    suspended.job.spec.as_mut().unwrap().suspend = true;
+    let scenes = [
+        with_end(admitted(2, 2, ""), RunEnd::Done),
+        with_end(admitted(2, 2, ""), RunEnd::StateLost("segments 2..4".into())),
+        with_end(suspended, RunEnd::Stopped),
+        with_end(evicted(&admitted(2, 2, ""), "Preempted"), RunEnd::Stopped),
+    ];
+    for mut observed in scenes {
+        observed.pods = vec![ended(1, 0, "Completed", 5), ended(2, 1, "Error", 5)];
+        for beside in &mut observed.pods {
+            beside.phase = PodPhase::Running;
+        }
+        let desired = decide(&observed);
+        assert_eq!(deleted(&desired), ["j-w1-u", "j-w2-u"]);
+        assert_eq!(desired.workload, []);
+        let going = carried_out(&observed, &desired);
+        assert_eq!(deleted(&decide(&going)), Vec::<&str>::new(), "they go already");
+        observed.pods.clear();
+        assert_eq!(decide(&observed).workload.len(), 1, "{observed:?}");
+    }
+}
+
+#[test]
+fn a_job_that_is_refused_gives_its_quota_back_and_asks_for_it_when_it_is_tried_again() {
+    let mut refused = admitted(2, 2, "");
+    refused.run = Some(ObservedRun {
+        ended: Some(RunEnd::CheckpointsTaken("default/other".into())),
+        ..training(5)
+    });
+    refused.pods = vec![pod(1, PodPhase::Running)];
+    let stopping = decide(&refused);
+    assert_eq!(deleted(&stopping), ["j-w1-u"]);
+    assert_eq!(stopping.workload, [], "a pod still ends");
+    refused.pods.clear();
+    let stopped = decide(&refused);
+    assert_eq!(stopped.workload, [WorkloadChange::Delete("j-q1-u".into())]);
+    let mut again = carried_out(&refused, &stopped);
+    (again.queue.workload, again.run) = (None, None);
+    assert_eq!(decide(&again).workload, []);
+    again.now += 300;
+    assert_eq!(made(&decide(&again))["metadata"]["name"], "j-q1-u");
+}
+
+#[test]
+fn pods_that_may_not_be_made_use_up_no_numbers() {
+    let mut saving = evicted(&admitted(4, 4, ""), "Preempted");
+    saving.pods = vec![pod(1, PodPhase::Running)];
+    saving.coordinators = vec![coordinator(1, PodPhase::Running)];
+    saving.run = Some(saved(2, training(5)));
+    let first = decide(&saving);
+    assert_eq!(first.coordinator, CoordinatorGoal::RunAndSave);
+    assert_eq!((names(&first).len(), first.status.newest_pod), (0, 1));
+    let second = decide(&carried_out(&saving, &first));
+    assert_eq!(second.status, first.status);
+    let mut unplaced = admitted(4, 3, "");
+    unplaced.queue.flavors.clear();
+    assert_eq!(decide(&unplaced).status.newest_pod, 0);
 }
 
 #[test]

@@ -65,6 +65,32 @@ fn running_pods_are_replaced_node_by_node_and_only_while_all_workers_train() {
 }
 
 #[test]
+fn pods_of_a_job_that_never_had_a_plan_are_replaced_at_once() {
+    let mut observed = on_nodes(4);
+    let old = |number, node: &str| ObservedPod {
+        made_from: Some("old".into()),
+        ..running_on(node, number)
+    };
+    observed.pods = vec![old(1, "a"), old(2, "a"), old(3, "b"), old(4, "b")];
+    observed.run = Some(with_workers(run(RunMode::Starting, 0, 0), &[], &[]));
+    assert!(
+        decide(&observed).delete.is_empty(),
+        "what is in its record is not known yet"
+    );
+    observed.run = Some(with_workers(run(RunMode::Waiting, 0, 0), &[], &[]));
+    let desired = decide(&observed);
+    assert_eq!(deleted(&desired), ["j-w1-u", "j-w2-u", "j-w3-u", "j-w4-u"]);
+    assert_eq!(names(&desired).len(), 4);
+    let next = decide(&carried_out(&observed, &desired));
+    assert_eq!((deleted(&next).len(), names(&next).len()), (0, 0));
+    observed.job.status.plan = Some(varuna_api::crd::PlanStatus::default());
+    assert!(
+        decide(&observed).delete.is_empty(),
+        "it had one, and its workers may hold what it has trained"
+    );
+}
+
+#[test]
 fn the_only_node_of_a_job_without_checkpoints_keeps_its_pods() {
     let mut observed = observed(1);
     observed.pods = vec![ObservedPod {

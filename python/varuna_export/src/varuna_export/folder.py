@@ -123,6 +123,15 @@ def elements(parameters):
     return sum(torch.Size(p["shape"]).numel() for p in parameters)
 
 
+def parameters_digest(manifest, number):
+    """Of the names and shapes of what a segment computes with, whatever their order in buffers: jobs refuse checkpoints of others."""
+    segments = manifest["segments"]
+    at_ends = manifest["shared"]["parameters"] if number in (0, len(segments) - 1) else []
+    held = sorted([*segments[number]["parameters"], *at_ends], key=lambda parameter: parameter["name"])
+    lines = (f"{parameter['name']} {'x'.join(map(str, parameter['shape']))}\n" for parameter in held)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 def model_section(path, digest, manifest):
     """The section `model:` of a job file. Texts in JSON are texts in YAML."""
     sample = manifest["sample"]
@@ -136,9 +145,10 @@ def model_section(path, digest, manifest):
     if manifest["planDependent"]:
         lines.append("    planDependent: true")
     lines += [f"    sharedParameters: {elements(manifest['shared']['parameters'])}", "    segments:"]
-    for segment in manifest["segments"]:
+    for number, segment in enumerate(manifest["segments"]):
         amounts = ", ".join(f"{name}: {segment[name]}" for name in ("forwardFlops", "backwardFlops", "savedElements", "workingElements"))
         lines.append(
-            f"    - {{name: {json.dumps(segment['name'])}, parameters: {elements(segment['parameters'])}, output: {segment['output']}, {amounts}}}"
+            f"    - {{name: {json.dumps(segment['name'])}, parameters: {elements(segment['parameters'])}, output: {segment['output']}, {amounts}, "
+            f'parametersDigest: "{parameters_digest(manifest, number)}"}}'
         )
     return "\n".join(lines) + "\n"

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import struct
+import uuid
 
 import numpy
 
@@ -34,7 +35,8 @@ def write_records(prefix, rows, values, overwrite=False):
     for name in names.values():
         if name.exists() and not overwrite:
             raise ExportError(f"the file {name} exists: name another dataset, or pass overwrite=True")
-    partial = {end: pathlib.Path(f"{name}.partial") for end, name in names.items()}
+    # Of this process alone: two that wrote one file would publish what neither has written.
+    partial = {end: pathlib.Path(f"{name}.{uuid.uuid4().hex}.partial") for end, name in names.items()}
     names["bin"].parent.mkdir(parents=True, exist_ok=True)
     try:
         count, length, digest = write_integers(partial["bin"], rows, values, fitting[0][1])

@@ -9,8 +9,8 @@ use object_store::{ObjectStore, PutPayload};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use varuna_checkpoint::{
-    Claim, DataDigest, Facts, Location, Manifest, Shard, ShardEntry, ShardTensor, Store, folder_name,
-    huggingface, prunable, unit_name,
+    Claim, DataDigest, Facts, Location, Manifest, Retention, Shard, ShardEntry, ShardTensor, Store,
+    folder_name, huggingface, prunable, unit_name,
 };
 use varuna_model::{Family, Transformer, gpt2};
 use varuna_plan::{Layout, StateId, Unit};
@@ -241,7 +241,7 @@ fn run_listing(input: &[u8]) -> Result<String, String> {
     let location = Location::over(inner);
     let listed = block_on(location.list()).map_err(|e| e.to_string())?;
     let newest = listed.iter().filter(|l| l.is_usable()).map(|l| l.id).max();
-    let pruned = prunable(&listed, 1, &[]);
+    let pruned = prunable(&listed, &Retention::newest(1));
     assert!(newest.is_none_or(|id| !pruned.checkpoints.contains(&id)));
     let claim = Claim {
         run: "b".into(),

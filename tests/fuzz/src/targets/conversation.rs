@@ -59,6 +59,7 @@ pub(super) fn hello(worker: WorkerId) -> Hello {
         host: "h".into(),
         pid: 7,
         hardware: None,
+        workers_on_gpu: 1,
         memory_bytes: Some(1 << 30),
         scores: Some(varuna_plan::ScoreMemory {
             saved_bytes: 1 << 20,

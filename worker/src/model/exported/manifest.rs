@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
+use varuna_api::sha256;
 use varuna_model::{Exported, ExportedSample, ExportedSegment, Parameter, ParameterKind};
 
 /// The version that this build reads.
@@ -103,6 +104,12 @@ impl Held {
     fn parameter(&self) -> Parameter {
         Parameter::stored(self.name.clone(), self.shape.clone(), self.kind)
     }
+
+    /// Its line in what a digest of parameters is taken of: `blocks.0.qkv.weight 48x16`.
+    fn line(&self) -> String {
+        let sizes: Vec<String> = self.shape.iter().map(ToString::to_string).collect();
+        format!("{} {}\n", self.name, sizes.join("x"))
+    }
 }
 
 impl Manifest {
@@ -150,6 +157,17 @@ impl Manifest {
     /// The digest of a file.
     pub(super) fn digest(&self, file: &str) -> Option<&str> {
         self.files.get(file).map(String::as_str)
+    }
+
+    /// SHA-256 of the names and shapes of what a segment computes with, in the order of names, as `varuna_export` puts it into `model.yaml`.
+    fn parameters_digest(&self, segment: usize) -> String {
+        let own = self.segments.get(segment).map_or(&[][..], |s| &s.parameters);
+        let is_end = segment == 0 || segment + 1 == self.segments.len();
+        let shared = self.shared.parameters.iter().filter(|_| is_end);
+        let mut held: Vec<&Held> = own.iter().chain(shared).collect();
+        held.sort_by(|a, b| a.name.cmp(&b.name));
+        let lines: Vec<String> = held.into_iter().map(Held::line).collect();
+        sha256(lines.concat().as_bytes())
     }
 
     fn held(&self) -> impl Iterator<Item = &Held> {
@@ -223,7 +241,9 @@ impl Manifest {
 
     fn check_job(&self, job: &Exported) -> Result<(), ManifestError> {
         let elements = |all: &[Held]| -> u64 { all.iter().filter_map(Held::elements).sum() };
-        let segment = |of: &Segment| ExportedSegment {
+        // Job files of older exports do not have it.
+        let has_digest = |i: usize| job.segments.get(i).is_some_and(|s| s.parameters_digest.is_some());
+        let segment = |(i, of): (usize, &Segment)| ExportedSegment {
             name: of.amounts.name.clone(),
             parameters: elements(&of.parameters),
             output: of.amounts.output.clone(),
@@ -231,6 +251,7 @@ impl Manifest {
             backward_flops: of.amounts.backward_flops,
             saved_elements: of.amounts.saved_elements,
             working_elements: of.amounts.working_elements,
+            parameters_digest: has_digest(i).then(|| self.parameters_digest(i)),
         };
         let own = Exported {
             path: job.path.clone(),
@@ -238,7 +259,7 @@ impl Manifest {
             sample: self.sample,
             plan_dependent: self.plan_dependent,
             shared_parameters: elements(&self.shared.parameters),
-            segments: self.segments.iter().map(segment).collect(),
+            segments: self.segments.iter().enumerate().map(segment).collect(),
         };
         if own == *job {
             return Ok(());
@@ -300,6 +321,7 @@ mod tests {
             backward_flops: 2,
             saved_elements: 3,
             working_elements: 4,
+            parameters_digest: None,
         };
         Exported {
             path: "p".into(),
@@ -331,6 +353,25 @@ mod tests {
         assert_eq!(manifest.slots(0), [vec!["x.w"], vec!["b"], vec!["table"]]);
         assert_eq!(manifest.slots(1), [vec!["w"], vec!["b"]]);
         assert_eq!(manifest.slots(2)[2], ["head.weight", "again"]);
+    }
+
+    #[test]
+    fn names_and_shapes_of_a_segment_are_those_that_the_job_says_where_it_says_any() {
+        let read = |segment: usize, text: &str| {
+            let mut job = job();
+            job.segments[segment].parameters_digest = Some(sha256(text.as_bytes()));
+            Manifest::read(manifest().to_string().as_bytes(), &job).map(drop)
+        };
+        assert_eq!(read(1, "m.b 8\nm.w 8x8\n"), Ok(()));
+        assert_eq!(
+            read(2, "table 9x8\nz.b 8\nz.w 8x8\n"),
+            Ok(()),
+            "what both ends share, too"
+        );
+        for other in ["m.b 8\nm.v 8x8\n", "m.b 8\nm.w 4x16\n", ""] {
+            let error = read(1, other).unwrap_err().to_string();
+            assert!(error.contains("something else of segment 1"), "{error}");
+        }
     }
 
     #[test]

@@ -17,6 +17,8 @@ fn an_exported_model_is_what_its_section_says() {
         backward_flops: 8000,
         saved_elements: 300,
         working_elements: 50,
+        // Older exports have none.
+        parameters_digest: (name == "embed").then(|| "fedcba9876543210".repeat(4)),
     };
     let expected = Exported {
         path: "models/vit".into(),
@@ -62,6 +64,11 @@ fn what_does_not_go_with_an_exported_model_is_refused_with_the_reason() {
             "0123456789abcdef",
             "0123456789ABCDEF",
             "spec.model.exported.digest: \"0123456789ABCDEF",
+        ),
+        (
+            "parametersDigest: fedc",
+            "parametersDigest: FEDC",
+            "spec.model.exported.segments.0.parametersDigest: \"FEDC",
         ),
         (
             "output: [10]",

@@ -14,6 +14,16 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
         "{name: demo, labels: {kueue.x-k8s.io/queue-name: team-a}}",
         "metadata.labels.kueue.x-k8s.io/queue-name: \"team-a\" — a queue only with spec.checkpoint, or with spec.allowStateLoss true: it may take its quota back at any time, and then the workers end",
     ),
+    (
+        "spec:",
+        "spec:\n  elasticity: {minWorkers: 10, maxWorkers: 15}\n  workerGroups: [{name: a, gpusPerPod: 8}]",
+        "spec.workerGroups: 8 workers in whole pods — together at least spec.elasticity.minWorkers (10): raise maxWorkers of the job or of a group, or lower gpusPerPod",
+    ),
+    (
+        "spec:",
+        "spec:\n  elasticity: {maxWorkers: 16}\n  workerGroups: [{name: a, maxWorkers: 7, gpusPerPod: 8}]",
+        "spec.workerGroups: 0 workers in whole pods — together at least spec.elasticity.minWorkers (1): raise maxWorkers of the job or of a group, or lower gpusPerPod",
+    ),
     ("kind: VarunaJob", "kind: Job", "kind: \"Job\" — VarunaJob"),
     ("kind: VarunaJob", "", "kind: missing — VarunaJob"),
     (

@@ -102,6 +102,16 @@ impl Collecting {
         self.is_listing_fresh() && just_now && (all_gone || longest)
     }
 
+    /// Whether all committed steps may be given up, where the user allows it. Permission is no reason to hurry: holders are waited for as long as
+    /// without it, when the run would end. Those of a run that was stopped in order have nothing to come back with.
+    pub(super) fn may_begin_anew(&self, missing: &[WorkerId], shared: &Shared, now: Time) -> bool {
+        // Where a lost run ends as soon as steps may be given up, waiting for that ([`Collecting::may_resume`]) is enough.
+        let waits_for_lost = !shared.config.timing.lost.is_zero() && !bug!(BeginAnewAtOnce);
+        let stopped = shared.record.stored.is_stopped();
+        shared.may_begin_anew
+            && (stopped || !waits_for_lost || self.may_give_up(missing.to_vec(), shared, now))
+    }
+
     pub(super) fn is_listing_fresh(&self) -> bool {
         bug!(TrustOldListing) || self.listing.as_ref().is_some_and(|l| l.fresh)
     }

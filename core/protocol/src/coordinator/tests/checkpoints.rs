@@ -7,9 +7,9 @@ impl Rig {
     pub(super) fn list(&mut self) {
         if self.listing != Answer::Never {
             self.put(CoordinatorInput::Checkpoints(Listing {
-                complete: self.complete.clone(),
                 damaged: self.damaged.clone(),
                 fresh: self.listing == Answer::Now,
+                ..Listing::fresh(self.complete.clone())
             }));
         }
     }

@@ -115,6 +115,53 @@ fn nobody_is_waited_for_where_the_run_was_stopped_in_order() {
     assert_eq!(rig.plan().generation, Generation(1));
 }
 
+/// C comes to a run that was stopped in order while a changed plan was in force, so that no plan says what it began with, and of which no checkpoint
+/// was made.
+fn nothing_is_left(may_begin_anew: bool) -> Rig {
+    let mut record = stopping().store;
+    record.stopped = record.highest;
+    let changed = Plan {
+        base: Base::AtSwitch { from: Generation(0) },
+        ..record.plan.as_deref().unwrap().clone()
+    };
+    record.plan = Some(Arc::new(changed));
+    let mut rig = Rig::with(config(), record);
+    rig.put(CoordinatorInput::MayBeginAnew(may_begin_anew));
+    rig.join(C);
+    rig.answer(C, &[]);
+    rig
+}
+
+#[test]
+fn a_stopped_run_of_which_nothing_is_left_begins_anew_where_that_is_allowed() {
+    let mut rig = nothing_is_left(true);
+    rig.wait_with(C, 200);
+    let plan = rig.plan();
+    let seed = Base::Fixed {
+        id: StateId::INITIAL,
+        decision: None,
+        checkpoint: true,
+    };
+    assert_eq!((plan.generation, &plan.base), (Generation(2), &seed));
+    assert_eq!(plan.members(), [C]);
+
+    let mut rig = nothing_is_left(false);
+    rig.wait_with(C, 200);
+    assert_eq!(rig.plan().generation, Generation(1));
+    // It may be allowed while others are still waited for.
+    rig.put(CoordinatorInput::MayBeginAnew(true));
+    rig.wait_with(C, 200);
+    assert_eq!(rig.plan().base, seed);
+
+    let mut rig = nothing_is_left(false);
+    rig.wait_with(C, 6_000);
+    assert!(
+        matches!(rig.finished, Some(Outcome::StateLost { .. })),
+        "{:?}",
+        rig.events
+    );
+}
+
 #[test]
 fn what_the_store_has_not_confirmed_is_not_resumed_from_after_a_stop_either() {
     let mut record = stopping().store;

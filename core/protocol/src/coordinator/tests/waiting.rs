@@ -98,6 +98,26 @@ fn a_new_coordinator_gives_holders_time_to_find_it_however_long_was_waited_befor
     assert!(waited >= timing.settle + timing.silent, "{waited:?}");
 }
 
+#[test]
+fn a_run_that_may_begin_anew_waits_for_holders_as_long_as_one_that_would_end() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.machine.shared.config.timing.lost = Duration::from_secs(5);
+    rig.put(CoordinatorInput::MayBeginAnew(true));
+    rig.status(A, 1, Phase::Running, state(1, 4));
+    rig.say(A, suspect(1, B));
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    rig.answer(A, &[(Unit(1), state(1, 4))]);
+    rig.wait_with(A, 4_000);
+    assert_eq!(rig.plan().generation, Generation(1));
+    rig.wait_with(A, 2_000);
+    let base = Base::Fixed {
+        id: StateId::INITIAL,
+        decision: None,
+        checkpoint: true,
+    };
+    assert_eq!((rig.plan().base.clone(), rig.finished), (base, None));
+}
+
 /// Who has just come holds nothing, and shows nothing of what others hold that take longer to answer.
 #[test]
 fn a_slow_holder_is_waited_for_where_only_newcomers_have_answered() {

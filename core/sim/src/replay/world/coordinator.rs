@@ -34,7 +34,6 @@ impl Planner for KnownTooFew {
 }
 
 pub(super) fn coordinator(setup: &Setup) -> Coordinator {
-    let layout = setup.planner.costs.layout();
     let config = CoordinatorConfig {
         min_workers: setup.min_workers,
         final_checkpoint: setup.checkpoint_steps.is_some(),
@@ -43,7 +42,7 @@ pub(super) fn coordinator(setup: &Setup) -> Coordinator {
             prepare_plans_every: Duration::ZERO,
             ..Timing::default()
         },
-        ..CoordinatorConfig::new(layout, setup.global_batch_size, LAST_STEP)
+        ..CoordinatorConfig::new(setup.layout, setup.global_batch_size, LAST_STEP)
     };
     let planner = KnownTooFew {
         planner: setup.planner.clone(),

@@ -21,7 +21,7 @@ impl Host<Replay<'_>> {
         let config = MemberConfig {
             follows: true,
             id,
-            layout: self.env.setup.planner.costs.layout(),
+            layout: self.env.setup.layout,
             last_step: LAST_STEP,
             // Regular ones are the trace's: here machines know of few of its steps. Ordered ones they make themselves.
             checkpoint_every: self.env.setup.checkpoint_steps.map(|_| LAST_STEP.0),

@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 use varuna_plan::state::UnitNorm;
-use varuna_plan::{CostPlanner, Generation, Plan, StateId, Step, Unit, WorkerId};
+use varuna_plan::{CostPlanner, Generation, Layout, Plan, StateId, Step, Unit, WorkerId};
 use varuna_protocol::{CoordinatorEffect, Hello, MemberEffect, MemberInput, Record};
 
 /// Drivers of coordinator and members tick so often (as `coordinator/` and `worker/` do), nanoseconds.
@@ -35,6 +35,8 @@ const EVENTS_MAX: u64 = 4_000_000_000;
 pub struct Setup {
     /// The planner that the coordinator asks; also the measure of what was possible.
     pub planner: CostPlanner,
+    /// The units of the job's state: ranges of segments where optimizer state is sharded. Costs do not say.
+    pub layout: Layout,
     /// Samples in a step.
     pub global_batch_size: u64,
     /// Fewest workers that may train.
@@ -134,10 +136,10 @@ struct Replay<'a> {
 /// # Errors
 /// No plan exists for any moment of the trace, or the run ends early.
 pub fn replay(trace: &Trace, setup: &Setup) -> Result<Report> {
-    let layout = setup.planner.costs.layout();
-    let ideal = Ideal::new(&setup.planner, layout, setup.global_batch_size, trace.most());
-    if ideal.rate(trace.most()) <= 0.0 {
-        return Err(ReplayError::NoPlan(trace.most()));
+    let most = trace.most();
+    let ideal = Ideal::new(&setup.planner, setup.layout, setup.global_batch_size, most);
+    if ideal.rate(most) <= 0.0 {
+        return Err(ReplayError::NoPlan(most));
     }
     let mut host = Host::new(Replay::new(trace, setup, ideal));
     host.add_coordinator(coordinator::coordinator(setup));
@@ -145,18 +147,26 @@ pub fn replay(trace: &Trace, setup: &Setup) -> Result<Report> {
     Ok(host.finish())
 }
 
+/// State bytes by unit. The ranges of a segment are of one size, but for an element.
+#[expect(clippy::cast_precision_loss, reason = "bytes on a link")]
+fn unit_bytes(setup: &Setup) -> Vec<f64> {
+    let (costs, layout) = (&setup.planner.costs, setup.layout);
+    let of_unit = setup.parts.state_bytes(costs) / f64::from(layout.ranges);
+    let own = costs.segments.iter().map(|s| s.parameters);
+    let all = own.chain(layout.tied.then_some(costs.tied_parameters));
+    let ranges = layout.ranges as usize;
+    all.flat_map(|parameters| std::iter::repeat_n(parameters as f64 * of_unit, ranges))
+        .collect()
+}
+
 impl<'a> Replay<'a> {
     #[expect(
-        clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "small times"
     )]
     fn new(trace: &'a Trace, setup: &'a Setup, ideal: Ideal) -> Replay<'a> {
         let costs = &setup.planner.costs;
-        let state = setup.parts.state_bytes(costs);
-        let own = costs.segments.iter().map(|s| s.parameters);
-        let all = own.chain(costs.layout().tied.then_some(costs.tied_parameters));
         let start = trace.start_ns();
         Replay {
             trace,
@@ -168,7 +178,7 @@ impl<'a> Replay<'a> {
             links: BTreeSet::new(),
             transfers: Network::new(setup.parts.bytes_per_ns(costs.device.bytes_per_s)),
             latency_ns: (costs.device.latency_ms * 1e6).max(1.0) as u64,
-            unit_bytes: all.map(|p| p as f64 * state).collect(),
+            unit_bytes: unit_bytes(setup),
             plans: BTreeMap::new(),
             in_force: None,
             newest: StateId::INITIAL,

@@ -3,7 +3,8 @@ use crate::replay::Cause;
 use crate::replay::report::Why;
 use varuna_model::{Transformer, gpt2};
 use varuna_plan::cost::{Costs, Device};
-use varuna_plan::{Constraints, Recompute, ScheduleKind, ScheduleSpec};
+use varuna_plan::layout::SHARDED_RANGES;
+use varuna_plan::{Constraints, PlanRequest, Recompute, ScheduleKind, ScheduleSpec, WorkerInfo};
 
 /// A model of six segments whose step on two workers takes about a second.
 fn planner(most: u32) -> CostPlanner {
@@ -37,8 +38,10 @@ fn planner(most: u32) -> CostPlanner {
 }
 
 fn setup() -> Setup {
+    let planner = planner(64);
     Setup {
-        planner: planner(64),
+        layout: planner.costs.layout(),
+        planner,
         global_batch_size: 32,
         min_workers: 2,
         parts: RecoveryParts {
@@ -219,6 +222,84 @@ fn waiting_for_the_minimum_loses_nothing_that_could_have_been_trained() {
 fn a_trace_that_never_has_enough_nodes_is_refused() {
     let why = replay(&trace("0,add,a\n10,remove,a\n"), &setup()).unwrap_err();
     assert_eq!(why, ReplayError::NoPlan(1));
+}
+
+/// Eight nodes for a minute.
+const EIGHT: &str = "0,add,a\n0,add,b\n0,add,c\n0,add,d\n0,add,e\n0,add,f\n0,add,g\n0,add,h\n60,remove,h\n";
+
+/// The planner where workers have so much memory, MiB.
+fn limited(mib: u64) -> CostPlanner {
+    let mut planner = planner(64);
+    planner.constraints.device_memory_bytes = Some(mib << 20);
+    planner
+}
+
+/// Whether the planner has a plan for eight workers with so much memory.
+fn is_planned(layout: Layout, mib: u64) -> bool {
+    let worker = |id: u64| WorkerInfo::nominal(WorkerId(id), format!("node{id}"));
+    let workers = (1..=8).map(worker).collect();
+    let request = PlanRequest::first(workers, layout, setup().global_batch_size);
+    limited(mib).explain(&request).is_ok()
+}
+
+/// The least memory with which there is one, MiB.
+fn least_memory(layout: Layout) -> u64 {
+    let (mut too_little, mut enough) = (0, 1 << 14);
+    while too_little + 1 < enough {
+        let middle = u64::midpoint(too_little, enough);
+        if is_planned(layout, middle) {
+            enough = middle;
+        } else {
+            too_little = middle;
+        }
+    }
+    enough
+}
+
+#[test]
+fn a_job_whose_memory_suffices_for_shared_state_alone_trains_where_the_planner_has_a_plan() {
+    let undivided = planner(64).costs.layout();
+    let shared = undivided.in_ranges(SHARDED_RANGES);
+    let [least, enough] = [shared, undivided].map(least_memory);
+    assert!(
+        least < enough,
+        "{least} MiB, and {enough} where nothing is shared"
+    );
+    let between = u64::midpoint(least, enough - 1);
+    for (layout, has_plan) in [(undivided, false), (shared, true)] {
+        assert_eq!(is_planned(layout, between), has_plan, "{between} MiB");
+        let setup = Setup {
+            planner: limited(between),
+            layout,
+            ..setup()
+        };
+        match replay(&trace(EIGHT), &setup) {
+            Ok(report) => {
+                sums_up(&report);
+                assert!(has_plan && report.steps > 0, "{report:?}");
+            }
+            Err(why) => assert!(!has_plan && why == ReplayError::NoPlan(8), "{why}"),
+        }
+    }
+}
+
+#[test]
+fn a_unit_that_is_a_range_has_its_part_of_the_segments_bytes() {
+    let whole = unit_bytes(&setup());
+    let shared = Setup {
+        layout: setup().layout.in_ranges(SHARDED_RANGES),
+        ..setup()
+    };
+    let ranges = unit_bytes(&shared);
+    assert_eq!(ranges.len(), shared.layout.units());
+    let joined: Vec<f64> = ranges
+        .chunks(SHARDED_RANGES as usize)
+        .map(|of_segment| of_segment.iter().sum())
+        .collect();
+    assert_eq!(joined.len(), whole.len());
+    for (joined, whole) in joined.iter().zip(&whole) {
+        assert!((joined - whole).abs() <= 1e-9 * whole, "{joined} {whole}");
+    }
 }
 
 proptest::proptest! {
