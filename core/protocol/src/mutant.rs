@@ -41,7 +41,7 @@ varuna_mutants::mutants! {
     /// A fence interrupts the optimizer.
     TornApply => unit_tests_and_seeds("b", 0),
     /// Units that the new plan takes away are freed when the plan is accepted.
-    FreeBeforeGo => unit_tests_and_seeds("cg", 0),
+    FreeBeforeGo => unit_tests_and_seeds("bcg", 0),
     /// Shards are named by step alone.
     ShardsWithoutGeneration => seeds("b", 78900),
     /// Each worker resolves "newest checkpoint" itself.
@@ -390,6 +390,8 @@ varuna_mutants::mutants! {
     ForgetDamage => UNIT_TESTS,
     /// A run that may begin anew does so while its holders may still come back.
     BeginAnewAtOnce => UNIT_TESTS,
+    /// A coordinator that has just taken over begins with the seed although nobody who trained has been heard.
+    SeedIsNewestForNewcomers => UNIT_TESTS,
 }
 
 #[cfg(all(test, feature = "mutants"))]

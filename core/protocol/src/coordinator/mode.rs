@@ -326,7 +326,7 @@ pub(super) fn persist(active: Active, record: Record, shared: &mut Shared, turn:
 
 /// The record has this coordinator's term.
 fn taken_over(then: Then, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
-    shared.record.stored = record;
+    shared.record.taken_over(record);
     shared.distrust_as_written(turn.now);
     shared.progress.at = turn.now;
     turn.event(Event::TookOver {

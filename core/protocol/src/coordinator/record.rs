@@ -18,6 +18,8 @@ pub(super) struct RecordKeeper {
     pub(super) stored: Record,
     /// 0 before the record was read.
     pub(super) term: u64,
+    /// Of the plan that was in force at the take-over: how far it came nobody may have said since. 0 = none.
+    inherited: Generation,
     watch_at: Time,
     /// Writes that failed one after another.
     failures: u32,
@@ -42,6 +44,11 @@ impl RecordKeeper {
     /// Of the plan in force; 0 = none.
     pub(super) fn generation(&self) -> Generation {
         number(&self.stored.plan).unwrap_or(Generation(0))
+    }
+
+    /// The plan in force is one that an earlier coordinator made.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.inherited != Generation(0) && self.inherited == self.generation()
     }
 
     /// Now and then the record is read: a newer term ends this coordinator.
@@ -99,6 +106,12 @@ impl RecordKeeper {
         };
         self.put_last_step(&mut record);
         attempt(expect, record, turn)
+    }
+
+    /// The record has this coordinator's term.
+    pub(super) fn taken_over(&mut self, record: Record) {
+        self.stored = record;
+        self.inherited = self.generation();
     }
 
     pub(super) fn write(&self, mut record: Record, turn: &mut Turn<'_>) -> WriteAttempt {

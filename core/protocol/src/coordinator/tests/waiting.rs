@@ -118,6 +118,39 @@ fn a_run_that_may_begin_anew_waits_for_holders_as_long_as_one_that_would_end() {
     assert_eq!((rig.plan().base.clone(), rig.finished), (base, None));
 }
 
+/// Those who train without a coordinator may take longer to find the next one than newcomers, and have come far: no checkpoint, no later plan and no
+/// report say so.
+#[test]
+fn a_new_coordinator_does_not_begin_with_the_seed_because_newcomers_hold_nothing() {
+    let store = Rig::training_with(patient(), &[A, B]).store;
+    let mut rig = Rig::with(patient(), store);
+    for newcomer in [C, WorkerId(4)] {
+        rig.join(newcomer);
+    }
+    let settled = Timing::model().settle + Timing::model().collect;
+    let answers = |rig: &mut Rig, ms: u64| {
+        for _ in 0..ms / 100 {
+            for newcomer in [C, WorkerId(4)] {
+                rig.answer(newcomer, &[]);
+            }
+            rig.wait(100);
+        }
+    };
+    answers(&mut rig, u64::try_from(settled.as_millis()).unwrap() + 500);
+    assert_eq!(rig.plan().generation, Generation(1), "holders may still come");
+    for holder in [A, B] {
+        rig.join(holder);
+        rig.answer(holder, &[Unit(0), Unit(1)].map(|unit| (unit, state(1, 4))));
+    }
+    answers(&mut rig, 200);
+    let base = Base::Fixed {
+        id: state(1, 4),
+        decision: None,
+        checkpoint: false,
+    };
+    assert_eq!(rig.plan().base, base);
+}
+
 /// Who has just come holds nothing, and shows nothing of what others hold that take longer to answer.
 #[test]
 fn a_slow_holder_is_waited_for_where_only_newcomers_have_answered() {
