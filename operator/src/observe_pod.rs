@@ -2,7 +2,7 @@
 
 use crate::decide::objects::{
     AVOIDS_ANNOTATION, COORDINATOR, COORDINATOR_LABEL, GROUP_LABEL, JOB_LABEL, MADE_FROM_ANNOTATION,
-    NUMBER_LABEL, WORKER,
+    NUMBER_LABEL, WORKER, WORKLOAD_ANNOTATION,
 };
 use crate::decide::{ContainerEnd, ObservedPod, PodPhase, Rejection, cannot_start};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
@@ -79,6 +79,7 @@ fn numbered(pod: &Pod, label: &str, container: &str) -> Option<ObservedPod> {
             .collect(),
         made_from: annotation(MADE_FROM_ANNOTATION).cloned(),
         image: None,
+        workload: annotation(WORKLOAD_ANNOTATION).cloned(),
     })
 }
 

@@ -1,7 +1,7 @@
 //! Converts Kueue's objects to what decisions are made from. Pure. What cannot be read of them is left out: they are another project's, whose
 //! later versions may say more.
 
-use crate::decide::objects::{APPLIED_ANNOTATION, workload_prefix};
+use crate::decide::objects::{APPLIED_ANNOTATION, INCREMENT_INFIX, workload_prefix};
 use crate::decide::{Assignment, ObservedWorkload, Placement};
 use kube::ResourceExt;
 use kube::api::DynamicObject;
@@ -19,15 +19,16 @@ pub fn workload(object: &DynamicObject) -> Option<ObservedWorkload> {
         .iter()
         .find(|o| o.controller == Some(true) && o.kind == KIND)?;
     let name = object.name_any();
-    let number = name
-        .strip_prefix(&workload_prefix(&job.name))?
-        .split('-')
-        .next()?;
+    let rest = name.strip_prefix(&workload_prefix(&job.name))?;
+    let of_increment = rest.strip_prefix(INCREMENT_INFIX);
+    let number = of_increment.unwrap_or(rest).split('-').next()?;
     let number = number.parse().ok()?;
     let (spec, status) = (&object.data["spec"], &object.data["status"]);
     let conditions = items(&status["conditions"]).filter_map(|c| Condition::deserialize(c).ok());
     Some(ObservedWorkload {
         number,
+        is_increment: of_increment.is_some(),
+        made: object.creation_timestamp().map_or(0, |t| t.0.as_second()),
         version: object.resource_version().unwrap_or_default(),
         generation: object.metadata.generation.unwrap_or(0),
         made_from: object.annotations().get(APPLIED_ANNOTATION).cloned(),

@@ -94,7 +94,7 @@ fn admitted(observed: &Observed) -> Option<Statement> {
             ConditionType::Admitted,
             true,
             Reason::QuotaReserved,
-            queue::admitted(workload),
+            queue::admitted(observed, workload),
         )),
         Standing::Waits(reason, why) => Some(statement(ConditionType::Admitted, false, reason, why)),
     }

@@ -13,6 +13,7 @@ mod decision;
 mod disruption_budget;
 mod events;
 mod failures;
+mod increments;
 mod job_outcome;
 mod job_progress;
 mod network_policies;
@@ -121,26 +122,29 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
     decision.newest_pod = pods::newest_created(observed, &decision.create);
     place_coordinator(observed, &mut decision);
     if !postponed(&observed.failures, &[JobPart::Workload, JobPart::Names]) {
-        decision.workload = workload::workload_changes(observed, job, &decision.outcome, &decision.pods);
+        decision.workload = changes_of_workloads(observed, job, &decision);
     }
     decision
 }
 
 /// Plans the pods of a job that runs, within what its queue has admitted. A job that is about to lose its quota is given no more.
-fn plan_admitted_pods<'a>(observed: &'a Observed, job: &Job, decision: &mut Decision<'a>) {
-    let groups = job.pod_groups();
-    match queue::standing(observed, job) {
-        Standing::Free => plan_pods(observed, job, &groups, decision),
-        Standing::Admitted(workload) => {
-            let groups = queue::within_admission(groups, workload);
-            plan_pods(observed, job, &groups, decision);
-            queue::place_workers(observed, workload, &groups, &mut decision.create);
-        }
-        Standing::Waits(..) => {
-            plan_pods(observed, job, &groups, decision);
-            decision.create.clear();
-        }
+fn plan_admitted_pods(observed: &Observed, job: &Job, decision: &mut Decision<'_>) {
+    let standing = queue::standing(observed, job);
+    let limits = queue::pod_limits(observed, job, &standing);
+    plan_pods(observed, job, &limits, decision);
+    if let Standing::Waits(..) = standing {
+        decision.create.clear();
     }
+}
+
+/// What becomes of the job's Workloads. Deletions come first: the job's own Workload may be looked at as soon as it has given its quota back, and
+/// is admitted with more where that of increments is free by then.
+fn changes_of_workloads(observed: &Observed, job: &Job, decision: &Decision<'_>) -> Vec<WorkloadChange> {
+    let (outcome, pods) = (&decision.outcome, &decision.pods);
+    let mut changes = workload::workload_changes(observed, job, outcome, pods);
+    changes.extend(increments::increment_changes(observed, job, outcome, pods));
+    changes.sort_by_key(|change| !matches!(change, WorkloadChange::Delete(_)));
+    changes
 }
 
 /// Adds to a decision what is to be done about the job's coordinator.

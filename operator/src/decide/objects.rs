@@ -28,6 +28,9 @@ pub const MADE_FROM_ANNOTATION: &str = "varuna.dev/made-from";
 /// Annotation of a pod: the nodes that it was told to avoid, with commas between them.
 pub const AVOIDS_ANNOTATION: &str = "varuna.dev/avoided-nodes";
 
+/// Annotation of a worker's pod: the increment that it was admitted with. Others were admitted with the job's Workload, or wait for no queue.
+pub const WORKLOAD_ANNOTATION: &str = "varuna.dev/workload";
+
 /// Annotation of every other object: the identity of what it was applied as.
 pub const APPLIED_ANNOTATION: &str = "varuna.dev/applied";
 
@@ -99,6 +102,16 @@ pub fn workload_prefix(job: &str) -> String {
 #[must_use]
 pub fn workload_name(job: &ObservedJob, number: i64) -> String {
     name_of(job, &format!("-q{number}"))
+}
+
+/// What follows [`workload_prefix`] in the names of increments. A release that does not know them reads a number there and takes what has none for no
+/// Workload of a job's.
+pub const INCREMENT_INFIX: &str = "-grow";
+
+/// Name of a job's increment of a number.
+#[must_use]
+pub fn increment_name(job: &ObservedJob, number: i64) -> String {
+    name_of(job, &format!("-q{INCREMENT_INFIX}{number}"))
 }
 
 /// Name of a coordinator's pod.

@@ -137,6 +137,8 @@ pub struct ObservedPod {
     pub made_from: Option<String>,
     /// The image of its coordinator; none for a worker.
     pub image: Option<String>,
+    /// The increment that it was admitted with; none where that was the job's Workload, or where it waited for none.
+    pub workload: Option<String>,
 }
 
 /// A node's refusal to run a pod, or its end for a fault of its own: no device, no room, too much disk used.

@@ -3,9 +3,10 @@
 use super::decision::{Decision, PodDeletion};
 use super::failures::{DELAYS_SECONDS, replaced_at};
 use super::objects::NUMBER_LABEL;
-use super::observed::{JobPart, Observed, ObservedRun, PodPhase, postponed};
+use super::observed::{JobPart, Observed, ObservedPod, ObservedRun, PodPhase, postponed};
 use super::pod_template;
 use super::pod_verdicts::{JudgedPod, PodVerdict};
+use super::queue::{PodLimit, place_worker};
 use super::rollout::replaced_now;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,17 +30,17 @@ pub(super) fn newest_created(observed: &Observed, create: &[Value]) -> i64 {
     numbers.fold(newest_pod(observed), i64::max)
 }
 
-/// Plans the pods of a job that runs, of these groups: creates those that are missing, deletes those that are too many or cannot go on. Groups do not lend each
-/// other places: what the one cannot get would stay with the other when it can.
+/// Plans the pods of a job that runs, within these limits: creates those that are missing and whose place is known, deletes those that are too many or cannot go on.
+/// Groups do not lend each other places: what the one cannot get would stay with the other when it can. Nor do the admissions of a queue.
 pub(super) fn plan_pods(
     observed: &Observed,
     job: &Job,
-    groups: &[PodGroup<'_>],
+    limits: &[PodLimit<'_>],
     decision: &mut Decision<'_>,
 ) {
     let (held_back, replace_in) = clear_failed(observed, decision);
-    clear_unusable(observed, groups, decision);
-    clear_surplus(observed, groups, decision);
+    clear_unusable(observed, limits, decision);
+    clear_surplus(observed, limits, decision);
     decision.replace_in = replace_in;
     if postponed(
         &observed.failures,
@@ -54,21 +55,18 @@ pub(super) fn plan_pods(
     }
     let deleted: BTreeSet<&str> = decision.delete.iter().map(|d| d.name.as_str()).collect();
     let stays = |p: &&JudgedPod<'_>| p.verdict.is_active() && !deleted.contains(p.pod.name.as_str());
-    let staying: Vec<Option<&str>> = decision
-        .pods
-        .iter()
-        .filter(stays)
-        .map(|p| p.pod.group.as_deref())
-        .collect();
-    for group in groups {
-        let count = |of: &[Option<&str>]| of.iter().filter(|name| **name == group.name).count();
+    let staying: Vec<&ObservedPod> = decision.pods.iter().filter(stays).map(|p| p.pod).collect();
+    for limit in limits {
+        let count = |of: &[&ObservedPod]| of.iter().filter(|pod| limit.counts(pod)).count();
         let there = count(&staying) + count(&held_back);
-        for _ in there..group.pods as usize {
+        for _ in there..limit.group.pods as usize {
             decision.newest_pod += 1;
             let number = decision.newest_pod;
-            let of = (job, group);
-            let pod = pod_template::pod(&observed.job, of, number, &decision.avoid, &observed.settings);
-            decision.create.push(pod);
+            let of = (job, &limit.group);
+            let mut pod = pod_template::pod(&observed.job, of, number, &decision.avoid, &observed.settings);
+            if place_worker(observed, limit, &mut pod) {
+                decision.create.push(pod);
+            }
         }
     }
 }
@@ -81,9 +79,9 @@ fn deletion(name: &str, event: Option<Reason>, why: impl Into<String>) -> PodDel
     }
 }
 
-/// Deletes pods that failed once they are replaced and more than a few are kept. The groups of those that are not replaced yet, and in how many
-/// seconds the next one is.
-fn clear_failed<'a>(observed: &Observed, decision: &mut Decision<'a>) -> (Vec<Option<&'a str>>, Option<i64>) {
+/// Deletes pods that failed once they are replaced and more than a few are kept. Those that are not replaced yet, and in how many seconds the next
+/// one is.
+fn clear_failed<'a>(observed: &Observed, decision: &mut Decision<'a>) -> (Vec<&'a ObservedPod>, Option<i64>) {
     let progress = decision.progress.at.unwrap_or(0);
     let failed = decision
         .pods
@@ -125,12 +123,12 @@ fn clear_failed<'a>(observed: &Observed, decision: &mut Decision<'a>) -> (Vec<Op
         .iter()
         .map(|(_, _, replaced)| replaced - observed.now)
         .min();
-    let groups = waiting.iter().map(|(_, pod, _)| pod.group.as_deref()).collect();
-    (groups, replace_in)
+    let waiting = waiting.into_iter().map(|(_, pod, _)| pod).collect();
+    (waiting, replace_in)
 }
 
 /// Deletes pods that are lost, were taken away, can never start, or were made from an earlier template.
-fn clear_unusable(observed: &Observed, groups: &[PodGroup<'_>], decision: &mut Decision<'_>) {
+fn clear_unusable(observed: &Observed, limits: &[PodLimit<'_>], decision: &mut Decision<'_>) {
     let avoids_too_much = |avoids: &BTreeSet<String>| !avoids.is_subset(&decision.avoid.never);
     let mut delete = Vec::new();
     for judged in &decision.pods {
@@ -147,8 +145,9 @@ fn clear_unusable(observed: &Observed, groups: &[PodGroup<'_>], decision: &mut D
         };
         delete.push(deletion(&judged.pod.name, event, why));
     }
+    let groups: Vec<PodGroup<'_>> = limits.iter().map(|limit| limit.group).collect();
     let wanted = groups.iter().map(|group| group.pods as usize).sum();
-    for pod in replaced_now(observed, groups, &decision.pods, wanted) {
+    for pod in replaced_now(observed, &groups, &decision.pods, wanted) {
         if delete.iter().all(|d| d.name != pod.name) {
             let why = "spec.workers has changed since it was made";
             delete.push(deletion(&pod.name, Some(Reason::RollingUpdate), why));
@@ -157,9 +156,9 @@ fn clear_unusable(observed: &Observed, groups: &[PodGroup<'_>], decision: &mut D
     decision.delete.extend(delete);
 }
 
-/// Deletes pods beyond the number that their group may have: those that have not started first, then those whose workers have no place in the plan,
+/// Deletes pods beyond the number that there may be: those that have not started first, then those whose workers have no place in the plan,
 /// then the newest.
-fn clear_surplus(observed: &Observed, groups: &[PodGroup<'_>], decision: &mut Decision<'_>) {
+fn clear_surplus(observed: &Observed, limits: &[PodLimit<'_>], decision: &mut Decision<'_>) {
     let placed = observed.run.as_ref().map(ObservedRun::placed).unwrap_or_default();
 
     let deleted: BTreeSet<&str> = decision.delete.iter().map(|d| d.name.as_str()).collect();
@@ -172,18 +171,19 @@ fn clear_surplus(observed: &Observed, groups: &[PodGroup<'_>], decision: &mut De
         (p.verdict != PodVerdict::Running, !holds_state, p.pod.number)
     });
     let mut delete = Vec::new();
-    let mut there: BTreeMap<Option<&str>, u32> = BTreeMap::new();
-    for judged in active {
-        let name = judged.pod.group.as_deref();
-        let wanted = groups.iter().find(|g| g.name == name).map_or(0, |g| g.pods);
-        let there = there.entry(name).or_default();
+    let mut there: BTreeMap<Option<usize>, u32> = BTreeMap::new();
+    for pod in active.into_iter().map(|judged| judged.pod) {
+        let limit = limits.iter().position(|limit| limit.counts(pod));
+        let wanted = limit.map_or(0, |limit| limits[limit].group.pods);
+        let there = there.entry(limit).or_default();
         *there += 1;
         if *there > wanted {
-            let why = match name {
-                Some(name) => format!("group {name} may have {wanted} pods"),
-                None => format!("the job may have {wanted} pods"),
+            let why = match (&pod.workload, &pod.group) {
+                (Some(workload), _) => format!("Workload {workload} may have {wanted} pods"),
+                (None, Some(group)) => format!("group {group} may have {wanted} pods"),
+                (None, None) => format!("the job may have {wanted} pods"),
             };
-            delete.push(deletion(&judged.pod.name, None, why));
+            delete.push(deletion(&pod.name, None, why));
         }
     }
     // What holds least goes first.

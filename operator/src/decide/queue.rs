@@ -2,8 +2,8 @@
 //!
 //! Kueue decides who has quota. A job without it has no pods; one that it is taken from saves what it has trained, ends, and gives it back.
 
-use super::objects::GROUP_LABEL;
-use super::observed::Observed;
+use super::objects::WORKLOAD_ANNOTATION;
+use super::observed::{Observed, ObservedPod};
 use super::queue_objects::{Assignment, ObservedWorkload};
 use super::workload_priority;
 use serde_json::Value;
@@ -18,6 +18,27 @@ pub(super) enum Standing<'a> {
     Admitted(&'a ObservedWorkload),
     /// It may not run: for this reason and in these words.
     Waits(Reason, String),
+}
+
+/// How many pods of a group there may be.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct PodLimit<'a> {
+    /// The group, with so many pods.
+    pub(super) group: PodGroup<'a>,
+    /// The Workload with which these were admitted; none = the limit is the job's own, for all pods of the group.
+    pub(super) workload: Option<&'a ObservedWorkload>,
+}
+
+impl PodLimit<'_> {
+    /// Whether a pod counts against it.
+    pub(super) fn counts(&self, pod: &ObservedPod) -> bool {
+        let is_of_workload = match self.workload {
+            None => true,
+            Some(workload) if workload.is_increment => pod.workload.as_ref() == Some(&workload.name),
+            Some(_) => pod.workload.is_none(),
+        };
+        is_of_workload && self.group.name == pod.group.as_deref()
+    }
 }
 
 /// What the queue says of the job.
@@ -62,15 +83,20 @@ pub(super) fn standing<'a>(observed: &'a Observed, job: &Job) -> Standing<'a> {
         let message = format!("Workload {} is {what}", workload.name);
         return Standing::Waits(Reason::Evicted, message);
     }
-    if workload.if_true("Admitted").is_some() && workload.assignments.is_some() {
+    if workload.is_admitted() {
         return Standing::Admitted(workload);
     }
+    let why = why_not_admitted(workload);
+    Standing::Waits(Reason::WaitsForQuota, format!("queue {name}: {why}"))
+}
+
+/// Why a Workload is not admitted yet, in Kueue's words.
+fn why_not_admitted(workload: &ObservedWorkload) -> &str {
     let said = ["Admitted", "QuotaReserved"].into_iter().find_map(|kind| {
         let condition = workload.condition(kind).filter(|c| c.status != "True")?;
         Some(condition.message.as_str())
     });
-    let said = said.unwrap_or("it has not been looked at yet");
-    Standing::Waits(Reason::WaitsForQuota, format!("queue {name}: {said}"))
+    said.unwrap_or("it has not been looked at yet")
 }
 
 /// The Workload that counts: one that has finished is of an earlier run.
@@ -94,16 +120,38 @@ pub(super) fn coordinator_set(groups: &[PodGroup<'_>]) -> &'static str {
     }
 }
 
-/// The groups, with no more pods than were admitted.
-pub(super) fn within_admission<'a>(
-    mut groups: Vec<PodGroup<'a>>,
-    workload: &ObservedWorkload,
-) -> Vec<PodGroup<'a>> {
-    for group in &mut groups {
-        let assignment = workload.assignment(set_name(group));
-        group.pods = group.pods.min(assignment.map_or(0, |a| a.count));
+/// How many pods of each group there may be: what was admitted with each Workload, and no more in all than the job wants; the job's own Workload comes first.
+/// A job that waits for no queue has what it wants, and so has one that is about to lose its quota: it keeps its pods until it has saved.
+pub(super) fn pod_limits<'a>(
+    observed: &'a Observed,
+    job: &'a Job,
+    standing: &Standing<'a>,
+) -> Vec<PodLimit<'a>> {
+    let groups = job.pod_groups().into_iter();
+    let Standing::Admitted(own) = standing else {
+        let of_job = |group| PodLimit {
+            group,
+            workload: None,
+        };
+        return groups.map(of_job).collect();
+    };
+    let increments = observed.queue.increments.iter();
+    let in_force = increments.filter(|w| w.is_in_force());
+    let workloads: Vec<&ObservedWorkload> = std::iter::once(*own).chain(in_force).collect();
+    let mut limits = vec![];
+    for group in groups {
+        let mut wanted = group.pods;
+        for workload in workloads.iter().copied() {
+            let admitted = workload.assignment(set_name(&group)).map_or(0, |a| a.count);
+            let pods = admitted.min(wanted);
+            wanted -= pods;
+            limits.push(PodLimit {
+                group: PodGroup { pods, ..group },
+                workload: Some(workload),
+            });
+        }
     }
-    groups
+    limits
 }
 
 /// Puts a new pod where it was admitted to: on nodes of its flavours, and as admission checks want it. False where a flavour is not known yet: then
@@ -123,18 +171,15 @@ pub(super) fn place(observed: &Observed, workload: &ObservedWorkload, set: &str,
     true
 }
 
-/// Puts all new pods of a job where they were admitted to. Those that cannot be placed yet are left out.
-pub(super) fn place_workers(
-    observed: &Observed,
-    workload: &ObservedWorkload,
-    groups: &[PodGroup<'_>],
-    pods: &mut Vec<Value>,
-) {
-    pods.retain_mut(|pod| {
-        let of = pod["metadata"]["labels"][GROUP_LABEL].as_str();
-        let group = groups.iter().find(|g| g.name == of);
-        group.is_some_and(|group| place(observed, workload, set_name(group), pod))
-    });
+/// Puts a worker's new pod where it was admitted to, and notes with what; false where that is not known yet.
+pub(super) fn place_worker(observed: &Observed, limit: &PodLimit<'_>, pod: &mut Value) -> bool {
+    let Some(workload) = limit.workload else {
+        return true;
+    };
+    if workload.is_increment {
+        pod["metadata"]["annotations"][WORKLOAD_ANNOTATION] = workload.name.as_str().into();
+    }
+    place(observed, workload, set_name(&limit.group), pod)
 }
 
 /// Puts the pod of a coordinator where it was admitted to; false where that is not known yet.
@@ -156,15 +201,40 @@ pub(super) fn waits_for(observed: &Observed) -> Option<String> {
     }
 }
 
-/// What was admitted, in words.
-pub(super) fn admitted(workload: &ObservedWorkload) -> String {
+/// What was admitted, and what more is waited for, in words.
+pub(super) fn admitted(observed: &Observed, workload: &ObservedWorkload) -> String {
+    let increments = || observed.queue.increments.iter();
+    let more = increments().filter(|w| w.is_in_force());
+    let more = more.flat_map(|increment| sets(increment, " more"));
+    let all: Vec<String> = sets(workload, "").chain(more).collect();
+    let others: String = increments().filter_map(not_in_force).collect();
+    format!("queue {} has admitted {}{others}", workload.queue, all.join(", "))
+}
+
+/// What was admitted of each set, in words.
+fn sets(workload: &ObservedWorkload, more: &str) -> impl Iterator<Item = String> {
     let sets = workload.assignments.iter().flatten();
-    let sets: Vec<_> = sets
-        .map(|(name, Assignment { count, flavors })| {
-            let flavors: Vec<&str> = flavors.iter().map(String::as_str).collect();
-            format!("{count} of {name} on {}", flavors.join(" and "))
-        })
-        .collect();
-    let queue = &workload.queue;
-    format!("queue {queue} has admitted {}", sets.join(", "))
+    sets.map(move |(name, Assignment { count, flavors })| {
+        let flavors: Vec<&str> = flavors.iter().map(String::as_str).collect();
+        format!("{count}{more} of {name} on {}", flavors.join(" and "))
+    })
+}
+
+/// What becomes of an increment that adds nothing, in words. One that has finished is over.
+fn not_in_force(increment: &ObservedWorkload) -> Option<String> {
+    if increment.is_in_force() || increment.deleting || increment.if_true("Finished").is_some() {
+        return None;
+    }
+    let name = &increment.name;
+    if let Some(evicted) = increment.if_true("Evicted") {
+        let (reason, message) = (&evicted.reason, &evicted.message);
+        return Some(format!(
+            "; it takes back what Workload {name} has ({reason}): {message}"
+        ));
+    }
+    if !increment.is_active {
+        return Some(format!("; Workload {name} is not active"));
+    }
+    let why = why_not_admitted(increment);
+    Some(format!("; Workload {name} asks for more: {why}"))
 }

@@ -44,6 +44,8 @@ pub struct ObservedQueue {
     pub workload: Option<ObservedWorkload>,
     /// Names of those before it.
     pub earlier: Vec<String>,
+    /// Workloads beside it, each for pods that it was not admitted with; oldest first.
+    pub increments: Vec<ObservedWorkload>,
     /// Where flavours are, by name.
     pub flavors: BTreeMap<String, Placement>,
     /// The classes of priority that there are; none for a job without a queue.
@@ -104,8 +106,12 @@ pub struct Priority {
 pub struct ObservedWorkload {
     /// Its name.
     pub name: String,
-    /// Its number among those of the job.
+    /// Its number among those of the job: increments have numbers of their own.
     pub number: i64,
+    /// Whether it is an increment.
+    pub is_increment: bool,
+    /// When it was made, in seconds since 1970.
+    pub made: i64,
     /// Its `resourceVersion`: what is decided is written over this one alone.
     pub version: String,
     /// Generation of its spec.
@@ -145,6 +151,25 @@ impl ObservedWorkload {
     #[must_use]
     pub fn holds_quota(&self) -> bool {
         self.if_true("QuotaReserved").is_some()
+    }
+
+    /// Whether all that it needs is given to it, so that its pods may be made.
+    #[must_use]
+    pub fn is_admitted(&self) -> bool {
+        self.if_true("Admitted").is_some() && self.assignments.is_some()
+    }
+
+    /// Whether it is to give up its quota, or is to be given none.
+    #[must_use]
+    pub fn is_taken_back(&self) -> bool {
+        self.if_true("Evicted").is_some() || !self.is_active
+    }
+
+    /// Whether its pods may be there from now on.
+    #[must_use]
+    pub fn is_in_force(&self) -> bool {
+        let goes = self.deleting || self.is_taken_back() || self.if_true("Finished").is_some();
+        self.is_admitted() && !goes
     }
 
     /// What was admitted of a set of pods.

@@ -14,6 +14,7 @@ mod coordinator;
 mod disruption_budget;
 mod domains;
 mod failures;
+mod increments;
 mod job_progress;
 mod network_policies;
 mod news;

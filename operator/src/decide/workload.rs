@@ -4,7 +4,7 @@ use super::decision::{AvoidedNodes, JobOutcome, WorkloadChange, time};
 use super::objects::{
     APPLIED_ANNOTATION, COORDINATOR_LABEL, NUMBER_LABEL, identity_of, metadata, workload_name,
 };
-use super::observed::Observed;
+use super::observed::{Observed, ObservedPod};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use super::queue::{coordinator_set, present, set_name};
 use super::queue_objects::ObservedWorkload;
@@ -18,7 +18,7 @@ const JOB_UID_LABEL: &str = "kueue.x-k8s.io/job-uid";
 /// Characters of a message in a Workload's condition.
 const MESSAGE_MAX: usize = 1024;
 
-/// What is to be done about the job's Workloads.
+/// What is to be done about the job's own Workloads; for increments, see `increments.rs`.
 pub(super) fn workload_changes(
     observed: &Observed,
     job: &Job,
@@ -52,36 +52,44 @@ pub(super) fn workload_changes(
             correct(observed, job, workload)
         }
         (Some(workload), JobOutcome::Run) => {
-            prefer(observed, job, workload).or_else(|| note_ready(observed, job, workload, pods))
+            let note_ready = || note_ready(observed, workload, enough_run(job, pods));
+            prefer(observed, job, workload).or_else(note_ready)
         }
         _ => None,
     });
     changes
 }
 
-/// Whether nothing of the job runs any more. A pod on a node that is lost is held to be gone: nobody can say that it has ended.
+/// Whether nothing of the job runs any more.
 fn is_idle(observed: &Observed, pods: &[JudgedPod<'_>]) -> bool {
     let stopped = observed.run.as_ref().is_none_or(|r| r.ended.is_some());
-    let is_lost = |node: &Option<String>| {
-        let node = node.as_ref().map(|name| observed.nodes.get(name));
-        node.is_some_and(|node| node.is_none_or(|node| !node.ready))
-    };
     let workers = pods.iter().map(|p| p.pod);
     let mut all = workers.chain(&observed.coordinators);
-    stopped && all.all(|pod| pod.has_ended() || is_lost(&pod.node))
+    stopped && all.all(|pod| has_gone(observed, pod))
+}
+
+/// Whether a pod needs no quota any more. One on a node that is lost is held to be gone: nobody can say that it has ended.
+pub(super) fn has_gone(observed: &Observed, pod: &ObservedPod) -> bool {
+    let node = pod.node.as_ref().map(|name| observed.nodes.get(name));
+    let is_lost = node.is_some_and(|node| node.is_none_or(|node| !node.ready));
+    pod.has_ended() || is_lost
 }
 
 /// The next Workload: numbers tell one run's from the next one's.
 fn create(observed: &Observed, job: &Job) -> Option<WorkloadChange> {
     let number = observed.queue.workload.as_ref().map_or(0, |w| w.number) + 1;
     let queue = job.queue.as_ref()?;
-    let mut spec = spec(observed, job, queue)?;
+    let name = workload_name(&observed.job, number);
+    make(observed, &name, spec(observed, job, queue)?)
+}
+
+/// A Workload of the job with this name and this spec.
+pub(super) fn make(observed: &Observed, name: &str, mut spec: Value) -> Option<WorkloadChange> {
     let identity = identity_of(&spec);
     if let Some(fields) = spec.as_object_mut() {
         fields.retain(|_, value| !value.is_null());
     }
-    let name = workload_name(&observed.job, number);
-    let mut metadata = metadata(&observed.job, &name);
+    let mut metadata = metadata(&observed.job, name);
     metadata["labels"][JOB_UID_LABEL] = observed.job.uid.as_str().into();
     metadata["annotations"] = json!({ APPLIED_ANNOTATION: identity });
     let version = observed.queue.served?.api_version();
@@ -95,8 +103,12 @@ fn correct(observed: &Observed, job: &Job, workload: &ObservedWorkload) -> Optio
     let Some(queue) = &job.queue else {
         return (!workload.deleting).then(|| WorkloadChange::Delete(workload.name.clone()));
     };
-    let spec = spec(observed, job, queue)?;
-    let identity = identity_of(&spec);
+    follow(workload, &spec(observed, job, queue)?)
+}
+
+/// Brings a Workload that holds no quota to this spec.
+pub(super) fn follow(workload: &ObservedWorkload, spec: &Value) -> Option<WorkloadChange> {
+    let identity = identity_of(spec);
     (workload.made_from.as_ref() != Some(&identity)).then(|| WorkloadChange::Patch {
         name: workload.name.clone(),
         patch: json!({
@@ -107,7 +119,7 @@ fn correct(observed: &Observed, job: &Job, workload: &ObservedWorkload) -> Optio
 }
 
 /// One that holds quota follows the job's priority alone.
-fn prefer(observed: &Observed, job: &Job, workload: &ObservedWorkload) -> Option<WorkloadChange> {
+pub(super) fn prefer(observed: &Observed, job: &Job, workload: &ObservedWorkload) -> Option<WorkloadChange> {
     let spec = workload_priority::change(observed, job, workload)?;
     Some(WorkloadChange::Patch {
         name: workload.name.clone(),
@@ -115,28 +127,44 @@ fn prefer(observed: &Observed, job: &Job, workload: &ObservedWorkload) -> Option
     })
 }
 
-/// What quota is asked for: a set of pods for the coordinator and one for each group of workers. Kueue admits part of one set alone. None while the job
-/// names a class of priority that is not there.
+/// What quota is asked for: a set of pods for the coordinator and one for each group of workers. Kueue admits part of one set alone.
 fn spec(observed: &Observed, job: &Job, queue: &str) -> Option<Value> {
-    let priority = workload_priority::priority(observed, job).ok()?;
-    let mut spec = workload_priority::fields(observed.queue.served?, priority.as_ref());
     let groups = job.pod_groups();
-    let (nowhere, settings) = (AvoidedNodes::default(), &observed.settings);
-    let coordinator = coordinator_pod::pod(&observed.job, job, 0, &nowhere, settings);
+    let coordinator = coordinator_pod::pod(
+        &observed.job,
+        job,
+        0,
+        &AvoidedNodes::default(),
+        &observed.settings,
+    );
     let mut sets =
         vec![json!({ "name": coordinator_set(&groups), "count": 1, "template": template(coordinator) })];
     let elastic = elastic_group(job, &groups);
     for (i, group) in groups.iter().enumerate().filter(|(_, g)| g.pods > 0) {
-        let pod = pod_template::pod(&observed.job, (job, group), 0, &nowhere, settings);
-        let mut set = json!({ "name": set_name(group), "count": group.pods, "template": template(pod) });
-        if let Some((_, least)) = elastic.filter(|(at, least)| *at == i && *least < group.pods) {
-            set["minCount"] = least.into();
-        }
-        sets.push(set);
+        let least = elastic.filter(|(at, _)| *at == i).map(|(_, least)| least);
+        sets.push(pod_set(observed, job, group, least));
     }
+    spec_of(observed, job, queue, sets)
+}
+
+/// A spec that asks a queue for these sets of pods, preferred as the job is. None while the job names a class of priority that is not there.
+pub(super) fn spec_of(observed: &Observed, job: &Job, queue: &str, sets: Vec<Value>) -> Option<Value> {
+    let priority = workload_priority::priority(observed, job).ok()?;
+    let mut spec = workload_priority::fields(observed.queue.served?, priority.as_ref());
     spec["queueName"] = queue.into();
     spec["podSets"] = sets.into();
     Some(spec)
+}
+
+/// A set of a group's pods, of which so few may be admitted; none = all or nothing.
+pub(super) fn pod_set(observed: &Observed, job: &Job, group: &PodGroup<'_>, least: Option<u32>) -> Value {
+    let nowhere = AvoidedNodes::default();
+    let pod = pod_template::pod(&observed.job, (job, group), 0, &nowhere, &observed.settings);
+    let mut set = json!({ "name": set_name(group), "count": group.pods, "template": template(pod) });
+    if let Some(least) = least.filter(|least| *least < group.pods) {
+        set["minCount"] = least.into();
+    }
+    set
 }
 
 /// The group of which Kueue may admit a part, and the fewest pods of it: the one that can do without most, while the others have all of theirs.
@@ -191,7 +219,13 @@ fn release(observed: &Observed, workload: &ObservedWorkload, evicted: &Condition
     }
 }
 
-fn finish(observed: &Observed, workload: &ObservedWorkload, reason: &str, message: &str) -> WorkloadChange {
+/// Ends a Workload: Kueue frees its quota, or takes it out of its queue.
+pub(super) fn finish(
+    observed: &Observed,
+    workload: &ObservedWorkload,
+    reason: &str,
+    message: &str,
+) -> WorkloadChange {
     let conditions = [("Finished", true, reason, message)];
     WorkloadChange::PatchStatus {
         name: workload.name.clone(),
@@ -199,20 +233,23 @@ fn finish(observed: &Observed, workload: &ObservedWorkload, reason: &str, messag
     }
 }
 
-/// Says whether enough workers run to train: Kueue may wait for that before it admits the next job.
-fn note_ready(
-    observed: &Observed,
-    job: &Job,
-    workload: &ObservedWorkload,
-    pods: &[JudgedPod<'_>],
-) -> Option<WorkloadChange> {
+/// Whether as many workers run as training needs.
+fn enough_run(job: &Job, pods: &[JudgedPod<'_>]) -> bool {
     let groups = job.pod_groups();
     let workers = |p: &&JudgedPod<'_>| {
         let group = groups.iter().find(|g| g.name == p.pod.group.as_deref());
         group.map_or(0, |g| g.workers.gpus_per_pod)
     };
     let running = pods.iter().filter(|p| p.verdict == PodVerdict::Running);
-    let is_ready = running.map(|p| workers(&p)).sum::<u32>() >= job.elasticity.min_workers;
+    running.map(|p| workers(&p)).sum::<u32>() >= job.elasticity.min_workers
+}
+
+/// Says whether enough pods of a Workload run: Kueue may wait for that before it admits the next one.
+pub(super) fn note_ready(
+    observed: &Observed,
+    workload: &ObservedWorkload,
+    is_ready: bool,
+) -> Option<WorkloadChange> {
     let known = workload.condition("PodsReady");
     let (reason, message) = match (is_ready, known.map(|c| c.reason.as_str())) {
         (true, _) => ("Started", "as many workers run as training needs"),

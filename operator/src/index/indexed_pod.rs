@@ -42,6 +42,7 @@ struct RareFields {
     ended: Option<ContainerEnd>,
     rejected: Option<Rejection>,
     avoids: BTreeSet<String>,
+    workload: Option<String>,
 }
 
 fn shared(text: Option<String>) -> Option<Arc<str>> {
@@ -80,6 +81,7 @@ impl IndexedPod {
             ended: pod.ended,
             rejected: pod.rejected,
             avoids: pod.avoids,
+            workload: pod.workload,
         };
         IndexedPod {
             uid: uid.into(),
@@ -119,6 +121,7 @@ impl IndexedPod {
             avoids: rare.avoids,
             made_from: owned(self.made_from.as_ref()),
             image: owned(self.image.as_ref()),
+            workload: rare.workload,
         }
     }
 
@@ -193,6 +196,7 @@ mod tests {
             avoids: ["b".to_owned(), "c".to_owned()].into(),
             made_from: Some("0123".into()),
             image: Some("coordinator:1".into()),
+            workload: Some("j-q-grow1-u".into()),
         }
     }
 

@@ -1,11 +1,15 @@
 use super::*;
-use crate::decide::objects::{APPLIED_ANNOTATION, JOB_LABEL, NUMBER_LABEL};
+use crate::decide::ObservedJob;
+use crate::decide::objects::{
+    APPLIED_ANNOTATION, JOB_LABEL, NUMBER_LABEL, increment_name, workload_name, workload_prefix,
+};
 use crate::resource::job_ref;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::DynamicObject;
 use kube::core::PartialObjectMeta;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
+use varuna_api::crd::Status;
 use varuna_api::manifest::{API_VERSION, KIND};
 
 fn index() -> Index {
@@ -257,4 +261,73 @@ fn an_object_that_somebody_deletes_makes_its_job_be_looked_at() {
     relist(&services, &[service(6, "c")]);
     assert_eq!(relist(&services, &[]), [job_ref("n", "j")]);
     assert_eq!(applied(), None);
+}
+
+fn job(name: &str) -> ObservedJob {
+    ObservedJob {
+        name: name.into(),
+        namespace: "n".into(),
+        uid: format!("uid-{name}"),
+        generation: 1,
+        spec: Err("of no interest".into()),
+        save_at: None,
+        status: Status::default(),
+        deleting: false,
+    }
+}
+
+/// A Workload that was admitted on a flavour.
+fn workload(job: &str, name: &str, flavor: &str) -> DynamicObject {
+    let assigned = json!({ "name": "workers", "count": 1, "flavors": { "cpu": flavor } });
+    serde_json::from_value(json!({
+        "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload",
+        "metadata": {
+            "name": name, "namespace": "n", "uid": format!("uid-{name}"), "resourceVersion": "1", "creationTimestamp": NOON,
+            "ownerReferences": owner(job),
+        },
+        "spec": { "queueName": "q" }, "status": { "admission": { "podSetAssignments": [assigned] } },
+    }))
+    .unwrap()
+}
+
+#[test]
+fn increments_are_told_from_the_other_workloads_of_their_job() {
+    let (index, j) = (index(), job("j"));
+    let other = job("j-q-grow1");
+    let (first, second) = (workload_name(&j, 1), workload_name(&j, 2));
+    let increments = [2, 10].map(|number| increment_name(&j, number));
+    relist(
+        &Workloads(&index),
+        &[
+            workload("j", &first, "before"),
+            workload("j", &second, "own"),
+            workload("j", &increments[1], "more"),
+            workload("j", &increments[0], "own"),
+            workload(&other.name, &workload_name(&other, 1), "else"),
+        ],
+    );
+    let flavors = ["before", "own", "more", "else"].map(|name| {
+        let flavor = json!({ "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ResourceFlavor", "metadata": { "name": name } });
+        serde_json::from_value::<DynamicObject>(flavor).unwrap()
+    });
+    relist(&Flavors(&index), &flavors);
+    let queue = index.queues.lock().of(&j);
+    assert_eq!(queue.workload.as_ref().unwrap().name, second);
+    assert_eq!(queue.earlier, [first]);
+    let found = queue.increments.iter().map(|w| (w.name.clone(), w.number));
+    let [two, ten] = increments.clone();
+    assert_eq!(found.collect::<Vec<_>>(), [(two, 2), (ten, 10)]);
+    assert!(queue.increments.iter().all(|w| w.is_increment && w.made > 0));
+    assert_eq!(queue.flavors.into_keys().collect::<Vec<_>>(), ["more", "own"]);
+    let of_other = index.queues.lock().of(&other);
+    assert_eq!(of_other.workload.unwrap().number, 1);
+    assert!(of_other.increments.is_empty() && of_other.earlier.is_empty());
+
+    // As an operator reads a name that knows no increments: what has no number there is none of its Workloads.
+    let read = |name: &str| -> Option<i64> {
+        let rest = name.strip_prefix(&workload_prefix("j"))?;
+        rest.split('-').next()?.parse().ok()
+    };
+    assert_eq!(read(&second), Some(2));
+    assert!(increments.iter().all(|name| read(name).is_none()));
 }

@@ -52,9 +52,11 @@ impl QueueIndex {
             .filter(|workload| workload.owner.as_ref() == Some(&job.uid))
             .collect();
         own.sort_by_key(|workload| workload.observed.number);
+        let (increments, mut own): (Vec<_>, Vec<_>) = own.into_iter().partition(|w| w.observed.is_increment);
         let newest = own.pop();
         let used = |name: &&String| {
-            let sets = newest.iter().filter_map(|w| w.observed.assignments.as_ref());
+            let workloads = newest.iter().chain(&increments);
+            let sets = workloads.filter_map(|w| w.observed.assignments.as_ref());
             sets.flat_map(BTreeMap::values)
                 .any(|set| set.flavors.contains(*name))
         };
@@ -72,6 +74,7 @@ impl QueueIndex {
                 .map(|(name, placement)| (name.clone(), placement.clone()))
                 .collect(),
             workload: newest.map(|w| w.observed.clone()),
+            increments: increments.iter().map(|w| w.observed.clone()).collect(),
             classes: if job.spec.as_ref().is_ok_and(|spec| spec.queue.is_some()) {
                 self.priorities.classes.clone()
             } else {

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use varuna_cluster_tests::{
     FakeNode, cluster, coordinators, documents, eventually, job, jobs, kueue_resource, operator,
 };
+use varuna_operator::decide::objects::{INCREMENT_INFIX, NUMBER_LABEL, WORKLOAD_ANNOTATION};
 
 /// A job of up to three workers with a queue, whose pods go to the nodes of its own test, of a class of priority that is of its test as well.
 fn queued(pool: &str) -> Value {
@@ -42,10 +43,20 @@ async fn pods(client: &Client, namespace: &str) -> Result<Vec<Pod>> {
         .items)
 }
 
-/// The job's only Workload.
+/// The job's own Workload.
 async fn workload(client: &Client, namespace: &str) -> Result<DynamicObject> {
+    only_workload(client, namespace, false).await
+}
+
+/// The job's increment.
+async fn increment(client: &Client, namespace: &str) -> Result<DynamicObject> {
+    only_workload(client, namespace, true).await
+}
+
+async fn only_workload(client: &Client, namespace: &str, is_increment: bool) -> Result<DynamicObject> {
     let all = documents(client, namespace, &kueue_resource("Workload"));
     let mut all = all.list(&ListParams::default()).await?.items;
+    all.retain(|workload| workload.name_any().contains(INCREMENT_INFIX) == is_increment);
     ensure!(all.len() == 1, "{} Workloads", all.len());
     all.pop().context("one")
 }
@@ -80,15 +91,25 @@ async fn job_says(client: &Client, namespace: &str, phase: &str, admitted: (bool
     .unwrap();
 }
 
-/// As Kueue's controller does: changes conditions and the admission of the job's Workload.
+/// As Kueue's controller does: changes conditions and the admission of the job's own Workload.
 async fn kueue_writes(
     client: &Client,
     namespace: &str,
     conditions: &[(&str, bool, &str)],
     admission: Option<Value>,
 ) {
-    let workloads = documents(client, namespace, &kueue_resource("Workload"));
     let found = workload(client, namespace).await.unwrap();
+    kueue_writes_to(client, &found, conditions, admission).await;
+}
+
+/// The same, of a Workload that was found.
+async fn kueue_writes_to(
+    client: &Client,
+    found: &DynamicObject,
+    conditions: &[(&str, bool, &str)],
+    admission: Option<Value>,
+) {
+    let workloads = documents(client, &found.namespace().unwrap(), &kueue_resource("Workload"));
     let mut all = found.data["status"]["conditions"]
         .as_array()
         .cloned()
@@ -149,6 +170,79 @@ async fn pods_are(client: &Client, namespace: &str, workers: usize, flavor: &str
     })
     .await
     .unwrap();
+}
+
+/// Waits until the job is admitted, in these words.
+async fn admitted_says(client: &Client, namespace: &str, words: &str) {
+    eventually(&format!("the job is admitted: {words}"), || async {
+        let job = jobs(client, namespace).get("j").await?;
+        let text = job.data["status"].to_string();
+        ensure!(condition(&job, "Admitted").0 && text.contains(words), "{text}");
+        Ok(())
+    })
+    .await
+    .unwrap();
+}
+
+/// Both workers that were admitted run: the job asks for the third, has it for a while, and gives back what it grew by alone.
+async fn grows_and_shrinks(client: &Client, namespace: &str, flavor: &str) {
+    let all: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let runs = Patch::Strategic(json!({ "status": { "phase": "Running" } }));
+    for pod in pods(client, namespace).await.unwrap() {
+        if pod.labels().contains_key(NUMBER_LABEL) {
+            let name = pod.name_any();
+            all.patch_status(&name, &PatchParams::default(), &runs)
+                .await
+                .unwrap();
+        }
+    }
+    let asked = eventually("the operator asks for one more", || increment(client, namespace))
+        .await
+        .unwrap();
+    let spec = &asked.data["spec"];
+    assert_eq!(spec["podSets"].as_array().map(Vec::len), Some(1), "{spec}");
+    assert_eq!(spec["podSets"][0]["name"], "workers");
+    assert_eq!(spec["podSets"][0]["count"], 1);
+    assert_eq!(
+        (&spec["queueName"], &spec["priority"]),
+        (&json!("team-a"), &json!(1000))
+    );
+    let waits = [("QuotaReserved", false, "Pending")];
+    kueue_writes_to(client, &asked, &waits, None).await;
+    admitted_says(client, namespace, "asks for more: Kueue says Pending").await;
+
+    let set =
+        json!({ "name": "workers", "count": 1, "flavors": { "cpu": flavor, "nvidia.com/gpu": flavor } });
+    let admission = json!({ "clusterQueue": "all", "podSetAssignments": [set] });
+    let admits = [
+        ("QuotaReserved", true, "QuotaReserved"),
+        ("Admitted", true, "Admitted"),
+    ];
+    kueue_writes_to(client, &asked, &admits, Some(admission)).await;
+    pods_are(client, namespace, 3, flavor).await;
+    admitted_says(client, namespace, "1 more of workers").await;
+    let name = asked.name_any();
+    let added = pods(client, namespace).await.unwrap();
+    let added = added
+        .iter()
+        .filter(|pod| pod.annotations().get(WORKLOAD_ANNOTATION) == Some(&name));
+    assert_eq!(added.count(), 1);
+
+    let found = increment(client, namespace).await.unwrap();
+    kueue_writes_to(client, &found, &[("Evicted", true, "Preempted")], None).await;
+    eventually("the third worker goes, and then its quota", || async {
+        let has_ended = condition(&increment(client, namespace).await?, "Finished").0;
+        let left = pods(client, namespace).await?.len();
+        ensure!(!has_ended || left == 3, "given back under {left} pods");
+        end_pods(client, namespace).await?;
+        ensure!(has_ended, "it is held");
+        Ok(())
+    })
+    .await
+    .unwrap();
+    pods_are(client, namespace, 2, flavor).await;
+    let own = workload(client, namespace).await.unwrap();
+    assert!(condition(&own, "Admitted").0 && condition(&own, "PodsReady").0);
 }
 
 /// Without a kubelet nobody ends a pod's last grace.
@@ -262,6 +356,8 @@ async fn a_job_waits_for_kueue_runs_within_its_admission_and_gives_quota_back_wh
     .await
     .unwrap();
 
+    grows_and_shrinks(&client, &namespace, &flavor).await;
+
     // Evicted: everything ends, then the quota goes back.
     kueue_writes(&client, &namespace, &[("Evicted", true, "Preempted")], None).await;
     job_says(
@@ -311,9 +407,11 @@ async fn a_job_waits_for_kueue_runs_within_its_admission_and_gives_quota_back_wh
         .patch("j", &PatchParams::default(), &patch)
         .await
         .unwrap();
-    eventually("the Workload is deleted", || async {
+    eventually("the Workloads are deleted", || async {
         end_pods(&client, &namespace).await?;
-        ensure!(workload(&client, &namespace).await.is_err(), "it is there");
+        let all = documents(&client, &namespace, &kueue_resource("Workload"));
+        let left = all.list(&ListParams::default()).await?.items.len();
+        ensure!(left == 0, "{left} are there");
         Ok(())
     })
     .await

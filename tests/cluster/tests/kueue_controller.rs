@@ -1,4 +1,4 @@
-//! A job in a queue of Kueue's own controller (`scripts/setup-kueue.sh` builds it): it, and not a stand-in, admits, evicts and admits again.
+//! A job in a queue of Kueue's own controller (`scripts/setup-kueue.sh` builds it): it, and not a stand-in, admits, admits more, evicts and admits again.
 #![expect(clippy::unwrap_used, reason = "a test that tells a story")]
 
 use anyhow::{Context as _, Result, ensure};
@@ -10,6 +10,7 @@ use varuna_cluster_tests::{
     FakeNode, KueueController, cluster, coordinators, documents, eventually, job, jobs, kueue_queues,
     kueue_resource, operator,
 };
+use varuna_operator::decide::objects::INCREMENT_INFIX;
 
 /// The names of the workers' pods that are not going. What a kubelet would do to those that go is done.
 async fn workers(client: &Client, namespace: &str) -> Result<Vec<String>> {
@@ -42,13 +43,55 @@ async fn workers(client: &Client, namespace: &str) -> Result<Vec<String>> {
     Ok(live)
 }
 
-async fn workload(client: &Client, namespace: &str) -> Result<DynamicObject> {
+/// The job's own Workload, or its increment.
+async fn workload(client: &Client, namespace: &str, is_increment: bool) -> Result<DynamicObject> {
     let all = documents(client, namespace, &kueue_resource("Workload"));
-    all.list(&ListParams::default())
-        .await?
-        .items
-        .pop()
-        .context("no Workload")
+    let all = all.list(&ListParams::default()).await?.items;
+    let is_asked = |workload: &DynamicObject| workload.name_any().contains(INCREMENT_INFIX) == is_increment;
+    all.into_iter().find(is_asked).context("no Workload")
+}
+
+/// As a kubelet would: all workers run.
+async fn run(client: &Client, namespace: &str, workers: &[String]) {
+    let all: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let runs = Patch::Strategic(json!({ "status": { "phase": "Running" } }));
+    for worker in workers {
+        let patched = all.patch_status(worker, &PatchParams::default(), &runs).await;
+        patched.unwrap();
+    }
+}
+
+/// Waits for so many workers.
+async fn workers_are(
+    client: &Client,
+    namespace: &str,
+    count: usize,
+    controller: &KueueController,
+) -> Vec<String> {
+    eventually(&format!("{count} workers"), || async {
+        let live = workers(client, namespace).await?;
+        ensure!(
+            live.len() == count,
+            "{live:?}; Kueue's log ends with {}",
+            controller.log_tail()
+        );
+        Ok(live)
+    })
+    .await
+    .unwrap()
+}
+
+/// Gives the queue so many GPUs.
+async fn set_quota(namespace: &str, gpus: u32) {
+    for object in kueue_queues(namespace, gpus, &json!({ "varuna.dev/test": namespace })) {
+        eventually("Kueue's resources are served", || async {
+            cluster()
+                .kubectl(&["apply", "-f", "-"], &object.to_string())
+                .map(|_| ())
+        })
+        .await
+        .unwrap();
+    }
 }
 
 fn is_true(object: &DynamicObject, kind: &str) -> bool {
@@ -74,7 +117,7 @@ async fn drain(client: &Client, namespace: &str) {
     stop_policy(client, namespace, "HoldAndDrain").await.unwrap();
     eventually("the quota is given back", || async {
         let live = workers(client, namespace).await?;
-        let found = workload(client, namespace).await?;
+        let found = workload(client, namespace, false).await?;
         ensure!(
             live.is_empty() && !is_true(&found, "QuotaReserved"),
             "{live:?} {}",
@@ -85,6 +128,8 @@ async fn drain(client: &Client, namespace: &str) {
             "{}",
             found.data["status"]
         );
+        let increment = workload(client, namespace, true).await;
+        ensure!(increment.is_err(), "the increment is there");
         Ok(())
     })
     .await
@@ -93,7 +138,7 @@ async fn drain(client: &Client, namespace: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Kueue's controller, which scripts/setup-kueue.sh builds from a checkout"]
-async fn kueues_own_controller_admits_a_part_evicts_and_admits_again() {
+async fn kueues_own_controller_admits_a_part_and_the_rest_evicts_and_admits_again() {
     let namespace = cluster().namespace("kueue-own").unwrap();
     let client = cluster().client().await.unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -103,15 +148,7 @@ async fn kueues_own_controller_admits_a_part_evicts_and_admits_again() {
         .unwrap();
     let _operator = operator(client.clone(), &namespace);
     let _coordinators = coordinators(&client, client.clone(), &namespace, folder.path());
-    for object in kueue_queues(&namespace, 2, &json!({ "varuna.dev/test": namespace })) {
-        eventually("Kueue's resources are served", || async {
-            cluster()
-                .kubectl(&["apply", "-f", "-"], &object.to_string())
-                .map(|_| ())
-        })
-        .await
-        .unwrap();
-    }
+    set_quota(&namespace, 2).await;
     let mut document = job("j");
     document["metadata"]["labels"] = json!({ "kueue.x-k8s.io/queue-name": "team-a" });
     document["spec"]["allowStateLoss"] = true.into();
@@ -123,33 +160,27 @@ async fn kueues_own_controller_admits_a_part_evicts_and_admits_again() {
         .unwrap();
 
     // Three are asked for, two GPUs are there.
-    let admitted = eventually("two of three workers", || async {
-        let live = workers(&client, &namespace).await?;
-        ensure!(
-            live.len() == 2,
-            "{live:?}; Kueue's log ends with {}",
-            controller.log_tail()
-        );
-        Ok(live)
-    })
-    .await
-    .unwrap();
-    let first = workload(&client, &namespace).await.unwrap();
+    let admitted = workers_are(&client, &namespace, 2, &controller).await;
+    let first = workload(&client, &namespace, false).await.unwrap();
     assert!(is_true(&first, "Admitted"));
+
+    // There is a third: the job grows by it, beside what it has.
+    run(&client, &namespace, &admitted).await;
+    let asks = || workload(&client, &namespace, true);
+    eventually("the job asks for one more", asks).await.unwrap();
+    set_quota(&namespace, 3).await;
+    let grown = workers_are(&client, &namespace, 3, &controller).await;
+    assert!(admitted.iter().all(|pod| grown.contains(pod)), "{grown:?}");
+    let increment = workload(&client, &namespace, true).await.unwrap();
+    assert!(is_true(&increment, "Admitted"));
 
     drain(&client, &namespace).await;
 
-    // And again, with other pods, by the same Workload.
+    // And again, with other pods, by the same Workload, which has all of them now.
     stop_policy(&client, &namespace, "None").await.unwrap();
-    eventually("two workers again", || async {
-        let live = workers(&client, &namespace).await?;
-        ensure!(
-            live.len() == 2 && live.iter().all(|pod| !admitted.contains(pod)),
-            "{live:?}"
-        );
-        Ok(())
-    })
-    .await
-    .unwrap();
-    assert_eq!(workload(&client, &namespace).await.unwrap().uid(), first.uid());
+    let again = workers_are(&client, &namespace, 3, &controller).await;
+    assert!(again.iter().all(|pod| !grown.contains(pod)), "{again:?}");
+    let own = workload(&client, &namespace, false).await.unwrap();
+    assert_eq!(own.uid(), first.uid());
+    assert!(workload(&client, &namespace, true).await.is_err());
 }

@@ -42,7 +42,7 @@ pub(super) fn seen(workload: &Value, status: &Value) -> ObservedWorkload {
     observe_queue::workload(&object).unwrap()
 }
 
-fn stated(kind: &str, is: bool, reason: &str, message: &str) -> Value {
+pub(super) fn stated(kind: &str, is: bool, reason: &str, message: &str) -> Value {
     let status = if is { "True" } else { "False" };
     json!({ "type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z" })
 }
@@ -59,7 +59,7 @@ pub(super) fn admission(sets: &[(&str, u32)]) -> Value {
 }
 
 /// A job whose Workload was admitted with so many workers.
-fn admitted(max: u32, workers: u32, extra: &str) -> Observed {
+pub(super) fn admitted(max: u32, workers: u32, extra: &str) -> Observed {
     let mut observed = queued(max, extra);
     let desired = decide(&observed);
     let status = admission(&[("coordinator", 1), ("workers", workers)]);
@@ -68,7 +68,7 @@ fn admitted(max: u32, workers: u32, extra: &str) -> Observed {
 }
 
 /// The same, from which the queue takes its quota back.
-fn evicted(observed: &Observed, reason: &str) -> Observed {
+pub(super) fn evicted(observed: &Observed, reason: &str) -> Observed {
     let mut evicted = observed.clone();
     let workload = evicted.queue.workload.as_mut().unwrap();
     let condition = stated("Evicted", true, reason, "a job of team b is preferred");
@@ -89,14 +89,14 @@ fn saved(step: u64, run: ObservedRun) -> ObservedRun {
     }
 }
 
-fn sets(workload: &Value) -> Vec<(&str, u64, Option<u64>)> {
+pub(super) fn sets(workload: &Value) -> Vec<(&str, u64, Option<u64>)> {
     let sets = workload["spec"]["podSets"].as_array().unwrap().iter();
     let set = |s: &'_ Value| (s["count"].as_u64().unwrap(), s["minCount"].as_u64());
     sets.map(|s| (s["name"].as_str().unwrap(), set(s).0, set(s).1))
         .collect()
 }
 
-fn status_of(change: &WorkloadChange) -> BTreeMap<String, (String, String)> {
+pub(super) fn status_of(change: &WorkloadChange) -> BTreeMap<String, (String, String)> {
     let WorkloadChange::PatchStatus { patch, .. } = change else {
         panic!("{change:?}");
     };

@@ -246,7 +246,8 @@ fn diverged() -> Divergence {
 #[test]
 fn the_sentences_that_users_see_are_those_that_were_reviewed() {
     let mut lines: BTreeSet<String> = BTreeSet::new();
-    for scene in [pod_scenes(), run_scenes(), other_scenes(), queue::scenes()].concat() {
+    let of_queues = [queue::scenes(), increments::scenes()].concat();
+    for scene in [pod_scenes(), run_scenes(), other_scenes(), of_queues].concat() {
         let decided = decide(&scene);
         for c in &decided.status.conditions {
             lines.insert(format!(

@@ -1,4 +1,4 @@
-//! A job in a queue of Kueue's own controller: admitted in part, preempted by a job of higher priority, admitted again.
+//! A job in a queue of Kueue's own controller: admitted in part, preempted by a job of higher priority, admitted again, and grown by what is free then.
 
 use super::CaseRun;
 use crate::job::{Observation, small, workers};
@@ -7,7 +7,8 @@ use anyhow::{Context as _, Result, ensure};
 use kube::ResourceExt as _;
 use kube::api::{DynamicObject, ListParams};
 use serde_json::{Value, json};
-use varuna_cluster_tests::{documents, eventually, kueue_resource};
+use varuna_cluster_tests::{documents, eventually, kueue_queues, kueue_resource};
+use varuna_operator::decide::objects::INCREMENT_INFIX;
 
 /// Steps of the job that is preferred.
 const STEPS: i64 = 60;
@@ -58,6 +59,19 @@ impl CaseRun<'_> {
             "  preempted at step {asked}, resumed from the checkpoint of step {newest}; {lost} steps are trained again"
         );
         ensure!(lost <= rests.step() - newest, "{lost} steps are trained again");
+        self.grows(lost).await
+    }
+
+    /// There is one GPU more: the job trains with it, and loses no step for that. `lost`: what it had lost before.
+    async fn grows(&self, lost: i64) -> Result<()> {
+        for object in kueue_queues(&self.job.namespace, QUOTA + 1, &json!({})) {
+            self.world
+                .cluster
+                .kubectl(&["apply", "-f", "-"], &object.to_string())?;
+        }
+        let grown = self.job.trains(i64::from(QUOTA) + 1).await?;
+        let now = grown.status["stepsLost"].as_i64().unwrap_or(0);
+        ensure!(now == lost, "{} steps were lost as it grew", now - lost);
         Ok(())
     }
 
@@ -78,11 +92,12 @@ impl CaseRun<'_> {
         self.create_job(document).await
     }
 
-    /// The Workload of the job `j`.
+    /// The own Workload of the job `j`.
     async fn workload(&self) -> Result<DynamicObject> {
         let all = documents(&self.job.client, &self.job.namespace, &kueue_resource("Workload"));
         let all = all.list(&ListParams::default()).await?.items;
-        let mut own = all.into_iter().filter(|w| w.name_any().starts_with("j-q"));
+        let is_own = |name: &str| name.starts_with("j-q") && !name.contains(INCREMENT_INFIX);
+        let mut own = all.into_iter().filter(|w| is_own(&w.name_any()));
         own.next().context("no Workload")
     }
 }

@@ -186,7 +186,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case(
         "kueue",
-        "in a queue of Kueue's own controller a job is admitted in part, and preempted by one of higher priority; it goes on when that is complete",
+        "in a queue of Kueue's own controller a job is admitted in part, and preempted by one of higher priority; it goes on when that is complete, and grows when there is more quota",
         &[Need::OwnCluster, Need::Bucket, Need::Kueue],
     ),
     case("job-deleted", "the job is deleted: nothing of it is left", &[]),
