@@ -38,7 +38,7 @@ test: build stores test-data nvrtc ## Run all tests: the core by seeds, parity, 
 test-stores: build ## Test checkpoints on MinIO, Azurite, fake-gcs-server and local files, and deaths and faults in the middle of saves
 	scripts/setup-stores.sh all
 	$(CARGO) test --locked -p varuna-checkpoint -p varuna-store-tests --features varuna-store-tests/all
-	$(CARGO) test --locked -p varuna-process-tests --test checkpoints --test stores
+	$(CARGO) test --locked -p varuna-process-tests --test checkpoints --test stores -- --include-ignored
 
 core: ## Test the pure core only (needs no libtorch; seconds)
 	$(CARGO) test --locked $(CORE)
@@ -52,11 +52,11 @@ sim-night: ## Run many seeds on JOBS cores and say what they reached (SEEDS=1000
 mutants: ## Switch on each bug that core/plan and core/protocol can have at run time: the unit tests or the table's seeds must catch it (5 minutes)
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- survivors
 
-nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, each of the protocol's also in 4,000 schedules, the goals of the protocol at scale, every kernel compiled for every GPU, the alerts, what the GPU bundle does on the processor, models, data and event files beside transformers, Megatron and TensorBoard, as root the GPU image (half an hour on one core)
+nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, each of the protocol's also in 4,000 schedules, checkpoints on all kinds of stores, the goals of the protocol at scale, every kernel compiled for every GPU, the alerts, what the GPU bundle does on the processor, models, data and event files beside transformers, Megatron and TensorBoard, as root the GPU image (half an hour on one core)
 	scripts/setup-nvrtc.sh --needed
 	VARUNA_NEEDS_NVRTC=1 $(CARGO) test --locked -p varuna-cuda --lib kernels
 	$(CARGO) run --release --locked -p varuna-bench-protocol -- --goals 64 1000
-	$(MAKE) mutants
+	$(MAKE) mutants test-stores
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- mutants 4000
 	$(MAKE) test-alerts
 	$(MAKE) gpu-dry-run

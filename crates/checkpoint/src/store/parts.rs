@@ -4,15 +4,35 @@ use crate::rate_limit::RateLimit;
 use crate::shard::ShardFile;
 use bytes::Bytes;
 use object_store::{MultipartUpload, PutPayload};
+use std::time::Duration;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// Shards above this size are uploaded in parts of it.
 pub(super) const PART_BYTES: usize = 8 << 20;
 /// No store takes more parts: those of the largest shards are larger.
 const PARTS_MAX: usize = 10_000;
-/// Parts of a shard that are under way at a time. A request has 30 s, and all of a worker's share its link: with more, or larger ones, none
-/// would come through a slow one.
+/// Parts of a shard that are under way at a time at first, and at most.
 const PARTS_AT_ONCE: usize = 2;
+const PARTS_AT_ONCE_MAX: usize = 8;
+/// Where a part takes less, one more is under way from then on.
+const QUICK: Duration = Duration::from_secs(2);
+/// Where one takes more, half as many. A request has 30 s, and all of a worker's share its link: with too many none would come through.
+const SLOW: Duration = Duration::from_secs(8);
+
+/// How many parts are under way at a time.
+struct Window(usize);
+
+impl Window {
+    /// A part took so long.
+    fn note(&mut self, took: Duration) {
+        self.0 = match took {
+            took if took < QUICK => (self.0 + 1).min(PARTS_AT_ONCE_MAX),
+            took if took > SLOW => (self.0 / 2).max(1),
+            _ => self.0,
+        };
+    }
+}
 
 /// Uploads a file in parts. Where that fails, those that are there are taken back: they cost money, and no listing shows them.
 pub(super) async fn put_parts(
@@ -35,13 +55,17 @@ async fn try_to_put_parts(
 ) -> object_store::Result<()> {
     let bytes = usize::try_from(file.bytes()).unwrap_or(usize::MAX);
     // Tasks, so that they go on while the limit makes the next one wait.
-    let mut under_way = JoinSet::new();
+    let (mut under_way, mut window) = (JoinSet::new(), Window(PARTS_AT_ONCE));
     for part in in_parts(file.pieces(PART_BYTES), PART_BYTES.max(bytes.div_ceil(PARTS_MAX))) {
         limit.wait(part.content_length()).await;
-        if under_way.len() == PARTS_AT_ONCE {
-            end_of_one(&mut under_way).await?;
+        while under_way.len() >= window.0 {
+            window.note(end_of_one(&mut under_way).await?);
         }
-        under_way.spawn(upload.put_part(part));
+        let put = upload.put_part(part);
+        under_way.spawn(async move {
+            let began = Instant::now();
+            put.await.map(|()| began.elapsed())
+        });
     }
     while !under_way.is_empty() {
         end_of_one(&mut under_way).await?;
@@ -49,11 +73,14 @@ async fn try_to_put_parts(
     upload.complete().await.map(drop)
 }
 
-async fn end_of_one(under_way: &mut JoinSet<object_store::Result<()>>) -> object_store::Result<()> {
+/// How long the part took that ends next.
+async fn end_of_one(
+    under_way: &mut JoinSet<object_store::Result<Duration>>,
+) -> object_store::Result<Duration> {
     match under_way.join_next().await {
         Some(Ok(put)) => put,
         Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
-        None => Ok(()),
+        None => Ok(Duration::ZERO),
     }
 }
 
@@ -103,10 +130,11 @@ mod tests {
         assert_eq!(in_parts([Bytes::new()].into_iter(), 4).count(), 0);
     }
 
-    /// An upload whose part of a number fails.
+    /// An upload whose part of a number fails, and whose parts take so long.
     #[derive(Debug)]
     struct Upload {
         fails_at: usize,
+        takes: Duration,
         parts: usize,
         under_way: Arc<AtomicUsize>,
         most_under_way: Arc<AtomicUsize>,
@@ -118,6 +146,7 @@ mod tests {
         fn failing_at(fails_at: usize) -> Upload {
             Upload {
                 fails_at,
+                takes: Duration::ZERO,
                 parts: 0,
                 under_way: Arc::default(),
                 most_under_way: Arc::default(),
@@ -133,7 +162,9 @@ mod tests {
             let now = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
             self.most_under_way.fetch_max(now, Ordering::Relaxed);
             let (fails, under_way) = (self.parts == self.fails_at, Arc::clone(&self.under_way));
+            let takes = self.takes;
             Box::pin(async move {
+                tokio::time::sleep(takes).await;
                 under_way.fetch_sub(1, Ordering::Relaxed);
                 match fails {
                     true => Err(object_store::Error::NotImplemented),
@@ -172,11 +203,34 @@ mod tests {
         let mut sound = Upload::failing_at(0);
         put_parts(&mut sound, &file, &limit).await.unwrap();
         assert_eq!((sound.parts, sound.completed, sound.aborted), (5, 1, 0));
-        assert_eq!(sound.most_under_way.load(Ordering::Relaxed), PARTS_AT_ONCE);
         for fails_at in [1, 5] {
             let mut failing = Upload::failing_at(fails_at);
             assert!(put_parts(&mut failing, &file, &limit).await.is_err());
             assert_eq!((failing.completed, failing.aborted), (0, 1), "{fails_at}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn more_parts_are_under_way_where_they_are_quick_and_fewer_where_they_are_slow() {
+        let file = ShardFile::from(vec![0; 20 * PART_BYTES]);
+        for (takes, most, seconds) in [
+            (1, PARTS_AT_ONCE_MAX, 4),
+            (5, PARTS_AT_ONCE, 50),
+            (20, PARTS_AT_ONCE, 380),
+        ] {
+            let takes = Duration::from_secs(takes);
+            let mut upload = Upload {
+                takes,
+                ..Upload::failing_at(0)
+            };
+            let began = Instant::now();
+            put_parts(&mut upload, &file, &RateLimit::new(None))
+                .await
+                .unwrap();
+            assert_eq!(upload.most_under_way.load(Ordering::Relaxed), most, "{takes:?}");
+            // Slow ones go one by one from the first that has ended.
+            let took = began.elapsed().as_secs();
+            assert!((seconds..=seconds + 1).contains(&took), "{takes:?}: {took} s");
         }
     }
 }

@@ -34,6 +34,13 @@ async fn says_that_the_name_is_taken(client: &Client, namespace: &str, what: &st
     .unwrap();
 }
 
+/// Another spec is tried without the delay that tries which failed have by now, here one of another age.
+async fn try_again_at_once(client: &Client, namespace: &str, ttl: u64) {
+    let spec = Patch::Merge(json!({ "spec": { "ttlSecondsAfterFinished": ttl } }));
+    let (jobs, parameters) = (jobs(client, namespace), PatchParams::default());
+    jobs.patch("j", &parameters, &spec).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     let namespace = cluster().namespace("foreign").unwrap();
@@ -89,11 +96,13 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     let secret = secrets.get(&token).await.unwrap();
     assert_eq!(secret.data.unwrap()["token"], ByteString(b"mine".to_vec()));
     secrets.delete(&token, &now).await.unwrap();
+    try_again_at_once(&client, &namespace, 1_000).await;
 
     says_that_the_name_is_taken(&client, &namespace, &format!("Service {service}")).await;
     let found = services.get(&service).await.unwrap();
     assert_eq!(found.spec.unwrap().ports.unwrap()[0].port, 80);
     services.delete(&service, &now).await.unwrap();
+    try_again_at_once(&client, &namespace, 1_001).await;
 
     says_that_the_name_is_taken(&client, &namespace, &format!("Pod {first}")).await;
     let found = all_pods.get_opt(&first).await.unwrap();
@@ -101,6 +110,7 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
         found.is_some_and(|pod| pod.metadata.deletion_timestamp.is_none()),
         "a pod with the job's label that is not the job's was deleted"
     );
+    // Here the next try comes by itself.
     all_pods.delete(&first, &now).await.unwrap();
     eventually("the job has its pod", || async {
         let pod = pods(&client, &namespace).await?.pop().context("a pod")?;

@@ -99,6 +99,10 @@ fn what_does_not_go_with_an_exported_model_is_refused_with_the_reason() {
         let found = refused(from, to);
         assert!(found.contains(expected), "{to}: {found}");
     }
+}
+
+#[test]
+fn a_model_without_parameters_is_refused() {
     let nothing = ["sharedParameters: 16", "parameters: 1088", "parameters: 650"].iter();
     let nothing = nothing.fold(JOB.to_owned(), |job, field| {
         let (name, _) = field.split_once(' ').unwrap();
