@@ -51,6 +51,7 @@ sim-night: ## Run many seeds on JOBS cores and say what they reached (SEEDS=1000
 
 mutants: ## Switch on each bug that core/plan and core/protocol can have at run time: the unit tests or the table's seeds must catch it (5 minutes)
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- survivors
+	$(CARGO) test --locked $(CORE) --lib mutant:: -- --include-ignored
 
 nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, each of the protocol's also in 4,000 schedules, checkpoints on all kinds of stores, the goals of the protocol at scale, every kernel compiled for every GPU, the alerts, what the GPU bundle does on the processor, models, data and event files beside transformers, Megatron and TensorBoard, as root the GPU image (half an hour on one core)
 	scripts/setup-nvrtc.sh --needed
@@ -90,7 +91,7 @@ chaos: build ## Real processes under faults, judged by the run folder (DURATION=
 lint: setup ## Check the format, clippy and the documentation without any warning, licences and sources of dependencies
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked --features varuna-cluster-tests/cluster,varuna/kubernetes -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --features varuna-cluster-tests/cluster,varuna/kubernetes
 	scripts/cargo-deny.sh
 
 fmt: ## Format the sources
