@@ -1,13 +1,14 @@
 //! Ownership of a location: of two runs that would write to one location, the second is refused.
 //!
 //! A lease is an object `owner/<epoch>.json` that the owner rewrites to renew it. A successor creates the next epoch (create if
-//! absent, so one of two wins); the greatest epoch owns. A lease that is released stays, without a claim: epochs only grow, so that an owner
+//! absent, so one of two wins); the greatest epoch owns. A lease that is released stays, and says by whom: epochs only grow, so that an owner
 //! that was suspended for a while finds a later one. The age of a lease is measured by the store's own clock, so machines'
 //! clocks may be wrong. This protects users from a mistake; it is not needed for safety, since different states have
 //! different names.
 
 use crate::CheckpointError;
 use crate::location::Location;
+use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStore, PutMode, PutOptions};
@@ -21,8 +22,6 @@ pub const LEASE: Duration = Duration::from_secs(30);
 const FOLDER: &str = "owner";
 /// An empty object that is rewritten to learn the store's time.
 const CLOCK: &str = "clock";
-/// In the place of the claim in a lease that was given up.
-const RELEASED: &str = "{}";
 
 /// Who claims a location.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -36,6 +35,13 @@ pub struct Claim {
     pub process: u32,
     /// When the process started, in clock ticks since boot: process ids are reused.
     pub started: u64,
+}
+
+/// In the place of the claim in a lease that was given up. Nobody reads it as a claim.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Released {
+    released_by: String,
 }
 
 /// The right to write below a location. It must be renewed.
@@ -78,7 +84,7 @@ impl Location {
         if let Some(lease) = &lease {
             let owner = self.read_claim(&lease.path).await?;
             let same_run = owner.as_ref().is_some_and(|o| o.run == claim.run);
-            // A claim that cannot be parsed does not count: nobody's any more, as after a release.
+            // A claim that cannot be parsed does not count, as after a release.
             let ended = owner.as_ref().is_none_or(&has_ended);
             if !same_run && !ended {
                 let age = self.lease_age(lease).await?;
@@ -144,10 +150,14 @@ impl Location {
     }
 
     async fn read_claim(&self, path: &Path) -> Result<Option<Claim>, CheckpointError> {
+        Ok(serde_json::from_slice(&self.read_lease(path).await?).ok())
+    }
+
+    /// What is in a lease; nothing where it was deleted just now, as earlier builds do when they release it.
+    async fn read_lease(&self, path: &Path) -> Result<Bytes, CheckpointError> {
         match self.inner.get(path).await {
-            Ok(got) => Ok(serde_json::from_slice(&got.bytes().await?).ok()),
-            // Released just now.
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Ok(got) => Ok(got.bytes().await?),
+            Err(object_store::Error::NotFound { .. }) => Ok(Bytes::new()),
             Err(error) => Err(error.into()),
         }
     }
@@ -188,9 +198,12 @@ impl Ownership {
     pub async fn renew(&self) -> Result<Standing, CheckpointError> {
         match self.location.newest_lease().await? {
             Some(lease) if lease.epoch > self.epoch => {
-                let owner = self.location.read_claim(&lease.path).await?;
-                Ok(match owner {
-                    Some(owner) if owner.run != self.claim.run => Standing::Taken(owner.run),
+                let lease = self.location.read_lease(&lease.path).await?;
+                let claimed = serde_json::from_slice(&lease).map(|claim: Claim| claim.run);
+                let released = || serde_json::from_slice(&lease).map(|lease: Released| lease.released_by);
+                // Who has released it has had it, and its checkpoints are there.
+                Ok(match claimed.or_else(|_| released()) {
+                    Ok(run) if run != self.claim.run => Standing::Taken(run),
                     _ => Standing::Succeeded,
                 })
             }
@@ -232,8 +245,11 @@ impl Ownership {
         if newest.is_some_and(|lease| lease.epoch == self.epoch)
             && self.location.read_claim(&self.path()).await?.as_ref() == Some(&self.claim)
         {
-            let released = RELEASED.as_bytes().to_vec();
-            self.location.inner.put(&self.path(), released.into()).await?;
+            let released = Released {
+                released_by: self.claim.run.clone(),
+            };
+            let text = serde_json::to_vec(&released).unwrap_or_default();
+            self.location.inner.put(&self.path(), text.into()).await?;
         }
         Ok(())
     }

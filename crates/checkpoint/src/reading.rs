@@ -5,7 +5,7 @@ use crate::CheckpointError;
 use crate::location::Location;
 use crate::manifest::{Manifest, ShardEntry};
 use crate::name::{MANIFEST, unit_name};
-use crate::shard::{Keep, Shard, ShardReader, ShardTensor};
+use crate::shard::{HEADER_GUESS, HEADERS, Keep, Shard, ShardReader, ShardTensor};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{GetResultPayload, ObjectStore};
@@ -19,10 +19,6 @@ const REQUESTS_AT_ONCE: usize = 4;
 /// A file is read through a buffer of this size, which is used again and again: it stays in the processor's cache, where digest and copy
 /// find it. Fresh memory for all of it costs more than reading does.
 const BUFFER_BYTES: usize = 256 << 10;
-/// Bytes of a request for a header: most have fewer.
-const HEADER_BYTES: usize = 32 << 10;
-/// Headers that are read at the same time: those of a segment, where there is one for each range of it.
-const HEADERS_AT_ONCE: usize = 12;
 
 impl Location {
     /// Reads a unit's shard and checks length and digest. `arrived` is called for each part that arrives.
@@ -106,7 +102,7 @@ impl Location {
         let own = manifest.layout;
         let names: Vec<String> = own.ranges_of(whole).map(|range| unit_name(own, range)).collect();
         let headers = names.into_iter().map(|name| self.described(manifest, name));
-        let headers = futures::stream::iter(headers).buffered(HEADERS_AT_ONCE);
+        let headers = futures::stream::iter(headers).buffered(HEADERS);
         let ranges: Vec<Shard> = headers.try_collect().await?;
         let name = unit_name(own.undivided(), whole);
         let joined = Shard::joined(name.clone(), ranges);
@@ -121,12 +117,14 @@ impl Location {
         let path = self.path(id, &entry.file);
         let length = of_length(id, entry, self.inner.head(&path).await, |meta| meta.size)?.size;
         let mut reader = ShardReader::new(id, &unit, length, Keep::Nothing);
-        for at in (0..length).step_by(HEADER_BYTES) {
-            let end = length.min(at + HEADER_BYTES as u64);
+        let mut at = 0;
+        while at < length {
+            let end = length.min(at + HEADER_GUESS);
             reader.push(&self.inner.get_range(&path, at..end).await?)?;
             if let Some(shard) = reader.described() {
                 return Ok(shard);
             }
+            at = end;
         }
         Err(damaged(id, &entry.file, "it is cut short".into()))
     }

@@ -19,6 +19,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use varuna_plan::{LossScale, Moments, StateId};
 
+/// The first request for a header asks for this many bytes; a longer header needs a second request.
+pub(crate) const HEADER_GUESS: u64 = 32 << 10;
+/// Headers that are read at the same time: a checkpoint may have thousands of shards, and each read waits for the store.
+pub(crate) const HEADERS: usize = 16;
+
 /// Prefixes of the tensors' names: the value of a parameter and its moments, as PyTorch's optimizers call them.
 fn kinds(moments: Moments) -> &'static [&'static str] {
     match moments {

@@ -10,7 +10,7 @@ use crate::location::Location;
 use crate::manifest::{Facts, Manifest, ShardEntry};
 use crate::name::{MANIFEST, shard_file, unit_name};
 use crate::rate_limit::RateLimit;
-use crate::shard::{ShardFacts, ShardFile};
+use crate::shard::{HEADER_GUESS, HEADERS, ShardFacts, ShardFile};
 use futures::{StreamExt, TryStreamExt};
 use object_store::PutPayload;
 use origin::OtherJob;
@@ -18,10 +18,6 @@ use parts::{PART_BYTES, put_parts};
 use varuna_api::{Job, model_hash};
 use varuna_plan::{Layout, Moments, StateId, Unit};
 
-/// The first request for a header asks for this many bytes; a longer header needs a second request.
-const HEADER_GUESS: u64 = 32 << 10;
-/// Headers that are read at the same time: a checkpoint may have thousands of shards, and each read waits for the store.
-const HEADERS: usize = 16;
 /// The checkpoints of one job. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Store {

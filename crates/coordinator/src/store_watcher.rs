@@ -350,12 +350,13 @@ impl Task {
             Err(error) => {
                 tracing::warn!(%error, "a checkpoint cannot be used");
                 match error {
-                    CheckpointError::Unsuitable { why, .. } => Verdict::Foreign(why),
-                    error => {
+                    CheckpointError::Damaged { .. } => {
                         // Retention must not count it among those that are kept.
                         store.location().refuse(listed.id, &error.to_string()).await?;
                         Verdict::Damaged
                     }
+                    CheckpointError::Unsuitable { why, .. } => Verdict::Foreign(why),
+                    error => Verdict::Foreign(error.to_string()),
                 }
             }
         };

@@ -194,6 +194,9 @@ async fn belongs_to_one_run(store: &Store) {
         .await
         .expect("a place that was given up");
     third.release().await.expect("an answer");
+    // Nobody has it now, but somebody had.
+    let standing = first.renew().await.expect("an answer");
+    assert_eq!(standing, Standing::Taken("third".to_owned()));
     // Who slept through all that finds that the place is another's.
     let fourth = place.claim(claim("fourth"), alive).await.expect("a free place");
     for slept in [&first, &restarted, &third] {

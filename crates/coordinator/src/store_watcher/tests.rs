@@ -13,16 +13,11 @@ const LAST: StateId = StateId {
     chain: Chain(7),
 };
 
-/// A store whose checkpoint of the last step was found damaged.
-async fn damaged(folder: &TempDir) -> Checkpointing {
+/// A job's location, which is empty.
+fn empty(folder: &TempDir) -> Checkpointing {
     let uri = format!("uri: {}, intervalSteps: 9", folder.path().display());
-    let job = job(Some(&uri));
-    let store = Store::of_job(&job, "").unwrap().unwrap();
-    let (limit, file) = (RateLimit::new(None), b"no shard".to_vec());
-    store.put_shard(LAST, Unit(0), file, &limit).await.unwrap();
-    store.location().refuse(LAST, "it is no shard").await.unwrap();
     Checkpointing {
-        store,
+        store: Store::of_job(&job(Some(&uri)), "").unwrap().unwrap(),
         keep: 3,
         claim: Claim {
             run: "mine".into(),
@@ -33,6 +28,15 @@ async fn damaged(folder: &TempDir) -> Checkpointing {
         ownership: None,
         event_files: false,
     }
+}
+
+/// A store whose checkpoint of the last step was found damaged.
+async fn damaged(folder: &TempDir) -> Checkpointing {
+    let given = empty(folder);
+    let (store, limit, file) = (&given.store, RateLimit::new(None), b"no shard".to_vec());
+    store.put_shard(LAST, Unit(0), file, &limit).await.unwrap();
+    store.location().refuse(LAST, "it is no shard").await.unwrap();
+    given
 }
 
 async fn in_store(store: &Store) -> Vec<StateId> {
@@ -155,23 +159,6 @@ async fn only_the_owner_deletes_and_what_is_put_anew_is_judged_anew() {
     store.location().refuse(LAST, "again").await.unwrap();
     task.discard().await.unwrap();
     assert_eq!(in_store(&store).await, [LAST]);
-}
-
-/// A job's location, which is empty.
-fn empty(folder: &TempDir) -> Checkpointing {
-    let uri = format!("uri: {}, intervalSteps: 9", folder.path().display());
-    Checkpointing {
-        store: Store::of_job(&job(Some(&uri)), "").unwrap().unwrap(),
-        keep: 3,
-        claim: Claim {
-            run: "mine".into(),
-            machine: String::new(),
-            process: 0,
-            started: 0,
-        },
-        ownership: None,
-        event_files: false,
-    }
 }
 
 fn of_generation(generation: u64, step: u64) -> StateId {
