@@ -4,6 +4,7 @@
 #
 #   images/build.sh [--text]      --text: also the worker with the examples' dataset, for the end-to-end tests
 #   images/build.sh --cuda        only the worker for nodes with GPUs
+#   images/build.sh --context DIR [--cuda]   builds nothing: fills DIR with what the Dockerfiles copy, for `docker build` (needs neither root nor those tools)
 #   BINARIES                      where the programs lie (default: target/release)
 #   IMAGE_TAG                     default: the version in Cargo.toml
 #   IMAGES                        where the archives go (default: .cache/images)
@@ -15,9 +16,16 @@ fail() {
     exit 1
 }
 
-for tool in mmdebstrap buildah python3; do
-    command -v $tool >/dev/null 2>&1 || fail "$tool is missing (on Debian: apt-get install mmdebstrap buildah python3)"
-done
+only_context=
+if [ "${1:-}" = --context ]; then
+    only_context=${2:-}
+    [ -n "$only_context" ] || fail "--context needs a folder"
+    shift 2
+else
+    for tool in mmdebstrap buildah python3; do
+        command -v $tool >/dev/null 2>&1 || fail "$tool is missing (on Debian: apt-get install mmdebstrap buildah python3)"
+    done
+fi
 binaries=${BINARIES:-target/release}
 for program in varuna-operator varuna-coordinator varuna-worker varuna-launcher; do
     [ -x "$binaries/$program" ] || fail "$binaries/$program is missing: run make build-release"
@@ -28,29 +36,47 @@ out=${IMAGES:-$bases}
 mkdir -p "$bases" "$out"
 
 # The build context holds links into the cache and whatever else lies in the checkout: only what the images need goes into one.
-context=$(mktemp -d)
-trap 'rm -rf "$context"' EXIT
-mkdir -p "$context/bin" "$context/libtorch/lib"
+if [ -n "$only_context" ]; then
+    context=$only_context
+else
+    context=$(mktemp -d)
+    trap 'rm -rf "$context"' EXIT
+fi
+mkdir -p "$context/bin" "$context/libtorch/lib" "$context/libtorch/packages"
 for program in varuna-operator varuna-coordinator varuna-worker varuna-launcher; do
     strip -o "$context/bin/$program" "$binaries/$program" 2>/dev/null || cp "$binaries/$program" "$context/bin/"
     chmod 755 "$context/bin/$program"
 done
 cp -L .cache/libtorch/lib/*.so* "$context/libtorch/lib/"
+# A libtorch that LIBTORCH names may have none.
+[ ! -d .cache/libtorch/packages ] || cp -rL .cache/libtorch/packages/. "$context/libtorch/packages/"
 
 if [ "${1:-}" = --cuda ]; then
     images/setup-cuda.sh
     # Links share the large libraries with the cache, where that is on the same file system.
-    mkdir "$context/cuda"
+    mkdir -p "$context/cuda"
     cp -rlL .cache/cuda/. "$context/cuda" 2>/dev/null || cp -rfL .cache/cuda/. "$context/cuda"
 fi
 
-# What is built follows from these, so a tag that is there need not be built again.
-digest=$(cat images/*.Dockerfile images/*.lock images/build.sh images/slim.sh "$context"/bin/* | sha256sum | cut -c1-16)
-built=$out/built${1:-}
-if [ "$(cat "$built" 2>/dev/null || true)" = "$digest $tag" ]; then
-    echo "images: $out is up to date" >&2
+if [ -n "$only_context" ]; then
+    echo "images: $context has what the Dockerfiles copy: docker build -f images/NAME.Dockerfile --build-arg BINARIES=bin --build-arg LIBTORCH=libtorch --build-arg CUDA=cuda $context" >&2
     exit 0
 fi
+
+# What is built follows from these, so a tag that is there need not be built again. The archives of two builds have the same names, so that
+# there is one note for all but those for GPUs: it holds the option too, and --text builds what no option builds.
+digest=$(cat images/*.Dockerfile images/*.lock images/build.sh images/slim.sh "$context"/bin/* | sha256sum | cut -c1-16)
+case "${1:-}" in
+--cuda) built=$out/built-cuda ;;
+*) built=$out/built ;;
+esac
+case "$(cat "$built" 2>/dev/null || true)" in
+"$digest $tag ${1:-}" | "$digest $tag --text")
+    echo "images: $out is up to date" >&2
+    exit 0
+    ;;
+esac
+rm -f "$built"
 
 # The suite and the mirrors of this machine's own apt, so that a mirror or a proxy that it is set up for serves the images as well.
 suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
@@ -61,7 +87,7 @@ apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created
 # base NAME PACKAGES: a root of these packages and what they depend on, without what only people read.
 base() {
     name=$1 packages=$2
-    tar=$bases/base-$( (echo "$packages"; cat images/slim.sh) | sha256sum | cut -c1-8).tar
+    tar=$bases/base-$( (echo "$suite $packages"; cat images/slim.sh) | sha256sum | cut -c1-8).tar
     if [ ! -s "$tar" ]; then
         mmdebstrap --quiet --variant=extract --include="$packages" \
             --extract-hook="sh $PWD/images/slim.sh \"\$1\"" \
@@ -76,18 +102,21 @@ base() {
 
 # image NAME DOCKERFILE BASE [OPTION]: builds it and writes NAME.tar; the option is for buildah push.
 image() {
+    previous=$(buildah images --quiet --no-trunc "localhost/$1:$tag" 2>/dev/null || true)
     buildah bud --quiet --isolation chroot --timestamp 0 --build-arg BASE="localhost/$3" --build-arg BINARIES=bin \
         --build-arg LIBTORCH=libtorch --build-arg CUDA=cuda -f "images/$2" -t "localhost/$1:$tag" "$context" >/dev/null
     rm -f "$out/$1.tar"
     buildah push --quiet ${4:-} "localhost/$1:$tag" "oci-archive:$PWD/$out/$1.tar:$tag"
     python3 images/name.py "$out/$1.tar" "localhost/$1:$tag"
+    # An image that nothing names any more would stay for ever; one that is the base of another is refused, and goes when that is built anew.
+    [ -z "$previous" ] || [ "$previous" = "$(buildah images --quiet --no-trunc "localhost/$1:$tag")" ] || buildah rmi "$previous" >/dev/null 2>&1 || true
     echo "RESULT image.$1.mb $(($(stat -c %s "$out/$1.tar") / 1000000))"
 }
 
 if [ "${1:-}" = --cuda ]; then
     base varuna-cuda-base libc6,libgcc-s1,libstdc++6,zlib1g,ca-certificates,base-files,netbase
     image varuna-worker-cuda worker-cuda.Dockerfile varuna-cuda-base
-    echo "$digest $tag" >"$built"
+    echo "$digest $tag ${1:-}" >"$built"
     exit 0
 fi
 base varuna-base libc6,libgcc-s1,ca-certificates,base-files,netbase
@@ -108,4 +137,4 @@ if [ "${1:-}" = --text ]; then
     buildah push --quiet -D localhost/pause:1 "oci-archive:$PWD/$out/pause.tar:1"
     python3 images/name.py "$out/pause.tar" localhost/pause:1
 fi
-echo "$digest $tag" >"$built"
+echo "$digest $tag ${1:-}" >"$built"

@@ -1,8 +1,10 @@
 # The operator: one program on a C library, as a user without rights, on a root that may be read-only.
 #
-#   make build-release && docker build -f images/operator.Dockerfile -t varuna-operator:0.2.0 .
+# `make images` builds this without a daemon and without a registry, on a base of its own. With Docker, on a base that has CA certificates
+# (the default has none, and no bucket is reached over HTTPS without them):
 #
-# `make images` builds the same file without a daemon and without a registry, on a base of its own.
+#   make build-release && images/build.sh --context /tmp/varuna
+#   docker build -f images/operator.Dockerfile --build-arg BASE=BASE --build-arg BINARIES=bin -t varuna-operator:0.2.0 /tmp/varuna
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 ARG BINARIES=target/release

@@ -11,7 +11,7 @@ fail() {
 }
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/varuna
-dest=$cache/cuda-$(cat scripts/libtorch.lock images/cuda.lock images/unpack_cuda.py | sha256sum | cut -c1-12)
+dest=$cache/cuda-$(cat scripts/libtorch.lock images/cuda.lock images/unpack_cuda.py scripts/wheel_packages.py | sha256sum | cut -c1-12)
 if [ ! -d "$dest" ]; then
     mkdir -p "$cache"
     # Beside the destination: a rename within one file system is atomic, so half of it is never seen.
@@ -26,6 +26,7 @@ if [ ! -d "$dest" ]; then
         --dest "$work/wheels" --requirement scripts/libtorch.lock --requirement images/cuda.lock ||
         fail "the download failed, or a wheel is not the pinned one (scripts/libtorch.lock, images/cuda.lock)"
     python3 images/unpack_cuda.py "$work/wheels" "$work/cuda" || fail "the wheels could not be unpacked into $work"
+    python3 scripts/wheel_packages.py "$work/wheels" "$work/cuda/packages" || fail "the wheels' descriptions could not be unpacked into $work"
     mv "$work/cuda" "$dest"
 fi
 mkdir -p .cache

@@ -1,8 +1,12 @@
 # The worker for nodes with GPUs: one program and PyTorch's libraries with CUDA, as a user without rights, on a root that may be read-only.
 #
-#   make build-release && images/setup-cuda.sh && docker build -f images/worker-cuda.Dockerfile -t varuna-worker-cuda:0.2.0 .
+# `make images-cuda` builds this without a daemon and without a registry, on a base of its own. With Docker, on a base that has CA certificates
+# (the default has none, and no bucket is reached over HTTPS without them):
 #
-# `make images-cuda` builds the same file without a daemon and without a registry, on a base of its own. A base needs zlib.
+#   make build-release && images/build.sh --context /tmp/varuna --cuda
+#   docker build -f images/worker-cuda.Dockerfile --build-arg BASE=BASE --build-arg BINARIES=bin --build-arg CUDA=cuda -t varuna-worker-cuda:0.2.0 /tmp/varuna
+#
+# A base needs zlib and libstdc++.
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 ARG BINARIES=target/release
@@ -10,6 +14,8 @@ ARG CUDA=.cache/cuda
 # First what changes rarely and is large. The libraries name one another relative to this layout.
 COPY ${CUDA}/nvidia/ /opt/nvidia/
 COPY ${CUDA}/torch/ /opt/torch/
+# Which packages these are, and their licences: for scanners, and because the licences ask for it.
+COPY ${CUDA}/packages/ /opt/torch/packages/
 COPY ${BINARIES}/varuna-worker ${BINARIES}/varuna-launcher /usr/local/bin/
 USER 65532:65532
 # The driver's libraries come from the node, each platform's in its place: GKE mounts /usr/local/nvidia; the NVIDIA container toolkit

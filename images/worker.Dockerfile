@@ -1,16 +1,20 @@
 # The worker, the launcher of several workers, and libtorch, as a user without rights, on a root that may be read-only.
 #
-#   make build-release && docker build -f images/worker.Dockerfile -t varuna-worker:0.2.0 .
+# `make images` builds this without a daemon and without a registry, on a base of its own. With Docker, on a base that has CA certificates
+# (the default has none, and no bucket is reached over HTTPS without them):
+#
+#   make build-release && images/build.sh --context /tmp/varuna
+#   docker build -f images/worker.Dockerfile --build-arg BASE=BASE --build-arg BINARIES=bin --build-arg LIBTORCH=libtorch -t varuna-worker:0.2.0 /tmp/varuna
 #
 # For nodes with GPUs: images/worker-cuda.Dockerfile.
-#
-# `make images` builds the same file without a daemon and without a registry, on a base of its own.
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 ARG BINARIES=target/release
 ARG LIBTORCH=.cache/libtorch
 # First what changes rarely and is large.
 COPY ${LIBTORCH}/lib/ /opt/libtorch/lib/
+# Which packages these are, and their licences: for scanners, and because the licences ask for it.
+COPY ${LIBTORCH}/packages/ /opt/libtorch/packages/
 COPY ${BINARIES}/varuna-worker ${BINARIES}/varuna-launcher /usr/local/bin/
 USER 65532:65532
 ENV PATH=/usr/local/bin:/usr/bin:/bin LD_LIBRARY_PATH=/opt/libtorch/lib

@@ -13,16 +13,15 @@ kubeconfig=$PWD/.cache/kind-$name.kubeconfig
 
 printf 'kind: Cluster\napiVersion: kind.x-k8s.io/v1alpha4\nnodes: [{role: control-plane}, {role: worker}, {role: worker}, {role: worker}]\n' |
     kind create cluster --name "$name" --kubeconfig "$kubeconfig" --config -
-docker build -f images/operator.Dockerfile -t "localhost/varuna-operator:$tag" .
-docker build -f images/coordinator.Dockerfile -t "localhost/varuna-coordinator:$tag" .
-# The build context must hold libtorch itself, not the link into the cache.
 context=$(mktemp -d)
 trap 'rm -rf "$context"' EXIT
-mkdir -p "$context/bin" "$context/libtorch/lib" "$context/.cache/data"
-cp target/release/varuna-worker target/release/varuna-launcher "$context/bin/"
-cp -L .cache/libtorch/lib/*.so* "$context/libtorch/lib/"
+images/build.sh --context "$context"
+mkdir -p "$context/.cache/data"
 cp -L .cache/data/kjv.bin .cache/data/kjv.idx "$context/.cache/data/"
-docker build -f images/worker.Dockerfile --build-arg BINARIES=bin --build-arg LIBTORCH=libtorch -t "localhost/varuna-worker:$tag" "$context"
+# The default base has no certificates; the cases reach their stores without HTTPS.
+for image in operator coordinator worker; do
+    docker build -f "images/$image.Dockerfile" --build-arg BINARIES=bin --build-arg LIBTORCH=libtorch -t "localhost/varuna-$image:$tag" "$context"
+done
 docker build -f images/text.Dockerfile --build-arg BASE="localhost/varuna-worker:$tag" -t "localhost/varuna-worker-text:$tag" "$context"
 for image in varuna-operator varuna-coordinator varuna-worker-text; do
     kind load docker-image --name "$name" "localhost/$image:$tag"

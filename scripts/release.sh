@@ -13,6 +13,7 @@ name=release
 . scripts/go-tool.sh
 
 [ -n "${REGISTRY:-}" ] || fail "REGISTRY is not set: the registry and path that the images will be pulled from, as registry.example.com/team"
+scripts/setup-nodes.sh
 [ -z "$(git status --porcelain)" ] || fail "the checkout has changes: a release is made of a commit (git status)"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 dist=dist/varuna-$version
@@ -42,6 +43,7 @@ for image in $images; do
     archive=$dist/$image.tar
     cp ".cache/images/$image.tar" "$archive"
     .cache/syft scan --quiet "oci-archive:$archive" --source-name "$image" --source-version "$version" --output "spdx-json=$dist/$image.spdx.json"
+    case $image in varuna-worker*) grep -q '"name": *"torch"' "$dist/$image.spdx.json" || fail "$dist/$image.spdx.json does not name PyTorch: see scripts/wheel_packages.py" ;; esac
     tar -xOf "$archive" index.json | python3 -c 'import json, sys; print(json.load(sys.stdin)["manifests"][0]["digest"])' >"$dist/$image.digest"
 done
 python3 scripts/release_chart.py "$dist" "$REGISTRY" "$worker"

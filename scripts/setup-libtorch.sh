@@ -29,7 +29,7 @@ fi
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/varuna
 dest=$cache/libtorch-$version
-if [ "$(cat "$dest/build-version" 2>/dev/null)" = "$version" ]; then
+if [ "$(cat "$dest/build-version" 2>/dev/null)" = "$version" ] && [ -d "$dest/packages" ]; then
     link "$dest"
     exit 0
 fi
@@ -54,6 +54,9 @@ python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --no-
     --dest "$work/wheels" --requirement scripts/libtorch.lock ||
     fail "the download failed, or a wheel is not the pinned one (scripts/libtorch.lock)"
 python3 scripts/unpack_libtorch.py "$work/wheels" "$work/libtorch" || fail "the wheels could not be unpacked into $work"
+python3 scripts/wheel_packages.py "$work/wheels" "$work/libtorch/packages" || fail "the wheels' descriptions could not be unpacked into $work"
+# What was unpacked before descriptions were kept lacks nothing else.
+[ ! -e "$dest/build-version" ] || [ -d "$dest/packages" ] || mv -T "$work/libtorch/packages" "$dest/packages"
 # Debris of an older layout would make the rename move into it.
 if [ -e "$dest" ] && [ ! -e "$dest/build-version" ]; then
     fail "$dest exists but is no libtorch $version: remove it"

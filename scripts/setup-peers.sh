@@ -8,6 +8,7 @@ if ! "$python" -c 'import torch, numpy, safetensors, sys; sys.exit(not torch.__v
     if ! python3 -m venv --clear "$folder" >&2; then
         [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null ||
             { echo "setup: python3 has no venv module: install python3-venv" >&2; exit 1; }
+        apt-get update -qq
         DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-venv >&2
         python3 -m venv --clear "$folder" >&2
     fi
