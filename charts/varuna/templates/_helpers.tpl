@@ -8,6 +8,10 @@
 {{- define "varuna.image" -}}
 {{- if .image.digest }}{{ .image.repository }}@{{ .image.digest }}{{ else }}{{ .image.repository }}:{{ .image.tag | default .chart.AppVersion }}{{ end -}}
 {{- end }}
+{{- /* The coordinators' priority class: one that exists may be named without making one. */ -}}
+{{- define "varuna.coordinatorClass" -}}
+{{- if .Values.coordinator.priorityClass.name }}{{ .Values.coordinator.priorityClass.name }}{{ else if .Values.coordinator.priorityClass.create }}varuna-coordinator{{ end -}}
+{{- end }}
 {{- define "varuna.selector" -}}
 app.kubernetes.io/name: varuna-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -22,8 +26,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - --lease-name={{ include "varuna.name" . }}-operator
 - --gpu-resource={{ .Values.worker.gpuResource }}
 - --coordinator-image={{ include "varuna.image" (dict "image" .Values.coordinator.image "chart" .Chart) }}
-{{- if .Values.coordinator.priorityClass.create }}
-- --coordinator-priority-class={{ .Values.coordinator.priorityClass.name }}
+{{- with include "varuna.coordinatorClass" . }}
+- --coordinator-priority-class={{ . }}
 {{- end }}
 {{- with .Values.worker.image }}
 - --worker-image={{ . }}

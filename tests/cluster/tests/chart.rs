@@ -338,6 +338,76 @@ async fn the_check_of_an_installation_names_every_fault() {
     }
 }
 
+#[test]
+fn coordinators_have_the_class_that_is_made_or_the_one_that_is_named() {
+    for (values, class, is_made) in [
+        ("create=true", Some("varuna-coordinator"), true),
+        ("name=mine", Some("mine"), true),
+        ("create=false", None, false),
+        (
+            "create=false,coordinator.priorityClass.name=mine",
+            Some("mine"),
+            false,
+        ),
+    ] {
+        let set = format!("crds.install=false,coordinator.priorityClass.{values}");
+        let rendered = cluster()
+            .helm(&["template", "v", &chart(), "--set", &set])
+            .unwrap();
+        let mut lines = rendered.lines().map(str::trim);
+        let passed = lines.find_map(|l| l.strip_prefix("- --coordinator-priority-class="));
+        assert_eq!(passed, class, "{values}");
+        let made = rendered
+            .split("\n---\n")
+            .find(|d| d.contains("kind: PriorityClass\n"));
+        assert_eq!(made.is_some(), is_made, "{values}");
+        if let (Some(made), Some(class)) = (made, class) {
+            assert!(made.contains(&format!("  name: {class}\n")), "{values}: {made}");
+        }
+    }
+}
+
+/// As docs/kubernetes/install.md says: what belongs to the cluster comes with the first release alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_further_release_looks_after_another_namespace_beside_the_first() {
+    let first = cluster().namespace("first-team").unwrap();
+    install(&first);
+    let further = cluster().namespace("further-team").unwrap();
+    let chart = chart();
+    let release = |name: &str, values: &str| {
+        let set = format!("namespaced=true,replicas=0{values}");
+        let arguments = ["install", name, &chart, "-n", &further, "--set", &set];
+        cluster().helm(&arguments)
+    };
+    let refused = release("whole", "").expect_err("it takes the first release's definitions");
+    assert!(refused.to_string().contains("ownership"), "{refused}");
+    let values = ",crds.install=false,coordinator.priorityClass.create=false,coordinator.priorityClass.name=varuna-coordinator";
+    release("team", values).unwrap();
+    let inside = InNamespace(further.clone());
+    let deployment = ["get", "deployment", "team-varuna-operator", "-o", "json"];
+    let deployment = inside.kubectl(&deployment, "").unwrap();
+    assert!(
+        deployment.contains("--coordinator-priority-class=varuna-coordinator"),
+        "{deployment}"
+    );
+    let installation = Installation {
+        namespace: Some(further.clone()),
+        lease_namespace: further.clone(),
+        lease_name: "team-varuna-operator".into(),
+    };
+    let client = cluster()
+        .client_as(&further, "team-varuna-operator")
+        .await
+        .unwrap();
+    let found = faults(&client, &installation).await.unwrap();
+    assert!(
+        matches!(&found[..], [fault] if fault.starts_with("no replica leads")),
+        "{found:?}"
+    );
+    let uninstall = ["uninstall", "team", "-n", &further];
+    cluster().helm(&uninstall).unwrap();
+}
+
 /// kubectl in one namespace.
 struct InNamespace(String);
 

@@ -380,3 +380,66 @@ fn each_cause_has_its_sentence() {
         );
     }
 }
+
+#[test]
+fn a_recovery_of_each_phase_and_cause_is_counted_from_zero() {
+    // Of another phase or cause this does not compile: it belongs in the list.
+    let place_of_phase = |phase| match phase {
+        Phase::Collect => 0,
+        Phase::Plan => 1,
+        Phase::Connect => 2,
+        Phase::Transfer => 3,
+        Phase::Step => 4,
+        Phase::Total => 5,
+    };
+    let place_of_cause = |cause| match cause {
+        Cause::Lost => 0,
+        Cause::Notice => 1,
+        Cause::Takeover => 2,
+        Cause::Joined => 3,
+        Cause::Other => 4,
+    };
+    assert_eq!(PHASES.map(place_of_phase), [0, 1, 2, 3, 4, 5]);
+    assert_eq!(CAUSES.map(place_of_cause), [0, 1, 2, 3, 4]);
+    let metrics = Metrics::new("ns", "j");
+    let text = metrics.render();
+    let count = |phase: Phase, cause: Cause, n: u64| {
+        let (phase, cause) = (phase.label(), cause.label());
+        format!(
+            r#"varuna_recovery_duration_seconds_count{{namespace="ns",job_name="j",phase="{phase}",cause="{cause}"}} {n}"#
+        )
+    };
+    for phase in PHASES {
+        for cause in CAUSES {
+            let line = count(phase, cause, 0);
+            assert!(text.lines().any(|l| l == line), "no {line} in:\n{text}");
+        }
+    }
+    let line = r#"varuna_plan_duration_seconds_count{namespace="ns",job_name="j"} 0"#;
+    assert!(text.lines().any(|l| l == line), "no {line} in:\n{text}");
+    metrics.recovered(&Measured {
+        phase: Phase::Total,
+        cause: Cause::Lost,
+        took: ms(17_000),
+        workers: 1,
+    });
+    let (text, line) = (metrics.render(), count(Phase::Total, Cause::Lost, 1));
+    assert!(text.lines().any(|l| l == line), "no {line} in:\n{text}");
+}
+
+#[test]
+fn what_an_alert_compares_recoveries_with_is_the_bound_of_a_bucket() {
+    const RULES: &str = include_str!("../../../../charts/varuna/rules.yaml");
+    let compared: Vec<f64> = RULES
+        .lines()
+        .filter(|l| l.contains("histogram_quantile") && l.contains("varuna_recovery_duration"))
+        .filter_map(|l| l.rsplit_once("> ")?.1.trim().parse().ok())
+        .collect();
+    assert!(!compared.is_empty(), "no such alert");
+    for bound in compared {
+        assert!(
+            RECOVERY.contains(&bound),
+            "within a bucket of {RECOVERY:?} a quantile is a guess: {bound}"
+        );
+    }
+}

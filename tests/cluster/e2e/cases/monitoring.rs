@@ -49,7 +49,7 @@ impl CaseRun<'_> {
             for (panel, expression) in &expressions {
                 let expression = expression.replace("$namespace", &self.job.namespace);
                 let expression = expression.replace("$job", ".*");
-                if prometheus.query(&expression).await?.is_empty() {
+                if !has_number(&prometheus.query(&expression).await?) {
                     empty.push(format!("{panel}: {expression}"));
                 }
             }
@@ -62,6 +62,14 @@ impl CaseRun<'_> {
         ensure!(alerts == sound, "evaluated {sound:?} of {alerts:?}");
         Ok(())
     }
+}
+
+/// Whether a query gave a number at least once: a quantile or a quotient of counts that do not move is an answer, and no data.
+fn has_number(answer: &[Value]) -> bool {
+    let mut values = answer
+        .iter()
+        .filter_map(|series| series["value"][1].as_str()?.parse::<f64>().ok());
+    values.any(f64::is_finite)
 }
 
 /// The dashboard's queries, each with its panel.
@@ -92,4 +100,18 @@ fn alerts() -> Result<Vec<String>> {
         .iter()
         .map(|rule| rule["alert"].as_str().map(str::to_owned).context("a name"))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_not_a_number_is_no_data() {
+        let series = |value: &str| json!({ "metric": {}, "value": [1_795_344_944.2, value] });
+        assert!(!has_number(&[]));
+        assert!(!has_number(&[series("NaN"), series("+Inf")]));
+        assert!(has_number(&[series("NaN"), series("0")]));
+    }
 }
