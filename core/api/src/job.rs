@@ -235,7 +235,7 @@ impl WorkerDevice {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WorkerTransport {
-    /// NCCL between workers that all have it, else TCP.
+    /// NCCL between workers that all have it, else TCP; TCP where the network encrypts.
     #[default]
     Auto,
     /// NCCL; a worker without it ends.

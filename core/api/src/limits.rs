@@ -53,6 +53,9 @@ pub(crate) fn loss_scales() -> Vec<u64> {
         .collect()
 }
 
+/// Bytes of what a micro-batch sends from a stage to the next: the length of a message between workers has 32 bits.
+pub(crate) const BOUNDARY_BYTES: u64 = u32::MAX as u64;
+
 /// At w (P - 1 - s) warm-up forwards a larger factor only stashes more: no schedule gains from it.
 pub(crate) const WARMUP_FACTOR: RangeInclusive<f64> = 1.0..=16.0;
 /// Segments of a model: two for each layer, the embedding and the head. The resolver knows the job's own number.

@@ -111,6 +111,8 @@ pub struct Metadata {
             "leave data.packing.maskLoss out: with training.masking no token is predicted from the one before"),
         validation = ("!has(self.training.evaluation) || !has(self.data.validationFraction) || self.data.validationFraction > 0.0",
             "leave training.evaluation out, or make data.validationFraction more than 0: no samples are held out"),
+        validation = ("!has(self.workers) || !has(self.workers.transport) || self.workers.transport != 'nccl' || !has(self.network) || !has(self.network.encryption) || self.network.encryption != 'tls'",
+            "make workers.transport auto or tcp, or network.encryption none: NCCL does not encrypt what it sends"),
         // What identifies the run. A run with another model or batch is another run.
         validation = ("self.model == oldSelf.model",
             "model cannot change: make a new job"),

@@ -1,7 +1,8 @@
 //! From a job to its planner: the sizes of its model, its limits, and the costs that plans are made with.
 
-use crate::Job;
+use crate::{Job, WorkerDevice};
 use varuna_plan::cost::{Costs, Device};
+use varuna_plan::device::{DeviceKind, Hardware};
 use varuna_plan::profile::Profile;
 use varuna_plan::{Constraints, CostPlanner, EstimatedPlanner};
 
@@ -25,16 +26,49 @@ fn costs_for(job: &Job, costs: &Costs) -> Result<Costs, String> {
 /// The costs of a job's model that a profile has measured.
 ///
 /// # Errors
-/// The profile is of another model: the first difference, as a sentence that names the field.
+/// The profile is of another model, or of another kind of device than the job's: the first difference, as a sentence that names the field.
 pub fn measured_costs(profile: &Profile, job: &Job) -> Result<Costs, String> {
+    check_device(&profile.device, job.workers.device)?;
     let mut costs = costs_for(job, &profile.costs())?;
     // Profiles count AdamW's moments, whatever the job that they were measured with. Times are those of that job's optimizer.
     costs.parameter = costs.parameter.keeping(job.training.optimizer.rule.moments());
     costs.packing_bytes = packing_bytes(job);
+    costs.mask_bytes = mask_bytes(job);
     let model = job.model.spec();
     let own: Vec<u64> = model.segments.iter().map(|s| s.parameters).collect();
     profile.check_parameters(&own, model.tied_parameters)?;
     Ok(costs)
+}
+
+/// Refuses a profile of a processor for workers on GPUs, and the other way round: plans would be made with times that are wrong by orders of
+/// magnitude. What a job with `auto` computes on is known on its workers' machines alone.
+fn check_device(profiled: &str, device: WorkerDevice) -> Result<(), String> {
+    let (wants, word) = match device {
+        WorkerDevice::Auto => return Ok(()),
+        WorkerDevice::Cpu => (false, "cpu"),
+        WorkerDevice::Cuda => (true, "cuda"),
+    };
+    match is_gpu(profiled) {
+        Some(is) if is != wants => Err(format!(
+            "device: {profiled} — the job's workers compute on {word} (spec.workers.device): allowed is a profile of such a device, as varuna \
+             profile --device {word} measures one"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the device of a profile is a GPU; none where its name, which is for people, does not tell.
+fn is_gpu(profiled: &str) -> Option<bool> {
+    // What the worker measures on a processor is called so, what is estimated for one as in the table.
+    if ["cpu", "cpu-core"].contains(&profiled) {
+        return Some(false);
+    }
+    let by_driver = Hardware::Gpu {
+        name: profiled.to_owned(),
+        memory_bytes: 0,
+    };
+    let known = by_driver.kind().is_some() || DeviceKind::named(profiled).is_ok();
+    (known || profiled.starts_with("NVIDIA")).then_some(true)
 }
 
 /// What a profile of a job's model says of what is not measured: with the memory of AdamW's moments, so that it suits jobs with any optimizer.
@@ -76,6 +110,7 @@ pub fn estimated_costs(job: &Job, device: Device) -> Costs {
     Costs {
         parameter: costs.parameter.keeping(job.training.optimizer.rule.moments()),
         packing_bytes: packing_bytes(job),
+        mask_bytes: mask_bytes(job),
         ..costs
     }
 }
@@ -88,6 +123,13 @@ pub fn estimated_planner(job: &Job) -> EstimatedPlanner {
     planner
         .keeping(job.training.optimizer.rule.moments())
         .packing(packing_bytes(job))
+        .masking(mask_bytes(job))
+}
+
+/// The mask of a sliding window, in the format of the elements.
+fn mask_bytes(job: &Job) -> u64 {
+    let transformer = job.model.transformer();
+    transformer.map_or(0, |model| model.mask_elements() * job.precision.element_bytes())
 }
 
 fn packing_bytes(job: &Job) -> u64 {
@@ -106,5 +148,63 @@ fn constraints(job: &Job) -> Constraints {
         max_depth: Some(job.pipeline.max_depth),
         schedules: job.pipeline.schedules.clone(),
         device_memory_bytes: job.workers.device_memory_bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parse_job;
+
+    fn job(device: &str) -> Job {
+        let text = format!(
+            "
+apiVersion: varuna.dev/v1alpha1
+kind: VarunaJob
+metadata: {{name: devices}}
+spec:
+  model: {{preset: gpt2-tiny}}
+  data: {{path: not-read}}
+  training: {{globalBatchSize: 8, steps: 5, seed: 1, optimizer: {{learningRate: 0.001}}}}
+  workers: {{device: {device}}}
+"
+        );
+        parse_job(&text).unwrap()
+    }
+
+    #[test]
+    fn a_profile_of_another_kind_of_device_than_the_jobs_is_refused_where_both_are_known() {
+        let auto = job("auto");
+        let refusal = |profiled: &str, device: &str| {
+            let profile = Profile::of_costs(&unmeasured_costs(&auto), "gpt2-tiny".into(), profiled.into());
+            measured_costs(&profile, &job(device)).err()
+        };
+        for gpu in [
+            "NVIDIA H100 80GB HBM3",
+            "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+            "V100 16 GB (p3.2xlarge, one GPU a node)",
+            "h100-80g",
+        ] {
+            let why = refusal(gpu, "cpu").unwrap();
+            assert!(
+                why.contains(gpu) && why.contains("(spec.workers.device)"),
+                "{why}"
+            );
+            assert_eq!(
+                (refusal(gpu, "cuda"), refusal(gpu, "auto")),
+                (None, None),
+                "{gpu}"
+            );
+        }
+        for processor in ["cpu", "cpu-core"] {
+            let why = refusal(processor, "cuda").unwrap();
+            assert!(why.contains("varuna profile --device cuda"), "{why}");
+            assert_eq!(refusal(processor, "cpu"), None);
+            assert_eq!(refusal(processor, "auto"), None);
+        }
+        for unknown in ["a device of mine", "cpu (memory apart)"] {
+            assert_eq!(refusal(unknown, "cpu"), None);
+            assert_eq!(refusal(unknown, "cuda"), None);
+        }
     }
 }

@@ -69,12 +69,15 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
     let mut pipeline = pipeline::pipelines(check, spec.pipeline.unwrap_or_default(), &model);
     pipeline.micro_batch_size =
         pipeline::micro_batch_size(check, micro_batch_size, training.global_batch_size);
+    pipeline::boundary(check, &pipeline, &model, precision);
     let elasticity = spec.elasticity.unwrap_or_default();
     let mut elasticity = workers::elasticity(check, &elasticity, pipeline.min_depth);
     let workers = workers::workers(check, spec.workers.unwrap_or_default());
     let groups = spec.worker_groups.unwrap_or_default();
     let worker_groups = worker_groups::worker_groups(check, groups, &workers, &mut elasticity);
     let network = spec.network.unwrap_or_default();
+    let connections = workers::network(check, &network);
+    workers::encrypted_transport(check, &workers, connections);
     if let Some(manager) = &spec.managed_by {
         check.manager("spec.managedBy", manager);
     }
@@ -91,7 +94,7 @@ fn job(check: &mut Check, file: VarunaJob) -> Job {
         workers,
         worker_groups,
         checkpoint,
-        network: workers::network(check, &network),
+        network: connections,
         network_policy: workers::network_policy(check, network),
         compare_every_steps: checkpoint::compare_every_steps(check, spec.integrity),
         disruption: workers::disruption(check, spec.disruption.unwrap_or_default()),

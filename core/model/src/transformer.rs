@@ -181,6 +181,14 @@ impl Transformer {
         self.features.sliding_window.filter(|w| *w < self.sequence_length)
     }
 
+    /// Elements of the mask of a sliding window, which a worker that attends makes once and keeps, whatever its blocks, samples and micro-batches:
+    /// one for each pair of tokens. None without a window.
+    #[must_use]
+    pub fn mask_elements(&self) -> u64 {
+        let tokens = u64::from(self.sequence_length);
+        self.window().map_or(0, |_| tokens * tokens)
+    }
+
     fn sizes(&self) -> Sizes {
         Sizes {
             layers: self.layers,
@@ -292,6 +300,18 @@ mod tests {
             Vec::<[usize; 2]>::new(),
             "the head"
         );
+    }
+
+    #[test]
+    fn a_window_that_hides_something_needs_a_mask() {
+        let with = |sliding_window| {
+            let mut model = models().remove(0);
+            model.features.sliding_window = sliding_window;
+            model.mask_elements()
+        };
+        assert_eq!(with(Some(4)), 16 * 16);
+        assert_eq!(with(Some(16)), 0, "all tokens are seen");
+        assert_eq!(with(None), 0);
     }
 
     #[test]

@@ -127,6 +127,10 @@ pub struct Costs {
     /// holds several documents.
     #[serde(default)]
     pub packing_bytes: u64,
+    /// What the attention of a stage keeps once for all of its blocks and samples, in bytes: the mask of a sliding window
+    /// ([`Transformer::mask_elements`](varuna_model::Transformer::mask_elements)).
+    #[serde(default)]
+    pub mask_bytes: u64,
     /// Bytes a second at which rings send, where that was measured; else the link's.
     #[serde(default)]
     pub ring_bytes_per_s: Option<f64>,
@@ -175,6 +179,7 @@ impl Costs {
             runtime: Runtime::Overlapped,
             calibration: Calibration::default(),
             packing_bytes: 0,
+            mask_bytes: 0,
             ring_bytes_per_s: None,
             host: None,
         }
@@ -225,8 +230,8 @@ impl Costs {
         self.parameters(range) * self.parameter.resident
     }
 
-    /// Memory that a stage needs: state, what is kept of `stash` micro-batches of `samples` samples each, and what the backward takes
-    /// of one when it begins, while all is still kept.
+    /// Memory that a stage needs: state, what attention keeps once, and either what is kept of `stash` micro-batches of `samples` samples each and what
+    /// the backward takes of one when it begins, while all is still kept, or what the optimizer takes when nothing is kept any more.
     #[must_use]
     pub fn memory_bytes(&self, range: SegmentRange, stash: u32, samples: u32, recompute: Recompute) -> u64 {
         let (of, samples) = (self.of(range), u64::from(samples));
@@ -240,10 +245,12 @@ impl Costs {
         };
         let recomputed: u64 = of.iter().filter(again).map(saved).sum();
         let working = working_bytes(of.iter().rev().map(|s| s.taken(samples, recompute)));
-        let attends = of.iter().any(|s| s.kind.attends());
-        let packing = packing_bytes(u64::from(attends) * self.packing_bytes, stash, recompute);
+        let attends = u64::from(of.iter().any(|s| s.kind.attends()));
+        let packing = packing_bytes(attends * self.packing_bytes, stash, recompute);
         let kept = u64::from(stash) * (input + kept) + recomputed + packing;
-        self.state_bytes(range) + kept * samples + working
+        let matrix = of.iter().map(SegmentCost::matrix_elements_max).max();
+        let optimizer = matrix.unwrap_or(0) * self.parameter.matrix_step;
+        self.state_bytes(range) + attends * self.mask_bytes + (kept * samples + working).max(optimizer)
     }
 
     /// Running again what a stage did not keep of a micro-batch of `samples`, milliseconds.
@@ -288,6 +295,7 @@ impl Costs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::moments::Moments;
     use varuna_model::{Transformer, gpt2};
 
     fn costs(tied: bool) -> Costs {
@@ -382,6 +390,65 @@ mod tests {
         assert_eq!(more(blocks, Recompute::Selective), 2 * 1000);
         assert_eq!(more(blocks, Recompute::Full), 2 * 1000);
         assert_eq!(more(head, Recompute::None), 0, "a stage without attention");
+    }
+
+    #[test]
+    fn the_mask_of_a_window_is_kept_once_where_a_stage_attends() {
+        let plain = costs(true);
+        let masked = Costs {
+            mask_bytes: 1000,
+            ..plain.clone()
+        };
+        let last = plain.layout().segments;
+        let more = |(start, end), stash| {
+            let range = SegmentRange { start, end };
+            let of = |costs: &Costs| costs.memory_bytes(range, stash, 2, Recompute::None);
+            of(&masked) - of(&plain)
+        };
+        assert_eq!([more((1, 39), 8), more((1, 2), 1)], [1000, 1000]);
+        assert_eq!([more((0, 1), 8), more((last - 1, last), 8)], [0, 0]);
+    }
+
+    #[test]
+    fn a_step_of_muon_takes_memory_for_the_largest_matrix_once_nothing_is_kept_any_more() {
+        let adam = costs(true);
+        let muon = Costs {
+            parameter: adam.parameter.keeping(Moments::Muon),
+            ..adam.clone()
+        };
+        let stage = SegmentRange { start: 1, end: 39 };
+        let of = |costs: &Costs, stash| costs.memory_bytes(stage, stash, 1, Recompute::None);
+        let up: u64 = 1600 * 4 * 1600;
+        let taken = of(&muon, 0) - adam.state_bytes(stage);
+        // An MLP has biases, too.
+        assert!((up * 20..up * 20 + 200_000).contains(&taken), "{taken}");
+        assert!(of(&adam, 0) < of(&muon, 0));
+        assert_eq!(
+            of(&adam, 64),
+            of(&muon, 64),
+            "activations are more, and gone by then"
+        );
+        let embedding = SegmentRange { start: 0, end: 1 };
+        let of = |costs: &Costs| costs.memory_bytes(embedding, 1, 1, Recompute::None);
+        assert_eq!(of(&adam), of(&muon), "AdamW's");
+    }
+
+    #[test]
+    fn what_one_segment_of_a_model_of_ones_own_takes_counts_wherever_it_is() {
+        let segment = |working_bytes| SegmentCost {
+            kind: SegmentKind::Block,
+            working_bytes,
+            saved_bytes: 0,
+            chunked: Chunked::default(),
+            ..costs(false).segments[1].clone()
+        };
+        let own = Costs {
+            segments: [1 << 30, 1, 1, 1].map(segment).to_vec(),
+            ..costs(false)
+        };
+        let whole = own.layout().whole();
+        let working = own.memory_bytes(whole, 0, 1, Recompute::None) - own.state_bytes(whole);
+        assert_eq!(working, 1 << 30);
     }
 
     #[test]

@@ -233,14 +233,19 @@ impl Shape {
         let stages = stages.into_iter();
         stages.map(|j| self.pipelines[i].stages[j].segments).collect()
     }
-    /// The workers that compute with a unit, in pipeline order, then stage order: the ring that sums its gradient.
+    /// The workers that compute with a unit: the ring that sums its gradient. In pipeline order, then stage order; of a tied weight that is shared out
+    /// first the first stages of all pipelines, then their last stages: neighbours hold the same ranges, and both ends of a pipeline are near to each
+    /// other, to be lost together.
     #[must_use]
     pub fn group(&self, layout: &Layout, unit: Unit) -> Vec<WorkerId> {
         let stages = self.pipelines.iter().flat_map(|p| &p.stages);
-        stages
-            .filter(|s| layout.stage_needs(s.segments, unit))
-            .map(|s| s.worker)
-            .collect()
+        let needed = stages.filter(|s| layout.stage_needs(s.segments, unit));
+        let is_tied = layout.tied_unit() == Some(layout.whole_of(unit));
+        if layout.ranges == 1 || !is_tied || bug!(EndsOfPipelineAreNeighbours) {
+            return needed.map(|s| s.worker).collect();
+        }
+        let (first, last): (Vec<&Stage>, Vec<&Stage>) = needed.partition(|s| s.segments.start == 0);
+        first.into_iter().chain(last).map(|s| s.worker).collect()
     }
     /// Holders of a unit: of its group, all or those that its range is shared out to; the first owns the unit's part of the norm.
     #[must_use]

@@ -71,6 +71,10 @@ varuna_mutants::mutants! {
     TiedWeightFirst => UNIT_TESTS,
     /// Where optimizer state is sharded, each range has one holder: it is lost with a worker.
     OneHolderOfEachRange => UNIT_TESTS,
+    /// Where optimizer state is sharded, both ends of a pipeline hold the same ranges of the weight that they share, and are lost together.
+    EndsOfPipelineAreNeighbours => UNIT_TESTS,
+    /// Where optimizer state is sharded, pipelines of one node follow each other: its loss takes ranges with it.
+    NeighboursShareNode => UNIT_TESTS,
     /// Where optimizer state is sharded, nobody sends its parameters to those that compute with them.
     KeepParametersToOneself => UNIT_TESTS,
     /// Where optimizer state is sharded, workers that send each other parameters are not connected.
@@ -99,6 +103,8 @@ varuna_mutants::mutants! {
     BothWaysShareLink => UNIT_TESTS,
     /// The commit waits for all gradients that go to keepers, one after the other.
     CommitWaitsForAll => UNIT_TESTS,
+    /// The commit waits for one gradient of all that a worker sends to its keeper.
+    CommitWaitsForOne => UNIT_TESTS,
     /// Without a store a loss costs nothing.
     NothingToRedoWithoutStore => UNIT_TESTS,
     /// What segments are left over go to one stage.
@@ -115,6 +121,8 @@ varuna_mutants::mutants! {
     SlowWorkersTrain => UNIT_TESTS,
     /// Neighbours in a pipeline are in different zones.
     PlaceAcrossZones => UNIT_TESTS,
+    /// All copies of a stage are on one node, or in one zone, where another has a worker that is as good.
+    CopiesShareNode => UNIT_TESTS,
     /// A worker's place in the parent plan says nothing of its next one.
     ForgetPlaces => UNIT_TESTS,
     /// Workers on several nodes count as if they shared one.

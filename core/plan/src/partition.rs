@@ -15,6 +15,22 @@ pub struct Cuts {
     rows: Vec<Vec<Option<Cover>>>,
 }
 
+/// What a stage costs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct StageCost {
+    /// Itself.
+    pub own: f64,
+    /// No stage with the same start, as many stages behind it and the same end or a later one costs less.
+    pub least: f64,
+}
+
+/// A cost that does not fall as a stage with the same start grows.
+impl From<f64> for StageCost {
+    fn from(own: f64) -> StageCost {
+        StageCost { own, least: own }
+    }
+}
+
 /// A cover of a suffix: its dearest stage, the sum of squares, and where its first stage ends.
 #[derive(Clone, Copy, Debug)]
 struct Cover {
@@ -27,16 +43,17 @@ struct Cover {
 /// squares (else the remainder piles up on one stage).
 ///
 /// `cost(range, later)` is the cost of a stage with `later` stages behind it, or `None` where it does not fit in memory. It
-/// must not fall, and must stay `None`, as a range with the same start grows.
+/// must stay `None` as a range with the same start grows; it may fall, by a boundary over which less travels, as [`StageCost::least`] says.
 ///
 /// A dynamic programme over suffixes for all depths at once:
-/// `best[k][i] = min over j of max(cost(i..j, k - 1), best[k - 1][j])`, ended early once the first stage alone is dearer.
+/// `best[k][i] = min over j of max(cost(i..j, k - 1), best[k - 1][j])`, ended early once the first stage alone is dearer, however long.
 #[must_use]
-pub fn partition_all(
+pub fn partition_all<C: Into<StageCost>>(
     segments: u32,
     depth_max: u32,
-    mut cost: impl FnMut(SegmentRange, u32) -> Option<f64>,
+    mut cost: impl FnMut(SegmentRange, u32) -> Option<C>,
 ) -> Cuts {
+    let mut cost = |range: SegmentRange, later: u32| cost(range, later).map(Into::<StageCost>::into);
     let n = segments as usize;
     let mut rows: Vec<Vec<Option<Cover>>> = Vec::new();
     for later in 0..depth_max.min(segments) as usize {
@@ -56,7 +73,7 @@ fn cover(
     within: Range<usize>,
     later: usize,
     rest: Option<&Vec<Option<Cover>>>,
-    cost: &mut impl FnMut(SegmentRange, u32) -> Option<f64>,
+    cost: &mut impl FnMut(SegmentRange, u32) -> Option<StageCost>,
 ) -> Option<Cover> {
     let mut best: Option<Cover> = None;
     let nearest = if later == 0 { within.end } else { within.start + 1 };
@@ -65,11 +82,15 @@ fn cover(
             start: within.start as u32,
             end: first_end as u32,
         };
-        let Some(own) = cost(range, later as u32) else {
+        let Some(StageCost { own, least }) = cost(range, later as u32) else {
             break;
         };
-        if best.is_some_and(|b| own > b.dearest) {
+        let limit = best.map_or(f64::INFINITY, |b| b.dearest);
+        if least > limit {
             break;
+        }
+        if own > limit {
+            continue;
         }
         let (dearest, squares) = match rest {
             None => (own, own * own),

@@ -2,16 +2,19 @@
 //!
 //! `search` finds candidates: every number of pipelines and every pair of depths is scored in closed form, the best few are
 //! simulated. `placement` puts workers on a candidate's stages so that state stays where it is. `refine` improves the choice
-//! for workers of unequal speed and for interleaved schedules. Pure and deterministic: the same request gives the same shape.
+//! for workers of unequal speed and for interleaved schedules. `ring_order` says which pipeline comes after which where state is shared out among
+//! them. Pure and deterministic: the same request gives the same shape.
 
 mod candidate;
 mod estimated;
 mod explain;
 mod infeasible;
+mod locations;
 mod placement;
 mod problem;
 mod refine;
 mod request;
+mod ring_order;
 mod search;
 mod spare_costs;
 mod state_moves;
@@ -183,23 +186,19 @@ impl CostPlanner {
             return Err(infeasible::why_no_plan(&problem, workers.len()));
         };
         let mut shape = chosen.shape(&placed.workers, placed.move_ms, self.costs.calibrated);
-        let mut moved_bytes = placed.moved_bytes;
-        if request.layout.ranges > 1 {
-            // Placement knows how much of a segment a worker holds, not which ranges its place will have.
-            moved_bytes = state_moves::moved_bytes(&problem, &shape);
-            shape.predicted.move_ms = state_moves::move_ms(&problem, &shape);
-        }
+        // Placement knows how much of a segment a worker holds, not which ranges its place will have.
+        let mut moved_bytes = ring_order::order(&problem, &mut shape).unwrap_or(placed.moved_bytes);
         let mut found: Vec<Candidate> = Vec::new();
         let fastest = search::choice::fastest_of_all(&problem, &pools);
         let bases = [request.parent.as_ref(), fastest.as_ref(), Some(&shape)];
-        if let Some(uneven) = refine::uneven_speeds::refine(&problem, &bases, &shape.predicted) {
-            moved_bytes = state_moves::moved_bytes(&problem, &uneven);
+        if let Some(uneven) = refine::uneven_speeds::refine(&problem, &bases, &shape) {
             shape = uneven;
+            moved_bytes = in_order(&problem, &mut shape);
         }
         if let Some((interleaved, described)) = refine::interleave::refine(&problem, &shape, &pools) {
-            moved_bytes = state_moves::moved_bytes(&problem, &interleaved);
             found.push(std::mem::replace(&mut chosen, described));
             shape = interleaved;
+            moved_bytes = in_order(&problem, &mut shape);
         }
         if !problem.shares_enough(shape.pipelines.len()) {
             return Err(infeasible::why_no_plan(&problem, workers.len()));
@@ -217,6 +216,12 @@ impl CostPlanner {
             scored,
         })
     }
+}
+
+/// Puts a shape's pipelines in order; returns how much of its state moves, bytes.
+fn in_order(problem: &Problem, shape: &mut Shape) -> u64 {
+    let moved = ring_order::order(problem, shape);
+    moved.unwrap_or_else(|| state_moves::moved(problem, shape).0)
 }
 
 #[cfg(test)]

@@ -267,6 +267,7 @@ impl Profile {
             runtime: self.runtime,
             calibration: self.calibration.unwrap_or_default(),
             packing_bytes: 0,
+            mask_bytes: 0,
             ring_bytes_per_s: self.ring_bytes_per_s(latency_ms),
             host: self.host.clone(),
         }

@@ -1,7 +1,5 @@
-//! The protocol's mutants: bugs that can be switched on, to prove that the tests see what they claim to see (`varuna-mutants`).
-//!
-//! Each is caught by the unit tests of this crate, seeds of the simulated world, or both. The tests of both compare this table with what
-//! happens.
+//! The protocol's mutants: bugs that can be switched on, to prove that the tests see what they claim to see (`varuna-mutants`). The tests compare
+//! this table with what happens: each is caught by the unit tests of this crate, seeds of the simulated world, or both.
 
 use varuna_mutants::{UNIT_TESTS, seeds, unit_tests_and_seeds};
 
@@ -145,7 +143,7 @@ varuna_mutants::mutants! {
     /// A recovery resumes at a state that does not cover the model.
     ResumeUncovered => UNIT_TESTS,
     /// A recovery resumes at the oldest state.
-    ResumeAtOldest => unit_tests_and_seeds("cl", 0),
+    ResumeAtOldest => unit_tests_and_seeds("clp", 0),
     /// A worker counts as a source of a decided state, whatever state its gradient belongs to.
     RollForwardFromAnyState => UNIT_TESTS,
     /// Committed steps are given up without waiting for their holders.
@@ -166,6 +164,8 @@ varuna_mutants::mutants! {
     KeepUnclearTerm => UNIT_TESTS,
     /// After an unclear write, whatever is in the store counts as written by this coordinator.
     AnyRecordIsMine => UNIT_TESTS,
+    /// After a refused write the record is read once, whether the answer comes or not.
+    ReadOnceAfterRefusal => UNIT_TESTS,
     /// A write that failed counts as done.
     FailedWriteCounts => unit_tests_and_seeds("a", 0),
     /// A member that is ready in another generation counts as ready.
@@ -272,11 +272,13 @@ varuna_mutants::mutants! {
     NoStallDetection => UNIT_TESTS,
     /// A generation may take for ever to start.
     NoLaunchDeadline => UNIT_TESTS,
+    /// A generation has the same time to start, however much it moves and however many before it were late.
+    SameTimeForEveryLaunch => UNIT_TESTS,
     /// Members are armed as soon as all have caught up, however long before a member goes.
     SwitchLongBeforeNotice => UNIT_TESTS,
     /// The time for a planned change's start counts from its plan, also while newcomers follow.
     LaunchFromPlan => UNIT_TESTS,
-    /// A recovery does not use draining workers even where too few others are left.
+    /// A recovery does not use draining workers even where too few others are left, or these make up no plan.
     NeverUseDraining => UNIT_TESTS,
     /// A write that succeeds after Stop is not noted.
     ForgetWriteAtStop => UNIT_TESTS,
@@ -338,7 +340,7 @@ varuna_mutants::mutants! {
     ForgetPutsAnew => UNIT_TESTS,
     /// A source whose states arrive damaged is asked for ever.
     AskDamagedForEver => UNIT_TESTS,
-    /// A worker that was left out for its speed is left out for ever.
+    /// A worker that was left out for its speed, or because its use did not repay, is left out for ever.
     NoSecondChance => UNIT_TESTS,
     /// Who was found with wrong bits is forgotten with the coordinator that found it.
     ForgetOddHolders => UNIT_TESTS,
@@ -390,8 +392,8 @@ varuna_mutants::mutants! {
     ForgetDamage => UNIT_TESTS,
     /// A run that may begin anew does so while its holders may still come back.
     BeginAnewAtOnce => UNIT_TESTS,
-    /// A coordinator that has just taken over begins with the seed although nobody who trained has been heard.
-    SeedIsNewestForNewcomers => UNIT_TESTS,
+    /// A coordinator that has just taken over resumes from what is known although nobody who trained has been heard.
+    CheckpointIsNewestForNewcomers => UNIT_TESTS,
 }
 
 #[cfg(all(test, feature = "mutants"))]

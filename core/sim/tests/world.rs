@@ -57,6 +57,7 @@ const REACHED: &[&str] = &[
     "step skipped: the loss scale cannot fall",
     "step skipped: the loss scale falls",
     "the loss scale rises",
+    "the record is read seldom",
     "the shipped planner plans",
 ];
 

@@ -163,6 +163,7 @@ const DEPEND_ON_OTHERS: &[&str] = &[
     "spec.elasticity.minWorkers",
     "spec.elasticity.maxWorkers",
     "spec.workerGroups.0.maxWorkers",
+    "spec.workers.transport",
     "spec.training.masking.maskToken",
 ];
 /// Fields that have a limit in a cluster alone.

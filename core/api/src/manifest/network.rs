@@ -23,7 +23,7 @@ use serde_json::Value;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NetworkSpec {
     /// `none` (where left out), for a private network or one that encrypts by itself, or `tls`: activations, gradients and states
-    /// go over TLS 1.3, which costs both sides processor time for each byte.
+    /// go over TLS 1.3, which costs both sides processor time for each byte. All of them then go over TCP, also between GPUs.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::ENCRYPTION.map(|(name, _)| name))))]
     pub encryption: Option<String>,
     /// `ingress` (where left out), only the job's own pods may reach its workers and its coordinator, and anybody the port for probes and

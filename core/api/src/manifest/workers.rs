@@ -35,7 +35,8 @@ pub struct WorkersSpec {
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::DEVICES.map(|(name, _)| name))))]
     pub device: Option<String>,
     /// `auto` (where left out), NCCL between workers that all have it and else TCP, `nccl`, with which a worker that has none ends, or `tcp`:
-    /// what carries tensors between the devices of workers. Workers that share a GPU need `tcp`.
+    /// what carries tensors between the devices of workers. Workers that share a GPU need `tcp`. NCCL does not encrypt: with `encryption: tls` of
+    /// the network `auto` is TCP, and `nccl` is refused.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::TRANSPORTS.map(|(name, _)| name))))]
     pub transport: Option<String>,
     /// Threads of a worker for tensor operations; the machine's cores shared out among its workers where left out.

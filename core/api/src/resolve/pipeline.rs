@@ -2,7 +2,7 @@
 
 use super::check::Check;
 use crate::choices::{Order, RECOMPUTE, SCHEDULES};
-use crate::job::Pipelines;
+use crate::job::{Pipelines, Precision};
 use crate::limits;
 use crate::manifest::PipelineSpec;
 use varuna_model::Model;
@@ -75,4 +75,28 @@ pub(super) fn micro_batch_size(check: &mut Check, written: Option<u32>, batch: u
         check.0.push("spec.training.microBatchSize", size, allowed);
     }
     written
+}
+
+/// Refuses micro-batches, and models, whose activations no worker could send to the next stage.
+pub(super) fn boundary(check: &mut Check, pipelines: &Pipelines, model: &Model, precision: Precision) {
+    // A model that is not cut sends none.
+    if pipelines.max_depth <= 1 {
+        return;
+    }
+    let sample = model
+        .boundary_elements()
+        .saturating_mul(precision.element_bytes());
+    let (bytes, most) = (limits::BOUNDARY_BYTES, limits::BOUNDARY_BYTES / sample.max(1));
+    if most == 0 {
+        let found = format!("{sample} bytes of a sample between two stages");
+        let allowed = format!("at most {bytes}, as a message has no more; or make spec.pipeline.maxDepth 1");
+        check.0.push("spec.model", found, allowed);
+        return;
+    }
+    if let Some(size) = pipelines.micro_batch_size.filter(|size| u64::from(*size) > most) {
+        let allowed = format!(
+            "at most {most}: a sample has {sample} bytes between two stages, and a message at most {bytes}"
+        );
+        check.0.push("spec.training.microBatchSize", size, allowed);
+    }
 }

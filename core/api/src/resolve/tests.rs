@@ -341,7 +341,7 @@ fn every_field_about_the_run_that_is_written_is_taken() {
     assert_eq!(job.elasticity.spare_copies, varuna_plan::SpareCopies::Auto);
     assert_eq!((job.workers.gpus_per_pod, job.workers.threads), (4, Some(2)));
     assert_eq!(job.workers.device, WorkerDevice::Cuda);
-    assert_eq!(job.workers.transport, WorkerTransport::Nccl);
+    assert_eq!(job.workers.transport, WorkerTransport::Tcp);
     assert_eq!(job.workers.device_memory_bytes, Some(300 << 20));
     assert_eq!(
         job.workers.template,
@@ -398,6 +398,15 @@ fn every_field_about_checkpoints_that_is_written_is_taken() {
         ),
         ("s3://bucket/x", Some(50), Some(600), 2, Some(5 << 20))
     );
+}
+
+#[test]
+fn a_micro_batch_may_be_too_long_for_a_message_where_the_model_is_not_cut() {
+    let long = "globalBatchSize: 16384\n    microBatchSize: 16384";
+    let long = with(MINIMAL, "globalBatchSize: 16", long);
+    assert_eq!(errors(&long).len(), 1);
+    let whole = format!("{long}  pipeline: {{maxDepth: 1}}\n");
+    assert_eq!(parse_job(&whole).unwrap().pipeline.micro_batch_size, Some(16384));
 }
 
 #[test]

@@ -4,7 +4,8 @@
 use super::check::Check;
 use crate::choices::{DEVICES, ENCRYPTION, NETWORK_POLICIES, TRANSPORTS, spare_copies};
 use crate::job::{
-    CoordinatorPod, Elasticity, Network, NetworkPolicy, Restriction, WorkerDevice, WorkerTransport, Workers,
+    CoordinatorPod, Elasticity, Encryption, Network, NetworkPolicy, Restriction, WorkerDevice,
+    WorkerTransport, Workers,
 };
 use crate::lifecycle::{Disruption, FailurePolicy};
 use crate::limits;
@@ -122,6 +123,14 @@ pub(super) fn failure_policy(check: &mut Check, written: &FailurePolicySpec) -> 
 pub(super) fn network(check: &mut Check, written: &NetworkSpec) -> Network {
     Network {
         encryption: check.choice("spec.network.encryption", written.encryption.clone(), &ENCRYPTION),
+    }
+}
+
+/// Refuses a transport that cannot do what the network asks of it. With `auto` tensors go over TCP then.
+pub(super) fn encrypted_transport(check: &mut Check, workers: &Workers, network: Network) {
+    if (workers.transport, network.encryption) == (WorkerTransport::Nccl, Encryption::Tls) {
+        let allowed = "auto or tcp, as spec.network.encryption is tls: NCCL does not encrypt what it sends";
+        check.0.push("spec.workers.transport", "nccl", allowed);
     }
 }
 

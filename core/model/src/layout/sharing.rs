@@ -31,6 +31,7 @@ impl Layout {
     }
     /// Of a run of `workers`, the places of those that hold a unit, the one that sends it to the others first. Ranges are shared out as a
     /// ring sums them: the worker before place c has the sum of slice c first, the one at place c next ([`Layout::slice_of`]).
+    /// So neighbours hold what the other one has: the planner puts pipelines that follow each other on different nodes.
     #[must_use]
     pub fn places_in(&self, unit: Unit, workers: usize) -> Vec<usize> {
         if self.ranges == 1 || workers <= RANGE_HOLDERS {

@@ -4,6 +4,10 @@ use super::SINGLE_BYTES;
 use crate::moments::Moments;
 use serde::{Deserialize, Serialize};
 
+/// What Muon takes of a matrix while it takes its step, for each element, besides what stays: gradient, change, two temporaries and the result of
+/// the momentum in single precision. The iteration that follows takes no more for a square one, and on a GPU less (`worker/torch/src/kernels/muon.rs`).
+const MUON_STEP_BYTES: u64 = 5 * SINGLE_BYTES;
+
 /// Bytes that a parameter takes, by the number formats of the training.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -14,6 +18,10 @@ pub struct ParameterBytes {
     pub moved: u64,
     /// Of its gradient in a ring.
     pub gradient: u64,
+    /// Where it is an element of a matrix that the optimizer treats as one, while that takes its step; the largest such matrix of a worker counts. No part of a
+    /// profile, which suits jobs with any optimizer.
+    #[serde(skip)]
+    pub matrix_step: u64,
 }
 
 impl ParameterBytes {
@@ -22,6 +30,7 @@ impl ParameterBytes {
         resident: 16,
         moved: 12,
         gradient: 4,
+        matrix_step: 0,
     };
     /// The same, and a copy of 16 bits that is computed with.
     pub const MIXED: ParameterBytes = ParameterBytes {
@@ -59,6 +68,10 @@ impl ParameterBytes {
         ParameterBytes {
             resident: self.resident.saturating_sub(fewer),
             moved: self.moved.saturating_sub(fewer),
+            matrix_step: match moments {
+                Moments::Muon => MUON_STEP_BYTES,
+                Moments::Adam | Moments::Momentum => 0,
+            },
             ..self
         }
     }

@@ -50,6 +50,16 @@ impl SegmentCost {
         }
     }
 
+    /// Elements that its largest matrix has at most, of those that an optimizer treats as such: in a block's half queries and projection are alike,
+    /// and so are the ways up and down. A segment of which no more is known may be one matrix.
+    pub(crate) fn matrix_elements_max(&self) -> u64 {
+        match self.kind {
+            SegmentKind::Attention | SegmentKind::Mlp => self.parameters / 2,
+            SegmentKind::Block => self.parameters,
+            SegmentKind::Embedding | SegmentKind::Head => 0,
+        }
+    }
+
     /// Scales what it computes: forward and backward, fixed parts included.
     pub(crate) fn scale_compute(&mut self, factor: f64) {
         for ms in [

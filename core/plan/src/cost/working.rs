@@ -1,10 +1,10 @@
 //! What segments take of memory while they compute, beyond what stays from the forward to the backward.
 
-use super::SegmentCost;
+use super::{SegmentCost, SegmentKind};
 use crate::document::Recompute;
 
-/// So many segments at a stage's end decide what its backward takes: the head, and both halves of the block before it. When it comes to a block
-/// further on, all that a whole block kept is free besides, and none takes more than the one before.
+/// So many segments at the end of a stage of a transformer decide what its backward takes: the head, and both halves of the block before it. When it
+/// comes to a block further on, all that a whole block kept is free besides, and none takes more than the one before.
 const DECIDING: usize = 3;
 
 /// What a segment takes of a micro-batch, bytes.
@@ -16,15 +16,20 @@ pub(crate) struct Taken {
     backward: u64,
     /// Beyond that by its forward, where that is run again while all after it is kept; else 0.
     again: u64,
+    /// What others take says nothing of it: it may be a segment of anybody's model.
+    is_unlike: bool,
 }
 
 /// What a backward and what is run again before it take at most beyond what is kept, from the segments of a stage, the last one first. When the
 /// backward comes to a segment, what those after it kept is free.
 pub(crate) fn working_bytes(from_last: impl Iterator<Item = Taken>) -> u64 {
-    let mut free = 0;
-    let beyond = from_last.take(DECIDING).map(|taken| {
+    let mut free = 0_u64;
+    let deciding = from_last
+        .enumerate()
+        .take_while(|(i, taken)| *i < DECIDING || taken.is_unlike);
+    let beyond = deciding.map(|(_, taken)| {
         let beyond = taken.backward.saturating_sub(free).max(taken.again);
-        free += taken.saved;
+        free = free.saturating_add(taken.saved);
         beyond
     });
     beyond.max().unwrap_or(0)
@@ -52,6 +57,7 @@ impl SegmentCost {
             saved: self.saved_bytes * samples,
             backward: self.working(samples),
             again: u64::from(is_alone) * self.forward_bytes * samples,
+            is_unlike: self.kind == SegmentKind::Block,
         }
     }
 }
@@ -65,6 +71,7 @@ mod tests {
             saved,
             backward,
             again,
+            is_unlike: false,
         }
     }
 
@@ -82,5 +89,18 @@ mod tests {
             ..attention
         };
         assert_eq!(of(&[again, mlp, head]), 70);
+    }
+
+    #[test]
+    fn any_segment_of_a_model_that_is_no_transformer_may_take_most() {
+        let of = |is_unlike| {
+            let segment = |backward| Taken {
+                is_unlike,
+                ..taken(5, backward, 0)
+            };
+            working_bytes([1 << 30, 1, 1, 1].map(segment).into_iter().rev())
+        };
+        assert_eq!(of(true), (1 << 30) - 15);
+        assert_eq!(of(false), 1, "no block takes more than the one before");
     }
 }

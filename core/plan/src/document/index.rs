@@ -21,7 +21,7 @@ pub(crate) struct Tables {
     places: BTreeMap<WorkerId, (usize, usize)>,
     /// Workers that serve state, with a stage or without.
     sources: BTreeSet<WorkerId>,
-    /// By unit of the undivided layout, in pipeline order, then stage order.
+    /// By unit of the undivided layout, as [`Shape::group`] has them.
     groups: Vec<Vec<WorkerId>>,
     /// By unit, the owner of its part of the norm first.
     holders: Vec<Vec<WorkerId>>,
@@ -68,6 +68,9 @@ impl Tables {
                     }
                 }
             }
+        }
+        if let Some(tied) = layout.tied_unit().filter(|_| layout.ranges > 1) {
+            groups[tied.index()] = plan.shape.group(&layout, Unit(tied.0 * layout.ranges));
         }
         let mut units: BTreeMap<WorkerId, Vec<Unit>> = BTreeMap::new();
         let shared_out = |unit: Unit| -> Vec<WorkerId> {
@@ -225,7 +228,7 @@ impl Plan {
         let needed = |unit: &Unit| ranges.iter().any(|r| whole.stage_needs(*r, *unit));
         whole.all_units().filter(needed).collect()
     }
-    /// The workers that compute with a unit of the undivided layout, in pipeline order: the ring that sums its gradient.
+    /// The workers that compute with a unit of the undivided layout, in the order of [`Shape::group`]: the ring that sums its gradient.
     #[must_use]
     pub fn group(&self, whole: Unit) -> &[WorkerId] {
         self.index.of(self).group(whole)
@@ -249,7 +252,7 @@ impl Plan {
         let is_held = places.iter().any(|place| run[*place] == worker);
         (!is_held).then(|| run[places[0]])
     }
-    /// The workers that this one sends its parameters of a unit to in each step, in pipeline order.
+    /// The workers that this one sends its parameters of a unit to in each step, in the order of [`Shape::group`].
     #[must_use]
     pub fn receivers_of(&self, worker: WorkerId, unit: Unit) -> Vec<WorkerId> {
         let Some((run, places)) = self.run_of(worker, unit) else {

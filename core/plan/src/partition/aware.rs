@@ -4,6 +4,7 @@
 //! below C costs nothing there and may carry more parameters. For each C a min-max programme on the tail, with stages dearer
 //! than C forbidden.
 
+use super::StageCost;
 use crate::layout::SegmentRange;
 
 /// Bounds on the period that are tried: from the least possible one upwards.
@@ -19,8 +20,8 @@ pub(crate) struct Aware<'a> {
     pub(crate) depth: u32,
     /// Micro-batches that each pipeline runs in a step.
     pub(crate) micro_batches: f64,
-    /// Cost of a stage with this many stages behind it for one micro-batch; none where it does not fit. Grows with the range.
-    pub(crate) cost: &'a dyn Fn(SegmentRange, u32) -> Option<f64>,
+    /// Cost of a stage with this many stages behind it for one micro-batch; none where it does not fit, and then no longer one does.
+    pub(crate) cost: &'a dyn Fn(SegmentRange, u32) -> Option<StageCost>,
     /// What a stage adds after its last backward, less how much sooner than the first stage it ends.
     pub(crate) tail: &'a dyn Fn(SegmentRange) -> f64,
 }
@@ -63,8 +64,10 @@ impl Aware<'_> {
             for end in start + 1..=self.segments {
                 let later = u32::from(end < self.segments);
                 match (self.cost)(SegmentRange { start, end }, later) {
-                    Some(c) if c > least * SLOWEST => break,
-                    Some(c) if c > least => all.push(c * (1.0 + 1e-9)),
+                    Some(c) if c.least > least * SLOWEST => break,
+                    Some(c) if c.own > least && c.own <= least * SLOWEST => {
+                        all.push(c.own * (1.0 + 1e-9));
+                    }
                     Some(_) => {}
                     None => break,
                 }
@@ -103,9 +106,15 @@ impl Aware<'_> {
         let mut best: Option<Cover> = None;
         for end in if later == 0 { last } else { start + 1 }..=last {
             let range = SegmentRange { start, end };
-            let Some(cost) = (self.cost)(range, later).filter(|c| *c <= bound) else {
+            let Some(StageCost { own: cost, least }) = (self.cost)(range, later) else {
                 break;
             };
+            if least > bound {
+                break;
+            }
+            if cost > bound {
+                continue;
+            }
             let after = match rest {
                 None => Cover {
                     tail: f64::NEG_INFINITY,
@@ -166,7 +175,7 @@ mod tests {
             let of = |r: SegmentRange, f: fn(&(u32, u32)) -> u32| {
                 f64::from(segments[r.start as usize..r.end as usize].iter().map(f).sum::<u32>())
             };
-            let cost = |r: SegmentRange, _: u32| Some(of(r, |s| s.0));
+            let cost = |r: SegmentRange, _: u32| Some(StageCost::from(of(r, |s| s.0)));
             let tail = |r: SegmentRange| of(r, |s| s.1);
             let aware = Aware {
                 segments: count,

@@ -34,6 +34,8 @@ pub struct EstimatedPlanner {
     moments: Moments,
     /// [`Costs::packing_bytes`].
     packing_bytes: u64,
+    /// [`Costs::mask_bytes`].
+    mask_bytes: u64,
     /// What costs are estimated for, once a worker has said what it has.
     reference: Option<&'static DeviceKind>,
     /// What a worker's attention takes for scores that it makes: the most that one has said.
@@ -63,6 +65,7 @@ impl EstimatedPlanner {
             element_bytes,
             moments: Moments::Adam,
             packing_bytes: 0,
+            mask_bytes: 0,
             reference: None,
             scores: ScoreMemory::default(),
             nodes: Nodes::Several,
@@ -85,9 +88,18 @@ impl EstimatedPlanner {
         self
     }
 
+    /// For a model whose attention keeps so many bytes once ([`Costs::mask_bytes`]).
+    #[must_use]
+    pub fn masking(mut self, bytes: u64) -> EstimatedPlanner {
+        self.mask_bytes = bytes;
+        self.planner.costs.mask_bytes = bytes;
+        self
+    }
+
     fn estimate(&self, device: Device) -> Costs {
         let mut costs = Costs::estimate(&self.model, device);
         costs.packing_bytes = self.packing_bytes;
+        costs.mask_bytes = self.mask_bytes;
         costs.parameter = costs.parameter.keeping(self.moments);
         costs.add_scores(self.scores);
         costs

@@ -3,13 +3,18 @@
 //! Workers of one kind (same state held, memory and speed) and positions of one kind (same segments and need) are matched kind
 //! by kind: there are few kinds, whatever the number of workers.
 
+mod filling;
+
 use super::candidate::Candidate;
+use super::locations::Locations;
 use super::problem::Problem;
 use super::request::WorkerInfo;
 use super::state_moves::{fetch_ms, holders, unit_bytes};
+use crate::document::{Pipeline, Shape};
 use crate::ids::{Unit, WorkerId};
 use crate::layout::{Layout, SegmentRange};
 use crate::predict::work::rounded_speed;
+use filling::Filling;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -90,8 +95,9 @@ pub(super) struct WorkerPool {
     whole: Held,
     /// How many workers hold some state.
     holders: u64,
-    /// Where the parent has its workers.
+    /// Where the parent has its workers, its pipelines in the order in which a search lists them.
     parent: BTreeMap<WorkerId, (usize, usize)>,
+    locations: Locations,
 }
 
 impl WorkerPool {
@@ -119,7 +125,10 @@ impl WorkerPool {
                 workers: workers.into_iter().map(|w| w.id).collect(),
             }
         });
-        let pipelines = request.parent.iter().flat_map(|p| p.pipelines.iter().enumerate());
+        let pipelines = request
+            .parent
+            .iter()
+            .flat_map(|p| as_listed(layout, p).into_iter().enumerate());
         let parent =
             pipelines.flat_map(|(i, p)| p.stages.iter().enumerate().map(move |(j, s)| (s.worker, (i, j))));
         let all: Vec<Unit> = layout.all_units().collect();
@@ -128,11 +137,13 @@ impl WorkerPool {
             whole: Held::new(layout, &bytes, &all),
             holders: holders(problem),
             parent: parent.collect(),
+            locations: Locations::new(workers),
         }
     }
 
     /// Puts workers on the stages of a candidate, what is best kept first: room for old and new state together, then most
-    /// bytes kept, then the parent's position, then faster workers on earlier positions.
+    /// bytes kept, then the parent's position, then faster workers on earlier positions. What is best kept by several workers alike has its last copy
+    /// on another node, or in another zone, than all others.
     pub(super) fn place(&self, problem: &Problem, candidate: &Candidate) -> Placed {
         let layout = &problem.request.layout;
         let pipelines = candidate.pipelines().len();
@@ -146,18 +157,7 @@ impl WorkerPool {
             }
         }
         pairs.sort_unstable();
-        let mut filling = Filling {
-            chosen: vec![None; candidate.workers()],
-            free: self
-                .kinds
-                .iter()
-                .map(|k| k.workers.iter().copied().collect())
-                .collect(),
-            open: sites
-                .iter()
-                .map(|s| s.numbers.iter().copied().collect())
-                .collect(),
-        };
+        let mut filling = Filling::new(self, &numbers, open(&sites));
         let mut placed = Placed {
             workers: Vec::new(),
             moved_bytes: 0,
@@ -167,7 +167,7 @@ impl WorkerPool {
         let mut most = 0;
         for group in pairs.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)) {
             let (crowded, Reverse(kept), ..) = group[0];
-            let taken = filling.fill(self, group, &numbers);
+            let taken = filling.fill(group);
             placed.crowded |= crowded && !taken.is_empty();
             for site in taken {
                 let needed = shared_out(layout, self.whole.of(layout, sites[site].range), pipelines);
@@ -184,6 +184,16 @@ impl WorkerPool {
         placed.workers = filling.chosen.into_iter().flatten().collect();
         placed
     }
+}
+
+/// The parent's pipelines in the order in which a search lists them: deep ones first, of these those with more samples. Where state is shared out they
+/// may be in another one ([`super::ring_order`]).
+fn as_listed<'p>(layout: &Layout, parent: &'p Shape) -> Vec<&'p Pipeline> {
+    let mut pipelines: Vec<&Pipeline> = parent.pipelines.iter().collect();
+    if layout.ranges > 1 {
+        pipelines.sort_by_key(|p| (Reverse(p.stages.len()), Reverse(p.samples.len())));
+    }
+    pipelines
 }
 
 /// Positions by kind, and the number of each (pipeline, stage).
@@ -215,62 +225,12 @@ struct Positions {
     numbers: Vec<usize>,
 }
 
-/// Which worker is on which position, and what is left of both.
-struct Filling {
-    chosen: Vec<Option<WorkerId>>,
-    /// By kind, in order.
-    free: Vec<std::collections::VecDeque<WorkerId>>,
-    /// By kind of position.
-    open: Vec<BTreeSet<usize>>,
-}
-
-impl Filling {
-    /// Fills positions of pairs of kinds that are equally good; gives the kind of each position that was filled.
-    fn fill(
-        &mut self,
-        pool: &WorkerPool,
-        group: &[(bool, Reverse<u64>, usize, usize)],
-        numbers: &BTreeMap<(usize, usize), usize>,
-    ) -> Vec<usize> {
-        let mut taken = Vec::new();
-        let mut of_kind: BTreeMap<(Reverse<u64>, usize), Vec<usize>> = BTreeMap::new();
-        for (_, _, k, s) in group {
-            if !self.free[*k].is_empty() && !self.open[*s].is_empty() {
-                of_kind
-                    .entry((Reverse(pool.kinds[*k].speed), *k))
-                    .or_default()
-                    .push(*s);
-            }
-        }
-        // A worker that can stay where the parent has it, stays.
-        for ((_, k), sites) in &of_kind {
-            let (open, chosen) = (&mut self.open, &mut self.chosen);
-            self.free[*k].retain(|worker| {
-                let parent = pool.parent.get(worker).filter(|_| !bug!(ForgetPlaces));
-                let number = parent.and_then(|at| numbers.get(at));
-                let site = number.and_then(|n| sites.iter().find(|s| open[**s].remove(n)));
-                if let (Some(n), Some(site)) = (number, site) {
-                    chosen[*n] = Some(*worker);
-                    taken.push(*site);
-                }
-                site.is_none()
-            });
-        }
-        for ((_, k), sites) in &of_kind {
-            let mut open: Vec<(usize, usize)> = Vec::new();
-            for s in sites {
-                open.extend(self.open[*s].iter().map(|n| (*n, *s)));
-            }
-            open.sort_unstable();
-            for (n, s) in open {
-                let Some(worker) = self.free[*k].pop_front() else {
-                    break;
-                };
-                self.chosen[n] = Some(worker);
-                self.open[s].remove(&n);
-                taken.push(s);
-            }
-        }
-        taken
-    }
+/// Of each kind of position its numbers, and which stage they are copies of: those with the same segments, whatever else they need.
+fn open(sites: &[Positions]) -> Vec<(usize, BTreeSet<usize>)> {
+    let ranges: BTreeSet<SegmentRange> = sites.iter().map(|s| s.range).collect();
+    let stages: BTreeMap<SegmentRange, usize> = ranges.into_iter().zip(0..).collect();
+    let of = |site: &Positions| -> (usize, BTreeSet<usize>) {
+        (stages[&site.range], site.numbers.iter().copied().collect())
+    };
+    sites.iter().map(of).collect()
 }

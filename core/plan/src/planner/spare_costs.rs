@@ -39,6 +39,7 @@ pub(super) fn spare_costs(
         resident,
         moved,
         gradient,
+        ..
     } = costs.parameter;
     let kept = if layout.ranges > 1 {
         moved + gradient

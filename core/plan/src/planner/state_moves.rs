@@ -1,11 +1,12 @@
-//! Training state that a plan's workers lack and must fetch.
+//! Training state that a plan's workers keep, and that they lack and must fetch.
 
 use super::problem::Problem;
+use super::request::WorkerInfo;
 use crate::cost::Costs;
-use crate::document::{Shape, Stage};
-use crate::ids::WorkerId;
+use crate::document::Shape;
+use crate::ids::{Unit, WorkerId};
 use crate::layout::Layout;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// State of each unit, those of the tied weight last, bytes.
 pub(super) fn unit_bytes(costs: &Costs, layout: &Layout) -> Vec<u64> {
@@ -36,39 +37,97 @@ pub(super) fn fetch_ms(problem: &Problem, most_bytes: u64, all_bytes: u64, holde
     each.map_or(0.0, |each| most_bytes.max(each) as f64 * comes / link * 1e3)
 }
 
-/// What each of a shape's workers lacks, bytes.
-fn lacking(problem: &Problem, shape: &Shape) -> Vec<u64> {
-    let (layout, bytes) = (
-        &problem.request.layout,
-        unit_bytes(problem.costs, &problem.request.layout),
-    );
-    let lacks = |stage: &Stage| -> u64 {
-        let held = problem.request.held.get(&stage.worker);
-        let held = held.map_or(&[][..], Vec::as_slice);
-        let whole = layout.whole_units_of(stage.segments).into_iter();
-        let lacking = whole.flat_map(|whole| layout.ranges_of(whole)).filter(|u| {
-            !held.contains(u) && (layout.ranges == 1 || shape.holders(layout, *u).contains(&stage.worker))
-        });
-        lacking.map(|u| bytes.get(u.index()).copied().unwrap_or(0)).sum()
-    };
-    let mut lacking: BTreeMap<WorkerId, u64> = BTreeMap::new();
-    for stage in shape.pipelines.iter().flat_map(|p| &p.stages) {
-        *lacking.entry(stage.worker).or_default() += lacks(stage);
-    }
-    lacking.into_values().collect()
+/// What workers hold, for sums over the units that shapes give them.
+pub(super) struct Holdings<'a> {
+    pub(super) problem: Problem<'a>,
+    unit_bytes: Vec<u64>,
+    held: BTreeMap<WorkerId, BTreeSet<Unit>>,
 }
 
-/// State that a shape's workers fetch, bytes; 0 where nobody holds any, and all state is made or loaded anyway.
-pub(super) fn moved_bytes(problem: &Problem, shape: &Shape) -> u64 {
-    match holders(problem) {
-        0 => 0,
-        _ => lacking(problem, shape).iter().sum(),
+impl<'a> Holdings<'a> {
+    pub(super) fn new(problem: &Problem<'a>) -> Holdings<'a> {
+        let held = problem.request.held.iter();
+        Holdings {
+            problem: *problem,
+            unit_bytes: unit_bytes(problem.costs, &problem.request.layout),
+            held: held
+                .map(|(worker, units)| (*worker, units.iter().copied().collect()))
+                .collect(),
+        }
+    }
+
+    fn bytes(&self, unit: Unit) -> u64 {
+        self.unit_bytes.get(unit.index()).copied().unwrap_or(0)
+    }
+
+    /// By worker of a shape, what it keeps of what it holds, and what it lacks, bytes.
+    fn kept_and_lacking(&self, shape: &Shape) -> BTreeMap<WorkerId, (u64, u64)> {
+        let layout = &self.problem.request.layout;
+        let mut sums: BTreeMap<WorkerId, (u64, u64)> = BTreeMap::new();
+        let mut add = |worker: WorkerId, unit: Unit| {
+            let (kept, lacking) = sums.entry(worker).or_default();
+            let is_held = self.held.get(&worker).is_some_and(|units| units.contains(&unit));
+            let sum = if is_held { kept } else { lacking };
+            *sum += self.bytes(unit);
+        };
+        if layout.ranges == 1 {
+            // Whoever computes with a unit holds it.
+            for stage in shape.pipelines.iter().flat_map(|p| &p.stages) {
+                let units = layout.whole_units_of(stage.segments).into_iter();
+                units.for_each(|unit| add(stage.worker, unit));
+            }
+            return sums;
+        }
+        for whole in layout.undivided().all_units() {
+            let group = shape.group(layout, Unit(whole.0 * layout.ranges));
+            for unit in layout.ranges_of(whole) {
+                let places = layout.places_of(unit, group.len()).into_iter();
+                places.for_each(|place| add(group[place], unit));
+            }
+        }
+        sums
+    }
+
+    /// State that a shape's workers fetch, bytes, and how long they do at least, milliseconds. Nothing where nobody holds any, and all state is made or
+    /// loaded anyway.
+    pub(super) fn moved(&self, shape: &Shape) -> (u64, f64) {
+        let holders = holders(&self.problem);
+        let sums = self.kept_and_lacking(shape);
+        let lacking = || sums.values().map(|(_, lacking)| *lacking);
+        let (most, all) = (lacking().max().unwrap_or(0), lacking().sum());
+        let ms = fetch_ms(&self.problem, most, all, holders);
+        (if holders > 0 { all } else { 0 }, ms)
+    }
+
+    /// How long a shape's workers fetch state, at least, milliseconds.
+    pub(super) fn move_ms(&self, shape: &Shape) -> f64 {
+        self.moved(shape).1
+    }
+
+    /// Whether some worker's memory does not hold all of its stages together with what it must still give away, or the worker was not offered.
+    pub(super) fn are_crowding(&self, shape: &Shape, offered: &BTreeMap<WorkerId, &WorkerInfo>) -> bool {
+        let mut needs: BTreeMap<WorkerId, u64> = BTreeMap::new();
+        for (p, each) in shape.pipelines.iter().zip(self.problem.memory_bytes(shape)) {
+            for (stage, need) in p.stages.iter().zip(each) {
+                let needed = needs.entry(stage.worker).or_default();
+                *needed = needed.saturating_add(need);
+            }
+        }
+        let sums = self.kept_and_lacking(shape);
+        let crowds = |(worker, need): (&WorkerId, &u64)| {
+            let held = self.held.get(worker).into_iter().flatten();
+            let held: u64 = held.map(|unit| self.bytes(*unit)).sum();
+            let kept = sums.get(worker).map_or(0, |(kept, _)| *kept);
+            let together = need.saturating_add(held.saturating_sub(kept));
+            offered
+                .get(worker)
+                .is_none_or(|w| together > self.problem.capacity(w))
+        };
+        needs.iter().any(crowds)
     }
 }
 
-/// How long they fetch it, at least, milliseconds.
-pub(super) fn move_ms(problem: &Problem, shape: &Shape) -> f64 {
-    let lacking = lacking(problem, shape);
-    let most = lacking.iter().copied().max().unwrap_or(0);
-    fetch_ms(problem, most, lacking.iter().sum(), holders(problem))
+/// [`Holdings::moved`] of one shape.
+pub(super) fn moved(problem: &Problem, shape: &Shape) -> (u64, f64) {
+    Holdings::new(problem).moved(shape)
 }

@@ -514,6 +514,67 @@ fn a_pipeline_stays_within_a_zone_and_its_copy_is_in_another() {
     assert!(zones.iter().all(|zones| zones.len() == 2), "{zones:?}");
 }
 
+/// Of each stage, which half of the workers its copies are among.
+fn halves_of_stages(request: &PlanRequest, shape: &Shape) -> Vec<BTreeSet<usize>> {
+    let half_of = |id: WorkerId| {
+        let at = request.workers.iter().position(|w| w.id == id).unwrap();
+        at * 2 / request.workers.len()
+    };
+    let stages = 0..shape.pipelines[0].stages.len();
+    let of = |j: usize| {
+        let copies = shape.pipelines.iter();
+        copies.map(|p| half_of(p.stages[j].worker)).collect()
+    };
+    stages.map(of).collect()
+}
+
+/// Four pipelines become two: the halves of their stages' copies, and what moves.
+fn fewer(node: fn(usize) -> usize, domain: fn(usize) -> &'static str) -> (Vec<BTreeSet<usize>>, u64) {
+    let mut planner = planner(2, None);
+    planner.constraints.max_depth = Some(2);
+    planner.constraints.micro_batch_size = Some(1);
+    let mut request = request(&planner, 8, 32);
+    for (i, worker) in (0..).zip(&mut request.workers) {
+        worker.node = format!("n{}", node(i));
+        worker.domain = domain(i).to_owned();
+    }
+    let before = planner.plan(&request).unwrap();
+    assert_eq!(before.pipelines.len(), 4);
+    planner.constraints.max_workers = 4;
+    let request = request.after(before);
+    let explained = planner.explain(&request).unwrap();
+    assert_eq!(explained.shape.pipelines.len(), 2);
+    let halves = halves_of_stages(&request, &explained.shape);
+    (halves, explained.moved_bytes)
+}
+
+#[test]
+fn of_fewer_pipelines_each_node_and_zone_keeps_a_copy_where_that_moves_no_more() {
+    let (together, moved) = fewer(|i| i, |_| "");
+    assert!(together.iter().all(|halves| halves.len() == 1), "{together:?}");
+    let by_zone = fewer(|i| i, |i| ["a", "b"][i / 4]);
+    let by_node = fewer(|i| i / 4, |_| "");
+    for (apart, moved_apart) in [by_zone, by_node] {
+        assert!(apart.iter().all(|halves| halves.len() == 2), "{apart:?}");
+        assert_eq!(moved_apart, moved);
+    }
+}
+
+#[test]
+fn the_second_copy_of_a_stage_is_on_a_node_that_would_be_idle() {
+    let mut planner = planner(4, None);
+    planner.constraints.max_depth = Some(4);
+    planner.constraints.max_workers = 8;
+    let mut request = request(&planner, 16, 32);
+    for (i, worker) in (0..).zip(&mut request.workers) {
+        worker.node = format!("n{}", i / 8);
+    }
+    let shape = planner.plan(&request).unwrap();
+    assert_eq!(shape.pipelines.len(), 2);
+    let halves = halves_of_stages(&request, &shape);
+    assert!(halves.iter().all(|halves| halves.len() == 2), "{halves:?}");
+}
+
 #[test]
 fn workers_that_hold_the_same_stay_where_the_parent_has_them() {
     let planner = planner(4, None);

@@ -4,6 +4,7 @@ use super::stage_times::{StageTimes, stage_period_ms};
 use crate::cost::{Costs, Runtime, SegmentCost, Taken, packing_bytes, working_bytes};
 use crate::document::Recompute;
 use crate::layout::SegmentRange;
+use crate::partition::StageCost;
 
 /// What stages cost at one micro-batch size, on workers of one speed.
 #[derive(Clone, Debug)]
@@ -21,6 +22,8 @@ pub(crate) struct StageSums {
     again: [Vec<f64>; 2],
     /// Across the cut before each segment; 0 at both ends.
     transfer: Vec<f64>,
+    /// Across the cheapest cut from there on that is before the last segment or earlier.
+    least_transfer: Vec<f64>,
     input: Vec<u64>,
     /// What each segment takes by itself, where none or all are run again and where some are.
     taken: [Vec<Taken>; 2],
@@ -31,9 +34,54 @@ pub(crate) struct StageSums {
     /// The least that any stage recomputes.
     lightest: Recompute,
     state_bytes: u64,
-    /// Segments with attention among `0..s`, and what those of a stage keep once for all.
-    attending: Vec<u64>,
+    attention: AttentionMemory,
+    /// What the optimizer takes of each segment's largest matrix; empty where it treats none as such.
+    matrices: Vec<u64>,
+}
+
+/// What the attention of a stage keeps once for all of its blocks.
+#[derive(Clone, Debug)]
+struct AttentionMemory {
+    /// Segments with attention among `0..s`.
+    segments: Vec<u64>,
+    /// Of one micro-batch.
     packing: u64,
+    /// Of all together.
+    mask: u64,
+}
+
+impl AttentionMemory {
+    fn new(costs: &Costs, samples: u64) -> AttentionMemory {
+        let attends = costs.segments.iter().map(|s| u64::from(s.kind.attends()));
+        AttentionMemory {
+            segments: sums(0, attends),
+            packing: costs.packing_bytes * samples,
+            mask: costs.mask_bytes,
+        }
+    }
+
+    /// Of the segments `start..end`: of one micro-batch, and of all together.
+    fn bytes(&self, start: usize, end: usize) -> (u64, u64) {
+        let attends = u64::from(self.segments[end] > self.segments[start]);
+        (attends * self.packing, attends * self.mask)
+    }
+}
+
+/// The least of each value and all that follow, but for the last.
+fn least_from_there(values: &[f64]) -> Vec<f64> {
+    let mut least = values.to_vec();
+    for at in (0..values.len().saturating_sub(2)).rev() {
+        least[at] = least[at].min(least[at + 1]);
+    }
+    least
+}
+
+/// What the optimizer takes of each segment's largest matrix; nothing where it treats none as such.
+fn matrices(costs: &Costs) -> Vec<u64> {
+    let step = costs.parameter.matrix_step;
+    let of = |s: &SegmentCost| s.matrix_elements_max() * step;
+    let segments = costs.segments.iter().filter(|_| step > 0);
+    segments.map(of).collect()
 }
 
 fn sums<T: Copy + std::ops::Add<Output = T>>(zero: T, each: impl Iterator<Item = T>) -> Vec<T> {
@@ -74,6 +122,7 @@ impl StageSums {
             kept: [bytes(&|s| s.saved_bytes), bytes(&SegmentCost::kept_selectively)],
             working: both.map(working),
             again: both.map(again),
+            least_transfer: least_from_there(&transfer),
             transfer,
             taken: [Recompute::None, Recompute::Selective]
                 .map(|policy| costs.segments.iter().map(|s| s.taken(samples, policy)).collect()),
@@ -83,8 +132,8 @@ impl StageSums {
             runtime: costs.runtime,
             lightest,
             state_bytes: costs.parameter.resident,
-            attending: sums(0, costs.segments.iter().map(|s| u64::from(s.kind.attends()))),
-            packing: costs.packing_bytes * samples,
+            attention: AttentionMemory::new(costs, samples),
+            matrices: matrices(costs),
         }
     }
 
@@ -137,6 +186,17 @@ impl StageSums {
         stage_period_ms(self.runtime, self.work_ms(range, policy), transfers)
     }
 
+    /// The same, and what no stage takes less than that begins here and ends here or further on: boundaries need not be alike. The last cut is that
+    /// after the last segment, which the last stage alone has.
+    pub(crate) fn stage_cost(&self, range: SegmentRange, policy: Recompute) -> StageCost {
+        let (work_ms, before) = (self.work_ms(range, policy), self.transfer[range.start as usize]);
+        let of = |after: f64| stage_period_ms(self.runtime, work_ms, before + after);
+        StageCost {
+            own: of(self.transfer[range.end as usize]),
+            least: of(self.least_transfer[range.end as usize]),
+        }
+    }
+
     /// A transfer across the cut before a segment.
     pub(crate) fn transfer_ms(&self, segment: u32) -> f64 {
         self.transfer[segment as usize]
@@ -170,10 +230,12 @@ impl StageSums {
         let working = working_bytes(taken.iter().rev().copied());
         let tied = if self.is_end(range) { self.tied } else { 0 };
         let parameters = self.parameters[end] - self.parameters[start] + tied;
-        let attends = u64::from(sum(&self.attending) > 0);
-        let packing = packing_bytes(attends * self.packing, stash, policy);
-        let kept = u64::from(stash) * (self.input[start] + kept) + recomputed + packing;
-        parameters * self.state_bytes + kept + working
+        let (packing, mask) = self.attention.bytes(start, end);
+        let matrices = self.matrices.get(start..end).unwrap_or_default();
+        let optimizer = matrices.iter().copied().max().unwrap_or(0);
+        let kept = u64::from(stash) * (self.input[start] + kept) + recomputed;
+        let kept = kept + packing_bytes(packing, stash, policy);
+        parameters * self.state_bytes + mask + (kept + working).max(optimizer)
     }
 
     /// [`StageTimes::new`] in one step.
@@ -190,7 +252,10 @@ impl StageSums {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::Device;
+    use crate::cost::{Device, SegmentKind};
+    use crate::moments::Moments;
+    use crate::partition::partition_all;
+    use proptest::prelude::*;
     use varuna_model::{Transformer, gpt2};
 
     #[test]
@@ -202,10 +267,24 @@ mod tests {
             vocabulary_size: 300,
             ..gpt2::SMALL
         };
-        let mut costs = Costs::estimate(&gpt.spec(), Device::CPU_CORE);
-        costs.packing_bytes = 1000;
+        let plain = Costs::estimate(&gpt.spec(), Device::CPU_CORE);
+        let mut own = plain.clone();
+        for (i, segment) in (1..).zip(&mut own.segments) {
+            segment.kind = SegmentKind::Block;
+            segment.working_bytes /= i;
+        }
+        let mut costs = plain;
+        (costs.packing_bytes, costs.mask_bytes) = (1000, 77_777);
+        let mut muon = costs.clone();
+        muon.parameter = muon.parameter.keeping(Moments::Muon);
+        for costs in [costs, muon, own] {
+            say_the_same(&costs);
+        }
+    }
+
+    fn say_the_same(costs: &Costs) {
         for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
-            let sums = StageSums::new(&costs, 3, recompute, 1.0);
+            let sums = StageSums::new(costs, 3, recompute, 1.0);
             for (start, end) in [(0, 12), (0, 3), (2, 5), (11, 12)] {
                 let range = SegmentRange { start, end };
                 let again = if end < 12 {
@@ -215,13 +294,54 @@ mod tests {
                 };
                 let work = costs.forward_ms(range, 3) + costs.backward_ms(range, 3) + again;
                 assert!((sums.work_ms(range, recompute) - work).abs() < 1e-9);
-                assert_eq!(
-                    sums.memory_bytes(range, 4, recompute),
-                    costs.memory_bytes(range, 4, 3, recompute)
-                );
+                for stash in [0, 4] {
+                    assert_eq!(
+                        sums.memory_bytes(range, stash, recompute),
+                        costs.memory_bytes(range, stash, 3, recompute)
+                    );
+                }
                 let all = sums.gradient_ms(range) + sums.tied_of_ms(range);
                 assert!((all - costs.gradient_ms(costs.parameters(range))).abs() < 1e-9);
             }
         }
+    }
+
+    proptest! {
+        #[test]
+        fn cuts_over_boundaries_of_any_size_are_the_best_there_are(
+            sizes in prop::collection::vec((1_u64..40, 1_u64..40), 2..9), depth in 1_u32..5, rendezvous: bool
+        ) {
+            let model = Transformer { layers: 1, hidden_size: 64, ..gpt2::SMALL };
+            let mut costs = Costs::estimate(&model.spec(), Device::CPU_CORE);
+            let segment = |(work, input): &(u64, u64)| SegmentCost {
+                kind: SegmentKind::Block,
+                forward_ms: f64::from(u32::try_from(*work).unwrap()),
+                backward_ms: 0.0,
+                input_bytes: input * 1_000_000,
+                ..costs.segments[1].clone()
+            };
+            costs.segments = sizes.iter().map(segment).collect();
+            if rendezvous {
+                costs.runtime = Runtime::Rendezvous;
+            }
+            let n = u32::try_from(sizes.len()).unwrap();
+            prop_assume!(depth <= n);
+            let sums = StageSums::new(&costs, 1, Recompute::None, 1.0);
+            let of = |start, end| sums.stage_ms(SegmentRange { start, end }, Recompute::None);
+            let cuts = partition_all(n, depth, |r, _| Some(sums.stage_cost(r, Recompute::None)));
+            let stages = cuts.stages(depth).unwrap();
+            let ours = stages.iter().map(|r| of(r.start, r.end)).fold(0.0, f64::max);
+            let best = brute(&of, 0, n, depth);
+            prop_assert!(ours <= best * (1.0 + 1e-9), "{ours}, {best}: {stages:?}");
+        }
+    }
+
+    fn brute(of: &dyn Fn(u32, u32) -> f64, from: u32, to: u32, stages: u32) -> f64 {
+        if stages == 1 {
+            return of(from, to);
+        }
+        let cuts = from + 1..=to + 1 - stages;
+        cuts.map(|cut| of(from, cut).max(brute(of, cut, to, stages - 1)))
+            .fold(f64::INFINITY, f64::min)
     }
 }

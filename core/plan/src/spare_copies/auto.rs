@@ -21,6 +21,18 @@ pub struct Expected {
     pub redo_ms: Option<f64>,
 }
 
+impl Expected {
+    /// What is trained again after a loss, where checkpoints are made every so many milliseconds, every so many steps, or both: half of what comes
+    /// between two of them.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "steps between two checkpoints")]
+    pub fn redo_ms(step_ms: f64, every_ms: Option<f64>, every_steps: Option<u64>) -> Option<f64> {
+        let by_steps = every_steps.map(|steps| steps as f64 * step_ms);
+        let between = every_ms.into_iter().chain(by_steps).reduce(f64::min);
+        between.map(|ms| ms / 2.0)
+    }
+}
+
 /// What became of the wish for spare copies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -108,7 +120,8 @@ fn busiest_link_ms(layout: &Layout, streams: &[(Unit, WorkerId, WorkerId)], cost
     all.copied().fold(0.0, f64::max)
 }
 
-/// In every step the commit waits for the gradient that is sent last: those before it travel beside the backwards of other units.
+/// In every step the commit waits for whoever sends, or receives, most: a worker sends the gradients of all its units once it has run the step. What
+/// different workers send travels at once.
 fn repays(
     layout: &Layout,
     streams: &[(Unit, WorkerId, WorkerId)],
@@ -118,11 +131,13 @@ fn repays(
     let Some(redo_ms) = expected.redo_ms else {
         return !bug!(NothingToRedoWithoutStore);
     };
-    let each = streams.iter().map(|(u, _, _)| costs.send(layout, *u));
-    let last_ms = if bug!(CommitWaitsForAll) {
-        each.sum()
+    let each = || streams.iter().map(|(u, _, _)| costs.send(layout, *u));
+    let waited_ms = if bug!(CommitWaitsForAll) {
+        each().sum()
+    } else if bug!(CommitWaitsForOne) {
+        each().fold(0.0, f64::max)
     } else {
-        each.fold(0.0, f64::max)
+        busiest_link_ms(layout, streams, costs)
     };
-    last_ms * expected.change_ms < redo_ms * expected.step_ms
+    waited_ms * expected.change_ms < redo_ms * expected.step_ms
 }

@@ -316,7 +316,7 @@ fn what_becomes_of_the_wish_has_a_reason() {
     assert_eq!(
         auto(expected(100.0, 2e6, Some(300_000.0))),
         Verdict::Kept,
-        "a commit waits for the last gradient alone"
+        "a commit waits for what one worker sends"
     );
     assert_eq!(
         verdict(SpareCopies::One, &one, &all, &expected(19.0, 1.0, None)),
@@ -331,4 +331,33 @@ fn what_becomes_of_the_wish_has_a_reason() {
         "there is no store"
     );
     assert!(Verdict::KeptInPart.keeps() && !Verdict::NoKeeper.keeps());
+}
+
+#[test]
+fn a_commit_waits_for_all_gradients_of_the_worker_that_sends_most() {
+    // As on Bamboo's p3 nodes (docs/guides/replay.md): a stage's gradient takes 0.8 s of a step of 4 s, and workers change every four minutes.
+    let layout = layout(12);
+    let shape = shape(layout, &[2]);
+    let costs = SpareCosts {
+        send_ms: vec![800.0 / 6.0; 13],
+        ..SpareCosts::default()
+    };
+    let all = keepers(&layout, &shape, &workers(&shape, &[]), everyone, &costs);
+    let auto = |change_ms| {
+        let redo_ms = Expected::redo_ms(4_000.0, None, Some(15));
+        let expected = expected(4_000.0, change_ms, redo_ms);
+        decide(SpareCopies::Auto, &layout, &shape, &all, &costs, &expected)
+    };
+    assert_eq!(auto(250_000.0), Verdict::LossesTooRare);
+    assert_eq!(auto(140_000.0), Verdict::Kept);
+}
+
+#[test]
+fn what_a_loss_costs_is_half_of_the_shorter_interval_between_checkpoints() {
+    let of = |every_ms, every_steps| Expected::redo_ms(100.0, every_ms, every_steps);
+    assert_eq!(of(Some(60_000.0), None), Some(30_000.0));
+    assert_eq!(of(None, Some(500)), Some(25_000.0));
+    assert_eq!(of(Some(60_000.0), Some(500)), Some(25_000.0));
+    assert_eq!(of(Some(10_000.0), Some(500)), Some(5_000.0));
+    assert_eq!(of(None, None), None);
 }

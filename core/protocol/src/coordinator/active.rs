@@ -3,8 +3,9 @@
 use super::all_of::AllOf;
 use super::catching_up::CatchingUp;
 use super::config::{CoordinatorEffect, Timing};
-use super::considered::Considered;
+use super::considered::{Considered, Refused};
 use super::event::Event;
+use super::launching::LateLaunches;
 use super::shared::Shared;
 use super::turn::{Next, Scope, Turn};
 use crate::message::{Order, Phase, Status, Time};
@@ -19,10 +20,7 @@ pub(super) struct Active {
     go_sent: Generation,
     /// The last generation whose members were seen to be all connected.
     connected: Generation,
-    /// Conditions that all members have to meet.
-    all_connected: AllOf,
-    all_ready: AllOf,
-    all_finished: AllOf,
+    all: AllMembers,
     /// Of the members of the present plan and of the next one: connected in the next one.
     pub(super) present_ready: AllOf,
     pub(super) next_ready: AllOf,
@@ -42,16 +40,27 @@ pub(super) struct Active {
     pub(super) change_after: Time,
     /// The last time that a change was thought about.
     pub(super) considered: Option<Considered>,
+    /// The change to workers that are idle, where it did not repay.
+    pub(super) refused: Option<Refused>,
     /// Came while the record was being written, or while a new coordinator settled.
     pub(super) suspicion: Option<(Generation, String)>,
     /// Changes in a row that were cancelled because connecting took too long: the next one has more time.
     pub(super) slow_changes: u32,
+    late_launches: LateLaunches,
     /// The change that cannot succeed, and why.
     pub(super) cancel_because: Option<(Generation, String)>,
     /// When the store is listed again for the last step's checkpoint.
     pub(super) list_at: Time,
     /// While all is well: when everyone is looked at again.
     look_at: Time,
+}
+
+/// Conditions that all members have to meet.
+#[derive(Default)]
+struct AllMembers {
+    connected: AllOf,
+    ready: AllOf,
+    finished: AllOf,
 }
 
 /// A switch to the next plan that its members have decided.
@@ -202,7 +211,8 @@ impl Active {
                 && s.at.step >= last_step
         };
         let finished = |w| shared.roster.status(w).is_some_and(finished);
-        self.all_finished
+        self.all
+            .finished
             .holds(scope, generation, target.members(), finished)
     }
 
@@ -299,7 +309,8 @@ impl Active {
         let is_linked = |w| status(w).is_some_and(|s| s.generation == generation && s.connected);
         if self.connected != generation
             && self
-                .all_connected
+                .all
+                .connected
                 .holds(turn.scope, generation, members, is_linked)
         {
             self.connected = generation;
@@ -309,14 +320,18 @@ impl Active {
         let is_ready = |w| status(w).is_some_and(|s| here(s) && s.phase >= Phase::Ready);
         let early = bug!(GoEarly) && members.iter().any(|w| is_ready(*w));
         let ready = |all: &mut AllOf| all.holds(turn.scope, generation, members, is_ready);
-        if first && !early && !ready(&mut self.all_ready) {
-            let timing = &shared.config.timing;
-            let deadline = shared.progress.step_deadline(target) + timing.launch;
+        if first && !early && !ready(&mut self.all.ready) {
+            let allowed = self.late_launches.allowed(target, &shared.config.timing);
+            let deadline = shared.progress.step_deadline(target) + allowed;
             let late = !bug!(NoLaunchDeadline) && turn.now > self.can_load_since(generation).after(deadline);
-            return late.then(|| format!("generation {generation} did not start in time"));
+            return late.then(|| {
+                self.late_launches.note(generation);
+                format!("generation {generation} did not start in time")
+            });
         }
         if first {
             self.go_sent = generation;
+            self.late_launches.end();
             self.change_after = turn.now.after(shared.config.timing.change_delay);
             shared.generation_runs(target, turn.now);
             turn.event(Event::Running { generation });

@@ -120,13 +120,23 @@ fn time_for_switch(shared: &Shared, next: &Plan, all: bool) -> Duration {
     let predicted = next.shape.predicted;
     let known = shared.progress.commits.mean_step_time();
     let step = known.unwrap_or(of_ms(predicted.step_ms));
-    let expected = of_ms(predicted.move_ms);
     let moves = if all {
-        expected
+        of_ms(predicted.move_ms)
     } else {
-        expected * STATE_OF_GRADIENT
+        longest_move(next)
     };
     step * 2 + moves + SWITCH
+}
+
+/// How long a plan's state is predicted to take to where it is lacking. Where it is followed gradients alone are expected, and whole states may
+/// have to move.
+pub(super) fn longest_move(plan: &Plan) -> Duration {
+    let expected = of_ms(plan.shape.predicted.move_ms);
+    if plan.following {
+        expected * STATE_OF_GRADIENT
+    } else {
+        expected
+    }
 }
 
 /// The planner's numbers are estimates: a day at most.

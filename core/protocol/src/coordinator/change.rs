@@ -2,7 +2,7 @@
 
 use super::active::Active;
 use super::catching_up::{follows, may_wait, no_room, shape_for_change, time_to_catch_up};
-use super::considered::Considered;
+use super::considered::{Considered, Refused};
 use super::event::Event;
 use super::roster::Worker;
 use super::shared::Shared;
@@ -27,7 +27,7 @@ struct Readiness {
 
 impl Active {
     /// Proposes a planned change when a member drains, or when other workers are there than the last time and the planner makes
-    /// better use of them.
+    /// better use of them; or when a change to them that did not repay may do so now.
     pub(super) fn propose(&mut self, shared: &mut Shared, turn: &mut Turn<'_>, plan: &Plan) -> Option<Plan> {
         let members = plan.members();
         if self
@@ -49,13 +49,19 @@ impl Active {
         let second_chance = shared.speeds.give_second_chances(turn.now, &spares);
         let considered = Considered::now(pool.clone(), shared, turn.now);
         let before = self.considered.replace(considered);
-        let others = second_chance || before.is_none_or(|c| c.workers != pool);
+        let again = self.refused.is_some_and(|r| r.is_due(shared, turn.now, plan));
+        let others = second_chance || again || before.is_none_or(|c| c.workers != pool);
         if !others && !speeds_changed {
             return None;
+        }
+        if again {
+            let stay = shared.config.timing.stay;
+            shared.roster.churn.expect_anew(turn.now, stay);
         }
         let (shape, without_room) = match shape_for_change(shared, plan, &pool) {
             Ok(found) => found,
             Err(Infeasible(reason)) => {
+                self.refused = None;
                 shared.report_problem(Event::NoPlan { reason }, turn);
                 return None;
             }
@@ -66,6 +72,9 @@ impl Active {
         let present_ms = shared.predicted_ms(plan, members);
         let better = shared.repays(&shape, present_ms) && (others || slow_gain(&shape, present_ms));
         if !(better || surplus || !draining.is_empty()) {
+            let idle = pool.iter().any(|w| !plan.has(*w));
+            let of_them = others || self.refused.is_some_and(|r| r.is_of(plan));
+            self.refused = (idle && of_them).then(|| Refused::now(shared, plan, &shape, present_ms));
             return None;
         }
         let reason = match (draining.first(), after.len().cmp(&members.len())) {
@@ -84,6 +93,7 @@ impl Active {
         next.following = without_room.is_empty() && follows(shared, plan, &next);
         next.keepers = shared.keepers(next.generation, &next.shape, turn);
         self.proposed = next.generation;
+        self.refused = None;
         Some(next)
     }
 

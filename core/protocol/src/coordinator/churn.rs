@@ -14,7 +14,7 @@ pub(super) struct Churn {
     count: u32,
     /// Time that the clock did not show.
     skipped: Duration,
-    /// Expected time to the next change, as it was known when the generation began.
+    /// Expected time to the next change, as plans count with it.
     horizon: Duration,
 }
 
@@ -30,7 +30,8 @@ impl Churn {
         }
     }
 
-    /// Expected time to the next change, as it was known when the generation began.
+    /// Expected time to the next change, as it was known when the generation began, or when a change was last thought about again: what was planned ahead
+    /// is worth nothing once it is another.
     pub(super) fn horizon(&self) -> Duration {
         self.horizon
     }
@@ -38,6 +39,11 @@ impl Churn {
     /// A generation runs; from the first one on changes count.
     pub(super) fn begin_generation(&mut self, now: Time, prior: Duration) {
         self.since.get_or_insert(now);
+        self.expect_anew(now, prior);
+    }
+
+    /// Plans count with what is known now.
+    pub(super) fn expect_anew(&mut self, now: Time, prior: Duration) {
         self.horizon = self.expected(now, prior);
     }
 
@@ -57,9 +63,19 @@ impl Churn {
 
     /// The expected time to the next change: as many changes as were seen over the time that was seen, and one over `prior`
     /// besides, so that a young run does not jump to conclusions.
-    fn expected(&self, now: Time, prior: Duration) -> Duration {
+    pub(super) fn expected(&self, now: Time, prior: Duration) -> Duration {
+        self.passed(now, prior) / self.count.saturating_add(1)
+    }
+
+    fn passed(&self, now: Time, prior: Duration) -> Duration {
         let seen = self.since.map_or(Duration::ZERO, |since| now.since(since));
-        (prior + seen + self.skipped) / self.count.saturating_add(1)
+        prior + seen + self.skipped
+    }
+
+    /// In what time so long a time is expected, if nobody comes or goes until then.
+    pub(super) fn until_expected(&self, expected: Duration, now: Time, prior: Duration) -> Duration {
+        let needed = expected.saturating_mul(self.count.saturating_add(1));
+        needed.saturating_sub(self.passed(now, prior))
     }
 }
 
@@ -89,6 +105,14 @@ mod tests {
         let now = start.after(Duration::from_secs(20 * 60));
         assert_eq!(churn.expected(now, HOUR), Duration::from_secs(20 * 60));
         churn.skip(HOUR);
-        assert_eq!(churn.expected(now, HOUR), Duration::from_secs(35 * 60));
+        let expected = Duration::from_secs(35 * 60);
+        assert_eq!(churn.expected(now, HOUR), expected);
+        assert_eq!(churn.until_expected(expected, now, HOUR), Duration::ZERO);
+        let more = expected + Duration::from_secs(60);
+        assert_eq!(
+            churn.until_expected(more, now, HOUR),
+            Duration::from_secs(4 * 60),
+            "there were three changes"
+        );
     }
 }

@@ -48,7 +48,8 @@ pub struct Timing {
     pub following: Duration,
     /// How long a new member may be disconnected before a planned change is cancelled.
     pub cancel_grace: Duration,
-    /// How long a generation may take from the write of its plan to Go, its step deadline not counted.
+    /// How long a generation may take from the write of its plan to Go, its step deadline not counted. Besides it has three times what its
+    /// state is predicted to take to move; and twice all this after each launch in a row that took longer, up to 16 times.
     pub launch: Duration,
     /// How long a link that failed is avoided.
     pub bad_link: Duration,
@@ -152,6 +153,8 @@ pub struct CoordinatorConfig {
     pub final_checkpoint: bool,
     /// The newest checkpoint becomes no older than this (where steps are committed and the store takes them).
     pub save_every: Option<Duration>,
+    /// The members make a checkpoint after so many steps each. Only what a loss costs is reckoned with it here.
+    pub save_every_steps: Option<u64>,
     /// How the job scales its loss.
     pub loss_scaling: LossScaling,
     /// Whether spare copies are kept of units that one worker alone holds.
@@ -180,6 +183,7 @@ impl CoordinatorConfig {
             timing: Timing::default(),
             final_checkpoint: false,
             save_every: None,
+            save_every_steps: None,
             loss_scaling: LossScaling::OFF,
             spare_copies: SpareCopies::Off,
             notice: None,

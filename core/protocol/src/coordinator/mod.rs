@@ -20,6 +20,7 @@ mod ending;
 mod event;
 mod final_checkpoint;
 mod last_step;
+mod launching;
 mod mode;
 mod observed_costs;
 mod outbox;
@@ -125,6 +126,7 @@ impl Coordinator {
                 if !matches!(mode, Mode::Starting(_)) {
                     shared.record.watch(turn, &shared.config.timing);
                 }
+                mode.read_again(shared, turn);
             }
             CoordinatorInput::Record(record) => return mode.read(record, shared, turn),
             CoordinatorInput::Written { ok, record } => return mode.written(ok, record, shared, turn),

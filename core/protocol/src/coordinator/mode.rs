@@ -132,7 +132,7 @@ impl Mode {
                 turn.event(Event::Deposed { by_term: record.term });
                 finish(Outcome::Deposed, turn)
             }
-            Mode::TakingOver(taking) if taking.write.refused => {
+            Mode::TakingOver(taking) if taking.write.is_refused() => {
                 if bug!(KeepUnclearTerm) && taking.write.wrote(&record) {
                     return taken_over(taking.then, record, shared, turn);
                 }
@@ -140,7 +140,7 @@ impl Mode {
                 Mode::Starting(Starting::again_at(turn.now))
             }
             // A refused write may have happened all the same: the store says.
-            Mode::Persisting(persisting) if persisting.write.refused => {
+            Mode::Persisting(persisting) if persisting.write.is_refused() => {
                 if persisting.write.wrote(&record) {
                     return persisted(persisting, record, shared, turn);
                 }
@@ -160,6 +160,13 @@ impl Mode {
                 }
             }
             mode => mode,
+        }
+    }
+
+    /// Reads the record again, where a write was refused and no read of it was answered.
+    pub(super) fn read_again(&mut self, shared: &Shared, turn: &mut Turn<'_>) {
+        if let Mode::TakingOver(persisting) | Mode::Persisting(persisting) = self {
+            persisting.write.read_again(&shared.config.timing, turn);
         }
     }
 
@@ -185,10 +192,9 @@ impl Mode {
             return self;
         }
         if !ok && !bug!(FailedWriteCounts) {
-            write.refused = true;
             let version = record.version;
             shared.report_problem(Event::WriteFailed { version }, turn);
-            turn.push(CoordinatorEffect::ReadRecord);
+            write.refuse(&shared.config.timing, turn);
             return self;
         }
         match self {
@@ -273,22 +279,7 @@ impl Mode {
         }
         let next = shared.record.stored.next.as_ref();
         let of_change = next.is_some_and(|n| n.generation == generation);
-        let of_link = match why {
-            Suspicion::Gone => false,
-            Suspicion::Unreachable => true,
-            Suspicion::Damaged => !bug!(ForgetDamage),
-        };
-        if of_link && about != from && !bug!(ForgetBadLinks) {
-            let least = shared.config.timing.bad_link;
-            shared.bad_links.mark(turn.now, from, about, least);
-        }
-        let (who, whom) = (shared.roster.name(from), shared.roster.name(about));
-        let because = match (why, about == from) {
-            (Suspicion::Unreachable, _) => format!("{who} cannot reach {whom}"),
-            (Suspicion::Damaged, _) => format!("what {who} gets from {whom} is damaged"),
-            (Suspicion::Gone, false) => format!("{who} lost {whom}"),
-            (Suspicion::Gone, true) => format!("{who} is stuck"),
-        };
+        let because = shared.note_suspicion(from, about, why, turn.now);
         match self {
             Mode::Active(mut active) if of_change && active.may_cancel(generation) => {
                 active.cancel_because = Some((generation, because));

@@ -6,7 +6,8 @@ use crate::message::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use varuna_plan::{
-    Base, Plan, PlanIndex, PlanRequest, Shape, StepDeadline, Unit, WorkerId, WorkerInfo, tree_fan_out,
+    Base, Infeasible, Plan, PlanIndex, PlanRequest, Prediction, Shape, StepDeadline, Unit, WorkerId,
+    WorkerInfo, tree_fan_out,
 };
 
 /// What a planned change costs besides the transfer of state, milliseconds: orders, agreement, the first step.
@@ -82,6 +83,17 @@ impl Shared {
         }
     }
 
+    /// The best shape of these workers after a loss: one that was made ahead, where there is one.
+    pub(super) fn shape_for_recovery(
+        &mut self,
+        pool: &[WorkerId],
+        held: &BTreeMap<WorkerId, Vec<Unit>>,
+    ) -> Result<Shape, Infeasible> {
+        let request = self.request_for_recovery(pool, held.clone());
+        let prepared = self.prepared_plans.take(&request);
+        prepared.map_or_else(|| self.planner.plan(&request), Ok)
+    }
+
     /// The question to the planner, for a planned change.
     pub(super) fn request_for_change(
         &self,
@@ -119,6 +131,14 @@ impl Shared {
         let horizon_ms = milliseconds(self.roster.churn.horizon());
         let left_ms = horizon_ms - shape.predicted.move_ms - SWITCH_MS;
         shape.predicted.step_ms * horizon_ms < present_ms * left_ms * (1.0 - LEAST_GAIN)
+    }
+
+    /// With which time to the next change the plan would repay; none where it trains no more than the present one.
+    pub(super) fn repays_within(&self, shape: &Shape, present_ms: f64) -> Option<Duration> {
+        let Prediction { step_ms, move_ms, .. } = shape.predicted;
+        let worth_ms = present_ms * (1.0 - LEAST_GAIN);
+        let needed_ms = worth_ms * (move_ms + SWITCH_MS) / (worth_ms - step_ms);
+        Duration::try_from_secs_f64(needed_ms / 1e3).ok()
     }
 
     /// The document around a shape.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use varuna_plan::{Base, Decision, Generation, Plan, StateId, Step};
 
-/// The delay before another write doubles so often.
+/// The delay before another write, or another read of what became of one, doubles so often.
 const WRITE_DELAY_DOUBLINGS: u32 = 3;
 
 /// The record as last read or written, and this coordinator's term.
@@ -18,8 +18,10 @@ pub(super) struct RecordKeeper {
     pub(super) stored: Record,
     /// 0 before the record was read.
     pub(super) term: u64,
-    /// Of the plan that was in force at the take-over: how far it came nobody may have said since. 0 = none.
+    /// Of the plan that was in force at the take-over: how far it came nobody may have said since. 0 = none, or the run had ended.
     inherited: Generation,
+    /// The run had ended when this coordinator came: its workers were released.
+    had_ended: bool,
     watch_at: Time,
     /// Writes that failed one after another.
     failures: u32,
@@ -96,6 +98,7 @@ impl RecordKeeper {
     /// Writes a term that is greater than the one that was read.
     pub(super) fn take_over(&mut self, read: Record, turn: &mut Turn<'_>) -> WriteAttempt {
         self.term = read.term + 1;
+        self.had_ended = read.done;
         let expect = read.version;
         let mut record = Record {
             term: self.term,
@@ -111,7 +114,9 @@ impl RecordKeeper {
     /// The record has this coordinator's term.
     pub(super) fn taken_over(&mut self, record: Record) {
         self.stored = record;
-        self.inherited = self.generation();
+        if !self.had_ended {
+            self.inherited = self.generation();
+        }
     }
 
     pub(super) fn write(&self, mut record: Record, turn: &mut Turn<'_>) -> WriteAttempt {
@@ -158,12 +163,13 @@ impl RecordKeeper {
         }
     }
 
-    /// The record with a planned change, or without.
+    /// The record with a planned change, or without. The run trains: what a recovery had waited that came to nothing counts no more.
     pub(super) fn with_next(&self, next: Option<Plan>) -> Record {
         let highest = next.as_ref().map_or(Generation(0), |n| n.generation);
         Record {
             highest: highest.max(self.stored.highest),
             next: next.map(Arc::new),
+            waited_ms: 0,
             ..self.stored.clone()
         }
     }
@@ -216,6 +222,7 @@ impl RecordKeeper {
     pub(super) fn promote(&mut self, next: Arc<Plan>, due: Time) {
         self.stored.plan = Some(next);
         self.stored.next = None;
+        self.stored.waited_ms = 0;
         self.promotion_due = Some(due);
     }
 
@@ -246,11 +253,43 @@ impl RecordKeeper {
 /// A write under way.
 pub(super) struct WriteAttempt {
     record: Record,
-    /// The store refused it, or its outcome is not known.
-    pub(super) refused: bool,
+    /// The store refused it, or its outcome is not known: the record is read.
+    refused: Option<Readings>,
+}
+
+/// How often the record was read to see what became of a write, and when it is read again.
+#[derive(Default)]
+struct Readings {
+    count: u32,
+    again_at: Time,
 }
 
 impl WriteAttempt {
+    /// The store refused it, or its outcome is not known: what the store holds says.
+    pub(super) fn refuse(&mut self, timing: &Timing, turn: &mut Turn<'_>) {
+        self.refused = Some(Readings::default());
+        self.read_again(timing, turn);
+    }
+
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused.is_some()
+    }
+
+    /// A read that fails has no answer: a refused write is read again until one comes. Less and less often, since a store that does not
+    /// answer may have too much to do.
+    pub(super) fn read_again(&mut self, timing: &Timing, turn: &mut Turn<'_>) {
+        let Some(readings) = &mut self.refused else {
+            return;
+        };
+        if turn.now < readings.again_at || (readings.count > 0 && bug!(ReadOnceAfterRefusal)) {
+            return;
+        }
+        let doublings = readings.count.min(WRITE_DELAY_DOUBLINGS);
+        readings.again_at = turn.now.after(timing.ask_again * (1 << doublings));
+        readings.count = readings.count.saturating_add(1);
+        turn.push(CoordinatorEffect::ReadRecord);
+    }
+
     /// Whether the record is what was to be written. Compared by numbers: a diverged step's decision (not a number) in a plan is
     /// not equal to itself.
     pub(super) fn wrote(&self, record: &Record) -> bool {
@@ -265,7 +304,7 @@ impl WriteAttempt {
 fn attempt(expect: u64, record: Record, turn: &mut Turn<'_>) -> WriteAttempt {
     let write = WriteAttempt {
         record: record.clone(),
-        refused: false,
+        refused: None,
     };
     turn.push(CoordinatorEffect::Write { expect, record });
     write

@@ -16,7 +16,7 @@ use crate::record::Record;
 use patience::Patience;
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::deadline::MOST_DOUBLINGS;
-use varuna_plan::{Base, Infeasible, Plan, StateId, Unit, WorkerId};
+use varuna_plan::{Base, Infeasible, Plan, Shape, StateId, Unit, WorkerId};
 
 /// What a recovery comes to.
 pub(super) enum Step {
@@ -284,15 +284,7 @@ impl Collecting {
                 held.entry(*worker).or_default().push(unit);
             }
         }
-        let request = shared.request_for_recovery(&pool, held);
-        let prepared = shared.prepared_plans.take(&request).map(Ok);
-        let shape = match prepared.unwrap_or_else(|| shared.planner.plan(&request)) {
-            Ok(shape) => shape,
-            Err(Infeasible(reason)) => {
-                shared.report_problem(Event::NoPlan { reason }, turn);
-                return None;
-            }
-        };
+        let (pool, shape) = self.shape(pool, &held, shared, turn)?;
         let reason = why(shared, &missing);
         if shared.record.stored.plan.is_some() {
             let answered = self.answers.keys().copied().collect();
@@ -312,6 +304,30 @@ impl Collecting {
         let lasts = !can_follow(shared, &pool);
         self.interrupted.considered = lasts.then(|| Considered::now(pool, shared, turn.now));
         Some(plan)
+    }
+
+    /// The best shape of these workers, with those that it was chosen from. Rather one with workers that will go than none: training stands until
+    /// there is one.
+    fn shape(
+        &self,
+        pool: Vec<WorkerId>,
+        held: &BTreeMap<WorkerId, Vec<Unit>>,
+        shared: &mut Shared,
+        turn: &mut Turn<'_>,
+    ) -> Option<(Vec<WorkerId>, Shape)> {
+        let reason = match shared.shape_for_recovery(&pool, held) {
+            Ok(shape) => return Some((pool, shape)),
+            Err(Infeasible(reason)) => reason,
+        };
+        let all = shared.pool(turn.now, &self.usable(shared));
+        if all != pool
+            && !bug!(NeverUseDraining)
+            && let Ok(shape) = shared.shape_for_recovery(&all, held)
+        {
+            return Some((all, shape));
+        }
+        shared.report_problem(Event::NoPlan { reason }, turn);
+        None
     }
 
     /// Who answered and can be reached.

@@ -4,7 +4,7 @@ use super::config::Hello;
 use super::event::{Divergence, Event};
 use super::shared::Shared;
 use super::turn::{Scope, Turn};
-use crate::message::{Inventory, Order, Phase, Status, Time};
+use crate::message::{Inventory, Order, Phase, Status, Suspicion, Time};
 use crate::record::Record;
 use std::time::Duration;
 use varuna_plan::{Base, Decision, Generation, StateId, Step, WorkerId};
@@ -136,6 +136,32 @@ impl Shared {
             if !bug!(NeverResetFailedGenerations) {
                 self.fruitless.generations = 0;
             }
+        }
+    }
+
+    /// A worker suspects somebody, or its link to somebody, which is then planned around. Returns what it says, for people.
+    pub(super) fn note_suspicion(
+        &mut self,
+        from: WorkerId,
+        about: WorkerId,
+        why: Suspicion,
+        now: Time,
+    ) -> String {
+        let of_link = match why {
+            Suspicion::Gone => false,
+            Suspicion::Unreachable => true,
+            Suspicion::Damaged => !bug!(ForgetDamage),
+        };
+        if of_link && about != from && !bug!(ForgetBadLinks) {
+            let least = self.config.timing.bad_link;
+            self.bad_links.mark(now, from, about, least);
+        }
+        let (who, whom) = (self.roster.name(from), self.roster.name(about));
+        match (why, about == from) {
+            (Suspicion::Unreachable, _) => format!("{who} cannot reach {whom}"),
+            (Suspicion::Damaged, _) => format!("what {who} gets from {whom} is damaged"),
+            (Suspicion::Gone, false) => format!("{who} lost {whom}"),
+            (Suspicion::Gone, true) => format!("{who} is stuck"),
         }
     }
 

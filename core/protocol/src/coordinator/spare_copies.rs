@@ -78,11 +78,14 @@ impl Shared {
     /// What the run has shown so far. How old the newest checkpoint is when a worker is lost is known where they are made by the clock.
     fn expected(&self, shape: &Shape) -> Expected {
         let step = self.progress.commits.mean_step_time();
-        let interval = self.config.save_every.filter(|_| self.config.final_checkpoint);
+        let step_ms = step.map_or(shape.predicted.step_ms, milliseconds);
+        let is_stored = self.config.final_checkpoint;
+        let interval = self.config.save_every.filter(|_| is_stored);
+        let steps = self.config.save_every_steps.filter(|_| is_stored);
         Expected {
-            step_ms: step.map_or(shape.predicted.step_ms, milliseconds),
+            step_ms,
             change_ms: milliseconds(self.roster.churn.horizon()),
-            redo_ms: interval.map(|every| milliseconds(every) / 2.0),
+            redo_ms: Expected::redo_ms(step_ms, interval.map(milliseconds), steps),
         }
     }
 }

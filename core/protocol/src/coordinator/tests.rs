@@ -8,12 +8,14 @@ mod following;
 mod guards;
 mod joining;
 mod last_step;
+mod launching;
 mod notices;
 mod promotion;
 mod resuming;
 mod reviewed;
 mod spare_copies;
 mod stopped;
+mod unanswered;
 mod untold;
 mod waiting;
 
@@ -88,6 +90,8 @@ struct Rig {
     store: Record,
     /// Answers to writes are made by the test.
     manual: bool,
+    /// So many of the next reads of the record fail, and have no answer.
+    failing_reads: usize,
     /// The last write.
     written: Option<Record>,
     sent: Vec<(WorkerId, Order)>,
@@ -122,6 +126,7 @@ impl Rig {
             now: Time(1),
             store,
             manual: false,
+            failing_reads: 0,
             written: None,
             sent: vec![],
             discarded: vec![],
@@ -149,6 +154,7 @@ impl Rig {
                     self.put(CoordinatorInput::Written { ok, record });
                 }
                 CoordinatorEffect::Write { record, .. } => self.written = Some(record),
+                CoordinatorEffect::ReadRecord if self.failing_reads > 0 => self.failing_reads -= 1,
                 CoordinatorEffect::ReadRecord => {
                     let record = self.store.clone();
                     self.put(CoordinatorInput::Record(record));

@@ -6,7 +6,9 @@ use super::mode::Mode;
 use super::roster::Worker;
 use super::run_mode::RunMode;
 use super::shared::Shared;
-use varuna_plan::{Base, Generation, Step, WorkerId};
+use crate::message::Time;
+use std::time::Duration;
+use varuna_plan::{Base, Generation, StateId, Step, WorkerId};
 
 impl Coordinator {
     /// The present state for people and for `status`.
@@ -43,6 +45,27 @@ impl Coordinator {
             max_workers: shared.max_workers,
             spare_copies: shared.spare_copies_view(),
         }
+    }
+}
+
+/// For simulations.
+impl Coordinator {
+    /// The newest state that a worker has told it.
+    #[must_use]
+    pub fn newest_heard(&self) -> StateId {
+        self.shared.progress.best
+    }
+
+    /// In what time it thinks again about a change that did not repay its way, if nobody comes or goes until then.
+    #[must_use]
+    pub fn thinks_again_in(&self, now: Time) -> Option<Duration> {
+        let shared = &self.shared;
+        let Mode::Active(active) = &self.mode else {
+            return None;
+        };
+        let plan = shared.record.stored.plan.as_ref()?;
+        let refused = active.refused.filter(|r| r.is_of(plan))?;
+        Some(refused.due_in(shared, now))
     }
 }
 

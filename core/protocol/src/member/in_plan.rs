@@ -131,6 +131,16 @@ impl InPlan {
         asked.or_else(|| self.plan.sources_for(me, unit).first().copied())
     }
 
+    /// All that is lacking was asked of the store, and no peer is waited for.
+    pub(super) fn hangs_on_store(&self, me: WorkerId, holdings: &Holdings) -> bool {
+        let Stage::Loading(transfers) = &self.stage else {
+            return false;
+        };
+        let from_store = |u: &Unit| transfers.asked_store(*u) && transfers.asked_peer(*u).is_none();
+        let lacking = self.lacking(me, holdings);
+        self.unmet(me).is_none() && !lacking.is_empty() && lacking.iter().all(from_store)
+    }
+
     /// A peer that the plan links this worker to, and that is not connected.
     pub(super) fn unmet(&self, me: WorkerId) -> Option<WorkerId> {
         self.connections.missing(me, &self.plan)

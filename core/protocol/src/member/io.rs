@@ -11,7 +11,7 @@ use varuna_plan::{Decision, Generation, Layout, Plan, StateId, Step, Unit, Worke
 pub struct MemberTiming {
     /// Longest interval between two Status.
     pub heartbeat: Duration,
-    /// How long connecting and fetching may show no progress before a link is suspected. Never grows.
+    /// How long connecting and fetching may show no progress before a link is suspected. Never grows. Ten times that where only the store is waited for.
     pub connect_deadline: Duration,
     /// How long a fetch may show no progress before the next source is asked.
     pub fetch_retry: Duration,

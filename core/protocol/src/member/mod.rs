@@ -36,6 +36,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
 
+/// A store may show nothing for so many times what a link may: it queues and slows requests down, and clients repeat them in silence. No other plan
+/// reads from a faster one. Less than a launch may take.
+const STORE_PATIENCE: u32 = 10;
+
 /// What the engine is busy with.
 #[derive(Clone, PartialEq, Debug)]
 enum Engine {
@@ -346,7 +350,11 @@ impl Member {
             Phase::Loading => {
                 let waits =
                     current.base.is_some() || (current.unmet(me).is_some() && !bug!(HideDeadLinkOfChange));
-                (waits, self.config.timing.connect_deadline)
+                let times = match current.hangs_on_store(me, &self.holdings) {
+                    true => STORE_PATIENCE,
+                    false => 1,
+                };
+                (waits, self.config.timing.connect_deadline * times)
             }
             Phase::Running => (!finished, current.plan.deadline.of(at, &current.recent)),
             _ => return,

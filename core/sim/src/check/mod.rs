@@ -1,4 +1,4 @@
-//! The checker: invariants (a) to (o) of `docs/internals/protocol.md`, looked at after every event.
+//! The checker: invariants (a) to (p) of `docs/internals/protocol.md`, looked at after every event.
 //!
 //! It sees everything, also what no machine can know; it steers nothing.
 
@@ -9,10 +9,12 @@ mod plans;
 mod restores;
 mod samples;
 mod state;
+mod waits;
 pub(crate) use state::Origin;
 
 pub(crate) use memory::{coordinator_is_bounded, member_is_bounded};
 pub(crate) use restores::Restore;
+pub(crate) use waits::Decided;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +23,7 @@ use varuna_plan::{Base, Generation, OptimizerProgress, Plan, StateId, Step, Unit
 /// A broken invariant: its letter, and what was seen.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// `a`..`o`.
+    /// `a`..`p`.
     pub invariant: char,
     /// What was seen.
     pub seen: String,
@@ -48,6 +50,8 @@ pub(crate) struct Checker {
     flips: flips::Flips,
     /// What coordinators know of checkpoints.
     restores: restores::Restores,
+    /// What recoveries began with.
+    waits: waits::Waits,
     /// The record said that nobody trains any more in the generations from its plan's to its highest. Before those another recovery
     /// has asked all; one that was left out of it may still finish a step that others have finished.
     pub(crate) stopped: Option<(Generation, Generation)>,

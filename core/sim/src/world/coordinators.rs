@@ -4,7 +4,10 @@ use super::{BATCH, Schedule};
 use crate::engine::SCALING;
 use crate::host::{Event, Host, Process};
 use std::time::Duration;
-use varuna_protocol::{Coordinator, CoordinatorConfig, CoordinatorInput, Timing};
+use varuna_protocol::{Coordinator, CoordinatorConfig, CoordinatorInput, Record, Timing};
+
+/// How often the record is read where that is seldom, as in a cluster: who waits for it waits for ever.
+const SELDOM: Duration = Duration::from_secs(300);
 
 impl Host<Schedule> {
     pub(super) fn add_coordinator_process(&mut self) {
@@ -12,6 +15,9 @@ impl Host<Schedule> {
         let mut timing = Timing::model();
         if self.env.job.shipped_planner {
             timing.prepare_plans_every = Duration::from_millis(30);
+        }
+        if self.env.job.seldom_reads {
+            timing.watch = SELDOM;
         }
         let job = &self.env.job;
         let config = CoordinatorConfig {
@@ -37,6 +43,17 @@ impl Host<Schedule> {
             self.after_random(0, 0, Event::Coordinator(c, CoordinatorInput::LastStep(ordered)));
         }
         self.after_random(1, 5, Event::Tick(Process::Coordinator(c)));
+    }
+
+    /// A coordinator has taken over. Others see that when they read the record; where that is seldom, the platform tells them.
+    pub(super) fn tell_of_take_over(&mut self, record: &Record) {
+        for c in 0..self.coordinators.len() {
+            let other = &self.coordinators[c];
+            if self.env.job.seldom_reads && other.alive && other.machine.term() < record.term {
+                let read = CoordinatorInput::Record(record.clone());
+                self.after_random(100, 1_000, Event::Coordinator(c, read));
+            }
+        }
     }
 
     pub(super) fn newest_coordinator(&self) -> Option<usize> {

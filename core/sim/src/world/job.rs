@@ -41,6 +41,8 @@ pub(super) struct Job {
     pub(super) overflow_percent: u64,
     /// The job is long enough for a worker to die alone, long after all faults.
     pub(super) lone_loss: bool,
+    /// Coordinators read the record seldom by themselves: the platform tells them that another has taken over, as in a cluster.
+    pub(super) seldom_reads: bool,
 }
 
 impl Job {
@@ -92,6 +94,7 @@ impl Job {
             following,
             spare_copies,
             lone_loss,
+            seldom_reads: Rng(mix(seed, 92)).chance(15),
             compare_every: comparing.chance(10).then(|| comparing.range(1, 4)),
             save_every: Rng(mix(seed, 77)).chance(50).then(|| Duration::from_millis(150)),
         }

@@ -13,9 +13,15 @@ impl Host<Schedule> {
         }
         self.watch_event(c, event);
         let now = self.now();
+        let in_force = self.coordinators[c].machine.record().plan.as_ref();
+        let in_force = in_force.map(|plan| plan.generation);
         match event {
             Event::Running { generation } => self.note_go(*generation),
-            Event::Fenced { .. } => self.env.checker.recovery_begins(c, now),
+            Event::TookOver { .. } => self.env.checker.takes_over(c, in_force),
+            Event::Fenced { .. } => {
+                self.env.checker.recovery_begins(c, now);
+                self.env.checker.fenced(in_force, now);
+            }
             _ => {}
         }
         if let Some(kind) = kind_of(event) {

@@ -116,6 +116,9 @@ impl World {
         if host.env.job.shipped_planner {
             host.env.stats.reach("the shipped planner plans");
         }
+        if host.env.job.seldom_reads {
+            host.env.stats.reach("the record is read seldom");
+        }
         host.add_coordinator_process();
         for _ in 0..workers {
             host.add_worker();

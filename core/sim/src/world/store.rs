@@ -37,6 +37,7 @@ impl Host<Schedule> {
         match effect {
             CoordinatorEffect::Write { expect, record } => {
                 self.check_restore(c, &record)?;
+                self.check_waits(c, &record)?;
                 let late = self.store_delay();
                 self.after_random(1 + late, 15 + late, Timer::Write(c, expect, Box::new(record)));
             }
@@ -223,6 +224,9 @@ impl Host<Schedule> {
         if ok {
             self.check_persisted(record)?;
             let before = std::mem::replace(&mut self.env.store.record, record.clone());
+            if record.term > before.term {
+                self.tell_of_take_over(record);
+            }
             if before.done && !record.done {
                 self.start_missing_workers();
             }

@@ -3,8 +3,8 @@
 use super::network::Node;
 use super::uploads::SLOW_STORE_MAX;
 use super::{Result, Schedule};
-use crate::check::{Restore, broken};
-use crate::host::Host;
+use crate::check::{Decided, Restore, broken};
+use crate::host::{Host, Process};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use varuna_plan::{Base, Generation, Plan, StateId, Unit, WorkerId};
@@ -167,6 +167,32 @@ impl Host<Schedule> {
                 };
                 self.env.checker.restores(&restore, &self.env.store.manifests)?;
             }
+        }
+        Ok(())
+    }
+
+    /// (p), when a coordinator has decided where to resume. Waits are measured by clocks that must not jump; wrong bits are never waited for, nor is who
+    /// was stopped in order.
+    pub(super) fn check_waits(&self, by: usize, record: &Record) -> Result {
+        let machine = &self.coordinators[by].machine;
+        let jumped = |process: &Process| matches!(process, Process::Coordinator(_));
+        let env = &self.env;
+        let unsaid =
+            machine.record().is_stopped() || env.job.compare_every.is_some() || env.clocks.keys().any(jumped);
+        if let Some(plan) = record.plan.as_ref().filter(|_| !unsaid)
+            && let Base::Fixed { id: base, .. } = plan.base
+        {
+            let restore = Timing::model().restore.as_millis();
+            let decided = Decided {
+                by,
+                plan,
+                base,
+                heard: machine.newest_heard(),
+                last_step: env.job.last_step,
+                at: self.now(),
+                restore: u64::try_from(restore).unwrap_or(u64::MAX),
+            };
+            return env.checker.waits(&decided, |w| self.members.alive(w).is_some());
         }
         Ok(())
     }

@@ -62,6 +62,7 @@ pub(super) fn protocol_config(options: &Options, folder: &RunFolder) -> Coordina
             .notice_seconds
             .map(|s| Duration::from_secs(s.into())),
         save_every: settings.and_then(|c| c.interval_seconds).map(Duration::from_secs),
+        save_every_steps: settings.and_then(|c| c.interval_steps),
         published: folder.last_metric().map(|m| m.state),
         ..CoordinatorConfig::new(job.layout(), batch, last_step)
     }

@@ -24,6 +24,11 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
         "spec:\n  elasticity: {maxWorkers: 16}\n  workerGroups: [{name: a, maxWorkers: 7, gpusPerPod: 8}]",
         "spec.workerGroups: 0 workers in whole pods — together at least spec.elasticity.minWorkers (1): raise maxWorkers of the job or of a group, or lower gpusPerPod",
     ),
+    (
+        "spec:",
+        "spec:\n  workers: {device: cpu, transport: nccl}",
+        "spec.workers.transport: nccl — auto or tcp, as spec.workers.device is cpu: NCCL needs GPUs",
+    ),
     ("kind: VarunaJob", "kind: Job", "kind: \"Job\" — VarunaJob"),
     ("kind: VarunaJob", "", "kind: missing — VarunaJob"),
     (
@@ -215,6 +220,16 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
         "globalBatchSize: 16",
         "globalBatchSize: 16\n    microBatchSize: 3",
         "spec.training.microBatchSize: 3 — a divisor of globalBatchSize (16)",
+    ),
+    (
+        "globalBatchSize: 16",
+        "globalBatchSize: 16384\n    microBatchSize: 16384",
+        "spec.training.microBatchSize: 16384 — at most 10922: a sample has 393216 bytes between two stages, and a message at most 4294967295",
+    ),
+    (
+        "gpt2-tiny",
+        "gpt2-tiny, hiddenSize: 1048572, sequenceLength: 1048576",
+        "spec.model: 4398029733888 bytes of a sample between two stages — at most 4294967295, as a message has no more; or make spec.pipeline.maxDepth 1",
     ),
     (
         "globalBatchSize: 16",
@@ -600,14 +615,14 @@ const OF_FULL: &[(&str, &str, &str)] = &[
         "spec.workers.device: \"gpu\" — auto or cpu or cuda",
     ),
     (
-        "transport: nccl",
+        "transport: tcp",
         "transport: gloo",
         "spec.workers.transport: \"gloo\" — auto or nccl or tcp",
     ),
     (
-        "device: cuda",
-        "device: cpu",
-        "spec.workers.transport: nccl — auto or tcp, as spec.workers.device is cpu: NCCL needs GPUs",
+        "transport: tcp",
+        "transport: nccl",
+        "spec.workers.transport: nccl — auto or tcp, as spec.network.encryption is tls: NCCL does not encrypt what it sends",
     ),
     ("threads: 2", "threads: 0", "spec.workers.threads: 0 — 1 to 1024"),
     (

@@ -64,6 +64,14 @@ fn costs_are_those_of_the_device_that_workers_have() {
 }
 
 #[test]
+fn what_the_job_keeps_stays_with_the_costs_of_any_device() {
+    let mut planner = planner().masking(1000).keeping(Moments::Muon);
+    planner.meet(&gpu("NVIDIA H100 80GB HBM3"), "a");
+    assert_eq!(planner.costs().mask_bytes, 1000);
+    assert!(planner.costs().parameter.matrix_step > 0);
+}
+
+#[test]
 fn a_gpu_that_the_table_does_not_know_is_planned_as_the_stated_one() {
     let mut planner = planner();
     planner.meet(&gpu("Graphics 9000"), "a");

@@ -17,7 +17,7 @@ use crate::planner::problem::{Problem, speeds};
 use crate::planner::request::WorkerInfo;
 use crate::planner::search::PoolSearch;
 use crate::planner::search::choice::EQUAL;
-use crate::planner::state_moves::{move_ms, unit_bytes};
+use crate::planner::state_moves::Holdings;
 use crate::predict::StepParts;
 use crate::predict::simulation::simulate;
 use crate::predict::stage_times::StageTimes;
@@ -79,8 +79,9 @@ pub(in crate::planner) fn refine(
         bases.extend(grids(problem, pool, most));
     }
     bases.retain(|g| g.workers.iter().flatten().all(|w| offered.contains_key(w)));
+    let holdings = Holdings::new(problem);
     let made = bases.iter().flat_map(|grid| {
-        let of = |count: &usize| interleave(problem, grid, *count, &offered);
+        let of = |count: &usize| interleave(&holdings, grid, *count, &offered);
         chunks.iter().filter_map(of).collect::<Vec<_>>()
     });
     let effective_ms = |p: &Prediction| problem.effective_ms(p);
@@ -157,11 +158,12 @@ fn grids(problem: &Problem, pool: &PoolSearch, chunks: usize) -> Vec<Grid> {
 /// A grid with this many stages for each worker, keeping as much of a forward as fits into memory; none where it does not fit,
 /// or micro-batches make no whole groups.
 fn interleave(
-    problem: &Problem,
+    holdings: &Holdings,
     grid: &Grid,
     chunks: usize,
     offered: &BTreeMap<WorkerId, &WorkerInfo>,
 ) -> Option<Shape> {
+    let problem = &holdings.problem;
     let kind = ScheduleKind::Interleaved {
         chunks: u32::try_from(chunks).ok()?,
     };
@@ -176,11 +178,11 @@ fn interleave(
     policies.into_iter().find_map(|recompute| {
         let schedule = ScheduleSpec { kind, recompute };
         let mut made = cut_grid(problem, grid, schedule, offered)?;
-        if !fits(problem, &made, offered) {
+        if holdings.are_crowding(&made, offered) {
             return None;
         }
         made.predicted.step_ms = problem.predict(&made).step_ms;
-        made.predicted.move_ms = move_ms(problem, &made);
+        made.predicted.move_ms = holdings.move_ms(&made);
         Some(made)
     })
 }
@@ -295,29 +297,6 @@ fn balanced(
         }
     }
     cut
-}
-
-/// Whether each worker's memory holds all of its stages together with what it must still give away.
-fn fits(problem: &Problem, shape: &Shape, offered: &BTreeMap<WorkerId, &WorkerInfo>) -> bool {
-    let (request, bytes) = (
-        problem.request,
-        unit_bytes(problem.costs, &problem.request.layout),
-    );
-    let mut needs: BTreeMap<WorkerId, u64> = BTreeMap::new();
-    for (p, each) in shape.pipelines.iter().zip(problem.memory_bytes(shape)) {
-        for (stage, need) in p.stages.iter().zip(each) {
-            *needs.entry(stage.worker).or_default() += need;
-        }
-    }
-    needs.iter().all(|(worker, need)| {
-        let units = shape.units(&request.layout, *worker);
-        let held = request.held.get(worker).map_or(&[][..], Vec::as_slice);
-        let old = held.iter().filter(|u| !units.contains(u));
-        let old: u64 = old.map(|u| bytes.get(u.index()).copied().unwrap_or(0)).sum();
-        offered
-            .get(worker)
-            .is_some_and(|w| need.saturating_add(old) <= problem.capacity(w))
-    })
 }
 
 /// The plan with its bubble, and as a candidate.

@@ -4,22 +4,33 @@
 //! speed, and given shares so that all pipelines end together. State moves only across the cuts. Where all workers are alike
 //! this does nothing.
 
-use crate::document::{Pipeline, Prediction, SampleRange, ScheduleSpec, Shape, Stage};
+use crate::document::{
+    Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape, Stage,
+};
 use crate::ids::WorkerId;
 use crate::layout::SegmentRange;
 use crate::partition::partition_all;
 use crate::planner::problem::Problem;
 use crate::planner::request::WorkerInfo;
-use crate::planner::state_moves::move_ms;
+use crate::planner::search::choice::EQUAL;
+use crate::planner::state_moves::Holdings;
+use crate::predict::stage_sums::StageSums;
 use crate::predict::work::rounded_speed;
+use crate::schedule::stash_max;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The best of these shapes with cuts and shares by speed, where it is better than what is predicted of another; none where all
-/// workers are alike.
+/// Rounds in which GPipe's pipelines get room for as many micro-batches as their share has; then each gets room for all.
+const ROUNDS: usize = 3;
+
+/// The best of these shapes with cuts and shares by speed, where it is better than another; none where all workers are alike.
+///
+/// As in the choice among candidates, of those that are as fast the one is best under which memory holds old and new state together, then one with
+/// several pipelines, then the fastest.
 pub(in crate::planner) fn refine(
     problem: &Problem,
     shapes: &[Option<&Shape>],
-    other: &Prediction,
+    other: &Shape,
 ) -> Option<Shape> {
     let request = problem.request;
     let speeds: BTreeSet<u64> = request
@@ -38,29 +49,74 @@ pub(in crate::planner) fn refine(
         let plain = shape.schedule.kind.chunks() == 1;
         plain && known && last == Some(request.layout.segments)
     };
-    let made = shapes
+    let mut bases: Vec<&Shape> = Vec::new();
+    for shape in shapes.iter().flatten().copied().filter(fits) {
+        if !bases.iter().any(|base| are_cut_alike(base, shape)) {
+            bases.push(shape);
+        }
+    }
+    let holdings = Holdings::new(problem);
+    let made: Vec<Shape> = bases
+        .into_iter()
+        .filter_map(|shape| by_speed(&holdings, shape, &offered))
+        .collect();
+    let judge = |shape: &Shape| Judged {
+        crowded: holdings.are_crowding(shape, &offered) && !bug!(IgnoreCrowding),
+        single_pipeline: shape.pipelines.len() < 2 && !bug!(IgnoreRedundancy),
+        effective_ms: problem.effective_ms(&shape.predicted),
+    };
+    let judged: Vec<Judged> = std::iter::once(other).chain(&made).map(judge).collect();
+    let best = preferred(&judged).checked_sub(1)?;
+    made.into_iter().nth(best)
+}
+
+/// What decides between plans: smaller is better, the first field first.
+#[derive(Clone, Copy, PartialEq, PartialOrd, Debug)]
+struct Judged {
+    /// Old and new state do not fit together somewhere.
+    crowded: bool,
+    /// Not every segment is held twice.
+    single_pipeline: bool,
+    effective_ms: f64,
+}
+
+/// The best of those that are as fast as the fastest; the first one as long as no other is better by more than rounding.
+fn preferred(judged: &[Judged]) -> usize {
+    let fastest = judged
         .iter()
-        .flatten()
-        .copied()
-        .filter(fits)
-        .filter_map(|shape| by_speed(problem, shape, &offered));
-    let effective_ms = |p: &Prediction| problem.effective_ms(p);
-    let best = made.min_by(|a, b| effective_ms(&a.predicted).total_cmp(&effective_ms(&b.predicted)))?;
-    (effective_ms(&best.predicted) < effective_ms(other) * (1.0 - 1e-9)).then_some(best)
+        .map(|j| j.effective_ms)
+        .fold(f64::INFINITY, f64::min);
+    let near = |i: &usize| judged[*i].effective_ms <= fastest * EQUAL;
+    let rank = |i: usize| Judged {
+        effective_ms: judged[i].effective_ms * if i == 0 { 1.0 - 1e-9 } else { 1.0 },
+        ..judged[i]
+    };
+    let best = (0..judged.len()).filter(near).min_by(|a, b| {
+        let order = rank(*a).partial_cmp(&rank(*b));
+        order.unwrap_or(Ordering::Equal)
+    });
+    best.unwrap_or(0)
+}
+
+/// Whether both would be cut into the same by speed: by the same workers, which keep the same of a forward, in micro-batches of one size.
+fn are_cut_alike(a: &Shape, b: &Shape) -> bool {
+    let stages = |shape: &Shape| -> Vec<Vec<(WorkerId, Recompute)>> {
+        let of = |p: &Pipeline| {
+            let stages = p.stages.iter();
+            stages
+                .map(|s| (s.worker, shape.schedule_of(s).recompute))
+                .collect()
+        };
+        shape.pipelines.iter().map(of).collect()
+    };
+    let same = (a.micro_batch_size, a.schedule) == (b.micro_batch_size, b.schedule);
+    same && stages(a) == stages(b)
 }
 
 /// One shape by speed; none where it does not fit into memory, or a pipeline would get no sample.
-fn by_speed(problem: &Problem, shape: &Shape, offered: &BTreeMap<WorkerId, &WorkerInfo>) -> Option<Shape> {
-    let m = shape.micro_batch_size;
-    let micro_batches = problem.micro_batches(m);
-    let mut cuts = Vec::with_capacity(shape.pipelines.len());
-    for pipeline in &shape.pipelines {
-        let stages = pipeline.stages.iter();
-        let stages = stages.filter_map(|s| Some((*offered.get(&s.worker)?, shape.schedule_of(s))));
-        let stages: Vec<(&WorkerInfo, ScheduleSpec)> = stages.collect();
-        cuts.push(cut_by_speed(problem, m, &stages, micro_batches)?);
-    }
-    let shares = shares(&cuts, micro_batches)?;
+fn by_speed(holdings: &Holdings, shape: &Shape, offered: &BTreeMap<WorkerId, &WorkerInfo>) -> Option<Shape> {
+    let (problem, m) = (&holdings.problem, shape.micro_batch_size);
+    let (cuts, shares) = cuts_and_shares(problem, shape, offered)?;
     let mut start = 0;
     let mut pipelines = Vec::with_capacity(cuts.len());
     for ((pipeline, cut), share) in shape.pipelines.iter().zip(&cuts).zip(shares) {
@@ -86,12 +142,76 @@ fn by_speed(problem: &Problem, shape: &Shape, offered: &BTreeMap<WorkerId, &Work
         },
     };
     made.predicted.step_ms = problem.predict(&made).step_ms;
-    made.predicted.move_ms = move_ms(problem, &made);
+    made.predicted.move_ms = holdings.move_ms(&made);
     let all_have_samples = made.pipelines.iter().all(|p| p.samples.start < p.samples.end);
     all_have_samples.then_some(made)
 }
 
-/// The cuts of one pipeline whose slowest stage is as fast as can be, each worker at its own speed.
+/// The workers of a pipeline's stages, with what each keeps of a forward.
+type Line<'a> = Vec<(&'a WorkerInfo, ScheduleSpec)>;
+
+/// What cuts depend on: room, and of each worker speed, memory and what it keeps.
+type LineKey = (u64, Vec<(u64, u64, Recompute)>);
+
+/// The cut of each pipeline, and its micro-batches.
+fn cuts_and_shares(
+    problem: &Problem,
+    shape: &Shape,
+    offered: &BTreeMap<WorkerId, &WorkerInfo>,
+) -> Option<(Vec<PipelineCut>, Vec<u64>)> {
+    let m = shape.micro_batch_size;
+    let mut lines: Vec<Line> = Vec::with_capacity(shape.pipelines.len());
+    for pipeline in &shape.pipelines {
+        let stages = pipeline.stages.iter();
+        let stages = stages.filter_map(|s| Some((*offered.get(&s.worker)?, shape.schedule_of(s))));
+        lines.push(stages.collect());
+    }
+    let micro_batches = problem.micro_batches(m);
+    // Shares are not known before the cuts. But for GPipe, which keeps all of its micro-batches, room for all of the batch is enough for any.
+    let mut room = vec![micro_batches; lines.len()];
+    if shape.schedule.kind == ScheduleKind::Gpipe {
+        room.fill(micro_batches.div_ceil(lines.len().max(1) as u64));
+    }
+    for _ in 0..ROUNDS {
+        let cuts = cuts(problem, m, &lines, &room)?;
+        let shares = shares(&cuts, micro_batches)?;
+        if shares.iter().zip(&room).all(|(share, room)| share <= room) {
+            return Some((cuts, shares));
+        }
+        for (room, share) in room.iter_mut().zip(&shares) {
+            *room = (*room).max(*share);
+        }
+    }
+    room.fill(micro_batches);
+    let cuts = cuts(problem, m, &lines, &room)?;
+    let shares = shares(&cuts, micro_batches)?;
+    Some((cuts, shares))
+}
+
+/// The cut of each pipeline, with room for so many micro-batches; pipelines of workers that are alike are cut once.
+fn cuts(problem: &Problem, m: u32, lines: &[Line], room: &[u64]) -> Option<Vec<PipelineCut>> {
+    let alike = |(w, spec): &(&WorkerInfo, ScheduleSpec)| {
+        (
+            rounded_speed(w.speed).to_bits(),
+            problem.capacity(w),
+            spec.recompute,
+        )
+    };
+    let mut known: BTreeMap<LineKey, PipelineCut> = BTreeMap::new();
+    let mut cuts = Vec::with_capacity(lines.len());
+    for (line, room) in lines.iter().zip(room) {
+        let key: LineKey = (*room, line.iter().map(alike).collect());
+        let cut = match known.get(&key) {
+            Some(cut) => cut.clone(),
+            None => cut_by_speed(problem, m, line, *room)?,
+        };
+        known.insert(key, cut.clone());
+        cuts.push(cut);
+    }
+    Some(cuts)
+}
+
+/// The cuts of one pipeline whose slowest stage is as fast as can be, each worker at its own speed, with room for so many micro-batches.
 pub(super) fn cut_by_speed(
     problem: &Problem,
     m: u32,
@@ -99,20 +219,31 @@ pub(super) fn cut_by_speed(
     micro_batches: u64,
 ) -> Option<PipelineCut> {
     let (depth, costs) = (workers.len(), problem.costs);
+    let segments = costs.layout().segments;
     let work = |r: SegmentRange, at: usize| {
-        let again = costs.recompute_ms(r, m, workers[at].1.recompute);
+        let (worker, spec) = workers[at];
+        // On the last stage each backward follows its forward at once, but with GPipe.
+        let is_fresh = r.end == segments && spec.kind != ScheduleKind::Gpipe;
+        let policy = if is_fresh { Recompute::None } else { spec.recompute };
+        let again = costs.recompute_ms(r, m, policy);
         let ms = costs.forward_ms(r, m) + costs.backward_ms(r, m) + again;
-        ms / rounded_speed(workers[at].0.speed)
+        ms / rounded_speed(worker.speed)
     };
-    // Shares are not known yet: room for all of the batch is enough for any.
     let most = u32::try_from(micro_batches).unwrap_or(u32::MAX).min(u32::MAX / 2);
+    let is_limited = workers.iter().any(|(w, _)| problem.capacity(w) < u64::MAX);
+    let sums = is_limited.then(|| StageSums::new(costs, m, Recompute::None, 1.0));
+    // As `Problem::stage_bytes`, looked up.
+    let fits = |r: SegmentRange, at: usize| {
+        let (worker, spec) = workers[at];
+        let stash = stash_max(spec.kind, depth, at, most);
+        let need = sums.as_ref().map(|s| s.memory_bytes(r, stash, spec.recompute));
+        need.is_none_or(|need| need <= problem.capacity(worker))
+    };
     let cost = |r: SegmentRange, later: u32| {
         let at = depth.checked_sub(later as usize + 1)?;
-        let (worker, schedule) = &workers[at];
-        let need = problem.stage_bytes(schedule.kind, schedule.recompute, r, (depth, at), most, m);
-        (need <= problem.capacity(worker)).then(|| work(r, at))
+        fits(r, at).then(|| work(r, at))
     };
-    let cuts = partition_all(costs.layout().segments, u32::try_from(depth).ok()?, cost);
+    let cuts = partition_all(segments, u32::try_from(depth).ok()?, cost);
     let stages = cuts.stages(u32::try_from(depth).ok()?)?;
     let each: Vec<f64> = stages.iter().enumerate().map(|(at, r)| work(*r, at)).collect();
     let period_ms = each.iter().copied().fold(0.0, f64::max);
@@ -124,6 +255,7 @@ pub(super) fn cut_by_speed(
 }
 
 /// How a pipeline is cut: it takes `fill_ms + period_ms * n` for n micro-batches.
+#[derive(Clone, PartialEq, Debug)]
 pub(super) struct PipelineCut {
     pub(super) stages: Vec<SegmentRange>,
     period_ms: f64,
@@ -145,103 +277,4 @@ fn shares(cuts: &[PipelineCut], micro_batches: u64) -> Option<Vec<u64>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::check::check_shape;
-    use crate::cost::{Costs, Device};
-    use crate::document::{Recompute, ScheduleKind};
-    use crate::planner::{Constraints, CostPlanner, PlanRequest, Planner};
-    use varuna_model::{Transformer, gpt2};
-
-    fn planner(min_depth: u32, max_depth: u32) -> CostPlanner {
-        let gpt = Transformer {
-            layers: 10,
-            hidden_size: 256,
-            sequence_length: 64,
-            vocabulary_size: 100,
-            tied_head: false,
-            ..gpt2::SMALL
-        };
-        CostPlanner {
-            costs: Costs::estimate(&gpt.spec(), Device::CPU_CORE),
-            constraints: Constraints {
-                min_workers: 1,
-                max_workers: u32::MAX,
-                micro_batch_size: Some(1),
-                min_depth,
-                max_depth: Some(max_depth),
-                schedules: vec![ScheduleSpec {
-                    kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
-                    recompute: Recompute::None,
-                }],
-                device_memory_bytes: None,
-            },
-        }
-    }
-
-    fn request(planner: &CostPlanner, speeds: &[f64], parent: Option<Shape>) -> PlanRequest {
-        let worker = |(id, speed): (u64, &f64)| WorkerInfo {
-            speed: *speed,
-            ..WorkerInfo::nominal(WorkerId(id), "")
-        };
-        let workers = (1..).zip(speeds).map(worker).collect();
-        PlanRequest {
-            parent,
-            ..PlanRequest::first(workers, planner.costs.layout(), 24)
-        }
-    }
-
-    fn of(shape: &Shape, worker: u64) -> (u32, u64) {
-        let (i, j) = shape.place(WorkerId(worker)).unwrap();
-        let pipeline = &shape.pipelines[i];
-        let r = pipeline.stages[j].segments;
-        (r.end - r.start, pipeline.samples.len())
-    }
-
-    #[test]
-    fn a_slow_stage_gets_fewer_segments_and_stays_where_it_is() {
-        let planner = planner(3, 3);
-        let even = planner.plan(&request(&planner, &[1.0; 3], None)).unwrap();
-        let asked = request(&planner, &[1.0, 0.4, 1.0], Some(even.clone()));
-        let shape = planner.plan(&asked).unwrap();
-        let all: Vec<WorkerId> = asked.workers.iter().map(|w| w.id).collect();
-        check_shape(&shape, &asked.layout, 24, &all).unwrap();
-        assert_eq!(shape.place(WorkerId(2)), even.place(WorkerId(2)));
-        assert!(of(&shape, 2).0 < of(&even, 2).0, "{shape:?}");
-        let before = planner.predicted_ms(&even, &asked.workers).unwrap();
-        assert!(
-            shape.predicted.step_ms < before * 0.7,
-            "{} of {before}",
-            shape.predicted.step_ms
-        );
-    }
-
-    #[test]
-    fn a_slow_pipeline_gets_fewer_samples() {
-        let planner = planner(1, 1);
-        let even = planner.plan(&request(&planner, &[1.0; 3], None)).unwrap();
-        let asked = request(&planner, &[1.0, 1.0, 0.5], Some(even.clone()));
-        let shape = planner.plan(&asked).unwrap();
-        assert_eq!(
-            shape.members().len(),
-            3,
-            "a worker of half the speed is still worth having"
-        );
-        assert!(of(&shape, 3).1 < of(&shape, 1).1, "{shape:?}");
-        assert!(shape.predicted.step_ms < planner.predicted_ms(&even, &asked.workers).unwrap() * 0.75);
-    }
-
-    #[test]
-    fn a_prediction_at_equal_speeds_is_the_planners_own() {
-        for (least, most) in [(1, 1), (3, 3)] {
-            let planner = planner(least, most);
-            let asked = request(&planner, &[1.0; 3], None);
-            let shape = planner.plan(&asked).unwrap();
-            let again = planner.predicted_ms(&shape, &asked.workers).unwrap();
-            assert!(
-                (again / shape.predicted.step_ms - 1.0).abs() < 1e-6,
-                "{again} {shape:?}"
-            );
-        }
-    }
-}
+mod tests;

@@ -234,7 +234,7 @@ impl<'a> Partitioner<'a> {
         let (segments, deepest) = (self.problem.request.layout.segments, self.deepest());
         let min_depth = self.problem.constraints.min_depth.max(1);
         let all = partition_all(segments, deepest, |r, later| {
-            Some(sums.stage_ms(r, policy(r, later)?))
+            Some(sums.stage_cost(r, policy(r, later)?))
         });
         let one = |p: u32| self.partition(sums, all.stages(p)?, policy, in_flight);
         let shallow = (0..min_depth).map(|_| None);
@@ -320,7 +320,7 @@ impl<'a> Partitioner<'a> {
             let stash = stashes.get(later as usize)?;
             self.quickest_that_fits(sums, &set.policies, r, (later, *stash))
         };
-        let cost = |r: SegmentRange, later: u32| Some(sums.stage_ms(r, policy(r, later)?));
+        let cost = |r: SegmentRange, later: u32| Some(sums.stage_cost(r, policy(r, later)?));
         let tail = |r: SegmentRange| ClosedForm::stage_tail_ms(sums, r, pipelines);
         let aware = Aware {
             segments: sums.segments(),

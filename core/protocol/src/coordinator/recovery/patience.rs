@@ -7,9 +7,9 @@ use super::super::config::Timing;
 use super::super::resume::Resume;
 use super::super::shared::Shared;
 use super::{Collecting, Step};
-use crate::message::Time;
+use crate::message::{Inventory, Time};
 use std::time::Duration;
-use varuna_plan::{StateId, WorkerId};
+use varuna_plan::WorkerId;
 
 /// A run is given up after so many times [`Timing::restore`] although a holder is connected that does not answer.
 const SILENT: u32 = 4;
@@ -81,17 +81,28 @@ impl Collecting {
         // What those of a stopped run held went with them, or comes with them: it is not waited for.
         let ended = ended || shared.record.stored.is_stopped();
         let waited = self.patience.is_over(now, patience(missing, shared), shared);
-        let newest = (resume.tip && !self.may_be_far_behind(resume, shared)) || ended || waited;
+        let newest = (resume.tip && !self.may_be_far_behind(shared)) || ended || waited;
         let confirmed = !resume.checkpoint || self.is_listing_fresh() || waited;
         newest && confirmed && (self.listing.is_some() || !resume.checkpoint)
     }
 
-    /// The seed is the newest state that anything is known of, but nobody who was there has said so: those who train under a plan that an earlier
-    /// coordinator made may not have found this one yet, and newcomers hold nothing.
-    fn may_be_far_behind(&self, resume: &Resume, shared: &Shared) -> bool {
-        let nobody_holds = self.answers.values().all(|i| i.units.is_empty());
-        let seed = resume.id == StateId::INITIAL && !bug!(SeedIsNewestForNewcomers);
-        seed && nobody_holds && shared.record.is_inherited()
+    /// Whatever is known may be far behind: those who train under a plan that an earlier coordinator made may not have found this one yet. A
+    /// checkpoint that they have put says little of how far they are, and who has just come holds nothing.
+    ///
+    /// Every commit needs every member, so that one member that answers, or was heard before, shows how far all are. One that has left the plan
+    /// for the next one, and holds nothing any more, does not.
+    fn may_be_far_behind(&self, shared: &Shared) -> bool {
+        let record = &shared.record.stored;
+        let inherited = record.plan.as_ref().filter(|_| shared.record.is_inherited());
+        let Some(plan) = inherited.filter(|_| !bug!(CheckpointIsNewestForNewcomers)) else {
+            return false;
+        };
+        let heard = shared.progress.best.run_gen >= plan.generation;
+        let knows = |(worker, inventory): (&WorkerId, &Inventory)| {
+            let ran = inventory.ran.is_some_and(|r| r.generation >= plan.generation);
+            ran || (plan.has(*worker) && (record.next.is_none() || !inventory.units.is_empty()))
+        };
+        !heard && !self.answers.iter().any(knows)
     }
 
     /// Only by what the store says now, and when all who may hold state are gone for long: also those whom no plan names any more.

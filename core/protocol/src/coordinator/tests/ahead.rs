@@ -112,3 +112,61 @@ fn a_change_that_does_not_repay_its_way_is_not_made() {
         MOVE_MS.set(0.0);
     }
 }
+
+/// A trains in generation 2; the workers have changed 20 times in ten minutes before it.
+fn restless() -> Rig {
+    let mut rig = Rig::training(&[A]);
+    rig.machine.shared.config.last_step = Step(1_000_000);
+    let churn = &mut rig.machine.shared.roster.churn;
+    churn.skip(Duration::from_secs(600));
+    for change in 1..=20 {
+        churn.observe(rig.now.after(Duration::from_secs(30) * change));
+    }
+    rig.say(A, suspect(1, A));
+    rig.answer(A, &[Unit(0), Unit(1)].map(|unit| (unit, state(1, 1))));
+    for phase in [Phase::Ready, Phase::Running] {
+        rig.status(A, 2, phase, state(1, 1));
+    }
+    let expected = rig.machine.shared.roster.churn.horizon().as_secs();
+    assert_eq!(expected, (1_800 + 600) / 21);
+    rig
+}
+
+/// A trains on, and B is there; whether B is to train too.
+fn is_growing(rig: &mut Rig, time: Duration) -> bool {
+    for _ in 0..time.as_millis() / 100 {
+        rig.wait(100);
+        rig.status(A, 2, Phase::Running, state(2, rig.now.0 / 100_000_000));
+        rig.say(B, Report::Status(idle()));
+        if rig.store.next.as_ref().is_some_and(|next| next.has(B)) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Twice as fast for 80 s of standing: that repays in 160 s. The workers change every two minutes, then no more.
+#[test]
+fn a_growth_that_did_not_repay_is_made_once_nobody_has_come_or_gone_for_long_enough() {
+    let mut rig = restless();
+    MOVE_MS.set(80_000.0);
+    assert!(!is_growing(&mut rig, Duration::from_millis(200)));
+    rig.join(B);
+    assert!(!is_growing(&mut rig, Duration::from_secs(1)));
+    let made = MADE.get();
+    assert!(!is_growing(&mut rig, Duration::from_secs(3)));
+    assert_eq!(MADE.get(), made, "the planner is not asked before that");
+    let in_secs = |rig: &Rig| {
+        let again = rig.machine.thinks_again_in(rig.now);
+        again.expect("a change was refused").as_secs()
+    };
+    // 21 times 160 s, of which 40 minutes have passed; B has come before the last of the changes.
+    assert!((950..970).contains(&in_secs(&rig)), "{} s", in_secs(&rig));
+    rig.put(CoordinatorInput::TimeSkipped(Duration::from_secs(900)));
+    assert!(!is_growing(&mut rig, Duration::from_secs(3)));
+    rig.put(CoordinatorInput::TimeSkipped(Duration::from_secs(2_700)));
+    let grows = is_growing(&mut rig, Duration::from_secs(3));
+    MOVE_MS.set(0.0);
+    assert!(grows, "{:?}", rig.events);
+    assert_eq!(rig.machine.thinks_again_in(rig.now), None);
+}

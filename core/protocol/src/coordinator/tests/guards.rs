@@ -299,6 +299,36 @@ fn workers_that_will_go_are_used_where_too_few_others_are_left() {
     assert_eq!(rig.plan().members(), [A, B]);
 }
 
+/// Like [`Wide`], where one worker alone has no room for the model.
+struct NotAlone;
+
+impl Planner for NotAlone {
+    fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
+        match request.workers.len() {
+            1 => Err(Infeasible("one worker has no room for the model".into())),
+            _ => Wide.plan(request),
+        }
+    }
+}
+
+#[test]
+fn workers_that_will_go_are_used_where_there_is_no_plan_without_them() {
+    let mut rig = Rig::training(&[A, B, C]);
+    rig.machine.shared.planner = Box::new(NotAlone);
+    rig.say(A, suspect(1, C));
+    rig.put(CoordinatorInput::StreamDown { from: C });
+    rig.put(CoordinatorInput::Notice {
+        worker: B,
+        leaves_in: None,
+    });
+    for worker in [A, B] {
+        rig.answer(worker, &all_at(state(1, 4)));
+    }
+    assert_eq!(rig.plan().members(), [A, B]);
+    let without = |e: &Event| matches!(e, Event::NoPlan { .. });
+    assert!(!rig.events.iter().any(without), "{:?}", rig.events);
+}
+
 #[test]
 fn a_run_that_is_stopped_while_a_plan_is_written_fences_that_plan_too() {
     let (mut rig, record) = Rig::writing();

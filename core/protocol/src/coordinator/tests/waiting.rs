@@ -118,37 +118,139 @@ fn a_run_that_may_begin_anew_waits_for_holders_as_long_as_one_that_would_end() {
     assert_eq!((rig.plan().base.clone(), rig.finished), (base, None));
 }
 
-/// Those who train without a coordinator may take longer to find the next one than newcomers, and have come far: no checkpoint, no later plan and no
-/// report say so.
-#[test]
-fn a_new_coordinator_does_not_begin_with_the_seed_because_newcomers_hold_nothing() {
+/// Newcomers, which hold nothing, find a new coordinator of a run that A and B train. The store has these checkpoints.
+fn found_by_newcomers(complete: &[StateId]) -> Rig {
     let store = Rig::training_with(patient(), &[A, B]).store;
     let mut rig = Rig::with(patient(), store);
+    rig.complete = complete.to_vec();
     for newcomer in [C, WorkerId(4)] {
         rig.join(newcomer);
     }
-    let settled = Timing::model().settle + Timing::model().collect;
-    let answers = |rig: &mut Rig, ms: u64| {
-        for _ in 0..ms / 100 {
-            for newcomer in [C, WorkerId(4)] {
-                rig.answer(newcomer, &[]);
-            }
-            rig.wait(100);
+    rig
+}
+
+/// Time passes in which the newcomers answer.
+fn newcomers_answer(rig: &mut Rig, time: Duration) {
+    for _ in 0..time.as_millis() / 100 {
+        for newcomer in [C, WorkerId(4)] {
+            rig.answer(newcomer, &[]);
         }
-    };
-    answers(&mut rig, u64::try_from(settled.as_millis()).unwrap() + 500);
-    assert_eq!(rig.plan().generation, Generation(1), "holders may still come");
-    for holder in [A, B] {
-        rig.join(holder);
-        rig.answer(holder, &[Unit(0), Unit(1)].map(|unit| (unit, state(1, 4))));
+        rig.wait(100);
     }
-    answers(&mut rig, 200);
+}
+
+/// What a new coordinator waits for at least: members that come back, those that are away, and answers.
+fn settled() -> Duration {
+    let timing = Timing::model();
+    timing.settle + timing.grace + timing.collect + Duration::from_millis(300)
+}
+
+/// The seed, and a checkpoint that is newer than what the plan in the record began with.
+const KNOWN: [&[StateId]; 2] = [
+    &[StateId::INITIAL],
+    &[
+        StateId::INITIAL,
+        StateId {
+            run_gen: Generation(1),
+            step: Step(3),
+            chain: Chain(103),
+        },
+    ],
+];
+
+/// Those who train without a coordinator may take longer to find the next one than newcomers, and have come far: no later plan and no report say so,
+/// and a checkpoint says little.
+#[test]
+fn a_new_coordinator_gives_up_no_steps_because_newcomers_hold_nothing() {
+    for complete in KNOWN {
+        let mut rig = found_by_newcomers(complete);
+        newcomers_answer(&mut rig, settled());
+        assert_eq!(rig.plan().generation, Generation(1), "holders may still come");
+        for holder in [A, B] {
+            rig.join(holder);
+            rig.answer(holder, &[Unit(0), Unit(1)].map(|unit| (unit, state(1, 4))));
+        }
+        newcomers_answer(&mut rig, Duration::from_millis(200));
+        let base = Base::Fixed {
+            id: state(1, 4),
+            decision: None,
+            checkpoint: false,
+        };
+        assert_eq!(rig.plan().base, base);
+    }
+}
+
+#[test]
+fn a_new_coordinator_waits_for_those_who_trained_no_longer_than_before_any_steps_are_given_up() {
+    for complete in KNOWN {
+        let mut rig = found_by_newcomers(complete);
+        let began = rig.now;
+        let restore = patient().timing.restore;
+        while rig.plan().generation == Generation(1) {
+            assert!(rig.now.since(began) < restore + settled(), "it waits for ever");
+            newcomers_answer(&mut rig, Duration::from_millis(100));
+        }
+        assert!(rig.now.since(began) >= restore);
+        let base = Base::Fixed {
+            id: *complete.last().unwrap(),
+            decision: None,
+            checkpoint: true,
+        };
+        assert_eq!(rig.plan().base, base);
+    }
+}
+
+/// They have put a checkpoint of the last state that they have told of, as workers with notice do, and go.
+#[test]
+fn a_new_coordinator_that_has_heard_how_far_those_who_trained_are_does_not_wait_for_them() {
+    let store = Rig::training_with(patient(), &[A, B]).store;
+    let mut rig = Rig::with(patient(), store);
+    rig.complete = vec![state(1, 4)];
+    for worker in [A, B] {
+        rig.join(worker);
+        rig.status(worker, 1, Phase::Running, state(1, 4));
+    }
+    for from in [A, B] {
+        rig.put(CoordinatorInput::StreamDown { from });
+    }
+    for newcomer in [C, WorkerId(4)] {
+        rig.join(newcomer);
+    }
+    newcomers_answer(&mut rig, settled());
     let base = Base::Fixed {
         id: state(1, 4),
         decision: None,
-        checkpoint: false,
+        checkpoint: true,
     };
     assert_eq!(rig.plan().base, base);
+}
+
+/// One of the two members came to the plan with nothing, and has not run a step of it: nobody has.
+#[test]
+fn a_member_that_answers_shows_that_nobody_is_far_ahead_also_where_it_holds_nothing() {
+    let mut rig = found_by_newcomers(KNOWN[1]);
+    rig.join(A);
+    let began = rig.now;
+    while rig.plan().generation == Generation(1) {
+        assert!(rig.now.since(began) < settled(), "the other one is waited for");
+        rig.answer(A, &[]);
+        rig.wait(100);
+    }
+}
+
+/// A recovery was begun, and its coordinator died before any worker had heard of it: the run went on.
+#[test]
+fn what_was_waited_in_a_recovery_that_came_to_nothing_does_not_count_in_the_next_one() {
+    let mut before = Rig::training(&[A]).store;
+    before.waited_ms = 600;
+    let mut rig = Rig::with(config(), before);
+    rig.join(A);
+    rig.status(A, 1, Phase::Running, state(1, 4));
+    rig.wait(200);
+    rig.join(B);
+    rig.wait(50);
+    assert!(rig.store.next.is_some());
+    assert_eq!(rig.store.waited_ms, 0);
 }
 
 /// Who has just come holds nothing, and shows nothing of what others hold that take longer to answer.

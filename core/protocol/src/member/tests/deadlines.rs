@@ -64,3 +64,53 @@ fn nobody_is_suspected_while_the_engine_makes_the_initial_state() {
     }
     assert_eq!(rig.member.status().phase, Phase::Ready);
 }
+
+/// A store that queues, slows down or repeats requests shows nothing for seconds. Where a peer is waited for too, a link may be dead.
+#[test]
+fn a_store_that_is_waited_for_alone_has_more_patience_than_a_link() {
+    let old = StateId {
+        run_gen: Generation(1),
+        step: Step(5),
+        chain: varuna_plan::state::Chain(77),
+    };
+    let silent_for = |sources: &[WorkerId], connects: bool| {
+        let mut rig = Rig::new();
+        let restore = plan(2, fixed(old, None), &[ME, PEER], sources);
+        rig.order(Order::Prepare(restore));
+        if connects {
+            rig.connect(2, PEER);
+        }
+        let began = rig.now;
+        while !suspects(&rig.put(MemberInput::Tick)) {
+            rig.now = rig.now.after(MS * 100);
+            assert!(rig.now.since(began) < Duration::from_secs(60));
+        }
+        rig.now.since(began)
+    };
+    let link = Rig::config().timing.connect_deadline;
+    let store = link * STORE_PATIENCE;
+    assert!(silent_for(&[], true) > store);
+    assert!(silent_for(&[PEER], true) < store / 2);
+    assert!(silent_for(&[], false) < store / 2);
+}
+
+#[test]
+fn what_trickles_in_from_the_store_is_progress() {
+    let old = StateId {
+        run_gen: Generation(1),
+        step: Step(5),
+        chain: varuna_plan::state::Chain(77),
+    };
+    let mut rig = Rig::new();
+    rig.order(Order::Prepare(plan(2, fixed(old, None), &[ME, PEER], &[])));
+    rig.connect(2, PEER);
+    for _ in 0..100 {
+        rig.now = rig.now.after(Duration::from_secs(10));
+        assert!(!suspects(&rig.put(MemberInput::Tick)));
+        rig.put(MemberInput::FetchProgress {
+            generation: Generation(2),
+            from: ME,
+            unit: Unit(1),
+        });
+    }
+}

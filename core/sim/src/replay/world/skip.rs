@@ -6,7 +6,7 @@ use crate::host::Host;
 use crate::replay::ledger::{Activity, Cause};
 use std::time::Duration;
 use varuna_plan::{Decision, StateId};
-use varuna_protocol::CoordinatorInput;
+use varuna_protocol::{CoordinatorInput, Time};
 
 /// Nothing but commits for so long: everything that follows a change has been done, nanoseconds. The longest wait after
 /// a change is that after a cancelled one, 0.9 s.
@@ -82,7 +82,7 @@ impl Host<Replay<'_>> {
             return Ok(());
         }
         let until = self.outside().unwrap_or(0).min(self.env.trace.end_ns());
-        let left = until.saturating_sub(self.real());
+        let left = until.saturating_sub(self.real()).min(self.thinks_again_in());
         let steps = (left / period).saturating_sub(1);
         if steps > 0 {
             let before = self.env.account.ledger.steps;
@@ -96,6 +96,16 @@ impl Host<Replay<'_>> {
             self.env.steady.count = 0;
         }
         Ok(())
+    }
+
+    /// In what time the coordinator thinks again about a change that did not repay its way, nanoseconds.
+    fn thinks_again_in(&self) -> u64 {
+        let now = Time(self.now());
+        let coordinator = self.coordinators.first().map(|c| &c.machine);
+        let again = coordinator.and_then(|machine| machine.thinks_again_in(now));
+        again.map_or(u64::MAX, |time| {
+            u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+        })
     }
 
     /// Nothing runs, nothing is on its way, and all waits are over: only the trace can change that.

@@ -1,0 +1,135 @@
+//! Where workers are: which of them may be lost at once.
+//!
+//! Nodes and zones are compared by number. Where all workers are on one node, or in one zone, that tells nothing apart, and counts as not known. Owns no
+//! rule of what is put where.
+
+use super::request::WorkerInfo;
+use crate::ids::WorkerId;
+use std::collections::BTreeMap;
+
+/// A worker's node, and the widest part of the node's domain; none where it is not known.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Whereabouts {
+    node: Option<usize>,
+    zone: Option<usize>,
+}
+
+impl Whereabouts {
+    /// What both have in common.
+    pub(super) fn common_with(self, other: Whereabouts) -> Common {
+        let is = |one: Option<usize>, other: Option<usize>| one.is_some() && one == other;
+        (is(self.node, other.node), is(self.zone, other.zone))
+    }
+}
+
+/// What workers have in common: their node, and their zone. Less is better.
+pub(super) type Common = (bool, bool);
+
+/// Where some workers are.
+#[derive(Default)]
+pub(super) struct Locations(BTreeMap<WorkerId, Whereabouts>);
+
+impl Locations {
+    pub(super) fn new(workers: &[&WorkerInfo]) -> Locations {
+        let nodes = numbers(workers.iter().map(|w| w.node.as_str()));
+        let zones = numbers(workers.iter().map(zone_of));
+        if nodes.iter().chain(&zones).all(Option::is_none) {
+            return Locations::default();
+        }
+        let at = nodes.into_iter().zip(zones);
+        let at = at.map(|(node, zone)| Whereabouts { node, zone });
+        Locations(workers.iter().map(|w| w.id).zip(at).collect())
+    }
+
+    pub(super) fn of(&self, worker: WorkerId) -> Whereabouts {
+        self.0.get(&worker).copied().unwrap_or_default()
+    }
+
+    /// Nothing tells any of them apart.
+    pub(super) fn are_unknown(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+fn zone_of<'a>(worker: &&'a WorkerInfo) -> &'a str {
+    worker.domain.split('/').next().unwrap_or_default()
+}
+
+/// The number of each name, equal ones with the same; none for an empty one, and for all where there are no two.
+fn numbers<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Option<usize>> {
+    let mut known: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut numbers = Vec::new();
+    for name in names {
+        let next = known.len();
+        numbers.push((!name.is_empty()).then(|| *known.entry(name).or_insert(next)));
+    }
+    let is_one = numbers.iter().all(|number| *number == Some(0));
+    if is_one {
+        vec![None; numbers.len()]
+    } else {
+        numbers
+    }
+}
+
+/// Where all copies of something are, as far as they are together.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Copies {
+    together: Option<Whereabouts>,
+}
+
+impl Copies {
+    /// One more.
+    pub(super) fn add(&mut self, at: Whereabouts) {
+        let before = self.together.unwrap_or(at);
+        self.together = Some(Whereabouts {
+            node: before.node.filter(|_| before.node == at.node),
+            zone: before.zone.filter(|_| before.zone == at.zone),
+        });
+    }
+
+    /// What all of them would have in common if there were one more here.
+    pub(super) fn common_with(&self, at: Whereabouts) -> Common {
+        self.together.unwrap_or_default().common_with(at)
+    }
+
+    /// What all of them have in common.
+    pub(super) fn common(&self) -> Common {
+        let together = self.together.unwrap_or_default();
+        (together.node.is_some(), together.zone.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_have_in_common_what_all_of_them_share_and_what_is_not_known_is_not_shared() {
+        let worker = |id, node: &str, domain: &str| WorkerInfo {
+            domain: domain.into(),
+            ..WorkerInfo::nominal(WorkerId(id), node)
+        };
+        let workers = [
+            worker(1, "n1", "a/1"),
+            worker(2, "n1", "a/1"),
+            worker(3, "n2", "a/2"),
+            worker(4, "n3", "b"),
+            worker(5, "", ""),
+        ];
+        let all: Vec<&WorkerInfo> = workers.iter().collect();
+        let at = Locations::new(&all);
+        let common = |ids: &[u64]| {
+            let mut copies = Copies::default();
+            ids.iter().for_each(|id| copies.add(at.of(WorkerId(*id))));
+            copies.common()
+        };
+        assert_eq!(common(&[1, 2]), (true, true));
+        assert_eq!(common(&[1, 2, 3]), (false, true));
+        assert_eq!(common(&[1, 3, 4]), (false, false));
+        assert_eq!(common(&[1, 5]), (false, false));
+        assert_eq!([common(&[5]), common(&[])], [(false, false); 2]);
+        let one = Locations::new(&all[..2]);
+        assert!(one.are_unknown(), "nothing tells them apart");
+        assert_eq!(Copies::default().common_with(at.of(WorkerId(1))), (false, false));
+    }
+}
