@@ -75,7 +75,7 @@ enum Command {
     Import {
         /// Checkpoint location, as in spec.checkpoint.uri.
         uri: String,
-        /// Folder with config.json and model.safetensors, or several files and model.safetensors.index.json; F32 or BF16.
+        /// Folder with config.json and model.safetensors, or several files and model.safetensors.index.json; F32, F16 or BF16.
         folder: PathBuf,
         /// Name of the job, as in metadata.name.
         #[arg(long)]

@@ -8,11 +8,14 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getppid};
 use std::fs::File;
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 use tokio::process::{Child, Command};
 use varuna_machine::{Machine, gpus};
+use varuna_wire::address::loopback_beside;
 
 /// What a worker needs to reach the coordinator.
 pub(crate) struct Credentials {
@@ -41,6 +44,9 @@ struct Running {
     process: u32,
     /// Place of its GPU.
     gpu: Option<usize>,
+    began: Instant,
+    /// It was told to end.
+    leaving: bool,
     child: Child,
 }
 
@@ -49,6 +55,10 @@ pub(crate) struct Ended {
     pub(crate) name: String,
     pub(crate) process: u32,
     pub(crate) status: std::io::Result<std::process::ExitStatus>,
+    /// It was told to end.
+    pub(crate) told: bool,
+    /// How long it ran.
+    pub(crate) ran: Duration,
 }
 
 /// Starts a worker program that ends with the process that started it.
@@ -133,11 +143,14 @@ impl Children {
         let open = || File::options().create(true).append(true).open(&log);
         let files = open().and_then(|file| Ok((file.try_clone()?, file)));
         let (out, err) = files.map_err(|e| Failure::Input(format!("cannot write {}: {e}", log.display())))?;
+        // Its peers are on this machine too, also where the coordinator listens beyond it.
+        let bind = SocketAddr::new(loopback_beside(&self.credentials.coordinator), 0).to_string();
         let mut command = Command::new(&self.own);
         command
             .args(["with-parent", &std::process::id().to_string()])
             .arg(&self.program)
             .args(["--coordinator", &self.credentials.coordinator, "--name", &name])
+            .args(["--bind", &bind])
             .env("VARUNA_TOKEN", &self.credentials.token)
             .env("VARUNA_CERTIFICATE", &self.credentials.certificate)
             .stdin(Stdio::null())
@@ -165,6 +178,8 @@ impl Children {
             name,
             process,
             gpu,
+            began: Instant::now(),
+            leaving: false,
             child,
         });
         Ok(())
@@ -173,6 +188,11 @@ impl Children {
     /// How many are running.
     pub(crate) fn count(&self) -> usize {
         self.running.len()
+    }
+
+    /// How many are running that were not told to end.
+    pub(crate) fn staying(&self) -> usize {
+        self.running.iter().filter(|r| !r.leaving).count()
     }
 
     /// The last line of a worker's log, and where the log is.
@@ -187,13 +207,13 @@ impl Children {
         format!("{line} ({})", log.display())
     }
 
-    /// Tells the newest worker to end that was not told so before (`already` were); returns its name.
-    pub(crate) fn drain_newest(&mut self, already: usize) -> Option<String> {
-        let at = self.running.len().checked_sub(1 + already)?;
-        let Running { name, child, .. } = &self.running[at];
-        let pid = child.id().and_then(|id| i32::try_from(id).ok())?;
-        kill(Pid::from_raw(pid), Signal::SIGTERM).ok()?;
-        Some(name.clone())
+    /// Tells the newest worker to end that was not told so before; false where that cannot be.
+    pub(crate) fn drain_newest(&mut self) -> bool {
+        let newest = self.running.iter_mut().rev().find(|r| !r.leaving);
+        let Some(worker) = newest else { return false };
+        let pid = worker.child.id().and_then(|id| i32::try_from(id).ok());
+        worker.leaving = pid.is_some_and(|pid| kill(Pid::from_raw(pid), Signal::SIGTERM).is_ok());
+        worker.leaving
     }
 
     /// Waits until one has ended; for ever where none is running.
@@ -203,11 +223,13 @@ impl Children {
         }
         let waits = self.running.iter_mut().map(|r| Box::pin(r.child.wait()));
         let (status, index, _) = futures::future::select_all(waits).await;
-        let Running { name, process, .. } = self.running.remove(index);
+        let worker = self.running.remove(index);
         Ended {
-            name,
-            process,
+            name: worker.name,
+            process: worker.process,
             status,
+            told: worker.leaving,
+            ran: worker.began.elapsed(),
         }
     }
 

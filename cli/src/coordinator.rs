@@ -15,7 +15,9 @@ use varuna_wire::process_host;
 
 /// Run a coordinator for workers that are started elsewhere.
 ///
-/// A worker is started with `varuna-worker --coordinator ADDRESS`.
+/// On this machine a worker is started with `varuna-worker --coordinator ADDRESS`. On another one it needs VARUNA_TOKEN and VARUNA_CERTIFICATE (the
+/// text of the run folder's certificate.pem), and with `--advertise HOST` it says where the other workers reach it:
+/// docs/guides/several-machines.md.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// The job file.

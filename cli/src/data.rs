@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::io::print_line;
 use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
-use varuna_dataset::{Build, DataError, Format, Split, Tokenizer, build, info, tokens};
+use varuna_dataset::{Build, Built, DataError, Format, Split, Tokenizer, build, info, tokens};
 
 /// Build and inspect datasets in Megatron's format (a `.bin` and an `.idx` file).
 #[derive(clap::Args)]
@@ -44,10 +44,10 @@ enum Command {
 #[derive(clap::Args)]
 struct BuildArguments {
     /// Files of texts. By its name, a file is JSON lines (.jsonl, .ndjson, .json), Parquet (.parquet, .pq), or one document (any other). Files that
-    /// end in .gz are decompressed, but for Parquet.
+    /// end in .gz are decompressed, but for Parquet. Tables (.csv, ...), archives and what is compressed otherwise are refused.
     #[arg(required = true)]
     inputs: Vec<PathBuf>,
-    /// Path of the dataset to write, without .bin or .idx.
+    /// Path of the dataset to write, without .bin or .idx. It is on a disk: its files are copied to a bucket afterwards.
     #[arg(long, short, value_name = "PREFIX")]
     output: PathBuf,
     /// Tokenizer: byte (257 tokens), gpt2 (50257 tokens), the path of a tokenizer.json or of a folder that has one, or that of another dataset.
@@ -68,6 +68,9 @@ struct BuildArguments {
     /// Threads that tokenize [default: as many as there are cores].
     #[arg(long)]
     threads: Option<usize>,
+    /// Lines of JSON files that are no JSON, of all files together, that are left out at most; one more ends the build.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    skip_malformed: u64,
     /// Replace an existing dataset.
     #[arg(long)]
     overwrite: bool,
@@ -146,6 +149,7 @@ fn build_datasets(arguments: &BuildArguments) -> Result<(), Failure> {
             .map_err(bad)?,
         split: arguments.split,
         threads: arguments.threads.unwrap_or_else(cores),
+        skip_malformed: arguments.skip_malformed,
         overwrite: arguments.overwrite,
     };
     // What cannot be read is named when its turn comes.
@@ -153,6 +157,11 @@ fn build_datasets(arguments: &BuildArguments) -> Result<(), Failure> {
     let bar = Bar::of_bytes("tokenizing", sizes.map(|file| file.len()).sum());
     let built = build(&request, &mut |bytes| bar.add(bytes)).map_err(bad)?;
     drop(bar);
+    say_what_was_built(&built);
+    Ok(())
+}
+
+fn say_what_was_built(built: &[Built]) {
     for dataset in built {
         print_line(&format!(
             "{}: {} tokens of {} ({} documents, {} bytes of text)",
@@ -170,5 +179,13 @@ fn build_datasets(arguments: &BuildArguments) -> Result<(), Failure> {
             );
         }
     }
-    Ok(())
+    // It is the same for all datasets of a split.
+    let skipped = built.first().map(|dataset| &dataset.skipped);
+    if let Some(skipped) = skipped.filter(|skipped| skipped.lines > 0) {
+        eprintln!(
+            "varuna: lines that are no JSON were left out: {}; the first of them: {}",
+            skipped.lines,
+            skipped.first.as_deref().unwrap_or("unknown")
+        );
+    }
 }

@@ -62,6 +62,9 @@ pub(crate) struct GenerateArguments {
     /// Dataset (path without .bin / .idx) whose tokenizer is used.
     #[arg(long, value_name = "PREFIX", conflicts_with = "tokenizer")]
     data: Option<PathBuf>,
+    /// Tokens of control that the prompt spells, as <|im_start|>, are these tokens, not text.
+    #[arg(long)]
+    control_tokens: bool,
     /// Print one JSON object at the end instead: prompt and tokens as numbers, the text, and why it ended.
     #[arg(long)]
     json: bool,
@@ -137,6 +140,7 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<(), Failure> {
     optional(&mut worker, "--tokenizer", arguments.tokenizer.as_ref());
     optional(&mut worker, "--data", arguments.data.as_ref());
     worker.args(arguments.json.then_some("--json"));
+    worker.args(arguments.control_tokens.then_some("--control-tokens"));
     finish("generating", worker, &prompt)
 }
 

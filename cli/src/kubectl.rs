@@ -2,6 +2,7 @@
 //!
 //! It talks with the API server alone, with the rights of whoever calls it: `save` and `scale` change the job, and the operator does the rest.
 
+mod proxy;
 mod text;
 
 use crate::coordinator::runtime;
@@ -11,7 +12,7 @@ use clap::{Parser, Subcommand};
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
-use kube::config::KubeConfigOptions;
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config, ResourceExt as _};
 use serde_json::json;
 use text::{Happened, JobView};
@@ -102,8 +103,11 @@ impl Cluster {
             context: arguments.context.clone(),
             ..KubeConfigOptions::default()
         };
-        let config = Config::from_kubeconfig(&options).await;
-        let config = config.map_err(|e| Failure::Input(format!("the kubeconfig: {e}")))?;
+        let kubeconfig = Kubeconfig::read().map_err(unusable)?;
+        let named = proxy::of_context(&kubeconfig, options.context.as_deref());
+        let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+        let mut config = config.map_err(unusable)?;
+        proxy::set(&mut config, named.as_deref(), |name| std::env::var(name).ok())?;
         let namespace = arguments.namespace.clone();
         Ok(Cluster {
             namespace: namespace.unwrap_or_else(|| config.default_namespace.clone()),
@@ -188,6 +192,15 @@ impl Cluster {
             kube::Error::Api(status) => Failure::Input(status.message),
             other => Failure::Internal(format!("the cluster does not answer: {other}")),
         }
+    }
+}
+
+fn unusable(error: KubeconfigError) -> Failure {
+    match error {
+        KubeconfigError::ParseNoProxy(why) => Failure::Input(format!(
+            "NO_PROXY or no_proxy: {why}: allowed are hosts, addresses and networks with commas between, and none that is empty"
+        )),
+        other => Failure::Input(format!("the kubeconfig: {other}")),
     }
 }
 

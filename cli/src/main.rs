@@ -22,9 +22,11 @@ mod profile;
 mod progress;
 mod remote;
 mod replay;
+mod restarts;
 mod run;
 mod run_report;
 mod signals;
+mod utc;
 
 use clap::{Parser, Subcommand};
 use failure::Failure;

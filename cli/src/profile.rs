@@ -6,6 +6,7 @@ use crate::io::{print, write};
 use crate::job;
 use std::path::PathBuf;
 use std::process::Stdio;
+use varuna_api::WorkerDevice;
 use varuna_plan::profile::Profile;
 
 /// Measure compute, memory and links of a job's model on this machine.
@@ -25,9 +26,9 @@ pub(crate) struct Arguments {
     /// Worker processes for links and rings, 1 to 4.
     #[arg(long, short = 'n', default_value_t = 2)]
     workers: usize,
-    /// What to measure: cpu, cuda or cuda:N; auto is the first GPU, where there is one.
-    #[arg(long, default_value = "cpu")]
-    device: String,
+    /// What to measure: cpu, cuda or cuda:N; auto is the first GPU, where there is one [default: the job's spec.workers.device].
+    #[arg(long)]
+    device: Option<String>,
     /// Measured steps for each micro-batch size; one more warms up.
     #[arg(long, default_value_t = 4)]
     repeats: u32,
@@ -40,14 +41,22 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let file = job::read(&arguments.job)?;
+    let mut file = job::read(&arguments.job)?;
+    let device = arguments
+        .device
+        .as_deref()
+        .unwrap_or(word(file.job.workers.device));
+    if arguments.device.is_some() {
+        // Another device than the job's may be measured; only plans for the job refuse it.
+        file.job.workers.device = WorkerDevice::Auto;
+    }
     let program = worker_program(arguments.worker_binary.as_deref())?;
     let done = with_this_process(&program)?
         .args(["profile", "--job"])
         .arg(&arguments.job)
         .args(["--micro-batch-sizes", &arguments.micro_batch_sizes])
         .args(["--workers", &arguments.workers.to_string()])
-        .args(["--device", &arguments.device])
+        .args(["--device", device])
         .args(["--repeats", &arguments.repeats.to_string()])
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
@@ -73,6 +82,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         print(&table(&profile));
     }
     Ok(())
+}
+
+/// A job's device as the worker's command line has it.
+fn word(device: WorkerDevice) -> &'static str {
+    match device {
+        WorkerDevice::Auto => "auto",
+        WorkerDevice::Cpu => "cpu",
+        WorkerDevice::Cuda => "cuda",
+    }
 }
 
 /// The profile as a table. Consecutive segments with equal costs share a row.

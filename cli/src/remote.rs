@@ -3,7 +3,11 @@
 use crate::coordinator::runtime;
 use crate::failure::Failure;
 use crate::io::{print, print_json, print_line};
+use crate::utc::utc;
+use std::error::Error;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+use varuna_coordinator::RunMode;
 use varuna_run_folder::{Contact, ReadError, RunFiles, RunStatus, WorkerStatus};
 use varuna_wire::v1::{ScaleRequest, StatusRequest};
 
@@ -17,6 +21,9 @@ pub(crate) struct ScaleArguments {
 }
 
 /// Show what a run is doing: step, loss, plan, and each worker with its process id.
+///
+/// Where no coordinator answers it shows the last status that the run has written: with exit code 0 where the run has ended, else with exit
+/// code 1, and says on standard error why, and when that was.
 #[derive(clap::Args)]
 pub(crate) struct StatusArguments {
     /// The run folder.
@@ -35,14 +42,37 @@ pub(crate) fn contact(run: &Path) -> Result<Contact, Failure> {
 pub(crate) async fn reach(contact: &Contact) -> Result<varuna_wire::Client, Failure> {
     varuna_wire::connect(&contact.address, contact.certificate.as_deref(), &contact.token)
         .await
-        .map_err(|e| Failure::Internal(format!("no coordinator answers at {}: {e}", contact.address)))
+        .map_err(|e| {
+            // Its own text is but "transport error".
+            let why = with_causes(&e.to_string(), e.source());
+            Failure::Internal(format!("no coordinator answers at {} ({why})", contact.address))
+        })
 }
 
 /// The run's status, from its coordinator.
 pub(crate) async fn status_of(contact: &Contact) -> Result<RunStatus, Failure> {
     let reply = reach(contact).await?.status(StatusRequest {}).await;
-    let reply = reply.map_err(|status| Failure::Internal(status.message().to_owned()))?;
+    let reply = reply.map_err(|status| {
+        let why = with_causes(status.message(), status.source());
+        Failure::Internal(format!(
+            "the coordinator at {} gives no status ({why})",
+            contact.address
+        ))
+    })?;
     varuna_wire::status::from_wire(reply.into_inner()).map_err(|e| Failure::Internal(format!("status: {e}")))
+}
+
+/// What an error says, and what its causes say that it does not.
+fn with_causes(said: &str, mut cause: Option<&(dyn Error + 'static)>) -> String {
+    let mut text = said.to_owned();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        cause = error.source();
+    }
+    text
 }
 
 pub(crate) fn scale(arguments: &ScaleArguments) -> Result<(), Failure> {
@@ -60,21 +90,40 @@ pub(crate) fn scale(arguments: &ScaleArguments) -> Result<(), Failure> {
 
 pub(crate) fn status(arguments: &StatusArguments) -> Result<(), Failure> {
     let contact = contact(&arguments.run)?;
-    let status = match runtime()?.block_on(status_of(&contact)) {
-        Ok(status) => status,
-        // A run that has ended left its last status.
-        Err(failure) => match RunFiles::new(&arguments.run).status() {
-            Ok(last) => last,
-            Err(ReadError::Io { .. }) => return Err(failure),
-            Err(error) => return Err(Failure::Internal(error.to_string())),
-        },
+    let (status, outdated) = match runtime()?.block_on(status_of(&contact)) {
+        Ok(status) => (status, None),
+        Err(failure) => last_status(&arguments.run, failure)?,
     };
     if arguments.json {
         print_json(&status)?;
     } else {
         print(&text(&status));
     }
-    Ok(())
+    outdated.map_or(Ok(()), Err)
+}
+
+/// The status that a run has written last, and what is to be said of it. `failure`: why there is no newer one.
+fn last_status(run: &Path, failure: Failure) -> Result<(RunStatus, Option<Failure>), Failure> {
+    let files = RunFiles::new(run);
+    let last = match files.status() {
+        Ok(last) => last,
+        Err(ReadError::Io { .. }) => return Err(failure),
+        Err(error) => return Err(Failure::Internal(error.to_string())),
+    };
+    let written = std::fs::metadata(files.status_path()).and_then(|m| m.modified());
+    let outdated = outdated(last.run.mode, &failure, written.ok());
+    Ok((last, outdated))
+}
+
+/// What is wrong with the last status of a run: nothing where the run has ended.
+fn outdated(mode: RunMode, failure: &Failure, written: Option<SystemTime>) -> Option<Failure> {
+    if matches!(mode, RunMode::Done | RunMode::Stopped | RunMode::Ended) {
+        return None;
+    }
+    let when = written.map_or(String::new(), |at| format!(", written at {}", utc(at)));
+    Some(Failure::Internal(format!(
+        "{failure}; this is the run's last status{when}"
+    )))
 }
 
 fn text(status: &RunStatus) -> String {
@@ -140,6 +189,38 @@ fn or_dash(text: Option<String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_status_of_a_run_that_has_not_ended_is_marked_where_it_is_not_the_coordinators() {
+        let failure = Failure::Internal("no coordinator answers at [::1]:7 (refused)".into());
+        let said = |mode| outdated(mode, &failure, Some(SystemTime::UNIX_EPOCH)).map(|f| f.to_string());
+        assert_eq!(
+            said(RunMode::Training).as_deref(),
+            Some(
+                "no coordinator answers at [::1]:7 (refused); this is the run's last status, written at 1970-01-01 00:00:00Z"
+            )
+        );
+        assert!(said(RunMode::Unknown).is_some());
+        for ended in [RunMode::Done, RunMode::Stopped, RunMode::Ended] {
+            assert_eq!(said(ended), None);
+        }
+    }
+
+    #[test]
+    fn an_error_is_told_with_its_causes_and_none_of_them_twice() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("{0}")]
+        struct Told(&'static str, #[source] Option<Box<Told>>);
+        let cause = Told("cannot connect", Some(Box::new(Told("refused", None))));
+        assert_eq!(
+            with_causes("transport error", Some(&cause)),
+            "transport error: cannot connect: refused"
+        );
+        assert_eq!(
+            with_causes("cannot connect: refused", Some(&cause)),
+            "cannot connect: refused"
+        );
+    }
 
     #[test]
     fn a_status_says_how_many_spare_copies_are_of_use() {

@@ -7,11 +7,12 @@ use crate::failure::Failure;
 use crate::io::print_line;
 use crate::job;
 use crate::progress::Progress;
+use crate::restarts::{ALONE_MAX, Alone, End, Restarts};
 use crate::signals::Interrupts;
 use rand::TryRngCore as _;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{Receiver, channel};
 use varuna_coordinator::{Control, Outcome, RunMode, ScaleRequest};
 use varuna_machine::{Gpus, Machine};
@@ -21,7 +22,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Train a job on this machine, with a coordinator and worker processes.
 ///
-/// The first Ctrl-C stops the run in order, the second ends it at once.
+/// The first Ctrl-C stops the run in order, the second ends it at once. A run that has lost all its workers waits five minutes for new ones
+/// (varuna scale), then it ends with exit code 1 and can be begun again with --run-dir.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// The job file: the same YAML that a cluster takes.
@@ -29,6 +31,10 @@ pub(crate) struct Arguments {
     /// Number of worker processes to start.
     #[arg(long, short = 'n', default_value_t = 2)]
     workers: usize,
+    /// How many times in all a worker that ends with an error is started again: after a second, then after two, four, and so on up to a minute,
+    /// and after a second again once one has run for five minutes.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    max_restarts: usize,
     /// The run folder [default: runs/NAME-TIME]. A run that has begun there goes on; the job file may then have more steps.
     #[arg(long)]
     run_dir: Option<PathBuf>,
@@ -104,12 +110,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             folder.join("workers"),
             machine,
         )?;
-        let run = Run {
-            control,
-            children,
-            progress: Progress::new(steps),
-            leaving: 0,
+        let names = Names {
+            job: arguments.job.display().to_string(),
+            folder: folder.display().to_string(),
         };
+        let restarts = Restarts::new(arguments.max_restarts);
+        let run = Run::new(control, children, Progress::new(steps), restarts, names);
         run.supervise(arguments.workers, requests).await
     })?;
     Failure::of_outcome(&outcome, &layout)
@@ -137,15 +143,51 @@ fn token() -> Result<String, Failure> {
     Ok(hex::encode(bytes))
 }
 
+/// What the user calls the run.
+struct Names {
+    job: String,
+    folder: String,
+}
+
 struct Run {
     control: Control,
     children: Children,
     progress: Progress,
-    /// Workers that were told to end and have not ended yet.
-    leaving: usize,
+    /// Zero of the times that `restarts` and `alone` are given.
+    began: Instant,
+    restarts: Restarts,
+    alone: Alone,
+    /// Name of the worker that has ended last.
+    last_ended: String,
+    /// The coordinator was told to stop.
+    ending: bool,
+    /// Because there was no worker for too long.
+    given_up: bool,
+    names: Names,
 }
 
 impl Run {
+    fn new(
+        control: Control,
+        children: Children,
+        progress: Progress,
+        restarts: Restarts,
+        names: Names,
+    ) -> Run {
+        Run {
+            control,
+            children,
+            progress,
+            began: Instant::now(),
+            restarts,
+            alone: Alone::default(),
+            last_ended: String::new(),
+            ending: false,
+            given_up: false,
+            names,
+        }
+    }
+
     async fn supervise(
         mut self,
         workers: usize,
@@ -157,6 +199,7 @@ impl Run {
         }
         let mut interrupts = 0;
         let outcome = loop {
+            let due = self.due();
             tokio::select! {
                 outcome = &mut self.control.outcome => {
                     break outcome.map_err(|e| Failure::Internal(e.to_string()))?.map_err(Failure::from);
@@ -165,32 +208,24 @@ impl Run {
                     let view = self.control.view.borrow_and_update().clone();
                     self.progress.show(&view);
                 }
-                Ended { name, process, status } = self.children.ended() => {
-                    // An error means that the coordinator has ended.
-                    let _ = self.control.process_ended.send(process).await;
-                    self.leaving = self.leaving.saturating_sub(1);
-                    let how = status.map_or_else(|e| e.to_string(), |s| s.to_string());
-                    self.progress.print(&format!("worker {name} has ended: {how}"));
-                    if self.never_began() {
-                        break Err(Failure::Internal(format!(
-                            "all workers ended before the first step; the last log line of {name}: {}",
-                            self.children.last_log_line(&name)
-                        )));
-                    }
-                }
+                ended = self.children.ended() => self.ended(ended).await,
                 Some(request) = requests.recv() => {
                     let answer = self.scale(request.workers as usize);
                     // An error means that nobody waits for the answer.
                     drop(request.answer.send(answer));
                 }
+                () = until(due) => self.start_due(),
                 () = signals.next() => {
                     interrupts += 1;
                     if interrupts > 1 {
                         break Ok(Outcome::Stopped);
                     }
                     self.progress.print("stopping; Ctrl-C again to end at once");
-                    let _ = self.control.stop.send(()).await;
+                    self.stop().await;
                 }
+            }
+            if let Some(failure) = self.without_workers().await {
+                break Err(failure);
             }
         };
         let view = self.control.view.borrow().clone();
@@ -206,33 +241,177 @@ impl Run {
             let _ = tokio::time::timeout(END_TIMEOUT, leave).await;
         }
         self.children.kill_all().await;
-        outcome
+        match outcome {
+            Ok(Outcome::Stopped) if self.given_up => Err(self.names.abandoned()),
+            outcome => outcome,
+        }
     }
 
-    /// No worker is left, none has committed a step, and nobody asked for the end: there is nothing to wait for.
-    fn never_began(&self) -> bool {
+    /// When something is to be done without anything else happening.
+    fn due(&self) -> Option<Instant> {
+        let times = [self.restarts.next(), self.alone.until()];
+        times.into_iter().flatten().min().map(|at| self.began + at)
+    }
+
+    /// Ends the run in order.
+    async fn stop(&mut self) {
+        self.ending = true;
+        self.restarts.cancel();
+        // An error means that the coordinator has ended.
+        let _ = self.control.stop.send(()).await;
+    }
+
+    async fn ended(&mut self, ended: Ended) {
+        // An error means that the coordinator has ended.
+        let _ = self.control.process_ended.send(ended.process).await;
+        let end = End {
+            ran: ended.ran,
+            told: ended.told,
+            well: ended.status.as_ref().is_ok_and(std::process::ExitStatus::success),
+        };
+        let how = ended.status.map_or_else(|e| e.to_string(), |s| s.to_string());
+        let again = self.started_again(end);
+        self.progress
+            .print(&format!("worker {} has ended: {how}{again}", ended.name));
+        self.last_ended = ended.name;
+    }
+
+    /// What is said of the worker in the place of one that has ended; nothing where there is none.
+    fn started_again(&mut self, end: End) -> String {
+        if self.is_ending() {
+            return String::new();
+        }
+        let delay = self.restarts.ended(self.began.elapsed(), end);
+        delay.map_or(String::new(), |delay| {
+            format!("; another one is started in {} s", delay.as_secs())
+        })
+    }
+
+    fn start_due(&mut self) {
+        if self.is_ending() {
+            return self.restarts.cancel();
+        }
+        for _ in 0..self.restarts.take_due(self.began.elapsed()) {
+            let Err(error) = self.children.start() else {
+                continue;
+            };
+            let failed = End {
+                ran: Duration::ZERO,
+                told: false,
+                well: false,
+            };
+            let again = self.started_again(failed);
+            self.progress.print(&format!("{error}{again}"));
+        }
+    }
+
+    /// What follows where no worker is left and nobody asked for the end. Before the first step there is nothing to wait for: the failure with
+    /// which the run ends. Afterwards somebody may start new ones for a while.
+    async fn without_workers(&mut self) -> Option<Failure> {
+        let alone = self.is_alone();
+        if alone && self.control.view.borrow().metric.is_none() {
+            return Some(Failure::Internal(format!(
+                "all workers ended before the first step; the last log line of {}: {}",
+                self.last_ended,
+                self.children.last_log_line(&self.last_ended)
+            )));
+        }
+        let now = self.began.elapsed();
+        if self.alone.note(now, alone) {
+            self.progress.print(&self.names.waits());
+        }
+        if self.alone.is_over(now) {
+            self.given_up = true;
+            self.stop().await;
+        }
+        None
+    }
+
+    /// No worker is left, here or elsewhere, and none is to be started.
+    fn is_alone(&self) -> bool {
+        if self.children.count() > 0 || self.restarts.next().is_some() || self.is_ending() {
+            return false;
+        }
         let view = self.control.view.borrow();
-        let stopping = view
-            .snapshot
-            .as_ref()
-            .is_some_and(|s| matches!(s.run.mode, RunMode::Stopped | RunMode::Ended));
-        self.children.count() == 0 && view.metric.is_none() && !stopping
+        let attached = view.snapshot.as_ref().map(|s| s.workers.iter().any(|w| w.up));
+        !attached.unwrap_or(false)
+    }
+
+    /// The run's end was asked for, or has come.
+    fn is_ending(&self) -> bool {
+        let view = self.control.view.borrow();
+        let mode = view.snapshot.as_ref().map(|s| s.run.mode);
+        self.ending || matches!(mode, Some(RunMode::Done | RunMode::Stopped | RunMode::Ended))
     }
 
     fn scale(&mut self, wanted: usize) -> Result<String, String> {
         if wanted == 0 {
             return Err("0 workers cannot train; stop the run with Ctrl-C".into());
         }
-        let staying = self.children.count() - self.leaving.min(self.children.count());
+        // Those that were to be started again are among the wanted ones.
+        self.restarts.cancel();
+        let staying = self.children.staying();
         for _ in staying..wanted {
             self.children.start().map_err(|e| e.to_string())?;
         }
         for _ in wanted..staying {
-            self.children
-                .drain_newest(self.leaving)
-                .ok_or("a worker could not be told to end")?;
-            self.leaving += 1;
+            if !self.children.drain_newest() {
+                return Err("a worker could not be told to end".into());
+            }
         }
         Ok(format!("from {staying} to {wanted} workers"))
+    }
+}
+
+/// Waits until then; for ever where that is never.
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Names {
+    /// What is said when the last worker has ended and the run waits for others.
+    fn waits(&self) -> String {
+        format!(
+            "no worker is left: training waits for new ones. Start some with varuna scale {} N, or end the run with Ctrl-C; it ends by itself in \
+             {} minutes",
+            self.folder,
+            ALONE_MAX.as_secs() / 60
+        )
+    }
+
+    /// Why the run has ended that had no worker for too long.
+    fn abandoned(&self) -> Failure {
+        Failure::Internal(format!(
+            "there was no worker for {} minutes; the run goes on from its newest checkpoint with varuna run {} --run-dir {}",
+            ALONE_MAX.as_secs() / 60,
+            self.job,
+            self.folder
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_without_workers_says_how_it_goes_on() {
+        let names = Names {
+            job: "job.yaml".into(),
+            folder: "runs/a".into(),
+        };
+        let said = names.waits();
+        assert!(
+            said.contains("varuna scale runs/a N") && said.contains("Ctrl-C"),
+            "{said}"
+        );
+        let why = names.abandoned().to_string();
+        assert!(
+            why.contains("5 minutes") && why.contains("varuna run job.yaml --run-dir runs/a"),
+            "{why}"
+        );
     }
 }

@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use varuna_model::presets;
+use varuna_plan::profile::Profile;
+use varuna_plan::{Costs, Device};
 
 /// Far longer than anything here takes; a test that waits so long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -473,6 +476,42 @@ fn workers_that_all_fail_before_the_first_step_end_the_run_with_their_words() {
 }
 
 #[test]
+fn a_worker_that_fails_is_started_again_as_often_as_asked() {
+    let place = Place::new();
+    let worker = place.worker("echo \"$@\"; exit 7");
+    let run_dir = place.path("run");
+    let run = [
+        "run",
+        &place.path("job.yaml"),
+        "-n",
+        "1",
+        "--max-restarts",
+        "1",
+        "--run-dir",
+        &run_dir,
+        "--worker-binary",
+        &worker,
+    ];
+    let ended = place.varuna(&run);
+    assert_eq!(ended.status.code(), Some(1), "{}", said(&ended));
+    assert!(
+        said(&ended).contains("the last log line of w1"),
+        "{}",
+        said(&ended)
+    );
+    let told = String::from_utf8_lossy(&ended.stdout).into_owned();
+    let count = |what: &str| told.lines().filter(|line| line.contains(what)).count();
+    assert_eq!(count("has ended: "), 2, "{told}");
+    assert_eq!(count("; another one is started in 1 s"), 1, "{told}");
+    // Workers of one machine find each other there, wherever the coordinator listens.
+    let log = std::fs::read_to_string(Path::new(&run_dir).join("workers/w0.log")).unwrap();
+    assert!(
+        log.contains("--bind 127.0.0.1:0") || log.contains("--bind [::1]:0"),
+        "{log}"
+    );
+}
+
+#[test]
 fn no_worker_outlives_a_run_that_is_killed() {
     let place = Place::new();
     let mut run = place.idle_run(2);
@@ -515,9 +554,37 @@ fn a_running_run_is_scaled_and_looked_at_from_outside() {
     });
     signal(&run, Signal::SIGTERM);
     signal_again(&mut run);
-    // What a run that has ended left behind can still be read.
-    let last = place.varuna(&["status", &folder]);
-    assert_eq!(last.status.code(), Some(0), "{}", said(&last));
+}
+
+#[test]
+fn a_status_that_no_coordinator_gives_is_marked_unless_the_run_has_ended() {
+    let place = Place::new();
+    let mut run = place.idle_run(1);
+    let folder = place.path("run");
+    let file = |name: &str| Path::new(&folder).join(name);
+    wait_for("a status", || file("status.json").exists());
+    let contact = std::fs::read_to_string(file("coordinator.json")).unwrap();
+    let mut other: serde_json::Value = serde_json::from_str(&contact).unwrap();
+    other["token"] = "another".into();
+    std::fs::write(file("coordinator.json"), other.to_string()).unwrap();
+    let last = "; this is the run's last status, written at 2";
+    place.refuses(&["status", &folder], 1, &["(the token is not this run's)", last]);
+    std::fs::write(file("coordinator.json"), contact).unwrap();
+    run.kill().unwrap();
+    run.wait().unwrap();
+    place.refuses(&["status", &folder], 1, &["no coordinator answers at ", last]);
+    let json = place.varuna(&["status", &folder, "--json"]);
+    assert_eq!(json.status.code(), Some(1));
+    let status: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(status["job"], "tiny");
+
+    // What a run that has ended left behind is its status.
+    let place = Place::new();
+    let mut run = place.idle_run(1);
+    signal(&run, Signal::SIGTERM);
+    run.wait().unwrap();
+    let last = place.varuna(&["status", &place.path("run")]);
+    assert_eq!((last.status.code(), said(&last)), (Some(0), String::new()));
     assert!(String::from_utf8_lossy(&last.stdout).starts_with("tiny:"));
 }
 
@@ -562,4 +629,34 @@ fn each_worker_is_shown_one_gpu_of_those_that_the_user_leaves_unless_it_computes
         assert_eq!(shown(device), ["5", "GPU-7", "5"]);
     }
     assert_eq!(shown("cpu"), ["5,GPU-7"; 3]);
+}
+
+#[test]
+fn a_profile_is_of_the_jobs_device_unless_another_is_named() {
+    let place = Place::new();
+    let worker = place.worker("echo \"$@\" >&2; exit 1");
+    for device in ["auto", "cpu", "cuda"] {
+        let job = place.job("device.yaml", |t| format!("{t}  workers: {{device: {device}}}\n"));
+        let profile = ["profile", &job, "--worker-binary", &worker];
+        place.refuses(&profile, 2, &[&format!("--device {device} ")]);
+        let named = [&profile[..], &["--device", "cuda:1"]].concat();
+        place.refuses(&named, 2, &["--device cuda:1 "]);
+    }
+}
+
+#[test]
+fn a_profile_of_a_processor_is_refused_for_workers_on_gpus() {
+    let place = Place::new();
+    let model = presets::preset("gpt2-tiny").unwrap();
+    let costs = Costs::estimate(&model.spec(), Device::CPU_CORE);
+    let profile = Profile::of_costs(&costs, "gpt2-tiny".into(), "cpu".into());
+    let file = place.path("profile.json");
+    std::fs::write(&file, serde_json::to_string(&profile).unwrap()).unwrap();
+    let model = "{layers: 2, hiddenSize: 16, heads: 2, sequenceLength: 8, vocabularySize: 257}";
+    let job = place.job("gpus.yaml", |t| {
+        let text = t.replace(model, "{preset: gpt2-tiny}");
+        format!("{text}  workers: {{device: cuda}}\n")
+    });
+    let plan = ["plan", &job, "-n", "2", "--profile", &file];
+    place.refuses(&plan, 2, &[&file, "device: cpu", "spec.workers.device"]);
 }

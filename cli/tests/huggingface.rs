@@ -224,6 +224,54 @@ fn a_job_that_began_with_an_import_is_exported_with_its_tokenizer_its_end_and_it
 }
 
 #[test]
+fn an_export_with_the_imported_tokenizer_by_name_is_that_without_a_name_and_a_guess_is_said() {
+    let temp = TempDir::new().unwrap();
+    let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
+    let model = Transformer {
+        vocabulary_size: 257,
+        ..model()
+    };
+    published(Path::new(&path("in")), &model);
+    for (name, content) in varuna_dataset::Tokenizer::Byte.published(16).unwrap() {
+        std::fs::write(temp.path().join("in").join(name), content).unwrap();
+    }
+    std::fs::write(
+        path("in/generation_config.json"),
+        json!({ "eos_token_id": [3, 9], "temperature": 0.6 }).to_string(),
+    )
+    .unwrap();
+    succeeded(import(&temp, "in", "j"));
+    let export = |job: &str, folder: &str, more: &[&str]| {
+        let (from, to) = (path(&format!("store/{job}")), path(folder));
+        varuna(&[&["checkpoint", "export", &from, &to], more].concat())
+    };
+    let said = export("j", "kept", &[]);
+    assert!(!said.contains("a guess"), "{said}");
+    export("j", "named", &["--tokenizer", &path("in")]);
+    let [kept, named] = ["kept", "named"].map(|name| contents(&temp.path().join(name)));
+    let both = |files: &[(String, Vec<u8>)]| -> Vec<(String, Vec<u8>)> {
+        let is_json = |name: &str| name.ends_with("config.json");
+        files.iter().filter(|(name, _)| is_json(name)).cloned().collect()
+    };
+    assert_eq!(both(&kept), both(&named));
+    let generation = json_of(temp.path().join("named/generation_config.json"));
+    assert_eq!(generation, json!({ "eos_token_id": [3, 9], "temperature": 0.6 }));
+    // Another tokenizer has other tokens.
+    export("j", "other", &["--tokenizer", "byte"]);
+    let generation = json_of(temp.path().join("other/generation_config.json"));
+    assert_eq!(generation["eos_token_id"], 256, "{generation}");
+
+    std::fs::remove_file(path("in/tokenizer.json")).unwrap();
+    std::fs::remove_file(path("in/tokenizer_config.json")).unwrap();
+    succeeded(import(&temp, "in", "k"));
+    let said = export("k", "guessed", &[]);
+    assert!(said.contains("the tokenizer byte is a guess"), "{said}");
+    assert!(said.contains("--tokenizer names"), "{said}");
+    let said = export("k", "told", &["--tokenizer", "byte"]);
+    assert!(!said.contains("a guess"), "{said}");
+}
+
+#[test]
 fn an_export_whose_tokenizer_cannot_be_found_says_so_and_makes_up_no_end() {
     let temp = TempDir::new().unwrap();
     let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();

@@ -19,6 +19,8 @@ const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
 /// The tokens that begin and end a text.
 const ENDS: [&str; 2] = ["bos_token_id", "eos_token_id"];
+/// What says all of a tokenizer.
+const TOKENIZER: &str = "tokenizer.json";
 /// How long the samples are that a model with rotary positions can read.
 const LONGEST: &str = "max_position_embeddings";
 
@@ -195,11 +197,11 @@ async fn beside(location: &Location, model: &Transformer, arguments: &Arguments)
         true => tokenizer(model, named)?,
         false => None,
     };
-    let end = added.as_ref().map(Tokenizer::end_of_document);
-    let (mut config, mut generation) = configs(model, end, arguments.dtype)?;
+    let (mut config, mut generation) = configs(model, added.as_ref(), arguments.dtype)?;
     kept.say_length(model, &mut config);
-    // A tokenizer that was asked for has its own tokens.
-    if named.is_none() {
+    // Another tokenizer than the import's has its own tokens.
+    if named.is_none() || added.as_ref().is_some_and(|added| kept.has(added)) {
+        let end = added.as_ref().map(Tokenizer::end_of_document);
         kept.say_ends(end, &mut config, &mut generation);
     }
     let others = match added {
@@ -221,17 +223,23 @@ async fn beside(location: &Location, model: &Transformer, arguments: &Arguments)
     })
 }
 
-/// `config.json` and `generation_config.json` of a model whose texts begin and end with this token, where it is known.
-fn configs(model: &Transformer, end: Option<u32>, dtype: Elements) -> Result<(Value, Value), Failure> {
+/// `config.json` and `generation_config.json` of a model whose texts begin and end with the tokens that this tokenizer says, as far as it says any.
+fn configs(
+    model: &Transformer,
+    tokenizer: Option<&Tokenizer>,
+    dtype: Elements,
+) -> Result<(Value, Value), Failure> {
     let family = Family::of(&model.features).map_err(|e| Failure::Input(e.to_string()))?;
+    let begin = tokenizer.and_then(Tokenizer::begin_of_text);
+    let end = tokenizer.map(Tokenizer::end_of_document);
     let mut config = family.config(model, end.unwrap_or_default());
     config["torch_dtype"] = dtype.published().into();
     let mut generation = json!({ "_from_model_config": true });
-    for field in ENDS {
+    for (field, token) in ENDS.into_iter().zip([begin, end]) {
         // Where nothing is said, the library takes a family's usual ids (2 ends a Llama's text): null is none.
-        config[field] = end.into();
-        if let Some(end) = end {
-            generation[field] = end.into();
+        config[field] = token.into();
+        if let Some(token) = token {
+            generation[field] = token.into();
         }
     }
     Ok((config, generation))
@@ -247,8 +255,18 @@ fn tokenizer(model: &Transformer, named: Option<&str>) -> Result<Option<Tokenize
             "--tokenizer is {named}, which has more tokens than the model: allowed are at most {size}"
         ))),
         Some(named) => Ok(Some(named)),
-        None => Ok(Tokenizer::of_vocabulary(size)),
+        None => Ok(guessed(size)),
     }
+}
+
+/// A tokenizer that fits the vocabulary, if any does. Another one of as many tokens fits as well: whoever exports should know.
+fn guessed(size: u32) -> Option<Tokenizer> {
+    let fits = Tokenizer::of_vocabulary(size)?;
+    eprintln!(
+        "varuna: the tokenizer {fits} is a guess from the model's vocabulary of {size}, since no import has kept one for this job; --tokenizer names \
+         another, such as that of the dataset"
+    );
+    Some(fits)
 }
 
 impl Kept {
@@ -264,6 +282,12 @@ impl Kept {
             }
         }
         kept
+    }
+
+    /// Whether this is the tokenizer that was imported.
+    fn has(&self, tokenizer: &Tokenizer) -> bool {
+        let mut others = self.others.iter();
+        others.any(|(name, content)| name == TOKENIZER && tokenizer.came_from(content))
     }
 
     /// A model with rotary positions has no parameters that belong to one: training on shorter samples takes nothing from what it can read.
@@ -362,6 +386,47 @@ mod tests {
         assert_eq!(config.get("eos_token_id"), Some(&Value::Null));
         assert_eq!(config.get("bos_token_id"), Some(&Value::Null));
         assert_eq!(generation, json!({ "_from_model_config": true }));
+    }
+
+    /// The tokenizer of bytes as a folder, whose `tokenizer_config.json` is this.
+    fn bytes_with(config: &Value) -> (Tokenizer, Vec<u8>) {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, content: &[u8]| std::fs::write(folder.path().join(name), content).unwrap();
+        for (name, content) in Tokenizer::Byte.published(16).unwrap() {
+            write(&name, &content);
+        }
+        write("tokenizer_config.json", config.to_string().as_bytes());
+        let tokenizer = Tokenizer::open(folder.path().to_str().unwrap(), None).unwrap();
+        let json = std::fs::read(folder.path().join(TOKENIZER)).unwrap();
+        (tokenizer, json)
+    }
+
+    #[test]
+    fn a_text_begins_with_the_token_that_the_tokenizer_names_or_with_none_that_is_known() {
+        for (said, begin) in [(json!({}), None), (json!({ "bos_token": "a" }), Some(97))] {
+            let (tokenizer, _) = bytes_with(&said);
+            let model = &varuna_model::llama3::SMALL;
+            let (config, generation) = configs(model, Some(&tokenizer), Elements::Fp32).unwrap();
+            assert_eq!(config["bos_token_id"], json!(begin), "{said}");
+            assert_eq!(config["eos_token_id"], json!(256), "{said}");
+            assert_eq!(generation.get("bos_token_id"), begin.map(Value::from).as_ref());
+            assert_eq!(generation["eos_token_id"], json!(256));
+        }
+        let (config, _) =
+            configs(&varuna_model::gpt2::SMALL, Some(&Tokenizer::Gpt2), Elements::Fp32).unwrap();
+        assert_eq!(config["bos_token_id"], json!(50_256));
+    }
+
+    #[test]
+    fn the_tokenizer_that_was_imported_is_known_again_by_whatever_path_it_is_named() {
+        let (tokenizer, json) = bytes_with(&json!({}));
+        let kept = Kept::of(vec![
+            ("config.json".to_owned(), b"{}".to_vec()),
+            (TOKENIZER.to_owned(), json),
+        ]);
+        assert!(kept.has(&tokenizer));
+        assert!(!kept.has(&Tokenizer::Byte));
+        assert!(!Kept::default().has(&tokenizer));
     }
 
     #[test]

@@ -7,19 +7,23 @@ mod output;
 mod parquet;
 mod pipeline;
 mod read;
+mod skipped;
 mod split;
 #[cfg(test)]
 mod tests;
 
 pub use input::Format;
+pub use skipped::Skipped;
 pub use split::Split;
 
 use crate::error::DataError;
+use crate::files::scheme;
 use crate::sidecar::Sidecar;
 use crate::tokenizer::Tokenizer;
 use encode::Encoding;
 use input::Input;
 use output::Outputs;
+use skipped::Skips;
 use std::path::PathBuf;
 
 /// What to build.
@@ -39,6 +43,8 @@ pub struct Build {
     pub split: Option<Split>,
     /// Threads that tokenize, at least 1.
     pub threads: usize,
+    /// Lines that are no JSON, of all inputs together, that are left out at most. One more ends the build.
+    pub skip_malformed: u64,
     /// Whether an existing dataset is replaced.
     pub overwrite: bool,
 }
@@ -55,6 +61,7 @@ impl Build {
             tokenizer,
             split: None,
             threads: 1,
+            skip_malformed: 0,
             overwrite: false,
         }
     }
@@ -67,6 +74,8 @@ pub struct Built {
     pub path: PathBuf,
     /// Bytes of its text: after decompression, of the field alone.
     pub text_bytes: u64,
+    /// What was left out of the inputs: of all of them, also where they became several datasets.
+    pub skipped: Skipped,
     /// The description that was written with it.
     pub sidecar: Sidecar,
 }
@@ -75,8 +84,37 @@ pub struct Built {
 /// is told of the bytes of the inputs that have been dealt with since it was told last.
 ///
 /// # Errors
-/// An input cannot be read or tokenized, an output exists, or a write fails. Existing files are then unchanged.
+/// An input cannot be read or tokenized, an output exists, either is no path of this machine, or a write fails. Existing files are then unchanged.
 pub fn build(request: &Build, progress: &mut dyn FnMut(u64)) -> Result<Vec<Built>, DataError> {
+    check(request)?;
+    let inputs = request.inputs.iter();
+    let inputs: Result<Vec<Input>, _> = inputs.map(|path| Input::of(path, request.format)).collect();
+    let inputs = inputs?;
+    let encoding = Encoding {
+        encoder: request.tokenizer.encoder()?,
+        end: request.tokenizer.end_of_document(),
+        token_type: output::token_type(&request.tokenizer),
+        field: &request.field,
+        split: request.split,
+    };
+    let mut outputs = Outputs::create(request)?;
+    let mut skips = Skips::new(request.skip_malformed);
+    pipeline::run(&inputs, &encoding, request.threads, |outcome| {
+        skips.add(outcome.malformed)?;
+        let encoded = outcome.encoded?;
+        progress(encoded.input_bytes);
+        outputs.write(encoded)
+    })?;
+    let skipped = skips.skipped();
+    let mut built = outputs.complete(&request.tokenizer)?;
+    for dataset in &mut built {
+        dataset.skipped = skipped.clone();
+    }
+    Ok(built)
+}
+
+/// Checks what can be said before anything is read.
+fn check(request: &Build) -> Result<(), DataError> {
     let refused = |what, value: &str, allowed: &str| DataError::Argument {
         what,
         value: value.to_owned(),
@@ -88,22 +126,20 @@ pub fn build(request: &Build, progress: &mut dyn FnMut(u64)) -> Result<Vec<Built
     if request.threads == 0 {
         return Err(refused("threads", "0", "at least 1"));
     }
-    let inputs: Vec<Input> = request
-        .inputs
-        .iter()
-        .map(|path| Input::of(path, request.format))
-        .collect();
-    let encoding = Encoding {
-        encoder: request.tokenizer.encoder()?,
-        end: request.tokenizer.end_of_document(),
-        token_type: output::token_type(&request.tokenizer),
-        field: &request.field,
-        split: request.split,
-    };
-    let mut outputs = Outputs::create(request)?;
-    pipeline::run(&inputs, &encoding, request.threads, |encoded| {
-        progress(encoded.input_bytes);
-        outputs.write(encoded)
-    })?;
-    outputs.complete(&request.tokenizer)
+    // As a path it would be a folder of this name, and nothing would ever reach the store.
+    if scheme(&request.output).is_some() {
+        return Err(refused(
+            "output",
+            &request.output.to_string_lossy(),
+            "a path of this machine: a dataset is built on a disk; its files .bin, .idx and .json are then copied to a bucket with the cloud's own tool",
+        ));
+    }
+    if let Some(input) = request.inputs.iter().find(|path| scheme(path).is_some()) {
+        return Err(refused(
+            "input",
+            &input.to_string_lossy(),
+            "a path of this machine: texts are read from a disk, onto which the cloud's own tool copies them",
+        ));
+    }
+    Ok(())
 }

@@ -52,7 +52,7 @@ pub fn cache_bytes(data: &varuna_api::Data) -> u64 {
 }
 
 /// The scheme of a URL; none of a path.
-fn scheme(path: &Path) -> Option<&str> {
+pub(crate) fn scheme(path: &Path) -> Option<&str> {
     let (scheme, _) = path.to_str()?.split_once("://")?;
     (scheme.len() > 1).then_some(scheme)
 }

@@ -114,6 +114,20 @@ impl Tokenizer {
             Tokenizer::File(file) => file.end_of_document(),
         }
     }
+    /// The token that begins a text, where it is known. GPT-2's is the one that ends the document before.
+    #[must_use]
+    pub fn begin_of_text(&self) -> Option<u32> {
+        match self {
+            Tokenizer::Byte | Tokenizer::Gpt2 => Some(self.end_of_document()),
+            Tokenizer::File(file) => file.begin_of_text(),
+        }
+    }
+    /// Whether it came from a `tokenizer.json` of this content.
+    #[must_use]
+    pub fn came_from(&self, json: &[u8]) -> bool {
+        let mut files = self.files().iter();
+        files.any(|(name, content)| name == file::JSON && content == json)
+    }
     /// Its name in the sidecar; that of the first two is their name on the command line as well.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -156,7 +170,7 @@ impl Tokenizer {
                 .collect(),
             Encoder::File(file) => return Ok(file.published(longest)),
         };
-        let config = published::tokenizer_config(published::END, longest);
+        let config = published::tokenizer_config(Some(published::END), published::END, longest);
         Ok(vec![
             (
                 file::JSON.to_owned(),
@@ -251,18 +265,55 @@ impl Encoder {
         })
     }
 
+    /// The same for tokens that come after these, whose text is not given again. A tokenizer of pieces leaves out the space before the first word of
+    /// a text: it has to know that there are words before.
+    #[must_use]
+    pub fn decoder_after(&self, tokens: &[u32]) -> Decoder<'_> {
+        let mut decoder = self.decoder();
+        for token in tokens {
+            decoder.push(*token);
+        }
+        decoder
+    }
+
     /// The tokens of a text, which is never taken for tokens of control: a text that spells `<|endoftext|>` stays text.
     ///
     /// # Errors
     /// The text is not UTF-8, or the tokenizer refuses it.
     pub fn encode(&self, text: &[u8]) -> Result<Vec<u32>, NoTokens> {
-        let utf8 = || std::str::from_utf8(text).map_err(|error| NoTokens::NotUtf8(error.valid_up_to()));
         match self {
             Encoder::Byte => Ok(text.iter().map(|b| u32::from(*b)).collect()),
-            Encoder::Gpt2(bpe) => Ok(bpe.encode_ordinary(utf8()?)),
-            Encoder::File(file) => file.encode(utf8()?).map_err(NoTokens::Refused),
+            Encoder::Gpt2(bpe) => Ok(bpe.encode_ordinary(utf8(text)?)),
+            Encoder::File(file) => file.encode(utf8(text)?).map_err(NoTokens::Refused),
         }
     }
+
+    /// The tokens of a text in which tokens of control may be spelled, as `<|im_start|>`. The bytes have none.
+    ///
+    /// # Errors
+    /// The text is not UTF-8, or the tokenizer refuses it.
+    pub fn encode_with_control(&self, text: &[u8]) -> Result<Vec<u32>, NoTokens> {
+        match self {
+            Encoder::Byte => self.encode(text),
+            Encoder::Gpt2(bpe) => Ok(bpe.encode_with_special_tokens(utf8(text)?)),
+            Encoder::File(file) => file.encode_with_control(utf8(text)?).map_err(NoTokens::Refused),
+        }
+    }
+
+    /// The first token of control that a text spells, if any.
+    #[must_use]
+    pub fn control_token_in(&self, text: &[u8]) -> Option<String> {
+        let text = utf8(text).ok()?;
+        match self {
+            Encoder::Byte => None,
+            Encoder::Gpt2(_) => text.contains(published::END).then(|| published::END.to_owned()),
+            Encoder::File(file) => file.control_token_in(text),
+        }
+    }
+}
+
+fn utf8(text: &[u8]) -> Result<&str, NoTokens> {
+    std::str::from_utf8(text).map_err(|error| NoTokens::NotUtf8(error.valid_up_to()))
 }
 
 #[cfg(test)]

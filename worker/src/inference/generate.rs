@@ -1,6 +1,6 @@
 //! `varuna-worker generate`: text that goes on from a prompt.
 
-use super::load::{ModelArguments, TokenizerArguments};
+use super::load::{ModelArguments, Texts, TokenizerArguments};
 use super::sampling::Sampling;
 use super::trained::TrainedModel;
 use crate::backend::Platform;
@@ -29,6 +29,9 @@ pub struct Arguments {
     /// Equal seeds draw equal tokens.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Tokens of control that the prompt spells, as <|im_start|>, are these tokens, not text.
+    #[arg(long)]
+    control_tokens: bool,
     /// Print one JSON object at the end instead: tokens, text, and why it ended.
     #[arg(long)]
     json: bool,
@@ -38,7 +41,7 @@ pub struct Arguments {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 enum Stop {
-    /// The model ended the document.
+    /// The model ended the document, or its turn.
     EndOfDocument,
     /// There are as many tokens as were asked for.
     MaxTokens,
@@ -69,9 +72,9 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
         .context("cannot read the prompt from standard input")?;
     let chosen = arguments.model.choose()?;
     let trained = arguments.model.load(&chosen, platform, Packing::default())?;
-    let tokenizer = arguments.tokenizer.of(&chosen, trained.model())?;
-    let encoder = tokenizer.encoder()?;
-    let prompt = tokens_of(&encoder, &tokenizer, &prompt)?;
+    let texts = arguments.tokenizer.of(&chosen, trained.model())?;
+    let encoder = texts.tokenizer.encoder()?;
+    let prompt = tokens_of(&encoder, &texts.tokenizer, &prompt, arguments.control_tokens)?;
     let mut out = std::io::stdout().lock();
     let mut text = Vec::new();
     let each = |bytes: &[u8]| {
@@ -83,7 +86,7 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     };
     let made = generate(
         &trained,
-        (&tokenizer, &encoder),
+        (&texts, &encoder),
         &prompt,
         arguments.max_tokens,
         sampling,
@@ -117,9 +120,17 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     Ok(())
 }
 
-/// The tokens of a prompt; of an empty one, what comes before a document: the end of another.
-fn tokens_of(encoder: &Encoder, tokenizer: &Tokenizer, prompt: &[u8]) -> Result<Vec<u32>> {
-    let tokens = encoder.encode(prompt);
+/// The tokens of a prompt; of an empty one, what comes before a document: the end of another. `control`: what spells a token of control is that token.
+fn tokens_of(encoder: &Encoder, tokenizer: &Tokenizer, prompt: &[u8], control: bool) -> Result<Vec<u32>> {
+    let tokens = match control {
+        true => encoder.encode_with_control(prompt),
+        false => encoder.encode(prompt),
+    };
+    if let Some(token) = encoder.control_token_in(prompt).filter(|_| !control) {
+        tracing::warn!(
+            "the prompt has the text {token}, which is a token of control, and is taken as text; --control-tokens takes it as the token"
+        );
+    }
     let tokens = tokens.with_context(|| format!("the prompt has no tokens of the tokenizer {tokenizer}"))?;
     Ok(match tokens.is_empty() {
         true => vec![tokenizer.end_of_document()],
@@ -127,10 +138,10 @@ fn tokens_of(encoder: &Encoder, tokenizer: &Tokenizer, prompt: &[u8]) -> Result<
     })
 }
 
-/// The tokens that come after a prompt, each told as soon as it is made.
+/// The tokens that come after a prompt, the text of each told as soon as it is made.
 fn generate(
     trained: &TrainedModel,
-    (tokenizer, encoder): (&Tokenizer, &Encoder),
+    (texts, encoder): (&Texts, &Encoder),
     prompt: &[u32],
     most: u32,
     sampling: Sampling,
@@ -142,7 +153,8 @@ fn generate(
         bail!("the prompt has {given} tokens, the model's samples have {length}: that many are allowed");
     }
     let mut session = trained.session(given.saturating_add(most))?;
-    let mut decoder = encoder.decoder();
+    // What the space before the first word is depends on what stands before it.
+    let mut decoder = encoder.decoder_after(prompt);
     let mut made = Vec::new();
     let mut next: Vec<i64> = prompt.iter().map(|token| i64::from(*token)).collect();
     for number in 0..most {
@@ -151,11 +163,11 @@ fn generate(
         }
         let mut logits = session.feed(&next)?;
         // Rows that fill the table up are no tokens.
-        logits.truncate(tokenizer.vocabulary() as usize);
+        logits.truncate(texts.tokenizer.vocabulary() as usize);
         let token = sampling.draw(&logits, number.into());
         let token = token.context("the model's logits are no numbers: its parameters are not finite")?;
         let token = u32::try_from(token).unwrap_or(u32::MAX);
-        if token == tokenizer.end_of_document() {
+        if texts.ends.contains(&token) {
             return Ok((made, Stop::EndOfDocument));
         }
         each(&decoder.push(token))?;
@@ -163,4 +175,72 @@ fn generate(
         next = vec![token.into()];
     }
     Ok((made, Stop::MaxTokens))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Backend;
+    use varuna_api::Precision;
+    use varuna_model::Transformer;
+    use varuna_model::presets::preset;
+
+    /// A model all of whose parameters are 0: to it all tokens are equally likely, of which the first is drawn.
+    fn zeros() -> TrainedModel {
+        let model = Transformer {
+            layers: 1,
+            vocabulary_size: 257,
+            sequence_length: 16,
+            ..preset("llama-tiny").unwrap()
+        };
+        let mut trained = TrainedModel::new(model.clone(), Backend::of_processor(Precision::Fp32.into()));
+        for unit in model.layout().all_units() {
+            let parameters = model.parameters(unit);
+            let elements: usize = parameters.iter().map(varuna_model::Parameter::elements).sum();
+            trained.add(unit, vec![0.0; elements]).unwrap();
+        }
+        trained
+    }
+
+    #[test]
+    fn a_text_ends_at_any_of_the_tokens_that_end_one() {
+        let (trained, tokenizer) = (zeros(), Tokenizer::Byte);
+        let encoder = tokenizer.encoder().unwrap();
+        let made = |ends: &[u32]| {
+            let texts = Texts {
+                tokenizer: tokenizer.clone(),
+                ends: ends.iter().copied().collect(),
+            };
+            let sampling = Sampling::new(0.0, 1.0, 1).unwrap();
+            let mut text = Vec::new();
+            let each = |bytes: &[u8]| {
+                text.extend_from_slice(bytes);
+                Ok(())
+            };
+            let (tokens, end) = generate(&trained, (&texts, &encoder), &[1, 2], 3, sampling, each).unwrap();
+            (tokens, end, text)
+        };
+        assert_eq!(made(&[256]), (vec![0; 3], Stop::MaxTokens, vec![0; 3]));
+        for ends in [&[0, 256][..], &[256, 7, 0]] {
+            assert_eq!(made(ends), (vec![], Stop::EndOfDocument, vec![]), "{ends:?}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_has_tokens_of_control_where_that_is_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, content) in Tokenizer::Byte.published(16).unwrap() {
+            std::fs::write(folder.path().join(name), content).unwrap();
+        }
+        let tokenizer = Tokenizer::open(folder.path().to_str().unwrap(), None).unwrap();
+        let encoder = tokenizer.encoder().unwrap();
+        let tokens =
+            |prompt: &str, control| tokens_of(&encoder, &tokenizer, prompt.as_bytes(), control).unwrap();
+        assert_eq!(tokens("a<|endoftext|>b", true), [97, 256, 98]);
+        let text = tokens("a<|endoftext|>b", false);
+        assert_eq!((text.len(), text.contains(&256)), (15, false));
+        for control in [true, false] {
+            assert_eq!(tokens("", control), [256], "an empty one begins a document");
+        }
+    }
 }

@@ -5,6 +5,8 @@ use crate::ablation::Ablations;
 use crate::backend::{Backend, Platform};
 use crate::model::attention_shape;
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +15,15 @@ use varuna_api::{Packing, Precision};
 use varuna_checkpoint::{Listed, Location, Manifest, Shard, folder_name, unit_name};
 use varuna_dataset::Tokenizer;
 use varuna_model::{Model, Transformer, Unit};
-use varuna_torch::{Attention, AttentionChoice, DeviceChoice};
+use varuna_torch::{Attention, AttentionChoice, AttentionShape, DeviceChoice};
+
+/// What says all of a tokenizer.
+const TOKENIZER: &str = "tokenizer.json";
+/// What says which tokens end a text.
+const CONFIGS: [&str; 2] = ["config.json", "generation_config.json"];
+/// Tokens of the sample about which libtorch is asked how it computes attention, at most. Its answer is the same for longer ones, and being asked takes
+/// memory for all of them: 6 GB for the 131,072 of a Llama 3.1 8B.
+const ASKED_TOKENS_MAX: i64 = 4096;
 
 /// Which model, and how it computes.
 #[derive(clap::Args)]
@@ -86,20 +96,51 @@ impl Chosen {
         Ok(())
     }
 
-    /// The tokenizer that an import has kept, for this job or for one that it began with.
-    fn imported_tokenizer(&self) -> Result<Option<Tokenizer>> {
+    /// What an import has kept, for this job or for one that it began with.
+    fn kept(&self) -> Result<Kept> {
         let (files, unread) = self.runtime.block_on(self.location.published_or_of_origin())?;
         if let Some(why) = unread {
-            tracing::warn!(%why, "what an import has kept for this job cannot be read, so its tokenizer is not used");
+            tracing::warn!(%why, "what an import has kept for this job cannot be read, so its tokenizer and its ends of texts are not used");
         }
-        let read = tokenizer_of(&files);
-        read.context("the tokenizer that was imported; --tokenizer and --data name another")
+        let files = files.into_iter().map(|(name, content)| (name, content.to_vec()));
+        Ok(Kept(files.collect()))
     }
 }
 
+/// The files of a published folder that an import has kept, by name.
+struct Kept(Vec<(String, Vec<u8>)>);
+
+impl Kept {
+    fn file(&self, name: &str) -> Option<&[u8]> {
+        let found = self.0.iter().find(|(own, _)| own == name)?;
+        Some(&found.1)
+    }
+
+    /// Its tokenizer, if it has one.
+    fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        let read = tokenizer_of(&self.0);
+        read.context("the tokenizer that was imported; --tokenizer and --data name another")
+    }
+
+    /// The tokens that end a text of its model: all that its configurations name. Models of chats have one for a text, and one for a turn.
+    fn ends(&self) -> BTreeSet<u32> {
+        let configs = CONFIGS.into_iter().filter_map(|name| self.file(name));
+        configs.flat_map(ends_of).collect()
+    }
+}
+
+/// `eos_token_id` of a configuration: a number, or a list of them.
+fn ends_of(config: &[u8]) -> Vec<u32> {
+    let config: Value = serde_json::from_slice(config).unwrap_or_default();
+    let said = &config["eos_token_id"];
+    let ids = said.as_array().map_or(std::slice::from_ref(said), Vec::as_slice);
+    let ids = ids.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok());
+    ids.collect()
+}
+
 /// The tokenizer that is among these files, if any. It is read from a folder, since it may be of several files.
-fn tokenizer_of(files: &[(String, impl AsRef<[u8]>)]) -> Result<Option<Tokenizer>> {
-    if !files.iter().any(|(name, _)| name == "tokenizer.json") {
+fn tokenizer_of(files: &[(String, Vec<u8>)]) -> Result<Option<Tokenizer>> {
+    if !files.iter().any(|(name, _)| name == TOKENIZER) {
         return Ok(None);
     }
     let name = format!("varuna-tokenizer-{:016x}", rand::random::<u64>());
@@ -114,7 +155,7 @@ fn tokenizer_of(files: &[(String, impl AsRef<[u8]>)]) -> Result<Option<Tokenizer
     read.map(Some)
 }
 
-fn tokenizer_in(folder: &Path, files: &[(String, impl AsRef<[u8]>)]) -> Result<Tokenizer> {
+fn tokenizer_in(folder: &Path, files: &[(String, Vec<u8>)]) -> Result<Tokenizer> {
     for (name, content) in files {
         let path = folder.join(name);
         let written = std::fs::write(&path, content);
@@ -183,7 +224,7 @@ impl ModelArguments {
         packing: Packing,
     ) -> Result<TrainedModel> {
         let backend = self.backend(platform)?;
-        let shape = attention_shape(model, packing, backend.numerics);
+        let shape = asked(attention_shape(model, packing, backend.numerics));
         Attention::settle(AttentionChoice::Auto, backend.device, shape)?;
         let mut trained = TrainedModel::new(model.clone(), backend);
         chosen.read(|unit, shard| Ok(trained.add(unit, parameters(shard))?))?;
@@ -206,13 +247,30 @@ impl ModelArguments {
     }
 }
 
+/// The shape about which libtorch is asked for samples of this one.
+fn asked(shape: AttentionShape) -> AttentionShape {
+    AttentionShape {
+        sequence: shape.sequence.min(ASKED_TOKENS_MAX),
+        ..shape
+    }
+}
+
+/// The texts of a model.
+pub(super) struct Texts {
+    /// Whose tokens they are of.
+    pub(super) tokenizer: Tokenizer,
+    /// The tokens of which any ends one.
+    pub(super) ends: BTreeSet<u32>,
+}
+
 impl TokenizerArguments {
-    /// The tokenizer of a checkpoint's model.
+    /// The texts of a checkpoint's model.
     ///
     /// # Errors
-    /// The one that is named, or was imported, cannot be read or has more tokens than the model; or none is known to fit.
-    pub(super) fn of(&self, chosen: &Chosen, model: &Transformer) -> Result<Tokenizer> {
+    /// The tokenizer that is named, or was imported, cannot be read or has more tokens than the model; or none is known to fit.
+    pub(super) fn of(&self, chosen: &Chosen, model: &Transformer) -> Result<Texts> {
         let size = model.vocabulary_size;
+        let kept = chosen.kept()?;
         let of_data = |prefix: &PathBuf| {
             let name = prefix.to_str();
             let name = name.with_context(|| format!("--data {}: its path is no UTF-8", prefix.display()))?;
@@ -224,18 +282,34 @@ impl TokenizerArguments {
                 "--tokenizer",
                 Some(Tokenizer::open(name, None).context("--tokenizer")?),
             ),
-            (None, None) => ("the tokenizer that was imported", chosen.imported_tokenizer()?),
+            (None, None) => ("the tokenizer that was imported", kept.tokenizer()?),
         };
-        match found.or_else(|| Tokenizer::of_vocabulary(size)) {
-            Some(tokenizer) if tokenizer.vocabulary() <= size => Ok(tokenizer),
-            Some(tokenizer) => {
-                bail!("{of} is {tokenizer}, which has more tokens than the model: allowed are at most {size}")
-            }
-            None => bail!(
-                "no tokenizer is known that fits a vocabulary of {size}: name one with --tokenizer or --data"
-            ),
+        let tokenizer = match found {
+            Some(tokenizer) => tokenizer,
+            None => guessed(size)?,
+        };
+        if tokenizer.vocabulary() > size {
+            bail!("{of} is {tokenizer}, which has more tokens than the model: allowed are at most {size}");
         }
+        let mut ends = BTreeSet::from([tokenizer.end_of_document()]);
+        // To another tokenizer than the import's its numbers mean other tokens.
+        if kept.file(TOKENIZER).is_none_or(|json| tokenizer.came_from(json)) {
+            ends.extend(kept.ends());
+        }
+        Ok(Texts { tokenizer, ends })
     }
+}
+
+/// A tokenizer that fits the vocabulary. Another one of as many tokens fits as well, with which the model's tokens are other texts.
+fn guessed(size: u32) -> Result<Tokenizer> {
+    let fits = Tokenizer::of_vocabulary(size).with_context(|| {
+        format!("no tokenizer is known that fits a vocabulary of {size}: name one with --tokenizer or --data")
+    })?;
+    tracing::warn!(
+        "the tokenizer {fits} is a guess from the model's vocabulary of {size}, since no import has kept one for this job; --tokenizer names another, \
+         --data the dataset that has it"
+    );
+    Ok(fits)
 }
 
 /// The checkpoint of a step, or the newest that is complete.
@@ -313,7 +387,9 @@ mod tests {
                 tokenizer: tokenizer.map(str::to_owned),
                 data: None,
             };
-            arguments.of(chosen, &model).map(|found| found.end_of_document())
+            arguments
+                .of(chosen, &model)
+                .map(|found| found.tokenizer.end_of_document())
         };
         assert_eq!(of(None, &base).unwrap(), u32::from(b' '));
         assert_eq!(of(None, &tuned).unwrap(), u32::from(b' '));
@@ -325,6 +401,72 @@ mod tests {
         assert!(
             why.to_string().contains("--tokenizer and --data name another"),
             "{why}"
+        );
+    }
+
+    #[test]
+    fn a_text_ends_with_any_token_that_the_imported_folder_names_for_its_own_tokenizer() {
+        let store = tempfile::tempdir().unwrap();
+        let store = store.path();
+        let model = Transformer {
+            vocabulary_size: 257,
+            ..preset("llama-tiny").unwrap()
+        };
+        let folder = store.join("base/published");
+        spaces_end(&folder);
+        let chosen = chosen(&model, store, "base");
+        let write = |name: &str, content: &str| std::fs::write(folder.join(name), content).unwrap();
+        let ends = |tokenizer: Option<&str>| -> Vec<u32> {
+            let arguments = TokenizerArguments {
+                tokenizer: tokenizer.map(str::to_owned),
+                data: None,
+            };
+            let found = arguments.of(&chosen, &model).unwrap();
+            found.ends.into_iter().collect()
+        };
+        assert_eq!(ends(None), [32], "that of the tokenizer");
+        write("config.json", r#"{"eos_token_id": 10}"#);
+        assert_eq!(ends(None), [10, 32]);
+        write(
+            "generation_config.json",
+            r#"{"eos_token_id": [33, 10, 46, -1, "x"]}"#,
+        );
+        assert_eq!(ends(None), [10, 32, 33, 46]);
+        assert_eq!(
+            ends(Some(folder.to_str().unwrap())),
+            [10, 32, 33, 46],
+            "the same one by its path"
+        );
+        assert_eq!(ends(Some("byte")), [256], "another one");
+        // A folder without a tokenizer that is read here.
+        std::fs::remove_file(folder.join("tokenizer.json")).unwrap();
+        assert_eq!(ends(Some("byte")), [10, 33, 46, 256]);
+        write("config.json", "[");
+        write("generation_config.json", "{}");
+        assert_eq!(ends(None), [256]);
+    }
+
+    #[test]
+    fn libtorch_is_asked_about_samples_that_take_little_memory() {
+        let shape = |sequence_length| {
+            let model = Transformer {
+                sequence_length,
+                ..preset("llama-tiny").unwrap()
+            };
+            asked(attention_shape(
+                &model,
+                Packing::default(),
+                Precision::Fp32.into(),
+            ))
+        };
+        assert_eq!(shape(256).sequence, 256);
+        let long = shape(131_072);
+        assert_eq!(
+            long,
+            AttentionShape {
+                sequence: 4096,
+                ..shape(256)
+            }
         );
     }
 }

@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use varuna_model::{Family, Parameter, Published, Transformer};
 use varuna_plan::Unit;
 
-/// In which format the elements of a file lie.
+/// In which format the elements of a file are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Elements {
     /// As they were trained.
@@ -20,15 +20,6 @@ pub enum Elements {
 }
 
 impl Elements {
-    /// The format of a tensor; none where it is another one.
-    pub(super) fn of(dtype: Dtype) -> Option<Elements> {
-        match dtype {
-            Dtype::F32 => Some(Elements::Fp32),
-            Dtype::BF16 => Some(Elements::Bf16),
-            _ => None,
-        }
-    }
-
     fn dtype(self) -> Dtype {
         match self {
             Elements::Fp32 => Dtype::F32,
@@ -37,7 +28,7 @@ impl Elements {
     }
 
     /// Bytes of one.
-    pub(super) fn bytes(self) -> usize {
+    fn bytes(self) -> usize {
         match self {
             Elements::Fp32 => 4,
             Elements::Bf16 => 2,
@@ -57,21 +48,6 @@ impl Elements {
         match self {
             Elements::Fp32 => bytemuck::cast_slice(values).to_vec(),
             Elements::Bf16 => values.iter().flat_map(|v| rounded(*v).to_le_bytes()).collect(),
-        }
-    }
-
-    /// Gives each element of a file's bytes to `take`, in single precision.
-    pub(super) fn decode(self, bytes: &[u8], mut take: impl FnMut(f32)) {
-        match self {
-            Elements::Fp32 => {
-                let elements = bytes.as_chunks::<4>().0.iter();
-                elements.for_each(|bytes| take(f32::from_le_bytes(*bytes)));
-            }
-            // The upper half of a number in single precision.
-            Elements::Bf16 => {
-                let halves = bytes.as_chunks::<2>().0.iter();
-                halves.for_each(|bytes| take(f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16)));
-            }
         }
     }
 }

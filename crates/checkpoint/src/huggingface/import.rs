@@ -5,10 +5,11 @@
 
 use super::HuggingFaceError;
 use super::content::Content;
-use super::export::{Elements, shape_of};
+use super::export::shape_of;
 use crate::shard::{Shard, ShardTensor};
+use half::f16;
 use safetensors::SafeTensorError;
-use safetensors::tensor::{Metadata, SafeTensors, TensorInfo};
+use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorInfo};
 use std::collections::BTreeMap;
 use varuna_model::{Family, Parameter, Published, Transformer};
 use varuna_plan::{StateId, Unit};
@@ -28,6 +29,53 @@ pub struct Import<'a, C> {
     tensors: BTreeMap<String, Tensor>,
     /// What is read of a tensor at once, a multiple of an element's bytes.
     pub(super) piece_bytes: usize,
+}
+
+/// In which format the elements of a tensor lie. All of them fit single precision exactly.
+#[derive(Clone, Copy)]
+enum Elements {
+    Fp32,
+    Bf16,
+    Fp16,
+}
+
+impl Elements {
+    /// None where it is another one.
+    fn of(dtype: Dtype) -> Option<Elements> {
+        match dtype {
+            Dtype::F32 => Some(Elements::Fp32),
+            Dtype::BF16 => Some(Elements::Bf16),
+            Dtype::F16 => Some(Elements::Fp16),
+            _ => None,
+        }
+    }
+
+    /// Bytes of one.
+    fn bytes(self) -> usize {
+        match self {
+            Elements::Fp32 => 4,
+            Elements::Bf16 | Elements::Fp16 => 2,
+        }
+    }
+
+    /// Gives each element of a file's bytes to `take`, in single precision.
+    fn decode(self, bytes: &[u8], mut take: impl FnMut(f32)) {
+        match self {
+            Elements::Fp32 => {
+                let elements = bytes.as_chunks::<4>().0.iter();
+                elements.for_each(|bytes| take(f32::from_le_bytes(*bytes)));
+            }
+            // The upper half of a number in single precision.
+            Elements::Bf16 => {
+                let halves = bytes.as_chunks::<2>().0.iter();
+                halves.for_each(|bytes| take(f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16)));
+            }
+            Elements::Fp16 => {
+                let halves = bytes.as_chunks::<2>().0.iter();
+                halves.for_each(|bytes| take(f16::from_le_bytes(*bytes).to_f32()));
+            }
+        }
+    }
 }
 
 /// A tensor of one of the files.
@@ -58,8 +106,8 @@ impl<'a, C: Content> Import<'a, C> {
     /// The model of some safetensors files; reads their headers alone. Tensors that the model does not have are left alone.
     ///
     /// # Errors
-    /// The model has no published format; a file cannot be read, or is no safetensors; or a tensor is missing, of another shape, or neither F32 nor
-    /// BF16.
+    /// The model has no published format; a file cannot be read, or is no safetensors; or a tensor is missing, of another shape, or none of
+    /// F32, F16 and BF16.
     pub fn new(model: &'a Transformer, files: Vec<C>) -> Result<Import<'a, C>, HuggingFaceError> {
         let family = Family::of(&model.features)?;
         let mut tensors = BTreeMap::new();
@@ -168,7 +216,8 @@ impl<'a, C: Content> Import<'a, C> {
             )));
         }
         let elements = Elements::of(dtype);
-        let elements = elements.ok_or_else(|| wrong(format!("it is {dtype:?}, F32 or BF16 is needed")))?;
+        let elements =
+            elements.ok_or_else(|| wrong(format!("it is {dtype:?}, F32, F16 or BF16 is needed")))?;
         let transposed = match (part.transposed, theirs.as_slice()) {
             (true, &[rows, columns]) => Some([rows, columns]),
             // A vector is the same either way.
@@ -251,4 +300,34 @@ fn header(content: &impl Content) -> Result<(u64, Metadata), HuggingFaceError> {
         return Err(SafeTensorError::MetadataIncompleteBuffer.into());
     }
     Ok((data_start, metadata))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Elements;
+
+    #[test]
+    fn every_number_of_sixteen_bits_is_read_as_the_one_that_it_is() {
+        let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+        let mut found = Vec::new();
+        Elements::Fp16.decode(&bytes, |value| found.push(value));
+        assert_eq!(found.len(), 1 << 16);
+        for (bits, value) in (0..=u16::MAX).zip(found) {
+            // Sign, exponent and fraction, as IEEE 754 has them.
+            let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
+            let exponent = i32::from((bits >> 10) & 31);
+            let fraction = f64::from(bits & 1023);
+            let expected = match exponent {
+                0 => fraction * f64::from(2).powi(-24),
+                31 if fraction > 0.0 => f64::NAN,
+                31 => f64::INFINITY,
+                _ => (1024.0 + fraction) * f64::from(2).powi(exponent - 25),
+            };
+            let value = f64::from(value);
+            assert!(
+                value.to_bits() == (sign * expected).to_bits() || value.is_nan() && expected.is_nan(),
+                "{bits:#x}: {value}"
+            );
+        }
+    }
 }

@@ -167,29 +167,35 @@ fn renamed(file: &[u8], name: impl Fn(&str) -> String) -> Vec<u8> {
     serialize(tensors, None).unwrap()
 }
 
-/// The tensors of some names as a file, in bfloat16.
-fn narrow(file: &[u8], of: impl Fn(&str) -> bool) -> Vec<u8> {
-    struct Narrow(Vec<usize>, Vec<u8>);
+/// The tensors of some names as a file, in sixteen bits.
+fn narrow(file: &[u8], dtype: Dtype, of: impl Fn(&str) -> bool) -> Vec<u8> {
+    struct Narrow(Dtype, Vec<usize>, Vec<u8>);
     impl View for Narrow {
         fn dtype(&self) -> Dtype {
-            Dtype::BF16
+            self.0
         }
         fn shape(&self) -> &[usize] {
-            &self.0
+            &self.1
         }
         fn data(&self) -> Cow<'_, [u8]> {
-            Cow::Borrowed(&self.1)
+            Cow::Borrowed(&self.2)
         }
         fn data_len(&self) -> usize {
-            self.1.len()
+            self.2.len()
         }
     }
     let read = SafeTensors::deserialize(file).unwrap();
     let tensors = read.tensors().into_iter().filter(|(name, _)| of(name));
     let tensors = tensors.map(|(name, view)| {
-        let halves = view.data().chunks_exact(4).flat_map(|bytes| [bytes[2], bytes[3]]);
+        let halves = view.data().chunks_exact(4).flat_map(|bytes| match dtype {
+            Dtype::F16 => {
+                let whole = f32::from_le_bytes(bytes.try_into().unwrap());
+                half::f16::from_f32(whole).to_le_bytes()
+            }
+            _ => [bytes[2], bytes[3]],
+        });
         let data = halves.collect();
-        (name, Narrow(view.shape().to_vec(), data))
+        (name, Narrow(dtype, view.shape().to_vec(), data))
     });
     serialize(tensors, None).unwrap()
 }
@@ -200,7 +206,10 @@ fn several_files_in_sixteen_bits_are_read_as_one_in_single_precision() {
     let shards = counting(&model);
     let file = export(&model, &shards).unwrap();
     let is_first = |name: &str| name.contains("layers.0");
-    let parts = [narrow(&file, is_first), narrow(&file, |name| !is_first(name))];
+    let parts = [
+        narrow(&file, Dtype::BF16, is_first),
+        narrow(&file, Dtype::BF16, |name| !is_first(name)),
+    ];
     let found = import(&model, StateId::INITIAL, &[&parts[0], &parts[1]]).unwrap();
     for ((_, ours), (_, read)) in shards.iter().zip(&found) {
         let rounded = ours
@@ -216,6 +225,24 @@ fn several_files_in_sixteen_bits_are_read_as_one_in_single_precision() {
         why,
         "tensor model.layers.0.self_attn.q_proj.weight: it is missing"
     );
+}
+
+#[test]
+fn a_file_in_float16_is_read_exactly() {
+    for preset in ["gpt2", "llama-tiny"] {
+        let model = match preset {
+            "gpt2" => small(true),
+            _ => small_of(preset),
+        };
+        let shards = counting(&model);
+        let file = narrow(&export(&model, &shards).unwrap(), Dtype::F16, |_| true);
+        let found = import(&model, StateId::INITIAL, &[&file]).unwrap();
+        for ((_, ours), (_, read)) in shards.iter().zip(&found) {
+            // Numbers up to 2048 survive it as they are.
+            assert!(ours.data.iter().all(|value| *value <= 2048.0), "{preset}");
+            assert_eq!(ours.data, read.data, "{preset}");
+        }
+    }
 }
 
 #[test]
@@ -417,7 +444,7 @@ fn a_folder_of_another_model_is_refused_by_its_headers_alone() {
     );
     assert_eq!(
         refused(&model, &renumbered(&whole)),
-        "tensor model.embed_tokens.weight: it is I32, F32 or BF16 is needed"
+        "tensor model.embed_tokens.weight: it is I32, F32, F16 or BF16 is needed"
     );
 }
 

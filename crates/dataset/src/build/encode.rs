@@ -30,6 +30,14 @@ pub(super) struct Encoded {
     pub(super) input_bytes: u64,
 }
 
+/// What comes of a batch.
+pub(super) struct Outcome {
+    /// The errors of its lines that are no JSON, in their order. What stands in them is left out.
+    pub(super) malformed: Vec<DataError>,
+    /// All else; or its first other error, before which are those lines.
+    pub(super) encoded: Result<Encoded, DataError>,
+}
+
 /// Part of a document, or all of it.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct EncodedPart {
@@ -41,13 +49,21 @@ pub(super) struct EncodedPart {
 }
 
 impl Encoding<'_> {
-    pub(super) fn encode(&self, batch: &Batch) -> Result<Encoded, DataError> {
+    pub(super) fn encode(&self, batch: &Batch) -> Outcome {
+        let mut malformed = Vec::new();
+        let encoded = self.encode_parts(batch, &mut malformed);
+        Outcome { malformed, encoded }
+    }
+
+    fn encode_parts(&self, batch: &Batch, malformed: &mut Vec<DataError>) -> Result<Encoded, DataError> {
         let mut encoded = Encoded {
             input_bytes: batch.input_bytes,
             ..Encoded::default()
         };
         for part in &batch.parts {
-            let text = self.text(&batch.path, part)?;
+            let Some(text) = self.text(&batch.path, part, malformed)? else {
+                continue;
+            };
             let tokens = self.encoder.encode(&text);
             let mut tokens = tokens.map_err(|why| refused(&batch.path, part.place, why))?;
             // As with Megatron, a document without tokens has no end either.
@@ -69,17 +85,29 @@ impl Encoding<'_> {
         Ok(encoded)
     }
 
-    fn text<'t>(&self, path: &Path, part: &'t Part) -> Result<Cow<'t, [u8]>, DataError> {
+    /// The text of a part; none of a line that is no JSON, whose error is added to the others.
+    fn text<'t>(
+        &self,
+        path: &Path,
+        part: &'t Part,
+        malformed: &mut Vec<DataError>,
+    ) -> Result<Option<Cow<'t, [u8]>>, DataError> {
         let line = match &part.content {
-            Content::Text(text) => return Ok(Cow::Borrowed(text)),
+            Content::Text(text) => return Ok(Some(Cow::Borrowed(text))),
             Content::Line(line) => line,
         };
-        let text = field_of(line, self.field).map_err(|why| {
-            let (what, value) = part.place.value(0);
-            let allowed = format!("a JSON object whose {} is a text", self.field);
-            DataError::malformed(path, what, format!("{value}: {why}"), allowed)
-        });
-        Ok(Cow::Owned(text?.into_bytes()))
+        let none = match field_of(line, self.field) {
+            Ok(text) => return Ok(Some(Cow::Owned(text.into_bytes()))),
+            Err(none) => none,
+        };
+        let (what, value) = part.place.value(0);
+        let allowed = format!("a JSON object whose {} is a text", self.field);
+        let error = DataError::malformed(path, what, format!("{value}: {}", none.why), allowed);
+        if none.is_json {
+            return Err(error);
+        }
+        malformed.push(error);
+        Ok(None)
     }
 }
 
@@ -102,12 +130,28 @@ fn refused(path: &Path, place: Place, why: NoTokens) -> DataError {
     }
 }
 
+/// Why a line has no text.
+#[derive(Debug)]
+struct NoText {
+    why: String,
+    /// It is JSON, and something else than was expected.
+    is_json: bool,
+}
+
 /// The text of a field of a JSON object. The other fields are passed over.
-fn field_of(line: &[u8], field: &str) -> Result<String, String> {
+fn field_of(line: &[u8], field: &str) -> Result<String, NoText> {
+    let failed = |error: serde_json::Error| NoText {
+        // What was not expected may stand before what is no JSON.
+        is_json: error.is_data() && serde_json::from_slice::<IgnoredAny>(line).is_ok(),
+        why: error.to_string(),
+    };
     let mut json = serde_json::Deserializer::from_slice(line);
-    let found = Field(field).deserialize(&mut json).map_err(|e| e.to_string())?;
-    json.end().map_err(|e| e.to_string())?;
-    found.ok_or_else(|| format!("no field {field}"))
+    let found = Field(field).deserialize(&mut json).map_err(failed)?;
+    json.end().map_err(failed)?;
+    found.ok_or_else(|| NoText {
+        why: format!("no field {field}"),
+        is_json: true,
+    })
 }
 
 struct Field<'a>(&'a str);
@@ -152,17 +196,32 @@ mod tests {
 
     #[test]
     fn a_line_that_is_no_such_object_is_refused_with_the_reason() {
-        for (line, why) in [
-            (&b"{\"id\": 1}"[..], "no field text"),
-            (b"{\"text\": 5}", "invalid type: integer `5`, expected a string"),
-            (b"{\"text\": null}", "invalid type: null"),
-            (b"[\"text\"]", "invalid type: sequence, expected a JSON object"),
-            (b"{\"text\": \"a\"} x", "trailing characters"),
-            (b"{\"text\": \"a", "EOF while parsing"),
-            (b"{\"text\": \"\xff\"}", "invalid unicode"),
+        for (line, why, is_json) in [
+            (&b"{\"id\": 1}"[..], "no field text", true),
+            (
+                b"{\"text\": 5}",
+                "invalid type: integer `5`, expected a string",
+                true,
+            ),
+            (b"{\"text\": null}", "invalid type: null", true),
+            (
+                b"[\"text\"]",
+                "invalid type: sequence, expected a JSON object",
+                true,
+            ),
+            (b"{\"text\": \"a\"} x", "trailing characters", false),
+            (b"{\"text\": \"a", "EOF while parsing", false),
+            (b"{\"text\": \"\xff\"}", "invalid unicode", false),
+            (b"{\"text\": \"\\udc00\"}", "lone leading surrogate", false),
+            (b"{\"loss\": NaN, \"text\": \"a\"}", "expected value", false),
+            (b"{\"text\": 5, \"loss\": NaN}", "invalid type: integer", false),
         ] {
-            let error = field_of(line, "text").unwrap_err();
-            assert!(error.contains(why), "{error}");
+            let found = field_of(line, "text").unwrap_err();
+            assert!(found.why.contains(why), "{found:?}");
+            assert_eq!(found.is_json, is_json, "{found:?}");
         }
+        // Nobody reads the other fields.
+        let other = br#"{"name": "\ud800", "text": "a"}"#;
+        assert_eq!(field_of(other, "text").unwrap(), "a");
     }
 }

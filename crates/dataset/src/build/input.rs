@@ -5,11 +5,38 @@ use flate2::read::MultiGzDecoder;
 use std::cell::Cell;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Cursor, Read};
 use std::path::Path;
 use std::rc::Rc;
 use std::str::FromStr;
 use std::sync::Arc;
+
+/// A byte order mark, which editors put before a text. It is no part of it.
+const MARK: &[u8] = b"\xef\xbb\xbf";
+/// As many bytes as the longest beginning of a file that is looked for.
+const BEGINNING_BYTES: u64 = 6;
+/// How files begin whose bytes are no text, what they are, and what is read instead.
+const NO_TEXTS: &[(&[u8], &str, &str)] = &[
+    (b"\x28\xb5\x2f\xfd", "Zstandard", DECOMPRESSED),
+    (b"BZh", "bzip2", DECOMPRESSED),
+    (b"\xfd7zXZ", "xz", DECOMPRESSED),
+    (
+        b"\x1f\x8b",
+        "gzip",
+        "a file that is compressed once and whose name ends in .gz, or one that is decompressed",
+    ),
+    (b"PK\x03\x04", "a zip archive", "the files that are in it"),
+    (b"ARROW1", "an Arrow file", AS_TABLE),
+    (
+        b"PAR1",
+        "a Parquet file",
+        "a file whose name ends in .parquet, or --format parquet",
+    ),
+];
+const DECOMPRESSED: &str = "a file that is decompressed, or compressed by gzip with a name that ends in .gz";
+const AS_TABLE: &str = "texts, JSON lines or Parquet: write the table as one of these";
+/// Names of files of tables that are not read.
+const TABLES: [&str; 8] = ["csv", "tsv", "arrow", "feather", "ipc", "orc", "avro", "xlsx"];
 
 /// What a file of texts is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,7 +61,7 @@ impl Format {
     }
 
     /// The format that a file's name says; what it does not say is text.
-    fn of(path: &Path) -> Format {
+    fn of(path: &Path) -> Result<Format, DataError> {
         let name = path
             .file_name()
             .unwrap_or_default()
@@ -42,9 +69,19 @@ impl Format {
             .to_lowercase();
         let name = name.strip_suffix(".gz").unwrap_or(&name);
         match name.rsplit_once('.').map(|(_, extension)| extension) {
-            Some("jsonl" | "ndjson" | "json") => Format::JsonLines,
-            Some("parquet" | "pq") => Format::Parquet,
-            _ => Format::Text,
+            Some("jsonl" | "ndjson" | "json") => Ok(Format::JsonLines),
+            Some("parquet" | "pq") => Ok(Format::Parquet),
+            // As a text it would be one document, its commas and numbers with it.
+            Some(table) if TABLES.contains(&table) => {
+                let allowed = format!("{AS_TABLE}, or give --format text for the whole file as one document");
+                Err(DataError::malformed(
+                    path,
+                    "format",
+                    format!("a table (.{table})"),
+                    allowed,
+                ))
+            }
+            _ => Ok(Format::Text),
         }
     }
 }
@@ -75,17 +112,24 @@ pub(super) type Count = Rc<Cell<u64>>;
 pub(super) struct Input {
     pub(super) path: Arc<Path>,
     pub(super) format: Format,
+    /// Whether its bytes are taken for a text whatever they look like: somebody has said that they are one.
+    any_text: bool,
 }
 
 impl Input {
-    pub(super) fn of(path: &Path, format: Option<Format>) -> Input {
-        Input {
+    /// `format`: what somebody has said that it is, else its name says so.
+    pub(super) fn of(path: &Path, format: Option<Format>) -> Result<Input, DataError> {
+        Ok(Input {
             path: path.into(),
-            format: format.unwrap_or_else(|| Format::of(path)),
-        }
+            format: format.map_or_else(|| Format::of(path), Ok)?,
+            any_text: format == Some(Format::Text),
+        })
     }
 
-    /// The file's content, decompressed where its name ends in `.gz`, and the count of the file's bytes that were read.
+    /// The file's content, decompressed where its name ends in `.gz` and without a byte order mark, and the count of the file's bytes that were read.
+    ///
+    /// # Errors
+    /// It cannot be read, or is no text.
     pub(super) fn open(&self) -> Result<(Box<dyn Read>, Count), DataError> {
         let file = File::open(&self.path).map_err(DataError::io("open", &self.path))?;
         let count = Count::default();
@@ -93,11 +137,35 @@ impl Input {
             from: file,
             count: count.clone(),
         });
-        let content: Box<dyn Read> = match self.path.extension() {
+        let mut content: Box<dyn Read> = match self.path.extension() {
             Some(extension) if extension.eq_ignore_ascii_case("gz") => Box::new(MultiGzDecoder::new(counted)),
             _ => Box::new(counted),
         };
-        Ok((content, count))
+        let mut beginning = Vec::new();
+        content
+            .by_ref()
+            .take(BEGINNING_BYTES)
+            .read_to_end(&mut beginning)
+            .map_err(DataError::io("read", &self.path))?;
+        self.check(&beginning)?;
+        if beginning.starts_with(MARK) {
+            beginning.drain(..MARK.len());
+        }
+        Ok((Box::new(Cursor::new(beginning).chain(content)), count))
+    }
+
+    /// Whether a file that begins like this can be a text.
+    fn check(&self, beginning: &[u8]) -> Result<(), DataError> {
+        let looks_like = NO_TEXTS.iter().find(|(start, ..)| beginning.starts_with(start));
+        let Some((_, what, allowed)) = looks_like.filter(|_| !self.any_text) else {
+            return Ok(());
+        };
+        let or = match self.format {
+            Format::Text => "; or give --format text for its bytes as one document",
+            Format::JsonLines | Format::Parquet => "",
+        };
+        let allowed = format!("{allowed}{or}");
+        Err(DataError::malformed(&self.path, "format", what, allowed))
     }
 }
 

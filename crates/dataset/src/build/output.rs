@@ -1,6 +1,7 @@
 //! Writes datasets: first under names of their own, then all of them under those that were asked for.
 
 use super::encode::{Encoded, EncodedPart};
+use super::skipped::Skipped;
 use super::split::Split;
 use super::{Build, Built};
 use crate::error::DataError;
@@ -99,6 +100,7 @@ impl Outputs {
             described.push(Built {
                 path: output.prefix.clone(),
                 text_bytes: output.text_bytes,
+                skipped: Skipped::default(),
                 sidecar,
             });
         }

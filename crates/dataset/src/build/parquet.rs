@@ -6,7 +6,7 @@ use super::input::{Content, Input, Part, Place};
 use crate::error::DataError;
 use ::parquet::basic::Type;
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
-use ::parquet::data_type::ByteArrayType;
+use ::parquet::data_type::{ByteArray, ByteArrayType};
 use ::parquet::errors::ParquetError;
 use ::parquet::file::reader::{FileReader, SerializedFileReader};
 use ::parquet::schema::types::SchemaDescriptor;
@@ -14,8 +14,8 @@ use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// Rows that are decoded at a time.
-const ROWS: usize = 1024;
+/// Rows that are decoded at a time: few, since each may have a document of the largest size, and more before it is refused.
+const ROWS: usize = 16;
 
 /// Reads a file's texts. The library panics at some files that are malformed; nothing is used after that but the error.
 pub(super) fn read(input: &Input, field: &str, batches: &mut Batches) -> Result<(), Stop> {
@@ -57,7 +57,7 @@ fn read_rows(input: &Input, field: &str, batches: &mut Batches) -> Result<(), St
                     Some(text) => {
                         let part = Part {
                             place: Place::Row(row),
-                            content: Content::Text(text),
+                            content: Content::Text(text.data().to_vec()),
                             begins: true,
                             ends: true,
                         };
@@ -107,17 +107,17 @@ fn column(path: &Path, schema: &SchemaDescriptor, field: &str) -> Result<usize, 
     Ok(found)
 }
 
-/// The texts of the next rows, none of them for a null. `level`: the level of a row that has a text. None: the column has no more rows.
+/// The texts of the next rows, none of them for a null, not copied yet. `level`: the level of a row that has a text. None: the column has no more rows.
 fn next_rows(
     column: &mut ColumnReaderImpl<ByteArrayType>,
     level: i16,
-) -> Result<Option<Vec<Option<Vec<u8>>>>, ParquetError> {
+) -> Result<Option<Vec<Option<ByteArray>>>, ParquetError> {
     let (mut levels, mut values) = (Vec::new(), Vec::new());
     let (records, _, _) = column.read_records(ROWS, Some(&mut levels), None, &mut values)?;
     if records == 0 {
         return Ok(None);
     }
-    let mut texts = values.into_iter().map(|value| value.data().to_vec());
+    let mut texts = values.into_iter();
     // A column without nulls has no levels.
     if level == 0 {
         return Ok(Some(texts.map(Some).collect()));

@@ -2,7 +2,7 @@
 //! that has ended: a channel whose other end is gone says so.
 
 use super::batches::Stop;
-use super::encode::{Encoded, Encoding};
+use super::encode::{Encoding, Outcome};
 use super::input::{Batch, Input};
 use super::read::{Reading, read};
 use crate::error::DataError;
@@ -10,9 +10,6 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-
-/// What comes of a batch.
-type Outcome = Result<Encoded, DataError>;
 
 /// A batch, and where its outcome goes.
 struct Task {
@@ -32,7 +29,7 @@ pub(super) fn run(
     inputs: &[Input],
     encoding: &Encoding,
     threads: usize,
-    mut write: impl FnMut(Encoded) -> Result<(), DataError>,
+    mut write: impl FnMut(Outcome) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
     let reading = Reading {
         field: encoding.field,
@@ -56,7 +53,7 @@ pub(super) fn run(
         let written = next_promise.iter().try_for_each(|promise| {
             // The thread that has the batch answers, or ends and drops its sender.
             let outcome = promise.from.recv();
-            write(outcome.map_err(|_| DataError::Tokenizer(promise.path.to_path_buf()))??)
+            write(outcome.map_err(|_| DataError::Tokenizer(promise.path.to_path_buf()))?)
         });
         // Now the reader ends, and with it the workers.
         drop(next_promise);

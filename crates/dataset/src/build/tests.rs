@@ -1,3 +1,4 @@
+use super::batches::DOCUMENT_BYTES_MAX;
 use super::{Build, Built, Format, Split, build};
 use crate::tokenizer::Tokenizer;
 use crate::{DataError, info};
@@ -38,6 +39,11 @@ impl Place {
 
     /// A Parquet file with a column of numbers and one of texts, in groups of 3 rows.
     fn parquet(&self, name: &str, texts: &[Option<&str>]) -> PathBuf {
+        self.parquet_in_groups(name, texts, 3)
+    }
+
+    /// The same in groups of so many rows.
+    fn parquet_in_groups(&self, name: &str, texts: &[Option<&str>], rows: usize) -> PathBuf {
         let schema = "message rows { REQUIRED INT64 id; OPTIONAL BYTE_ARRAY text (UTF8); }";
         let properties = WriterProperties::builder().set_compression(Compression::SNAPPY);
         let mut file = SerializedFileWriter::new(
@@ -46,7 +52,7 @@ impl Place {
             Arc::new(properties.build()),
         )
         .unwrap();
-        for rows in texts.chunks(3) {
+        for rows in texts.chunks(rows) {
             let mut group = file.next_row_group().unwrap();
             let mut ids = group.next_column().unwrap().unwrap();
             let numbers: Vec<i64> = (0..).take(rows.len()).collect();
@@ -354,6 +360,177 @@ fn an_error_names_the_file_and_the_line_or_row_and_leaves_nothing() {
             assert!(error.contains(want), "{error}");
         }
     }
+}
+
+#[test]
+fn the_rows_of_a_parquet_file_are_read_in_order_however_many_a_group_has() {
+    let place = Place::new();
+    let texts: Vec<String> = (0..100).map(|row| format!("row {row}")).collect();
+    let rows: Vec<Option<&str>> = texts.iter().map(|text| Some(text.as_str())).collect();
+    let input = place.parquet_in_groups("a.parquet", &rows, 70);
+    place.build(vec![input]).unwrap();
+    let expected: Vec<String> = texts.iter().map(|text| format!("{text}|")).collect();
+    assert_eq!(place.documents("data"), expected);
+
+    let mut with_null = rows.clone();
+    with_null[40] = None;
+    let long = "x".repeat(DOCUMENT_BYTES_MAX + 1);
+    let mut with_long = rows;
+    with_long[41] = Some(long.as_str());
+    for (name, rows, want) in [
+        ("null.parquet", with_null, "row: 41, whose text is null"),
+        (
+            "long.parquet",
+            with_long,
+            "row: 42, whose text has 33554433 bytes — rows with",
+        ),
+    ] {
+        let input = place.parquet_in_groups(name, &rows, 70);
+        let mut request = place.request(vec![input]);
+        request.overwrite = true;
+        let error = build(&request, &mut |_| ()).unwrap_err().to_string();
+        assert!(error.contains(want), "{error}");
+    }
+}
+
+#[test]
+fn a_byte_order_mark_before_a_text_is_no_part_of_it() {
+    let place = Place::new();
+    let inputs = vec![
+        place.input("a.txt", "\u{feff}one"),
+        place.input("b.jsonl", "\u{feff}{\"text\": \"two\"}\n{\"text\": \"three\"}\n"),
+        place.gz("c.txt.gz", "\u{feff}four".as_bytes()),
+        place.input("empty.txt", "\u{feff}"),
+        place.input("short.txt", "ab"),
+    ];
+    let built = place.build(inputs).unwrap();
+    assert_eq!(
+        place.documents("data"),
+        ["one|", "two|", "three|", "four|", "", "ab|"]
+    );
+    assert_eq!(built[0].text_bytes, 3 + 3 + 5 + 4 + 2);
+}
+
+#[test]
+fn files_that_are_no_texts_are_refused_with_what_to_do() {
+    let place = Place::new();
+    let refused = |input: PathBuf, format: Option<Format>, wants: &[&str]| {
+        let mut request = place.request(vec![input]);
+        request.format = format;
+        let error = build(&request, &mut |_| ()).unwrap_err().to_string();
+        for want in wants {
+            assert!(error.contains(want), "{want}: {error}");
+        }
+    };
+    for (name, content, wants) in [
+        (
+            "a.jsonl.zst",
+            &b"\x28\xb5\x2f\xfd\x04\x00"[..],
+            ["a.jsonl.zst: format: Zstandard — ", "decompressed"],
+        ),
+        ("a.txt.bz2", b"BZh91AY&SY", ["format: bzip2", "decompressed"]),
+        ("a.xz", b"\xfd7zXZ\x00", ["format: xz", "decompressed"]),
+        ("a.zip", b"PK\x03\x04\x14\x00", ["a zip archive", "in it"]),
+        ("a.txt", b"\x1f\x8b\x08\x00", ["format: gzip", ".gz"]),
+        ("b.txt", b"ARROW1\x00\x00", ["an Arrow file", "as one of these"]),
+        ("c.txt", b"PAR1\x15\x04", ["a Parquet file", "--format parquet"]),
+        ("d.jsonl", b"PAR1\x15\x04", ["a Parquet file", "--format parquet"]),
+        ("a.csv", b"id,text\n1,one\n", ["a table (.csv)", "--format text"]),
+        ("a.TSV", b"id\ttext\n", ["a table (.tsv)", "--format text"]),
+    ] {
+        refused(place.input(name, content), None, &wants);
+    }
+    refused(place.gz("a.csv.gz", b"id,text\n"), None, &["a table (.csv)"]);
+    // No line of JSON begins like that.
+    let lines = place.input("lines.zst", b"\x28\xb5\x2f\xfd\x04\x00");
+    refused(lines, Some(Format::JsonLines), &["format: Zstandard"]);
+
+    // Whoever says that they are texts has them as they are.
+    let mut request = place.request(vec![
+        place.input("a.csv", "id\n"),
+        place.input("a.zip", "PK\x03\x04"),
+    ]);
+    request.format = Some(Format::Text);
+    build(&request, &mut |_| ()).unwrap();
+    assert_eq!(place.documents("data"), ["id\n|", "PK\u{3}\u{4}|"]);
+}
+
+#[test]
+fn what_lies_in_a_store_is_neither_read_nor_written_and_no_folder_of_that_name_is_made() {
+    let place = Place::new();
+    let mut request = place.request(vec![place.input("a.txt", "one")]);
+    request.output = PathBuf::from("s3://bucket/web");
+    let error = build(&request, &mut |_| ()).unwrap_err().to_string();
+    assert!(
+        error.starts_with("output: s3://bucket/web — a path of this machine") && error.contains("copied"),
+        "{error}"
+    );
+    assert!(!Path::new("s3:").exists());
+    let request = place.request(vec![place.path("a.txt"), PathBuf::from("gs://bucket/b.jsonl")]);
+    let error = build(&request, &mut |_| ()).unwrap_err().to_string();
+    assert!(
+        error.starts_with("input: gs://bucket/b.jsonl — a path of this machine"),
+        "{error}"
+    );
+}
+
+/// Lines of which every hundredth is no JSON, more than a batch of them.
+fn with_malformed() -> String {
+    let line = |i: u32| match i % 100 {
+        99 => "{\"text\": \"cut off\"\n".to_owned(),
+        _ => format!("{{\"text\": \"{i} {}\"}}\n", "w ".repeat(20)),
+    };
+    (0..60_000).map(line).collect()
+}
+
+#[test]
+fn lines_that_are_no_json_are_left_out_up_to_a_number_and_the_same_ones_for_every_number_of_threads() {
+    let place = Place::new();
+    let inputs = vec![
+        place.input("a.jsonl", with_malformed()),
+        place.input("b.jsonl", "{\"loss\": NaN, \"text\": \"a\"}\n{\"text\": \"b\"}\n"),
+    ];
+    let request = |threads: usize, most: u64| {
+        let output = place.path(&format!("{threads}-{most}")).join("data");
+        let mut request = Build::new(inputs.clone(), output, Tokenizer::Byte);
+        (request.threads, request.skip_malformed) = (threads, most);
+        request
+    };
+    let built = |threads| build(&request(threads, 601), &mut |_| ()).unwrap().remove(0);
+    let one = built(1);
+    assert_eq!((one.skipped.lines, one.sidecar.documents), (601, 60_002 - 601));
+    let first = one.skipped.first.as_deref().unwrap();
+    assert!(first.contains("a.jsonl: line: 100: EOF while parsing"), "{first}");
+    let four = built(4);
+    assert_eq!((four.sidecar, four.skipped), (one.sidecar, one.skipped));
+    // One too many, in the file behind; and some hundred before.
+    for (most, want) in [
+        (600, "b.jsonl: line: 1: expected value"),
+        (300, "a.jsonl: line: 30100: EOF"),
+        (0, "a.jsonl: line: 100: EOF"),
+    ] {
+        let error = |threads| {
+            let error = build(&request(threads, most), &mut |_| ()).unwrap_err();
+            error.to_string()
+        };
+        let one = error(1);
+        assert!(one.contains(want) && one.contains("--skip-malformed"), "{one}");
+        assert_eq!(error(4), one);
+    }
+}
+
+#[test]
+fn a_line_that_is_json_without_a_text_is_never_left_out() {
+    let place = Place::new();
+    let lines = place.input("a.jsonl", "{\n{\"id\": 1}\n{\n");
+    let mut request = place.request(vec![lines]);
+    request.skip_malformed = 9;
+    let error = build(&request, &mut |_| ()).unwrap_err().to_string();
+    assert!(error.contains("a.jsonl: line: 2: no field text"), "{error}");
+    // Of several errors it is the first one's.
+    request.skip_malformed = 0;
+    let error = build(&request, &mut |_| ()).unwrap_err().to_string();
+    assert!(error.contains("a.jsonl: line: 1: EOF"), "{error}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::error::DataError;
 use crate::files::Files;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use std::cmp::Reverse;
 use std::fmt;
 use std::io::{ErrorKind, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -58,6 +59,8 @@ pub struct TokenizerFile {
     sha256: String,
     vocabulary: u32,
     end: (String, u32),
+    /// The token that begins a text, where its files name one.
+    begin: Option<u32>,
 }
 
 impl fmt::Debug for TokenizerFile {
@@ -119,6 +122,7 @@ impl TokenizerFile {
         }
         let sha256 = hex::encode(Sha256::digest(&files[0].1));
         let end = end_of_document(&inner, (&store, path), &files, end)?;
+        let begin = named(&inner, &files, "bos_token").map(|(_, id)| id);
         // It tokenizes two short texts.
         let words = catch_unwind(AssertUnwindSafe(|| Words::of(&inner))).map_err(|_| failed())?;
         Ok(TokenizerFile {
@@ -128,6 +132,7 @@ impl TokenizerFile {
             sha256,
             vocabulary,
             end,
+            begin,
         })
     }
 
@@ -137,6 +142,10 @@ impl TokenizerFile {
 
     pub(super) fn end_of_document(&self) -> u32 {
         self.end.1
+    }
+
+    pub(super) fn begin_of_text(&self) -> Option<u32> {
+        self.begin
     }
 
     pub(super) fn sha256(&self) -> &str {
@@ -151,7 +160,8 @@ impl TokenizerFile {
     pub(super) fn published(&self, longest: u32) -> Vec<(String, Vec<u8>)> {
         let mut files = self.files.clone();
         if !files.iter().any(|(name, _)| name == CONFIG) {
-            let config = published::tokenizer_config(&self.end.0, longest);
+            // Nothing says which token begins a text.
+            let config = published::tokenizer_config(None, &self.end.0, longest);
             files.push((CONFIG.to_owned(), config.to_string().into_bytes()));
         }
         files
@@ -175,6 +185,44 @@ impl TokenizerFile {
                 encoded.get_ids().to_vec()
             }
         };
+        self.within_vocabulary(ids)
+    }
+
+    /// The same of a text that may spell tokens of control. A token that the tokenizer puts before each text is not put before one that begins with it.
+    pub(super) fn encode_with_control(&self, text: &str) -> Result<Vec<u32>, String> {
+        let mut inner = self.inner.clone();
+        inner.set_encode_special_tokens(false);
+        let encode = |around: bool| -> Result<Vec<u32>, String> {
+            let encoded = inner.encode_fast(text, around).map_err(|e| e.to_string())?;
+            Ok(encoded.get_ids().to_vec())
+        };
+        let (whole, bare) = (encode(true)?, encode(false)?);
+        let before = match bare.is_empty() {
+            true => 0,
+            false => whole
+                .windows(bare.len())
+                .rposition(|part| part == bare)
+                .unwrap_or(0),
+        };
+        self.within_vocabulary(match bare.starts_with(&whole[..before]) {
+            true => whole[before..].to_vec(),
+            false => whole,
+        })
+    }
+
+    /// The first token of control that a text spells.
+    pub(super) fn control_token_in(&self, text: &str) -> Option<String> {
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        let control = added
+            .values()
+            .filter(|token| token.special && !token.content.is_empty());
+        let found = control.filter_map(|token| Some((text.find(token.content.as_str())?, token)));
+        // Of two at one place the longer one is taken, as the library does.
+        let first = found.min_by_key(|(at, token)| (*at, Reverse(token.content.len())));
+        first.map(|(_, token)| token.content.clone())
+    }
+
+    fn within_vocabulary(&self, ids: Vec<u32>) -> Result<Vec<u32>, String> {
         // What is put around a text need not be in the vocabulary.
         match ids.iter().find(|id| **id >= self.vocabulary) {
             Some(id) => Err(format!(
@@ -243,11 +291,7 @@ fn end_of_document(
         End::Text(text) => (known(text), *text),
         End::Id(id) => (inner.id_to_token(*id).map(|text| (text, *id)), "of the dataset"),
         End::OfTokenizer => {
-            let named = files
-                .iter()
-                .find(|(name, _)| name == CONFIG)
-                .and_then(|(_, config)| eos_token(config));
-            let by_name = named.as_deref().and_then(known);
+            let by_name = named(inner, files, "eos_token");
             let by_id = || {
                 let config = bounded(store, &path.with_file_name("config.json")).ok()??;
                 let id = eos_token_id(&config)?;
@@ -263,11 +307,13 @@ fn end_of_document(
     })
 }
 
-/// `eos_token` of a `tokenizer_config.json`: a text, or a mapping that has it.
-fn eos_token(config: &[u8]) -> Option<String> {
+/// A token that `tokenizer_config.json` names, by a text or a mapping that has it: its text and its id.
+fn named(inner: &Tokenizer, files: &[(String, Vec<u8>)], field: &str) -> Option<(String, u32)> {
+    let (_, config) = files.iter().find(|(name, _)| name == CONFIG)?;
     let config: Value = serde_json::from_slice(config).ok()?;
-    let token = &config["eos_token"];
-    Some(token.as_str().or_else(|| token["content"].as_str())?.to_owned())
+    let token = &config[field];
+    let text = token.as_str().or_else(|| token["content"].as_str())?;
+    Some((text.to_owned(), inner.token_to_id(text)?))
 }
 
 /// `eos_token_id` of a `config.json`: an id, or several, of which the first is that of a document.

@@ -42,11 +42,12 @@ pub(super) fn tokenizer_json(tokens: &[Vec<u8>]) -> Value {
     })
 }
 
-/// `tokenizer_config.json`. `end`: the token that ends a document; `longest`: the model's sequence length.
-pub(super) fn tokenizer_config(end: &str, longest: u32) -> Value {
+/// `tokenizer_config.json`. `begin`, `end`: the tokens that begin and end a document, of which the first need not be known; `longest`: the model's
+/// sequence length.
+pub(super) fn tokenizer_config(begin: Option<&str>, end: &str, longest: u32) -> Value {
     json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": end,
+        "bos_token": begin,
         "eos_token": end,
         "unk_token": end,
         "model_max_length": longest,

@@ -154,6 +154,101 @@ fn the_end_of_a_document_is_the_one_asked_for_or_named_beside_or_a_well_known_on
 }
 
 #[test]
+fn a_text_may_spell_tokens_of_control_where_that_is_asked_for_and_it_is_known_which_it_spells() {
+    let encoder = open(&words(&[]), None).unwrap().encoder().unwrap();
+    let text = b"good <|im_end|> day";
+    assert!(!encoder.encode(text).unwrap().contains(&9));
+    assert_eq!(encoder.encode_with_control(text).unwrap(), [3, 1, 9, 2]);
+    // The token before a text is there once, whoever has put it there.
+    assert_eq!(encoder.encode_with_control(b"<s>good day").unwrap(), [3, 1, 2]);
+    assert_eq!(encoder.encode_with_control(b"<s>").unwrap(), [3]);
+    assert_eq!(encoder.encode_with_control(b"").unwrap(), [3]);
+    assert_eq!(encoder.encode_with_control(b"a\xff"), Err(NoTokens::NotUtf8(1)));
+    assert_eq!(encoder.control_token_in(b"a </s> <s>").as_deref(), Some("</s>"));
+    for none in [&b"good day"[..], b"", b"<s>\xff"] {
+        assert_eq!(encoder.control_token_in(none), None, "{none:?}");
+    }
+    let gpt2 = Tokenizer::Gpt2.encoder().unwrap();
+    let text = b"Hello<|endoftext|> world";
+    assert_eq!(gpt2.encode_with_control(text).unwrap(), [15496, 50256, 995]);
+    assert_eq!(gpt2.control_token_in(text).as_deref(), Some("<|endoftext|>"));
+    let bytes = Tokenizer::Byte.encoder().unwrap();
+    assert_eq!(
+        bytes.encode_with_control(b"</s>").unwrap(),
+        bytes.encode(b"</s>").unwrap()
+    );
+    assert_eq!(bytes.control_token_in(b"<|endoftext|>"), None);
+}
+
+#[test]
+fn the_token_that_begins_a_text_is_the_one_that_is_named_or_none() {
+    for (named, begin) in [
+        (r#"{"bos_token": "<s>", "eos_token": "</s>"}"#, Some(3)),
+        (r#"{"bos_token": {"content": "good"}}"#, Some(1)),
+        (r#"{"bos_token": null}"#, None),
+        (r#"{"bos_token": "<begin>"}"#, None),
+        ("?", None),
+    ] {
+        let found = open(&words(&[("tokenizer_config.json", named)]), None).unwrap();
+        assert_eq!(found.begin_of_text(), begin, "{named}");
+    }
+    // Where there is no such file, what is published makes none up.
+    let found = open(&words(&[]), None).unwrap();
+    assert_eq!(found.begin_of_text(), None);
+    let published = found.published(16).unwrap();
+    let config = published.iter().find(|(name, _)| name == "tokenizer_config.json");
+    let config: serde_json::Value = serde_json::from_slice(&config.unwrap().1).unwrap();
+    assert!(config["bos_token"].is_null(), "{config}");
+    assert_eq!(config["eos_token"], "</s>");
+    assert_eq!(Tokenizer::Gpt2.begin_of_text(), Some(50_256));
+}
+
+#[test]
+fn a_tokenizer_came_from_the_file_that_it_was_read_from() {
+    let folder = words(&[]);
+    let json = std::fs::read(folder.path().join("tokenizer.json")).unwrap();
+    let found = open(&folder, None).unwrap();
+    assert!(found.came_from(&json) && !found.came_from(b"{}"));
+    assert!(!Tokenizer::Byte.came_from(&json));
+}
+
+#[test]
+fn the_space_before_a_word_is_kept_where_there_were_words_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let spaces = serde_json::json!({ "type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true });
+    let vocabulary =
+        serde_json::json!({ "<unk>": 0, "\u{2581}good": 1, "\u{2581}day": 2, "</s>": 3, "s": 4 });
+    let end = serde_json::json!({ "id": 3, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true });
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [end], "normalizer": null,
+        "pre_tokenizer": spaces, "post_processor": null, "decoder": spaces,
+        "model": { "type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>" },
+    });
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let encoder = open(&folder, None).unwrap().encoder().unwrap();
+    let prompt = encoder.encode(b"good day").unwrap();
+    assert_eq!(prompt, [1, 2]);
+    let text = |before: &[u32], tokens: &[u32]| {
+        let mut decoder = encoder.decoder_after(before);
+        let text = tokens.iter().flat_map(|token| decoder.push(*token)).collect();
+        String::from_utf8(text).unwrap()
+    };
+    assert_eq!(text(&prompt, &[2, 4, 1]), " days good");
+    // A text begins without it, also behind the end of another.
+    for none in [&[] as &[u32], &[3]] {
+        assert_eq!(text(none, &[2, 4, 1]), "days good", "{none:?}");
+    }
+    for own in [Tokenizer::Byte, Tokenizer::Gpt2] {
+        let encoder = own.encoder().unwrap();
+        let tokens = encoder.encode(b" world").unwrap();
+        let mut decoder = encoder.decoder_after(&encoder.encode(b"Hello").unwrap());
+        let text: Vec<u8> = tokens.iter().flat_map(|token| decoder.push(*token)).collect();
+        assert_eq!(text, b" world", "{own}");
+    }
+}
+
+#[test]
 fn what_is_no_tokenizer_is_refused_by_name() {
     let folder = words(&[]);
     let path = folder.path().join("tokenizer.json");

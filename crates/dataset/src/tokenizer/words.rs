@@ -2,6 +2,8 @@
 //! is tokenized once and then looked up, without the bookkeeping of offsets that the library has for every piece. Patterns, alphabet and model are the
 //! library's own; whatever is not known to be the same this way is left to it.
 
+mod syntax;
+
 use parking_lot::Mutex;
 use regex_automata::meta::Regex;
 use regex_automata::{Anchored, Input};
@@ -147,8 +149,9 @@ impl Words {
 impl Cut {
     /// None where the library refuses the pattern.
     fn by(pattern: &str) -> Option<Cut> {
-        let others = pattern.strip_suffix(SPACES);
-        // What looks around is refused.
+        let others = pattern
+            .strip_suffix(SPACES)
+            .filter(|others| syntax::is_common(others));
         let of_two = others.and_then(|others| Regex::new_many(&[others, r"\s+"]).ok());
         match of_two {
             Some(regex) => Some(Cut::Spaces(regex)),

@@ -8,6 +8,8 @@ use tokenizers::Tokenizer;
 
 /// Llama 3's words, as its `tokenizer.json` has them.
 const LLAMA3_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// GPT-4's words, as minbpe spells them: its possessive quantifiers give nothing back.
+const GPT4_WORDS: &str = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
 
 /// GPT-2's tokenizer as a `tokenizer.json`, with these changes.
 fn gpt2_with(change: impl FnOnce(&mut Value)) -> Tokenizer {
@@ -36,7 +38,7 @@ fn added(id: u32, content: &str, special: bool) -> Value {
 }
 
 /// Tokenizers of the kinds that are tokenized by words: GPT-2's, one with Llama 3's words that puts a token before a text and one behind it, one
-/// with Qwen's normalizer and tokens that texts may spell, and one whose pattern leaves most of a text unmatched.
+/// with Qwen's normalizer and tokens that texts may spell, one whose pattern leaves most of a text unmatched, and one with GPT-4's words.
 fn by_words() -> &'static [(&'static str, Tokenizer, Words)] {
     static ALL: LazyLock<Vec<(&str, Tokenizer, Words)>> = LazyLock::new(|| {
         let llama = gpt2_with(|json| {
@@ -67,6 +69,10 @@ fn by_words() -> &'static [(&'static str, Tokenizer, Words)] {
             ("llama", llama),
             ("qwen", qwen),
             ("vowels", vowels),
+            (
+                "gpt4",
+                gpt2_with(|json| json["pre_tokenizer"] = split_then_bytes(GPT4_WORDS)),
+            ),
         ];
         let with_words = |(name, tokenizer)| {
             let words = Words::of(&tokenizer).unwrap();
@@ -143,7 +149,14 @@ fn texts_are_tokenized_by_words_unless_they_hold_a_token_that_comes_before_words
     for (name, tokenizer, _) in by_words() {
         let words = Words::of(tokenizer).unwrap();
         let is_quick = matches!(words.cut, Cut::Spaces(_));
-        assert_eq!(is_quick, *name != "vowels", "{name}");
+        assert_eq!(is_quick, !matches!(*name, "vowels" | "gpt4"), "{name}");
+        // To the fast engine a possessive quantifier is one that is repeated: it would take all signs into the word behind them.
+        let signs = "wait...?!the end, (\"\u{201c}yes";
+        assert_eq!(
+            words.encode(tokenizer, signs),
+            Some(library(tokenizer, signs)),
+            "{name}"
+        );
         let text = "In the beginning, e\u{301} <|endoftext|> <thi nk>\n";
         assert_eq!(
             words.encode(tokenizer, text),

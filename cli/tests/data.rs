@@ -1,0 +1,65 @@
+//! What `varuna data build` says beside the dataset.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+/// Builds in a folder; returns the exit code and what was said beside the output.
+fn built(folder: &Path, output: &str, more: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_varuna"))
+        .args([
+            "data",
+            "build",
+            "--tokenizer",
+            "byte",
+            "--overwrite",
+            "-o",
+            output,
+        ])
+        .args(more)
+        .current_dir(folder)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), said)
+}
+
+#[test]
+fn lines_that_were_left_out_are_counted_and_the_first_is_named() {
+    let temp = TempDir::new().unwrap();
+    let lines = "{\"text\": \"one\"}\n{\"loss\": NaN, \"text\": \"two\"}\nthree\n{\"text\": \"four\"}\n";
+    std::fs::write(temp.path().join("a.jsonl"), lines).unwrap();
+    let (code, said) = built(temp.path(), "data", &["a.jsonl", "--skip-malformed", "2"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(
+        said.contains("no JSON were left out: 2; the first of them: cannot read a.jsonl: line: 2: "),
+        "{said}"
+    );
+    let (code, said) = built(temp.path(), "data", &["a.jsonl", "--skip-malformed", "1"]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(
+        said.contains("a.jsonl: line: 3: ") && said.contains("1 lines"),
+        "{said}"
+    );
+    let (code, said) = built(temp.path(), "data", &["a.jsonl"]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(
+        said.contains("a.jsonl: line: 2: ") && said.contains("--skip-malformed N"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_dataset_is_not_built_in_a_folder_with_the_name_of_a_bucket() {
+    let temp = TempDir::new().unwrap();
+    std::fs::write(temp.path().join("a.txt"), "one").unwrap();
+    let (code, said) = built(temp.path(), "s3://bucket/web", &["a.txt"]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(
+        said.contains("output: s3://bucket/web — a path of this machine"),
+        "{said}"
+    );
+    assert!(!temp.path().join("s3:").exists());
+}

@@ -1,0 +1,154 @@
+//! Whether a pattern means the same to the library's engine (fancy-regex) and to the fast one (regex-automata). Only syntax is taken that both are known to
+//! read alike. Of the rest some is refused by one of them, and some is read otherwise: `a++` gives nothing back once it has matched, or repeats `a+`.
+
+/// Whether both engines read this pattern alike, if they read it at all.
+pub(super) fn is_common(pattern: &str) -> bool {
+    let mut rest = pattern;
+    while let Some(first) = rest.chars().next() {
+        let behind = &rest[first.len_utf8()..];
+        let next = match first {
+            '\\' => after_escape(behind),
+            '[' => after_class(behind),
+            '(' => after_opening(behind),
+            '?' | '*' | '+' | '{' => after_quantifier(rest),
+            // Where a text begins or ends: no pattern of words needs it, and it depends on flags.
+            '^' | '$' => None,
+            _ => Some(behind),
+        };
+        let Some(next) = next else { return false };
+        rest = next;
+    }
+    true
+}
+
+/// What follows an escape: that of a kind of characters, of a line break or a tab, or of a sign that stands for itself then. Others, as `\h` and `\K`, are
+/// one engine's alone, or mean something else to each.
+fn after_escape(rest: &str) -> Option<&str> {
+    let first = rest.chars().next()?;
+    let behind = &rest[first.len_utf8()..];
+    match first {
+        'p' | 'P' => {
+            let (_, behind) = behind.strip_prefix('{')?.split_once('}')?;
+            Some(behind)
+        }
+        's' | 'S' | 'd' | 'D' | 'w' | 'W' | 'r' | 'n' | 't' => Some(behind),
+        '<' | '>' => None,
+        sign if sign.is_ascii_punctuation() => Some(behind),
+        _ => None,
+    }
+}
+
+/// What follows a class. One within another may end at another place for each engine.
+fn after_class(rest: &str) -> Option<&str> {
+    let rest = rest.strip_prefix('^').unwrap_or(rest);
+    // A bracket that comes first is one of the characters.
+    let mut rest = rest.strip_prefix(']').unwrap_or(rest);
+    loop {
+        let first = rest.chars().next()?;
+        let behind = &rest[first.len_utf8()..];
+        rest = match first {
+            ']' => return Some(behind),
+            '[' => return None,
+            '\\' => after_escape(behind)?,
+            _ => behind,
+        };
+    }
+}
+
+/// What follows the beginning of a group: of a plain one, of `(?:` or of `(?i:`. What looks around and atomic groups are one engine's alone, and flags
+/// without a group of their own end at other places.
+fn after_opening(rest: &str) -> Option<&str> {
+    match rest.strip_prefix('?') {
+        None => Some(rest),
+        Some(flags) => flags.strip_prefix(':').or_else(|| flags.strip_prefix("i:")),
+    }
+}
+
+/// What follows a quantifier, which may be a lazy one. With another quantifier behind it, it is possessive for one engine and repeated for the other.
+fn after_quantifier(rest: &str) -> Option<&str> {
+    let behind = match rest.strip_prefix('{') {
+        None => rest.get(1..)?,
+        Some(counts) => {
+            let (counts, behind) = counts.split_once('}')?;
+            let (least, most) = counts.split_once(',').unwrap_or((counts, counts));
+            let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            if !is_number(least) || !(most.is_empty() || is_number(most)) {
+                return None;
+            }
+            behind
+        }
+    };
+    let behind = behind.strip_prefix('?').unwrap_or(behind);
+    (!behind.starts_with(['?', '*', '+', '{'])).then_some(behind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_common;
+
+    #[test]
+    fn what_both_engines_read_alike_is_told_from_what_they_do_not() {
+        for common in [
+            "",
+            r"'s|'t| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+",
+            r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|\s*[\r\n]+",
+            r"a+?|b*?|c??|d{2}?|e{2,}|f{2,3}",
+            r"(ab)+|(?:c|d)*",
+            r"\+\+|[+]+|[++]|[]+]+|[^]+]+|\\+",
+            r"[+*?{}]+x",
+            "}]\u{4e2d}+",
+        ] {
+            assert!(is_common(common), "{common}");
+        }
+        for other in [
+            // Possessive, or repeated twice.
+            r"[^\r\n\p{L}\p{N}]?+\p{L}+",
+            r"[^\s\p{L}\p{N}]++",
+            r"a*+",
+            r"a{1,3}+",
+            r"a??+",
+            r"a+?+",
+            r"\++ +\p{L}++",
+            r"a{2}{3}",
+            r"a**",
+            // Braces that are no count to one of them.
+            r"a{,3}",
+            r"a{}",
+            r"a{ 2 }",
+            r"a{b",
+            // Groups and escapes of one engine alone, or that they read otherwise.
+            r"(?>a)",
+            r"(?=a)",
+            r"(?!a)",
+            r"(?<=a)",
+            r"(?<!a)",
+            r"(?<name>a)",
+            r"(?i)a",
+            r"(?x: a )",
+            r"(a)\1",
+            r"\Ga",
+            r"a\K",
+            r"\ha",
+            r"a\Z",
+            r"a\z",
+            r"\Aa",
+            r"\ba",
+            r"\<a",
+            r"\x41",
+            r"\u0041",
+            r"\R",
+            r"\X",
+            r"^a",
+            r"a$",
+            // Classes in classes, and what does not end.
+            r"[[a]]",
+            r"[a&&[^b]]",
+            r"[[:alpha:]]",
+            r"[a",
+            r"\p{L",
+            r"a\",
+        ] {
+            assert!(!is_common(other), "{other}");
+        }
+    }
+}
