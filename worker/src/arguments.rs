@@ -2,10 +2,11 @@
 
 use crate::ablation::Ablations;
 use crate::{inference, optimizer_check, profile};
+use anyhow::{Result, bail};
 use clap::Parser;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use varuna_torch::{AttentionChoice, DeviceChoice};
-use varuna_wire::address::{any_beside, loopback_beside};
+use varuna_wire::address::{any_beside, loopback_beside, split};
 
 /// A Varuna worker: attaches to a coordinator, gets its place, and trains until it is released.
 ///
@@ -27,10 +28,11 @@ pub(crate) struct Arguments {
     #[arg(long, env = "VARUNA_WORKER_NAME", default_value = "worker")]
     pub(crate) name: String,
     /// Where to listen for peers, host:port, an IPv6 address in brackets; port 0 = any free one [default: with --advertise all addresses of that
-    /// family, else the loopback address of the coordinator's; port 0].
+    /// family, else the loopback address of the coordinator's, where that is a loopback address or localhost; port 0].
     #[arg(long)]
     pub(crate) bind: Option<String>,
-    /// Host under which peers reach this worker, where it is not the one of --bind; an IPv6 address with or without brackets.
+    /// Host under which peers reach this worker, where it is not the one of --bind; an IPv6 address with or without brackets. This or --bind is
+    /// needed where the coordinator is on another machine.
     #[arg(long)]
     pub(crate) advertise: Option<String>,
     /// The run's token.
@@ -82,12 +84,49 @@ pub(crate) enum Instead {
 }
 
 /// Where to listen for peers.
-pub(crate) fn bind_address(named: Option<&str>, advertised: Option<&str>, coordinator: &str) -> String {
+///
+/// # Errors
+/// Peers on other machines would be told an address at which they reach themselves.
+pub(crate) fn bind_address(
+    named: Option<&str>,
+    advertised: Option<&str>,
+    coordinator: &str,
+) -> Result<String> {
     match (named, advertised) {
-        (Some(address), _) => address.to_owned(),
-        (None, Some(host)) => SocketAddr::new(any_beside(host), 0).to_string(),
-        (None, None) => SocketAddr::new(loopback_beside(coordinator), 0).to_string(),
+        (Some(address), None) if is_remote(coordinator) && is_unspecified(address) => bail!(
+            "--bind is {address}, which tells peers on other machines no address of this one, and the coordinator is at {coordinator}: allowed is \
+             an address of this machine that the other workers reach, or --advertise HOST with one beside it"
+        ),
+        (Some(address), _) => Ok(address.to_owned()),
+        (None, Some(host)) => Ok(SocketAddr::new(any_beside(host), 0).to_string()),
+        (None, None) if is_remote(coordinator) => bail!(
+            "--coordinator is {coordinator}, which other machines reach, and workers there could not reach this one at a loopback address: \
+             needed is --advertise HOST, the host under which the other workers reach this machine, or --bind HOST:PORT with such a host"
+        ),
+        (None, None) => Ok(SocketAddr::new(loopback_beside(coordinator), 0).to_string()),
     }
+}
+
+/// Whether a coordinator may be on another machine than this one. What is no address is refused by the attempt to connect.
+fn is_remote(coordinator: &str) -> bool {
+    // It may be a URI.
+    let address = coordinator
+        .split_once("://")
+        .map_or(coordinator, |(_, address)| address);
+    let Some((host, _)) = split(address.trim_end_matches('/')) else {
+        return false;
+    };
+    match host.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
+        // Whoever connects to the unspecified address reaches this machine.
+        Ok(ip) => !ip.is_loopback() && !ip.is_unspecified(),
+        Err(_) => !host.eq_ignore_ascii_case("localhost"),
+    }
+}
+
+/// Whether an address to listen on stands for all of this machine's.
+fn is_unspecified(address: &str) -> bool {
+    let ip = split(address).and_then(|(host, _)| host.parse::<IpAddr>().ok());
+    ip.is_some_and(|ip| ip.is_unspecified())
 }
 
 #[cfg(test)]
@@ -96,17 +135,37 @@ mod tests {
 
     #[test]
     fn a_worker_listens_where_its_peers_and_its_coordinator_are() {
-        assert_eq!(bind_address(None, None, "[::1]:7070"), "[::1]:0");
-        assert_eq!(bind_address(None, None, "127.0.0.1:7070"), "127.0.0.1:0");
-        assert_eq!(bind_address(None, None, "job-coordinator:7070"), "127.0.0.1:0");
+        let bind = |named, advertised, coordinator| bind_address(named, advertised, coordinator).unwrap();
+        assert_eq!(bind(None, None, "[::1]:7070"), "[::1]:0");
+        assert_eq!(bind(None, None, "127.0.0.1:7070"), "127.0.0.1:0");
+        assert_eq!(bind(None, None, "localhost:7070"), "127.0.0.1:0");
+        assert_eq!(bind(None, None, "http://127.77.1.2:7070/"), "127.0.0.1:0");
+        assert_eq!(bind(None, None, "0.0.0.0:7070"), "127.0.0.1:0");
+        assert_eq!(bind(None, Some("fd00::5"), "job-coordinator:7070"), "[::]:0");
+        assert_eq!(bind(None, Some("10.0.0.5"), "job-coordinator:7070"), "0.0.0.0:0");
+        assert_eq!(bind(Some("[::1]:9"), Some("10.0.0.5"), "c:1"), "[::1]:9");
+        assert_eq!(bind(Some("10.0.0.5:0"), None, "c:1"), "10.0.0.5:0");
         assert_eq!(
-            bind_address(None, Some("fd00::5"), "job-coordinator:7070"),
-            "[::]:0"
+            bind(Some("0.0.0.0:9"), Some("10.0.0.5"), "10.0.0.1:7070"),
+            "0.0.0.0:9"
         );
-        assert_eq!(
-            bind_address(None, Some("10.0.0.5"), "job-coordinator:7070"),
-            "0.0.0.0:0"
-        );
-        assert_eq!(bind_address(Some("[::1]:9"), Some("10.0.0.5"), "c:1"), "[::1]:9");
+        assert_eq!(bind(Some("0.0.0.0:9"), None, "127.0.0.1:7070"), "0.0.0.0:9");
+    }
+
+    #[test]
+    fn a_worker_of_a_coordinator_on_another_machine_must_say_where_its_peers_reach_it() {
+        for coordinator in [
+            "10.0.0.1:7070",
+            "[fd00::2]:7070",
+            "https://10.0.0.1:7070",
+            "job-coordinator:7070",
+        ] {
+            for named in [None, Some("0.0.0.0:0"), Some("[::]:7071")] {
+                let why = bind_address(named, None, coordinator).unwrap_err().to_string();
+                for part in [coordinator, "--bind", "--advertise"] {
+                    assert!(why.contains(part), "{why}");
+                }
+            }
+        }
     }
 }

@@ -1,19 +1,21 @@
 //! A worker's part in checkpoints: uploads during training, loads at a recovery.
 //!
-//! It holds copies of at most two states at a time: the one in upload and the newest that waits. A slow or failing store makes
-//! checkpoints rarer; it must never make training wait.
+//! It holds copies of at most two states at a time: the one in upload and the newest that waits; of one where the host has no memory for two. A slow or
+//! failing store makes checkpoints rarer; it must never make training wait. Little memory does too: for some seconds, until the checkpoint is given up.
 
 mod backlog;
 mod buffers;
 
 use crate::background::{Background, Priority};
+use crate::memory::room_for_copies;
 use crate::model::Module;
-use crate::state::{UnitSnapshot, UnitState};
+use crate::state::{ReadError, UnitSnapshot, UnitState};
 use backlog::Backlog;
 use backon::{BackoffBuilder, ExponentialBuilder};
 use buffers::{Buffers, StateCopy};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
 use varuna_checkpoint::{CheckpointError, RateLimit, Shard, ShardTensor, Store, unit_name};
@@ -43,6 +45,8 @@ struct Inner {
     scaling: LossScaling,
     rate_limit: RateLimit,
     buffers: Arc<Buffers>,
+    /// States that were not saved because a unit could not be copied.
+    given_up: AtomicU64,
     backlog: Mutex<Backlog<StateCopy>>,
     added: Notify,
     loads: Semaphore,
@@ -74,7 +78,8 @@ impl Checkpoints {
             model,
             scaling,
             rate_limit,
-            buffers: Arc::default(),
+            buffers: Arc::new(Buffers::within(Box::new(room_for_copies))),
+            given_up: AtomicU64::new(0),
             backlog: Mutex::default(),
             added: Notify::new(),
             loads: Semaphore::new(LOADS),
@@ -90,10 +95,20 @@ impl Checkpoints {
         })
     }
 
-    /// A state waits for the upload of an earlier one: another one would take its place.
+    /// A state waits for the upload of an earlier one: another one would take its place. Or there is no memory for another one. All members of a plan
+    /// leave a checkpoint out for which one of them is busy.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.inner.backlog.lock().is_full()
+        let (is_full, is_empty) = {
+            let backlog = self.inner.backlog.lock();
+            (backlog.is_full(), backlog.is_empty())
+        };
+        is_full || self.inner.buffers.is_short(!is_empty)
+    }
+
+    /// Memory that is kept for the next checkpoint is given back: a plan may give this worker more to hold.
+    pub fn give_memory_back(&self) {
+        self.inner.buffers.forget_kept();
     }
 
     /// Copies a unit's state out and uploads it in the background, unless that is under way.
@@ -102,22 +117,19 @@ impl Checkpoints {
             return;
         }
         let inner = Arc::clone(&self.inner);
+        inner.buffers.note(id, snapshot.elements());
         self.copies.spawn_blocking(move || {
             if !inner.backlog.lock().wants(id, unit) {
                 return;
             }
-            let copied = inner.buffers.copy(id, &snapshot);
+            let copied = inner
+                .buffers
+                .copy(&snapshot, || inner.backlog.lock().wants(id, unit));
             // The optimizer may go on.
             drop(snapshot);
             let copy = match copied {
                 Ok(copy) => copy,
-                Err(error) => {
-                    // The worker goes on: memory that cannot be pinned now may be there for the next one, and the engine learns of a broken
-                    // device by itself.
-                    tracing::error!(%error, %unit, state = %id, "a state is not saved: a unit of it cannot be read");
-                    inner.backlog.lock().give_up(id);
-                    return;
-                }
+                Err(error) => return inner.give_up(id, unit, &error),
             };
             inner.backlog.lock().add(id, unit, copy);
             // Wakes both uploads if both wait; if none waits, leaves a permit for the next.
@@ -184,6 +196,24 @@ impl Checkpoints {
 }
 
 impl Inner {
+    /// A unit was not copied: its state will not be complete. The worker goes on. Memory may be there for the next one, and the engine learns of a
+    /// broken device by itself. Nobody waits for this one: what was ordered is there with any later one.
+    fn give_up(&self, id: StateId, unit: Unit, error: &ReadError) {
+        if !self.backlog.lock().give_up(id) {
+            return;
+        }
+        let so_far = self.given_up.fetch_add(1, Ordering::Relaxed) + 1;
+        match error {
+            ReadError::LeftOff => tracing::warn!(
+                %unit, state = %id, so_far,
+                "a checkpoint is given up: the optimizer has waited too long for this unit to be copied, for want of time or memory"
+            ),
+            ReadError::Torch(error) => {
+                tracing::error!(%error, %unit, state = %id, so_far, "a checkpoint is given up: a unit of it cannot be read");
+            }
+        }
+    }
+
     async fn upload(self: Arc<Self>) {
         let mut backoff = BACKOFF.build();
         loop {

@@ -3,6 +3,7 @@
 //! The reading is the driver's and the host's; what it amounts to is decided by pure functions. A plan is made by this figure: one that
 //! is too large ends a worker in the middle of a step, one that is too small only costs speed.
 
+use std::sync::OnceLock;
 use varuna_plan::device::Hardware;
 use varuna_torch::{Device, Gpu, GpuError};
 
@@ -13,6 +14,14 @@ const GPU_RESERVE: u64 = 1 << 30;
 const GPU_FRAGMENTS: u64 = 20;
 /// Kept free in host memory: the program and libtorch, buffers of connections, tokens.
 const HOST_RESERVE: u64 = 256 << 20;
+/// Kept free of copies of state for checkpoints: what else a process takes for a moment.
+const COPIES_RESERVE: u64 = 128 << 20;
+/// Copies may always have as much: it is within what is kept free for the program.
+const COPIES_LEAST: u64 = 64 << 20;
+
+/// What this process may use of the host's memory, bytes: its share, or what there was when it began. None where that is not known.
+static HOST_LIMIT: OnceLock<Option<u64>> = OnceLock::new();
+
 /// Figures are multiples of this, so that workers of one kind say the same and are planned as equals.
 const UNIT: u64 = 64 << 20;
 
@@ -81,16 +90,61 @@ pub struct Share {
 /// # Errors
 /// The driver does not describe the GPU.
 pub fn equipment(device: Device, share: Share) -> Result<Equipment, GpuError> {
+    let limit = share.host_bytes.or_else(varuna_host_memory::available);
+    // A process asks for its equipment once, before it takes memory; tests ask again.
+    let _ = HOST_LIMIT.set(limit);
     Ok(match device {
         Device::Cuda(number) => of_gpu(varuna_torch::gpu(number)?, share.workers_on_gpu),
         Device::Cpu | Device::Apart => Equipment {
             hardware: Hardware::Processor,
-            memory_bytes: share
-                .host_bytes
-                .or_else(varuna_host_memory::available)
-                .map(|bytes| host_bytes(bytes.saturating_sub(share.data_bytes))),
+            memory_bytes: limit.map(|bytes| host_bytes(bytes.saturating_sub(share.data_bytes))),
         },
     })
+}
+
+/// What a process has of the host's memory, bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct HostUse {
+    /// In memory, without what the system can read from files again.
+    resident: u64,
+    /// Taken from the heap and not freed.
+    taken: u64,
+    /// What the machine has left for all.
+    available: u64,
+}
+
+/// Bytes that copies of state may have in the host's memory, all of them together, where they have `now`, and had `most` at most. Training keeps what it
+/// took at its peak: that is what the process has, but for the copies. None where the system does not say.
+#[must_use]
+pub fn room_for_copies(now: u64, most: u64) -> Option<u64> {
+    let limit = HOST_LIMIT.get().copied().flatten()?;
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let uses = HostUse {
+        resident: anonymous_bytes(&status)?,
+        taken: varuna_torch::taken_bytes(),
+        available: varuna_host_memory::available()?,
+    };
+    Some(room_within(limit, uses, now, most))
+}
+
+fn room_within(limit: u64, uses: HostUse, now: u64, most: u64) -> u64 {
+    // The heap gives nothing back: what copies had before is there for them still, unless training has grown into it.
+    let training = uses
+        .resident
+        .saturating_sub(most)
+        .max(uses.taken.saturating_sub(now));
+    let own = limit.saturating_sub(training);
+    let of_machine = most.saturating_add(uses.available);
+    own.min(of_machine)
+        .saturating_sub(COPIES_RESERVE)
+        .max(COPIES_LEAST)
+}
+
+/// The line of `/proc/self/status` that tells what no file is behind.
+fn anonymous_bytes(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
 }
 
 /// The most memory that this process has taken of its device, bytes: on a GPU what its tensors took, on the processor all of the process.
@@ -180,6 +234,44 @@ mod tests {
         let late = of_gpu(gpu(10 * GIB, 80 * GIB), 4).memory_bytes.unwrap();
         assert!(late < 10 * GIB, "no more than is free");
         assert_eq!(of_gpu(gpu(0, 80 * GIB), 1).memory_bytes, Some(0));
+    }
+
+    #[test]
+    fn copies_have_what_training_leaves_of_the_limit_and_the_machine() {
+        let uses = HostUse {
+            resident: 10 * GIB,
+            taken: 6 * GIB,
+            available: 100 * GIB,
+        };
+        let room = |limit, uses, now, most| room_within(limit, uses, now, most) + COPIES_RESERVE;
+        assert_eq!(room(16 * GIB, uses, 0, 0), 6 * GIB);
+        // Of what is resident, copies had a part and have freed it.
+        assert_eq!(room(16 * GIB, uses, 0, 3 * GIB), 9 * GIB);
+        // Training has grown into that.
+        let grown = HostUse {
+            taken: 9 * GIB,
+            ..uses
+        };
+        assert_eq!(room(16 * GIB, grown, 0, 3 * GIB), 7 * GIB);
+        // Others use the machine's memory.
+        let crowded = HostUse {
+            available: GIB,
+            ..uses
+        };
+        assert_eq!(room(16 * GIB, crowded, 0, 3 * GIB), 4 * GIB);
+        assert_eq!(
+            room_within(9 * GIB, uses, 0, 0),
+            COPIES_LEAST,
+            "a small model's are always made"
+        );
+    }
+
+    #[test]
+    fn what_files_are_behind_is_not_counted() {
+        let status = "VmRSS:\t 900000 kB\nRssAnon:\t    1234 kB\nRssFile:\t  5 kB\n";
+        assert_eq!(anonymous_bytes(status), Some(1234 << 10));
+        assert_eq!(anonymous_bytes("RssAnon:\t many kB\n"), None);
+        assert_eq!(anonymous_bytes("VmRSS:\t 1 kB\n"), None);
     }
 
     #[test]

@@ -167,9 +167,10 @@ fn configure_connections(mesh: &Mesh, job: &Job, backend: Backend) -> Result<()>
         mesh.encrypt().context("network.encryption of the job file")?;
         tracing::info!("connections to other workers are encrypted");
     }
+    let batch = job.training.global_batch_size;
     mesh.limit(of_job(
         (&job.model, job.layout()),
-        job.training.global_batch_size,
+        job.pipeline.micro_batch_size.map_or(batch, u64::from),
         backend.numerics.boundary(),
         job.training.optimizer.rule.moments(),
     ));
@@ -177,36 +178,36 @@ fn configure_connections(mesh: &Mesh, job: &Job, backend: Backend) -> Result<()>
 }
 
 /// The connections of all generations; between GPUs with NCCL beside them, as the job says.
-fn data_plane(
-    mesh: Mesh,
-    me: WorkerId,
-    (device, platform): (Device, Platform),
-    job: &Job,
-) -> Result<Box<dyn DataPlane>> {
-    let wanted = job.workers.transport;
-    if wanted == WorkerTransport::Tcp || job.workers.device == WorkerDevice::Cpu {
+fn data_plane(mesh: Mesh, me: WorkerId, found: (Device, Platform), job: &Job) -> Result<Box<dyn DataPlane>> {
+    if job.workers.transport == WorkerTransport::Tcp || job.workers.device == WorkerDevice::Cpu {
         return Ok(Box::new(mesh));
     }
-    let nccl = match device {
-        Device::Cuda(_) | Device::Apart => nccl(device, platform),
-        Device::Cpu => Err(anyhow!("NCCL needs a GPU, and this worker computes on {device}")),
-    };
-    // A worker without NCCL tells its peers so: each communicator needs all of its ranks.
-    let nccl = match (nccl, wanted) {
-        (Ok(nccl), _) => Some(nccl),
+    // A worker without NCCL tells its peers so: each communicator needs all of its ranks. Those of another release may ask.
+    Ok(Box::new(NcclPlane::new(mesh, me, nccl_of_job(found, job)?)))
+}
+
+/// NCCL, as the job wants it; none where tensors go over TCP.
+fn nccl_of_job(found: (Device, Platform), job: &Job) -> Result<Option<Arc<Nccl>>> {
+    match (nccl(found, job.network.encryption), job.workers.transport) {
+        (Ok(nccl), _) => Ok(Some(nccl)),
         (Err(error), WorkerTransport::Nccl) => {
-            return Err(error.context("spec.workers.transport of the job file is nccl"));
+            Err(error.context("spec.workers.transport of the job file is nccl"))
         }
         (Err(error), WorkerTransport::Auto | WorkerTransport::Tcp) => {
             tracing::info!(reason = format!("{error:#}"), "tensors go over TCP");
-            None
+            Ok(None)
         }
-    };
-    Ok(Box::new(NcclPlane::new(mesh, me, nccl)))
+    }
 }
 
-fn nccl(device: Device, platform: Platform) -> Result<Arc<Nccl>> {
-    Ok(Nccl::open(&(platform.libraries)()?, device)?)
+fn nccl((device, platform): (Device, Platform), encryption: Encryption) -> Result<Arc<Nccl>> {
+    if encryption == Encryption::Tls {
+        bail!("NCCL does not encrypt what it sends, and network.encryption of the job file is tls");
+    }
+    match device {
+        Device::Cuda(_) | Device::Apart => Ok(Nccl::open(&(platform.libraries)()?, device)?),
+        Device::Cpu => bail!("NCCL needs a GPU, and this worker computes on {device}"),
+    }
 }
 
 /// The device that the job names.
@@ -255,7 +256,7 @@ fn listen(
         arguments.bind.as_deref(),
         arguments.advertise.as_deref(),
         coordinator,
-    );
+    )?;
     let mesh = Mesh::listen(me, bind.as_str(), move |event| {
         // If this fails the agent has ended; so will these connections.
         let _ = events.blocking_send(AgentEvent::Peer(event));
@@ -337,6 +338,13 @@ fn backend(
     let shared = (device, arguments.workers_on_gpu);
     let opened = Backend::open(platform, shared, job.precision.into(), arguments.without);
     let (backend, why) = opened.with_context(|| format!("cannot compute on {device}"))?;
+    let left_out = [Ablation::Kernels, Ablation::Optimizer].map(|part| arguments.without.has(part));
+    if why.is_some() || left_out.contains(&true) {
+        // Nobody asks workers for it: a mixture shows only where their copies of state are compared.
+        tracing::warn!(
+            "the optimizer is libtorch's here and not our own: it has other last bits, so all workers of the job should have it alike"
+        );
+    }
     if let Some(why) = why {
         tracing::warn!(%why, "libtorch's operators are used instead of kernels of our own");
     }
@@ -369,4 +377,56 @@ fn engine((me, backend): (WorkerId, Backend), (job, model): (&Job, Module), data
         backend,
         samples: Arc::new(DatasetSamples(data)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_api::parse_job;
+    use varuna_cuda::{Libraries, LoadError};
+
+    /// The stand-in, beside this test's own program.
+    fn libraries() -> Result<Libraries, LoadError> {
+        let library = std::env::current_exe().unwrap();
+        Libraries::load_from(&library.with_file_name("libvaruna_fake_nccl.so"))
+    }
+
+    fn job(encryption: &str, transport: &str) -> Job {
+        let text = format!(
+            "
+apiVersion: varuna.dev/v1alpha1
+kind: VarunaJob
+metadata: {{name: demo}}
+spec:
+  model: {{preset: gpt2-tiny}}
+  data: {{path: data/kjv}}
+  training: {{globalBatchSize: 16, steps: 200, optimizer: {{learningRate: 3e-4}}}}
+  workers: {{transport: {transport}}}
+  network: {{encryption: {encryption}}}
+"
+        );
+        parse_job(&text).unwrap()
+    }
+
+    #[test]
+    fn where_the_network_encrypts_no_tensor_goes_over_nccl_which_does_not() {
+        let platform = Platform {
+            libraries,
+            ..Platform::MACHINE
+        };
+        let found = |job: &Job| nccl_of_job((Device::Apart, platform), job);
+        assert!(found(&job("none", "auto")).unwrap().is_some(), "it is there");
+        assert!(found(&job("none", "nccl")).unwrap().is_some());
+        assert!(found(&job("tls", "auto")).unwrap().is_none());
+        // No job file may say so; a worker does not count on that.
+        let both = Job {
+            network: job("tls", "auto").network,
+            ..job("none", "nccl")
+        };
+        let why = format!("{:#}", found(&both).err().unwrap());
+        assert!(
+            why.contains("transport") && why.contains("does not encrypt"),
+            "{why}"
+        );
+    }
 }

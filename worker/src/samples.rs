@@ -9,26 +9,43 @@ use varuna_dataset::{DataError, TrainingData};
 /// Implements [`Samples`] for the data of a job.
 pub struct DatasetSamples(pub TrainingData);
 
-/// Pauses between reads of a sample that fails: a network file system may be away for a moment. A step has several seconds.
+/// Pauses between reads of a sample that fails: a store may be away for a while. The step that waits for it ends by its own deadline, not by these;
+/// they bound how often a store that is down is asked, and how often a step fails because of it: once in a minute or so. Random, so that the
+/// workers of a job do not try in step.
 const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
     .with_min_delay(Duration::from_millis(50))
-    .with_max_times(5);
+    .with_max_delay(Duration::from_secs(2))
+    .with_jitter()
+    .with_max_times(25);
 
-/// Whether a read that failed so may succeed later.
-fn may_pass(kind: ErrorKind) -> bool {
-    use ErrorKind::{NotFound, PermissionDenied, StaleNetworkFileHandle};
-    !matches!(kind, NotFound | PermissionDenied | StaleNetworkFileHandle)
+/// Whether a read that failed so may succeed later. Not where there is no such file, or it is another one, or a shorter one, than it was.
+fn may_pass(error: &DataError) -> bool {
+    use ErrorKind::{NotFound, PermissionDenied, StaleNetworkFileHandle, UnexpectedEof};
+    let lasts = |kind| {
+        matches!(
+            kind,
+            NotFound | PermissionDenied | StaleNetworkFileHandle | UnexpectedEof
+        )
+    };
+    matches!(error, DataError::Io { source, .. } if !lasts(source.kind()))
 }
 
-/// Reads a sample, again where the file system fails.
+/// Reads a sample, again where the file system or the store fails.
 fn read(index: u64, read: impl FnMut() -> Result<(), DataError>) -> Result<(), SampleError> {
-    let done = read
-        .retry(BACKOFF)
-        .when(|error| matches!(error, DataError::Io { source, .. } if may_pass(source.kind())));
+    read_by(BACKOFF, index, read)
+}
+
+fn read_by(
+    backoff: ExponentialBuilder,
+    index: u64,
+    read: impl FnMut() -> Result<(), DataError>,
+) -> Result<(), SampleError> {
+    let done = read.retry(backoff).when(may_pass);
     let done = done.notify(|error, pause| tracing::warn!(%error, index, ?pause, "reads a sample again"));
     done.call().map_err(|error| SampleError {
         index,
         why: error.to_string(),
+        may_pass: may_pass(&error),
     })
 }
 
@@ -104,5 +121,34 @@ mod tests {
         };
         assert!(read(7, replaced).is_err());
         assert_eq!(tries, 2);
+    }
+
+    #[test]
+    fn a_store_that_is_away_is_told_from_data_that_nobody_will_ever_read() {
+        let soon = ExponentialBuilder::new()
+            .with_min_delay(Duration::from_millis(1))
+            .with_max_times(2);
+        let mut tries = 0;
+        let away = || {
+            tries += 1;
+            Err(io_error())
+        };
+        let error = read_by(soon, 7, away).unwrap_err();
+        assert_eq!((error.may_pass, tries), (true, 3));
+        for kind in [
+            ErrorKind::NotFound,
+            ErrorKind::PermissionDenied,
+            ErrorKind::StaleNetworkFileHandle,
+            ErrorKind::UnexpectedEof,
+        ] {
+            let lost = || {
+                Err(DataError::Io {
+                    action: "read",
+                    path: "tokens.bin".into(),
+                    source: kind.into(),
+                })
+            };
+            assert!(!read_by(soon, 7, lost).unwrap_err().may_pass, "{kind}");
+        }
     }
 }

@@ -16,7 +16,8 @@ use crate::backend::Backend;
 pub use gathered::{Computing, GatheredUnit};
 pub use gradients::Gradients;
 pub use parameters::{UnitParameters, Units};
-pub use snapshot::{UnitSnapshot, UnitState};
+use snapshot::Readers;
+pub use snapshot::{ReadError, UnitSnapshot, UnitState};
 pub use spec::UnitSpec;
 use std::ops::Range;
 use std::time::Instant;
@@ -47,6 +48,8 @@ pub struct UnitBuffers {
     /// See [`UnitSpec::matrices`].
     matrices: Vec<[usize; 2]>,
     progress: OptimizerProgress,
+    /// Of the state as it is now.
+    readers: Readers,
 }
 
 /// A size as libtorch counts.
@@ -110,6 +113,7 @@ impl UnitBuffers {
             kinds: list.iter().map(|p| (p.kind, p.elements())).collect(),
             matrices: spec.matrices.clone(),
             progress: OptimizerProgress::START,
+            readers: Readers::default(),
         })
     }
 
@@ -189,7 +193,12 @@ impl UnitBuffers {
     /// # Errors
     /// The buffers are lent out, or the device's driver reports an error.
     pub fn export(&self) -> Result<UnitState, LeaseError> {
-        Ok(self.snapshot_by(FlatBuffer::share)?.copy()?)
+        let copy = self.snapshot_by(FlatBuffer::share, Readers::default())?.copy();
+        copy.map_err(|error| match error {
+            // Nobody else knows of this reader.
+            ReadError::LeftOff => LeaseError::StillRead,
+            ReadError::Torch(error) => error.into(),
+        })
     }
 
     /// Read access for another thread that copies the state: to a copy on the device where there is memory for one, which nothing waits for.
@@ -199,10 +208,12 @@ impl UnitBuffers {
     pub fn snapshot(&self) -> Result<UnitSnapshot, LeaseError> {
         let elements: usize = self.memory.iter().map(FlatBuffer::len).sum();
         let bytes = (elements * size_of::<f32>()) as u64;
-        let shared = || self.snapshot_by(FlatBuffer::share);
+        let shared = || self.snapshot_by(FlatBuffer::share, self.readers.clone());
         match self.parameters.backend().spare.has(bytes) {
-            // Somebody may have taken the memory meanwhile.
-            true => self.snapshot_by(FlatBuffer::share_copy).or_else(|_| shared()),
+            // Somebody may have taken the memory meanwhile. Who reads a copy holds nobody up.
+            true => self
+                .snapshot_by(FlatBuffer::share_copy, Readers::default())
+                .or_else(|_| shared()),
             false => shared(),
         }
     }
@@ -210,12 +221,19 @@ impl UnitBuffers {
     fn snapshot_by(
         &self,
         share: impl Fn(&FlatBuffer) -> Result<Share, LeaseError>,
+        readers: Readers,
     ) -> Result<UnitSnapshot, LeaseError> {
         let [weights, first, second] = &self.memory;
         Ok(UnitSnapshot {
             progress: self.progress,
             parts: [share(weights)?, share(first)?, share(second)?],
+            readers,
         })
+    }
+
+    /// Asks those who read the state as it is now to leave off: copies and digests do so soon.
+    pub fn ask_readers(&mut self) {
+        std::mem::take(&mut self.readers).ask();
     }
 
     /// Waits until no snapshot reads the state any more. A copy takes milliseconds and mostly ends during the step before.

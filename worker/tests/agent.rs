@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinHandle;
 use varuna_frames::{RunKey, StateHeader, TransferHeader};
-use varuna_plan::{Generation, Step, StepDeadline, WorkerId};
+use varuna_plan::{Generation, StateId, Step, StepDeadline, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming, Order, PeerMessage, Phase, Report};
 use varuna_wire::{Upward, Welcome};
 use varuna_worker::agent::uplink::UplinkEvent;
@@ -174,13 +174,18 @@ async fn a_refusal_ends_the_worker_with_its_reason() {
     assert!(matches!(rig.end().await, AgentError::Refused(why) if why == "no such job"));
 }
 
-/// Data that cannot be read.
-struct Broken;
+/// Data that cannot be read, now or ever.
+struct Broken {
+    may_pass: bool,
+}
 
 impl Samples for Broken {
     fn train(&self, index: u64, _: &mut [i64]) -> Result<(), SampleError> {
-        let why = "for the test".into();
-        Err(SampleError { index, why })
+        Err(SampleError {
+            index,
+            why: "for the test".into(),
+            may_pass: self.may_pass,
+        })
     }
     fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
         self.train(index, tokens)
@@ -192,7 +197,7 @@ impl Samples for Broken {
 
 #[tokio::test]
 async fn an_engine_that_cannot_go_on_ends_the_worker() {
-    let broken = engine_with(&Case::default(), ME, Broken);
+    let broken = engine_with(&Case::default(), ME, Broken { may_pass: false });
     let mut rig = Rig::start(broken, Some(LocalMesh::new(&[ME]).link(ME)));
     rig.train().await;
     let ended = rig.end().await;
@@ -200,4 +205,32 @@ async fn an_engine_that_cannot_go_on_ends_the_worker() {
         matches!(&ended, AgentError::Engine(EngineError::Sample(_))),
         "{ended}"
     );
+}
+
+/// All workers that read may read from this store: if they ended, all copies of the state would go with them.
+#[tokio::test]
+async fn a_worker_whose_data_cannot_be_read_for_now_fails_its_step_and_keeps_its_state() {
+    let away = engine_with(&Case::default(), ME, Broken { may_pass: true });
+    let mut rig = Rig::start(away, Some(LocalMesh::new(&[ME]).link(ME)));
+    rig.train().await;
+    let suspect = |report| match report {
+        Report::Suspect {
+            generation, about, ..
+        } => Some((generation, about)),
+        _ => None,
+    };
+    assert_eq!(rig.report(suspect).await, (Generation(1), ME));
+    let upto = Generation(1);
+    let order = Order::Fence { upto };
+    rig.say(UplinkEvent::Order { term: 1, order }).await;
+    let inventory = |report| match report {
+        Report::Inventory(inventory) => Some(inventory),
+        _ => None,
+    };
+    let held = rig.report(inventory).await;
+    assert_eq!(held.upto, upto);
+    let units = Case::default().model().layout().units();
+    assert_eq!(held.units.len(), units);
+    assert!(held.units.values().all(|id| *id == StateId::INITIAL));
+    rig.agent.abort();
 }

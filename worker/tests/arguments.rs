@@ -5,8 +5,12 @@ use std::process::Command;
 
 /// The program's exit code and its last words. Nobody listens where its coordinator should be.
 fn ended(device: &str) -> (Option<i32>, String) {
+    ended_with(&["--coordinator", "127.0.0.1:1", "--device", device])
+}
+
+fn ended_with(arguments: &[&str]) -> (Option<i32>, String) {
     let ended = Command::new(env!("CARGO_BIN_EXE_varuna-worker"))
-        .args(["--coordinator", "127.0.0.1:1", "--device", device])
+        .args(arguments)
         .output()
         .unwrap();
     (ended.status.code(), String::from_utf8(ended.stderr).unwrap())
@@ -28,4 +32,14 @@ fn a_device_that_is_not_there_ends_the_worker_with_the_reason() {
         code == Some(2) && said.contains("allowed are auto, cpu, cuda and cuda:N"),
         "{said}"
     );
+}
+
+#[test]
+fn a_worker_that_its_peers_could_not_reach_ends_before_it_attaches() {
+    // An address for documentation: were it tried, the worker would try for ever.
+    let (code, said) = ended_with(&["--coordinator", "192.0.2.1:7070", "--device", "cpu"]);
+    assert_eq!(code, Some(1), "{said}");
+    for part in ["192.0.2.1:7070", "--advertise HOST", "--bind HOST:PORT"] {
+        assert!(said.contains(part), "{said}");
+    }
 }

@@ -142,6 +142,7 @@ impl Case {
         costs.packing_bytes = self
             .packing
             .kept_bytes(&self.model, self.precision.element_bytes());
+        costs.mask_bytes = self.model.mask_elements() * self.precision.element_bytes();
         let whole = self.model.layout().whole();
         let stash = stash_max(self.kind, 1, 0, self.micro_batches);
         let of = |stash| costs.memory_bytes(whole, stash, self.micro_batch_size, self.recompute);

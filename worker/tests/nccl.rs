@@ -13,13 +13,13 @@ use varuna_api::{Precision, Sharding};
 use varuna_cuda::Libraries;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Plan, Recompute, ScheduleKind, Shape, StateId, Unit, WorkerId};
-use varuna_torch::Device;
+use varuna_torch::{Device, MemoryMeter};
 use varuna_worker::engine::{Engine, EngineError};
 use varuna_worker::transport::data_plane::DataPlane;
 use varuna_worker::transport::local::LocalMesh;
 use varuna_worker::transport::nccl::{Nccl, NcclLink, NcclPlane};
 use varuna_worker::transport::tcp::{Mesh, PeerEvent, of_job};
-use varuna_worker::transport::{Address, ElementFormat, Link, LinkError, Packet, Tag};
+use varuna_worker::transport::{Address, EVALUATION, ElementFormat, Link, LinkError, Packet, Tag};
 
 const STEPS: u64 = 6;
 
@@ -457,4 +457,63 @@ fn a_sum_whose_second_holder_has_not_got_it_is_not_prepared() {
         assert!(is_late(error.as_ref()), "{error:?}");
         assert!(prepared.is_empty(), "{prepared:?}");
     }
+}
+
+/// All workers of a plan run a step, which connects them. Then one of them runs it again, alone, until it is too late. How that ended, and the bytes of
+/// tensors that it has taken and not given back.
+fn again_without_peers(case: &Case, plan: &Plan, alone: WorkerId) -> (EngineError, u64) {
+    let (libraries, mesh) = (libraries(), LocalMesh::new(plan.members()));
+    let begin = |me: &WorkerId| {
+        let (me, plan, inner) = (*me, plan.clone(), mesh.link(*me));
+        let nccl = Nccl::open(&libraries, case.device).unwrap();
+        let link: Arc<dyn Link> = Arc::new(NcclLink::new(me, inner, Some(nccl)));
+        let mut engine = engine(case, me);
+        std::thread::spawn(move || {
+            let at = StateId::INITIAL.step;
+            for unit in plan.units(me) {
+                engine.initialise(unit).unwrap();
+            }
+            engine.run_step(&plan, at, &link, later()).unwrap();
+            if me != alone {
+                // What it has made must not end before the other's step.
+                return (link, None);
+            }
+            let meter = MemoryMeter::begin(Device::Apart).unwrap();
+            let soon = Instant::now() + Duration::from_millis(200);
+            let failure = engine.run_step(&plan, at, &link, soon).unwrap_err();
+            (link, Some((failure.error, meter.taken().now)))
+        })
+    };
+    let threads: Vec<_> = plan.members().iter().map(begin).collect();
+    let ended: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+    ended.into_iter().find_map(|(_, found)| found).unwrap()
+}
+
+#[test]
+fn a_step_that_ends_while_it_receives_gives_back_the_memory_of_what_did_not_come() {
+    let case = Case {
+        evaluate: false,
+        ..on(Device::Apart, Precision::Fp32)
+    };
+    // One micro-batch, and so one boundary.
+    let plan = plan(&case, &shape(&case, &[&[2, 4]], &[BATCH], 8));
+    let boundary = 4 * BATCH * 16 * 32;
+    let (error, taken) = again_without_peers(&case, &plan, WorkerId(2));
+    assert!(is_late(Some(&error)), "{error:?}");
+    assert!(taken < boundary / 2, "{taken} of {boundary} bytes");
+}
+
+#[test]
+fn an_evaluation_does_not_run_ahead_of_a_stage_that_takes_nothing() {
+    // Six micro-batches are evaluated before the first is trained on.
+    let case = on(Device::Apart, Precision::Fp32);
+    let plan = plan(&case, &shape(&case, &[&[2, 4]], &[BATCH], 1));
+    let (error, _) = again_without_peers(&case, &plan, WorkerId(1));
+    let EngineError::Link(LinkError::Deadline { tag, .. }) = &error else {
+        panic!("{error:?}");
+    };
+    let Tag::Activation { micro_batch, .. } = *tag else {
+        panic!("{tag:?}");
+    };
+    assert!(micro_batch >= EVALUATION, "{micro_batch}");
 }

@@ -6,7 +6,6 @@
 #include <ATen/SDPBackend.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/CachingDeviceAllocator.h>
-#include <climits>
 #include <cstring>
 #include <dlfcn.h>
 #ifdef __GLIBC__
@@ -245,7 +244,8 @@ int vt_normal(Handle tensor, uint64_t seed, double deviation) {
 void vt_keep_freed_memory() {
 #ifdef __GLIBC__
   mallopt(M_MMAP_MAX, 0);
-  mallopt(M_TRIM_THRESHOLD, INT_MAX);
+  // Never: the C library makes it the largest size there is. INT_MAX would give back what is freed at once above 2 GiB.
+  mallopt(M_TRIM_THRESHOLD, -1);
   // A thread's own heap has a limit below the size of large tensors, which would be mapped singly again.
   mallopt(M_ARENA_MAX, 1);
 #endif

@@ -6,11 +6,17 @@ use crate::location::Location;
 use crate::manifest::{Manifest, ShardEntry};
 use crate::name::{MANIFEST, unit_name};
 use crate::shard::{HEADER_GUESS, HEADERS, Keep, Shard, ShardReader, ShardTensor};
+use bytes::Bytes;
+use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
-use object_store::{GetResultPayload, ObjectStore};
+use object_store::{GetOptions, GetRange, GetResult, GetResultPayload, ObjectStore};
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::time::Duration;
+use tokio::time::Instant;
 use varuna_plan::{Layout, StateId, Unit};
 
 /// A shard is read by several ranged requests at a time: one request has the speed of one connection.
@@ -19,9 +25,11 @@ const REQUESTS_AT_ONCE: usize = 4;
 /// A file is read through a buffer of this size, which is used again and again: it stays in the processor's cache, where digest and copy
 /// find it. Fresh memory for all of it costs more than reading does.
 const BUFFER_BYTES: usize = 256 << 10;
+/// Bytes that trickle in are told of so often. Who waits for them has seconds of patience, and other things to do than to hear of each piece.
+const TOLD_EVERY: Duration = Duration::from_millis(250);
 
 impl Location {
-    /// Reads a unit's shard and checks length and digest. `arrived` is called for each part that arrives.
+    /// Reads a unit's shard and checks length and digest. `arrived` is called for each part that arrives, and now and then while one arrives slowly.
     ///
     /// # Errors
     /// The store fails, or the shard is missing or damaged.
@@ -213,19 +221,102 @@ async fn read_object(
     arrived: &mut impl FnMut(),
 ) -> Result<ShardReader, CheckpointError> {
     let length = of_length(id, entry, store.head(path).await, |meta| meta.size)?.size;
+    let arrivals = Arrivals::new(arrived);
+    let request = move |range: Range<u64>| async move {
+        let options = GetOptions {
+            range: Some(GetRange::Bounded(range)),
+            ..GetOptions::default()
+        };
+        let got = store.get_opts(path, options).await;
+        got.map(GetResult::into_stream)
+    };
     let starts = (0..length).step_by(REQUEST_BYTES);
-    let requests = starts.map(|at| store.get_range(path, at..length.min(at + REQUEST_BYTES as u64)));
+    let parts = starts.map(|at| at..length.min(at + REQUEST_BYTES as u64));
+    let requests = parts.map(|part| read_range(part, &arrivals, request));
     let mut parts = futures::stream::iter(requests).buffered(REQUESTS_AT_ONCE);
     while let Some(part) = parts.try_next().await? {
         reader = beside(move || reader.push(&part).map(|()| reader)).await?;
-        arrived();
+        arrivals.tell();
     }
     Ok(reader)
 }
 
+/// What a request brings, piece by piece.
+type Pieces = BoxStream<'static, object_store::Result<Bytes>>;
+
+/// Reads some bytes of an object, by as many requests as it takes. A client gives a request so much time in all, and a slow store may need more: the
+/// next request goes on where one has ended, and only one that brings nothing is an error.
+async fn read_range<F, R>(
+    range: Range<u64>,
+    arrivals: &Arrivals<'_, F>,
+    request: impl Fn(Range<u64>) -> R,
+) -> object_store::Result<Vec<u8>>
+where
+    F: FnMut(),
+    R: Future<Output = object_store::Result<Pieces>>,
+{
+    let mut bytes = Vec::with_capacity(usize::try_from(range.end - range.start).unwrap_or(0));
+    let mut at = range.start;
+    while at < range.end {
+        let began = at;
+        let mut pieces = request(at..range.end).await?;
+        let ended = loop {
+            match pieces.try_next().await {
+                Ok(Some(piece)) => {
+                    at += piece.len() as u64;
+                    bytes.extend_from_slice(&piece);
+                    arrivals.note();
+                }
+                Ok(None) => break None,
+                Err(error) => break Some(error),
+            }
+        };
+        if at == began {
+            return Err(ended.unwrap_or_else(|| store_error("the store gave none of the bytes of a shard")));
+        }
+    }
+    Ok(bytes)
+}
+
+/// Who is told that bytes arrive, by several requests at the same time.
+struct Arrivals<'a, F>(Mutex<Told<'a, F>>);
+
+struct Told<'a, F> {
+    arrived: &'a mut F,
+    /// When it was told last.
+    at: Instant,
+}
+
+impl<'a, F: FnMut()> Arrivals<'a, F> {
+    fn new(arrived: &'a mut F) -> Arrivals<'a, F> {
+        let at = Instant::now();
+        Arrivals(Mutex::new(Told { arrived, at }))
+    }
+
+    /// Some bytes are here.
+    fn note(&self) {
+        self.tell_after(TOLD_EVERY);
+    }
+
+    /// A part is here.
+    fn tell(&self) {
+        self.tell_after(Duration::ZERO);
+    }
+
+    fn tell_after(&self, pause: Duration) {
+        // An error means that whoever was told has panicked, which ends the read.
+        let Ok(mut told) = self.0.lock() else { return };
+        let Told { arrived, at } = &mut *told;
+        if at.elapsed() >= pause {
+            *at = Instant::now();
+            (*arrived)();
+        }
+    }
+}
+
 async fn read_file(
     id: StateId,
-    found: object_store::Result<object_store::GetResult>,
+    found: object_store::Result<GetResult>,
     entry: &ShardEntry,
     mut reader: ShardReader,
     arrived: &mut impl FnMut(),
@@ -272,6 +363,13 @@ fn read_part(
     }
 }
 
+fn store_error(why: &str) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "store of checkpoints",
+        source: why.into(),
+    }
+}
+
 fn disk(source: Box<dyn std::error::Error + Send + Sync>) -> CheckpointError {
     let store = "local folder";
     CheckpointError::Store(object_store::Error::Generic { store, source })
@@ -285,5 +383,59 @@ async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) ->
             done.unwrap_or_else(|failed| std::panic::resume_unwind(failed.into_panic()))
         }
         Err(_) => work(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a request for these bytes brings, two at a time, that is cut after so many. Each byte is its own place.
+    fn cut_after(most: u64, range: &Range<u64>) -> Pieces {
+        let end = range.end.min(range.start + most);
+        let all: Vec<u8> = (range.start..end).map(|at| u8::try_from(at).unwrap()).collect();
+        let pieces: Vec<object_store::Result<Bytes>> = all
+            .chunks(2)
+            .map(|two| Ok(Bytes::copy_from_slice(two)))
+            .chain([Err(store_error("operation timed out"))])
+            .collect();
+        futures::stream::iter(pieces).boxed()
+    }
+
+    #[tokio::test]
+    async fn a_request_that_takes_too_long_is_followed_by_one_for_the_rest_as_long_as_something_comes() {
+        let asked = Mutex::new(Vec::new());
+        let request = |range: Range<u64>| {
+            asked.lock().unwrap().push(range.start);
+            std::future::ready(Ok(cut_after(10, &range)))
+        };
+        let mut arrived = || {};
+        let arrivals = Arrivals::new(&mut arrived);
+        let read = read_range(5..40, &arrivals, request).await.unwrap();
+        assert_eq!(read, (5..40).collect::<Vec<u8>>());
+        assert_eq!(*asked.lock().unwrap(), [5, 15, 25, 35]);
+        let nothing = |range: Range<u64>| std::future::ready(Ok(cut_after(0, &range)));
+        let error = read_range(5..40, &arrivals, nothing).await.unwrap_err();
+        assert!(error.to_string().contains("timed out"), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_that_trickle_in_are_told_of_as_they_come_and_not_piece_by_piece() {
+        let request = |range: Range<u64>| {
+            let pieces = futures::stream::iter(range).then(|_| async {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                Ok::<_, object_store::Error>(Bytes::from_static(&[7]))
+            });
+            std::future::ready(Ok(pieces.boxed()))
+        };
+        let mut told = Vec::new();
+        {
+            let mut arrived = || told.push(Instant::now());
+            let arrivals = Arrivals::new(&mut arrived);
+            read_range(0..100, &arrivals, request).await.unwrap();
+        }
+        assert!((25..=40).contains(&told.len()), "{}", told.len());
+        let longest = told.windows(2).map(|two| two[1] - two[0]).max();
+        assert!(longest < Some(Duration::from_secs(1)), "{longest:?}");
     }
 }

@@ -118,11 +118,20 @@ INLINE void unpack(unsigned both, float& first, float& second) {
 template <int FORMAT>
 INLINE unsigned pack(float first, float second) {
   unsigned both;
+#if __CUDA_ARCH__ >= 800
   if constexpr (FORMAT == BFLOAT16) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
   } else {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
   }
+#else
+  // Older ones convert one number at a time, and to bfloat16 none.
+  if constexpr (FORMAT == BFLOAT16) {
+    both = (unsigned)to_bfloat16(first) | (unsigned)to_bfloat16(second) << 16;
+  } else {
+    asm("{.reg .b16 a, b; cvt.rn.f16.f32 a, %1; cvt.rn.f16.f32 b, %2; mov.b32 %0, {a, b};}" : "=r"(both) : "f"(first), "f"(second));
+  }
+#endif
   return both;
 }
 

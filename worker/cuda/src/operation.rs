@@ -354,6 +354,13 @@ impl<M> Pending<M> {
         }
     }
 
+    /// Whether the device has let go of the memory, whether the operation was done or not. Its communicator then need not remember it.
+    pub fn has_ended(&self) -> bool {
+        let ended = self.event().is_some_and(|e| e.is_done() == Ok(true));
+        let _noted = ended.then(|| self.is_done());
+        ended
+    }
+
     /// Waits until the operation is done.
     ///
     /// # Errors

@@ -37,9 +37,9 @@ impl Arrivals {
         self.staged = Some(staged);
     }
 
-    /// The member did not take it.
-    pub(super) fn unstage(&mut self) {
-        self.staged = None;
+    /// What the member did not take.
+    pub(super) fn unstage(&mut self) -> Option<Staged> {
+        self.staged.take()
     }
 
     /// The state that the member adopts. It takes the place of what the unit's waiting gradients of the steps before led to.
@@ -182,7 +182,7 @@ mod tests {
             data: vec![1.0; 3],
         };
         arrivals.stage(Staged::State(UNIT, at(2, 1), state.clone()));
-        arrivals.unstage();
+        assert!(arrivals.unstage().is_some());
         assert!(arrivals.adopt(UNIT, at(2, 1)).is_none());
         arrivals.stage(Staged::State(UNIT, at(2, 1), state.clone()));
         assert!(!arrivals.keep(UNIT, Step(1)), "a state is no gradient");

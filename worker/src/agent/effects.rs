@@ -2,7 +2,7 @@
 
 use super::engine_thread::{Command, Event, GradientOf, Reader, Recipient};
 use super::{Agent, AgentError, AgentEvent, StoreEvent};
-use crate::state::UnitSnapshot;
+use crate::state::{ReadError, UnitSnapshot};
 use std::sync::Arc;
 use std::time::Duration;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit};
@@ -13,10 +13,7 @@ use varuna_wire::Upward;
 impl Agent {
     pub(super) fn carry_out(&mut self, effect: MemberEffect) -> Result<Option<MemberInput>, AgentError> {
         match effect {
-            MemberEffect::Accepted(plan) => {
-                let secret = self.run.secret(plan.generation);
-                self.mesh.open(plan.generation, &secret);
-            }
+            MemberEffect::Accepted(plan) => self.accept(&plan),
             MemberEffect::Connect {
                 generation,
                 peer,
@@ -51,7 +48,10 @@ impl Agent {
                 self.command(Command::Apply { decision, units })?;
             }
             MemberEffect::Free { keep } => self.free(keep)?,
-            MemberEffect::StopServing { generation } => self.mesh.stop_states(generation),
+            MemberEffect::StopServing { generation } => {
+                self.serving.stop(generation);
+                self.mesh.stop_states(generation);
+            }
             MemberEffect::Exit(reason) => self.exit = Some(reason),
         }
         Ok(None)
@@ -104,6 +104,15 @@ impl Agent {
             _ => {}
         }
         Ok(())
+    }
+
+    fn accept(&mut self, plan: &Plan) {
+        let secret = self.run.secret(plan.generation);
+        self.mesh.open(plan.generation, &secret);
+        self.loading.accept(self.me, plan);
+        if let Some(checkpoints) = &self.checkpoints {
+            checkpoints.give_memory_back();
+        }
     }
 
     fn abort(&mut self) -> Result<(), AgentError> {
@@ -176,6 +185,7 @@ impl Agent {
 
     fn free(&mut self, keep: Vec<Unit>) -> Result<(), AgentError> {
         self.arrivals.free();
+        self.loading.free();
         self.command(Command::Free { keep })
     }
 
@@ -188,11 +198,14 @@ impl Agent {
         if !self.loading.ask(id, unit, generation) {
             return;
         }
-        let events = self.events.clone();
+        let (events, kept) = (self.events.clone(), self.loading.take_kept(id, unit));
         tokio::spawn(async move {
             // A full queue holds progress enough; a closed one means that the agent has ended.
             let progress = || drop(events.try_send(AgentEvent::Store(StoreEvent::Progress(unit, id))));
-            let read = checkpoints.load(unit, id, progress).await;
+            let read = match kept {
+                Some(state) => Ok(state),
+                None => checkpoints.load(unit, id, progress).await,
+            };
             let event = match read {
                 Ok(state) => StoreEvent::Loaded(unit, id, state),
                 Err(error) => {
@@ -213,7 +226,11 @@ impl Agent {
             let units: Result<_, _> = snapshots.into_iter().map(digest).collect();
             let event = match units {
                 Ok(units) => AgentEvent::Digested(Digests { id, saved, units }),
-                Err(error) => AgentEvent::Engine(Event::Fatal(error.into())),
+                Err(ReadError::LeftOff) => {
+                    tracing::warn!(state = %id, "this worker's state is not compared: the optimizer has waited too long for its digest");
+                    return;
+                }
+                Err(ReadError::Torch(error)) => AgentEvent::Engine(Event::Fatal(error.into())),
             };
             // An error means that the agent has ended.
             let _ = events.blocking_send(event);

@@ -354,6 +354,8 @@ impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
                         Some(from)
                     }
                     EngineError::Link(LinkError::Aborted | LinkError::Nccl(_)) => None,
+                    // All workers that read may read from the same store: they keep their state until it is there again.
+                    EngineError::Sample(ref error) if error.may_pass => None,
                     other => return Err(other),
                 };
                 let why = failure.error.to_string();

@@ -11,7 +11,7 @@ use crate::state::{UnitSnapshot, UnitState};
 use crate::transport::tcp::PeerEvent;
 use varuna_frames::{GradientHeader, PreparedHeader, StateHeader, TransferHeader};
 use varuna_plan::{Generation, WorkerId};
-use varuna_protocol::{MemberInput, Prepared};
+use varuna_protocol::{MemberInput, Phase, Prepared};
 use varuna_wire::Upward;
 
 impl Agent {
@@ -122,6 +122,8 @@ impl Agent {
         snapshot: UnitSnapshot,
     ) -> Result<(), AgentError> {
         match reader {
+            // Ordered in time, and given too late.
+            Reader::Connection if self.serving.is_over(recipient.generation) => Ok(()),
             Reader::Connection => {
                 let Recipient { generation, to, .. } = recipient;
                 self.mesh.send_state(generation, to, header, Box::new(snapshot));
@@ -291,17 +293,31 @@ impl Agent {
                     id,
                     decision: None,
                 };
-                self.offer(Staged::State(unit, id, state), fetched)
+                let left = self.offer_staged(Staged::State(unit, id, state), fetched)?;
+                // While a fence is answered nobody takes it, and who trains has no use for it.
+                let loads = matches!(self.member.status().phase, Phase::Idle | Phase::Loading);
+                if let Some(Staged::State(unit, id, state)) = left
+                    && loads
+                    && self.member.held().get(&unit) != Some(&id)
+                {
+                    self.loading.keep(id, unit, state);
+                }
+                Ok(())
             }
         }
     }
 
     /// Offers what has arrived to the member, which takes it at once or never.
     fn offer(&mut self, staged: Staged, arrived: MemberInput) -> Result<(), AgentError> {
+        self.offer_staged(staged, arrived).map(drop)
+    }
+
+    /// The same; returns what the member did not take.
+    fn offer_staged(&mut self, staged: Staged, arrived: MemberInput) -> Result<Option<Staged>, AgentError> {
         self.arrivals.stage(staged);
         let fed = self.feed(arrived);
-        self.arrivals.unstage();
-        fed
+        let left = self.arrivals.unstage();
+        fed.map(|()| left)
     }
 
     pub(super) fn tick(&mut self) -> Result<(), AgentError> {

@@ -9,6 +9,7 @@ mod effects;
 pub mod engine_thread;
 mod follower_sender;
 mod inputs;
+mod serving;
 mod store_reads;
 mod telling;
 pub mod uplink;
@@ -23,6 +24,7 @@ use arrivals::Arrivals;
 use commands::{Commands, EngineGone};
 use engine_thread::{Command, Event};
 use follower_sender::FollowerSender;
+use serving::Serving;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -132,6 +134,7 @@ struct Agent {
     followers: FollowerSender,
     checkpoints: Option<Checkpoints>,
     loading: StoreReads,
+    serving: Serving,
     events: Sender<AgentEvent>,
     reports: Sender<Upward>,
     attached: bool,
@@ -165,6 +168,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
         mesh,
         checkpoints: parts.checkpoints,
         loading: StoreReads::default(),
+        serving: Serving::default(),
         events,
         reports,
         attached: true,

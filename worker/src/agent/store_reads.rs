@@ -1,7 +1,9 @@
-//! Which units are being read from the checkpoint store, and for which generation: what a read brings counts in no other.
+//! Which units are being read from the checkpoint store, and for which generation: what a read brings counts in no other. One that ends while a
+//! fence is answered ends for nobody; the next plan mostly wants the same, and is given it.
 
+use crate::state::UnitState;
 use std::collections::BTreeMap;
-use varuna_plan::{Generation, StateId, Unit};
+use varuna_plan::{Base, Generation, Plan, StateId, Unit, WorkerId};
 
 /// How a read from the store goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,14 +18,45 @@ pub(super) enum ReadStep {
     Refused,
 }
 
-/// Reads under way, each with the generation that asked for it last.
+/// Reads under way and what they brought for nobody.
 #[derive(Default)]
-pub(super) struct StoreReads(BTreeMap<(StateId, Unit), Generation>);
+pub(super) struct StoreReads {
+    /// Each with the generation that asked for it last.
+    under_way: BTreeMap<(StateId, Unit), Generation>,
+    /// Whole and sound. No more than were under way when a fence came.
+    kept: BTreeMap<(StateId, Unit), UnitState>,
+}
 
 impl StoreReads {
     /// A generation asks for a unit. True: the read has to be started. One that is under way is for this generation from now on.
     pub(super) fn ask(&mut self, id: StateId, unit: Unit, generation: Generation) -> bool {
-        self.0.insert((id, unit), generation).is_none()
+        self.under_way.insert((id, unit), generation).is_none()
+    }
+
+    /// Keeps what was read for a generation that was fenced meanwhile.
+    pub(super) fn keep(&mut self, id: StateId, unit: Unit, state: UnitState) {
+        self.kept.insert((id, unit), state);
+    }
+
+    /// What was kept of a unit's state at `id`: equal names mean equal bits, whoever asked.
+    pub(super) fn take_kept(&mut self, id: StateId, unit: Unit) -> Option<UnitState> {
+        self.kept.remove(&(id, unit))
+    }
+
+    /// A plan was accepted: what it does not give this worker at its base is forgotten.
+    pub(super) fn accept(&mut self, me: WorkerId, plan: &Plan) {
+        let units = match plan.base {
+            Base::Fixed { .. } => plan.units(me),
+            Base::AtSwitch { .. } => Vec::new(),
+        };
+        let is_base = |id: StateId| matches!(plan.base, Base::Fixed { id: base, .. } if base == id);
+        self.kept
+            .retain(|(id, unit), _| is_base(*id) && units.contains(unit));
+    }
+
+    /// The member trains, or is of no use any more: nothing is loaded.
+    pub(super) fn free(&mut self) {
+        self.kept.clear();
     }
 
     /// A read goes on; returns the generation whose member is told of it. One that may be tried again is merely over: the member asks again until
@@ -31,10 +64,10 @@ impl StoreReads {
     pub(super) fn step(&mut self, id: StateId, unit: Unit, step: ReadStep) -> Option<Generation> {
         let key = (id, unit);
         match step {
-            ReadStep::Progress => self.0.get(&key).copied(),
-            ReadStep::Loaded | ReadStep::Refused => self.0.remove(&key),
+            ReadStep::Progress => self.under_way.get(&key).copied(),
+            ReadStep::Loaded | ReadStep::Refused => self.under_way.remove(&key),
             ReadStep::Failed => {
-                self.0.remove(&key);
+                self.under_way.remove(&key);
                 None
             }
         }
@@ -44,9 +77,19 @@ impl StoreReads {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use varuna_plan::{
+        Layout, OptimizerProgress, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec,
+        SegmentRange, Shape, Stage, Step,
+    };
 
     const ID: StateId = StateId::INITIAL;
     const UNIT: Unit = Unit(2);
+    const ME: WorkerId = WorkerId(1);
+    const START: Base = Base::Fixed {
+        id: ID,
+        decision: None,
+        checkpoint: true,
+    };
 
     #[test]
     fn a_read_is_started_once_and_counts_for_who_asked_last() {
@@ -67,6 +110,73 @@ mod tests {
             reads.ask(ID, UNIT, Generation(3));
             assert_eq!(reads.step(ID, UNIT, step), told);
             assert!(reads.ask(ID, UNIT, Generation(3)), "it can be started again");
+        }
+    }
+
+    fn state() -> UnitState {
+        UnitState {
+            progress: OptimizerProgress::START,
+            data: vec![1.0],
+        }
+    }
+
+    /// A plan that gives this worker all units of a model with three segments.
+    fn plan(base: Base) -> Plan {
+        let segments = SegmentRange { start: 0, end: 3 };
+        let pipeline = Pipeline {
+            stages: vec![Stage {
+                worker: ME,
+                segments,
+                recompute: None,
+            }],
+            samples: SampleRange { start: 0, end: 2 },
+        };
+        let shape = Shape {
+            pipelines: vec![pipeline],
+            spares: vec![],
+            micro_batch_size: 1,
+            schedule: ScheduleSpec {
+                kind: ScheduleKind::Gpipe,
+                recompute: Recompute::None,
+            },
+            predicted: Prediction::default(),
+        };
+        Plan {
+            base,
+            ..Plan::first(Layout::new(3, false), shape)
+        }
+    }
+
+    #[test]
+    fn what_was_read_while_a_fence_was_answered_is_there_for_the_next_plan_that_wants_the_same() {
+        let base = |step: u64| Base::Fixed {
+            id: StateId {
+                step: Step(step),
+                ..ID
+            },
+            decision: None,
+            checkpoint: true,
+        };
+        let mut reads = StoreReads::default();
+        reads.keep(ID, UNIT, state());
+        reads.accept(ME, &plan(base(0)));
+        assert_eq!(reads.take_kept(ID, UNIT), Some(state()));
+        assert_eq!(reads.take_kept(ID, UNIT), None, "once");
+        // It may be large: no plan that does something else leaves it there.
+        let forgets: [fn(&mut StoreReads, Plan); 4] = [
+            |reads, other| reads.accept(ME, &other),
+            |reads, mut switch| {
+                let from = Generation(1);
+                switch.base = Base::AtSwitch { from };
+                reads.accept(ME, &switch);
+            },
+            |reads, same| reads.accept(WorkerId(99), &Plan { base: START, ..same }),
+            |reads, _| reads.free(),
+        ];
+        for forget in forgets {
+            reads.keep(ID, UNIT, state());
+            forget(&mut reads, plan(base(7)));
+            assert_eq!(reads.take_kept(ID, UNIT), None);
         }
     }
 }

@@ -73,9 +73,14 @@ impl<C> Backlog<C> {
         }
     }
 
-    /// Drops a state that will never be complete. It can be admitted again.
-    pub(super) fn give_up(&mut self, id: StateId) {
-        self.0.remove(&id);
+    /// Drops a state that will never be complete; false where it was dropped before. It can be admitted again.
+    pub(super) fn give_up(&mut self, id: StateId) -> bool {
+        self.0.remove(&id).is_some()
+    }
+
+    /// No state is to be copied, waits, or is in upload.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// A state waits that is not in upload.
@@ -209,7 +214,7 @@ mod tests {
         let [copied, unread] = UNITS;
         assert!(backlog.admit(id(1), copied) && backlog.admit(id(1), unread));
         backlog.add(id(1), copied, 1);
-        backlog.give_up(id(1));
+        assert!(backlog.give_up(id(1)) && !backlog.give_up(id(1)), "once");
         assert!(backlog.next().is_none() && !backlog.is_full() && !backlog.wants(id(1), copied));
         assert!(backlog.admit(id(1), unread));
     }

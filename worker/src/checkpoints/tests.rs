@@ -1,5 +1,9 @@
 use super::*;
+use crate::backend::Backend;
+use crate::numerics::Numerics;
+use crate::state::UnitBuffers;
 use std::os::unix::fs::DirEntryExt;
+use std::time::Instant;
 use varuna_model::{Transformer, gpt2};
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, ScaleFactor, Step};
@@ -206,4 +210,40 @@ async fn a_state_that_is_in_the_store_is_not_written_again_until_it_was_discarde
     assert!(put_all(&inner, id(5)).await.iter().all(Result::is_ok));
     assert!(files().keys().eq(first.keys()));
     assert!(listed(&inner).await.is_usable());
+}
+
+/// Waits for what another thread brings about.
+fn until(is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < deadline);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_checkpoint_that_is_copied_too_slowly_is_given_up_and_counted_and_the_next_one_is_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = of_folder(&folder);
+    let inner = Arc::clone(&checkpoints.inner);
+    let given_up = || inner.given_up.load(Ordering::Relaxed);
+    let [mut slow, other] = [Unit(1), Unit(2)].map(|unit| {
+        let backend = Backend::of_processor(Numerics::FP32);
+        UnitBuffers::new(&Module::from(SMALL).unit(unit), backend, Moments::Adam).unwrap()
+    });
+    let read = slow.snapshot().unwrap();
+    slow.ask_readers();
+    checkpoints.save(Unit(1), id(3), read);
+    until(|| given_up() == 1);
+    assert!(inner.backlog.lock().is_empty());
+    for (unit, buffers) in [(Unit(1), &slow), (Unit(2), &other)] {
+        checkpoints.save(unit, id(4), buffers.snapshot().unwrap());
+    }
+    until(|| inner.backlog.lock().is_empty());
+    let saved = folder
+        .path()
+        .join("small")
+        .join(varuna_checkpoint::folder_name(id(4)));
+    assert_eq!(std::fs::read_dir(saved).unwrap().count(), 2);
+    assert_eq!(given_up(), 1);
 }

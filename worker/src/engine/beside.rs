@@ -3,13 +3,13 @@
 //!
 //! The thread has such a unit's buffers from its first gradient until the engine recalls them, which waits for what was given before.
 
-use super::{Engine, EngineError, optimizer};
+use super::optimizer::{self, Patience};
+use super::{Engine, EngineError};
 use crate::state::UnitBuffers;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
 use varuna_api::Training;
 use varuna_plan::{Decision, Unit};
 
@@ -56,7 +56,7 @@ impl Engine {
             unit,
             decision,
             gradient,
-            snapshot_wait: self.snapshot_wait,
+            patience: self.patience,
             done,
         };
         self.beside.apply(&self.config.training, buffers, forwarded)
@@ -69,8 +69,8 @@ struct Forwarded {
     decision: Decision,
     /// Empty where the step is skipped.
     gradient: Vec<f32>,
-    /// So long it is waited for those who still read the unit's state.
-    snapshot_wait: Duration,
+    /// With those who still read the unit's state.
+    patience: Patience,
     done: Done,
 }
 
@@ -165,14 +165,13 @@ fn serve(training: &Training, inbox: &Receiver<Job>, give_back: &Sender<UnitBuff
                     unit,
                     decision,
                     gradient,
-                    snapshot_wait,
+                    patience,
                     done,
                 } = forwarded;
-                let deadline = Instant::now() + snapshot_wait;
                 let buffers = units.get_mut(&unit).ok_or(EngineError::NotHeld(unit));
                 let applied = buffers.and_then(|buffers: &mut UnitBuffers| {
                     let unit = (unit, buffers);
-                    let apply = || optimizer::apply_forwarded(training, &decision, unit, &gradient, deadline);
+                    let apply = || optimizer::apply_forwarded(training, &decision, unit, &gradient, patience);
                     catch_unwind(AssertUnwindSafe(apply))
                         .unwrap_or_else(|panic| Err(EngineError::Panicked(panic_message(&*panic))))
                 });

@@ -27,6 +27,7 @@ use crate::model::Tables;
 use crate::state::{GatheredUnit, UnitBuffers, UnitSnapshot, UnitState, on_device, size};
 use crate::transport::Link;
 use beside::Beside;
+use optimizer::Patience;
 use read_ahead::ReadAhead;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,13 +35,16 @@ use std::time::{Duration, Instant};
 use step::{Device, Ordered};
 use varuna_plan::measured_step::measured_workers;
 use varuna_plan::state::UnitNorm;
-use varuna_plan::{Decision, Generation, OptimizerProgress, Plan, Step, Unit};
+use varuna_plan::{Generation, OptimizerProgress, Plan, Step, Unit};
 use varuna_torch::TorchError;
 
 /// How long the optimizer waits for who still reads the state that it would change: a copy, or a digest, which take a second or two for
 /// gigabytes. Past it the reader hangs, and the state can neither go on nor be answered for: the worker ends, and is planned around. The
 /// rest of what a fence may find under way fits into the 45 s that a member waits for its engine.
 const SNAPSHOT_WAIT: Duration = Duration::from_secs(20);
+/// Then readers are asked to leave off. Hundreds of gigabytes take longer to copy, on all workers alike: it is the checkpoint that is given up, and not
+/// the workers. They do so within a fraction of a second.
+const READERS_ASKED: Duration = Duration::from_secs(15);
 
 /// Which step of a generation is measured task by task, counted from 0: the first ones take memory for the first time.
 const MEASURED: u32 = 2;
@@ -123,8 +127,8 @@ pub struct Engine {
     tables: Tables,
     /// How many steps of the newest generation were begun.
     begun: (Generation, u32),
-    /// [`SNAPSHOT_WAIT`], but in tests.
-    snapshot_wait: Duration,
+    /// [`READERS_ASKED`] and [`SNAPSHOT_WAIT`], but in tests.
+    patience: Patience,
 }
 
 impl Engine {
@@ -140,7 +144,10 @@ impl Engine {
             beside: Beside::default(),
             tables: Tables::default(),
             begun: (Generation(0), 0),
-            snapshot_wait: SNAPSHOT_WAIT,
+            patience: Patience {
+                asks_after: READERS_ASKED,
+                ends_after: SNAPSHOT_WAIT,
+            },
         }
     }
 
@@ -329,39 +336,6 @@ impl Engine {
         let before = self.begun.1;
         self.begun.1 = before.saturating_add(1);
         before == MEASURED && measured_workers(&plan.shape).contains(&self.config.me)
-    }
-
-    /// Applies a decision to units whose gradients of that step are reduced: divide by the loss scale, clip, one step of the optimizer. A step with an
-    /// overflow changes nothing but the loss scale and what is counted. The rate and Adam's corrections follow the steps that were
-    /// applied: a skipped one is as if it had not been.
-    ///
-    /// # Errors
-    /// A unit is not held or does not cease to be read, or libtorch refuses; the state is then in doubt and the process must end.
-    pub fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError> {
-        // For all units together.
-        let deadline = Instant::now() + self.snapshot_wait;
-        for unit in units {
-            let buffers = self.units.get_mut(unit).ok_or(EngineError::NotHeld(*unit))?;
-            optimizer::apply(&self.config.training, decision, (*unit, buffers), deadline)?;
-        }
-        Ok(())
-    }
-
-    /// Applies a decision to a unit that this worker follows, with the gradient that one of the unit's holders had ([`Engine::gradient`]): it
-    /// comes to the very same bits as there. Of a skipped step the gradient is empty.
-    ///
-    /// # Errors
-    /// As [`Engine::apply`], and for a gradient of another size.
-    pub fn apply_forwarded(
-        &mut self,
-        decision: &Decision,
-        unit: Unit,
-        gradient: &[f32],
-    ) -> Result<(), EngineError> {
-        let buffers = self.units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
-        let deadline = Instant::now() + self.snapshot_wait;
-        let unit = (unit, buffers);
-        optimizer::apply_forwarded(&self.config.training, decision, unit, gradient, deadline)
     }
 
     /// The unit's master parameters by name, for export and tests.

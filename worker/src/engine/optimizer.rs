@@ -1,13 +1,75 @@
 //! A decision and a unit's gradient as a step of the optimizer.
 
-use super::EngineError;
+use super::{Engine, EngineError};
 use crate::state::{Gradients, UnitBuffers};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use varuna_api::Training;
 use varuna_plan::{Decision, Unit};
 
-/// Applies a decision to one unit, once nobody reads it any more: see [`super::Engine::apply`].
-pub(super) fn apply(
+/// How long the optimizer waits for those who still read the state that it would change.
+#[derive(Clone, Copy)]
+pub(super) struct Patience {
+    /// Then they are asked to leave off: a checkpoint or a comparison is given up.
+    pub(super) asks_after: Duration,
+    /// Then one of them hangs.
+    pub(super) ends_after: Duration,
+}
+
+impl Patience {
+    /// When it asks, and when it ends.
+    fn deadlines(self) -> [Instant; 2] {
+        let now = Instant::now();
+        [self.asks_after, self.ends_after].map(|after| now + after)
+    }
+}
+
+impl Engine {
+    /// Applies a decision to units whose gradients of that step are reduced: divide by the loss scale, clip, one step of the optimizer. A step with an
+    /// overflow changes nothing but the loss scale and what is counted. The rate and Adam's corrections follow the steps that were
+    /// applied: a skipped one is as if it had not been. Who reads the state too slowly is asked to leave off.
+    ///
+    /// # Errors
+    /// A unit is not held or does not cease to be read, or libtorch refuses; the state is then in doubt and the process must end.
+    pub fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError> {
+        // For all units together.
+        let [asks, ends] = self.patience.deadlines();
+        for unit in units {
+            match self.apply_by(decision, *unit, asks) {
+                Err(EngineError::StillRead(_)) => {
+                    // Of all units: a copy of one may wait for that of another.
+                    self.units.values_mut().for_each(UnitBuffers::ask_readers);
+                    self.apply_by(decision, *unit, ends)?;
+                }
+                applied => applied?,
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_by(&mut self, decision: &Decision, unit: Unit, deadline: Instant) -> Result<(), EngineError> {
+        let buffers = self.units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
+        apply(&self.config.training, decision, (unit, buffers), deadline)
+    }
+
+    /// Applies a decision to a unit that this worker follows, with the gradient that one of the unit's holders had ([`Engine::gradient`]): it
+    /// comes to the very same bits as there. Of a skipped step the gradient is empty.
+    ///
+    /// # Errors
+    /// As [`Engine::apply`], and for a gradient of another size.
+    pub fn apply_forwarded(
+        &mut self,
+        decision: &Decision,
+        unit: Unit,
+        gradient: &[f32],
+    ) -> Result<(), EngineError> {
+        let buffers = self.units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
+        let unit = (unit, buffers);
+        apply_forwarded(&self.config.training, decision, unit, gradient, self.patience)
+    }
+}
+
+/// Applies a decision to one unit, once nobody reads it any more: see [`Engine::apply`]. Where somebody does at the deadline, nothing has changed.
+fn apply(
     training: &Training,
     decision: &Decision,
     (unit, buffers): (Unit, &mut UnitBuffers),
@@ -33,17 +95,24 @@ pub(super) fn apply(
     applied.map_err(|why| EngineError::of_buffer(unit, why))
 }
 
-/// The same with a gradient that another worker has sent: see [`super::Engine::apply_forwarded`].
+/// The same with a gradient that another worker has sent: see [`Engine::apply_forwarded`].
 pub(super) fn apply_forwarded(
     training: &Training,
     decision: &Decision,
     (unit, buffers): (Unit, &mut UnitBuffers),
     gradient: &[f32],
-    deadline: Instant,
+    patience: Patience,
 ) -> Result<(), EngineError> {
     if !decision.overflow {
         let set = buffers.set_gradient(gradient);
         set.map_err(|e| EngineError::of_buffer(unit, e))?;
     }
-    apply(training, decision, (unit, buffers), deadline)
+    let [asks, ends] = patience.deadlines();
+    match apply(training, decision, (unit, &mut *buffers), asks) {
+        Err(EngineError::StillRead(_)) => {
+            buffers.ask_readers();
+            apply(training, decision, (unit, buffers), ends)
+        }
+        applied => applied,
+    }
 }

@@ -8,6 +8,8 @@ pub struct SampleError {
     pub index: u64,
     /// What went wrong.
     pub why: String,
+    /// Another try may succeed later, as where a store is away: the step has failed, and the state is as it was.
+    pub may_pass: bool,
 }
 
 /// Where a sample is from.

@@ -3,14 +3,15 @@ use crate::agent::engine_thread::{Command, Event, start};
 use crate::backend::Backend;
 use crate::memory::SpareMemory;
 use crate::numerics::Numerics;
+use crate::state::ReadError;
 use crate::transport::local::LocalMesh;
 use varuna_api::training::default_decaying;
 use varuna_api::{LearningRate, Optimizer, Schedule, Sharding, Training, UpdateRule};
 use varuna_model::{Transformer, gpt2};
 use varuna_plan::measured_step::PIPELINES_MAX;
 use varuna_plan::{
-    LossScaling, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape, Stage,
-    StateId, WorkerId,
+    Decision, LossScaling, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape,
+    Stage, StateId, WorkerId,
 };
 use varuna_torch::Device;
 
@@ -137,7 +138,10 @@ fn a_gradient_that_nobody_else_holds_never_reaches_the_hosts_memory() {
 fn a_copy_on_the_device_is_read_as_it_was_while_the_optimizer_goes_on() {
     let mut engine = engine(Device::Apart);
     // Nobody is waited for.
-    engine.snapshot_wait = Duration::ZERO;
+    engine.patience = Patience {
+        asks_after: Duration::ZERO,
+        ends_after: Duration::ZERO,
+    };
     let plan = alone(&engine);
     let units = plan.units(ME);
     for unit in &units {
@@ -159,10 +163,10 @@ fn a_copy_on_the_device_is_read_as_it_was_while_the_optimizer_goes_on() {
     }
 }
 
-#[test]
-fn a_state_that_does_not_cease_to_be_read_ends_the_worker_by_the_deadline_and_stays_as_it_was() {
+/// An engine on the processor that has run its first step, and the decision to apply.
+fn after_a_step(patience: Patience) -> (Engine, Vec<Unit>, Decision) {
     let mut engine = engine(Device::Cpu);
-    engine.snapshot_wait = Duration::from_millis(20);
+    engine.patience = patience;
     let plan = alone(&engine);
     let units = plan.units(ME);
     for unit in &units {
@@ -175,18 +179,74 @@ fn a_state_that_does_not_cease_to_be_read_ends_the_worker_by_the_deadline_and_st
         .unwrap();
     let parts: Vec<_> = report.prepared.iter().map(|(_, norm)| *norm).collect();
     let decision = Decision::conclude(StateId::INITIAL, plan.generation, &parts, None);
-    let read = units[0];
-    let reader = engine.snapshot(read).unwrap();
-    let held = reader.digest().unwrap();
+    (engine, units, decision)
+}
+
+/// What an engine's thread answers to the decision. The agent, which ends with what is fatal, has nothing else of the engine.
+fn applied(engine: Engine, decision: Decision, units: Vec<Unit>) -> Event {
     let (emit, events) = std::sync::mpsc::channel();
-    // The agent, which ends with what is fatal, has nothing else of the engine.
     let commands = start(engine, 1, move |event| emit.send(event).unwrap()).unwrap();
     commands.send(Command::Apply { decision, units }).unwrap();
-    let Event::Fatal(why) = events.recv_timeout(Duration::from_secs(60)).unwrap() else {
+    events.recv_timeout(Duration::from_secs(60)).unwrap()
+}
+
+#[test]
+fn a_state_that_does_not_cease_to_be_read_ends_the_worker_by_the_deadline_and_stays_as_it_was() {
+    let soon = Patience {
+        asks_after: Duration::from_millis(10),
+        ends_after: Duration::from_millis(20),
+    };
+    let (engine, units, decision) = after_a_step(soon);
+    let read = units[0];
+    let reader = engine.snapshot(read).unwrap();
+    let held = reader.range(0, reader.elements()).unwrap();
+    let Event::Fatal(why) = applied(engine, decision, units) else {
         panic!("the optimizer changed a state that is read")
     };
     assert_eq!(why, EngineError::StillRead(read));
-    assert_eq!(reader.digest().unwrap(), held);
+    assert_eq!(reader.range(0, reader.elements()).unwrap(), held);
+}
+
+/// A copy of hundreds of gigabytes takes longer than an optimizer may wait: on all workers, at each checkpoint.
+#[test]
+fn who_reads_a_state_too_slowly_is_asked_to_leave_off_and_the_optimizer_goes_on() {
+    let patient = Patience {
+        asks_after: Duration::from_millis(20),
+        ends_after: Duration::from_secs(50),
+    };
+    let (engine, units, decision) = after_a_step(patient);
+    // Both are slow, of different units; the one that is waited for first may be behind the other in a queue.
+    let readers = [units[0], units[1]].map(|unit| engine.snapshot(unit).unwrap());
+    let reading = std::thread::spawn(move || {
+        let [first, second] = readers;
+        while second.digest().is_ok() {}
+        assert_eq!(second.digest(), Err(ReadError::LeftOff));
+        drop(second);
+        assert!(first.is_to_be_left());
+        assert_eq!(first.copy(), Err(ReadError::LeftOff));
+    });
+    let before = engine.snapshot(units[2]).unwrap();
+    assert!(!before.is_to_be_left());
+    drop(before);
+    let event = applied(engine, decision, units);
+    assert!(matches!(event, Event::Applied { .. }), "a reader was waited for");
+    reading.join().unwrap();
+}
+
+#[test]
+fn who_reads_a_state_after_the_optimizer_went_on_is_not_asked_for_what_was_before() {
+    let at_once = Patience {
+        asks_after: Duration::ZERO,
+        ends_after: Duration::from_secs(50),
+    };
+    let (mut engine, units, decision) = after_a_step(at_once);
+    let slow = engine.snapshot(units[0]).unwrap();
+    let reading = std::thread::spawn(move || while slow.digest().is_ok() {});
+    engine.apply(&decision, &units).unwrap();
+    reading.join().unwrap();
+    for unit in units {
+        assert!(engine.snapshot(unit).unwrap().digest().is_ok(), "unit {unit}");
+    }
 }
 
 #[test]

@@ -92,6 +92,18 @@ impl Arguments {
         self.threads.or(job.workers.threads).unwrap_or(1).max(1)
     }
 
+    /// With the device that was opened: where `auto` found no GPU, the processor is measured as if it were asked for, by the peers too.
+    fn settled(&self, opened: Device) -> Arguments {
+        let device = match self.device {
+            DeviceChoice::Auto if opened.is_host() => DeviceChoice::Cpu,
+            named => named,
+        };
+        Arguments {
+            device,
+            ..self.clone()
+        }
+    }
+
     /// Whether the processor is measured, whose cores workers share.
     fn shares_cores(&self) -> bool {
         self.device == DeviceChoice::Cpu
@@ -149,6 +161,7 @@ pub fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     arguments.check()?;
     let job = arguments.job()?;
     let mut bench = arguments.bench(&job, platform)?;
+    let arguments = &arguments.settled(bench.backend.device);
     let found = bench.measure(&arguments.micro_batch_sizes, arguments.repeats)?;
     // The allocator of a device counts all that it ever took; there the estimate stands.
     let memory = match bench.backend.device.is_host() {
@@ -325,6 +338,25 @@ fn told(arguments: &Arguments, bench: &Bench, model: &Model, threads: u32) -> St
 mod tests {
     use super::*;
     use varuna_model::gpt2;
+
+    #[test]
+    fn a_processor_that_auto_found_is_measured_as_one_that_was_named() {
+        let auto = Arguments {
+            job: PathBuf::new(),
+            workers: 2,
+            micro_batch_sizes: vec![1],
+            threads: None,
+            device: DeviceChoice::Auto,
+            repeats: 1,
+        };
+        assert!(auto.settled(Device::Cpu).shares_cores());
+        assert!(!auto.settled(Device::Cuda(0)).shares_cores());
+        let named = Arguments {
+            device: DeviceChoice::Cuda(0),
+            ..auto
+        };
+        assert!(!named.settled(Device::Apart).shares_cores());
+    }
 
     #[test]
     fn the_middle_is_the_median_and_the_distance_of_quartiles() {

@@ -1,8 +1,38 @@
 //! A unit's state for others: read access while the next step computes, and copies.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use varuna_frames::Digester;
 use varuna_plan::OptimizerProgress;
 use varuna_torch::{Share, TorchError};
+
+/// Elements that are copied between two looks at whether the copy is still wanted: 64 MiB, which take milliseconds.
+const COPIED_AT_ONCE: usize = 1 << 24;
+
+/// Why a state was not read to its end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// The optimizer has waited too long for whoever reads the state, and goes on.
+    #[error("the optimizer has waited too long for the state to be read")]
+    LeftOff,
+    /// The device's driver reports an error.
+    #[error(transparent)]
+    Torch(#[from] TorchError),
+}
+
+/// Those who read a unit's state as it is now: they can be asked to leave off.
+#[derive(Clone, Default)]
+pub(super) struct Readers(Arc<AtomicBool>);
+
+impl Readers {
+    pub(super) fn ask(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn are_asked(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
 
 /// A copy of a unit's state, for a peer or a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,10 +44,11 @@ pub struct UnitState {
 }
 
 /// Read access to a unit's state, so that another thread can copy it while the next step computes. The next change of the unit
-/// waits until this is dropped.
+/// waits until this is dropped; after a while its copies and digests are asked to leave off.
 pub struct UnitSnapshot {
     pub(super) progress: OptimizerProgress,
     pub(super) parts: [Share; 3],
+    pub(super) readers: Readers,
 }
 
 impl UnitSnapshot {
@@ -25,6 +56,19 @@ impl UnitSnapshot {
     #[must_use]
     pub fn progress(&self) -> OptimizerProgress {
         self.progress
+    }
+
+    /// The optimizer has waited too long for this to be dropped.
+    #[must_use]
+    pub fn is_to_be_left(&self) -> bool {
+        self.readers.are_asked()
+    }
+
+    fn still_wanted(&self) -> Result<(), ReadError> {
+        match self.is_to_be_left() {
+            true => Err(ReadError::LeftOff),
+            false => Ok(()),
+        }
     }
 
     /// Elements of the whole state.
@@ -52,8 +96,8 @@ impl UnitSnapshot {
     /// The first 64 bits of BLAKE3 over all of it: equal bits have equal digests, others (but for chance) others.
     ///
     /// # Errors
-    /// The device's driver reports an error.
-    pub fn digest(&self) -> Result<u64, TorchError> {
+    /// The optimizer has waited too long, or the device's driver reports an error.
+    pub fn digest(&self) -> Result<u64, ReadError> {
         let OptimizerProgress {
             adam_steps,
             loss_scale,
@@ -69,6 +113,7 @@ impl UnitSnapshot {
         let mut piece = Vec::new();
         for part in &self.parts {
             for start in (0..part.len()).step_by(part.piece()) {
+                self.still_wanted()?;
                 piece.clear();
                 part.append(start..part.len().min(start + part.piece()), &mut piece)?;
                 digester.add(&piece);
@@ -81,17 +126,22 @@ impl UnitSnapshot {
     /// Appends a copy of the whole state to `data`.
     ///
     /// # Errors
-    /// The device's driver reports an error; a part may have been appended.
-    pub(crate) fn append_to(&self, data: &mut Vec<f32>) -> Result<(), TorchError> {
-        let mut parts = self.parts.iter();
-        parts.try_for_each(|part| part.append(0..part.len(), data))
+    /// The optimizer has waited too long, or the device's driver reports an error; a part may have been appended.
+    pub(crate) fn append_to(&self, data: &mut Vec<f32>) -> Result<(), ReadError> {
+        for part in &self.parts {
+            for start in (0..part.len()).step_by(COPIED_AT_ONCE) {
+                self.still_wanted()?;
+                part.append(start..part.len().min(start + COPIED_AT_ONCE), data)?;
+            }
+        }
+        Ok(())
     }
 
     /// Copies the state out.
     ///
     /// # Errors
-    /// The device's driver reports an error.
-    pub fn copy(self) -> Result<UnitState, TorchError> {
+    /// The optimizer has waited too long, or the device's driver reports an error.
+    pub fn copy(self) -> Result<UnitState, ReadError> {
         let mut data = Vec::with_capacity(self.elements());
         self.append_to(&mut data)?;
         Ok(UnitState {

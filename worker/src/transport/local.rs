@@ -1,6 +1,6 @@
 //! Links between threads of one process: for tests of everything above the network.
 
-use super::mailbox::{Mailbox, PutError};
+use super::mailbox::{BYTES_MAX, Mailbox, PutError};
 use super::{Address, Link, LinkError, Packet, Tag};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,8 +21,15 @@ impl LocalMesh {
     /// A mesh of these workers.
     #[must_use]
     pub fn new(workers: &[WorkerId]) -> LocalMesh {
+        LocalMesh::bounded(workers, BYTES_MAX)
+    }
+
+    /// The same where so many bytes may wait from each sender, see [`Mailbox::bounded`].
+    #[must_use]
+    pub fn bounded(workers: &[WorkerId], bytes_max: usize) -> LocalMesh {
+        let mailboxes = workers.iter().map(|w| (*w, Mailbox::bounded(bytes_max)));
         LocalMesh {
-            boxes: Arc::new(workers.iter().map(|w| (*w, Mailbox::default())).collect()),
+            boxes: Arc::new(mailboxes.collect()),
         }
     }
 

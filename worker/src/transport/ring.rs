@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use unit::Ring;
+use unit::{Flight, PIECES, Ring};
 pub use unit::{MESSAGE_ELEMENTS, RingOf, Summands};
 use varuna_plan::{Step, Unit, WorkerId};
 
@@ -38,13 +38,18 @@ impl<B: Summands + 'static> Reducer<B> {
     /// # Errors
     /// No thread can be started.
     pub fn start(link: Arc<dyn Link>, me: WorkerId) -> std::io::Result<Self> {
+        Reducer::start_within(PIECES, link, me)
+    }
+
+    /// The same with so many pieces of all units in progress, but for one of each.
+    fn start_within(pieces: usize, link: Arc<dyn Link>, me: WorkerId) -> std::io::Result<Self> {
         // Both channels hold at most one entry for each unit of this worker.
         let (jobs, inbox) = channel();
         let (outbox, done) = channel();
         let own = Arc::clone(&link);
         let thread = std::thread::Builder::new()
             .name("reducer".into())
-            .spawn(move || work(&*own, &inbox, &outbox))?;
+            .spawn(move || work(&*own, Flight::new(pieces), &inbox, &outbox))?;
         Ok(Reducer {
             link,
             jobs: Some(jobs),
@@ -106,12 +111,14 @@ impl<B> Drop for Reducer<B> {
 
 fn work<B: Summands>(
     link: &dyn Link,
+    flight: Flight,
     inbox: &Receiver<Ring<B>>,
     outbox: &Sender<Result<(Unit, B), LinkError>>,
 ) {
     let mut rings = Rings {
         by_unit: BTreeMap::new(),
         awaited: BTreeSet::new(),
+        flight,
     };
     let mut open = true;
     while open || !rings.by_unit.is_empty() {
@@ -133,6 +140,7 @@ fn work<B: Summands>(
 struct Rings<B> {
     by_unit: BTreeMap<Unit, Ring<B>>,
     awaited: BTreeSet<Address>,
+    flight: Flight,
 }
 
 impl<B: Summands> Rings<B> {
@@ -146,7 +154,7 @@ impl<B: Summands> Rings<B> {
         loop {
             match inbox.try_recv() {
                 Ok(mut ring) if ring.group.len() > 1 => {
-                    ring.fill(link, &mut self.awaited)?;
+                    ring.fill(link, &mut self.awaited, &mut self.flight)?;
                     self.by_unit.insert(ring.unit, ring);
                 }
                 Ok(ring) => drop(outbox.send(Ok((ring.unit, ring.buffer)))),
@@ -166,7 +174,7 @@ impl<B: Summands> Rings<B> {
         let Some(ring) = self.by_unit.get_mut(&unit) else {
             return Ok(true);
         };
-        if ring.receive(link, round, packet, &mut self.awaited)?
+        if ring.receive(link, (round, packet), &mut self.awaited, &mut self.flight)?
             && let Some(ring) = self.by_unit.remove(&unit)
         {
             let _ = outbox.send(Ok((ring.unit, ring.buffer)));
@@ -282,6 +290,36 @@ mod tests {
             (all[0][0][*k] - expected).abs() > 1e-3
         });
         assert_eq!(wrong, None);
+    }
+
+    /// A backward that outruns the network begins all units at once: more than the neighbours' mailboxes hold.
+    #[test]
+    fn units_whose_windows_together_are_larger_than_a_mailbox_are_reduced_whole() {
+        const MIB: usize = 1 << 20;
+        let (units, pieces) = (6u32, 4);
+        let size = SLICE * 2 * pieces;
+        let ids = [WorkerId(1), WorkerId(2)];
+        // For the window of one unit and one piece of each other, and not for half of what all windows come to.
+        let mesh = LocalMesh::bounded(&ids, 11 * MIB);
+        let one = |me: WorkerId| {
+            let link = mesh.link(me);
+            move || {
+                let mut reducer = Reducer::start_within(4, link, me).unwrap();
+                // In opposite orders: what one has in progress first is last on the other.
+                for i in 0..units {
+                    let unit = if me == ids[0] { i } else { units - 1 - i };
+                    let values = vec![1.0f32 + unit as f32; size];
+                    reducer.begin(Step(0), Unit(unit), ids.to_vec(), values, later());
+                }
+                (0..units).all(|_| {
+                    let (unit, sums) = reducer.wait().unwrap();
+                    let expected = 2.0 * (1.0 + unit.0 as f32);
+                    sums.len() == size && sums.iter().all(|sum| *sum == expected)
+                })
+            }
+        };
+        let threads = ids.map(|me| std::thread::spawn(one(me)));
+        assert!(threads.into_iter().all(|thread| thread.join().unwrap()));
     }
 
     #[test]

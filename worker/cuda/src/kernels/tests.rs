@@ -342,7 +342,7 @@ fn entry<'a>(assembly: &'a str, kernel: &CStr) -> &'a str {
 #[test]
 fn every_kernel_compiles_for_every_gpu_and_optimizer_and_dropout_round_as_the_host() {
     let Some(compiler) = compiler() else { return };
-    for (major, minor) in [(8, 0), (9, 0), (10, 0)] {
+    for (major, minor) in [(7, 5), (8, 0), (9, 0), (10, 0)] {
         let image = compiler.compile(Capability { major, minor }).unwrap();
         assert!(image.bytes() > 1000);
         let assembly = image.assembly();

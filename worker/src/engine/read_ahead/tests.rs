@@ -1,6 +1,7 @@
 use super::*;
+use crate::transport::LinkError;
 use proptest::prelude::*;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 use varuna_api::masking::Masking;
 use varuna_torch::NO_TARGET;
 
@@ -10,8 +11,11 @@ struct Numbers;
 impl Samples for Numbers {
     fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
         if index == 13 {
-            let why = "a hole".to_owned();
-            return Err(SampleError { index, why });
+            return Err(SampleError {
+                index,
+                why: "a hole".to_owned(),
+                may_pass: false,
+            });
         }
         tokens.fill(i64::try_from(index).unwrap());
         Ok(())
@@ -36,6 +40,11 @@ impl Samples for Numbers {
 
 fn later() -> Instant {
     Instant::now() + Duration::from_secs(20)
+}
+
+/// What these rows ask for, waited for without being called off.
+fn take(reader: &ReadAhead, rows: &Rows) -> Result<Vec<i64>, EngineError> {
+    reader.take(rows, later(), || Ok(()))
 }
 
 fn rows() -> impl Strategy<Value = Rows> {
@@ -85,7 +94,8 @@ proptest! {
                 // In turn every second time, so that the thread's reads are used.
                 Act::Take(other) => {
                     let rows = expected.pop_front().unwrap_or(other);
-                    prop_assert_eq!(ahead.take(&rows, later()), direct.shared.read(&rows));
+                    let expected = direct.shared.read(&rows).map_err(EngineError::from);
+                    prop_assert_eq!(take(&ahead, &rows), expected);
                 }
                 Act::TakeReady => {
                     if let Some((rows, tokens)) = ahead.take_ready() {
@@ -108,7 +118,7 @@ fn targets_are_counted_that_begin_no_document() {
             split,
             samples: samples.to_vec(),
         };
-        reader.take(&rows, later())
+        take(&reader, &rows)
     };
     assert_eq!(count(Split::Train, &[2, 3, 4]), Ok(vec![1 + 2 + 1]));
     assert_eq!(count(Split::HeldOut, &[2]), Ok(vec![2]));
@@ -133,7 +143,7 @@ fn a_count_is_not_taken_for_the_device() {
     }
     drop(state);
     assert_eq!(reader.take_ready(), None);
-    assert_eq!(reader.take(&count, later()), Ok(vec![1]));
+    assert_eq!(take(&reader, &count), Ok(vec![1]));
     assert_eq!(reader.take_ready(), Some((tokens, vec![2; 3])));
 }
 
@@ -163,15 +173,79 @@ fn a_read_that_does_not_end_is_waited_for_until_the_deadline_and_named() {
         samples: vec![sample],
     };
     ahead.expect(vec![rows(7), rows(8)]).unwrap();
-    let late = ahead.take(&rows(7), Instant::now()).unwrap_err();
-    assert_eq!((late.index, late.why.contains("deadline")), (7, true));
+    let late = ahead.take(&rows(7), Instant::now(), || Ok(())).unwrap_err();
+    let is_named = |error: &SampleError| error.index == 7 && error.why.contains("deadline");
+    assert!(
+        matches!(&late, EngineError::Sample(error) if is_named(error) && error.may_pass),
+        "{late}"
+    );
+    // A fence, long before the deadline.
+    let mut looks = 0;
+    let fenced = || {
+        looks += 1;
+        match looks < 3 {
+            true => Ok(()),
+            false => Err(EngineError::from(LinkError::Aborted)),
+        }
+    };
+    let ended = ahead.take(&rows(7), later(), fenced);
+    assert_eq!(ended, Err(EngineError::from(LinkError::Aborted)));
+    assert_eq!(looks, 3);
     end.send(()).unwrap();
-    assert_eq!(ahead.take(&rows(7), later()), Ok(vec![7; 3]));
+    assert_eq!(take(&ahead, &rows(7)), Ok(vec![7; 3]));
     // What is being read and no longer expected is not mistaken for what is.
     ahead.expect(vec![rows(9)]).unwrap();
     end.send(()).unwrap();
     end.send(()).unwrap();
-    assert_eq!(ahead.take(&rows(9), later()), Ok(vec![9; 3]));
+    assert_eq!(take(&ahead, &rows(9)), Ok(vec![9; 3]));
+}
+
+/// A store that is away until the test brings it back.
+#[derive(Default)]
+struct Away {
+    is_back: AtomicBool,
+}
+
+impl Samples for Away {
+    fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        if self.is_back.load(Ordering::SeqCst) {
+            return Numbers.train(index, tokens);
+        }
+        Err(SampleError {
+            index,
+            why: "it is away".to_owned(),
+            may_pass: true,
+        })
+    }
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        self.train(index, tokens)
+    }
+    fn held_out_len(&self) -> u64 {
+        0
+    }
+}
+
+#[test]
+fn what_could_not_be_read_while_the_store_was_away_is_read_again_when_it_is_expected_again() {
+    let store = Arc::new(Away::default());
+    let mut ahead = ReadAhead::new(Arc::clone(&store) as _, 3, None);
+    let rows = |sample| Rows {
+        field: Field::Tokens,
+        split: Split::Train,
+        samples: vec![sample],
+    };
+    let next = vec![rows(7), rows(8)];
+    ahead.expect(next.clone()).unwrap();
+    let mut state = ahead.shared.state.lock();
+    while state.ready.len() < 2 {
+        let waited = ahead.shared.changed.wait_until(&mut state, later());
+        assert!(!waited.timed_out());
+    }
+    drop(state);
+    store.is_back.store(true, Ordering::SeqCst);
+    ahead.expect(next).unwrap();
+    assert_eq!(take(&ahead, &rows(7)), Ok(vec![7; 3]));
+    assert_eq!(take(&ahead, &rows(8)), Ok(vec![8; 3]));
 }
 
 /// Says what was announced.
@@ -215,7 +289,7 @@ fn samples_are_announced_once_and_in_their_order_before_they_are_read() {
     ];
     reader.expect(next.clone()).unwrap();
     for rows in &next {
-        reader.take(rows, later()).unwrap();
+        take(&reader, rows).unwrap();
     }
     let all = samples.0.lock().clone();
     // What is read at once need not be announced.
@@ -258,7 +332,7 @@ fn masked_tokens_are_counted_as_they_are_left_in_the_targets() {
                 split,
                 samples,
             };
-            reader.take(&rows, later()).unwrap()
+            take(&reader, &rows).unwrap()
         };
         let (seen, targets) = (take(Field::Tokens), take(Field::MaskedTargets));
         let inputs = (0..36).filter(|i| i % 3 != 2);

@@ -46,7 +46,10 @@ impl Run<'_> {
             let (Some(place), Instruction::Forward(m)) = (place, task.instruction) else {
                 continue;
             };
+            // As in training, the host is not far ahead of the device, and a fence is seen between two of them.
+            self.before_task()?;
             self.evaluate_on(place, units, EVALUATION + m, &chunks[m as usize], &sum)?;
+            self.after_task()?;
         }
         self.eval_loss = Some(sum);
         Ok(())

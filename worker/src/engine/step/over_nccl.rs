@@ -22,6 +22,11 @@ use varuna_torch::{FlatBuffer, OnDevice, TorchError};
 /// Receives that are posted before they are needed: one comes while another is computed with.
 const AHEAD: usize = 1;
 
+/// Boundaries of an evaluation that are on their way when it sends another. Its forwards wait for no backward, so nothing else keeps a stage from
+/// running ahead of the next one, with the memory of all that it sends. Two would do where each micro-batch takes the same time. It cannot make two
+/// workers wait for each other: evaluation goes one way, and where workers have several stages each is at most a group of micro-batches ahead.
+const EVALUATED_AHEAD: usize = 4;
+
 /// What comes over one edge.
 struct Incoming {
     wire: Wire,
@@ -211,17 +216,25 @@ fn stuck() -> EngineError {
 impl Exchange for OverNccl<'_> {
     fn send(&mut self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError> {
         let config = self.over_link.config;
-        let edge = message(tag).map(|(direction, _)| Edge {
-            sender: config.me,
-            receiver: to,
-            direction,
+        let known = message(tag).and_then(|(direction, message)| {
+            let lane = self.own.edge(Edge {
+                sender: config.me,
+                receiver: to,
+                direction,
+            });
+            Some((lane?, message.pass))
         });
-        let Some(lane) = edge.and_then(|edge| self.own.edge(edge)) else {
+        let Some((lane, pass)) = known else {
             return self.over_link.send(to, tag, tensor);
         };
+        let late = |error| of_nccl(error, LinkError::Deadline { from: to, tag });
+        if pass == Pass::Evaluation {
+            self.over_link.settle(true)?;
+            let room = self.own.wait_for_room(EVALUATED_AHEAD, self.over_link.deadline);
+            room.map_err(late)?;
+        }
         let (element, kind) = element(config.backend.numerics.boundary());
         let memory = OnDevice::over(&tensor.detach().to_kind(kind).contiguous())?;
-        let late = |error| of_nccl(error, LinkError::Deadline { from: to, tag });
         let sent = self.issue(lane, Action::Send { to: 1 }, element, memory);
         let sent = sent.map_err(late)?;
         let lost = sent.is_done().err();
@@ -243,14 +256,14 @@ impl Exchange for OverNccl<'_> {
         };
         let late = LinkError::Deadline { from, tag };
         self.post(edge, &late)?;
-        let pending = self
-            .inbox
-            .remove(&(edge, message))
-            .ok_or(LinkError::Unknown(from))?;
         self.over_link.settle(true)?;
-        let deadline = self.over_link.deadline;
-        pending.wait(deadline).map_err(|e| of_nccl(e, late))?;
-        let memory = pending.release(Instant::now() + ENDING).ok_or_else(stuck)?;
+        let (deadline, at) = (self.over_link.deadline, (edge, message));
+        // It stays in the inbox until it has come: what does not come is waited for when the step is stopped, and its memory would be given up
+        // otherwise.
+        let coming = self.inbox.get(&at).ok_or(LinkError::Unknown(from))?;
+        coming.wait(deadline).map_err(|e| of_nccl(e, late))?;
+        let come = self.inbox.remove(&at).ok_or(LinkError::Unknown(from))?;
+        let memory = come.release(Instant::now() + ENDING).ok_or_else(stuck)?;
         Ok(memory.into_tensor())
     }
 

@@ -3,7 +3,6 @@
 use super::super::read_ahead::{Field, ReadAhead, Rows};
 use super::super::{EngineError, Split};
 use super::evaluation::evaluated;
-use super::exchange::ENDING;
 use super::{Place, Run};
 use crate::backend::Backend;
 use crate::model::{Tables, targets_within_documents};
@@ -155,7 +154,7 @@ impl Run<'_> {
             split,
             samples,
         };
-        let read = self.tokens.reader.take(&rows, self.deadline + ENDING)?;
+        let read = self.take(&rows)?;
         self.bring_next()?;
         Ok(read.first().copied().unwrap_or(0).unsigned_abs())
     }
@@ -219,13 +218,23 @@ impl Run<'_> {
         let all = match self.tokens.coming.take().filter(|(rows, _)| *rows == wanted) {
             Some((_, coming)) => coming.arrive()?,
             None => {
-                // A store that is merely slow is planned around.
-                let read = self.tokens.reader.take(&wanted, self.deadline + ENDING)?;
+                let read = self.take(&wanted)?;
                 self.on_device(read)?
             }
         };
         self.bring_next()?;
         Ok(all.view([-1, self.sample_length() + 1]))
+    }
+
+    /// Waits for a read, by the step's deadline or until a fence; meanwhile what others wait for is sent on.
+    fn take(&mut self, rows: &Rows) -> Result<Vec<i64>, EngineError> {
+        let Run {
+            tokens,
+            exchange,
+            deadline,
+            ..
+        } = self;
+        tokens.reader.take(rows, *deadline, || exchange.carry_on())
     }
 
     /// Begins to bring what is asked for next to the device, if it is read already.

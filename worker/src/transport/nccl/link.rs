@@ -41,6 +41,8 @@ impl NcclLink {
     /// Agrees with the other ranks of each communicator of this worker whether it is made; returns those that are.
     fn meet(&self, plan: &Plan, deadline: Instant) -> Result<Vec<(Wanted, Membership)>, LinkError> {
         let mut memberships = Vec::new();
+        // One answer for all communicators of the generation.
+        let nccl = self.nccl.as_ref().filter(|nccl| nccl.offers());
         for (communicator, wanted) in (0u32..).zip(wanted(plan)) {
             let ranks = wanted.ranks();
             let Some(rank) = ranks.iter().position(|w| *w == self.me) else {
@@ -53,7 +55,6 @@ impl NcclLink {
                 rank,
                 deadline,
             };
-            let nccl = self.nccl.as_ref().filter(|nccl| nccl.offers());
             let draw = || match nccl {
                 Some(nccl) => UniqueId::draw(nccl.context.libraries()),
                 None => Err(NcclError::Revoked),

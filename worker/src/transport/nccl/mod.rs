@@ -5,15 +5,17 @@
 
 mod link;
 mod meeting;
+mod offer;
 mod plane;
 
 pub use link::NcclLink;
 pub use plane::NcclPlane;
 
+use offer::Offer;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use varuna_cuda::{
     Communicator, Context, Libraries, Membership, NcclError, Pending, Reaper, Stream, init, revoke,
@@ -25,8 +27,8 @@ use varuna_torch::{Device, OnDevice};
 /// Blocks of the device that a boundary's communicator takes at most. Those that wait for a peer hold theirs, and a worker has up to
 /// four edges; the rest is for computing.
 const EDGE_BLOCKS: u32 = 4;
-/// Generations in a row that may fail for want of communicators.
-const FAILURES_MAX: u32 = 2;
+/// Time between two looks at boundaries that are on their way.
+const LOOK: Duration = Duration::from_micros(50);
 /// How long the reaper may take to free one communicator, before the process is given up.
 const FREEING: Duration = Duration::from_secs(10);
 
@@ -36,8 +38,8 @@ pub struct Nccl {
     reaper: Arc<Reaper>,
     /// Where libtorch computes; none where the host itself computes, and has done so when it hands a tensor over.
     compute: Option<Stream>,
-    /// Generations in a row whose communicators were not made although all their ranks have NCCL.
-    failures: AtomicU32,
+    /// Whether it tells its peers that it has NCCL.
+    offer: Mutex<Offer>,
 }
 
 /// A communicator and the stream of its operations.
@@ -53,7 +55,7 @@ pub struct Communicators {
     nccl: Arc<Nccl>,
     edges: BTreeMap<Edge, Lane>,
     groups: Vec<(Group, Lane)>,
-    /// Boundaries that are on their way: at most those of a step.
+    /// Boundaries that the device may still read: at most those of a step.
     sent: Mutex<Vec<Pending<OnDevice>>>,
 }
 
@@ -77,7 +79,7 @@ impl Nccl {
             reaper: Reaper::start().map_err(no_thread)?,
             compute: computes.then(|| Stream::default_of(&context)),
             context,
-            failures: AtomicU32::new(0),
+            offer: Mutex::default(),
         }))
     }
 
@@ -87,23 +89,18 @@ impl Nccl {
         self.reaper.is_overdue(FREEING)
     }
 
-    /// Whether this process takes part. It does no more once that kept generations from training, so that the next one trains.
+    /// Whether this process takes part in the communicators of a generation that begins. It does not where that has kept others from training,
+    /// so that this one trains.
     fn offers(&self) -> bool {
-        self.failures.load(Ordering::Relaxed) < FAILURES_MAX
+        self.offer.lock().begin()
     }
 
-    /// Notes how the making of communicators ended. What NCCL refuses once (two workers on one GPU) it refuses again; what was only too
-    /// late, or was fenced meanwhile, may succeed the next time.
+    /// Notes how the making of a generation's communicators ended.
     fn note(&self, error: Option<&NcclError>) {
-        match error {
-            None => self.failures.store(0, Ordering::Relaxed),
-            Some(NcclError::Call { .. } | NcclError::Absent(_)) => {
-                self.failures.store(FAILURES_MAX, Ordering::Relaxed)
-            }
-            Some(_) => drop(self.failures.fetch_add(1, Ordering::Relaxed)),
-        }
+        let mut offer = self.offer.lock();
+        offer.note(error);
         if let Some(error) = error {
-            let offers = self.offers();
+            let offers = offer.stands();
             tracing::warn!(%error, offers, "no communicators were made; without them tensors go over the link");
         }
     }
@@ -201,11 +198,32 @@ impl Communicators {
         }
     }
 
-    /// Keeps a boundary until it is sent, and lets go of those that are.
+    /// Keeps a boundary until it is sent, and lets go of those that are. One that never will be stays until the device has let go of it: its
+    /// memory would be given up otherwise.
     pub(crate) fn keep(&self, pending: Pending<OnDevice>) {
         let mut sent = self.sent.lock();
-        sent.retain(|p| p.is_done() == Ok(false));
+        sent.retain(|p| !p.has_ended());
         sent.push(pending);
+    }
+
+    /// Waits until fewer than so many boundaries are on their way.
+    pub(crate) fn wait_for_room(&self, most: usize, deadline: Instant) -> Result<(), NcclError> {
+        loop {
+            let mut sent = self.sent.lock();
+            sent.retain(|p| !p.has_ended());
+            if sent.len() < most {
+                return Ok(());
+            }
+            // A fence shows here.
+            sent.iter().try_for_each(|p| p.is_done().map(|_| ()))?;
+            drop(sent);
+            if Instant::now() >= deadline {
+                return Err(NcclError::Deadline {
+                    what: "the sending of boundaries",
+                });
+            }
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// Lets go of all boundaries on their way, after [`Communicators::abort`]; false if the device has not by the deadline.
@@ -232,8 +250,10 @@ impl Communicators {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::Tensor;
+    use tch::{Kind, Tensor};
     use varuna_cuda::{Action, Element, Operation, Pinned, UniqueId, issue};
+    use varuna_plan::communicators::Direction;
+    use varuna_torch::MemoryMeter;
 
     fn libraries() -> Libraries {
         let library = std::env::current_exe().unwrap();
@@ -293,27 +313,83 @@ mod tests {
         assert!((0..50).any(|_| brought(false)[1] != ones));
     }
 
+    /// What a rank of an edge has begun: it sends, or takes, some numbers.
+    fn begun(own: &Communicators, edge: Edge, action: Action) -> Pending<OnDevice> {
+        let lane = own.edge(edge).unwrap();
+        let value = Tensor::ones([1000], (Kind::Float, tch::Device::Cpu));
+        let operation = Operation {
+            communicator: &lane.communicator,
+            action,
+            memory: OnDevice::over(&value).unwrap(),
+            element: Element::Float32,
+            stream: &lane.stream,
+        };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        issue(vec![operation], deadline).unwrap().remove(0)
+    }
+
     #[test]
-    fn a_process_offers_nccl_until_it_has_kept_generations_from_training() {
+    fn boundaries_that_a_fence_ends_give_their_memory_back() {
+        let (libraries, deadline) = (libraries(), Instant::now() + Duration::from_secs(20));
+        let id = UniqueId::draw(&libraries).unwrap();
+        let edge = Edge {
+            sender: WorkerId(1),
+            receiver: WorkerId(2),
+            direction: Direction::Activation,
+        };
+        let made = move |nccl: &Arc<Nccl>, rank: u32| {
+            let membership = Membership {
+                id,
+                ranks: 2,
+                rank,
+                blocks_max: None,
+            };
+            let wanted = vec![(Wanted::Edge(edge), membership)];
+            Communicators::make(nccl, wanted, &AtomicBool::new(false), deadline).unwrap()
+        };
+        let [sends, receives] = [0, 1].map(|_| Nccl::open(&libraries, Device::Apart).unwrap());
+        // The receiver takes one, which connects both, and no more.
+        let receiver = std::thread::spawn(move || {
+            let own = made(&receives, 1);
+            let first = begun(&own, edge, Action::Receive { from: 0 });
+            first.wait(deadline).unwrap();
+            own
+        });
+        let own = made(&sends, 0);
+        let send = || begun(&own, edge, Action::Send { to: 1 });
+        send().wait(deadline).unwrap();
+        let receiver = receiver.join().unwrap();
+        let meter = MemoryMeter::begin(Device::Apart).unwrap();
+        let [first, second, third] = [send(), send(), send()];
+        own.keep(first);
+        own.keep(second);
+        let soon = Instant::now() + Duration::from_millis(20);
+        assert_eq!(own.wait_for_room(3, soon), Ok(()));
+        let full = own.wait_for_room(2, soon);
+        assert!(matches!(full, Err(NcclError::Deadline { .. })), "{full:?}");
+        own.abort();
+        own.keep(third);
+        assert!(own.let_go(deadline));
+        assert_eq!(meter.taken().now, 0);
+        drop(receiver);
+    }
+
+    #[test]
+    fn a_process_offers_nccl_after_a_peer_has_died_and_not_after_nccl_has_refused() {
         let libraries = libraries();
-        let open = || Nccl::open(&libraries, Device::Apart).unwrap();
-        let late = NcclError::Deadline { what: "a test" };
-        let nccl = open();
-        nccl.note(Some(&late));
-        assert!(nccl.offers(), "once it may have been chance");
-        nccl.note(None);
-        nccl.note(Some(&NcclError::Revoked));
-        assert!(nccl.offers(), "what succeeded between counts");
-        nccl.note(Some(&late));
-        assert!(!nccl.offers());
-        let nccl = open();
-        let (call, what, detail) = ("ncclCommInitRankConfig", String::new(), String::new());
-        nccl.note(Some(&NcclError::Call {
-            call,
-            code: 5,
-            what,
-            detail,
-        }));
+        let failed = |code| {
+            let (call, what, detail) = ("ncclCommInitRankConfig", String::new(), String::new());
+            NcclError::Call {
+                call,
+                code,
+                what,
+                detail,
+            }
+        };
+        let nccl = Nccl::open(&libraries, Device::Apart).unwrap();
+        nccl.note(Some(&failed(6)));
+        assert!(nccl.offers(), "the peer is gone, and others come");
+        nccl.note(Some(&failed(5)));
         assert!(!nccl.offers(), "NCCL would refuse again");
     }
 }

@@ -13,6 +13,24 @@ pub(super) const SLICE: usize = 1 << 18;
 pub const MESSAGE_ELEMENTS: u32 = SLICE as u32 + 1;
 /// Pieces of one unit in progress at once. It limits what waits at the neighbours.
 pub(super) const WINDOW: usize = 8;
+/// Pieces of all units together, but for the first one of each. A thread that waits for room at its neighbour takes nothing in meanwhile; if all members
+/// of a ring did, they would wait for each other. Of each piece as many messages of 1 MiB are on their way as members have it in progress, so that
+/// they fit into the queues and mailboxes between them, which hold more than 500 from each sender, with the first pieces of hundreds of units. Those are
+/// in progress whatever that comes to: else two workers could each have begun what the other has not.
+pub(super) const PIECES: usize = 64;
+
+/// What is in progress.
+pub(super) struct Flight {
+    pieces: usize,
+    /// [`PIECES`], but in tests.
+    most: usize,
+}
+
+impl Flight {
+    pub(super) fn new(most: usize) -> Flight {
+        Flight { pieces: 0, most }
+    }
+}
 
 /// Elements that are summed in place. Ranges lie within them.
 pub trait Summands: Send {
@@ -156,17 +174,29 @@ impl<B: Summands> Ring<B> {
         self.size() - 1 + self.gathers
     }
 
-    /// Starts pieces up to the window, and notes what they wait for.
-    pub(super) fn fill(&mut self, link: &dyn Link, awaited: &mut BTreeSet<Address>) -> Result<(), LinkError> {
-        while self.next < self.pieces && self.active.len() < WINDOW {
+    /// Starts pieces up to the window, as far as all units together leave room, and notes what they wait for.
+    pub(super) fn fill(
+        &mut self,
+        link: &dyn Link,
+        awaited: &mut BTreeSet<Address>,
+        flight: &mut Flight,
+    ) -> Result<(), LinkError> {
+        while self.next < self.pieces && self.may_begin(flight) {
             let piece = Piece {
                 index: self.next,
                 round: 0,
             };
             self.next += 1;
+            flight.pieces += 1;
             self.go_on(link, piece, awaited)?;
         }
         Ok(())
+    }
+
+    /// Whether another piece of the unit may begin.
+    fn may_begin(&self, flight: &Flight) -> bool {
+        let has_room = self.active.len() < WINDOW && flight.pieces < flight.most;
+        has_room || self.active.is_empty()
     }
 
     /// Rounds are numbered consecutively over all pieces.
@@ -220,9 +250,9 @@ impl<B: Summands> Ring<B> {
     pub(super) fn receive(
         &mut self,
         link: &dyn Link,
-        round: u32,
-        packet: Packet,
+        (round, packet): (u32, Packet),
         awaited: &mut BTreeSet<Address>,
+        flight: &mut Flight,
     ) -> Result<bool, LinkError> {
         let Some(mut piece) = self.active.remove(&(round as usize / self.rounds())) else {
             return Ok(self.active.is_empty());
@@ -246,7 +276,8 @@ impl<B: Summands> Ring<B> {
         if piece.round < self.rounds() {
             self.go_on(link, piece, awaited)?;
         } else {
-            self.fill(link, awaited)?;
+            flight.pieces = flight.pieces.saturating_sub(1);
+            self.fill(link, awaited, flight)?;
         }
         Ok(self.active.is_empty())
     }

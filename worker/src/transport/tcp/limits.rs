@@ -10,12 +10,12 @@ const MESSAGE: u32 = 64;
 /// Bytes of one unit's norms in a message, at most: its number and three floats, each with what tells that it is there.
 const NORMS: u32 = 32;
 
-/// The limits of a job with this model, whose state has the units of `layout`, and this global batch, which no micro-batch exceeds; its boundaries are
+/// The limits of a job with this model, whose state has the units of `layout`, and micro-batches of at most so many samples; its boundaries are
 /// in this format and its optimizer keeps these moments.
 #[must_use]
 pub fn of_job(
     (model, layout): (&Model, Layout),
-    global_batch_size: u64,
+    samples_max: u64,
     boundary: ElementFormat,
     moments: Moments,
 ) -> Limits {
@@ -25,11 +25,13 @@ pub fn of_job(
         own.len() as u64
     };
     let sample = model.boundary_elements();
-    let elements_max = u32::try_from(global_batch_size.saturating_mul(sample)).unwrap_or(u32::MAX);
+    let boundary_elements = u32::try_from(samples_max.saturating_mul(sample)).unwrap_or(u32::MAX);
+    // A job whose micro-batches are longer than a frame can be is refused; without a size of micro-batches, its whole batch may be.
+    let frame_elements = u32::MAX / boundary.bytes();
     let units = u32::try_from(layout.units()).unwrap_or(u32::MAX);
     let default = Limits::default();
     Limits {
-        tensor_elements: elements_max.max(MESSAGE_ELEMENTS).min(default.tensor_elements),
+        tensor_elements: boundary_elements.min(frame_elements).max(MESSAGE_ELEMENTS),
         boundary_format: Some(boundary),
         message_bytes: units
             .saturating_mul(NORMS)
@@ -82,5 +84,20 @@ mod tests {
         assert_eq!(limits.boundary_format, Some(ElementFormat::BFloat16));
         assert_eq!(limits.unit_parameters.unwrap().len(), units.len());
         assert_eq!(limits.moments, Moments::Momentum);
+    }
+
+    #[test]
+    fn a_boundary_of_any_micro_batch_is_taken_as_far_as_a_frame_can_be_that_long() {
+        let mut wide = varuna_model::presets::preset("gpt2-tiny").unwrap();
+        (wide.hidden_size, wide.heads, wide.sequence_length) = (8192, 64, 8192);
+        let model = Model::from(wide);
+        let elements = |samples, format| {
+            let limits = of_job((&model, model.layout()), samples, format, Moments::Adam);
+            limits.tensor_elements
+        };
+        assert_eq!(elements(8, ElementFormat::BFloat16), 1 << 29);
+        assert_eq!(elements(8, ElementFormat::Float32), 1 << 29);
+        assert_eq!(elements(1 << 40, ElementFormat::BFloat16), u32::MAX / 2);
+        assert_eq!(elements(1 << 40, ElementFormat::Float32), u32::MAX / 4);
     }
 }

@@ -2,7 +2,7 @@
 //! follows a unit. Transfers are sent one after another in their order, since the receiver assembles one at a time.
 
 use super::states::StateSource;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::time::Instant;
 use varuna_frames::{Digester, Frame, PART_ELEMENTS as PART, TransferHeader};
@@ -46,6 +46,15 @@ struct Transfer {
 }
 
 impl Transfer {
+    /// What its last frame ends.
+    fn ends(&self) -> Sent {
+        match &self.header {
+            TransferHeader::State(state) => Sent::State(state.unit),
+            TransferHeader::Gradient(gradient) => Sent::Gradient(gradient.unit),
+            TransferHeader::Prepared(gradient) => Sent::Gradient(gradient.unit),
+        }
+    }
+
     /// The next frame, and whether it is the last one.
     fn next_frame(&mut self) -> Result<(Frame, bool), TorchError> {
         let (unit, step) = (self.header.unit(), self.header.step());
@@ -68,40 +77,64 @@ impl Transfer {
     }
 }
 
+/// The transfer whose next frame is being made, without the lock: a device is read for it, and a digest computed.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum InWork {
+    /// There is none.
+    #[default]
+    None,
+    /// It comes before all others.
+    Wanted,
+    /// It was dropped meanwhile.
+    Dropped,
+}
+
 #[derive(Default)]
 struct State {
     urgent: VecDeque<Frame>,
     urgent_bytes: usize,
-    /// Transfers in order.
+    /// Transfers in order, without the one in work.
     transfers: VecDeque<Transfer>,
+    in_work: InWork,
     closed: bool,
 }
 
 impl State {
-    /// The next frame of the first transfer; with what it ends, if it is the last one.
-    fn next_part(&mut self) -> Result<Option<(Frame, Option<Sent>)>, TorchError> {
-        let Some(transfer) = self.transfers.front_mut() else {
-            return Ok(None);
-        };
-        let sent = match &transfer.header {
-            TransferHeader::State(state) => Sent::State(state.unit),
-            TransferHeader::Gradient(gradient) => Sent::Gradient(gradient.unit),
-            TransferHeader::Prepared(gradient) => Sent::Gradient(gradient.unit),
-        };
-        let (frame, last) = transfer.next_frame()?;
-        if last {
-            self.transfers.pop_front();
+    /// Takes the first transfer, to make its next frame; [`State::put_back`] follows.
+    fn take_first(&mut self) -> Option<Transfer> {
+        let first = self.transfers.pop_front()?;
+        self.in_work = InWork::Wanted;
+        Some(first)
+    }
+
+    /// Puts it back, unless all of it is sent; false if it was dropped meanwhile.
+    fn put_back(&mut self, transfer: Transfer, all_sent: bool) -> bool {
+        let wanted = std::mem::take(&mut self.in_work) == InWork::Wanted;
+        if wanted && !all_sent {
+            self.transfers.push_front(transfer);
         }
-        Ok(Some((frame, last.then_some(sent))))
+        wanted
+    }
+
+    fn waiting_transfers(&self) -> usize {
+        self.transfers.len() + usize::from(self.in_work == InWork::Wanted)
+    }
+
+    fn drop_transfers(&mut self) {
+        self.transfers.clear();
+        if self.in_work == InWork::Wanted {
+            self.in_work = InWork::Dropped;
+        }
     }
 
     fn close(&mut self) {
         self.closed = true;
         self.urgent.clear();
-        self.transfers.clear();
+        self.drop_transfers();
     }
 }
 
+/// Many threads add frames, one takes them.
 #[derive(Default)]
 pub(super) struct Queue {
     state: Mutex<State>,
@@ -149,7 +182,7 @@ impl Queue {
             // Like a message it is dropped: the receiver learns that the connection is closed.
             return true;
         }
-        if own.transfers.len() >= TRANSFERS_MAX {
+        if own.waiting_transfers() >= TRANSFERS_MAX {
             return false;
         }
         own.transfers.push_back(Transfer {
@@ -165,10 +198,10 @@ impl Queue {
 
     /// Drops the states and gradients that are not sent to the end.
     pub(super) fn drop_states(&self) {
-        self.state.lock().transfers.clear();
+        self.state.lock().drop_transfers();
     }
 
-    /// The next frame, with what it ends if it is the last one of a transfer; `None` once the connection is closed.
+    /// The next frame, with what it ends if it is the last one of a transfer; `None` once the connection is closed. Called by one thread.
     pub(super) fn pop(&self) -> Option<(Frame, Option<Sent>)> {
         let mut state = self.state.lock();
         loop {
@@ -180,9 +213,18 @@ impl Queue {
                 self.changed.notify_all();
                 return Some((frame, None));
             }
-            match state.next_part() {
-                Ok(None) => {}
-                Ok(part) => return part,
+            let Some(mut transfer) = state.take_first() else {
+                self.changed.wait(&mut state);
+                continue;
+            };
+            // Who adds a message or a tensor does not wait for a device.
+            let made = MutexGuard::unlocked(&mut state, || transfer.next_frame());
+            let ends = transfer.ends();
+            if !state.put_back(transfer, matches!(made, Ok((_, true)))) {
+                continue;
+            }
+            match made {
+                Ok((frame, last)) => return Some((frame, last.then_some(ends))),
                 Err(error) => {
                     // The receiver learns that the connection is closed.
                     tracing::error!(%error, "what is sent to a peer cannot be read");
@@ -191,7 +233,6 @@ impl Queue {
                     return None;
                 }
             }
-            self.changed.wait(&mut state);
         }
     }
 
@@ -205,25 +246,74 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::thread::JoinHandle;
     use std::time::Duration;
     use varuna_frames::{GradientHeader, StateHeader};
     use varuna_plan::{Decision, StateId, Step, Unit};
+
+    /// Until a test has failed.
+    const PATIENCE: Duration = Duration::from_secs(20);
 
     fn frame(queue: &Queue) -> Option<Frame> {
         queue.pop().map(|(frame, _)| frame)
     }
 
     fn transfer(queue: &Queue, unit: u32, elements: usize) {
-        let (id, data) = (StateId::INITIAL, vec![unit as f32; elements]);
+        transfer_of(queue, unit, Box::new(vec![unit as f32; elements]));
+    }
+
+    fn transfer_of(queue: &Queue, unit: u32, source: Box<dyn StateSource>) {
         let header = StateHeader {
             unit: Unit(unit),
-            id,
+            id: StateId::INITIAL,
             decision: None,
             progress: varuna_plan::OptimizerProgress::START,
-            elements: elements as u64,
+            elements: source.elements() as u64,
         };
         let (encoded, header) = (vec![u8::try_from(unit).unwrap()], TransferHeader::State(header));
-        assert!(queue.push_transfer(encoded, header, Box::new(data)));
+        assert!(queue.push_transfer(encoded, header, source));
+    }
+
+    /// One element of a device that says when it is read, and answers when it is told to.
+    struct SlowSource {
+        begun: Sender<()>,
+        goes_on: Receiver<()>,
+    }
+
+    impl StateSource for SlowSource {
+        fn elements(&self) -> usize {
+            1
+        }
+        fn range(&self, _: usize, _: usize) -> Result<Vec<f32>, TorchError> {
+            self.begun.send(()).unwrap();
+            self.goes_on.recv().unwrap();
+            Ok(vec![1.0])
+        }
+    }
+
+    /// A queue whose writer is reading a transfer of unit 1; also what lets it read on, and what it takes then.
+    fn reading() -> (Arc<Queue>, Sender<()>, JoinHandle<Option<Frame>>) {
+        let queue = Arc::new(Queue::default());
+        let ((tell, begun), (go_on, goes_on)) = (channel(), channel());
+        transfer_of(&queue, 1, Box::new(SlowSource { begun: tell, goes_on }));
+        assert_eq!(frame(&queue), Some(Frame::State(vec![1])));
+        let own = Arc::clone(&queue);
+        let writer = std::thread::spawn(move || frame(&own));
+        begun.recv_timeout(PATIENCE).unwrap();
+        (queue, go_on, writer)
+    }
+
+    /// Does this on a thread of its own, in time.
+    fn at_once(queue: &Arc<Queue>, what: impl FnOnce(&Queue) + Send + 'static) {
+        let ((tell, done), own) = (channel(), Arc::clone(queue));
+        std::thread::spawn(move || {
+            what(&own);
+            tell.send(()).unwrap();
+        });
+        done.recv_timeout(PATIENCE)
+            .expect("nobody waits for the device that a transfer is read from");
     }
 
     fn gradient(queue: &Queue, unit: u32, elements: usize) {
@@ -276,6 +366,37 @@ mod tests {
         assert_eq!(frame(&queue), Some(Frame::State(vec![3])));
         assert_eq!(frame(&queue), Some(Frame::Part(Unit(3), Step(0), vec![3.0])));
         assert_eq!(queue.pop(), end(3, 1));
+    }
+
+    #[test]
+    fn who_adds_frames_does_not_wait_while_a_transfer_is_read_from_a_device() {
+        let (queue, go_on, writer) = reading();
+        at_once(&queue, |queue| queue.push_message(vec![9]));
+        at_once(&queue, |queue| transfer(queue, 2, 1));
+        go_on.send(()).unwrap();
+        let part = |unit: u32| Some(Frame::Part(Unit(unit), Step(0), vec![unit as f32]));
+        assert_eq!(writer.join().unwrap(), part(1));
+        assert_eq!(frame(&queue), Some(Frame::Message(vec![9])));
+        // What was read keeps its place before all others.
+        assert_eq!(queue.pop().unwrap().1, Some(Sent::State(Unit(1))));
+        assert_eq!(frame(&queue), Some(Frame::State(vec![2])));
+        assert_eq!(frame(&queue), part(2));
+    }
+
+    #[test]
+    fn a_transfer_that_is_dropped_while_it_is_read_is_not_sent_on() {
+        let (queue, go_on, writer) = reading();
+        at_once(&queue, Queue::close);
+        go_on.send(()).unwrap();
+        assert_eq!(writer.join().unwrap(), None);
+        let (queue, go_on, writer) = reading();
+        at_once(&queue, |queue| {
+            queue.drop_states();
+            transfer(queue, 2, 0);
+        });
+        go_on.send(()).unwrap();
+        assert_eq!(writer.join().unwrap(), Some(Frame::State(vec![2])));
+        assert_eq!(queue.pop().unwrap().1, Some(Sent::State(Unit(2))));
     }
 
     #[test]

@@ -1,0 +1,39 @@
+//! Freed memory stays with the heap, however much it is.
+//!
+//! A program of its own: what the heap does with memory is settled before any other thread allocates, as in the worker.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test without a harness"
+)]
+
+/// Above 2 GiB, which the C library gave back at once.
+const MANY: usize = 5 << 29;
+
+fn main() {
+    varuna_torch::keep_freed_memory();
+    if !cfg!(all(target_os = "linux", target_env = "gnu")) {
+        return eprintln!("SKIPPED: the C library is not glibc");
+    }
+    // Nothing is written to it, so that no machine needs so much, but where the system counts what is asked for.
+    let mut memory: Vec<u8> = Vec::new();
+    if memory.try_reserve_exact(MANY).is_err() {
+        return eprintln!("SKIPPED: this machine does not give {MANY} bytes");
+    }
+    std::hint::black_box(memory.as_mut_ptr());
+    let before = kept();
+    drop(memory);
+    let after = kept();
+    assert!(
+        after + MANY / 2 > before,
+        "{before} bytes before and {after} after"
+    );
+}
+
+/// Bytes of the process's data, the heap among them.
+fn kept() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmData:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
