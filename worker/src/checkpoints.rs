@@ -7,11 +7,11 @@ mod backlog;
 mod buffers;
 
 use crate::background::{Background, Priority};
-use crate::memory::room_for_copies;
 use crate::model::Module;
 use crate::state::{ReadError, UnitSnapshot, UnitState};
 use backlog::Backlog;
 use backon::{BackoffBuilder, ExponentialBuilder};
+pub use buffers::Room;
 use buffers::{Buffers, StateCopy};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -61,7 +61,8 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Starts the threads: those of uploads have a low priority, and keep within the job's rate limit for a worker.
+    /// Starts the threads: those of uploads have a low priority, and keep within the job's rate limit for a worker. Copies take no
+    /// more than there is room for.
     ///
     /// # Errors
     /// No threads can be started.
@@ -70,6 +71,7 @@ impl Checkpoints {
         model: Module,
         scaling: LossScaling,
         rate_limit: RateLimit,
+        room: Room,
     ) -> std::io::Result<Checkpoints> {
         let uploading = Background::start("checkpoints", Priority::Low, 2 * UPLOADS)?;
         let copies = Background::start("checkpoint-copy", Priority::Training, COPIES)?;
@@ -78,7 +80,7 @@ impl Checkpoints {
             model,
             scaling,
             rate_limit,
-            buffers: Arc::new(Buffers::within(Box::new(room_for_copies))),
+            buffers: Arc::new(Buffers::within(room)),
             given_up: AtomicU64::new(0),
             backlog: Mutex::default(),
             added: Notify::new(),

@@ -3,7 +3,6 @@
 //! The reading is the driver's and the host's; what it amounts to is decided by pure functions. A plan is made by this figure: one that
 //! is too large ends a worker in the middle of a step, one that is too small only costs speed.
 
-use std::sync::OnceLock;
 use varuna_plan::device::Hardware;
 use varuna_torch::{Device, Gpu, GpuError};
 
@@ -18,9 +17,6 @@ const HOST_RESERVE: u64 = 256 << 20;
 const COPIES_RESERVE: u64 = 128 << 20;
 /// Copies may always have as much: it is within what is kept free for the program.
 const COPIES_LEAST: u64 = 64 << 20;
-
-/// What this process may use of the host's memory, bytes: its share, or what there was when it began. None where that is not known.
-static HOST_LIMIT: OnceLock<Option<u64>> = OnceLock::new();
 
 /// Figures are multiples of this, so that workers of one kind say the same and are planned as equals.
 const UNIT: u64 = 64 << 20;
@@ -77,7 +73,7 @@ fn takes(gpu: &Gpu, bytes: u64) -> bool {
 /// What others leave to this worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Share {
-    /// Host memory, where somebody has divided it; else all that is available.
+    /// Host memory ([`host_limit`]).
     pub host_bytes: Option<u64>,
     /// Host memory that is kept of data on stores, which comes off the above.
     pub data_bytes: u64,
@@ -85,19 +81,25 @@ pub struct Share {
     pub workers_on_gpu: u32,
 }
 
+/// What this process may use of the host's memory, bytes: its share, where somebody has divided it, else what there is now. To be asked when the
+/// process begins. None where the system does not say.
+#[must_use]
+pub fn host_limit(share: Option<u64>) -> Option<u64> {
+    share.or_else(varuna_host_memory::available)
+}
+
 /// The equipment of an open device.
 ///
 /// # Errors
 /// The driver does not describe the GPU.
 pub fn equipment(device: Device, share: Share) -> Result<Equipment, GpuError> {
-    let limit = share.host_bytes.or_else(varuna_host_memory::available);
-    // A process asks for its equipment once, before it takes memory; tests ask again.
-    let _ = HOST_LIMIT.set(limit);
     Ok(match device {
         Device::Cuda(number) => of_gpu(varuna_torch::gpu(number)?, share.workers_on_gpu),
         Device::Cpu | Device::Apart => Equipment {
             hardware: Hardware::Processor,
-            memory_bytes: limit.map(|bytes| host_bytes(bytes.saturating_sub(share.data_bytes))),
+            memory_bytes: share
+                .host_bytes
+                .map(|bytes| host_bytes(bytes.saturating_sub(share.data_bytes))),
         },
     })
 }
@@ -113,11 +115,11 @@ struct HostUse {
     available: u64,
 }
 
-/// Bytes that copies of state may have in the host's memory, all of them together, where they have `now`, and had `most` at most. Training keeps what it
-/// took at its peak: that is what the process has, but for the copies. None where the system does not say.
+/// Bytes that copies of state may have in the host's memory, all of them together, where they have `now`, and had `most` at most, and the process may use
+/// so much ([`host_limit`]). Training keeps what it took at its peak: that is what the process has, but for the copies. None where the system does not
+/// say.
 #[must_use]
-pub fn room_for_copies(now: u64, most: u64) -> Option<u64> {
-    let limit = HOST_LIMIT.get().copied().flatten()?;
+pub fn room_for_copies(limit: u64, now: u64, most: u64) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let uses = HostUse {
         resident: anonymous_bytes(&status)?,
@@ -290,8 +292,9 @@ mod tests {
         };
         let left = equipment(Device::Cpu, with_data).unwrap().memory_bytes;
         assert_eq!(left, Some(3 * GIB - HOST_RESERVE));
-        let alone = equipment(Device::Cpu, share(None)).unwrap();
+        let alone = equipment(Device::Cpu, share(host_limit(None))).unwrap();
         assert!(alone.memory_bytes < varuna_host_memory::available().map(|all| all + UNIT));
+        assert_eq!(host_limit(Some(GIB)), Some(GIB));
         assert_eq!(host_bytes(0), 0);
         assert!(most_taken(Device::Cpu).unwrap() > 1 << 20);
     }

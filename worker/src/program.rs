@@ -95,7 +95,13 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     // Before anything else asks libtorch. Libraries for GPUs are loaded only where the job may use one.
     let device = named.map_or_else(|| device_of(&job, platform), Ok)?;
     // What is free for training, before anything of this process lies there.
-    let hello = equipped(hello, arguments, device, &job)?;
+    let host = memory::host_limit(arguments.host_memory);
+    let share = Share {
+        host_bytes: host,
+        data_bytes: varuna_dataset::cache_bytes(&job.data),
+        workers_on_gpu: arguments.workers_on_gpu,
+    };
+    let hello = equipped(hello, device, share)?;
     let (backend, scores) = backend(arguments, (device, platform), &job)?;
     let hello = Hello { scores, ..hello };
     if reports.send(Upward::Hello(hello)).await.is_err() {
@@ -103,11 +109,9 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     }
     let data = dataset(arguments, &job, &welcome)?;
     let store = Store::of_job(&job, &data.fingerprint()).context("spec.checkpoint.uri")?;
-    let rate_limit = || RateLimit::new(job.checkpoint.as_ref().and_then(|c| c.upload_bytes_per_second));
     let model = Module::open(&job.model, device)?;
-    let start = |store| Checkpoints::start(store, model.clone(), job.training.loss_scaling, rate_limit());
     let checkpoints = store
-        .map(start)
+        .map(|store| checkpoints(store, &model, &job, host))
         .transpose()
         .context("cannot start uploads of checkpoints")?;
     configure_connections(&mesh, &job, backend)?;
@@ -138,6 +142,20 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         memory_taken: Box::new(move || memory::most_taken(device)),
     };
     agent::run(parts, drain).await.map_err(Into::into)
+}
+
+/// Checkpoints within the job's rate and within what this process may use of the host's memory, bytes.
+fn checkpoints(store: Store, model: &Module, job: &Job, host: Option<u64>) -> std::io::Result<Checkpoints> {
+    let rate = job.checkpoint.as_ref().and_then(|c| c.upload_bytes_per_second);
+    let room = move |now, most| memory::room_for_copies(host?, now, most);
+    let scaling = job.training.loss_scaling;
+    Checkpoints::start(
+        store,
+        model.clone(),
+        scaling,
+        RateLimit::new(rate),
+        Box::new(room),
+    )
 }
 
 /// SIGTERM and Ctrl-C are notices.
@@ -221,12 +239,7 @@ fn device_of(job: &Job, platform: Platform) -> Result<Device> {
 }
 
 /// What a worker says of itself once it knows what it computes on.
-fn equipped(hello: Hello, arguments: &Arguments, device: Device, job: &Job) -> Result<Hello> {
-    let share = Share {
-        host_bytes: arguments.host_memory,
-        data_bytes: varuna_dataset::cache_bytes(&job.data),
-        workers_on_gpu: arguments.workers_on_gpu,
-    };
+fn equipped(hello: Hello, device: Device, share: Share) -> Result<Hello> {
     let Equipment {
         hardware,
         memory_bytes,

@@ -1,7 +1,8 @@
 //! Through which proxy an API server is reached: the one that kubectl takes. Pure but for [`set`], which writes what was chosen.
 //!
 //! kube chooses one too, which is replaced: it compares `NO_PROXY` with the proxy's host instead of the API server's, and there a name without a
-//! port is no server's. The rules are those of Go's `golang.org/x/net/http/httpproxy`, by which kubectl goes.
+//! port is no server's. The rules are those of Go's `golang.org/x/net/http/httpproxy`, by which kubectl goes; hyper-util's
+//! matcher goes by curl's, which know no ports and exempt no loopback address.
 
 use crate::failure::Failure;
 use ipnet::IpNet;

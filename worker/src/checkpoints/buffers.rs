@@ -48,7 +48,7 @@ impl Drop for Buffer {
 }
 
 /// How many bytes copies may have, all of them together, by the bytes that they have, and the most that they ever had; none where that is not known.
-pub(super) type Room = Box<dyn Fn(u64, u64) -> Option<u64> + Send + Sync>;
+pub type Room = Box<dyn Fn(u64, u64) -> Option<u64> + Send + Sync>;
 
 /// Memory of copies, and that which is free for them.
 pub(super) struct Buffers {

@@ -39,7 +39,15 @@ fn of_folder(folder: &tempfile::TempDir) -> Checkpoints {
     };
     let location = varuna_checkpoint::Location::open(folder.path().to_str().unwrap()).unwrap();
     let store = Store::new(location, SMALL.layout(), facts);
-    Checkpoints::start(store, SMALL.into(), LossScaling::OFF, RateLimit::new(None)).unwrap()
+    let unlimited = RateLimit::new(None);
+    Checkpoints::start(
+        store,
+        SMALL.into(),
+        LossScaling::OFF,
+        unlimited,
+        Box::new(|_, _| None),
+    )
+    .unwrap()
 }
 
 fn whole(unit: Unit) -> UnitState {

@@ -56,37 +56,17 @@ pub(super) fn spare_costs(
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Constraints, Planner};
+    use super::super::Planner;
     use super::*;
-    use crate::cost::{Costs, Device};
-    use crate::document::{Plan, Recompute, ScheduleKind, ScheduleSpec};
+    use crate::document::Plan;
     use crate::ids::WorkerId;
     use crate::spare_copies::{keepers, without_room_to_follow};
-    use varuna_model::{Transformer, gpt2};
 
     fn planner(memory: Option<u64>) -> CostPlanner {
-        let model = Transformer {
-            layers: 6,
-            hidden_size: 128,
-            sequence_length: 128,
-            vocabulary_size: 512,
-            ..gpt2::SMALL
-        };
-        CostPlanner {
-            costs: Costs::estimate(&model.spec(), Device::CPU_CORE),
-            constraints: Constraints {
-                min_workers: 3,
-                max_workers: 3,
-                micro_batch_size: Some(1),
-                min_depth: 3,
-                max_depth: None,
-                schedules: vec![ScheduleSpec {
-                    kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
-                    recompute: Recompute::None,
-                }],
-                device_memory_bytes: memory,
-            },
-        }
+        let mut planner = crate::planner::tests::planner(3, memory);
+        (planner.constraints.min_workers, planner.constraints.max_workers) = (3, 3);
+        planner.constraints.micro_batch_size = Some(1);
+        planner
     }
 
     fn three_workers() -> Vec<WorkerInfo> {

@@ -25,7 +25,8 @@ fn every_policy(kind: ScheduleKind) -> Vec<ScheduleSpec> {
         .to_vec()
 }
 
-fn planner(min_depth: u32, memory: Option<u64>) -> CostPlanner {
+/// Of a small model whose embedding and head share a weight.
+pub(super) fn planner(min_depth: u32, memory: Option<u64>) -> CostPlanner {
     planner_of(6, min_depth, memory)
 }
 

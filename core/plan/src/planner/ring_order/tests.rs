@@ -1,36 +1,14 @@
 use super::*;
 use crate::check::check_shape;
-use crate::cost::{Costs, Device};
-use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
 use crate::layout::SHARDED_RANGES;
-use crate::planner::{Constraints, CostPlanner, PlanRequest, Planner};
+use crate::planner::{CostPlanner, PlanRequest, Planner};
 use std::collections::BTreeSet;
-use varuna_model::{Transformer, gpt2};
 
-/// Of a model whose embedding and head share a weight.
 fn planner(min_depth: u32) -> CostPlanner {
-    let model = Transformer {
-        layers: 6,
-        hidden_size: 128,
-        sequence_length: 128,
-        vocabulary_size: 512,
-        ..gpt2::SMALL
-    };
-    CostPlanner {
-        costs: Costs::estimate(&model.spec(), Device::CPU_CORE),
-        constraints: Constraints {
-            min_workers: 1,
-            max_workers: 64,
-            micro_batch_size: Some(1),
-            min_depth,
-            max_depth: Some(4),
-            schedules: vec![ScheduleSpec {
-                kind: ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 },
-                recompute: Recompute::None,
-            }],
-            device_memory_bytes: None,
-        },
-    }
+    let mut planner = crate::planner::tests::planner(min_depth, None);
+    planner.constraints.micro_batch_size = Some(1);
+    planner.constraints.max_depth = Some(4);
+    planner
 }
 
 /// So many workers, so many of them on each node, of which two make a zone.

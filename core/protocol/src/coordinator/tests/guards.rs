@@ -287,6 +287,12 @@ fn workers_that_will_go_are_used_where_too_few_others_are_left() {
         ..config()
     };
     let mut rig = Rig::training_with(few, &[A, B, C]);
+    is_left_with_one_that_stays_and_one_that_goes(&mut rig);
+    assert_eq!(rig.plan().members(), [A, B]);
+}
+
+/// Of three workers one is lost, and another has notice.
+fn is_left_with_one_that_stays_and_one_that_goes(rig: &mut Rig) {
     rig.say(A, suspect(1, C));
     rig.put(CoordinatorInput::StreamDown { from: C });
     rig.put(CoordinatorInput::Notice {
@@ -296,7 +302,6 @@ fn workers_that_will_go_are_used_where_too_few_others_are_left() {
     for worker in [A, B] {
         rig.answer(worker, &all_at(state(1, 4)));
     }
-    assert_eq!(rig.plan().members(), [A, B]);
 }
 
 /// Like [`Wide`], where one worker alone has no room for the model.
@@ -315,15 +320,7 @@ impl Planner for NotAlone {
 fn workers_that_will_go_are_used_where_there_is_no_plan_without_them() {
     let mut rig = Rig::training(&[A, B, C]);
     rig.machine.shared.planner = Box::new(NotAlone);
-    rig.say(A, suspect(1, C));
-    rig.put(CoordinatorInput::StreamDown { from: C });
-    rig.put(CoordinatorInput::Notice {
-        worker: B,
-        leaves_in: None,
-    });
-    for worker in [A, B] {
-        rig.answer(worker, &all_at(state(1, 4)));
-    }
+    is_left_with_one_that_stays_and_one_that_goes(&mut rig);
     assert_eq!(rig.plan().members(), [A, B]);
     let without = |e: &Event| matches!(e, Event::NoPlan { .. });
     assert!(!rig.events.iter().any(without), "{:?}", rig.events);
