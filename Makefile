@@ -1,8 +1,9 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: stores nvrtc help setup build build-demo build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-zero bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-kueue test-hf test-own-models test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
+.PHONY: programs help setup build build-demo build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-zero bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-kueue test-hf test-own-models test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick e2e-built bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
 
 CARGO ?= cargo
+TESTED := --workspace --locked --features varuna-cluster-tests/cluster,varuna/kubernetes
 CORE := -p varuna-model -p varuna-mutants -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
 # A new folder each time: nothing that exists is overwritten.
 RUN_DIR := runs/demo-$(shell date +%Y%m%d-%H%M%S)
@@ -23,17 +24,17 @@ build-demo: setup
 build-release: setup ## Build everything, optimised
 	$(CARGO) build --workspace --locked --release --features varuna/kubernetes
 
-# The compiler for kernels: a test compiles them with it where it can be had.
-nvrtc:
-	@scripts/setup-nvrtc.sh
-
-stores: setup
+programs: setup ## Get the programs that tests start: MinIO, a Kubernetes control plane, CoreDNS, helm (pinned Go modules, built once), NVRTC
 	@scripts/setup-stores.sh
+	@scripts/setup-nvrtc.sh
+	@scripts/setup-kube.sh
 
-test: build stores test-data nvrtc ## Run all tests: the core by seeds, parity, real workers that are really killed, a real control plane; as root also real nodes
-	scripts/setup-kube.sh
-	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster,varuna/kubernetes
-	$(MAKE) e2e-quick
+# Built for the tests at once: a build without the features of their own dependencies would build half of the crates twice.
+test: setup programs ## Run all tests: the core by seeds, parity, real workers that are really killed, a real control plane; as root also real nodes
+	$(CARGO) build $(TESTED) --lib --bins --examples --tests
+	$(call dataset,target/debug/varuna)
+	$(CARGO) test $(TESTED)
+	$(MAKE) e2e-built
 
 test-stores: build ## Test checkpoints on MinIO, Azurite, fake-gcs-server and local files, and deaths and faults in the middle of saves
 	scripts/setup-stores.sh all
@@ -90,8 +91,8 @@ chaos: build ## Real processes under faults, judged by the run folder (DURATION=
 
 lint: setup ## Check the format, clippy and the documentation without any warning, licences and sources of dependencies
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked --features varuna-cluster-tests/cluster,varuna/kubernetes -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked --features varuna-cluster-tests/cluster,varuna/kubernetes
+	$(CARGO) clippy $(TESTED) --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(TESTED) --no-deps
 	scripts/cargo-deny.sh
 
 fmt: ## Format the sources
@@ -166,6 +167,10 @@ test-alerts: ## Test what the chart's alerts fire for, with promtool (built once
 
 # The programs of a test build: the end-to-end run of `make test`, which is left out, and says so, where there is no root.
 e2e-quick: build test-data
+	$(MAKE) e2e-built
+
+# The same with programs that are built.
+e2e-built:
 	scripts/setup-kube.sh
 	scripts/setup-nodes.sh
 	@if [ "$$(id -u)" = 0 ]; then BINARIES=target/debug images/build.sh --text; fi

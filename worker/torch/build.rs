@@ -3,23 +3,39 @@
 /// The kernels' texts, whose arguments the shim fills in.
 const KERNELS: &str = "../cuda/kernels";
 
+/// The glue's parts, all included by `glue.cpp`, and their headers.
+const PARTS: [&str; 17] = [
+    "dropout.cpp",
+    "dropout.h",
+    "fused.cpp",
+    "fused.h",
+    "glue.cpp",
+    "head_loss.cpp",
+    "head_loss.h",
+    "launcher.h",
+    "memory_meter.cpp",
+    "product.h",
+    "rms_norm.cpp",
+    "rms_norm.h",
+    "rotary.cpp",
+    "rotary.h",
+    "script.cpp",
+    "script.h",
+    "shim.cpp",
+];
+
 fn main() {
-    println!("cargo:rerun-if-changed=dropout.h");
-    println!("cargo:rerun-if-changed=head_loss.h");
-    println!("cargo:rerun-if-changed=fused.h");
-    println!("cargo:rerun-if-changed=launcher.h");
-    println!("cargo:rerun-if-changed=product.h");
-    println!("cargo:rerun-if-changed=rms_norm.h");
-    println!("cargo:rerun-if-changed=rotary.h");
-    println!("cargo:rerun-if-changed=script.h");
+    for part in PARTS {
+        println!("cargo:rerun-if-changed={part}");
+    }
+    println!("cargo:rerun-if-changed=driver.cpp");
     println!("cargo:rerun-if-changed={KERNELS}/arguments.h");
     let lib = std::env::var("DEP_TCH_LIBTORCH_LIB").expect("torch-sys tells where libtorch lies");
     let root = std::path::Path::new(&lib)
         .parent()
         .expect("libtorch's lib folder has a parent");
     // Thin glue over large headers: optimising it costs a minute and gains nothing.
-    let build = |file: &str| {
-        println!("cargo:rerun-if-changed={file}");
+    let build = |file: &str, name: &str| {
         cc::Build::new()
             .cpp(true)
             .std("c++17")
@@ -30,18 +46,11 @@ fn main() {
             .include(root.join("include/torch/csrc/api/include"))
             .include(KERNELS)
             .file(file)
-            .compile(&format!("varuna_torch_{}", file.trim_end_matches(".cpp")));
+            .compile(name);
     };
-    build("shim.cpp");
-    build("driver.cpp");
-    // The glue calls these, so they are linked after it. They call libtorch for whole tensors, or launch kernels.
-    build("memory_meter.cpp");
-    build("head_loss.cpp");
-    build("fused.cpp");
-    build("rms_norm.cpp");
-    build("rotary.cpp");
-    build("dropout.cpp");
-    build("script.cpp");
+    build("glue.cpp", "varuna_torch_shim");
+    // It needs none of libtorch's headers.
+    build("driver.cpp", "varuna_torch_driver");
     // For the tests of this crate; binaries print their own.
     println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
 }
