@@ -4,6 +4,7 @@
 #
 #   images/build.sh [--text]      --text: also the worker with the examples' dataset, for the end-to-end tests
 #   images/build.sh --cuda        only the worker for nodes with GPUs
+#   images/build.sh --fresh ...   the same with Debian's packages of today: what earlier builds have kept of the mirror is not used
 #   images/build.sh --context DIR [--cuda]   builds nothing: fills DIR with what the Dockerfiles copy, for `docker build` (needs neither root nor those tools)
 #   BINARIES                      where the programs lie (default: target/release)
 #   IMAGE_TAG                     default: the version in Cargo.toml
@@ -15,6 +16,13 @@ fail() {
     echo "images: $*" >&2
     exit 1
 }
+
+# What is kept of earlier builds: the bases by their packages, images, and notes of what they were built from.
+bases=.cache/images
+if [ "${1:-}" = --fresh ]; then
+    rm -f "$bases"/base-*.tar "${IMAGES:-$bases}"/built "${IMAGES:-$bases}"/built-cuda
+    shift
+fi
 
 only_context=
 if [ "${1:-}" = --context ]; then
@@ -31,7 +39,6 @@ for program in varuna-operator varuna-coordinator varuna-worker varuna-launcher;
     [ -x "$binaries/$program" ] || fail "$binaries/$program is missing: run make build-release"
 done
 tag=${IMAGE_TAG:-$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)}
-bases=.cache/images
 out=${IMAGES:-$bases}
 mkdir -p "$bases" "$out"
 
@@ -48,8 +55,12 @@ for program in varuna-operator varuna-coordinator varuna-worker varuna-launcher;
     chmod 755 "$context/bin/$program"
 done
 cp -L .cache/libtorch/lib/*.so* "$context/libtorch/lib/"
-# A libtorch that LIBTORCH names may have none.
-[ ! -d .cache/libtorch/packages ] || cp -rL .cache/libtorch/packages/. "$context/libtorch/packages/"
+# A libtorch that LIBTORCH names may have none, nor one from before they were kept.
+if [ -d .cache/libtorch/packages ]; then
+    cp -rL .cache/libtorch/packages/. "$context/libtorch/packages/"
+else
+    echo "images: .cache/libtorch has no packages/: the worker's image is without PyTorch's licence and name (scripts/setup-libtorch.sh fetches them)" >&2
+fi
 
 if [ "${1:-}" = --cuda ]; then
     images/setup-cuda.sh
@@ -65,7 +76,14 @@ fi
 
 # What is built follows from these, so a tag that is there need not be built again. The archives of two builds have the same names, so that
 # there is one note for all but those for GPUs: it holds the option too, and --text builds what no option builds.
-digest=$(cat images/*.Dockerfile images/*.lock images/build.sh images/slim.sh "$context"/bin/* | sha256sum | cut -c1-16)
+digest=$(
+    {
+        cat images/*.Dockerfile images/*.lock images/build.sh images/slim.sh "$context"/bin/*
+        cat scripts/libtorch.lock scripts/unpack_libtorch.py scripts/wheel_packages.py
+        # Which of its files there are: their contents follow from the lock.
+        find "$context/libtorch" -type f -printf '%P %s\n' | sort
+    } | sha256sum | cut -c1-16
+)
 case "${1:-}" in
 --cuda) built=$out/built-cuda ;;
 *) built=$out/built ;;

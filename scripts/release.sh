@@ -32,7 +32,8 @@ provide .cache/syft scripts/sbom github.com/anchore/syft/cmd/syft ""
 scripts/setup-kube.sh
 
 images="varuna-operator varuna-coordinator varuna-worker"
-images/build.sh
+# A release has the packages of the day, with their security updates. The second build finds nothing that is older than the first.
+images/build.sh --fresh
 worker=varuna-worker
 if [ "${CUDA:-}" = 1 ]; then
     images/build.sh --cuda

@@ -29,16 +29,29 @@ fi
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/varuna
 dest=$cache/libtorch-$version
-if [ "$(cat "$dest/build-version" 2>/dev/null)" = "$version" ] && [ -d "$dest/packages" ]; then
+has_libraries= retries=5
+if [ "$(cat "$dest/build-version" 2>/dev/null)" = "$version" ]; then
+    if [ -d "$dest/packages" ]; then
+        link "$dest"
+        exit 0
+    fi
+    # It was unpacked before descriptions and licences were kept. Only images and releases need them: what goes wrong from here on stops no build.
+    has_libraries=1 retries=0
+fi
+
+# cannot WHY: there is nothing to build with, unless only the descriptions are lacking.
+cannot() {
+    [ -n "$has_libraries" ] || fail "$*"
+    echo "setup-libtorch: $*. $dest is used without packages/, which images and releases need for PyTorch's licence" >&2
     link "$dest"
     exit 0
-fi
+}
 
 case "$(uname -s) $(uname -m)" in
 "Linux x86_64") ;;
-*) fail "no pinned libtorch for $(uname -s) $(uname -m): set LIBTORCH to a libtorch $version" ;;
+*) cannot "no pinned libtorch for $(uname -s) $(uname -m): set LIBTORCH to a libtorch $version" ;;
 esac
-python3 -m pip --version >/dev/null 2>&1 || fail "python3 with pip is missing: run scripts/setup.sh as root, or install python3-pip"
+python3 -m pip --version >/dev/null 2>&1 || cannot "python3 with pip is missing: install python3-pip (where there is no libtorch yet, scripts/setup.sh does so as root)"
 
 mkdir -p "$cache"
 # Beside the destination: a rename within one file system is atomic, so a half-made libtorch is never seen.
@@ -47,15 +60,14 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 echo "setup-libtorch: fetching libtorch $version into $dest (543 MB, once)" >&2
 # "pip download" installs nothing, so it also works where pip refuses to install (Debian's externally managed Python).
-python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --no-deps --require-hashes \
+python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --no-deps --require-hashes --retries "$retries" \
     --only-binary=:all: --python-version 3.12 --implementation cp --abi cp312 --abi none \
     --platform manylinux_2_28_x86_64 --platform manylinux_2_25_x86_64 \
     --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
     --dest "$work/wheels" --requirement scripts/libtorch.lock ||
-    fail "the download failed, or a wheel is not the pinned one (scripts/libtorch.lock)"
-python3 scripts/unpack_libtorch.py "$work/wheels" "$work/libtorch" || fail "the wheels could not be unpacked into $work"
-python3 scripts/wheel_packages.py "$work/wheels" "$work/libtorch/packages" || fail "the wheels' descriptions could not be unpacked into $work"
-# What was unpacked before descriptions were kept lacks nothing else.
+    cannot "the download failed, or a wheel is not the pinned one (scripts/libtorch.lock)"
+python3 scripts/unpack_libtorch.py "$work/wheels" "$work/libtorch" || cannot "the wheels could not be unpacked into $work"
+python3 scripts/wheel_packages.py "$work/wheels" "$work/libtorch/packages" || cannot "the wheels' descriptions could not be unpacked into $work"
 [ ! -e "$dest/build-version" ] || [ -d "$dest/packages" ] || mv -T "$work/libtorch/packages" "$dest/packages"
 # Debris of an older layout would make the rename move into it.
 if [ -e "$dest" ] && [ ! -e "$dest/build-version" ]; then

@@ -14,7 +14,7 @@ python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
 
 # A libtorch that is there already needs no Python.
 libtorch=${XDG_CACHE_HOME:-$HOME/.cache}/varuna/libtorch-2.11.0
-if [ -n "${LIBTORCH:-}" ] || { [ -e "$libtorch/build-version" ] && [ -d "$libtorch/packages" ]; }; then
+if [ -n "${LIBTORCH:-}" ] || [ -e "$libtorch/build-version" ]; then
     missing=$(echo "$missing" | sed 's/ python3-pip//; s/ python3//')
 fi
 

@@ -55,8 +55,8 @@ pub(crate) struct GenerateArguments {
     /// Equal seeds draw equal tokens.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The tokenizer: byte, gpt2, or the path of a tokenizer.json or of a folder that has one [default: that of --data, else the one that was imported
-    /// with the model, else the one that fits the model's vocabulary].
+    /// The tokenizer: byte, gpt2, or the path of a tokenizer.json or of a folder that has one [default: that of --data, else the one that is kept
+    /// beside the checkpoints (an imported model's, or the dataset's), else the one that fits the model's vocabulary].
     #[arg(long)]
     tokenizer: Option<String>,
     /// Dataset (path without .bin / .idx) whose tokenizer is used.

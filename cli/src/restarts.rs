@@ -12,7 +12,7 @@ const DELAY_MAX: Duration = Duration::from_secs(60);
 /// A worker that ran for so long has loaded its state and trained: what ended it says nothing about the next one.
 const STEADY: Duration = Duration::from_secs(300);
 /// How long a run may be without any worker. Long enough for somebody at a terminal to start some; a batch job must not wait for ever.
-pub(crate) const ALONE_MAX: Duration = Duration::from_secs(300);
+pub(crate) const WITHOUT_WORKERS_MAX: Duration = Duration::from_secs(300);
 
 /// How a worker's process has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,9 +82,9 @@ impl Restarts {
 
 /// Since when a run has no worker. Times are counted from any fixed moment.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Alone(Option<Duration>);
+pub(crate) struct WithoutWorkers(Option<Duration>);
 
-impl Alone {
+impl WithoutWorkers {
     /// Takes whether the run has no worker now, and none that is to be started. True where that is new.
     pub(crate) fn note(&mut self, now: Duration, alone: bool) -> bool {
         let is_new = alone && self.0.is_none();
@@ -94,7 +94,7 @@ impl Alone {
 
     /// When it will have waited for long enough; none where it has workers.
     pub(crate) fn until(&self) -> Option<Duration> {
-        self.0.map(|since| since + ALONE_MAX)
+        self.0.map(|since| since + WITHOUT_WORKERS_MAX)
     }
 
     /// Whether it has.
@@ -186,15 +186,15 @@ mod tests {
 
     #[test]
     fn a_run_without_workers_says_so_once_and_waits_for_as_long_each_time() {
-        let mut alone = Alone::default();
+        let mut alone = WithoutWorkers::default();
         assert!(!alone.note(seconds(1), false));
         assert_eq!((alone.until(), alone.is_over(seconds(9999))), (None, false));
         assert!(alone.note(seconds(10), true));
         assert!(!alone.note(seconds(20), true), "it was said");
-        assert_eq!(alone.until(), Some(seconds(10) + ALONE_MAX));
+        assert_eq!(alone.until(), Some(seconds(10) + WITHOUT_WORKERS_MAX));
         assert!(!alone.note(seconds(30), false), "somebody has come");
         assert!(alone.note(seconds(40), true));
-        assert!(!alone.is_over(seconds(10) + ALONE_MAX));
-        assert!(alone.is_over(seconds(40) + ALONE_MAX));
+        assert!(!alone.is_over(seconds(10) + WITHOUT_WORKERS_MAX));
+        assert!(alone.is_over(seconds(40) + WITHOUT_WORKERS_MAX));
     }
 }

@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::io::print_line;
 use crate::job;
 use crate::progress::Progress;
-use crate::restarts::{ALONE_MAX, Alone, End, Restarts};
+use crate::restarts::{End, Restarts, WITHOUT_WORKERS_MAX, WithoutWorkers};
 use crate::signals::Interrupts;
 use rand::TryRngCore as _;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -156,7 +156,7 @@ struct Run {
     /// Zero of the times that `restarts` and `alone` are given.
     began: Instant,
     restarts: Restarts,
-    alone: Alone,
+    alone: WithoutWorkers,
     /// Name of the worker that has ended last.
     last_ended: String,
     /// The coordinator was told to stop.
@@ -180,7 +180,7 @@ impl Run {
             progress,
             began: Instant::now(),
             restarts,
-            alone: Alone::default(),
+            alone: WithoutWorkers::default(),
             last_ended: String::new(),
             ending: false,
             given_up: false,
@@ -378,7 +378,7 @@ impl Names {
             "no worker is left: training waits for new ones. Start some with varuna scale {} N, or end the run with Ctrl-C; it ends by itself in \
              {} minutes",
             self.folder,
-            ALONE_MAX.as_secs() / 60
+            WITHOUT_WORKERS_MAX.as_secs() / 60
         )
     }
 
@@ -386,7 +386,7 @@ impl Names {
     fn abandoned(&self) -> Failure {
         Failure::Internal(format!(
             "there was no worker for {} minutes; the run goes on from its newest checkpoint with varuna run {} --run-dir {}",
-            ALONE_MAX.as_secs() / 60,
+            WITHOUT_WORKERS_MAX.as_secs() / 60,
             self.job,
             self.folder
         ))

@@ -5,6 +5,8 @@
 
 mod backlog;
 mod buffers;
+mod data_tokenizer;
+mod shards;
 
 use crate::background::{Background, Priority};
 use crate::model::Module;
@@ -12,15 +14,17 @@ use crate::state::{ReadError, UnitSnapshot, UnitState};
 use backlog::Backlog;
 use backon::{BackoffBuilder, ExponentialBuilder};
 pub use buffers::Room;
-use buffers::{Buffers, StateCopy};
+use buffers::{Buffers, NotCopied, StateCopy};
+pub use data_tokenizer::DataTokenizer;
 use parking_lot::Mutex;
+use shards::{from_shard, tensors, to_shard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore};
-use varuna_checkpoint::{CheckpointError, RateLimit, Shard, ShardTensor, Store, unit_name};
-use varuna_model::Parameter;
-use varuna_plan::{Layout, LossScaling, Moments, OptimizerProgress, StateId, Unit};
+use tokio::task::JoinHandle;
+use varuna_checkpoint::{CheckpointError, RateLimit, Store};
+use varuna_plan::{LossScaling, StateId, Unit};
 
 /// Pauses after failed uploads: 0.25 to 0.5 s at first, doubled up to 5 to 10 s, without end. Random, so that the workers of a
 /// job do not try in step.
@@ -44,6 +48,7 @@ struct Inner {
     model: Module,
     scaling: LossScaling,
     rate_limit: RateLimit,
+    tokenizer: DataTokenizer,
     buffers: Arc<Buffers>,
     /// States that were not saved because a unit could not be copied.
     given_up: AtomicU64,
@@ -71,21 +76,16 @@ impl Checkpoints {
         model: Module,
         scaling: LossScaling,
         rate_limit: RateLimit,
+        tokenizer: DataTokenizer,
         room: Room,
     ) -> std::io::Result<Checkpoints> {
+        let inner = Inner::new(store, model, scaling, rate_limit, tokenizer, room);
+        Checkpoints::over(Arc::new(inner))
+    }
+
+    fn over(inner: Arc<Inner>) -> std::io::Result<Checkpoints> {
         let uploading = Background::start("checkpoints", Priority::Low, 2 * UPLOADS)?;
         let copies = Background::start("checkpoint-copy", Priority::Training, COPIES)?;
-        let inner = Arc::new(Inner {
-            store,
-            model,
-            scaling,
-            rate_limit,
-            buffers: Arc::new(Buffers::within(room)),
-            given_up: AtomicU64::new(0),
-            backlog: Mutex::default(),
-            added: Notify::new(),
-            loads: Semaphore::new(LOADS),
-        });
         for _ in 0..UPLOADS {
             let uploads = Arc::clone(&inner);
             uploading.spawn(uploads.upload());
@@ -97,47 +97,29 @@ impl Checkpoints {
         })
     }
 
-    /// A state waits for the upload of an earlier one: another one would take its place. Or there is no memory for another one. All members of a plan
-    /// leave a checkpoint out for which one of them is busy.
+    /// A state waits for the upload of an earlier one: another one would take its place. Or there is no memory for another one, or there was none a short
+    /// while ago. All members of a plan leave a checkpoint out for which one of them is busy.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         let (is_full, is_empty) = {
             let backlog = self.inner.backlog.lock();
             (backlog.is_full(), backlog.is_empty())
         };
-        is_full || self.inner.buffers.is_short(!is_empty)
+        is_full || self.inner.buffers.is_short(!is_empty, Instant::now())
     }
 
-    /// Memory that is kept for the next checkpoint is given back: a plan may give this worker more to hold.
+    /// Memory that is kept for the next checkpoint is given back: a plan may give this worker more to hold. Or less: so it is tried again where there was
+    /// none.
     pub fn give_memory_back(&self) {
-        self.inner.buffers.forget_kept();
+        self.inner.buffers.begin_anew();
     }
 
     /// Copies a unit's state out and uploads it in the background, unless that is under way.
     pub fn save(&self, unit: Unit, id: StateId, snapshot: UnitSnapshot) {
-        if !self.inner.backlog.lock().admit(id, unit) {
-            return;
+        if self.inner.admit(id, unit, snapshot.elements()) {
+            let inner = Arc::clone(&self.inner);
+            self.copies.spawn_blocking(move || inner.copy(id, unit, snapshot));
         }
-        let inner = Arc::clone(&self.inner);
-        inner.buffers.note(id, snapshot.elements());
-        self.copies.spawn_blocking(move || {
-            if !inner.backlog.lock().wants(id, unit) {
-                return;
-            }
-            let copied = inner
-                .buffers
-                .copy(&snapshot, || inner.backlog.lock().wants(id, unit));
-            // The optimizer may go on.
-            drop(snapshot);
-            let copy = match copied {
-                Ok(copy) => copy,
-                Err(error) => return inner.give_up(id, unit, &error),
-            };
-            inner.backlog.lock().add(id, unit, copy);
-            // Wakes both uploads if both wait; if none waits, leaves a permit for the next.
-            inner.added.notify_waiters();
-            inner.added.notify_one();
-        });
     }
 
     /// Reads a unit's state at `id`; `arrived` is called for each part that arrives. A checkpoint that is damaged is marked so that
@@ -198,19 +180,76 @@ impl Checkpoints {
 }
 
 impl Inner {
-    /// A unit was not copied: its state will not be complete. The worker goes on. Memory may be there for the next one, and the engine learns of a
+    fn new(
+        store: Store,
+        model: Module,
+        scaling: LossScaling,
+        rate_limit: RateLimit,
+        tokenizer: DataTokenizer,
+        room: Room,
+    ) -> Inner {
+        Inner {
+            store,
+            model,
+            scaling,
+            rate_limit,
+            tokenizer,
+            buffers: Arc::new(Buffers::within(room)),
+            given_up: AtomicU64::new(0),
+            backlog: Mutex::default(),
+            added: Notify::new(),
+            loads: Semaphore::new(LOADS),
+        }
+    }
+
+    /// Makes room for a unit's state of so many elements; false where it needs no other copy.
+    fn admit(&self, id: StateId, unit: Unit, elements: usize) -> bool {
+        let admitted = self.backlog.lock().admit(id, unit);
+        if admitted {
+            self.buffers.note(id, unit, elements);
+        }
+        admitted
+    }
+
+    /// Copies the state of a unit that was admitted, for the uploads.
+    fn copy(&self, id: StateId, unit: Unit, snapshot: UnitSnapshot) {
+        let is_wanted = || self.backlog.lock().wants(id, unit);
+        if !is_wanted() {
+            return;
+        }
+        let copied = self.buffers.copy(&snapshot, is_wanted);
+        // The optimizer may go on.
+        drop(snapshot);
+        let copy = match copied {
+            Ok(copy) => copy,
+            Err(why) => return self.give_up(id, unit, &why),
+        };
+        self.backlog.lock().add(id, unit, copy);
+        // Wakes both uploads if both wait; if none waits, leaves a permit for the next.
+        self.added.notify_waiters();
+        self.added.notify_one();
+    }
+
+    /// A unit was not copied: its state will not be complete. The worker goes on. Memory may be there for a later one, and the engine learns of a
     /// broken device by itself. Nobody waits for this one: what was ordered is there with any later one.
-    fn give_up(&self, id: StateId, unit: Unit, error: &ReadError) {
+    fn give_up(&self, id: StateId, unit: Unit, why: &NotCopied) {
         if !self.backlog.lock().give_up(id) {
             return;
         }
         let so_far = self.given_up.fetch_add(1, Ordering::Relaxed) + 1;
-        match error {
-            ReadError::LeftOff => tracing::warn!(
+        match why {
+            NotCopied::NoMemory => {
+                self.buffers.pause();
+                tracing::warn!(
+                    %unit, state = %id, so_far,
+                    "a checkpoint is given up, and the next ones are left out for a while: the optimizer has waited too long for memory to copy this unit"
+                );
+            }
+            NotCopied::Unread(ReadError::LeftOff) => tracing::warn!(
                 %unit, state = %id, so_far,
-                "a checkpoint is given up: the optimizer has waited too long for this unit to be copied, for want of time or memory"
+                "a checkpoint is given up: the optimizer has waited too long for this unit to be copied"
             ),
-            ReadError::Torch(error) => {
+            NotCopied::Unread(ReadError::Torch(error)) => {
                 tracing::error!(%error, %unit, state = %id, so_far, "a checkpoint is given up: a unit of it cannot be read");
             }
         }
@@ -227,7 +266,8 @@ impl Inner {
             // The next state may have waited for the end of this one.
             self.added.notify_one();
             match uploaded {
-                Ok(()) => backoff = BACKOFF.build(),
+                // What goes on beside, nothing here waits for.
+                Ok(_) => backoff = BACKOFF.build(),
                 Err(error) => {
                     tracing::warn!(%error, state = %id, "cannot upload a shard of a checkpoint");
                     tokio::time::sleep(backoff.next().unwrap_or_default()).await;
@@ -236,12 +276,13 @@ impl Inner {
         }
     }
 
+    /// Uploads a copy, and completes its checkpoint with the last one. Returns what goes on beside when that is complete.
     async fn upload_one(
         self: Arc<Self>,
         id: StateId,
         unit: Unit,
         copy: StateCopy,
-    ) -> Result<(), CheckpointError> {
+    ) -> Result<Option<JoinHandle<()>>, CheckpointError> {
         let put = self.put(id, unit, copy.clone()).await;
         if let Err(error) = put {
             self.backlog.lock().failed(id, unit, copy, error.is_final());
@@ -249,13 +290,14 @@ impl Inner {
         }
         let last = self.backlog.lock().uploaded(id, unit);
         if !last {
-            return Ok(());
+            return Ok(None);
         }
+        self.buffers.was_enough();
         // Forgotten only after that: if the manifest cannot be written, this unit is uploaded again.
         let completed = self.complete(id).await;
         let mut backlog = self.backlog.lock();
         match &completed {
-            Ok(()) => backlog.forget(id),
+            Ok(_) => backlog.forget(id),
             Err(error) => backlog.not_completed(id, unit, copy, error.is_final()),
         }
         completed
@@ -274,82 +316,29 @@ impl Inner {
         self.store.write_shard(id, unit, file?, &self.rate_limit).await
     }
 
-    async fn complete(&self, id: StateId) -> Result<(), CheckpointError> {
+    async fn complete(self: &Arc<Self>, id: StateId) -> Result<Option<JoinHandle<()>>, CheckpointError> {
         match self.store.complete(id).await {
-            Ok(true) => tracing::info!(state = %id, "checkpoint complete"),
-            Ok(false) => {}
+            Ok(true) => {
+                tracing::info!(state = %id, "checkpoint complete");
+                // The copies of this state need not wait for it.
+                let inner = Arc::clone(self);
+                Ok(Some(tokio::spawn(async move {
+                    inner
+                        .tokenizer
+                        .keep(inner.store.location(), &inner.rate_limit)
+                        .await;
+                })))
+            }
+            Ok(false) => Ok(None),
             Err(error) => {
                 // A shard in the store does not hold what its name says: that of the last step would else be waited for in vain.
                 if matches!(error, CheckpointError::Damaged { .. }) {
                     self.store.location().refuse(id, &error.to_string()).await?;
                 }
-                return Err(error);
+                Err(error)
             }
         }
-        Ok(())
     }
-}
-
-fn to_shard(
-    model: &Module,
-    scaling: &LossScaling,
-    (layout, moments): (Layout, Moments),
-    (id, unit): (StateId, Unit),
-    copy: StateCopy,
-) -> Shard<StateCopy> {
-    let progress = copy.progress();
-    let tensors = tensors(model, layout, unit);
-    Shard {
-        id,
-        unit: unit_name(layout, unit),
-        adam_steps: progress.adam_steps,
-        loss_scale: scaling.saved(progress.loss_scale),
-        failed_in_a_row: progress.failed_in_a_row,
-        moments,
-        tensors,
-        data: copy,
-    }
-}
-
-/// The tensors of a unit's shard; of a range of a segment's state, the parts of parameters that lie in it.
-fn tensors(model: &Module, layout: Layout, unit: Unit) -> Vec<ShardTensor> {
-    let spec = model.unit(layout.whole_of(unit));
-    if layout.ranges == 1 {
-        let whole = spec.parameters.into_iter();
-        return whole.map(|p| ShardTensor::new(p.name, p.shape)).collect();
-    }
-    let range = spec.range(&layout.elements_of(unit, spec.elements()));
-    let part = |part: Parameter| {
-        let whole = spec.parameters.iter().find(|p| p.name == part.name);
-        ShardTensor {
-            whole: whole.map(|p| p.shape.clone()),
-            ..ShardTensor::new(part.name, part.shape)
-        }
-    };
-    range.parameters.into_iter().map(part).collect()
-}
-
-fn from_shard(
-    model: &Module,
-    scaling: &LossScaling,
-    (layout, unit): (Layout, Unit),
-    shard: Shard,
-) -> Result<UnitState, CheckpointError> {
-    let expected = tensors(model, layout, unit);
-    let (id, file) = (shard.id, format!("{}.safetensors", shard.unit));
-    let shard = shard.in_order(&expected).map_err(|why| match model {
-        Module::Transformer(_) => CheckpointError::Damaged { id, file, why },
-        // It may have been exported anew: the checkpoint is sound.
-        Module::Exported(_) => CheckpointError::Unsuitable { id, why },
-    })?;
-    Ok(UnitState {
-        progress: OptimizerProgress {
-            adam_steps: shard.adam_steps,
-            loss_scale: scaling.resumed(shard.loss_scale),
-            failed_in_a_row: shard.failed_in_a_row,
-        },
-        data: shard.data,
-    })
 }
 
 #[cfg(test)]

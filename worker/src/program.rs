@@ -6,7 +6,7 @@ use crate::agent::uplink::{self, UplinkEvent};
 use crate::agent::{self, AgentEvent, AgentParts};
 use crate::arguments::{Arguments, Instead, bind_address};
 use crate::backend::{Backend, Platform};
-use crate::checkpoints::Checkpoints;
+use crate::checkpoints::{Checkpoints, DataTokenizer};
 use crate::engine::{Engine, EngineConfig};
 use crate::memory::{self, Equipment, Share};
 use crate::model::{Module, attention_shape, score_memory};
@@ -154,6 +154,7 @@ fn checkpoints(store: Store, model: &Module, job: &Job, host: Option<u64>) -> st
         model.clone(),
         scaling,
         RateLimit::new(rate),
+        DataTokenizer::of(job.data.clone()),
         Box::new(room),
     )
 }

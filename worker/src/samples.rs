@@ -1,6 +1,6 @@
 //! The job's data as the engine's source of samples.
 
-use crate::engine::{SampleError, Samples};
+use crate::engine::{SampleError, SamplePart, Samples};
 use backon::{BlockingRetryable, ExponentialBuilder};
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -30,17 +30,23 @@ fn may_pass(error: &DataError) -> bool {
     matches!(error, DataError::Io { source, .. } if !lasts(source.kind()))
 }
 
-/// Reads a sample, again where the file system or the store fails.
-fn read(index: u64, read: impl FnMut() -> Result<(), DataError>) -> Result<(), SampleError> {
-    read_by(BACKOFF, index, read)
+/// Reads a sample, again where the file system or the store fails, as long as it is wanted.
+fn read(
+    index: u64,
+    wanted: &mut dyn FnMut() -> bool,
+    read: impl FnMut() -> Result<(), DataError>,
+) -> Result<(), SampleError> {
+    read_by(BACKOFF, index, wanted, read)
 }
 
 fn read_by(
     backoff: ExponentialBuilder,
     index: u64,
+    wanted: &mut dyn FnMut() -> bool,
     read: impl FnMut() -> Result<(), DataError>,
 ) -> Result<(), SampleError> {
-    let done = read.retry(backoff).when(may_pass);
+    let again = |error: &DataError| may_pass(error) && wanted();
+    let done = read.retry(backoff).when(again);
     let done = done.notify(|error, pause| tracing::warn!(%error, index, ?pause, "reads a sample again"));
     done.call().map_err(|error| SampleError {
         index,
@@ -51,11 +57,11 @@ fn read_by(
 
 impl Samples for DatasetSamples {
     fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
-        read(index, || self.0.train(index, tokens))
+        self.read_while(SamplePart::Train, index, tokens, &mut || true)
     }
 
     fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
-        read(index, || self.0.held_out(index, tokens))
+        self.read_while(SamplePart::HeldOut, index, tokens, &mut || true)
     }
 
     fn will_train(&self, index: u64) {
@@ -67,11 +73,27 @@ impl Samples for DatasetSamples {
     }
 
     fn train_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), SampleError> {
-        read(index, || self.0.train_positions(index, positions))
+        self.read_while(SamplePart::TrainPositions, index, positions, &mut || true)
     }
 
     fn held_out_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), SampleError> {
-        read(index, || self.0.held_out_positions(index, positions))
+        self.read_while(SamplePart::HeldOutPositions, index, positions, &mut || true)
+    }
+
+    fn read_while(
+        &self,
+        part: SamplePart,
+        index: u64,
+        numbers: &mut [i64],
+        wanted: &mut dyn FnMut() -> bool,
+    ) -> Result<(), SampleError> {
+        let data = &self.0;
+        read(index, wanted, || match part {
+            SamplePart::Train => data.train(index, numbers),
+            SamplePart::HeldOut => data.held_out(index, numbers),
+            SamplePart::TrainPositions => data.train_positions(index, numbers),
+            SamplePart::HeldOutPositions => data.held_out_positions(index, numbers),
+        })
     }
 
     fn held_out_len(&self) -> u64 {
@@ -99,7 +121,7 @@ mod tests {
             tries += 1;
             if tries < 3 { Err(io_error()) } else { Ok(()) }
         };
-        assert_eq!(read(7, read_later), Ok(()));
+        assert_eq!(read(7, &mut || true, read_later), Ok(()));
         let mut tries = 0;
         let malformed = || {
             tries += 1;
@@ -109,7 +131,7 @@ mod tests {
                 allowed: "less".into(),
             })
         };
-        assert!(read(7, malformed).is_err());
+        assert!(read(7, &mut || true, malformed).is_err());
         assert_eq!(tries, 1);
         let replaced = || {
             tries += 1;
@@ -119,7 +141,7 @@ mod tests {
                 source: ErrorKind::StaleNetworkFileHandle.into(),
             })
         };
-        assert!(read(7, replaced).is_err());
+        assert!(read(7, &mut || true, replaced).is_err());
         assert_eq!(tries, 2);
     }
 
@@ -133,7 +155,7 @@ mod tests {
             tries += 1;
             Err(io_error())
         };
-        let error = read_by(soon, 7, away).unwrap_err();
+        let error = read_by(soon, 7, &mut || true, away).unwrap_err();
         assert_eq!((error.may_pass, tries), (true, 3));
         for kind in [
             ErrorKind::NotFound,
@@ -148,7 +170,23 @@ mod tests {
                     source: kind.into(),
                 })
             };
-            assert!(!read_by(soon, 7, lost).unwrap_err().may_pass, "{kind}");
+            let error = read_by(soon, 7, &mut || true, lost).unwrap_err();
+            assert!(!error.may_pass, "{kind}");
         }
+    }
+
+    #[test]
+    fn a_read_that_nobody_waits_for_any_more_is_not_tried_again() {
+        let (mut tries, mut asked) = (0, 0);
+        let away = || {
+            tries += 1;
+            Err(io_error())
+        };
+        let mut wanted = || {
+            asked += 1;
+            asked < 3
+        };
+        let error = read(7, &mut wanted, away).unwrap_err();
+        assert_eq!((error.may_pass, tries, asked), (true, 3, 3));
     }
 }

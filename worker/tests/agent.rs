@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinHandle;
 use varuna_frames::{RunKey, StateHeader, TransferHeader};
 use varuna_plan::{Generation, StateId, Step, StepDeadline, WorkerId};
-use varuna_protocol::{MemberConfig, MemberTiming, Order, PeerMessage, Phase, Report};
+use varuna_protocol::{Inventory, MemberConfig, MemberTiming, Order, PeerMessage, Phase, Report, Suspicion};
 use varuna_wire::{Upward, Welcome};
 use varuna_worker::agent::uplink::UplinkEvent;
 use varuna_worker::agent::{self, AgentError, AgentParts};
@@ -25,11 +25,11 @@ const ME: WorkerId = WorkerId(1);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Connections that nothing comes over; `link` as long as there is one.
-struct Alone {
+struct Silent {
     link: Option<Arc<dyn Link>>,
 }
 
-impl DataPlane for Alone {
+impl DataPlane for Silent {
     fn open(&self, _: Generation, _: &str) {}
     fn dial(&self, _: Generation, _: WorkerId, _: &str) {}
     fn close(&self, _: Generation) {}
@@ -67,7 +67,7 @@ impl Rig {
             },
             engine,
             threads: 1,
-            mesh: Box::new(Alone { link }),
+            mesh: Box::new(Silent { link }),
             events: channel(64),
             uplink: (reports, orders),
             run: RunKey {
@@ -207,26 +207,75 @@ async fn an_engine_that_cannot_go_on_ends_the_worker() {
     );
 }
 
+fn suspicion(report: Report) -> Option<(Generation, WorkerId, Suspicion)> {
+    match report {
+        Report::Suspect {
+            generation,
+            about,
+            why,
+        } => Some((generation, about, why)),
+        _ => None,
+    }
+}
+
+fn inventory(report: Report) -> Option<Inventory> {
+    match report {
+        Report::Inventory(inventory) => Some(inventory),
+        _ => None,
+    }
+}
+
+/// Reads of it begin, which the test hears, and never end.
+struct Hanging(std::sync::mpsc::SyncSender<()>);
+
+impl Samples for Hanging {
+    fn train(&self, _: u64, _: &mut [i64]) -> Result<(), SampleError> {
+        // The test may have heard enough.
+        let _ = self.0.send(());
+        loop {
+            std::thread::park();
+        }
+    }
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        self.train(index, tokens)
+    }
+    fn held_out_len(&self) -> u64 {
+        0
+    }
+}
+
+/// Somebody else has the step stopped before its deadline. Who cannot read would else never say so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_data_has_not_come_for_long_says_so_when_its_step_is_stopped() {
+    let (begins, begun) = std::sync::mpsc::sync_channel(8);
+    let hanging = engine_with(&Case::default(), ME, Hanging(begins));
+    let mut rig = Rig::start(hanging, Some(LocalMesh::new(&[ME]).link(ME)));
+    rig.train().await;
+    begun.recv_timeout(PATIENCE).unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let order = Order::Fence { upto: Generation(1) };
+    rig.say(UplinkEvent::Order { term: 1, order }).await;
+    assert_eq!(
+        rig.report(suspicion).await,
+        (Generation(1), ME, Suspicion::NoData)
+    );
+    assert_eq!(rig.report(inventory).await.upto, Generation(1));
+    rig.agent.abort();
+}
+
 /// All workers that read may read from this store: if they ended, all copies of the state would go with them.
 #[tokio::test]
 async fn a_worker_whose_data_cannot_be_read_for_now_fails_its_step_and_keeps_its_state() {
     let away = engine_with(&Case::default(), ME, Broken { may_pass: true });
     let mut rig = Rig::start(away, Some(LocalMesh::new(&[ME]).link(ME)));
     rig.train().await;
-    let suspect = |report| match report {
-        Report::Suspect {
-            generation, about, ..
-        } => Some((generation, about)),
-        _ => None,
-    };
-    assert_eq!(rig.report(suspect).await, (Generation(1), ME));
+    assert_eq!(
+        rig.report(suspicion).await,
+        (Generation(1), ME, Suspicion::NoData)
+    );
     let upto = Generation(1);
     let order = Order::Fence { upto };
     rig.say(UplinkEvent::Order { term: 1, order }).await;
-    let inventory = |report| match report {
-        Report::Inventory(inventory) => Some(inventory),
-        _ => None,
-    };
     let held = rig.report(inventory).await;
     assert_eq!(held.upto, upto);
     let units = Case::default().model().layout().units();

@@ -18,7 +18,7 @@ const CONFIG: &str = "config.json";
 /// How text is generated.
 const GENERATION: &str = "generation_config.json";
 /// The tokens that begin and end a text.
-const ENDS: [&str; 2] = ["bos_token_id", "eos_token_id"];
+const BEGIN_AND_END: [&str; 2] = ["bos_token_id", "eos_token_id"];
 /// What says all of a tokenizer.
 const TOKENIZER: &str = "tokenizer.json";
 /// How long the samples are that a model with rotary positions can read.
@@ -32,8 +32,8 @@ pub(super) struct Arguments {
     /// Folder to create; it must not exist.
     folder: PathBuf,
     /// Tokenizer to add: byte, gpt2, the path of a tokenizer.json or of a folder that has one, or that of the dataset (without .bin) that was
-    /// built with it [default: that of the folder that was imported for this job, or for the one that it began with, else byte or gpt2, whichever fits
-    /// the model's vocabulary, if any].
+    /// built with it [default: the one that is kept beside the checkpoints of this job, or of the one that it began with (an imported model's, or the
+    /// dataset's), else byte or gpt2, whichever fits the model's vocabulary, if any].
     #[arg(long)]
     tokenizer: Option<String>,
     /// Name of the checkpoint, as `ls` prints it [default: the newest complete one].
@@ -74,7 +74,7 @@ struct Beside {
     others: Vec<(String, Vec<u8>)>,
 }
 
-/// What an import has kept of the folder that it read.
+/// What stands beside the checkpoints: what an import has kept of the folder that it read, or a run of its dataset's tokenizer.
 #[derive(Default)]
 struct Kept {
     config: Option<Value>,
@@ -189,7 +189,7 @@ async fn beside(location: &Location, model: &Transformer, arguments: &Arguments)
     let (files, unread) = location.published_or_of_origin().await?;
     if let Some(why) = unread {
         eprintln!(
-            "varuna: what an import has kept for this job cannot be read, so the export goes without its tokenizer and config.json: {why}"
+            "varuna: what is kept beside the checkpoints cannot be read, so the export goes without its tokenizer and config.json: {why}"
         );
     }
     let (kept, named) = (Kept::of(files), arguments.tokenizer.as_deref());
@@ -235,7 +235,7 @@ fn configs(
     let mut config = family.config(model, end.unwrap_or_default());
     config["torch_dtype"] = dtype.published().into();
     let mut generation = json!({ "_from_model_config": true });
-    for (field, token) in ENDS.into_iter().zip([begin, end]) {
+    for (field, token) in BEGIN_AND_END.into_iter().zip([begin, end]) {
         // Where nothing is said, the library takes a family's usual ids (2 ends a Llama's text): null is none.
         config[field] = token.into();
         if let Some(token) = token {
@@ -263,7 +263,7 @@ fn tokenizer(model: &Transformer, named: Option<&str>) -> Result<Option<Tokenize
 fn guessed(size: u32) -> Option<Tokenizer> {
     let fits = Tokenizer::of_vocabulary(size)?;
     eprintln!(
-        "varuna: the tokenizer {fits} is a guess from the model's vocabulary of {size}, since no import has kept one for this job; --tokenizer names \
+        "varuna: the tokenizer {fits} is a guess from the model's vocabulary of {size}, since none is kept beside the checkpoints; --tokenizer names \
          another, such as that of the dataset"
     );
     Some(fits)
@@ -284,7 +284,7 @@ impl Kept {
         kept
     }
 
-    /// Whether this is the tokenizer that was imported.
+    /// Whether this is the tokenizer that is kept.
     fn has(&self, tokenizer: &Tokenizer) -> bool {
         let mut others = self.others.iter();
         others.any(|(name, content)| name == TOKENIZER && tokenizer.came_from(content))
@@ -303,7 +303,7 @@ impl Kept {
     /// nothing.
     fn say_ends(&self, end: Option<u32>, config: &mut Value, generation: &mut Value) {
         if let Some(said) = &self.config {
-            for field in ENDS.into_iter().chain(["pad_token_id"]) {
+            for field in BEGIN_AND_END.into_iter().chain(["pad_token_id"]) {
                 match said.get(field) {
                     Some(token) => {
                         config[field] = token.clone();

@@ -155,6 +155,9 @@ pub enum Suspicion {
     /// What comes from it is damaged: frames, or states that differ from the digest that their sender made. Its memory may be bad, or this
     /// worker's, or what lies between.
     Damaged,
+    /// About the worker itself: the data of its step cannot be read, or did not come for long. Also said of a step that was stopped, for another
+    /// reason.
+    NoData,
 }
 
 /// Commits in one answer to [`Order::Tell`].

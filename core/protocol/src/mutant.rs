@@ -1,5 +1,4 @@
-//! The protocol's mutants: bugs that can be switched on, to prove that the tests see what they claim to see (`varuna-mutants`). The tests compare
-//! this table with what happens: each is caught by the unit tests of this crate, seeds of the simulated world, or both.
+//! Bugs that can be switched on (`varuna-mutants`): each is caught by unit tests of this crate, seeds of the simulated world, or both.
 
 use varuna_mutants::{UNIT_TESTS, seeds, unit_tests_and_seeds};
 
@@ -198,6 +197,8 @@ varuna_mutants::mutants! {
     SaveIntoBusyStore => UNIT_TESTS,
     /// Workers that end again and again are planned with as if they were sound.
     NoQuarantine => UNIT_TESTS,
+    /// A store that is away for everybody looks like workers that cannot read their data.
+    LeaveOutAllReaders => UNIT_TESTS,
     /// A restore overlooks the newest of several checkpoints.
     OverlookNewestCheckpoint => unit_tests_and_seeds("l", 0),
     /// Holders that are gone are waited for as long as those that are connected and silent.
@@ -395,6 +396,5 @@ varuna_mutants::mutants! {
     /// A coordinator that has just taken over resumes from what is known although nobody who trained has been heard.
     CheckpointIsNewestForNewcomers => UNIT_TESTS,
 }
-
 #[cfg(all(test, feature = "mutants"))]
 mod tests;

@@ -293,6 +293,7 @@ enums! {
         1 Gone,
         2 Unreachable,
         3 Damaged,
+        4 NoData,
     }
     Outcome {
         1 Done,

@@ -1,11 +1,12 @@
 //! Files of a published model that its checkpoints have no place for: the tokenizer, and which tokens end a text. An import keeps them beside
-//! the checkpoints, so that a later export has them.
+//! the checkpoints, so that a later export has them; a run keeps the tokenizer of its dataset so, where there are none.
 
 use crate::CheckpointError;
 use crate::location::Location;
+use crate::rate_limit::RateLimit;
 use bytes::Bytes;
 use futures::TryStreamExt;
-use object_store::ObjectStore;
+use object_store::{ObjectStore, PutMode, PutOptions};
 
 /// The folder beside the checkpoints.
 const FOLDER: &str = "published";
@@ -25,6 +26,9 @@ pub const PUBLISHED_FILES: [&str; 11] = [
     "chat_template.jinja",
 ];
 
+/// Those without which there is no tokenizer, of the kinds that there are.
+const TOKENIZERS: [&str; 4] = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"];
+
 /// More bytes than any of them has. The tokenizers of the largest vocabularies have about 30 MB.
 pub const PUBLISHED_FILE_BYTES_MAX: u64 = 256 << 20;
 
@@ -36,6 +40,43 @@ impl Location {
     pub async fn put_published(&self, name: &str, content: Vec<u8>) -> Result<(), CheckpointError> {
         let path = self.root().child(FOLDER).child(name);
         self.inner.put(&path, content.into()).await?;
+        Ok(())
+    }
+
+    /// Whether a run should keep the tokenizer of its dataset: this job has none, and a job that it began with has no files of a model.
+    ///
+    /// # Errors
+    /// The store fails, or that of a job that this one began with: it may have a tokenizer.
+    pub async fn lacks_tokenizer(&self) -> Result<bool, CheckpointError> {
+        let folder = self.root().child(FOLDER);
+        let own: Vec<_> = self.inner.list(Some(&folder)).try_collect().await?;
+        if own.is_empty() {
+            return Ok(self.published_of_origin().await?.is_empty());
+        }
+        let is_there = |name: &str| own.iter().any(|object| object.location == folder.child(name));
+        Ok(!TOKENIZERS.into_iter().any(is_there))
+    }
+
+    /// Keeps the files of a dataset's tokenizer. A file that is there stays: it is an import's, or the same one, of another worker.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn keep_tokenizer(
+        &self,
+        mut files: Vec<(String, Vec<u8>)>,
+        rate_limit: &RateLimit,
+    ) -> Result<(), CheckpointError> {
+        // Those that make it a tokenizer come last: where they are all are, and an attempt that was interrupted is made again.
+        files.sort_by_key(|(name, _)| TOKENIZERS.contains(&name.as_str()));
+        for (name, content) in files {
+            rate_limit.wait(content.len()).await;
+            let path = self.root().child(FOLDER).child(name);
+            let create = PutOptions::from(PutMode::Create);
+            match self.inner.put_opts(&path, content.into(), create).await {
+                Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
         Ok(())
     }
 
@@ -84,5 +125,34 @@ mod tests {
         let expected = expected.map(|(name, text)| (name.to_owned(), Bytes::from(text)));
         assert_eq!(found, expected);
         assert!(location.list().await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_datasets_tokenizer_is_kept_once_and_never_over_what_was_imported() {
+        let location = Location::over(Arc::new(InMemory::new())).below("job");
+        assert!(location.lacks_tokenizer().await.unwrap());
+        location
+            .put_published("config.json", "imported".into())
+            .await
+            .unwrap();
+        assert!(location.lacks_tokenizer().await.unwrap());
+        let files = |json: &str| {
+            ["tokenizer.json", "config.json", "tokenizer_config.json"]
+                .map(|name| (name.to_owned(), json.as_bytes().to_vec()))
+                .to_vec()
+        };
+        let unlimited = RateLimit::new(None);
+        for content in ["first", "second"] {
+            location.keep_tokenizer(files(content), &unlimited).await.unwrap();
+            assert!(!location.lacks_tokenizer().await.unwrap());
+        }
+        let found = location.published().await.unwrap();
+        let expected = [
+            ("config.json", "imported"),
+            ("tokenizer.json", "first"),
+            ("tokenizer_config.json", "first"),
+        ];
+        let expected = expected.map(|(name, text)| (name.to_owned(), Bytes::from(text)));
+        assert_eq!(found, expected);
     }
 }

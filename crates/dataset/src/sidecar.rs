@@ -30,6 +30,19 @@ pub struct Sidecar {
 }
 
 impl Sidecar {
+    /// Whether both datasets have the same tokens for the same texts.
+    #[cfg(feature = "tokenize")]
+    pub(crate) fn has_tokenizer_of(&self, other: &Sidecar) -> bool {
+        let tokenizer = |of: &Sidecar| {
+            (
+                of.tokenizer.clone(),
+                of.tokenizer_sha256.clone(),
+                of.end_of_document,
+            )
+        };
+        tokenizer(self) == tokenizer(other)
+    }
+
     /// Reads `<prefix>.json`. None: there is no such file.
     pub(crate) fn read(files: &Files, path: &Path) -> Result<Option<Sidecar>, DataError> {
         let Some(text) = files.read_if_there(path)? else {

@@ -9,9 +9,10 @@ use crate::files::Files;
 use crate::sidecar::{Sidecar, with_suffix};
 use file::{End, FileDecoder, TokenizerFile};
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tiktoken_rs::CoreBPE;
+use varuna_api::Data;
 
 /// A tokenizer.
 #[derive(Clone, Debug)]
@@ -63,6 +64,29 @@ impl Tokenizer {
             });
         };
         Tokenizer::of_dataset(&description, &sidecar, end_of_document)
+    }
+
+    /// The tokenizer with which a job's datasets were built. None where a dataset has no description, or where they were built with different ones.
+    ///
+    /// # Errors
+    /// A description, or a file of the tokenizer, cannot be read.
+    pub fn of_data(data: &Data) -> Result<Option<Tokenizer>, DataError> {
+        let files = Files::default();
+        let mut found: Option<(PathBuf, Sidecar)> = None;
+        for source in &data.train {
+            let description = with_suffix(Path::new(&source.path), "json");
+            let Some(sidecar) = Sidecar::read(&files, &description)? else {
+                return Ok(None);
+            };
+            match &found {
+                Some((_, first)) if !first.has_tokenizer_of(&sidecar) => return Ok(None),
+                Some(_) => {}
+                None => found = Some((description, sidecar)),
+            }
+        }
+        let read =
+            |(description, sidecar): (PathBuf, Sidecar)| Tokenizer::of_dataset(&description, &sidecar, None);
+        found.map(read).transpose()
     }
 
     fn of_file(path: &Path, end: &End) -> Result<Tokenizer, DataError> {
@@ -178,6 +202,20 @@ impl Tokenizer {
             ),
             (file::CONFIG.to_owned(), config.to_string().into_bytes()),
         ])
+    }
+    /// What stands beside a model's checkpoints of a tokenizer that came as a file: its files, and a `config.json` that says which token ended the
+    /// documents the model was trained on. None for those that are part of this program.
+    #[must_use]
+    pub fn kept_with_model(&self) -> Option<Vec<(String, Vec<u8>)>> {
+        let Tokenizer::File(file) = self else {
+            return None;
+        };
+        let mut config = serde_json::json!({ "eos_token_id": file.end_of_document() });
+        if let Some(begin) = file.begin_of_text() {
+            config["bos_token_id"] = begin.into();
+        }
+        let config = ("config.json".to_owned(), config.to_string().into_bytes());
+        Some(file.files().iter().cloned().chain([config]).collect())
     }
     /// Makes an encoder. For GPT-2 this is slow: its table is built from data in the binary.
     ///

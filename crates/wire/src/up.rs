@@ -55,12 +55,7 @@ impl Upward {
             Wire::Suspect(s) => Upward::Report(Report::Suspect {
                 generation: Generation(s.generation),
                 about: WorkerId(s.about),
-                why: match v1::Suspicion::try_from(s.why) {
-                    Ok(v1::Suspicion::Gone) => Suspicion::Gone,
-                    Ok(v1::Suspicion::Unreachable) => Suspicion::Unreachable,
-                    Ok(v1::Suspicion::Damaged) => Suspicion::Damaged,
-                    Err(_) => return Err(WireError::value("Suspect", "why", s.why, SUSPICIONS)),
-                },
+                why: read_suspicion(&s)?,
             }),
             Wire::Inventory(inventory) => Upward::Report(Report::Inventory(read_inventory(inventory)?)),
             Wire::Committed(c) => Upward::Report(Report::Committed {
@@ -84,11 +79,13 @@ fn report_to_wire(report: &Report) -> Wire {
             generation: generation.0,
             about: about.0,
             why: match why {
-                Suspicion::Gone => v1::Suspicion::Gone,
+                // A field of its own: an older coordinator refuses a suspicion that it does not know.
+                Suspicion::Gone | Suspicion::NoData => v1::Suspicion::Gone,
                 Suspicion::Unreachable => v1::Suspicion::Unreachable,
                 Suspicion::Damaged => v1::Suspicion::Damaged,
             }
             .into(),
+            no_data: *why == Suspicion::NoData,
         }),
         Report::Inventory(inventory) => Wire::Inventory(inventory_to_wire(inventory)),
         Report::Committed { decision } => Wire::Committed(v1::Committed {
@@ -99,6 +96,16 @@ fn report_to_wire(report: &Report) -> Wire {
             decisions: decisions.iter().map(decision_to_wire).collect(),
         }),
         Report::Digests(digests) => Wire::Digests(digests_to_wire(digests)),
+    }
+}
+
+fn read_suspicion(suspect: &v1::Suspect) -> Result<Suspicion, WireError> {
+    match v1::Suspicion::try_from(suspect.why) {
+        Ok(v1::Suspicion::Gone) if suspect.no_data => Ok(Suspicion::NoData),
+        Ok(v1::Suspicion::Gone) => Ok(Suspicion::Gone),
+        Ok(v1::Suspicion::Unreachable) => Ok(Suspicion::Unreachable),
+        Ok(v1::Suspicion::Damaged) => Ok(Suspicion::Damaged),
+        Err(_) => Err(WireError::value("Suspect", "why", suspect.why, SUSPICIONS)),
     }
 }
 

@@ -357,7 +357,9 @@ impl<M> Pending<M> {
     /// Whether the device has let go of the memory, whether the operation was done or not. Its communicator then need not remember it.
     pub fn has_ended(&self) -> bool {
         let ended = self.event().is_some_and(|e| e.is_done() == Ok(true));
-        let _noted = ended.then(|| self.is_done());
+        if ended {
+            let _ = self.is_done();
+        }
         ended
     }
 
@@ -381,8 +383,7 @@ impl<M> Pending<M> {
         self.flight.as_ref().ok().map(|f| &f.event)
     }
 
-    /// Waits until the device has let go of the memory, whether the operation was done or not, and returns it. None: the deadline passed, or
-    /// the device is broken; the memory is given up.
+    /// Waits until the device has let go of the memory, done or not, and returns it. None: the deadline passed, or the device is broken; it is given up.
     pub fn release(mut self, deadline: Instant) -> Option<M> {
         self.event()?.wait("an operation", deadline).ok()?;
         self.memory.take()

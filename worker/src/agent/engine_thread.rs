@@ -139,12 +139,8 @@ pub enum Event {
         laps: Vec<Lap>,
         timeline: Option<Timeline>,
     },
-    /// The step failed for a reason other than a fence.
-    StepFailed {
-        generation: Generation,
-        about: Option<WorkerId>,
-        why: String,
-    },
+    /// The step failed, or was stopped by a fence.
+    StepFailed(FailedStep),
     /// Nothing runs any more. `prepared`: the units of the last step whose gradients are completely reduced.
     Stopped { prepared: Vec<(Unit, UnitNorm)> },
     /// The decision is applied.
@@ -177,6 +173,19 @@ pub enum Event {
     },
     /// The engine cannot go on. The process must end, since its state cannot be trusted.
     Fatal(EngineError),
+}
+
+/// A step that came to no end.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FailedStep {
+    /// Of its plan.
+    pub generation: Generation,
+    /// Whom it waited for.
+    pub about: Option<WorkerId>,
+    /// Its own data could not be read, or had not come for long.
+    pub lacks_data: bool,
+    /// For people.
+    pub why: String,
 }
 
 /// Starts the thread, which computes with `threads` of libtorch's and calls `emit` for each event. `emit` may block, but only briefly.
@@ -358,12 +367,13 @@ impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
                     EngineError::Sample(ref error) if error.may_pass => None,
                     other => return Err(other),
                 };
-                let why = failure.error.to_string();
-                Ok(Event::StepFailed {
+                let unread = matches!(failure.error, EngineError::Sample(_));
+                Ok(Event::StepFailed(FailedStep {
                     generation: plan.generation,
                     about,
-                    why,
-                })
+                    lacks_data: unread || self.engine.lacks_data(),
+                    why: failure.error.to_string(),
+                }))
             }
         }
     }

@@ -2,14 +2,15 @@
 //! after it.
 //!
 //! A copy is made on a thread of its own, beside the next step, while the engine goes on; a gradient that overtook it would be of no use to
-//! the follower. How much waits here is bounded by the member: one copy for each follower, and four gradients of each unit that it follows.
+//! the follower. How much waits here is bounded by the member: eight copies for each follower, and four gradients of each unit that it follows.
 
-use super::AgentError;
 use super::engine_thread::Recipient;
-use crate::state::UnitSnapshot;
+use super::{AgentError, AgentEvent};
+use crate::state::{ReadError, UnitSnapshot};
 use crate::transport::data_plane::DataPlane;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::mpsc::Sender as EventSender;
 use varuna_frames::{StateHeader, TransferHeader};
 
 /// What a follower or a keeper needs.
@@ -23,12 +24,18 @@ pub(super) enum Sending {
 /// The queue to the thread, which starts with the first that is sent: most workers never have a follower or a keeper.
 pub(super) struct FollowerSender {
     mesh: Arc<dyn DataPlane>,
+    events: EventSender<AgentEvent>,
     queue: Option<Sender<(Recipient, Sending)>>,
 }
 
 impl FollowerSender {
-    pub(super) fn new(mesh: Arc<dyn DataPlane>) -> FollowerSender {
-        FollowerSender { mesh, queue: None }
+    /// Sends over these connections, and tells `events` what is not sent.
+    pub(super) fn new(mesh: Arc<dyn DataPlane>, events: EventSender<AgentEvent>) -> FollowerSender {
+        FollowerSender {
+            mesh,
+            events,
+            queue: None,
+        }
     }
 
     /// Sends it after all that was given before, and returns at once.
@@ -40,9 +47,9 @@ impl FollowerSender {
             Some(queue) => queue,
             None => {
                 let (queue, inbox) = channel();
-                let mesh = Arc::clone(&self.mesh);
+                let (mesh, events) = (Arc::clone(&self.mesh), self.events.clone());
                 let thread = std::thread::Builder::new().name("to-followers".into());
-                thread.spawn(move || send_all(&*mesh, &inbox))?;
+                thread.spawn(move || send_all(&*mesh, &events, &inbox))?;
                 self.queue.insert(queue)
             }
         };
@@ -52,16 +59,116 @@ impl FollowerSender {
     }
 }
 
-fn send_all(mesh: &dyn DataPlane, inbox: &Receiver<(Recipient, Sending)>) {
+fn send_all(mesh: &dyn DataPlane, events: &EventSender<AgentEvent>, inbox: &Receiver<(Recipient, Sending)>) {
     while let Ok((recipient, what)) = inbox.recv() {
         let Recipient { generation, to, .. } = recipient;
         match what {
             Sending::Copy(header, snapshot) => match snapshot.copy() {
                 Ok(copy) => mesh.send_state(generation, to, header, Box::new(copy.data)),
-                // Who waits for it is late, as one to whom the copy is too slow.
-                Err(error) => tracing::error!(%error, "a unit cannot be read for who follows it"),
+                Err(error) => {
+                    say(&error, recipient);
+                    // Nothing is sent of it: without an answer it would count as on its way for ever. An error means that the agent has ended.
+                    let _ = events.blocking_send(AgentEvent::NotCopied(recipient));
+                }
             },
             Sending::Gradient(header, gradient) => mesh.send_gradient(generation, to, header, gradient),
         }
+    }
+}
+
+fn say(error: &ReadError, Recipient { to, unit, .. }: Recipient) {
+    match error {
+        ReadError::LeftOff => tracing::warn!(
+            %to, %unit,
+            "the optimizer has waited too long for a copy of this unit, which is asked for anew"
+        ),
+        // The engine learns of a broken device by itself.
+        ReadError::Torch(error) => {
+            tracing::error!(%error, %to, %unit, "a unit cannot be read for who follows it or keeps its spare copy");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Backend;
+    use crate::model::Module;
+    use crate::numerics::Numerics;
+    use crate::state::UnitBuffers;
+    use crate::transport::Link;
+    use crate::transport::tcp::StateSource;
+    use varuna_model::{Transformer, gpt2};
+    use varuna_plan::{Generation, Moments, StateId, Unit, WorkerId};
+    use varuna_protocol::PeerMessage;
+
+    /// Connections that tell which units are given to them.
+    struct Told(Sender<Unit>);
+
+    impl DataPlane for Told {
+        fn open(&self, _: Generation, _: &str) {}
+        fn dial(&self, _: Generation, _: WorkerId, _: &str) {}
+        fn close(&self, _: Generation) {}
+        fn link(&self, _: Generation) -> Option<Arc<dyn Link>> {
+            None
+        }
+        fn send_message(&self, _: Generation, _: WorkerId, _: &PeerMessage) {}
+        fn stop_states(&self, _: Generation) {}
+        fn send_state(&self, _: Generation, _: WorkerId, header: StateHeader, _: Box<dyn StateSource>) {
+            self.0.send(header.unit).unwrap();
+        }
+        fn send_gradient(&self, _: Generation, _: WorkerId, _: TransferHeader, _: Vec<f32>) {}
+    }
+
+    fn held(unit: Unit) -> UnitBuffers {
+        let model = Transformer {
+            layers: 1,
+            hidden_size: 8,
+            heads: 2,
+            sequence_length: 4,
+            vocabulary_size: 11,
+            ..gpt2::SMALL
+        };
+        let backend = Backend::of_processor(Numerics::FP32);
+        UnitBuffers::new(&Module::from(model).unit(unit), backend, Moments::Adam).unwrap()
+    }
+
+    #[test]
+    fn a_copy_that_is_left_off_is_answered_so_that_it_does_not_count_as_on_its_way_for_ever() {
+        let [slow, other] = [Unit(1), Unit(2)];
+        let (told, given) = channel();
+        let (events, mut inbox) = tokio::sync::mpsc::channel(4);
+        let mut followers = FollowerSender::new(Arc::new(Told(told)), events);
+        let recipient = |unit| Recipient {
+            generation: Generation(3),
+            to: WorkerId(7),
+            unit,
+        };
+        for unit in [slow, other] {
+            let mut state = held(unit);
+            let snapshot = state.snapshot().unwrap();
+            if unit == slow {
+                state.ask_readers();
+            }
+            let header = StateHeader {
+                unit,
+                id: StateId::INITIAL,
+                decision: None,
+                progress: snapshot.progress(),
+                elements: snapshot.elements() as u64,
+            };
+            let copy = Sending::Copy(header, snapshot);
+            followers.send(recipient(unit), copy).unwrap();
+        }
+        // All is done in order, so the first one has been answered by then.
+        assert_eq!(given.recv(), Ok(other));
+        let Ok(AgentEvent::NotCopied(left)) = inbox.try_recv() else {
+            panic!("nobody is told that the unit is not sent")
+        };
+        assert_eq!(left, recipient(slow));
+        assert!(
+            inbox.try_recv().is_err(),
+            "the other one is answered by its connection"
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! Turns events of the engine, the peers, the store and the coordinator into inputs of the member.
 
 use super::arrivals::Staged;
-use super::engine_thread::{Event, GradientOf, Reader, Recipient};
+use super::engine_thread::{Event, FailedStep, GradientOf, Reader, Recipient};
 use super::follower_sender::Sending;
 use super::store_reads::ReadStep;
 use super::uplink::UplinkEvent;
@@ -13,6 +13,21 @@ use varuna_frames::{GradientHeader, PreparedHeader, StateHeader, TransferHeader}
 use varuna_plan::{Generation, WorkerId};
 use varuna_protocol::{MemberInput, Phase, Prepared};
 use varuna_wire::Upward;
+
+/// What the member is told of a step that came to no end. Data that is lacking goes before peers: they may lack theirs because of it.
+fn failed(step: FailedStep) -> MemberInput {
+    let FailedStep {
+        generation,
+        about,
+        lacks_data,
+        why,
+    } = step;
+    tracing::info!(%generation, why, lacks_data, "a step failed");
+    match lacks_data {
+        true => MemberInput::StepLacksData { generation },
+        false => MemberInput::StepFailed { generation, about },
+    }
+}
 
 impl Agent {
     pub(super) fn on_engine_event(&mut self, event: Event) -> Result<(), AgentError> {
@@ -34,14 +49,7 @@ impl Agent {
                     store_busy: self.checkpoints.as_ref().is_some_and(Checkpoints::is_busy),
                 }
             }
-            Event::StepFailed {
-                generation,
-                about,
-                why,
-            } => {
-                tracing::info!(%generation, why, "a step failed");
-                MemberInput::StepFailed { generation, about }
-            }
+            Event::StepFailed(step) => failed(step),
             Event::Stopped { prepared } => MemberInput::Stopped { prepared },
             Event::Applied { decision, took } => {
                 if let Some(metrics) = self.telling.applied(took) {
@@ -131,6 +139,12 @@ impl Agent {
             }
             Reader::Copy => self.followers.send(recipient, Sending::Copy(header, snapshot)),
         }
+    }
+
+    /// A copy is on its way no more, as if it had been sent: without it the gradients after it lead on from nothing there, so that it is asked for anew.
+    pub(super) fn copy_left_off(&mut self, recipient: Recipient) -> Result<(), AgentError> {
+        let Recipient { generation, to, unit } = recipient;
+        self.feed(MemberInput::Served { generation, to, unit })
     }
 
     pub(super) fn on_peer_event(&mut self, event: PeerEvent) -> Result<(), AgentError> {

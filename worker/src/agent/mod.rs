@@ -22,7 +22,7 @@ use crate::transport::data_plane::DataPlane;
 use crate::transport::tcp::PeerEvent;
 use arrivals::Arrivals;
 use commands::{Commands, EngineGone};
-use engine_thread::{Command, Event};
+use engine_thread::{Command, Event, Recipient};
 use follower_sender::FollowerSender;
 use serving::Serving;
 use std::collections::VecDeque;
@@ -90,6 +90,8 @@ pub enum AgentEvent {
     Store(StoreEvent),
     /// The digests of a state are computed.
     Digested(Digests),
+    /// A unit was not copied for a peer that follows it or keeps its spare copy.
+    NotCopied(Recipient),
 }
 
 /// Progress of reading one unit from the checkpoint store.
@@ -164,7 +166,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
         me: parts.member.id,
         member: Member::new(parts.member),
         engine: Commands::new(engine),
-        followers: FollowerSender::new(Arc::clone(&mesh)),
+        followers: FollowerSender::new(Arc::clone(&mesh), events.clone()),
         mesh,
         checkpoints: parts.checkpoints,
         loading: StoreReads::default(),
@@ -195,6 +197,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
                 Some(AgentEvent::Peer(event)) => agent.on_peer_event(event)?,
                 Some(AgentEvent::Store(event)) => agent.on_store_event(event)?,
                 Some(AgentEvent::Digested(digests)) => agent.feed(MemberInput::Digested(digests))?,
+                Some(AgentEvent::NotCopied(recipient)) => agent.copy_left_off(recipient)?,
                 None => return Err(AgentError::EngineGone),
             },
             Some(event) = uplink.recv() => agent.on_coordinator_event(event)?,

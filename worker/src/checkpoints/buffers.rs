@@ -4,10 +4,11 @@
 
 use crate::state::{ReadError, UnitSnapshot};
 use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use varuna_plan::{OptimizerProgress, StateId};
+use varuna_plan::{OptimizerProgress, StateId, Unit};
 
 /// A free buffer serves units that are smaller than it by up to this share of theirs, so that memory is not held for nothing.
 const SPARE: usize = 8;
@@ -16,6 +17,21 @@ const LOOK: Duration = Duration::from_millis(50);
 /// If no optimizer has asked for the state in so long, nobody trains: it is that of the last step. What a step takes is free then, and one unit has
 /// room in it.
 const IDLE: Duration = Duration::from_secs(120);
+/// No state is begun for so long after one that had no memory, since the optimizer waited for it in vain. It ends: the store may have been slow that once.
+const PAUSE: Duration = Duration::from_secs(60);
+/// The pause doubles so often at most, with each such state in a row: where none ever has room, that costs the optimizer 15 s in a quarter of an hour.
+const DOUBLINGS_MAX: u32 = 4;
+
+/// Why a unit was not copied.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NotCopied {
+    /// There was no memory for it until the optimizer had waited too long, or nobody wanted it any more.
+    #[error("there was no memory for the copy")]
+    NoMemory,
+    /// Its state was not read to the end.
+    #[error(transparent)]
+    Unread(#[from] ReadError),
+}
 
 /// A copy of a unit's state. Cheap to clone; its memory is used again when the last clone is dropped.
 #[derive(Clone, Debug)]
@@ -66,12 +82,14 @@ struct Free {
     out: usize,
     /// The most elements that these and the free buffers ever had: the process does not give memory back.
     most: usize,
-    /// The state that was to be copied last, and the elements of its units so far.
-    newest: Option<(StateId, usize)>,
+    /// The state that was to be copied last, and the elements of each of its units so far. One that was given up may come again.
+    newest: Option<(StateId, BTreeMap<Unit, usize>)>,
     /// Elements of the state before.
     before: usize,
-    /// A copy was given up for want of memory.
-    lacked: bool,
+    /// No state is begun until then, unless all of it has room.
+    pause_until: Option<Instant>,
+    /// States in a row that had no memory.
+    had_none: u32,
     /// A state that nobody trains on from.
     idle: Option<StateId>,
 }
@@ -86,6 +104,11 @@ impl Free {
         [self.out + self.kept(), self.most].map(bytes_of)
     }
 
+    /// Elements of the newest state, as far as its units are known.
+    fn newest_elements(&self) -> usize {
+        self.newest.as_ref().map_or(0, |(_, units)| units.values().sum())
+    }
+
     /// A free buffer for so many elements.
     fn fitting(&mut self, elements: usize) -> Option<Vec<f32>> {
         let fits = |buffer: &Vec<f32>| {
@@ -98,7 +121,7 @@ impl Free {
 
     /// Whether a unit of the newest state has waited for so long that nobody can train on from it: this one since then, or one before it.
     fn is_idle(&mut self, since: Instant) -> bool {
-        let newest = self.newest.map(|(id, _)| id);
+        let newest = self.newest.as_ref().map(|(id, _)| *id);
         if since.elapsed() >= IDLE {
             self.idle = newest;
         }
@@ -136,13 +159,15 @@ impl Buffers {
     }
 
     /// A unit of so many elements is to be copied at `id`.
-    pub(super) fn note(&self, id: StateId, elements: usize) {
+    pub(super) fn note(&self, id: StateId, unit: Unit, elements: usize) {
         let mut free = self.free.lock();
         match &mut free.newest {
-            Some((newest, all)) if *newest == id => *all += elements,
-            newest => {
-                let before = newest.replace((id, elements));
-                free.before = before.map_or(0, |(_, all)| all);
+            Some((newest, units)) if *newest == id => {
+                units.insert(unit, elements);
+            }
+            _ => {
+                free.before = free.newest_elements();
+                free.newest = Some((id, BTreeMap::from([(unit, elements)])));
             }
         }
     }
@@ -155,14 +180,14 @@ impl Buffers {
         self: &Arc<Self>,
         snapshot: &UnitSnapshot,
         is_wanted: impl Fn() -> bool,
-    ) -> Result<StateCopy, ReadError> {
+    ) -> Result<StateCopy, NotCopied> {
         let is_to_be_left = || snapshot.is_to_be_left() || !is_wanted();
         let mut data = self.take(snapshot.elements(), is_to_be_left)?;
         match snapshot.append_to(&mut data) {
             Ok(()) => Ok(self.hold(snapshot.progress(), data)),
             Err(error) => {
                 self.give_back(data);
-                Err(error)
+                Err(error.into())
             }
         }
     }
@@ -177,7 +202,7 @@ impl Buffers {
     ///
     /// # Errors
     /// It is to be left before there is.
-    fn take(&self, elements: usize, is_to_be_left: impl Fn() -> bool) -> Result<Vec<f32>, ReadError> {
+    fn take(&self, elements: usize, is_to_be_left: impl Fn() -> bool) -> Result<Vec<f32>, NotCopied> {
         let began = Instant::now();
         let mut free = self.free.lock();
         let found = loop {
@@ -190,12 +215,10 @@ impl Buffers {
             }
             // Whoever is asked may have a copy to give back.
             drop(free);
-            let is_left = is_to_be_left();
-            free = self.free.lock();
-            if is_left {
-                free.lacked = true;
-                return Err(ReadError::LeftOff);
+            if is_to_be_left() {
+                return Err(NotCopied::NoMemory);
             }
+            free = self.free.lock();
             self.changed.wait_for(&mut free, LOOK);
         };
         let mut data = found.unwrap_or_default();
@@ -220,32 +243,49 @@ impl Buffers {
         }
     }
 
-    /// Whether no other state should be copied: there is no room for one as large as the last, and either that one is still here, or a copy
-    /// had to be given up for the same reason.
-    pub(super) fn is_short(&self, holds_one: bool) -> bool {
+    /// Whether no other state should be copied now: there is no room for one as large as the last, and either that one is still here, or a state
+    /// had no memory a short while ago.
+    pub(super) fn is_short(&self, holds_one: bool, now: Instant) -> bool {
         let mut free = self.free.lock();
-        if !holds_one && !free.lacked {
+        let pauses = free.pause_until.is_some_and(|until| now < until);
+        if !holds_one && !pauses {
             return false;
         }
-        let state = free.newest.map_or(0, |(_, all)| all);
-        let more = state.saturating_sub(free.kept());
-        let [now, most] = free.bytes();
-        let room = (self.room)(now, most);
-        let is_short = room.is_some_and(|room| now.saturating_add(bytes_of(more)) > room);
-        free.lacked &= is_short;
+        let more = free.newest_elements().saturating_sub(free.kept());
+        let [bytes, most] = free.bytes();
+        let room = (self.room)(bytes, most);
+        let is_short = room.is_some_and(|room| bytes.saturating_add(bytes_of(more)) > room);
+        if !is_short {
+            free.pause_until = None;
+        }
         is_short
     }
 
-    /// What is kept for the next checkpoint may be needed for something else.
-    pub(super) fn forget_kept(&self) {
-        self.free.lock().buffers.clear();
+    /// A state was given up, since a unit of it had no memory.
+    pub(super) fn pause(&self) {
+        let mut free = self.free.lock();
+        let pause = PAUSE * (1 << free.had_none.min(DOUBLINGS_MAX));
+        free.pause_until = Some(Instant::now() + pause);
+        free.had_none = free.had_none.saturating_add(1);
+    }
+
+    /// All units of a state had memory.
+    pub(super) fn was_enough(&self) {
+        self.free.lock().had_none = 0;
+    }
+
+    /// Under another plan this worker may have more to hold, so that what is kept is needed for that; or less, so that states have room that had none.
+    pub(super) fn begin_anew(&self) {
+        let mut free = self.free.lock();
+        free.buffers.clear();
+        (free.pause_until, free.had_none) = (None, 0);
     }
 
     fn give_back(&self, data: Vec<f32>) {
         let mut free = self.free.lock();
         free.out = free.out.saturating_sub(data.capacity());
         free.buffers.push(data);
-        let state = free.newest.map_or(0, |(_, all)| all).max(free.before);
+        let state = free.newest_elements().max(free.before);
         let [now, most] = free.bytes();
         // Room for two states, or it is needed sooner than the next checkpoint comes.
         let is_plenty = |room: u64| now.saturating_add(bytes_of(state)) <= room;
@@ -272,9 +312,18 @@ mod tests {
         }
     }
 
+    /// Another unit of a state is to be copied.
+    fn note(buffers: &Buffers, step: u64, elements: usize) {
+        let units = match &buffers.free.lock().newest {
+            Some((newest, units)) if *newest == id(step) => units.len(),
+            _ => 0,
+        };
+        buffers.note(id(step), Unit(u32::try_from(units).unwrap()), elements);
+    }
+
     /// A copy of a unit of so many elements, and where its memory is.
     fn copy(buffers: &Arc<Buffers>, step: u64, elements: usize) -> (StateCopy, *const f32) {
-        buffers.note(id(step), elements);
+        note(buffers, step, elements);
         let mut data = buffers.take(elements, || true).unwrap();
         assert!(data.is_empty() && data.capacity() >= elements);
         data.resize(elements, 1.0);
@@ -337,10 +386,13 @@ mod tests {
     fn where_memory_is_short_nothing_is_kept_and_a_unit_waits_for_those_before_it() {
         let buffers = within(150);
         let (first, _) = copy(&buffers, 1, 100);
-        assert_eq!(buffers.take(100, || true), Err(ReadError::LeftOff));
+        assert_eq!(buffers.take(100, || true), Err(NotCopied::NoMemory));
         let own = Arc::clone(&buffers);
-        // Nobody trains on: it waits as long as it takes.
-        let waiting = std::thread::spawn(move || own.take(100, || false).unwrap().capacity());
+        let (waits, it_waits) = std::sync::mpsc::channel();
+        // It is not left: it waits as long as it takes. It is asked when it has found no room.
+        let is_left = move || waits.send(()).is_err();
+        let waiting = std::thread::spawn(move || own.take(100, is_left).unwrap().capacity());
+        it_waits.recv().unwrap();
         drop(first);
         assert_eq!(waiting.join().unwrap(), 100);
         assert_eq!(kept(&buffers), 0);
@@ -351,32 +403,84 @@ mod tests {
         let unlimited = Arc::new(Buffers::default());
         drop(copy(&unlimited, 1, 20));
         assert_eq!(kept(&unlimited), 20);
-        unlimited.forget_kept();
+        unlimited.begin_anew();
         assert_eq!(kept(&unlimited), 0);
     }
 
     #[test]
-    fn no_second_state_is_begun_where_only_one_has_room_nor_any_where_none_had() {
-        let buffers = within(150);
+    fn no_second_state_is_begun_where_only_one_has_room() {
+        let (buffers, now) = (within(150), Instant::now());
         assert!(
-            !buffers.is_short(true),
+            !buffers.is_short(true, now),
             "nothing is known of how large states are"
         );
         let (first, _) = copy(&buffers, 1, 100);
-        assert!(buffers.is_short(true) && !buffers.is_short(false));
+        assert!(buffers.is_short(true, now) && !buffers.is_short(false, now));
         drop(first);
-        assert!(!buffers.is_short(true));
-        buffers.note(id(2), 100);
-        buffers.note(id(2), 100);
-        let _one = buffers.take(100, || true).unwrap();
-        assert!(buffers.take(100, || true).is_err());
-        assert!(
-            buffers.is_short(false),
-            "the state was given up for want of memory"
-        );
+        assert!(!buffers.is_short(true, now));
         let wide = Arc::new(Buffers::default());
         let _first = copy(&wide, 1, 100);
-        assert!(!wide.is_short(true), "the system does not say how much there is");
+        assert!(
+            !wide.is_short(true, now),
+            "the system does not say how much there is"
+        );
+    }
+
+    /// Where all units together never have room, each of them may have it after the one before: that a store was slow once ends no later checkpoint.
+    #[test]
+    fn after_a_state_that_had_no_memory_none_is_begun_for_a_while_that_doubles_and_ends() {
+        let buffers = within(150);
+        let give_up = |step| {
+            let before = Instant::now();
+            note(&buffers, step, 100);
+            let (one, _) = copy(&buffers, step, 100);
+            assert_eq!(buffers.take(100, || true), Err(NotCopied::NoMemory));
+            buffers.pause();
+            drop(one);
+            (before, Instant::now())
+        };
+        for (step, minutes) in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (6, 16)] {
+            let pause = Duration::from_secs(60 * minutes);
+            let (before, after) = give_up(step);
+            assert!(buffers.is_short(false, before + pause - Duration::from_nanos(1)));
+            assert!(!buffers.is_short(false, after + pause), "after {minutes} minutes");
+        }
+        buffers.was_enough();
+        let (_, after) = give_up(7);
+        assert!(
+            !buffers.is_short(false, after + PAUSE),
+            "one has been saved since"
+        );
+        assert!(buffers.is_short(false, after));
+        buffers.begin_anew();
+        assert!(!buffers.is_short(false, after), "another plan");
+    }
+
+    #[test]
+    fn the_pause_ends_where_a_whole_state_has_room_again() {
+        let free = Arc::new(Mutex::new(150));
+        let room = Arc::clone(&free);
+        let buffers = Buffers::within(Box::new(move |_, _| Some(bytes_of(*room.lock()))));
+        for _ in 0..2 {
+            note(&buffers, 1, 100);
+        }
+        buffers.pause();
+        let now = Instant::now();
+        assert!(buffers.is_short(false, now));
+        *free.lock() = 200;
+        assert!(!buffers.is_short(false, now));
+        *free.lock() = 150;
+        assert!(!buffers.is_short(false, now), "that was its end");
+    }
+
+    #[test]
+    fn a_unit_of_a_state_that_comes_again_counts_once() {
+        let buffers = within(150);
+        for _ in 0..2 {
+            buffers.note(id(1), Unit(0), 100);
+        }
+        // 100 have room, and 200 would not.
+        assert!(!buffers.is_short(true, Instant::now()));
     }
 
     #[test]
@@ -389,7 +493,7 @@ mod tests {
         })));
         let (one, two) = (copy(&buffers, 1, 100), copy(&buffers, 1, 50));
         drop((one, two));
-        buffers.forget_kept();
+        buffers.begin_anew();
         let _last = copy(&buffers, 2, 10);
         assert_eq!(told.lock().first(), Some(&(0, 0)));
         assert_eq!(told.lock().last(), Some(&(0, 600)));

@@ -3,10 +3,10 @@ use crate::backend::Backend;
 use crate::numerics::Numerics;
 use crate::state::UnitBuffers;
 use std::os::unix::fs::DirEntryExt;
-use std::time::Instant;
+use varuna_checkpoint::{Shard, unit_name};
 use varuna_model::{Transformer, gpt2};
 use varuna_plan::state::Chain;
-use varuna_plan::{Generation, ScaleFactor, Step};
+use varuna_plan::{Generation, Moments, OptimizerProgress, ScaleFactor, Step};
 
 fn id(step: u64) -> StateId {
     StateId {
@@ -26,8 +26,20 @@ const SMALL: Transformer = Transformer {
     ..gpt2::SMALL
 };
 
-/// The checkpoints of a model in a folder.
+/// The checkpoints of a model in a folder, without limits.
 fn of_folder(folder: &tempfile::TempDir) -> Checkpoints {
+    Checkpoints::over(without_threads(folder, Box::new(|_, _| None))).unwrap()
+}
+
+/// The same without the threads that copy and upload, of a model that is trained on the dataset `data` in the folder, where copies have so much room.
+fn without_threads(folder: &tempfile::TempDir, room: Room) -> Arc<Inner> {
+    let data = varuna_api::Data {
+        train: vec![varuna_api::DataSource {
+            path: folder.path().join("data").to_str().unwrap().to_owned(),
+            weight: 1.0,
+        }],
+        held_out: varuna_api::HeldOut::Fraction(0.0),
+    };
     let facts = varuna_checkpoint::Facts {
         job: "small".into(),
         model: serde_json::Value::Null,
@@ -40,14 +52,9 @@ fn of_folder(folder: &tempfile::TempDir) -> Checkpoints {
     let location = varuna_checkpoint::Location::open(folder.path().to_str().unwrap()).unwrap();
     let store = Store::new(location, SMALL.layout(), facts);
     let unlimited = RateLimit::new(None);
-    Checkpoints::start(
-        store,
-        SMALL.into(),
-        LossScaling::OFF,
-        unlimited,
-        Box::new(|_, _| None),
-    )
-    .unwrap()
+    let tokenizer = DataTokenizer::of(data);
+    let inner = Inner::new(store, SMALL.into(), LossScaling::OFF, unlimited, tokenizer, room);
+    Arc::new(inner)
 }
 
 fn whole(unit: Unit) -> UnitState {
@@ -63,7 +70,11 @@ fn copy_of(inner: &Inner, state: UnitState) -> StateCopy {
 }
 
 /// Uploads a unit that was copied, as the threads do.
-async fn upload(inner: &Arc<Inner>, id: StateId, unit: Unit) -> Result<(), CheckpointError> {
+async fn upload(
+    inner: &Arc<Inner>,
+    id: StateId,
+    unit: Unit,
+) -> Result<Option<JoinHandle<()>>, CheckpointError> {
     let next = {
         let mut backlog = inner.backlog.lock();
         assert!(backlog.admit(id, unit));
@@ -75,7 +86,7 @@ async fn upload(inner: &Arc<Inner>, id: StateId, unit: Unit) -> Result<(), Check
 }
 
 /// Puts all units of a state; the results in the units' order.
-async fn put_all(inner: &Arc<Inner>, id: StateId) -> Vec<Result<(), CheckpointError>> {
+async fn put_all(inner: &Arc<Inner>, id: StateId) -> Vec<Result<Option<JoinHandle<()>>, CheckpointError>> {
     let mut results = Vec::new();
     for unit in SMALL.layout().all_units() {
         results.push(upload(inner, id, unit).await);
@@ -145,6 +156,39 @@ async fn a_checkpoint_is_marked_when_its_shard_is_damaged_and_not_when_it_is_sou
         "{damaged:?}"
     );
     assert!(listed(&inner).await.refused);
+}
+
+#[tokio::test]
+async fn the_tokenizer_of_the_data_is_kept_with_the_first_checkpoint_that_is_complete_when_it_can_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let inner = of_folder(&folder).inner;
+    let description = folder.path().join("data.json");
+    // It cannot be read now: training does without, and asks again.
+    std::fs::write(&description, "{").unwrap();
+    let keep = || inner.tokenizer.keep(inner.store.location(), &inner.rate_limit);
+    keep().await;
+    let kept = folder.path().join("small/published");
+    assert!(!kept.exists());
+    let place = folder.path().join("data.tokenizer");
+    std::fs::create_dir(&place).unwrap();
+    for (name, content) in varuna_dataset::Tokenizer::Byte.published(16).unwrap() {
+        std::fs::write(place.join(name), content).unwrap();
+    }
+    let sidecar = serde_json::json!({
+        "tokenizer": "tokenizer.json", "tokenizerFiles": "data.tokenizer", "vocabulary": 257, "endOfDocument": 255,
+        "tokens": 1, "documents": 1, "sha256": "",
+    });
+    std::fs::write(&description, sidecar.to_string()).unwrap();
+    let beside = put_all(&inner, id(1))
+        .await
+        .into_iter()
+        .filter_map(Result::unwrap);
+    for keeps in beside {
+        keeps.await.unwrap();
+    }
+    assert!(kept.join("tokenizer.json").exists());
+    let config = std::fs::read_to_string(kept.join("config.json")).unwrap();
+    assert!(config.contains(r#""eos_token_id":255"#), "{config}");
 }
 
 #[test]
@@ -220,38 +264,67 @@ async fn a_state_that_is_in_the_store_is_not_written_again_until_it_was_discarde
     assert!(listed(&inner).await.is_usable());
 }
 
-/// Waits for what another thread brings about.
-fn until(is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !is_so() {
-        assert!(Instant::now() < deadline);
-        std::thread::yield_now();
+/// A unit's state, as the engine holds it.
+fn held(unit: Unit) -> UnitBuffers {
+    let backend = Backend::of_processor(Numerics::FP32);
+    UnitBuffers::new(&Module::from(SMALL).unit(unit), backend, Moments::Adam).unwrap()
+}
+
+/// Copies a unit's state as the threads do; `is_slow`: the optimizer has waited too long for it by then.
+fn copy(inner: &Inner, id: StateId, unit: Unit, is_slow: bool) {
+    let mut state = held(unit);
+    let read = state.snapshot().unwrap();
+    if is_slow {
+        state.ask_readers();
+    }
+    assert!(inner.admit(id, unit, read.elements()));
+    inner.copy(id, unit, read);
+}
+
+/// Uploads what was copied.
+async fn upload_copied(inner: &Arc<Inner>) {
+    loop {
+        let next = inner.backlog.lock().next();
+        let Some((id, unit, copy)) = next else {
+            return;
+        };
+        Arc::clone(inner).upload_one(id, unit, copy).await.unwrap();
     }
 }
 
-#[test]
-fn a_checkpoint_that_is_copied_too_slowly_is_given_up_and_counted_and_the_next_one_is_saved() {
+#[tokio::test]
+async fn a_checkpoint_that_is_copied_too_slowly_is_given_up_and_counted_and_the_next_one_is_saved() {
     let folder = tempfile::tempdir().unwrap();
-    let checkpoints = of_folder(&folder);
-    let inner = Arc::clone(&checkpoints.inner);
+    let inner = without_threads(&folder, Box::new(|_, _| None));
     let given_up = || inner.given_up.load(Ordering::Relaxed);
-    let [mut slow, other] = [Unit(1), Unit(2)].map(|unit| {
-        let backend = Backend::of_processor(Numerics::FP32);
-        UnitBuffers::new(&Module::from(SMALL).unit(unit), backend, Moments::Adam).unwrap()
-    });
-    let read = slow.snapshot().unwrap();
-    slow.ask_readers();
-    checkpoints.save(Unit(1), id(3), read);
-    until(|| given_up() == 1);
+    copy(&inner, id(3), Unit(1), true);
+    assert_eq!(given_up(), 1);
     assert!(inner.backlog.lock().is_empty());
-    for (unit, buffers) in [(Unit(1), &slow), (Unit(2), &other)] {
-        checkpoints.save(unit, id(4), buffers.snapshot().unwrap());
+    for unit in [Unit(1), Unit(2)] {
+        copy(&inner, id(4), unit, false);
     }
-    until(|| inner.backlog.lock().is_empty());
+    upload_copied(&inner).await;
+    assert!(inner.backlog.lock().is_empty());
     let saved = folder
         .path()
         .join("small")
         .join(varuna_checkpoint::folder_name(id(4)));
     assert_eq!(std::fs::read_dir(saved).unwrap().count(), 2);
     assert_eq!(given_up(), 1);
+}
+
+#[test]
+fn a_worker_that_had_no_memory_for_a_checkpoint_is_busy_until_another_plan_gives_it_other_units() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::over(without_threads(&folder, Box::new(|_, _| Some(0)))).unwrap();
+    let inner = &checkpoints.inner;
+    assert!(!checkpoints.is_busy());
+    for given_up in 1..=2 {
+        // The same state may be ordered again: of a recovery, or of the last step.
+        copy(inner, id(3), Unit(1), true);
+        assert_eq!(inner.given_up.load(Ordering::Relaxed), given_up);
+        assert!(checkpoints.is_busy() && inner.backlog.lock().is_empty());
+        checkpoints.give_memory_back();
+        assert!(!checkpoints.is_busy());
+    }
 }

@@ -24,6 +24,10 @@ pub trait Compute: Send + 'static {
         link: &Arc<dyn Link>,
         deadline: Instant,
     ) -> Result<StepReport, StepFailure>;
+    /// One that reads nothing lacks nothing.
+    fn lacks_data(&self) -> bool {
+        false
+    }
     fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError>;
     fn apply_beside(
         &mut self,
@@ -67,6 +71,10 @@ impl Compute for Engine {
         deadline: Instant,
     ) -> Result<StepReport, StepFailure> {
         Engine::run_step(self, plan, step, link, deadline)
+    }
+
+    fn lacks_data(&self) -> bool {
+        Engine::lacks_data(self)
     }
 
     fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError> {

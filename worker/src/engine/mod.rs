@@ -20,7 +20,7 @@ pub use config::EngineConfig;
 pub use error::EngineError;
 pub(crate) use masked::{hide, leave_targets};
 use samples::Split;
-pub use samples::{SampleError, Samples};
+pub use samples::{SampleError, SamplePart, Samples};
 pub use step::Timeline;
 
 use crate::model::Tables;
@@ -336,6 +336,12 @@ impl Engine {
         let before = self.begun.1;
         self.begun.1 = before.saturating_add(1);
         before == MEASURED && measured_workers(&plan.shape).contains(&self.config.me)
+    }
+
+    /// Data that the engine wants of its samples has not come for long, or cannot be read.
+    #[must_use]
+    pub fn lacks_data(&self) -> bool {
+        self.reader.is_late()
     }
 
     /// The unit's master parameters by name, for export and tests.

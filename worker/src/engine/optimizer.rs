@@ -9,7 +9,7 @@ use varuna_plan::{Decision, Unit};
 /// How long the optimizer waits for those who still read the state that it would change.
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
-    /// Then they are asked to leave off: a checkpoint or a comparison is given up.
+    /// Then they are asked to leave off: a checkpoint or a comparison is given up, and a copy for a follower or a keeper asked for anew.
     pub(super) asks_after: Duration,
     /// Then one of them hangs.
     pub(super) ends_after: Duration,

@@ -18,6 +18,9 @@ pub(super) const READY: usize = 2;
 /// Who waits for a read looks so often at whether it is still to wait.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// What has not come for so long is late: far longer than a read takes where a store answers, and less than a step has at least.
+const LATE: Duration = Duration::from_secs(2);
+
 /// Samples of which is said ahead that they will be read, at most: where reads take long, they are under way together.
 const ANNOUNCED: usize = 256;
 
@@ -53,6 +56,10 @@ struct State {
     wanted: VecDeque<Rows>,
     /// What the thread reads now; none once nobody expects it any more.
     reading: Option<Rows>,
+    /// Since when it reads, whether that is still expected or not.
+    since: Option<Instant>,
+    /// Grows when what is read, or was, is expected no more: the thread then gives its read up as soon as it can.
+    order: u64,
     /// So many of the first that are wanted were announced.
     announced: usize,
     /// At most [`READY`].
@@ -97,6 +104,14 @@ impl State {
         coming
     }
 
+    /// What is expected has not come for long, or cannot be read.
+    fn is_late(&self, now: Instant) -> bool {
+        let expected = self.reading.is_some() || !self.wanted.is_empty();
+        let since = self.since.filter(|_| expected);
+        let failed = |(_, outcome): &(Rows, Outcome)| matches!(outcome, Ok(Err(_)));
+        since.is_some_and(|since| now.duration_since(since) >= LATE) || self.ready.iter().any(failed)
+    }
+
     /// The rows that are read or being read, in order.
     fn begun(&self) -> impl Iterator<Item = &Rows> {
         let ready = self.ready.iter().map(|(rows, _)| rows);
@@ -105,25 +120,37 @@ impl State {
 }
 
 impl Shared {
-    fn read(&self, rows: &Rows) -> Numbers {
+    /// The read is given up between samples, and between tries of one, once `wanted` says no.
+    fn read(&self, rows: &Rows, wanted: &mut dyn FnMut() -> bool) -> Numbers {
         if rows.field == Field::TargetCount {
-            return Ok(vec![self.count_targets(rows)?]);
+            return Ok(vec![self.count_targets(rows, wanted)?]);
         }
         let mut numbers = vec![0; rows.samples.len() * self.row];
-        for (row, sample) in numbers.chunks_exact_mut(self.row).zip(&rows.samples) {
+        let places = numbers.chunks_exact_mut(self.row).zip(&rows.samples);
+        for (i, (row, sample)) in places.enumerate() {
+            if i > 0 && !wanted() {
+                return Err(late(rows));
+            }
             match rows.field {
-                Field::Tokens | Field::MaskedTargets => self.tokens(rows, *sample, row),
-                Field::Positions | Field::TargetCount => self.positions(rows.split, *sample, row),
+                Field::Tokens | Field::MaskedTargets => self.tokens(rows, *sample, row, wanted),
+                Field::Positions | Field::TargetCount => {
+                    self.samples
+                        .read_while(rows.split.positions(), *sample, row, wanted)
+                }
             }?;
         }
         Ok(numbers)
     }
 
-    fn tokens(&self, rows: &Rows, sample: u64, row: &mut [i64]) -> Result<(), SampleError> {
-        match rows.split {
-            Split::Train => self.samples.train(sample, row),
-            Split::HeldOut => self.samples.held_out(sample, row),
-        }?;
+    fn tokens(
+        &self,
+        rows: &Rows,
+        sample: u64,
+        row: &mut [i64],
+        wanted: &mut dyn FnMut() -> bool,
+    ) -> Result<(), SampleError> {
+        self.samples
+            .read_while(rows.split.tokens(), sample, row, wanted)?;
         if let Some(masked) = self.masked {
             let mask = masked.mask(rows.split, sample);
             match rows.field {
@@ -134,22 +161,19 @@ impl Shared {
         Ok(())
     }
 
-    fn positions(&self, split: Split, sample: u64, row: &mut [i64]) -> Result<(), SampleError> {
-        match split {
-            Split::Train => self.samples.train_positions(sample, row),
-            Split::HeldOut => self.samples.held_out_positions(sample, row),
-        }
-    }
-
-    fn count_targets(&self, rows: &Rows) -> Result<i64, SampleError> {
+    fn count_targets(&self, rows: &Rows, wanted: &mut dyn FnMut() -> bool) -> Result<i64, SampleError> {
         let mut row = vec![0; self.row];
         let mut count = 0;
-        for sample in &rows.samples {
+        for (i, sample) in rows.samples.iter().enumerate() {
+            if i > 0 && !wanted() {
+                return Err(late(rows));
+            }
             count += match self.masked {
                 // The last token is no input.
                 Some(masked) => chosen(&masked.mask(rows.split, *sample), self.row.saturating_sub(1)),
                 None => {
-                    self.positions(rows.split, *sample, &mut row)?;
+                    let part = rows.split.positions();
+                    self.samples.read_while(part, *sample, &mut row, wanted)?;
                     row.iter().skip(1).filter(|position| **position != 0).count()
                 }
             };
@@ -182,13 +206,20 @@ impl Shared {
                 continue;
             };
             state.reading = Some(rows.clone());
+            state.since = Some(Instant::now());
+            let order = state.order;
             let coming = state.next_to_announce();
             drop(state);
             self.announce(&coming);
-            let outcome = catch_unwind(AssertUnwindSafe(|| self.read(&rows)));
+            let mut wanted = || {
+                let state = self.state.lock();
+                state.order == order && !state.closed
+            };
+            let outcome = catch_unwind(AssertUnwindSafe(|| self.read(&rows, &mut wanted)));
             state = self.state.lock();
+            state.since = None;
             // Else it was forgotten meanwhile.
-            if state.reading.as_ref() == Some(&rows) {
+            if state.order == order {
                 state.reading = None;
                 state.ready.push_back((rows, outcome));
             }
@@ -259,6 +290,7 @@ impl ReadAhead {
         } else {
             state.ready.clear();
             state.reading = None;
+            state.order += 1;
         }
         state.wanted = next;
         state.announced = 0;
@@ -297,7 +329,34 @@ impl ReadAhead {
             }
         }
         drop(state);
-        self.shared.read(rows).map_err(EngineError::from)
+        self.read_here(rows, deadline, goes_on)
+    }
+
+    /// Reads on the thread that asks. A fence, and the deadline, end this as they end a wait.
+    fn read_here(
+        &self,
+        rows: &Rows,
+        deadline: Instant,
+        mut goes_on: impl FnMut() -> Result<(), EngineError>,
+    ) -> Result<Vec<i64>, EngineError> {
+        let mut ended = None;
+        let mut wanted = || match goes_on() {
+            Ok(()) => Instant::now() < deadline,
+            Err(error) => {
+                ended = Some(error);
+                false
+            }
+        };
+        let read = self.shared.read(rows, &mut wanted);
+        match (read, ended) {
+            (Err(_), Some(error)) => Err(error),
+            (read, _) => read.map_err(EngineError::from),
+        }
+    }
+
+    /// What is expected has not come for long, or cannot be read.
+    pub(super) fn is_late(&self) -> bool {
+        self.shared.state.lock().is_late(Instant::now())
     }
 
     /// What will be asked for next, if it is read already, its read succeeded, and it goes to the device, as a count does not.

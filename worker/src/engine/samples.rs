@@ -19,6 +19,35 @@ pub(super) enum Split {
     HeldOut,
 }
 
+impl Split {
+    pub(super) fn tokens(self) -> SamplePart {
+        match self {
+            Split::Train => SamplePart::Train,
+            Split::HeldOut => SamplePart::HeldOut,
+        }
+    }
+
+    pub(super) fn positions(self) -> SamplePart {
+        match self {
+            Split::Train => SamplePart::TrainPositions,
+            Split::HeldOut => SamplePart::HeldOutPositions,
+        }
+    }
+}
+
+/// What is read of a sample: one of the reads of [`Samples`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SamplePart {
+    /// [`Samples::train`].
+    Train,
+    /// [`Samples::held_out`].
+    HeldOut,
+    /// [`Samples::train_positions`].
+    TrainPositions,
+    /// [`Samples::held_out_positions`].
+    HeldOutPositions,
+}
+
 /// The samples of a job. `tokens` has room for sequence length + 1 ids: inputs and, shifted by one, targets.
 pub trait Samples: Send + Sync {
     /// The sample with this number in the seeded order; any number (passes over the data follow each other).
@@ -53,5 +82,24 @@ pub trait Samples: Send + Sync {
     fn held_out_positions(&self, _index: u64, positions: &mut [i64]) -> Result<(), SampleError> {
         (0..).zip(positions).for_each(|(i, position)| *position = i);
         Ok(())
+    }
+    /// One of these reads. Where reads that fail are tried again, `wanted` is asked before each other try: once it says no, nobody waits for this read
+    /// any more.
+    ///
+    /// # Errors
+    /// The data cannot be read.
+    fn read_while(
+        &self,
+        part: SamplePart,
+        index: u64,
+        numbers: &mut [i64],
+        _wanted: &mut dyn FnMut() -> bool,
+    ) -> Result<(), SampleError> {
+        match part {
+            SamplePart::Train => self.train(index, numbers),
+            SamplePart::HeldOut => self.held_out(index, numbers),
+            SamplePart::TrainPositions => self.train_positions(index, numbers),
+            SamplePart::HeldOutPositions => self.held_out_positions(index, numbers),
+        }
     }
 }

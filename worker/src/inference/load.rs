@@ -48,8 +48,8 @@ pub(super) struct ModelArguments {
 /// Whose tokens a model has learnt.
 #[derive(clap::Args)]
 pub(super) struct TokenizerArguments {
-    /// The tokenizer: byte, gpt2, or the path of a tokenizer.json or of a folder that has one [default: that of --data, else the one that was imported
-    /// with the model, else the one that fits the model's vocabulary].
+    /// The tokenizer: byte, gpt2, or the path of a tokenizer.json or of a folder that has one [default: that of --data, else the one that is kept
+    /// beside the checkpoints (an imported model's, or the dataset's), else the one that fits the model's vocabulary].
     #[arg(long)]
     tokenizer: Option<String>,
     /// A dataset (path without .bin / .idx) whose tokenizer is used.
@@ -96,18 +96,18 @@ impl Chosen {
         Ok(())
     }
 
-    /// What an import has kept, for this job or for one that it began with.
+    /// What an import or a run has kept, for this job or for one that it began with.
     fn kept(&self) -> Result<Kept> {
         let (files, unread) = self.runtime.block_on(self.location.published_or_of_origin())?;
         if let Some(why) = unread {
-            tracing::warn!(%why, "what an import has kept for this job cannot be read, so its tokenizer and its ends of texts are not used");
+            tracing::warn!(%why, "what is kept beside the checkpoints for this job cannot be read, so its tokenizer and its ends of texts are not used");
         }
         let files = files.into_iter().map(|(name, content)| (name, content.to_vec()));
         Ok(Kept(files.collect()))
     }
 }
 
-/// The files of a published folder that an import has kept, by name.
+/// The files beside the checkpoints that an import or a run has kept, by name.
 struct Kept(Vec<(String, Vec<u8>)>);
 
 impl Kept {
@@ -119,7 +119,7 @@ impl Kept {
     /// Its tokenizer, if it has one.
     fn tokenizer(&self) -> Result<Option<Tokenizer>> {
         let read = tokenizer_of(&self.0);
-        read.context("the tokenizer that was imported; --tokenizer and --data name another")
+        read.context("the tokenizer that is kept beside the checkpoints; --tokenizer and --data name another")
     }
 
     /// The tokens that end a text of its model: all that its configurations name. Models of chats have one for a text, and one for a turn.
@@ -264,13 +264,28 @@ pub(super) struct Texts {
 }
 
 impl TokenizerArguments {
+    fn is_named(&self) -> bool {
+        self.tokenizer.is_some() || self.data.is_some()
+    }
+
     /// The texts of a checkpoint's model.
     ///
     /// # Errors
-    /// The tokenizer that is named, or was imported, cannot be read or has more tokens than the model; or none is known to fit.
+    /// The tokenizer that is named, or kept beside the checkpoints, cannot be read or has more tokens than the model; or none is known to fit.
     pub(super) fn of(&self, chosen: &Chosen, model: &Transformer) -> Result<Texts> {
         let size = model.vocabulary_size;
-        let kept = chosen.kept()?;
+        let kept = match chosen.kept() {
+            Ok(kept) => kept,
+            // It would only say what ends a text besides.
+            Err(error) if self.is_named() => {
+                tracing::warn!(
+                    why = format!("{error:#}"),
+                    "what is kept beside the checkpoints cannot be read: a text ends with the token of the tokenizer that is named alone"
+                );
+                Kept(Vec::new())
+            }
+            Err(error) => return Err(error),
+        };
         let of_data = |prefix: &PathBuf| {
             let name = prefix.to_str();
             let name = name.with_context(|| format!("--data {}: its path is no UTF-8", prefix.display()))?;
@@ -282,7 +297,10 @@ impl TokenizerArguments {
                 "--tokenizer",
                 Some(Tokenizer::open(name, None).context("--tokenizer")?),
             ),
-            (None, None) => ("the tokenizer that was imported", kept.tokenizer()?),
+            (None, None) => (
+                "the tokenizer that is kept beside the checkpoints",
+                kept.tokenizer()?,
+            ),
         };
         let tokenizer = match found {
             Some(tokenizer) => tokenizer,
@@ -306,7 +324,7 @@ fn guessed(size: u32) -> Result<Tokenizer> {
         format!("no tokenizer is known that fits a vocabulary of {size}: name one with --tokenizer or --data")
     })?;
     tracing::warn!(
-        "the tokenizer {fits} is a guess from the model's vocabulary of {size}, since no import has kept one for this job; --tokenizer names another, \
+        "the tokenizer {fits} is a guess from the model's vocabulary of {size}, since none is kept beside the checkpoints; --tokenizer names another, \
          --data the dataset that has it"
     );
     Ok(fits)
@@ -444,6 +462,29 @@ mod tests {
         write("config.json", "[");
         write("generation_config.json", "{}");
         assert_eq!(ends(None), [256]);
+    }
+
+    #[test]
+    fn who_names_a_tokenizer_needs_nothing_that_is_kept_beside_the_checkpoints() {
+        let store = tempfile::tempdir().unwrap();
+        let model = Transformer {
+            vocabulary_size: 257,
+            ..preset("llama-tiny").unwrap()
+        };
+        let folder = store.path().join("base/published");
+        spaces_end(&folder);
+        // A folder that lies in itself cannot be listed.
+        std::os::unix::fs::symlink(&folder, folder.join("again")).unwrap();
+        let chosen = chosen(&model, store.path(), "base");
+        let of = |tokenizer: Option<&str>| {
+            let arguments = TokenizerArguments {
+                tokenizer: tokenizer.map(str::to_owned),
+                data: None,
+            };
+            arguments.of(&chosen, &model)
+        };
+        assert_eq!(of(Some("byte")).unwrap().ends, BTreeSet::from([256]));
+        assert!(of(None).is_err(), "it may have the one that is looked for");
     }
 
     #[test]

@@ -16,8 +16,8 @@ pub(crate) struct Taken {
     backward: u64,
     /// Beyond that by its forward, where that is run again while all after it is kept; else 0.
     again: u64,
-    /// What others take says nothing of it: it may be a segment of anybody's model.
-    is_unlike: bool,
+    /// As of a model of one's own: what others take says nothing of it.
+    is_of_unknown_kind: bool,
 }
 
 /// What a backward and what is run again before it take at most beyond what is kept, from the segments of a stage, the last one first. When the
@@ -26,7 +26,7 @@ pub(crate) fn working_bytes(from_last: impl Iterator<Item = Taken>) -> u64 {
     let mut free = 0_u64;
     let deciding = from_last
         .enumerate()
-        .take_while(|(i, taken)| *i < DECIDING || taken.is_unlike);
+        .take_while(|(i, taken)| *i < DECIDING || taken.is_of_unknown_kind);
     let beyond = deciding.map(|(_, taken)| {
         let beyond = taken.backward.saturating_sub(free).max(taken.again);
         free = free.saturating_add(taken.saved);
@@ -57,7 +57,7 @@ impl SegmentCost {
             saved: self.saved_bytes * samples,
             backward: self.working(samples),
             again: u64::from(is_alone) * self.forward_bytes * samples,
-            is_unlike: self.kind == SegmentKind::Block,
+            is_of_unknown_kind: self.kind == SegmentKind::Block,
         }
     }
 }
@@ -71,7 +71,7 @@ mod tests {
             saved,
             backward,
             again,
-            is_unlike: false,
+            is_of_unknown_kind: false,
         }
     }
 
@@ -93,9 +93,9 @@ mod tests {
 
     #[test]
     fn any_segment_of_a_model_that_is_no_transformer_may_take_most() {
-        let of = |is_unlike| {
+        let of = |is_of_unknown_kind| {
             let segment = |backward| Taken {
-                is_unlike,
+                is_of_unknown_kind,
                 ..taken(5, backward, 0)
             };
             working_bytes([1 << 30, 1, 1, 1].map(segment).into_iter().rev())

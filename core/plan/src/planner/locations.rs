@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 
 /// A worker's node, and the widest part of the node's domain; none where it is not known.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Whereabouts {
+pub(super) struct NodeAndZone {
     node: Option<usize>,
     zone: Option<usize>,
 }
 
-impl Whereabouts {
+impl NodeAndZone {
     /// What both have in common.
-    pub(super) fn common_with(self, other: Whereabouts) -> Common {
+    pub(super) fn common_with(self, other: NodeAndZone) -> Common {
         let is = |one: Option<usize>, other: Option<usize>| one.is_some() && one == other;
         (is(self.node, other.node), is(self.zone, other.zone))
     }
@@ -27,7 +27,7 @@ pub(super) type Common = (bool, bool);
 
 /// Where some workers are.
 #[derive(Default)]
-pub(super) struct Locations(BTreeMap<WorkerId, Whereabouts>);
+pub(super) struct Locations(BTreeMap<WorkerId, NodeAndZone>);
 
 impl Locations {
     pub(super) fn new(workers: &[&WorkerInfo]) -> Locations {
@@ -37,11 +37,11 @@ impl Locations {
             return Locations::default();
         }
         let at = nodes.into_iter().zip(zones);
-        let at = at.map(|(node, zone)| Whereabouts { node, zone });
+        let at = at.map(|(node, zone)| NodeAndZone { node, zone });
         Locations(workers.iter().map(|w| w.id).zip(at).collect())
     }
 
-    pub(super) fn of(&self, worker: WorkerId) -> Whereabouts {
+    pub(super) fn of(&self, worker: WorkerId) -> NodeAndZone {
         self.0.get(&worker).copied().unwrap_or_default()
     }
 
@@ -74,21 +74,21 @@ fn numbers<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Option<usize>> {
 /// Where all copies of something are, as far as they are together.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Copies {
-    together: Option<Whereabouts>,
+    together: Option<NodeAndZone>,
 }
 
 impl Copies {
     /// One more.
-    pub(super) fn add(&mut self, at: Whereabouts) {
+    pub(super) fn add(&mut self, at: NodeAndZone) {
         let before = self.together.unwrap_or(at);
-        self.together = Some(Whereabouts {
+        self.together = Some(NodeAndZone {
             node: before.node.filter(|_| before.node == at.node),
             zone: before.zone.filter(|_| before.zone == at.zone),
         });
     }
 
     /// What all of them would have in common if there were one more here.
-    pub(super) fn common_with(&self, at: Whereabouts) -> Common {
+    pub(super) fn common_with(&self, at: NodeAndZone) -> Common {
         self.together.unwrap_or_default().common_with(at)
     }
 

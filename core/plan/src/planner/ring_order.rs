@@ -7,7 +7,7 @@
 //! Another order moves ranges from worker to worker. So the parent's order stays unless another one loses less with a node or a zone, and
 //! the way there, of all orders with the same neighbours the shortest, costs no more than counts as equal among plans. It must never change what a pipeline does.
 
-use super::locations::{Copies, Locations, Whereabouts};
+use super::locations::{Copies, Locations, NodeAndZone};
 use super::problem::Problem;
 use super::request::WorkerInfo;
 use super::search::choice::EQUAL;
@@ -152,7 +152,7 @@ fn at_risk(layout: &Layout, locations: &Locations, shape: &Shape) -> Shared {
 
 /// For each two pipelines, in how many segments their workers share a node, and a zone.
 fn shared_segments(locations: &Locations, shape: &Shape) -> Vec<Vec<Shared>> {
-    let by_segment = |p: &Pipeline| -> Vec<Whereabouts> {
+    let by_segment = |p: &Pipeline| -> Vec<NodeAndZone> {
         let mut at = Vec::new();
         for stage in &p.stages {
             let segments = stage.segments.len() as usize;
@@ -160,8 +160,8 @@ fn shared_segments(locations: &Locations, shape: &Shape) -> Vec<Vec<Shared>> {
         }
         at
     };
-    let all: Vec<Vec<Whereabouts>> = shape.pipelines.iter().map(by_segment).collect();
-    let of_two = |a: &[Whereabouts], b: &[Whereabouts]| -> Shared {
+    let all: Vec<Vec<NodeAndZone>> = shape.pipelines.iter().map(by_segment).collect();
+    let of_two = |a: &[NodeAndZone], b: &[NodeAndZone]| -> Shared {
         let mut shared = (0, 0);
         for (a, b) in a.iter().zip(b) {
             let (node, zone) = a.common_with(*b);
@@ -169,7 +169,7 @@ fn shared_segments(locations: &Locations, shape: &Shape) -> Vec<Vec<Shared>> {
         }
         shared
     };
-    let with_all = |a: &Vec<Whereabouts>| all.iter().map(|b| of_two(a, b)).collect();
+    let with_all = |a: &Vec<NodeAndZone>| all.iter().map(|b| of_two(a, b)).collect();
     all.iter().map(with_all).collect()
 }
 

@@ -104,8 +104,8 @@ impl<'a> Holdings<'a> {
         self.moved(shape).1
     }
 
-    /// Whether some worker's memory does not hold all of its stages together with what it must still give away, or the worker was not offered.
-    pub(super) fn are_crowding(&self, shape: &Shape, offered: &BTreeMap<WorkerId, &WorkerInfo>) -> bool {
+    /// Whether a shape crowds some worker: its memory does not hold all of its stages together with what it must still give away, or it was not offered.
+    pub(super) fn crowds(&self, shape: &Shape, offered: &BTreeMap<WorkerId, &WorkerInfo>) -> bool {
         let mut needs: BTreeMap<WorkerId, u64> = BTreeMap::new();
         for (p, each) in shape.pipelines.iter().zip(self.problem.memory_bytes(shape)) {
             for (stage, need) in p.stages.iter().zip(each) {
@@ -114,7 +114,7 @@ impl<'a> Holdings<'a> {
             }
         }
         let sums = self.kept_and_lacking(shape);
-        let crowds = |(worker, need): (&WorkerId, &u64)| {
+        let is_crowded = |(worker, need): (&WorkerId, &u64)| {
             let held = self.held.get(worker).into_iter().flatten();
             let held: u64 = held.map(|unit| self.bytes(*unit)).sum();
             let kept = sums.get(worker).map_or(0, |(kept, _)| *kept);
@@ -123,7 +123,7 @@ impl<'a> Holdings<'a> {
                 .get(worker)
                 .is_none_or(|w| together > self.problem.capacity(w))
         };
-        needs.iter().any(crowds)
+        needs.iter().any(is_crowded)
     }
 }
 

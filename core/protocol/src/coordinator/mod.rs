@@ -29,6 +29,7 @@ mod planning;
 mod prepared_plans;
 mod progress;
 mod quarantine;
+mod readers;
 mod record;
 mod recovery;
 mod reports;
@@ -45,6 +46,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 mod turn;
+mod unread;
 mod view;
 
 pub use config::{

@@ -272,6 +272,10 @@ impl Mode {
         shared: &mut Shared,
         turn: &mut Turn<'_>,
     ) -> Mode {
+        // Also where the step is being stopped already: what somebody else said first does not show who can read.
+        if why == Suspicion::NoData && about == from {
+            shared.note_unread(from, generation);
+        }
         let here = shared.record.plans().any(|p| p.generation == generation);
         let settling = matches!(self, Mode::Settling(_)) && !bug!(ForgetSuspicionWhileSettling);
         if !here || !(settling || matches!(self, Mode::Active(_) | Mode::Persisting(_))) {

@@ -31,10 +31,19 @@ impl Shared {
     /// Workers that may be planned with: those with wrong bits, in quarantine and behind bad links left out, no more than the job may use, present
     /// members first.
     pub(super) fn pool(&self, now: Time, from: &[WorkerId]) -> Vec<WorkerId> {
+        self.pool_of(now, from, |name| !self.quarantine.has(now, name))
+    }
+
+    /// The same with those that are left out for their data alone.
+    pub(super) fn pool_with_unread(&self, now: Time, from: &[WorkerId]) -> Vec<WorkerId> {
+        self.pool_of(now, from, |name| !self.quarantine.is_unsound(now, name))
+    }
+
+    fn pool_of(&self, now: Time, from: &[WorkerId], is_sound: impl Fn(&str) -> bool) -> Vec<WorkerId> {
         let least = self.config.min_workers;
         let trusted = from.iter().filter(|w| !self.roster.is_distrusted(**w));
         let from: &[WorkerId] = &trusted.copied().collect::<Vec<_>>();
-        let sound = |w: &&WorkerId| !self.quarantine.has(now, &self.roster.name(**w));
+        let sound = |w: &&WorkerId| is_sound(&self.roster.name(**w));
         let sound: Vec<WorkerId> = from.iter().filter(sound).copied().collect();
         let mut pool = self.bad_links.eligible(now, &sound, least);
         // Rather one in quarantine than two that cannot reach one another.

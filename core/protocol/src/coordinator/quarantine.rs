@@ -1,6 +1,8 @@
-//! Workers that end within their first steps, come back and end again. Each time a whole generation is fenced for them, so they
-//! are not planned with for a while, which doubles each time. Known by name: a worker that starts again has a new id.
+//! Workers that are not planned with for a while, which doubles each time: those that end within their first steps, come back and end again, and
+//! those that cannot read the job's data while others can. Each time a whole generation is fenced for them. Known by name: a worker that
+//! starts again has a new id.
 
+use super::unread::Unread;
 use crate::message::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,57 +13,92 @@ const SOUND_STEPS: u64 = 16;
 const FORGIVEN: u32 = 1;
 const SHORTEST: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(10 * 60);
-/// Names that are remembered at most.
+/// Names that are remembered at most, for each cause.
 const NAMES_MAX: usize = 1_024;
 
 #[derive(Default)]
 pub(super) struct Quarantine {
-    by_name: BTreeMap<String, Ends>,
+    /// Who said that its data cannot be read, before anything follows from it.
+    pub(super) unread: Unread,
+    unsound: Names,
+    cannot_read: Names,
 }
 
-/// The ends of one worker in a row, none of which came after [`SOUND_STEPS`].
+/// Workers that are left out for the same cause.
+#[derive(Default)]
+struct Names(BTreeMap<String, Faults>);
+
+/// The faults of one worker in a row: of its ends, none of which came after [`SOUND_STEPS`].
 #[derive(Clone, Copy, Default)]
-struct Ends {
+struct Faults {
     count: u32,
     until: Time,
+}
+
+impl Names {
+    fn note(&mut self, now: Time, name: &str, more: u32) {
+        if self.0.len() >= NAMES_MAX {
+            self.0.retain(|_, faults| now < faults.until);
+        }
+        if self.0.len() >= NAMES_MAX || bug!(NoQuarantine) {
+            return;
+        }
+        let faults = self.0.entry(name.to_owned()).or_default();
+        faults.count = faults.count.saturating_add(more);
+        if let Some(doublings) = faults.count.checked_sub(FORGIVEN + 1) {
+            let pause = SHORTEST.saturating_mul(1u32.checked_shl(doublings).unwrap_or(u32::MAX));
+            faults.until = now.after(pause.min(LONGEST));
+        }
+    }
+
+    fn has(&self, now: Time, name: &str) -> bool {
+        self.0.get(name).is_some_and(|faults| now < faults.until)
+    }
 }
 
 impl Quarantine {
     /// A member has ended after this many steps.
     pub(super) fn ended(&mut self, now: Time, name: &str, steps: u64) {
         if steps >= SOUND_STEPS {
-            self.by_name.remove(name);
+            self.unsound.0.remove(name);
             return;
         }
-        self.note(now, name, 1);
+        self.unsound.note(now, name, 1);
     }
 
     /// A worker was found with other bits than the rest: its machine may do so again. That is never forgiven.
     pub(super) fn had_wrong_bits(&mut self, now: Time, name: &str) {
-        self.note(now, name, FORGIVEN + 1);
+        self.unsound.note(now, name, FORGIVEN + 1);
     }
 
-    fn note(&mut self, now: Time, name: &str, more: u32) {
-        if self.by_name.len() >= NAMES_MAX {
-            self.by_name.retain(|_, ends| now < ends.until);
-        }
-        if self.by_name.len() >= NAMES_MAX || bug!(NoQuarantine) {
-            return;
-        }
-        let ends = self.by_name.entry(name.to_owned()).or_default();
-        ends.count = ends.count.saturating_add(more);
-        if let Some(doublings) = ends.count.checked_sub(FORGIVEN + 1) {
-            let pause = SHORTEST.saturating_mul(1u32.checked_shl(doublings).unwrap_or(u32::MAX));
-            ends.until = now.after(pause.min(LONGEST));
-        }
+    /// A worker could not read its data, several times in a row, while others could read theirs.
+    pub(super) fn could_not_read(&mut self, now: Time, name: &str) {
+        let known = self.cannot_read.0.contains_key(name);
+        self.cannot_read
+            .note(now, name, if known { 1 } else { FORGIVEN + 1 });
+    }
+
+    /// Nobody can read: it is the store that is away, and no worker is to blame.
+    pub(super) fn forgive_readers(&mut self) {
+        self.cannot_read.0.clear();
     }
 
     pub(super) fn len(&self) -> usize {
-        self.by_name.len()
+        self.unsound.0.len() + self.cannot_read.0.len()
     }
 
     /// Whether a worker of this name is not to be planned with.
     pub(super) fn has(&self, now: Time, name: &str) -> bool {
-        self.by_name.get(name).is_some_and(|ends| now < ends.until)
+        self.is_unsound(now, name) || self.cannot_read(now, name)
+    }
+
+    /// The same for another cause than its data.
+    pub(super) fn is_unsound(&self, now: Time, name: &str) -> bool {
+        self.unsound.has(now, name)
+    }
+
+    /// Whether it is left out since it cannot read its data.
+    pub(super) fn cannot_read(&self, now: Time, name: &str) -> bool {
+        self.cannot_read.has(now, name)
     }
 }

@@ -277,6 +277,7 @@ impl Collecting {
         if shared.record.delays_writes(turn.now) {
             return None;
         }
+        shared.judge_readers(turn.now, |w| self.answers.contains_key(w));
         let pool = self.pool(shared, turn)?;
         let mut held: BTreeMap<WorkerId, Vec<Unit>> = BTreeMap::new();
         for (unit, sources) in shared.config.layout.all_units().zip(&resume.sources) {
@@ -285,7 +286,7 @@ impl Collecting {
             }
         }
         let (pool, shape) = self.shape(pool, &held, shared, turn)?;
-        let reason = why(shared, &missing);
+        let reason = why(shared, &missing) + &shared.without_whom(turn.now, &shape);
         if shared.record.stored.plan.is_some() {
             let answered = self.answers.keys().copied().collect();
             turn.event(Event::Collected { answered, missing });
@@ -306,8 +307,8 @@ impl Collecting {
         Some(plan)
     }
 
-    /// The best shape of these workers, with those that it was chosen from. Rather one with workers that will go than none: training stands until
-    /// there is one.
+    /// The best shape of these workers, with those that it was chosen from. Rather one with workers that will go, or that cannot read their data for
+    /// now, than none: training stands until there is one.
     fn shape(
         &self,
         pool: Vec<WorkerId>,
@@ -319,12 +320,20 @@ impl Collecting {
             Ok(shape) => return Some((pool, shape)),
             Err(Infeasible(reason)) => reason,
         };
-        let all = shared.pool(turn.now, &self.usable(shared));
-        if all != pool
-            && !bug!(NeverUseDraining)
-            && let Ok(shape) = shared.shape_for_recovery(&all, held)
-        {
-            return Some((all, shape));
+        let usable = self.usable(shared);
+        let more = [
+            shared.pool(turn.now, &usable),
+            shared.pool_with_unread(turn.now, &usable),
+        ];
+        let mut tried = pool;
+        for pool in more.into_iter().filter(|_| !bug!(NeverUseDraining)) {
+            if pool == tried {
+                continue;
+            }
+            if let Ok(shape) = shared.shape_for_recovery(&pool, held) {
+                return Some((pool, shape));
+            }
+            tried = pool;
         }
         shared.report_problem(Event::NoPlan { reason }, turn);
         None

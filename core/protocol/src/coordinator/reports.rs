@@ -45,6 +45,7 @@ impl Shared {
         for worker in self.roster.forget_gone(is_needed) {
             self.outbox.forget(worker);
             self.speeds.forget(worker);
+            self.quarantine.unread.forget(worker);
         }
     }
 
@@ -135,6 +136,7 @@ impl Shared {
             self.progress.at = now;
             if !bug!(NeverResetFailedGenerations) {
                 self.fruitless.generations = 0;
+                self.absolve_readers(at);
             }
         }
     }
@@ -148,7 +150,7 @@ impl Shared {
         now: Time,
     ) -> String {
         let of_link = match why {
-            Suspicion::Gone => false,
+            Suspicion::Gone | Suspicion::NoData => false,
             Suspicion::Unreachable => true,
             Suspicion::Damaged => !bug!(ForgetDamage),
         };
@@ -160,6 +162,7 @@ impl Shared {
         match (why, about == from) {
             (Suspicion::Unreachable, _) => format!("{who} cannot reach {whom}"),
             (Suspicion::Damaged, _) => format!("what {who} gets from {whom} is damaged"),
+            (Suspicion::NoData, _) => format!("{who} cannot read its data"),
             (Suspicion::Gone, false) => format!("{who} lost {whom}"),
             (Suspicion::Gone, true) => format!("{who} is stuck"),
         }

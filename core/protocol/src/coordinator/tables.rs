@@ -15,7 +15,7 @@ pub struct CoordinatorTables {
     pub workers: usize,
     /// Orders that it remembers having sent.
     pub orders: usize,
-    /// Names of workers that ended within their first steps.
+    /// Names of workers that ended within their first steps, or could not read their data.
     pub quarantined: usize,
     /// Links that failed.
     pub bad_links: usize,

@@ -16,6 +16,7 @@ mod reviewed;
 mod spare_copies;
 mod stopped;
 mod unanswered;
+mod unread;
 mod untold;
 mod waiting;
 

@@ -215,6 +215,11 @@ pub enum MemberInput {
         /// Whom it was waiting for.
         about: Option<WorkerId>,
     },
+    /// Engine: the step broke since its data could not be read; or it was stopped, and its data had not come for long. Else as StepFailed.
+    StepLacksData {
+        /// Of the plan that was run.
+        generation: Generation,
+    },
     /// Engine, the answer to Digest.
     Digested(Digests),
     /// This worker had notice that it will go.
@@ -249,8 +254,7 @@ pub enum MemberEffect {
         /// The message.
         message: PeerMessage,
     },
-    /// Send my copy of the unit, as it is now, over the data plane. At most one at a time to each peer. Answer: Served, unless the
-    /// connection is closed.
+    /// Send my copy of the unit as it is now over the data plane, one at a time to each peer. Answer: Served, unless the connection is closed.
     Serve {
         /// Of which generation.
         generation: Generation,
@@ -277,8 +281,7 @@ pub enum MemberEffect {
         /// The decision that led to it.
         decision: Option<Decision>,
     },
-    /// Copy the unit's reduced gradient as it is now (of a step that is skipped, nothing), and send it with the decision. Answer: Forwarded,
-    /// unless the connection is closed.
+    /// Copy the unit's reduced gradient (nothing of a skipped step), and send it with the decision. Answer: Forwarded, unless the connection is closed.
     Forward {
         /// Of which generation.
         generation: Generation,
@@ -289,8 +292,7 @@ pub enum MemberEffect {
         /// The decision of the step.
         decision: Decision,
     },
-    /// Copy the unit's reduced gradient as it is now, and send it to who keeps the unit's spare copy. Answer: Forwarded, unless the
-    /// connection is closed.
+    /// Copy the unit's reduced gradient as it is now, and send it to who keeps its spare copy. Answer: Forwarded, unless the connection is closed.
     ForwardPrepared {
         /// Of which generation.
         generation: Generation,
@@ -371,8 +373,7 @@ pub enum MemberEffect {
         /// Which unit.
         unit: Unit,
     },
-    /// Compute the digests of these units' state as it is now, beside the next step. Answer: Digested, or none where the state is
-    /// not there.
+    /// Compute the digests of these units' state as it is now, beside the next step. Answer: Digested, or none where it is not there.
     Digest {
         /// The state.
         id: StateId,

@@ -339,6 +339,20 @@ impl Member {
             self.suspect(about.unwrap_or(self.config.id), Suspicion::Gone, effects);
         }
     }
+
+    /// Whoever had the step stopped, and whatever for: the coordinator has to know of all who lack their data, to tell a worker that cannot read
+    /// from a store that is away.
+    pub(super) fn on_step_lacks_data(&mut self, generation: Generation, effects: &mut Vec<MemberEffect>) {
+        match self.engine {
+            Engine::Running {
+                generation: run,
+                step,
+            } if run == generation => self.engine = Engine::Failed { generation, step },
+            Engine::Stopping { generation: run, .. } if run == generation => {}
+            _ => return,
+        }
+        self.suspect(self.config.id, Suspicion::NoData, effects);
+    }
 }
 
 /// All members are armed for this change.

@@ -241,7 +241,7 @@ impl Location {
     }
 
     /// Those of the first job that has any among those that this one began with.
-    async fn published_of_origin(&self) -> Result<Files, CheckpointError> {
+    pub(crate) async fn published_of_origin(&self) -> Result<Files, CheckpointError> {
         let mut job = self.clone();
         for _ in 0..ORIGINS_MAX {
             let Some(source) = job.written_source().await? else {

@@ -11,8 +11,8 @@ use std::rc::Rc;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// A byte order mark, which editors put before a text. It is no part of it.
-const MARK: &[u8] = b"\xef\xbb\xbf";
+/// Editors put it before a text. It is no part of it.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// As many bytes as the longest beginning of a file that is looked for.
 const BEGINNING_BYTES: u64 = 6;
 /// How files begin whose bytes are no text, what they are, and what is read instead.
@@ -148,8 +148,8 @@ impl Input {
             .read_to_end(&mut beginning)
             .map_err(DataError::io("read", &self.path))?;
         self.check(&beginning)?;
-        if beginning.starts_with(MARK) {
-            beginning.drain(..MARK.len());
+        if beginning.starts_with(BYTE_ORDER_MARK) {
+            beginning.drain(..BYTE_ORDER_MARK.len());
         }
         Ok((Box::new(Cursor::new(beginning).chain(content)), count))
     }

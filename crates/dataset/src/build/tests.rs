@@ -316,6 +316,49 @@ fn the_tokenizers_files_lie_beside_the_dataset_and_are_found_by_its_path() {
 }
 
 #[test]
+fn the_tokenizer_of_a_jobs_data_is_that_of_all_its_datasets() {
+    let place = Place::new();
+    let folder = place.path("published");
+    std::fs::create_dir(&folder).unwrap();
+    for (name, content) in Tokenizer::Byte.published(64).unwrap() {
+        std::fs::write(folder.join(name), content).unwrap();
+    }
+    let of_file = Tokenizer::open(folder.to_str().unwrap(), None).unwrap();
+    let made = |name: &str, tokenizer: &Tokenizer| {
+        let mut request = place.request(vec![place.input("a.txt", "Hello world")]);
+        (request.output, request.tokenizer) = (place.path(name), tokenizer.clone());
+        build(&request, &mut |_| ()).unwrap();
+        name.to_owned()
+    };
+    let (own, again) = (made("own", &of_file), made("again", &of_file));
+    let (byte, foreign) = (made("byte", &Tokenizer::Byte), made("foreign", &of_file));
+    std::fs::remove_file(place.path("foreign.json")).unwrap();
+    let of = |names: &[&String]| {
+        let source = |name: &&String| varuna_api::DataSource {
+            path: place.path(name).to_str().unwrap().to_owned(),
+            weight: 1.0,
+        };
+        let data = varuna_api::Data {
+            train: names.iter().map(source).collect(),
+            held_out: varuna_api::HeldOut::Fraction(0.0),
+        };
+        Tokenizer::of_data(&data).unwrap()
+    };
+    let found = of(&[&own, &again]).unwrap();
+    let kept = found.kept_with_model().unwrap();
+    let names: Vec<&str> = kept.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["tokenizer.json", "tokenizer_config.json", "config.json"]);
+    assert_eq!(
+        String::from_utf8(kept[2].1.clone()).unwrap(),
+        r#"{"bos_token_id":256,"eos_token_id":256}"#
+    );
+    assert!(of(&[&own, &byte]).is_none(), "two tokenizers");
+    assert!(of(&[&own, &foreign]).is_none(), "nobody knows that of the second");
+    // It is part of this program, and found by the size of a model's vocabulary.
+    assert!(of(&[&byte]).unwrap().kept_with_model().is_none());
+}
+
+#[test]
 fn an_error_names_the_file_and_the_line_or_row_and_leaves_nothing() {
     let good = "{\"text\": \"a\"}\n".repeat(70_000);
     for threads in [1, 4] {
@@ -474,13 +517,13 @@ fn what_lies_in_a_store_is_neither_read_nor_written_and_no_folder_of_that_name_i
     );
 }
 
-/// Lines of which every hundredth is no JSON, more than a batch of them.
+/// Lines of which every hundredth is no JSON. They are long, so that a few thousand of them are three batches.
 fn with_malformed() -> String {
     let line = |i: u32| match i % 100 {
         99 => "{\"text\": \"cut off\"\n".to_owned(),
-        _ => format!("{{\"text\": \"{i} {}\"}}\n", "w ".repeat(20)),
+        _ => format!("{{\"text\": \"{i} {}\"}}\n", "w ".repeat(500)),
     };
-    (0..60_000).map(line).collect()
+    (0..3_000).map(line).collect()
 }
 
 #[test]
@@ -496,17 +539,17 @@ fn lines_that_are_no_json_are_left_out_up_to_a_number_and_the_same_ones_for_ever
         (request.threads, request.skip_malformed) = (threads, most);
         request
     };
-    let built = |threads| build(&request(threads, 601), &mut |_| ()).unwrap().remove(0);
+    let built = |threads| build(&request(threads, 31), &mut |_| ()).unwrap().remove(0);
     let one = built(1);
-    assert_eq!((one.skipped.lines, one.sidecar.documents), (601, 60_002 - 601));
+    assert_eq!((one.skipped.lines, one.sidecar.documents), (31, 3_002 - 31));
     let first = one.skipped.first.as_deref().unwrap();
     assert!(first.contains("a.jsonl: line: 100: EOF while parsing"), "{first}");
     let four = built(4);
     assert_eq!((four.sidecar, four.skipped), (one.sidecar, one.skipped));
-    // One too many, in the file behind; and some hundred before.
+    // One too many, in the file behind; and some before.
     for (most, want) in [
-        (600, "b.jsonl: line: 1: expected value"),
-        (300, "a.jsonl: line: 30100: EOF"),
+        (30, "b.jsonl: line: 1: expected value"),
+        (15, "a.jsonl: line: 1600: EOF"),
         (0, "a.jsonl: line: 100: EOF"),
     ] {
         let error = |threads| {

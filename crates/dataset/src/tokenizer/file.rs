@@ -32,7 +32,7 @@ const OTHERS: [&str; 6] = [
 /// Bytes of a file of a tokenizer at most: those of today's largest vocabularies have 35 MB.
 const BYTES_MAX: u64 = 256 << 20;
 /// Tokens that end a document in well-known tokenizers: GPT-2's and Qwen's, Llama 3's, Llama 2's and T5's, Gemma's, DeepSeek's.
-const ENDS: [&str; 5] = [
+const ENDS_OF_DOCUMENTS: [&str; 5] = [
     "<|endoftext|>",
     "<|end_of_text|>",
     "</s>",
@@ -297,7 +297,7 @@ fn end_of_document(
                 let id = eos_token_id(&config)?;
                 Some((inner.id_to_token(id)?, id))
             };
-            let usual = || ENDS.iter().find_map(|text| known(text));
+            let usual = || ENDS_OF_DOCUMENTS.iter().find_map(|text| known(text));
             (by_name.or_else(by_id).or_else(usual), "not known")
         }
     };

@@ -294,7 +294,8 @@ pub(crate) fn upward() -> impl Strategy<Value = Upward> {
     let why = prop_oneof![
         Just(Suspicion::Gone),
         Just(Suspicion::Unreachable),
-        Just(Suspicion::Damaged)
+        Just(Suspicion::Damaged),
+        Just(Suspicion::NoData)
     ];
     let suspect = (any::<u64>(), any::<u64>(), why).prop_map(|(g, about, why)| Report::Suspect {
         generation: Generation(g),

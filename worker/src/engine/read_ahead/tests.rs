@@ -1,4 +1,5 @@
 use super::*;
+use crate::engine::SamplePart;
 use crate::transport::LinkError;
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,13 +95,13 @@ proptest! {
                 // In turn every second time, so that the thread's reads are used.
                 Act::Take(other) => {
                     let rows = expected.pop_front().unwrap_or(other);
-                    let expected = direct.shared.read(&rows).map_err(EngineError::from);
+                    let expected = direct.shared.read(&rows, &mut || true).map_err(EngineError::from);
                     prop_assert_eq!(take(&ahead, &rows), expected);
                 }
                 Act::TakeReady => {
                     if let Some((rows, tokens)) = ahead.take_ready() {
                         prop_assert_eq!(Some(rows.clone()), expected.pop_front());
-                        prop_assert_eq!(Ok(tokens), direct.shared.read(&rows));
+                        prop_assert_eq!(Ok(tokens), direct.shared.read(&rows, &mut || true));
                     }
                 }
             }
@@ -246,6 +247,122 @@ fn what_could_not_be_read_while_the_store_was_away_is_read_again_when_it_is_expe
     ahead.expect(next).unwrap();
     assert_eq!(take(&ahead, &rows(7)), Ok(vec![7; 3]));
     assert_eq!(take(&ahead, &rows(8)), Ok(vec![8; 3]));
+}
+
+/// Of this store sample 7 alone cannot be read: that is tried for as long as it is wanted.
+struct Hole;
+
+impl Samples for Hole {
+    fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        Numbers.train(index, tokens)
+    }
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        self.train(index, tokens)
+    }
+    fn held_out_len(&self) -> u64 {
+        0
+    }
+    fn read_while(
+        &self,
+        _: SamplePart,
+        index: u64,
+        numbers: &mut [i64],
+        wanted: &mut dyn FnMut() -> bool,
+    ) -> Result<(), SampleError> {
+        while index == 7 {
+            if !wanted() {
+                return Err(SampleError {
+                    index,
+                    why: "it was given up".to_owned(),
+                    may_pass: true,
+                });
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.train(index, numbers)
+    }
+}
+
+fn of_train(samples: &[u64]) -> Rows {
+    Rows {
+        field: Field::Tokens,
+        split: Split::Train,
+        samples: samples.to_vec(),
+    }
+}
+
+/// Waits until the thread reads.
+fn wait_for_read(ahead: &ReadAhead) {
+    while ahead.shared.state.lock().since.is_none() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn what_another_plan_reads_does_not_wait_for_tries_that_nobody_wants_any_more() {
+    let mut ahead = ReadAhead::new(Arc::new(Hole), 3, None);
+    ahead.expect(vec![of_train(&[7]), of_train(&[8])]).unwrap();
+    wait_for_read(&ahead);
+    ahead.expect(vec![of_train(&[9])]).unwrap();
+    assert_eq!(take(&ahead, &of_train(&[9])), Ok(vec![9; 3]));
+}
+
+#[test]
+fn a_read_of_many_samples_is_given_up_after_the_one_that_hangs() {
+    let (end, ends) = std::sync::mpsc::channel();
+    let mut ahead = ReadAhead::new(Arc::new(Slow(Mutex::new(ends))), 3, None);
+    ahead.expect(vec![of_train(&[4, 5, 6])]).unwrap();
+    wait_for_read(&ahead);
+    ahead.expect(vec![of_train(&[9])]).unwrap();
+    // Two reads end, and no third: that of sample 4, and the one that is wanted now.
+    end.send(()).unwrap();
+    end.send(()).unwrap();
+    assert_eq!(take(&ahead, &of_train(&[9])), Ok(vec![9; 3]));
+}
+
+#[test]
+fn a_fence_and_the_deadline_end_a_read_where_nothing_is_read_ahead() {
+    let reader = ReadAhead::without(Arc::new(Hole), 3, None);
+    let mut looks = 0;
+    let fenced = || {
+        looks += 1;
+        match looks < 3 {
+            true => Ok(()),
+            false => Err(EngineError::from(LinkError::Aborted)),
+        }
+    };
+    let ended = reader.take(&of_train(&[7]), later(), fenced);
+    assert_eq!(ended, Err(EngineError::from(LinkError::Aborted)));
+    let late = reader.take(&of_train(&[7]), Instant::now(), || Ok(()));
+    let may_pass = |e: &EngineError| matches!(e, EngineError::Sample(e) if e.may_pass);
+    assert!(late.as_ref().is_err_and(may_pass), "{late:?}");
+    assert_eq!(take(&reader, &of_train(&[8])), Ok(vec![8; 3]));
+}
+
+#[test]
+fn what_is_expected_is_late_once_its_read_has_taken_long_or_has_failed() {
+    let (end, ends) = std::sync::mpsc::channel();
+    let mut ahead = ReadAhead::new(Arc::new(Slow(Mutex::new(ends))), 3, None);
+    let is_late =
+        |ahead: &ReadAhead, after: Duration| ahead.shared.state.lock().is_late(Instant::now() + after);
+    assert!(!is_late(&ahead, LATE), "nothing is expected");
+    ahead.expect(vec![of_train(&[8]), of_train(&[13])]).unwrap();
+    wait_for_read(&ahead);
+    assert!(!is_late(&ahead, Duration::ZERO));
+    assert!(is_late(&ahead, LATE));
+    // The read is under way, but nobody wants it; then the thread has to end it before it can read what is wanted.
+    ahead.expect(vec![]).unwrap();
+    assert!(!is_late(&ahead, LATE));
+    ahead.expect(vec![of_train(&[13])]).unwrap();
+    assert!(is_late(&ahead, LATE));
+    end.send(()).unwrap();
+    end.send(()).unwrap();
+    let mut state = ahead.shared.state.lock();
+    while state.ready.is_empty() {
+        let waited = ahead.shared.changed.wait_until(&mut state, later());
+        assert!(!waited.timed_out());
+    }
+    assert!(state.is_late(Instant::now()), "13 cannot be read");
 }
 
 /// Says what was announced.

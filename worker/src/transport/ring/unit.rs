@@ -14,9 +14,10 @@ pub const MESSAGE_ELEMENTS: u32 = SLICE as u32 + 1;
 /// Pieces of one unit in progress at once. It limits what waits at the neighbours.
 pub(super) const WINDOW: usize = 8;
 /// Pieces of all units together, but for the first one of each. A thread that waits for room at its neighbour takes nothing in meanwhile; if all members
-/// of a ring did, they would wait for each other. Of each piece as many messages of 1 MiB are on their way as members have it in progress, so that
-/// they fit into the queues and mailboxes between them, which hold more than 500 from each sender, with the first pieces of hundreds of units. Those are
-/// in progress whatever that comes to: else two workers could each have begun what the other has not.
+/// of a ring did, they would wait for each other until the step's deadline. Of each piece as many messages of 1 MiB are on their way as members have it
+/// in progress, and the queue and mailbox between two neighbours hold more than 500: these pieces, and the first ones of some 450 units. The first piece
+/// of a unit begins however many units there are, since two workers could otherwise each have begun what the other has not. So there is room for all
+/// as long as a worker sums no more units at once than that, or smaller ones: shorter messages take less.
 pub(super) const PIECES: usize = 64;
 
 /// What is in progress.

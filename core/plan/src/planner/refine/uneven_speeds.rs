@@ -61,7 +61,7 @@ pub(in crate::planner) fn refine(
         .filter_map(|shape| by_speed(&holdings, shape, &offered))
         .collect();
     let judge = |shape: &Shape| Judged {
-        crowded: holdings.are_crowding(shape, &offered) && !bug!(IgnoreCrowding),
+        crowded: holdings.crowds(shape, &offered) && !bug!(IgnoreCrowding),
         single_pipeline: shape.pipelines.len() < 2 && !bug!(IgnoreRedundancy),
         effective_ms: problem.effective_ms(&shape.predicted),
     };

@@ -114,3 +114,31 @@ fn what_trickles_in_from_the_store_is_progress() {
         });
     }
 }
+
+#[test]
+fn a_member_says_that_it_lacks_its_data_whether_its_step_breaks_or_is_stopped() {
+    let lacks = |generation| MemberInput::StepLacksData {
+        generation: Generation(generation),
+    };
+    let said = [MemberEffect::Report(Report::Suspect {
+        generation: Generation(1),
+        about: ME,
+        why: Suspicion::NoData,
+    })];
+    let mut rig = Rig::running();
+    assert_eq!(rig.put(lacks(7)), []);
+    assert_eq!(rig.put(lacks(1)), said);
+    assert!(rig.order(FENCE).contains(&MemberEffect::Abort));
+    assert!(inventory(&rig.put(MemberInput::Stopped { prepared: vec![] })).is_some());
+    let mut rig = Rig::running();
+    assert!(rig.order(FENCE).contains(&MemberEffect::Abort));
+    let failed = MemberInput::StepFailed {
+        generation: Generation(1),
+        about: None,
+    };
+    assert_eq!(rig.put(failed), [], "the fence has come first");
+    assert_eq!(rig.put(lacks(7)), []);
+    assert_eq!(rig.put(lacks(1)), said);
+    assert!(inventory(&rig.put(MemberInput::Stopped { prepared: vec![] })).is_some());
+    assert_eq!(rig.put(lacks(1)), [], "it has left the plan");
+}

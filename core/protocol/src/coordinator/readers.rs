@@ -1,0 +1,67 @@
+//! What follows where workers cannot read the job's data: those that others can do without are left out for a while.
+
+use super::shared::Shared;
+use super::unread::Finding;
+use crate::message::Time;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use varuna_plan::{Generation, Plan, Shape, StateId, WorkerId};
+
+/// Who reads under every plan: the first stage of a pipeline its inputs, the last one its targets. Others read as well where documents are packed.
+fn readers(plan: &Plan) -> BTreeSet<WorkerId> {
+    let pipelines = plan.shape.pipelines.iter();
+    let ends = pipelines.flat_map(|p| [p.stages.first(), p.stages.last()]);
+    ends.flatten().map(|stage| stage.worker).collect()
+}
+
+impl Shared {
+    /// A worker says that the data of its step in this generation cannot be read.
+    pub(super) fn note_unread(&mut self, worker: WorkerId, generation: Generation) {
+        let ran = |p: &Arc<Plan>| p.generation == generation && p.has(worker);
+        if self.record.plans().any(ran) {
+            self.quarantine.unread.note(generation, worker);
+        }
+    }
+
+    /// A recovery is about to plan: all have stopped, and `answered` have said what they hold.
+    pub(super) fn judge_readers(&mut self, now: Time, answered: impl Fn(&WorkerId) -> bool) {
+        let generation = self.quarantine.unread.generation();
+        let Some(stopped) = self.record.plans().find(|p| p.generation == generation) else {
+            return;
+        };
+        let mut reading = readers(stopped);
+        reading.retain(answered);
+        match self.quarantine.unread.judge(&reading) {
+            Finding::Nothing => {}
+            Finding::NobodyReads => self.quarantine.forgive_readers(),
+            Finding::LeaveOut(workers) => {
+                for worker in workers {
+                    let name = self.roster.name(worker);
+                    self.quarantine.could_not_read(now, &name);
+                }
+            }
+        }
+    }
+
+    /// A greater state was reached: who took part in its last step could read.
+    pub(super) fn absolve_readers(&mut self, at: StateId) {
+        let mut plans = self.record.plans();
+        // A step of an earlier plan, which a recovery has finished: those of the present one held its gradients.
+        let ran = plans.find(|p| p.generation == at.run_gen);
+        if let Some(plan) = ran.or(self.record.stored.plan.as_ref()) {
+            self.quarantine.unread.committed(|worker| plan.has(worker));
+        }
+    }
+
+    /// Whom of the plan in force this shape does without since it cannot read its data, for people.
+    pub(super) fn without_whom(&self, now: Time, shape: &Shape) -> String {
+        let used = shape.members();
+        let plan = self.record.stored.plan.iter();
+        let lost = plan.flat_map(|p| p.members()).filter(|w| !used.contains(w));
+        let names = lost.map(|w| self.roster.name(*w));
+        let unread = names.filter(|name| self.quarantine.cannot_read(now, name));
+        let sentences =
+            unread.map(|name| format!("; {name} cannot read its data and is left out for a while"));
+        sentences.collect()
+    }
+}

@@ -1,0 +1,166 @@
+//! A worker that alone cannot read its data is planned around; a store that is away for everybody leaves nobody out.
+
+use super::*;
+
+const ALL: [WorkerId; 3] = [A, B, C];
+
+fn lacks_data(generation: Generation, about: WorkerId) -> Report {
+    Report::Suspect {
+        generation,
+        about,
+        why: Suspicion::NoData,
+    }
+}
+
+/// Everyone answers the fence with this state, and the plan that follows is begun.
+fn resume(rig: &mut Rig, there: &[WorkerId], at: StateId) {
+    let before = rig.plan();
+    // It is planned as soon as all members have answered.
+    let (members, others): (Vec<WorkerId>, Vec<WorkerId>) =
+        there.iter().copied().partition(|w| before.has(*w));
+    for worker in others.into_iter().chain(members) {
+        rig.answer(worker, &[(Unit(0), at), (Unit(1), at)]);
+    }
+    let plan = rig.plan();
+    assert!(plan.generation > before.generation, "no plan was made");
+    for phase in [Phase::Ready, Phase::Running] {
+        for worker in plan.members() {
+            rig.status(*worker, plan.generation.0, phase, at);
+        }
+    }
+}
+
+/// These cannot read for the step that runs.
+fn cannot_read(rig: &mut Rig, lacking: &[WorkerId], there: &[WorkerId], at: StateId) {
+    let generation = rig.plan().generation;
+    for worker in lacking {
+        rig.say(*worker, lacks_data(generation, *worker));
+    }
+    resume(rig, there, at);
+}
+
+/// All three train, and have done four steps.
+fn three() -> (Rig, StateId) {
+    let (mut rig, at) = (Rig::training(&ALL), state(1, 4));
+    for worker in ALL {
+        rig.status(worker, 1, Phase::Running, at);
+    }
+    (rig, at)
+}
+
+#[test]
+fn a_worker_that_alone_cannot_read_its_data_is_left_out_for_a_while_and_then_tried_once() {
+    let (mut rig, at) = three();
+    for _ in 0..2 {
+        cannot_read(&mut rig, &[B], &ALL, at);
+        assert_eq!(rig.plan().members(), ALL, "its store may be slow for a moment");
+    }
+    cannot_read(&mut rig, &[B], &ALL, at);
+    assert_eq!(rig.plan().members(), [A, C]);
+    let because = "w2 cannot read its data";
+    let said = |e: &Event| matches!(e, Event::Fenced { because: b, .. } if b == because);
+    assert!(rig.events.iter().any(said), "{:?}", rig.events);
+    let reason = rig.plan().reason.clone();
+    assert!(reason.contains(because), "{reason}");
+    // Another recovery, once its time has come.
+    rig.now = rig.now.after(Duration::from_secs(6));
+    let generation = rig.plan().generation;
+    rig.say(A, suspect(generation.0, C));
+    resume(&mut rig, &ALL, at);
+    assert_eq!(rig.plan().members(), ALL);
+    cannot_read(&mut rig, &[B], &ALL, at);
+    assert_eq!(rig.plan().members(), [A, C], "nothing was committed with it");
+}
+
+#[test]
+fn a_store_that_is_away_for_everybody_or_for_most_leaves_nobody_out() {
+    for lacking in [&ALL[..], &[A, B][..]] {
+        let (mut rig, at) = three();
+        for _ in 0..6 {
+            cannot_read(&mut rig, lacking, &ALL, at);
+            assert_eq!(rig.plan().members(), ALL);
+        }
+    }
+}
+
+#[test]
+fn where_those_that_are_left_cannot_read_either_the_others_come_back() {
+    let (mut rig, at) = three();
+    for _ in 0..3 {
+        cannot_read(&mut rig, &[B], &ALL, at);
+    }
+    assert_eq!(rig.plan().members(), [A, C]);
+    cannot_read(&mut rig, &[A, C], &ALL, at);
+    assert_eq!(rig.plan().members(), ALL);
+}
+
+#[test]
+fn a_step_that_is_committed_absolves_those_who_could_not_read_before() {
+    let (mut rig, mut at) = three();
+    for _ in 0..2 {
+        cannot_read(&mut rig, &[B], &ALL, at);
+    }
+    let generation = rig.plan().generation.0;
+    at = state(generation, 5);
+    for worker in ALL {
+        rig.status(worker, generation, Phase::Running, at);
+    }
+    for _ in 0..2 {
+        cannot_read(&mut rig, &[B], &ALL, at);
+        assert_eq!(rig.plan().members(), ALL);
+    }
+    cannot_read(&mut rig, &[B], &ALL, at);
+    assert_eq!(rig.plan().members(), [A, C]);
+}
+
+/// What is heard first is who waits for the one that cannot read.
+#[test]
+fn who_says_so_while_its_step_is_stopped_counts_and_who_is_stuck_does_not() {
+    let (mut rig, at) = three();
+    for _ in 0..3 {
+        let generation = rig.plan().generation;
+        rig.say(A, suspect(generation.0, A));
+        cannot_read(&mut rig, &[B], &ALL, at);
+    }
+    assert_eq!(rig.plan().members(), [A, C]);
+}
+
+#[test]
+fn nobody_can_say_of_another_that_its_data_cannot_be_read() {
+    let (mut rig, at) = three();
+    for _ in 0..4 {
+        let generation = rig.plan().generation;
+        rig.say(A, lacks_data(generation, B));
+        resume(&mut rig, &ALL, at);
+        assert_eq!(rig.plan().members(), ALL);
+    }
+}
+
+/// One worker alone does not hold the model.
+struct Two;
+
+impl Planner for Two {
+    fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
+        match request.workers.len() {
+            0 | 1 => Err(Infeasible("two workers are needed".to_owned())),
+            _ => Wide.plan(request),
+        }
+    }
+}
+
+#[test]
+fn a_worker_without_which_there_is_no_plan_stays_until_another_comes() {
+    let (mut rig, at) = (Rig::training(&[A, B]), state(1, 4));
+    rig.machine.shared.planner = Box::new(Two);
+    for worker in [A, B] {
+        rig.status(worker, 1, Phase::Running, at);
+    }
+    for _ in 0..5 {
+        cannot_read(&mut rig, &[B], &[A, B], at);
+        assert_eq!(rig.plan().members(), [A, B]);
+        assert!(!rig.plan().reason.contains("left out"));
+    }
+    rig.join(C);
+    cannot_read(&mut rig, &[B], &ALL, at);
+    assert_eq!(rig.plan().members(), [A, C]);
+}

@@ -1,0 +1,152 @@
+//! Which workers cannot read the job's data while others can.
+//!
+//! Each step that such a worker is to read for fails, and it answers each fence: the same plan would be made again and again. Where nobody can read, the
+//! store is slow or away, which is no worker's fault.
+
+use std::collections::{BTreeMap, BTreeSet};
+use varuna_plan::{Generation, WorkerId};
+
+/// In so many generations in a row: a store may be slow for a moment.
+const FENCES: u32 = 3;
+
+/// What workers have said of their data.
+#[derive(Default)]
+pub(super) struct Unread {
+    /// The last generation in which somebody said that its data cannot be read.
+    generation: Generation,
+    /// Who did.
+    said: BTreeSet<WorkerId>,
+    /// It was judged: what is said of it later comes too late.
+    judged: bool,
+    /// In how many generations a worker could not read while others could, none of whose steps was committed with it.
+    fences: BTreeMap<WorkerId, u32>,
+}
+
+/// What follows from a generation.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Finding {
+    /// Nothing, or nothing yet.
+    Nothing,
+    /// Nobody could read.
+    NobodyReads,
+    /// These are not to read for a while.
+    LeaveOut(Vec<WorkerId>),
+}
+
+impl Unread {
+    /// The last generation in which somebody said that its data cannot be read.
+    pub(super) fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// The worker says so.
+    pub(super) fn note(&mut self, generation: Generation, worker: WorkerId) {
+        if generation > self.generation {
+            self.generation = generation;
+            self.said.clear();
+            self.judged = false;
+        }
+        if generation == self.generation {
+            self.said.insert(worker);
+        }
+    }
+
+    /// The generation is stopped. `readers` have answered, and had to read in it: who of them did not say otherwise can. As many as those who cannot
+    /// are needed to blame these: of a store that is away, some may have read what they needed before.
+    pub(super) fn judge(&mut self, readers: &BTreeSet<WorkerId>) -> Finding {
+        if std::mem::replace(&mut self.judged, true) || self.said.is_empty() {
+            return Finding::Nothing;
+        }
+        let can = readers.difference(&self.said).count();
+        let blames_all = bug!(LeaveOutAllReaders);
+        if can == 0 && !blames_all {
+            self.fences.clear();
+            return Finding::NobodyReads;
+        }
+        if can < self.said.len() && !blames_all {
+            return Finding::Nothing;
+        }
+        let mut left_out = Vec::new();
+        for worker in &self.said {
+            let fences = self.fences.entry(*worker).or_default();
+            *fences = fences.saturating_add(1);
+            if *fences >= FENCES {
+                left_out.push(*worker);
+            }
+        }
+        Finding::LeaveOut(left_out)
+    }
+
+    /// A step was committed that these took part in. Who is left out meanwhile has shown nothing: it is left out again at once where it still
+    /// cannot read.
+    pub(super) fn committed(&mut self, took_part: impl Fn(WorkerId) -> bool) {
+        self.fences.retain(|worker, _| !took_part(*worker));
+    }
+
+    /// The worker is gone.
+    pub(super) fn forget(&mut self, worker: WorkerId) {
+        self.fences.remove(&worker);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: WorkerId = WorkerId(1);
+    const B: WorkerId = WorkerId(2);
+    const C: WorkerId = WorkerId(3);
+
+    /// The generation fails, and all answer.
+    fn fails(unread: &mut Unread, generation: u64, lacking: &[WorkerId]) -> Finding {
+        for worker in lacking {
+            unread.note(Generation(generation), *worker);
+        }
+        unread.judge(&BTreeSet::from([A, B, C]))
+    }
+
+    fn nobody() -> Finding {
+        Finding::LeaveOut(vec![])
+    }
+
+    #[test]
+    fn a_generation_counts_once_however_often_it_is_looked_at_and_whoever_speaks_late() {
+        let mut unread = Unread::default();
+        for generation in 1..3 {
+            assert_eq!(fails(&mut unread, generation, &[B]), nobody());
+            assert_eq!(fails(&mut unread, generation, &[B, C]), Finding::Nothing);
+        }
+        assert_eq!(fails(&mut unread, 2, &[B]), Finding::Nothing);
+        assert_eq!(fails(&mut unread, 1, &[C]), Finding::Nothing, "an older one");
+        assert_eq!(fails(&mut unread, 3, &[B]), Finding::LeaveOut(vec![B]));
+        assert_eq!(fails(&mut unread, 4, &[]), Finding::Nothing);
+    }
+
+    #[test]
+    fn as_many_have_to_read_as_cannot() {
+        let mut unread = Unread::default();
+        for generation in 1..6 {
+            let found = fails(&mut unread, generation, &[B, C]);
+            assert_eq!(found, Finding::Nothing);
+        }
+        assert_eq!(fails(&mut unread, 6, &[A, B, C]), Finding::NobodyReads);
+        // Two in the middle of pipelines, which read where documents are packed.
+        let middle = [WorkerId(8), WorkerId(9)];
+        for generation in 7..9 {
+            assert_eq!(fails(&mut unread, generation, &middle), nobody());
+        }
+        assert_eq!(fails(&mut unread, 9, &middle), Finding::LeaveOut(middle.to_vec()));
+    }
+
+    #[test]
+    fn a_commit_absolves_those_who_took_part_in_it() {
+        let mut unread = Unread::default();
+        for generation in 1..4 {
+            fails(&mut unread, generation, &[B]);
+        }
+        unread.committed(|worker| worker != B);
+        assert_eq!(fails(&mut unread, 4, &[B]), Finding::LeaveOut(vec![B]));
+        unread.committed(|_| true);
+        assert_eq!(fails(&mut unread, 5, &[B]), nobody());
+    }
+}
