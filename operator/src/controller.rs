@@ -1,8 +1,9 @@
 //! The controller: which jobs are looked at, and when. Decides nothing about them.
 
+use crate::cluster::connection::within;
 use crate::context::Context;
 use crate::decide::Settings;
-use crate::error::Error;
+use crate::error::{DEADLINE, Error};
 use crate::health::Health;
 use crate::job_object::JobObject;
 use crate::kueue_watch;
@@ -10,11 +11,13 @@ use crate::reconcile::{failed, reconcile};
 use crate::resource::{JobRef, job_ref};
 use crate::watches::{self, Reports, WATCHES};
 use futures::StreamExt as _;
+use kube::api::ListParams;
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::reflector::{Store, store::Writer};
 use kube::runtime::{Predicate as _, WatchStreamExt as _, predicates, watcher};
-use kube::{Client, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use std::collections::BTreeSet;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, channel};
@@ -26,6 +29,8 @@ pub use crate::watches::Scope;
 const CONCURRENCY: u16 = 32;
 /// Requests to reconcile a job that may wait in the queue.
 const REQUESTS_MAX: usize = 1024;
+/// How long a process that ends writes what was reported last: its pod has 15 s, and the next leader waits meanwhile.
+const LAST_WRITES: Duration = Duration::from_secs(3);
 /// What is known of deleted jobs is forgotten within this time.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -42,8 +47,31 @@ pub async fn run(
     health: Arc<Health>,
     leads: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
+    let never = std::future::pending();
+    run_until(client, scope, settings, instance, health, leads, never).await
+}
+
+/// The same until the process is `stopped`: then no job is looked at any more, and what was reported last is written, as far as that takes a moment.
+///
+/// # Errors
+/// The resource of jobs is not installed.
+pub async fn run_until(
+    client: Client,
+    scope: Scope,
+    settings: Settings,
+    instance: &str,
+    health: Arc<Health>,
+    leads: watch::Receiver<bool>,
+    stopped: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let mut stopped = pin!(stopped);
     let jobs = watches::jobs(&client, &scope);
-    if let Err(error) = jobs.list(&kube::api::ListParams::default().limit(1)).await {
+    let one = ListParams::default().limit(1);
+    let listed = tokio::select! {
+        listed = within(DEADLINE, jobs.list(&one)) => listed,
+        () = &mut stopped => return Ok(()),
+    };
+    if let Err(error) = listed {
         anyhow::bail!("VarunaJobs cannot be listed (install crds/, check the role): {error}");
     }
     let (changed, requests) = channel(REQUESTS_MAX);
@@ -58,6 +86,47 @@ pub async fn run(
     ));
     let writer = Writer::default();
     let store = writer.as_reader();
+    let gate = Gate {
+        leads,
+        watches_filled: watches_filled.clone(),
+        jobs: store.clone(),
+    };
+    let work = look_at_jobs(jobs, writer, requests, gate, Arc::clone(&context));
+    let index = Arc::clone(&context.index);
+    let reports = Reports {
+        index: &index,
+        changed,
+        filled: &filled,
+        metrics: &metrics,
+    };
+    let known = store.clone();
+    let queued = move || queued_jobs(&known);
+    let mut publishing = pin!(context.publisher.run());
+    tokio::select! {
+        () = work => {}
+        () = watches::run(&client, &scope, &reports) => {}
+        () = kueue_watch::run(&client, &scope, &reports, queued) => {}
+        () = forget_deleted_jobs(&context, store) => {}
+        () = report_filled_caches(&health, watches_filled) => {}
+        () = &mut publishing => {}
+        () = stopped => {}
+    }
+    context.publisher.hasten();
+    if tokio::time::timeout(LAST_WRITES, publishing).await.is_err() {
+        tracing::warn!("what was reported last of some jobs is not written: the next leader finds it again");
+    }
+    Ok(())
+}
+
+/// Looks at jobs when they change, when it is asked for, and when a look has said so. Never ends.
+async fn look_at_jobs(
+    jobs: Api<JobObject>,
+    writer: Writer<JobObject>,
+    requests: Receiver<JobRef>,
+    gate: Gate,
+    context: Arc<Context>,
+) {
+    let store = writer.as_reader();
     // A status is written by this program alone, and it knows what it writes.
     let interesting = predicates::generation
         .combine(predicates::annotations)
@@ -67,44 +136,26 @@ pub async fn run(
         .reflect(writer)
         .touched_objects()
         .predicate_filter(interesting, Default::default());
-    let controller = Controller::for_stream(job_events, store.clone())
+    let controller = Controller::for_stream(job_events, store)
         .with_config(Config::default().concurrency(CONCURRENCY))
         .reconcile_on(stream(requests));
-    let gate = Gate {
-        leads,
-        watches_filled: watches_filled.clone(),
-    };
     let reconcile_when_ready = move |object, context| {
         let gate = gate.clone();
         async move { gate.passed(object, context).await }
     };
-    let index = Arc::clone(&context.index);
-    let reports = Reports {
-        index: &index,
-        changed,
-        filled: &filled,
-        metrics: &metrics,
-    };
-    let known = store.clone();
-    let queued = move || {
-        let jobs = known.state().into_iter();
-        let queued = jobs.filter(|job| job.has_queue());
-        queued
-            .map(|job| job_ref(&job.namespace().unwrap_or_default(), &job.name_any()))
-            .collect()
-    };
-    let work = controller
-        .run(reconcile_when_ready, failed, Arc::clone(&context))
-        .for_each(|_| std::future::ready(()));
-    tokio::select! {
-        () = work => {}
-        () = watches::run(&client, &scope, &reports) => {}
-        () = kueue_watch::run(&client, &scope, &reports, queued) => {}
-        () = forget_deleted_jobs(&context, store) => {}
-        () = report_filled_caches(&health, watches_filled) => {}
-        () = context.publisher.run() => {}
-    }
-    Ok(())
+    controller
+        .run(reconcile_when_ready, failed, context)
+        .for_each(|_| std::future::ready(()))
+        .await;
+}
+
+/// All jobs with a queue.
+fn queued_jobs(known: &Store<JobObject>) -> Vec<JobRef> {
+    let jobs = known.state().into_iter();
+    let queued = jobs.filter(|job| job.has_queue());
+    queued
+        .map(|job| job_ref(&job.namespace().unwrap_or_default(), &job.name_any()))
+        .collect()
 }
 
 /// Reports once that the caches are filled; never ends.
@@ -115,24 +166,36 @@ async fn report_filled_caches(health: &Health, mut filled: watch::Receiver<usize
     std::future::pending().await
 }
 
-/// When jobs may be looked at.
+/// When jobs may be looked at, and as what.
 #[derive(Clone)]
 struct Gate {
     leads: watch::Receiver<bool>,
     watches_filled: watch::Receiver<usize>,
+    jobs: Store<JobObject>,
 }
 
 impl Gate {
+    async fn passed(self, object: Arc<JobObject>, context: Arc<Context>) -> Result<Action, Error> {
+        match self.opened(&object).await? {
+            Some(job) => reconcile(job, context).await,
+            // Another job of that name has asked for a look of its own.
+            None => Ok(Action::await_change()),
+        }
+    }
+
     /// No decision before the caches are filled, as a pod on a node that is not in them would be taken for lost, and none by a process that
-    /// does not lead.
-    async fn passed(mut self, object: Arc<JobObject>, context: Arc<Context>) -> Result<Action, Error> {
+    /// does not lead. A look may wait here for days, which the controller has begun with the job as it was then (`called_with`): it decides on the
+    /// job as it is now. None where that is gone.
+    async fn opened(mut self, called_with: &JobObject) -> Result<Option<Arc<JobObject>>, Error> {
         let filled = self.watches_filled.wait_for(|filled| *filled >= WATCHES);
         let is_filled = filled.await.is_ok();
         let leads = self.leads.wait_for(|leads| *leads).await.is_ok();
         if !(is_filled && leads) {
             return Err(Error::Timeout);
         }
-        reconcile(object, context).await
+        let namespace = called_with.namespace().unwrap_or_default();
+        let now = self.jobs.get(&job_ref(&namespace, &called_with.name_any()));
+        Ok(now.filter(|job| job.uid() == called_with.uid()))
     }
 }
 
@@ -142,12 +205,14 @@ fn stream(requests: Receiver<JobRef>) -> impl futures::Stream<Item = JobRef> + S
     })
 }
 
-/// Forgets deleted jobs: a controller is not called when an object without finalizers is gone. Never ends.
+/// Forgets deleted jobs: a controller is not called when an object without finalizers is gone. Shows by that as well that all that is done here goes on.
+/// Never ends.
 async fn forget_deleted_jobs(context: &Context, jobs: Store<JobObject>) {
     let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
     let mut known = BTreeSet::new();
     loop {
         ticks.tick().await;
+        context.health.worked();
         let uids: BTreeSet<String> = jobs.state().iter().filter_map(|j| j.uid()).collect();
         if uids == known {
             continue;
@@ -163,5 +228,65 @@ async fn forget_deleted_jobs(context: &Context, jobs: Store<JobObject>) {
         context.credentials.retain(|uid| uids.contains(uid));
         context.probes.retain(|uid| uids.contains(uid));
         known = uids;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt as _;
+    use kube::Resource as _;
+    use kube::runtime::watcher::Event;
+    use serde_json::json;
+    use varuna_api::manifest::{API_VERSION, KIND};
+
+    fn job(uid: &str, generation: i64) -> JobObject {
+        let metadata = json!({ "name": "j", "namespace": "n", "uid": uid, "generation": generation });
+        serde_json::from_value(json!({ "apiVersion": API_VERSION, "kind": KIND, "metadata": metadata }))
+            .unwrap()
+    }
+
+    /// What a look decides on that was called with the first generation of a job, and waited while this happened to it.
+    fn decided_on(meanwhile: &[Event<JobObject>]) -> Option<i64> {
+        let (lead, leads) = watch::channel(false);
+        let (fill, watches_filled) = watch::channel(0);
+        let mut writer = Writer::default();
+        writer.apply_watcher_event(&Event::Apply(job("u", 1)));
+        let gate = Gate {
+            leads,
+            watches_filled,
+            jobs: writer.as_reader(),
+        };
+        let called_with = job("u", 1);
+        let mut waiting = pin!(gate.opened(&called_with));
+        assert!(waiting.as_mut().now_or_never().is_none(), "the caches are empty");
+        fill.send_replace(WATCHES);
+        assert!(waiting.as_mut().now_or_never().is_none(), "another process leads");
+        for event in meanwhile {
+            writer.apply_watcher_event(event);
+        }
+        lead.send_replace(true);
+        let opened = waiting.now_or_never().expect("nothing more to wait for");
+        let job = opened.unwrap()?;
+        job.meta().generation
+    }
+
+    #[test]
+    fn a_look_that_has_waited_decides_on_the_job_as_it_is_then() {
+        assert_eq!(decided_on(&[]), Some(1));
+        assert_eq!(decided_on(&[Event::Apply(job("u", 2))]), Some(2));
+        assert_eq!(decided_on(&[Event::Delete(job("u", 1))]), None, "it is gone");
+        let made_anew = [Event::Delete(job("u", 1)), Event::Apply(job("v", 1))];
+        assert_eq!(decided_on(&made_anew), None, "another one has its name");
+    }
+
+    #[tokio::test]
+    async fn no_look_is_made_by_a_process_that_will_not_lead() {
+        let gate = Gate {
+            leads: watch::channel(false).1,
+            watches_filled: watch::channel(WATCHES).1,
+            jobs: Writer::default().as_reader(),
+        };
+        assert!(matches!(gate.opened(&job("u", 1)).await, Err(Error::Timeout)));
     }
 }

@@ -23,6 +23,7 @@ pub struct Health {
     /// Everything that is measured.
     pub metrics: Arc<Metrics>,
     tried: Mutex<Instant>,
+    worked: Mutex<Instant>,
     answered: Mutex<Option<Instant>>,
     caches_filled: AtomicBool,
 }
@@ -34,6 +35,7 @@ impl Health {
         Health {
             metrics,
             tried: Mutex::new(Instant::now()),
+            worked: Mutex::new(Instant::now()),
             answered: Mutex::new(None),
             caches_filled: AtomicBool::new(false),
         }
@@ -47,19 +49,32 @@ impl Health {
         }
     }
 
+    /// What does the work goes on, whether it leads or not. The lease has a thread of its own.
+    pub fn worked(&self) {
+        *self.worked.lock() = Instant::now();
+    }
+
     /// The caches are filled.
     pub fn caches_filled(&self) {
         self.caches_filled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the process is alive: it still tries to read its lease, whatever the API server does.
+    /// Whether the process is alive: it still tries to read its lease, and its work goes on, whatever the API server does.
     ///
     /// # Errors
     /// Why not.
     pub fn alive(&self) -> Result<&'static str, String> {
-        let silent = self.tried.lock().elapsed();
+        self.alive_at(Instant::now())
+    }
+
+    fn alive_at(&self, now: Instant) -> Result<&'static str, String> {
+        let silent = now.duration_since(*self.tried.lock());
         if silent > STUCK {
             return Err(format!("the lease was not read for {} s", silent.as_secs()));
+        }
+        let stands = now.duration_since(*self.worked.lock());
+        if stands > STUCK {
+            return Err(format!("the work stands still for {} s", stands.as_secs()));
         }
         Ok("alive")
     }
@@ -137,6 +152,28 @@ mod tests {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         answer
+    }
+
+    #[test]
+    fn a_process_is_alive_while_both_its_lease_and_its_work_go_on() {
+        let health = Health::new(Arc::default());
+        let late = Instant::now() + 2 * STUCK;
+        assert!(health.alive().is_ok());
+        *health.tried.lock() = late;
+        assert!(
+            health
+                .alive_at(late)
+                .unwrap_err()
+                .contains("the work stands still")
+        );
+        *health.worked.lock() = late;
+        assert!(health.alive_at(late).is_ok());
+        assert!(
+            health
+                .alive_at(late + 2 * STUCK)
+                .unwrap_err()
+                .contains("the lease")
+        );
     }
 
     #[tokio::test]

@@ -1,7 +1,9 @@
 //! Watches what Kueue says, while the API server serves it. Kueue may be installed and removed while the operator runs.
 
+use crate::cluster::connection::within;
 use crate::cluster::workloads::resource;
 use crate::decide::{KueueVersion, PriorityKind};
+use crate::error::DEADLINE;
 use crate::index::{Flavors, Priorities, Workloads};
 use crate::resource::JobRef;
 use crate::watches::{Reports, Scope, config, fill, labelled};
@@ -118,7 +120,7 @@ async fn changes(client: &Client, scope: &Scope, served: Option<KueueVersion>) -
     loop {
         tokio::time::sleep(LOOK_INTERVAL).await;
         // What is read already is not tried again.
-        let is_served = served_version(client).await;
+        let is_served = within(DEADLINE, served_version(client)).await;
         if is_served.is_err() || is_served.is_ok_and(|version| version == served && served.is_some()) {
             continue;
         }
@@ -132,7 +134,7 @@ async fn changes(client: &Client, scope: &Scope, served: Option<KueueVersion>) -
 /// The version of Kueue's API that is served and that the operator may read.
 async fn look(client: &Client, scope: &Scope) -> Option<KueueVersion> {
     loop {
-        match usable(client, scope).await {
+        match usable(client, scope, DEADLINE).await {
             Ok(version) => return version,
             // The API server has said that there is none for us.
             Err(kube::Error::Api(status)) if status.is_not_found() => return None,
@@ -161,16 +163,44 @@ async fn served_version(client: &Client) -> kube::Result<Option<KueueVersion>> {
     Ok(KueueVersion::ALL.into_iter().find(is_served))
 }
 
-async fn usable(client: &Client, scope: &Scope) -> kube::Result<Option<KueueVersion>> {
-    let Some(version) = served_version(client).await? else {
-        return Ok(None);
+/// The same, once its objects were read. Where that takes longer than the deadline it is not known: nothing else asks again.
+async fn usable(client: &Client, scope: &Scope, deadline: Duration) -> kube::Result<Option<KueueVersion>> {
+    let found = async {
+        let Some(version) = served_version(client).await? else {
+            return Ok(None);
+        };
+        let apis = Apis::new(client, scope, version);
+        let one = ListParams::default().limit(1);
+        apis.workloads.list(&one).await?;
+        apis.flavors.list(&one).await?;
+        for (_, classes) in &apis.classes {
+            classes.list(&one).await?;
+        }
+        Ok(Some(version))
     };
-    let apis = Apis::new(client, scope, version);
-    let one = ListParams::default().limit(1);
-    apis.workloads.list(&one).await?;
-    apis.flavors.list(&one).await?;
-    for (_, classes) in &apis.classes {
-        classes.list(&one).await?;
+    within(deadline, found).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::fake_server::{Asked, server};
+    use serde_json::json;
+
+    #[tokio::test]
+    async fn an_api_server_that_does_not_answer_is_not_waited_for_for_ever() {
+        // Of what is served it tells, and then nothing more.
+        let version = KueueVersion::ALL[0].version();
+        let served =
+            json!({ "groupVersion": format!("{}/{version}", KueueVersion::GROUP), "version": version });
+        let group = json!({ "name": KueueVersion::GROUP, "versions": [served], "preferredVersion": served });
+        let groups = json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": [group] });
+        let (client, _) = server(move |asked: &Asked| {
+            let tells = asked.path.trim_end_matches('/') == "/apis";
+            tells.then(|| (200, groups.clone()))
+        });
+        let scope = Scope { namespace: None };
+        let found = usable(&client, &scope, Duration::from_millis(50)).await;
+        assert!(matches!(found, Err(kube::Error::Service(_))), "{found:?}");
     }
-    Ok(Some(version))
 }

@@ -5,6 +5,7 @@ use clap::Parser;
 use kube::{Client, Config};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use varuna_operator::cluster::connection::bounded;
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
 use varuna_operator::health::Health;
@@ -80,6 +81,7 @@ async fn main() -> Result<()> {
     let config = Config::infer()
         .await
         .context("no cluster: neither a kubeconfig nor a service account")?;
+    let config = bounded(config);
     let client = Client::try_from(config.clone()).context("the cluster's configuration cannot be used")?;
     if arguments.check {
         return check(&client, arguments).await;
@@ -116,10 +118,11 @@ async fn main() -> Result<()> {
             Err(_) => anyhow!("the thread that holds the Lease has ended"),
         }
     };
+    let identity = &arguments.identity;
     tokio::select! {
-        () = stopped => {}
         why = ended => return Err(why),
-        result = controller::run(client, scope, settings, &arguments.identity, health, leads) => result?,
+        // The Lease is held until the last status is written: the next leader goes on from that.
+        result = controller::run_until(client, scope, settings, identity, health, leads, stopped) => result?,
     }
     leadership.release();
     Ok(())

@@ -27,8 +27,17 @@ pub fn coordinator_pod(pod: &Pod) -> Option<ObservedPod> {
     let image = containers
         .filter(|c| c.name == COORDINATOR)
         .find_map(|c| c.image.clone());
+    let statuses = pod
+        .status
+        .iter()
+        .flat_map(|s| s.container_statuses.iter().flatten());
+    let runs_since = statuses.filter(|c| c.name == COORDINATOR).find_map(runs_since);
     let observed = numbered(pod, COORDINATOR_LABEL, COORDINATOR)?;
-    Some(ObservedPod { image, ..observed })
+    Some(ObservedPod {
+        image,
+        runs_since,
+        ..observed
+    })
 }
 
 /// A pod with a number, by the label that holds it and the name of the container that counts.
@@ -44,7 +53,8 @@ fn numbered(pod: &Pod, label: &str, container: &str) -> Option<ObservedPod> {
         .filter(|c| c.reason.as_deref() == Some("Unschedulable"))
         .map(|c| c.message.clone().unwrap_or_default());
     let containers = status.container_statuses.as_deref().unwrap_or_default();
-    let ended = containers.iter().filter(|c| is(c, container)).find_map(ended);
+    // Others may come and go, whatever their names begin with.
+    let ended = containers.iter().filter(|c| c.name == container).find_map(ended);
     let taken_away = status.reason.clone().filter(|r| TAKEN_AWAY.contains(&r.as_str()));
     let disrupted = disruption.or(taken_away);
     let never_ran = status.phase.as_deref() == Some("Failed") && ended.is_none();
@@ -79,6 +89,7 @@ fn numbered(pod: &Pod, label: &str, container: &str) -> Option<ObservedPod> {
             .collect(),
         made_from: annotation(MADE_FROM_ANNOTATION).cloned(),
         image: None,
+        runs_since: None,
         workload: annotation(WORKLOAD_ANNOTATION).cloned(),
     })
 }
@@ -109,12 +120,6 @@ fn rejection(pod: &Pod, status: &PodStatus) -> Rejection {
         reason: status.reason.clone().unwrap_or("NeverStarted".into()),
         message: status.message.clone().unwrap_or_default(),
     }
-}
-
-/// Whether it is the container that counts: others may come and go.
-fn is(container: &ContainerStatus, name: &str) -> bool {
-    let number = container.name.strip_prefix(name);
-    number.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
 /// Why a container waits: reason and message. Containers wait for init containers, which come first, and any of several may be the one that holds
@@ -152,6 +157,11 @@ fn init_failed(pod: &Pod, status: &PodStatus) -> Option<(String, ContainerEnd)> 
         .filter(|c| !is_sidecar(&c.name))
         .filter_map(|c| Some((c.name.clone(), ended(c)?)));
     ends.find(|(_, end)| end.code != 0)
+}
+
+fn runs_since(container: &ContainerStatus) -> Option<i64> {
+    let running = container.state.as_ref()?.running.as_ref()?;
+    Some(running.started_at.as_ref()?.0.as_second())
 }
 
 fn ended(container: &ContainerStatus) -> Option<ContainerEnd> {
@@ -204,6 +214,37 @@ mod tests {
         let statuses = json!([container("proxy", &terminated(1)), container("worker", &running)]);
         let alive = observed(json!({ "phase": "Running", "containerStatuses": statuses }));
         assert_eq!(alive.ended, None);
+    }
+
+    #[test]
+    fn a_sidecar_whose_name_begins_as_the_workers_does_counts_as_any_other() {
+        let running = json!({ "running": {} });
+        for name in ["worker-logs", "worker-1", "my-worker"] {
+            let statuses = json!([container(name, &terminated(0)), container("worker", &running)]);
+            let alive = observed(json!({ "phase": "Running", "containerStatuses": statuses }));
+            assert_eq!(alive.ended, None, "{name}");
+        }
+    }
+
+    #[test]
+    fn of_a_coordinator_is_known_since_when_its_container_runs() {
+        let running = json!({ "running": { "startedAt": "2026-01-01T00:00:07Z" } });
+        let since = |name: &str, state: &Value| {
+            let statuses = json!([container("coordinator-proxy", &running), container(name, state)]);
+            let document = json!({
+                "metadata": { "name": "j-coordinator-u-1", "labels": { COORDINATOR_LABEL: "1" } },
+                "spec": { "containers": [] },
+                "status": { "phase": "Running", "containerStatuses": statuses },
+            });
+            let pod: Pod = serde_json::from_value(document).unwrap();
+            coordinator_pod(&pod).unwrap().runs_since
+        };
+        let made = "2026-01-01T00:00:07Z"
+            .parse::<k8s_openapi::jiff::Timestamp>()
+            .unwrap();
+        assert_eq!(since("coordinator", &running), Some(made.as_second()));
+        assert_eq!(since("proxy", &running), None);
+        assert_eq!(since("coordinator", &terminated(1)), None);
     }
 
     #[test]

@@ -5,17 +5,18 @@ use crate::cluster::ownership::is_of;
 use crate::cluster::record::begin_run;
 use crate::cluster::workloads;
 use crate::context::Context;
-use crate::decide::objects::record_name;
+use crate::decide::objects::{JOB_LABEL, record_name};
 use crate::decide::{
     Decision, JobPart, News, Observed, ObservedJob, ObservedNode, PodVerdict, Report, coordinator_failure,
     decide, deletion_events, report, waits_for_server,
 };
 use crate::error::{DEADLINE, Error};
-use crate::index::{IndexedPod, IndexedRun, resource_version};
+use crate::index::{IndexedPod, IndexedRun, JobKey, resource_version};
 use crate::job_object::JobObject;
 use crate::resource::job_ref;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
+use kube::api::ListParams;
 use kube::runtime::controller::Action;
 use kube::{Api, Resource as _, ResourceExt};
 use std::collections::{BTreeMap, BTreeSet};
@@ -80,15 +81,16 @@ async fn reconcile_job(
     }
     let job = observed_job(object, context);
     let key = (job.namespace.clone(), job.name.clone());
-    if let Some(left) = context.index.pods.lock().unmet(Instant::now(), &key) {
+    let unmet = context.index.pods.lock().unmet(Instant::now(), &key);
+    if let Some(left) = unmet.filter(|left| !left.is_zero()) {
         // The watch shows soon what was done, and that makes this job be looked at again.
         return Ok(Action::requeue(left));
     }
-    let seen = observe(job, object, context, failed).await?;
+    let seen = observe(job, object, unmet.is_some(), context, failed).await?;
     let observed = &seen.observed;
     let job = &observed.job;
     let decision = decide(observed);
-    let mut is_left = false;
+    let mut latest = INTERVAL;
     if !waits_for_server(&observed.failures) {
         // First: once the pods are gone nobody can tell why, and carrying it out may fail or be cut short by the deadline.
         for note in deletion_events(&decision) {
@@ -97,7 +99,9 @@ async fn reconcile_job(
         match within(carry_out(&seen, &decision, context)).await {
             Ok(Carried::JobDeleted) => return Ok(Action::await_change()),
             Ok(carried) => {
-                is_left = carried == Carried::Partly;
+                if let Carried::Partly(again) = carried {
+                    latest = again;
+                }
                 context.backoff.succeeded(job, &observed.failures);
             }
             Err(error) => note_failure(job, error, context, failed)?,
@@ -110,11 +114,12 @@ async fn reconcile_job(
     let again = report.reconcile_in.and_then(|s| u64::try_from(s).ok());
     let again = again.map_or(INTERVAL, Duration::from_secs);
     // What was reported may be decided on: no watch tells of that, as this program alone writes statuses.
-    let latest = if news == News::Facts || is_left {
-        SOON
-    } else {
-        INTERVAL
-    };
+    if news == News::Facts {
+        latest = SOON;
+    }
+    // Nor does one that is cut off tell of pods.
+    let unmet = context.index.pods.lock().unmet(Instant::now(), &key);
+    let latest = latest.min(unmet.unwrap_or(INTERVAL)).max(SOON);
     Ok(Action::requeue(again.clamp(SOON, latest)))
 }
 
@@ -132,10 +137,11 @@ fn shows_its_end(shown: Option<&Time>, reported: &Status) -> bool {
     shown.is_some() && shown == reported.completion_time.as_ref()
 }
 
-/// What the watches have shown.
+/// What the watches have shown. `reads_pods`: the pods' watch has not shown for a while what was done.
 async fn observe<'a>(
     mut job: ObservedJob,
     object: &'a JobObject,
+    reads_pods: bool,
     context: &Context,
     failed: &mut Option<&'static str>,
 ) -> Result<Seen<'a>, Error> {
@@ -148,13 +154,7 @@ async fn observe<'a>(
     }
     let run = context.index.runs.lock().of(&job.namespace, &record_name(&job));
     let run = run.filter(|run| is_of(&run.metadata, &job));
-    let key = (job.namespace.clone(), job.name.clone());
-    let pods: Vec<Arc<IndexedPod>> = {
-        let all = context.index.pods.lock();
-        let own = all.of(&key).filter(|pod| pod.is_of(&job.uid));
-        own.cloned().collect()
-    };
-    let unread = within(find_nodes(&pods, context)).await.err();
+    let (pods, unread) = pods_of(&job, reads_pods, context).await;
     let (coordinators, workers): (Vec<_>, Vec<_>) = pods.iter().partition(|pod| pod.is_coordinator);
     let observed_pods = |pods: Vec<&Arc<IndexedPod>>| pods.iter().map(|pod| pod.observed()).collect();
     let mut observed = Observed {
@@ -197,15 +197,53 @@ async fn observe<'a>(
     })
 }
 
-/// The nodes that a job has to do with: those of its pods, those on which something failed lately, and those that announce their end.
+/// A job's pods; and why they, or their nodes, could not be read, where the watches have not shown them.
+async fn pods_of(
+    job: &ObservedJob,
+    reads_pods: bool,
+    context: &Context,
+) -> (Vec<Arc<IndexedPod>>, Option<Error>) {
+    let key = (job.namespace.clone(), job.name.clone());
+    let unread = if reads_pods {
+        within(read_pods(&key, context)).await.err()
+    } else {
+        None
+    };
+    let pods: Vec<Arc<IndexedPod>> = {
+        let all = context.index.pods.lock();
+        let own = all.of(&key).filter(|pod| pod.is_of(&job.uid));
+        own.cloned().collect()
+    };
+    if unread.is_some() {
+        return (pods, unread);
+    }
+    let unread = within(find_nodes(&pods, context)).await.err();
+    (pods, unread)
+}
+
+/// Reads a job's pods as they are now: pods that were made, and that a watch that is cut off does not show, would be made once more.
+async fn read_pods(key: &JobKey, context: &Context) -> Result<(), Error> {
+    let (namespace, job) = key;
+    let pods: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
+    let of_job = ListParams::default().labels(&format!("{JOB_LABEL}={job}"));
+    let listed = pods.list(&of_job).await?;
+    tracing::warn!(job = %job_ref(namespace, job), "no watch has shown what was done to its pods: they are read");
+    context.index.pods.lock().read(key, &listed.items);
+    Ok(())
+}
+
+/// The nodes that a job has to do with: those of its pods, those that these were told to avoid, those on which something failed lately, and those that
+/// announce their end.
 fn nodes_of(
     job: &ObservedJob,
     pods: &[Arc<IndexedPod>],
     context: &Context,
 ) -> BTreeMap<String, ObservedNode> {
     let of_pods = pods.iter().filter_map(|pod| pod.node());
+    let avoided = pods.iter().flat_map(|pod| pod.avoids());
     let failed = job.status.recent_failures.iter();
-    let names = of_pods.chain(failed.filter_map(|failure| failure.node.as_deref()));
+    let failed = failed.filter_map(|failure| failure.node.as_deref());
+    let names = of_pods.chain(avoided).chain(failed);
     let signals = job
         .spec
         .as_ref()
@@ -234,8 +272,8 @@ async fn find_nodes(pods: &[Arc<IndexedPod>], context: &Context) -> Result<(), E
 enum Carried {
     /// To its end.
     Whole,
-    /// Something is left that has to wait.
-    Partly,
+    /// Something is left, which has to wait for so long.
+    Partly(Duration),
     /// The job is deleted, as its time is over.
     JobDeleted,
 }
@@ -256,8 +294,7 @@ async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) 
         context.credentials.make_sure(job, secret).await?;
     }
     if let Some(orders) = &decision.orders {
-        let present = seen.run.as_ref().map(|run| &run.metadata);
-        let written = orders::write(&context.client, job, orders, present).await?;
+        let written = orders::write(&context.client, job, orders, seen.run.as_deref()).await?;
         context.index.runs.lock().seen(&written);
     }
     // What Kueue refuses holds up neither objects nor pods: those follow what it has admitted.
@@ -267,10 +304,10 @@ async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) 
     context.applier.change_pods(job, decision).await?;
     context.applier.apply_objects(job, objects.changed).await?;
     queued?;
-    Ok(if objects.wait || decision.delete_job {
-        Carried::Partly
-    } else {
-        Carried::Whole
+    Ok(match objects.again_in {
+        _ if decision.delete_job => Carried::Partly(SOON),
+        Some(again) => Carried::Partly(again),
+        None => Carried::Whole,
     })
 }
 
@@ -330,6 +367,74 @@ fn observed_job(object: &JobObject, context: &Context) -> ObservedJob {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::fake_server::{Asked, refusal, server};
+    use crate::decide::Settings;
+    use crate::decide::objects::NUMBER_LABEL;
+    use crate::health::Health;
+    use serde_json::json;
+    use tokio::sync::mpsc::channel;
+    use varuna_api::manifest::{API_VERSION, KIND};
+
+    fn settings() -> Settings {
+        Settings {
+            image: None,
+            coordinator_image: None,
+            coordinator_priority_class: None,
+            gpu_resource: None,
+            node_signals: vec![],
+            topology_labels: vec![],
+        }
+    }
+
+    #[tokio::test]
+    async fn pods_that_were_made_and_that_no_watch_shows_are_read_before_anything_is_decided() {
+        let owner =
+            json!([{ "apiVersion": API_VERSION, "kind": KIND, "name": "j", "uid": "u", "controller": true }]);
+        let labels = json!({ JOB_LABEL: "j", NUMBER_LABEL: "1" });
+        let pod = json!({
+            "metadata": { "name": "j-w1", "namespace": "n", "uid": "p", "labels": labels, "ownerReferences": owner },
+            "spec": { "containers": [] }, "status": { "phase": "Pending" },
+        });
+        let list = json!({ "apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": [pod] });
+        let (client, asked) = server(move |asked: &Asked| {
+            if asked.path.contains("/pods?") {
+                Some((200, list.clone()))
+            } else {
+                refusal(403, "Forbidden")
+            }
+        });
+        let (changed, _requests) = channel(1);
+        let health = Arc::new(Health::new(Arc::default()));
+        let context = Arc::new(Context::new(client, settings(), "i", health, changed));
+        let job: JobObject = serde_json::from_value(json!({
+            "apiVersion": API_VERSION, "kind": KIND, "metadata": { "name": "j", "namespace": "n", "uid": "u" },
+        }))
+        .unwrap();
+        let key = ("n".to_owned(), "j".to_owned());
+        let made = std::iter::once("j-w1".to_owned());
+        let now = Instant::now();
+        context
+            .index
+            .pods
+            .lock()
+            .expect(now, &key, made, std::iter::empty());
+        let waits = reconcile(Arc::new(job.clone()), Arc::clone(&context)).await;
+        assert!(
+            waits.is_ok() && asked.lock().is_empty(),
+            "the watch may show it yet"
+        );
+        // The time is over at once where it began long ago.
+        let long_ago = now.checked_sub(Duration::from_secs(20)).unwrap_or(now);
+        context.index.pods.lock().calls_ended(long_ago, &key);
+        let looked = reconcile(Arc::new(job), Arc::clone(&context)).await;
+        assert!(looked.is_ok(), "{looked:?}");
+        let first = asked.lock()[0].clone();
+        assert_eq!(first.method, "GET");
+        assert!(first.path.contains("namespaces/n/pods?"), "{}", first.path);
+        let pods = context.index.pods.lock();
+        assert_eq!(pods.of(&key).map(|pod| pod.name()).collect::<Vec<_>>(), ["j-w1"]);
+        assert_eq!(pods.unmet(now, &key), None);
+    }
 
     #[test]
     fn a_job_shows_its_end_once_what_was_reported_last_is_written() {

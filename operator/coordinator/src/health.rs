@@ -1,16 +1,25 @@
-//! `/healthz`, `/metrics` and the coordinator's page at `/` over HTTP. The operator asks whether the process answers; what it does is in its
-//! reports.
+//! `/healthz`, `/metrics` and the coordinator's page at `/` over HTTP. The operator asks whether the process answers, its kubelet whether its start has
+//! come to something; what it does is in its reports.
 
 use crate::metrics::Metrics;
 use crate::page::{Title, page};
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use axum::response::IntoResponse;
 use axum::{Router, routing};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use varuna_api::crd::RunStatus;
+use varuna_protocol::coordinator::RunMode;
+
+/// A coordinator that is put in charge reads its record and writes its first report within this time; another process may be able to. Until it has, no
+/// worker trains under it.
+const START: Duration = Duration::from_secs(60);
 
 /// The page runs no script and loads nothing, whatever texts are on it.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -24,18 +33,65 @@ pub struct Shown {
     pub title: Title,
     /// The newest report; none before the coordinator is in charge.
     pub reports: watch::Receiver<Option<RunStatus>>,
+    /// How its start goes.
+    pub startup: Arc<Startup>,
+}
+
+/// How the start of a coordinator goes.
+#[derive(Debug, Default)]
+pub struct Startup {
+    /// Since when it is in charge.
+    in_charge: OnceLock<Instant>,
+    has_reported: AtomicBool,
+}
+
+impl Startup {
+    /// It is in charge from now on.
+    pub fn begin(&self, now: Instant) {
+        self.in_charge.get_or_init(|| now);
+    }
+
+    /// A report is written.
+    pub fn reported(&self) {
+        self.has_reported.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the process is alive: one in charge has come to something. `report`: its newest one.
+    fn alive(&self, now: Instant, report: Option<&RunStatus>) -> Result<&'static str, String> {
+        let is_over = |began: &Instant| now.duration_since(*began) > START;
+        if !self.in_charge.get().is_some_and(is_over) {
+            return Ok("alive");
+        }
+        if !self.has_reported.load(Ordering::Relaxed) {
+            return Err(format!("no report was written within {} s", START.as_secs()));
+        }
+        let state = report.and_then(|report| report.state.as_ref());
+        let reads_still = state.is_none_or(|state| state.run.mode == RunMode::Starting);
+        let has_ended = report.is_some_and(|report| report.end.is_some());
+        if reads_still && !has_ended {
+            return Err(format!("the record was not read within {} s", START.as_secs()));
+        }
+        Ok("alive")
+    }
 }
 
 /// Serves probes, scrapes and the page, until the listener is of no use any more: the operator then puts another coordinator in charge.
 pub async fn serve(listener: TcpListener, shown: Shown) {
     let router = Router::new()
         .route("/", routing::get(show))
-        .route("/healthz", routing::get(|| async { "alive" }))
+        .route("/healthz", routing::get(probe))
         .route("/metrics", routing::get(scrape))
         .with_state(shown);
     if let Err(error) = axum::serve(listener, router).await {
         tracing::error!(%error, "probes and scrapes are not answered any more");
     }
+}
+
+async fn probe(State(shown): State<Shown>) -> Result<&'static str, (StatusCode, String)> {
+    let alive = shown
+        .startup
+        .alive(Instant::now(), shown.reports.borrow().as_ref());
+    alive.map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, why))
 }
 
 async fn scrape(State(shown): State<Shown>) -> impl IntoResponse {
@@ -52,4 +108,65 @@ async fn show(State(shown): State<Shown>) -> impl IntoResponse {
         (CACHE_CONTROL, "no-store"),
     ];
     (headers, page(&shown.title, report.as_ref()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_api::crd::RunEnd;
+    use varuna_plan::{Generation, Step};
+    use varuna_protocol::coordinator::{RunView, Snapshot};
+
+    fn report(mode: RunMode) -> RunStatus {
+        let run = RunView {
+            mode,
+            term: 1,
+            generation: Generation(0),
+            next: None,
+            step: Step(0),
+            last_step: Step(10),
+            plan: None,
+            predicted_ms: None,
+            observed_ms: None,
+            compute_factor: None,
+            members: 0,
+            min_workers: 1,
+            max_workers: None,
+            spare_copies: None,
+        };
+        RunStatus {
+            state: Some(Snapshot { run, workers: vec![] }),
+            ..RunStatus::default()
+        }
+    }
+
+    #[test]
+    fn one_that_waits_for_its_turn_is_alive_however_long_that_takes() {
+        let startup = Startup::default();
+        let late = Instant::now() + 100 * START;
+        assert!(startup.alive(late, None).is_ok());
+    }
+
+    #[test]
+    fn one_in_charge_is_alive_later_on_only_if_it_has_reported_and_read_its_record() {
+        let (startup, began) = (Startup::default(), Instant::now());
+        startup.begin(began);
+        startup.begin(began + START);
+        let late = began + START + Duration::from_secs(1);
+        let (starting, waiting) = (report(RunMode::Starting), report(RunMode::Waiting));
+        assert!(startup.alive(began + START, None).is_ok(), "it may take a while");
+        let why = startup.alive(late, Some(&waiting)).unwrap_err();
+        assert!(why.contains("no report"), "{why}");
+        startup.reported();
+        for unread in [None, Some(&RunStatus::default()), Some(&starting)] {
+            let why = startup.alive(late, unread).unwrap_err();
+            assert!(why.contains("the record"), "{why}");
+        }
+        assert!(startup.alive(late, Some(&waiting)).is_ok());
+        let ended = RunStatus {
+            end: Some(RunEnd::Failed("the record is another job's".into())),
+            ..RunStatus::default()
+        };
+        assert!(startup.alive(late, Some(&ended)).is_ok(), "it says so itself");
+    }
 }

@@ -3,6 +3,7 @@
 //!
 //! | module | owns | side effects |
 //! |---|---|---|
+//! | [`connection`] | how long the API server is waited for | none: pure |
 //! | [`orders`] | what the operator has ordered, and whose turn it is | an API watch; the turn is pure |
 //! | [`record`] | the coordinator's record in a `VarunaRecord` | API calls |
 //! | [`report`] | what is reported of a run | none: pure |
@@ -12,6 +13,7 @@
 //! | [`health`] | `/healthz`, `/metrics` and the page at `/` | serves HTTP |
 //! | [`run`] | one coordinator from its start to its end | all of these |
 
+pub mod connection;
 pub mod error;
 pub mod health;
 pub mod metrics;

@@ -5,6 +5,7 @@ use clap::Parser;
 use kube::{Client, Config};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use varuna_cluster_coordinator::connection::bounded;
 use varuna_cluster_coordinator::run::{Configuration, run};
 use varuna_coordinator::Identity;
 use varuna_wire::address::any_beside;
@@ -65,7 +66,7 @@ async fn main() -> Result<()> {
     let config = Config::infer()
         .await
         .context("no cluster: neither a kubeconfig nor a service account")?;
-    let client = Client::try_from(config).context("the cluster's configuration cannot be used")?;
+    let client = Client::try_from(bounded(config)).context("the cluster's configuration cannot be used")?;
     let any = any_beside(&arguments.address.to_string());
     let configuration = Configuration {
         namespace: arguments.namespace,

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use varuna_api::crd::{RunGoal, RunSpec, VarunaRun};
 
 /// A dead connection is noticed a few seconds after this time.
-const WATCH_SECONDS: u32 = 45;
+pub(crate) const WATCH_SECONDS: u32 = 45;
 
 /// What is known of the orders.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -3,6 +3,7 @@
 use crate::metrics::Over;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 use std::time::SystemTime;
@@ -11,6 +12,7 @@ use varuna_api::crd::{
 };
 use varuna_coordinator::{CheckpointHealth, CoordinatorError, Outcome, RunMode, View};
 use varuna_plan::{Generation, Layout};
+use varuna_protocol::coordinator::WorkerView;
 
 /// A recovery that waits for the certain end of a worker, which the operator can tell, is reported after this time: most need nobody's, and have a plan
 /// by then. So is a plan without somebody who had a place: then the next one may be evicted.
@@ -21,6 +23,12 @@ const SHOWN: Duration = Duration::from_secs(3);
 /// steps: nobody acts on them, and a pod that replaces another would cost a report when the one has gone, one when the other has come, and one
 /// with the plan.
 const WITH_STEPS: Duration = Duration::from_secs(15);
+/// Bytes of a message: one may name all workers, and an Event, which it becomes, has 1,000.
+const MESSAGE_BYTES_MAX: usize = 1000;
+/// With more workers than these, their details are left out of what is written: people read the coordinator's page, and the operator does not read them.
+const DETAILED_MAX: usize = 512;
+/// Bytes of all workers in what is written. etcd takes 1.5 MiB (`--max-request-bytes`) for the whole object, its orders included.
+const WORKERS_BYTES_MAX: usize = 1280 << 10;
 /// Messages of one coordinator; those of the next one have greater numbers.
 const MESSAGES_OF_ONE: i64 = 1 << 32;
 
@@ -76,7 +84,11 @@ impl Messages {
         }
     }
 
-    fn add(&mut self, resumed: bool, text: String) {
+    fn add(&mut self, resumed: bool, mut text: String) {
+        let end = (0..=MESSAGE_BYTES_MAX.min(text.len()))
+            .rev()
+            .find(|end| text.is_char_boundary(*end));
+        text.truncate(end.unwrap_or(0));
         let number = self.next;
         self.next += 1;
         self.newest.push_back(RunMessage {
@@ -123,6 +135,47 @@ pub fn report(by: &Reporter, view: &View, messages: &Messages, end: Option<RunEn
         recoveries: messages.recoveries.iter().cloned().collect(),
         end,
     }
+}
+
+/// A report as it is written: one that an API server takes, however many workers there are. An operator of the release before cannot read a worker
+/// without all of its fields: they are all there, and short.
+#[must_use]
+pub fn bounded(report: &RunStatus) -> Cow<'_, RunStatus> {
+    let workers = report.state.as_ref().map_or(0, |state| state.workers.len());
+    if workers <= DETAILED_MAX {
+        return Cow::Borrowed(report);
+    }
+    let mut report = report.clone();
+    if let Some(state) = &mut report.state {
+        state.workers.iter_mut().for_each(leave_out_details);
+        leave_out_workers(&mut state.workers);
+    }
+    Cow::Owned(report)
+}
+
+/// What the operator does not read, and takes most of the room.
+fn leave_out_details(worker: &mut WorkerView) {
+    worker.node.clear();
+    worker.phase = None;
+    worker.speed = (worker.speed * 100.0).round() / 100.0;
+}
+
+/// Leaves out those for whom there is no room. Who has a place in the plan is acted on first.
+fn leave_out_workers(workers: &mut Vec<WorkerView>) {
+    let bytes = |worker: &WorkerView| serde_json::to_string(worker).map_or(0, |text| text.len() + 1);
+    let mut left = WORKERS_BYTES_MAX;
+    let mut stays = vec![false; workers.len()];
+    for placed in [true, false] {
+        for (worker, stays) in workers.iter().zip(&mut stays) {
+            if worker.pipeline.is_some() == placed {
+                let bytes = bytes(worker);
+                *stays = bytes <= left;
+                left = left.saturating_sub(bytes);
+            }
+        }
+    }
+    let mut stays = stays.into_iter();
+    workers.retain(|_| stays.next() == Some(true));
 }
 
 /// As Kubernetes writes times, in whole seconds; none of a clock that is far off.

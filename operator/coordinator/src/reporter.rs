@@ -2,7 +2,7 @@
 //! moment later where it is only shown, from time to time where only steps were committed.
 
 use crate::orders::{SeenOrders, Turn, orders_of, turn};
-use crate::report::ReportedPart;
+use crate::report::{ReportedPart, bounded};
 use backon::{BackoffBuilder, ExponentialBuilder};
 use kube::Api;
 use kube::api::{DynamicObject, PostParams};
@@ -54,7 +54,16 @@ pub struct Reports {
 
 impl Reports {
     /// Writes what `reports` holds whenever it changes, until one says how the coordinator ended and is written, or another is in charge.
-    pub async fn write(self, mut reports: watch::Receiver<Option<RunStatus>>) -> Ended {
+    pub async fn write(self, reports: watch::Receiver<Option<RunStatus>>) -> Ended {
+        self.write_and_tell(reports, || {}).await
+    }
+
+    /// The same; tells each time that a report is written.
+    pub async fn write_and_tell(
+        self,
+        mut reports: watch::Receiver<Option<RunStatus>>,
+        written: impl Fn(),
+    ) -> Ended {
         let mut schedule = Schedule::default();
         let mut version = None;
         let mut pauses = RETRY.build();
@@ -70,6 +79,7 @@ impl Reports {
                 match self.write_one(&report, &mut version).await {
                     Ok(Written::Done) if report.end.is_some() => return Ended::Reported,
                     Ok(Written::Done) => {
+                        written();
                         schedule.wrote(Instant::now(), &report);
                         pauses = RETRY.build();
                     }
@@ -99,6 +109,15 @@ impl Reports {
 
     /// Writes one report over the newest version that is known, so that it replaces no report of a later coordinator.
     async fn write_one(&self, report: &RunStatus, version: &mut Option<u64>) -> Result<Written, Failure> {
+        let document = bounded(report);
+        let workers = |report: &RunStatus| report.state.as_ref().map_or(0, |s| s.workers.len());
+        let left_out = workers(report) - workers(&document);
+        if left_out > 0 {
+            tracing::warn!(
+                left_out,
+                "the report leaves out workers: the API server takes none that is longer"
+            );
+        }
         for attempt in 0..3 {
             // After a conflict what is known is out of date.
             let known = self.newest_version(*version).filter(|_| attempt == 0);
@@ -112,7 +131,7 @@ impl Reports {
             };
             let mut object = DynamicObject::new(&self.name, &crate::orders::resource());
             object.metadata.resource_version = Some(known.to_string());
-            object.data = json!({ "status": report });
+            object.data = json!({ "status": document });
             match within(
                 self.runs
                     .replace_status(&self.name, &PostParams::default(), &object),

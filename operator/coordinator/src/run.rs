@@ -4,7 +4,7 @@ mod measurements;
 mod told;
 
 use crate::error::Error;
-use crate::health::{self, Shown};
+use crate::health::{self, Shown, Startup};
 use crate::metrics::Metrics;
 use crate::orders::{self, Orders, Turn};
 use crate::page::Title;
@@ -36,6 +36,8 @@ const LOST: Duration = Duration::from_secs(600);
 const WATCH: Duration = Duration::from_secs(300);
 /// The API server is asked again after this time for what the start needs.
 const RETRY: Duration = Duration::from_secs(2);
+/// An answer to that which takes longer does not come.
+const ANSWER: Duration = Duration::from_secs(5);
 /// A coordinator that cannot read its orders for this time ends: another one may have the right to.
 const ORDERS: Duration = Duration::from_secs(300);
 /// How long the last report is tried.
@@ -88,7 +90,8 @@ pub async fn run(client: Client, configuration: Configuration) -> Result<(), Err
     let follow = orders::follow(runs.clone(), configuration.run.clone(), told, saw);
     let _following = AbortOnDrop(tokio::spawn(follow).abort_handle());
     let (publish, reports) = watch::channel(None);
-    let shown = shown(&configuration, &metrics, &reports);
+    let startup = Arc::new(Startup::default());
+    let shown = shown(&configuration, &metrics, &reports, &startup);
     let answering = health::serve(listener, shown);
     let _answering = AbortOnDrop(tokio::spawn(answering).abort_handle());
     let number = configuration.number;
@@ -103,6 +106,7 @@ pub async fn run(client: Client, configuration: Configuration) -> Result<(), Err
         return Ok(());
     }
     tracing::info!(number, "in charge");
+    startup.begin(Instant::now());
     let writer = Reports {
         runs,
         name: configuration.run.clone(),
@@ -120,7 +124,8 @@ pub async fn run(client: Client, configuration: Configuration) -> Result<(), Err
         metrics,
         orders,
     };
-    let mut writing = tokio::spawn(writer.write(reports));
+    let write = writer.write_and_tell(reports, move || startup.reported());
+    let mut writing = tokio::spawn(write);
     let _writing = AbortOnDrop(writing.abort_handle());
     let ended = lead_until_deposed(&mut lead, &mut writing, &client, &configuration).await;
     let Some((view, end)) = ended else {
@@ -161,6 +166,7 @@ fn shown(
     configuration: &Configuration,
     metrics: &Arc<Metrics>,
     reports: &watch::Receiver<Option<RunStatus>>,
+    startup: &Arc<Startup>,
 ) -> Shown {
     Shown {
         metrics: Arc::clone(metrics),
@@ -170,6 +176,7 @@ fn shown(
             number: configuration.number,
         },
         reports: reports.clone(),
+        startup: Arc::clone(startup),
     }
 }
 
@@ -302,12 +309,13 @@ async fn start(
 /// The record's spec. Asked for until the API server answers: it may be away while a job goes on.
 async fn read_record(records: &Api<VarunaRecord>, name: &str) -> Result<RecordSpec, Error> {
     loop {
-        match records.get(name).await {
-            Ok(record) => return Ok(record.spec),
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_forbidden() => {
+        match tokio::time::timeout(ANSWER, records.get(name)).await {
+            Ok(Ok(record)) => return Ok(record.spec),
+            Ok(Err(kube::Error::Api(status))) if status.is_not_found() || status.is_forbidden() => {
                 return Err(kube::Error::Api(status).into());
             }
-            Err(error) => tracing::warn!(%error, "the record cannot be read"),
+            Ok(Err(error)) => tracing::warn!(%error, "the record cannot be read"),
+            Err(late) => tracing::warn!(%late, "the record cannot be read"),
         }
         tokio::time::sleep(RETRY).await;
     }

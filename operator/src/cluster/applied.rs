@@ -1,8 +1,20 @@
 //! What is known of the objects that were applied, and how long a change of one may wait. Pure.
 
+use crate::index::KnownObject;
 use serde_json::Value;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::{Duration, Instant};
 
+/// Objects are applied again after this time even if nothing seems to have changed. The first time after half of it to all of it, so that
+/// those of many jobs do not come together.
+pub(super) const REAPPLY: Duration = Duration::from_secs(7200);
+/// The first of several changes of an object is applied at once, and what follows after this time.
+pub(super) const BETWEEN: Duration = Duration::from_secs(1);
+/// Where somebody sets our fields anew each time that they are applied, every next time comes after twice that, up to this: neither he nor the API server
+/// is kept busy for ever, and fields that he leaves alone are ours again soon.
+const BETWEEN_MAX: Duration = Duration::from_secs(300);
+/// An object that was left alone for this time, beside twice its pause, is not fought over any more.
+const QUIET: Duration = Duration::from_secs(10);
 /// A disruption budget that is to keep more pods is applied once that number has stood for this time: by then a worker that goes has most often
 /// handed on what it holds, and the number is what it was.
 const BUDGET_GROWS: Duration = Duration::from_secs(1);
@@ -11,12 +23,16 @@ const BUDGET_GROWS: Duration = Duration::from_secs(1);
 const BUDGET_FALLS: Duration = Duration::from_secs(3);
 
 /// What is known of an object that was applied.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Applied {
     /// When it was; none where another leader did.
     pub(super) at: Option<Instant>,
     /// When it is applied again.
     pub(super) again: Instant,
+    /// Identity of what it was applied as; none where another leader did.
+    pub(super) identity: Option<String>,
+    /// So long after it was applied it is left alone, whatever becomes of it.
+    pub(super) pause: Duration,
     /// Identity of our fields of it.
     pub(super) fields: u64,
     /// Of a disruption budget that this process applied: how many pods may not go.
@@ -26,6 +42,24 @@ pub(super) struct Applied {
 }
 
 impl Applied {
+    /// Another leader has applied it: it is as that has left it, or somebody has written it since.
+    pub(super) fn found(known: &KnownObject, now: Instant) -> Applied {
+        let again = if known.is_touched {
+            now
+        } else {
+            now + spread(&known.uid)
+        };
+        Applied {
+            at: None,
+            again,
+            identity: None,
+            pause: BETWEEN,
+            fields: known.fields,
+            least: None,
+            next: None,
+        }
+    }
+
     /// Whether an object whose number of pods is another one than before may wait still.
     pub(super) fn may_wait(&mut self, now: Instant, least: Option<i64>) -> bool {
         let change = least.zip(self.least).filter(|(wanted, before)| wanted != before);
@@ -44,6 +78,37 @@ impl Applied {
         });
         now.duration_since(since) < settles
     }
+
+    /// How long it is to be left alone still, before it is applied as this; none where that time is over.
+    pub(super) fn left_alone_for(&self, now: Instant, identity: &str) -> Option<Duration> {
+        // What this program wants anew waits for nobody.
+        let pause = if self.is_as(identity) { self.pause } else { BETWEEN };
+        let left = (self.at? + pause).saturating_duration_since(now);
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// The pause once it is applied as this now.
+    pub(super) fn next_pause(&self, now: Instant, identity: &str) -> Duration {
+        let since = self.at.map(|at| now.duration_since(at));
+        let is_soon = since.is_some_and(|since| since < 2 * self.pause + QUIET);
+        if is_soon && self.is_as(identity) {
+            BETWEEN_MAX.min(2 * self.pause)
+        } else {
+            BETWEEN
+        }
+    }
+
+    fn is_as(&self, identity: &str) -> bool {
+        self.identity.as_deref() == Some(identity)
+    }
+}
+
+/// From half of the interval to all of it, by the object's uid.
+fn spread(uid: &str) -> Duration {
+    let mut hasher = DefaultHasher::new();
+    uid.hash(&mut hasher);
+    let thousandths = u32::try_from(hasher.finish() % 1000).unwrap_or(0);
+    REAPPLY / 2 + REAPPLY / 2000 * thousandths
 }
 
 /// How many pods a disruption budget keeps; none of any other object.
@@ -55,16 +120,50 @@ pub(super) fn least(object: &Value) -> Option<i64> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_budget_waits_until_its_number_stands_and_no_other_object_waits() {
-        let start = Instant::now();
-        let mut applied = Applied {
-            at: Some(start),
-            again: start,
+    fn applied(at: Instant) -> Applied {
+        Applied {
+            at: Some(at),
+            again: at,
+            identity: Some("a".into()),
+            pause: BETWEEN,
             fields: 0,
             least: Some(3),
             next: None,
+        }
+    }
+
+    #[test]
+    fn an_object_that_somebody_else_sets_again_and_again_is_applied_less_and_less_often() {
+        let mut now = Instant::now();
+        let mut fought = applied(now);
+        let mut pauses = vec![];
+        for _ in 0..11 {
+            let left = fought.left_alone_for(now, "a").expect("it was applied just now");
+            pauses.push(left.as_secs());
+            now += left;
+            assert_eq!(fought.left_alone_for(now, "a"), None);
+            fought.pause = fought.next_pause(now, "a");
+            fought.at = Some(now);
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
+        let soon = now + BETWEEN;
+        assert_eq!(fought.left_alone_for(soon, "b"), None, "what is wanted anew");
+        assert_eq!(fought.next_pause(soon, "b"), BETWEEN);
+        let later = now + 2 * BETWEEN_MAX + QUIET;
+        assert_eq!(fought.next_pause(later, "a"), BETWEEN, "after it was quiet");
+        let of_another_leader = Applied {
+            at: None,
+            identity: None,
+            ..applied(now)
         };
+        assert_eq!(of_another_leader.left_alone_for(now, "a"), None);
+        assert_eq!(of_another_leader.next_pause(now, "a"), BETWEEN);
+    }
+
+    #[test]
+    fn a_budget_waits_until_its_number_stands_and_no_other_object_waits() {
+        let start = Instant::now();
+        let mut applied = applied(start);
         let (half, grown, fallen) = (BUDGET_GROWS / 2, BUDGET_GROWS, BUDGET_FALLS);
         assert!(!applied.may_wait(start, None), "another kind of object");
         assert!(!applied.may_wait(start, Some(3)), "another field");

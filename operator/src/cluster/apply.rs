@@ -3,7 +3,7 @@
 //! Apply is forced, so it is used only on an object that is known to be the job's, and names its uid: the API server then refuses to touch
 //! another object that has taken the name meanwhile.
 
-use super::applied::{Applied, least};
+use super::applied::{Applied, BETWEEN, REAPPLY, least};
 use super::ownership::{is_of, verify};
 use crate::decide::objects::{APPLIED_ANNOTATION, identity_of};
 use crate::decide::{Decision, JobPart, ObservedJob, PodDeletion};
@@ -11,7 +11,8 @@ use crate::error::Error;
 use crate::index::{Index, JobKey, KnownObject, ObjectKey};
 use crate::job_object::JobObject;
 use crate::resource::MANAGER;
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
@@ -21,17 +22,12 @@ use kube::{Api, Client, ResourceExt};
 use parking_lot::Mutex;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::iter::{empty, once};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The first of several changes of an object is applied at once, and what follows after this time.
-const BETWEEN: Duration = Duration::from_secs(1);
 /// Pods of one job that are created and deleted concurrently.
 const PODS_CONCURRENTLY: usize = 8;
-/// Objects are applied again after this time even if nothing seems to have changed. The first time after half of it to all of it, so that
-/// those of many jobs do not come together.
-const REAPPLY: Duration = Duration::from_secs(7200);
 
 /// Which of a job's objects are to be written.
 #[derive(Debug)]
@@ -40,14 +36,16 @@ pub struct Objects {
     pub missing: Vec<Outdated>,
     /// Those that are there but not as they should be.
     pub changed: Vec<Outdated>,
-    /// Some were written a moment ago and have to wait.
-    pub wait: bool,
+    /// When to look again, as some have to wait.
+    pub again_in: Option<Duration>,
 }
 
 /// An object that is not as it should be.
 #[derive(Debug)]
 pub struct Outdated {
     key: ObjectKey,
+    /// Of what it is to be.
+    identity: String,
     object: Value,
 }
 
@@ -73,54 +71,53 @@ impl Applier {
     /// Which of a job's objects are to be written.
     #[must_use]
     pub fn outdated(&self, job: &ObservedJob, objects: &[Value]) -> Objects {
-        let (mut missing, mut changed, mut found_soon) = (vec![], vec![], false);
+        let (mut missing, mut changed, mut again_in) = (vec![], vec![], None::<Duration>);
+        let mut wait = |left: Duration| again_in = Some(again_in.map_or(left, |known| known.min(left)));
         let (owned, mut applied) = (self.index.owned.lock(), self.applied.lock());
         let applied = applied.entry(job.uid.clone()).or_default();
         for object in objects {
-            let hash = identity_of(object);
+            let identity = identity_of(object);
             let mut object = object.clone();
-            object["metadata"]["annotations"][APPLIED_ANNOTATION] = hash.clone().into();
+            object["metadata"]["annotations"][APPLIED_ANNOTATION] = identity.clone().into();
             let key = key(&object);
             let known = owned
                 .get(&key)
                 .filter(|known| known.owner.as_ref() == Some(&job.uid));
             let Some(known) = known else {
-                missing.push(Outdated { key, object });
+                missing.push(Outdated {
+                    key,
+                    identity,
+                    object,
+                });
                 continue;
             };
             let now = Instant::now();
-            // Another leader has applied it: it is as that has left it, or somebody has written it since.
-            let found = || Applied {
-                at: None,
-                again: if known.is_touched {
-                    now
-                } else {
-                    now + spread(&known.uid)
-                },
-                fields: known.fields,
-                least: None,
-                next: None,
-            };
-            let before = applied.entry(key.clone()).or_insert_with(found);
-            let is_same = known.applied.as_ref() == Some(&hash) && known.fields == before.fields;
+            let before = applied
+                .entry(key.clone())
+                .or_insert_with(|| Applied::found(known, now));
+            let is_same = known.applied.as_ref() == Some(&identity) && known.fields == before.fields;
             let may_wait = before.may_wait(now, least(&object));
             if is_same && before.again > now {
                 continue;
             }
             if may_wait && known.fields == before.fields {
-                found_soon = true;
+                wait(BETWEEN);
                 continue;
             }
-            if before.at.is_some_and(|at| now.duration_since(at) < BETWEEN) {
-                found_soon = true;
+            if let Some(left) = before.left_alone_for(now, &identity) {
+                wait(left);
                 continue;
             }
-            changed.push(Outdated { key, object });
+            changed.push(Outdated {
+                key,
+                identity,
+                object,
+            });
         }
         Objects {
             missing,
             changed,
-            wait: found_soon,
+            again_in,
         }
     }
 
@@ -129,7 +126,12 @@ impl Applier {
     /// # Errors
     /// The API server refuses or does not answer, or somebody else has taken a name.
     pub async fn apply_objects(&self, job: &ObservedJob, objects: Vec<Outdated>) -> Result<(), Error> {
-        for Outdated { key, object } in objects {
+        for outdated in objects {
+            let Outdated {
+                key,
+                identity,
+                object,
+            } = outdated;
             let known = self.index.owned.lock().get(&key).cloned();
             let ours = known.filter(|known| known.owner.as_ref() == Some(&job.uid));
             let written = self.apply_object(job, &object, ours.map(|known| known.uid)).await;
@@ -137,13 +139,14 @@ impl Applier {
             match written {
                 Ok(written) => {
                     let of_job = applied.entry(job.uid.clone()).or_default();
-                    let again = Instant::now() + REAPPLY;
-                    let fields = written.fields;
-                    let at = Some(Instant::now());
+                    let now = Instant::now();
+                    let before = of_job.get(&key);
                     let applied = Applied {
-                        at,
-                        again,
-                        fields,
+                        at: Some(now),
+                        again: now + REAPPLY,
+                        pause: before.map_or(BETWEEN, |before| before.next_pause(now, &identity)),
+                        identity: Some(identity),
+                        fields: written.fields,
                         least: least(&object),
                         next: None,
                     };
@@ -160,7 +163,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Deletes and creates pods, and expects the watch to show it.
+    /// Deletes and creates pods, and expects the watch to show what was done, or may have been.
     ///
     /// # Errors
     /// The API server refuses or does not answer; what was done until then stays, and the next reconciliation goes on from there.
@@ -173,13 +176,6 @@ impl Applier {
                 .map(|pod| (pod.name().to_owned(), pod.uid.to_string()));
             uids.collect()
         };
-        let name = |pod: &Value| pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        let created = decision.create.iter().map(name);
-        let deleted = decision.delete.iter().map(|d| d.name.clone());
-        if decision.changes_pods() {
-            let mut pods = self.index.pods.lock();
-            pods.expect(Instant::now(), &key, created, deleted);
-        }
         // The coordinator's is the first: what a quota leaves is for it.
         let (coordinator, workers) = decision.create.split_at(usize::from(decision.starts_coordinator));
         let delete = |deletion| self.delete(job, &key, deletion, &uids);
@@ -195,10 +191,7 @@ impl Applier {
         };
         // Both to their end: one that fails does not leave the other half done.
         let (deleted, created) = futures::join!(some_at_a_time(deletions), creations);
-        if deleted.is_err() || created.is_err() {
-            // Which of them the API server has carried out is not known: the watch shows those.
-            self.index.pods.lock().forget_expected(&key);
-        }
+        self.index.pods.lock().calls_ended(Instant::now(), &key);
         // Where both fail, the next try finds that deletions fail still.
         created.and(deleted)
     }
@@ -270,13 +263,19 @@ impl Applier {
             uid: uids.get(&deletion.name).cloned(),
             resource_version: None,
         });
+        let goes = once(deletion.name.clone());
+        let now = Instant::now();
+        self.index.pods.lock().expect(now, key, empty(), goes);
         match pods.delete(&deletion.name, &params).await {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {
                 self.index.pods.lock().met(key, &deletion.name);
                 Ok(())
             }
-            Err(error) => Err(Error::refused(JobPart::Deletions)(error)),
+            Err(error) => {
+                self.has_failed(key, &deletion.name, &error);
+                Err(Error::refused(JobPart::Deletions)(error))
+            }
         }
     }
 
@@ -289,17 +288,29 @@ impl Applier {
         let resource = ApiResource::erase::<Pod>(&());
         let pods: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &job.namespace, &resource);
         let name = pod.name_any();
+        let (now, comes) = (Instant::now(), once(name.clone()));
+        self.index.pods.lock().expect(now, key, comes, empty());
         match pods.create(&created_by_us(), &pod).await {
             Ok(_) => Ok(()),
-            // It was created before, and the answer was lost; or it is not ours.
+            // It was created before, the answer was lost, and the watch has not shown it yet; or it is not ours.
             Err(kube::Error::Api(status)) if status.is_already_exists() => {
                 let found = pods.get(&name).await?;
-                if is_of(&found.metadata, job) {
+                if !is_of(&found.metadata, job) {
                     self.index.pods.lock().met(key, &name);
                 }
                 verify("Pod", &found.metadata, job)
             }
-            Err(error) => Err(Error::refused(JobPart::Pods)(error)),
+            Err(error) => {
+                self.has_failed(key, &name, &error);
+                Err(Error::refused(JobPart::Pods)(error))
+            }
+        }
+    }
+
+    /// A call about a pod has failed. What the API server has refused does not come; all else may have been done, and stays expected.
+    fn has_failed(&self, key: &JobKey, pod: &str, error: &kube::Error) {
+        if matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code)) {
+            self.index.pods.lock().met(key, pod);
         }
     }
 
@@ -309,11 +320,18 @@ impl Applier {
     }
 }
 
+/// Makes calls, some at a time. Once one has failed none is begun any more, and those that were are waited for: it is known what was done.
 async fn some_at_a_time(calls: Vec<impl Future<Output = Result<(), Error>>>) -> Result<(), Error> {
-    stream::iter(calls)
-        .buffer_unordered(PODS_CONCURRENTLY)
-        .try_collect()
-        .await
+    let mut calls = calls.into_iter();
+    let mut begun: FuturesUnordered<_> = calls.by_ref().take(PODS_CONCURRENTLY).collect();
+    let mut result = Ok(());
+    while let Some(answer) = begun.next().await {
+        result = result.and(answer);
+        if result.is_ok() {
+            begun.extend(calls.next());
+        }
+    }
+    result
 }
 
 /// What the deletion of a job has come to.
@@ -334,14 +352,6 @@ fn key(object: &Value) -> ObjectKey {
         text(&metadata["namespace"]),
         text(&metadata["name"]),
     )
-}
-
-/// From half of the interval to all of it, by the object's uid.
-fn spread(uid: &str) -> Duration {
-    let mut hasher = DefaultHasher::new();
-    uid.hash(&mut hasher);
-    let thousandths = u32::try_from(hasher.finish() % 1000).unwrap_or(0);
-    REAPPLY / 2 + REAPPLY / 2000 * thousandths
 }
 
 fn created_by_us() -> PostParams {
@@ -368,6 +378,110 @@ async fn apply_to(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::fake_server::{Asked, refusal, server};
+    use crate::decide::Settings;
+    use serde_json::json;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use varuna_api::crd::Status;
+
+    fn job() -> ObservedJob {
+        ObservedJob {
+            name: "j".into(),
+            namespace: "n".into(),
+            uid: "uid-j".into(),
+            generation: 1,
+            spec: Err("of no interest".into()),
+            save_at: None,
+            status: Status::default(),
+            deleting: false,
+        }
+    }
+
+    fn applier(client: Client) -> Applier {
+        let settings = Settings {
+            image: None,
+            coordinator_image: None,
+            coordinator_priority_class: None,
+            gpu_resource: None,
+            node_signals: vec![],
+            topology_labels: vec![],
+        };
+        Applier::new(client, Arc::new(Index::new(settings)))
+    }
+
+    /// How a call about a pod ended to which the server answers so, and whether the watch is expected to show the pod then.
+    async fn called(answer: Option<(u16, Value)>, creates: bool) -> (Result<(), Error>, bool) {
+        let (client, _) = server(move |asked: &Asked| match (asked.method.as_str(), &answer) {
+            // It is another's.
+            ("GET", _) => Some((
+                200,
+                json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "j-w1" } }),
+            )),
+            (_, answer) => answer.clone(),
+        });
+        let (applier, job) = (applier(client), job());
+        let key = (job.namespace.clone(), job.name.clone());
+        let called = if creates {
+            let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "j-w1", "namespace": "n" } });
+            applier.create(&job, &key, pod).await
+        } else {
+            let deletion = PodDeletion {
+                name: "j-w1".into(),
+                why: "it is too many".into(),
+                event: None,
+            };
+            applier.delete(&job, &key, &deletion, &BTreeMap::new()).await
+        };
+        let pods = applier.index.pods.lock();
+        let is_expected = pods.unmet(Instant::now(), &key).is_some();
+        (called, is_expected)
+    }
+
+    #[tokio::test]
+    async fn what_may_have_been_done_to_a_pod_is_expected_and_what_was_refused_is_not() {
+        let done = Some((
+            200,
+            json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "j-w1" } }),
+        ));
+        for creates in [true, false] {
+            assert!(matches!(called(done.clone(), creates).await, (Ok(()), true)));
+            // Others of its pods may have been made before: those stay expected.
+            let (refused, is_expected) = called(refusal(403, "Forbidden"), creates).await;
+            assert!(matches!(refused, Err(Error::Refused { .. })) && !is_expected);
+            let (unknown, is_expected) = called(refusal(504, "Timeout"), creates).await;
+            assert!(
+                unknown.is_err() && is_expected,
+                "its store may have it all the same"
+            );
+        }
+        let gone = called(refusal(404, "NotFound"), false).await;
+        assert!(matches!(gone, (Ok(()), false)));
+        let (taken, is_expected) = called(refusal(409, "AlreadyExists"), true).await;
+        assert!(matches!(taken, Err(Error::Refused { .. })) && !is_expected);
+    }
+
+    #[tokio::test]
+    async fn once_a_call_has_failed_none_is_begun_and_those_that_were_are_waited_for() {
+        let (begun, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let call = |fails: bool| {
+            let (begun, ended) = (&begun, &ended);
+            async move {
+                begun.fetch_add(1, Ordering::Relaxed);
+                if fails {
+                    return Err(Error::Stale);
+                }
+                tokio::task::yield_now().await;
+                ended.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+        };
+        let calls = (0..100).map(|i| call(i == 3)).collect();
+        let result = some_at_a_time(calls).await;
+        assert!(matches!(result, Err(Error::Stale)), "{result:?}");
+        let (begun, ended) = (begun.into_inner(), ended.into_inner());
+        assert!((PODS_CONCURRENTLY..100).contains(&begun), "{begun}");
+        assert_eq!(ended, begun - 1, "all but the one that failed");
+    }
 
     #[test]
     fn the_deletion_of_a_job_that_was_changed_meanwhile_is_tried_again() {

@@ -3,6 +3,7 @@
 //! kube's own recorder (like client-go's) merges Events of one reason into one and keeps the first text only, so that sentences
 //! would be lost. Here only a repeated sentence is counted in the Event that is there. The rate of each job is limited.
 
+use super::connection::within;
 use crate::decide::EventNote;
 use crate::metrics::{EventOutcome, Metrics};
 use crate::resource::JobIdentity;
@@ -26,10 +27,19 @@ pub(super) const NOTE_MAX: usize = 1000;
 const BURST: u32 = 100;
 /// After a burst, time for another Event: 12 a minute keep the API server's hour of Events below a thousand for each job.
 const REFILL: Duration = Duration::from_secs(5);
+/// Of these, what stays true leaves so many for what happens: with all pods of a large job it would use up every one of them.
+const KEPT_FOR_OTHERS: u32 = BURST / 2;
 /// The same sentence within this time is counted in the same Event.
 const SAME: Duration = Duration::from_secs(600);
 /// Sentences remembered for each job.
 const REMEMBERED: usize = 32;
+/// Of those that stay true each look finds all again, one for each pod perhaps: one that is forgotten is an Event again. As many as pods that go at
+/// once in a large job; they take 0.6 MB.
+const LASTING_REMEMBERED: usize = 4096;
+/// An Event that takes longer to write is lost: others wait for it.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Where the API server is too busy, it is asked again after this time, or after what it says.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// What is done with a sentence.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,8 +48,6 @@ enum Action {
     Create,
     /// Count it in the Event of this name: how often it was recorded in all.
     Count(String, i32),
-    /// Nothing: it is known already.
-    Known,
     /// Drop it: too many Events.
     Drop,
 }
@@ -58,6 +66,8 @@ struct JobHistory {
     tokens: u32,
     refilled: Instant,
     recorded: BTreeMap<(Reason, String), Recorded>,
+    /// Those that stay true, and when they were seen last.
+    lasting: BTreeMap<(Reason, String), Instant>,
 }
 
 impl JobHistory {
@@ -66,6 +76,7 @@ impl JobHistory {
             tokens: BURST,
             refilled: now,
             recorded: BTreeMap::new(),
+            lasting: BTreeMap::new(),
         }
     }
 
@@ -75,33 +86,43 @@ impl JobHistory {
         self.tokens = self.tokens.saturating_add(gained).min(BURST);
         self.refilled += REFILL * gained;
         self.recorded.retain(|_, s| now.duration_since(s.at) < SAME);
-        let same = self.recorded.get_mut(&(note.reason, note.text.clone()));
-        if let Some(same) = same.filter(|_| note.lasting) {
-            same.at = now;
-            return Action::Known;
-        }
-        if self.tokens == 0 {
+        self.lasting.retain(|_, seen| now.duration_since(*seen) < SAME);
+        let kept = if note.lasting { KEPT_FOR_OTHERS } else { 0 };
+        if self.tokens <= kept {
             return Action::Drop;
         }
         self.tokens -= 1;
         match self.recorded.get_mut(&(note.reason, note.text.clone())) {
-            Some(same) => {
+            Some(same) if !note.lasting => {
                 same.times += 1;
                 same.at = now;
                 Action::Count(same.name.clone(), same.times)
             }
-            None => Action::Create,
+            _ => Action::Create,
         }
     }
 
-    /// Whether a sentence was recorded lately; it is as if it were recorded now.
+    /// Whether a sentence that stays true was recorded lately; it is as if it were recorded now.
     fn knows(&mut self, now: Instant, note: &EventNote) -> bool {
-        let same = self.recorded.get_mut(&(note.reason, note.text.clone()));
-        let same = same.filter(|same| now.duration_since(same.at) < SAME);
-        same.is_some_and(|same| {
-            same.at = now;
+        let seen = self.lasting.get_mut(&(note.reason, note.text.clone()));
+        let seen = seen.filter(|seen| now.duration_since(**seen) < SAME);
+        seen.is_some_and(|seen| {
+            *seen = now;
             true
         })
+    }
+
+    /// The sentences that stay true which an Event of this reason tells.
+    fn remember_lasting(&mut self, now: Instant, reason: Reason, texts: &[String]) {
+        for text in texts {
+            if self.lasting.len() >= LASTING_REMEMBERED {
+                let oldest = self.lasting.iter().min_by_key(|(_, seen)| **seen);
+                if let Some(oldest) = oldest.map(|(sentence, _)| sentence.clone()) {
+                    self.lasting.remove(&oldest);
+                }
+            }
+            self.lasting.insert((reason, text.clone()), now);
+        }
     }
 
     fn remember(&mut self, now: Instant, note: &EventNote, name: String) {
@@ -127,6 +148,7 @@ pub struct EventRecorder {
     client: Client,
     instance: String,
     metrics: Arc<Metrics>,
+    deadline: Duration,
     /// By the job's identity.
     histories: Mutex<BTreeMap<String, JobHistory>>,
 }
@@ -139,6 +161,7 @@ impl EventRecorder {
             client,
             instance,
             metrics,
+            deadline: DEADLINE,
             histories: Mutex::default(),
         }
     }
@@ -156,8 +179,8 @@ impl EventRecorder {
         note.lasting && known.is_some_and(|history| history.knows(Instant::now(), note))
     }
 
-    /// Records one sentence; false if it was known already. What cannot be written is logged and counted.
-    pub async fn record(&self, job: &JobIdentity, note: &EventNote) -> bool {
+    /// Records a sentence. `lasting`: those in it that stay true for a while. What cannot be written is logged and counted.
+    pub async fn record(&self, job: &JobIdentity, note: &EventNote, lasting: &[String]) {
         let now = Instant::now();
         let action = self
             .histories
@@ -166,25 +189,30 @@ impl EventRecorder {
             .or_insert_with(|| JobHistory::new(now))
             .record(now, note);
         let done = match action {
-            Action::Known => return false,
             Action::Drop => Ok(EventOutcome::Dropped),
             Action::Count(name, times) => {
-                let counted = self.count(job, &name, times).await;
+                let counted = within(self.deadline, self.count(job, &name, times)).await;
                 counted.map(|()| EventOutcome::Repeated)
             }
-            Action::Create => self.create(job, note).await.map(|name| {
-                if let Some(history) = self.histories.lock().get_mut(&job.uid) {
-                    history.remember(now, note, name);
-                }
-                EventOutcome::Written
-            }),
+            Action::Create => {
+                let created = within(self.deadline, self.create(job, note)).await;
+                created.map(|name| {
+                    if let Some(history) = self.histories.lock().get_mut(&job.uid) {
+                        if note.lasting {
+                            history.remember_lasting(now, note.reason, lasting);
+                        } else {
+                            history.remember(now, note, name);
+                        }
+                    }
+                    EventOutcome::Written
+                })
+            }
         };
         let outcome = done.unwrap_or_else(|error| {
             tracing::warn!(%error, job = job.name, namespace = job.namespace, "an Event is lost");
             EventOutcome::Failed
         });
         self.metrics.event(outcome);
-        true
     }
 
     async fn count(&self, job: &JobIdentity, name: &str, times: i32) -> kube::Result<()> {
@@ -206,9 +234,22 @@ impl EventRecorder {
         let stem: String = job.name.chars().take(200).collect();
         let name = format!("{stem}.{:016x}", rand::random::<u64>());
         let event = event(job, note, name.clone(), &self.instance);
-        events.create(&PostParams::default(), &event).await?;
-        Ok(name)
+        loop {
+            match events.create(&PostParams::default(), &event).await {
+                Ok(_) => return Ok(name),
+                Err(error) => tokio::time::sleep(again_in(&error).ok_or(error)?).await,
+            }
+        }
     }
+}
+
+/// When the API server is to be asked again that was too busy; none where it has said something else.
+fn again_in(error: &kube::Error) -> Option<Duration> {
+    let kube::Error::Api(status) = error else {
+        return None;
+    };
+    let asked = status.details.as_ref().map_or(0, |d| d.retry_after_seconds);
+    (status.code == 429).then(|| RETRY.max(Duration::from_secs(asked.into())))
 }
 
 fn event(job: &JobIdentity, note: &EventNote, name: String, instance: &str) -> Event {
@@ -244,6 +285,7 @@ fn event(job: &JobIdentity, note: &EventNote, name: String, instance: &str) -> E
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::fake_server::server;
 
     fn note(text: &str) -> EventNote {
         EventNote {
@@ -269,22 +311,89 @@ mod tests {
         );
     }
 
+    fn lasting(text: &str) -> EventNote {
+        EventNote {
+            lasting: true,
+            ..note(text)
+        }
+    }
+
     #[test]
     fn a_lasting_note_is_recorded_once() {
         let now = Instant::now();
         let mut history = JobHistory::new(now);
-        let lasting = EventNote {
-            lasting: true,
-            ..note("a")
-        };
-        assert_eq!(history.record(now, &lasting), Action::Create);
-        history.remember(now, &lasting, "e1".into());
-        assert_eq!(history.record(now + SAME / 2, &lasting), Action::Known);
-        assert_eq!(
-            history.record(now + SAME, &lasting),
-            Action::Known,
-            "seen in between"
+        assert!(!history.knows(now, &lasting("a")));
+        assert_eq!(history.record(now, &lasting("a")), Action::Create);
+        history.remember_lasting(now, Reason::Run, &["a".into()]);
+        assert!(history.knows(now + SAME / 2, &lasting("a")));
+        assert!(history.knows(now + SAME, &lasting("a")), "seen in between");
+        assert!(
+            !history.knows(now + 2 * SAME, &lasting("a")),
+            "after a while it is news"
         );
+        assert!(!history.knows(now, &lasting("b")));
+    }
+
+    #[test]
+    fn what_stays_true_of_many_pods_is_remembered_of_all_and_leaves_events_for_what_happens() {
+        let now = Instant::now();
+        let mut history = JobHistory::new(now);
+        let pods: Vec<String> = (0..1000).map(|i| format!("pod j-w{i} is taken away")).collect();
+        history.remember_lasting(now, Reason::Run, &pods);
+        for text in &pods {
+            assert!(
+                history.knows(now, &lasting(text)),
+                "{text}: it would be an Event again"
+            );
+        }
+        let mut written = 0_u32;
+        while history.record(now, &lasting(&written.to_string())) == Action::Create {
+            written += 1;
+        }
+        assert_eq!(written, BURST - KEPT_FOR_OTHERS);
+        assert_eq!(history.record(now, &note("a step was lost")), Action::Create);
+        let many: Vec<String> = (0..=LASTING_REMEMBERED).map(|i| i.to_string()).collect();
+        history.remember_lasting(now, Reason::Run, &many);
+        assert_eq!(history.lasting.len(), LASTING_REMEMBERED, "bounded");
+    }
+
+    fn job() -> JobIdentity {
+        JobIdentity {
+            name: "j".into(),
+            namespace: "n".into(),
+            uid: "u".into(),
+        }
+    }
+
+    #[tokio::test]
+    async fn an_event_that_is_not_answered_holds_up_no_other() {
+        let (client, _) = server(|_| None);
+        let recorder = EventRecorder {
+            deadline: Duration::from_millis(5),
+            ..EventRecorder::new(client, "i".into(), Arc::default())
+        };
+        let (of, said) = (job(), note("a"));
+        let recorded = recorder.record(&of, &said, &[]);
+        let ended = tokio::time::timeout(Duration::from_secs(30), recorded).await;
+        assert!(ended.is_ok(), "it goes on");
+        let metrics = recorder.metrics.render();
+        assert!(
+            metrics.contains(r#"varuna_events_total{kind="failed"} 1"#),
+            "{metrics}"
+        );
+    }
+
+    #[test]
+    fn an_api_server_that_is_too_busy_is_asked_again_when_it_says_so() {
+        let refused = |code, seconds: u32| {
+            let mut status = kube::core::Status::failure("too many requests", "").with_code(code);
+            let details = json!({ "retryAfterSeconds": seconds });
+            status.details = serde_json::from_value(details).ok();
+            again_in(&kube::Error::Api(Box::new(status)))
+        };
+        assert_eq!(refused(429, 0), Some(RETRY));
+        assert_eq!(refused(429, 3), Some(Duration::from_secs(3)));
+        assert_eq!(refused(403, 3), None);
     }
 
     #[test]

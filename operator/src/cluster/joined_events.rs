@@ -12,15 +12,37 @@ fn place(reason: Reason) -> Option<usize> {
     OF_A_CHANGE.iter().position(|of_a_change| *of_a_change == reason)
 }
 
+/// One Event.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct JoinedNote {
+    /// What it tells.
+    pub(super) note: EventNote,
+    /// The sentences in it, if they stay true for a while: each is looked for again by itself.
+    pub(super) lasting: Vec<String>,
+}
+
 /// Sentences that become one Event.
 struct Joined {
     warning: bool,
     lasting: bool,
     /// By reason, in the order in which the reasons came.
     texts: Vec<(Reason, String)>,
+    /// One by one, if they stay true for a while.
+    sentences: Vec<String>,
 }
 
 impl Joined {
+    fn new(note: &EventNote) -> Joined {
+        let mut joined = Joined {
+            warning: note.warning,
+            lasting: note.lasting,
+            texts: vec![],
+            sentences: vec![],
+        };
+        joined.add(note);
+        joined
+    }
+
     /// Bytes of the text, each reason counted.
     fn len(&self) -> usize {
         let lens = self
@@ -36,7 +58,7 @@ impl Joined {
         let fits_reason = first
             .is_some_and(|first| first == note.reason || (of_a_change(first) && of_a_change(note.reason)));
         let added = note.reason.as_str().len() + note.text.len() + 4;
-        let same = !self.lasting && !note.lasting && self.warning == note.warning;
+        let same = self.lasting == note.lasting && self.warning == note.warning;
         same && fits_reason && self.len() + added <= NOTE_MAX
     }
 
@@ -45,9 +67,12 @@ impl Joined {
             Some((_, text)) => *text = format!("{text}; {}", note.text),
             None => self.texts.push((note.reason, note.text.clone())),
         }
+        if self.lasting {
+            self.sentences.push(note.text.clone());
+        }
     }
 
-    fn into_note(self) -> EventNote {
+    fn into_note(self) -> JoinedNote {
         let named = self
             .texts
             .iter()
@@ -58,29 +83,28 @@ impl Joined {
         let (own, others): (Vec<_>, Vec<_>) = self.texts.into_iter().partition(|(r, _)| *r == reason);
         let own = own.into_iter().map(|(_, text)| text);
         let others = others.into_iter().map(|(r, text)| format!("{r}: {text}"));
-        EventNote {
-            warning: self.warning,
-            lasting: self.lasting,
-            reason,
-            text: own.chain(others).collect::<Vec<_>>().join("; "),
+        JoinedNote {
+            note: EventNote {
+                warning: self.warning,
+                lasting: self.lasting,
+                reason,
+                text: own.chain(others).collect::<Vec<_>>().join("; "),
+            },
+            lasting: self.sentences,
         }
     }
 }
 
 /// What is recorded of sentences that came together: those of one reason in one Event, and all that tells of one change of plan in one, as far as there is
-/// room. Warnings keep their reasons, which people and rules look for.
-pub(super) fn joined(notes: &[EventNote]) -> Vec<EventNote> {
+/// room. Warnings keep their reasons, which people and rules look for. What stays true for a while is recorded once, and so never with what does not.
+pub(super) fn joined(notes: &[EventNote]) -> Vec<JoinedNote> {
     let mut all: Vec<Joined> = vec![];
     for note in notes {
         if let Some(joined) = all.iter_mut().rfind(|joined| joined.takes(note)) {
             joined.add(note);
             continue;
         }
-        all.push(Joined {
-            warning: note.warning,
-            lasting: note.lasting,
-            texts: vec![(note.reason, note.text.clone())],
-        });
+        all.push(Joined::new(note));
     }
     all.into_iter().map(Joined::into_note).collect()
 }
@@ -96,6 +120,33 @@ mod tests {
             reason,
             text: text.into(),
         }
+    }
+
+    fn events(notes: &[EventNote]) -> Vec<EventNote> {
+        joined(notes).into_iter().map(|event| event.note).collect()
+    }
+
+    #[test]
+    fn pods_that_are_taken_away_together_are_few_events_and_each_is_known_by_itself() {
+        let pod = |i: usize| EventNote {
+            warning: true,
+            lasting: true,
+            ..note(
+                Reason::WorkerPreempted,
+                &format!("pod job-w{i}-0a1b2c3d on node-{i} is taken away (PreemptionByScheduler)"),
+            )
+        };
+        let pods: Vec<EventNote> = (0..40).map(pod).collect();
+        let all = joined(&pods);
+        assert!(all.len() <= 5, "{}", all.len());
+        assert!(
+            all.iter()
+                .all(|e| e.note.lasting && e.note.text.len() <= NOTE_MAX)
+        );
+        let told: Vec<&String> = all.iter().flat_map(|e| &e.lasting).collect();
+        assert_eq!(told, pods.iter().map(|pod| &pod.text).collect::<Vec<_>>());
+        let once = joined(&[note(Reason::Run, "a")]);
+        assert!(once[0].lasting.is_empty(), "it is over when it is told");
     }
 
     #[test]
@@ -115,7 +166,7 @@ mod tests {
             lasting.clone(),
         ];
         let expected = [warning("a; c"), note(Reason::Phase, "b"), lasting];
-        assert_eq!(joined(&notes), expected);
+        assert_eq!(events(&notes), expected);
     }
 
     #[test]
@@ -132,9 +183,9 @@ mod tests {
             note(Reason::Resumed, "after 61 ms"),
         ];
         let text = "after 61 ms; Run: lost w1; planned; Planned: plan 2";
-        assert_eq!(joined(&notes), [note(Reason::Resumed, text), lost]);
+        assert_eq!(events(&notes), [note(Reason::Resumed, text), lost]);
         assert_eq!(
-            joined(&notes[..1]),
+            events(&notes[..1]),
             [note(Reason::Run, "lost w1")],
             "what came alone says no reason twice"
         );
@@ -144,12 +195,11 @@ mod tests {
     fn what_has_no_room_is_an_event_of_its_own() {
         let long = "x".repeat(NOTE_MAX - 8);
         let notes = [note(Reason::Run, &long), note(Reason::Planned, "y")];
-        let events = joined(&notes);
-        assert_eq!(events, notes, "nothing is cut off");
+        assert_eq!(events(&notes), notes, "nothing is cut off");
         let many: Vec<_> = (0..100)
             .map(|i| note(OF_A_CHANGE[i % 3], &"z".repeat(40)))
             .collect();
-        let events = joined(&many);
+        let events = events(&many);
         assert!(events.iter().all(|e| e.text.len() <= NOTE_MAX), "{events:?}");
         let sentences = events.iter().map(|e| e.text.matches("zzz").count());
         assert!(sentences.sum::<usize>() > 100, "none is lost");

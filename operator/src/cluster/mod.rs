@@ -2,8 +2,11 @@
 
 mod applied;
 pub mod apply;
+pub mod connection;
 pub mod credentials;
 pub mod event_recorder;
+#[cfg(test)]
+pub(crate) mod fake_server;
 mod joined_events;
 pub mod lease;
 pub mod orders;

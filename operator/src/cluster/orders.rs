@@ -1,13 +1,18 @@
 //! Writes a coordinator's orders into the spec of its job's `VarunaRun`. The coordinator writes the status alone.
 
-use super::ownership::verify;
+use super::ownership::{is_of, verify};
 use crate::decide::objects::{metadata, record_name};
 use crate::decide::{JobPart, ObservedJob};
 use crate::error::Error;
+use crate::index::IndexedRun;
+use crate::observe;
 use kube::api::{ApiResource, DynamicObject, ObjectMeta, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 use varuna_api::crd::{RunSpec, VarunaRun};
+
+/// So often orders are written over the object as it was read a moment ago, before the next look decides again.
+const TRIES: u32 = 3;
 
 /// The resource `VarunaRun`. Runs are watched untyped: one that does not parse must not hide all others.
 #[must_use]
@@ -21,35 +26,158 @@ pub fn runs(client: &Client, namespace: &str) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), namespace, &resource())
 }
 
-/// Writes orders: into a new object where there is none, else over the version that they were decided on. Returns the object as it is now.
+/// Writes orders: into a new object where there is none, else over the one that they were decided on (`present`). What its coordinator has reported
+/// meanwhile changes nothing about that; other orders do. Returns the object as it is now.
 ///
 /// # Errors
-/// The API server refuses or does not answer, the name is another's, or the object has changed since: then a watch shows it soon.
+/// The API server refuses or does not answer, the name is another's, or the orders have changed since: then a watch shows it soon.
 pub async fn write(
     client: &Client,
     job: &ObservedJob,
     orders: &RunSpec,
-    present: Option<&ObjectMeta>,
+    present: Option<&IndexedRun>,
 ) -> Result<DynamicObject, Error> {
     let runs = runs(client, &job.namespace);
     let name = record_name(job);
-    let mut object = DynamicObject::new(&name, &resource());
-    object.data = json!({ "spec": orders });
-    let params = PostParams::default();
-    let answer = if let Some(present) = present {
-        object.metadata = present.clone();
-        runs.replace(&name, &params, &object).await
-    } else {
-        object.metadata = serde_json::from_value(metadata(job, &name)).map_err(kube::Error::SerdeError)?;
-        runs.create(&params, &object).await
+    let Some(present) = present else {
+        return create(&runs, &name, job, orders).await;
     };
-    match answer {
-        Ok(written) => Ok(written),
+    let mut object = document(&name, present.metadata.clone(), orders);
+    for _ in 0..TRIES {
+        match runs.replace(&name, &PostParams::default(), &object).await {
+            // A report every second, and the watch shows each a moment later: the version that is known is often an old one.
+            Err(kube::Error::Api(status)) if status.is_conflict() => {}
+            written => return written.map_err(Error::changed_or_refused(JobPart::Coordinator)),
+        }
+        object.metadata = metadata_of_same(&runs, &name, job, present).await?;
+    }
+    Err(Error::Stale)
+}
+
+async fn create(
+    runs: &Api<DynamicObject>,
+    name: &str,
+    job: &ObservedJob,
+    orders: &RunSpec,
+) -> Result<DynamicObject, Error> {
+    let metadata = serde_json::from_value(metadata(job, name)).map_err(kube::Error::SerdeError)?;
+    let object = document(name, metadata, orders);
+    match runs.create(&PostParams::default(), &object).await {
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
-            let found = runs.get_opt(&name).await?;
+            let found = runs.get_opt(name).await?;
             found.map_or(Ok(()), |found| verify("VarunaRun", &found.metadata, job))?;
             Err(Error::Stale)
         }
-        Err(error) => Err(Error::changed_or_refused(JobPart::Coordinator)(error)),
+        created => created.map_err(Error::changed_or_refused(JobPart::Coordinator)),
+    }
+}
+
+/// The metadata of the object as it is now, if its orders are still those that were decided on: operators alone write them.
+async fn metadata_of_same(
+    runs: &Api<DynamicObject>,
+    name: &str,
+    job: &ObservedJob,
+    present: &IndexedRun,
+) -> Result<ObjectMeta, Error> {
+    let Some(found) = runs.get_opt(name).await? else {
+        return Err(Error::Stale);
+    };
+    let (orders, _) = observe::run(&found);
+    if orders.is_none() || orders != present.orders || !is_of(&found.metadata, job) {
+        return Err(Error::Stale);
+    }
+    let mut metadata = found.metadata;
+    metadata.managed_fields = None;
+    Ok(metadata)
+}
+
+fn document(name: &str, metadata: ObjectMeta, orders: &RunSpec) -> DynamicObject {
+    let mut object = DynamicObject::new(name, &resource());
+    object.metadata = metadata;
+    object.data = json!({ "spec": orders });
+    object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::fake_server::{Asked, refusal, server};
+    use serde_json::Value;
+    use varuna_api::crd::Status;
+    use varuna_api::manifest::{API_VERSION, KIND};
+
+    fn job() -> ObservedJob {
+        ObservedJob {
+            name: "j".into(),
+            namespace: "n".into(),
+            uid: "uid-j".into(),
+            generation: 1,
+            spec: Err("of no interest".into()),
+            save_at: None,
+            status: Status::default(),
+            deleting: false,
+        }
+    }
+
+    /// The object with these orders and a report of a step, as a server has it.
+    fn run(version: u64, coordinator: i64, step: u64) -> Value {
+        let owner = json!([{ "apiVersion": API_VERSION, "kind": KIND, "name": "j", "uid": "uid-j", "controller": true }]);
+        json!({
+            "apiVersion": API_VERSION, "kind": "VarunaRun",
+            "metadata": { "name": "j-uid-j", "namespace": "n", "uid": "r", "resourceVersion": version.to_string(), "ownerReferences": owner },
+            "spec": { "uid": "uid-j", "goal": "Run", "coordinator": coordinator },
+            "status": { "coordinator": coordinator, "skippedSteps": step },
+        })
+    }
+
+    fn indexed(run: Value) -> IndexedRun {
+        let object: DynamicObject = serde_json::from_value(run).unwrap();
+        let (orders, reports) = observe::run(&object);
+        IndexedRun {
+            metadata: object.metadata,
+            orders,
+            reports,
+        }
+    }
+
+    /// What writing orders gives where the watch has shown version 5 and the server has version 9 with this in it, and what was asked for.
+    async fn written_over(now: Value) -> (Result<DynamicObject, Error>, Vec<Asked>) {
+        let answer = move |asked: &Asked| match asked.method.as_str() {
+            "GET" => Some((200, now.clone())),
+            _ if asked.body["metadata"]["resourceVersion"] == "9" => Some((200, asked.body.clone())),
+            _ => refusal(409, "Conflict"),
+        };
+        let (client, asked) = server(answer);
+        let before = indexed(run(5, 1, 40));
+        let orders = RunSpec {
+            leaving: vec!["j-w1".into()],
+            ..before.orders.clone().unwrap()
+        };
+        let written = write(&client, &job(), &orders, Some(&before)).await;
+        let asked = asked.lock().clone();
+        (written, asked)
+    }
+
+    fn methods(asked: &[Asked]) -> Vec<&str> {
+        asked.iter().map(|one| one.method.as_str()).collect()
+    }
+
+    #[tokio::test]
+    async fn orders_are_written_although_their_coordinator_has_reported_meanwhile() {
+        let (written, asked) = written_over(run(9, 1, 41)).await;
+        assert_eq!(written.unwrap().data["spec"]["leaving"], json!(["j-w1"]));
+        assert_eq!(methods(&asked), ["PUT", "GET", "PUT"]);
+    }
+
+    #[tokio::test]
+    async fn orders_that_another_operator_has_written_meanwhile_are_looked_at_first() {
+        let (written, asked) = written_over(run(9, 2, 41)).await;
+        assert!(matches!(written, Err(Error::Stale)), "{written:?}");
+        assert_eq!(methods(&asked), ["PUT", "GET"]);
+        let mut stranger = run(9, 1, 41);
+        stranger["metadata"]["ownerReferences"][0]["uid"] = "another".into();
+        let (written, asked) = written_over(stranger).await;
+        assert!(matches!(written, Err(Error::Stale)), "{written:?}");
+        assert_eq!(methods(&asked), ["PUT", "GET"]);
     }
 }

@@ -4,6 +4,7 @@
 //! The latest status wins: one write a second for each job at most. Decisions count from one status to the next, so until the watch
 //! shows what was written, the status that was reported last stands for it ([`Publisher::status`]).
 
+use super::connection::within;
 use super::event_recorder::EventRecorder;
 use super::joined_events::joined;
 use crate::decide::{EventNote, News, ObservedJob, Report, news};
@@ -38,6 +39,10 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Sentences of a job that wait to be written; more are dropped.
 const EVENTS_MAX: usize = 128;
+/// Of them, those that stay true for a while: what is dropped of these is found again, and what happens is told once.
+const LASTING_MAX: usize = EVENTS_MAX / 2;
+/// When the process ends, Events are written so much later than statuses.
+const AFTER_STATUSES: Duration = Duration::from_millis(1);
 
 /// What is published of one job.
 #[derive(Debug, Default)]
@@ -61,6 +66,8 @@ struct Publication {
 struct Publications {
     jobs: BTreeMap<String, (JobIdentity, Publication)>,
     due: BTreeSet<(Instant, String)>,
+    /// Nothing more is reported, and nothing waits for what follows.
+    is_last: bool,
 }
 
 impl Publications {
@@ -92,7 +99,9 @@ impl Publications {
             if let Some((job, publication)) = self.jobs.get_mut(&uid) {
                 publication.due = None;
                 publication.is_being_written = true;
-                let says = publication.events_due.take_if(|due| *due <= now).is_some();
+                // In the end all statuses come first.
+                let only_status = self.is_last && publication.is_dirty;
+                let says = !only_status && publication.events_due.take_if(|due| *due <= now).is_some();
                 return Ok(Work {
                     job: job.clone(),
                     status: publication.status.clone().filter(|_| publication.is_dirty),
@@ -103,6 +112,24 @@ impl Publications {
                     },
                 });
             }
+        }
+    }
+
+    /// From now on nothing waits for what follows.
+    fn hasten(&mut self, now: Instant) {
+        self.is_last = true;
+        let mut due = vec![];
+        for (uid, (_, publication)) in &mut self.jobs {
+            if let Some(events_due) = &mut publication.events_due {
+                *events_due = now + AFTER_STATUSES;
+                due.push((uid.clone(), *events_due));
+            }
+            if publication.is_dirty {
+                due.push((uid.clone(), now));
+            }
+        }
+        for (uid, at) in due {
+            self.schedule(&uid, at);
         }
     }
 
@@ -121,7 +148,7 @@ impl Publications {
                     publication.is_dirty = false;
                 }
                 publication.written = version.or(publication.written);
-                DEBOUNCE
+                if self.is_last { Duration::ZERO } else { DEBOUNCE }
             }
             Err(_) => {
                 publication.failures = publication.failures.saturating_add(1);
@@ -207,7 +234,8 @@ impl Publisher {
         let mut publications = self.publications.lock();
         let publication = publications.of(job);
         let is_known = note.lasting && publication.events.contains(note);
-        if is_known || publication.events.len() >= EVENTS_MAX {
+        let most = if note.lasting { LASTING_MAX } else { EVENTS_MAX };
+        if is_known || publication.events.len() >= most {
             return;
         }
         publication.events.push(note.clone());
@@ -228,7 +256,13 @@ impl Publisher {
         );
     }
 
-    /// Publishes what is due. Never ends.
+    /// The process ends: nothing more is reported, and what was is written at once.
+    pub fn hasten(&self) {
+        self.publications.lock().hasten(Instant::now());
+        self.wake.notify_one();
+    }
+
+    /// Publishes what is due; ends once all is written of a process that ends ([`Publisher::hasten`]).
     pub async fn run(&self) {
         let mut writes = FuturesUnordered::new();
         loop {
@@ -241,6 +275,9 @@ impl Publisher {
                     Err(next) => break next,
                 }
             };
+            if next.is_none() && writes.is_empty() && self.publications.lock().is_last {
+                return;
+            }
             let idle = Instant::now() + Duration::from_secs(3600);
             tokio::select! {
                 Some(()) = writes.next(), if !writes.is_empty() => {}
@@ -259,8 +296,12 @@ impl Publisher {
             tracing::warn!(%error, job = work.job.name, namespace = work.job.namespace, "the status is not written");
         }
         let version = written.map(Option::flatten);
-        for note in joined(&work.events) {
-            self.recorder.record(&work.job, &note).await;
+        // An earlier write may have told it meanwhile.
+        let uid = &work.job.uid;
+        let untold = work.events.iter().filter(|note| !self.recorder.knows(uid, note));
+        let untold: Vec<EventNote> = untold.cloned().collect();
+        for event in joined(&untold) {
+            self.recorder.record(&work.job, &event.note, &event.lasting).await;
         }
         let mut publications = self.publications.lock();
         publications.finish(Instant::now(), &work, &version);
@@ -278,11 +319,10 @@ impl Publisher {
         let jobs: Api<JobObject> = Api::namespaced(self.client.clone(), &job.namespace);
         let patch = Patch::Apply(&document);
         let write = jobs.patch_status(&job.name, &params, &patch);
-        match tokio::time::timeout(DEADLINE, write).await {
-            Ok(Ok(object)) => Ok(resource_version(object.meta())),
-            Ok(Err(kube::Error::Api(status))) if status.is_not_found() || status.is_conflict() => Ok(None),
-            Ok(Err(error)) => Err(error),
-            Err(late) => Err(kube::Error::Service(late.into())),
+        match within(DEADLINE, write).await {
+            Ok(object) => Ok(resource_version(object.meta())),
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(None),
+            Err(error) => Err(error),
         }
     }
 

@@ -23,16 +23,6 @@ pub(super) fn conditions(
     problem: Option<(Reason, String)>,
     status: &Status,
 ) -> Vec<Condition> {
-    let run = observed.run.as_ref();
-    let accepted = match outcome {
-        JobOutcome::Refuse(reason, why) => statement(ConditionType::Accepted, false, *reason, why),
-        _ => statement(
-            ConditionType::Accepted,
-            true,
-            Reason::ValidSpec,
-            "the spec is valid",
-        ),
-    };
     let degraded = match problem {
         Some((reason, message)) => statement(ConditionType::Degraded, true, reason, message),
         None => statement(
@@ -42,7 +32,44 @@ pub(super) fn conditions(
             "nothing is wrong with the pods",
         ),
     };
-    let complete = match outcome {
+    let condition =
+        |(kind, is, reason, message): Statement| condition(observed, kind, is, reason.as_str(), message);
+    let end = |stated: Statement| {
+        let before = end_before(observed, outcome, stated.0);
+        before.unwrap_or_else(|| condition(stated))
+    };
+    let others = [
+        condition(accepted(observed, outcome)),
+        condition(planned(observed.run.as_ref())),
+        training(observed, phase),
+        condition(degraded),
+        condition(checkpoint_stale(observed, status)),
+        condition(suspended(observed, outcome)),
+        end(complete(observed, outcome)),
+        end(failed(outcome)),
+    ];
+    others.into_iter().chain(admitted(observed)).collect()
+}
+
+/// A spec that cannot be read is said to be wrong also of a job that has ended.
+fn accepted(observed: &Observed, outcome: &JobOutcome) -> Statement {
+    let kind = ConditionType::Accepted;
+    match (&observed.job.spec, outcome) {
+        (Err(why), _) => statement(kind, false, Reason::InvalidSpec, why),
+        (_, JobOutcome::Refuse(reason, why)) => statement(kind, false, *reason, why),
+        _ => statement(kind, true, Reason::ValidSpec, "the spec is valid"),
+    }
+}
+
+/// The end of a job as it was known, while its spec cannot be read: nobody has looked at whether it is to go on.
+fn end_before(observed: &Observed, outcome: &JobOutcome, kind: ConditionType) -> Option<Condition> {
+    let is_unread = matches!(outcome, JobOutcome::Refuse(Reason::InvalidSpec, _));
+    let known = observed.job.status.if_true(kind);
+    known.filter(|_| is_unread).cloned()
+}
+
+fn complete(observed: &Observed, outcome: &JobOutcome) -> Statement {
+    let (is, reason, message) = match outcome {
         JobOutcome::Complete
             if observed
                 .job
@@ -59,45 +86,31 @@ pub(super) fn conditions(
         JobOutcome::Complete => (true, Reason::LastStep, "the last step is committed"),
         _ => (false, Reason::StepsLeft, "steps are left to train"),
     };
-    let complete = statement(ConditionType::Complete, complete.0, complete.1, complete.2);
-    let failed = match outcome {
-        JobOutcome::Fail(reason, why) => statement(ConditionType::Failed, true, *reason, why),
-        _ => statement(
-            ConditionType::Failed,
-            false,
-            Reason::NotFailed,
-            "the job has not failed",
-        ),
-    };
-    let condition =
-        |(kind, is, reason, message): Statement| condition(observed, kind, is, reason.as_str(), message);
-    let admitted = admitted(observed).map(condition);
-    let others = [
-        condition(accepted),
-        condition(planned(run)),
-        training(observed, phase),
-        condition(degraded),
-        condition(checkpoint_stale(observed, status)),
-        condition(suspended(observed, outcome)),
-        condition(complete),
-        condition(failed),
-    ];
-    others.into_iter().chain(admitted).collect()
+    statement(ConditionType::Complete, is, reason, message)
 }
 
-/// Only of a job with a queue: of others there is nothing to say.
-fn admitted(observed: &Observed) -> Option<Statement> {
-    let job = observed.job.spec.as_ref().ok()?;
-    match queue::standing(observed, job) {
-        Standing::Free => None,
-        Standing::Admitted(workload) => Some(statement(
-            ConditionType::Admitted,
-            true,
-            Reason::QuotaReserved,
-            queue::admitted(observed, workload),
-        )),
-        Standing::Waits(reason, why) => Some(statement(ConditionType::Admitted, false, reason, why)),
+fn failed(outcome: &JobOutcome) -> Statement {
+    let kind = ConditionType::Failed;
+    match outcome {
+        JobOutcome::Fail(reason, why) => statement(kind, true, *reason, why),
+        _ => statement(kind, false, Reason::NotFailed, "the job has not failed"),
     }
+}
+
+/// Only of a job with a queue: of others there is nothing to say. What was said last stands while what Kueue says is being listed.
+fn admitted(observed: &Observed) -> Option<Condition> {
+    let kind = ConditionType::Admitted;
+    let job = observed.job.spec.as_ref().ok()?;
+    let (is, reason, message) = match queue::standing(observed, job) {
+        Standing::Free => return None,
+        Standing::Admitted(workload) => (true, Reason::QuotaReserved, queue::admitted(observed, workload)),
+        Standing::Waits(reason, why) => (false, reason, why),
+        Standing::Unknown(why) => match observed.job.status.condition(kind) {
+            Some(known) => return Some(known.clone()),
+            None => (false, Reason::WaitsForQuota, why),
+        },
+    };
+    Some(condition(observed, kind, is, reason.as_str(), message))
 }
 
 fn planned(run: Option<&ObservedRun>) -> Statement {

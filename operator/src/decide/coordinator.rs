@@ -5,13 +5,18 @@
 
 use super::coordinator_pod;
 use super::decision::{AvoidedNodes, CoordinatorGoal, PodDeletion};
-use super::observed::{Observed, ObservedPod, PodPhase, ProbeAnswer};
+use super::failures::avoids_too_much;
+use super::observed::{Observed, ObservedPod, ObservedRun, PodPhase, ProbeAnswer, waits_for_server};
 use super::pod_verdicts::{PodVerdict, judge_pod, node_signals};
 use super::suspend;
 use super::worker_notices::{WorkerNotices, domains};
-use std::collections::BTreeMap;
-use varuna_api::Reason;
-use varuna_api::crd::{RunEnd, RunGoal, RunSpec};
+use std::collections::{BTreeMap, BTreeSet};
+use varuna_api::crd::{RunEnd, RunGoal, RunSpec, Status};
+use varuna_api::{ConditionType, Reason};
+
+/// So long a coordinator in charge may run before it reports. It does as soon as it listens, before it knows anything of its run; one that does not is
+/// cut off from the API server, or hangs.
+const REPORTS_WITHIN_SECONDS: i64 = 60;
 
 /// What is to be done about a job's coordinator.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -53,13 +58,17 @@ fn standing(observed: &Observed, avoid: &AvoidedNodes, pod: &ObservedPod) -> Sta
         None if is_in_charge && reports => true,
         Some(ProbeAnswer::NeverAnswered) | None => node_answers,
     };
-    let verdict = judge_pod(pod, &observed.nodes, &node_signals(observed), None);
+    let signals = node_signals(observed);
+    let verdict = judge_pod(pod, &observed.nodes, &signals, None);
     match verdict {
         _ if !answers => Standing::Gone,
+        PodVerdict::Running if never_reports(observed, pod) => Standing::Gone,
         PodVerdict::Running => Standing::Runs,
         PodVerdict::NodeLeaving(_) | PodVerdict::Terminating if is_up(pod) => Standing::Leaves,
+        // Another one may go to such a node as well: it is not told of all of them.
+        PodVerdict::NodeLeaving(_) if avoid.incomplete && pod.phase == PodPhase::Pending => Standing::Starts,
         PodVerdict::Pending(_) | PodVerdict::CannotStart(..)
-            if !another_may_start(observed, avoid, pod, &verdict) =>
+            if !another_may_start(observed, avoid, &signals, pod, &verdict) =>
         {
             Standing::Starts
         }
@@ -67,10 +76,42 @@ fn standing(observed: &Observed, avoid: &AvoidedNodes, pod: &ObservedPod) -> Sta
     }
 }
 
+/// Since when the coordinator in charge has run without a report, as far as that is known. `status`: the job's, as it was reported last.
+fn silent_since(observed: &Observed, status: &Status, pod: &ObservedPod) -> Option<i64> {
+    let orders = observed.orders.as_ref().filter(|o| o.goal != RunGoal::None)?;
+    let run = observed
+        .run
+        .as_ref()
+        .filter(|_| orders.coordinator == pod.number)?;
+    // While the API server does not answer nobody can report.
+    if *run != ObservedRun::default() || waits_for_server(&observed.failures) {
+        return None;
+    }
+    // It may have run long before it came to be in charge: from then on nothing is known of a plan.
+    let none_known = status.condition(ConditionType::Planned)?;
+    let none_since = none_known.last_transition_time.0.as_second();
+    let runs_since = pod.runs_since.filter(|_| none_known.status == "False")?;
+    Some(runs_since.max(none_since))
+}
+
+/// Whether a coordinator in charge has run for so long without a report that there will be none.
+fn never_reports(observed: &Observed, pod: &ObservedPod) -> bool {
+    let since = silent_since(observed, &observed.job.status, pod);
+    since.is_some_and(|since| observed.now - since >= REPORTS_WITHIN_SECONDS)
+}
+
+/// Seconds until a coordinator that has not reported is given up.
+pub(super) fn reports_in(observed: &Observed, status: &Status) -> Option<i64> {
+    let mut pods = observed.coordinators.iter();
+    let since = pods.find_map(|pod| silent_since(observed, status, pod))?;
+    Some(since + REPORTS_WITHIN_SECONDS - observed.now).filter(|left| *left > 0)
+}
+
 /// Whether another pod may start where this one does not: it would be made from something else, or may go to nodes that this one avoids.
 fn another_may_start(
     observed: &Observed,
     avoid: &AvoidedNodes,
+    signals: &[String],
     pod: &ObservedPod,
     verdict: &PodVerdict,
 ) -> bool {
@@ -83,8 +124,8 @@ fn another_may_start(
         return cannot_start && pod.image != coordinator_pod::image(job, settings);
     };
     let has_no_node = matches!(verdict, PodVerdict::Pending(Some(_)));
-    let avoids_too_much = has_no_node && !pod.avoids.is_subset(&avoid.never);
-    avoids_too_much || *made_from != coordinator_pod::made_from(&observed.job, job, settings)
+    let may_go_there = has_no_node && avoids_too_much(observed, avoid, signals, pod);
+    may_go_there || *made_from != coordinator_pod::made_from(&observed.job, job, settings)
 }
 
 fn is_up(pod: &ObservedPod) -> bool {
@@ -125,6 +166,9 @@ pub fn coordinator_failure(observed: &Observed) -> Option<(i64, String)> {
                 "its node does not take it: {}: {}",
                 rejection.reason, rejection.message
             )
+        }
+        PodVerdict::Running if never_reports(observed, pod) => {
+            format!("it has run for {REPORTS_WITHIN_SECONDS} s and has not reported; see its log")
         }
         _ => return None,
     };
@@ -184,7 +228,10 @@ fn says_more(orders: &RunSpec, known: &RunSpec) -> bool {
         ended: known.ended.clone(),
         ..orders.clone()
     };
-    let is_new = |names: &[String], known: &[String]| names.iter().any(|name| !known.contains(name));
+    let is_new = |names: &[String], known: &[String]| {
+        let known: BTreeSet<&String> = known.iter().collect();
+        names.iter().any(|name| !known.contains(name))
+    };
     let is_sooner = |(name, at): (&String, &i64)| known.ends_at.get(name).is_none_or(|known| at < known);
     told != *known
         || is_new(&orders.leaving, &known.leaving)

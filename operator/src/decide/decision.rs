@@ -1,6 +1,7 @@
 //! What a decision consists of: what is to be done, and what is to be reported.
 
 use super::pod_verdicts::JudgedPod;
+use super::workers::Workers;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -89,6 +90,8 @@ pub struct AvoidedNodes {
     pub never: BTreeSet<String>,
     /// Nodes on which something failed lately: others are preferred.
     pub rather_not: BTreeSet<String>,
+    /// There are more nodes that announce their end than a pod is told of: it may go to one of the others.
+    pub incomplete: bool,
 }
 
 /// What is to be done for a job.
@@ -100,6 +103,8 @@ pub struct Decision<'a> {
     pub progress: Progress,
     /// Its pods with their states, oldest first.
     pub pods: Vec<JudgedPod<'a>>,
+    /// What its coordinator says of its workers.
+    pub(super) workers: Workers<'a>,
     /// What failed lately.
     pub recent_failures: Vec<RecentFailure>,
     /// When workers crashed since the last step.
@@ -122,8 +127,10 @@ pub struct Decision<'a> {
     pub delete: Vec<PodDeletion>,
     /// Number of the newest pod once those to create are there.
     pub newest_pod: i64,
-    /// Seconds until a pod that ended is replaced, if one waits for that.
+    /// Seconds until a pod that ended or cannot stay is replaced, if one waits for that.
     pub replace_in: Option<i64>,
+    /// Why pods of an earlier template are not replaced yet, if there are any.
+    pub rollout_waits: Option<String>,
     /// The job ended so long ago that it is deleted, once its object shows its end.
     pub delete_job: bool,
     /// What becomes of its Workloads in Kueue.

@@ -216,6 +216,35 @@ pub(super) fn replaced_at(
     failure.at + (1_i64 << doubled.min(16)).min(DELAY_MAX_SECONDS)
 }
 
+/// When pods that hold nothing are taken from nodes that announce their end, and made again. Where there are more of those nodes than pods are told of, each new
+/// pod may go to the next one: it is a failure of that node's, and each further one within ten minutes makes the next wait twice as long.
+pub(super) fn moved_at(failures: &[RecentFailure], now: i64) -> i64 {
+    let is_rejection = |f: &&RecentFailure| f.kind == FailureKind::Rejected.as_str();
+    let rejections = failures.iter().filter(is_rejection).map(seconds);
+    let times: BTreeSet<i64> = rejections.filter(|at| now - at < DELAYS_SECONDS).collect();
+    let Some(last) = times.last() else {
+        return now;
+    };
+    last + (1_i64 << (times.len() - 1).min(16)).min(DELAY_MAX_SECONDS)
+}
+
+/// Notes that these pods are taken from their nodes, which announce their end. Of many nodes as many as of any other moment: what matters is when it was.
+pub(super) fn note_moved(failures: &mut Vec<RecentFailure>, pods: &[&ObservedPod], now: i64) {
+    let by_node: BTreeMap<Option<&String>, &ObservedPod> =
+        pods.iter().map(|pod| (pod.node.as_ref(), *pod)).collect();
+    let new = by_node.into_iter().take(MOMENT_NODES_MAX);
+    failures.extend(new.map(|(node, pod)| RecentFailure {
+        at: time(now),
+        node: node.cloned(),
+        pod: pod.name.clone(),
+        kind: FailureKind::Rejected.to_string(),
+        number: None,
+        made_from: None,
+    }));
+    failures.sort_by_key(seconds);
+    forget_oldest(failures);
+}
+
 /// Whether a failure of an init container is its node's fault and not the template's: a pod that was made from the same template runs
 /// elsewhere, and init containers failed here both before that was made and since. What all nodes reach, or none, as a bucket that was away for a
 /// while, speaks against none of them.
@@ -262,21 +291,50 @@ pub(super) fn avoided_nodes(
             .filter(runs)
             .any(|p| p.pod.node.as_ref() != Some(node))
     };
-    let (never, rather_not): (Vec<&String>, Vec<&String>) = failures_on
+    let (mut never, rather_not): (Vec<&String>, Vec<&String>) = failures_on
         .keys()
         .copied()
         .partition(|node| failures_on[node] >= limit && runs_elsewhere(node));
-    let signals = node_signals(observed);
-    let announce = observed
-        .nodes
-        .iter()
-        .filter(|(_, node)| announced_end(node, &signals).is_some());
-    let mut leaving: Vec<&String> = announce.map(|(name, _)| name).collect();
-    // Those that the job uses first: the others are avoided as far as there is room.
-    leaving.sort_by_key(|name| !pods.iter().any(|p| p.pod.node.as_ref() == Some(*name)));
+    let mut leaving = leaving_nodes(observed, pods, failures);
+    leaving.retain(|name| !never.contains(name));
+    never.extend(leaving);
+    let incomplete = never.len() > AVOIDED_MAX;
     let bounded = |names: Vec<&String>| names.into_iter().take(AVOIDED_MAX).cloned().collect();
     AvoidedNodes {
-        never: bounded(never.into_iter().chain(leaving).collect()),
+        never: bounded(never),
         rather_not: bounded(rather_not),
+        incomplete,
     }
+}
+
+/// The nodes that announce their end, those first that the job uses or where something of it failed lately: the others are avoided as far as there is room.
+fn leaving_nodes<'a>(
+    observed: &'a Observed,
+    pods: &[JudgedPod<'_>],
+    failures: &[RecentFailure],
+) -> Vec<&'a String> {
+    let of_pods = pods.iter().filter_map(|p| p.pod.node.as_deref());
+    let of_failures = failures.iter().filter_map(|f| f.node.as_deref());
+    let used: BTreeSet<&str> = of_pods.chain(of_failures).collect();
+    let signals = node_signals(observed);
+    let nodes = observed.nodes.iter();
+    let announce = nodes.filter(|(_, node)| announced_end(node, &signals).is_some());
+    let mut leaving: Vec<&String> = announce.map(|(name, _)| name).collect();
+    leaving.sort_by_key(|name| !used.contains(name.as_str()));
+    leaving
+}
+
+/// Whether a pod was told to avoid a node that it may have now. A node that is gone takes no pod, and of those that announce their end a pod is not told all: neither makes
+/// it worth while to lose the pod's place in the scheduler's queue. `signals`: what announces the end of a node.
+pub(super) fn avoids_too_much(
+    observed: &Observed,
+    avoid: &AvoidedNodes,
+    signals: &[String],
+    pod: &ObservedPod,
+) -> bool {
+    let may_be_used = |name: &String| {
+        let node = observed.nodes.get(name);
+        node.is_some_and(|node| node.ready && announced_end(node, signals).is_none())
+    };
+    pod.avoids.difference(&avoid.never).any(may_be_used)
 }

@@ -29,7 +29,7 @@ pub(super) fn increment_changes(
     outcome: &JobOutcome,
     pods: &[JudgedPod<'_>],
 ) -> Vec<WorkloadChange> {
-    if observed.queue.served.is_none() {
+    if !observed.queue.may_be_changed() {
         return vec![];
     }
     let standing = standing(observed, job);

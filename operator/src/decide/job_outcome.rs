@@ -18,7 +18,8 @@ const LAST_OUTPUT_MAX: usize = 1000;
 pub(super) fn progress(observed: &Observed) -> Progress {
     let status = &observed.job.status;
     let mut at = status.progressed_at.as_ref().map(|t| t.0.as_second());
-    if status.if_true(ConditionType::Failed).is_some() && failed(observed).is_none() {
+    let is_readable = observed.job.spec.is_ok();
+    if is_readable && status.if_true(ConditionType::Failed).is_some() && failed(observed).is_none() {
         // The spec of a failed job was changed: earlier crashes do not count any more.
         at = Some(observed.now);
     }
@@ -63,16 +64,14 @@ fn failed(observed: &Observed) -> Option<&Condition> {
     (found.observed_generation == Some(observed.job.generation)).then_some(found)
 }
 
-/// Decides what is to become of the job. `crashes`: how often workers crashed since the last committed step.
-pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], crashes: usize) -> JobOutcome {
-    let job = match &observed.job.spec {
-        Ok(job) => job,
-        Err(why) => return JobOutcome::Refuse(Reason::InvalidSpec, why.clone()),
-    };
+/// The end that the job has come to, if it has. It needs no spec that can be read: whatever a label or another release makes of a spec, a job that has ended is not trained
+/// again for it.
+fn end(observed: &Observed) -> Option<JobOutcome> {
     let complete = observed.job.status.if_true(ConditionType::Complete).is_some();
     let ended = observed.run.as_ref().and_then(|r| r.ended.as_ref());
-    if (complete || ended == Some(&RunEnd::Done)) && !goes_on(observed, job) {
-        return JobOutcome::Complete;
+    let spec = observed.job.spec.as_ref();
+    if (complete || ended == Some(&RunEnd::Done)) && !spec.is_ok_and(|job| goes_on(observed, job)) {
+        return Some(JobOutcome::Complete);
     }
     // A job that failed is tried again when its spec is changed.
     if let Some(failed) = failed(observed) {
@@ -85,17 +84,35 @@ pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], crashes: 
             ) => reason,
             _ => Reason::WorkersCrash,
         };
-        return JobOutcome::Fail(reason, failed.message.clone());
+        return Some(JobOutcome::Fail(reason, failed.message.clone()));
     }
-    if let Some(RunEnd::StateLost(units)) = ended {
-        return JobOutcome::Fail(
+    match ended {
+        Some(RunEnd::StateLost(units)) => Some(JobOutcome::Fail(
             Reason::StateLost,
             format!("no worker and no checkpoint holds {units} any more"),
-        );
+        )),
+        Some(RunEnd::Diverged(why)) => Some(JobOutcome::Fail(Reason::Diverged, why.clone())),
+        _ => None,
     }
-    if let Some(RunEnd::Diverged(why)) = ended {
-        return JobOutcome::Fail(Reason::Diverged, why.clone());
+}
+
+/// Whether anything of the job runs: its run, or workers that hold what it has trained while its next coordinator is waited for.
+fn is_under_way(observed: &Observed) -> bool {
+    match &observed.run {
+        Some(run) => run.ended.is_none(),
+        None => observed.pods.iter().any(|pod| !pod.deleting && !pod.has_ended()),
     }
+}
+
+/// Decides what is to become of the job. `crashes`: how often workers crashed since the last committed step.
+pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], crashes: usize) -> JobOutcome {
+    if let Some(end) = end(observed) {
+        return end;
+    }
+    let job = match &observed.job.spec {
+        Ok(job) => job,
+        Err(why) => return JobOutcome::Refuse(Reason::InvalidSpec, why.clone()),
+    };
     if seconds_left(observed, job).is_some_and(|left| left <= 0) {
         let limit = job.lifecycle.active_deadline_seconds.unwrap_or_default();
         let message =
@@ -112,12 +129,11 @@ pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], crashes: 
             JobOutcome::Suspend
         };
     }
-    if let Standing::Waits(..) = standing(observed, job) {
-        return if waits_for_checkpoint(observed, job) {
-            JobOutcome::SaveThenSuspend
-        } else {
-            JobOutcome::Queue
-        };
+    match standing(observed, job) {
+        Standing::Waits(..) if waits_for_checkpoint(observed, job) => return JobOutcome::SaveThenSuspend,
+        Standing::Waits(..) => return JobOutcome::Queue,
+        Standing::Unknown(_) if !is_under_way(observed) => return JobOutcome::Queue,
+        Standing::Unknown(_) | Standing::Free | Standing::Admitted(_) => {}
     }
     if crashes < crash_limit(job) {
         return JobOutcome::Run;

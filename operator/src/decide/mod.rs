@@ -31,6 +31,7 @@ mod status;
 mod suspend;
 mod time_limits;
 mod worker_notices;
+mod workers;
 mod workload;
 mod workload_priority;
 
@@ -58,11 +59,13 @@ use observed::postponed;
 use pods::{plan_pods, stop_pods};
 use queue::Standing;
 use varuna_api::{Job, Reason};
+use workers::Workers;
 
 /// Decides what is to be done for a job.
 #[must_use]
 pub fn decide(observed: &Observed) -> Decision<'_> {
-    let pods = pod_verdicts::judge_pods(observed);
+    let workers = Workers::of(observed.run.as_ref());
+    let pods = pod_verdicts::judge_pods(observed, &workers);
     let progress = progress(observed);
     let mut recent_failures = failures::recent_failures(observed, &pods);
     let crash_moments = failures::crash_moments(observed, &recent_failures, progress.at.unwrap_or(0));
@@ -78,6 +81,7 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         outcome,
         progress,
         pods,
+        workers,
         recent_failures,
         crash_moments,
         avoid,
@@ -86,6 +90,7 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         delete: vec![],
         newest_pod: pods::newest_pod(observed),
         replace_in: None,
+        rollout_waits: None,
         delete_job: false,
         workload: vec![],
     };
@@ -127,13 +132,20 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
     decision
 }
 
-/// Plans the pods of a job that runs, within what its queue has admitted. A job that is about to lose its quota is given no more.
+/// Plans the pods of a job that runs, within what its queue has admitted. A job that is about to lose its quota is given no more; of one whose
+/// admission is not known nothing changes but what nodes and the cluster do.
 fn plan_admitted_pods(observed: &Observed, job: &Job, decision: &mut Decision<'_>) {
     let standing = queue::standing(observed, job);
     let limits = queue::pod_limits(observed, job, &standing);
     plan_pods(observed, job, &limits, decision);
-    if let Standing::Waits(..) = standing {
-        decision.create.clear();
+    match standing {
+        Standing::Free | Standing::Admitted(_) => {}
+        Standing::Waits(..) => decision.create.clear(),
+        Standing::Unknown(_) => {
+            let is_forced = |reason: Reason| reason != Reason::RollingUpdate;
+            decision.delete.retain(|d| d.event.is_some_and(is_forced));
+            decision.create.clear();
+        }
     }
 }
 
@@ -149,7 +161,7 @@ fn changes_of_workloads(observed: &Observed, job: &Job, decision: &Decision<'_>)
 
 /// Adds to a decision what is to be done about the job's coordinator.
 fn place_coordinator(observed: &Observed, decision: &mut Decision<'_>) {
-    let notices = worker_notices::worker_notices(observed, &decision.delete);
+    let notices = worker_notices::worker_notices(observed, &decision.delete, &decision.workers);
     let plan = coordinator::plan_coordinator(observed, decision.coordinator, notices, &decision.avoid);
     if !postponed(&observed.failures, &[JobPart::Deletions]) {
         decision.delete.extend(plan.delete);
@@ -169,9 +181,12 @@ fn place_coordinator(observed: &Observed, decision: &mut Decision<'_>) {
         (Some(number), Ok(job)) => {
             let mut pod =
                 coordinator_pod::pod(&observed.job, job, number, &decision.avoid, &observed.settings);
-            if let Standing::Admitted(workload) = queue::standing(observed, job)
-                && !queue::place_coordinator(observed, job, workload, &mut pod)
-            {
+            let is_placed = match queue::standing(observed, job) {
+                Standing::Admitted(workload) => queue::place_coordinator(observed, job, workload, &mut pod),
+                Standing::Unknown(_) => false,
+                Standing::Free | Standing::Waits(..) => true,
+            };
+            if !is_placed {
                 // Where it may go is known soon.
                 return;
             }

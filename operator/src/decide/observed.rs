@@ -137,6 +137,8 @@ pub struct ObservedPod {
     pub made_from: Option<String>,
     /// The image of its coordinator; none for a worker.
     pub image: Option<String>,
+    /// Since when the container of its coordinator runs, in seconds since 1970; none where it does not, and for a worker.
+    pub runs_since: Option<i64>,
     /// The increment that it was admitted with; none where that was the job's Workload, or where it waited for none.
     pub workload: Option<String>,
 }

@@ -5,6 +5,7 @@
 //! SIGKILL. Only the worker's container counts: a sidecar may outlive it. An init container that fails is the template's fault, unless more speaks against its node (`failures.rs`).
 
 use super::observed::{ContainerEnd, Observed, ObservedNode, ObservedPod, ObservedRun, PodPhase, Rejection};
+use super::workers::Workers;
 use std::collections::BTreeMap;
 use varuna_api::FailureKind;
 
@@ -148,11 +149,11 @@ pub struct JudgedPod<'a> {
 
 /// All pods of a job with their states, oldest first.
 #[must_use]
-pub(super) fn judge_pods(observed: &Observed) -> Vec<JudgedPod<'_>> {
+pub(super) fn judge_pods<'a>(observed: &'a Observed, workers: &Workers<'_>) -> Vec<JudgedPod<'a>> {
     let signals = node_signals(observed);
-    let judged = |pod| JudgedPod {
+    let judged = |pod: &'a ObservedPod| JudgedPod {
         pod,
-        verdict: judge_pod(pod, &observed.nodes, &signals, observed.run.as_ref()),
+        verdict: judge(pod, &observed.nodes, &signals, workers),
     };
     let mut pods: Vec<_> = observed.pods.iter().map(judged).collect();
     pods.sort_by_key(|p| p.pod.number);
@@ -187,6 +188,15 @@ pub fn judge_pod(
     signals: &[String],
     run: Option<&ObservedRun>,
 ) -> PodVerdict {
+    judge(pod, nodes, signals, &Workers::of(run))
+}
+
+fn judge(
+    pod: &ObservedPod,
+    nodes: &BTreeMap<String, ObservedNode>,
+    signals: &[String],
+    workers: &Workers<'_>,
+) -> PodVerdict {
     match pod.phase {
         PodPhase::Succeeded | PodPhase::Failed => return judge_ended(pod),
         _ if pod.deleting => return PodVerdict::Terminating,
@@ -196,8 +206,8 @@ pub fn judge_pod(
     if let Some(name) = &pod.node {
         match nodes.get(name) {
             // Pods and nodes come by two watches: a new node may be known later than its pod.
-            None if !answers(pod, run) => return PodVerdict::NodeLost(format!("node {name} is gone")),
-            Some(node) if !node.ready && !answers(pod, run) => {
+            None if !workers.may_answer(pod) => return PodVerdict::NodeLost(format!("node {name} is gone")),
+            Some(node) if !node.ready && !workers.may_answer(pod) => {
                 return PodVerdict::NodeLost(format!("node {name} does not answer"));
             }
             node => {
@@ -218,12 +228,6 @@ pub fn judge_pod(
         PodPhase::Running => PodVerdict::Running,
         _ => PodVerdict::Pending(pod.unschedulable.clone()),
     }
-}
-
-/// Whether the pod's worker answers its coordinator, or could: one that has just taken over has heard from no worker yet.
-fn answers(pod: &ObservedPod, run: Option<&ObservedRun>) -> bool {
-    let attached = |r: &ObservedRun| r.workers(true).any(|name| name == pod.name);
-    pod.phase == PodPhase::Running && run.is_none_or(|r| r.is_settling() || attached(r))
 }
 
 fn judge_ended(pod: &ObservedPod) -> PodVerdict {

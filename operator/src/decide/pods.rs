@@ -1,11 +1,11 @@
 //! Which pods to create and to delete.
 
 use super::decision::{Decision, PodDeletion};
-use super::failures::{DELAYS_SECONDS, replaced_at};
+use super::failures::{DELAYS_SECONDS, avoids_too_much, moved_at, note_moved, replaced_at};
 use super::objects::NUMBER_LABEL;
 use super::observed::{JobPart, Observed, ObservedPod, ObservedRun, PodPhase, postponed};
 use super::pod_template;
-use super::pod_verdicts::{JudgedPod, PodVerdict};
+use super::pod_verdicts::{JudgedPod, PodVerdict, node_signals};
 use super::queue::{PodLimit, place_worker};
 use super::rollout::replaced_now;
 use serde_json::Value;
@@ -38,10 +38,12 @@ pub(super) fn plan_pods(
     limits: &[PodLimit<'_>],
     decision: &mut Decision<'_>,
 ) {
-    let (held_back, replace_in) = clear_failed(observed, decision);
+    let (mut held_back, replace_in) = clear_failed(observed, decision);
+    let (leaving, moved_in) = clear_leaving(observed, decision);
+    held_back.extend(leaving);
     clear_unusable(observed, limits, decision);
     clear_surplus(observed, limits, decision);
-    decision.replace_in = replace_in;
+    decision.replace_in = replace_in.into_iter().chain(moved_in).min();
     if postponed(
         &observed.failures,
         &[
@@ -127,18 +129,47 @@ fn clear_failed<'a>(observed: &Observed, decision: &mut Decision<'a>) -> (Vec<&'
     (waiting, replace_in)
 }
 
+/// Deletes pods on nodes that announce their end. Those that hold nothing may go to another such node where new pods are not told of all of them: they stay where they are for
+/// a while then, and have their places. Those that wait, and in how many seconds they go.
+fn clear_leaving<'a>(
+    observed: &Observed,
+    decision: &mut Decision<'a>,
+) -> (Vec<&'a ObservedPod>, Option<i64>) {
+    let leaving = decision.pods.iter().filter_map(|p| match &p.verdict {
+        PodVerdict::NodeLeaving(why) => Some((p.pod, why.clone())),
+        _ => None,
+    });
+    let may_go_in_circles = decision.avoid.incomplete;
+    let workers = &decision.workers;
+    let (mut waiting, mut going): (Vec<_>, Vec<_>) =
+        leaving.partition(|(pod, _)| may_go_in_circles && workers.holds_nothing(pod));
+    let at = moved_at(&decision.recent_failures, observed.now);
+    if at <= observed.now && !waiting.is_empty() {
+        let moved: Vec<&ObservedPod> = waiting.iter().map(|(pod, _)| *pod).collect();
+        note_moved(&mut decision.recent_failures, &moved, observed.now);
+        going.append(&mut waiting);
+    }
+    let deletions = going
+        .into_iter()
+        .map(|(pod, why)| deletion(&pod.name, Some(Reason::WorkerNoticed), why));
+    decision.delete.extend(deletions);
+    let moved_in = (!waiting.is_empty()).then_some(at - observed.now);
+    (waiting.into_iter().map(|(pod, _)| pod).collect(), moved_in)
+}
+
 /// Deletes pods that are lost, were taken away, can never start, or were made from an earlier template.
 fn clear_unusable(observed: &Observed, limits: &[PodLimit<'_>], decision: &mut Decision<'_>) {
-    let avoids_too_much = |avoids: &BTreeSet<String>| !avoids.is_subset(&decision.avoid.never);
+    let signals = node_signals(observed);
     let mut delete = Vec::new();
     for judged in &decision.pods {
         let (event, why) = match &judged.verdict {
-            PodVerdict::NodeLeaving(why) => (Some(Reason::WorkerNoticed), why.clone()),
             PodVerdict::NodeLost(why) => (Some(Reason::WorkerLost), why.clone()),
             PodVerdict::Preempted(why) if !judged.pod.deleting => {
                 (Some(Reason::WorkerPreempted), format!("it was preempted ({why})"))
             }
-            PodVerdict::Pending(Some(_)) if avoids_too_much(&judged.pod.avoids) => {
+            PodVerdict::Pending(Some(_))
+                if avoids_too_much(observed, &decision.avoid, &signals, judged.pod) =>
+            {
                 (None, "it avoids nodes that may be used again".to_owned())
             }
             _ => continue,
@@ -147,12 +178,16 @@ fn clear_unusable(observed: &Observed, limits: &[PodLimit<'_>], decision: &mut D
     }
     let groups: Vec<PodGroup<'_>> = limits.iter().map(|limit| limit.group).collect();
     let wanted = groups.iter().map(|group| group.pods as usize).sum();
-    for pod in replaced_now(observed, &groups, &decision.pods, wanted) {
-        if delete.iter().all(|d| d.name != pod.name) {
-            let why = "spec.workers has changed since it was made";
-            delete.push(deletion(&pod.name, Some(Reason::RollingUpdate), why));
-        }
-    }
+    let rollout = replaced_now(observed, &groups, &decision.pods, &decision.workers, wanted);
+    let goes: BTreeSet<&str> = delete.iter().map(|d| d.name.as_str()).collect();
+    let old = rollout.as_deref().unwrap_or_default().iter();
+    let stays = old.filter(|pod| !goes.contains(pod.name.as_str()));
+    let why = "spec.workers has changed since it was made";
+    let replaced: Vec<PodDeletion> = stays
+        .map(|pod| deletion(&pod.name, Some(Reason::RollingUpdate), why))
+        .collect();
+    delete.extend(replaced);
+    decision.rollout_waits = rollout.err();
     decision.delete.extend(delete);
 }
 

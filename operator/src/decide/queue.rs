@@ -18,7 +18,12 @@ pub(super) enum Standing<'a> {
     Admitted(&'a ObservedWorkload),
     /// It may not run: for this reason and in these words.
     Waits(Reason, String),
+    /// Whether it may run is not known yet, in words: a run goes on as it is, and none begins.
+    Unknown(String),
 }
+
+/// Kueue's objects are listed within a moment; a job whose admission is not known before is looked at again after this time.
+const LISTED_SECONDS: i64 = 2;
 
 /// How many pods of a group there may be.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -44,6 +49,10 @@ impl PodLimit<'_> {
 /// What the queue says of the job.
 pub(super) fn standing<'a>(observed: &'a Observed, job: &Job) -> Standing<'a> {
     let queue = &observed.queue;
+    let name = job.queue.as_ref().or(queue.workload.as_ref().map(|w| &w.queue));
+    if let Some(name) = name.filter(|_| queue.is_being_listed) {
+        return Standing::Unknown(format!("what Kueue says of queue {name} is being listed"));
+    }
     let workload = present(observed).filter(|w| job.queue.is_some() || w.holds_quota());
     let Some(workload) = workload else {
         let Some(name) = &job.queue else {
@@ -121,7 +130,8 @@ pub(super) fn coordinator_set(groups: &[PodGroup<'_>]) -> &'static str {
 }
 
 /// How many pods of each group there may be: what was admitted with each Workload, and no more in all than the job wants; the job's own Workload comes first.
-/// A job that waits for no queue has what it wants, and so has one that is about to lose its quota: it keeps its pods until it has saved.
+/// A job that waits for no queue has what it wants, and so has one that is about to lose its quota, which keeps its pods until it has saved, and one whose admission is not
+/// known yet.
 pub(super) fn pod_limits<'a>(
     observed: &'a Observed,
     job: &'a Job,
@@ -196,9 +206,15 @@ pub(super) fn place_coordinator(
 pub(super) fn waits_for(observed: &Observed) -> Option<String> {
     let job = observed.job.spec.as_ref().ok()?;
     match standing(observed, job) {
-        Standing::Waits(_, why) => Some(why),
+        Standing::Waits(_, why) | Standing::Unknown(why) => Some(why),
         Standing::Free | Standing::Admitted(_) => None,
     }
+}
+
+/// Seconds until a job is looked at again whose admission is not known yet: nothing tells of a list that is complete without it.
+pub(super) fn known_in(observed: &Observed) -> Option<i64> {
+    let job = observed.job.spec.as_ref().ok()?;
+    matches!(standing(observed, job), Standing::Unknown(_)).then_some(LISTED_SECONDS)
 }
 
 /// What was admitted, and what more is waited for, in words.

@@ -40,6 +40,8 @@ impl KueueVersion {
 pub struct ObservedQueue {
     /// What the API server serves; none where Kueue is not installed, or the operator may not use it.
     pub served: Option<KueueVersion>,
+    /// Not all of what is served was listed yet: what is missing here may be there.
+    pub is_being_listed: bool,
     /// The newest Workload of the job.
     pub workload: Option<ObservedWorkload>,
     /// Names of those before it.
@@ -50,6 +52,13 @@ pub struct ObservedQueue {
     pub flavors: BTreeMap<String, Placement>,
     /// The classes of priority that there are; none for a job without a queue.
     pub classes: PriorityClasses,
+}
+
+impl ObservedQueue {
+    /// Whether Workloads may be made, changed and deleted: all that there are are known.
+    pub(super) fn may_be_changed(&self) -> bool {
+        self.served.is_some() && !self.is_being_listed
+    }
 }
 
 /// A kind of classes of priority.

@@ -1,5 +1,6 @@
-//! Pods of an earlier template are replaced: those that never ran at once, the others node by node, each as a planned change of a job
-//! that trains, so that no step is lost. Where no plan was ever in force none of them holds anything: then the others go at once, too.
+//! Pods of an earlier template are replaced: those that hold nothing at once, the others node by node, each as a planned change of a job
+//! that trains, so that no step is lost. Nothing is held by pods that never ran, nor by those that run and never attach, as with an image that was rolled out first and
+//! corrected then. Where no plan was ever in force none of them holds anything: then the others go at once, too.
 //!
 //! A job that has all its workers gives up one node after the other, each once the one before is replaced. A job that waits for room in the cluster,
 //! as one on spot capacity does most of the time, does not wait for the rest of its workers: the first node is a trial, and the next one follows when as
@@ -9,6 +10,8 @@
 use super::decision::time;
 use super::observed::{Observed, ObservedPod, ObservedRun, whole};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
+use super::workers::Workers;
+use super::workload::has_gone;
 use std::collections::BTreeSet;
 use varuna_api::crd::RolloutStatus;
 use varuna_api::{Job, PodGroup};
@@ -17,36 +20,49 @@ use varuna_protocol::coordinator::RunMode;
 /// So long a node that was given up may lack its replacement before another one is, where pods of the new template train.
 const REPLACEMENT_SECONDS: i64 = 600;
 
+/// The identity of each group's template, by the group's name.
+type Templates = [(Option<String>, String)];
+
 /// Pods that are to be replaced now because they were made from an earlier template of their group. `wanted`: all pods that the job is to have.
+///
+/// # Errors
+/// There are such pods, and none of them is replaced now: why, in a sentence.
 pub(super) fn replaced_now<'a>(
     observed: &Observed,
     groups: &[PodGroup<'_>],
     pods: &[JudgedPod<'a>],
+    workers: &Workers<'_>,
     wanted: usize,
-) -> Vec<&'a ObservedPod> {
-    let old: Vec<&JudgedPod<'a>> = old_pods(groups, pods).collect();
-    let never_ran: Vec<&ObservedPod> = old
-        .iter()
-        .filter(|p| matches!(p.verdict, PodVerdict::Pending(_) | PodVerdict::CannotStart(..)))
-        .map(|p| p.pod)
-        .collect();
-    if !never_ran.is_empty() {
-        return never_ran;
+) -> Result<Vec<&'a ObservedPod>, String> {
+    let templates = templates(groups);
+    let old = old_pods(&templates, pods).map(|p| p.pod);
+    let (idle, running): (Vec<&ObservedPod>, Vec<&ObservedPod>) =
+        old.partition(|pod| workers.holds_nothing(pod));
+    if !idle.is_empty() {
+        return Ok(idle);
     }
-    let mut running = old
-        .into_iter()
-        .filter(|p| p.verdict == PodVerdict::Running)
-        .map(|p| p.pod);
     if never_had_a_plan(observed) {
-        return running.collect();
+        return Ok(running);
     }
-    let Some(first) = running.next() else {
-        return vec![];
+    let Some(first) = running.first().copied() else {
+        return Ok(vec![]);
     };
-    let on_its_node = running.filter(|p| p.node == first.node);
-    let given_up: Vec<_> = std::iter::once(first).chain(on_its_node).collect();
-    let may_go = may_lose_a_node(observed, groups, pods, wanted, &given_up);
-    if may_go { given_up } else { vec![] }
+    let left = running.len();
+    let on_its_node = running.into_iter().filter(|pod| pod.node == first.node);
+    let given_up: Vec<&ObservedPod> = on_its_node.collect();
+    let look = Look {
+        observed,
+        pods,
+        workers,
+        templates: &templates,
+        wanted,
+    };
+    match look.holds_up(&given_up) {
+        None => Ok(given_up),
+        Some(why) => Err(format!(
+            "{left} pods of an earlier spec.workers are still to be replaced: {why}"
+        )),
+    }
 }
 
 /// What the status says of a rollout. `given_up`: whether the pods of another node are replaced now. None once no pod of an earlier template is
@@ -61,7 +77,7 @@ pub(super) fn rollout_status(
     if !given_up && before.is_none() {
         return None;
     }
-    old_pods(&job.pod_groups(), pods).next()?;
+    old_pods(&templates(&job.pod_groups()), pods).next()?;
     let run = observed.run.as_ref().filter(|_| given_up);
     let now = run.map(|run| RolloutStatus {
         at: time(observed.now),
@@ -73,13 +89,12 @@ pub(super) fn rollout_status(
 /// Pods that live and were made from an earlier template of their group. Those of a release that wrote no hash are left alone: nothing says that
 /// they are out of date.
 fn old_pods<'p, 'a>(
-    groups: &[PodGroup<'_>],
+    templates: &'p Templates,
     pods: &'p [JudgedPod<'a>],
 ) -> impl Iterator<Item = &'p JudgedPod<'a>> {
-    let templates = templates(groups);
     pods.iter()
         .filter(|p| p.verdict.is_active())
-        .filter(move |p| is_current(&templates, p.pod) == Some(false))
+        .filter(move |p| is_current(templates, p.pod) == Some(false))
 }
 
 /// The identity of each group's template.
@@ -89,7 +104,7 @@ fn templates(groups: &[PodGroup<'_>]) -> Vec<(Option<String>, String)> {
 }
 
 /// Whether a pod was made from the present template of its group, where that is known.
-fn is_current(templates: &[(Option<String>, String)], pod: &ObservedPod) -> Option<bool> {
+fn is_current(templates: &Templates, pod: &ObservedPod) -> Option<bool> {
     let (_, now) = templates.iter().find(|(name, _)| *name == pod.group)?;
     Some(pod.made_from.as_ref()? == now)
 }
@@ -102,74 +117,100 @@ fn never_had_a_plan(observed: &Observed) -> bool {
     observed.job.status.plan.is_none() && run.is_some_and(|run| run.generation() == 0)
 }
 
-/// Whether the job trains, would go on without these pods, all of one node, and would still have its state.
-fn may_lose_a_node(
-    observed: &Observed,
-    groups: &[PodGroup<'_>],
-    pods: &[JudgedPod<'_>],
+/// What is looked at before a node is given up.
+struct Look<'p, 'a> {
+    observed: &'p Observed,
+    pods: &'p [JudgedPod<'a>],
+    workers: &'p Workers<'p>,
+    templates: &'p Templates,
+    /// All pods that the job is to have.
     wanted: usize,
-    given_up: &[&ObservedPod],
-) -> bool {
-    let Some(run) = observed.run.as_ref().filter(|r| r.ended.is_none()) else {
-        return false;
-    };
-    let trains = run
-        .snapshot
-        .as_ref()
-        .is_some_and(|s| s.run.mode == RunMode::Training);
-    let running = pods.iter().filter(|p| p.verdict == PodVerdict::Running);
-    let complete = running.clone().filter(|p| is_attached(run, p.pod)).count() >= wanted;
-    let nodes: BTreeSet<_> = running.filter_map(|p| p.pod.node.as_ref()).collect();
-    // Those of the only node take the state with them: a notice makes a checkpoint, where there is a place for it.
-    let state_stays = nodes.len() > 1 || observed.job.spec.as_ref().is_ok_and(|j| j.checkpoint.is_some());
-    let leaving = pods.iter().any(|p| p.verdict == PodVerdict::Terminating);
-    let may_be_fewer = || {
-        waits_for_room(run, pods, wanted)
-            && can_spare(observed, run, given_up)
-            && last_is_replaced(observed, run, &templates(groups), pods)
-    };
-    trains && state_stays && !leaving && (complete || may_be_fewer())
 }
 
-/// Whether all that the job lacks is room for its pods.
-fn waits_for_room(run: &ObservedRun, pods: &[JudgedPod<'_>], wanted: usize) -> bool {
-    let mut active = pods.iter().filter(|p| p.verdict.is_active());
-    let has_all_pods = active.clone().count() >= wanted;
-    has_all_pods
-        && active.all(|p| match p.verdict {
-            PodVerdict::Running => is_attached(run, p.pod),
-            PodVerdict::Pending(Some(_)) => true,
-            _ => false,
-        })
-}
+impl<'p, 'a> Look<'p, 'a> {
+    /// Why these pods, all of one node, are not given up now; none where the job trains, would go on without them, and would still have its state.
+    fn holds_up(&self, given_up: &[&ObservedPod]) -> Option<String> {
+        let run = self.observed.run.as_ref().filter(|r| r.ended.is_none());
+        let snapshot = run.and_then(|r| r.snapshot.as_ref());
+        let trains = snapshot.is_some_and(|s| s.run.mode == RunMode::Training);
+        let Some(run) = run.filter(|_| trains) else {
+            return Some("the job does not train, or another plan is being prepared".to_owned());
+        };
+        if let Some(pod) = self.leaving() {
+            return Some(format!("pod {} has not ended yet", pod.name));
+        }
+        if !self.state_stays() {
+            return Some("all workers are on one node, and no checkpoint would hold their state".to_owned());
+        }
+        let is_complete = self.running().filter(|p| self.trains(p)).count() >= self.wanted;
+        let may_be_fewer =
+            || self.waits_for_room() && self.can_spare(run, given_up) && self.last_is_replaced(run);
+        (!is_complete && !may_be_fewer()).then(|| self.what_lacks())
+    }
 
-/// Whether enough workers are left without these pods', should nothing replace them.
-fn can_spare(observed: &Observed, run: &ObservedRun, given_up: &[&ObservedPod]) -> bool {
-    let stays = |name: &&str| given_up.iter().all(|p| p.name != *name);
-    let left = run.workers(true).filter(stays).count();
-    let least = |job: &Job| job.elasticity.min_workers as usize;
-    observed.job.spec.as_ref().is_ok_and(|job| left >= least(job))
-}
+    fn running(&self) -> impl Iterator<Item = &'p JudgedPod<'a>> {
+        self.pods.iter().filter(|p| p.verdict == PodVerdict::Running)
+    }
 
-/// Whether the node that was given up last has been replaced, as far as that can be told.
-fn last_is_replaced(
-    observed: &Observed,
-    run: &ObservedRun,
-    templates: &[(Option<String>, String)],
-    pods: &[JudgedPod<'_>],
-) -> bool {
-    let Some(last) = &observed.job.status.rollout else {
-        return true;
-    };
-    let waited = observed.now - last.at.0.as_second() >= REPLACEMENT_SECONDS;
-    let trains = |p: &JudgedPod<'_>| {
-        p.verdict == PodVerdict::Running
-            && is_current(templates, p.pod) == Some(true)
-            && is_attached(run, p.pod)
-    };
-    whole(run.workers(true).count()) >= last.workers || (waited && pods.iter().any(trains))
-}
+    fn trains(&self, pod: &JudgedPod<'_>) -> bool {
+        pod.verdict == PodVerdict::Running && self.workers.is_attached(pod.pod)
+    }
 
-fn is_attached(run: &ObservedRun, pod: &ObservedPod) -> bool {
-    run.workers(true).any(|name| name == pod.name)
+    /// A pod that has not ended yet. On a node that is lost nobody can say when it does: it is not waited for, unless its worker answers.
+    fn leaving(&self) -> Option<&ObservedPod> {
+        let mut leaving = self.pods.iter().filter(|p| p.verdict == PodVerdict::Terminating);
+        let is_there =
+            |p: &&JudgedPod<'_>| !has_gone(self.observed, p.pod) || self.workers.is_attached(p.pod);
+        leaving.find(is_there).map(|p| p.pod)
+    }
+
+    /// Those of the only node take the state with them: a notice makes a checkpoint, where there is a place for it.
+    fn state_stays(&self) -> bool {
+        let nodes: BTreeSet<&String> = self.running().filter_map(|p| p.pod.node.as_ref()).collect();
+        let spec = self.observed.job.spec.as_ref();
+        nodes.len() > 1 || spec.is_ok_and(|job| job.checkpoint.is_some())
+    }
+
+    /// Whether all that the job lacks is room for its pods.
+    fn waits_for_room(&self) -> bool {
+        let mut active = self.pods.iter().filter(|p| p.verdict.is_active());
+        let has_all_pods = active.clone().count() >= self.wanted;
+        has_all_pods
+            && active.all(|p| match p.verdict {
+                PodVerdict::Running => self.workers.is_attached(p.pod),
+                PodVerdict::Pending(Some(_)) => true,
+                _ => false,
+            })
+    }
+
+    /// Whether enough workers are left without these pods', should nothing replace them.
+    fn can_spare(&self, run: &ObservedRun, given_up: &[&ObservedPod]) -> bool {
+        let goes: BTreeSet<&str> = given_up.iter().map(|pod| pod.name.as_str()).collect();
+        let left = run.workers(true).filter(|name| !goes.contains(*name)).count();
+        let least = |job: &Job| job.elasticity.min_workers as usize;
+        let spec = self.observed.job.spec.as_ref();
+        spec.is_ok_and(|job| left >= least(job))
+    }
+
+    /// Whether the node that was given up last has been replaced, as far as that can be told.
+    fn last_is_replaced(&self, run: &ObservedRun) -> bool {
+        let Some(last) = &self.observed.job.status.rollout else {
+            return true;
+        };
+        let waited = self.observed.now - last.at.0.as_second() >= REPLACEMENT_SECONDS;
+        let trains = |p: &JudgedPod<'_>| self.trains(p) && is_current(self.templates, p.pod) == Some(true);
+        whole(run.workers(true).count()) >= last.workers || (waited && self.pods.iter().any(trains))
+    }
+
+    /// What keeps a job that trains from giving a node up, in words: the first pod that is not where it is to be.
+    fn what_lacks(&self) -> String {
+        let mut active = self.pods.iter().filter(|p| p.verdict.is_active());
+        match active.find(|p| !self.trains(p)) {
+            Some(p) if p.verdict == PodVerdict::Running => {
+                format!("pod {} runs, and no worker of it is attached", p.pod.name)
+            }
+            Some(p) => format!("pod {} does not run yet", p.pod.name),
+            None => "the job waits for more of its pods".to_owned(),
+        }
+    }
 }

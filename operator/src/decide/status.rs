@@ -2,22 +2,22 @@
 
 use super::conditions::conditions;
 use super::coordinator;
-use super::decision::{CoordinatorGoal, Decision, JobOutcome, PodDeletion, Report, time};
+use super::decision::{CoordinatorGoal, Decision, JobOutcome, Report, time};
 use super::events::{events, newest_message};
 use super::job_progress::{note_history, note_progress, note_recoveries, stage_to_rank_map};
 use super::objects;
 use super::observed::{Failure, Observed, ObservedPod, ObservedRun, whole};
-use super::pod_verdicts::PodVerdict;
+use super::pod_verdicts::{JudgedPod, PodVerdict};
 use super::pods::newest_pod;
 use super::problems::{failure_message, problem};
-use super::queue::waits_for;
+use super::queue::{known_in, waits_for};
 use super::rollout::rollout_status;
 use super::suspend::suspending;
 use super::time_limits::{deleted_in, note_times, seconds_left};
 use super::worker_notices::told_in;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::crd::{CheckpointStatus, PlanStatus, Status, WorkerGroupStatus};
-use varuna_api::{Job, JobPhase, PodGroup, Reason};
+use varuna_api::{ConditionType, Job, JobPhase, PodGroup, Reason};
 use varuna_protocol::coordinator::RunMode;
 
 /// Reports on a job. `failures`: what could not be carried out, the decision included.
@@ -32,24 +32,14 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
         };
     }
     let run = observed.run.as_ref();
-    let (phase, message) = match &decision.outcome {
-        JobOutcome::Refuse(_, why) if decision.coordinator == CoordinatorGoal::Run => {
-            (phase_of(observed), Some(why.clone()))
-        }
-        JobOutcome::Refuse(_, why) => (JobPhase::Refused, Some(why.clone())),
-        JobOutcome::Suspend => (JobPhase::Suspended, None),
-        JobOutcome::Queue => (JobPhase::Queued, waits_for(observed)),
-        JobOutcome::Complete => (JobPhase::Complete, None),
-        JobOutcome::Fail(_, why) => (JobPhase::Failed, Some(why.clone())),
-        JobOutcome::Run | JobOutcome::SaveThenSuspend => match phase_of(observed) {
-            JobPhase::Training => (JobPhase::Training, None),
-            phase => (phase, waiting_for(observed, decision, failures)),
-        },
-    };
+    let (phase, message) = phase_and_message(observed, decision, failures);
     let problem = coordinator::cannot_start(observed).or_else(|| problem(&decision.pods, failures));
     status.observed_generation = Some(observed.job.generation);
     status.phase = Some(phase);
-    status.message = message.or_else(|| problem.as_ref().map(|(_, message)| message.clone()));
+    let rollout_waits = decision.rollout_waits.as_ref();
+    status.message = message
+        .or_else(|| problem.as_ref().map(|(_, message)| message.clone()))
+        .or_else(|| rollout_waits.filter(|_| phase == JobPhase::Training).cloned());
     status.selector = Some(objects::worker_selector(&observed.job.name));
     let job = observed.job.spec.as_ref();
     workers(run, decision, job.ok(), &mut status);
@@ -74,6 +64,7 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
         .and_then(|job| seconds_left(observed, job));
     // One that is due is carried out, or tried again as all else.
     let deletion = deleted_in(observed, &decision.outcome, &status).filter(|seconds| *seconds > 0);
+    let silence = coordinator::reports_in(observed, &status);
     let events = events(observed, decision, failures, &status);
     note_history(observed, decision, &events, lost, &mut status);
     Report {
@@ -84,7 +75,31 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
             .chain(deadline)
             .chain(deletion)
             .chain(told_in(observed))
+            .chain(known_in(observed))
+            .chain(silence)
             .min(),
+    }
+}
+
+/// What the job is doing, and what it waits for or why it does not run.
+fn phase_and_message(
+    observed: &Observed,
+    decision: &Decision<'_>,
+    failures: &[Failure],
+) -> (JobPhase, Option<String>) {
+    match &decision.outcome {
+        JobOutcome::Refuse(_, why) if decision.coordinator == CoordinatorGoal::Run => {
+            (phase_of(observed), Some(why.clone()))
+        }
+        JobOutcome::Refuse(reason, why) => (phase_of_refused(observed, *reason), Some(why.clone())),
+        JobOutcome::Suspend => (JobPhase::Suspended, None),
+        JobOutcome::Queue => (JobPhase::Queued, waits_for(observed)),
+        JobOutcome::Complete => (JobPhase::Complete, None),
+        JobOutcome::Fail(_, why) => (JobPhase::Failed, Some(why.clone())),
+        JobOutcome::Run | JobOutcome::SaveThenSuspend => match phase_of(observed) {
+            JobPhase::Training => (JobPhase::Training, None),
+            phase => (phase, waiting_for(observed, decision, failures)),
+        },
     }
 }
 
@@ -124,14 +139,16 @@ fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) 
     }
 }
 
-/// Whether pods that run are replaced for a change of their template.
+/// Whether pods that run, and hold something, are replaced for a change of their template.
 fn gives_up_a_node(decision: &Decision<'_>) -> bool {
-    let runs = |name: &String| {
-        let mut pods = decision.pods.iter();
-        pods.any(|p| p.verdict == PodVerdict::Running && p.pod.name == *name)
+    let deleted = decision.delete.iter();
+    let rolled = deleted.filter(|d| d.event == Some(Reason::RollingUpdate));
+    let rolled: BTreeSet<&str> = rolled.map(|d| d.name.as_str()).collect();
+    let is_given_up = |p: &JudgedPod<'_>| {
+        let holds = p.verdict == PodVerdict::Running && !decision.workers.holds_nothing(p.pod);
+        holds && rolled.contains(p.pod.name.as_str())
     };
-    let rolled = |d: &PodDeletion| d.event == Some(Reason::RollingUpdate) && runs(&d.name);
-    decision.delete.iter().any(rolled)
+    decision.pods.iter().any(is_given_up)
 }
 
 /// How many workers there are, in all and by group: those of the pods that run which the coordinator says are attached, as a process may have
@@ -176,6 +193,15 @@ fn workers(run: Option<&ObservedRun>, decision: &Decision<'_>, job: Option<&Job>
 fn steps_lost(observed: &Observed, decision: &Decision<'_>) -> i64 {
     let steps = observed.job.status.step.zip(decision.progress.step);
     steps.map_or(0, |(before, now)| (before - now).max(0))
+}
+
+/// The phase of a job that is refused. One that has failed, whose spec cannot be read now, has failed still.
+fn phase_of_refused(observed: &Observed, reason: Reason) -> JobPhase {
+    let failed = observed.job.status.if_true(ConditionType::Failed);
+    match failed {
+        Some(_) if reason == Reason::InvalidSpec => JobPhase::Failed,
+        _ => JobPhase::Refused,
+    }
 }
 
 /// The phase of a job that runs, by its coordinator.

@@ -16,6 +16,7 @@ mod domains;
 mod failures;
 mod increments;
 mod job_progress;
+mod many_workers;
 mod network_policies;
 mod news;
 mod pod_template;
@@ -25,6 +26,7 @@ mod queue;
 mod queue_priority;
 mod rollout;
 mod sentences;
+mod unreadable_spec;
 mod worker_groups;
 mod worker_notices;
 

@@ -2,6 +2,7 @@
 
 use super::decision::PodDeletion;
 use super::observed::{Observed, ObservedPod};
+use super::workers::Workers;
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::crd::{DOMAINS_MAX, NOTICES_MAX};
 use varuna_protocol::coordinator::WorkerView;
@@ -27,21 +28,25 @@ const SAYS_SO_SECONDS: i64 = 5;
 ///
 /// A detached worker has ended for certain when its container has, or its pod is gone; a pod that is only being deleted, or
 /// whose node is silent, may still have a process. Whoever trains without it need not know.
-pub(super) fn worker_notices(observed: &Observed, deletions: &[PodDeletion]) -> WorkerNotices {
+pub(super) fn worker_notices(
+    observed: &Observed,
+    deletions: &[PodDeletion],
+    workers: &Workers<'_>,
+) -> WorkerNotices {
     let Some(run) = observed.run.as_ref().filter(|r| r.ended.is_none()) else {
         return WorkerNotices::default();
     };
-    let pod = |name: &str| observed.pods.iter().find(|p| p.name == name);
-    let is_deleted = |name: &str| deletions.iter().any(|d| d.name == name);
-    let is_silent = |name: &str| pod(name).and_then(|p| says_so_in(observed, p)) == Some(0);
+    let pods: BTreeMap<&str, &ObservedPod> = observed.pods.iter().map(|p| (p.name.as_str(), p)).collect();
+    let deleted: BTreeSet<&str> = deletions.iter().map(|d| d.name.as_str()).collect();
+    let is_silent = |name: &str| pods.get(name).and_then(|p| says_so_in(observed, p)) == Some(0);
     let leaves = |worker: &&WorkerView| {
         let name = worker.name.as_str();
-        worker.up && !worker.draining && (is_deleted(name) || is_silent(name))
+        worker.up && !worker.draining && (deleted.contains(name) || is_silent(name))
     };
-    let pod_has_ended = |p: &ObservedPod| p.ended.is_some();
     let has_ended = |worker: &&WorkerView| {
         let is_missed = worker.pipeline.is_some() || !run.is_training();
-        !worker.up && is_missed && pod(&worker.name).is_none_or(pod_has_ended)
+        let pod = pods.get(worker.name.as_str());
+        !worker.up && is_missed && pod.is_none_or(|p| p.ended.is_some())
     };
     let notice = observed
         .job
@@ -49,10 +54,9 @@ pub(super) fn worker_notices(observed: &Observed, deletions: &[PodDeletion]) -> 
         .as_ref()
         .ok()
         .and_then(|j| j.disruption.notice_seconds);
-    let up: BTreeSet<&str> = run.workers(true).collect();
     let hurried = |p: &ObservedPod| -> Option<(String, i64)> {
         let (since, by) = (p.deleted_at?, p.gone_by?);
-        let hurries = by.saturating_sub(since) < i64::from(notice?) && up.contains(p.name.as_str());
+        let hurries = by.saturating_sub(since) < i64::from(notice?) && workers.is_attached(p);
         // What was said stays: to take it back would be another write.
         let was_said = observed
             .orders

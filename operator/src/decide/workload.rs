@@ -25,7 +25,7 @@ pub(super) fn workload_changes(
     outcome: &JobOutcome,
     pods: &[JudgedPod<'_>],
 ) -> Vec<WorkloadChange> {
-    if observed.queue.served.is_none() {
+    if !observed.queue.may_be_changed() {
         return vec![];
     }
     let delete = |name: &String| WorkloadChange::Delete(name.clone());

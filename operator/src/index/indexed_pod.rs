@@ -42,6 +42,7 @@ struct RareFields {
     ended: Option<ContainerEnd>,
     rejected: Option<Rejection>,
     avoids: BTreeSet<String>,
+    runs_since: Option<i64>,
     workload: Option<String>,
 }
 
@@ -81,6 +82,7 @@ impl IndexedPod {
             ended: pod.ended,
             rejected: pod.rejected,
             avoids: pod.avoids,
+            runs_since: pod.runs_since,
             workload: pod.workload,
         };
         IndexedPod {
@@ -121,6 +123,7 @@ impl IndexedPod {
             avoids: rare.avoids,
             made_from: owned(self.made_from.as_ref()),
             image: owned(self.image.as_ref()),
+            runs_since: rare.runs_since,
             workload: rare.workload,
         }
     }
@@ -135,6 +138,12 @@ impl IndexedPod {
     #[must_use]
     pub fn node(&self) -> Option<&str> {
         self.node.as_deref()
+    }
+
+    /// The nodes that it was told to avoid.
+    pub fn avoids(&self) -> impl Iterator<Item = &str> {
+        let rare = self.rare.iter();
+        rare.flat_map(|rare| rare.avoids.iter().map(String::as_str))
     }
 
     /// Whether the object with this uid controls it.
@@ -196,6 +205,7 @@ mod tests {
             avoids: ["b".to_owned(), "c".to_owned()].into(),
             made_from: Some("0123".into()),
             image: Some("coordinator:1".into()),
+            runs_since: Some(6),
             workload: Some("j-q-grow1-u".into()),
         }
     }

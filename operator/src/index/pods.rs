@@ -1,5 +1,5 @@
 //! The pods of jobs, by job, and what is expected of them: pods that were created or deleted and that the watch has not shown yet. Until it
-//! has, nothing is decided about the job, so that nothing is done twice.
+//! has, nothing is decided about the job, so that nothing is done twice. Where it does not for a while, the job's pods are read.
 
 use super::JobKey;
 use super::indexed_pod::IndexedPod;
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What was expected and has not come within this time does not come: the watch has missed it, or it is somebody else's.
+/// A watch that has not shown what was done within this time may be cut off: then the pods are read, as they are there all the same.
 const EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The pods of a job, by name.
@@ -47,7 +47,7 @@ impl PodIndex {
         jobs.map(|(job, _)| job_ref(&job.0, &job.1)).collect()
     }
 
-    /// From now on pods with these names are expected to come, and others to go.
+    /// From now on pods with these names are expected to come, and others to go: to be said before each call that does so.
     pub fn expect(
         &mut self,
         now: Instant,
@@ -76,19 +76,33 @@ impl PodIndex {
         }
     }
 
-    /// Nothing is expected of a job's pods any more.
-    pub fn forget_expected(&mut self, job: &JobKey) {
-        self.expected.remove(job);
+    /// The calls have ended that were to do what is expected, which may have taken long: from now on the watch has time to show it.
+    pub fn calls_ended(&mut self, now: Instant, job: &JobKey) {
+        if let Some(expected) = self.expected.get_mut(job) {
+            expected.until = now + EXPECTED_WITHIN;
+        }
     }
 
-    /// How long a job waits at most for what is expected of its pods; none where all of it was seen.
-    pub fn unmet(&mut self, now: Instant, job: &JobKey) -> Option<Duration> {
-        let left = self.expected.get(job)?.until.saturating_duration_since(now);
-        if left.is_zero() {
-            self.expected.remove(job);
-            return None;
+    /// How long a job waits at most for what is expected of its pods: not at all where it has waited long enough, and they are to be read. None where all
+    /// of it was seen.
+    #[must_use]
+    pub fn unmet(&self, now: Instant, job: &JobKey) -> Option<Duration> {
+        let expected = self.expected.get(job)?;
+        Some(expected.until.saturating_duration_since(now))
+    }
+
+    /// All pods of a job that there are, as they were read apart from the watch: nothing more is expected of them.
+    pub fn read(&mut self, job: &JobKey, pods: &[Pod]) {
+        for pod in pods {
+            self.seen(pod);
         }
-        Some(left)
+        let there: BTreeSet<String> = pods.iter().map(ResourceExt::name_any).collect();
+        let known = self.by_job.get(job).into_iter().flat_map(BTreeMap::keys);
+        let gone: Vec<Arc<str>> = known.filter(|name| !there.contains(&***name)).cloned().collect();
+        for name in gone {
+            self.remove(job, &name);
+        }
+        self.expected.remove(job);
     }
 
     /// Forgets what is expected of deleted jobs.

@@ -8,6 +8,7 @@ use crate::observe_queue;
 use crate::resource::JobRef;
 use kube::ResourceExt;
 use kube::api::DynamicObject;
+use std::collections::BTreeSet;
 
 /// All classes, and what is being listed of each kind.
 #[derive(Debug, Default)]
@@ -15,6 +16,8 @@ pub struct PriorityIndex {
     pub(super) classes: PriorityClasses,
     listed_of_workloads: Relist<String>,
     listed_of_pods: Relist<String>,
+    /// The kinds of which all classes were listed once.
+    complete: BTreeSet<PriorityKind>,
 }
 
 impl PriorityIndex {
@@ -23,6 +26,12 @@ impl PriorityIndex {
             PriorityKind::Workload => &mut self.listed_of_workloads,
             PriorityKind::Pod => &mut self.listed_of_pods,
         }
+    }
+
+    /// Whether all classes of both kinds are known.
+    pub(super) fn has_all(&self) -> bool {
+        let kinds = [PriorityKind::Workload, PriorityKind::Pod];
+        kinds.iter().all(|kind| self.complete.contains(kind))
     }
 
     /// True where that is new.
@@ -91,6 +100,7 @@ impl<F: Fn() -> Vec<JobRef> + Send + Sync> Fill<DynamicObject> for Priorities<'_
         for name in all.listed(self.kind).complete(known.iter()) {
             all.gone(self.kind, &name);
         }
+        all.complete.insert(self.kind);
         vec![]
     }
 }

@@ -169,13 +169,52 @@ fn nothing_is_done_twice_while_the_watch_has_not_shown_what_was_done() {
     let going = pod("j", 1, "a", &json!({ "deletionTimestamp": NOON }));
     assert_eq!(seen(&index, &going), [job_ref("n", "j")]);
     assert_eq!(unmet(start), None);
-    // What does not come is not waited for, and what was refused is not expected.
-    expect();
-    assert_eq!(unmet(start + Duration::from_secs(60)), None);
+    // What was refused is not expected.
     expect();
     index.pods.lock().met(&key, "j-w2");
     index.pods.lock().met(&key, "j-w1");
     assert_eq!(unmet(start), None);
+}
+
+#[test]
+fn pods_that_a_silent_watch_does_not_show_are_read_and_not_made_again() {
+    let index = index();
+    let at = |number| pod("j", number, "a", &json!({}));
+    relist(&index, &[at(1), at(2), pod("k", 1, "a", &json!({}))]);
+    let (key, start) = (("n".to_owned(), "j".to_owned()), Instant::now());
+    let unmet = |now| index.pods.lock().unmet(now, &key);
+    let (created, deleted) = (["j-w3".to_owned(), "j-w4".to_owned()], ["j-w1".to_owned()]);
+    index
+        .pods
+        .lock()
+        .expect(start, &key, created.into_iter(), deleted.into_iter());
+    // Many calls take a while, and the time to show them begins when they have ended.
+    let ended = start + Duration::from_secs(25);
+    index.pods.lock().calls_ended(ended, &key);
+    let left = unmet(ended).expect("the watch has just got the time to show them");
+    assert!(left > Duration::ZERO, "{left:?}");
+    let silent = ended + left;
+    assert_eq!(unmet(silent), Some(Duration::ZERO), "they are not taken for lost");
+    assert_eq!(
+        unmet(silent + left),
+        Some(Duration::ZERO),
+        "however long it takes"
+    );
+    index.pods.lock().read(&key, &[at(2), at(3)]);
+    assert_eq!(unmet(silent), None, "what is not there does not come");
+    let names = |job: &str| -> Vec<String> {
+        let key = ("n".to_owned(), job.to_owned());
+        let pods = index.pods.lock();
+        pods.of(&key).map(|p| p.name().to_owned()).collect()
+    };
+    assert_eq!(names("j"), ["j-w2", "j-w3"]);
+    assert_eq!(names("k"), ["k-w1"], "another job's");
+    // Those that are gone are on no node any more.
+    index.pods.lock().read(&key, &[]);
+    assert_eq!(
+        Fill::<Node>::gone(&index, &node("a", &[], NOON)),
+        [job_ref("n", "k")]
+    );
 }
 
 fn run(version: u64, coordinator: i64) -> DynamicObject {

@@ -36,6 +36,9 @@ pub struct QueueIndex {
     pub(super) priorities: PriorityIndex,
     listed_workloads: Relist<WorkloadKey>,
     listed_flavors: Relist<String>,
+    /// Since Kueue is served, all Workloads, and all flavours, were listed once.
+    has_workloads: bool,
+    has_flavors: bool,
 }
 
 impl QueueIndex {
@@ -62,6 +65,7 @@ impl QueueIndex {
         };
         ObservedQueue {
             served: self.served,
+            is_being_listed: self.is_being_listed(),
             earlier: own
                 .iter()
                 .filter(|w| !w.observed.deleting)
@@ -118,16 +122,28 @@ impl QueueIndex {
         job
     }
 
-    /// Another version of Kueue's API is served from now on, or none. The jobs that have to do with that: nothing else is known of a queue any more.
+    /// Another version of Kueue's API is served from now on, or none. The jobs that have to do with that.
+    ///
+    /// All versions have the same objects, so what is known stands from one to the next until the new lists say otherwise: a Workload that was forgotten meanwhile would
+    /// end its job's run. Where Kueue is gone nothing is known any more, and where it has come nothing is before all is listed.
     pub fn set_served(&mut self, served: Option<KueueVersion>) -> Vec<JobRef> {
         if self.served == served {
             return vec![];
         }
-        self.served = served;
-        self.flavors.clear();
-        self.priorities = PriorityIndex::default();
-        let known = std::mem::take(&mut self.workloads);
-        known.into_values().filter_map(|workload| workload.job).collect()
+        let before = std::mem::replace(&mut self.served, served);
+        let jobs = self.jobs();
+        if before.is_none() || served.is_none() {
+            self.workloads.clear();
+            self.flavors.clear();
+            self.priorities = PriorityIndex::default();
+            (self.has_workloads, self.has_flavors) = (false, false);
+        }
+        jobs
+    }
+
+    fn is_being_listed(&self) -> bool {
+        let has_all = self.has_workloads && self.has_flavors && self.priorities.has_all();
+        self.served.is_some() && !has_all
     }
 
     fn jobs(&self) -> Vec<JobRef> {
@@ -162,7 +178,9 @@ impl Fill<DynamicObject> for Workloads<'_> {
         let queues = &mut *queues;
         let gone = queues.listed_workloads.complete(queues.workloads.keys());
         let removed = gone.iter().filter_map(|key| queues.workloads.remove(key));
-        removed.filter_map(|workload| workload.job).collect()
+        let changed = removed.filter_map(|workload| workload.job).collect();
+        queues.has_workloads = true;
+        changed
     }
 }
 
@@ -198,6 +216,137 @@ impl Fill<DynamicObject> for Flavors<'_> {
         for name in queues.listed_flavors.complete(queues.flavors.keys()) {
             queues.flavors.remove(&name);
         }
+        queues.has_flavors = true;
         vec![]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::{PriorityKind, Settings};
+    use crate::index::Priorities;
+    use crate::resource::job_ref;
+    use serde_json::{Value, json};
+    use varuna_api::crd::Status;
+    use varuna_api::manifest::{API_VERSION, KIND};
+
+    fn index() -> Index {
+        Index::new(Settings {
+            image: None,
+            coordinator_image: None,
+            coordinator_priority_class: None,
+            gpu_resource: None,
+            node_signals: vec![],
+            topology_labels: vec![],
+        })
+    }
+
+    fn job() -> ObservedJob {
+        ObservedJob {
+            name: "j".into(),
+            namespace: "n".into(),
+            uid: "u".into(),
+            generation: 1,
+            spec: Err("of no interest".into()),
+            save_at: None,
+            status: Status::default(),
+            deleting: false,
+        }
+    }
+
+    fn object(document: Value) -> DynamicObject {
+        serde_json::from_value(document).unwrap()
+    }
+
+    /// The job's Workload in a version of Kueue's API, which was admitted on a flavour.
+    fn workload(version: KueueVersion) -> DynamicObject {
+        let owner =
+            json!([{ "apiVersion": API_VERSION, "kind": KIND, "name": "j", "uid": "u", "controller": true }]);
+        let assigned = json!({ "name": "workers", "count": 1, "flavors": { "cpu": "spot" } });
+        object(json!({
+            "apiVersion": version.api_version(), "kind": "Workload",
+            "metadata": { "name": "j-q1-u", "namespace": "n", "uid": "w", "resourceVersion": "7", "ownerReferences": owner },
+            "spec": { "queueName": "q" }, "status": { "admission": { "podSetAssignments": [assigned] } },
+        }))
+    }
+
+    fn flavor() -> DynamicObject {
+        let metadata = json!({ "name": "spot" });
+        object(
+            json!({ "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ResourceFlavor", "metadata": metadata }),
+        )
+    }
+
+    /// All that a watch shows as it begins.
+    fn list(watch: &impl Fill<DynamicObject>, objects: &[DynamicObject]) {
+        watch.begin();
+        for object in objects {
+            watch.seen(object);
+        }
+        watch.complete();
+    }
+
+    fn list_classes(index: &Index, kind: PriorityKind) {
+        let classes = Priorities {
+            index,
+            kind,
+            jobs: Vec::<JobRef>::new,
+        };
+        list(&classes, &[]);
+    }
+
+    #[test]
+    fn what_is_known_of_a_queue_stands_while_another_version_is_listed() {
+        let index = index();
+        let known = || index.queues.lock().of(&job());
+        let serve = |version| index.queues.lock().set_served(version);
+        serve(Some(KueueVersion::V1Beta1));
+        list(&Workloads(&index), &[workload(KueueVersion::V1Beta1)]);
+        list(&Flavors(&index), &[flavor()]);
+        list_classes(&index, PriorityKind::Workload);
+        list_classes(&index, PriorityKind::Pod);
+        let before = known();
+        assert!(!before.is_being_listed && before.workload.is_some() && before.flavors.len() == 1);
+        assert_eq!(serve(Some(KueueVersion::V1Beta2)), [job_ref("n", "j")]);
+        let same = ObservedQueue {
+            served: Some(KueueVersion::V1Beta2),
+            ..before
+        };
+        assert_eq!(known(), same);
+        // The new lists come piece by piece.
+        Workloads(&index).begin();
+        Flavors(&index).begin();
+        assert_eq!(known(), same);
+        Workloads(&index).seen(&workload(KueueVersion::V1Beta2));
+        Workloads(&index).complete();
+        assert_eq!(known(), same);
+        // What they do not have is gone.
+        list(&Workloads(&index), &[]);
+        list(&Flavors(&index), &[]);
+        let after = known();
+        assert!(!after.is_being_listed && after.workload.is_none() && after.flavors.is_empty());
+    }
+
+    #[test]
+    fn nothing_is_known_of_queues_before_all_is_listed_once_kueue_has_come() {
+        let index = index();
+        let is_being_listed = || index.queues.lock().of(&job()).is_being_listed;
+        let serve = |version| index.queues.lock().set_served(version);
+        assert!(!is_being_listed(), "there is nothing to list");
+        for _ in 0..2 {
+            serve(Some(KueueVersion::V1Beta2));
+            list(&Workloads(&index), &[workload(KueueVersion::V1Beta2)]);
+            assert!(is_being_listed());
+            list(&Flavors(&index), &[]);
+            list_classes(&index, PriorityKind::Workload);
+            assert!(is_being_listed());
+            list_classes(&index, PriorityKind::Pod);
+            assert!(!is_being_listed());
+            // It is removed, and its Workloads with it.
+            assert_eq!(serve(None), [job_ref("n", "j")]);
+            let gone = index.queues.lock().of(&job());
+            assert!(!gone.is_being_listed && gone.workload.is_none());
+        }
     }
 }

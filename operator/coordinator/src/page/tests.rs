@@ -1,7 +1,7 @@
 //! The page over HTTP, as a browser gets it.
 
 use super::*;
-use crate::health::{Shown, serve};
+use crate::health::{Shown, Startup, serve};
 use crate::metrics::Metrics;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -101,6 +101,7 @@ async fn server(reports: watch::Receiver<Option<RunStatus>>) -> SocketAddr {
             metrics,
             title,
             reports,
+            startup: Arc::new(Startup::default()),
         },
     ));
     address

@@ -115,6 +115,61 @@ fn a_report_reads_back_as_it_was_written() {
     assert_eq!(early.checkpoints, None, "it may not know them all yet");
 }
 
+/// A report of a run with so many workers, every tenth of which has no place.
+fn with_workers(count: u64) -> RunStatus {
+    let mut view = view(123_456);
+    let state = view.snapshot.as_mut().unwrap();
+    let first = state.workers[0].clone();
+    let worker = |i: u64| WorkerView {
+        id: WorkerId(i),
+        name: format!("a-job-of-many-workers-w{i}-0a1b2c3d"),
+        node: format!("gke-pool-of-accelerators-{i}-0a1b2c3d"),
+        speed: 0.987_654_321,
+        pipeline: (i % 10 != 0).then_some(7),
+        ..first.clone()
+    };
+    state.workers = (1..=count).map(worker).collect();
+    report(&by(1), &view, &Messages::new(1), None)
+}
+
+#[test]
+fn a_report_of_very_many_workers_is_one_that_an_api_server_takes() {
+    let few = with_workers(DETAILED_MAX as u64);
+    assert_eq!(*bounded(&few), few, "nothing is left out");
+    let some = with_workers(5000);
+    let written = bounded(&some).into_owned();
+    let workers = |report: &RunStatus| report.state.clone().unwrap().workers;
+    let read = |w: &WorkerView| (w.name.clone(), w.up, w.draining, w.pipeline, w.segments.clone());
+    let all = |report: &RunStatus| workers(report).iter().map(read).collect::<Vec<_>>();
+    assert_eq!(all(&written), all(&some), "all that the operator reads");
+    assert!(
+        workers(&written)
+            .iter()
+            .all(|w| w.node.is_empty() && w.speed == 0.99)
+    );
+    let bytes = |report: &RunStatus| serde_json::to_string(report).unwrap().len();
+    assert!(bytes(&written) < bytes(&some) * 9 / 10, "{}", bytes(&written));
+    // With all fields, as the release before reads them.
+    let text = serde_json::to_string(&written).unwrap();
+    assert_eq!(serde_json::from_str::<RunStatus>(&text).unwrap(), written);
+
+    let written = bounded(&with_workers(20_000)).into_owned();
+    assert!(bytes(&written) <= WORKERS_BYTES_MAX + 4096, "{}", bytes(&written));
+    assert!(workers(&written).len() > 5000);
+    assert!(workers(&written).iter().all(|w| w.pipeline.is_some()));
+}
+
+#[test]
+fn a_message_that_names_all_workers_is_cut() {
+    let mut messages = Messages::new(1);
+    messages.resumed("ä".repeat(100_000));
+    messages.resumed("short".into());
+    let status = report(&by(1), &view(1), &messages, None);
+    assert!(status.messages[0].text.len() <= MESSAGE_BYTES_MAX);
+    assert!(status.messages[0].text.starts_with('ä'));
+    assert_eq!(status.messages[1].text, "short");
+}
+
 #[test]
 fn steps_may_wait_and_what_is_acted_on_may_not() {
     let messages = Messages::new(1);

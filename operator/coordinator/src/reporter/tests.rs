@@ -233,3 +233,35 @@ async fn a_report_that_an_overloaded_api_server_refuses_is_written_when_it_may_b
         "{pauses:?}"
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn it_is_told_that_a_report_is_written() {
+    let written = |version: &str| {
+        let metadata = json!({ "name": "r", "resourceVersion": version });
+        let run = json!({ "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaRun", "metadata": metadata });
+        (200, run)
+    };
+    let (client, asked) = server(vec![written("6"), written("7")]);
+    let spec = serde_json::from_value(json!({ "uid": "u", "goal": "Run", "coordinator": 1 })).unwrap();
+    let (_orders, seen) = watch::channel(Some(SeenOrders { spec, version: 5 }));
+    let reports = Reports {
+        runs: crate::orders::runs(&client, "n"),
+        name: "r".into(),
+        number: 1,
+        seen,
+    };
+    let (report_next, newest) = watch::channel(Some(report("a", 1.0)));
+    let told = Arc::new(Mutex::new(0));
+    let count = Arc::clone(&told);
+    let ended = reports.write_and_tell(newest, move || {
+        *count.lock() += 1;
+        let end = Some(varuna_api::crd::RunEnd::Done);
+        let last = RunStatus {
+            end,
+            ..report("a", 1.0)
+        };
+        report_next.send_replace(Some(last));
+    });
+    assert_eq!(ended.await, Ended::Reported);
+    assert_eq!((*told.lock(), asked.lock().len()), (1, 2));
+}

@@ -1,6 +1,9 @@
 use super::told::time_until;
 use super::*;
+use kube::client::Body;
+use serde_json::json;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 use tokio::sync::mpsc::{Receiver, channel};
 use varuna_api::crd::{RunGoal, RunSpec};
@@ -160,4 +163,27 @@ async fn a_run_whose_job_is_gone_gives_its_checkpoint_location_up_and_one_that_i
         assert_eq!(lead.follow(control, &layout).await, None);
         assert_eq!(given_up.await.unwrap_or(false), gives_up);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_an_api_server_does_not_answer_for_is_asked_for_again() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&asked);
+    let record = json!({
+        "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaRecord", "metadata": { "name": "r" }, "spec": { "uid": "u", "job": "text" },
+    });
+    let service = tower::service_fn(move |_: http::Request<Body>| {
+        let is_first = count.fetch_add(1, Ordering::Relaxed) == 0;
+        let body = Body::from(record.to_string().into_bytes());
+        async move {
+            if is_first {
+                std::future::pending::<()>().await;
+            }
+            http::Response::builder().status(200).body(body)
+        }
+    });
+    let records: Api<VarunaRecord> = Api::namespaced(Client::new(service, "default"), "n");
+    let read = tokio::time::timeout(Duration::from_secs(600), read_record(&records, "r")).await;
+    let spec = read.expect("it is asked for again").unwrap();
+    assert_eq!((spec.uid.as_str(), asked.load(Ordering::Relaxed)), ("u", 2));
 }

@@ -1,4 +1,6 @@
 use super::*;
+use crate::cluster::fake_server::{Asked, server};
+use std::sync::Arc;
 use varuna_api::{JobPhase, Reason};
 
 fn note(reason: Reason, text: &str) -> EventNote {
@@ -111,4 +113,72 @@ fn another_phase_is_written_before_figures() {
     let recovers = in_phase(JobPhase::Recovering, 1);
     assert!(!is_awaited(&before, &recovers), "it may train again in a moment");
     assert!(is_awaited(&recovers, &in_phase(JobPhase::Waiting, 1)));
+}
+
+#[tokio::test]
+async fn a_process_that_ends_writes_what_was_reported_last_statuses_first() {
+    let document = json!({ "apiVersion": API_VERSION, "kind": KIND, "metadata": { "name": "j", "namespace": "n", "resourceVersion": "7" } });
+    let answer = move |asked: &Asked| match asked.method.as_str() {
+        "PATCH" => Some((200, document.clone())),
+        _ => Some((201, asked.body.clone())),
+    };
+    let (client, asked) = server(answer);
+    let recorder = EventRecorder::new(client.clone(), "i".into(), Arc::default());
+    let publisher = Publisher::new(client, recorder);
+    let later = Instant::now() + Duration::from_secs(3600);
+    for uid in ["u", "v"] {
+        let mut all = publisher.publications.lock();
+        let identity = JobIdentity {
+            uid: uid.into(),
+            ..job()
+        };
+        let publication = Publication {
+            status: Some(status(5)),
+            is_dirty: true,
+            events: vec![note(Reason::Run, uid)],
+            events_due: Some(later),
+            ..Publication::default()
+        };
+        all.jobs.insert(uid.into(), (identity, publication));
+        all.schedule(uid, later);
+    }
+    publisher.hasten();
+    // It ends, as nothing is left.
+    publisher.run().await;
+    let asked = asked.lock();
+    let methods: Vec<&str> = asked.iter().map(|one| one.method.as_str()).collect();
+    assert_eq!(methods, ["PATCH", "PATCH", "POST", "POST"]);
+    assert!(
+        asked[..2].iter().all(|one| one.body["status"]["step"] == 5),
+        "{asked:?}"
+    );
+}
+
+#[tokio::test]
+async fn what_stays_true_leaves_room_for_what_happens() {
+    let (client, _) = server(|_| None);
+    let recorder = EventRecorder::new(client.clone(), "i".into(), Arc::default());
+    let publisher = Publisher::new(client, recorder);
+    let job = ObservedJob {
+        name: "j".into(),
+        namespace: "n".into(),
+        uid: "u".into(),
+        generation: 1,
+        spec: Err("of no interest".into()),
+        save_at: None,
+        status: Status::default(),
+        deleting: false,
+    };
+    for i in 0..1000 {
+        let pod = EventNote {
+            lasting: true,
+            ..note(Reason::WorkerPreempted, &i.to_string())
+        };
+        publisher.note(&job, &pod);
+    }
+    publisher.note(&job, &note(Reason::Run, "a step was lost"));
+    let all = publisher.publications.lock();
+    let events = &all.jobs["u"].1.events;
+    assert_eq!(events.len(), LASTING_MAX + 1);
+    assert_eq!(events[LASTING_MAX].text, "a step was lost");
 }

@@ -327,6 +327,99 @@ fn a_failure_counts_once_and_the_next_try_waits() {
 }
 
 #[test]
+fn a_coordinator_that_runs_and_never_reports_is_replaced_and_counts_as_one_that_failed() {
+    let mut observed = served();
+    observed.run = Some(ObservedRun::default());
+    // It was ready long before it came to be in charge.
+    observed.coordinators[0].runs_since = Some(NOW - 300);
+    let first = decide(&observed);
+    assert_eq!((first.starts.is_some(), first.reconcile_in), (false, Some(60)));
+    let mut silent = carried_out(&observed, &first);
+    silent.now += 59;
+    assert_eq!(coordinator_failure(&silent), None);
+    assert_eq!(decide(&silent).reconcile_in, Some(1));
+    silent.now += 1;
+    let (number, why) = coordinator_failure(&silent).unwrap();
+    assert_eq!(number, 1);
+    assert!(why.contains("has not reported"), "{why}");
+    assert_eq!(decided(&silent), (2, Some(2), vec![1]));
+    let backed_off = Observed {
+        failures: vec![Failure {
+            part: JobPart::Coordinator,
+            message: why,
+            retry_in: 1,
+        }],
+        ..silent.clone()
+    };
+    let desired = decide(&backed_off);
+    assert_eq!(desired.orders.as_ref().unwrap().goal, RunGoal::None);
+    assert_eq!(desired.coordinators_deleted, ["j-coordinator-u-1"]);
+    assert_eq!(
+        condition(&desired, ConditionType::Degraded).reason,
+        "CoordinatorFails"
+    );
+}
+
+#[test]
+fn a_coordinator_is_waited_for_that_has_reported_anything_or_whose_silence_says_nothing_of_it() {
+    let mut silent = served();
+    silent.run = Some(ObservedRun::default());
+    silent.coordinators[0].runs_since = Some(NOW);
+    let mut silent = carried_out(&silent, &decide(&silent));
+    silent.now += 3600;
+    assert!(coordinator_failure(&silent).is_some());
+    let cases: Vec<(&str, Change)> = vec![
+        (
+            "it listens, and waits for its record or for workers",
+            Box::new(|o| {
+                let run = o.run.as_mut().unwrap();
+                run.health_address = Some("10.0.0.1:8081".parse().unwrap());
+            }),
+        ),
+        (
+            "its container has not started",
+            Box::new(|o| o.coordinators[0].runs_since = None),
+        ),
+        (
+            "it has started late",
+            Box::new(|o| o.coordinators[0].runs_since = Some(o.now - 59)),
+        ),
+        (
+            "another one is in charge",
+            Box::new(|o| o.orders.as_mut().unwrap().coordinator = 2),
+        ),
+        (
+            "nobody can report",
+            Box::new(|o| {
+                o.failures.push(Failure {
+                    part: JobPart::Server,
+                    message: "connection refused".into(),
+                    retry_in: 4,
+                });
+            }),
+        ),
+    ];
+    for (what, change) in cases {
+        let mut observed = silent.clone();
+        change(&mut observed);
+        assert_eq!(coordinator_failure(&observed), None, "{what}");
+    }
+}
+
+#[test]
+fn a_coordinator_that_waits_on_a_leaving_node_is_left_where_the_next_would_go_to_another_such_node() {
+    let mut observed = served();
+    observed.nodes.insert("spot".into(), leaving_node());
+    observed.coordinators[0].phase = PodPhase::Pending;
+    observed.coordinators[0].node = Some("spot".into());
+    assert_eq!(decided(&observed), (2, Some(2), vec![1]));
+    for i in 0..64 {
+        observed.nodes.insert(format!("spot{i}"), leaving_node());
+    }
+    assert_eq!(decided(&observed), (1, None, vec![]));
+}
+
+#[test]
 fn a_job_that_is_complete_needs_no_coordinator_and_one_that_goes_on_gets_another() {
     let mut observed = served();
     observed.run = Some(ObservedRun {

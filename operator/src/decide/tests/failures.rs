@@ -322,6 +322,113 @@ fn a_node_that_announces_its_end_without_a_taint_gets_no_new_pod() {
     assert_eq!(*required(&again.create[0]), Value::Null);
 }
 
+/// A job with so many nodes that announce their end besides, in a way that keeps no pod off.
+fn with_leaving_nodes(max: u32, count: usize) -> Observed {
+    let mut observed = on_nodes(max);
+    for i in 0..count {
+        let leaving = ObservedNode {
+            ready: true,
+            conditions: vec!["VMEventScheduled".into()],
+            ..ObservedNode::default()
+        };
+        observed.nodes.insert(format!("l{i:03}"), leaving);
+    }
+    observed
+}
+
+#[test]
+fn pods_that_go_to_one_leaving_node_after_the_other_are_made_again_after_longer_each_time() {
+    let mut observed = with_leaving_nodes(2, 100);
+    observed.pods = vec![running_on("a", 1), pod(2, PodPhase::Pending)];
+    observed.run = Some(all_placed(with_workers(training(3), &["j-w1-u"], &[])));
+    let mut waits = vec![];
+    for round in 0..6 {
+        // The scheduler finds one of which the pod was not told.
+        let pod = observed.pods.last_mut().unwrap();
+        let node = (0..100)
+            .map(|i| format!("l{i:03}"))
+            .find(|node| !pod.avoids.contains(node));
+        pod.node = node;
+        let desired = decide(&observed);
+        if round > 0 {
+            assert_eq!(
+                (deleted(&desired).len(), names(&desired).len()),
+                (0, 0),
+                "round {round}"
+            );
+            let wait = desired.reconcile_in.unwrap();
+            waits.push(wait);
+            observed = later(&observed, wait);
+        }
+        let desired = decide(&observed);
+        assert_eq!(
+            (deleted(&desired).len(), names(&desired).len()),
+            (1, 1),
+            "round {round}"
+        );
+        observed = carried_out(&observed, &desired);
+        observed.pods.retain(|pod| !pod.deleting);
+    }
+    assert_eq!(waits, [1, 2, 4, 8, 16]);
+    assert_eq!(
+        condition(&decide(&observed), ConditionType::Failed).status,
+        "False",
+        "it is nobody's crash"
+    );
+}
+
+#[test]
+fn a_worker_that_trains_on_a_leaving_node_is_replaced_at_once_however_many_there_are() {
+    let mut observed = with_leaving_nodes(1, 100);
+    observed.pods = vec![running_on("l000", 1)];
+    observed.run = Some(with_workers(training(3), &["j-w1-u"], &[]));
+    let rejected = |node: &str| varuna_api::crd::RecentFailure {
+        at: decision::time(NOW),
+        node: Some(node.into()),
+        pod: "j-w9-u".into(),
+        kind: "Rejected".into(),
+        number: None,
+        made_from: None,
+    };
+    observed.job.status.recent_failures = vec![rejected("l099")];
+    let desired = decide(&observed);
+    assert_eq!(
+        (deleted(&desired), names(&desired)),
+        (vec!["j-w1-u"], vec!["j-w2-u".into()])
+    );
+    let avoided = next_pods(&desired)[0].avoids.clone();
+    assert_eq!(avoided.len(), 64);
+    assert!(
+        avoided.contains("l000") && avoided.contains("l099"),
+        "those that pods were on come first"
+    );
+    // Where a pod is told of all of them, those that have not started are replaced at once as well.
+    let mut few = with_leaving_nodes(1, 10);
+    few.job.status = observed.job.status;
+    few.pods = vec![ObservedPod {
+        node: Some("l001".into()),
+        ..pod(1, PodPhase::Pending)
+    }];
+    assert_eq!(names(&decide(&few)), ["j-w2-u"]);
+}
+
+#[test]
+fn a_pod_that_finds_no_node_is_made_anew_only_for_a_node_that_it_may_have() {
+    let mut observed = with_leaving_nodes(1, 100);
+    let avoiding = |nodes: &[&str]| ObservedPod {
+        unschedulable: Some("0/100 nodes are available".into()),
+        avoids: nodes.iter().map(|node| (*node).to_owned()).collect(),
+        ..pod(1, PodPhase::Pending)
+    };
+    // The last is not among those that new pods are told of, and goes all the same; one that is gone takes no pod.
+    observed.pods = vec![avoiding(&["l000", "l099", "gone"])];
+    assert!(decide(&observed).delete.is_empty());
+    observed.nodes.get_mut("l099").unwrap().conditions.clear();
+    assert_eq!(deleted(&decide(&observed)), ["j-w1-u"]);
+    observed.nodes.get_mut("l099").unwrap().ready = false;
+    assert!(decide(&observed).delete.is_empty());
+}
+
 #[test]
 fn a_node_that_rejects_pods_makes_replacements_wait_longer_each_time() {
     let mut observed = on_nodes(1);

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::decide::pod_verdicts::judge_pods;
+use crate::decide::workers::Workers;
 use crate::observe_pod;
 use proptest::prelude::*;
 use serde_json::json;
@@ -316,9 +317,13 @@ fn observe(
     observed
 }
 
+fn judged(observed: &Observed) -> Vec<JudgedPod<'_>> {
+    judge_pods(observed, &Workers::of(observed.run.as_ref()))
+}
+
 /// The pods that count against what the job may have, by group.
 fn live(observed: &Observed, group: Option<&str>) -> usize {
-    let pods = judge_pods(observed);
+    let pods = judged(observed);
     let live = pods.iter().filter(|p| p.verdict.is_active());
     live.filter(|p| p.pod.group.as_deref() == group).count()
 }
@@ -407,14 +412,16 @@ proptest! {
     }
 
     #[test]
-    fn workers_that_run_well_are_taken_away_for_a_rollout_on_one_node_at_a_time_or_where_they_are_too_many(observed in any_job()) {
+    fn workers_that_hold_something_are_taken_away_for_a_rollout_on_one_node_at_a_time_or_where_they_are_too_many(observed in any_job()) {
         let desired = decide(&observed);
-        let pods = judge_pods(&observed);
+        let pods = judged(&observed);
         let run_well = pods.iter().filter(|p| p.verdict == PodVerdict::Running);
         let taken: Vec<_> = run_well.clone().filter(|p| deleted(&desired).contains(&p.pod.name.as_str())).collect();
         if runs(&desired) {
             let is_rollout = |p: &&&JudgedPod<'_>| desired.delete.iter().any(|d| d.name == p.pod.name && d.event == Some(Reason::RollingUpdate));
-            let rolled: BTreeSet<_> = taken.iter().filter(is_rollout).map(|p| &p.pod.node).collect();
+            let workers = Workers::of(observed.run.as_ref());
+            let holds = |p: &&&JudgedPod<'_>| !workers.holds_nothing(p.pod);
+            let rolled: BTreeSet<_> = taken.iter().filter(is_rollout).filter(holds).map(|p| &p.pod.node).collect();
             prop_assert!(rolled.len() <= 1, "{:?}", rolled);
             for group in groups(&observed) {
                 let of_group = |p: &&&JudgedPod<'_>| p.pod.group.as_deref() == group.name;
@@ -442,7 +449,7 @@ proptest! {
     fn failures_of_one_node_at_one_moment_count_once_whoever_fails(observed in any_job()) {
         let before = decide(&observed);
         let mut more = observed.clone();
-        let failed = judge_pods(&observed);
+        let failed = judged(&observed);
         let copies = failed.iter().filter(|p| p.verdict.failure().is_some()).map(|p| ObservedPod {
             number: p.pod.number + 100,
             name: format!("j-w{}-u", p.pod.number + 100),

@@ -123,7 +123,17 @@ pub(super) fn scenes() -> Vec<Observed> {
     let mut off = admitted(2, 2, "");
     off.queue.workload.as_mut().unwrap().is_active = false;
     let taken = evicted(&admitted(2, 2, ""), "Preempted");
-    vec![no_kueue, queued(2, ""), waits, admitted(2, 2, ""), off, taken]
+    let mut listed = queued(2, "");
+    listed.queue.is_being_listed = true;
+    vec![
+        no_kueue,
+        queued(2, ""),
+        waits,
+        admitted(2, 2, ""),
+        off,
+        taken,
+        listed,
+    ]
 }
 
 #[test]
@@ -501,6 +511,69 @@ fn without_kueue_the_job_says_so_and_a_run_goes_on() {
     );
     observed.run = Some(training(5));
     assert_eq!(decide(&observed).coordinator, CoordinatorGoal::Run);
+}
+
+/// A job whose queue's Workloads are being listed, and of which nobody but its workers holds what it has trained.
+fn being_listed() -> Observed {
+    let mut observed = queued(2, "");
+    let mut job = spec(2, "  allowStateLoss: true\n");
+    job.queue = Some("team-a".into());
+    observed.job.spec = Ok(job);
+    observed.queue.is_being_listed = true;
+    observed
+}
+
+#[test]
+fn a_run_goes_on_as_it_is_while_what_kueue_says_is_being_listed() {
+    let mut observed = being_listed();
+    observed.pods = (1..=4).map(|i| pod(i, PodPhase::Running)).collect();
+    // A pod of an increment, which is not known yet either, and one on a node that goes.
+    observed.pods[1].workload = Some("j-q-grow1-u".into());
+    observed.pods[3].node = Some("spot".into());
+    let spot = ObservedNode {
+        ready: true,
+        taints: vec!["karpenter.sh/disrupted".into()],
+        ..ObservedNode::default()
+    };
+    observed.nodes.insert("spot".into(), spot);
+    observed.coordinators = vec![coordinator(1, PodPhase::Running)];
+    observed.run = Some(training(5));
+    let goes_on = decide(&observed);
+    assert_eq!(goes_on.coordinator, CoordinatorGoal::Run);
+    assert_eq!(goes_on.orders.as_ref().unwrap().goal, RunGoal::Run);
+    assert_eq!((deleted(&goes_on), names(&goes_on).len()), (vec!["j-w4-u"], 0));
+    assert_eq!((goes_on.workload.len(), goes_on.reconcile_in), (0, Some(2)));
+    assert_eq!(goes_on.status.phase, Some(JobPhase::Training));
+    // Its next coordinator is waited for.
+    let mut without = observed.clone();
+    (without.run, without.coordinators) = (None, vec![]);
+    let waits = decide(&without);
+    assert_eq!((deleted(&waits), waits.starts.is_some()), (vec!["j-w4-u"], false));
+    observed.queue.is_being_listed = false;
+    let not_admitted = decide(&observed);
+    assert_eq!(
+        not_admitted.coordinator,
+        CoordinatorGoal::Stop,
+        "there is no Workload"
+    );
+}
+
+#[test]
+fn nothing_begins_and_nothing_is_asked_for_while_what_kueue_says_is_being_listed() {
+    let mut observed = being_listed();
+    let waits = decide(&observed);
+    assert_eq!((names(&waits).len(), waits.starts.is_some()), (0, false));
+    assert_eq!((waits.workload.len(), waits.reconcile_in), (0, Some(2)));
+    assert_eq!(waits.status.phase, Some(JobPhase::Queued));
+    // What was said before stands.
+    let mut before = admitted(2, 2, "");
+    before.job.status = decide(&before).status;
+    let said = |observed: &Observed| condition(&decide(observed), ConditionType::Admitted).clone();
+    let admitted = said(&before);
+    before.queue = observed.queue.clone();
+    assert_eq!(said(&before), admitted);
+    observed.queue.is_being_listed = false;
+    assert_eq!(made(&decide(&observed))["metadata"]["name"], "j-q1-u");
 }
 
 proptest! {

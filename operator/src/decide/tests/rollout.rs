@@ -31,8 +31,18 @@ fn running_pods_are_replaced_node_by_node_and_only_while_all_workers_train() {
     observed.pods = vec![old(1, "a"), old(2, "a"), old(3, "b"), old(4, "b")];
     assert!(decide(&observed).delete.is_empty(), "nobody trains");
     let all = ["j-w1-u", "j-w2-u", "j-w3-u", "j-w4-u"];
-    observed.run = Some(with_workers(training(3), &all[..3], &[]));
-    assert!(decide(&observed).delete.is_empty(), "one is not attached");
+    let without_one = with_workers(training(3), &all[..3], &all[3..]);
+    observed.run = Some(all_placed(without_one));
+    let waits = decide(&observed);
+    assert!(
+        waits.delete.is_empty(),
+        "one is out of reach, and may hold what no other does"
+    );
+    let message = waits.status.message.unwrap();
+    assert!(
+        message.contains("pod j-w4-u runs, and no worker of it is attached"),
+        "{message}"
+    );
     observed.run = Some(with_workers(training(3), &all, &[]));
     let desired = decide(&observed);
     assert_eq!(deleted(&desired), ["j-w1-u", "j-w2-u"]);
@@ -208,7 +218,83 @@ fn a_job_that_waits_for_room_keeps_as_many_workers_as_it_needs_and_does_not_roll
     let (mut wrong, _) = waits_for_room(2);
     wrong.pods[3].waiting = Some(("ImagePullBackOff".into(), "no such image".into()));
     assert!(decide(&wrong).delete.is_empty(), "the template is wrong");
-    let (mut detached, _) = waits_for_room(2);
+    let (mut detached, now) = waits_for_room(2);
+    detached.pods[2].made_from = Some(now);
     detached.run = Some(with_workers(training(3), &["j-w1-u", "j-w2-u"], &[]));
     assert!(decide(&detached).delete.is_empty(), "the third is not attached");
+}
+
+#[test]
+fn a_pod_that_runs_and_never_attaches_is_replaced_where_its_template_was_corrected() {
+    let (mut observed, now) = waits_for_room(2);
+    let pod_of = |number: usize, made_from: &str| ObservedPod {
+        made_from: Some(made_from.into()),
+        ..running_on(["a", "b", "c", "d"][number - 1], i64::try_from(number).unwrap())
+    };
+    let present = now.as_str();
+    observed.pods = [(1, present), (2, present), (3, present), (4, "old")]
+        .map(|(number, made_from)| pod_of(number, made_from))
+        .to_vec();
+    let attached = ["j-w1-u", "j-w2-u", "j-w3-u"];
+    let plan_of_three = || all_placed(with_workers(training(3), &attached, &[]));
+    observed.run = Some(plan_of_three());
+    let desired = decide(&observed);
+    assert_eq!(deleted(&desired), ["j-w4-u"]);
+    assert_eq!(names(&desired), ["j-w5-u"]);
+    assert_eq!(desired.status.rollout, None, "no node was given up");
+    // A coordinator that is new has not heard of all, and one that has a plan may miss it.
+    observed.run = Some(with_workers(run(RunMode::Settling, 1, 3), &attached, &[]));
+    assert!(decide(&observed).delete.is_empty());
+    let mut placed = all_placed(with_workers(training(3), &attached, &["j-w4-u"]));
+    observed.run = Some(placed.clone());
+    assert!(decide(&observed).delete.is_empty());
+    placed.ended = Some(RunEnd::Failed("its record is gone".into()));
+    observed.run = Some(placed);
+    assert!(decide(&observed).delete.is_empty());
+    observed.run = Some(plan_of_three());
+    observed.pods[3] = pod_of(4, present);
+    assert!(decide(&observed).delete.is_empty(), "it may attach yet");
+}
+
+#[test]
+fn a_corrected_image_reaches_a_job_that_waits_for_the_workers_that_never_attach() {
+    let (mut observed, _) = waits_for_room(3);
+    observed.pods.truncate(3);
+    // The first node's pod was given up for a template whose workers hang.
+    observed.pods[0].made_from = Some("hangs".into());
+    let both = ["j-w2-u", "j-w3-u"];
+    observed.run = Some(all_placed(with_workers(run(RunMode::Waiting, 1, 3), &both, &[])));
+    assert_eq!(deleted(&decide(&observed)), ["j-w1-u"]);
+    // One that was part of a plan and is out of reach may be who is waited for.
+    observed.run = Some(with_workers(run(RunMode::Waiting, 1, 3), &both, &["j-w1-u"]));
+    assert!(decide(&observed).delete.is_empty());
+}
+
+#[test]
+fn a_pod_that_ends_on_a_node_that_is_lost_holds_up_no_rollout_and_one_that_answers_does() {
+    let mut observed = on_nodes(3);
+    observed.job.spec = Ok(spec(3, "  workers: {image: new}\n"));
+    let old = |number, node: &str| ObservedPod {
+        made_from: Some("old".into()),
+        ..running_on(node, number)
+    };
+    let going = ObservedPod {
+        deleting: true,
+        ..old(9, "f")
+    };
+    observed.pods = vec![old(1, "a"), old(2, "b"), old(3, "c"), going];
+    let all = ["j-w1-u", "j-w2-u", "j-w3-u"];
+    observed.run = Some(with_workers(training(3), &all, &["j-w9-u"]));
+    let waits = decide(&observed);
+    assert!(waits.delete.is_empty());
+    let message = waits.status.message.unwrap();
+    assert!(message.contains("pod j-w9-u has not ended yet"), "{message}");
+    let mut silent = observed.clone();
+    silent.nodes.get_mut("f").unwrap().ready = false;
+    assert_eq!(deleted(&decide(&silent)), ["j-w1-u"]);
+    observed.nodes.remove("f");
+    assert_eq!(deleted(&decide(&observed)), ["j-w1-u"]);
+    let four = ["j-w1-u", "j-w2-u", "j-w3-u", "j-w9-u"];
+    silent.run = Some(with_workers(training(3), &four, &[]));
+    assert!(decide(&silent).delete.is_empty(), "its worker answers still");
 }

@@ -1,0 +1,58 @@
+//! Looks at jobs with thousands of workers: each must take about as long as the job is large, and not as its square.
+
+use super::*;
+
+const WORKERS: i64 = 8_000;
+
+/// A job all of whose workers are attached and were made from an earlier template, on six nodes. Others would take long to write down.
+fn large(run: ObservedRun) -> Observed {
+    let mut observed = on_nodes(8_000);
+    let nodes = ["a", "b", "c", "d", "e", "f"];
+    let pods = (1..=WORKERS).zip(nodes.into_iter().cycle());
+    observed.pods = pods
+        .map(|(number, node)| ObservedPod {
+            made_from: Some("old".into()),
+            ..running_on(node, number)
+        })
+        .collect();
+    let names: Vec<String> = observed.pods.iter().map(|pod| pod.name.clone()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    observed.run = Some(with_workers(run, &names, &[]));
+    observed.failures = vec![Failure {
+        part: JobPart::Pods,
+        message: "exceeded quota: q".into(),
+        retry_in: 4,
+    }];
+    observed
+}
+
+#[test]
+fn half_of_the_workers_that_go_without_a_word_are_told_of() {
+    let mut observed = large(training(5));
+    observed.coordinators = vec![coordinator(1, PodPhase::Running)];
+    for pod in observed.pods.iter_mut().filter(|pod| pod.number % 2 == 0) {
+        pod.deleting = true;
+        pod.deleted_at = Some(NOW - 60);
+    }
+    let desired = decide(&observed);
+    assert_eq!(desired.orders.unwrap().leaving.len(), 4_000);
+}
+
+#[test]
+fn a_template_that_lets_nobody_train_is_replaced_everywhere() {
+    let desired = decide(&large(run(RunMode::Waiting, 0, 0)));
+    assert_eq!(deleted(&desired).len(), 8_000);
+    assert_eq!(desired.status.rollout.unwrap().workers, WORKERS);
+}
+
+#[test]
+fn nodes_that_all_seem_to_be_silent_take_no_worker_along_that_answers() {
+    let mut observed = large(training(5));
+    for node in observed.nodes.values_mut() {
+        node.ready = false;
+    }
+    for pod in &mut observed.pods {
+        pod.made_from = None;
+    }
+    assert!(decide(&observed).delete.is_empty());
+}

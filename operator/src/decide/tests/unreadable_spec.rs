@@ -1,0 +1,89 @@
+//! Jobs that have ended, and whose spec cannot be read any more: somebody has put a label on them, or another release has written it.
+
+use super::*;
+
+const UNREADABLE: &str = "a job in a queue needs spec.checkpoint, or spec.allowStateLoss";
+
+fn unreadable(observed: &Observed) -> Observed {
+    let mut unreadable = observed.clone();
+    unreadable.job.spec = Err(UNREADABLE.into());
+    unreadable.now += 500;
+    unreadable
+}
+
+fn is_wrong(desired: &Decided) {
+    let accepted = condition(desired, ConditionType::Accepted);
+    assert_eq!(
+        (accepted.status.as_str(), accepted.reason.as_str()),
+        ("False", "InvalidSpec")
+    );
+    assert_eq!(accepted.message, UNREADABLE);
+    assert!(
+        desired.create.is_empty() && desired.starts.is_none(),
+        "{desired:?}"
+    );
+}
+
+#[test]
+fn a_job_that_is_complete_stays_so_and_is_not_trained_again_when_its_spec_can_be_read() {
+    let mut observed = observed(1);
+    observed.job.status.start_time = Some(decision::time(NOW - 100));
+    observed.run = Some(ObservedRun {
+        ended: Some(RunEnd::Done),
+        ..run(RunMode::Done, 1, 10)
+    });
+    let mut known = carried_out(&observed, &decide(&observed));
+    known.run = None;
+    for before in [observed, known] {
+        let unreadable = unreadable(&before);
+        let desired = decide(&unreadable);
+        is_wrong(&desired);
+        assert_eq!(condition(&desired, ConditionType::Complete).reason, "LastStep");
+        assert_eq!(desired.status.phase, Some(JobPhase::Complete));
+        assert_eq!(desired.coordinator, CoordinatorGoal::Absent);
+        let ended = desired.status.completion_time.clone();
+        assert!(ended.is_some());
+        let mut again = carried_out(&unreadable, &desired);
+        again.run = None;
+        again.job.spec = Ok(spec(1, "  activeDeadlineSeconds: 60\n"));
+        let desired = decide(&again);
+        assert_eq!(condition(&desired, ConditionType::Complete).status, "True");
+        assert_eq!(condition(&desired, ConditionType::Failed).status, "False");
+        assert_eq!(desired.status.completion_time, ended);
+        assert!(desired.create.is_empty() && desired.starts.is_none());
+    }
+}
+
+#[test]
+fn a_job_that_has_failed_stays_so_and_is_tried_again_under_another_spec_that_can_be_read() {
+    let mut observed = observed(1);
+    observed.pods = (1..=6).map(|i| ended(i, 1, "Error", 120 - 20 * i)).collect();
+    let failed = decide(&observed);
+    let mut known = carried_out(&observed, &failed);
+    known.pods.clear();
+    let failure = |desired: &Decided| {
+        let failed = condition(desired, ConditionType::Failed);
+        (
+            failed.status.clone(),
+            failed.reason.clone(),
+            failed.message.clone(),
+        )
+    };
+    let mut unread = unreadable(&known);
+    // Under the same spec, which has another label, and under another one.
+    for generation in [1, 2] {
+        unread.job.generation = generation;
+        let desired = decide(&unread);
+        is_wrong(&desired);
+        assert_eq!(failure(&desired), failure(&failed), "generation {generation}");
+        assert_eq!(desired.status.phase, Some(JobPhase::Failed));
+        assert_eq!(desired.status.completion_time, failed.status.completion_time);
+        let next = decide(&carried_out(&unread, &desired));
+        assert_eq!(next.status, desired.status, "a look changes nothing");
+        unread = carried_out(&unread, &desired);
+    }
+    unread.job.spec = Ok(spec(1, ""));
+    let again = decide(&unread);
+    assert_eq!(names(&again), ["j-w7-u"]);
+    assert_eq!(condition(&again, ConditionType::Failed).status, "False");
+}
