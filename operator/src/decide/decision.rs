@@ -137,14 +137,6 @@ pub struct Decision<'a> {
     pub workload: Vec<WorkloadChange>,
 }
 
-impl Decision<'_> {
-    /// Whether pods are to be created or deleted.
-    #[must_use]
-    pub fn changes_pods(&self) -> bool {
-        !self.create.is_empty() || !self.delete.is_empty()
-    }
-}
-
 /// What is reported of a job once a decision was carried out.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Report {

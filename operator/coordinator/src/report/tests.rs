@@ -125,7 +125,7 @@ fn with_workers(count: u64) -> RunStatus {
         name: format!("a-job-of-many-workers-w{i}-0a1b2c3d"),
         node: format!("gke-pool-of-accelerators-{i}-0a1b2c3d"),
         speed: 0.987_654_321,
-        pipeline: (i % 10 != 0).then_some(7),
+        pipeline: (!i.is_multiple_of(10)).then_some(7),
         ..first.clone()
     };
     state.workers = (1..=count).map(worker).collect();

@@ -269,17 +269,17 @@ impl Samples for Hole {
         numbers: &mut [i64],
         wanted: &mut dyn FnMut() -> bool,
     ) -> Result<(), SampleError> {
-        while index == 7 {
-            if !wanted() {
-                return Err(SampleError {
-                    index,
-                    why: "it was given up".to_owned(),
-                    may_pass: true,
-                });
-            }
+        if index != 7 {
+            return self.train(index, numbers);
+        }
+        while wanted() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.train(index, numbers)
+        Err(SampleError {
+            index,
+            why: "it was given up".to_owned(),
+            may_pass: true,
+        })
     }
 }
 
