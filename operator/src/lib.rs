@@ -23,6 +23,8 @@ pub mod context;
 pub mod controller;
 pub mod decide;
 pub mod error;
+#[cfg(test)]
+mod fixtures;
 pub mod health;
 pub mod index;
 pub mod installation;

@@ -12,7 +12,7 @@ pub fn bounded(mut config: Config) -> Config {
     config.read_timeout = Some(SILENCE_MAX);
     // A connection that was idle has that time for its next answer as well.
     config.reset_reader_on_write = true;
-    // Whoever calls tries again himself. kube would try fifteen times in silence, with pauses of minutes in the end.
+    // Callers try again themselves. kube would try fifteen times in silence, with pauses of minutes in the end.
     config.default_retry = false;
     config
 }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 pub(super) const REAPPLY: Duration = Duration::from_secs(7200);
 /// The first of several changes of an object is applied at once, and what follows after this time.
 pub(super) const BETWEEN: Duration = Duration::from_secs(1);
-/// Where somebody sets our fields anew each time that they are applied, every next time comes after twice that, up to this: neither he nor the API server
-/// is kept busy for ever, and fields that he leaves alone are ours again soon.
+/// Where somebody sets our fields anew each time that they are applied, the pause doubles each time, up to this: the API
+/// server is not kept busy for ever, and fields that are left alone are ours again soon.
 const BETWEEN_MAX: Duration = Duration::from_secs(300);
 /// An object that was left alone for this time, beside twice its pause, is not fought over any more.
 const QUIET: Duration = Duration::from_secs(10);

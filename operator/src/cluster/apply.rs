@@ -379,34 +379,16 @@ async fn apply_to(
 mod tests {
     use super::*;
     use crate::cluster::fake_server::{Asked, refusal, server};
-    use crate::decide::Settings;
+    use crate::fixtures;
     use serde_json::json;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use varuna_api::crd::Status;
 
     fn job() -> ObservedJob {
-        ObservedJob {
-            name: "j".into(),
-            namespace: "n".into(),
-            uid: "uid-j".into(),
-            generation: 1,
-            spec: Err("of no interest".into()),
-            save_at: None,
-            status: Status::default(),
-            deleting: false,
-        }
+        fixtures::job("j", "uid-j")
     }
 
     fn applier(client: Client) -> Applier {
-        let settings = Settings {
-            image: None,
-            coordinator_image: None,
-            coordinator_priority_class: None,
-            gpu_resource: None,
-            node_signals: vec![],
-            topology_labels: vec![],
-        };
-        Applier::new(client, Arc::new(Index::new(settings)))
+        Applier::new(client, Arc::new(Index::new(fixtures::settings())))
     }
 
     /// How a call about a pod ended to which the server answers so, and whether the watch is expected to show the pod then.

@@ -102,21 +102,12 @@ fn document(name: &str, metadata: ObjectMeta, orders: &RunSpec) -> DynamicObject
 mod tests {
     use super::*;
     use crate::cluster::fake_server::{Asked, refusal, server};
+    use crate::fixtures;
     use serde_json::Value;
-    use varuna_api::crd::Status;
     use varuna_api::manifest::{API_VERSION, KIND};
 
     fn job() -> ObservedJob {
-        ObservedJob {
-            name: "j".into(),
-            namespace: "n".into(),
-            uid: "uid-j".into(),
-            generation: 1,
-            spec: Err("of no interest".into()),
-            save_at: None,
-            status: Status::default(),
-            deleting: false,
-        }
+        fixtures::job("j", "uid-j")
     }
 
     /// The object with these orders and a report of a step, as a server has it.

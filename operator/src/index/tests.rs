@@ -3,24 +3,17 @@ use crate::decide::ObservedJob;
 use crate::decide::objects::{
     APPLIED_ANNOTATION, JOB_LABEL, NUMBER_LABEL, increment_name, workload_name, workload_prefix,
 };
+use crate::fixtures;
 use crate::resource::job_ref;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::DynamicObject;
 use kube::core::PartialObjectMeta;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-use varuna_api::crd::Status;
 use varuna_api::manifest::{API_VERSION, KIND};
 
 fn index() -> Index {
-    Index::new(Settings {
-        image: None,
-        coordinator_image: None,
-        coordinator_priority_class: None,
-        gpu_resource: None,
-        node_signals: vec![],
-        topology_labels: vec![],
-    })
+    Index::new(fixtures::settings())
 }
 
 fn owner(job: &str) -> Value {
@@ -303,16 +296,7 @@ fn an_object_that_somebody_deletes_makes_its_job_be_looked_at() {
 }
 
 fn job(name: &str) -> ObservedJob {
-    ObservedJob {
-        name: name.into(),
-        namespace: "n".into(),
-        uid: format!("uid-{name}"),
-        generation: 1,
-        spec: Err("of no interest".into()),
-        save_at: None,
-        status: Status::default(),
-        deleting: false,
-    }
+    fixtures::job(name, &format!("uid-{name}"))
 }
 
 /// A Workload that was admitted on a flavour.

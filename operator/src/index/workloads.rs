@@ -224,35 +224,19 @@ impl Fill<DynamicObject> for Flavors<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::{PriorityKind, Settings};
+    use crate::decide::PriorityKind;
+    use crate::fixtures;
     use crate::index::Priorities;
     use crate::resource::job_ref;
     use serde_json::{Value, json};
-    use varuna_api::crd::Status;
     use varuna_api::manifest::{API_VERSION, KIND};
 
     fn index() -> Index {
-        Index::new(Settings {
-            image: None,
-            coordinator_image: None,
-            coordinator_priority_class: None,
-            gpu_resource: None,
-            node_signals: vec![],
-            topology_labels: vec![],
-        })
+        Index::new(fixtures::settings())
     }
 
     fn job() -> ObservedJob {
-        ObservedJob {
-            name: "j".into(),
-            namespace: "n".into(),
-            uid: "u".into(),
-            generation: 1,
-            spec: Err("of no interest".into()),
-            save_at: None,
-            status: Status::default(),
-            deleting: false,
-        }
+        fixtures::job("j", "u")
     }
 
     fn object(document: Value) -> DynamicObject {

@@ -79,7 +79,7 @@ impl Quarantine {
     }
 
     /// Nobody can read: it is the store that is away, and no worker is to blame.
-    pub(super) fn forgive_readers(&mut self) {
+    pub(super) fn readmit_readers(&mut self) {
         self.cannot_read.0.clear();
     }
 

@@ -33,7 +33,7 @@ impl Shared {
         reading.retain(answered);
         match self.quarantine.unread.judge(&reading) {
             Finding::Nothing => {}
-            Finding::NobodyReads => self.quarantine.forgive_readers(),
+            Finding::NobodyReads => self.quarantine.readmit_readers(),
             Finding::LeaveOut(workers) => {
                 for worker in workers {
                     let name = self.roster.name(worker);
@@ -44,7 +44,7 @@ impl Shared {
     }
 
     /// A greater state was reached: who took part in its last step could read.
-    pub(super) fn absolve_readers(&mut self, at: StateId) {
+    pub(super) fn reset_unread_counts(&mut self, at: StateId) {
         let mut plans = self.record.plans();
         // A step of an earlier plan, which a recovery has finished: those of the present one held its gradients.
         let ran = plans.find(|p| p.generation == at.run_gen);

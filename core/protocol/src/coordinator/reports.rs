@@ -136,7 +136,7 @@ impl Shared {
             self.progress.at = now;
             if !bug!(NeverResetFailedGenerations) {
                 self.fruitless.generations = 0;
-                self.absolve_readers(at);
+                self.reset_unread_counts(at);
             }
         }
     }

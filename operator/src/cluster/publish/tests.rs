@@ -159,16 +159,7 @@ async fn what_stays_true_leaves_room_for_what_happens() {
     let (client, _) = server(|_| None);
     let recorder = EventRecorder::new(client.clone(), "i".into(), Arc::default());
     let publisher = Publisher::new(client, recorder);
-    let job = ObservedJob {
-        name: "j".into(),
-        namespace: "n".into(),
-        uid: "u".into(),
-        generation: 1,
-        spec: Err("of no interest".into()),
-        save_at: None,
-        status: Status::default(),
-        deleting: false,
-    };
+    let job = crate::fixtures::job("j", "u");
     for i in 0..1000 {
         let pod = EventNote {
             lasting: true,
