@@ -1,9 +1,11 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: programs help setup build build-demo build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-zero bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-kueue test-hf test-own-models test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick e2e-built bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
+.PHONY: programs help setup build build-demo build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-zero bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-kueue test-hf test-own-models test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick e2e-built e2e-images bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
 
 CARGO ?= cargo
-TESTED := --workspace --locked --features varuna-cluster-tests/cluster,varuna/kubernetes
+TESTED := --workspace --locked --features varuna/kubernetes
+# Left out of a plain `cargo test`: they need a control plane.
+CLUSTER_TESTS := --test chart --test examples --test kueue --test operator --test plugin --test training
 CORE := -p varuna-model -p varuna-mutants -p varuna-plan -p varuna-protocol -p varuna-api -p varuna-sim
 # A new folder each time: nothing that exists is overwritten.
 RUN_DIR := runs/demo-$(shell date +%Y%m%d-%H%M%S)
@@ -29,11 +31,12 @@ programs: setup ## Get the programs that tests start: MinIO, a Kubernetes contro
 	@scripts/setup-nvrtc.sh
 	@scripts/setup-kube.sh
 
-# Built for the tests at once: a build without the features of their own dependencies would build half of the crates twice.
+# Built for the tests at once: a build without the features of their own dependencies would build half of the crates twice. The tests on
+# a control plane mostly wait for it, and the images for the mirrors: both leave the processors to the others.
 test: setup programs ## Run all tests: the core by seeds, parity, real workers that are really killed, a real control plane; as root also real nodes
 	$(CARGO) build $(TESTED) --lib --bins --examples --tests
 	$(call dataset,target/debug/varuna)
-	$(CARGO) test $(TESTED)
+	scripts/beside.sh "$(CARGO) test $(TESTED) $(CLUSTER_TESTS) && $(MAKE) e2e-images" $(CARGO) test $(TESTED)
 	$(MAKE) e2e-built
 
 test-stores: build ## Test checkpoints on MinIO, Azurite, fake-gcs-server and local files, and deaths and faults in the middle of saves
@@ -92,6 +95,7 @@ chaos: build ## Real processes under faults, judged by the run folder (DURATION=
 lint: setup ## Check the format, clippy and the documentation without any warning, licences and sources of dependencies
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy $(TESTED) --all-targets -- -D warnings
+	$(CARGO) clippy $(TESTED) $(CLUSTER_TESTS) --test kueue_controller -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(TESTED) --no-deps
 	scripts/cargo-deny.sh
 
@@ -159,7 +163,7 @@ test-kueue: build ## Test jobs in queues of Kueue's own controller, built from a
 	@test -n "$(KUEUE)" || { echo "make test-kueue KUEUE=CHECKOUT: see scripts/setup-kueue.sh" >&2; exit 2; }
 	scripts/setup-kube.sh
 	scripts/setup-kueue.sh $(KUEUE)
-	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster,varuna/kubernetes --test kueue_controller -- --ignored
+	$(CARGO) test $(TESTED) --test kueue_controller -- --ignored
 
 test-alerts: ## Test what the chart's alerts fire for, with promtool (built once, minutes)
 	scripts/setup-prometheus.sh
@@ -169,11 +173,13 @@ test-alerts: ## Test what the chart's alerts fire for, with promtool (built once
 e2e-quick: build test-data
 	$(MAKE) e2e-built
 
-# The same with programs that are built.
-e2e-built:
+e2e-images:
 	scripts/setup-kube.sh
 	scripts/setup-nodes.sh
 	@if [ "$$(id -u)" = 0 ]; then BINARIES=target/debug images/build.sh --text; fi
+
+# The same with programs that are built.
+e2e-built: e2e-images
 	BINARIES=target/debug target/debug/varuna-e2e --if-possible pod-deleted worker-killed
 
 e2e: build-release data ## The operator end to end: real kubelets, a bucket, nodes and pods that go (root; KUBECONFIG=... : on that cluster; CASES="...")
@@ -191,7 +197,7 @@ bench-operator: build-release data ## The operator: from a signal to the plan an
 
 test-kube: build test-data ## Test the operator on a real control plane, without root (KUBECONFIG=... : on that cluster)
 	@test -n "$(KUBECONFIG)" || scripts/setup-kube.sh
-	$(CARGO) test --workspace --locked --features varuna-cluster-tests/cluster,varuna/kubernetes --test chart --test examples --test kueue --test operator --test plugin --test training
+	$(CARGO) test $(TESTED) $(CLUSTER_TESTS)
 
 bench-protocol: ## What a launch, a step, a recovery and a growth cost with many workers, on simulated time (needs no libtorch)
 	$(CARGO) run --release --locked -p varuna-bench-protocol

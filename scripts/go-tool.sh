@@ -28,7 +28,7 @@ need_go() {
 # provide LINK FOLDER PACKAGE LDFLAGS [TAGS]: builds a program of a pinned Go module, once, and links it as LINK.
 provide() {
     # What is built follows from these files alone.
-    key=$(cat "$2"/*.go "$2"/go.mod "$2"/go.sum 2>/dev/null | sha256sum | cut -c1-16)
+    key=$(find "$2" -type f \( -name '*.go' -o -name 'go.*' \) | LC_ALL=C sort | xargs cat | sha256sum | cut -c1-16)
     built=$cache/$(basename "$1")-$key
     if [ ! -x "$built" ]; then
         need_go
