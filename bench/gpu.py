@@ -13,6 +13,7 @@ import argparse
 import gzip
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -67,12 +68,20 @@ def library_path():
     return ":".join([*map(str, folders), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
 
 
+def is_unpacked(packed, there):
+    """Whether a program is what is packed, by the checksum and the length that end a gzip file. Another bundle may have been copied over an older one."""
+    if not there.exists():
+        return False
+    program = there.read_bytes()
+    return packed.read_bytes()[-8:] == struct.pack("<II", zlib.crc32(program), len(program) & 0xFFFFFFFF)
+
+
 def unpack_programs():
     """The bundle has its programs packed, to be small. What is unpacked stays for the next part."""
     for name in ("varuna", "varuna-worker"):
         there = VARUNA.with_name(name)
         packed = there.with_name(f"{name}.gz")
-        if there.exists() or not packed.exists():
+        if not packed.exists() or is_unpacked(packed, there):
             continue
         partial = there.with_name(f"{name}.partial")
         try:

@@ -96,6 +96,10 @@ case "$(cat "$built" 2>/dev/null || true)" in
 esac
 rm -f "$built"
 
+# Images have the machine's names, whatever checkout they are built from: of two builds at once one would be made from the other's.
+exec 9>/run/varuna-images.lock
+flock 9
+
 # The suite and the mirrors of this machine's own apt, so that a mirror or a proxy that it is set up for serves the images as well.
 suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
 apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' 'Component: main' | sort -u |

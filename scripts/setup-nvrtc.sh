@@ -16,15 +16,18 @@ missing() {
     exit 0
 }
 
-# The libraries of the GPU image have it, too.
-for folder in .cache/nvrtc .cache/cuda/nvidia/cu13/lib; do
-    [ ! -e "$folder/libnvrtc.so.13" ] || exit 0
-done
-mkdir -p .cache
-[ "$(uname -sm)" = "Linux x86_64" ] || missing "the pinned wheel is for Linux on x86-64"
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/varuna
 pin=$(grep '^nvidia-cuda-nvrtc==' images/cuda.lock)
 dest=$cache/nvrtc-$(echo "$pin" | sha256sum | cut -c1-12)
+# Of a link, only one to what is pinned now: an older one would have the kernels compiled by another compiler than that of the image.
+if [ -e .cache/nvrtc/libnvrtc.so.13 ]; then
+    [ -L .cache/nvrtc ] && [ "$(readlink .cache/nvrtc)" != "$dest" ] || exit 0
+# The libraries of the GPU image have it, too.
+elif [ -e .cache/cuda/nvidia/cu13/lib/libnvrtc.so.13 ]; then
+    exit 0
+fi
+mkdir -p .cache
+[ "$(uname -sm)" = "Linux x86_64" ] || missing "the pinned wheel is for Linux on x86-64"
 if [ ! -d "$dest" ]; then
     mkdir -p "$cache"
     # Beside the destination: a rename within one file system is atomic, so half of it is never seen.

@@ -1,12 +1,13 @@
 //! Who may reach a coordinator that is started here, and how it shows that it is the right one.
 
 use crate::failure::Failure;
-use std::net::ToSocketAddrs as _;
+use rand::TryRngCore as _;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::path::Path;
 use varuna_coordinator::Identity;
 use varuna_run_folder::{Access, Durability, RunFiles, replace_file};
 
-/// What is asked of who reaches the coordinator's port.
+/// What clients of the coordinator's port must show.
 #[derive(clap::Args)]
 pub(crate) struct Security {
     /// Speak TLS, with the certificate certificate.pem and key.pem of the run folder; made if they are not there. Workers
@@ -19,7 +20,7 @@ pub(crate) struct Security {
 }
 
 impl Security {
-    /// Refuses an address that others reach, where they would need no token or could listen.
+    /// Refuses an address that other machines can reach, if they would need no token or could listen to the traffic.
     pub(crate) fn check(&self, bind: &str, token: &str) -> Result<(), Failure> {
         let missing = match (token.is_empty(), self.tls) {
             (false, true) => return Ok(()),
@@ -56,7 +57,24 @@ impl Security {
     }
 }
 
-/// Whether only processes of this machine reach an address. Who cannot listen on it is told why by the attempt.
+/// A new run's token: 128 random bits in hex.
+pub(crate) fn token() -> Result<String, Failure> {
+    let mut bytes = [0u8; 16];
+    rand::rngs::OsRng
+        .try_fill_bytes(&mut bytes)
+        .map_err(|e| Failure::Internal(format!("no random bytes: {e}")))?;
+    Ok(hex::encode(bytes))
+}
+
+/// The loopback address that this machine has.
+pub(crate) fn loopback() -> String {
+    let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let has_v4 = std::net::TcpListener::bind(v4).is_ok();
+    let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, 0));
+    if has_v4 { v4 } else { v6 }.to_string()
+}
+
+/// Whether only processes of this machine reach an address. If listening on it is impossible, the attempt says why.
 fn stays_here(bind: &str) -> bool {
     bind.to_socket_addrs()
         .map_or(true, |mut addresses| addresses.all(|a| a.ip().is_loopback()))

@@ -104,7 +104,7 @@ impl From<CheckpointError> for Failure {
 }
 
 fn state(listed: &Listed) -> &'static str {
-    match (listed.manifest, listed.refused) {
+    match (listed.manifest, listed.marked_damaged) {
         (true, false) => "complete",
         (true, true) => "damaged",
         (false, _) => "incomplete",

@@ -94,7 +94,8 @@ pub(crate) fn worker_program(named: Option<&Path>) -> Result<PathBuf, Failure> {
     let own = own_program()?;
     let path = named.map_or_else(|| own.with_file_name("varuna-worker"), Path::to_owned);
     if path.is_file() {
-        Ok(path)
+        // A name without a folder would be looked for in PATH when it is executed.
+        std::path::absolute(&path).map_err(|e| Failure::Input(format!("{}: {e}", path.display())))
     } else {
         Err(Failure::Input(format!(
             "{} is not there: name the worker with --worker-binary",
@@ -156,7 +157,7 @@ impl Children {
             .stdin(Stdio::null())
             .stdout(out)
             .stderr(err)
-            // Ctrl-C at the terminal must reach the run alone, which then stops its workers in an orderly way.
+            // Ctrl-C at the terminal must reach only the run, which then stops its workers in an orderly way.
             .process_group(0)
             .kill_on_drop(true);
         let places: Vec<Option<usize>> = self.running.iter().map(|r| r.gpu).collect();
@@ -198,7 +199,9 @@ impl Children {
     /// The last line of a worker's log, and where the log is.
     pub(crate) fn last_log_line(&self, name: &str) -> String {
         let log = self.logs.join(format!("{name}.log"));
-        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        // A library may have printed anything.
+        let bytes = std::fs::read(&log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
         let line = text
             .lines()
             .rev()

@@ -2,18 +2,20 @@
 
 use crate::access::Security;
 use crate::failure::Failure;
-use crate::io::print_line;
+use crate::io::show_line;
 use crate::job::{self, JobFile};
 use crate::progress::Progress;
-use crate::signals::Interrupts;
+use crate::signals::{Interrupts, StopRequest};
 use std::path::{Path, PathBuf};
 use tokio::sync::mpsc::Sender;
 use varuna_api::Job;
-use varuna_coordinator::{Control, Options, RunFolder, ScaleRequest, Timing, serve};
+use varuna_coordinator::{Control, Options, Outcome, RunFolder, ScaleRequest, Timing, serve};
 use varuna_plan::Costs;
 use varuna_wire::process_host;
 
 /// Run a coordinator for workers that are started elsewhere.
+///
+/// The first Ctrl-C stops the run in order, the second ends the coordinator at once; SIGTERM and a closed terminal stop the run in order.
 ///
 /// On this machine a worker is started with `varuna-worker --coordinator ADDRESS`. On another one it needs VARUNA_TOKEN and VARUNA_CERTIFICATE (the
 /// text of the run folder's certificate.pem), and with `--advertise HOST` it says where the other workers reach it:
@@ -39,7 +41,7 @@ pub(crate) struct Arguments {
     security: Security,
 }
 
-/// Where a coordinator listens, and to whom.
+/// Where a coordinator listens, and who may connect.
 pub(crate) struct Endpoint<'a> {
     /// `host:port`.
     pub(crate) bind: String,
@@ -92,7 +94,7 @@ pub(crate) async fn start(
     let options = Options {
         job,
         steps,
-        // A folder is of one text, as it was written when its run began.
+        // A run folder belongs to one text of a job file, as it was when its run began.
         run: varuna_api::run_identity("", &text),
         job_text: text,
         data_fingerprint,
@@ -124,7 +126,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let file = job::of_run(job::read(&arguments.job)?, &arguments.run_dir)?;
     let layout = file.job.layout();
     let steps = file.steps;
-    // The data may lie with the workers only; they compare fingerprints among each other where it is known here.
+    // Perhaps only the workers have the data. If the fingerprint is known here, workers compare theirs with it.
     let fingerprint = job::check_data(&file.job).unwrap_or_default();
     let costs = measured(arguments.profile.as_deref(), &file.job)?;
     let outcome = runtime()?.block_on(async {
@@ -134,7 +136,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             security: &arguments.security,
         };
         let mut control = start(file, &arguments.run_dir, endpoint, fingerprint, costs, None).await?;
-        print_line(&format!("coordinator at {}", control.address));
+        show_line(&format!("coordinator at {}", control.address));
         let mut progress = Progress::new(steps);
         let mut interrupts = Interrupts::listen()?;
         loop {
@@ -144,7 +146,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                     return outcome.map_err(|e| Failure::Internal(e.to_string()))?.map_err(Failure::from);
                 }
                 Ok(()) = control.view.changed() => progress.show(&control.view.borrow_and_update().clone()),
-                () = interrupts.next() => { let _ = control.stop.send(()).await; },
+                asked = interrupts.next() => match asked {
+                    StopRequest::Graceful => {
+                        // One that waits already is enough.
+                        let _ = control.stop.try_send(());
+                    }
+                    StopRequest::Immediate => {
+                        progress.end();
+                        return Ok(Outcome::Stopped);
+                    }
+                },
             }
         }
     })?;

@@ -2,7 +2,7 @@
 
 use crate::bar::Bar;
 use crate::failure::Failure;
-use crate::io::print_line;
+use crate::io::{print_line, warn};
 use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 use varuna_dataset::{Build, Built, DataError, Format, Split, Tokenizer, build, info, tokens};
@@ -173,19 +173,19 @@ fn say_what_was_built(built: &[Built]) {
         ));
         // Few different texts may all have digests of one set.
         if dataset.sidecar.tokens == 0 {
-            eprintln!(
+            warn(&format!(
                 "varuna: {} has no tokens: no document fell to it, and no job can read it",
                 dataset.path.display()
-            );
+            ));
         }
     }
     // It is the same for all datasets of a split.
     let skipped = built.first().map(|dataset| &dataset.skipped);
     if let Some(skipped) = skipped.filter(|skipped| skipped.lines > 0) {
-        eprintln!(
+        warn(&format!(
             "varuna: lines that are no JSON were left out: {}; the first of them: {}",
             skipped.lines,
             skipped.first.as_deref().unwrap_or("unknown")
-        );
+        ));
     }
 }

@@ -41,7 +41,7 @@ impl Failure {
         })
     }
 
-    /// The result of a command, by how its coordinator ended.
+    /// The result of a command, depending on how its coordinator ended.
     pub(crate) fn of_outcome(outcome: &Outcome, layout: &Layout) -> Result<(), Failure> {
         match outcome {
             Outcome::Done => Ok(()),

@@ -1,4 +1,4 @@
-//! `varuna generate` and `varuna evaluate`: what a trained model is used for. The worker program computes.
+//! `varuna generate` and `varuna evaluate`: uses of a trained model. The worker program does the computation.
 
 use crate::children::{with_this_process, worker_program};
 use crate::failure::Failure;

@@ -1,9 +1,13 @@
-//! Files that the user names, and standard output.
+//! Files that the user names, standard output and standard error.
 
 use crate::failure::Failure;
 use serde::Serialize;
-use std::io::Write as _;
-use std::path::Path;
+use std::io::{Error, ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// Why printing to standard output failed: the first reason. A command ends with it, see [`check_printed`].
+static PRINT_ERROR: OnceLock<Error> = OnceLock::new();
 
 /// The text of a file.
 pub(crate) fn read(path: &Path) -> Result<String, Failure> {
@@ -15,9 +19,55 @@ pub(crate) fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<(), Failur
     std::fs::write(path, content).map_err(|e| Failure::Input(format!("cannot write {}: {e}", path.display())))
 }
 
-/// Prints text. A closed pipe (`| head`) is not an error.
+/// Makes a new folder in another one, with this name or with a number behind it: two commands at the same time have one each.
+pub(crate) fn new_folder(parent: &Path, name: &str) -> Result<PathBuf, Failure> {
+    let failed =
+        |path: &Path, error: &Error| Failure::Input(format!("cannot make {}: {error}", path.display()));
+    std::fs::create_dir_all(parent).map_err(|e| failed(parent, &e))?;
+    let mut number = 1_u32;
+    loop {
+        let folder = parent.join(match number {
+            1 => name.to_owned(),
+            number => format!("{name}-{number}"),
+        });
+        match std::fs::create_dir(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+            Err(error) => return Err(failed(&folder, &error)),
+        }
+    }
+}
+
+/// Prints text. A closed pipe (`| head`) is not an error; anything else fails the command at its end, since half an output with exit code 0
+/// would pass for a whole one.
 pub(crate) fn print(text: &str) {
-    let _ = std::io::stdout().write_all(text.as_bytes());
+    let mut out = std::io::stdout().lock();
+    let printed = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    if let Err(error) = printed
+        && error.kind() != ErrorKind::BrokenPipe
+    {
+        let _ = PRINT_ERROR.set(error);
+    }
+}
+
+/// Whether standard output has taken all that was printed.
+pub(crate) fn check_printed() -> Result<(), Failure> {
+    match PRINT_ERROR.get() {
+        None => Ok(()),
+        Some(error) => Err(Failure::Internal(format!(
+            "cannot write to standard output: {error}"
+        ))),
+    }
+}
+
+/// Prints a line that shows progress. If it cannot be printed, the run still continues, and its result stays the same.
+pub(crate) fn show_line(text: &str) {
+    let _ = std::io::stdout().write_all(format!("{text}\n").as_bytes());
+}
+
+/// Prints a line to standard error. The line is lost if it cannot be written.
+pub(crate) fn warn(text: &str) {
+    let _ = std::io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
 /// Prints text and a newline.
@@ -34,4 +84,23 @@ pub(crate) fn to_json(value: &impl Serialize) -> Result<String, Failure> {
 pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     print(&(to_json(value)? + "\n"));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_that_want_a_folder_of_the_same_name_have_one_each() {
+        let temp = tempfile::tempdir().unwrap();
+        let runs = temp.path().join("runs");
+        for name in ["tiny-7", "tiny-7-2", "tiny-7-3"] {
+            let made = new_folder(&runs, "tiny-7").unwrap();
+            assert_eq!(made, runs.join(name));
+            assert!(made.is_dir());
+        }
+        std::fs::write(temp.path().join("file"), "").unwrap();
+        let why = new_folder(&temp.path().join("file"), "tiny-7").unwrap_err();
+        assert!(why.to_string().contains("cannot make "), "{why}");
+    }
 }

@@ -68,7 +68,8 @@ pub(crate) fn check_data(job: &Job) -> Result<String, Failure> {
     Ok(data.fingerprint())
 }
 
-/// Checks that the folder of a model of one's own is there, and the one that the job means: workers on this machine read it under the same path.
+/// Checks that the folder of a user-defined model exists and is the one that the job names: workers on this machine read it at the same
+/// path.
 pub(crate) fn check_model(job: &Job) -> Result<(), Failure> {
     let Model::Exported(model) = &job.model else {
         return Ok(());
@@ -135,7 +136,7 @@ pub(crate) async fn checkpoints(
     }))
 }
 
-/// Checks that the other job's checkpoint is there that the job begins with, if it says so.
+/// If the job begins with another job's checkpoint, checks that this checkpoint exists.
 async fn origin(store: &Store) -> Result<(), Failure> {
     let bad = |error: String| Failure::Input(format!("spec.checkpoint.from: {error}"));
     let found = tokio::time::timeout(STORE_TIMEOUT, store.origin()).await;

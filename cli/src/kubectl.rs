@@ -1,25 +1,35 @@
 //! `kubectl varuna`: jobs of a cluster, from their status and Events. kubectl finds this program under the name `kubectl-varuna`.
 //!
-//! It talks with the API server alone, with the rights of whoever calls it: `save` and `scale` change the job, and the operator does the rest.
+//! It talks only to the API server, with the rights of its user. `save` and `scale` change the job, and the operator does the rest.
 
+mod kubeconfig;
 mod proxy;
 mod text;
 
 use crate::coordinator::runtime;
 use crate::failure::Failure;
 use crate::io::{print, print_line};
+use crate::remote::with_causes;
 use clap::{Parser, Subcommand};
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
-use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::config::{KubeConfigOptions, KubeconfigError};
 use kube::{Api, Client, Config, ResourceExt as _};
 use serde_json::json;
+use std::error::Error as _;
+use std::time::Duration;
 use text::{Happened, JobView};
+use varuna_api::JobPhase;
 use varuna_api::crd::{SAVE_AT, Status, api_resource};
 
-/// Events of a job that are asked for; the operator writes no more than one in five seconds for long.
-const EVENTS_MAX: u32 = 500;
+/// Events of a job that are asked for at a time.
+const EVENTS_PER_PAGE: u32 = 500;
+/// The number of answers after which no more Events are requested. In the long run the operator writes at most one in five seconds, and API
+/// servers keep them for an hour by default.
+const PAGES_MAX: usize = 20;
+/// How long to wait for an API server that does not answer: kube would wait for ever.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What varuna's jobs in a cluster are doing.
 ///
@@ -103,10 +113,11 @@ impl Cluster {
             context: arguments.context.clone(),
             ..KubeConfigOptions::default()
         };
-        let kubeconfig = Kubeconfig::read().map_err(unusable)?;
+        let list = std::env::var_os("KUBECONFIG");
+        let kubeconfig = kubeconfig::read(list.as_deref()).map_err(unusable)?;
         let named = proxy::of_context(&kubeconfig, options.context.as_deref());
         let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
-        let mut config = config.map_err(unusable)?;
+        let mut config = bounded(config.map_err(unusable)?);
         proxy::set(&mut config, named.as_deref(), |name| std::env::var(name).ok())?;
         let namespace = arguments.namespace.clone();
         Ok(Cluster {
@@ -141,22 +152,23 @@ impl Cluster {
     async fn happened(&self, job: &JobView) -> Result<Vec<Happened>, Failure> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let of_job = format!("involvedObject.kind=VarunaJob,involvedObject.uid={}", job.uid);
-        let listed = events
-            .list(&ListParams::default().fields(&of_job).limit(EVENTS_MAX))
-            .await;
-        let listed = listed.map_err(|e| self.failure(&job.name, e))?;
-        Ok(text::merged(
-            &job.status,
-            listed.items.iter().filter_map(happened),
-        ))
+        let mut page = ListParams::default().fields(&of_job).limit(EVENTS_PER_PAGE);
+        let mut all = Vec::new();
+        // Events are listed by their names, which say nothing of time: any part of them may hold the newest.
+        for _ in 0..PAGES_MAX {
+            let listed = events.list(&page).await;
+            let listed = listed.map_err(|e| self.failure(&job.name, e))?;
+            all.extend(listed.items.iter().filter_map(happened));
+            match listed.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => page = page.continue_token(&token),
+                None => break,
+            }
+        }
+        Ok(text::merged(&job.status, all.into_iter()))
     }
 
     async fn save(&self, name: &str) -> Result<(), Failure> {
-        if !self.job(name).await?.saves {
-            return Err(Failure::Input(format!(
-                "{name} names no location for checkpoints (spec.checkpoint)"
-            )));
-        }
+        check_saves(&self.job(name).await?)?;
         let now = Timestamp::now().to_string();
         let annotation = json!({ "metadata": { "annotations": { SAVE_AT: now } } });
         let patched = self
@@ -184,14 +196,65 @@ impl Cluster {
     }
 
     fn failure(&self, job: &str, error: kube::Error) -> Failure {
-        match error {
-            kube::Error::Api(status) if status.is_not_found() => Failure::Input(format!(
-                "there is no VarunaJob {job} in namespace {}",
-                self.namespace
-            )),
-            kube::Error::Api(status) => Failure::Input(status.message),
-            other => Failure::Internal(format!("the cluster does not answer: {other}")),
+        failure(&self.namespace, job, error)
+    }
+}
+
+/// Whether a checkpoint of the next step can be asked for.
+fn check_saves(job: &JobView) -> Result<(), Failure> {
+    let name = &job.name;
+    if !job.saves {
+        return Err(Failure::Input(format!(
+            "{name} names no location for checkpoints (spec.checkpoint)"
+        )));
+    }
+    match job.status.phase {
+        Some(phase @ (JobPhase::Complete | JobPhase::Failed | JobPhase::Refused)) => Err(Failure::Input(
+            format!("{name} is {phase}: it trains no further step that a checkpoint could be of"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// A configuration with which a command never waits for long. The user can call it again. kube would silently try fifteen times, in the end
+/// with pauses of minutes.
+fn bounded(mut config: Config) -> Config {
+    config.read_timeout = Some(READ_TIMEOUT);
+    config.default_retry = false;
+    config
+}
+
+/// What an error of the API server means for a user who has named a job.
+fn failure(namespace: &str, job: &str, error: kube::Error) -> Failure {
+    let status = match error {
+        kube::Error::Api(status) => status,
+        // A program that the kubeconfig names for credentials, or its token.
+        kube::Error::Auth(why) => {
+            let why = with_causes(&why.to_string(), why.source());
+            return Failure::Input(format!("the kubeconfig: {why}"));
         }
+        other => {
+            // Its own text is but "client error (Connect)".
+            let why = with_causes(&other.to_string(), other.source());
+            return Failure::Internal(format!("the cluster does not answer: {why}"));
+        }
+    };
+    // An object that is missing is named in the details; an address that nobody serves has none.
+    if status.code == 404 && status.details.is_none() {
+        return Failure::Input("the cluster knows no VarunaJobs: Varuna is not installed there".into());
+    }
+    if status.code == 404 {
+        return Failure::Input(format!("there is no VarunaJob {job} in namespace {namespace}"));
+    }
+    let code = status.code;
+    let said = match status.message {
+        said if said.is_empty() => format!("HTTP status {code}"),
+        said => said,
+    };
+    // Too many requests, or trouble of its own: the same may be asked again later.
+    match code == 429 || code >= 500 {
+        true => Failure::Internal(format!("the cluster does not answer: {said}")),
+        false => Failure::Input(said),
     }
 }
 
@@ -220,3 +283,6 @@ fn happened(event: &Event) -> Option<Happened> {
         text: event.message.clone().unwrap_or_default(),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! `varuna`: runs jobs on this machine, and shows runs, plans, datasets and checkpoints.
 
-// `print!` panics where nobody reads any more (`| head`); `io::print` does not.
-#![deny(clippy::print_stdout)]
+// `print!` and `eprintln!` panic where nobody reads any more (`| head`) or a disk is full; the functions of `io` do not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod access;
 mod bar;
@@ -93,8 +93,13 @@ fn plugin() -> Result<(), Failure> {
 }
 
 fn log() {
+    let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let has_colours = wanted && std::io::IsTerminal::is_terminal(&std::io::stderr());
     tracing_subscriber::fmt()
+        // By default a log line that cannot be written is reported with eprintln!, which panics if standard error is closed or its disk full.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr)
+        .with_ansi(has_colours)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "warn".into()),
         )
@@ -120,10 +125,10 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
 }
 
 fn report(program: &str, result: Result<(), Failure>) -> ExitCode {
-    match result {
+    match result.and_then(|()| io::check_printed()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{program}: {failure}");
+            io::warn(&format!("{program}: {failure}"));
             failure.exit_code()
         }
     }

@@ -1,6 +1,6 @@
 //! What `varuna run` prints: a live line on a terminal, plain lines otherwise.
 
-use crate::io::print_line;
+use crate::io::show_line;
 use indicatif::{BinaryBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::collections::VecDeque;
 use std::io::IsTerminal;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use varuna_coordinator::View;
 use varuna_run_folder::{Metric, StepFigures};
 
-/// Least time between two lines where there is no terminal.
+/// The shortest time between two lines without a terminal.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(2);
 /// Speed is the mean over this many milliseconds.
 const SPEED_WINDOW_MS: u64 = 10_000;
@@ -60,7 +60,7 @@ impl Progress {
         let line = self.line(metric);
         match &self.live {
             Some(live) => live.set_message(line),
-            None => print_line(&line),
+            None => show_line(&line),
         }
     }
 
@@ -68,7 +68,7 @@ impl Progress {
     pub(crate) fn print(&self, text: &str) {
         match &self.live {
             Some(live) => live.println(text),
-            None => print_line(text),
+            None => show_line(text),
         }
     }
 
@@ -117,7 +117,7 @@ impl Progress {
         }
     }
 
-    /// Mean step time of the last seconds, in milliseconds; none after the first step alone, which has no start.
+    /// Mean step time of the last seconds, in milliseconds; none after only the first step, whose start is not known.
     #[expect(clippy::cast_precision_loss, reason = "a display's precision")]
     fn step_ms(&self) -> Option<f64> {
         let ((first_ms, first), (last_ms, last)) = (self.recent.front()?, self.recent.back()?);

@@ -6,10 +6,15 @@ use crate::io::{print, print_json, print_line};
 use crate::utc::utc;
 use std::error::Error;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use varuna_coordinator::RunMode;
 use varuna_run_folder::{Contact, ReadError, RunFiles, RunStatus, WorkerStatus};
+use varuna_wire::is_refusal;
 use varuna_wire::v1::{ScaleRequest, StatusRequest};
+
+/// How long a coordinator may take to answer: one that hangs in its file system still keeps its connections. Starting a worker takes
+/// milliseconds.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Set the number of workers of a run on this machine: more are started, or some are stopped in order.
 #[derive(clap::Args)]
@@ -49,9 +54,40 @@ pub(crate) async fn reach(contact: &Contact) -> Result<varuna_wire::Client, Fail
         })
 }
 
+/// The result of a request, unless it takes too long.
+pub(crate) async fn in_time<T>(contact: &Contact, request: impl Future<Output = T>) -> Result<T, Failure> {
+    within(ANSWER_TIMEOUT, contact, request).await
+}
+
+async fn within<T>(
+    limit: Duration,
+    contact: &Contact,
+    request: impl Future<Output = T>,
+) -> Result<T, Failure> {
+    let answer = tokio::time::timeout(limit, request).await;
+    answer.map_err(|_| {
+        let (address, limit) = (&contact.address, limit.as_secs());
+        Failure::Internal(format!(
+            "the coordinator at {address} does not answer within {limit} s"
+        ))
+    })
+}
+
+/// Why a request has changed nothing. `is_refusal`: the coordinator has looked at it and says no.
+pub(crate) fn request_failure(contact: &Contact, is_refusal: bool, why: &str) -> Failure {
+    match is_refusal {
+        true => Failure::Input(why.to_owned()),
+        false => Failure::Internal(format!(
+            "the coordinator at {} gives no answer ({why})",
+            contact.address
+        )),
+    }
+}
+
 /// The run's status, from its coordinator.
 pub(crate) async fn status_of(contact: &Contact) -> Result<RunStatus, Failure> {
-    let reply = reach(contact).await?.status(StatusRequest {}).await;
+    let mut client = reach(contact).await?;
+    let reply = in_time(contact, client.status(StatusRequest {})).await?;
     let reply = reply.map_err(|status| {
         let why = with_causes(status.message(), status.source());
         Failure::Internal(format!(
@@ -63,7 +99,7 @@ pub(crate) async fn status_of(contact: &Contact) -> Result<RunStatus, Failure> {
 }
 
 /// What an error says, and what its causes say that it does not.
-fn with_causes(said: &str, mut cause: Option<&(dyn Error + 'static)>) -> String {
+pub(crate) fn with_causes(said: &str, mut cause: Option<&(dyn Error + 'static)>) -> String {
     let mut text = said.to_owned();
     while let Some(error) = cause {
         let said = error.to_string();
@@ -81,8 +117,9 @@ pub(crate) fn scale(arguments: &ScaleArguments) -> Result<(), Failure> {
         let request = ScaleRequest {
             workers: arguments.workers,
         };
-        let reply = reach(&contact).await?.scale(request).await;
-        let reply = reply.map_err(|status| Failure::Input(status.message().to_owned()))?;
+        let mut client = reach(&contact).await?;
+        let reply = in_time(&contact, client.scale(request)).await?;
+        let reply = reply.map_err(|s| request_failure(&contact, is_refusal(&s), s.message()))?;
         print_line(&reply.into_inner().message);
         Ok(())
     })
@@ -102,7 +139,7 @@ pub(crate) fn status(arguments: &StatusArguments) -> Result<(), Failure> {
     outdated.map_or(Ok(()), Err)
 }
 
-/// The status that a run has written last, and what is to be said of it. `failure`: why there is no newer one.
+/// The last status that a run has written, and what to report about it. `failure`: why there is no newer one.
 fn last_status(run: &Path, failure: Failure) -> Result<(RunStatus, Option<Failure>), Failure> {
     let files = RunFiles::new(run);
     let last = match files.status() {
@@ -189,6 +226,30 @@ fn or_dash(text: Option<String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_coordinator_that_gives_no_answer_is_no_bad_input_and_is_not_waited_for_for_ever() {
+        let contact = Contact {
+            address: "[::1]:7".into(),
+            token: String::new(),
+            certificate: None,
+            pid: 1,
+        };
+        let internal = |failure: Failure, says: &str| match failure {
+            Failure::Internal(why) => assert!(why.contains(says), "{why}"),
+            other => panic!("{other}"),
+        };
+        let limit = Duration::from_millis(10);
+        let never = std::future::pending::<()>();
+        let late = runtime().unwrap().block_on(within(limit, &contact, never));
+        internal(late.unwrap_err(), "[::1]:7 does not answer within");
+        let ending = request_failure(&contact, false, "the run is ending");
+        internal(ending, "[::1]:7 gives no answer (the run is ending)");
+        match request_failure(&contact, true, "0 workers cannot train") {
+            Failure::Input(why) => assert_eq!(why, "0 workers cannot train"),
+            other => panic!("{other}"),
+        }
+    }
 
     #[test]
     fn a_status_of_a_run_that_has_not_ended_is_marked_where_it_is_not_the_coordinators() {

@@ -1,15 +1,17 @@
-//! Which workers of `varuna run` are started again when, and how long a run waits that has none. Pure: times are given, and nothing is done here.
+//! Which workers of `varuna run` are started again and when, and how long a run without workers waits. Pure: times are arguments, and
+//! nothing is done here.
 //!
-//! The launcher of a pod (`launcher/src/restarts.rs`) has another policy: its places are fixed, and a worker that fails too often takes its pod
-//! with it, so that another pod is made elsewhere. Here `varuna scale` changes how many workers there are, and there is no elsewhere.
+//! The launcher of a pod (`launcher/src/restarts.rs`) has another policy: its number of workers is fixed, and a worker that fails too often
+//! ends its pod, so that another pod is made on another node. Here `varuna scale` changes the number of workers, and there is only one
+//! machine.
 
 use std::time::Duration;
 
-/// The first restart waits so long, and the first after a worker that ran for [`STEADY`].
+/// The delay of the first restart, and of the first one after a worker that ran for [`STEADY`].
 const DELAY: Duration = Duration::from_secs(1);
 /// The longest time before a worker is started again.
 const DELAY_MAX: Duration = Duration::from_secs(60);
-/// A worker that ran for so long has loaded its state and trained: what ended it says nothing about the next one.
+/// A worker that ran for this long has loaded its state and trained: its end says nothing about the next one.
 const STEADY: Duration = Duration::from_secs(300);
 /// How long a run may be without any worker. Long enough for somebody at a terminal to start some; a batch job must not wait for ever.
 pub(crate) const WITHOUT_WORKERS_MAX: Duration = Duration::from_secs(300);
@@ -37,7 +39,7 @@ pub(crate) struct Restarts {
 }
 
 impl Restarts {
-    /// So many restarts in all.
+    /// The number of restarts in all.
     pub(crate) fn new(most: usize) -> Restarts {
         Restarts {
             left: most,
@@ -74,7 +76,7 @@ impl Restarts {
         due
     }
 
-    /// None of those that wait is started: somebody has said how many workers there are to be, or the run ends.
+    /// Cancels all restarts that wait: the user has set the number of workers, or the run ends.
     pub(crate) fn cancel(&mut self) {
         self.due.clear();
     }
@@ -85,7 +87,7 @@ impl Restarts {
 pub(crate) struct WithoutWorkers(Option<Duration>);
 
 impl WithoutWorkers {
-    /// Takes whether the run has no worker now, and none that is to be started. True where that is new.
+    /// Notes whether the run has no worker now, and none that will be started. True if that is new.
     pub(crate) fn note(&mut self, now: Duration, alone: bool) -> bool {
         let is_new = alone && self.0.is_none();
         self.0 = alone.then_some(self.0.unwrap_or(now));

@@ -1,17 +1,15 @@
 //! `varuna run`: a coordinator in this process, workers as children.
 
-use crate::access::Security;
+use crate::access::{Security, loopback, token};
 use crate::children::{Children, Credentials, Ended, worker_program};
 use crate::coordinator::{Endpoint, LocalWorkers, measured, runtime, start};
 use crate::failure::Failure;
-use crate::io::print_line;
+use crate::io::{new_folder, show_line, warn};
 use crate::job;
 use crate::progress::Progress;
 use crate::restarts::{End, Restarts, WITHOUT_WORKERS_MAX, WithoutWorkers};
-use crate::signals::Interrupts;
-use rand::TryRngCore as _;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use crate::signals::{Interrupts, StopRequest};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{Receiver, channel};
 use varuna_coordinator::{Control, Outcome, RunMode, ScaleRequest};
@@ -22,8 +20,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Train a job on this machine, with a coordinator and worker processes.
 ///
-/// The first Ctrl-C stops the run in order, the second ends it at once. A run that has lost all its workers waits five minutes for new ones
-/// (varuna scale), then it ends with exit code 1 and can be begun again with --run-dir.
+/// The first Ctrl-C stops the run in order, the second ends it at once; SIGTERM and a closed terminal stop it in order. A run that has lost all
+/// its workers waits five minutes for new ones (varuna scale), then it ends with exit code 1 and can be begun again with --run-dir.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// The job file: the same YAML that a cluster takes.
@@ -65,14 +63,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return Err(Failure::Input("--workers: 0 — at least 1".into()));
     }
     if arguments.workers < least {
-        eprintln!("varuna: the job needs at least {least} workers; training waits until more join");
+        warn(&format!(
+            "varuna: the job needs at least {least} workers; training waits until more join"
+        ));
     }
     let costs = measured(arguments.profile.as_deref(), &file.job)?;
     let program = worker_program(arguments.worker_binary.as_deref())?;
-    let folder = arguments
-        .run_dir
-        .clone()
-        .unwrap_or_else(|| default_folder(&file.job.name));
+    let folder = arguments.folder(&file.job.name)?;
     let layout = file.job.layout();
     let gpus = Gpus::of_machine(file.job.workers.device);
     let machine = Machine::at_start(gpus, arguments.workers);
@@ -95,8 +92,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 scale,
             }),
         )
-        .await?;
-        print_line(&format!("run folder {}", folder.display()));
+        .await
+        .inspect_err(|_| arguments.remove_if_empty(&folder))?;
+        show_line(&format!("run folder {}", folder.display()));
         let children = Children::new(
             program,
             Credentials {
@@ -121,26 +119,22 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     Failure::of_outcome(&outcome, &layout)
 }
 
-/// The loopback address that this machine has.
-fn loopback() -> String {
-    let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let has_v4 = std::net::TcpListener::bind(v4).is_ok();
-    let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, 0));
-    if has_v4 { v4 } else { v6 }.to_string()
-}
+impl Arguments {
+    /// The run folder; a new one where the user names none.
+    fn folder(&self, job: &str) -> Result<PathBuf, Failure> {
+        if let Some(named) = &self.run_dir {
+            return Ok(named.clone());
+        }
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        new_folder(Path::new("runs"), &format!("{job}-{}", since.as_secs()))
+    }
 
-fn default_folder(name: &str) -> PathBuf {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    PathBuf::from("runs").join(format!("{name}-{}", since.as_secs()))
-}
-
-/// 128 random bits in hex.
-fn token() -> Result<String, Failure> {
-    let mut bytes = [0u8; 16];
-    rand::rngs::OsRng
-        .try_fill_bytes(&mut bytes)
-        .map_err(|e| Failure::Internal(format!("no random bytes: {e}")))?;
-    Ok(hex::encode(bytes))
+    /// A run that has not begun leaves no empty folder of its own. One with files in it stays.
+    fn remove_if_empty(&self, folder: &Path) {
+        if self.run_dir.is_none() {
+            let _ = std::fs::remove_dir(folder);
+        }
+    }
 }
 
 /// What the user calls the run.
@@ -153,7 +147,7 @@ struct Run {
     control: Control,
     children: Children,
     progress: Progress,
-    /// Zero of the times that `restarts` and `alone` are given.
+    /// The zero of the times that are passed to `restarts` and `alone`.
     began: Instant,
     restarts: Restarts,
     alone: WithoutWorkers,
@@ -197,7 +191,7 @@ impl Run {
         for _ in 0..workers {
             self.children.start()?;
         }
-        let mut interrupts = 0;
+        let mut at_once = false;
         let outcome = loop {
             let due = self.due();
             tokio::select! {
@@ -215,13 +209,12 @@ impl Run {
                     drop(request.answer.send(answer));
                 }
                 () = until(due) => self.start_due(),
-                () = signals.next() => {
-                    interrupts += 1;
-                    if interrupts > 1 {
+                asked = signals.next() => {
+                    at_once = asked == StopRequest::Immediate;
+                    if at_once {
                         break Ok(Outcome::Stopped);
                     }
-                    self.progress.print("stopping; Ctrl-C again to end at once");
-                    self.stop().await;
+                    self.stop_asked().await;
                 }
             }
             if let Some(failure) = self.without_workers().await {
@@ -231,7 +224,7 @@ impl Run {
         let view = self.control.view.borrow().clone();
         self.progress.show(&view);
         self.progress.end();
-        if outcome.is_ok() && interrupts < 2 {
+        if outcome.is_ok() && !at_once {
             let leave = async {
                 while self.children.count() > 0 {
                     let _ = self.children.ended().await;
@@ -251,6 +244,14 @@ impl Run {
     fn due(&self) -> Option<Instant> {
         let times = [self.restarts.next(), self.alone.until()];
         times.into_iter().flatten().min().map(|at| self.began + at)
+    }
+
+    /// Somebody asks for the end. Once is enough: the coordinator takes it once.
+    async fn stop_asked(&mut self) {
+        if !self.ending {
+            self.progress.print("stopping; Ctrl-C again to end at once");
+            self.stop().await;
+        }
     }
 
     /// Ends the run in order.
@@ -276,7 +277,7 @@ impl Run {
         self.last_ended = ended.name;
     }
 
-    /// What is said of the worker in the place of one that has ended; nothing where there is none.
+    /// The message about the replacement of a worker that has ended; nothing if there is none.
     fn started_again(&mut self, end: End) -> String {
         if self.is_ending() {
             return String::new();
@@ -305,8 +306,8 @@ impl Run {
         }
     }
 
-    /// What follows where no worker is left and nobody asked for the end. Before the first step there is nothing to wait for: the failure with
-    /// which the run ends. Afterwards somebody may start new ones for a while.
+    /// What follows if no worker is left and nobody asked for the end. Before the first step there is nothing to wait for: the run ends
+    /// with this failure. Later somebody may start new workers for a while.
     async fn without_workers(&mut self) -> Option<Failure> {
         let alone = self.is_alone();
         if alone && self.control.view.borrow().metric.is_none() {
@@ -372,7 +373,7 @@ async fn until(at: Option<Instant>) {
 }
 
 impl Names {
-    /// What is said when the last worker has ended and the run waits for others.
+    /// The message when the last worker has ended and the run waits for others.
     fn waits(&self) -> String {
         format!(
             "no worker is left: training waits for new ones. Start some with varuna scale {} N, or end the run with Ctrl-C; it ends by itself in \

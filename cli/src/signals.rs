@@ -3,11 +3,22 @@
 use crate::failure::Failure;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+/// What a signal asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum StopRequest {
+    /// To end in order.
+    Graceful,
+    /// To end at once: Ctrl-C after another request.
+    Immediate,
+}
+
 /// Signals are queued from the moment this is made, so that none is lost between two waits.
 pub(crate) struct Interrupts {
     interrupt: Signal,
     terminate: Signal,
     hang_up: Signal,
+    /// A signal has come.
+    asked: bool,
 }
 
 impl Interrupts {
@@ -19,15 +30,52 @@ impl Interrupts {
             interrupt: on(SignalKind::interrupt())?,
             terminate: on(SignalKind::terminate())?,
             hang_up: on(SignalKind::hangup())?,
+            asked: false,
         })
     }
 
     /// Waits for the next signal.
-    pub(crate) async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hang_up.recv() => {}
+    ///
+    /// Only a second Ctrl-C, which a person has sent, means that somebody is impatient. The others come several times for one reason:
+    /// SIGHUP from the shell and from the kernel when a terminal is closed, SIGTERM twice from `timeout`, SIGTERM and SIGHUP from systemd.
+    pub(crate) async fn next(&mut self) -> StopRequest {
+        let by_hand = tokio::select! {
+            _ = self.interrupt.recv() => true,
+            _ = self.terminate.recv() => false,
+            _ = self.hang_up.recv() => false,
+        };
+        let again = std::mem::replace(&mut self.asked, true);
+        match again && by_hand {
+            true => StopRequest::Immediate,
+            false => StopRequest::Graceful,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coordinator::runtime;
+    use nix::sys::signal::{Signal as Kind, raise};
+
+    #[test]
+    fn a_command_ends_at_once_by_ctrl_c_after_another_request_and_by_no_other_signal() {
+        runtime().unwrap().block_on(async {
+            let mut interrupts = Interrupts::listen().unwrap();
+            for (kind, asked) in [
+                (Kind::SIGHUP, StopRequest::Graceful),
+                (Kind::SIGHUP, StopRequest::Graceful),
+                (Kind::SIGTERM, StopRequest::Graceful),
+                (Kind::SIGINT, StopRequest::Immediate),
+            ] {
+                raise(kind).unwrap();
+                assert_eq!(interrupts.next().await, asked, "{kind}");
+            }
+            let mut interrupts = Interrupts::listen().unwrap();
+            for asked in [StopRequest::Graceful, StopRequest::Immediate] {
+                raise(Kind::SIGINT).unwrap();
+                assert_eq!(interrupts.next().await, asked);
+            }
+        });
     }
 }

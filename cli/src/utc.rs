@@ -1,4 +1,4 @@
-//! Moments for people, without a library of dates: the rest of the command needs none.
+//! Times in a form for people, without a date library, because the rest of the command needs none.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

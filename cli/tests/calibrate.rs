@@ -28,6 +28,40 @@ fn json_of(arguments: &[&Path]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
+/// A line of `metrics.jsonl`.
+fn published(step: u32, generation: u32, time_ms: f64) -> String {
+    format!(
+        "{{\"step\": {step}, \"generation\": {generation}, \"timeMs\": {time_ms:.0}, \"loss\": 1, \"gradientNorm\": 1, \
+         \"overflow\": false, \"workers\": 1, \"plan\": \"P1xD1\", \"tokens\": 1, \"stepMs\": 1, \
+         \"state\": {{\"run_gen\": {generation}, \"step\": {step}, \"chain\": \"0000000000000000\"}}}}\n"
+    )
+}
+
+#[test]
+fn a_run_whose_last_plan_has_just_begun_is_refused_with_the_number_of_its_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    let [profile, run] = ["profile.json", "run"].map(|name| folder.path().join(name));
+    let costs = Costs::estimate(&presets::preset("gpt2-tiny").unwrap().spec(), Device::CPU_CORE);
+    let measured = Profile::of_costs(&costs, "gpt2-tiny".into(), "cpu-core".into());
+    std::fs::write(&profile, serde_json::to_string(&measured).unwrap()).unwrap();
+    std::fs::create_dir(&run).unwrap();
+    let lines = (1..=9).map(|i| published(i, if i < 9 { 1 } else { 2 }, 10.0 * f64::from(i)));
+    std::fs::write(run.join("metrics.jsonl"), lines.collect::<String>()).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_varuna"))
+        .args(["plan", "calibrate", "--profile"])
+        .arg(&profile)
+        .arg("--run")
+        .arg(&run)
+        .output()
+        .unwrap();
+    let why = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{why}");
+    assert!(
+        why.contains("generation 2 has 1 steps, at least 4 are needed"),
+        "{why}"
+    );
+}
+
 #[test]
 fn runs_that_take_twice_as_long_double_the_factor_on_compute() {
     let folder = tempfile::tempdir().unwrap();
@@ -54,11 +88,7 @@ fn runs_that_take_twice_as_long_double_the_factor_on_compute() {
         let step_ms = 2.0 * plan["predicted"]["stepMs"].as_f64().unwrap();
         let metrics = (0..8).map(|i| {
             let time_ms = f64::from(i) * step_ms;
-            format!(
-                "{{\"step\": {i}, \"generation\": 1, \"timeMs\": {time_ms:.0}, \"loss\": 1, \"gradientNorm\": 1, \
-                 \"overflow\": false, \"workers\": 1, \"plan\": \"P1xD1\", \"tokens\": 1, \"stepMs\": 1, \
-                 \"state\": {{\"run_gen\": 1, \"step\": {i}, \"chain\": \"0000000000000000\"}}}}\n"
-            )
+            published(i, 1, time_ms)
         });
         std::fs::write(run.join("metrics.jsonl"), metrics.collect::<String>()).unwrap();
         run

@@ -4,6 +4,7 @@
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -91,6 +92,11 @@ impl Place {
 
     /// A run whose workers write their process ids into `pids` and then wait for ever.
     fn idle_run(&self, workers: usize) -> Child {
+        self.idle_run_with(workers, |_| {})
+    }
+
+    /// The same, started by another command.
+    fn idle_run_with(&self, workers: usize, change: impl FnOnce(&mut Command)) -> Child {
         let pids = self.path("pids");
         let worker = self.worker(&format!("echo $$ >> {pids}; exec sleep 1000"));
         let job = self.path("job.yaml");
@@ -105,12 +111,10 @@ impl Place {
             "--worker-binary",
             &worker,
         ];
-        let child = self
-            .command(&run)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut command = self.command(&run);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        change(&mut command);
+        let child = command.spawn().unwrap();
         wait_for("the workers' start", || self.pids().len() == workers);
         child
     }
@@ -268,6 +272,44 @@ fn a_pipe_that_nobody_reads_any_more_is_no_error() {
         assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", said(&output));
         assert_eq!(said(&output), "", "{arguments:?}");
     }
+}
+
+/// A file that takes nothing, as on a full disk.
+fn full() -> File {
+    File::options().write(true).open("/dev/full").unwrap()
+}
+
+#[test]
+fn what_standard_output_does_not_take_is_an_error_and_standard_error_may_take_nothing() {
+    let place = Place::new();
+    let (data, missing) = (place.data(), place.path("missing"));
+    let output = place.command(&["data", "info", &data]).stdout(full()).output();
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(
+        said(&output).contains("cannot write to standard output: "),
+        "{}",
+        said(&output)
+    );
+    let output = place.command(&["data", "info", &missing]).stderr(full()).output();
+    assert_eq!(output.unwrap().status.code(), Some(2));
+}
+
+#[test]
+fn a_run_whose_log_cannot_be_written_goes_on_and_logs_in_files_have_no_colours() {
+    let place = Place::new();
+    let mut run = place.idle_run_with(1, |command| {
+        command.env("VARUNA_LOG", "trace").stdout(full()).stderr(full());
+    });
+    let folder = place.path("run");
+    let mut status = place.command(&["status", &folder]);
+    status.env("VARUNA_LOG", "trace").env_remove("NO_COLOR");
+    let status = status.output().unwrap();
+    assert_eq!(status.status.code(), Some(0), "{}", said(&status));
+    let log = said(&status);
+    assert!(!log.is_empty() && !log.contains('\u{1b}'), "{log}");
+    signal(&run, Signal::SIGTERM);
+    assert_eq!(run.wait().unwrap().code(), Some(130));
 }
 
 #[test]
@@ -452,7 +494,8 @@ fn a_plan_is_printed_with_its_schedule() {
 #[test]
 fn workers_that_all_fail_before_the_first_step_end_the_run_with_their_words() {
     let place = Place::new();
-    let worker = place.worker("echo the device is on fire >&2; exit 7");
+    // Libraries may print anything.
+    let worker = place.worker("printf '\\377\\n' >&2; echo the device is on fire >&2; exit 7");
     let run_dir = place.path("run");
     let run = [
         "run",
@@ -473,6 +516,26 @@ fn workers_that_all_fail_before_the_first_step_end_the_run_with_their_words() {
             ".log",
         ],
     );
+}
+
+#[test]
+fn a_worker_program_without_a_folder_in_its_name_is_the_one_here_and_runs_of_one_second_have_a_folder_each() {
+    let place = Place::new();
+    place.worker("echo i am the one here >&2; exit 7");
+    let job = place.path("job.yaml");
+    let run = || place.command(&["run", &job, "-n", "1", "--worker-binary", "worker.sh"]);
+    let (mut one, mut other) = (run(), run());
+    for command in [&mut one, &mut other] {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    }
+    let both = [one.spawn().unwrap(), other.spawn().unwrap()];
+    for child in both {
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        assert!(said(&output).contains("i am the one here"), "{}", said(&output));
+    }
+    let folders = std::fs::read_dir(place.path("runs")).unwrap().count();
+    assert_eq!(folders, 2);
 }
 
 #[test]
@@ -588,12 +651,12 @@ fn a_status_that_no_coordinator_gives_is_marked_unless_the_run_has_ended() {
     assert!(String::from_utf8_lossy(&last.stdout).starts_with("tiny:"));
 }
 
-/// The second request ends a run at once.
+/// Ctrl-C after another request ends a run at once.
 fn signal_again(run: &mut Child) {
     let start = Instant::now();
     while run.try_wait().unwrap().is_none() {
         assert!(start.elapsed() < PATIENCE, "the run does not end");
-        let _ = kill(Pid::from_raw(i32::try_from(run.id()).unwrap()), Signal::SIGTERM);
+        let _ = kill(Pid::from_raw(i32::try_from(run.id()).unwrap()), Signal::SIGINT);
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -57,6 +57,8 @@ fn device(word: &str) -> Result<WorkerDevice, String> {
 async fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     tracing_subscriber::fmt()
+        // By default a log line that cannot be written is reported with eprintln!, which panics if standard error is closed or its disk full.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_env_filter(

@@ -23,8 +23,13 @@ const DELAY_MAX: Duration = Duration::from_secs(30);
 /// A worker's place.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Place {
-    /// It is to be started at this time.
-    Due(Duration),
+    /// It is to be started.
+    Due {
+        /// When.
+        at: Duration,
+        /// The exit code of the one before; 0 where there was none. The place ends with it where no other one is started any more.
+        after: i32,
+    },
     /// It runs.
     Running,
     /// It has ended for good, with this exit code.
@@ -63,7 +68,13 @@ impl Restarts {
     #[must_use]
     pub fn new(workers: usize, kill_after: Duration) -> Restarts {
         Restarts {
-            places: vec![Place::Due(Duration::ZERO); workers],
+            places: vec![
+                Place::Due {
+                    at: Duration::ZERO,
+                    after: 0
+                };
+                workers
+            ],
             failures: vec![Vec::new(); workers],
             stopping: false,
             given_up: None,
@@ -76,7 +87,7 @@ impl Restarts {
     pub fn due(&mut self, now: Duration) -> Vec<usize> {
         let mut due = Vec::new();
         for (number, place) in self.places.iter_mut().enumerate() {
-            if matches!(place, Place::Due(at) if *at <= now) {
+            if matches!(place, Place::Due { at, .. } if *at <= now) {
                 *place = Place::Running;
                 due.push(number);
             }
@@ -88,7 +99,7 @@ impl Restarts {
     #[must_use]
     pub fn next(&self) -> Option<Duration> {
         let times = self.places.iter().filter_map(|place| match place {
-            Place::Due(at) => Some(*at),
+            Place::Due { at, .. } => Some(*at),
             _ => None,
         });
         let kill_at = self.kill_at.filter(|_| self.places.contains(&Place::Running));
@@ -122,7 +133,10 @@ impl Restarts {
         }
         let doubled = u32::try_from(lately - 1).unwrap_or(u32::MAX);
         let delay = Duration::from_secs(1) * 2_u32.saturating_pow(doubled);
-        self.places[place] = Place::Due(now + delay.min(DELAY_MAX));
+        self.places[place] = Place::Due {
+            at: now + delay.min(DELAY_MAX),
+            after: code,
+        };
         Action::None
     }
 
@@ -130,8 +144,8 @@ impl Restarts {
     pub fn stop(&mut self) -> Action {
         self.stopping = true;
         for place in &mut self.places {
-            if matches!(place, Place::Due(_)) {
-                *place = Place::Ended(0);
+            if let Place::Due { after, .. } = place {
+                *place = Place::Ended(*after);
             }
         }
         Action::StopAll
@@ -265,6 +279,18 @@ mod tests {
         restarts.ended(seconds(2), 0, 0);
         restarts.ended(seconds(2), 1, 143);
         assert_eq!(restarts.outcome(), Some(143));
+    }
+
+    #[test]
+    fn a_pod_that_is_to_end_while_its_worker_waits_to_be_started_again_has_failed() {
+        let mut restarts = Restarts::new(1, KILL_AFTER);
+        restarts.due(seconds(0));
+        restarts.ended(seconds(1), 0, 7);
+        restarts.stop();
+        assert_eq!(restarts.outcome(), Some(7), "it was not released");
+        let mut restarts = Restarts::new(1, KILL_AFTER);
+        restarts.stop();
+        assert_eq!(restarts.outcome(), Some(0), "it has not begun");
     }
 
     proptest! {

@@ -1,8 +1,9 @@
 //! The program with real processes: shells in the place of workers.
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
@@ -23,30 +24,51 @@ fn launcher(arguments: &[&str], script: &str) -> Command {
     command
         .args(arguments)
         .args(["--device", "cpu", "--", "/bin/sh", "-c", script, "worker"])
-        .env_remove("VARUNA_COORDINATOR")
-        .stdout(Stdio::piped());
+        .env_remove("VARUNA_COORDINATOR");
     command
 }
 
+/// A launcher in a process group of its own: with this ends all that it has started, also where a test fails.
+struct Launched(Child);
+
+impl Drop for Launched {
+    fn drop(&mut self) {
+        if let Ok(id) = i32::try_from(self.0.id()) {
+            // Nothing of it may be left.
+            let _ = killpg(Pid::from_raw(id), Signal::SIGKILL);
+        }
+        let _ = self.0.wait();
+    }
+}
+
 #[expect(clippy::unwrap_used, reason = "a test helper")]
-fn ended(mut child: Child) -> i32 {
+fn start(command: &mut Command) -> Launched {
+    Launched(command.stdout(Stdio::piped()).process_group(0).spawn().unwrap())
+}
+
+/// Tells a launcher to end, and not what it has started.
+#[expect(clippy::unwrap_used, reason = "a test helper")]
+fn terminate(child: &Launched) {
+    let process = Pid::from_raw(i32::try_from(child.0.id()).unwrap());
+    kill(process, Signal::SIGTERM).unwrap();
+}
+
+#[expect(clippy::unwrap_used, reason = "a test helper")]
+fn ended(mut child: Launched) -> i32 {
     let until = Instant::now() + PATIENCE;
     loop {
-        if let Some(status) = child.try_wait().unwrap() {
+        if let Some(status) = child.0.try_wait().unwrap() {
             return status.code().unwrap();
         }
-        if Instant::now() > until {
-            child.kill().unwrap();
-            panic!("the launcher does not end");
-        }
+        assert!(Instant::now() < until, "the launcher does not end");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 /// The next lines that the workers print.
 #[expect(clippy::unwrap_used, reason = "a test helper")]
-fn lines(child: &mut Child, count: usize) -> Vec<String> {
-    let out = child.stdout.as_mut().unwrap();
+fn lines(child: &mut Launched, count: usize) -> Vec<String> {
+    let out = child.0.stdout.as_mut().unwrap();
     let mut reader = BufReader::with_capacity(1, out);
     let mut lines = Vec::new();
     for _ in 0..count {
@@ -59,25 +81,21 @@ fn lines(child: &mut Child, count: usize) -> Vec<String> {
 
 #[test]
 fn workers_get_shares_and_the_pod_ends_well_with_them() {
-    let mut child = launcher(&["--workers", "2"], "echo \"$*\"").spawn().unwrap();
+    let mut child = start(&mut launcher(&["--workers", "2"], "echo \"$*\""));
     for line in lines(&mut child, 2) {
         let bytes: u64 = line.strip_prefix("--host-memory ").expect(&line).parse().unwrap();
         assert!(bytes > 0);
     }
     assert_eq!(ended(child), 0);
-    let mut alone = launcher(&["--workers", "1"], "echo \"alone$*\"").spawn().unwrap();
+    let mut alone = start(&mut launcher(&["--workers", "1"], "echo \"alone$*\""));
     assert_eq!(lines(&mut alone, 1), ["alone"], "it has the machine for itself");
     assert_eq!(ended(alone), 0);
 }
 
 #[test]
 fn a_worker_that_is_killed_is_started_again_and_the_others_run_on() {
-    let mut child = launcher(
-        &["--workers", "2"],
-        "trap 'exit 0' TERM; echo $$; while :; do sleep 0.05; done",
-    )
-    .spawn()
-    .unwrap();
+    let script = "trap 'exit 0' TERM; echo $$; while :; do sleep 0.05; done";
+    let mut child = start(&mut launcher(&["--workers", "2"], script));
     let first = lines(&mut child, 2);
     kill(Pid::from_raw(first[0].parse().unwrap()), Signal::SIGKILL).unwrap();
     let again = lines(&mut child, 1);
@@ -86,16 +104,16 @@ fn a_worker_that_is_killed_is_started_again_and_the_others_run_on() {
         Path::new("/proc").join(&first[1]).exists(),
         "the other one runs on"
     );
-    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+    terminate(&child);
     assert_eq!(ended(child), 0, "SIGTERM is passed on, and both end well");
 }
 
 #[test]
 fn what_the_workers_end_with_after_a_notice_is_what_the_pod_ends_with() {
     let script = "trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done";
-    let mut child = launcher(&["--workers", "2"], script).spawn().unwrap();
+    let mut child = start(&mut launcher(&["--workers", "2"], script));
     lines(&mut child, 2);
-    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+    terminate(&child);
     assert_eq!(ended(child), 7);
 }
 
@@ -110,7 +128,7 @@ fn a_worker_that_fails_again_and_again_ends_the_pod_with_its_code_and_the_others
         told = told.display()
     );
     let began = Instant::now();
-    let child = launcher(&["--workers", "2"], &script).spawn().unwrap();
+    let child = start(&mut launcher(&["--workers", "2"], &script));
     assert_eq!(ended(child), 3);
     assert!(told.exists(), "the other one had a notice");
     assert!(
@@ -127,20 +145,24 @@ fn a_worker_that_takes_no_notice_is_killed_once_another_has_failed_too_often() {
         "if mkdir {first} 2>/dev/null; then trap '' TERM; while :; do sleep 0.05; done; fi; exit 3",
         first = first.display()
     );
-    let child = launcher(&["--workers", "2", "--kill-after-seconds", "1"], &script)
-        .spawn()
-        .unwrap();
+    let mut command = launcher(&["--workers", "2", "--kill-after-seconds", "1"], &script);
+    let child = start(&mut command);
     assert_eq!(ended(child), 3, "else it would wait for the other one for ever");
+}
+
+#[test]
+fn a_log_that_cannot_be_written_ends_no_worker() {
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = launcher(&["--workers", "1"], "echo up");
+    let mut child = start(command.stderr(full));
+    assert_eq!(lines(&mut child, 1), ["up"]);
+    assert_eq!(ended(child), 0);
 }
 
 #[test]
 fn a_program_that_is_not_there_ends_the_pod() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_varuna-launcher"));
-    let child = command
-        .args(["--workers", "1", "/nowhere/varuna-worker"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let child = start(command.args(["--workers", "1", "/nowhere/varuna-worker"]));
     assert_eq!(ended(child), 127);
 }
 
@@ -201,10 +223,8 @@ async fn told_of_a_killed_worker(bind: &str) {
         .serve_with_incoming(TcpListenerStream::new(listener));
     tokio::spawn(server);
     let script = "trap 'exit 0' TERM; echo $$; while :; do sleep 0.05; done";
-    let mut child = launcher(&["--workers", "2", "--coordinator", &address], script)
-        .env("VARUNA_WORKER_NAME", "j-w7")
-        .spawn()
-        .unwrap();
+    let mut command = launcher(&["--workers", "2", "--coordinator", &address], script);
+    let mut child = start(command.env("VARUNA_WORKER_NAME", "j-w7"));
     let processes = lines(&mut child, 2);
     kill(Pid::from_raw(processes[0].parse().unwrap()), Signal::SIGKILL).unwrap();
     let told = tokio::time::timeout(PATIENCE, heard.recv())
@@ -216,6 +236,8 @@ async fn told_of_a_killed_worker(bind: &str) {
         told.host, "j-w7",
         "several pods may have the host name of their node"
     );
-    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+    // A pod that ends while a crashed worker waits for its restart has that worker's exit code.
+    lines(&mut child, 1);
+    terminate(&child);
     assert_eq!(ended(child), 0);
 }

@@ -1,5 +1,5 @@
-//! What failed for a job, with exponential backoff: what is refused again and again must not keep the operator or the API server
-//! busy. In memory only: another leader tries everything once.
+//! What failed for a job, with exponential backoff: calls that are refused again and again must not keep the operator or the API server
+//! busy. This is kept in memory only: another leader tries everything once.
 
 use crate::decide::{Failure, JobPart, ObservedJob};
 use parking_lot::Mutex;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// The longest delay; the first is a second.
 const DELAY_MAX: Duration = Duration::from_secs(60);
-/// The longest while the API server does not answer: nothing tells when it does again, and then all jobs have waited.
+/// The longest delay while the API server does not answer: nothing reports when it answers again, and all jobs wait for it.
 const DELAY_SERVER_MAX: Duration = Duration::from_secs(10);
 /// A failure this long after the last one counts as the first again.
 const FORGOTTEN: Duration = Duration::from_secs(600);
@@ -46,7 +46,7 @@ impl Backoff {
         self.failed_at(Instant::now(), job, part, message);
     }
 
-    /// A try of a part failed that has a number: however often that is seen, it counts once.
+    /// A try with a number failed (for example a numbered coordinator): however often that is seen, it counts once.
     pub fn attempt_failed(&self, job: &ObservedJob, part: JobPart, attempt: i64, message: &str) {
         self.attempt_failed_at(Instant::now(), job, part, attempt, message);
     }

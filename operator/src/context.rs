@@ -40,8 +40,9 @@ pub struct Context {
     pub probes: Probes,
     /// What failed and is not tried again yet.
     pub backoff: Backoff,
-    /// The jobs' specs, by their uids: a spec is parsed once.
-    pub specs: Mutex<BTreeMap<String, ParsedSpec>>,
+    /// The jobs' specs, by uid: a spec is parsed once. They are boxed, because a map of such large values would leave much of its memory
+    /// empty.
+    pub specs: Mutex<BTreeMap<String, Box<ParsedSpec>>>,
 }
 
 impl Context {

@@ -10,7 +10,7 @@ use crate::kueue_watch;
 use crate::reconcile::{failed, reconcile};
 use crate::resource::{JobRef, job_ref};
 use crate::watches::{self, Reports, WATCHES};
-use futures::StreamExt as _;
+use futures::{StreamExt as _, TryStreamExt as _};
 use kube::api::ListParams;
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::reflector::{Store, store::Writer};
@@ -29,7 +29,7 @@ pub use crate::watches::Scope;
 const CONCURRENCY: u16 = 32;
 /// Requests to reconcile a job that may wait in the queue.
 const REQUESTS_MAX: usize = 1024;
-/// How long a process that ends writes what was reported last: its pod has 15 s, and the next leader waits meanwhile.
+/// How long a process that ends may still write the last reports: its pod has 15 s, and the next leader waits meanwhile.
 const LAST_WRITES: Duration = Duration::from_secs(3);
 /// What is known of deleted jobs is forgotten within this time.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -111,7 +111,7 @@ pub async fn run_until(
         () = &mut publishing => {}
         () = stopped => {}
     }
-    context.publisher.hasten();
+    context.publisher.flush_on_shutdown();
     if tokio::time::timeout(LAST_WRITES, publishing).await.is_err() {
         tracing::warn!("what was reported last of some jobs is not written: the next leader finds it again");
     }
@@ -127,14 +127,16 @@ async fn look_at_jobs(
     context: Arc<Context>,
 ) {
     let store = writer.as_reader();
-    // A status is written by this program alone, and it knows what it writes.
+    // Only this program writes statuses, and it knows what it writes.
     let interesting = predicates::generation
         .combine(predicates::annotations)
         .combine(predicates::labels);
+    let of_shown = Arc::clone(&context);
     let job_events = watcher(jobs, watches::config())
         .default_backoff()
         .reflect(writer)
         .touched_objects()
+        .inspect_ok(move |job| of_shown.publisher.shown(job))
         .predicate_filter(interesting, Default::default());
     let controller = Controller::for_stream(job_events, store)
         .with_config(Config::default().concurrency(CONCURRENCY))
@@ -183,9 +185,9 @@ impl Gate {
         }
     }
 
-    /// No decision before the caches are filled, as a pod on a node that is not in them would be taken for lost, and none by a process that
-    /// does not lead. A look may wait here for days, which the controller has begun with the job as it was then (`called_with`): it decides on the
-    /// job as it is now. None where that is gone.
+    /// Waits until the caches are filled and this process leads. Without filled caches, a pod on a node that is not in them would be taken
+    /// for lost. A look may wait here for days. The controller started it with the job of that time (`called_with`), but it decides on the
+    /// job as it is now. None if that is gone.
     async fn opened(mut self, called_with: &JobObject) -> Result<Option<Arc<JobObject>>, Error> {
         let filled = self.watches_filled.wait_for(|filled| *filled >= WATCHES);
         let is_filled = filled.await.is_ok();
@@ -205,14 +207,15 @@ fn stream(requests: Receiver<JobRef>) -> impl futures::Stream<Item = JobRef> + S
     })
 }
 
-/// Forgets deleted jobs: a controller is not called when an object without finalizers is gone. Shows by that as well that all that is done here goes on.
-/// Never ends.
+/// Forgets old data and deleted jobs: a controller is not called when an object without finalizers is gone. This also shows `/healthz` that
+/// the controller's task makes progress. Never ends.
 async fn forget_deleted_jobs(context: &Context, jobs: Store<JobObject>) {
     let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
     let mut known = BTreeSet::new();
     loop {
         ticks.tick().await;
         context.health.worked();
+        context.publisher.forget_old();
         let uids: BTreeSet<String> = jobs.state().iter().filter_map(|j| j.uid()).collect();
         if uids == known {
             continue;

@@ -106,7 +106,7 @@ impl Health {
 /// Serves probes and metrics.
 ///
 /// # Errors
-/// The listener is of no use any more.
+/// The listener has failed.
 pub async fn serve(listener: TcpListener, health: Arc<Health>) -> std::io::Result<()> {
     let router = Router::new()
         .route(

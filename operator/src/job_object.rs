@@ -207,7 +207,7 @@ fn status(mut value: Value) -> Status {
     if let Some(Value::Array(conditions)) = value.get_mut("conditions") {
         conditions.retain(|c| reads(&json!({ "conditions": [c] })));
     }
-    lenient(value)
+    lenient(&value)
 }
 
 #[cfg(test)]

@@ -72,6 +72,8 @@ async fn main() -> Result<()> {
     let arguments = Arguments::parse();
     tracing_subscriber::fmt()
         .json()
+        // By default a log line that cannot be written is reported with eprintln!, which panics if standard error is closed or its disk full.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "info".into()),
@@ -121,7 +123,7 @@ async fn main() -> Result<()> {
     let identity = &arguments.identity;
     tokio::select! {
         why = ended => return Err(why),
-        // The Lease is held until the last status is written: the next leader goes on from that.
+        // The Lease is held until the last status is written, because the next leader continues from that.
         result = controller::run_until(client, scope, settings, identity, health, leads, stopped) => result?,
     }
     leadership.release();

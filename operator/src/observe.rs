@@ -19,7 +19,7 @@ pub fn run(object: &DynamicObject) -> (Option<RunSpec>, Option<ObservedRun>) {
     if orders.goal == RunGoal::None {
         return (Some(orders), None);
     }
-    let status = lenient::<RunStatus>(object.data.get("status").cloned().unwrap_or_default());
+    let status: RunStatus = object.data.get("status").map(lenient).unwrap_or_default();
     if status.coordinator != orders.coordinator {
         return (Some(orders), Some(ObservedRun::default()));
     }
@@ -39,10 +39,11 @@ pub fn run(object: &DynamicObject) -> (Option<RunSpec>, Option<ObservedRun>) {
 }
 
 /// A document with only those of its fields that this release can read.
-pub(crate) fn lenient<T: DeserializeOwned + Default>(mut value: Value) -> T {
-    if let Ok(whole) = T::deserialize(&value) {
+pub(crate) fn lenient<T: DeserializeOwned + Default>(value: &Value) -> T {
+    if let Ok(whole) = T::deserialize(value) {
         return whole;
     }
+    let mut value = value.clone();
     if let Value::Object(fields) = &mut value {
         fields.retain(|name, field| serde_json::from_value::<T>(json!({ name: field })).is_ok());
     }

@@ -1,5 +1,5 @@
-//! Converts Kueue's objects to what decisions are made from. Pure. What cannot be read of them is left out: they are another project's, whose
-//! later versions may say more.
+//! Converts Kueue's objects to what decisions are made from. Pure. Fields that cannot be read are left out: the objects belong to another
+//! project, whose later versions may have more.
 
 use crate::decide::objects::{APPLIED_ANNOTATION, INCREMENT_INFIX, workload_prefix};
 use crate::decide::{Assignment, ObservedWorkload, Placement};

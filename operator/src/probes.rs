@@ -1,5 +1,6 @@
-//! Whether coordinators answer. Asked over HTTP, because Kubernetes takes 40 s to notice that a node is cut off: a coordinator that answered
-//! and then is silent for some seconds is replaced elsewhere. A false alarm costs a change of coordinators, during which training goes on.
+//! Whether coordinators answer. They are asked over HTTP, because Kubernetes takes 40 s to notice that a node is cut off: a coordinator
+//! that has answered and then is silent for some seconds is replaced on another node. A false alarm costs a change of coordinators, during
+//! which training goes on.
 //!
 //! A connection is held to each coordinator. The system's keep-alive finds that the other end is gone, so that a thousand coordinators cost
 //! no work while they answer; they are asked again now and then, since a process that hangs keeps its connections.
@@ -28,7 +29,8 @@ use tokio::time::{sleep, timeout};
 const INTERVAL: Duration = Duration::from_secs(120);
 /// A connection or an answer that takes longer does not come.
 const DEADLINE: Duration = Duration::from_secs(2);
-/// The system asks the other end after this time without a packet, and again so often, before it gives the connection up.
+/// The time without a packet after which the system asks the other end, the time between questions, and their number before it gives the
+/// connection up.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(3);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 const KEEPALIVE_TRIES: u32 = 3;
@@ -133,8 +135,8 @@ impl Probes {
         }
     }
 
-    /// Asks a job's coordinator from now on, at this address; another one than before begins anew. None = nobody. To be called within a
-    /// runtime.
+    /// Asks a job's coordinator from now on, at this address; with another address it starts again from the beginning. None = nobody. Must
+    /// be called within a runtime.
     pub fn follow(&self, uid: &str, job: &JobRef, coordinator: Option<(i64, SocketAddr)>) {
         let mut targets = self.targets.lock();
         let Some((number, address)) = coordinator else {
@@ -214,7 +216,7 @@ async fn hold(address: SocketAddr, interval: Duration, answered: impl Fn()) -> E
             .with_retries(KEEPALIVE_TRIES);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
         loop {
-            // What HTTP needs is there while it is asked alone: there is a connection for each job.
+            // The memory for HTTP exists only during a request, because there is a connection for each job.
             stream = timeout(DEADLINE, Box::pin(exchange(stream, address))).await??;
             answered();
             tokio::select! {

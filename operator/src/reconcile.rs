@@ -1,5 +1,6 @@
-//! Reconciles one job: observe -> decide -> carry out -> report. What is reported is published in a lane of its own (`cluster/publish.rs`).
+//! Reconciles one job: observe -> decide -> carry out -> report. Reports are published separately (`cluster/publish.rs`).
 
+use crate::cluster::apply::PodDocument;
 use crate::cluster::orders;
 use crate::cluster::ownership::is_of;
 use crate::cluster::record::begin_run;
@@ -24,8 +25,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_api::crd::{Status, Time};
 
-/// Without any event a job is reconciled at this interval: no watch promises every event.
-const INTERVAL: Duration = Duration::from_secs(300);
+/// Without any event a job is reconciled at this interval: no watch promises every event. Longer than the longest pause between two reports of a
+/// coordinator (300 s): a job that trains undisturbed is looked at once for each report, and not once more just before it.
+const INTERVAL: Duration = Duration::from_secs(420);
 /// One to a process that does not lead is repeated after this time.
 const RETRY: Duration = Duration::from_secs(10);
 /// One that came too early is, if no watch shows the change before; and so is one that reported more than figures.
@@ -89,14 +91,15 @@ async fn reconcile_job(
     let seen = observe(job, object, unmet.is_some(), context, failed).await?;
     let observed = &seen.observed;
     let job = &observed.job;
-    let decision = decide(observed);
+    let mut decision = decide(observed);
+    let pods = pods_to_create(&mut decision);
     let mut latest = INTERVAL;
     if !waits_for_server(&observed.failures) {
         // First: once the pods are gone nobody can tell why, and carrying it out may fail or be cut short by the deadline.
         for note in deletion_events(&decision) {
             context.publisher.note(job, &note);
         }
-        match within(carry_out(&seen, &decision, context)).await {
+        match within(carry_out(&seen, &decision, &pods, context)).await {
             Ok(Carried::JobDeleted) => return Ok(Action::await_change()),
             Ok(carried) => {
                 if let Carried::Partly(again) = carried {
@@ -113,7 +116,7 @@ async fn reconcile_job(
     follow_coordinator(observed, context);
     let again = report.reconcile_in.and_then(|s| u64::try_from(s).ok());
     let again = again.map_or(INTERVAL, Duration::from_secs);
-    // What was reported may be decided on: no watch tells of that, as this program alone writes statuses.
+    // The next decision may depend on this report. No watch reports it, because only this program writes statuses.
     if news == News::Facts {
         latest = SOON;
     }
@@ -148,7 +151,7 @@ async fn observe<'a>(
     let shown_end = job.status.completion_time.clone();
     let reported = context
         .publisher
-        .status(&job.uid, resource_version(object.meta()));
+        .status(&job.uid, resource_version(object.meta()))?;
     if let Some(reported) = reported {
         job.status = reported;
     }
@@ -180,7 +183,7 @@ async fn observe<'a>(
     if let Some(error) = unread {
         note_failure(&observed.job, error, context, failed)?;
         observed.failures = context.backoff.failures(&observed.job);
-        // Nothing is carried out now, and nothing is said of nodes that could not be read.
+        // Nothing is carried out now, and nothing is reported about nodes that could not be read.
         for name in pods.iter().filter_map(|pod| pod.node()) {
             let ready = || ObservedNode {
                 ready: true,
@@ -272,15 +275,26 @@ async fn find_nodes(pods: &[Arc<IndexedPod>], context: &Context) -> Result<(), E
 enum Carried {
     /// To its end.
     Whole,
-    /// Something is left, which has to wait for so long.
+    /// Something is left to do, after this time.
     Partly(Duration),
     /// The job is deleted, as its time is over.
     JobDeleted,
 }
 
+/// Takes the pods to create out of a decision: nothing else reads them.
+fn pods_to_create(decision: &mut Decision<'_>) -> Vec<PodDocument> {
+    let pods = std::mem::take(&mut decision.create);
+    pods.iter().map(PodDocument::new).collect()
+}
+
 /// Orders come before pods: a coordinator hears of a deletion before its worker does. Objects that are missing come before pods, which need
 /// them; the others after.
-async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) -> Result<Carried, Error> {
+async fn carry_out(
+    seen: &Seen<'_>,
+    decision: &Decision<'_>,
+    pods: &[PodDocument],
+    context: &Context,
+) -> Result<Carried, Error> {
     let job = &seen.observed.job;
     if decision.delete_job && shows_its_end(seen.shown_end.as_ref(), &job.status) {
         // All that belongs to it goes with it, whatever could not be written of that.
@@ -301,7 +315,7 @@ async fn carry_out(seen: &Seen<'_>, decision: &Decision<'_>, context: &Context) 
     let queued = workloads::carry_out(&context.client, &context.index, job, &decision.workload).await;
     let objects = context.applier.outdated(job, &decision.objects);
     context.applier.apply_objects(job, objects.missing).await?;
-    context.applier.change_pods(job, decision).await?;
+    context.applier.change_pods(job, decision, pods).await?;
     context.applier.apply_objects(job, objects.changed).await?;
     queued?;
     Ok(match objects.again_in {
@@ -353,12 +367,13 @@ fn observed_job(object: &JobObject, context: &Context) -> ObservedJob {
     let version = (generation, object.queue_labels());
     let parsed = {
         let specs = context.specs.lock();
-        let known = specs.get(&uid).filter(|(of, _)| *of == version);
-        known.map(|(_, parsed)| parsed.clone())
+        let known = specs.get(&uid).filter(|known| known.0 == version);
+        known.map(|known| known.1.clone())
     };
     let parsed = parsed.unwrap_or_else(|| {
         let parsed = object.parsed_spec();
-        context.specs.lock().insert(uid, (version, parsed.clone()));
+        let known = Box::new((version, parsed.clone()));
+        context.specs.lock().insert(uid, known);
         parsed
     });
     object.observed(parsed)

@@ -1,5 +1,5 @@
-//! The watches: they fill the index from the start of the process, so that one that takes over knows the cluster already, and say which
-//! jobs are to be looked at. Decides nothing.
+//! The watches: they fill the index from the start of the process, so that a new leader knows the cluster already, and they say which jobs
+//! to look at. They decide nothing.
 
 use crate::cluster::orders;
 use crate::decide::objects::JOB_LABEL;
@@ -60,7 +60,7 @@ pub fn config() -> watcher::Config {
     watcher::Config::default().timeout(WATCH_SECONDS)
 }
 
-/// The same, of the objects of jobs alone.
+/// The same, only for objects of jobs.
 pub(crate) fn labelled() -> watcher::Config {
     config().labels(JOB_LABEL)
 }

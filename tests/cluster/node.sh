@@ -119,7 +119,8 @@ images() {
     tries=0
     until ctr -a "$socket" version >/dev/null 2>&1; do
         tries=$((tries + 1))
-        [ $tries -lt 300 ] || { echo "containerd does not start: see $state" >&2; exit 1; }
+        # What it said goes with the cluster.
+        [ $tries -lt 1200 ] || { echo "containerd does not start" >&2; tail -n 8 "${socket%/*}/containerd.log" >&2; exit 1; }
         sleep 0.1
     done
     for tar in "$@"; do ctr -a "$socket" -n k8s.io image import "$tar" >/dev/null; done

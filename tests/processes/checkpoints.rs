@@ -338,5 +338,8 @@ fn a_full_disk_stops_nobody_and_checkpoints_go_on_when_there_is_room() {
     run.wait_for_step(STEPS);
     std::fs::remove_file(seen.join("ballast")).unwrap();
     assert_eq!(run.exit_code(), 0, "{}", run.report());
+    // The disk has gone with the run, which looked at it last.
+    let saved = event(&run, "checkpointed").unwrap_or_else(|| panic!("{}", run.report()));
+    assert_eq!(saved["step"], STEPS, "{}", run.report());
     assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
 }

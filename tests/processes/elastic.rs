@@ -106,7 +106,7 @@ fn encryption_between_workers_changes_no_loss_and_costs_no_recovery() {
     let workers = run.wait_for_workers(4);
     signal(workers[1].pid, Signal::SIGKILL);
     run.wait_for_workers(3);
-    let logs = run.report();
+    let logs = run.logs();
     assert!(
         logs.contains("connections to other workers are encrypted"),
         "{logs}"
@@ -335,11 +335,12 @@ fn assert_on_ipv6(run: &Run) {
 fn a_run_on_ipv6_survives_the_loss_of_a_worker_and_answers_commands() {
     let mut run = Run::start_on(&two_stages(), 4, "[::1]:0");
     let workers = run.wait_for_workers(4);
-    run.wait_for_step(10);
     let status = run.varuna(&["status", "RUN"]);
     assert!(status.status.success(), "{}", run.report());
+    run.wait_for_step(10);
     signal(workers[0].pid, Signal::SIGKILL);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
+    assert!(event(&run, "workerLost").is_some(), "{}", run.report());
     assert_same_curve(undisturbed(), &run.metrics(), STEPS);
     assert_on_ipv6(&run);
 }

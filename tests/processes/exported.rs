@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use varuna_fixtures::{JobFile, Run, assert_same_curve, signal};
+use varuna_fixtures::{JobFile, Run, assert_same_curve, event, signal};
 
 const STEPS: u64 = 120;
 
@@ -159,5 +159,6 @@ fn layers_on_records_draw_the_curve_of_one_through_a_kill() {
     let workers = run.wait_for_workers(4);
     signal(workers[2].pid, Signal::SIGKILL);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
+    assert!(event(&run, "workerLost").is_some(), "{}", run.report());
     assert_same_curve(&alone.metrics(), &run.metrics(), STEPS);
 }

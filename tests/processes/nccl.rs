@@ -28,7 +28,7 @@ fn start(transport: &str) -> Run {
 fn undisturbed_over_tcp() -> Vec<Metric> {
     let mut run = start("tcp");
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    let logs = run.report();
+    let logs = run.logs();
     assert!(!logs.contains("tensors go over NCCL"), "{logs}");
     run.metrics()
 }
@@ -47,7 +47,7 @@ fn survivors_of_kills_in_the_middle_of_steps_go_on_over_nccl_with_the_losses_of_
         }
     }
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    let logs = run.report();
+    let logs = run.logs();
     assert!(logs.contains("tensors go over NCCL"), "{logs}");
     assert!(logs.contains("attention=flash"), "{logs}");
     assert_curve_within(ROUNDING, &undisturbed_over_tcp(), &run.metrics(), STEPS);
@@ -76,7 +76,7 @@ fn state_that_four_pipelines_share_out_survives_kills_over_nccl() {
         run.kill_and_replace(1, 4);
     }
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    let logs = run.report();
+    let logs = run.logs();
     assert!(logs.contains("tensors go over NCCL"), "{logs}");
     let events = run.events();
     let count = |kind: &str| events.iter().filter(|e| e["event"] == kind).count();
@@ -92,7 +92,7 @@ fn a_worker_whose_nccl_is_absent_trains_over_tcp_with_the_others_and_says_so_onc
     let without = ("VARUNA_APART_WITHOUT_NCCL".to_owned(), "w2".to_owned());
     let mut run = Run::start_workers(&job("auto"), 4, "examples/worker_apart", &[without]);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    let logs = run.report();
+    let logs = run.logs();
     let said = |what: &str| logs.lines().filter(|line| line.contains(what)).count();
     assert_eq!(said("tensors go over TCP"), 1, "{logs}");
     assert_eq!(said("NCCL is not here; tried"), 1, "{logs}");

@@ -1,12 +1,15 @@
 //! Programs that hold a connection for each worker or peer raise the limit of open files that they were started with.
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use varuna_fixtures::{JobFile, prepare, program};
 
-/// Starts a program that may open 64 files, and could take more.
+/// Starts a program that may open 64 files, and could take more: in a group of its own, with all that it starts.
 fn start_with_few(name: &str, arguments: &[&str]) -> Child {
     Command::new("sh")
         .args(["-c", "ulimit -S -n 64 && exec \"$0\" \"$@\""])
@@ -15,8 +18,15 @@ fn start_with_few(name: &str, arguments: &[&str]) -> Child {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
+        .process_group(0)
         .spawn()
         .unwrap()
+}
+
+/// Whether the process has come to be this program: the shell that it was before had limits of its own.
+fn is(child: &Child, name: &str) -> bool {
+    let runs = std::fs::read_link(format!("/proc/{}/exe", child.id()));
+    runs.is_ok_and(|runs| runs == program(name).canonicalize().unwrap())
 }
 
 /// How many files a process may open, and how many it could let itself open; none once it has ended.
@@ -58,15 +68,17 @@ fn all_programs_that_hold_many_connections_raise_their_limit_of_open_files() {
     for (name, arguments) in programs {
         let mut child = start_with_few(name, arguments);
         let until = Instant::now() + Duration::from_secs(60);
-        let raised = loop {
-            match limits(&child) {
-                Some((own, most)) if own == most && most > 64 => break true,
-                Some(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
-                _ => break false,
+        let (raised, found) = loop {
+            let (runs, found) = (is(&child, name), limits(&child));
+            let raised = runs && found.is_some_and(|(own, most)| own == most && most > 64);
+            if raised || found.is_none() || Instant::now() >= until {
+                break (raised, found);
             }
+            std::thread::sleep(Duration::from_millis(5));
         };
-        child.kill().unwrap();
+        // What a launcher has started does not end with it.
+        killpg(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGKILL).unwrap();
         child.wait().unwrap();
-        assert!(raised, "{name} {arguments:?}");
+        assert!(raised, "{name} {arguments:?}: {found:?}");
     }
 }

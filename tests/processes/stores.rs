@@ -114,6 +114,7 @@ fn a_worker_dies_just_after_a_manifest_is_written() {
     let workers = run.wait_for_workers(2);
     signal(workers[1].pid, Signal::SIGKILL);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
+    assert!(event(&run, "workerLost").is_some(), "{}", run.report());
     assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
     store.verify(&run, STEPS);
 }

@@ -50,7 +50,8 @@ def by_server(folder, reader, log):
             if address and (runs := asked(address, "tags")):
                 run, tags = next(iter(runs.items()))
                 values = {tag: asked(address, "scalars", run=run, tag=tag) for tag in tags}
-                if values["loss/training"][-1][1] == 120:
+                shown = values.get("loss/training")
+                if shown and shown[-1][1] == 120:
                     return {tag: [(step, value) for _, step, value in points] for tag, points in values.items()}
             if server.poll() is not None:
                 break

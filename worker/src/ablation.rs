@@ -1,5 +1,5 @@
-//! What makes a step or a change of plan fast and can be left out, so that its gain can be measured in the same program. Nothing of it changes what is trained:
-//! steps have the same bits without it, or differ by roundings.
+//! Optimizations of steps and of changes of plan that can be switched off, so that the gain of each can be measured in the same program.
+//! None of them changes what is trained: without it, steps have the same bits or differ by rounding.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,9 +7,9 @@ use std::str::FromStr;
 /// One thing that can be left out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ablation {
-    /// All kernels of our own; libtorch's operators compute, dropout with many passes where there was one.
+    /// All kernels of our own: libtorch's operators compute instead; dropout then takes many passes instead of one.
     Kernels,
-    /// The kernel of the optimizer alone.
+    /// Only the kernel of the optimizer.
     Optimizer,
     /// That of layer norm.
     Norm,
@@ -23,22 +23,22 @@ pub enum Ablation {
     Bias,
     /// That of the squares of gradients.
     Squares,
-    /// Streams for copies; on a GPU they are made in the stream that computes.
+    /// Streams for copies: without them, a GPU copies in the stream that computes.
     Streams,
-    /// Pinned memory; on a GPU libtorch copies from and to pageable memory, and the host waits.
+    /// Pinned memory: without it, libtorch copies between a GPU and pageable memory, and the host waits.
     Pinned,
-    /// Tasks that a GPU has before it; the host waits for each before it hands over the next.
+    /// Running ahead of a GPU: without it, the host waits for each task before it hands over the next.
     Ahead,
-    /// Chunks of the head and its loss; all logits of a micro-batch are there at once.
+    /// Chunks of the head and its loss: without them, all logits of a micro-batch exist at once.
     Chunks,
     /// Rows that fill a vocabulary up in the 16-bit copy.
     Padding,
-    /// Copies of state on the device, for who reads it; they read the state itself, and the optimizer waits for them.
+    /// Copies of state on the device for its readers: without them, readers use the state itself, and the optimizer waits for them.
     StateCopies,
-    /// Samples that are read beside the computing; the step reads them when it needs them.
+    /// Reading samples ahead: without it, a step reads them when it needs them.
     ReadAhead,
-    /// Copies that follow the run: those who get units by a planned change take them over after the switch, while training stands, as soon as one
-    /// who takes part is without it. Such a worker neither keeps spare copies nor has its own units kept.
+    /// Copies that follow the run. If one worker of a planned change does without them, all workers that get units load these after the
+    /// switch, while training waits. Such a worker keeps no spare copies, and nobody keeps copies of its units.
     Following,
 }
 

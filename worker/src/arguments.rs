@@ -117,7 +117,7 @@ fn is_remote(coordinator: &str) -> bool {
         return false;
     };
     match host.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
-        // Whoever connects to the unspecified address reaches this machine.
+        // A connection to the unspecified address reaches this machine.
         Ok(ip) => !ip.is_loopback() && !ip.is_unspecified(),
         Err(_) => !host.eq_ignore_ascii_case("localhost"),
     }

@@ -1,4 +1,5 @@
-//! How a worker computes: on what, in which numbers, with whose code, in which streams, without what. Values, and one engine for all of them.
+//! How a worker computes: on which device, in which number format, with whose kernels, in which streams, and which optimizations are
+//! switched off. These are values; one engine serves all of them.
 
 use crate::ablation::{Ablation, Ablations};
 use crate::memory::SpareMemory;
@@ -8,7 +9,7 @@ use varuna_torch::{
     Copies, Device, DeviceChoice, DeviceError, KernelChoice, KernelError, KernelPart, Kernels, Streams,
 };
 
-/// What is left out of the kernels alone.
+/// Which kernels are switched off, if not all are.
 const PARTS: [(Ablation, KernelPart); 7] = [
     (Ablation::Optimizer, KernelPart::Optimizer),
     (Ablation::Norm, KernelPart::Norm),
@@ -67,7 +68,7 @@ impl Backend {
         }
     }
 
-    /// For an open device that so many workers share; also why a GPU has no kernels of our own, where they were asked for.
+    /// The backend for an open device that this many workers share. Also says why a GPU has no kernels of our own, if they were asked for.
     ///
     /// # Errors
     /// A GPU's driver cannot be loaded, or refuses.

@@ -1,11 +1,11 @@
-//! A runtime with threads of its own and a name that tells what they cost.
+//! A runtime with its own named threads, so that their processor time can be attributed.
 
 use tokio::runtime::Runtime;
 
 /// The `nice` value of the threads: training gets the processors first.
 const NICE: i32 = 15;
 
-/// Whose turn it is where there are more threads than processors.
+/// The scheduling priority of the threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Priority {
     /// Training goes first: for work that it never waits for.
@@ -54,7 +54,7 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // Unfinished uploads are of no use once the worker has been released.
+        // Unfinished uploads are useless once the worker has been released.
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
         }

@@ -1,7 +1,8 @@
 //! A worker's part in checkpoints: uploads during training, loads at a recovery.
 //!
-//! It holds copies of at most two states at a time: the one in upload and the newest that waits; of one where the host has no memory for two. A slow or
-//! failing store makes checkpoints rarer; it must never make training wait. Little memory does too: for some seconds, until the checkpoint is given up.
+//! It holds copies of at most two states at a time: the one in upload and the newest that waits. If the host has no memory for two, it
+//! holds one. A slow or failing store makes checkpoints rarer, and must never make training wait. A lack of memory also makes them rarer;
+//! it makes training wait for some seconds, until the checkpoint is given up.
 
 mod backlog;
 mod buffers;
@@ -36,7 +37,7 @@ const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
 /// Reads of a damaged shard before its checkpoint is refused: the fault may have been in the transfer.
 const READS: u32 = 3;
 
-/// Uploads at the same time: one shard is encoded while another is sent.
+/// How many uploads run at the same time: one shard is encoded while another is sent.
 const UPLOADS: usize = 2;
 /// Units that are copied at the same time. One thread takes a good part of what a processor's memory gives.
 const COPIES: usize = 2;
@@ -66,8 +67,8 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Starts the threads: those of uploads have a low priority, and keep within the job's rate limit for a worker. Copies take no
-    /// more than there is room for.
+    /// Starts the threads. Threads for uploads have a low priority, and keep to the job's rate limit for a worker. Copies use only memory
+    /// that is free.
     ///
     /// # Errors
     /// No threads can be started.
@@ -144,7 +145,7 @@ impl Checkpoints {
                 Err(error) if error.is_final() && reads >= READS => {
                     // A checkpoint of a newer format is sound for newer workers.
                     if matches!(error, CheckpointError::Damaged { .. }) {
-                        store.location().refuse(id, &error.to_string()).await?;
+                        store.location().mark_damaged(id, &error.to_string()).await?;
                     }
                     return Err(error);
                 }
@@ -171,7 +172,7 @@ impl Checkpoints {
         let layout = store.layout();
         let wanted = match model {
             Module::Transformer(_) => None,
-            // It may have been exported anew, with its parameters in another order.
+            // The model may have been exported again, with its parameters in another order.
             Module::Exported(_) => Some(tensors(model, layout.undivided(), layout.whole_of(unit))),
         };
         let shard = store.load_in_order(id, unit, wanted.as_deref(), arrived).await?;
@@ -202,7 +203,7 @@ impl Inner {
         }
     }
 
-    /// Makes room for a unit's state of so many elements; false where it needs no other copy.
+    /// Makes room for a unit's state of this many elements; false if it needs no other copy.
     fn admit(&self, id: StateId, unit: Unit, elements: usize) -> bool {
         let admitted = self.backlog.lock().admit(id, unit);
         if admitted {
@@ -230,8 +231,8 @@ impl Inner {
         self.added.notify_one();
     }
 
-    /// A unit was not copied: its state will not be complete. The worker goes on. Memory may be there for a later one, and the engine learns of a
-    /// broken device by itself. Nobody waits for this one: what was ordered is there with any later one.
+    /// A unit was not copied, so its checkpoint will not be complete. The worker continues. There may be memory for a later one, and the
+    /// engine detects a broken device by itself. Nobody waits for this checkpoint: any later one fulfils the order.
     fn give_up(&self, id: StateId, unit: Unit, why: &NotCopied) {
         if !self.backlog.lock().give_up(id) {
             return;
@@ -331,9 +332,10 @@ impl Inner {
             }
             Ok(false) => Ok(None),
             Err(error) => {
-                // A shard in the store does not hold what its name says: that of the last step would else be waited for in vain.
+                // A shard in the store does not contain what its name says. If it is marked, nobody waits in vain for the checkpoint of the
+                // last step.
                 if matches!(error, CheckpointError::Damaged { .. }) {
-                    self.store.location().refuse(id, &error.to_string()).await?;
+                    self.store.location().mark_damaged(id, &error.to_string()).await?;
                 }
                 Err(error)
             }

@@ -1,24 +1,24 @@
 //! What this worker computes on, and how much of its memory training may use.
 //!
-//! The reading is the driver's and the host's; what it amounts to is decided by pure functions. A plan is made by this figure: one that
-//! is too large ends a worker in the middle of a step, one that is too small only costs speed.
+//! The raw figures come from the driver and the host; pure functions decide what they mean for training. Plans are made with the result. If
+//! it is too large, a worker ends in the middle of a step; if it is too small, that only costs speed.
 
 use varuna_plan::device::Hardware;
-use varuna_torch::{Device, Gpu, GpuError};
+use varuna_torch::{Device, Gpu, GpuError, TorchError};
 
-/// Kept free on a GPU for what comes after the context: workspaces of cuBLAS and cuDNN (tens of MiB for each stream), NCCL's buffers (some
-/// hundreds of MiB with several communicators), and kernels that are loaded when they are first used.
+/// Kept free on a GPU for memory that is allocated after the context: workspaces of cuBLAS and cuDNN (tens of MiB for each stream), NCCL's
+/// buffers (some hundreds of MiB with several communicators), and kernels that are loaded when they are first used.
 const GPU_RESERVE: u64 = 1 << 30;
-/// Of what is left, one part in so many is lost between blocks of different sizes.
+/// One part in this many of what is left is lost to fragmentation.
 const GPU_FRAGMENTS: u64 = 20;
 /// Kept free in host memory: the program and libtorch, buffers of connections, tokens.
 const HOST_RESERVE: u64 = 256 << 20;
-/// Kept free of copies of state for checkpoints: what else a process takes for a moment.
+/// Not used for copies of state for checkpoints, because a process needs other memory for short times.
 const COPIES_RESERVE: u64 = 128 << 20;
 /// Copies may always have as much: it is within what is kept free for the program.
 const COPIES_LEAST: u64 = 64 << 20;
 
-/// Figures are multiples of this, so that workers of one kind say the same and are planned as equals.
+/// Figures are multiples of this, so that workers of one kind report the same figure and count as equal in plans.
 const UNIT: u64 = 64 << 20;
 
 /// What a worker reports.
@@ -30,20 +30,20 @@ pub struct Equipment {
     pub memory_bytes: Option<u64>,
 }
 
-/// Where copies of state may lie on the device, beside what training takes: whoever reads a copy does not hold up the optimizer.
+/// Whether copies of state may be on the device, besides the memory of training. The optimizer need not wait for readers of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SpareMemory {
     /// Nowhere: the device's memory is the host's, or other workers have a share of it.
     None,
-    /// In what the driver says is free of this GPU. The reserve stays: it is for what training takes more than now, and copies last for
-    /// less than seconds.
+    /// In the memory of this GPU that the driver reports as free, except the reserve. That is for training, which may need more than now.
+    /// Copies last for less than seconds.
     Gpu(usize),
     /// Wherever it is asked for: tests.
     Plenty,
 }
 
 impl SpareMemory {
-    /// Of a device that so many workers share.
+    /// The limit on a device that this many workers share.
     #[must_use]
     pub fn of(device: Device, workers_on_gpu: u32) -> SpareMemory {
         match device {
@@ -58,16 +58,36 @@ impl SpareMemory {
     pub fn has(self, bytes: u64) -> bool {
         match self {
             SpareMemory::None => false,
-            SpareMemory::Gpu(number) => varuna_torch::gpu(number).is_ok_and(|gpu| takes(&gpu, bytes)),
+            SpareMemory::Gpu(number) => varuna_torch::gpu(number).is_ok_and(|gpu| has_room_for(&gpu, bytes)),
             SpareMemory::Plenty => true,
         }
     }
 }
 
-/// Whether a GPU can take so many bytes and keep the reserve, and what fragments may take of all its memory.
-fn takes(gpu: &Gpu, bytes: u64) -> bool {
+/// Whether a GPU has room for this many bytes, besides the reserve and the share of its memory that may be lost to fragmentation.
+fn has_room_for(gpu: &Gpu, bytes: u64) -> bool {
     let kept = GPU_RESERVE + gpu.total_bytes / GPU_FRAGMENTS;
     gpu.free_bytes.saturating_sub(kept) >= bytes
+}
+
+/// Returns GPU memory that libtorch keeps for later tensors to the driver, if little else is left. After a change of plan tensors have
+/// other sizes, and libtorch takes more memory before it gives up the old blocks. NCCL's buffers and the other workers of that GPU can use
+/// only what the driver has.
+///
+/// # Errors
+/// The driver reports an error.
+pub fn make_room(device: Device) -> Result<(), TorchError> {
+    match device {
+        Device::Cuda(number) if varuna_torch::gpu(number).is_ok_and(|gpu| is_short(&gpu)) => {
+            varuna_torch::release_cached()
+        }
+        Device::Cpu | Device::Cuda(_) | Device::Apart => Ok(()),
+    }
+}
+
+/// Whether less is free than what is kept free for all that is no tensor.
+fn is_short(gpu: &Gpu) -> bool {
+    gpu.free_bytes < GPU_RESERVE
 }
 
 /// What others leave to this worker.
@@ -81,8 +101,8 @@ pub struct Share {
     pub workers_on_gpu: u32,
 }
 
-/// What this process may use of the host's memory, bytes: its share, where somebody has divided it, else what there is now. To be asked when the
-/// process begins. None where the system does not say.
+/// How much of the host's memory this process may use, in bytes: its share if it was given one, else what is available now. Call this when
+/// the process begins. None if the system does not say.
 #[must_use]
 pub fn host_limit(share: Option<u64>) -> Option<u64> {
     share.or_else(varuna_host_memory::available)
@@ -115,9 +135,9 @@ struct HostUse {
     available: u64,
 }
 
-/// Bytes that copies of state may have in the host's memory, all of them together, where they have `now`, and had `most` at most, and the process may use
-/// so much ([`host_limit`]). Training keeps what it took at its peak: that is what the process has, but for the copies. None where the system does not
-/// say.
+/// Bytes that all copies of state together may have in the host's memory, if they have `now`, had at most `most`, and the process may use
+/// this much ([`host_limit`]). Training keeps its peak memory: that is the memory of the process without the copies. None if the system
+/// does not say.
 #[must_use]
 pub fn room_for_copies(limit: u64, now: u64, most: u64) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
@@ -214,9 +234,9 @@ mod tests {
 
     #[test]
     fn copies_leave_a_gpu_its_reserve_and_go_nowhere_where_others_have_a_share() {
-        assert!(takes(&gpu(15 * GIB, 80 * GIB), 10 * GIB));
-        assert!(!takes(&gpu(15 * GIB, 80 * GIB), 10 * GIB + 1));
-        assert!(!takes(&gpu(4 * GIB, 80 * GIB), 1));
+        assert!(has_room_for(&gpu(15 * GIB, 80 * GIB), 10 * GIB));
+        assert!(!has_room_for(&gpu(15 * GIB, 80 * GIB), 10 * GIB + 1));
+        assert!(!has_room_for(&gpu(4 * GIB, 80 * GIB), 1));
         assert_eq!(SpareMemory::of(Device::Cuda(3), 1), SpareMemory::Gpu(3));
         for shared in [
             SpareMemory::of(Device::Cuda(3), 2),
@@ -225,6 +245,15 @@ mod tests {
             assert!(!shared.has(0));
         }
         assert!(SpareMemory::of(Device::Apart, 1).has(u64::MAX));
+    }
+
+    #[test]
+    fn what_libtorch_keeps_is_given_back_where_less_than_the_reserve_is_free() {
+        assert!(is_short(&gpu(GPU_RESERVE - 1, 80 * GIB)));
+        assert!(!is_short(&gpu(GPU_RESERVE, 80 * GIB)));
+        for without_cache in [Device::Cpu, Device::Apart] {
+            assert_eq!(make_room(without_cache), Ok(()));
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! `varuna-worker check-optimizer`: whether our optimizer has the same bits on a device and on the processor, of which copies in host memory
-//! live. Gradients come from a seed: those of a model are not the same twice on a GPU.
+//! `varuna-worker check-optimizer`: whether our optimizer has the same bits on a device and on the CPU. Spare copies in host memory rely on
+//! this. Gradients come from a seed, because those of a model are not repeatable on a GPU.
 
 use crate::ablation::Ablations;
 use crate::backend::{Backend, Platform};

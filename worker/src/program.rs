@@ -30,7 +30,7 @@ use varuna_torch::{Attention, AttentionChoice, Device, DeviceChoice};
 use varuna_wire::address::host_port;
 use varuna_wire::{Hello, Upward, Welcome, process_host};
 
-/// Peers may say so many things before the agent has looked at them.
+/// How many events of peers may wait for the agent.
 const EVENTS: usize = 4096;
 
 /// Runs the program with this process's command line.
@@ -42,6 +42,8 @@ pub fn run(platform: Platform) -> Result<()> {
     varuna_torch::keep_freed_memory();
     let arguments = Arguments::parse();
     tracing_subscriber::fmt()
+        // By default a log line that cannot be written is reported with eprintln!, which panics if standard error is closed or its disk full.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_env_filter(
@@ -94,7 +96,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         parse_job_of_any_release(&welcome.job).context("the coordinator's job file is not valid here")?;
     // Before anything else asks libtorch. Libraries for GPUs are loaded only where the job may use one.
     let device = named.map_or_else(|| device_of(&job, platform), Ok)?;
-    // What is free for training, before anything of this process lies there.
+    // The memory that is free for training, before this process has allocated anything.
     let host = memory::host_limit(arguments.host_memory);
     let share = Share {
         host_bytes: host,

@@ -9,9 +9,9 @@ use varuna_dataset::{DataError, TrainingData};
 /// Implements [`Samples`] for the data of a job.
 pub struct DatasetSamples(pub TrainingData);
 
-/// Pauses between reads of a sample that fails: a store may be away for a while. The step that waits for it ends by its own deadline, not by these;
-/// they bound how often a store that is down is asked, and how often a step fails because of it: once in a minute or so. Random, so that the
-/// workers of a job do not try in step.
+/// Pauses between attempts to read a sample: a store may be unavailable for a while. A step that waits ends by its own deadline, not by
+/// these pauses. They limit how often a store that is down is asked, and how often a step fails because of it: about once in a minute. They
+/// are random, so that the workers of a job do not try at the same moment.
 const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
     .with_min_delay(Duration::from_millis(50))
     .with_max_delay(Duration::from_secs(2))

@@ -1,8 +1,8 @@
 //! The training state of one unit in flat buffers: parameters, the optimizer's moments, gradient.
 //!
-//! Optimizer, reduction and transfer each touch one contiguous range. The module's parameters are views of the first buffer, or of
-//! its copy in a narrower format, their gradients views of the last, so that autograd accumulates where the reduction reads. A unit that is a
-//! range of a segment's state is not computed with as it is: see `gathered`.
+//! Optimizer, reduction and transfer each use one contiguous range. The module's parameters are views of the first buffer, or of its copy
+//! in a narrower format. Their gradients are views of the last buffer, so autograd accumulates where the reduction reads. A unit that is a
+//! range of a segment's state is not used in computation directly: see `gathered`.
 
 mod compute_copy;
 mod gathered;
@@ -133,7 +133,7 @@ impl UnitBuffers {
         Ok(buffers)
     }
 
-    /// Replaces the parameters; a copy that is computed with is not made anew.
+    /// Replaces the parameters. The copy for computation is not renewed.
     ///
     /// # Errors
     /// There are more or fewer of them.
@@ -208,14 +208,21 @@ impl UnitBuffers {
     pub fn snapshot(&self) -> Result<UnitSnapshot, LeaseError> {
         let elements: usize = self.memory.iter().map(FlatBuffer::len).sum();
         let bytes = (elements * size_of::<f32>()) as u64;
-        let shared = || self.snapshot_by(FlatBuffer::share, self.readers.clone());
         match self.parameters.backend().spare.has(bytes) {
-            // Somebody may have taken the memory meanwhile. Who reads a copy holds nobody up.
+            // The memory may have been taken in the meantime. Readers of a copy delay nobody.
             true => self
                 .snapshot_by(FlatBuffer::share_copy, Readers::default())
-                .or_else(|_| shared()),
-            false => shared(),
+                .or_else(|_| self.share()),
+            false => self.share(),
         }
+    }
+
+    /// Read access to the state itself, which takes no memory: the next change waits for its readers.
+    ///
+    /// # Errors
+    /// The buffers are lent out.
+    pub fn share(&self) -> Result<UnitSnapshot, LeaseError> {
+        self.snapshot_by(FlatBuffer::share, self.readers.clone())
     }
 
     fn snapshot_by(
@@ -231,7 +238,7 @@ impl UnitBuffers {
         })
     }
 
-    /// Asks those who read the state as it is now to leave off: copies and digests do so soon.
+    /// Asks readers of the present state to stop: copies and digests do so soon.
     pub fn ask_readers(&mut self) {
         std::mem::take(&mut self.readers).ask();
     }

@@ -133,7 +133,7 @@ fn connected(case: &Case, shape: &Shape) -> BTreeMap<WorkerId, (Mesh, Receiver<P
     }
     for (_, events) in all.values() {
         for _ in 1..all.len() {
-            let event = events.recv_timeout(Duration::from_secs(20)).unwrap();
+            let event = events.recv_timeout(Duration::from_secs(60)).unwrap();
             assert!(matches!(event, PeerEvent::Connected { .. }), "{event:?}");
         }
     }

@@ -16,7 +16,7 @@ use varuna_worker::transport::tcp::{Mesh, PeerEvent};
 use varuna_worker::transport::{Link, Tag};
 
 const G: Generation = Generation(3);
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Peer {
     id: WorkerId,

@@ -352,7 +352,7 @@ fn workers_agree_on_communicators_over_the_connections_of_a_generation_which_end
     }
     members
         .iter()
-        .for_each(|_| connected.recv_timeout(Duration::from_secs(20)).unwrap());
+        .for_each(|_| connected.recv_timeout(Duration::from_secs(60)).unwrap());
     let trained = run_over(&case, &shape, STEPS, |me| planes[&me].link(generation).unwrap());
     assert_eq!(trained, run(&case, &shape, STEPS));
     for (me, plane) in &planes {

@@ -102,7 +102,7 @@ impl Worker {
                 Sent::Gradient(unit, gradient) if copied => {
                     let done = |applied: Result<(), EngineError>| applied.unwrap();
                     self.engine
-                        .apply_beside(decision, unit, gradient, Box::new(done))
+                        .apply_in_background(decision, unit, gradient, Box::new(done))
                         .unwrap();
                 }
                 Sent::Gradient(..) => {}

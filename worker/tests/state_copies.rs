@@ -9,7 +9,7 @@ use common::{Case, engine, later, plan, single};
 use tch::Tensor;
 use varuna_api::UpdateRule;
 use varuna_plan::WorkerId;
-use varuna_torch::{Copies, Device, FlatBuffer, Kernels, Streams};
+use varuna_torch::{Copies, Device, FlatBuffer, Kernels, MemoryMeter, Streams};
 
 /// Elements of a range that is copied in several pieces, the last of them short.
 const LONG: usize = (5 << 19) + 7;
@@ -208,4 +208,19 @@ fn pinned_memory_of_sizes_that_no_copy_asks_for_any_more_is_given_back() {
         40,
         "another plan has no use for the other"
     );
+}
+
+#[test]
+fn a_tensor_that_was_copied_to_is_let_go_of_without_another_copy() {
+    let (streams, _) = gpu(Copies::Beside);
+    let before = streams.mark().unwrap();
+    let meter = MemoryMeter::begin(Device::Apart).unwrap();
+    let place = Tensor::zeros([1000i64], (tch::Kind::Float, tch::Device::Cpu));
+    let coming = streams.bring(&[1.0f32; 1000], place).unwrap();
+    drop(coming.arrive().unwrap());
+    // The device has made the copy when it has come to what follows it.
+    streams.mark().unwrap().since(&before).unwrap();
+    assert_eq!(meter.taken().now, 4000, "the copy has it");
+    streams.release_unused();
+    assert_eq!(meter.taken().now, 0);
 }

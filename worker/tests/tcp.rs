@@ -39,7 +39,7 @@ impl Peer {
         loop {
             let event = self
                 .events
-                .recv_timeout(Duration::from_secs(20))
+                .recv_timeout(Duration::from_secs(60))
                 .expect("the event comes");
             if let Some(found) = of(event) {
                 return found;
@@ -70,7 +70,7 @@ fn mesh(count: u64) -> Vec<Peer> {
 }
 
 fn later() -> Instant {
-    Instant::now() + Duration::from_secs(20)
+    Instant::now() + Duration::from_secs(60)
 }
 
 fn activation(micro_batch: u32) -> Tag {

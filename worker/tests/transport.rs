@@ -46,7 +46,7 @@ impl Peer {
         loop {
             let event = self
                 .events
-                .recv_timeout(Duration::from_secs(20))
+                .recv_timeout(Duration::from_secs(60))
                 .expect("the event comes");
             if let Some(found) = of(event) {
                 return found;
@@ -108,7 +108,7 @@ fn tight_pair() -> (Vec<Peer>, usize) {
 }
 
 fn later() -> Instant {
-    Instant::now() + Duration::from_secs(20)
+    Instant::now() + Duration::from_secs(60)
 }
 
 fn activation(micro_batch: u32) -> Tag {
@@ -161,7 +161,7 @@ fn connected_by_hand(to: &Peer, from: WorkerId) -> TcpStream {
 }
 
 fn ended(mut socket: TcpStream) -> bool {
-    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     match socket.read(&mut [0u8]) {
         Ok(n) => n == 0,
         Err(e) => e.kind() == std::io::ErrorKind::ConnectionReset,

@@ -273,6 +273,14 @@ int vt_most_taken_by_tensors(int gpu, uint64_t* bytes) {
   });
 }
 
+// Gives memory of GPUs that no tensor has back to the driver; nothing where no tensor has been on one.
+int vt_release_cached() {
+  return guarded([] {
+    auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(c10::DeviceType::CUDA));
+    if (allocator && allocator->initialized()) allocator->emptyCache();
+  });
+}
+
 // Makes libtorch's CUDA part known, which registers itself. Global, as it and what it needs look each other's symbols up.
 int vt_load_cuda() {
   return guarded([] {

@@ -1,10 +1,10 @@
-//! `varuna checkpoint export`: a checkpoint becomes a folder that the Hugging Face libraries load; one of a model of the user's own becomes a file of
-//! tensors under its own names.
+//! `varuna checkpoint export`: converts a checkpoint into a folder that the Hugging Face libraries load. A checkpoint of a user-defined
+//! model becomes a file of tensors under the model's own names.
 
 use super::choose;
 use crate::bar::Bar;
 use crate::failure::Failure;
-use crate::io::{print_line, to_json, write};
+use crate::io::{print_line, to_json, warn, write};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use varuna_api::quantity;
@@ -74,7 +74,7 @@ struct Beside {
     others: Vec<(String, Vec<u8>)>,
 }
 
-/// What stands beside the checkpoints: what an import has kept of the folder that it read, or a run of its dataset's tokenizer.
+/// The files next to the checkpoints: from the folder that an import has read, or the tokenizer of the dataset that a run has used.
 #[derive(Default)]
 struct Kept {
     config: Option<Value>,
@@ -138,7 +138,7 @@ async fn write_all(
     Ok(())
 }
 
-/// The tensors of a model of one's own, in one file.
+/// The tensors of a user-defined model, in one file.
 async fn write_own(location: &Location, manifest: &Manifest, arguments: &Arguments) -> Result<(), Failure> {
     let mut export = OwnExport::new(arguments.dtype);
     let bar = Bar::of_bytes("reading", manifest.shards.iter().map(|s| s.bytes).sum());
@@ -188,9 +188,9 @@ async fn write_tensors(
 async fn beside(location: &Location, model: &Transformer, arguments: &Arguments) -> Result<Beside, Failure> {
     let (files, unread) = location.published_or_of_origin().await?;
     if let Some(why) = unread {
-        eprintln!(
+        warn(&format!(
             "varuna: what is kept beside the checkpoints cannot be read, so the export goes without its tokenizer and config.json: {why}"
-        );
+        ));
     }
     let (kept, named) = (Kept::of(files), arguments.tokenizer.as_deref());
     let added = match named.is_some() || kept.others.is_empty() {
@@ -211,10 +211,10 @@ async fn beside(location: &Location, model: &Transformer, arguments: &Arguments)
         None => kept.others,
     };
     if others.is_empty() {
-        eprintln!(
+        warn(&format!(
             "varuna: no tokenizer has {} tokens, so the export has no tokenizer files",
             model.vocabulary_size
-        );
+        ));
     }
     Ok(Beside {
         config,
@@ -236,7 +236,7 @@ fn configs(
     config["torch_dtype"] = dtype.published().into();
     let mut generation = json!({ "_from_model_config": true });
     for (field, token) in BEGIN_AND_END.into_iter().zip([begin, end]) {
-        // Where nothing is said, the library takes a family's usual ids (2 ends a Llama's text): null is none.
+        // Without an entry the library uses the family's usual ids (2 ends a Llama's text); null means that there is none.
         config[field] = token.into();
         if let Some(token) = token {
             generation[field] = token.into();
@@ -259,13 +259,13 @@ fn tokenizer(model: &Transformer, named: Option<&str>) -> Result<Option<Tokenize
     }
 }
 
-/// A tokenizer that fits the vocabulary, if any does. Another one of as many tokens fits as well: whoever exports should know.
+/// A tokenizer that fits the vocabulary, if any does. Another one with the same number of tokens fits as well, so the user is told.
 fn guessed(size: u32) -> Option<Tokenizer> {
     let fits = Tokenizer::of_vocabulary(size)?;
-    eprintln!(
+    warn(&format!(
         "varuna: the tokenizer {fits} is a guess from the model's vocabulary of {size}, since none is kept beside the checkpoints; --tokenizer names \
          another, such as that of the dataset"
-    );
+    ));
     Some(fits)
 }
 
@@ -299,8 +299,8 @@ impl Kept {
         }
     }
 
-    /// The tokens that begin, end and fill up a text. `end`: that of the tokenizer that is added to the export, which is said where the import said
-    /// nothing.
+    /// The tokens that begin, end and fill up a text. `end`: that of the tokenizer that is added to the export; it is used if the import
+    /// says nothing.
     fn say_ends(&self, end: Option<u32>, config: &mut Value, generation: &mut Value) {
         if let Some(said) = &self.config {
             for field in BEGIN_AND_END.into_iter().chain(["pad_token_id"]) {

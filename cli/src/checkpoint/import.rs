@@ -1,7 +1,7 @@
 //! `varuna checkpoint import`: a Hugging Face folder becomes the first checkpoint of a job.
 //!
-//! A model's state is larger than most machines' memory: files are read by ranges, and a unit is made when the one before it is in the store. The manifest
-//! comes last, so that an import that ends before has made no checkpoint; the same import may be tried again.
+//! A model's state is larger than most machines' memory: files are read by ranges, and a unit is made when the one before it is in the
+//! store. The manifest comes last. So an interrupted import has made no checkpoint, and can be tried again.
 
 use crate::bar::Bar;
 use crate::failure::Failure;
@@ -30,11 +30,11 @@ pub(super) async fn import(location: &Location, folder: &Path, job: &str) -> Res
     let store = store(location, &model, job);
     let listed = store.location().list().await?;
     let taken = || Failure::Input(format!("job {job} already has checkpoints in this location"));
-    if listed.iter().any(|l| l.manifest || l.refused) {
+    if listed.iter().any(|l| l.manifest || l.marked_damaged) {
         return Err(taken());
     }
     let id = id_of(import.files()).map_err(|e| Failure::Input(e.to_string()))?;
-    // What an import of the same files has left is gone on with: equal names mean equal bits.
+    // An earlier import of the same files is continued: equal names mean equal bits.
     if listed.iter().any(|l| l.id != id) {
         return Err(taken());
     }
@@ -104,7 +104,7 @@ fn id_of(files: &[impl Content]) -> std::io::Result<StateId> {
     })
 }
 
-/// Puts one unit after the other, then what is kept beside the checkpoints, then the manifest.
+/// Writes one unit after the other, then the files that are kept next to the checkpoints, then the manifest.
 async fn write<C: Content>(
     store: &Store,
     import: &Import<'_, C>,

@@ -1,8 +1,8 @@
-//! Through which proxy an API server is reached: the one that kubectl takes. Pure but for [`set`], which writes what was chosen.
+//! Through which proxy an API server is reached: the same as kubectl uses. Pure, except [`set`], which writes the choice.
 //!
-//! kube chooses one too, which is replaced: it compares `NO_PROXY` with the proxy's host instead of the API server's, and there a name without a
-//! port is no server's. The rules are those of Go's `golang.org/x/net/http/httpproxy`, by which kubectl goes; hyper-util's
-//! matcher goes by curl's, which know no ports and exempt no loopback address.
+//! This replaces kube's own choice: kube compares `NO_PROXY` with the proxy's host instead of the API server's, and there a name without a
+//! port matches no server. The rules are those of Go's `golang.org/x/net/http/httpproxy`, which kubectl uses. hyper-util's matcher follows
+//! curl's rules, which know no ports and do not exempt loopback addresses.
 
 use crate::failure::Failure;
 use ipnet::IpNet;
@@ -31,7 +31,7 @@ pub(super) fn of_context(kubeconfig: &Kubeconfig, context: Option<&str>) -> Opti
     (!proxy.is_empty()).then_some(proxy)
 }
 
-/// Has the API server reached through the right proxy. `named`: what the kubeconfig says; `variable`: the environment.
+/// Sets the proxy through which the API server is reached. `named`: what the kubeconfig says; `variable`: the environment.
 pub(super) fn set(
     config: &mut Config,
     named: Option<&str>,
@@ -64,7 +64,7 @@ fn chosen(
     named: Option<&str>,
     variable: impl Fn(&str) -> Option<String>,
 ) -> Option<(&'static str, String)> {
-    // The kubeconfig's own proxy is of this cluster alone: NO_PROXY says nothing about it.
+    // The kubeconfig's own proxy is only for this cluster: NO_PROXY does not apply to it.
     if let Some(named) = named {
         return Some(("proxy-url in the kubeconfig", named.to_owned()));
     }
@@ -115,7 +115,7 @@ fn is_exempt(server: Server<'_>, no_proxy: &str) -> bool {
     })
 }
 
-/// Whether a host is meant by a name: `a.b` is itself and all below it, `.a.b` and `*.a.b` all below it.
+/// Whether an entry of `NO_PROXY` matches a host: `a.b` matches itself and all names below it, `.a.b` and `*.a.b` only the names below it.
 fn is_in(host: &str, name: &str) -> bool {
     let name = name
         .strip_prefix('*')

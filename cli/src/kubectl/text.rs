@@ -29,7 +29,7 @@ pub(super) struct Happened {
     pub(super) text: String,
 }
 
-/// Events and history together, oldest first. What is in both is there once: the operator writes both within the same seconds.
+/// Events and history together, oldest first. An entry that is in both is shown once: the operator writes both within a few seconds.
 pub(super) fn merged(status: &Status, events: impl Iterator<Item = Happened>) -> Vec<Happened> {
     let mut all: Vec<Happened> = events.collect();
     for entry in &status.history {
@@ -78,7 +78,7 @@ pub(super) fn status(job: &JobView, happened: &[Happened]) -> String {
     let _ = writeln!(text, "plan        {}", plan_line(status));
     let _ = writeln!(text, "checkpoint  {}", checkpoint(status));
     if let Some(time) = &status.time {
-        // Steps alone are reported less and less often.
+        // If only steps change, they are reported less and less often.
         let _ = writeln!(text, "reported    {}", shown_time(time.until.0));
     }
     for kind in [

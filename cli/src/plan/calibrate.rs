@@ -85,12 +85,9 @@ fn measured(folder: &Path) -> Result<Measured, Failure> {
     let files = RunFiles::new(folder);
     let steps = files.metrics().map_err(|e| Failure::Input(e.to_string()))?;
     let last = steps.last().map_or(Generation(0), |s| s.generation);
-    let of_last: Vec<&Metric> = steps
-        .iter()
-        .filter(|s| s.generation == last)
-        .skip(WARM_UP)
-        .collect();
-    let took_ms: Vec<u64> = of_last
+    let of_last: Vec<&Metric> = steps.iter().filter(|s| s.generation == last).collect();
+    let warm = of_last.get(WARM_UP..).unwrap_or_default();
+    let took_ms: Vec<u64> = warm
         .windows(2)
         .map(|w| w[1].time_ms.saturating_sub(w[0].time_ms))
         .collect();
@@ -98,7 +95,7 @@ fn measured(folder: &Path) -> Result<Measured, Failure> {
         return Err(Failure::Input(format!(
             "{}: generation {last} has {} steps, at least {} are needed",
             files.metrics_path().display(),
-            of_last.len() + WARM_UP.min(steps.len()),
+            of_last.len(),
             WARM_UP + 2
         )));
     }

@@ -68,7 +68,7 @@ impl Account {
         Account { recoveries, spent }
     }
 
-    /// The share of the time in which steps were trained that stayed: 0 to 1.
+    /// The share of the time that was spent on steps that were not rolled back: 0 to 1.
     pub(super) fn goodput(&self) -> f64 {
         self.share(self.spent[0].1)
     }

@@ -1,4 +1,4 @@
-//! What a run folder tells of a run, in the order in which it happened. Pure.
+//! The history of a run from its run folder, in the order in which it happened. Pure.
 
 use varuna_coordinator::Event;
 use varuna_plan::OptimizerProgress;

@@ -1,4 +1,4 @@
-//! `varuna run-report`: what became of a run, as one page that needs nothing else.
+//! `varuna run-report`: a report about a run, as one self-contained page.
 
 mod account;
 mod history;
@@ -52,7 +52,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let plans = files.plans().map_err(unreadable)?;
     let measured = files.measured_step().map_err(unreadable)?;
     let of_measured = |step: &MeasuredStep| plans.iter().find(|plan| plan.generation == step.generation);
-    // Of a plan that is not there nothing can be drawn.
+    // Without the plan nothing can be drawn.
     let measured = measured.and_then(|step| of_measured(&step).map(|plan| (step, plan)));
     let shown = measured.as_ref().map(|(_, plan)| *plan).or(plans.last());
     let predicted = shown

@@ -1,4 +1,4 @@
-//! The report as a page: everything is in it, and nothing is loaded.
+//! The report as a page: it contains everything and loads nothing.
 
 use super::account::{Account, Recovery, Spent};
 use super::history::History;

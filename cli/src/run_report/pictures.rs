@@ -7,7 +7,7 @@ use plotters::prelude::*;
 use varuna_run_folder::Metric;
 
 const SIZE: (u32, u32) = (1200, 260);
-/// A curve has no more points: more than the picture has columns are not seen, and a million steps would be a page of 20 MB.
+/// The most points of a curve: more points than the picture has columns cannot be seen, and a million steps would make a page of 20 MB.
 const POINTS_MAX: usize = 2400;
 
 const LOSS: RGBColor = RGBColor(0x1f, 0x5f, 0xa8);

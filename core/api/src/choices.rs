@@ -1,4 +1,4 @@
-//! Fields that take one of a few names, and what each name means: the resolver reads them, and the CRD's schema lists them.
+//! Fields that take one of a few names, and the meaning of each name: the resolver reads them, and the CRD's schema lists them.
 
 use crate::job::{Encryption, Precision, Restriction, WorkerDevice, WorkerTransport};
 use crate::training::Sharding;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use varuna_model::{Mlp, ParameterKind};
 use varuna_plan::{Moments, Recompute, SpareCopies};
 
-/// Order of the work on a stage.
+/// Schedule of a stage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Order {
     /// 1F1B.
@@ -25,10 +25,10 @@ pub(crate) const MLPS: [(&str, Mlp); 4] = [
     ("relu2", Mlp::Relu2),
 ];
 
-/// What is changed of the angles of rotary positions.
+/// How the angles of rotary positions are scaled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RopeScaling {
-    /// Slow ones become slower, as in Llama 3.1 and 3.2.
+    /// Slow rotations become slower, as in Llama 3.1 and 3.2.
     Llama3,
     /// Nothing.
     Off,
@@ -92,12 +92,12 @@ pub(crate) const RECOMPUTE: [(&str, &[Recompute]); 4] = [
     ("full", &[Recompute::Full]),
 ];
 
-/// `spec.network.encryption`; the first where it is left out: workers of one machine or of a private network would pay for what
+/// `spec.network.encryption`; the first one is the default: workers on one machine or on a private network would pay for encryption that
 /// nobody asked for.
 pub(crate) const ENCRYPTION: [(&str, Encryption); 2] = [("none", Encryption::None), ("tls", Encryption::Tls)];
 
-/// `spec.network.policy`; the first where it is left out: nobody but the job has business at its workers, while what pods need to reach (a
-/// bucket, a proxy, an identity service) differs from cloud to cloud.
+/// `spec.network.policy`; the first one is the default: only the job needs to reach its workers, while what pods need to reach (a bucket, a
+/// proxy, an identity service) differs from cloud to cloud.
 pub(crate) const NETWORK_POLICIES: [(&str, Restriction); 3] = [
     ("ingress", Restriction::Ingress),
     ("isolated", Restriction::IngressAndEgress),

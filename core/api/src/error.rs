@@ -1,8 +1,8 @@
-//! What is wrong with a job file, all of it at once.
+//! The errors of a job file, all of them at once.
 
 use std::fmt;
 
-/// One thing that is wrong: where, what was found, what is allowed.
+/// One error: the field, the value found, and what is allowed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{path}: {value} — {allowed}")]
 pub struct JobError {
@@ -14,7 +14,7 @@ pub struct JobError {
     pub allowed: String,
 }
 
-/// Everything that is wrong with a job file, in the order in which it was found; never empty.
+/// All errors of a job file, in the order in which they were found; never empty.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JobErrors(Vec<JobError>);
 

@@ -19,8 +19,8 @@ pub fn model_hash(model: &Model, training: &Training, data_fingerprint: &str) ->
     )
 }
 
-/// Identity of a run (64 hex digits): the uid of its job's object, empty outside of a cluster, and the job's text as the run began with it.
-/// Of the text and not of what it means: another release may know more settings, or other defaults, and the run is the same.
+/// Identity of a run (64 hex digits): the uid of its job's object (empty outside of a cluster) and the job's text with which the run began.
+/// It hashes the text and not its meaning, because another release may know more settings or other defaults, and the run is still the same.
 #[must_use]
 pub fn run_identity(uid: &str, job_text: &str) -> String {
     of("varuna-run-1", &[&Value::from(uid), &Value::from(job_text)])
@@ -36,7 +36,7 @@ pub(crate) fn of(purpose: &str, values: &[&Value]) -> String {
     sha256(text.as_bytes())
 }
 
-/// SHA-256 of a file's bytes in hex, as `spec.model.exported.digest` has it.
+/// SHA-256 of a file's bytes in hex, as in `spec.model.exported.digest`.
 #[must_use]
 pub fn sha256(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);

@@ -39,17 +39,19 @@ pub struct Job {
     /// Steps between comparisons of the state that several workers hold, at least 1; none = nothing is compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compare_every_steps: Option<u64>,
-    /// What announces the end of a worker.
+    /// Which signals announce the end of a worker.
     pub disruption: Disruption,
     /// The run is stopped until this is false again.
     pub suspend: bool,
     /// The queue of Kueue whose admission it waits for, in a cluster; none = it waits for none. Not in the hash, as with `lifecycle`.
     #[serde(skip)]
     pub queue: Option<String>,
-    /// The WorkloadPriorityClass of Kueue that says how its queue prefers it to others; none = the priority of its pods. Not in the hash, as with `lifecycle`.
+    /// The WorkloadPriorityClass of Kueue that determines its priority in the queue; none = the priority of its pods. Not in the hash, as
+    /// with `lifecycle`.
     #[serde(skip)]
     pub workload_priority_class: Option<String>,
-    /// When the job ends other than by its last step. Not in the hash: it is the operator's business, and may change while the job runs.
+    /// When the job ends for other reasons than its last step. Not in the hash: only the operator uses it, and it may change while the job
+    /// runs.
     #[serde(skip)]
     pub lifecycle: Lifecycle,
     /// The coordinator's pod, in a cluster. Not in the hash, as with `lifecycle`.
@@ -68,12 +70,12 @@ pub enum Precision {
     Fp32,
     /// Parameters, activations and their gradients in 16 bits with the exponents of fp32; sums over samples, master parameters and moments in fp32.
     Bf16,
-    /// The same in 16 bits with three more digits and a small range: the loss is scaled, so that gradients stay within it.
+    /// The same in 16 bits with three more mantissa bits and a small range: the loss is scaled, so that gradients stay within it.
     Fp16,
 }
 
 impl Job {
-    /// The units of its state: its model's, divided into ranges where the optimizer's state is sharded.
+    /// The units of its state: those of its model, divided into ranges if the optimizer's state is sharded.
     #[must_use]
     pub fn layout(&self) -> Layout {
         self.training.optimizer.sharding.layout(self.model.layout())
@@ -105,7 +107,7 @@ pub struct Data {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DataSource {
-    /// Path of the dataset without `.bin` / `.idx`; as written, so a relative one is relative to the working folder.
+    /// Path of the dataset without `.bin` / `.idx`, as written; a relative path is relative to the working directory.
     pub path: String,
     /// Its weight among the others, a number above 0: only the ratios count.
     pub weight: f64,
@@ -115,14 +117,14 @@ pub struct DataSource {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum HeldOut {
-    /// This share of each dataset's samples, 0 to 0.5: the last ones.
+    /// This fraction of each dataset's samples, 0 to 0.5: the last ones.
     Fraction(f64),
     /// All samples of the dataset of this path.
     Dataset(String),
 }
 
 impl HeldOut {
-    /// Whether nothing is.
+    /// Whether nothing is held out.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         *self == HeldOut::Fraction(0.0)
@@ -133,9 +135,9 @@ impl HeldOut {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Pipelines {
-    /// Orders of the work on each stage that the planner may choose from, the preferred one first.
+    /// Schedules that the planner may choose from, the preferred one first.
     pub schedules: Vec<ScheduleSpec>,
-    /// Samples in a micro-batch, where the job fixes it; divides the global batch.
+    /// Samples in a micro-batch, if the job fixes it; divides the global batch.
     pub micro_batch_size: Option<u32>,
     /// Fewest stages of a pipeline, at least 1.
     pub min_depth: u32,
@@ -143,7 +145,7 @@ pub struct Pipelines {
     pub max_depth: u32,
 }
 
-/// Limits of the number of workers, and what guards against the loss of one.
+/// Limits of the number of workers, and protection against the loss of one.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Elasticity {
@@ -151,7 +153,7 @@ pub struct Elasticity {
     pub min_workers: u32,
     /// At least `min_workers`; none = no limit.
     pub max_workers: Option<u32>,
-    /// Whether a neighbour keeps a copy of what one worker alone holds.
+    /// Whether another worker keeps a copy of units that only one worker holds.
     #[serde(default, skip_serializing_if = "SpareCopies::is_off")]
     pub spare_copies: SpareCopies,
 }
@@ -166,17 +168,17 @@ pub struct Workers {
     pub image: Option<String>,
     /// Memory that a worker may use; none = what the device reports.
     pub device_memory_bytes: Option<u64>,
-    /// What a worker computes on. Not in the hash of jobs that leave it to the workers: theirs is the same as before there was this
-    /// field.
+    /// What a worker computes on. Not in the hash of jobs that leave it to the workers: their hash is the same as before this field
+    /// existed.
     #[serde(default, skip_serializing_if = "WorkerDevice::is_auto")]
     pub device: WorkerDevice,
-    /// What carries tensors between workers' devices. Not in the hash of jobs that leave it out, as with `device`.
+    /// What carries tensors between workers' devices. Not in the hash of jobs that omit it, as with `device`.
     #[serde(default, skip_serializing_if = "WorkerTransport::is_auto")]
     pub transport: WorkerTransport,
-    /// Threads for tensor operations; none = the machine's cores shared out.
+    /// Threads for tensor operations; none = the machine's cores divided among its workers.
     pub threads: Option<u32>,
-    /// Memory of a pod's `/dev/shm`; none = what the container runtime gives. Like the two fields below, not in the hash where it is left
-    /// out, as with `device`.
+    /// Memory of a pod's `/dev/shm`, bytes; none = what the container runtime gives. Like the two fields below, not in the hash if omitted,
+    /// as with `device`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shm_bytes: Option<u64>,
     /// Resources of the worker's container, as written: a mapping of mappings.
@@ -187,7 +189,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Identity of what pods are made from (16 hex digits): pods with another one are out of date.
+    /// Identity of the settings that pods are made from (16 hex digits): pods with another one are outdated.
     #[must_use]
     pub fn pods_hash(&self) -> String {
         // Plain data always serialises.
@@ -203,11 +205,11 @@ impl Workers {
 pub struct WorkerGroup {
     /// Its name: a DNS label, unique in the job.
     pub name: String,
-    /// Workers that it gets before any other gets more than its own.
+    /// Workers that it gets before any other group gets more than its own minimum.
     pub min_workers: u32,
     /// Workers that it may have; none = as many as the job.
     pub max_workers: Option<u32>,
-    /// What its pods are made from: its own settings over those of the job.
+    /// The settings of its pods: its own over those of the job.
     pub workers: Workers,
 }
 
@@ -215,7 +217,7 @@ pub struct WorkerGroup {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WorkerDevice {
-    /// A GPU where there is one, else the processor.
+    /// A GPU if there is one, otherwise the processor.
     #[default]
     Auto,
     /// The processor.
@@ -235,7 +237,7 @@ impl WorkerDevice {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WorkerTransport {
-    /// NCCL between workers that all have it, else TCP; TCP where the network encrypts.
+    /// NCCL if all workers have it, otherwise TCP; TCP if the network encrypts.
     #[default]
     Auto,
     /// NCCL; a worker without it ends.
@@ -257,7 +259,7 @@ impl WorkerTransport {
 pub struct Checkpoint {
     /// Folder or bucket.
     pub uri: String,
-    /// What the job begins with, where that is another one's checkpoint.
+    /// The other job's checkpoint with which the job begins, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<CheckpointSource>,
     /// Steps between checkpoints, at least 1. This or `interval_seconds` is given.
@@ -266,7 +268,7 @@ pub struct Checkpoint {
     pub interval_seconds: Option<u64>,
     /// Checkpoints to keep, at least 1.
     pub keep: u32,
-    /// Bytes that a worker uploads in a second at most; none = no limit.
+    /// Maximum bytes that a worker uploads per second; none = no limit.
     pub upload_bytes_per_second: Option<u64>,
 }
 
@@ -281,12 +283,12 @@ pub struct CheckpointSource {
     /// The checkpoint's step; none = the newest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
-    /// Only the parameters count: the optimizer and the steps begin anew.
+    /// Whether only the parameters are used: the optimizer and the steps begin anew.
     pub weights_only: bool,
 }
 
 impl Checkpoint {
-    /// The interval in steps as a worker counts it: one in seconds is ordered by the coordinator.
+    /// The interval in steps as a worker counts it. An interval in seconds is ordered by the coordinator.
     #[must_use]
     pub fn regular_steps(&self) -> u64 {
         self.interval_steps.unwrap_or(u64::MAX)
@@ -297,7 +299,7 @@ impl Checkpoint {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Network {
-    /// The same for all workers: each takes it from the job that its coordinator gives it.
+    /// The encryption. It is the same for all workers: each takes it from the job that its coordinator gives it.
     pub encryption: Encryption,
 }
 
@@ -316,28 +318,28 @@ pub enum Encryption {
 pub struct NetworkPolicy {
     /// What is restricted.
     pub restriction: Restriction,
-    /// Rules for others who may reach them, as written: mappings.
+    /// Additional rules for who may reach them, as written: mappings.
     pub extra_ingress: Vec<Value>,
-    /// Rules for others whom they may reach, as written: mappings.
+    /// Additional rules for whom they may reach, as written: mappings.
     pub extra_egress: Vec<Value>,
 }
 
 /// What a job's network policies restrict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Restriction {
-    /// There are none.
+    /// There are no policies.
     None,
-    /// Who may reach the job's pods.
+    /// They restrict who may reach the job's pods.
     #[default]
     Ingress,
-    /// That, and whom they may reach.
+    /// They restrict both directions.
     IngressAndEgress,
 }
 
 /// The pod of a job's coordinator, in a cluster.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct CoordinatorPod {
-    /// Its service account; none = that of the workers' template, or one of its own.
+    /// Its service account; none = that of the workers' template, or a separate one.
     pub service_account: Option<String>,
     /// Its pod template, as written.
     pub template: Option<Value>,

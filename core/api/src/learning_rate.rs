@@ -1,6 +1,6 @@
 //! The learning rate as a function of the optimizer steps that were applied.
 //!
-//! All workers compute it from the job and from what their state has counted, so it must never depend on anything else.
+//! All workers compute it from the job and their state's counters, so it must never depend on anything else.
 
 use serde::{Deserialize, Serialize};
 use std::f64::consts::PI;
@@ -13,11 +13,11 @@ pub struct LearningRate {
     pub peak: f64,
     /// Rate at and after `decay_steps`, at most `peak`.
     pub min: f64,
-    /// Steps of linear warm-up; like those of the decay they are optimizer steps, skipped ones not counted.
+    /// Steps of linear warm-up. Like those of the decay they are optimizer steps; skipped steps are not counted.
     pub warmup_steps: u64,
     /// Step at which the decay ends, at least `warmup_steps`.
     pub decay_steps: u64,
-    /// How the rate comes from `peak` to `min`. Not in the hash of jobs with a cosine: theirs is the same as before there was a choice.
+    /// How the rate goes from `peak` to `min`. Not in the hash of jobs with a cosine: their hash is the same as before there was a choice.
     #[serde(default, skip_serializing_if = "Schedule::is_cosine")]
     pub schedule: Schedule,
 }
@@ -36,7 +36,7 @@ pub enum Schedule {
         /// Step at which the decay begins: from `warmup_steps` to `decay_steps`.
         stable_steps: u64,
     },
-    /// The peak for ever. `min` and `decay_steps` mean nothing.
+    /// The peak for ever. `min` and `decay_steps` are not used.
     Constant,
 }
 

@@ -1,8 +1,8 @@
 //! `VarunaJob`: the job file, its defaults and its checks; one set of types for `varuna run`, the worker and the operator.
 //!
-//! This crate owns what a job says. It must never do I/O: parsing takes text and returns a job or errors that name the
-//! field, the value and what is allowed. The way of a job file: text -> [`manifest::VarunaJob`] (as written; `manifest`,
-//! `read`) -> [`Job`] (defaults filled in, everything checked; `resolve`). Nothing else reads the manifest.
+//! This crate owns the meaning of a job file. It must never do I/O: parsing takes text and returns a job, or errors that name the field,
+//! the value and what is allowed. A job file is processed in two steps: text -> [`manifest::VarunaJob`] (as written; `manifest`, `read`) ->
+//! [`Job`] (defaults filled in, everything checked; `resolve`). Nothing else reads the manifest.
 
 mod choices;
 pub mod conditions;

@@ -1,25 +1,26 @@
-//! Masked language modelling (Devlin et al. 2019): some tokens of a sample are hidden, and the model learns to fill them in.
+//! Masked language modelling (Devlin et al. 2019): some tokens of a sample are masked, and the model learns to fill them in.
 
 use serde::{Deserialize, Serialize};
 use varuna_plan::state::mix;
 
-/// Probability with which a token is chosen, where a job does not say (Devlin et al. 2019).
+/// Default probability with which a token is chosen (Devlin et al. 2019).
 pub const DEFAULT_PROBABILITY: f64 = 0.15;
-/// Of ten chosen tokens so many are replaced by the mask token, and so many by a random token; the rest stay (Devlin et al. 2019).
+/// Of ten chosen tokens, this many are replaced by the mask token, and [`RANDOM_IN_TEN`] by a random token; the rest stay (Devlin et al.
+/// 2019).
 const MASKED_IN_TEN: u64 = 8;
 const RANDOM_IN_TEN: u64 = 1;
 
-/// How tokens are hidden.
+/// How tokens are masked.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Masking {
-    /// Of a token to be chosen, each by itself; 0 < p < 1. The loss is the mean over those that are chosen in the batch.
+    /// Probability that a token is chosen, independently of others; 0 < p < 1. The loss is the mean over the chosen tokens of the batch.
     pub probability: f64,
-    /// Stands for hidden tokens; below the model's vocabulary size.
+    /// Replaces masked tokens; below the model's vocabulary size.
     pub mask_token: u32,
 }
 
-/// Which tokens of one sample are hidden, and what stands for them: the same under every plan, and whoever asks.
+/// Which tokens of one sample are masked, and what replaces them. It is the same under every plan and on every worker.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleMask {
     masking: Masking,
@@ -27,18 +28,18 @@ pub struct SampleMask {
     key: u64,
 }
 
-/// Held-out samples are masked alike whatever the seed, so that the losses of jobs compare.
+/// Held-out samples are masked independently of the seed, so that losses of different jobs can be compared.
 const HELD_OUT: u64 = 0x4845_4c44;
 const TRAINED: u64 = 0x5452_4149;
 
 impl Masking {
-    /// That of a training sample by its number in the seeded order: another one in each pass over the data (Liu et al. 2019).
+    /// The mask of a training sample, by its number in the seeded order: a different one in each pass over the data (Liu et al. 2019).
     #[must_use]
     pub fn of_trained(self, vocabulary_size: u32, seed: u64, sample: u64) -> SampleMask {
         self.of(vocabulary_size, mix(mix(seed, TRAINED), sample))
     }
 
-    /// That of a held-out sample.
+    /// The mask of a held-out sample.
     #[must_use]
     pub fn of_held_out(self, vocabulary_size: u32, sample: u64) -> SampleMask {
         self.of(vocabulary_size, mix(HELD_OUT, sample))
@@ -54,13 +55,13 @@ impl Masking {
 }
 
 impl SampleMask {
-    /// Whether the model is to predict the token at this place.
+    /// Whether the model has to predict the token at this position.
     #[must_use]
     pub fn is_chosen(&self, place: u64) -> bool {
         fraction(mix(mix(self.key, place), 0)) < self.masking.probability
     }
 
-    /// What the model sees at this place.
+    /// The token that the model sees at this position.
     #[must_use]
     pub fn seen(&self, place: u64, token: i64) -> i64 {
         if !self.is_chosen(place) {
@@ -78,7 +79,7 @@ impl SampleMask {
     }
 }
 
-/// In 0..1, of the 53 bits that a double has.
+/// A number in 0..1, from the 53 bits that a double has.
 #[expect(clippy::cast_precision_loss, reason = "53 bits")]
 fn fraction(bits: u64) -> f64 {
     (bits >> 11) as f64 / (1u64 << 53) as f64

@@ -1,4 +1,4 @@
-//! What is done about samples that hold several documents.
+//! How samples with several documents are treated.
 
 use serde::{Deserialize, Serialize};
 use varuna_model::{Positions, Transformer};
@@ -6,21 +6,22 @@ use varuna_model::{Positions, Transformer};
 /// Bytes of an angle's cosine or sine.
 const ANGLE_BYTES: u64 = 4;
 
-/// Samples are windows of the datasets' documents, one after the other, so that a sample may hold the end of one, several whole ones, and the
-/// beginning of another. This is what they know of each other. With nothing on, a sample is one text, as GPT-2 was trained.
+/// Samples are windows of the concatenated documents, so a sample may hold the end of one document, several whole ones, and the beginning
+/// of another. These options separate them. With no option on, a sample is treated as one text, as in GPT-2's training.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Packing {
-    /// Tokens see those of their own document alone.
+    /// Whether tokens see only those of their own document.
     pub block_mask: bool,
-    /// Positions are counted from the beginning of each document.
+    /// Whether positions are counted from the beginning of each document.
     pub reset_positions: bool,
-    /// The last token of a document is not trained to predict the first of the next: the loss is the mean over all other tokens.
+    /// Whether the last token of a document is not trained to predict the first of the next: the loss is then the mean over all other
+    /// tokens.
     pub mask_loss: bool,
 }
 
 impl Packing {
-    /// Whether samples are taken as one text.
+    /// Whether samples are treated as one text.
     #[must_use]
     pub fn is_off(&self) -> bool {
         *self == Packing::default()
@@ -32,8 +33,8 @@ impl Packing {
         self.block_mask || self.reset_positions
     }
 
-    /// Bytes that the attention of a stage keeps of each sample, once for all blocks: what is added to the scores, (t, t) in the format of the
-    /// elements, and the cosines and sines of rotary positions, two of (t, e / 2).
+    /// Bytes that the attention of a stage keeps for each sample, shared by all blocks: the mask that is added to the scores, (t, t) in the
+    /// format of the elements, and the cosines and sines of rotary positions, two of (t, e / 2).
     #[must_use]
     pub fn kept_bytes(self, model: &Transformer, element_bytes: u64) -> u64 {
         let [tokens, width] = [model.sequence_length, model.head_size()].map(u64::from);

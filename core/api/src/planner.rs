@@ -1,4 +1,4 @@
-//! From a job to its planner: the sizes of its model, its limits, and the costs that plans are made with.
+//! From a job to its planner: the sizes of its model, its limits, and the costs for making plans.
 
 use crate::{Job, WorkerDevice};
 use varuna_plan::cost::{Costs, Device};
@@ -6,7 +6,7 @@ use varuna_plan::device::{DeviceKind, Hardware};
 use varuna_plan::profile::Profile;
 use varuna_plan::{Constraints, CostPlanner, EstimatedPlanner};
 
-/// Costs for a job's model; those of whole blocks are divided into those of their halves. The error is a sentence.
+/// Costs for a job's model. Costs of whole blocks are divided into those of their halves. The error is a sentence.
 fn costs_for(job: &Job, costs: &Costs) -> Result<Costs, String> {
     let (has, wants) = (costs.layout(), job.model.layout());
     let tied = |tied| if tied { " and a tied weight" } else { "" };
@@ -23,14 +23,15 @@ fn costs_for(job: &Job, costs: &Costs) -> Result<Costs, String> {
     })
 }
 
-/// The costs of a job's model that a profile has measured.
+/// The costs of a job's model from a measured profile.
 ///
 /// # Errors
-/// The profile is of another model, or of another kind of device than the job's: the first difference, as a sentence that names the field.
+/// The profile belongs to another model, or to another kind of device than the job's: a sentence about the first difference, with the
+/// field.
 pub fn measured_costs(profile: &Profile, job: &Job) -> Result<Costs, String> {
     check_device(&profile.device, job.workers.device)?;
     let mut costs = costs_for(job, &profile.costs())?;
-    // Profiles count AdamW's moments, whatever the job that they were measured with. Times are those of that job's optimizer.
+    // Profiles count AdamW's moments, whatever job they were measured with. Times are those of that job's optimizer.
     costs.parameter = costs.parameter.keeping(job.training.optimizer.rule.moments());
     costs.packing_bytes = packing_bytes(job);
     costs.mask_bytes = mask_bytes(job);
@@ -40,8 +41,8 @@ pub fn measured_costs(profile: &Profile, job: &Job) -> Result<Costs, String> {
     Ok(costs)
 }
 
-/// Refuses a profile of a processor for workers on GPUs, and the other way round: plans would be made with times that are wrong by orders of
-/// magnitude. What a job with `auto` computes on is known on its workers' machines alone.
+/// Refuses a profile of a processor for workers on GPUs, and vice versa: plans would be made with times that are wrong by orders of
+/// magnitude. For a job with `auto`, only the workers' machines know what it computes on.
 fn check_device(profiled: &str, device: WorkerDevice) -> Result<(), String> {
     let (wants, word) = match device {
         WorkerDevice::Auto => return Ok(()),
@@ -57,9 +58,9 @@ fn check_device(profiled: &str, device: WorkerDevice) -> Result<(), String> {
     }
 }
 
-/// Whether the device of a profile is a GPU; none where its name, which is for people, does not tell.
+/// Whether the device of a profile is a GPU; none if its name, which is for people, does not tell.
 fn is_gpu(profiled: &str) -> Option<bool> {
-    // What the worker measures on a processor is called so, what is estimated for one as in the table.
+    // The worker's name for a processor that it measured, and the table's name for one that is estimated.
     if ["cpu", "cpu-core"].contains(&profiled) {
         return Some(false);
     }
@@ -71,7 +72,8 @@ fn is_gpu(profiled: &str) -> Option<bool> {
     (known || profiled.starts_with("NVIDIA")).then_some(true)
 }
 
-/// What a profile of a job's model says of what is not measured: with the memory of AdamW's moments, so that it suits jobs with any optimizer.
+/// Costs for a profile of a job's model, with estimates for everything that is not measured. They include AdamW's moments, so that the
+/// profile suits jobs with any optimizer.
 #[must_use]
 pub fn unmeasured_costs(job: &Job) -> Costs {
     Costs::estimate(&job.model.spec(), cpu_core(job))
@@ -115,8 +117,7 @@ pub fn estimated_costs(job: &Job, device: Device) -> Costs {
     }
 }
 
-/// The planner for a job whose costs nobody has measured: they are estimated for the devices that its workers report, and corrected by
-/// its steps.
+/// The planner for a job without measured costs: they are estimated for the devices that its workers report, and corrected by its steps.
 #[must_use]
 pub fn estimated_planner(job: &Job) -> EstimatedPlanner {
     let planner = EstimatedPlanner::new(job.model.spec(), job.precision.element_bytes(), constraints(job));
@@ -134,7 +135,7 @@ fn mask_bytes(job: &Job) -> u64 {
 
 fn packing_bytes(job: &Job) -> u64 {
     let element_bytes = job.precision.element_bytes();
-    // A model of one's own is not told where documents begin.
+    // A user's own model is not told where documents begin.
     let transformer = job.model.transformer();
     transformer.map_or(0, |model| job.training.packing.kept_bytes(model, element_bytes))
 }

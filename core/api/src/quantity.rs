@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-/// What a quantity may look like, for error messages.
+/// The allowed forms of a quantity, for error messages.
 pub const ALLOWED: &str = "an amount of memory above 0, such as 300Mi, 1.5Gi, 2G or a number of bytes";
 
-/// Bytes in one of a suffix: binary with `i`, decimal without.
+/// Bytes of a unit suffix: binary with `i`, decimal without.
 fn unit(suffix: &str) -> Option<f64> {
     const KIBI: f64 = 1024.0;
     Some(match suffix {
@@ -22,8 +22,8 @@ fn unit(suffix: &str) -> Option<f64> {
     })
 }
 
-/// Bytes of a quantity (a string or a bare number), rounded down; none where it is not one, is not at least one byte or
-/// does not fit 2^53.
+/// Bytes of a quantity (a string or a bare number), rounded down. None if it is not a quantity, is less than one byte or does not fit into
+/// 2^53.
 #[must_use]
 #[expect(
     clippy::cast_possible_truncation,

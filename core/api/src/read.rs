@@ -1,16 +1,17 @@
-//! From text to a manifest: syntax, unknown fields and wrong types, all of them at once.
+//! From text to a manifest: reports syntax errors, unknown fields and wrong types, all of them at once.
 //!
-//! A deserialiser stops at the first error. Here each refused field is noted, taken out of the document, and the rest is
-//! tried again; as every field of the manifest is optional, that ends with what is left being read.
+//! A deserialiser stops at the first error. Here each refused field is noted and removed from the document, and the rest is tried again.
+//! This ends because every field of the manifest is optional.
 
 use crate::error::Found;
 use crate::manifest::VarunaJob;
 use serde_json::Value;
 use serde_path_to_error::{Path, Segment};
 
-/// Where the file as a whole is meant.
+/// The name for the file as a whole.
 const TOP: &str = "job file";
-/// The lists of a job file, outside the pod templates, without the numbers of the items that they stand in. Rules of a network belong to Kubernetes, as templates do.
+/// Paths of the lists of a job file, outside the pod templates, without the indices of the lists that contain them. Network rules belong to
+/// Kubernetes, as templates do.
 const LISTS: &[&str] = &[
     "spec.disruption.nodeSignals",
     "spec.network.extraIngress",
@@ -20,30 +21,30 @@ const LISTS: &[&str] = &[
 ];
 /// The list of kinds of workers, which may have templates.
 const GROUPS: &str = "spec.workerGroups";
-/// The lists whose items are mappings of our own.
+/// The lists whose items are mappings of this format.
 const MAPPINGS: &[&str] = &[GROUPS, "spec.data.train", "spec.model.exported.segments"];
-/// Most values that aliases stand for, all together: many times those of a long pod template.
+/// Maximum number of values that aliases expand to, all together: many times those of a long pod template.
 const ALIASED_MAX: usize = 10_000;
-/// Most bytes in all values, those that aliases stand for included: an API server takes objects of 1.5 MiB.
+/// Maximum bytes in all values, including those that aliases expand to: an API server accepts objects of 1.5 MiB.
 const TEXT_BYTES_MAX: usize = 3 << 19;
-/// More errors than this are not worth showing, and each costs another try.
+/// Maximum number of errors that are shown: more would not help, and each costs another try.
 const ERRORS_MAX: usize = 100;
 
-/// What becomes of fields that this build does not know.
+/// How to treat fields that this build does not know.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UnknownFields {
     /// They are errors: most likely misspelt.
     Refused,
-    /// They are left out: another release knows them.
+    /// They are omitted: another release knows them.
     LeftOut,
 }
 
-/// Reads the text as far as it can be read; none where it is no job file at all.
+/// Reads the text as far as it can be read; none if it is not a job file at all.
 pub(crate) fn manifest(text: &str, unknown_fields: UnknownFields, found: &mut Found) -> Option<VarunaJob> {
     let mut document: Value = match serde_saphyr::from_str_with_options(text, limits()) {
         Ok(document) => document,
         Err(error) => {
-            // The first line says where and what; the rest is a picture of the place.
+            // The first line has the place and the error; the rest shows the text around it.
             let message = error.to_string();
             let line = message.lines().next().unwrap_or_default();
             found.push(TOP, line.trim_start_matches("error: "), "one YAML document");
@@ -87,7 +88,7 @@ pub(crate) fn manifest(text: &str, unknown_fields: UnknownFields, found: &mut Fo
 fn place(error: &serde_path_to_error::Error<serde_json::Error>) -> (Vec<String>, bool) {
     let message = error.inner().to_string();
     let mut keys = keys(error.path());
-    // An unknown field is reported at the mapping it stands in, or at itself, depending on the kind of mapping.
+    // An unknown field is reported at the mapping that contains it, or at itself, depending on the kind of mapping.
     let unknown = message
         .strip_prefix("unknown field `")
         .and_then(|m| m.split('`').next());
@@ -99,7 +100,7 @@ fn place(error: &serde_path_to_error::Error<serde_json::Error>) -> (Vec<String>,
     (keys, unknown.is_some())
 }
 
-/// Takes unknown fields out of a document, whatever they hold. Other errors stay in it.
+/// Removes unknown fields from a document, whatever they contain. Other errors stay in it.
 fn leave_unknown_out(document: &mut Value, found: &mut Found) {
     let mut rest = document.clone();
     for _ in 0..ERRORS_MAX {
@@ -118,7 +119,7 @@ fn leave_unknown_out(document: &mut Value, found: &mut Found) {
     found.push(TOP, many, "the fields of a VarunaJob");
 }
 
-/// A line of text may stand for a million values where aliases name lists of aliases.
+/// Limits for the parser: a line of text may expand to a million values if aliases name lists of aliases.
 fn limits() -> serde_saphyr::Options {
     serde_saphyr::options! {
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: ALIASED_MAX },
@@ -134,7 +135,7 @@ const TEMPLATES: &[&str] = &["spec.workers.template", "spec.coordinator.template
 
 fn is_template(path: &str) -> bool {
     let of_group = path.strip_prefix(GROUPS).and_then(|rest| rest.rsplit_once('.'));
-    // `.0.template`, and none further down.
+    // The path after the list is `.0.template`; deeper paths are not templates.
     TEMPLATES.contains(&path)
         || of_group.is_some_and(|(item, field)| field == "template" && item.matches('.').count() == 1)
 }
@@ -144,8 +145,8 @@ fn is_list(path: &str) -> bool {
     LISTS.contains(&named.collect::<Vec<_>>().join(".").as_str())
 }
 
-/// An empty field (`steps:`) or a number that JSON does not have (`.nan`) is not a field left out; and a list where a
-/// mapping belongs would be taken by serde for the mapping's fields in order.
+/// Refuses values that serde would accept: an empty field (`steps:`) or a number that JSON does not have (`.nan`) is not an omitted field,
+/// and serde would take a list in place of a mapping for the mapping's fields in order.
 fn refuse_odd_values(value: &mut Value, path: &str, found: &mut Found) {
     let Value::Object(map) = value else { return };
     map.retain(|key, value| {
@@ -188,7 +189,7 @@ fn keys(path: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Takes the value at the path out of the document; none where there is no such value.
+/// Removes the value at the path from the document; none if there is no such value.
 fn take(document: &mut Value, keys: &[String]) -> Option<Value> {
     let (last, above) = keys.split_last()?;
     let mut at = document;
@@ -209,7 +210,7 @@ fn take(document: &mut Value, keys: &[String]) -> Option<Value> {
     }
 }
 
-/// A value as it is shown in an error: short.
+/// A value in the short form in which errors show it.
 fn shown(value: &Value) -> String {
     match value {
         Value::Object(_) => "a mapping".to_owned(),
@@ -226,7 +227,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// What is allowed, in a user's words, from serde's message.
+/// What is allowed, in the terms of users, from serde's message.
 fn allowed(message: &str) -> String {
     let expected = message
         .split_once("expected ")

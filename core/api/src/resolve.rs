@@ -1,6 +1,6 @@
 //! From a manifest to a job: required fields, defaults, limits; every error of the file at once.
 //!
-//! Here is the order of the checks; each part of the spec has a module below, and `check` holds the checks of single values.
+//! This module has the order of the checks; each part of the spec has a module below, and `check` holds the checks of single values.
 
 use crate::error::{Found, JobErrors};
 use crate::job::Job;
@@ -34,10 +34,10 @@ pub fn parse_job(text: &str) -> Result<Job, JobErrors> {
     parse(text, UnknownFields::Refused)
 }
 
-/// As [`parse_job`], for a document that another release may have admitted: fields that this build does not know are left out.
+/// Like [`parse_job`], for a document that another release may have accepted: fields that this build does not know are omitted.
 ///
 /// # Errors
-/// As those of [`parse_job`], but for unknown fields up to a hundred.
+/// As those of [`parse_job`], except for up to a hundred unknown fields.
 pub fn parse_job_of_any_release(text: &str) -> Result<Job, JobErrors> {
     parse(text, UnknownFields::LeftOut)
 }

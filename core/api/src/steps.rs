@@ -1,8 +1,9 @@
-//! The number of steps of a run that has begun. It alone may change, and only grow: what else the job says fixes the numbers of the run.
+//! The number of steps of a run that has begun. It is the only part of the job that may change, and it may only grow, because everything
+//! else determines the numbers of the run.
 //!
-//! A run goes by the job's text as it was when the run began, its `training.steps` included: they are where the learning rate's decay ends,
-//! unless the job says that itself, and they are part of what a checkpoint belongs to. So a greater number never bends the curve of the
-//! steps that were trained, and the old checkpoints stay the run's own.
+//! A run uses the job's text as it was when the run began, including its `training.steps`: this is where the learning rate's decay ends,
+//! unless the job sets that itself, and it is part of a checkpoint's identity. So a greater number never changes the curve of the steps
+//! that were trained, and the old checkpoints still belong to the run.
 
 use crate::error::{Found, JobError};
 use crate::manifest::VarunaJob;
@@ -10,14 +11,14 @@ use crate::read::{self, UnknownFields};
 use serde_json::Value;
 
 const STEPS: &str = "spec.training.steps";
-/// The characters of a value that are shown.
+/// Maximum number of characters of a value that are shown.
 const SHOWN_MAX: usize = 60;
 
-/// The steps that a job asks for of the run that began with the text `begun`; `now`: its present text. Texts that differ in form alone are
-/// the same job.
+/// The number of steps that a job wants of the run that began with the text `begun`. `now`: its present text. Texts that differ only in
+/// form are the same job.
 ///
 /// # Errors
-/// One of them is no job, they differ in anything but `training.steps`, or these are fewer than they were.
+/// One of them is not a job, they differ in anything except `training.steps`, or the number of steps decreased.
 pub fn steps_of_run(begun: &str, now: &str) -> Result<u64, JobError> {
     let (begun, now) = (manifest(begun)?, manifest(now)?);
     let (had, wanted) = (steps(&begun)?, steps(&now)?);
@@ -43,7 +44,7 @@ pub fn steps_of_run(begun: &str, now: &str) -> Result<u64, JobError> {
     Ok(wanted)
 }
 
-/// The document of a job whose run is taken up again with another spec, with the steps that its run began with.
+/// The document of a job whose run is resumed with another spec, with the number of steps with which its run began.
 #[must_use]
 pub fn with_steps_of(begun: &Value, mut now: Value) -> Value {
     let steps = begun.pointer("/spec/training/steps");
@@ -76,7 +77,7 @@ fn without_steps(mut job: VarunaJob) -> Value {
     serde_json::to_value(job).unwrap_or_default()
 }
 
-/// The first field, in the order of names, that differs: where, what it is now, what it was.
+/// The first field, in the order of names, that differs: its path, its present value, its former value.
 fn difference(path: &str, begun: &Value, now: &Value) -> Option<(String, String, String)> {
     if let (Value::Object(begun), Value::Object(now)) = (begun, now) {
         let mut names: Vec<&String> = begun.keys().chain(now.keys()).collect();

@@ -9,8 +9,8 @@ use varuna_model::layout::SHARDED_RANGES;
 use varuna_model::{Layout, ParameterKind};
 use varuna_plan::{EvaluationSteps, LossScaling, Moments};
 
-/// Steps that may be skipped in a row, where the job file does not say. A bad sample spoils the steps that it is in; twenty batches in a row
-/// say that these parameters give no finite gradient, and no step will change them.
+/// Default number of steps that may be skipped in a row. A bad sample spoils only the steps that use it. Twenty skipped steps in a row show
+/// that these parameters give no finite gradient, and no step will change them.
 pub const DEFAULT_SKIP_LIMIT: u32 = 20;
 
 /// Everything that fixes the numbers of a run besides the model and the data.
@@ -27,19 +27,20 @@ pub struct Training {
     pub optimizer: Optimizer,
     /// The learning rate over the steps.
     pub learning_rate: LearningRate,
-    /// Evaluation on the held-out split, where wanted.
+    /// Evaluation on the held-out split, if wanted.
     pub evaluation: Option<Evaluation>,
-    /// By what the loss is multiplied. Not in the hash of jobs that do not scale it, nor is the limit below where it is the default:
-    /// their hashes are the same as before there were these fields.
+    /// The loss scaling. Not in the hash of jobs that do not scale the loss, nor is the limit below if it is the default: their hashes are
+    /// the same as before these fields existed.
     #[serde(default = "no_loss_scaling", skip_serializing_if = "LossScaling::is_off")]
     pub loss_scaling: LossScaling,
-    /// Steps that may be skipped in a row without a smaller loss scale to be had; one more ends the run.
+    /// Number of steps that may be skipped in a row when the loss scale cannot be lowered; one more ends the run.
     #[serde(default = "default_skip_limit", skip_serializing_if = "is_default_skip_limit")]
     pub skip_limit: u32,
-    /// What is done about samples that hold several documents. Not in the hash of jobs that do nothing about them.
+    /// How samples with several documents are treated. Not in the hash of jobs with the default.
     #[serde(default, skip_serializing_if = "Packing::is_off")]
     pub packing: Packing,
-    /// How tokens are hidden that the model learns to fill in; none = it learns to predict the next token. Not in the hash of jobs that hide none.
+    /// How tokens are masked that the model learns to fill in; none = it learns to predict the next token. Not in the hash of jobs without
+    /// masking.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masking: Option<Masking>,
 }
@@ -73,17 +74,17 @@ impl Training {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Optimizer {
-    /// The rule of one step, in the hash as its fields alone.
+    /// The update rule, which is in the hash as its fields only.
     #[serde(flatten)]
     pub rule: UpdateRule,
-    /// Decay of the parameters whose kinds are in `weight_decay_on`; what it means is the rule's.
+    /// Decay of the parameters whose kinds are in `weight_decay_on`; the rule determines its meaning.
     pub weight_decay: f64,
-    /// The kinds of parameters that decay. Not in the hash of jobs that have the default: theirs is the same as before there was a choice.
+    /// The kinds of parameters that decay. Not in the hash of jobs with the default: their hash is the same as before there was a choice.
     #[serde(default = "default_decaying", skip_serializing_if = "are_default_decaying")]
     pub weight_decay_on: BTreeSet<ParameterKind>,
     /// Clip the gradient's global L2 norm to this; none = no clipping.
     pub clip_norm: Option<f64>,
-    /// Who holds masters and moments. Not in the hash of jobs where all do that compute with a parameter.
+    /// Which workers hold masters and moments. Not in the hash of jobs in which all workers hold them that compute with a parameter.
     #[serde(default, skip_serializing_if = "Sharding::is_off")]
     pub sharding: Sharding,
 }
@@ -95,8 +96,8 @@ pub enum Sharding {
     /// All.
     #[default]
     Off,
-    /// Two of them, each range of a segment's parameters two others (`ZeRO-1`, Rajbhandari et al. 2020, with a second holder): one that is lost
-    /// takes no state with it.
+    /// Two of them; different ranges of a segment's parameters have different holders (`ZeRO-1`, Rajbhandari et al. 2020, with a second
+    /// holder). Losing one worker loses no state.
     Zero1,
 }
 
@@ -123,7 +124,7 @@ pub enum UpdateRule {
     /// Muon (Jordan et al. 2024) for the matrices of blocks: their momentum is orthogonalised, and scaled to the size of an update of `AdamW` (Liu et
     /// al. 2025). All other parameters have `AdamW`. Before `Adamw` and `Sgd`, which have some of its fields.
     Muon {
-        /// What is kept of a matrix's mean gradient in each step.
+        /// Fraction of a matrix's momentum that is kept in each step.
         momentum: f64,
         /// As in `Adamw`, like the next two.
         beta1: f64,
@@ -132,7 +133,7 @@ pub enum UpdateRule {
         /// Added to the root of the second moment.
         epsilon: f64,
     },
-    /// `AdamW` (Loshchilov & Hutter 2019): the decay is decoupled, each step takes rate times decay of a parameter away.
+    /// `AdamW` (Loshchilov & Hutter 2019): the decay is decoupled, so each step subtracts rate times decay of a parameter.
     Adamw {
         /// Decay of the first moment.
         beta1: f64,
@@ -141,16 +142,16 @@ pub enum UpdateRule {
         /// Added to the root of the second moment.
         epsilon: f64,
     },
-    /// Stochastic gradient descent with momentum, as `torch.optim.SGD` has it without dampening: the decay times the parameter is part of its
+    /// Stochastic gradient descent with momentum, as `torch.optim.SGD` without dampening: the decay times the parameter is part of its
     /// gradient.
     Sgd {
-        /// What is kept of the sum of gradients in each step.
+        /// Fraction of the momentum that is kept in each step.
         momentum: f64,
     },
 }
 
 impl UpdateRule {
-    /// What it keeps of each parameter.
+    /// The moments that it keeps for each parameter.
     #[must_use]
     pub fn moments(&self) -> Moments {
         match self {
@@ -161,8 +162,8 @@ impl UpdateRule {
     }
 }
 
-/// The kinds of parameters that decay where a job does not say: those that a large value helps to fit noise. Biases and norms are few, and shift and scale
-/// what others compute.
+/// The kinds of parameters that decay by default: those whose large values help to fit noise. Biases and norms are few, and only shift and
+/// scale what others compute.
 #[must_use]
 pub fn default_decaying() -> BTreeSet<ParameterKind> {
     BTreeSet::from([ParameterKind::Matrix, ParameterKind::Embedding])
@@ -178,6 +179,6 @@ fn are_default_decaying(kinds: &BTreeSet<ParameterKind>) -> bool {
 pub struct Evaluation {
     /// Before each step that is a multiple of this.
     pub interval_steps: u64,
-    /// Samples a time, taken from the start of the held-out split; shared out like the batch.
+    /// Samples per evaluation, taken from the start of the held-out split; divided among pipelines like the batch.
     pub samples: u64,
 }

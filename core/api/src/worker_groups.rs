@@ -1,16 +1,16 @@
-//! The groups of a job's workers: what the pods of each are made from, and how many there are.
+//! The groups of a job's workers: the settings of each group's pods, and their number.
 
 use crate::job::{Job, WorkerGroup, Workers};
 use serde_json::Value;
 
-/// Pods of one kind that a job is to have.
+/// Pods of one kind that a job should have.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PodGroup<'a> {
     /// The group's name; none for a job without groups.
     pub name: Option<&'a str>,
-    /// What they are made from.
+    /// Their settings.
     pub workers: &'a Workers,
-    /// How many there are to be.
+    /// How many there should be.
     pub pods: u32,
 }
 
@@ -24,8 +24,8 @@ impl<'a> PodGroup<'a> {
     }
 }
 
-/// How many pods each group gets of so many workers at most: its `minWorkers`, then each what it may have of the rest. Pods are whole: a group
-/// whose pods hold several workers may leave some for the next.
+/// Number of pods of each group for at most `most` workers: first its `minWorkers`, then as many of the rest as it may have. Pods are
+/// whole: a group whose pods hold several workers may leave some for the next.
 pub(crate) fn pods_of_groups(groups: &[WorkerGroup], most: u32) -> Vec<u32> {
     let mut counts = vec![0; groups.len()];
     let mut left = most;
@@ -47,7 +47,7 @@ pub(crate) fn pods_of_groups(groups: &[WorkerGroup], most: u32) -> Vec<u32> {
 }
 
 impl Job {
-    /// The pods that the job is to have in a cluster, in the order of its groups: one group where the job has none.
+    /// The pods that the job should have in a cluster, in the order of its groups: one group if the job has none.
     #[must_use]
     pub fn pod_groups(&self) -> Vec<PodGroup<'_>> {
         // In a cluster a job always has a maximum: the definition has a default.
@@ -66,7 +66,7 @@ impl Job {
         groups.map(|(group, pods)| PodGroup::of(group, pods)).collect()
     }
 
-    /// The same job, whose workers are those of a group.
+    /// The same job, with the workers of a group.
     #[must_use]
     pub fn of_group(&self, group: &PodGroup<'_>) -> Job {
         Job {
@@ -76,7 +76,7 @@ impl Job {
     }
 }
 
-/// Adds to a document what it lacks of the other, also within mappings. Lists are values: what is given stands.
+/// Adds to a document the fields that it is missing from the other, also within mappings. Lists count as values: a given list is kept.
 pub fn fill_in(given: &mut Value, defaults: &Value) {
     match (given, defaults) {
         (Value::Object(given), Value::Object(defaults)) => {

@@ -1,11 +1,11 @@
-//! What models and their parameters are in a published folder: fields of a `config.json`, and tensors.
+//! How models and their parameters are represented in a published folder: the fields of `config.json`, and tensors.
 
 use crate::limits;
 use crate::real::Real;
 use serde_json::Value;
 use std::ops::RangeInclusive;
 
-/// A model or a `config.json` that has no counterpart.
+/// An error: a model or a `config.json` that has no counterpart.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// A field of `config.json` has a value that cannot be trained here.
@@ -23,14 +23,14 @@ pub enum ConfigError {
     Features,
 }
 
-/// Some rows of a parameter of ours as a tensor of its own.
+/// Some rows of one of our parameters as a published tensor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Published {
     /// Its name.
     pub name: String,
-    /// Rows of our parameter, those of the tensors before it in the list left out.
+    /// Number of rows of our parameter, following the rows of the earlier tensors in the list.
     pub rows: usize,
-    /// It lies as (inputs, outputs).
+    /// Whether it is stored as (inputs, outputs).
     pub transposed: bool,
 }
 
@@ -46,7 +46,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Refuses another value than this; one that is left out is this.
+    /// Refuses any other value; an omitted field counts as this value.
     pub(crate) fn only(
         &self,
         field: &'static str,
@@ -99,7 +99,7 @@ impl Fields<'_> {
         number.map(Real::new).ok_or_else(|| self.wrong(field, allowed))
     }
 
-    /// A switch; `absent` where it is left out.
+    /// A boolean; `absent` is its value if it is omitted.
     pub(crate) fn switch(&self, field: &'static str, absent: bool) -> Result<bool, ConfigError> {
         if self.is_absent(field) {
             return Ok(absent);

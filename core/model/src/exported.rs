@@ -1,5 +1,5 @@
-//! A model of the user's own, as its job file describes it: what each of its segments costs. What they compute lies in a folder that
-//! workers alone read (ADR 38).
+//! A user's own model as its job file describes it: the cost of each of its segments. The code of the segments is in a folder that only
+//! workers read (ADR 38).
 
 use crate::layout::{Layout, Unit};
 use crate::spec::{ModelSpec, SegmentKind, SegmentSpec};
@@ -9,16 +9,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Exported {
-    /// The folder, as written: a relative path is relative to the working folder.
+    /// Path of the folder, as written; a relative path is relative to the working directory.
     pub path: String,
     /// SHA-256 of the folder's manifest, 64 hex digits.
     pub digest: String,
     /// What a sample is.
     pub sample: ExportedSample,
-    /// Its result depends on how a batch is cut into micro-batches: it draws random numbers, or a sample sees others of its micro-batch.
+    /// Whether its result depends on how a batch is cut into micro-batches, because it draws random numbers or a sample sees others of its
+    /// micro-batch.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub plan_dependent: bool,
-    /// Elements of the parameters that the first and the last segment share; 0 where they share none.
+    /// Elements of the parameters that the first and the last segment share; 0 if they share none.
     #[serde(default)]
     pub shared_parameters: u64,
     /// In order, at least one.
@@ -31,9 +32,10 @@ pub struct Exported {
 pub struct ExportedSample {
     /// How many, at least 1.
     pub length: u32,
-    /// They are less than this.
+    /// Upper limit (exclusive) of the numbers.
     pub values: u32,
-    /// Each document of a dataset is one sample, of exactly `length` numbers. Else samples are windows of the documents' tokens.
+    /// Whether each document of a dataset is one sample, of exactly `length` numbers. Otherwise samples are windows of the documents'
+    /// tokens.
     #[serde(default)]
     pub records: bool,
 }
@@ -44,7 +46,7 @@ pub struct ExportedSample {
 pub struct ExportedSegment {
     /// As the user's model names it.
     pub name: String,
-    /// Elements of the parameters that it alone holds.
+    /// Elements of the parameters that only this segment holds.
     pub parameters: u64,
     /// Shape of its output, without the batch.
     pub output: Vec<u32>,
@@ -56,8 +58,8 @@ pub struct ExportedSegment {
     pub saved_elements: u64,
     /// See [`SegmentSpec::working_elements`].
     pub working_elements: u64,
-    /// SHA-256 of the names and shapes of the parameters that it computes with, in the order of their names: the order in which they are stored may
-    /// be another one in the next export. None in descriptions of older exports.
+    /// SHA-256 of the names and shapes of its parameters, in the order of their names, since the order in which they are stored may differ
+    /// in the next export. None in descriptions of older exports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameters_digest: Option<String>,
 }
@@ -96,7 +98,7 @@ impl Exported {
         before.map_or(self.sample.length.into(), ExportedSegment::output_elements)
     }
 
-    /// What planning needs to know of it.
+    /// The amounts that planning needs.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "costs are estimates")]
     pub fn spec(&self) -> ModelSpec {

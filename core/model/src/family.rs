@@ -1,4 +1,4 @@
-//! Families of models with a published format: `config.json`, and the names under which their parameters lie in `model.safetensors`.
+//! Families of models with a published format: `config.json`, and the names of their parameters in `model.safetensors`.
 
 use crate::config::{ConfigError, Published};
 use crate::features::Features;

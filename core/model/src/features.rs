@@ -1,11 +1,11 @@
-//! What a model's segments are made of.
+//! The features of a model's segments.
 
 use crate::real::Real;
 use crate::rotary::Rotary;
 use serde::{Deserialize, Serialize};
 
-/// What a model's segments are made of. In documents whatever is as in a GPT-2 is left out: hashes of jobs and manifests of checkpoints
-/// were written before there was anything else. What a build does not know it refuses, since it would train another model.
+/// The features of a model's segments. In documents every feature that equals GPT-2's is omitted, because hashes of jobs and manifests of
+/// checkpoints were written before there were others. Unknown features are refused, since ignoring one would train a different model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Features {
@@ -15,29 +15,30 @@ pub struct Features {
     /// Normalisation.
     #[serde(skip_serializing_if = "is_gpt2s")]
     pub norm: Norm,
-    /// Added to the variance, or the mean square, of what is normalised.
+    /// Added to the variance, or the mean square, in a normalisation.
     #[serde(skip_serializing_if = "is_gpt2s_epsilon")]
     pub epsilon: Real,
-    /// Heads with keys and values of their own, a divisor of the heads; none = all of them.
+    /// Number of heads with keys and values of their own, a divisor of the number of heads; none = all of them.
     #[serde(skip_serializing_if = "is_gpt2s")]
     pub kv_heads: Option<u32>,
-    /// Width of a head; none = the model's width by the number of heads. Even where positions are rotary.
+    /// Width of a head; none = the model's width divided by the number of heads. Even if positions are rotary.
     #[serde(skip_serializing_if = "is_gpt2s")]
     pub head_size: Option<u32>,
     /// Each head's queries and keys are normalised to mean square 1 and have a weight (Henry et al. 2020).
     #[serde(skip_serializing_if = "is_gpt2s")]
     pub qk_norm: bool,
-    /// Tokens that a token sees, itself among them; none = all before it.
+    /// Number of tokens that a token sees, itself included; none = all before it.
     #[serde(skip_serializing_if = "is_gpt2s")]
     pub sliding_window: Option<u32>,
-    /// Tokens see all tokens of their sample, those after them too (Devlin et al. 2019): the model learns to fill in masked tokens, not to go on.
+    /// Whether tokens see all tokens of their sample, including later ones (Devlin et al. 2019): the model learns to fill in masked tokens,
+    /// not to continue a text.
     #[serde(skip_serializing_if = "is_gpt2s")]
     pub bidirectional: bool,
-    /// Kinds of tokens that have a learned vector each, which is added to the token's (Devlin et al. 2019). All tokens are of the first kind: the
-    /// vectors are there for published weights.
+    /// Number of token types. Each has a learned vector that is added to the token's (Devlin et al. 2019). All tokens are of the first
+    /// type: the vectors exist for published weights.
     #[serde(skip_serializing_if = "is_gpt2s")]
     pub token_types: Option<u32>,
-    /// What the embedding gives is normalised.
+    /// Whether the output of the embedding is normalised.
     #[serde(skip_serializing_if = "is_gpt2s")]
     pub embedding_norm: bool,
     /// Attention and MLP are normalised after their residual additions, as in the first transformers (Vaswani et al. 2017), not before.
@@ -49,13 +50,13 @@ pub struct Features {
     /// MLP.
     #[serde(skip_serializing_if = "is_gpt2s")]
     pub mlp: Mlp,
-    /// Width between up and down of the MLP; none = what is usual for the kind of MLP.
+    /// Inner width of the MLP; none = what is usual for the kind of MLP.
     #[serde(skip_serializing_if = "is_gpt2s")]
     pub inner_size: Option<u32>,
     /// Which linear layers have a bias.
     #[serde(skip_serializing_if = "is_gpt2s")]
     pub bias: Biases,
-    /// Logits are bent so that they stay below this, above its negative: `c tanh(x / c)` (Bello et al. 2016); none = they are not.
+    /// Soft cap on the absolute value of logits: `c tanh(x / c)` (Bello et al. 2016); none = no cap.
     #[serde(skip_serializing_if = "is_gpt2s")]
     pub logit_softcap: Option<Real>,
 }
@@ -67,7 +68,7 @@ pub enum Positions {
     /// A learned vector for each position, added to the token's.
     #[default]
     Learned,
-    /// Queries and keys are turned in each attention; the embedding knows no positions.
+    /// Queries and keys are rotated in each attention; the embedding has no positions.
     Rotary(Rotary),
 }
 
@@ -93,7 +94,7 @@ pub enum Mlp {
     GeluErf,
     /// Up twice, SiLU of one times the other, down again (Shazeer 2020).
     SwiGlu,
-    /// Up, the square of what is above zero, down again (So et al. 2021).
+    /// Up, the square of the positive part, down again (So et al. 2021).
     Relu2,
 }
 
@@ -151,7 +152,7 @@ impl Features {
         logit_softcap: None,
     };
 
-    /// They are left out of a document.
+    /// Whether they are GPT-2's, which are omitted in documents.
     pub(crate) fn are_gpt2s(&self) -> bool {
         *self == Features::GPT2
     }

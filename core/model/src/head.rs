@@ -18,10 +18,11 @@ pub const TABLE: &str = "lm_head.weight";
 /// Of a masked language model: added to the logits (v).
 pub const BIAS: &str = "lm_head.bias";
 
-/// The forward is the norm's. The products with the table come with the loss, in the backward, some rows at a time: logits and both
-/// gradients. They count here, whoever owns the table; nothing is kept of them. They are made of a chunk of rows at a time: logits and their
-/// logarithmic softmax, in single precision, beside the gradient of the output. Here all rows of a sample count; how many rows there are
-/// at once is the device's (`varuna_plan::cost`). Logits under a soft cap stay until their gradient is made.
+/// The forward is only the norm's. The products with the table (logits and both gradients) are computed with the loss, in the backward, a
+/// chunk of rows at a time, and nothing is kept of them. They count for this segment, whichever unit owns the table. A chunk needs logits
+/// and their logarithmic softmax, in single precision, in addition to the gradient of the output. Here all rows of a sample are counted;
+/// the device determines how many rows there are at once (`varuna_plan::cost`). Logits under a soft cap are kept until their gradient is
+/// computed.
 #[expect(clippy::cast_precision_loss, reason = "costs are estimates")]
 pub(crate) fn piece(sizes: Sizes) -> Piece {
     let own_rows = if sizes.tied { 0 } else { sizes.vocabulary };

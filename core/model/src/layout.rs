@@ -1,9 +1,9 @@
 //! Segments, and the units of state they make.
 //!
-//! A unit is what is held, moved, saved and compared as one. It is the state of a whole segment, or, where optimizer state is sharded
-//! (ZeRO-1, Rajbhandari et al. 2020), one of several equal ranges of it: then the workers that compute with a segment share its ranges out
-//! among them. Ranges are the same for the whole life of a job, whatever its plans are, so that a unit moves, and is read from a
-//! checkpoint, as it is.
+//! A unit is the smallest piece of state that is held, moved, saved and compared. It is the state of a whole segment, or, if optimizer
+//! state is sharded (ZeRO-1, Rajbhandari et al. 2020), one of several equal ranges of it: then the workers that compute with a segment
+//! share its ranges out among them. Ranges are the same for the whole life of a job, whatever its plans are, so that a unit is moved, and
+//! read from a checkpoint, unchanged.
 
 mod sharing;
 
@@ -12,8 +12,8 @@ pub use sharing::{RANGE_HOLDERS, SHARDED_RANGES, StateShare};
 use std::fmt;
 use std::ops::Range;
 
-/// A unit of state. Undivided it is segment `0..segments`, or, where weights are tied, number `segments` for the tied weight. Where a layout
-/// has R ranges, range r of the undivided unit u has the number `u R + r`.
+/// A unit of state. Undivided, it is segment `0..segments`, or number `segments` for the tied weight, if there is one. If a layout has R
+/// ranges, range r of the undivided unit u has the number `u R + r`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Unit(pub u32);
@@ -58,7 +58,7 @@ impl SegmentRange {
     pub fn is_empty(self) -> bool {
         self.end <= self.start
     }
-    /// Whether the segment lies inside.
+    /// Whether the segment is in the range.
     #[must_use]
     pub fn contains(self, segment: u32) -> bool {
         (self.start..self.end).contains(&segment)
@@ -71,14 +71,14 @@ impl fmt::Display for SegmentRange {
     }
 }
 
-/// Most segments of a layout that is read. A model of 10,000 blocks, the most that a job may have, has 20,002; a greater number
-/// comes from a damaged document, and whatever goes through all units would go on for ever.
+/// Maximum number of segments of a layout that is read. A model of 10,000 blocks, the most that a job may have, has 20,002. A greater
+/// number comes from a damaged document, and a loop over all units would not end.
 pub const SEGMENTS_MAX: u32 = 1 << 20;
 
-/// Most ranges of a unit that is read.
+/// Maximum number of ranges of a layout that is read.
 pub const RANGES_MAX: u32 = 64;
 
-/// Most units of a layout that is read, however they come about.
+/// Maximum number of units of a layout that is read, whatever its segments and ranges.
 pub const UNITS_MAX: usize = SEGMENTS_MAX as usize + 1;
 
 /// A layout as it is written, before its numbers are checked.
@@ -98,7 +98,7 @@ fn is_one(ranges: &u32) -> bool {
     *ranges == 1
 }
 
-/// A layout that no model has.
+/// An error: no model can have this layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ImpossibleLayout {
     /// More segments than any model has.
@@ -129,8 +129,8 @@ impl TryFrom<WrittenLayout> for Layout {
     }
 }
 
-/// How the model's state divides into units: one per segment, and one more where the first and the last segment share a
-/// weight (the token embedding and the head), each in as many ranges as the layout has.
+/// How the model's state is divided into units: one per segment, and one more if the first and the last segment share a weight (the token
+/// embedding and the head), each divided into as many ranges as the layout has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "WrittenLayout")]
 pub struct Layout {
@@ -138,7 +138,7 @@ pub struct Layout {
     pub segments: u32,
     /// Whether the first and the last segment share a weight.
     pub tied: bool,
-    /// Units that each segment, and the tied weight, makes: at most [`RANGES_MAX`]; 1 where every worker that computes with a segment holds
+    /// Number of units of each segment and of the tied weight, at most [`RANGES_MAX`]; 1 if every worker that computes with a segment holds
     /// all of its state.
     #[serde(skip_serializing_if = "is_one")]
     pub ranges: u32,
@@ -154,10 +154,10 @@ impl Layout {
             ranges: 1,
         }
     }
-    /// The same, where its numbers are such that a model can have.
+    /// The same layout, if a model can have its numbers.
     ///
     /// # Errors
-    /// One of them is not.
+    /// One of its numbers is impossible.
     pub fn checked(self) -> Result<Layout, ImpossibleLayout> {
         if self.segments > SEGMENTS_MAX {
             return Err(ImpossibleLayout::Segments(self.segments));
@@ -192,7 +192,7 @@ impl Layout {
     pub fn whole_of(&self, unit: Unit) -> Unit {
         Unit(unit.0 / self.ranges)
     }
-    /// Which range of it: `0..ranges`.
+    /// The number of the range that the unit is: `0..ranges`.
     #[must_use]
     pub fn range_number(&self, unit: Unit) -> u32 {
         unit.0 % self.ranges
@@ -202,13 +202,13 @@ impl Layout {
         let first = whole.0 * self.ranges;
         (first..first + self.ranges).map(Unit)
     }
-    /// Which elements a unit has, of as many as its undivided one has.
+    /// The elements of the undivided unit, which has `elements`, that belong to this unit.
     #[must_use]
     pub fn elements_of(&self, unit: Unit, elements: usize) -> Range<usize> {
         let (range, ranges) = (self.range_number(unit) as usize, self.ranges as usize);
         range * elements / ranges..(range + 1) * elements / ranges
     }
-    /// The tied weight as a unit of the undivided layout, where there is one.
+    /// The tied weight as a unit of the undivided layout, if there is one.
     #[must_use]
     pub fn tied_unit(&self) -> Option<Unit> {
         self.tied.then_some(Unit(self.segments))
@@ -232,7 +232,7 @@ impl Layout {
             .filter(|u| self.undivided().stage_needs(range, *u));
         segments.map(Unit).chain(tied).collect()
     }
-    /// Units as people read them: `segments 0, 3 and the tied embedding`; a segment is named where any range of it is meant.
+    /// Names units for people: `segments 0, 3 and the tied embedding`. A segment is named if any range of it is among them.
     #[must_use]
     pub fn name(&self, units: &[Unit]) -> String {
         let tied = self.tied_unit();
@@ -264,8 +264,8 @@ impl Layout {
     }
 }
 
-/// The part of a parameter, which has the elements `own` of a segment's `all`, that lies in a range of them; none where no part does. A parameter
-/// without elements lies in the range that has its place.
+/// The part of a parameter that is in a range of its segment's elements; none if no part is. The parameter has the elements `own` of the
+/// segment's `all`. A parameter without elements belongs to the range at its position.
 #[must_use]
 pub fn part_in_range(own: &Range<usize>, range: &Range<usize>, all: usize) -> Option<Range<usize>> {
     let part = own.start.max(range.start)..own.end.min(range.end);

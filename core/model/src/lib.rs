@@ -1,4 +1,4 @@
-//! What a model consists of: its segments, their tensors with shapes and initial values, what they cost, and their published names.
+//! The parts of a model: its segments, their tensors with shapes and initial values, their costs, and their published names.
 //!
 //! A [`Transformer`] is a set of sizes and [`Features`]; a family is a set of features with its published sizes ([`gpt2`], [`llama3`],
 //! [`qwen3`], [`bert`]). Each feature has one file here, which describes it (`norm`, `attention`, `rotary`, `mlp`, `embedding`, `head`), and one of

@@ -6,9 +6,9 @@ use crate::spec::ModelSpec;
 use crate::transformer::Transformer;
 use serde::{Deserialize, Serialize};
 
-/// A model, every size resolved.
+/// A model with all its sizes.
 ///
-/// As JSON a transformer is its fields, as in all releases; an exported model is `{"exported": {..}}`.
+/// As JSON, a transformer is its fields, as in all releases; an exported model is `{"exported": {..}}`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Model {
@@ -32,7 +32,7 @@ impl From<Exported> for Model {
 }
 
 impl Model {
-    /// The transformer that it is.
+    /// The transformer, if it is one.
     #[must_use]
     pub fn transformer(&self) -> Option<&Transformer> {
         match self {
@@ -50,7 +50,7 @@ impl Model {
         }
     }
 
-    /// What planning needs to know of it.
+    /// The amounts that planning needs.
     #[must_use]
     pub fn spec(&self) -> ModelSpec {
         match self {
@@ -59,7 +59,7 @@ impl Model {
         }
     }
 
-    /// Tokens of a sample, or the numbers that it consists of.
+    /// Length of a sample: its tokens, or the numbers that it consists of.
     #[must_use]
     pub fn sample_length(&self) -> u32 {
         match self {
@@ -74,7 +74,7 @@ impl Model {
         matches!(self, Model::Exported(exported) if exported.sample.records)
     }
 
-    /// What the tokens of its data must be less than.
+    /// Upper limit (exclusive) of the tokens of its data.
     #[must_use]
     pub fn vocabulary_size(&self) -> u32 {
         match self {
@@ -92,7 +92,7 @@ impl Model {
         }
     }
 
-    /// The most elements that cross a cut for one sample.
+    /// Maximum number of elements that cross a cut for one sample.
     #[must_use]
     pub fn boundary_elements(&self) -> u64 {
         let segments = self.spec().segments;
@@ -104,7 +104,7 @@ impl Model {
             .unwrap_or(0)
     }
 
-    /// Tokens see those after them too, and some are hidden in training.
+    /// Whether tokens see later tokens too, and some are masked in training.
     #[must_use]
     pub fn is_bidirectional(&self) -> bool {
         self.transformer().is_some_and(|t| t.features.bidirectional)

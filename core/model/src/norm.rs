@@ -5,7 +5,8 @@ use crate::parameter::{Initial, LayerNames, Parameter};
 use crate::piece::{Piece, Sizes};
 
 impl Norm {
-    /// Its parameters; its output stays for the backward, and its input is what the segment before keeps. Its operations do not count beside those of matrices.
+    /// Its parameters and costs. Its output is kept for the backward; its input is kept by the segment before. Its operations are
+    /// negligible compared with those of matrices.
     pub(crate) fn piece(self, sizes: Sizes, names: LayerNames) -> Piece {
         let mut parameters = vec![Parameter::of_norm(names.weight, sizes.width, Initial::Ones)];
         match self {

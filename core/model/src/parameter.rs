@@ -18,7 +18,7 @@ pub enum Initial {
     Ones,
 }
 
-/// What a parameter is, for optimizers that do not treat all alike.
+/// The kind of a parameter, for optimizers that treat kinds differently.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ParameterKind {
@@ -45,7 +45,7 @@ impl ParameterKind {
 /// One parameter tensor of a unit.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Parameter {
-    /// Name within its block, as in the family's published checkpoints; of a model of one's own the name there.
+    /// Name within its block, as in the family's published checkpoints; for a user's own model, its name there.
     pub name: Cow<'static, str>,
     /// Shape; matrices are (outputs, inputs).
     pub shape: Vec<usize>,
@@ -53,8 +53,8 @@ pub struct Parameter {
     pub initial: Initial,
     /// What it is.
     pub kind: ParameterKind,
-    /// Names the random stream of its initial values, together with the job's seed: a block (0: before the first, then one each,
-    /// then the head, then the tied weight) and a number within. It does not depend on how blocks are cut into segments.
+    /// Identifies, together with the job's seed, the random stream of its initial values: a block (0: before the first, then one each, then
+    /// the head, then the tied weight) and a number within. It does not depend on how blocks are cut into segments.
     pub stream: [u64; 2],
 }
 
@@ -65,7 +65,7 @@ impl Parameter {
         self.shape.iter().product()
     }
 
-    /// Whether it has two dimensions; such parameters come first in a unit.
+    /// Whether it has two dimensions. Such parameters come first in a unit.
     pub(crate) fn is_matrix(&self) -> bool {
         matches!(self.kind, ParameterKind::Matrix | ParameterKind::Embedding)
     }
@@ -81,7 +81,7 @@ impl Parameter {
         }
     }
 
-    /// A parameter whose initial values are given, not drawn.
+    /// A parameter whose initial values are given instead of drawn.
     #[must_use]
     pub fn stored(name: String, shape: Vec<usize>, kind: ParameterKind) -> Parameter {
         Parameter {
@@ -116,8 +116,8 @@ impl Parameter {
     }
 }
 
-/// The elements of a unit's flat buffers in as few ranges as can be, each with whether its parameters are chosen: `kinds` are the kinds and
-/// elements of the parameters in their order. An optimizer treats a range as one.
+/// The elements of a unit's flat buffers in as few ranges as possible, each with whether its parameters are chosen. `kinds` are the kinds
+/// and numbers of elements of the parameters, in order. An optimizer treats a range as a whole.
 pub fn ranges(
     kinds: impl IntoIterator<Item = (ParameterKind, usize)>,
     chosen: impl Fn(ParameterKind) -> bool,

@@ -1,4 +1,4 @@
-//! What segments are put together from.
+//! The parts that segments are composed of.
 
 use crate::features::Features;
 use crate::parameter::{DEVIATION, LayerNames, Parameter, ParameterKind};
@@ -24,7 +24,7 @@ pub(crate) struct Sizes {
     pub(crate) head: usize,
     /// Width between up and down of the MLP.
     pub(crate) inner: usize,
-    /// What its segments are made of.
+    /// The features of its segments.
     pub(crate) features: Features,
 }
 
@@ -64,20 +64,20 @@ impl Sizes {
 /// A part of a segment: its parameters, and what one sample costs.
 #[derive(Default)]
 pub(crate) struct Piece {
-    /// In the order in which the forward uses them.
+    /// The parameters, in the order in which the forward uses them.
     pub(crate) parameters: Vec<Parameter>,
     /// Floating-point operations of the forward.
     pub(crate) forward_flops: f64,
     /// Floating-point operations of the backward, without recompute.
     pub(crate) backward_flops: f64,
-    /// Elements that stay from the forward to the backward.
+    /// Elements that are kept from the forward to the backward.
     pub(crate) saved_elements: u64,
-    /// Elements in single precision that the backward takes at most beyond these.
+    /// Maximum number of single-precision elements that the backward needs in addition.
     pub(crate) working_elements: u64,
 }
 
 impl Piece {
-    /// Both, one after the other.
+    /// The sequence of both pieces.
     pub(crate) fn then(mut self, next: Piece) -> Piece {
         self.parameters.extend(next.parameters);
         Piece {
@@ -98,7 +98,7 @@ impl Piece {
         })
     }
 
-    /// Its backward takes at least this many elements beyond what is kept.
+    /// Its backward needs at least this many elements in addition to what is kept.
     pub(crate) fn working_with(self, elements: u64) -> Piece {
         self.then(Piece {
             working_elements: elements,
@@ -106,7 +106,7 @@ impl Piece {
         })
     }
 
-    /// Also takes this many operations in its forward, and twice as many in its backward: a product of two factors has two gradients.
+    /// Adds this many operations to its forward, and twice as many to its backward: a product of two factors has two gradients.
     pub(crate) fn taking(self, forward_flops: f64) -> Piece {
         self.then(Piece {
             forward_flops,

@@ -1,37 +1,37 @@
-//! Rotary positions: queries and keys are turned by an angle that grows with their position (Su et al. 2021).
+//! Rotary positions: queries and keys are rotated by an angle that grows with their position (Su et al. 2021).
 
 use crate::real::Real;
 use serde::{Deserialize, Serialize};
 use std::f64::consts::TAU;
 
-/// By how much they are turned.
+/// The angles by which they are rotated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Rotary {
-    /// Base of the angles: the slowest pair of elements turns about this many times slower than the fastest.
+    /// Base of the angles: the slowest pair of elements rotates about this many times slower than the fastest.
     pub theta: Real,
-    /// Slower angles, for sequences that are longer than those of the first training.
+    /// Slower rotation, for sequences that are longer than those of the first training.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<Scaling>,
 }
 
-/// Llama 3's change of the angles (`rope_type: llama3`): those that turn often within the original length stay, those that turn
-/// rarely become slower by the factor, those between are blended.
+/// Llama 3's scaling of the angles (`rope_type: llama3`): pairs that rotate often within the original length are unchanged, pairs that
+/// rotate rarely become slower by the factor, and those between are interpolated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Scaling {
-    /// By how much the slow ones become slower.
+    /// Factor by which the slow pairs become slower.
     pub factor: Real,
-    /// Turns within the original length up to which an angle is slow.
+    /// Rotations within the original length up to which a pair counts as slow.
     pub low_turns: Real,
-    /// Turns within the original length from which on an angle stays; above `low_turns`.
+    /// Rotations within the original length from which on a pair is unchanged; greater than `low_turns`.
     pub high_turns: Real,
     /// Tokens of a sample of the first training.
     pub original_length: u32,
 }
 
 impl Scaling {
-    /// As Llama 3.1 and 3.2 have it, with factors of their own: the first training was on samples of 8192 tokens.
+    /// The values of Llama 3.1 and 3.2, which differ in `factor`; their first training was on samples of 8192 tokens.
     #[must_use]
     pub const fn llama3(factor: f64) -> Scaling {
         Scaling {
@@ -51,8 +51,7 @@ impl Scaling {
 }
 
 impl Rotary {
-    /// Radians by which a token turns for each position, for each pair of a head's elements: element `i` of the first half and
-    /// element `i` of the second.
+    /// Radians of rotation per position, for each pair of a head's elements: element `i` of the first half and element `i` of the second.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "sizes of heads")]
     pub fn frequencies(&self, head_size: usize) -> Vec<f64> {

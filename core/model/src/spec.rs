@@ -1,4 +1,4 @@
-//! What planning needs to know of a model: amounts, no architecture.
+//! What planning needs to know about a model: amounts, no architecture.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ pub enum SegmentKind {
     Attention,
     /// The second half of a block: norm, MLP, residual addition.
     Mlp,
-    /// A whole block, or what is not known.
+    /// A whole block, or an unknown kind.
     #[default]
     Block,
     /// Final norm and head.
@@ -20,14 +20,14 @@ pub enum SegmentKind {
 }
 
 impl SegmentKind {
-    /// Whether selective recomputation runs its forward again: attention is cheap to run again for what it keeps
-    /// (Korthikanti et al. 2022).
+    /// Whether selective recomputation runs its forward again: attention is cheap to recompute for the memory that it keeps (Korthikanti et
+    /// al. 2022).
     #[must_use]
     pub fn is_recomputed_selectively(self) -> bool {
         self == SegmentKind::Attention
     }
 
-    /// Whether its tokens see each other.
+    /// Whether it computes attention between tokens.
     #[must_use]
     pub fn attends(self) -> bool {
         matches!(self, SegmentKind::Attention | SegmentKind::Block)
@@ -45,10 +45,10 @@ pub struct SegmentSpec {
     pub forward_flops: f64,
     /// Floating-point operations of the backward, without recompute.
     pub backward_flops: f64,
-    /// Elements that stay from the forward to the backward, its output among them and its input not: that is the output of the segment
-    /// before.
+    /// Elements that are kept from the forward to the backward. This includes its output but not its input, which is the output of the
+    /// segment before.
     pub saved_elements: u64,
-    /// Elements in single precision that the backward takes at most beyond these.
+    /// Maximum number of single-precision elements that the backward needs in addition.
     pub working_elements: u64,
     /// Elements of its input: what crosses the cut before it; tokens at the first segment.
     pub input_elements: u64,
@@ -59,12 +59,12 @@ pub struct SegmentSpec {
 pub struct ModelSpec {
     /// Segments.
     pub segments: Vec<SegmentSpec>,
-    /// Parameters of the tied weight, 0 where nothing is tied.
+    /// Parameters of the tied weight; 0 if nothing is tied.
     pub tied_parameters: u64,
 }
 
 impl ModelSpec {
-    /// Number of segments where blocks are not cut: attention and MLP of a block are one segment.
+    /// Number of segments if blocks are not cut: attention and MLP of a block are then one segment.
     #[must_use]
     pub fn whole_block_segments(&self) -> usize {
         let cut = self.segments.iter().filter(|s| s.kind == SegmentKind::Attention);

@@ -1,4 +1,4 @@
-//! A model: sizes and features, and the segments that they make.
+//! A transformer model: its sizes and features, and the segments that follow from them.
 
 use crate::embedding;
 use crate::features::Features;
@@ -11,15 +11,14 @@ use serde::{Deserialize, Serialize};
 
 /// A transformer of equal blocks, a decoder or an encoder, every size and feature resolved.
 ///
-/// Segments: the embedding, then attention and MLP of each block in turn, then final norm and head ([`Transformer::kind`]): a model
-/// can be cut inside a block, on the residual stream. Where the head is tied, the token embedding is a unit of its own
-/// ([`Layout::tied_unit`]).
+/// Segments: the embedding, then attention and MLP of each block in turn, then final norm and head ([`Transformer::kind`]). So a model can
+/// be cut inside a block, on the residual stream. If the head is tied, the token embedding is a unit of its own ([`Layout::tied_unit`]).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Transformer {
     /// Transformer blocks, at least 1.
     pub layers: u32,
-    /// Width d; a multiple of `heads` where the features give heads no width of their own.
+    /// Width d; a multiple of `heads` unless the features set a width of heads.
     pub hidden_size: u32,
     /// Attention heads.
     pub heads: u32,
@@ -27,11 +26,11 @@ pub struct Transformer {
     pub sequence_length: u32,
     /// Size of the embedding table; at least the dataset's vocabulary.
     pub vocabulary_size: u32,
-    /// The head shares the token embedding.
+    /// Whether the head shares the token embedding.
     pub tied_head: bool,
     /// Dropout after the embedding, after attention and after the MLP; 0 <= p < 1.
     pub dropout: f64,
-    /// What its segments are made of.
+    /// The features of its segments.
     #[serde(default, skip_serializing_if = "Features::are_gpt2s")]
     pub features: Features,
 }
@@ -60,8 +59,8 @@ impl Transformer {
         Layout::new(2 * self.layers + 2, self.tied_head)
     }
 
-    /// All parameters of a unit in the order of flat buffers and checkpoints: matrices and tables first, in few ranges for optimizers that do not
-    /// treat all kinds alike.
+    /// All parameters of a unit in the order of flat buffers and checkpoints: matrices and tables first, so that optimizers that treat
+    /// kinds differently have few ranges.
     #[must_use]
     pub fn parameters(&self, unit: Unit) -> Vec<Parameter> {
         if Some(unit) == self.layout().tied_unit() {
@@ -69,7 +68,7 @@ impl Transformer {
         }
         let mut parameters = self.piece(unit.0).parameters;
         parameters.sort_by_key(|p| !p.is_matrix());
-        // Numbers go on through a block.
+        // Numbers continue through the segments of a block.
         let before = match self.kind(unit.0) {
             SegmentKind::Mlp => self
                 .attention()
@@ -88,8 +87,8 @@ impl Transformer {
         matches!(self.kind(unit.0), SegmentKind::Attention | SegmentKind::Mlp)
     }
 
-    /// The matrices of a block's unit as an optimizer sees them that treats a matrix as one: (rows, columns), in the order of flat buffers, whose
-    /// first elements they are. Queries, keys and values, which are one parameter, are three. None for a unit outside of blocks.
+    /// The matrices of a block's unit, for an optimizer that treats each matrix as a whole: (rows, columns), in the order of flat buffers,
+    /// where they come first. Queries, keys and values, which are one parameter, count as three. Empty for a unit outside of blocks.
     #[must_use]
     pub fn block_matrices(&self, unit: Unit) -> Vec<[usize; 2]> {
         if !self.is_in_block(unit) {
@@ -122,7 +121,7 @@ impl Transformer {
         units.map(|u| self.unit_parameter_count(u)).sum()
     }
 
-    /// What planning needs to know of it.
+    /// The amounts that planning needs.
     #[must_use]
     pub fn spec(&self) -> ModelSpec {
         let segment = |segment| {
@@ -155,19 +154,19 @@ impl Transformer {
         own.unwrap_or(self.hidden_size / self.heads.max(1))
     }
 
-    /// Heads with keys and values of their own; the others share them, in groups of equal size.
+    /// Number of heads with keys and values of their own; the others share them, in groups of equal size.
     #[must_use]
     pub fn kv_heads(&self) -> u32 {
         self.features.kv_heads.unwrap_or(self.heads)
     }
 
-    /// Elements of a token's queries, keys and values that the estimate of a block counts as kept for the backward of attention.
+    /// Elements of a token's queries, keys and values that a block's cost estimate counts as kept for the backward of attention.
     #[must_use]
     pub fn attention_inputs(&self) -> u64 {
         attention::inputs(self.sizes())
     }
 
-    /// Width between up and down of the MLP.
+    /// Inner width of the MLP, between its up and down projections.
     #[must_use]
     pub fn inner_size(&self) -> usize {
         let (width, features) = (self.hidden_size as usize, self.features);
@@ -175,14 +174,14 @@ impl Transformer {
         own.unwrap_or(features.mlp.inner(width))
     }
 
-    /// Tokens that a token sees, itself among them, where those are fewer than all before it.
+    /// Number of tokens that a token sees, itself included, if a sliding window limits it.
     #[must_use]
     pub fn window(&self) -> Option<u32> {
         self.features.sliding_window.filter(|w| *w < self.sequence_length)
     }
 
-    /// Elements of the mask of a sliding window, which a worker that attends makes once and keeps, whatever its blocks, samples and micro-batches:
-    /// one for each pair of tokens. None without a window.
+    /// Elements of the mask of a sliding window: one for each pair of tokens, 0 without a window. A worker that computes attention makes
+    /// the mask once and keeps it, for all blocks, samples and micro-batches.
     #[must_use]
     pub fn mask_elements(&self) -> u64 {
         let tokens = u64::from(self.sequence_length);
@@ -220,7 +219,7 @@ impl Transformer {
     }
 }
 
-/// Gives each parameter that is drawn at random a stream of its own.
+/// Gives each randomly initialised parameter a random stream of its own.
 fn numbered(mut parameters: Vec<Parameter>, block: u32, first: usize) -> Vec<Parameter> {
     let drawn = |p: &&mut Parameter| matches!(p.initial, Initial::Normal(_));
     for (number, parameter) in (first as u64..).zip(parameters.iter_mut().filter(drawn)) {

@@ -1,15 +1,15 @@
 //! Calibration: two constants that make costs agree with measured steps, fitted on some runs, judged by the others.
 //!
-//! Fitted are the factor on compute and the factor on boundary transfers, by least squares on relative error. It must never
-//! look at a held-out run before the constants are fixed.
+//! The factors on compute and on boundary transfers are fitted by least squares on the relative error. Held-out runs must never be used
+//! before the constants are fixed.
 
 use crate::cost::{Calibration, Costs};
 use crate::document::Shape;
 use crate::predict::{Speeds, Topology, predict};
 
-/// Below this many runs only the factor on compute is fitted: fewer do not tell compute from transfers.
+/// With fewer runs than this only the factor on compute is fitted: they cannot distinguish compute from transfers.
 const RUNS_FOR_BOTH: usize = 4;
-/// Rounds of Gauss and Newton; a handful suffices, the step time is piecewise linear in both constants.
+/// Gauss-Newton iterations. A handful suffices, since the step time is piecewise linear in both constants.
 const ROUNDS: usize = 12;
 
 /// A plan that was run.
@@ -23,7 +23,7 @@ pub struct MeasuredRun {
     pub step_ms: f64,
 }
 
-/// A run and what the calibrated model says of it.
+/// A run and the calibrated prediction for it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct JudgedRun {
     /// The measured run.
@@ -35,7 +35,7 @@ pub struct JudgedRun {
 }
 
 impl JudgedRun {
-    /// Predicted / measured - 1.
+    /// Relative error: predicted / measured - 1.
     #[must_use]
     pub fn error(&self) -> f64 {
         self.predicted_ms / self.run.step_ms - 1.0
@@ -55,10 +55,10 @@ pub struct Calibrated {
     pub worst_error: f64,
 }
 
-/// Runs that no calibration can use.
+/// Why runs cannot be used for calibration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CalibrateError {
-    /// Nothing would be left to judge by.
+    /// There are too few runs to keep one for judging.
     #[error("{0} measured plans: at least 2 are needed, one to fit and one to judge by")]
     Few(usize),
     /// No constants above 0 explain the fitted runs.
@@ -68,9 +68,9 @@ pub enum CalibrateError {
     NoFit,
 }
 
-/// Fits on every second run (the second, the fourth, ...), judges by the others. Of several `candidates` the one is taken that
-/// explains the fitted runs best, the earlier one of equals. Workers of one machine share its memory with what they send, so
-/// that only the factor on compute is fitted where costs have a host.
+/// Fits on every second run (the second, the fourth, ...) and judges by the others. Among several `candidates`, the one that explains the
+/// fitted runs best is taken, the earlier one if equal. If costs have a host, only the factor on compute is fitted, because workers of one
+/// machine share its memory with what they send.
 ///
 /// # Errors
 /// Fewer than two runs, or nothing that fits.
@@ -107,8 +107,8 @@ fn step_ms(costs: &Costs, shape: &Shape) -> f64 {
     predict(costs, shape, &Speeds::nominal(), Topology::ONE_NODE).step_ms
 }
 
-/// Gauss and Newton on relative error, of both constants or of compute alone; the costs with the constants, and the mean
-/// square of what is left.
+/// Gauss-Newton on the relative error, of both constants or of compute alone. Returns the costs with the constants, and the mean square of
+/// the remaining error.
 #[expect(clippy::cast_precision_loss, reason = "a few runs")]
 fn fit(costs: &Costs, runs: &[&MeasuredRun]) -> Option<(Costs, f64)> {
     let with = |compute: f64, transfer: f64| {
@@ -144,7 +144,7 @@ fn fit(costs: &Costs, runs: &[&MeasuredRun]) -> Option<(Costs, f64)> {
         } else {
             (-ce / cc.max(f64::MIN_POSITIVE), 0.0)
         };
-        // Half the step until it helps and both stay above 0.
+        // Halve the step until it helps and both constants stay positive.
         let mut part = 1.0;
         let better = std::iter::repeat_with(|| {
             let next = (c + part * dc, g + part * dg);

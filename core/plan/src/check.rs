@@ -1,4 +1,4 @@
-//! The plan checker: judges any plan, and shares no code with the planner.
+//! The plan checker. It judges any plan and shares no code with the planner.
 
 use crate::document::{Plan, ScheduleKind, Shape, Stage};
 use crate::ids::{Unit, WorkerId};
@@ -16,7 +16,7 @@ pub enum PlanError {
     Cover {
         /// Index of the pipeline.
         pipeline: usize,
-        /// Which stage (the number of stages: the pipeline ends early or late).
+        /// Index of the stage; the number of stages if the pipeline ends too early or too late.
         stage: usize,
         /// Where it had to start.
         expected: u32,
@@ -34,7 +34,7 @@ pub enum PlanError {
     /// A worker has two places.
     #[error("worker {0} has more than one place")]
     Twice(WorkerId),
-    /// The stages of an interleaved pipeline do not go round its workers, two at least, in whole rounds.
+    /// The stages of an interleaved pipeline do not go round its workers (at least two) in whole rounds.
     #[error(
         "pipeline {pipeline}: {stages} stages do not make {chunks} rounds of at least 2 workers in one order"
     )]
@@ -46,7 +46,7 @@ pub enum PlanError {
         /// Rounds that the schedule names.
         chunks: usize,
     },
-    /// An interleaved pipeline's micro-batches are no whole groups.
+    /// The micro-batches of an interleaved pipeline do not make whole groups.
     #[error(
         "pipeline {pipeline} interleaves {micro_batches} micro-batches, no multiple of its {workers} workers"
     )]
@@ -78,7 +78,7 @@ pub enum PlanError {
         /// The end of the last pipeline's range.
         found: u64,
     },
-    /// A micro-batch holds nothing.
+    /// A micro-batch has no samples.
     #[error("the micro-batch size is 0")]
     MicroBatch,
     /// An offered worker is neither used nor named a spare.
@@ -109,14 +109,14 @@ pub enum PlanError {
         /// Entries in the plan.
         found: usize,
     },
-    /// A spare copy that cannot be kept there, or need not be kept.
+    /// A spare copy is assigned to a worker that cannot keep it, or is not needed.
     #[error(
         "worker {keeper} keeps a spare copy of unit {unit}: a member that does not hold it is allowed, where one other does"
     )]
     Keeper {
-        /// Of what.
+        /// The unit.
         unit: Unit,
-        /// Who would keep it.
+        /// The worker that would keep it.
         keeper: WorkerId,
     },
     /// A unit has neither a source nor a checkpoint.
@@ -236,7 +236,7 @@ pub fn check_shape(
         .map_or(Ok(()), |w| Err(PlanError::Forgotten(*w)))
 }
 
-/// Judges a whole plan: its shape, and that everyone in it can be reached and every unit can be had.
+/// Judges a whole plan: its shape, that every worker in it has an address, and that every unit has a source.
 ///
 /// # Errors
 /// The first violation found.
@@ -264,7 +264,7 @@ pub fn check_plan(plan: &Plan, batch: u64) -> Result<(), PlanError> {
     }
 }
 
-/// Spare copies are kept of units with one holder, by members that do not hold them.
+/// Checks that spare copies are kept only of units with one holder, by members that do not hold them.
 fn check_keepers(plan: &Plan) -> Result<(), PlanError> {
     let (expected, found) = (plan.layout.units(), plan.keepers.len());
     if found != 0 && found != expected {

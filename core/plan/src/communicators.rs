@@ -1,15 +1,15 @@
 //! Which communicators a plan needs, and in which order operations go over each of them.
 //!
-//! A collective library (NCCL) has no tags: the operations of a communicator run one after the other, and the n-th of one rank
-//! meets the n-th of the other. So both ends must know the same order beforehand, and what may have to wait for something else
-//! must not share a communicator with it:
+//! A collective library (NCCL) has no tags: the operations of a communicator run one after the other, and the n-th operation of one rank
+//! meets the n-th of the other. So both ends must know the same order beforehand, and an operation that may have to wait for another must
+//! not share a communicator with it:
 //!
 //! * One communicator of two ranks for each directed edge of a pipeline ([`Edge`]). With one for both directions, 1F1B would wait
 //!   for ever: a stage sends its next activation before it takes a gradient, and its neighbour does the opposite.
 //! * A receiver posts its receives in the order in which the sender sends ([`Wire::sent`]), not in the order in which it needs them.
-//! * One communicator for each distinct set of holders ([`Group`]). All workers begin reductions in one order ([`reduction_order`]),
-//!   so that no two of them wait for each other, even if a worker's reductions ran one after the other. Where optimizer state is shared out it
-//!   also brings parameters, before all else in a step and in one order, too ([`parameter_order`]).
+//! * One communicator for each distinct set of holders ([`Group`]). All workers begin reductions in one order ([`reduction_order`]), so
+//!   that no two of them wait for each other, even if a worker's reductions run one after the other. If optimizer state is sharded, the
+//!   communicator also gathers parameters, before everything else in a step and in one order, too ([`parameter_order`]).
 //!
 //! Everything here follows from the plan alone; nothing is negotiated. It must never do I/O.
 
@@ -19,7 +19,7 @@ use crate::layout::Layout;
 use crate::schedule::{self, Instruction, Task};
 use std::collections::BTreeMap;
 
-/// Which way tensors cross the boundaries between stages.
+/// The direction in which tensors cross the boundaries between stages.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Direction {
     /// From a stage to the next, in a forward.
@@ -28,7 +28,7 @@ pub enum Direction {
     Gradient,
 }
 
-/// In which part of a step.
+/// The part of a step.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Pass {
     /// The forwards over held-out samples, before the training's.
@@ -44,7 +44,7 @@ pub struct Message {
     pub pass: Pass,
     /// The stage that receives it, an index in the pipeline.
     pub stage: usize,
-    /// Of which micro-batch; each pass counts from 0.
+    /// Index of the micro-batch; each pass counts from 0.
     pub micro_batch: u32,
 }
 
@@ -55,14 +55,14 @@ pub struct Edge {
     pub sender: WorkerId,
     /// Rank 1.
     pub receiver: WorkerId,
-    /// What it carries: two workers of an interleaved pipeline may send each other both, over an edge for each.
+    /// What it carries. Two workers of an interleaved pipeline may send each other both kinds, over one edge for each.
     pub direction: Direction,
 }
 
 /// The messages of a step over one edge.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Wire {
-    /// Between whom.
+    /// The sender and the receiver.
     pub edge: Edge,
     /// In the order in which the sender's list sends them: the order of the communicator.
     pub sent: Vec<Message>,
@@ -71,8 +71,8 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// How many receives the receiver has posted when it comes to need each message: all up to that message in the sender's order, and
-    /// `ahead` more, so that the next are on their way while it computes. As long as [`Wire::needed`], never decreasing.
+    /// How many receives the receiver has posted when it needs each message: all up to that message in the sender's order, and `ahead`
+    /// more, so that the next messages arrive while it computes. The list is as long as [`Wire::needed`] and never decreases.
     #[must_use]
     pub fn posted(&self, ahead: usize) -> Vec<usize> {
         let places: BTreeMap<Message, usize> = self.sent.iter().copied().zip(0..).collect();
@@ -90,12 +90,12 @@ impl Wire {
     }
 }
 
-/// Workers that compute with the same units: one communicator; a worker's rank is its place.
+/// Workers that compute with the same units and so share a communicator; a worker's rank is its position.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Group {
     /// More than one, in the order of [`Plan::group`].
     pub holders: Vec<WorkerId>,
-    /// What they reduce, units of the undivided layout in [`reduction_order`].
+    /// The units that they reduce, as units of the undivided layout in [`reduction_order`].
     pub units: Vec<Unit>,
 }
 
@@ -114,7 +114,7 @@ impl Program {
     }
 }
 
-/// What a task sends in a pipeline of so many stages.
+/// What a task sends in a pipeline of `stages` stages.
 fn sends(stages: usize, (pass, task): (Pass, Task)) -> Option<(Direction, Message)> {
     let message = |stage, micro_batch| Message {
         pass,
@@ -130,7 +130,7 @@ fn sends(stages: usize, (pass, task): (Pass, Task)) -> Option<(Direction, Messag
     }
 }
 
-/// What a task needs in a pipeline of so many stages.
+/// What a task needs in a pipeline of `stages` stages.
 fn needs(stages: usize, (pass, task): (Pass, Task)) -> Option<(Direction, Message)> {
     let message = |micro_batch| Message {
         pass,
@@ -152,7 +152,7 @@ fn sender_stage(direction: Direction, message: Message) -> usize {
     }
 }
 
-/// The wires of a pipeline whose stage s is on the worker `workers[s]`, by what each of its workers runs; ascending by edge.
+/// The wires of a pipeline whose stage s is on the worker `workers[s]`, from what each of its workers runs; ascending by edge.
 fn wires_of(workers: &[WorkerId], programs: &BTreeMap<WorkerId, Program>) -> Vec<Wire> {
     let mut wires: BTreeMap<Edge, Wire> = BTreeMap::new();
     let edge = |direction, message: Message| Edge {
@@ -179,7 +179,7 @@ fn wires_of(workers: &[WorkerId], programs: &BTreeMap<WorkerId, Program>) -> Vec
     wires.into_values().collect()
 }
 
-/// What each worker of a pipeline runs in a step that begins with so many micro-batches of evaluation.
+/// What each worker of a pipeline runs in a step that begins with `evaluation` micro-batches of evaluation.
 fn programs(plan: &Plan, pipeline: &Pipeline, evaluation: u32) -> BTreeMap<WorkerId, Program> {
     let specs: Vec<ScheduleSpec> = pipeline
         .stages
@@ -210,8 +210,7 @@ pub fn wires(plan: &Plan, pipeline: usize, evaluation: u32) -> Vec<Wire> {
     wires_of(&workers, &programs(plan, of, evaluation))
 }
 
-/// The directed edges of all pipelines, each once, ascending within each pipeline: the order in which everybody makes their
-/// communicators.
+/// The directed edges of all pipelines, each once, ascending within each pipeline. All workers create the communicators in this order.
 #[must_use]
 pub fn edges(plan: &Plan) -> Vec<Edge> {
     let of = |pipeline: &Pipeline| {
@@ -237,8 +236,8 @@ pub fn edges(plan: &Plan) -> Vec<Edge> {
 }
 
 /// The order in which every worker begins the reductions of its units: from the last segment to the first, as backwards finish them, and
-/// the tied weight last. The holders of the head have finished the tied weight first, those of the embedding last; if each began it
-/// when it is finished, a worker that holds both ends could wait for a sum that waits for its own.
+/// the tied weight last. The holders of the head finish the tied weight first, those of the embedding last. If each began its reduction as
+/// soon as it was finished, a worker that holds both ends could wait for a sum that waits for this worker's own.
 pub fn reduction_order(layout: &Layout) -> impl Iterator<Item = Unit> + use<> {
     let tied = layout.tied_unit().into_iter();
     let (first, last) = match bug!(TiedWeightFirst) {
@@ -250,15 +249,16 @@ pub fn reduction_order(layout: &Layout) -> impl Iterator<Item = Unit> + use<> {
     first.chain(last.into_iter().flatten())
 }
 
-/// The order in which every worker begins to bring its units' parameters where optimizer state is shared out, units of the undivided layout: before
-/// anything else in a step, from the first segment to the last, as forwards need them. The tied weight comes first: the first segment needs it.
+/// The order in which every worker begins to gather its units' parameters if optimizer state is sharded, as units of the undivided layout:
+/// before anything else in a step, from the first segment to the last, as forwards need them. The tied weight comes first, since the first
+/// segment needs it.
 pub fn parameter_order(layout: &Layout) -> impl Iterator<Item = Unit> + use<> {
     let tied = layout.tied_unit().into_iter();
     tied.chain((0..layout.segments).map(Unit))
 }
 
-/// The sets of more than one holder and what each reduces, in the order of each set's first reduction: the order in which
-/// everybody makes their communicators.
+/// The sets of more than one holder and what each reduces, in the order of each set's first reduction. All workers create the communicators
+/// in this order.
 #[must_use]
 pub fn groups(plan: &Plan) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();

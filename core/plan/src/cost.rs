@@ -1,4 +1,4 @@
-//! What segments cost: compute, bytes and memory, measured or estimated.
+//! The costs of segments: compute, bytes and memory, measured or estimated.
 
 mod chunked;
 pub(crate) mod halves;
@@ -13,7 +13,7 @@ pub use host::Host;
 pub use parameter_bytes::ParameterBytes;
 pub use scores::ScoreMemory;
 pub use segment::SegmentCost;
-pub(crate) use working::{Taken, packing_bytes, working_bytes};
+pub(crate) use working::{SegmentMemory, packing_bytes, working_bytes};
 
 use crate::document::Recompute;
 use crate::layout::{Layout, SegmentRange};
@@ -21,17 +21,17 @@ use serde::{Deserialize, Serialize};
 pub use varuna_model::SegmentKind;
 use varuna_model::{ModelSpec, SegmentSpec};
 
-/// Bytes of a token as the first segment takes it: a 64-bit integer.
+/// Bytes of one input token of the first segment: a 64-bit integer.
 const TOKEN_BYTES: u64 = 8;
 
-/// Bytes of an element in single precision, in which gradients within a segment are counted whatever the training computes in.
+/// Bytes of a single-precision element. Gradients within a segment are counted at this size, whatever precision the training computes in.
 const SINGLE_BYTES: u64 = 4;
 
 fn four_bytes() -> u64 {
     4
 }
 
-/// How the runtime whose steps are predicted moves tensors between stages.
+/// How the runtime moves tensors between stages.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Runtime {
@@ -78,12 +78,12 @@ pub struct Device {
     /// Bytes of one element of an activation, or of its gradient, on the wire and in the stash.
     #[serde(default = "four_bytes")]
     pub element_bytes: u64,
-    /// Logits in single precision that exist at once, bytes; the worker has the same figures (`worker/torch/src/layers.rs`).
+    /// Bytes of single-precision logits that exist at once. The worker uses the same figures (`worker/torch/src/layers.rs`).
     #[serde(default = "gpu_logits")]
     pub logits_bytes_max: u64,
 }
 
-/// Of a GPU.
+/// Default of [`Device::logits_bytes_max`]: that of a GPU.
 fn gpu_logits() -> u64 {
     Device::GPU_LOGITS
 }
@@ -110,7 +110,7 @@ pub struct Costs {
     pub segments: Vec<SegmentCost>,
     /// Parameters of the tied weight, 0 where nothing is tied.
     pub tied_parameters: u64,
-    /// What a parameter takes.
+    /// Memory per parameter.
     #[serde(default)]
     pub parameter: ParameterBytes,
     /// Device and links.
@@ -120,26 +120,26 @@ pub struct Costs {
     /// How tensors move.
     #[serde(default)]
     pub runtime: Runtime,
-    /// What makes the times agree with measured steps.
+    /// Correction factors that make the times agree with measured steps.
     #[serde(default)]
     pub calibration: Calibration,
-    /// Of one sample, what the attention of a stage keeps once for all of its blocks, in bytes: which tokens see each other where a sample
-    /// holds several documents.
+    /// Bytes that the attention of a stage keeps for one sample, shared by all of its blocks: which tokens see each other if a sample holds
+    /// several documents.
     #[serde(default)]
     pub packing_bytes: u64,
-    /// What the attention of a stage keeps once for all of its blocks and samples, in bytes: the mask of a sliding window
+    /// Bytes that the attention of a stage keeps once for all of its blocks and samples: the mask of a sliding window
     /// ([`Transformer::mask_elements`](varuna_model::Transformer::mask_elements)).
     #[serde(default)]
     pub mask_bytes: u64,
-    /// Bytes a second at which rings send, where that was measured; else the link's.
+    /// Bytes per second at which rings send, if measured; otherwise the link's.
     #[serde(default)]
     pub ring_bytes_per_s: Option<f64>,
-    /// Where workers of one node share its processor cores.
+    /// Set if the workers of a node share its processor cores.
     #[serde(default)]
     pub host: Option<Host>,
 }
 
-/// The share of an instruction's overhead that a segment has: both halves of a block together have that of one instruction.
+/// The segment's share of an instruction's overhead. The two halves of a block share the overhead of one instruction.
 fn overhead(kind: SegmentKind) -> f64 {
     match kind {
         SegmentKind::Attention | SegmentKind::Mlp => 0.5,
@@ -185,7 +185,7 @@ impl Costs {
         }
     }
 
-    /// The units these costs speak of.
+    /// The layout of units that these costs describe.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "segment counts are small")]
     pub fn layout(&self) -> Layout {
@@ -230,8 +230,8 @@ impl Costs {
         self.parameters(range) * self.parameter.resident
     }
 
-    /// Memory that a stage needs: state, what attention keeps once, and either what is kept of `stash` micro-batches of `samples` samples each and what
-    /// the backward takes of one when it begins, while all is still kept, or what the optimizer takes when nothing is kept any more.
+    /// Memory that a stage needs, in bytes: its state, what attention keeps once, and the larger of two peaks. One is at the beginning of a
+    /// backward, when `stash` micro-batches of `samples` samples each are kept; the other is in the optimizer, when none is kept any more.
     #[must_use]
     pub fn memory_bytes(&self, range: SegmentRange, stash: u32, samples: u32, recompute: Recompute) -> u64 {
         let (of, samples) = (self.of(range), u64::from(samples));
@@ -253,7 +253,7 @@ impl Costs {
         self.state_bytes(range) + attends * self.mask_bytes + (kept * samples + working).max(optimizer)
     }
 
-    /// Running again what a stage did not keep of a micro-batch of `samples`, milliseconds.
+    /// Time to recompute what a stage did not keep of a micro-batch of `samples`, milliseconds.
     #[must_use]
     pub fn recompute_ms(&self, range: SegmentRange, samples: u32, recompute: Recompute) -> f64 {
         let again = self.of(range).iter().filter(|s| s.is_recomputed(recompute));
@@ -284,7 +284,7 @@ impl Costs {
         rounds * self.device.latency_ms + rounds / holders as f64 * self.gradient_ms(parameters)
     }
 
-    /// The gradients of this many parameters once over a link, without its latency, milliseconds.
+    /// Time to send the gradients of this many parameters once over a link, without its latency, milliseconds.
     #[must_use]
     pub fn gradient_ms(&self, parameters: u64) -> f64 {
         let bytes_per_s = self.ring_bytes_per_s.unwrap_or(self.device.bytes_per_s);

@@ -1,4 +1,4 @@
-//! Rows of small comma-separated tables, where what is wrong is named by line and column.
+//! Rows of small comma-separated tables, with errors that name line and column.
 
 use csv::{DeserializeErrorKind, ErrorKind, ReaderBuilder, StringRecord, Trim};
 use serde::de::DeserializeOwned;
@@ -9,7 +9,7 @@ use std::rc::Rc;
 pub struct RowError {
     /// Counts from 1; the header is line 1.
     pub line: u64,
-    /// The column; none where the row has another number of columns than the header.
+    /// The column; none if the row has another number of columns than the header.
     pub column: Option<String>,
     /// The text of the cell.
     pub found: String,
@@ -83,8 +83,8 @@ pub fn read<T: DeserializeOwned>(text: &str) -> Result<Vec<Row<T>>, RowError> {
     Ok(rows)
 }
 
-/// Numbers of lines by offset, counted on from the one before: counting each row's from the top takes time that grows with the
-/// square of the table.
+/// Line numbers by offset, counted incrementally: counting from the beginning for each row would take time proportional to the square of
+/// the table's length.
 struct Lines<'a> {
     text: &'a str,
     /// Line ends before this offset are counted.
@@ -98,8 +98,8 @@ impl<'a> Lines<'a> {
         Lines { text, counted, ends }
     }
 
-    /// The line of the row at or after this offset, which is none before the last one. The reader counts a line's end, and empty
-    /// lines, to the row that follows.
+    /// The line number of the row at or after this offset. Offsets must not decrease. The reader attributes a line's end, and empty lines,
+    /// to the following row.
     fn at(&mut self, byte: u64) -> u64 {
         let bytes = self.text.as_bytes();
         let start = usize::try_from(byte).unwrap_or(usize::MAX).min(bytes.len());

@@ -1,28 +1,27 @@
-//! How long a step may take before its workers are thought to hang.
+//! The deadline of a step, after which its workers are assumed to hang.
 
 use crate::ids::Step;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// A generation's first steps, whose deadline may be longer: caches are cold, and what they take is not known yet.
+/// Number of first steps of a generation, whose deadline may be longer: caches are cold, and the step time is not known yet.
 const FIRST_STEPS: usize = 8;
-/// A step may take so many times what the slowest of the last ones took.
+/// A step may take this multiple of the slowest recent step.
 const OF_RECENT: u32 = 4;
-/// The same for the first steps, of which each may still be the first to do something: compile a kernel, fill an allocator, touch a file.
+/// The same for the first steps, each of which may still be the first to compile a kernel, fill an allocator or touch a file.
 const OF_FIRST: u32 = 16;
 
 /// The deadline of a plan's steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StepDeadline {
-    /// A step without an evaluation, as long as none was observed, nanoseconds.
+    /// Deadline of a step without an evaluation until one was observed, nanoseconds.
     pub step_ns: u64,
-    /// However short the observed steps are, a step may take as long as this, nanoseconds. 0, as in plans of earlier releases:
-    /// as long as `step_ns`.
+    /// Shortest deadline, however short the observed steps are, nanoseconds. 0, as in plans of earlier releases: `step_ns`.
     #[serde(default)]
     pub floor_ns: u64,
-    /// The deadline of the generation's first steps is doubled this many times: generations before it committed nothing.
+    /// Number of times that the deadline of the generation's first steps is doubled, because earlier generations committed nothing.
     pub doublings: u32,
     /// Which steps begin with an evaluation.
     pub evaluation: Option<EvaluationSteps>,
@@ -47,7 +46,7 @@ impl EvaluationSteps {
 }
 
 impl StepDeadline {
-    /// The same for all steps, milliseconds.
+    /// The same deadline for all steps, in milliseconds.
     #[must_use]
     pub const fn of_ms(ms: u64) -> Self {
         Self {
@@ -58,9 +57,9 @@ impl StepDeadline {
         }
     }
 
-    /// The deadline of the step that follows `step` committed ones, after those of the same generation that `recent` saw. What was
-    /// expected may be wrong by orders of magnitude either way (a GPU planned as a processor, or the reverse): from the first
-    /// commit on, what was observed counts instead.
+    /// The deadline of the step after the first `step` committed ones, given the earlier steps of the same generation in `recent`. The
+    /// expected time may be wrong by orders of magnitude in either direction (a GPU planned as a processor, or the reverse), so from the
+    /// first commit on the observed times count instead.
     #[must_use]
     pub fn of(&self, step: Step, recent: &RecentSteps) -> Duration {
         let doubled = |ns: u64, n: u32| ns.saturating_mul(1u64.checked_shl(n).unwrap_or(u64::MAX));
@@ -76,12 +75,12 @@ impl StepDeadline {
         let ns = match (recent.slowest(), enough) {
             (None, _) if bug!(IgnoreFruitlessGenerations) => self.step_ns,
             (None, _) => doubled(self.step_ns, self.doublings),
-            // Generations before this one committed nothing in a shorter time.
+            // Earlier generations committed nothing within a shorter deadline.
             (Some(slowest), false) => ns_of(OF_FIRST, slowest).clamp(
                 doubled(floor_ns, self.doublings),
                 doubled(self.step_ns, self.doublings),
             ),
-            // Never longer than for a generation after as many fruitless ones as count.
+            // Never longer than after the maximum number of fruitless generations.
             (Some(slowest), true) if bug!(DeadlineWithoutEnd) => ns_of(OF_RECENT, slowest).max(floor_ns),
             (Some(slowest), true) => {
                 ns_of(OF_RECENT, slowest).clamp(floor_ns, doubled(self.step_ns, MOST_DOUBLINGS))
@@ -95,17 +94,17 @@ impl StepDeadline {
     }
 }
 
-/// More doublings than this do not count.
+/// Maximum number of doublings.
 pub const MOST_DOUBLINGS: u32 = 5;
 
-/// What the last steps of a generation took, those without an evaluation.
+/// The times of the last steps of a generation, without those that had an evaluation.
 #[derive(Clone, Debug, Default)]
 pub struct RecentSteps {
     took: VecDeque<Duration>,
 }
 
 impl RecentSteps {
-    /// The step that followed `step` committed ones was committed.
+    /// Notes the time of the step after the first `step` committed ones.
     pub fn note(&mut self, deadline: &StepDeadline, step: Step, took: Duration) {
         if deadline.evaluation.is_some_and(|e| e.has(step)) && !bug!(EvaluationsAreObserved) {
             return;
@@ -116,7 +115,7 @@ impl RecentSteps {
         self.took.push_back(took);
     }
 
-    /// What the slowest of them took; none before the first commit.
+    /// The time of the slowest of them; none before the first commit.
     fn slowest(&self) -> Option<Duration> {
         if bug!(LastStepAloneCounts) {
             return self.took.back().copied();
@@ -124,7 +123,7 @@ impl RecentSteps {
         self.took.iter().copied().max()
     }
 
-    /// The generation's first steps are over.
+    /// Whether the generation's first steps are over.
     fn are_enough(&self) -> bool {
         self.took.len() == FIRST_STEPS
     }

@@ -1,14 +1,14 @@
 //! Devices known by name: what an estimate assumes where nothing has been measured.
 //!
-//! All figures are estimates: peaks and memory are the makers' data sheets, the efficiency is what published training runs
-//! of transformers reach, links are what one worker of a usual machine of that kind sees (`docs/guides/planning.md` has the
-//! sources). This module must never claim that a figure was measured here.
+//! All figures are estimates: peaks and memory are from the makers' data sheets, the efficiency is what published training runs of
+//! transformers reach, links are what one worker gets on a usual machine of that kind (`docs/guides/planning.md` has the sources). This
+//! module must never claim that a figure was measured here.
 
 use crate::cost::Device;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Share of a device's memory that a plan may use: the rest is the runtime's own, fragmentation and communication buffers.
+/// Share of a device's memory that a plan may use: the rest is needed by the runtime, fragmentation and communication buffers.
 const USABLE: f64 = 0.92;
 
 /// One direction of a link between two workers.
@@ -25,11 +25,11 @@ pub struct Link {
 pub struct DeviceKind {
     /// Its name on the command line.
     pub name: &'static str,
-    /// The word by which a driver's name for it is known; none for what has no driver. Kinds that share a word differ in memory.
+    /// The word in a driver's device name that identifies it; none for what has no driver. Kinds that share a word differ in memory.
     pub driver_word: Option<&'static str>,
     /// Its memory, bytes.
     pub memory_bytes: u64,
-    /// Dense floating-point operations a second of its data sheet, at the precision that training uses there.
+    /// Peak of dense floating-point operations per second in its data sheet, at the precision that training uses on it.
     pub peak_flops_per_s: f64,
     /// Share of the peak that a transformer's matrix products reach in training.
     pub efficiency: f64,
@@ -140,11 +140,11 @@ pub const DEVICES: [DeviceKind; 8] = [
     ),
 ];
 
-/// What a GPU is planned as whose name the table does not know: the middle one, so that the estimate is off by a small factor either
-/// way until the run's first steps correct it.
+/// The kind assumed for a GPU whose name is not in the table: the middle one, so that the estimate is wrong by a small factor in either
+/// direction until the run's first steps correct it.
 const UNKNOWN_GPU: &DeviceKind = &DEVICES[4];
 
-/// What a worker computes on, as its driver reports it.
+/// The hardware that a worker computes on, as its driver reports it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Hardware {
@@ -152,7 +152,7 @@ pub enum Hardware {
     Processor,
     /// A GPU.
     Gpu {
-        /// The driver's name of it, for example `NVIDIA H100 80GB HBM3`.
+        /// The driver's name for it, for example `NVIDIA H100 80GB HBM3`.
         name: String,
         /// All its memory, bytes.
         memory_bytes: u64,
@@ -160,7 +160,7 @@ pub enum Hardware {
 }
 
 impl Hardware {
-    /// The kind that the table has for it; none for a GPU that the table does not know.
+    /// Its kind in the table; none for a GPU that the table does not know.
     #[must_use]
     pub fn kind(&self) -> Option<&'static DeviceKind> {
         match self {
@@ -185,10 +185,10 @@ impl fmt::Display for Hardware {
     }
 }
 
-/// The kind of a GPU by its driver's name, and of kinds with that name the one whose memory is nearest.
+/// The kind of a GPU by its driver's name; among kinds with that name, the one whose memory is nearest.
 fn gpu_kind(name: &str, memory_bytes: u64) -> Option<&'static DeviceKind> {
     let words = || name.split(|c: char| !c.is_ascii_alphanumeric());
-    // A part of a GPU computes with a part of its peak, which its name does not say.
+    // A partition of a GPU has only a part of its peak, and its name does not say which part.
     if words().any(|word| word == "MIG") {
         return None;
     }
@@ -230,7 +230,8 @@ impl DeviceKind {
         (self.memory_bytes as f64 * USABLE) as u64
     }
 
-    /// What an estimate of costs needs; `one_node`: all workers sit on one node. Bytes of an activation's element are the job's to say.
+    /// The device as an estimate of costs needs it. `one_node`: all workers are on one node. The job decides the bytes of an activation's
+    /// element.
     #[must_use]
     pub fn device(&self, one_node: bool, element_bytes: u64) -> Device {
         let link = if one_node {

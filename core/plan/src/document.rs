@@ -18,11 +18,11 @@ pub use sources::{TooManySources, source_rows, sources_of_rows};
 /// A contiguous range of segments on one worker, for one pipeline.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Stage {
-    /// Who runs it. A worker has one stage in a plan; where the schedule is interleaved, one in each round of its pipeline.
+    /// The worker that runs it. A worker has one stage in a plan; if the schedule is interleaved, one in each round of its pipeline.
     pub worker: WorkerId,
-    /// What it runs.
+    /// The segments that it runs.
     pub segments: SegmentRange,
-    /// What it keeps of a forward, where that is not what the shape's schedule says.
+    /// What it keeps of a forward, if this differs from the shape's schedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
 }
@@ -49,8 +49,8 @@ impl SampleRange {
     }
 }
 
-/// An ordered list of stages that covers all segments once: the data-parallel unit. Where the schedule is interleaved the list
-/// goes round the pipeline's P workers several times: stage s is on the worker of stage s modulo P.
+/// An ordered list of stages that covers all segments once: the data-parallel unit. If the schedule is interleaved, the list goes round the
+/// pipeline's P workers several times: stage s is on the worker of stage s modulo P.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Pipeline {
     /// First stage first.
@@ -74,7 +74,7 @@ impl Pipeline {
     }
 }
 
-/// A worker that the plan leaves idle, and the sentence why.
+/// A worker that the plan leaves idle, and the reason.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Spare {
     /// The idle worker.
@@ -97,9 +97,9 @@ pub enum ScheduleKind {
         #[serde(rename = "warmupFactor")]
         warmup_factor: f64,
     },
-    /// 1F1B over several chunks of the model on each worker (Narayanan et al. 2021, section 2.2): the bubble is divided by
-    /// their number, and boundaries are crossed as many times as often. Micro-batches come in whole groups of as many as
-    /// a pipeline has workers.
+    /// 1F1B over several chunks of the model on each worker (Narayanan et al. 2021, section 2.2): the bubble is divided by the number of
+    /// chunks, and boundaries are crossed that many times as often. The number of micro-batches is a multiple of the pipeline's number of
+    /// workers.
     Interleaved {
         /// Stages of each worker, at least 2.
         chunks: u32,
@@ -116,7 +116,7 @@ impl ScheduleKind {
         }
     }
 
-    /// Workers of a pipeline of this many stages; stage s is on the one of stage s modulo this.
+    /// Number of workers of a pipeline with this many stages; stage s is on the worker of stage s modulo this number.
     #[must_use]
     pub fn workers(self, stages: usize) -> usize {
         (stages / self.chunks()).max(1)
@@ -129,8 +129,8 @@ impl ScheduleKind {
 pub enum Recompute {
     /// Everything that autograd saves.
     None,
-    /// Of attention segments only their inputs, of all others everything: attention keeps much and is quick to run again
-    /// (Korthikanti et al. 2022).
+    /// Only the inputs of attention segments, and everything of all others: attention keeps much and is quick to run again (Korthikanti et
+    /// al. 2022).
     Selective,
     /// Only the stage's input; the forward is run again before the backward.
     Full,
@@ -143,11 +143,11 @@ pub struct ScheduleSpec {
     /// Order of forwards and backwards.
     #[serde(flatten)]
     pub kind: ScheduleKind,
-    /// Activation recompute; of a shape: of the stages that do not say otherwise.
+    /// Activation recompute; in a shape, the default for stages that do not set their own.
     pub recompute: Recompute,
 }
 
-/// What the planner expects of a shape. Times in milliseconds.
+/// The planner's prediction for a shape. Times in milliseconds.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Prediction {
@@ -155,15 +155,15 @@ pub struct Prediction {
     pub step_ms: f64,
     /// Share of stage time, 0..1, in which the average worker waits.
     pub bubble: f64,
-    /// Time for which training stands while the state that it needs elsewhere travels there, or, where that follows the run, the gradient of the
-    /// last step; milliseconds. 0 where nobody holds any.
+    /// Time for which training stops while state moves to the workers that need it, or, if they follow the run, while the gradient of the
+    /// last step does; milliseconds. 0 if no worker holds any state.
     #[serde(default)]
     pub move_ms: f64,
     /// False while the costs are analytic estimates that no measurement has corrected.
     pub calibrated: bool,
 }
 
-/// What the planner decides: everything of a plan but its number, its base and its secret.
+/// What the planner decides: everything in a plan except its number, its base and its secret.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Shape {
@@ -173,9 +173,9 @@ pub struct Shape {
     pub spares: Vec<Spare>,
     /// Samples in a micro-batch; the last one of a pipeline may be short.
     pub micro_batch_size: u32,
-    /// How each stage orders its work, and what it keeps unless it says otherwise.
+    /// How each stage orders its work, and what it keeps by default.
     pub schedule: ScheduleSpec,
-    /// What is expected of it.
+    /// The predicted performance.
     pub predicted: Prediction,
 }
 
@@ -191,7 +191,7 @@ impl Shape {
         all.into_iter().collect()
     }
 
-    /// Whether both divide the work in the same way, whichever workers do it.
+    /// Whether both shapes divide the work in the same way, whichever workers do it.
     #[must_use]
     pub fn same_work(&self, other: &Shape) -> bool {
         let work = |shape: &Shape| -> Vec<_> {
@@ -233,9 +233,9 @@ impl Shape {
         let stages = stages.into_iter();
         stages.map(|j| self.pipelines[i].stages[j].segments).collect()
     }
-    /// The workers that compute with a unit: the ring that sums its gradient. In pipeline order, then stage order; of a tied weight that is shared out
-    /// first the first stages of all pipelines, then their last stages: neighbours hold the same ranges, and both ends of a pipeline are near to each
-    /// other, to be lost together.
+    /// The workers that compute with a unit: the ring that sums its gradient, in pipeline order, then stage order. If a tied weight's state
+    /// is sharded, the first stages of all pipelines come first, then their last stages: neighbours hold the same ranges, and the two ends
+    /// of a pipeline, which may be lost together, must not be neighbours.
     #[must_use]
     pub fn group(&self, layout: &Layout, unit: Unit) -> Vec<WorkerId> {
         let stages = self.pipelines.iter().flat_map(|p| &p.stages);
@@ -247,7 +247,7 @@ impl Shape {
         let (first, last): (Vec<&Stage>, Vec<&Stage>) = needed.partition(|s| s.segments.start == 0);
         first.into_iter().chain(last).map(|s| s.worker).collect()
     }
-    /// Holders of a unit: of its group, all or those that its range is shared out to; the first owns the unit's part of the norm.
+    /// Holders of a unit: all of its group, or those to which its range is assigned. The first owns the unit's part of the norm.
     #[must_use]
     pub fn holders(&self, layout: &Layout, unit: Unit) -> Vec<WorkerId> {
         let group = self.group(layout, unit);
@@ -280,7 +280,7 @@ impl Shape {
             recompute: stage.recompute.unwrap_or(self.schedule.recompute),
         }
     }
-    /// Short form for people: `P2xD4` for a grid, `3+2+2` (depths) otherwise; `P2xD4xV3` where each worker has three stages.
+    /// Short form for people: `P2xD4` for a grid, `3+2+2` (depths) otherwise; `P2xD4xV3` if each worker has three stages.
     #[must_use]
     pub fn summary(&self) -> String {
         let kind = self.schedule.kind;
@@ -288,7 +288,7 @@ impl Shape {
     }
 }
 
-/// `P2xD4` for pipelines of one depth, runs of equal depths (`13x2+9`) otherwise, `xV3` behind where each worker has three stages.
+/// `P2xD4` for pipelines of one depth, runs of equal depths (`13x2+9`) otherwise, followed by `xV3` if each worker has three stages.
 pub(crate) fn summary_of(depths: impl Iterator<Item = usize>, kind: ScheduleKind) -> String {
     let depths: Vec<usize> = depths.collect();
     let grid = match depths.first() {
@@ -296,7 +296,7 @@ pub(crate) fn summary_of(depths: impl Iterator<Item = usize>, kind: ScheduleKind
         _ => {
             let runs = depths.chunk_by(|a, b| a == b).map(|run| match run {
                 [one] => one.to_string(),
-                // A few are said one by one, as `3+2+2`.
+                // A few depths are listed one by one, as in `3+2+2`.
                 [depth, ..] if depths.len() <= 4 => vec![depth.to_string(); run.len()].join("+"),
                 [depth, ..] => format!("{depth}x{}", run.len()),
                 [] => String::new(),
@@ -314,11 +314,11 @@ pub(crate) fn summary_of(depths: impl Iterator<Item = usize>, kind: ScheduleKind
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase")]
 pub enum Base {
-    /// Recovery: everyone resumes at this state.
+    /// Recovery: all members resume at this state.
     Fixed {
         /// The state.
         id: StateId,
-        /// Lets holders that are prepared but did not commit roll forward to `id`. Binds later recoveries.
+        /// Lets holders that are prepared but did not commit roll forward to `id`. It is binding for later recoveries.
         decision: Option<Decision>,
         /// Units without a source are loaded from the checkpoint named by `id` (for `StateId::INITIAL`: made from the seed).
         checkpoint: bool,
@@ -326,7 +326,7 @@ pub enum Base {
     /// Planned change: the state at which `from` commits with this generation as its switch.
     #[serde(rename_all = "camelCase")]
     AtSwitch {
-        /// The generation that is left.
+        /// The generation before the switch.
         from: Generation,
     },
 }
@@ -343,33 +343,33 @@ pub struct Plan {
     pub base: Base,
     /// The model's units.
     pub layout: Layout,
-    /// Who does what.
+    /// The division of the work.
     #[serde(flatten)]
     pub shape: Shape,
-    /// Per unit, who can give it, best first.
+    /// Per unit: the workers that can send its state, the best one first.
     #[serde(with = "sources")]
     pub sources: Vec<Vec<WorkerId>>,
     /// Where members and sources listen for peers (`host:port`).
     pub addresses: BTreeMap<WorkerId, String>,
-    /// How long a step may take: a member that sees no commit for longer suspects a hang.
+    /// Deadline of a step: a member that sees no commit for longer suspects a hang.
     pub deadline: StepDeadline,
-    /// Some links are known bad: sources also put their units into the store, targets also look there.
+    /// Whether some links are known to be bad: then sources also put their units into the store, and targets also look there.
     pub relay: bool,
-    /// Members below each member, at most, in the tree along which a step's norms are gathered and its decision spreads.
+    /// Maximum number of children of a member in the tree along which a step's norms are gathered and its decision spreads.
     pub tree_fan_out: u32,
-    /// Newcomers follow their units from members of the plan before, so that they are at the base of a switch by themselves. Left out
-    /// where it is not so.
+    /// Whether newcomers follow their units from members of the plan before, so that they reach the base of a switch without loading it.
+    /// Omitted if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub following: bool,
-    /// By unit, the member that keeps a spare copy of it while this plan is in force; none where it has several holders, or nobody keeps
-    /// one. Empty, and left out, where no copy is kept.
+    /// By unit: the member that keeps a spare copy of it while this plan is in force. None if the unit has several holders, or nobody keeps
+    /// one. Empty, and omitted, if no copy is kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keepers: Vec<Option<WorkerId>>,
-    /// Whose inventories decided the base (recovery only).
+    /// The workers whose inventories decided the base (recovery only).
     pub evidence: Vec<WorkerId>,
-    /// Why this plan, for people.
+    /// The reason for this plan, for people.
     pub reason: String,
-    /// Follows from the rest.
+    /// Look-up tables, derived from the rest.
     #[serde(skip)]
     pub index: PlanIndex,
 }

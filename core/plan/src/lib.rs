@@ -1,4 +1,4 @@
-//! Plans: who trains which segments, on which samples, in which order, and why.
+//! Plans: which worker trains which segments, on which samples, in which order, and why.
 //!
 //! This crate owns the vocabulary of the project (identifiers, state identities, the plan document), the partition of
 //! segments over workers, schedules as data, the planner, and the checkers that judge what those produce.

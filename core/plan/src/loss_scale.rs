@@ -1,27 +1,27 @@
-//! The loss scale, and what else the optimizer counts: how each committed step moves them on.
+//! The loss scale and the optimizer's other counters, and how each committed step updates them.
 //!
 //! Small gradients vanish in fp16, whose least positive number is 2^-24. So the loss is multiplied by a scale before the backward, and
 //! the gradients are divided by it in fp32 (Micikevicius et al. 2018, "Mixed Precision Training"). Too large a scale makes gradients
 //! infinite: such a step is skipped and the scale halved; after a window of steps that were not skipped it is doubled.
 //!
-//! All of this follows from the committed steps alone, so that all workers, and whoever resumes, have the same.
+//! All of this follows from the committed steps alone, so all workers have the same values, and so has a run that is resumed.
 
 use serde::{Deserialize, Serialize};
 
-/// A factor of the loss: a power of two, so that multiplying and dividing by it rounds nothing.
+/// A factor of the loss: a power of two, so that multiplying and dividing by it is exact.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct ScaleFactor {
     exponent: u8,
 }
 
-/// Not a factor that a loss can have.
+/// An error: the number cannot be a loss scale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a loss scale of {0}: powers of two from 1 to {most} are allowed", most = ScaleFactor::GREATEST.value())]
 pub struct ImpossibleScale(pub u64);
 
 impl ScaleFactor {
-    /// The loss as it is.
+    /// The loss unchanged.
     pub const ONE: ScaleFactor = ScaleFactor { exponent: 0 };
     /// 2^32: a gradient that is still finite in fp16 under a greater scale is below 2^-16, and needs none.
     pub const GREATEST: ScaleFactor = ScaleFactor { exponent: 32 };
@@ -79,16 +79,16 @@ impl From<ScaleFactor> for u64 {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LossScaling {
-    /// By one factor throughout; by 1 where the numbers are wide enough.
+    /// By one constant factor; by 1 if the format's range is wide enough.
     Static(ScaleFactor),
-    /// By a factor that follows the overflows.
+    /// By a factor that adapts to overflows.
     #[serde(rename_all = "camelCase")]
     Dynamic {
         /// At the run's start.
         initial: ScaleFactor,
         /// The scale is never below it.
         minimum: ScaleFactor,
-        /// After so many steps in a row without overflow the scale is doubled.
+        /// The number of steps in a row without overflow after which the scale is doubled.
         window: u32,
     },
 }
@@ -113,7 +113,7 @@ impl LossScaling {
         }
     }
 
-    /// The scale that a checkpoint leads to. It says none where its job had no dynamic scale.
+    /// The scale after resuming from a checkpoint. `saved` is none if the checkpoint's job had no dynamic scale.
     #[must_use]
     pub fn resumed(&self, saved: Option<LossScale>) -> LossScale {
         match (*self, saved) {
@@ -125,7 +125,7 @@ impl LossScaling {
         }
     }
 
-    /// What a checkpoint says of a scale: a static one is the job file's.
+    /// The scale that is written into a checkpoint; none for a static one, which is in the job file.
     #[must_use]
     pub fn saved(&self, scale: LossScale) -> Option<LossScale> {
         matches!(self, LossScaling::Dynamic { .. }).then_some(scale)
@@ -159,7 +159,7 @@ impl LossScaling {
         }
     }
 
-    /// Whether a smaller scale may make a step finite that overflowed under this one.
+    /// Whether a smaller scale could avoid the overflow of a step under this one.
     fn may_fall(&self, scale: LossScale) -> bool {
         matches!(self, LossScaling::Dynamic { minimum, .. } if scale.factor > *minimum)
     }
@@ -175,7 +175,7 @@ pub struct LossScale {
     pub clean_steps: u32,
 }
 
-/// What the optimizer counts: the part of the state that is the same for all units. A function of the committed steps.
+/// The optimizer's counters: the part of the state that is the same for all units. A function of the committed steps.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OptimizerProgress {
@@ -183,7 +183,7 @@ pub struct OptimizerProgress {
     pub adam_steps: u64,
     /// The scale of the next step's loss.
     pub loss_scale: LossScale,
-    /// Steps skipped in a row that no smaller loss scale would have saved.
+    /// Steps in a row that were skipped and that no smaller loss scale would have saved.
     pub failed_in_a_row: u32,
 }
 
@@ -207,8 +207,8 @@ impl OptimizerProgress {
         }
     }
 
-    /// After one more committed step. One with an `overflow` was skipped. It counts as failed where a smaller scale was not to be had:
-    /// a scale that begins too large is no fault.
+    /// The counters after one more committed step. A step with an `overflow` was skipped. It counts as failed only if the scale could not
+    /// be lowered: a scale that starts too large is no fault.
     #[must_use]
     pub fn after(self, overflow: bool, scaling: &LossScaling) -> OptimizerProgress {
         let failed = overflow && (!scaling.may_fall(self.loss_scale) || bug!(EverySkippedStepFails));

@@ -1,4 +1,4 @@
-//! A step as it was measured: what each worker did when. It is drawn beside the predicted one, in the same form.
+//! A measured step: what each worker did when. It is drawn next to the predicted one, in the same form.
 
 use crate::document::{Pipeline, Shape};
 use crate::ids::{Generation, Step, WorkerId};
@@ -7,7 +7,8 @@ use crate::schedule::{Instruction, Task};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Workers of so many pipelines are measured, from the first on: what all of thousands did would be many megabytes, and nobody could look at it.
+/// The workers of this many pipelines are measured, beginning with the first: a record of thousands of workers would be many megabytes, and
+/// nobody could look at it.
 pub const PIPELINES_MAX: usize = 4;
 /// A worker with more tasks in a step is not measured.
 pub const TASKS_MAX: usize = 4096;
@@ -20,9 +21,9 @@ pub struct MeasuredTask {
     pub stage: u32,
     /// What it did.
     pub instruction: Instruction,
-    /// When that began.
+    /// When it began, microseconds.
     pub from_us: u64,
-    /// When it had ended.
+    /// When it had ended, microseconds.
     pub to_us: u64,
 }
 
@@ -36,9 +37,9 @@ pub struct MeasuredWork {
     pub tasks: Vec<MeasuredTask>,
     /// When its gradients were summed over all holders.
     pub reduced_us: u64,
-    /// When its optimizer began: all members have told their norms by then.
+    /// When its optimizer began; by then all members have reported their norms.
     pub optimizer_from_us: u64,
-    /// When that had ended.
+    /// When its optimizer had ended.
     pub optimizer_to_us: u64,
 }
 
@@ -46,7 +47,7 @@ pub struct MeasuredWork {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MeasuredStep {
-    /// The plan's.
+    /// The plan's generation.
     pub generation: Generation,
     /// The step that was run.
     pub step: Step,
@@ -73,7 +74,8 @@ impl MeasuredTask {
 }
 
 impl MeasuredWork {
-    /// The same with the tasks of these stages alone. It comes from the network, and may name others' stages, or none.
+    /// The same with only the tasks of these stages. The measurement comes from the network and may name stages of other workers, or stages
+    /// that do not exist.
     fn of_stages(&self, own: impl Fn(usize) -> bool) -> MeasuredWork {
         let tasks = self.tasks.iter().filter(|task| own(task.stage as usize));
         MeasuredWork {
@@ -87,21 +89,21 @@ impl MeasuredWork {
 }
 
 impl MeasuredStep {
-    /// The pipelines of which all workers were measured, in the form of a prediction. Transfers are not in it: nobody measured them.
+    /// The pipelines whose workers were all measured, in the form of a prediction. Transfers are missing, since nobody measured them.
     ///
-    /// Clocks of machines differ. Within a pipeline they are put right as far as what was sent proves it: a stage cannot begin a task before
-    /// the task that it waits for has ended elsewhere.
+    /// The clocks of machines differ. Within a pipeline they are corrected as far as messages prove an error: a stage cannot begin a task
+    /// before the task that it waits for has ended on another worker.
     #[must_use]
     pub fn traces(&self, shape: &Shape) -> Vec<PipelineTrace> {
         let stages = shape.pipelines.iter().flat_map(|p| &p.stages);
-        // Whoever it is: times near each other are exact.
+        // Any worker serves as reference: it only keeps the numbers small, so that they are exact.
         let any = stages.filter_map(|s| self.workers.get(&s.worker)).next();
         let since_us = any.map_or(0, |work| work.began_us);
         let pipelines = shape.pipelines.iter().enumerate().take(PIPELINES_MAX);
         let measured =
             pipelines.filter_map(|(index, pipeline)| self.trace(shape, (index, pipeline), since_us));
         let mut traces: Vec<PipelineTrace> = measured.collect();
-        // No clock is before the others' any more.
+        // Now that clocks are corrected, times count from the earliest one.
         let starts = traces.iter().flat_map(|t| t.spans.iter().map(|s| s.start_ms));
         let earliest = starts.fold(f64::INFINITY, f64::min);
         if earliest.is_finite() {
@@ -167,7 +169,7 @@ fn milliseconds(us: u64) -> f64 {
     us as f64 / 1e3
 }
 
-/// When each worker's step began, milliseconds from `since_us`, by one clock: the first worker's, as far as can be said.
+/// When each worker's step began, in milliseconds from `since_us` by the first worker's clock, as far as that can be determined.
 fn offsets_ms(works: &[MeasuredWork], since_us: u64) -> Vec<f64> {
     let told = |work: &MeasuredWork| match work.began_us.checked_sub(since_us) {
         Some(later) => milliseconds(later),
@@ -187,18 +189,18 @@ fn offsets_ms(works: &[MeasuredWork], since_us: u64) -> Vec<f64> {
     offsets
 }
 
-/// How much later `b`'s step began than `a`'s, milliseconds: as near to `wished` as what they sent each other leaves possible.
+/// How much later `b`'s step began than `a`'s, in milliseconds: as near to `wished` as their messages to each other permit.
 fn possible(a: &MeasuredWork, b: &MeasuredWork, wished: f64) -> f64 {
     let (not_before, not_after) = (least_lag_ms(a, b), -least_lag_ms(b, a));
     if not_before > not_after {
-        // Both cannot be: times are as exact as they were taken.
+        // The limits contradict each other, because times have limited accuracy.
         return f64::midpoint(not_before, not_after);
     }
     wished.clamp(not_before, not_after)
 }
 
-/// So much later, at least, `b`'s step began than `a`'s: no task of `b` begins before the task of `a` that it waits for has ended. Minus
-/// infinity where `b` waits for nothing of `a`.
+/// Lower bound of how much later `b`'s step began than `a`'s: no task of `b` begins before the task of `a` that it waits for has ended.
+/// Minus infinity if `b` waits for nothing of `a`.
 fn least_lag_ms(a: &MeasuredWork, b: &MeasuredWork) -> f64 {
     let ended: BTreeMap<Task, u64> = a.tasks.iter().map(|t| (t.task(), t.to_us)).collect();
     let lags = b.tasks.iter().filter_map(|task| {
@@ -208,7 +210,8 @@ fn least_lag_ms(a: &MeasuredWork, b: &MeasuredWork) -> f64 {
     lags.fold(f64::NEG_INFINITY, f64::max)
 }
 
-/// The task of a neighbouring stage that this one waits for; none where it is not known to wait, as on the last stage, whose task there is not.
+/// The task of a neighbouring stage that this one waits for. None if it is not known to wait for any, as on the last stage, where there is
+/// no such task.
 fn waits_for(task: Task) -> Option<Task> {
     let stage = match task.instruction {
         Instruction::Forward(_) => task.stage.checked_sub(1)?,

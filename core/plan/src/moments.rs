@@ -1,4 +1,4 @@
-//! What an optimizer keeps of each parameter besides its value.
+//! The moments that an optimizer keeps for each parameter besides its value.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ pub enum Moments {
     Adam,
     /// A momentum, as SGD has it.
     Momentum,
-    /// As Adam's. Of matrices that Muon orthogonalises the first is their momentum, and the second stays zero.
+    /// As Adam's. For matrices that Muon orthogonalises, the first is their momentum, and the second stays zero.
     Muon,
 }
 
@@ -25,7 +25,7 @@ impl Moments {
         }
     }
 
-    /// Whether these are those of Adam, which documents do not say.
+    /// Whether these are those of Adam, which documents omit.
     #[must_use]
     pub fn are_adams(&self) -> bool {
         *self == Moments::Adam

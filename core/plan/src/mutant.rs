@@ -5,19 +5,19 @@ use varuna_mutants::UNIT_TESTS;
 varuna_mutants::mutants! {
     /// The first steps' deadline holds for the whole generation.
     FirstStepsNeverEnd => UNIT_TESTS,
-    /// The first step of a generation has no more time after those that committed nothing.
+    /// The first step of a generation gets no more time after generations that committed nothing.
     IgnoreFruitlessGenerations => UNIT_TESTS,
     /// Short steps make the deadline shorter than the floor.
     DeadlineBelowFloor => UNIT_TESTS,
     /// One endless step makes the next deadline endless.
     DeadlineWithoutEnd => UNIT_TESTS,
-    /// A step that begins with an evaluation has no more time than others.
+    /// A step that begins with an evaluation gets no more time than others.
     EvaluationTakesNoTime => UNIT_TESTS,
-    /// What a step with an evaluation took counts as what steps take.
+    /// The time of a step with an evaluation counts as the time of any step.
     EvaluationsAreObserved => UNIT_TESTS,
-    /// Only the last step says what steps take.
+    /// Only the last step determines the expected step time.
     LastStepAloneCounts => UNIT_TESTS,
-    /// The loss scale begins anew where a run is resumed.
+    /// The loss scale is reset when a run is resumed.
     ForgetSavedScale => UNIT_TESTS,
     /// Steps before an overflow count towards the next doubling of the loss scale.
     OverflowKeepsWindow => UNIT_TESTS,
@@ -75,7 +75,7 @@ varuna_mutants::mutants! {
     EndsOfPipelineAreNeighbours => UNIT_TESTS,
     /// Where optimizer state is sharded, pipelines of one node follow each other: its loss takes ranges with it.
     NeighboursShareNode => UNIT_TESTS,
-    /// Where optimizer state is sharded, nobody sends its parameters to those that compute with them.
+    /// If optimizer state is sharded, no worker sends its parameters to the workers that compute with them.
     KeepParametersToOneself => UNIT_TESTS,
     /// Where optimizer state is sharded, workers that send each other parameters are not connected.
     RingNeighboursOnly => UNIT_TESTS,
@@ -99,7 +99,7 @@ varuna_mutants::mutants! {
     KeeperThatCannot => UNIT_TESTS,
     /// A copy is kept on its holder's node, or in its zone, where another is to be had.
     KeepNearby => UNIT_TESTS,
-    /// What a worker sends and what it receives share one link.
+    /// A worker's sends and receives share the bandwidth of a link.
     BothWaysShareLink => UNIT_TESTS,
     /// The commit waits for all gradients that go to keepers, one after the other.
     CommitWaitsForAll => UNIT_TESTS,
@@ -107,13 +107,13 @@ varuna_mutants::mutants! {
     CommitWaitsForOne => UNIT_TESTS,
     /// Without a store a loss costs nothing.
     NothingToRedoWithoutStore => UNIT_TESTS,
-    /// What segments are left over go to one stage.
+    /// All remaining segments go to one stage.
     PileUpRemainder => UNIT_TESTS,
     /// A plan is chosen under which some worker's memory does not hold its old and its new state together.
     IgnoreCrowding => UNIT_TESTS,
-    /// Of two plans that are as fast, the one that holds each segment once is as good.
+    /// Of two equally fast plans, one that holds each segment only once is not worse.
     IgnoreRedundancy => UNIT_TESTS,
-    /// Of two plans that are as fast, the one that moves more state is as good.
+    /// Of two equally fast plans, one that moves more state is not worse.
     MoveFreely => UNIT_TESTS,
     /// One worker more makes a step longer.
     MoreMayBeSlower => UNIT_TESTS,
@@ -123,7 +123,7 @@ varuna_mutants::mutants! {
     PlaceAcrossZones => UNIT_TESTS,
     /// All copies of a stage are on one node, or in one zone, where another has a worker that is as good.
     CopiesShareNode => UNIT_TESTS,
-    /// A worker's place in the parent plan says nothing of its next one.
+    /// A worker's position in the parent plan does not influence its next one.
     ForgetPlaces => UNIT_TESTS,
     /// Workers on several nodes count as if they shared one.
     FarNodesLinkAsNear => UNIT_TESTS,
@@ -131,7 +131,7 @@ varuna_mutants::mutants! {
     CorrectNoise => UNIT_TESTS,
     /// The planner does not count the scores that a worker's attention makes.
     ForgetScores => UNIT_TESTS,
-    /// All workers that lack a unit ask the same source first.
+    /// All workers that are missing a unit ask the same source first.
     AllAskOneSource => UNIT_TESTS,
     /// The tree of a thousand workers is as narrow as that of a few.
     DeepTree => UNIT_TESTS,

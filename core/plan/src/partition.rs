@@ -2,7 +2,7 @@
 
 mod aware;
 
-pub(crate) use aware::Aware;
+pub(crate) use aware::RingAwareCut;
 
 use crate::layout::SegmentRange;
 use std::ops::Range;
@@ -15,23 +15,23 @@ pub struct Cuts {
     rows: Vec<Vec<Option<Cover>>>,
 }
 
-/// What a stage costs.
+/// The cost of a stage.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct StageCost {
-    /// Itself.
+    /// The stage itself.
     pub own: f64,
-    /// No stage with the same start, as many stages behind it and the same end or a later one costs less.
+    /// Lower bound: no stage with the same start, the same number of stages behind it and the same or a later end costs less.
     pub least: f64,
 }
 
-/// A cost that does not fall as a stage with the same start grows.
+/// For a cost that does not decrease as a stage with the same start grows.
 impl From<f64> for StageCost {
     fn from(own: f64) -> StageCost {
         StageCost { own, least: own }
     }
 }
 
-/// A cover of a suffix: its dearest stage, the sum of squares, and where its first stage ends.
+/// A cover of a suffix: its most expensive stage, the sum of squares, and the end of its first stage.
 #[derive(Clone, Copy, Debug)]
 struct Cover {
     dearest: f64,
@@ -39,14 +39,14 @@ struct Cover {
     first_end: usize,
 }
 
-/// Cuts `0..segments` into 1..=`depth_max` stages so that the dearest stage is as cheap as possible, ties by the sum of
-/// squares (else the remainder piles up on one stage).
+/// Cuts `0..segments` into 1..=`depth_max` stages so that the most expensive stage is as cheap as possible, with ties broken by the sum of
+/// squares (otherwise the remainder piles up on one stage).
 ///
-/// `cost(range, later)` is the cost of a stage with `later` stages behind it, or `None` where it does not fit in memory. It
-/// must stay `None` as a range with the same start grows; it may fall, by a boundary over which less travels, as [`StageCost::least`] says.
+/// `cost(range, later)` is the cost of a stage with `later` stages behind it, or `None` if it does not fit in memory. It must stay `None`
+/// as a range with the same start grows. It may decrease, if a later boundary transfers less, as [`StageCost::least`] states.
 ///
-/// A dynamic programme over suffixes for all depths at once:
-/// `best[k][i] = min over j of max(cost(i..j, k - 1), best[k - 1][j])`, ended early once the first stage alone is dearer, however long.
+/// A dynamic programme over suffixes for all depths at once: `best[k][i] = min over j of max(cost(i..j, k - 1), best[k - 1][j])`. The
+/// minimum over j stops early once the first stage alone is more expensive, whatever its end.
 #[must_use]
 pub fn partition_all<C: Into<StageCost>>(
     segments: u32,
@@ -66,8 +66,8 @@ pub fn partition_all<C: Into<StageCost>>(
     Cuts { segments: n, rows }
 }
 
-/// The best cover of the suffix from `within.start` whose first stage ends at `within.end` or before, with `rest` the row
-/// of the covers that may follow (none: the stage is the last and must reach the end).
+/// The best cover of the suffix from `within.start` whose first stage ends at `within.end` or before. `rest` is the row of the covers that
+/// may follow (none: the stage is the last and must reach the end).
 #[expect(clippy::cast_possible_truncation, reason = "segment counts are u32")]
 fn cover(
     within: Range<usize>,
@@ -113,7 +113,7 @@ fn cover(
 }
 
 impl Cuts {
-    /// The best cut into exactly `depth` stages, first stage first; none where no cut fits.
+    /// The best cut into exactly `depth` stages, first stage first; none if no cut fits.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "segment counts are u32")]
     pub fn stages(&self, depth: u32) -> Option<Vec<SegmentRange>> {

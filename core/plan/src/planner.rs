@@ -1,9 +1,9 @@
-//! The planner: the best shape for the workers there are, each one used or named a spare with the reason.
+//! The planner: the best shape for the available workers. Each one is used or is named a spare with the reason.
 //!
-//! `search` finds candidates: every number of pipelines and every pair of depths is scored in closed form, the best few are
-//! simulated. `placement` puts workers on a candidate's stages so that state stays where it is. `refine` improves the choice
-//! for workers of unequal speed and for interleaved schedules. `ring_order` says which pipeline comes after which where state is shared out among
-//! them. Pure and deterministic: the same request gives the same shape.
+//! `search` finds candidates: every number of pipelines and every pair of depths is scored in closed form, the best few are simulated.
+//! `placement` puts workers on a candidate's stages so that little state moves. `refine` improves the choice for workers of unequal speed
+//! and for interleaved schedules. `ring_order` chooses the order of pipelines if state is shared out among them. Pure and deterministic:
+//! the same request gives the same shape.
 
 mod candidate;
 mod estimated;
@@ -35,9 +35,9 @@ pub use request::{Constraints, Infeasible, PlanRequest, Planner, WorkerInfo};
 /// The planner over costs.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CostPlanner {
-    /// What segments cost.
+    /// The costs of segments.
     pub costs: Costs,
-    /// What the job allows.
+    /// The job's constraints.
     pub constraints: Constraints,
 }
 
@@ -66,8 +66,8 @@ impl Planner for CostPlanner {
     }
 
     fn learn(&mut self, factors: &BTreeMap<u32, f64>) {
-        // Workers that take turns on shared cores look slow to themselves: how long segments take in all is the profile's to
-        // say there, and observations correct their proportions.
+        // Workers that take turns on shared cores look slow to themselves. So the profile decides the total time of segments, and
+        // observations only correct their proportions.
         let whole = |segment: &u32| self.expected_ms(*segment, 1).unwrap_or(0.0);
         let scale = match &self.costs.host {
             Some(_) => {
@@ -88,11 +88,11 @@ impl Planner for CostPlanner {
 /// What the planner decided.
 struct Decision {
     shape: Shape,
-    /// All simulated candidates, fastest first, and the one that the shape is made of.
+    /// All simulated candidates, fastest first, and the one from which the shape is made.
     found: Vec<Candidate>,
     chosen: Candidate,
     moved_bytes: u64,
-    /// Compositions scored in closed form.
+    /// Number of compositions scored in closed form.
     scored: u64,
 }
 
@@ -129,7 +129,7 @@ impl CostPlanner {
         }
     }
 
-    /// The planner of the same job where a worker holds at most so many ranges of a segment's state.
+    /// The same planner, assuming that a worker holds at most this many ranges of a segment's state.
     fn holding(&self, ranges_held: u64, layout: &Layout) -> CostPlanner {
         let mut planner = self.clone();
         if layout.ranges > 1 && !bug!(CountStateUnshared) {
@@ -138,8 +138,8 @@ impl CostPlanner {
         planner
     }
 
-    /// How many ranges of a segment's state a worker may come to hold, the most first, by how many pipelines there may be. Where nothing limits
-    /// memory it makes no difference.
+    /// How many ranges of a segment's state a worker may have to hold, the most first, depending on the possible numbers of pipelines. If
+    /// nothing limits memory, this makes no difference.
     fn ranges_held(&self, request: &PlanRequest) -> Vec<u64> {
         let layout = &request.layout;
         let all = layout.ranges_held(1);
@@ -156,11 +156,11 @@ impl CostPlanner {
         }
     }
 
-    /// The best shape of those that are found with what a parameter takes where a worker holds all ranges, 8 of 12, 6 of 12 and so on: memory decides
-    /// which cuts are possible, and depends on how many pipelines there are.
+    /// The best shape among those found with the memory per parameter of a worker that holds all ranges, 8 of 12, 6 of 12 and so on: memory
+    /// decides which cuts are possible, and it depends on the number of pipelines.
     fn decide(&self, request: &PlanRequest) -> Result<Decision, Infeasible> {
         let mut best: Option<Decision> = None;
-        // What is said where a worker holds all is true of all.
+        // The explanation for workers that hold all ranges is true for all cases.
         let mut why = None;
         for held in self.ranges_held(request) {
             let planner = self.holding(held, &request.layout);
@@ -186,7 +186,7 @@ impl CostPlanner {
             return Err(infeasible::why_no_plan(&problem, workers.len()));
         };
         let mut shape = chosen.shape(&placed.workers, placed.move_ms, self.costs.calibrated);
-        // Placement knows how much of a segment a worker holds, not which ranges its place will have.
+        // Placement knows how much of a segment a worker holds, but not which ranges its position will have.
         let mut moved_bytes = ring_order::order(&problem, &mut shape).unwrap_or(placed.moved_bytes);
         let mut found: Vec<Candidate> = Vec::new();
         let fastest = search::choice::fastest_of_all(&problem, &pools);
@@ -218,7 +218,7 @@ impl CostPlanner {
     }
 }
 
-/// Puts a shape's pipelines in order; returns how much of its state moves, bytes.
+/// Orders a shape's pipelines. Returns how much of its state moves, in bytes.
 fn in_order(problem: &Problem, shape: &mut Shape) -> u64 {
     let moved = ring_order::order(problem, shape);
     moved.unwrap_or_else(|| state_moves::moved(problem, shape).0)

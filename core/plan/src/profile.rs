@@ -1,6 +1,6 @@
-//! Profiles: what segments and links cost, measured or estimated, as a document (`docs/reference/profile-format.md` has the format).
+//! Profiles: the measured or estimated costs of segments and links, as a document (`docs/reference/profile-format.md` has the format).
 //!
-//! Reading is strict: what is missing, negative, not a number or unknown is an error that names the file and the field.
+//! Reading is strict: a missing, negative, non-numeric or unknown value is an error that names the file and the field.
 
 mod error;
 mod read;
@@ -36,41 +36,41 @@ pub struct ProfileRow {
     pub forward_ms: f64,
     /// Time of a backward, without recompute.
     pub backward_ms: f64,
-    /// A forward that is run again, where it was measured.
+    /// Time of a recomputed forward, if measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recompute_ms: Option<f64>,
-    /// From the first to the third quartile of the forwards, where they were measured.
+    /// Interquartile range of the forward times, if measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forward_spread_ms: Option<f64>,
-    /// Likewise of the backwards.
+    /// Interquartile range of the backward times, if measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backward_spread_ms: Option<f64>,
 }
 
-/// What one segment costs.
+/// The costs of one segment.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SegmentProfile {
     /// A name for people.
     pub name: String,
-    /// What it computes; may be missing in a file, and is then a block.
+    /// What it computes. If a file does not say, the segment is a block.
     #[serde(default)]
     pub kind: SegmentKind,
-    /// Parameters of its own; a tied weight is in [`Profile::tied_parameters`].
+    /// Its own parameters; a tied weight is in [`Profile::tied_parameters`].
     pub parameters: u64,
-    /// Its input of one sample, bytes.
+    /// Its input for one sample, bytes.
     pub input_bytes: u64,
-    /// What autograd keeps of one sample's forward, bytes.
+    /// Bytes that autograd keeps of one sample's forward.
     pub saved_bytes: u64,
     /// Optimizer, once a step, milliseconds.
     pub optimizer_ms: f64,
     /// Weights, gradients and moments, bytes, where measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_bytes: Option<u64>,
-    /// What a forward and backward of one sample take at most beyond state and saved bytes, where measured.
+    /// Peak bytes of a forward and backward of one sample beyond state and saved bytes, if measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub working_bytes: Option<u64>,
-    /// What of these is taken a chunk at a time: many samples take no more of it than a chunk.
+    /// The part of these that is used one chunk at a time: many samples need no more of it than one chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunked: Option<Chunked>,
     /// By micro-batch size, ascending; at least one.
@@ -93,7 +93,7 @@ pub struct LinkRow {
 pub struct RingRow {
     /// Workers in the ring, at least 2.
     pub holders: u32,
-    /// What is summed, bytes.
+    /// Size of the summed buffer, bytes.
     pub bytes: u64,
     /// Its time, milliseconds.
     pub ms: f64,
@@ -115,11 +115,10 @@ pub struct Profile {
     pub runtime: Runtime,
     /// Bytes of an element of an activation, or of its gradient, on the wire.
     pub element_bytes: u64,
-    /// What a parameter takes. Where left out, its gradient has elements of `elementBytes`, and the rest is as in single
-    /// precision.
+    /// Memory per parameter. If omitted, a gradient has elements of `elementBytes`, and the rest is as in single precision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameter_bytes: Option<ParameterBytes>,
-    /// Samples in a step of the runs that it belongs to, where known.
+    /// Samples in a step of the runs that the profile belongs to, if known.
     pub global_batch_size: Option<u64>,
     /// Parameters of the weight that first and last segment share, or 0.
     pub tied_parameters: u64,
@@ -127,7 +126,7 @@ pub struct Profile {
     pub segments: Vec<SegmentProfile>,
     /// Messages between two workers by size, ascending; at least one. The first gives the latency, the last the bandwidth.
     pub links: Vec<LinkRow>,
-    /// Rings, where they were measured: by holders, then size. They give the bandwidth of gradients, which `links` else gives.
+    /// Rings, if measured, by holders, then by size. They give the bandwidth of gradients, which otherwise comes from `links`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rings: Vec<RingRow>,
     /// Where workers of one node share its processor cores.
@@ -136,15 +135,15 @@ pub struct Profile {
     /// How it was measured, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<String>,
-    /// What makes the times agree with measured steps, once calibrated.
+    /// Factors that make the times agree with measured steps, once calibrated.
     pub calibration: Option<Calibration>,
 }
 
 impl Profile {
-    /// Reads a profile. `links` is the name and the text of a table `bytes,us` that takes the place of the file's links.
+    /// Reads a profile. `links` is the name and the text of a table `bytes,us` that replaces the file's links.
     ///
     /// # Errors
-    /// The first thing that is wrong, with `file` and the field.
+    /// The first problem found, with `file` and the field.
     pub fn read(file: &str, text: &str, links: Option<(&str, &str)>) -> Result<Profile, ProfileError> {
         let mut value = error::parse(file, text)?;
         let check = error::Checker { file };
@@ -164,7 +163,7 @@ impl Profile {
         Ok(profile)
     }
 
-    /// The profile that an estimate amounts to.
+    /// The profile that corresponds to an estimate.
     #[must_use]
     pub fn of_costs(costs: &Costs, model: String, device: String) -> Profile {
         let segment = |(i, s): (usize, &SegmentCost)| SegmentProfile {
@@ -217,8 +216,8 @@ impl Profile {
         }
     }
 
-    /// What the planner needs: for each segment a straight line through its rows (least squares; a fixed part below 0 counts
-    /// as 0), for links latency and bandwidth.
+    /// The costs that the planner needs: for each segment a straight line through its rows (least squares; a negative fixed part counts as
+    /// 0), and for links latency and bandwidth.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "message sizes")]
     pub fn costs(&self) -> Costs {
@@ -235,7 +234,7 @@ impl Profile {
                 parameters: s.parameters,
                 saved_bytes: s.saved_bytes,
                 working_bytes: s.working_bytes.unwrap_or(0).saturating_sub(chunked.of(1)),
-                // What is measured is the most of both.
+                // The measured value is the larger of both.
                 forward_bytes: s.working_bytes.unwrap_or(0).saturating_sub(chunked.of(1)),
                 chunked,
                 input_bytes: s.input_bytes,
@@ -255,7 +254,7 @@ impl Profile {
                 ..ParameterBytes::FP32
             }),
             device: Device {
-                // Only an estimate needs these two, and the last.
+                // Only an estimate uses these two and `logits_bytes_max`.
                 flops_per_s: 0.0,
                 overhead_ms: 0.0,
                 latency_ms,
@@ -273,8 +272,9 @@ impl Profile {
         }
     }
 
-    /// The bandwidth at which rings send, by the median of the rows: `2 (D - 1)` latencies and `2 (D - 1) / D` times the
-    /// bytes. Where more workers than cores took part, they took turns, which is the host's doing and not the ring's.
+    /// The bandwidth at which rings send, from the median of the rows. A ring takes `2 (D - 1)` latencies and sends `2 (D - 1) / D` times
+    /// the bytes. If more workers than cores took part, they took turns, which slows the host and not the ring, so that factor is divided
+    /// out.
     #[expect(clippy::cast_precision_loss, reason = "message sizes")]
     fn ring_bytes_per_s(&self, latency_ms: f64) -> Option<f64> {
         let largest = self.rings.iter().map(|r| r.bytes).max()?;
@@ -285,7 +285,7 @@ impl Profile {
             let ms = r.ms / turns - rounds * latency_ms;
             (ms > 0.0).then_some(sent / ms * 1e3)
         };
-        // Small messages say more of latency than of bandwidth.
+        // Small messages tell more about latency than about bandwidth.
         let mut found: Vec<f64> = self
             .rings
             .iter()
@@ -301,7 +301,7 @@ impl Profile {
     /// # Errors
     /// The first difference, as a sentence that names the field.
     pub fn check_parameters(&self, parameters: &[u64], tied: u64) -> Result<(), String> {
-        // Tables that others published count a few vectors differently, and estimates are of no job.
+        // Published tables count a few vectors differently, and estimates belong to no job.
         if self.measured.is_none() {
             return Ok(());
         }
@@ -323,7 +323,7 @@ impl Profile {
     }
 }
 
-/// The straight line through the rows: (at 0 samples, of each sample).
+/// The straight line through the rows: (time at 0 samples, time per sample).
 #[expect(clippy::cast_precision_loss, reason = "a handful of rows")]
 fn line(rows: &[ProfileRow], of: fn(&ProfileRow) -> f64) -> (f64, f64) {
     let n = rows.len().max(1) as f64;
@@ -336,11 +336,11 @@ fn line(rows: &[ProfileRow], of: fn(&ProfileRow) -> f64) -> (f64, f64) {
         y / x.max(1.0)
     };
     let fixed = y - slope * x;
-    // Not even more samples may cost more: the norm before the head is near that.
+    // The time may not grow with the samples at all: the norm before the head comes close to that.
     if fixed > 0.0 && slope >= 0.0 {
         (fixed, slope)
     } else {
-        // Through the origin: what small sizes cost is not in the rows.
+        // Through the origin: the rows do not show the cost of small sizes.
         (0.0, y / x.max(1.0))
     }
 }

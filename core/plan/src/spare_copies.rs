@@ -1,4 +1,4 @@
-//! Spare copies: which worker keeps a copy of a unit that one worker alone holds (ADR 27), and whether that repays. Pure: the
+//! Spare copies: which worker keeps a copy of a unit that only one worker holds (ADR 27), and whether that repays its cost. Pure: the
 //! coordinator asks, and writes the answer into the plan.
 
 use crate::document::Shape;
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 mod auto;
 mod room;
-pub use auto::{Expected, Verdict, decide};
+pub use auto::{Expected, SpareCopyDecision, decide};
 pub use room::without_room_to_follow;
 
 /// Whether the job wants spare copies.
@@ -19,29 +19,29 @@ pub enum SpareCopies {
     /// None are kept.
     #[default]
     Off,
-    /// One copy of each unit that one worker alone holds, wherever some worker has room for it.
+    /// One copy of each unit that only one worker holds, if some worker has memory for it.
     One,
-    /// As `One`, where [`decide`] finds that it repays.
+    /// As `One`, if [`decide`] finds that it repays its cost.
     Auto,
 }
 
 impl SpareCopies {
-    /// No copies are kept.
+    /// Whether no copies are kept.
     #[must_use]
     pub fn is_off(&self) -> bool {
         *self == SpareCopies::Off
     }
 }
 
-/// Gradients of one unit that may wait at its keeper: a copy that is on its way is three times as large as a gradient, so that a link that
-/// keeps up with the run has no more of them waiting behind it. The memory of so many is counted.
+/// Maximum number of gradients of one unit that may wait at its keeper. A copy on its way is three times as large as a gradient, so a link
+/// that keeps up with the run never has more gradients waiting behind it. Memory for this many is counted.
 pub const WAITING_GRADIENTS_MAX: u32 = 4;
 
-/// A worker keeps the copies of no more workers than this: with one for each all are alike, and a second is needed where one of them
-/// has no room, or is near the other.
+/// Maximum number of workers whose copies one worker keeps. With one each, all workers have the same load; a second is needed if some
+/// worker has no memory or is too near.
 pub const HOLDERS_PER_KEEPER: usize = 2;
 
-/// Where a worker is; empty = not known.
+/// The location of a worker; empty = not known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Location<'a> {
     /// Its node.
@@ -53,11 +53,11 @@ pub struct Location<'a> {
 /// What spare copies cost under one shape.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct SpareCosts {
-    /// By unit, bytes of its keeper's memory: what a unit takes there, and the gradients that may wait. A unit that is not listed takes none.
+    /// By unit: bytes in its keeper's memory, for the unit and for the gradients that may wait. A unit that is not listed needs none.
     pub copy_bytes: Vec<u64>,
-    /// What each worker's stages leave of its memory, bytes. A worker that is not listed has room for everything.
+    /// Memory of each worker that its stages do not use, bytes. A worker that is not listed has memory for everything.
     pub room_bytes: BTreeMap<WorkerId, u64>,
-    /// By unit, how long its gradient occupies a link in each step, milliseconds. One that is not listed takes no time.
+    /// By unit: how long its gradient occupies a link in each step, milliseconds. A unit that is not listed takes no time.
     pub send_ms: Vec<f64>,
 }
 
@@ -73,12 +73,12 @@ impl SpareCosts {
     }
 }
 
-/// For each unit, who keeps its spare copy; none for a unit with several holders, and for one that no worker has room for. No entries at all where
-/// no copy is kept.
+/// For each unit, the worker that keeps its spare copy. None for a unit with several holders, and for one for which no worker has memory.
+/// Empty if no copy is kept.
 ///
-/// A holder's units go to one keeper, as long as somebody has room for all of them: one more connection, and one stream. Keepers are as far
-/// away as possible (another zone, then another node), then those that keep least, then the holder's successor in the order of
-/// pipelines and stages. `able`: the worker knows how to hold and to keep.
+/// A holder's units go to one keeper if some worker has memory for all of them: that takes only one more connection and one stream. Keepers
+/// are chosen as far away as possible (another zone, then another node), then among those that keep least, then the holder's successor in
+/// the order of pipelines and stages. `able`: whether the worker can hold and keep spare copies.
 #[must_use]
 pub fn keepers(
     layout: &Layout,
@@ -121,7 +121,7 @@ pub fn keepers(
     keepers
 }
 
-/// What a keeper has taken so far.
+/// The copies that a keeper has been assigned so far.
 #[derive(Clone, Default)]
 struct Kept {
     bytes: u64,
@@ -138,7 +138,7 @@ struct Choice<'a> {
 }
 
 impl Choice<'_> {
-    /// The worker that keeps all these units of the holder; none where nobody has room for them.
+    /// The worker that keeps all these units of the holder; none if no worker has memory for them.
     fn take(&mut self, holder: WorkerId, units: &[Unit]) -> Option<WorkerId> {
         let bytes = units.iter().fold(0_u64, |sum, u| {
             sum.saturating_add(self.costs.copy(self.layout, *u))
@@ -172,8 +172,8 @@ impl Choice<'_> {
         fits && (known || !full || bug!(KeepOfEveryone))
     }
 
-    /// On the same node or not, then how many parts of their domains are the same from the widest on. Less is farther. What is not known
-    /// is not the same.
+    /// Whether both are on the same node, then how many parts of their domains are the same, from the widest on. Smaller is farther.
+    /// Unknown locations count as different.
     fn nearness(&self, a: WorkerId, b: WorkerId) -> (bool, usize) {
         if bug!(KeepNearby) {
             return (false, 0);

@@ -1,4 +1,4 @@
-//! The identity of training state, and the decision that takes it one step on (`docs/internals/protocol.md`).
+//! The identity of training state, and the decision that advances it by one step (`docs/internals/protocol.md`).
 
 use crate::ids::{Generation, Step};
 use crate::loss_scale::{LossScaling, OptimizerProgress};
@@ -17,23 +17,23 @@ pub struct StateId {
 }
 
 impl StateId {
-    /// No run has more steps or generations; a greater number comes from a damaged name or message.
+    /// Upper limit of steps and generations: a greater number comes from a damaged name or message.
     pub const NUMBER_MAX: u64 = 1 << 48;
 
-    /// Whether its numbers are such that a run can have.
+    /// Whether its numbers are possible in a run.
     #[must_use]
     pub fn is_possible(&self) -> bool {
         self.step.0 <= StateId::NUMBER_MAX && self.run_gen.0 <= StateId::NUMBER_MAX
     }
 }
 
-/// A state or a decision of a document that no run can have.
+/// An error: a document has a state or a decision that is impossible in a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ImpossibleState {
-    /// A number of it is too great.
+    /// One of its numbers is too large.
     #[error("{0}: numbers up to {max} are allowed", max = StateId::NUMBER_MAX)]
     Number(StateId),
-    /// A decision is always one step long: anything else would break the order of states.
+    /// A decision covers exactly one step: anything else would break the order of states.
     #[error("a decision that leads from {parent} to {id}: the step after the first is allowed")]
     Decision {
         /// Where it starts.
@@ -98,8 +98,8 @@ impl std::fmt::Display for StateId {
     }
 }
 
-/// What the norm exchange tells every member about one step: everything beyond a unit's own gradient that the optimizer
-/// needs to take the step, so that whoever has the reduced gradient and this can apply it with the same bits.
+/// What the norm exchange tells every member about one step. Besides a unit's own gradient it is all that the optimizer needs to take the
+/// step, so any worker that has the reduced gradient and the decision gets the same bits.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "WrittenDecision")]
 pub struct Decision {
@@ -120,7 +120,7 @@ pub struct Decision {
     /// Mean loss on the held-out split at `parent`, where this step began with an evaluation (nats per token).
     #[serde(serialize_with = "any_f64::option::serialize")]
     pub eval_loss: Option<f64>,
-    /// The generation that all members switch to after this step, where a planned change is armed everywhere.
+    /// The generation to which all members switch after this step, if all are armed for a planned change.
     pub switch: Option<Generation>,
 }
 
@@ -132,7 +132,7 @@ struct WrittenDecision {
     #[serde(with = "any_f64")]
     norm2: f64,
     overflow: bool,
-    /// Left out in documents of older versions. Only what is shown follows from it: the optimizer has its own count.
+    /// Omitted in documents of older versions. It is used only for display: the optimizer has its own counters.
     #[serde(default)]
     before: OptimizerProgress,
     #[serde(with = "any_f64")]
@@ -162,29 +162,29 @@ impl TryFrom<WrittenDecision> for Decision {
     }
 }
 
-/// What one unit adds to the norm exchange, told by the unit's first holder in pipeline order.
+/// One unit's contribution to the norm exchange, reported by the unit's first holder in pipeline order.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct UnitNorm {
     /// Squared L2 norm of the unit's reduced gradient.
     pub norm2: f64,
     /// A gradient of this unit is not finite.
     pub overflow: bool,
-    /// Sum of sample losses that rode with the unit's reduction (only the last segment carries any), over the batch size.
+    /// Sum of sample losses that was carried by the unit's reduction (only the last segment's carries any), divided by the batch size.
     pub loss: f64,
-    /// Likewise of the evaluation that preceded this step, over the number of evaluated samples.
+    /// The same for the evaluation that preceded this step, divided by the number of evaluated samples.
     pub eval_loss: Option<f64>,
     /// What the optimizer had counted before this step: the same for all units.
     pub before: OptimizerProgress,
 }
 
-/// Which infinity or NaN it is depends on the order in which hardware met several of them, and no NaN is equal to itself. What is not
-/// finite is this one value, so that equal steps have equal decisions.
+/// Maps every non-finite value to the same one, so that equal steps have equal decisions: which infinity or NaN results depends on the
+/// order in which the hardware met several of them, and no NaN equals itself.
 fn finite_or_infinity(value: f64) -> f64 {
     if value.is_finite() { value } else { f64::INFINITY }
 }
 
 impl UnitNorm {
-    /// A unit's part: the sum of its gradient's squares, and the losses that rode with it.
+    /// A unit's contribution: the sum of its gradient's squares, and the losses carried by its reduction.
     #[must_use]
     pub fn new(norm2: f64, loss: f64, eval_loss: Option<f64>, before: OptimizerProgress) -> UnitNorm {
         UnitNorm {
@@ -218,7 +218,7 @@ impl Decision {
         } else {
             parts.iter().any(|p| p.overflow)
         };
-        // The norm of a gradient that is not finite says nothing.
+        // The norm of a gradient that is not finite is meaningless.
         let norm2 = if overflow && !bug!(OverflowKeepsNorm) {
             f64::INFINITY
         } else {
@@ -263,8 +263,8 @@ pub fn mix(a: u64, b: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Doubles in documents. JSON has no NaN and no infinities, but a diverged step's decision has them, and it is persisted
-/// in plans: as numbers where they are finite, else as the words `NaN`, `inf` and `-inf`. Binary formats keep the bits.
+/// Doubles in documents. JSON has no NaN and no infinities, but the decision of a diverged step has them and is persisted in plans. So
+/// finite values are written as numbers and others as the words `NaN`, `inf` and `-inf`. Binary formats keep the bits.
 mod any_f64 {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -1,8 +1,8 @@
 //! The commit and reconfiguration protocol as two sans-IO state machines: [`Coordinator`] and [`Member`].
 //!
 //! This crate owns membership, generations, step commit and recovery (`docs/internals/protocol.md`). Messages and time come in as
-//! arguments; effects leave in a list whose order is part of the contract: a driver carries them out in that order.
-//! It must never do I/O, read a clock, or know how tensors, sockets or stores look.
+//! arguments. Effects are returned in a list, and their order is part of the contract: a driver carries them out in that order. This crate
+//! must never do I/O, read a clock, or know what tensors, sockets or stores look like.
 
 #[macro_use]
 extern crate varuna_mutants;
@@ -26,11 +26,11 @@ pub use message::{
 };
 pub use mutant::Mutant;
 pub use record::Record;
-pub use trust::{OddHolder, Rollback, Trust};
+pub use trust::{MinorityHolder, Rollback, Trust};
 pub use varuna_mutants::{CaughtBy, Seeds};
 pub use versions::Versions;
 
-/// Runs something with a mutant switched on, or none, in this thread.
+/// Runs a function in this thread with a mutant switched on, or with none.
 #[cfg(feature = "mutants")]
 pub fn with_mutant<T>(mutant: Option<Mutant>, run: impl FnOnce() -> T) -> T {
     varuna_mutants::with_mutant(mutant.map(Mutant::name), run)

@@ -1,4 +1,4 @@
-//! What coordinator, members and peers say to each other.
+//! The messages between coordinator, members and peers.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId, state::UnitNorm};
 
-/// Nanoseconds since some start that is the driver's own; only differences mean anything.
+/// Nanoseconds since a start that the driver chooses. Only differences are meaningful.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Time(pub u64);
 
@@ -31,7 +31,7 @@ impl Time {
 pub enum Phase {
     /// No plan; may hold state.
     Idle,
-    /// Serves state to the plan's members, has no stage.
+    /// It sends its state to the plan's members, and has no stage.
     Source,
     /// Connecting, rolling forward, fetching.
     Loading,
@@ -53,7 +53,7 @@ pub enum Following {
     CaughtUp,
 }
 
-/// Whether a worker can keep spare copies of units and have its own kept (ADR 27), and how far those that it keeps are.
+/// Whether a worker can keep spare copies of units and let others keep copies of its own (ADR 27), and whether its copies are up to date.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Keeping {
     /// It knows nothing of it: a worker of an older version. Versions that follow did not always keep.
@@ -65,7 +65,7 @@ pub enum Keeping {
     InStep,
 }
 
-/// A worker's level: sent on every change but that of the step, on a new stream, and as heartbeat. The coordinator acts on the
+/// A worker's status. It is sent on every change except that of the step, on a new stream, and as a heartbeat. The coordinator acts on the
 /// latest one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Status {
@@ -73,9 +73,9 @@ pub struct Status {
     pub generation: Generation,
     /// Highest fence obeyed.
     pub fenced: Generation,
-    /// Where it stands in that plan.
+    /// Its phase in that plan.
     pub phase: Phase,
-    /// The base of the present generation is known (not merely announced).
+    /// Whether the base of the present generation is known (not merely announced).
     pub based: bool,
     /// All peers of the present plan are connected.
     pub connected: bool,
@@ -85,14 +85,14 @@ pub struct Status {
     pub next_connected: bool,
     /// The state reached.
     pub at: StateId,
-    /// The worker had notice: plan around it.
+    /// The worker was notified that it will be stopped: plan around it.
     pub draining: bool,
     /// The last step of the run, as far as the worker knows.
     pub last_step: Step,
-    /// Whether it can follow, and has caught up.
+    /// Whether it can follow units, and whether it has caught up.
     #[serde(default)]
     pub following: Following,
-    /// Whether it can keep spare copies of units, and whether those that it keeps are of use.
+    /// Whether it can keep spare copies of units, and whether the ones it keeps are up to date.
     #[serde(default)]
     pub keeping: Keeping,
 }
@@ -115,7 +115,7 @@ pub struct Ran {
     pub generation: Generation,
     /// From which step.
     pub step: Step,
-    /// It had put in its norm (so others may have committed). False proves that nobody committed this step.
+    /// Whether it had put its norm into the exchange, so that others may have committed. False proves that nobody committed this step.
     pub norm_put_in: bool,
 }
 
@@ -134,33 +134,33 @@ pub struct Inventory {
     pub decision: Option<Decision>,
 }
 
-/// A worker's copies of a state as numbers: equal bits have equal numbers, others (but for chance) others.
+/// Digests of a worker's copies of a state: equal bits have equal digests, and different bits have different ones except by chance.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Digests {
     /// The state.
     pub id: StateId,
     /// All members put this state into the store.
     pub saved: bool,
-    /// Those of its units that others hold too.
+    /// The digests of those of its units that others hold too.
     pub units: Vec<(Unit, u64)>,
 }
 
-/// What a worker suspects of another.
+/// What a worker suspects about another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Suspicion {
-    /// Nothing comes from it any more, or the connection has ended. About the worker itself: nothing moves here.
+    /// Nothing arrives from it any more, or the connection has ended. If it is about the worker itself: it makes no progress.
     Gone,
     /// It could not be connected to, or fetched from.
     Unreachable,
-    /// What comes from it is damaged: frames, or states that differ from the digest that their sender made. Its memory may be bad, or this
-    /// worker's, or what lies between.
+    /// Data from it is damaged: invalid frames, or states that do not match the digest made by their sender. The cause may be its memory,
+    /// this worker's, or the network between them.
     Damaged,
-    /// About the worker itself: the data of its step cannot be read, or did not come for long. Also said of a step that was stopped, for another
-    /// reason.
+    /// About the worker itself: the data of its step cannot be read, or did not come for long. It is also reported for a step that was
+    /// stopped for another reason.
     NoData,
 }
 
-/// Commits in one answer to [`Order::Tell`].
+/// Maximum number of commits in one answer to [`Order::Tell`].
 pub const TOLD_AT_ONCE: usize = 256;
 
 /// Worker to coordinator.
@@ -168,18 +168,18 @@ pub const TOLD_AT_ONCE: usize = 256;
 pub enum Report {
     /// The present level.
     Status(Status),
-    /// Something is stuck or unreachable in `generation`. Nobody is dropped for being accused.
+    /// Something is stuck or unreachable in `generation`. Nobody is dropped because of an accusation.
     Suspect {
         /// In which generation.
         generation: Generation,
-        /// Whom it is about (the worker itself where it does not know).
+        /// The suspected worker (the reporting worker itself if it does not know).
         about: WorkerId,
         /// What is wrong.
         why: Suspicion,
     },
     /// The answer to a fence.
     Inventory(Inventory),
-    /// A step was committed (for loss and metrics; the protocol itself lives on Status). Told by one member of the generation.
+    /// A step was committed. One member of the generation reports it, for loss and metrics; the protocol itself only needs Status.
     Committed {
         /// The decision that was applied.
         decision: Decision,
@@ -188,14 +188,14 @@ pub enum Report {
     Commits {
         /// As in the order.
         after: Step,
-        /// The commits beyond it that this worker knows, oldest first, no more than [`TOLD_AT_ONCE`].
+        /// The later commits that this worker knows, oldest first, at most [`TOLD_AT_ONCE`].
         decisions: Vec<Decision>,
     },
-    /// What this worker's copies of a state are, to be compared with those of the other holders.
+    /// Digests of this worker's copies of a state, to be compared with those of the other holders.
     Digests(Digests),
 }
 
-/// Coordinator to worker. All orders are idempotent and numbered, and travel with the coordinator's term.
+/// Coordinator to worker. All orders are idempotent and numbered, and carry the coordinator's term.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Order {
     /// Stop every generation up to `upto` and send the inventory.
@@ -210,78 +210,78 @@ pub enum Order {
         /// The planned change.
         generation: Generation,
     },
-    /// Put the next state beyond `after` into the store, whatever the interval says. Who has put one since ignores it.
+    /// Put the next state after step `after` into the store, whatever the interval says. A worker that has put one since then ignores it.
     Save {
         /// A step that was committed when this was wanted.
         after: Step,
     },
-    /// Run; to sources and non-members: state may be freed.
+    /// Start training. To sources and non-members: state may be freed.
     Go {
         /// The generation.
         generation: Generation,
     },
-    /// Tell the commits beyond this step: the coordinator was away, or did not hear of them.
+    /// Report the commits after this step: the coordinator was away, or did not hear of them.
     Tell {
         /// The last step that it knows.
         after: Step,
     },
-    /// The run ends with this step. The greatest that was ever ordered counts, so that repeated and late orders do no harm.
+    /// The run ends with this step. The greatest step ever ordered counts, so repeated and late orders do no harm.
     LastStep {
-        /// It is in the record.
+        /// The last step; it is already in the record.
         step: Step,
     },
     /// End of the run, or of a drained worker: exit with success.
     Release,
 }
 
-/// What a member says of a step it has run, and all members below it in the plan's tree.
+/// What a member and all members below it in the plan's tree report about a step that they have run.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Norms {
     /// The step that was run.
     pub step: Step,
-    /// The norms of the units that they own (are first holders of).
+    /// The norms of the units that they own, that is, of which they are the first holder.
     pub units: Vec<(Unit, UnitNorm)>,
     /// The planned change that all of them are armed for (0 = none).
     pub armed: Generation,
-    /// A checkpoint of the state that this step leads to is wanted. One such flag is enough, and all members see it before
-    /// any of them commits: so all put the same state.
+    /// A checkpoint of the state that this step leads to is wanted. One such flag is enough. All members see it before any of them commits,
+    /// so all put the same state.
     #[serde(default)]
     pub save: bool,
-    /// A member's store has not taken an earlier checkpoint yet. If any member says so, all leave the one out that would be
-    /// due: one that only some of them made would never be complete.
+    /// Some member's store has not accepted an earlier checkpoint yet. Then all members skip the checkpoint that would be due: one that
+    /// only some of them made would never be complete.
     #[serde(default)]
     pub store_busy: bool,
 }
 
-/// What follows from the norms of all members. Each applies the decision; the rest is the same for all, so all do the same.
+/// What follows from the norms of all members. It is the same for all of them, so all do the same.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Conclusion {
     /// The step's decision.
     pub decision: Decision,
     /// Some member wants a checkpoint of the state that the step leads to.
     pub save: bool,
-    /// Some member's store has not taken an earlier checkpoint yet.
+    /// Some member's store has not accepted an earlier checkpoint yet.
     pub store_busy: bool,
 }
 
-/// Worker to worker, on a connection that belongs to one generation; tensors travel in the data plane.
+/// Worker to worker, on a connection that belongs to one generation. Tensors travel on the data plane.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum PeerMessage {
     /// The norm exchange, upwards: to the parent in the plan's tree.
     Norm(Norms),
     /// The norm exchange, downwards: to the children in the plan's tree.
     Decided(Conclusion),
-    /// Ask for a unit's state; answered only at the base and before Go.
+    /// Ask for a unit's state. It is answered only at the base and before Go.
     Fetch {
         /// Which unit.
         unit: Unit,
     },
-    /// Ask for a copy of a unit while its holder trains, and for the reduced gradient of each step after it. It is a [`PeerMessage::Fetch`] too:
-    /// what was not followed to the base is given there.
+    /// Ask for a copy of a unit while its holder trains, and then for the reduced gradient of each step. It also acts as a
+    /// [`PeerMessage::Fetch`]: a unit that has not been followed up to the base is sent whole there.
     Follow {
         /// Which unit.
         unit: Unit,
-        /// The state that it is followed at; none: a copy is needed.
+        /// The state at which it is followed; none if a copy is needed.
         held: Option<StateId>,
     },
 }

@@ -1,4 +1,4 @@
-//! Bugs that can be switched on (`varuna-mutants`): each is caught by unit tests of this crate, seeds of the simulated world, or both.
+//! Bugs that can be switched on (`varuna-mutants`): each is caught by unit tests of this crate, by seeds of the simulated world, or both.
 
 use varuna_mutants::{UNIT_TESTS, seeds, unit_tests_and_seeds};
 
@@ -13,7 +13,7 @@ varuna_mutants::mutants! {
     TellNobodyLastStep => UNIT_TESTS,
     /// Messages of any generation are taken from peers.
     SkipFenceCheck => seeds("eb", 0),
-    /// A member goes on committing after it answered a fence.
+    /// A member continues committing after it answered a fence.
     CommitAfterFence => unit_tests_and_seeds("c", 0),
     /// Roll-forward applies without the reduced norm.
     ForgetNorm => unit_tests_and_seeds("b", 0),
@@ -53,9 +53,9 @@ varuna_mutants::mutants! {
     ExitAtEnd => seeds("fg", 0),
     /// Links that failed are forgotten: the same plan again.
     ForgetBadLinks => unit_tests_and_seeds("fh", 0),
-    /// No way round a dead link between a target and its only source.
+    /// State cannot bypass a dead link between a target and its only source.
     NoRelay => UNIT_TESTS,
-    /// A run whose gradients are never finite again goes on.
+    /// A run whose gradients are never finite again continues.
     SkipForEver => UNIT_TESTS,
     /// A member does not note that it has put in its norm.
     NormNotNoted => UNIT_TESTS,
@@ -63,15 +63,15 @@ varuna_mutants::mutants! {
     CommitWithoutAllUnits => UNIT_TESTS,
     /// A member passes norms on before all of its subtree has put in its own.
     PassOnWithoutSubtree => UNIT_TESTS,
-    /// The norm of a worker that is no child counts.
+    /// A norm counts although it comes from a worker that is no child.
     NormOfStranger => UNIT_TESTS,
     /// The decision of a worker that is not the parent counts.
     DecisionOfStranger => UNIT_TESTS,
-    /// A decision counts whichever step it is of.
+    /// A decision counts for whatever step it is.
     DecisionOfAnyStep => UNIT_TESTS,
     /// The norm of any step is kept.
     NormOfAnyStep => UNIT_TESTS,
-    /// A member goes on after a commit although a fence waits.
+    /// A member continues after a commit although a fence waits.
     RunOnAfterFence => UNIT_TESTS,
     /// A member forgets the decision of its last commit.
     ForgetOwnDecision => unit_tests_and_seeds("c", 0),
@@ -155,7 +155,7 @@ varuna_mutants::mutants! {
     CountAnswerOfClosedStream => UNIT_TESTS,
     /// A write keeps the term of the record instead of the coordinator's own.
     WriteWithoutOwnTerm => UNIT_TESTS,
-    /// A coordinator goes on after another has taken over.
+    /// A coordinator continues after another has taken over.
     IgnoreNewerTerm => UNIT_TESTS,
     /// Generation numbers may fall behind those of the checkpoints in the store.
     NumbersBelowStore => UNIT_TESTS,
@@ -197,7 +197,7 @@ varuna_mutants::mutants! {
     SaveIntoBusyStore => UNIT_TESTS,
     /// Workers that end again and again are planned with as if they were sound.
     NoQuarantine => UNIT_TESTS,
-    /// A store that is away for everybody looks like workers that cannot read their data.
+    /// A store that is unavailable to all looks like workers that cannot read their data.
     LeaveOutAllReaders => UNIT_TESTS,
     /// A restore overlooks the newest of several checkpoints.
     OverlookNewestCheckpoint => unit_tests_and_seeds("l", 0),
@@ -209,17 +209,17 @@ varuna_mutants::mutants! {
     GiveUpOnConnected => UNIT_TESTS,
     /// A coordinator gives a run up without knowing that no other has taken over.
     GiveUpUnconfirmed => UNIT_TESTS,
-    /// A member does not say whom it cannot reach for a planned change.
+    /// A member does not report whom it cannot reach for a planned change.
     HideDeadLinkOfChange => UNIT_TESTS,
-    /// A connection of a planned change that is lost once all were there holds the change up until it is given up with a fence.
+    /// A connection of a planned change that is lost after all were connected blocks the change until a fence ends it.
     ForgetLostLinkOfChange => UNIT_TESTS,
-    /// A change that goes on with a worker whose end is known waits for that end.
+    /// A change that keeps a worker whose end is known waits for that end.
     WaitForLeaverOfNextPlan => UNIT_TESTS,
-    /// A step is taken to have lasted since a copy came that has nothing to do with it.
+    /// A step's time is counted from the arrival of an unrelated copy.
     StepTimeSinceLastProgress => UNIT_TESTS,
     /// A spare copy that was lost is lost again by each gradient that its holder still sends.
     LoseLostCopyAgain => UNIT_TESTS,
-    /// A worker says that it has caught up although the spare copy of a unit that it gets is lost.
+    /// A worker reports that it has caught up although the spare copy of a unit that it gains is lost.
     CaughtUpWithoutKeptCopy => UNIT_TESTS,
     /// A restore trusts a list of checkpoints that the store did not confirm.
     TrustOldListing => UNIT_TESTS,
@@ -249,7 +249,7 @@ varuna_mutants::mutants! {
     PlanWithUnanswered => UNIT_TESTS,
     /// A new coordinator does not wait for the members of the inherited plan.
     NoSettling => UNIT_TESTS,
-    /// After a pause of its own the coordinator declares everybody silent.
+    /// After a pause of its own the coordinator declares all workers silent.
     PauseSilencesEverybody => UNIT_TESTS,
     /// Every write of the record counts as progress of training.
     EveryWriteIsProgress => UNIT_TESTS,
@@ -269,7 +269,7 @@ varuna_mutants::mutants! {
     IgnoreFencedNextMember => UNIT_TESTS,
     /// Members are armed before all are connected.
     ArmUnconnected => UNIT_TESTS,
-    /// A generation in which no step is committed for four deadlines goes on.
+    /// A generation in which no step is committed for four deadlines continues.
     NoStallDetection => UNIT_TESTS,
     /// A generation may take for ever to start.
     NoLaunchDeadline => UNIT_TESTS,
@@ -305,7 +305,7 @@ varuna_mutants::mutants! {
     KeepBadLink => UNIT_TESTS,
     /// Workers that cannot reach one another are used although one in quarantine could take the place of one of them.
     KeepQuarantineOverBadLink => UNIT_TESTS,
-    /// A member tells its level with every step and with every connection.
+    /// A member reports its status with every step and with every connection.
     TellEveryStep => UNIT_TESTS,
     /// The answer to an earlier write counts as the answer to the present one.
     AnyAnswerIsOfThisWrite => UNIT_TESTS,
@@ -325,11 +325,11 @@ varuna_mutants::mutants! {
     DigestAfterSwitch => UNIT_TESTS,
     /// A checkpoint counts as compared though a recovery may have put it, long after the comparison.
     TrustStatePutAgain => UNIT_TESTS,
-    /// The first step of a run has no more time than its estimate and the least deadline give it.
+    /// The first step of a run only has the time of its estimate and the shortest deadline.
     FirstStepHasNoMoreTime => UNIT_TESTS,
     /// A member suspects a peer, or itself, while its engine makes or takes over state.
     SuspectWhileTakingOver => UNIT_TESTS,
-    /// What earlier coordinators have waited for holders counts nothing.
+    /// The time that earlier coordinators have waited for holders does not count.
     WaitAnew => UNIT_TESTS,
     /// A coordinator gives steps up before workers can have found it, since earlier ones have waited.
     GiveUpAtTakeOver => UNIT_TESTS,
@@ -341,9 +341,9 @@ varuna_mutants::mutants! {
     ForgetPutsAnew => UNIT_TESTS,
     /// A source whose states arrive damaged is asked for ever.
     AskDamagedForEver => UNIT_TESTS,
-    /// A worker that was left out for its speed, or because its use did not repay, is left out for ever.
+    /// A worker that was left out as slow, or because its use did not repay, is left out for ever.
     NoSecondChance => UNIT_TESTS,
-    /// Who was found with wrong bits is forgotten with the coordinator that found it.
+    /// The workers found with wrong bits are forgotten with the coordinator that found them.
     ForgetOddHolders => UNIT_TESTS,
     /// A newcomer applies gradients in whatever order they come.
     ApplyForwardedOutOfOrder => unit_tests_and_seeds("b", 0),
@@ -353,19 +353,19 @@ varuna_mutants::mutants! {
     TakeGradientOfAnyGeneration => UNIT_TESTS,
     /// Gradients are forwarded after the optimizer has scaled and clipped them.
     ForwardAfterApply => unit_tests_and_seeds("b", 0),
-    /// However many gradients wait to be sent to a follower, more are copied.
+    /// More gradients are copied however many already wait to be sent to a follower.
     ForwardWithoutBound => UNIT_TESTS,
     /// A change is armed before its newcomers have caught up.
     ArmBeforeCaughtUp => UNIT_TESTS,
-    /// Members follow what their memory does not hold beside what they train with.
+    /// Members follow units that do not fit into their memory beside what they train with.
     FollowWithoutRoom => UNIT_TESTS,
     /// Newcomers that never catch up are waited for without end.
     WaitForFollowersForEver => UNIT_TESTS,
     /// Newcomers have the same time to catch up, however long a step takes.
     LongStepsGiveNoMoreTime => UNIT_TESTS,
-    /// A newcomer is ready with units that it has followed, wherever they are.
+    /// A newcomer is ready with units that it has followed, whatever state they have reached.
     ReadyBeforeBase => unit_tests_and_seeds("b", 0),
-    /// A keeper says that it is prepared before it has the gradients for its spare copies.
+    /// A keeper reports that it is prepared before it has the gradients for its spare copies.
     CommitBeforeKeeperCanFinish => unit_tests_and_seeds("n", 2_200),
     /// A step waits without end for a gradient that is to go to a spare copy.
     WaitForGradientForEver => UNIT_TESTS,
@@ -377,23 +377,23 @@ varuna_mutants::mutants! {
     TakeSpareGradientOfAnyGeneration => UNIT_TESTS,
     /// Workers keep spare copies that do not know how to follow.
     KeepersThatCannotFollow => UNIT_TESTS,
-    /// A keeper says that its copies are in step although one of them is not.
+    /// A keeper reports that its copies are in step although one of them is not.
     InStepWithSomeCopies => UNIT_TESTS,
-    /// What a keeper said of its copies under another plan counts.
+    /// A keeper's report on its copies under another plan counts.
     InStepInAnyGeneration => UNIT_TESTS,
     /// Damaged frames look like a connection that ended.
     HideDamagedFrames => UNIT_TESTS,
-    /// A run that was stopped counts as stopped although it goes on.
+    /// A run that was stopped still counts as stopped after it continues.
     StoppedForEver => UNIT_TESTS,
-    /// The record says that nobody can train although one who could was lost before it promised not to.
+    /// The record says that nobody can train although a worker that could was lost before it promised not to.
     StoppedWithoutPromises => UNIT_TESTS,
-    /// Those of a run that was stopped in order are waited for.
+    /// Workers of a run that was stopped in order are waited for.
     WaitForStopped => UNIT_TESTS,
     /// Workers between which data is damaged are planned next to one another again.
     ForgetDamage => UNIT_TESTS,
     /// A run that may begin anew does so while its holders may still come back.
     BeginAnewAtOnce => UNIT_TESTS,
-    /// A coordinator that has just taken over resumes from what is known although nobody who trained has been heard.
+    /// A coordinator that has just taken over resumes from what is known before any worker that trained is heard.
     CheckpointIsNewestForNewcomers => UNIT_TESTS,
 }
 #[cfg(all(test, feature = "mutants"))]

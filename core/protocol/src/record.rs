@@ -1,4 +1,4 @@
-//! The one persisted document: what a coordinator leaves to those that follow it.
+//! The one persisted document, which a coordinator leaves to its successors.
 
 use crate::trust::Trust;
 use serde::{Deserialize, Serialize};
@@ -15,42 +15,42 @@ pub struct Record {
     pub term: u64,
     /// Greatest generation ever persisted, abandoned ones included.
     pub highest: Generation,
-    /// In force, or being launched.
+    /// The plan in force, or the one being launched.
     pub plan: Option<Arc<Plan>>,
-    /// A planned change on its way.
+    /// The planned change under way.
     pub next: Option<Arc<Plan>>,
     /// The job has ended.
     pub done: bool,
-    /// What comparisons between holders have shown. Left out while there were none, as in records of older versions.
+    /// The results of comparisons between holders. Omitted if there were none, as in records of older versions.
     #[serde(skip_serializing_if = "Trust::is_empty")]
     pub trust: Trust,
-    /// The run's last step, where more steps were ordered than its job's text says; else 0, which is left out, as in records of older
-    /// versions. It never falls.
+    /// The run's last step, if more steps were ordered than its job file says; otherwise 0, which is omitted, as in records of older
+    /// versions. It never decreases.
     #[serde(skip_serializing_if = "is_first_step")]
     pub last_step: Step,
-    /// How long the recovery under way has waited for holders that do not answer, by all coordinators together, milliseconds. Left out
-    /// where it is 0, as in records of older versions.
+    /// How long the recovery under way has waited for holders that do not answer, summed over all coordinators, in milliseconds. Omitted if
+    /// it is 0, as in records of older versions.
     #[serde(skip_serializing_if = "is_zero")]
     pub waited_ms: u64,
-    /// How often the state of the last step was put anew because its checkpoint was found damaged, by all coordinators together. Left out
-    /// where it is 0, as in records of older versions.
+    /// How often the state of the last step was put again because its checkpoint was found damaged, summed over all coordinators. Omitted
+    /// if it is 0, as in records of older versions.
     #[serde(skip_serializing_if = "is_zero")]
     pub puts_anew: u32,
-    /// The run was stopped in order: all who could have trained in a generation up to this one have promised to do so no more. It says
-    /// so only while it equals `highest`, so that each new plan ends it. Left out where it is 0, as in records of older versions.
+    /// The run was stopped in order: all workers that could have trained in a generation up to this one have promised not to. This is valid
+    /// only while it equals `highest`, so each new plan ends it. Omitted if it is 0, as in records of older versions.
     #[serde(skip_serializing_if = "is_zero")]
     pub stopped: Generation,
 }
 
 impl Record {
-    /// Nobody trains in any generation that was ever persisted, nor will: there is nobody to wait for.
+    /// Whether no worker trains, or will ever train, in any generation that was persisted: there is nobody to wait for.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         let last = self.stopped == self.highest || bug!(StoppedForEver);
         last && self.stopped > Generation(0) && !bug!(WaitForStopped)
     }
 
-    /// Members of its plans may still train, or come back.
+    /// Whether members of its plans may still train, or come back.
     #[must_use]
     pub fn may_train(&self) -> bool {
         !self.done && self.plan.is_some() && !self.is_stopped()
@@ -88,7 +88,7 @@ struct WrittenRecord {
     stopped: Generation,
 }
 
-/// A record that no coordinator has written.
+/// An error: the record has a value that no coordinator writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{field} is {value}, allowed is {least} to {most}")]
 pub struct ImpossibleRecord {
@@ -120,7 +120,7 @@ impl TryFrom<WrittenRecord> for Record {
         } = written;
         let (most, most_persisted) = (StateId::NUMBER_MAX, highest.0);
         let number = |plan: &Option<Arc<Plan>>| plan.as_ref().map_or(1, |p| p.generation.0);
-        // Each of them has a next one, and no plan has a number that could be given again.
+        // Each of these numbers must have a successor, and no plan may have a number that could be given again.
         for (field, value, least, most) in [
             ("version", version, 0, most),
             ("term", term, 0, most),
@@ -158,7 +158,7 @@ impl TryFrom<WrittenRecord> for Record {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trust::{OddHolder, Rollback};
+    use crate::trust::{MinorityHolder, Rollback};
     use varuna_plan::WorkerId;
     use varuna_plan::state::Chain;
 
@@ -216,7 +216,7 @@ mod tests {
         assert!(record.trust.is_empty());
         assert_eq!(serde_json::to_string(&record).unwrap(), text);
         let mut trust = rolled_back(state(2, 40), 4);
-        trust.add_odd(OddHolder {
+        trust.add_odd(MinorityHolder {
             worker: WorkerId(7),
             name: "w7".into(),
         });

@@ -1,41 +1,41 @@
-//! Which states may be resumed from, by what comparisons between holders have shown, and what of a worker's answer counts no more. It is
-//! part of the record: a new coordinator goes by the same.
+//! Which states may be resumed from, according to comparisons between holders, and which parts of a worker's answer are no longer valid.
+//! This is part of the record, so that a new coordinator uses the same.
 
 use crate::message::Inventory;
 use serde::{Deserialize, Serialize};
 use varuna_plan::{Generation, StateId, Step, WorkerId};
 
-/// Compared checkpoints that are remembered. At most two states wait for their upload, so the newest complete one is among these
-/// even where several uploads fail.
+/// Number of compared checkpoints that are remembered. At most two states wait for their upload, so the newest complete checkpoint is among
+/// these even if several uploads fail.
 pub const COMPARED_MAX: usize = 8;
-/// Rollbacks that are remembered. An older one matters only where all checkpoints since have gone.
+/// Number of rollbacks that are remembered. An older one matters only if all checkpoints since then are gone.
 pub const ROLLBACKS_MAX: usize = 16;
-/// Odd holders that are remembered. Each is let go when it is found, so an older one has ended long ago.
+/// Number of odd holders that are remembered. Each is released when it is found, so an older one ended long ago.
 pub const ODD_MAX: usize = 64;
 
-/// What comparisons have shown.
+/// The results of comparisons between holders.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Trust {
-    /// States that were put into the store, and that all holders agreed on; oldest first.
+    /// States that were put into the store and on which all holders agreed; oldest first.
     pub compared: Vec<StateId>,
     /// Steps that were given up because holders differed; oldest first.
     pub rollbacks: Vec<Rollback>,
-    /// Workers that were found with other bits than a majority, oldest first. They are neither planned with nor resumed from.
-    pub odd: Vec<OddHolder>,
+    /// Workers whose bits differed from a majority's, oldest first. They are neither planned with nor resumed from.
+    pub odd: Vec<MinorityHolder>,
 }
 
-/// A worker that was found with other bits than most holders of the same state.
+/// A worker whose bits differed from those of most holders of the same state.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct OddHolder {
+pub struct MinorityHolder {
     /// Its process.
     pub worker: WorkerId,
-    /// Its name: a worker that is started again under it runs on the same machine.
+    /// Its name: a worker that is restarted under this name runs on the same machine.
     pub name: String,
 }
 
-/// All that was done beyond a state before a generation counts no more: it may follow from wrong bits.
+/// A rollback: everything that was done after a state and before a generation is invalid, since it may follow from wrong bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Rollback {
@@ -52,26 +52,26 @@ impl Rollback {
 }
 
 impl Trust {
-    /// No comparison was made.
+    /// Whether nothing is recorded.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.compared.is_empty() && self.rollbacks.is_empty() && self.odd.is_empty()
     }
 
-    /// The state was given up, since it may follow from wrong bits.
+    /// Whether the state was given up because it may follow from wrong bits.
     #[must_use]
     pub fn is_void(&self, id: StateId) -> bool {
         !bug!(ResumeFromVoidState) && self.rollbacks.iter().any(|r| r.gives_up(id))
     }
 
-    /// The checkpoint that a rollback goes to: the newest one of those that were compared and are complete.
+    /// The checkpoint that a rollback goes to: the newest one that was compared and is complete.
     #[must_use]
     pub fn newest_compared(&self, complete: &[StateId]) -> Option<StateId> {
         let sound = |id: &&StateId| self.compared.contains(id) || bug!(RollBackToUncompared);
         complete.iter().filter(sound).max().copied()
     }
 
-    /// The run went back to the seed for want of a compared checkpoint: from this generation on it begins anew.
+    /// If the run went back to the seed because there was no compared checkpoint: the generation from which on it begins anew.
     #[must_use]
     pub fn began_anew(&self) -> Option<Generation> {
         let last = self.rollbacks.last()?;
@@ -89,7 +89,7 @@ impl Trust {
     }
 
     /// A worker was found with other bits than a majority.
-    pub(crate) fn add_odd(&mut self, odd: OddHolder) {
+    pub(crate) fn add_odd(&mut self, odd: MinorityHolder) {
         if self.odd.iter().any(|o| o.worker == odd.worker) {
             return;
         }
@@ -98,12 +98,12 @@ impl Trust {
         self.odd.drain(..spare);
     }
 
-    /// What is in the store under this state may be another copy than the one that was compared.
+    /// The copy of this state in the store may no longer be the one that was compared.
     pub(crate) fn give_up_compared(&mut self, id: StateId) {
         self.compared.retain(|compared| *compared != id);
     }
 
-    /// The run goes back.
+    /// Notes that the run goes back.
     pub(crate) fn add_rollback(&mut self, rollback: Rollback) {
         self.compared.retain(|id| !rollback.gives_up(*id));
         self.rollbacks.push(rollback);
@@ -113,7 +113,7 @@ impl Trust {
 }
 
 impl Inventory {
-    /// Takes out what counts no more since a rollback.
+    /// Removes what is no longer valid since a rollback.
     pub(crate) fn forget_void(&mut self, trust: &Trust) {
         if trust.rollbacks.is_empty() {
             return;

@@ -1,8 +1,8 @@
-//! Which versions of a conversation a build speaks, and which one two builds speak with each other. Pure.
+//! The versions of a protocol that a build speaks, and the one that two builds use with each other. Pure.
 
 use std::fmt;
 
-/// Versions of a conversation, both ends included.
+/// A range of protocol versions, both ends included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Versions {
     /// The oldest.
@@ -12,14 +12,14 @@ pub struct Versions {
 }
 
 impl Versions {
-    /// The version that builds with these versions speak with each other: the newest that both know; none where there is none.
+    /// The version that two builds use with each other: the newest that both know; none if there is none.
     #[must_use]
     pub fn common(self, other: Versions) -> Option<u32> {
         let newest = self.newest.min(other.newest);
         (newest >= self.oldest.max(other.oldest)).then_some(newest)
     }
 
-    /// Whether a build with these versions speaks this one.
+    /// Whether a build with this range speaks the version.
     #[must_use]
     pub fn contain(self, version: u32) -> bool {
         (self.oldest..=self.newest).contains(&version)

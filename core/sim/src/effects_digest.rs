@@ -1,8 +1,8 @@
-//! A number over all effects of the protocol's two state machines: equal for equal behaviour.
+//! A digest of all effects of the protocol's two state machines: equal for equal behaviour.
 //!
-//! It does not depend on names of types and fields, nor on sentences for people, so that it stays the same while code is
-//! renamed and moved. All fields that a machine acts on are in it. Every variant has a tag here that never changes; fields are
-//! taken apart by name, so that a new field does not compile until it is decided here whether it counts.
+//! It does not depend on names of types and fields or on text for people, so it stays the same while code is renamed and moved. All fields
+//! that a machine acts on are included. Every variant has a tag here that never changes. Fields are destructured by name, so that a new
+//! field does not compile until it is decided here whether it counts.
 
 use varuna_plan::state::{Chain, UnitNorm, mix};
 use varuna_plan::{
@@ -12,9 +12,9 @@ use varuna_plan::{
 };
 use varuna_protocol::ExitReason;
 use varuna_protocol::{
-    Conclusion, CoordinatorEffect, Digests, Divergence, Event, Following, Inventory, MemberEffect, Norms,
-    OddHolder, Order, Outcome, PeerMessage, Phase, Prepared, Ran, Record, Report, Rollback, Status,
-    Suspicion, Trust,
+    Conclusion, CoordinatorEffect, Digests, Divergence, Event, Following, Inventory, MemberEffect,
+    MinorityHolder, Norms, Order, Outcome, PeerMessage, Phase, Prepared, Ran, Record, Report, Rollback,
+    Status, Suspicion, Trust,
 };
 
 use std::collections::BTreeMap;
@@ -71,7 +71,7 @@ impl Digest for u64 {
     }
 }
 
-/// What is a number, or can be turned into one.
+/// Types that are numbers, or can be converted to one.
 macro_rules! numbers {
     ($($type:ty: |$value:ident| $number:expr),* $(,)?) => {
         $(impl Digest for $type {
@@ -109,7 +109,7 @@ numbers! {
     },
 }
 
-/// Structs: the fields that count, then those that are for people.
+/// Structs: the fields that count, then those for people.
 macro_rules! structs {
     ($($type:ident { $($field:ident),* $(; $ignored:ident)* }),* $(,)?) => {
         $(impl Digest for $type {
@@ -145,7 +145,7 @@ structs! {
     EvaluationSteps { interval_steps, batches },
     Digests { id, saved, units },
     Rollback { to, generation },
-    OddHolder { worker, name },
+    MinorityHolder { worker, name },
     Record { version, term, highest, plan, next, done, trust, waited_ms, puts_anew; last_step; stopped },
     Status { generation, fenced, phase, based, connected, next, next_connected, at, draining, following; last_step; keeping },
     Prepared { run_gen, step, norm },
@@ -205,7 +205,7 @@ impl<K: Digest, V: Digest> Digest for BTreeMap<K, V> {
     }
 }
 
-/// Nothing while there was no comparison, as in jobs that compare nothing.
+/// Adds nothing if there was no comparison, as in jobs that compare nothing.
 impl Digest for Trust {
     fn digest(&self, d: &mut EffectsDigest) {
         let Trust {
@@ -221,7 +221,7 @@ impl Digest for Trust {
     }
 }
 
-/// Nothing where workers cannot follow: the effects of such schedules are what they were before any could.
+/// Adds nothing if workers cannot follow: the digests of such schedules are the same as before following existed.
 impl Digest for Following {
     fn digest(&self, d: &mut EffectsDigest) {
         match self {
@@ -232,7 +232,7 @@ impl Digest for Following {
     }
 }
 
-/// Enums: a tag for each variant, the fields that count, then those that are for people.
+/// Enums: a tag for each variant, then the fields that count, then those for people.
 macro_rules! enums {
     ($($type:ident { $($tag:literal $variant:ident $({ $($field:ident),* $(; $ignored:ident)* })? $(( $($part:ident),* ))?),* $(,)? })*) => {
         $(impl Digest for $type {

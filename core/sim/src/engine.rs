@@ -1,7 +1,8 @@
-//! The modelled engine: tensors are hashes, a step is one forward, one backward and a reduction around the ring of
-//! those that compute with each unit. Where they share its ranges out, each begins the step by sending what it owns to those that lack it.
+//! The modelled engine: tensors are hashes, and a step is one forward, one backward and a reduction around the ring of the workers that
+//! compute with each unit. If they share its ranges out, each worker begins the step by sending what it owns to the workers that do not
+//! hold it.
 //!
-//! Everything carries information (generation, samples) that only the checker reads.
+//! All values carry information (generation, samples) that only the checker reads.
 
 mod values;
 
@@ -12,18 +13,18 @@ use values::{NOT_HELD, norm};
 use varuna_plan::state::{UnitNorm, mix};
 use varuna_plan::{Decision, Generation, OptimizerProgress, Plan, StateId, Step, Unit, WorkerId};
 
-/// The step in hand.
+/// The step under way.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) plan: Arc<Plan>,
     pub(crate) step: Step,
-    /// The parameters that others lack are on their way to them.
+    /// Whether the parameters that others do not hold are on their way to them.
     parameters_sent: bool,
     forwarded: Option<u64>,
     backwarded: bool,
-    /// Contributions that went on to the next of the ring: by unit, and whose they are.
+    /// Contributions that were passed on to the next worker of the ring: the unit, and the worker that made the contribution.
     passed_on: BTreeSet<(Unit, WorkerId)>,
-    /// Prepared was reported, or the step failed: nothing more happens.
+    /// Whether Prepared was reported or the step failed: nothing more happens.
     pub(crate) over: bool,
 }
 
@@ -31,16 +32,16 @@ pub(crate) struct Job {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reduced {
     pub(crate) units: BTreeMap<Unit, (u64, Vec<Contribution>)>,
-    /// For the checker: the generation that ran it, and whether something of another generation went in.
+    /// For the checker: the generation that ran it, and whether a contribution of another generation went in.
     pub(crate) generation: Generation,
     pub(crate) foreign: bool,
-    /// For the checker: parameters of several states were computed with.
+    /// For the checker: whether parameters of several states were computed with.
     pub(crate) mixed: bool,
 }
 
 type Mail<K> = BTreeMap<(Generation, K), u64>;
 
-/// Whose gradient: the unit, the generation that ran the step, and the step that was run.
+/// Identifies a gradient: the unit, the generation that ran the step, and the step that was run.
 pub(crate) type GradientOf = (Unit, Generation, Step);
 
 /// The engine of one worker.
@@ -50,7 +51,7 @@ pub(crate) struct Engine {
     pub(crate) staged: BTreeMap<(Unit, StateId), UnitState>,
     /// Gradients that were forwarded to it.
     pub(crate) gradients: BTreeMap<GradientOf, u64>,
-    /// One that has just come for a spare copy: it is kept where its member says so at once.
+    /// A gradient that has just arrived for a spare copy. It is kept if the member says so at once.
     pub(crate) arrived: Option<(GradientOf, u64)>,
     pub(crate) job: Option<Job>,
     pub(crate) reduced: Reduced,
@@ -67,9 +68,9 @@ pub(crate) struct Engine {
 pub(crate) enum Output {
     Forward(WorkerId, Step, u64),
     Backward(WorkerId, Step, u64),
-    /// To who computes with a unit and does not hold it: its parameters.
+    /// Parameters of a unit, to a worker that computes with it and does not hold it.
     Parameters(WorkerId, Step, Unit, Held),
-    /// To the next of the unit's ring: somebody's contribution.
+    /// Some worker's contribution, to the next worker of the unit's ring.
     Reduce(WorkerId, Step, Unit, WorkerId, Contribution),
     Prepared(Vec<(Unit, UnitNorm)>),
 }
@@ -138,14 +139,14 @@ impl Engine {
             &mut self.backwards
         };
         let fits = |(g, s): &(Generation, Step)| *s == step && (*g == generation || any);
-        // such an engine takes what comes first, which is of the older generation
+        // such an engine takes the first tensor, which is of the older generation
         let key = mail.keys().copied().find(fits)?;
         let bits = mail.remove(&key)?;
         self.reduced.foreign |= key.0 != generation;
         Some(bits)
     }
 
-    /// Goes on as far as the mail allows.
+    /// Continues as far as the received messages allow.
     pub(crate) fn pump(&mut self, me: WorkerId, overflow_percent: u64, outputs: &mut Vec<Output>) {
         let Some(mut job) = self.job.take() else { return };
         if !job.over {
@@ -200,7 +201,7 @@ impl Engine {
             self.contribute(me, &plan, step, bits, samples);
         }
         self.pass_on(me, job, outputs);
-        // A worker is on the way of all that it computes with, whoever holds the sum.
+        // A worker passes on all contributions of the units that it computes with, whichever workers hold the sum.
         let is_passed_on = |unit: Unit| self.contributions(&plan, step, unit).is_some();
         let needed = plan.whole_units(me).into_iter();
         let mut needed = needed.flat_map(|whole| plan.layout.ranges_of(whole));
@@ -216,7 +217,7 @@ impl Engine {
         }
     }
 
-    /// Sends what this worker owns to those that compute with it and do not hold it.
+    /// Sends the parameters that this worker owns to the workers that compute with them and do not hold them.
     fn send_parameters(&self, me: WorkerId, plan: &Plan, step: Step, outputs: &mut Vec<Output>) {
         for unit in plan.units(me) {
             let Some(held) = self.held.get(&unit) else {
@@ -227,7 +228,7 @@ impl Engine {
         }
     }
 
-    /// The parameters of all units that this worker computes with, once those that it does not hold have come.
+    /// The parameters of all units that this worker computes with, once those that it does not hold have arrived.
     fn weights(&self, me: WorkerId, plan: &Plan, step: Step) -> Option<BTreeMap<Unit, Held>> {
         let gathered = plan.gathered(me);
         let of = |unit: Unit| {
@@ -265,7 +266,7 @@ impl Engine {
         }
     }
 
-    /// Each contribution travels along the ring, from holder to holder, until everyone has it.
+    /// Each contribution travels along the ring, from holder to holder, until all have it.
     fn pass_on(&self, me: WorkerId, job: &mut Job, outputs: &mut Vec<Output>) {
         for ((generation, step, unit, of), part) in &self.parts {
             let ring = job.plan.group(job.plan.layout.whole_of(*unit));
@@ -280,7 +281,7 @@ impl Engine {
         }
     }
 
-    /// What all workers of a unit's ring have put in, in its order; none before all of it is here.
+    /// The contributions of all workers of a unit's ring, in its order; none before all have arrived.
     fn contributions(&self, plan: &Plan, step: Step, unit: Unit) -> Option<Vec<Contribution>> {
         let here = |w: &WorkerId| {
             let fits = |((g, s, u, of), _): &(&(Generation, Step, Unit, WorkerId), &Contribution)| {
@@ -333,14 +334,14 @@ impl Engine {
         }
     }
 
-    /// What is forwarded of the step in hand. Once the optimizer has begun, the gradient is scaled.
+    /// The gradient of the step under way, to be forwarded. Once the optimizer has begun, the gradient is scaled.
     pub(crate) fn gradient(&self, unit: Unit) -> Option<u64> {
         let (bits, _) = self.reduced.units.get(&unit)?;
         let scaled = self.applying.is_some();
         Some(if scaled { mix(*bits, 0x5CA1E) } else { *bits })
     }
 
-    /// The optimizer's step with a gradient that was forwarded; whether there was one.
+    /// Applies the optimizer with a forwarded gradient. Returns whether there was one.
     pub(crate) fn apply_forwarded(&mut self, unit: Unit, decision: &Decision) -> bool {
         let of = (unit, decision.id.run_gen, decision.parent.step);
         let gradient = self.gradients.remove(&of);

@@ -20,7 +20,7 @@ impl Rng {
     pub fn range(&mut self, a: u64, b: u64) -> u64 {
         a + self.below(b - a + 1)
     }
-    /// True in so many of a hundred cases.
+    /// True with this probability, in per cent.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }

@@ -1,15 +1,14 @@
-//! A schedule that breaks an invariant, with as few of its faults as still break it.
+//! Shrinks a schedule that breaks an invariant to as few of its faults as still break it.
 //!
-//! Faults are left out by delta debugging (Zeller and Hildebrandt 2002): halves, quarters and so on, as long as the same invariant
-//! is broken. Without a fault the rest of the schedule may go another way, so the list need not be the smallest one; it is the
-//! same one each time.
+//! Faults are removed by delta debugging (Zeller and Hildebrandt 2002): halves, quarters and so on, as long as the same invariant is
+//! broken. Without a fault the rest of the schedule may run differently, so the list need not be the smallest, but it is always the same.
 
 use crate::check::Violation;
 use crate::world::{InjectedFault, World};
 use std::collections::BTreeSet;
 use varuna_protocol::Mutant;
 
-/// So many schedules are tried at most.
+/// Maximum number of schedules that are tried.
 pub const ATTEMPTS: usize = 400;
 
 /// A schedule that breaks an invariant, with few faults.
@@ -23,8 +22,7 @@ pub struct Shrunk {
     pub attempts: usize,
 }
 
-/// Leaves out faults of the schedule of a seed, as long as it breaks the invariant that it breaks with all of them. None where it
-/// breaks none.
+/// Removes faults from the schedule of a seed, as long as it breaks the invariant that it breaks with all of them. None if it breaks none.
 #[must_use]
 pub fn shrink(seed: u64, mutant: Option<Mutant>) -> Option<Shrunk> {
     let mut search = Search::begin(seed, mutant)?;
@@ -74,7 +72,7 @@ impl Search {
         self.best.faults.iter().map(|f| f.number).collect()
     }
 
-    /// Whether the same invariant is broken with these faults alone. What happens of them is then the best list.
+    /// Whether the same invariant is broken with only these faults. If so, the faults that happen become the best list.
     fn fails_with(&mut self, numbers: &[usize]) -> bool {
         if self.best.attempts >= ATTEMPTS {
             return false;

@@ -1,6 +1,6 @@
-//! A place on a blob store, by its URL.
+//! Opens a place on a blob store by its URL.
 //!
-//! This crate owns how a URL becomes a store, and where credentials come from. What lies there is not its concern.
+//! This crate owns how a URL becomes a store, and where credentials come from. It does not know what is stored there.
 
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
@@ -14,25 +14,25 @@ use std::sync::Arc;
 use std::time::Duration;
 use url::{Position, Url};
 
-/// Names of the variables that clouds' own tools use begin so.
+/// Prefixes of the environment variables that the clouds' own tools use.
 const PREFIXES: [&str; 3] = ["aws_", "azure_", "google_"];
-/// Those that Azure sets where a machine has an identity.
+/// Variables that Azure sets on a machine with an identity.
 const AZURE_IDENTITY: [&str; 2] = ["identity_endpoint", "msi_endpoint"];
 
-/// A place on a store. Nothing need be there.
+/// A place on a store. It need not exist.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// The store.
     pub store: Arc<dyn ObjectStore>,
-    /// The same store, where it is this machine's disk.
+    /// The same store, if it is this machine's disk.
     pub disk: Option<Arc<LocalFileSystem>>,
     /// The place on it.
     pub path: Path,
-    /// Which store it is: places with equal names lie on the same one.
+    /// Identifies the store: places with equal names are on the same one.
     pub name: String,
 }
 
-/// A URL with which nothing can be done.
+/// A URL that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{uri}: {why}")]
 pub struct BadUrl {
@@ -42,8 +42,8 @@ pub struct BadUrl {
     pub why: String,
 }
 
-/// A URI or a path as a URL. A local folder need not be there: what is written first makes it, and a disk that is away for a
-/// while must not keep a worker from training.
+/// Turns a URI or a path into a URL. A local folder need not exist: the first write creates it, and a disk that is unavailable for a while
+/// must not keep a worker from training.
 fn to_url(uri: &str) -> Result<Url, BadUrl> {
     let wrong = |why: String| BadUrl {
         uri: uri.to_owned(),
@@ -61,11 +61,11 @@ fn to_url(uri: &str) -> Result<Url, BadUrl> {
     Url::from_directory_path(&path).map_err(|()| wrong("not an absolute path".into()))
 }
 
-/// Like `object_store::parse_url_opts`, but requests fail soon: the callers have their own retries.
+/// Like `object_store::parse_url_opts`, but requests fail early: the callers have their own retries.
 fn build(url: &Url, settings: impl IntoIterator<Item = (String, String)>) -> object_store::Result<Place> {
     let (scheme, mut path) = ObjectStoreScheme::parse(url)?;
     if url.scheme() == "az" {
-        // Its host is the container, for which the parser takes the first folder instead.
+        // The host is the container, but the parser takes the first folder as container.
         path = Path::from_url_path(url.path())?;
     }
     let retry = RetryConfig {
@@ -101,7 +101,7 @@ fn build(url: &Url, settings: impl IntoIterator<Item = (String, String)>) -> obj
         },
     };
     Ok(Place {
-        // Where the bucket is a part of the path, the store names it.
+        // If the bucket is a part of the path, the store's name contains it.
         name: format!("{} {store}", &url[..Position::BeforePath]),
         store,
         disk,
@@ -115,12 +115,14 @@ fn build(url: &Url, settings: impl IntoIterator<Item = (String, String)>) -> obj
 /// machine's metadata service.
 ///
 /// # Errors
-/// It is no URL of a store that is known, or the environment has settings that do not fit. The store is not asked yet.
+/// The URL does not belong to a known kind of store, or the environment has settings that do not fit. The store is not contacted yet.
 pub fn open(uri: &str) -> Result<Place, BadUrl> {
     open_with(uri, settings_of(std::env::vars_os()))
 }
 
-/// What of an environment is meant for stores. They would also take names without a cloud in front: another program's `TOKEN` or `ENDPOINT`.
+/// The environment variables that are meant for stores. The stores would also accept names without the prefix of a cloud, such as another
+/// program's `TOKEN` or `ENDPOINT`. An empty variable counts as unset, as in the clouds' own tools: an empty session token would be sent,
+/// and refused.
 fn settings_of(
     environment: impl IntoIterator<Item = (OsString, OsString)>,
 ) -> impl Iterator<Item = (String, String)> {
@@ -128,7 +130,7 @@ fn settings_of(
         let name = name.into_string().ok()?.to_ascii_lowercase();
         let meant =
             PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || AZURE_IDENTITY.contains(&name.as_str());
-        Some((name, value.into_string().ok()?)).filter(|_| meant)
+        Some((name, value.into_string().ok()?)).filter(|(_, value)| meant && !value.is_empty())
     })
 }
 
@@ -144,10 +146,10 @@ pub fn open_with(uri: &str, settings: impl IntoIterator<Item = (String, String)>
     })
 }
 
-/// The path of what lies on this machine's disk; none where the URL is another store's.
+/// The path of a place on this machine's disk; none if the URL is another store's.
 ///
 /// # Errors
-/// It is no path on this machine.
+/// It is not a path on this machine.
 pub fn local_path(uri: &str) -> Result<Option<PathBuf>, BadUrl> {
     Ok(to_url(uri)?.to_file_path().ok())
 }
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_of_other_programs_are_no_settings_of_a_store() {
+    fn empty_variables_and_those_of_other_programs_are_no_settings_of_a_store() {
         use std::os::unix::ffi::OsStringExt;
         let of = |name: &str, value: &[u8]| (OsString::from(name), OsString::from_vec(value.to_vec()));
         let settings = settings_of([
@@ -177,6 +179,7 @@ mod tests {
             of("AZURE_STORAGE_ACCOUNT_KEY", b"f"),
             of("IDENTITY_ENDPOINT", b"g"),
             of("AWS_REGION", b"\xff"),
+            of("AWS_ENDPOINT", b""),
             of("LS_COLORS", b"\xff"),
         ]);
         let names: Vec<String> = settings.map(|(name, _)| name).collect();

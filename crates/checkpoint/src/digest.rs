@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// A digest of what follows a shard's header, under the name of its function. All that is written has BLAKE3, as states between workers
-/// have; files of format version 2 have SHA-256.
+/// A digest of the data after a shard's header, under the name of its hash function. Everything that is written has BLAKE3, as have states
+/// between workers; files of format version 2 have SHA-256.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DataDigest {
@@ -15,7 +15,7 @@ pub enum DataDigest {
 }
 
 impl DataDigest {
-    /// Of the data whose parts these are, in order.
+    /// The digest of data that are given in parts, in order.
     pub(crate) fn of<'a>(parts: impl Iterator<Item = &'a [u8]>) -> DataDigest {
         let mut hasher = DataHasher::new();
         parts.for_each(|part| hasher.update(part));
@@ -23,19 +23,19 @@ impl DataDigest {
     }
 }
 
-/// Takes a digest of data that come in parts.
+/// Computes a digest of data that come in parts.
 pub(crate) enum DataHasher {
     Blake3(Box<blake3::Hasher>),
     Sha256(Sha256),
 }
 
 impl DataHasher {
-    /// Of the function of all that is written.
+    /// A hasher with the function that is used for writing.
     pub(crate) fn new() -> DataHasher {
         DataHasher::Blake3(Box::default())
     }
 
-    /// Of the function of this digest.
+    /// A hasher with the function of this digest.
     pub(crate) fn like(digest: &DataDigest) -> DataHasher {
         match digest {
             DataDigest::Blake3(_) => DataHasher::new(),

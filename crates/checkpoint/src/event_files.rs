@@ -1,12 +1,12 @@
-//! Event files for TensorBoard, which lie beside the checkpoints of runs whose run folder goes with its process.
+//! Event files for TensorBoard, which are stored with the checkpoints of runs whose run folder is lost with the process.
 
 use crate::{CheckpointError, Location};
 
-/// Their folder, with one of its own for each run: TensorBoard shows folders as runs.
+/// Their folder, with a subfolder for each run: TensorBoard shows folders as runs.
 const FOLDER: &str = "tensorboard";
 
 impl Location {
-    /// Keeps an event file of a run; replaces one of this name.
+    /// Stores an event file of a run, and replaces an existing one of this name.
     ///
     /// # Errors
     /// The store fails.

@@ -1,5 +1,5 @@
-//! Checkpoints as the safetensors files of a Hugging Face folder and back. Names, which rows they hold, which matrices are
-//! transposed and `config.json` are [`varuna_model::Family`]'s. Nothing here writes; files are read through [`Content`] alone.
+//! Converts checkpoints to the safetensors files of a Hugging Face folder and back. [`varuna_model::Family`] decides on names, which rows
+//! they hold, which matrices are transposed, and `config.json`. Nothing here writes; files are read only through [`Content`].
 
 mod content;
 mod export;
@@ -15,12 +15,12 @@ use crate::shard::Shard;
 use varuna_model::{ConfigError, Transformer};
 use varuna_plan::{StateId, Unit};
 
-/// The file of a model that is in one.
+/// The file name of a model in one file.
 pub const WHOLE: &str = "model.safetensors";
-/// The table of a model in several files.
+/// The index of a model in several files.
 pub const INDEX: &str = "model.safetensors.index.json";
 
-/// What a folder cannot be turned into.
+/// Why a folder or a model cannot be converted.
 #[derive(Debug, thiserror::Error)]
 pub enum HuggingFaceError {
     /// The tensors are not those of the model.
@@ -40,20 +40,20 @@ pub enum HuggingFaceError {
     /// The model has no published format.
     #[error(transparent)]
     Family(#[from] ConfigError),
-    /// The table of a folder of several files.
+    /// The index of a folder with several files is invalid.
     #[error(
         "model.safetensors.index.json: weight_map: {0} — a mapping of the names of tensors to at most {FILES_MAX} files of this folder"
     )]
     Index(String),
 }
 
-/// Most files of a model: ten times those of the largest published ones.
+/// Maximum number of files of a model: ten times that of the largest published ones.
 const FILES_MAX: usize = 2000;
 
 /// The files that an index (`model.safetensors.index.json`) names, each once.
 ///
 /// # Errors
-/// It names none, too many, or one elsewhere.
+/// It names no file, too many files, or one outside the folder.
 pub fn files_of_index(index: &serde_json::Value) -> Result<Vec<String>, HuggingFaceError> {
     let map = index["weight_map"].as_object();
     let map = map.ok_or_else(|| HuggingFaceError::Index(index["weight_map"].to_string()))?;
@@ -71,7 +71,7 @@ pub fn files_of_index(index: &serde_json::Value) -> Result<Vec<String>, HuggingF
     Ok(files.into_iter().collect())
 }
 
-/// Rows become columns; a vector stays.
+/// Transposes a matrix. A vector is unchanged.
 fn transposed(values: &[f32], shape: &[usize]) -> (Vec<f32>, Vec<usize>) {
     let &[rows, columns] = shape else {
         return (values.to_vec(), shape.to_vec());
@@ -98,8 +98,8 @@ pub fn export(model: &Transformer, shards: &[(Unit, Shard)]) -> Result<Vec<u8>, 
     Ok(content)
 }
 
-/// All units' shards at `id`, with fresh optimizer state, from the content of the folder's safetensors files. All are in memory at once: [`Import`] makes
-/// them one by one.
+/// All units' shards at `id`, with fresh optimizer state, from the content of the folder's safetensors files. All shards are in memory at
+/// once; [`Import`] makes them one by one.
 ///
 /// # Errors
 /// As those of [`Import::new`].

@@ -1,8 +1,8 @@
 //! Checkpoints on blob stores: a shard for each unit, a manifest last. The format is in `docs/reference/checkpoint-format.md`.
 //!
-//! Everything is named by the identity of the state it holds, so equal names mean equal bits: a late or repeated upload, from
-//! any worker, changes nothing. A checkpoint is complete or absent: without its manifest it does not exist, and the manifest
-//! is created once, after all shards. This crate never decides which checkpoint is used or when one is made.
+//! Everything is named by the identity of the state that it holds, so equal names mean equal bits: a late or repeated upload, from any
+//! worker, changes nothing. A checkpoint is complete or does not exist: without its manifest it does not exist, and the manifest is created
+//! once, after all shards. This crate never decides which checkpoint is used or when one is made.
 
 mod digest;
 mod event_files;
@@ -25,7 +25,7 @@ pub use listed::Listed;
 pub use location::Location;
 pub use manifest::{FORMAT_VERSION, Facts, Manifest, ShardEntry};
 pub use name::{folder_name, parse_folder, unit_name};
-pub use ownership::{Claim, LEASE, Ownership, Standing};
+pub use ownership::{Claim, LEASE, LeaseState, Ownership};
 pub use published_files::{PUBLISHED_FILE_BYTES_MAX, PUBLISHED_FILES};
 pub use rate_limit::RateLimit;
 pub use retention::{Pruned, Retention, prunable};
@@ -48,7 +48,7 @@ pub enum CheckpointError {
     /// The store answered with an error; another try may succeed.
     #[error("checkpoint store: {0}")]
     Store(#[from] object_store::Error),
-    /// An object does not hold what its name says.
+    /// An object's content does not match its name.
     #[error("checkpoint {id}, {file}: {why}")]
     Damaged {
         /// The state.
@@ -58,10 +58,10 @@ pub enum CheckpointError {
         /// What is wrong with it.
         why: String,
     },
-    /// The other job's checkpoint that a job is to begin with cannot be.
+    /// The other job's checkpoint with which a job should begin cannot be used.
     #[error("the checkpoint of job {job} in {uri}: {why}")]
     Origin {
-        /// Where the other job's checkpoints lie.
+        /// The location of the other job's checkpoints.
         uri: String,
         /// The other job.
         job: String,
@@ -74,14 +74,14 @@ pub enum CheckpointError {
          been renewed for {lease_s} s, or give this job another name or checkpoint location"
     )]
     Owned {
-        /// The owner, as it calls itself in its [`Claim`].
+        /// The owner's name in its [`Claim`].
         run: String,
         /// Seconds since it renewed its lease.
         silent_s: u64,
         /// Seconds after which a lease that is not renewed ends.
         lease_s: u64,
     },
-    /// The checkpoint is sound but not for this job.
+    /// The checkpoint is valid but does not suit this job.
     #[error("checkpoint {id} cannot be used here: {why}")]
     Unsuitable {
         /// The state.
@@ -92,7 +92,7 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Whether no further try can succeed.
+    /// Whether the error is permanent, so that trying again cannot succeed.
     #[must_use]
     pub fn is_final(&self) -> bool {
         !matches!(self, CheckpointError::Store(_))

@@ -8,18 +8,18 @@ use varuna_plan::StateId;
 pub struct Listed {
     /// The state.
     pub id: StateId,
-    /// It has a manifest: it is complete.
+    /// Whether it has a manifest, so that it is complete.
     pub manifest: bool,
-    /// A reader has marked it as damaged.
-    pub refused: bool,
+    /// Whether a reader has marked it as damaged.
+    pub marked_damaged: bool,
     /// All files with their lengths.
     pub files: BTreeMap<String, u64>,
 }
 
 impl Listed {
-    /// Complete and not marked as damaged.
+    /// Whether it is complete and not marked as damaged.
     #[must_use]
     pub fn is_usable(&self) -> bool {
-        self.manifest && !self.refused
+        self.manifest && !self.marked_damaged
     }
 }

@@ -1,5 +1,5 @@
-//! A checkpoint location that is a folder of this machine. A bucket has no folders, so the deletion of a checkpoint's objects is all that it
-//! needs; on a disk its folder would stay, and what an upload that was killed had written so far.
+//! A checkpoint location that is a local folder. In a bucket, which has no folders, deleting a checkpoint's objects is enough. On a disk
+//! its folder would stay, with whatever an interrupted upload had written.
 
 use crate::CheckpointError;
 use crate::listed::Listed;
@@ -10,14 +10,13 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use varuna_plan::StateId;
 
-/// Whether a file is what `object_store` writes before it gives it its name: the name, `#` and a number. Its listings leave these out.
+/// Whether a file is an unfinished upload of `object_store`, which is named with the final name, `#` and a number. Its listings omit these.
 fn is_unfinished(name: &str) -> bool {
     let number = name.rsplit_once('#').map(|(_, number)| number);
     number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// Removes a folder that holds nothing but files that were never finished. One that is not there is removed already, and one that holds
-/// more stays.
+/// Removes a folder that holds only unfinished files. A missing folder counts as removed, and one that holds other files stays.
 fn remove(folder: &Path) -> io::Result<()> {
     let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -44,8 +43,8 @@ fn remove(folder: &Path) -> io::Result<()> {
 }
 
 impl Location {
-    /// Removes the folders of checkpoints that were deleted, where this location is a folder: those that a listing did not show, of states
-    /// before `newest`. Somebody may be about to write into a newer one.
+    /// Removes the folders of deleted checkpoints, if this location is a folder: those that a listing did not show, of states before
+    /// `newest`. A newer one may be about to be written.
     ///
     /// # Errors
     /// The disk fails.
@@ -70,7 +69,7 @@ impl Location {
         Ok(())
     }
 
-    /// Removes the folder of a checkpoint whose files were deleted, where this location is a folder.
+    /// Removes the folder of a checkpoint whose files were deleted, if this location is a folder.
     ///
     /// # Errors
     /// The disk fails.
@@ -81,8 +80,8 @@ impl Location {
         }
     }
 
-    /// Makes files or folders survive a power cut, where the store is this machine's disk. Other stores have done that when they answer. What is
-    /// gone by now was deleted by somebody who did not need it.
+    /// Makes files or folders survive a power failure, if the store is this machine's disk. Other stores have done so when they answer. A
+    /// missing file was deleted by someone who did not need it.
     pub(crate) async fn sync(&self, paths: Vec<object_store::path::Path>) -> Result<(), CheckpointError> {
         let Some(local) = &self.disk else {
             return Ok(());
@@ -96,7 +95,7 @@ impl Location {
             .map_err(disk)
     }
 
-    /// This location's folder, where it is one.
+    /// This location's folder, if it is one.
     fn folder(&self) -> Result<Option<PathBuf>, CheckpointError> {
         let path = |disk: &std::sync::Arc<object_store::local::LocalFileSystem>| {
             disk.path_to_filesystem(self.root())

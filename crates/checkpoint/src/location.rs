@@ -6,7 +6,7 @@ use crate::manifest::Manifest;
 use crate::name::{MANIFEST, REFUSED, folder_name, parse_folder};
 use crate::retention::{Pruned, Retention, prunable};
 use bytes::Bytes;
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, PutMode, PutOptions};
@@ -16,11 +16,14 @@ use std::sync::Arc;
 use varuna_blob_store::{BadUrl, Place};
 use varuna_plan::StateId;
 
-/// A folder of checkpoints on a store: all operations that need the manifests alone, and not the job.
+/// Number of files that are deleted at the same time: a checkpoint may have thousands of shards, and each deletion waits for the store.
+const DELETIONS: usize = 16;
+
+/// A folder of checkpoints on a store, with all operations that need only the manifests and not the job.
 #[derive(Clone, Debug)]
 pub struct Location {
     pub(crate) inner: Arc<dyn ObjectStore>,
-    /// The same store, where it is this machine's disk.
+    /// The same store, if it is this machine's disk.
     pub(crate) disk: Option<Arc<LocalFileSystem>>,
     root: Path,
 }
@@ -45,15 +48,15 @@ impl Location {
     /// Opens a folder, as [`varuna_blob_store::open`].
     ///
     /// # Errors
-    /// The location cannot be used. The store is not asked yet.
+    /// The location cannot be used. The store is not contacted yet.
     pub fn open(uri: &str) -> Result<Location, CheckpointError> {
         Ok(varuna_blob_store::open(uri)?.into())
     }
 
-    /// Like [`Location::open`], for somebody who wants to read what is there: a local folder has to exist.
+    /// Like [`Location::open`], for reading: a local folder must exist.
     ///
     /// # Errors
-    /// The location cannot be used, or is a path of this machine that is no folder.
+    /// The location cannot be used, or is a local path that is not a folder.
     pub fn open_existing(uri: &str) -> Result<Location, CheckpointError> {
         let local = varuna_blob_store::local_path(uri)?;
         if let Some(path) = local.filter(|path| !path.is_dir()) {
@@ -100,7 +103,7 @@ impl Location {
         self.root.child(folder_name(id)).child(file)
     }
 
-    /// A checkpoint's folder and the job's, which have the names.
+    /// A checkpoint's folder and the job's folder, which contain the directory entries.
     pub(crate) fn folders(&self, id: StateId) -> [Path; 2] {
         [self.root.child(folder_name(id)), self.root.clone()]
     }
@@ -135,11 +138,11 @@ impl Location {
             let listed = found.entry(id).or_insert_with(|| Listed {
                 id,
                 manifest: false,
-                refused: false,
+                marked_damaged: false,
                 files: BTreeMap::new(),
             });
             listed.manifest |= file.as_ref() == MANIFEST;
-            listed.refused |= file.as_ref() == REFUSED;
+            listed.marked_damaged |= file.as_ref() == REFUSED;
             listed.files.insert(file.as_ref().to_owned(), object.size);
         }
         Ok(found.into_values().collect())
@@ -148,7 +151,7 @@ impl Location {
     /// The manifest of a complete checkpoint.
     ///
     /// # Errors
-    /// The store fails, or it is of a newer format or damaged.
+    /// The store fails, or the manifest has a newer format or is damaged.
     pub async fn manifest(&self, id: StateId) -> Result<Manifest, CheckpointError> {
         let text = self.inner.get(&self.path(id, MANIFEST)).await?.bytes().await?;
         Manifest::decode(id, &text)
@@ -158,62 +161,82 @@ impl Location {
     ///
     /// # Errors
     /// The store fails.
-    pub async fn refuse(&self, id: StateId, why: &str) -> Result<(), CheckpointError> {
+    pub async fn mark_damaged(&self, id: StateId, why: &str) -> Result<(), CheckpointError> {
         let text = serde_json::json!({ "why": why }).to_string();
         self.create(id, REFUSED, text.into_bytes()).await
     }
 
-    /// Deletes what is left of a checkpoint that is marked as damaged, so that its state can be put again; returns whether it was. The
-    /// mark goes last: an interrupted deletion leaves it, and is begun anew.
+    /// Deletes what is left of a checkpoint that is marked as damaged, so that its state can be put again. Returns whether it was marked.
+    /// The mark is deleted last, so that an interrupted deletion is started again.
     ///
     /// # Errors
     /// The store fails; deletions until then are not undone.
     pub async fn discard(&self, id: StateId) -> Result<bool, CheckpointError> {
-        let Some(listed) = self.find(id).await?.filter(|l| l.refused) else {
+        let Some(listed) = self.find(id).await?.filter(|l| l.marked_damaged) else {
             return Ok(false);
         };
         let rest = listed.files.keys().filter(|f| *f != MANIFEST && *f != REFUSED);
-        let first = listed.files.keys().filter(|f| *f == MANIFEST);
-        let last = listed.files.keys().filter(|f| *f == REFUSED);
-        for file in first.chain(rest).chain(last) {
-            self.delete(id, file).await?;
-        }
+        let rest: Vec<Path> = rest.map(|file| self.path(id, file)).collect();
+        self.delete(self.path(id, MANIFEST)).await?;
+        self.delete_all(rest).await?;
+        self.delete(self.path(id, REFUSED)).await?;
         self.remove_empty_folder(id)?;
         Ok(true)
     }
 
-    /// Deletes a file; one that is not there is deleted already.
-    async fn delete(&self, id: StateId, file: &str) -> Result<(), CheckpointError> {
-        match self.inner.delete(&self.path(id, file)).await {
+    /// Deletes a file. A missing file counts as deleted.
+    async fn delete(&self, path: Path) -> Result<(), CheckpointError> {
+        match self.inner.delete(&path).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Deletes what [`prunable`] allows. The manifest is deleted first, so that an interrupted deletion leaves an orphan and never
-    /// a checkpoint with missing shards.
+    /// Deletes files in any order.
+    async fn delete_all(&self, paths: Vec<Path>) -> Result<(), CheckpointError> {
+        let deletions = paths.into_iter().map(|path| self.delete(path));
+        let mut deletions = futures::stream::iter(deletions).buffer_unordered(DELETIONS);
+        while let Some(()) = deletions.try_next().await? {}
+        Ok(())
+    }
+
+    /// Deletes what [`prunable`] allows. The manifest is deleted first, so that an interrupted deletion leaves an orphan and never a
+    /// checkpoint with missing shards.
     ///
     /// # Errors
     /// The store fails; deletions until then are not undone.
     pub async fn prune(&self, retention: &Retention<'_>) -> Result<Pruned, CheckpointError> {
         let all = self.list().await?;
         let pruned = prunable(&all, retention);
+        if !pruned.checkpoints.is_empty() {
+            self.sync_manifests(&all).await?;
+        }
         for id in pruned.checkpoints.iter().chain(&pruned.orphans) {
             let Some(listed) = all.iter().find(|l| l.id == *id) else {
                 continue;
             };
-            let manifest = listed.files.keys().filter(|f| *f == MANIFEST);
+            // For an orphan too: it may have been completed since it was listed.
+            self.delete(self.path(*id, MANIFEST)).await?;
             let rest = listed.files.keys().filter(|f| *f != MANIFEST);
-            for file in manifest.chain(rest) {
-                self.delete(*id, file).await?;
-            }
+            let rest: Vec<Path> = rest.map(|file| self.path(*id, file)).collect();
+            self.delete_all(rest).await?;
             self.remove_empty_folder(*id)?;
         }
-        // Those that an earlier build, or a process that was killed here, has left.
+        // Folders that an earlier build, or a process that was killed here, has left.
         if let Some(newest) = retention.newest_of(&all) {
             self.remove_empty_folders(&all, newest)?;
         }
         Ok(pruned)
+    }
+
+    /// Makes the manifests of complete checkpoints survive a power failure. Their writers do so too, but may not have done it yet.
+    async fn sync_manifests(&self, all: &[Listed]) -> Result<(), CheckpointError> {
+        let usable = all.iter().filter(|l| l.is_usable()).map(|l| l.id);
+        let paths = usable.flat_map(|id| {
+            let [folder, root] = self.folders(id);
+            [self.path(id, MANIFEST), folder, root]
+        });
+        self.sync(paths.collect()).await
     }
 
     /// Creates a small file. An existing one is kept.
@@ -236,5 +259,44 @@ impl Location {
         range: Range<u64>,
     ) -> Result<Bytes, CheckpointError> {
         Ok(self.inner.get_range(&self.path(id, file), range).await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object_store::memory::InMemory;
+    use object_store::throttle::{ThrottleConfig, ThrottledStore};
+    use std::time::Duration;
+    use tokio::time::Instant;
+    use varuna_plan::state::Chain;
+    use varuna_plan::{Generation, Step};
+
+    #[tokio::test(start_paused = true)]
+    async fn shards_of_an_old_checkpoint_are_deleted_side_by_side() {
+        let second = ThrottleConfig {
+            wait_delete_per_call: Duration::from_secs(1),
+            ..ThrottleConfig::default()
+        };
+        let location = Location::over(Arc::new(ThrottledStore::new(InMemory::new(), second)));
+        let id = |step| StateId {
+            run_gen: Generation(1),
+            step: Step(step),
+            chain: Chain(1),
+        };
+        for step in [1, 2] {
+            for shard in 0..40 {
+                let file = format!("segment-{shard:03}.safetensors");
+                location.create(id(step), &file, b"shard".to_vec()).await.unwrap();
+            }
+            location.create(id(step), MANIFEST, b"{}".to_vec()).await.unwrap();
+        }
+        let began = Instant::now();
+        let pruned = location.prune(&Retention::newest(1)).await.unwrap();
+        assert_eq!(pruned.checkpoints, [id(1)]);
+        // The manifest first, then 40 shards, 16 at a time.
+        assert_eq!(began.elapsed().as_secs(), 4);
+        let left = location.list().await.unwrap();
+        assert_eq!(left.iter().map(|l| l.id).collect::<Vec<_>>(), [id(2)]);
     }
 }

@@ -1,4 +1,4 @@
-//! The manifest: the shards of a checkpoint, and everything about training that is not in them.
+//! The manifest of a checkpoint: its shards, and everything about training that is not in them.
 
 use crate::name::{shard_file, unit_name};
 use crate::{CheckpointError, DataDigest};
@@ -7,11 +7,10 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::{Layout, Moments, StateId};
 
-/// The version of the format that this build writes. Since version 3 digests are BLAKE3; since version 4 shards hold the loss
-/// scale; version 5 has SGD's momentum, version 6 Muon's; version 7 has units that are ranges of a segment's state.
+/// The version of the format that this build writes. Digests are BLAKE3 since version 3; shards hold the loss scale since version 4;
+/// version 5 added SGD's momentum, version 6 Muon's; version 7 added units that are ranges of a segment's state.
 pub const FORMAT_VERSION: u32 = 7;
-/// The oldest version that this build reads. Version 1 had one shard for each block; since version 2 each half of a block has its
-/// own.
+/// The oldest version that this build reads. Version 1 had one shard per block; since version 2 each half of a block has its own.
 const OLDEST_VERSION: u32 = 2;
 
 /// The job that made a checkpoint.
@@ -20,24 +19,25 @@ const OLDEST_VERSION: u32 = 2;
 pub struct Facts {
     /// The job's name.
     pub job: String,
-    /// The model's sizes, as in the job file, all of them. Equal models load each other's checkpoints.
+    /// All sizes of the model, as in the job file. Equal models load each other's checkpoints.
     pub model: Value,
-    /// Hash of model, training and data; empty where the data were not known. If it differs, a resumed loss curve differs from an
-    /// undisturbed one.
+    /// Hash of model, training and data; empty if the data were not known. If it differs, the loss curve after a resume differs from that
+    /// of an uninterrupted run.
     pub training_hash: String,
     /// Seed of initial values, dropout and sample order.
     pub seed: u64,
     /// Samples in a step.
     pub global_batch_size: u64,
-    /// Fingerprint of the dataset; empty where it was not known.
+    /// Fingerprint of the dataset; empty if it was not known.
     pub data_fingerprint: String,
-    /// What the optimizer keeps of each parameter.
+    /// The moments that the optimizer keeps for each parameter.
     #[serde(default, skip_serializing_if = "Moments::are_adams")]
     pub moments: Moments,
 }
 
 impl Facts {
-    /// The version of this job's checkpoints: builds that know no other moments than Adam's still read those that have them.
+    /// The version of this job's checkpoints: as old as possible, so that builds that know only Adam's moments can still read checkpoints
+    /// that have them.
     fn format_version(&self, layout: Layout) -> u32 {
         match self.moments {
             _ if layout.ranges > 1 => 7,
@@ -58,16 +58,16 @@ pub struct ShardEntry {
     pub file: String,
     /// Its length.
     pub bytes: u64,
-    /// Of its data (what follows the safetensors header), under the name of its function.
+    /// The digest of its data (the bytes after the safetensors header), under the name of the hash function.
     #[serde(flatten)]
     pub digest: DataDigest,
 }
 
-/// `manifest.json`. Its content depends on the state and the job alone, so all writers that know the data write the same.
+/// `manifest.json`. Its content depends only on the state and the job, so all writers that know the data write the same.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Manifest {
-    /// The oldest version that says all of it, [`FORMAT_VERSION`] at most.
+    /// The oldest version that can express the content, at most [`FORMAT_VERSION`].
     pub format_version: u32,
     /// The state.
     pub state: StateId,
@@ -96,10 +96,10 @@ impl Manifest {
         }
     }
 
-    /// Reads a manifest and checks that it is a whole one of this state.
+    /// Reads a manifest and checks that it is complete and belongs to this state.
     ///
     /// # Errors
-    /// It is of another format, damaged, or another state's.
+    /// It has another format, is damaged, or belongs to another state.
     pub fn decode(id: StateId, text: &[u8]) -> Result<Manifest, CheckpointError> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -136,10 +136,10 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Checks that a job may go on with this checkpoint's optimizer.
+    /// Checks that a job may continue with this checkpoint's optimizer state.
     ///
     /// # Errors
-    /// It is of another optimizer.
+    /// It belongs to another optimizer.
     pub fn suits_optimizer(&self, facts: &Facts) -> Result<(), CheckpointError> {
         let (own, of_job) = (self.facts.moments, facts.moments);
         if own == of_job {
@@ -158,8 +158,8 @@ impl Manifest {
     /// Checks that a job may load this checkpoint's parameters.
     ///
     /// # Errors
-    /// It is of another model; the error names each field that differs, as the job file calls it, the job's value, and that of the checkpoint; of an
-    /// exported model with as many parameters, each segment that has others.
+    /// It belongs to another model. The error names each field that differs, by its name in the job file, with the job's value and the
+    /// checkpoint's. For an exported model with equally many parameters, it names each segment whose parameters differ.
     pub fn suits(&self, facts: &Facts, layout: Layout) -> Result<(), CheckpointError> {
         let mut named = differences(&sizes(&facts.model), &sizes(&self.facts.model));
         if named.is_empty() {
@@ -182,7 +182,7 @@ impl Manifest {
     }
 }
 
-/// Features that a job can set: the path, the field of `spec.model`, and what a model has whose description leaves it out.
+/// Features that a job can set: the path, the field of `spec.model`, and the value of a model whose description omits it.
 const FIELDS: &[(&str, &str, &str)] = &[
     ("features.kvHeads", "kvHeads", "left out"),
     ("features.headSize", "headSize", "left out"),
@@ -218,7 +218,7 @@ const FIELDS: &[(&str, &str, &str)] = &[
     ("features.bias.out", "attentionBias", "true"),
     ("features.bias.mlp", "mlpBias", "true"),
 ];
-/// Not in a model's description, where angles are scaled or not.
+/// This path is not in a model's description, which only has or omits the scaling.
 const SCALING_KIND: &str = "features.positions.rotary.scaling.kind";
 
 /// The fields that differ.
@@ -229,7 +229,7 @@ fn differences(of_job: &BTreeMap<String, Value>, own: &BTreeMap<String, Value>) 
         .filter(|field| own.get(*field) != of_job.get(*field));
     let named = differing.map(|field| difference(field, of_job.get(field), own.get(field)));
     let mut named: Vec<String> = named.collect();
-    // One switch of the job file is that of two kinds of biases.
+    // One boolean of the job file sets two kinds of biases.
     named.dedup();
     named
 }
@@ -242,13 +242,13 @@ fn difference(path: &str, of_job: Option<&Value>, own: Option<&Value>) -> String
     format!("{field} {}, needed {}", value(of_job), value(own))
 }
 
-/// The fields of a model that its parameters follow from, each by its path.
+/// The fields of a model that determine its parameters, each by its path.
 fn sizes(model: &Value) -> BTreeMap<String, Value> {
-    // Dropout has no state; nor have positions that are not learned, so that a model may go on with longer samples.
+    // Dropout has no state, and neither have positions that are not learned, so a model may continue with longer samples.
     let rotary = model.pointer("/features/positions/rotary");
     let mut sizes = BTreeMap::new();
     add_leaves("", model, &mut sizes);
-    // Of an exported model, the numbers of parameters: it may be exported anew, and shards have names and shapes.
+    // For an exported model, the numbers of parameters: it may be exported again, and shards have names and shapes.
     if let Some(exported) = model.get("exported") {
         sizes.retain(|field, _| field == "exported.sharedParameters");
         let segments = exported.get("segments").and_then(Value::as_array);
@@ -270,8 +270,8 @@ fn sizes(model: &Value) -> BTreeMap<String, Value> {
     sizes
 }
 
-/// The segments of an exported model that have parameters of other names or shapes than in a checkpoint, where both descriptions say which: those of older
-/// exports do not. In which order they are stored is no difference.
+/// The segments of an exported model whose parameters have other names or shapes than in a checkpoint, as far as both descriptions say;
+/// those of older exports do not. The order in which parameters are stored does not count.
 fn segments_of_others(of_job: &Value, own: &Value) -> Vec<String> {
     let [of_job, own] = [of_job, own].map(|model| {
         let segments = model.pointer("/exported/segments").and_then(Value::as_array);

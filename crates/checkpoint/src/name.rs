@@ -25,7 +25,7 @@ pub fn parse_folder(name: &str) -> Option<StateId> {
     (parts.next().is_none() && folder_name(id) == name && id.is_possible()).then_some(id)
 }
 
-/// `segment-007`, or `tied` for the weight that the first and the last segment share; where units are ranges of these, `segment-007-range-02`.
+/// `segment-007`, or `tied` for the weight that the first and the last segment share; `segment-007-range-02` if units are ranges of these.
 #[must_use]
 pub fn unit_name(layout: Layout, unit: Unit) -> String {
     let whole = layout.whole_of(unit);

@@ -1,10 +1,9 @@
-//! Ownership of a location: of two runs that would write to one location, the second is refused.
+//! Ownership of a location: if two runs try to write to one location, the second is refused.
 //!
-//! A lease is an object `owner/<epoch>.json` that the owner rewrites to renew it. A successor creates the next epoch (create if
-//! absent, so one of two wins); the greatest epoch owns. A lease that is released stays, and says by whom: epochs only grow, so that an owner
-//! that was suspended for a while finds a later one. The age of a lease is measured by the store's own clock, so machines'
-//! clocks may be wrong. This protects users from a mistake; it is not needed for safety, since different states have
-//! different names.
+//! A lease is an object `owner/<epoch>.json` that the owner rewrites to renew it. A successor creates the next epoch (create if absent, so
+//! only one of two wins); the greatest epoch owns the location. A released lease stays and names its last owner: epochs only grow, so an
+//! owner that was suspended for a while finds a later one. The age of a lease is measured by the store's own clock, so machines' clocks may
+//! be wrong. This protects users from a mistake; it is not needed for safety, since different states have different names.
 
 use crate::CheckpointError;
 use crate::location::Location;
@@ -23,7 +22,7 @@ const FOLDER: &str = "owner";
 /// An empty object that is rewritten to learn the store's time.
 const CLOCK: &str = "clock";
 
-/// Who claims a location.
+/// The claimant of a location.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Claim {
@@ -37,7 +36,7 @@ pub struct Claim {
     pub started: u64,
 }
 
-/// In the place of the claim in a lease that was given up. Nobody reads it as a claim.
+/// The content of a lease that was released, in place of the claim. It cannot be read as a claim.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Released {
@@ -54,12 +53,12 @@ pub struct Ownership {
 
 /// What a renewal found.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum LeaseState {
     /// This owner still owns the location.
     Owner,
-    /// The same run has claimed it again, as after a change of leader. This owner must not write any more.
+    /// The same run has claimed it again, as after a change of leader. This owner must no longer write.
     Succeeded,
-    /// Another run owns it: its name.
+    /// Another run, of this name, owns it.
     Taken(String),
 }
 
@@ -71,7 +70,7 @@ struct Lease {
 }
 
 impl Location {
-    /// Makes a run the owner of this job's folder. `has_ended`: whether the present owner's process has ended for certain.
+    /// Makes a run the owner of this job's folder. `has_ended`: whether the present owner's process has certainly ended.
     ///
     /// # Errors
     /// Another run owns it, or the store fails.
@@ -119,7 +118,7 @@ impl Location {
             Err(error) => return Err(error.into()),
         }
         if let Some(old) = lease {
-            // The greater epoch owns already. An old lease that stays does no harm.
+            // The greater epoch is already the owner. An old lease that stays does no harm.
             let _ = self.inner.delete(&old.path).await;
         }
         Ok(ownership)
@@ -153,7 +152,7 @@ impl Location {
         Ok(serde_json::from_slice(&self.read_lease(path).await?).ok())
     }
 
-    /// What is in a lease; nothing where it was deleted just now, as earlier builds do when they release it.
+    /// The content of a lease; empty if it was deleted just now, as earlier builds do when they release it.
     async fn read_lease(&self, path: &Path) -> Result<Bytes, CheckpointError> {
         match self.inner.get(path).await {
             Ok(got) => Ok(got.bytes().await?),
@@ -175,8 +174,8 @@ fn lease_file(epoch: u64) -> String {
     format!("{epoch:08}.json")
 }
 
-/// The number of a lease's file; None if it is none. Only one spelling is accepted, and no number that is never reached: there would
-/// be none after it.
+/// The epoch of a lease's file name; None if it is not a lease. Only one spelling is accepted, and no number that is too large to be
+/// reached: the greatest one would have no successor.
 fn parse_lease(file: &str) -> Option<u64> {
     let epoch = file.strip_suffix(".json")?.parse().ok()?;
     (lease_file(epoch) == file && epoch <= StateId::NUMBER_MAX).then_some(epoch)
@@ -195,20 +194,20 @@ impl Ownership {
     ///
     /// # Errors
     /// The store fails.
-    pub async fn renew(&self) -> Result<Standing, CheckpointError> {
+    pub async fn renew(&self) -> Result<LeaseState, CheckpointError> {
         match self.location.newest_lease().await? {
             Some(lease) if lease.epoch > self.epoch => {
                 let lease = self.location.read_lease(&lease.path).await?;
                 let claimed = serde_json::from_slice(&lease).map(|claim: Claim| claim.run);
                 let released = || serde_json::from_slice(&lease).map(|lease: Released| lease.released_by);
-                // Who has released it has had it, and its checkpoints are there.
+                // The run that released it was the owner, and its checkpoints are there.
                 Ok(match claimed.or_else(|_| released()) {
-                    Ok(run) if run != self.claim.run => Standing::Taken(run),
-                    _ => Standing::Succeeded,
+                    Ok(run) if run != self.claim.run => LeaseState::Taken(run),
+                    _ => LeaseState::Succeeded,
                 })
             }
             Some(lease) if lease.epoch == self.epoch => self.write_again().await,
-            // Somebody has deleted it, and may just claim the location anew.
+            // The lease was deleted, and its owner may just be claiming the location again.
             _ => {
                 let create = PutOptions::from(PutMode::Create);
                 let inner = &self.location.inner;
@@ -216,7 +215,7 @@ impl Ownership {
                     .put_opts(&self.path(), self.claim_json().into(), create)
                     .await
                 {
-                    Ok(_) => Ok(Standing::Owner),
+                    Ok(_) => Ok(LeaseState::Owner),
                     Err(object_store::Error::AlreadyExists { .. }) => self.write_again().await,
                     Err(error) => Err(error.into()),
                 }
@@ -224,16 +223,16 @@ impl Ownership {
         }
     }
 
-    /// Renews the lease of this epoch, unless somebody else's claim is in it: earlier builds began with the first epoch again after a release.
-    async fn write_again(&self) -> Result<Standing, CheckpointError> {
+    /// Renews the lease of this epoch, unless it has another run's claim: earlier builds began with the first epoch again after a release.
+    async fn write_again(&self) -> Result<LeaseState, CheckpointError> {
         match self.location.read_claim(&self.path()).await? {
-            Some(owner) if owner.run != self.claim.run => return Ok(Standing::Taken(owner.run)),
-            Some(owner) if owner != self.claim => return Ok(Standing::Succeeded),
+            Some(owner) if owner.run != self.claim.run => return Ok(LeaseState::Taken(owner.run)),
+            Some(owner) if owner != self.claim => return Ok(LeaseState::Succeeded),
             _ => {}
         }
         let claim = self.claim_json().into();
         self.location.inner.put(&self.path(), claim).await?;
-        Ok(Standing::Owner)
+        Ok(LeaseState::Owner)
     }
 
     /// Releases the location, so that the next run need not wait.

@@ -1,5 +1,5 @@
-//! Files of a published model that its checkpoints have no place for: the tokenizer, and which tokens end a text. An import keeps them beside
-//! the checkpoints, so that a later export has them; a run keeps the tokenizer of its dataset so, where there are none.
+//! Files of a published model that its checkpoints have no place for: the tokenizer, and which tokens end a text. An import stores them
+//! with the checkpoints, so that a later export has them. A run stores the tokenizer of its dataset there, if there is none.
 
 use crate::CheckpointError;
 use crate::location::Location;
@@ -26,14 +26,14 @@ pub const PUBLISHED_FILES: [&str; 11] = [
     "chat_template.jinja",
 ];
 
-/// Those without which there is no tokenizer, of the kinds that there are.
+/// The files that make a tokenizer, one per kind of tokenizer.
 const TOKENIZERS: [&str; 4] = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"];
 
-/// More bytes than any of them has. The tokenizers of the largest vocabularies have about 30 MB.
+/// Maximum bytes of such a file. The tokenizers of the largest vocabularies have about 30 MB.
 pub const PUBLISHED_FILE_BYTES_MAX: u64 = 256 << 20;
 
 impl Location {
-    /// Keeps such a file; replaces one of this name.
+    /// Stores such a file, and replaces an existing one of this name.
     ///
     /// # Errors
     /// The store fails.
@@ -43,10 +43,11 @@ impl Location {
         Ok(())
     }
 
-    /// Whether a run should keep the tokenizer of its dataset: this job has none, and a job that it began with has no files of a model.
+    /// Whether a run should store the tokenizer of its dataset: neither this job nor a job with whose checkpoint it began has files of a
+    /// model.
     ///
     /// # Errors
-    /// The store fails, or that of a job that this one began with: it may have a tokenizer.
+    /// The store fails, or the store of a job with whose checkpoint this one began: that job may have a tokenizer.
     pub async fn lacks_tokenizer(&self) -> Result<bool, CheckpointError> {
         let folder = self.root().child(FOLDER);
         let own: Vec<_> = self.inner.list(Some(&folder)).try_collect().await?;
@@ -57,7 +58,7 @@ impl Location {
         Ok(!TOKENIZERS.into_iter().any(is_there))
     }
 
-    /// Keeps the files of a dataset's tokenizer. A file that is there stays: it is an import's, or the same one, of another worker.
+    /// Stores the files of a dataset's tokenizer. An existing file stays: it belongs to an import, or is the same file from another worker.
     ///
     /// # Errors
     /// The store fails.
@@ -66,7 +67,7 @@ impl Location {
         mut files: Vec<(String, Vec<u8>)>,
         rate_limit: &RateLimit,
     ) -> Result<(), CheckpointError> {
-        // Those that make it a tokenizer come last: where they are all are, and an attempt that was interrupted is made again.
+        // The files that make it a tokenizer come last: if they exist, all files do, and an interrupted attempt is repeated.
         files.sort_by_key(|(name, _)| TOKENIZERS.contains(&name.as_str()));
         for (name, content) in files {
             rate_limit.wait(content.len()).await;
@@ -80,7 +81,7 @@ impl Location {
         Ok(())
     }
 
-    /// The files that are kept, in order of their names; others are left out, and those that are too large for what they should be.
+    /// The stored files, in order of their names. Other files, and files that are too large, are left out.
     ///
     /// # Errors
     /// The store fails.

@@ -21,7 +21,7 @@ impl RateLimit {
         }
     }
 
-    /// Waits until the bytes of earlier calls have had their time at this rate, then reserves the time of these `bytes`.
+    /// Waits until the bytes of earlier calls have been sent at this rate, then reserves the time for these `bytes`.
     #[expect(clippy::cast_precision_loss, reason = "a duration's precision")]
     pub async fn wait(&self, bytes: usize) {
         let Some(rate) = self.bytes_per_second else { return };

@@ -1,5 +1,5 @@
-//! Reads shards: from a bucket by several requests at a time, from this machine's disk through one small buffer. What a processor does with
-//! the bytes is done beside the threads that serve the network.
+//! Reads shards: from a bucket with several concurrent requests, from a local disk through one small buffer. Processor-intensive work does
+//! not run on the threads that serve the network.
 
 use crate::CheckpointError;
 use crate::location::Location;
@@ -19,17 +19,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 use varuna_plan::{Layout, StateId, Unit};
 
-/// A shard is read by several ranged requests at a time: one request has the speed of one connection.
+/// Size of a ranged request. A shard is read by several requests at a time, since a single request has only the speed of one connection.
 const REQUEST_BYTES: usize = 8 << 20;
 const REQUESTS_AT_ONCE: usize = 4;
-/// A file is read through a buffer of this size, which is used again and again: it stays in the processor's cache, where digest and copy
-/// find it. Fresh memory for all of it costs more than reading does.
+/// Size of the buffer through which a file is read. It is reused, so it stays in the processor's cache, where digest and copy find it.
+/// Fresh memory for the whole file costs more than reading does.
 const BUFFER_BYTES: usize = 256 << 10;
-/// Bytes that trickle in are told of so often. Who waits for them has seconds of patience, and other things to do than to hear of each piece.
+/// Interval at which slowly arriving bytes are reported. The receiver is patient for seconds, so it need not hear of each piece.
 const TOLD_EVERY: Duration = Duration::from_millis(250);
 
 impl Location {
-    /// Reads a unit's shard and checks length and digest. `arrived` is called for each part that arrives, and now and then while one arrives slowly.
+    /// Reads a unit's shard and checks length and digest. `arrived` is called for each part that arrives, and regularly during a slow one.
     ///
     /// # Errors
     /// The store fails, or the shard is missing or damaged.
@@ -42,8 +42,8 @@ impl Location {
         self.read(manifest, unit, Keep::All, arrived).await
     }
 
-    /// Reads a unit of a layout, whichever ranges the checkpoint's units are: those of the layout are read as they are, others are joined and
-    /// cut. `arrived` is called for each part that arrives.
+    /// Reads a unit of a layout, whatever ranges the checkpoint's units are: ranges of the same layout are read directly, others are joined
+    /// and cut. `arrived` is called for each part that arrives.
     ///
     /// # Errors
     /// The store fails, or a shard is missing or damaged.
@@ -56,11 +56,11 @@ impl Location {
         self.load_unit_in_order(manifest, unit, None, arrived).await
     }
 
-    /// The same where all parameters of the unit's segment are wanted in an order that may not be the checkpoint's, as of a model that was
-    /// exported again. What a range has depends on the order: of another one all ranges are joined, and cut when they are in order.
+    /// The same, with all parameters of the unit's segment in an order that may differ from the checkpoint's, as for a model that was
+    /// exported again. The content of a range depends on it: if it differs, all ranges are joined, reordered and cut.
     ///
     /// # Errors
-    /// As there, and where the segment has other parameters than these.
+    /// The same errors, and if the segment has other parameters than these.
     pub async fn load_unit_in_order(
         &self,
         manifest: &Manifest,
@@ -96,8 +96,8 @@ impl Location {
         Ok(shard)
     }
 
-    /// Whether a checkpoint's ranges of a unit are those of its parameters in this order, if any is wanted. The headers say so together: one alone
-    /// does not say which part it has of a parameter that begins before it and ends behind it.
+    /// Whether a checkpoint's ranges of a unit match its parameters in this order, if one is given. This needs all headers: one alone does
+    /// not tell which part it has of a parameter that begins before it and ends after it.
     async fn is_in_order(
         &self,
         manifest: &Manifest,
@@ -118,7 +118,7 @@ impl Location {
         Ok(joined.tensors == wanted)
     }
 
-    /// A unit's shard without its data, as its header describes it.
+    /// A unit's shard as its header describes it, without its data.
     async fn described(&self, manifest: &Manifest, unit: String) -> Result<Shard, CheckpointError> {
         let id = manifest.state;
         let entry = entry_of(manifest, &unit)?;
@@ -137,7 +137,7 @@ impl Location {
         Err(damaged(id, &entry.file, "it is cut short".into()))
     }
 
-    /// Like [`Location::load`], for somebody who only asks whether the shard is sound: nothing of it is kept.
+    /// Like [`Location::load`], but only checks that the shard is valid and keeps nothing of it.
     ///
     /// # Errors
     /// The store fails, or the shard is missing or damaged.
@@ -150,6 +150,15 @@ impl Location {
         self.read(manifest, unit, Keep::Nothing, arrived)
             .await
             .map(|_| ())
+    }
+
+    /// Requests a shard by its name, and checks that it exists with the length in the manifest.
+    ///
+    /// # Errors
+    /// The store fails, or the shard is missing or of another length.
+    pub(crate) async fn check_length(&self, id: StateId, entry: &ShardEntry) -> Result<(), CheckpointError> {
+        let found = self.inner.head(&self.path(id, &entry.file)).await;
+        of_length(id, entry, found, |meta| meta.size).map(drop)
     }
 
     async fn read(
@@ -176,7 +185,7 @@ impl Location {
     }
 }
 
-/// What the manifest says of a unit's shard.
+/// The manifest's entry for a unit's shard.
 fn entry_of<'a>(manifest: &'a Manifest, unit: &str) -> Result<&'a ShardEntry, CheckpointError> {
     let entry = manifest.shards.iter().find(|s| s.unit == unit);
     entry.ok_or_else(|| damaged(manifest.state, MANIFEST, format!("it names no shard of {unit}")))
@@ -190,7 +199,7 @@ fn damaged(id: StateId, file: &str, why: String) -> CheckpointError {
     }
 }
 
-/// What was found where a shard should be, if it has the length that the manifest says.
+/// The result of a request for a shard, if it has the length in the manifest.
 fn of_length<T>(
     id: StateId,
     entry: &ShardEntry,
@@ -241,11 +250,11 @@ async fn read_object(
     Ok(reader)
 }
 
-/// What a request brings, piece by piece.
+/// The response of a request, piece by piece.
 type Pieces = BoxStream<'static, object_store::Result<Bytes>>;
 
-/// Reads some bytes of an object, by as many requests as it takes. A client gives a request so much time in all, and a slow store may need more: the
-/// next request goes on where one has ended, and only one that brings nothing is an error.
+/// Reads some bytes of an object with as many requests as it takes. A client limits the total time of a request, and a slow store may need
+/// more: the next request continues where one has ended, and only a request that returns nothing is an error.
 async fn read_range<F, R>(
     range: Range<u64>,
     arrivals: &Arrivals<'_, F>,
@@ -278,12 +287,12 @@ where
     Ok(bytes)
 }
 
-/// Who is told that bytes arrive, by several requests at the same time.
+/// The callback for arriving bytes, shared by concurrent requests.
 struct Arrivals<'a, F>(Mutex<Told<'a, F>>);
 
 struct Told<'a, F> {
     arrived: &'a mut F,
-    /// When it was told last.
+    /// When it was last called.
     at: Instant,
 }
 
@@ -293,18 +302,18 @@ impl<'a, F: FnMut()> Arrivals<'a, F> {
         Arrivals(Mutex::new(Told { arrived, at }))
     }
 
-    /// Some bytes are here.
+    /// Some bytes have arrived.
     fn note(&self) {
         self.tell_after(TOLD_EVERY);
     }
 
-    /// A part is here.
+    /// A part has arrived.
     fn tell(&self) {
         self.tell_after(Duration::ZERO);
     }
 
     fn tell_after(&self, pause: Duration) {
-        // An error means that whoever was told has panicked, which ends the read.
+        // An error means that the callback has panicked, which ends the read.
         let Ok(mut told) = self.0.lock() else { return };
         let Told { arrived, at } = &mut *told;
         if at.elapsed() >= pause {
@@ -334,14 +343,14 @@ async fn read_file(
         });
         let n;
         (n, file, buffer, reader) = read.await?;
-        // A file that is shorter than it was: the reader says so.
+        // If the file is shorter than it was, the reader reports it.
         left = if n == 0 { 0 } else { left - n };
         arrived();
     }
     Ok(reader)
 }
 
-/// Reads so many bytes, or up to the end of the file; how many there were.
+/// Reads up to `bytes` bytes, or up to the end of the file, into the reader. Returns how many there were.
 fn read_part(
     file: &mut File,
     bytes: u64,
@@ -375,7 +384,7 @@ fn disk(source: Box<dyn std::error::Error + Send + Sync>) -> CheckpointError {
     CheckpointError::Store(object_store::Error::Generic { store, source })
 }
 
-/// Runs what keeps a processor busy on a thread for that, where there is a runtime.
+/// Runs processor-intensive work on a thread for blocking work, if there is a runtime.
 async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::runtime::Handle::try_current() {
         Ok(runtime) => {

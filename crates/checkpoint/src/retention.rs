@@ -12,21 +12,21 @@ pub struct Pruned {
     pub orphans: Vec<StateId>,
 }
 
-/// What decides about deletions beside the listing itself.
+/// What decides about deletions besides the listing itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Retention<'a> {
-    /// So many of the newest complete checkpoints stay; at least one does.
+    /// Number of the newest complete checkpoints that stay; at least one does.
     pub keep: usize,
-    /// They are never deleted.
+    /// Checkpoints that are never deleted.
     pub protected: &'a [StateId],
-    /// The run has found their bits wrong, and never resumes from them: they do not count towards `keep`.
+    /// Checkpoints whose bits the run has found wrong. It never resumes from them, so they do not count towards `keep`.
     pub void: &'a [StateId],
-    /// Sound ones of another model, optimizer or format: another run's, which are left alone and do not count.
+    /// Valid checkpoints of another model, optimizer or format. They belong to another run, so they are left alone and do not count.
     pub foreign: &'a [StateId],
 }
 
 impl Retention<'_> {
-    /// The newest `keep`, and nothing else is known.
+    /// Keeps the newest `keep`; nothing else is known.
     #[must_use]
     pub fn newest(keep: usize) -> Self {
         Retention {
@@ -37,7 +37,7 @@ impl Retention<'_> {
         }
     }
 
-    /// Those that a run can resume from, the newest first.
+    /// The checkpoints that a run can resume from, the newest first.
     fn counting(&self, all: &[Listed]) -> Vec<StateId> {
         let counts =
             |l: &&Listed| l.is_usable() && !self.void.contains(&l.id) && !self.foreign.contains(&l.id);
@@ -47,15 +47,15 @@ impl Retention<'_> {
         counting
     }
 
-    /// The newest that a run can resume from: what is newer may still be in upload.
+    /// The newest checkpoint that a run can resume from. Newer ones may still be in upload.
     pub(crate) fn newest_of(&self, all: &[Listed]) -> Option<StateId> {
         self.counting(all).first().copied()
     }
 }
 
-/// What may be deleted of `all`: complete checkpoints older than the newest `keep`, and leftovers older than the newest
-/// complete one (a newer leftover may still be in upload). Checkpoints marked as damaged and void ones do not count towards `keep`, and
-/// are deleted when `keep` sound ones are newer. Nothing that is protected or foreign is ever deleted.
+/// The checkpoints in `all` that may be deleted: complete ones older than the newest `keep`, and leftovers older than the newest complete
+/// one (a newer leftover may still be in upload). Damaged and void checkpoints do not count towards `keep`, and are deleted when `keep`
+/// valid ones are newer. A protected or foreign checkpoint is never deleted.
 #[must_use]
 pub fn prunable(all: &[Listed], retention: &Retention<'_>) -> Pruned {
     let counting = retention.counting(all);
@@ -88,11 +88,11 @@ mod tests {
         }
     }
 
-    fn listed(step: u64, manifest: bool, refused: bool) -> Listed {
+    fn listed(step: u64, manifest: bool, marked_damaged: bool) -> Listed {
         Listed {
             id: id(step),
             manifest,
-            refused,
+            marked_damaged,
             files: BTreeMap::new(),
         }
     }

@@ -1,8 +1,8 @@
 //! One unit's state as a safetensors file: parameters and the optimizer's moments, each under its parameter's name.
 //!
-//! The header holds the digest of the data, so that the manifest can be written without reading the data again, and a damaged
-//! shard is found without the manifest. A state is large and its worker's cores are busy, so a file is made of pieces of the state itself,
-//! and one that is read goes to where it is wanted at once: nothing here copies it as a whole.
+//! The header holds the digest of the data, so that the manifest can be written without reading the data again, and a damaged shard is
+//! found without the manifest. States are large and the workers' cores are busy. So a file is written from pieces of the state itself, and
+//! data that are read go directly to their destination: nothing here copies a state as a whole.
 
 mod file;
 mod ranges;
@@ -21,7 +21,7 @@ use varuna_plan::{LossScale, Moments, StateId};
 
 /// The first request for a header asks for this many bytes; a longer header needs a second request.
 pub(crate) const HEADER_GUESS: u64 = 32 << 10;
-/// Headers that are read at the same time: a checkpoint may have thousands of shards, and each read waits for the store.
+/// Number of headers that are read at the same time: a checkpoint may have thousands of shards, and each read waits for the store.
 pub(crate) const HEADERS: usize = 16;
 
 /// Prefixes of the tensors' names: the value of a parameter and its moments, as PyTorch's optimizers call them.
@@ -40,20 +40,20 @@ const KEY: &str = "varuna";
 pub struct ShardTensor {
     /// The parameter's name within its segment, as in GPT-2's published checkpoints.
     pub name: String,
-    /// Its shape; of a part of a parameter, how many elements that has.
+    /// Its shape; for a part of a parameter, its number of elements.
     pub shape: Vec<usize>,
-    /// The shape of the parameter, where this is a part of it: the unit is a range of a segment's state.
+    /// The shape of the whole parameter, if this is a part of it because the unit is a range of a segment's state.
     pub whole: Option<Vec<usize>>,
 }
 
 impl ShardTensor {
-    /// Elements of this shape; none where they cannot be counted.
+    /// Number of elements of this shape; none if it overflows.
     fn elements(&self) -> Option<usize> {
         self.shape.iter().try_fold(1, |all: usize, n| all.checked_mul(*n))
     }
 }
 
-/// The state of one unit, whoever holds its data.
+/// The state of one unit; `D` is the container of its data.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Shard<D = Vec<f32>> {
     /// The state that it belongs to.
@@ -62,15 +62,15 @@ pub struct Shard<D = Vec<f32>> {
     pub unit: String,
     /// Optimizer steps applied (skipped ones not counted).
     pub adam_steps: u64,
-    /// The next step's loss scale; none where the job has no dynamic one, and in files of format 3 and older.
+    /// The next step's loss scale; none if the job has no dynamic one, and in files of format 3 and older.
     pub loss_scale: Option<LossScale>,
     /// Steps skipped in a row that no smaller loss scale would have saved; 0 in files of format 3 and older.
     pub failed_in_a_row: u32,
-    /// What the optimizer keeps of each parameter; Adam's in files of format 4 and older.
+    /// The moments that the optimizer keeps for each parameter; Adam's in files of format 4 and older.
     pub moments: Moments,
     /// Parameters in their order.
     pub tensors: Vec<ShardTensor>,
-    /// The values of all parameters in their order, then all first moments, then all second ones where there are some; each tensor in row-major
+    /// The values of all parameters in their order, then all first moments, then all second ones if there are any; each tensor in row-major
     /// order.
     pub data: D,
 }
@@ -82,7 +82,7 @@ struct Header {
     state: StateId,
     unit: String,
     adam_steps: u64,
-    /// Since format 4, like the next one.
+    /// Since format 4, like the next field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     loss_scale: Option<LossScale>,
     #[serde(default)]
@@ -90,12 +90,12 @@ struct Header {
     /// Since format 5; Muon's since format 6.
     #[serde(default, skip_serializing_if = "Moments::are_adams")]
     moments: Moments,
-    /// The parameters in their order: safetensors keeps none.
+    /// The parameters in their order, which safetensors does not keep.
     order: Vec<String>,
-    /// Since format 7: of the parameters that the file has a part of, the shapes of the whole.
+    /// Since format 7: for parameters of which the file has only a part, the shapes of the whole.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     whole_shapes: BTreeMap<String, Vec<usize>>,
-    /// Of everything after the header.
+    /// The digest of everything after the header.
     #[serde(flatten)]
     digest: DataDigest,
 }
@@ -104,7 +104,7 @@ struct Header {
 struct Placed<'a> {
     name: String,
     shape: &'a [usize],
-    /// Where the shard's data have it, in elements.
+    /// Its position in the shard's data, in elements.
     at: Range<usize>,
 }
 
@@ -112,7 +112,7 @@ impl Shard {
     /// The same state with its parameters in this order.
     ///
     /// # Errors
-    /// They are others: the first one that is missing, too many, or of another shape, as a sentence.
+    /// The parameters differ: a sentence about the first one that is missing, superfluous, or of another shape.
     pub fn in_order(self, wanted: &[ShardTensor]) -> Result<Shard, String> {
         if self.tensors == wanted {
             return Ok(self);
@@ -151,13 +151,13 @@ impl Shard {
 }
 
 impl<D: AsRef<[f32]>> Shard<D> {
-    /// Elements of all parameters.
+    /// Number of elements of all parameters.
     #[must_use]
     pub fn parameters(&self) -> usize {
         self.data.as_ref().len() / kinds(self.moments).len()
     }
 
-    /// The values of a tensor: 0 for its parameter, 1 and 2 for the moments. Empty where there is none.
+    /// The values of a tensor. `kind`: 0 for its parameter, 1 and 2 for the moments. Empty if there is none.
     #[must_use]
     pub fn values(&self, tensor: usize, kind: usize) -> &[f32] {
         let data = self.data.as_ref();
@@ -171,7 +171,7 @@ impl<D: AsRef<[f32]>> Shard<D> {
     /// The file's bytes in one piece. Equal shards give equal bytes.
     ///
     /// # Errors
-    /// There are more or fewer data than the shapes say.
+    /// The amount of data does not match the shapes.
     pub fn encode(&self) -> Result<Bytes, CheckpointError> {
         let placed = self.placed()?;
         let data = self.data.as_ref();
@@ -182,10 +182,10 @@ impl<D: AsRef<[f32]>> Shard<D> {
         Ok(file.into())
     }
 
-    /// Bytes of the file, without looking at the data.
+    /// Length of the file in bytes, computed without reading the data.
     ///
     /// # Errors
-    /// There are more or fewer data than the shapes say.
+    /// The amount of data does not match the shapes.
     pub fn file_bytes(&self) -> Result<u64, CheckpointError> {
         let data = size_of_val(self.data.as_ref());
         let header = self.header(&self.placed()?, DataDigest::of(std::iter::empty()))?;
@@ -224,7 +224,7 @@ impl<D: AsRef<[f32]>> Shard<D> {
         Ok(placed)
     }
 
-    /// What the file has before its data, as the library writes it.
+    /// The part of the file before its data, as the library writes it.
     fn header(&self, placed: &[Placed], digest: DataDigest) -> Result<Vec<u8>, CheckpointError> {
         let damaged = |why: &dyn std::fmt::Display| self.damaged(why);
         let header = Header {
@@ -254,7 +254,7 @@ impl<D: AsRef<[f32]>> Shard<D> {
         let own = HashMap::from([(KEY.to_owned(), text)]);
         let metadata = Metadata::new(Some(own), tensors.collect()).map_err(|e| damaged(&e))?;
         let mut text = serde_json::to_vec(&metadata).map_err(|e| damaged(&e))?;
-        // So that the data are aligned.
+        // This aligns the data.
         text.resize(text.len().next_multiple_of(8), b' ');
         Ok([&(text.len() as u64).to_le_bytes(), text.as_slice()].concat())
     }
@@ -268,7 +268,7 @@ impl Shard {
     /// Reads a file and checks that it is the whole state of `unit` at `id`.
     ///
     /// # Errors
-    /// The file is damaged, or another state's.
+    /// The file is damaged, or belongs to another state.
     pub fn decode(id: StateId, unit: &str, file: &[u8]) -> Result<Shard, CheckpointError> {
         let mut reader = ShardReader::new(id, unit, file.len() as u64, Keep::All);
         reader.push(file)?;
@@ -334,7 +334,7 @@ impl ShardFacts {
         })
     }
 
-    /// Of the data, as the header says.
+    /// The digest of the data, from the header.
     pub(crate) fn digest(&self) -> &DataDigest {
         &self.header.digest
     }

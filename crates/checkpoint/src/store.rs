@@ -1,4 +1,4 @@
-//! One job's checkpoints: writes them, and checks what the job may resume from.
+//! One job's checkpoints: writes them, and checks which ones the job may resume from.
 
 mod origin;
 mod parts;
@@ -24,13 +24,13 @@ pub struct Store {
     location: Location,
     layout: Layout,
     facts: Facts,
-    /// Whose checkpoint the job begins with, if anybody's.
+    /// The other job with whose checkpoint this job begins, if any.
     other_job: Option<OtherJob>,
 }
 
 impl Store {
-    /// The store of a job; None if the job has no `spec.checkpoint`. `fingerprint`: the dataset's, empty if not known: then manifests
-    /// tell neither it nor the hash that it is part of.
+    /// The store of a job; None if the job has no `spec.checkpoint`. `fingerprint`: the dataset's, empty if not known; then manifests
+    /// contain neither it nor the hash that includes it.
     ///
     /// # Errors
     /// The location cannot be used.
@@ -63,7 +63,7 @@ impl Store {
         }))
     }
 
-    /// What the job's optimizer keeps of each parameter.
+    /// The moments that the job's optimizer keeps for each parameter.
     #[must_use]
     pub fn moments(&self) -> Moments {
         self.facts.moments
@@ -86,7 +86,7 @@ impl Store {
         }
     }
 
-    /// What this job thinks of another one's folder.
+    /// A store with this job's facts over another job's folder.
     fn at(&self, location: &Location) -> Store {
         Store {
             location: location.clone(),
@@ -95,13 +95,13 @@ impl Store {
         }
     }
 
-    /// The job's folder, for operations that need no knowledge of the job.
+    /// The job's folder, for operations that do not need the job.
     #[must_use]
     pub fn location(&self) -> &Location {
         &self.location
     }
 
-    /// Whether a unit's shard of so many bytes is there. Equal names mean equal bits, so there is no more to be written; a shard of another
+    /// Whether a unit's shard of this length exists. Equal names mean equal bits, so it need not be written again. A shard of another
     /// length was written by another build, or is damaged.
     ///
     /// # Errors
@@ -115,7 +115,7 @@ impl Store {
         }
     }
 
-    /// Uploads a unit's shard within a rate limit, unless it is there already (see [`Store::has_shard`]).
+    /// Uploads a unit's shard within a rate limit, unless it already exists (see [`Store::has_shard`]).
     ///
     /// # Errors
     /// The store fails.
@@ -133,7 +133,7 @@ impl Store {
         self.write_shard(id, unit, file, limit).await
     }
 
-    /// Uploads a unit's shard within a rate limit, whether or not it is there. A repeated or late upload writes the same bytes.
+    /// Uploads a unit's shard within a rate limit, whether or not it exists. A repeated or late upload writes the same bytes.
     ///
     /// # Errors
     /// The store fails.
@@ -160,10 +160,10 @@ impl Store {
     /// Whether a listing shows all shards of a checkpoint, no manifest, and no mark of damage: [`Store::complete`] can complete it.
     #[must_use]
     pub fn lacks_manifest_alone(&self, listed: &Listed) -> bool {
-        !listed.manifest && !listed.refused && self.shards_of(listed).is_some()
+        !listed.manifest && !listed.marked_damaged && self.shards_of(listed).is_some()
     }
 
-    /// The units with their shards' files and lengths; none where one is missing.
+    /// The units with the files and lengths of their shards; none if one is missing.
     fn shards_of(&self, listed: &Listed) -> Option<Vec<(Unit, String, u64)>> {
         let shard = |unit| {
             let file = shard_file(self.layout, unit);
@@ -173,10 +173,10 @@ impl Store {
         self.layout.all_units().map(shard).collect()
     }
 
-    /// Writes the manifest if it is missing and all shards are there. Returns whether the checkpoint is complete now.
+    /// Writes the manifest if it is missing and all shards exist. Returns whether the checkpoint is complete now.
     ///
     /// # Errors
-    /// The store fails, or a shard does not hold what its name says.
+    /// The store fails, or a shard's content does not match its name.
     pub async fn complete(&self, id: StateId) -> Result<bool, CheckpointError> {
         let Some(listed) = self.location.find(id).await? else {
             return Ok(false);
@@ -200,7 +200,7 @@ impl Store {
             file: MANIFEST.into(),
             why: e.to_string(),
         })?;
-        // Once there is a manifest older checkpoints are deleted: all of this one must be there after a power cut.
+        // Once there is a manifest, older checkpoints are deleted, so all files of this one must survive a power failure.
         let mut paths: Vec<_> = manifest
             .shards
             .iter()
@@ -223,6 +223,15 @@ impl Store {
         bytes: u64,
     ) -> Result<ShardEntry, CheckpointError> {
         let name = unit_name(self.layout, unit);
+        if bytes == 0 {
+            // A disk may have such a file after a power failure. A store refuses a range request for an empty object, which would look like
+            // a failure of the store.
+            return Err(CheckpointError::Damaged {
+                id,
+                file,
+                why: "it is empty".into(),
+            });
+        }
         let mut start = self.location.range(id, &file, 0..bytes.min(HEADER_GUESS)).await?;
         let end = ShardFacts::header_end(&start).unwrap_or(0);
         if end > start.len() as u64 && end <= bytes {
@@ -244,8 +253,8 @@ impl Store {
         })
     }
 
-    /// Checks that this job may resume from a listed checkpoint: the manifest is readable and of the job's model, and every
-    /// shard is there with its length. (Digests are checked when shards are read.)
+    /// Checks that this job may resume from a listed checkpoint: the manifest is readable and matches the job's model, and every shard
+    /// exists with its length. (Digests are checked when shards are read.)
     ///
     /// # Errors
     /// The checkpoint cannot be used, or the store fails.
@@ -255,23 +264,16 @@ impl Store {
         Ok(manifest)
     }
 
-    /// The same, for the parameters alone.
+    /// The same, for the parameters only.
     async fn check_parameters(&self, listed: &Listed) -> Result<Manifest, CheckpointError> {
         let manifest = self.location.manifest(listed.id).await?;
         manifest.suits(&self.facts, self.layout)?;
         for shard in &manifest.shards {
-            let why = match listed.files.get(&shard.file) {
-                None => "it is missing".to_owned(),
-                Some(bytes) if *bytes != shard.bytes => {
-                    format!("it has {bytes} bytes, the manifest says {}", shard.bytes)
-                }
-                Some(_) => continue,
-            };
-            return Err(CheckpointError::Damaged {
-                id: listed.id,
-                file: shard.file.clone(),
-                why,
-            });
+            if listed.files.get(&shard.file) != Some(&shard.bytes) {
+                // A checkpoint that is found damaged is marked permanently, so the length is checked in the store itself: a listing may be
+                // outdated.
+                self.location.check_length(listed.id, shard).await?;
+            }
         }
         Ok(manifest)
     }

@@ -114,7 +114,11 @@ async fn the_folder_of_a_discarded_checkpoint_goes_too_and_is_made_again() {
     let scratch = tempfile::tempdir().unwrap();
     let store = store(scratch.path());
     save(&store, id(7)).await;
-    store.location().refuse(id(7), "for the test").await.unwrap();
+    store
+        .location()
+        .mark_damaged(id(7), "for the test")
+        .await
+        .unwrap();
     assert!(store.location().discard(id(7)).await.unwrap());
     assert!(steps(scratch.path()).is_empty());
     save(&store, id(7)).await;

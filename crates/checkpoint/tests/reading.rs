@@ -210,3 +210,28 @@ async fn of_parameters_in_another_order_ranges_have_what_the_segment_has_there_i
         assert!(error.to_string().contains("it has no parameter b"), "{error}");
     }
 }
+
+#[tokio::test]
+async fn a_listing_that_lags_behind_the_store_makes_no_sound_checkpoint_a_damaged_one() {
+    let inner = Arc::new(InMemory::new());
+    let (store, _) = save(Location::over(inner.clone())).await;
+    let mut listed = store.location().list().await.unwrap().remove(0);
+    let file = "segment-001.safetensors";
+    listed.files.insert(file.to_owned(), 1);
+    assert!(
+        store.check(&listed).await.is_ok(),
+        "it is as long as it should be"
+    );
+    listed.files.remove(file);
+    assert!(store.check(&listed).await.is_ok(), "it is there");
+    let path = Path::from(format!("demo/{}/{file}", folder_name(ID)));
+    inner.delete(&path).await.unwrap();
+    let error = store.check(&listed).await.unwrap_err();
+    assert!(matches!(error, CheckpointError::Damaged { .. }), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("segment-001.safetensors: it is missing"),
+        "{error}"
+    );
+}

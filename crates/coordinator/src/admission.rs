@@ -1,8 +1,8 @@
-//! Who may hold a connection to the coordinator's port.
+//! Limits who may hold a connection to the coordinator's port.
 //!
-//! Whoever reaches the port can connect, and say nothing or ask for streams. Until a request on a connection shows the run's token,
-//! the connection is a stranger's: there is a bounded number of them, and each ends after a few seconds whatever it does. The token is
-//! looked at in a request's headers, before a byte of its message is read, so that no memory is taken for who has none.
+//! Anyone who reaches the port can connect, and send nothing or open streams. Until a request on a connection shows the run's token, the
+//! connection counts as a stranger's: their number is limited, and each ends after a few seconds whatever it does. The token is checked in
+//! a request's headers, before a byte of its message is read, so that a client without the token cannot use up memory.
 
 use std::future::Future as _;
 use std::io;
@@ -21,17 +21,18 @@ use tonic::transport::server::{Connected, TlsConnectInfo};
 use tonic::{Request, Status};
 use varuna_wire::{Strangers, shown_token};
 
-/// How long a connection may take, its TLS handshake included, until a request on it shows the token.
+/// How long a connection may take, including its TLS handshake, until a request on it shows the token.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Strangers at the same time. Each has a file descriptor, of which a process often may have 1,024; and after a restart of the coordinator
-/// all its workers are strangers for a moment.
+/// Maximum number of strangers at a time. Each uses a file descriptor, of which a process often may have 1,024; and after a restart of the
+/// coordinator all its workers are strangers for a moment.
 const MAX: usize = 512;
-/// Of them from one source. All workers of a node come from one.
+/// Maximum number of them from one source address. All workers of a node may have the same one.
 const OF_ONE_SOURCE: usize = 256;
 /// Pause after a failed accept: without file descriptors it would fail again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// All strangers of a port. Each is told when it is one no more; to be dropped without a word means to make room.
+/// All strangers of a port. Each is told through its sender when it is admitted. If the sender is dropped instead, the connection has to
+/// make room.
 type All = Arc<Mutex<Strangers<oneshot::Sender<()>>>>;
 
 /// A connection's place among the strangers.
@@ -61,7 +62,7 @@ impl Drop for Stranger {
     }
 }
 
-/// Refuses requests that do not show the token, and lets the others' connections stay.
+/// Refuses requests without the token, and admits the connections of the others.
 pub(crate) fn admission(
     token: String,
 ) -> impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone + Send + Sync + 'static {
@@ -79,7 +80,7 @@ pub(crate) fn admission(
     }
 }
 
-/// The port's connections. It never ends: what fails is one connection, or passes.
+/// The port's incoming connections. This stream never ends: a failure is one of a single connection, or temporary.
 pub(crate) struct Incoming {
     listener: TcpListener,
     all: All,
@@ -116,11 +117,11 @@ impl Stream for Incoming {
     }
 }
 
-/// A connection that ends by itself while its peer is a stranger.
+/// A connection that ends by itself while it is a stranger's.
 pub(crate) struct Connection {
     socket: TcpStream,
     stranger: Arc<Stranger>,
-    /// Until the peer has shown the token.
+    /// Set until the peer has shown the token.
     waiting: Option<Waiting>,
 }
 
@@ -131,14 +132,14 @@ struct Waiting {
 
 impl Connection {
     fn new(socket: TcpStream, from: SocketAddr, all: &All) -> Connection {
-        // An error means that the peer has closed it, which the first read says.
+        // An error means that the peer has closed the connection, which the first read reports.
         let _ = socket.set_nodelay(true);
         let (tell, verdict) = oneshot::channel();
         let begun = all
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .begin(from.ip(), tell);
-        // Whoever had to make room is told by the drop of its sender.
+        // A connection that had to make room notices that its sender is dropped.
         let (number, _displaced) = begun;
         Connection {
             socket,
@@ -153,7 +154,7 @@ impl Connection {
         }
     }
 
-    /// Why the connection has to end. A server always waits to read, so this is asked whenever there is something new.
+    /// Why the connection has to end, if it has to. A server always waits to read, so this is called whenever something changes.
     fn refused(&mut self, context: &mut Context<'_>) -> Option<io::Error> {
         let Waiting { verdict, deadline } = self.waiting.as_mut()?;
         match Pin::new(verdict).poll(context) {

@@ -1,4 +1,4 @@
-//! What the driver knows of the run's checkpoints. The store itself is asked by the [`StoreWatcher`].
+//! What the driver knows about the run's checkpoints. Only the [`StoreWatcher`] asks the store.
 
 use crate::inbox::{CheckpointListing, Inbound};
 use crate::options::Checkpointing;
@@ -11,18 +11,18 @@ use varuna_plan::Step;
 use varuna_protocol::Listing;
 use varuna_run_folder::{CheckpointEvent, CheckpointStatus};
 
-/// Checkpoints are stale when the newest is older than this many save intervals: one may be on its way to the store, and one may
-/// have been skipped because of it.
+/// Checkpoints are stale if the newest is older than this many save intervals: one may be on its way to the store, and one may have been
+/// skipped because of that.
 const STALE_INTERVALS: u64 = 3;
 
 pub(crate) struct Checkpoints {
-    /// What the job says; none where it names no location.
+    /// The job's settings; none if it names no location.
     settings: Option<varuna_api::Checkpoint>,
     watcher: Option<StoreWatcher>,
     listing: CheckpointListing,
     /// When the newest checkpoint was first seen.
     newest_since: Instant,
-    /// The same, by this machine's clock: for people.
+    /// The same, by this machine's clock, for people.
     newest_at: Option<SystemTime>,
     stale: bool,
     /// The run that has taken the location.
@@ -46,12 +46,12 @@ impl Checkpoints {
         }
     }
 
-    /// The task that asks the store; none where the run has no store.
+    /// The task that asks the store; none if the run has no store.
     pub(crate) fn watcher(&self) -> Option<&StoreWatcher> {
         self.watcher.as_ref()
     }
 
-    /// Takes what the store has shown at `step`; returns what changed.
+    /// Takes a listing of the store at `step`. Returns what changed.
     pub(crate) fn update(&mut self, listing: CheckpointListing, step: Step) -> Vec<CheckpointEvent> {
         let mut events = Vec::new();
         let newest = listing.newest();
@@ -76,7 +76,7 @@ impl Checkpoints {
         events
     }
 
-    /// Reports once that checkpoints fall behind, until they do not any more.
+    /// Reports once that checkpoints fall behind, and again only after they have caught up.
     fn update_staleness(&mut self, step: Step) -> Option<CheckpointEvent> {
         let settings = self.settings.as_ref()?;
         let newest_step = self.listing.newest().map_or(Step(0), |id| id.step);
@@ -92,7 +92,7 @@ impl Checkpoints {
         })
     }
 
-    /// The states that can be resumed from; none while it is not known whether there are any.
+    /// The states that can be resumed from; none while that is not known.
     pub(crate) fn usable(&self) -> Option<Listing> {
         self.listing.answered.then(|| Listing {
             complete: self.listing.usable.clone(),
@@ -102,7 +102,7 @@ impl Checkpoints {
         })
     }
 
-    /// Takes that another run has the location; returns what changed.
+    /// Notes that another run has taken the location. Returns what changed.
     pub(crate) fn taken(&mut self, run: String) -> Option<CheckpointEvent> {
         if self.taken_by.is_some() {
             return None;
@@ -127,7 +127,7 @@ impl Checkpoints {
         settings.map(|_| checkpoint_status(newest, failing, step))
     }
 
-    /// Gives the location up, where the store takes that; returns the run that has taken it.
+    /// Releases the location, if the store accepts that. Returns the run that has taken it, if any.
     pub(crate) async fn end(&mut self) -> Option<String> {
         if let Some(watcher) = self.watcher.take() {
             watcher.end().await;

@@ -1,16 +1,15 @@
-//! The task that owns the protocol's state machine: takes messages from the inbox, feeds the machine, carries out its effects.
+//! The task that owns the protocol's state machine. It takes messages from the inbox, feeds the machine, and carries out its effects.
 
 use crate::checkpoints::Checkpoints;
 use crate::error::CoordinatorError;
 use crate::event_upload::EventUpload;
-use crate::inbox::{CheckpointListing, DownSender, Inbound, StreamNumber, WorkerNotice};
+use crate::inbox::{DownSender, Inbound, StreamNumber, WorkerNotice};
 use crate::measured_steps::MeasuredSteps;
 use crate::options::{Options, ScaleRequest};
 use crate::publisher::{Publisher, Told};
 use crate::record_client::RecordClient;
 use crate::status::{observed, run_status};
 use crate::step_figures::{MemberFigures, tells_new_commit};
-use crate::store_watcher::Needs;
 use crate::streams::Streams;
 use crate::view::View;
 use std::collections::VecDeque;
@@ -20,12 +19,13 @@ use tokio::sync::mpsc::{Receiver, Sender};
 use tokio::sync::{oneshot, watch};
 use varuna_api::Job;
 use varuna_plan::measured_step::MeasuredWork;
-use varuna_plan::{Base, Generation, Plan, StateId, Step, WorkerId};
+use varuna_plan::{Generation, Plan, StateId, Step, WorkerId};
 use varuna_protocol::coordinator::{CoordinatorEffect, CoordinatorInput, Outcome};
-use varuna_protocol::{Coordinator, Event, Listing, Order, RunMode, Time};
+use varuna_protocol::{Coordinator, Event, Listing, Order, Time};
 use varuna_run_folder::{CheckpointEvent, RunFolder, RunStatus};
 use varuna_wire::{Downward, EncodedPlans, Hello, Upward, Welcome};
 
+mod listing;
 mod start;
 #[cfg(test)]
 mod tests;
@@ -42,14 +42,16 @@ pub(crate) struct Driver {
     /// Zero of the machine's clock.
     start: Instant,
     job: Job,
-    /// What a worker gets that attaches.
+    /// The first message to a worker that attaches.
     welcome: Downward,
-    /// Starts and stops workers, if anyone does.
+    /// Starts and stops workers, if there is a component that can.
     scale: Option<Sender<ScaleRequest>>,
     record: RecordClient,
     streams: Streams,
     plans: EncodedPlans,
     checkpoints: Checkpoints,
+    /// The version of the record from which the store watcher was last told what the run needs.
+    needs_told: u64,
     measured_steps: MeasuredSteps,
     publisher: Publisher,
     event_upload: Option<EventUpload>,
@@ -85,6 +87,7 @@ impl Driver {
             streams: Streams::default(),
             plans: EncodedPlans::default(),
             checkpoints: Checkpoints::start(job.checkpoint.clone(), options.checkpoints, inbound),
+            needs_told: 0,
             event_upload,
             measured_steps: MeasuredSteps::default(),
             publisher: Publisher::new(folder, &job, watchers),
@@ -94,7 +97,7 @@ impl Driver {
     }
 
     pub(crate) async fn run(&mut self, mut inbox: Receiver<Inbound>) -> Result<Outcome, CoordinatorError> {
-        // Before the record is read: a run that has ended goes on only where it is known that more is to be trained.
+        // This comes before the record is read: a run that has ended continues only if it is known that more steps are to be trained.
         self.feed(CoordinatorInput::LastStep(self.steps));
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -120,7 +123,7 @@ impl Driver {
         }
     }
 
-    /// One message of the inbox. An answer that nobody waits for any more is dropped.
+    /// Handles one message of the inbox. An answer that is no longer awaited is dropped.
     fn take(&mut self, inbound: Inbound) {
         match inbound {
             Inbound::Attached { number, hello, down } => self.attach(number, hello, down),
@@ -167,12 +170,17 @@ impl Driver {
     fn attach(&mut self, number: StreamNumber, hello: Hello, down: DownSender) {
         let from = hello.worker;
         let report = report(&hello);
-        if self.streams.attach(number, hello, down) && self.send(from, &self.welcome.clone()) {
-            self.feed(CoordinatorInput::StreamUp { from, hello: report });
+        if !self.streams.attach(number, hello, down) {
+            return;
+        }
+        match self.send(from, &self.welcome.clone()) {
+            true => self.feed(CoordinatorInput::StreamUp { from, hello: report }),
+            // It has replaced an older stream, whose end no longer matters.
+            false => self.feed(CoordinatorInput::StreamDown { from }),
         }
     }
 
-    /// What a worker sent, if it came by its newest stream.
+    /// Handles a worker's message, if it came on its newest stream.
     fn hear(&mut self, worker: WorkerId, number: StreamNumber, message: Upward) {
         let Some(stream) = self.streams.current(worker, number) else {
             return;
@@ -206,7 +214,7 @@ impl Driver {
         }
     }
 
-    /// What a worker did in the step of the plan in force that is measured.
+    /// Takes a worker's measurement of a step of the plan in force.
     fn take_measured(&mut self, of: (Generation, Step), worker: WorkerId, work: MeasuredWork) {
         let Some(plan) = &self.machine.record().plan else {
             return;
@@ -239,40 +247,6 @@ impl Driver {
         Ok(self.machine.run().step.0)
     }
 
-    /// What the checkpoint store shows: for people what has changed, for the machine what it can resume from.
-    fn take_listing(&mut self, listing: CheckpointListing) {
-        let step = self.machine.run().step;
-        for event in self.checkpoints.update(listing, step) {
-            self.log_checkpoint(event);
-        }
-        let Some(usable) = self.checkpoints.usable() else {
-            return;
-        };
-        // Before the record was read, what the run needs is not known.
-        let is_known = self.machine.run().mode != RunMode::Starting;
-        if let Some(watcher) = self.checkpoints.watcher().filter(|_| is_known) {
-            watcher.set_needs(self.needs(&usable));
-        }
-        self.feed(CoordinatorInput::Checkpoints(usable));
-    }
-
-    /// What the run needs of these checkpoints, by its record.
-    fn needs(&self, usable: &Listing) -> Needs {
-        let record = self.machine.record();
-        let plans = [&record.plan, &record.next].into_iter().flatten();
-        let bases = plans.filter_map(|plan| match plan.base {
-            Base::Fixed { id, .. } => Some(id),
-            Base::AtSwitch { .. } => None,
-        });
-        // A rollback goes to the newest compared one, which may be older than those that are kept.
-        let compared = record.trust.newest_compared(&usable.complete);
-        let void = usable.complete.iter().filter(|id| record.trust.is_void(**id));
-        Needs {
-            protected: bases.chain(compared).collect(),
-            void: void.copied().collect(),
-        }
-    }
-
     fn take_notice(&mut self, notice: &WorkerNotice) {
         for worker in self.machine.snapshot().workers {
             if let Some(input) = notice.meaning(worker.id, &worker.name, worker.up) {
@@ -281,7 +255,7 @@ impl Driver {
         }
     }
 
-    /// One input to the machine, its effects in order, and what those cause at once.
+    /// Feeds one input to the machine, and carries out its effects in order and what those cause at once.
     fn feed(&mut self, input: CoordinatorInput) {
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
@@ -298,6 +272,9 @@ impl Driver {
                 }
             }
         }
+        if self.machine.record().version != self.needs_told {
+            self.tell_needs();
+        }
     }
 
     fn log(&mut self, at: Duration, event: Event, told_late: bool) {
@@ -310,7 +287,7 @@ impl Driver {
         self.publisher.committed(at, event, &run, told);
     }
 
-    /// What the members of a generation are and have reported; nothing where another plan is in force by now.
+    /// The figures of the members of a generation; empty if another plan is in force by now.
     fn members(&self, generation: Generation) -> MemberFigures {
         let plan = self.machine.record().plan.as_ref();
         let members = plan.filter(|p| p.generation == generation).map(|p| p.members());
@@ -330,7 +307,7 @@ impl Driver {
             CoordinatorEffect::ReadRecord => return self.record.read(),
             CoordinatorEffect::ListCheckpoints => match self.checkpoints.watcher() {
                 Some(watcher) => watcher.list_now(),
-                // Without a store, the state that every worker can make from the seed is the only checkpoint.
+                // Without a store, the only checkpoint is the state that every worker can make from the seed.
                 None => {
                     return Some(CoordinatorInput::Checkpoints(Listing::fresh(vec![
                         StateId::INITIAL,
@@ -348,12 +325,12 @@ impl Driver {
         None
     }
 
-    /// False where the worker does not read what it is sent.
+    /// Sends to a worker. False if the worker does not read what it is sent.
     fn send(&mut self, to: WorkerId, message: &Downward) -> bool {
         self.streams.send(to, message.to_wire(self.machine.term()))
     }
 
-    /// Like [`Driver::send`]; the first time the plan is also written for people.
+    /// Like [`Driver::send`]; the first time, the plan is also written to the run folder for people.
     fn send_plan(&mut self, to: WorkerId, plan: &Arc<Plan>) -> bool {
         let (message, is_new) = self.plans.prepare(plan, self.machine.term());
         if is_new {

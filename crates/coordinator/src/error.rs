@@ -27,17 +27,17 @@ pub enum CoordinatorError {
     FewerSteps {
         /// The steps asked for.
         asked: u64,
-        /// Those that the record has.
+        /// The number of steps in the record.
         ordered: u64,
     },
-    /// The run has ended, and nobody holds its state.
+    /// The run has ended, and no worker holds its state.
     #[error(
         "spec.training.steps: {asked} — {had}, as the run is complete and saved no checkpoints (spec.checkpoint) from which it could go on"
     )]
     NothingToGoOnFrom {
         /// The steps asked for.
         asked: u64,
-        /// Those that it had.
+        /// The number of steps that it had.
         had: u64,
     },
     /// The server ended by itself.

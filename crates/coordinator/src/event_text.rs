@@ -1,15 +1,15 @@
-//! The event log as sentences for people. Tools read the same events from `events.jsonl`; nothing may depend on the sentences.
+//! The event log as sentences for people. Tools read the same events from `events.jsonl`; nothing may depend on the wording.
 //!
-//! All of them stand in `event_text/sentences.txt`, which a test compares.
+//! All sentences are listed in `event_text/sentences.txt`, and a test compares them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use varuna_plan::spare_copies::Verdict;
+use varuna_plan::spare_copies::SpareCopyDecision;
 use varuna_plan::{Generation, Layout, Step, Unit, WorkerId};
 use varuna_protocol::coordinator::Event;
 use varuna_run_folder::CheckpointEvent;
 
-/// How many workers a sentence names; the others are counted. A node that is lost takes eight.
+/// How many workers a sentence names; others are counted. Losing a node takes eight.
 const NAMES_MAX: usize = 8;
 
 /// The sentence about a change in the checkpoint store.
@@ -47,15 +47,15 @@ struct Resume {
     steps_lost: u64,
 }
 
-/// Makes sentences of events. It remembers from earlier events what later sentences refer to.
+/// Turns events into sentences. It remembers from earlier events what later sentences refer to.
 #[derive(Debug)]
 pub(crate) struct EventText {
     layout: Layout,
     /// Names of all workers that have joined.
     names: BTreeMap<WorkerId, String>,
-    /// Workers that were told to go: their end is no loss.
+    /// Workers that were released: their end is no loss.
     released: BTreeSet<WorkerId>,
-    /// When training was stopped; none while it runs.
+    /// When training stopped; none while it runs.
     stopped: Option<Duration>,
     resume: Option<Resume>,
 }
@@ -193,7 +193,7 @@ impl EventText {
             }
             // All workers end with the run.
             Event::Done { .. } => self.released.extend(self.names.keys()),
-            // Another loss during a recovery prolongs it.
+            // A further loss during a recovery prolongs that recovery.
             Event::Fenced { .. } => self.stopped = self.stopped.or(Some(at)),
             Event::Resumed { generation, base, .. } => {
                 self.resume = Some(Resume {
@@ -265,30 +265,32 @@ fn planned(shape: &str, workers: usize, generation: Generation, predicted_ms: f6
 }
 
 /// Whether spare copies are kept, and why not.
-fn spare_copies(generation: Generation, verdict: Verdict, kept: usize) -> String {
+fn spare_copies(generation: Generation, verdict: SpareCopyDecision, kept: usize) -> String {
     let from = format!("from plan {generation} on");
     match verdict {
-        Verdict::Kept => format!(
+        SpareCopyDecision::Kept => format!(
             "{from} {} that one worker alone holds {} a spare copy on another",
             count(kept as u64, "unit"),
             if kept == 1 { "has" } else { "have" }
         ),
-        Verdict::KeptInPart => format!(
+        SpareCopyDecision::KeptInPart => format!(
             "{from} only {} of those that one worker alone holds {} a spare copy: no worker has room for the others",
             count(kept as u64, "unit"),
             if kept == 1 { "has" } else { "have" }
         ),
-        Verdict::NotWanted => format!("{from} no spare copies are wanted"),
-        Verdict::NothingAlone => format!("{from} no spare copy is needed: several workers hold each unit"),
-        Verdict::NoKeeper => {
+        SpareCopyDecision::NotWanted => format!("{from} no spare copies are wanted"),
+        SpareCopyDecision::NothingAlone => {
+            format!("{from} no spare copy is needed: several workers hold each unit")
+        }
+        SpareCopyDecision::NoKeeper => {
             format!("{from} there are no spare copies: no worker that could keep one has room")
         }
-        Verdict::LinksTooSlow => {
+        SpareCopyDecision::LinksTooSlow => {
             format!(
                 "{from} there are no spare copies: their gradients would take more than half of a step on some link"
             )
         }
-        Verdict::LossesTooRare => {
+        SpareCopyDecision::LossesTooRare => {
             format!("{from} there are no spare copies: losses are too rare to repay them")
         }
     }
@@ -336,7 +338,7 @@ fn costs_corrected(generation: Generation, predicted_ms: f64, observed_ms: f64, 
     )
 }
 
-/// A factor with two digits that mean something.
+/// A factor with two significant digits.
 fn significant(factor: f64) -> String {
     if factor >= 10.0 {
         format!("{factor:.0}")

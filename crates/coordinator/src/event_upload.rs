@@ -1,5 +1,5 @@
-//! Copies the run folder's event files to the checkpoint store, where the run folder goes with the process. In the background: neither the
-//! driver nor training waits for it, and a store that fails costs event files alone.
+//! Copies the run folder's event files to the checkpoint store, if the run folder is lost with the process. It runs in the background:
+//! neither the driver nor training waits for it, and a failing store only loses event files.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,12 +10,12 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use varuna_checkpoint::{CheckpointError, Location};
 
-/// How often files that have grown are copied: often enough to watch a run, and rarely enough that the last file, of some megabytes,
-/// costs nothing beside checkpoints.
+/// Interval at which files that have grown are copied: often enough to watch a run, and rarely enough that the last file, of some
+/// megabytes, costs little compared with checkpoints.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// How long the copies of one time may take.
+/// How long one round of copies may take.
 const TIMEOUT: Duration = Duration::from_secs(45);
-/// How long those that are on their way and the last ones may keep the process together: the right to write to the location is given back after them.
+/// How long the present and the last copies may delay the end of the process: the right to write to the location is released after them.
 const LAST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The handle to the task.
@@ -38,7 +38,7 @@ impl EventUpload {
         EventUpload { end, task }
     }
 
-    /// Copies what is left, as far as the store takes it in time.
+    /// Copies the rest, as far as the store accepts it in time.
     pub(crate) async fn end(mut self) {
         self.end.notify_one();
         if tokio::time::timeout(LAST_TIMEOUT, &mut self.task).await.is_err() {
@@ -60,7 +60,7 @@ struct Copies {
     folder: PathBuf,
     location: Location,
     run: String,
-    /// Bytes of each file that the store has.
+    /// Number of bytes of each file that the store has.
     copied: BTreeMap<OsString, u64>,
 }
 

@@ -11,10 +11,10 @@ use varuna_run_folder::RunStatus;
 use varuna_wire::v1::Down;
 use varuna_wire::{Hello, Upward};
 
-/// Where the messages to one worker go.
+/// The channel for messages to one worker.
 pub(crate) type DownSender = Sender<Result<Down, Status>>;
 
-/// Identity of one stream: only a worker's newest counts.
+/// Identity of a stream: only a worker's newest stream counts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct StreamNumber(pub(crate) u64);
 
@@ -38,21 +38,21 @@ pub(crate) enum Inbound {
     Status(oneshot::Sender<RunStatus>),
     /// A request for another number of workers.
     Scale(u32, oneshot::Sender<Result<String, String>>),
-    /// A request for a checkpoint; answered with the steps done, where an answer is wanted.
+    /// A request for a checkpoint. If an answer is wanted, it is the number of steps done.
     Save(Option<oneshot::Sender<Result<u64, String>>>),
-    /// The run's last step is to be this one, where that is more than is known.
+    /// The run's last step, if it is greater than the known one.
     LastStep(Step),
-    /// Where nodes are, by their names.
+    /// The locations of nodes, by name.
     Domains(BTreeMap<String, String>),
-    /// Whether the job may lose what it has trained.
+    /// Whether the job may lose its training progress.
     AllowStateLoss(bool),
     /// A request to end the run.
     Stop,
-    /// The run is gone, its record with it.
+    /// The run is gone, and its record too.
     Abandon,
-    /// The thread that asks the record's store has an answer.
+    /// The answer of the thread that asks the record's store.
     Record(CoordinatorInput),
-    /// The checkpoint store was asked.
+    /// The answer of the checkpoint store.
     Checkpoints(CheckpointListing),
     /// The run of this name has taken the checkpoint location.
     LocationTaken(String),
@@ -62,26 +62,26 @@ pub(crate) enum Inbound {
     Notice(WorkerNotice),
 }
 
-/// A process, as a worker says it in its Hello.
+/// A process, as a worker reports it in its Hello.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Process {
-    /// Name of its host; of a pod, the pod's own.
+    /// Name of its host; for a pod, the pod's name.
     pub(crate) host: String,
-    /// Its id there.
+    /// Its process id on that host.
     pub(crate) id: u32,
 }
 
-/// What is known about the workers of a name from outside, for example by the operator of their pods.
+/// What the surroundings, for example the operator, know about the workers of a name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum WorkerNotice {
-    /// They will end soon, perhaps within this time; where it is not known, within the job's notice.
+    /// They will end soon. The time is given if it is known; otherwise it is the job's notice.
     Leaving(String, Option<Duration>),
-    /// They have ended for certain.
+    /// They have certainly ended.
     Ended(String),
 }
 
 impl WorkerNotice {
-    /// What it means for a worker of this name that is attached or not.
+    /// The input that follows for a worker of the name `own` that is attached or not.
     pub(crate) fn meaning(&self, worker: WorkerId, own: &str, attached: bool) -> Option<CoordinatorInput> {
         match self {
             WorkerNotice::Leaving(name, within) if attached && own == name => {
@@ -90,7 +90,7 @@ impl WorkerNotice {
                     leaves_in: *within,
                 })
             }
-            // One that is attached has not ended, whoever says so.
+            // A worker that is attached has not ended, whatever the notice says.
             WorkerNotice::Ended(name) if !attached && own == name => {
                 Some(CoordinatorInput::ProcessEnded { worker })
             }
@@ -99,18 +99,18 @@ impl WorkerNotice {
     }
 }
 
-/// What is known of the checkpoints in the store.
+/// What is known about the checkpoints in the store.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CheckpointListing {
     /// The store has answered at least once.
     pub(crate) answered: bool,
-    /// Those that can be resumed from, oldest first.
+    /// The checkpoints that can be resumed from, oldest first.
     pub(crate) usable: Vec<StateId>,
-    /// Those that were marked as damaged.
+    /// The checkpoints that were marked as damaged.
     pub(crate) damaged: Vec<StateId>,
-    /// The newest generation of anything that was ever seen there, whosesoever it is.
+    /// The newest generation of anything that was ever seen there, whichever run wrote it.
     pub(crate) newest_generation: Generation,
-    /// Why the store could not be asked the last time.
+    /// Why the last request to the store failed; none if it succeeded.
     pub(crate) failing: Option<String>,
 }
 

@@ -1,8 +1,8 @@
 //! The coordinator's shell: carries workers' messages to the protocol's state machine
 //! ([`varuna_protocol::Coordinator`]), and the machine's effects to workers, the record, the run folder and watchers.
 //!
-//! One task, the driver, owns the state machine; everything else reaches it through one bounded channel, the inbox. This
-//! crate decides nothing: plans, generations and what is lost are decided in `core/`.
+//! One task, the driver, owns the state machine. Everything else reaches it through one bounded channel, the inbox. This crate decides
+//! nothing: plans, generations and what counts as lost are decided in `core/`.
 //!
 //! | module | owns |
 //! |---|---|

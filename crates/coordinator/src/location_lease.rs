@@ -1,4 +1,4 @@
-//! Claims of this host's processes to a checkpoint location, and whether the process of an earlier claim has ended.
+//! Claims of this host's processes to a checkpoint location, and the check whether the process of an earlier claim has ended.
 
 use std::io::ErrorKind;
 use varuna_checkpoint::Claim;
@@ -10,14 +10,14 @@ pub fn claim_of_this_process(run: String) -> Claim {
     let started = started(process).ok().flatten();
     Claim {
         run,
-        // Process ids are used again: without the time of its start, a process cannot be told from a later one.
+        // Process ids are reused: without its start time, a process cannot be distinguished from a later one.
         machine: started.and_then(|_| machine()).unwrap_or_default(),
         process,
         started: started.unwrap_or(0),
     }
 }
 
-/// Whether the process of the claim ran on this machine and has ended for certain.
+/// Whether the process of the claim ran on this machine and has certainly ended.
 #[must_use]
 pub fn claimant_has_ended(claim: &Claim) -> bool {
     let here = !claim.machine.is_empty() && machine().is_some_and(|m| m == claim.machine);
@@ -31,14 +31,14 @@ fn machine() -> Option<String> {
     Some(format!("{} {}", boot.trim(), table.display()))
 }
 
-/// When a process started, in clock ticks since the boot; none where there is no such process.
+/// When a process started, in clock ticks since boot; none if there is no such process.
 fn started(process: u32) -> Result<Option<u64>, std::io::Error> {
     let text = match std::fs::read_to_string(format!("/proc/{process}/stat")) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    // The name, in parentheses, may hold anything; the start is the 20th field after it (proc(5)).
+    // The name, in parentheses, may contain any characters; the start time is the 20th field after it (proc(5)).
     let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields);
     let start = fields
         .split_ascii_whitespace()

@@ -1,17 +1,17 @@
-//! Gathers what the workers of a plan tell of the one step of it that they measure. Pure.
+//! Gathers the workers' measurements of a step of their plan. Pure.
 
 use std::collections::BTreeMap;
 use varuna_plan::measured_step::{MeasuredStep, MeasuredWork, measured_workers};
 use varuna_plan::{Generation, Plan, Step, WorkerId};
 
-/// The parts of one measured step that have come so far.
+/// The parts of a measured step that have arrived so far.
 #[derive(Default)]
 pub(crate) struct MeasuredSteps {
     coming: Option<MeasuredStep>,
 }
 
 impl MeasuredSteps {
-    /// Takes what one worker did in a step of `plan`, which is in force; returns the step once all workers that measure it have told.
+    /// Takes one worker's measurement of a step of `plan`, which is in force. Returns the step once all measuring workers have reported.
     pub(crate) fn take(
         &mut self,
         plan: &Plan,
@@ -23,7 +23,7 @@ impl MeasuredSteps {
         if generation != plan.generation || !expected.contains(&worker) {
             return None;
         }
-        // A newer step takes the place of one that some worker never told.
+        // A newer step replaces one that some worker never reported.
         let newer = |coming: &MeasuredStep| (coming.generation, coming.step) < (generation, step);
         if self.coming.as_ref().is_none_or(newer) {
             self.coming = Some(MeasuredStep {

@@ -1,4 +1,4 @@
-//! What a coordinator is started with.
+//! The options with which a coordinator is started.
 
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
@@ -7,11 +7,11 @@ use varuna_checkpoint::{Claim, Ownership, Store};
 use varuna_plan::Costs;
 use varuna_protocol::coordinator::Timing;
 
-/// What a coordinator is started with.
+/// The options with which a coordinator is started.
 pub struct Options {
-    /// The job, as its run began.
+    /// The job as it was when its run began.
     pub job: Job,
-    /// The steps that are to be trained, where they are more than those that the run began with; fewer change nothing.
+    /// The number of steps to train, if it is greater than the number with which the run began; a smaller number changes nothing.
     pub steps: u64,
     /// The job file's text, which workers get.
     pub job_text: String,
@@ -25,27 +25,27 @@ pub struct Options {
     pub token: String,
     /// The server's certificate; without it the server does not use TLS.
     pub identity: Option<Identity>,
-    /// The name of this host, where [`Control::process_ended`](crate::Control::process_ended) will report ended processes of it.
+    /// The name of this host, if [`Control::process_ended`](crate::Control::process_ended) will report ended processes of it.
     pub host: Option<String>,
-    /// How many workers are started with the run, where that is known.
+    /// How many workers are started with the run, if known.
     pub expected_workers: Option<usize>,
-    /// The job may lose what it has trained: where nothing of it is left, the run begins anew instead of ending.
+    /// Whether the job may lose its training progress: if no state is left, the run begins again instead of ending.
     pub allow_state_loss: bool,
     /// Deadlines of the protocol.
     pub timing: Timing,
     /// The checkpoint store, if the job has one.
     pub checkpoints: Option<Checkpointing>,
-    /// Measured costs of the job's model, checked to be of it; without them costs are estimated.
+    /// Measured costs, checked to belong to the job's model; without them costs are estimated.
     pub costs: Option<Costs>,
-    /// Takes requests for another number of workers, where somebody can start and stop workers.
+    /// Takes requests for another number of workers, if there is a component that can start and stop workers.
     pub scale: Option<Sender<ScaleRequest>>,
 }
 
 /// A request for another number of workers.
 pub struct ScaleRequest {
-    /// How many there shall be.
+    /// The requested number of workers.
     pub workers: u32,
-    /// Takes a sentence about what is done, or why nothing is.
+    /// Takes a sentence about what is done, or about why nothing is done.
     pub answer: oneshot::Sender<Result<String, String>>,
 }
 
@@ -57,13 +57,13 @@ pub struct Checkpointing {
     pub keep: usize,
     /// Identifies this run as an owner of the location.
     pub claim: Claim,
-    /// The right to write, where the caller has it already; otherwise the coordinator claims it as soon as the store answers.
+    /// The right to write, if the caller already has it; otherwise the coordinator claims it as soon as the store answers.
     pub ownership: Option<Ownership>,
-    /// The store also gets the run's event files for TensorBoard: the run folder goes with the process.
+    /// Whether the store also gets the run's event files for TensorBoard, because the run folder is lost with the process.
     pub event_files: bool,
 }
 
-/// A certificate and its key, as PEM. The certificate is for [`varuna_wire::SERVER_NAME`]; clients trust this one alone.
+/// A certificate and its key, as PEM. The certificate is for [`varuna_wire::SERVER_NAME`]; clients trust only this one.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Identity {
     /// The certificate.
@@ -73,7 +73,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// A new key, and a certificate signed with it: nobody but the job's workers and commands needs to trust it.
+    /// A new key, and a certificate signed with it: only the job's workers and commands need to trust it.
     ///
     /// # Errors
     /// The operating system gives no random bytes.

@@ -1,4 +1,4 @@
-//! What people and tools see of a run: the run folder, the log, and the view of the process around the coordinator.
+//! Publishes what people and tools see of a run: the run folder, the log, and the view for the surrounding process.
 
 use crate::event_text::EventText;
 use crate::step_figures::{JobFigures, MemberFigures, StepClock, StepDone};
@@ -12,25 +12,25 @@ use varuna_plan::{Plan, StateId, Step};
 use varuna_protocol::coordinator::{Event, RunView, Snapshot};
 use varuna_run_folder::{CheckpointEvent, LoggedEvent, Metric, RunFolder, RunStatus, now_ms};
 
-/// Least time between two views.
+/// Minimum time between two views.
 const VIEW_INTERVAL: Duration = Duration::from_millis(50);
-/// Least time between two versions of `status.json`.
+/// Minimum time between two versions of `status.json`.
 const STATUS_INTERVAL: Duration = Duration::from_millis(250);
-/// Time between two views, or two versions of `status.json`, as a multiple of what the last one took: with thousands of workers they
-/// may not cost more than a hundredth of the time.
+/// Minimum time between two views, or two versions of `status.json`, as a multiple of the time that the last one took: with thousands of
+/// workers they may take at most a hundredth of the time.
 const PAUSE: u32 = 100;
 /// How many messages and events a view holds.
 const VIEW_ENTRIES_MAX: usize = 64;
 
-/// How far the view's logs had come when it was last sent: numbers of the last message and event, and the last step's state.
+/// The position in the view's logs when it was last sent: numbers of the last message and event, and the last step's state.
 type Marks = (u64, Option<u64>, Option<StateId>);
 
-/// How a commit was told.
+/// How a commit was reported.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Told {
-    /// Some time after it was made, as one of several or because it was asked for: its own time is not known.
+    /// Whether it was reported some time after it was made, as one of several or because it was asked for: its own time is then unknown.
     pub(crate) told_late: bool,
-    /// What its workers are and have reported.
+    /// The figures of its workers.
     pub(crate) members: MemberFigures,
 }
 
@@ -45,11 +45,11 @@ pub(crate) struct Publisher {
     view: View,
     watchers: watch::Sender<View>,
     sent: Marks,
-    /// From then on another view may be sent.
+    /// When the next view may be sent.
     view_due: Instant,
-    /// From then on `status.json` may be replaced.
+    /// When `status.json` may be replaced.
     status_from: Instant,
-    /// `status.json` is older than what it is about.
+    /// Whether `status.json` is outdated.
     status_due: bool,
 }
 
@@ -87,7 +87,7 @@ impl Publisher {
         self.folder.write_measured_step(step);
     }
 
-    /// A committed step, told at `at` since the coordinator's start: when it was made, or late.
+    /// A committed step, reported at the time `at` since the coordinator's start: either when it was made, or late.
     pub(crate) fn committed(&mut self, at: Duration, event: Event, run: &RunView, told: Told) {
         let Event::Committed {
             id,
@@ -172,7 +172,7 @@ impl Publisher {
         push_bounded(&mut self.view.messages, (self.last_message, text));
     }
 
-    /// The last view is old enough for another one.
+    /// Whether the next view may be sent.
     pub(crate) fn view_due(&self) -> bool {
         Instant::now() >= self.view_due
     }
@@ -182,7 +182,7 @@ impl Publisher {
         self.view_due = next_due(began, Instant::now(), VIEW_INTERVAL);
     }
 
-    /// Sends the view to its watchers, if it has changed: a run that waits costs nothing, and a process may have thousands.
+    /// Sends the view to its watchers, if it has changed: a waiting run costs nothing, and a process may have thousands of runs.
     pub(crate) fn send_view(&mut self, snapshot: Snapshot, checkpoints: Option<CheckpointHealth>) {
         let snapshot = Some(snapshot);
         let marks = (
@@ -200,7 +200,7 @@ impl Publisher {
         }
     }
 
-    /// Something has changed that the status shows and the view does not.
+    /// Something changed that only the status shows.
     pub(crate) fn status_changed(&mut self) {
         self.status_due = true;
     }
@@ -221,7 +221,7 @@ impl Publisher {
     }
 }
 
-/// When the next one is due of what was made from `began` to `ended`.
+/// When the next version is due, if the last one was made from `began` to `ended`.
 fn next_due(began: Instant, ended: Instant, least: Duration) -> Instant {
     began + least.max(ended.duration_since(began) * PAUSE)
 }

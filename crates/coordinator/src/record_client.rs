@@ -1,6 +1,6 @@
-//! How the driver reads and writes its record: directly where the store is a file, through a thread where it may be slow.
+//! How the driver reads and writes its record: directly if the store is a file, through a thread if the store may be slow.
 //!
-//! A store that does not answer must not keep the driver from its workers, so answers of a slow store arrive in the inbox.
+//! A store that does not answer must not keep the driver from its workers, so answers of a slow store come through the inbox.
 
 use crate::inbox::Inbound;
 use crate::store::RecordStore;
@@ -40,12 +40,12 @@ impl RecordClient {
         RecordClient::Thread(requests)
     }
 
-    /// Reads the record. The answer, if it is there already.
+    /// Reads the record. Returns the answer, if there is one already.
     pub(crate) fn read(&mut self) -> Option<CoordinatorInput> {
         self.request(Request::Read)
     }
 
-    /// Replaces version `expect` of the record. The answer, if it is there already.
+    /// Replaces version `expect` of the record. Returns the answer, if there is one already.
     pub(crate) fn write(&mut self, expect: u64, record: Record) -> Option<CoordinatorInput> {
         self.request(Request::Write { expect, record })
     }
@@ -55,7 +55,7 @@ impl RecordClient {
             RecordClient::Direct(store) => ask(store.as_mut(), request),
             RecordClient::Thread(thread) => match thread.try_send(request) {
                 Ok(()) => None,
-                // The store hangs. The machine asks again what cannot be asked now.
+                // The store hangs. The machine repeats requests that cannot be made now.
                 Err(TrySendError::Full(request) | TrySendError::Disconnected(request)) => match request {
                     Request::Read => None,
                     Request::Write { record, .. } => Some(CoordinatorInput::Written { ok: false, record }),
@@ -70,7 +70,7 @@ fn ask(store: &mut dyn RecordStore, request: Request) -> Option<CoordinatorInput
         Request::Read => match store.read() {
             Ok(record) => Some(CoordinatorInput::Record(record)),
             Err(error) => {
-                // Left unanswered: the machine asks again.
+                // No answer is given: the machine asks again.
                 tracing::error!(%error, "the record cannot be read");
                 None
             }

@@ -1,7 +1,7 @@
-//! The record as bytes: JSON, and where that is long, gzip of it (RFC 1952), which its first two bytes tell apart.
+//! The record as bytes: JSON, compressed with gzip (RFC 1952) if it is long. The first two bytes tell the two apart.
 //!
-//! An object of a cluster holds about 1 MiB at most, and a record with a planned change of thousands of workers is longer as text. A short
-//! record stays text, which people read without a tool and every earlier release reads too.
+//! An object of a cluster holds at most about 1 MiB, and a record with a planned change of thousands of workers is longer as text. A short
+//! record stays text, which people can read without a tool and which every earlier release can read too.
 
 use flate2::Compression;
 use flate2::read::GzDecoder;
@@ -9,14 +9,14 @@ use flate2::write::GzEncoder;
 use std::io::{Read as _, Write as _};
 use varuna_protocol::Record;
 
-/// How gzip begins. JSON never does.
+/// The first bytes of gzip. JSON never begins like this.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
-/// Texts from this length on are compressed: a few hundred workers.
+/// Texts of at least this length are compressed: records with a few hundred workers.
 const COMPRESSED_FROM: usize = 1 << 16;
-/// Longest text of a record, bytes: two plans for 100,000 workers.
+/// Maximum length of a record's text, bytes: two plans for 100,000 workers.
 const TEXT_MAX: usize = 1 << 26;
-/// A text is at most so many times as long as what it was compressed to; records come to about a tenth of that. It keeps a short
-/// input from taking [`TEXT_MAX`] of memory.
+/// Maximum ratio of a text's length to its compressed length; records reach about a tenth of it. It prevents a short input from taking
+/// [`TEXT_MAX`] of memory.
 const RATIO_MAX: usize = 64;
 
 /// Why bytes are not a record, or a record cannot be written.
@@ -25,10 +25,10 @@ pub enum RecordFormatError {
     /// The text is no record.
     #[error("as text: {0}")]
     Text(#[from] serde_json::Error),
-    /// What begins like gzip cannot be unpacked.
+    /// Bytes that begin like gzip cannot be unpacked.
     #[error("compressed: {0}")]
     Compressed(#[from] std::io::Error),
-    /// It is longer than records become.
+    /// It is longer than any record.
     #[error("compressed: {stored} bytes hold more than {allowed} bytes of text")]
     TooLong {
         /// Bytes that are stored.
@@ -38,7 +38,7 @@ pub enum RecordFormatError {
     },
 }
 
-/// The bytes that stand for a record.
+/// Encodes a record.
 ///
 /// # Errors
 /// It cannot be written as JSON.
@@ -52,10 +52,10 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, RecordFormatError> {
     Ok(packed.finish()?)
 }
 
-/// The record that the bytes stand for: as [`encode`] writes it, or text of any length.
+/// Decodes a record: as [`encode`] writes it, or as text of any length.
 ///
 /// # Errors
-/// They stand for none.
+/// The bytes are not a record.
 pub fn decode(stored: &[u8]) -> Result<Record, RecordFormatError> {
     if !stored.starts_with(&GZIP) {
         return Ok(serde_json::from_slice(stored)?);
@@ -63,7 +63,7 @@ pub fn decode(stored: &[u8]) -> Result<Record, RecordFormatError> {
     Ok(serde_json::from_slice(&unpack(stored)?)?)
 }
 
-/// Memory is taken as the text comes out, and never for more than is allowed.
+/// Unpacks gzip. Memory is allocated as the text is produced, and never more than is allowed.
 fn unpack(stored: &[u8]) -> Result<Vec<u8>, RecordFormatError> {
     let allowed = stored.len().saturating_mul(RATIO_MAX).min(TEXT_MAX);
     let mut text = Vec::new();

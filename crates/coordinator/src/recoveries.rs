@@ -1,8 +1,8 @@
-//! How long recoveries take, by phase and cause. Pure: fed with the coordinator's events.
+//! Measures how long recoveries take, by phase and cause. Pure: it is fed with the coordinator's events.
 //!
-//! A recovery begins with a fence and ends with the first step that a newer generation commits: steps of fenced generations may be told of
-//! until all members have answered. A planned change begins when its plan is persisted and ends with the switch: training goes on
-//! meanwhile.
+//! A recovery begins with a fence and ends with the first step that a newer generation commits: until all members have answered, steps of
+//! fenced generations may still be reported. A planned change begins when its plan is persisted and ends with the switch: training
+//! continues meanwhile.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use varuna_protocol::coordinator::Event;
 /// What a recovery spends its time on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// From the fence to the inventories of those who answer.
+    /// From the fence to the inventories of the workers that answer.
     Collect,
     /// Until the new plan is persisted.
     Plan,
-    /// Until all members have reached their peers.
+    /// Until all members are connected to their peers.
     Connect,
     /// Until all members have the state they need.
     Transfer,
     /// Until the first step is committed.
     Step,
-    /// From the fence to the first committed step; of a planned change, from its plan to the switch.
+    /// From the fence to the first committed step; for a planned change, from its plan to the switch.
     Total,
 }
 
@@ -41,12 +41,12 @@ impl Phase {
     }
 }
 
-/// Why there was a new plan. Where several apply, the first one counts.
+/// The cause of a new plan. If several apply, the first one in this order counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cause {
     /// A worker was lost without notice.
     Lost,
-    /// A worker had notice.
+    /// A worker was notified that it will be stopped.
     Notice,
     /// Another coordinator has taken over.
     Takeover,
@@ -84,25 +84,25 @@ impl Cause {
     }
 }
 
-/// One phase that is over.
+/// One completed phase.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Measured {
     /// Which.
     pub phase: Phase,
-    /// Of which kind of recovery.
+    /// The cause of the recovery.
     pub cause: Cause,
     /// How long it took.
     pub took: Duration,
-    /// Workers that were lost or had notice until then.
+    /// Number of workers that were lost or notified until then.
     pub workers: usize,
 }
 
-/// A whole recovery, or a planned change, that is over.
+/// A completed recovery or planned change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Over {
-    /// Why there was one.
+    /// Its cause.
     pub cause: Cause,
-    /// Workers that were lost or had notice.
+    /// Number of workers that were lost or notified.
     pub workers: usize,
     /// Time without training.
     pub pause: Duration,
@@ -111,7 +111,7 @@ pub struct Over {
 }
 
 impl Measured {
-    /// The recovery or change that is over with this; none where a part of one is. `event` and `lost` as for the sentence.
+    /// The recovery or change that this phase completes; none if it only completes a part. `event` and `lost` as for the sentence.
     #[must_use]
     pub fn over(&self, event: &Event, lost: u64) -> Option<Over> {
         let pause = match (self.phase, event) {
@@ -128,8 +128,8 @@ impl Measured {
         })
     }
 
-    /// A sentence about a whole recovery or change; none about a part of one. `event`: what ended it. `lost`: steps that are trained
-    /// again.
+    /// A sentence about a completed recovery or change; none for a part of one. `event`: the event that ended it. `lost`: steps that are
+    /// trained again.
     #[must_use]
     pub fn sentence(&self, event: &Event, lost: u64) -> Option<String> {
         let (took, why) = (self.took.as_secs_f64(), self.cause.description());
@@ -168,24 +168,24 @@ impl Begun {
     }
 }
 
-/// The recovery of one job that is being measured, and what may have caused it.
+/// Measures the recoveries of one job, and tracks their possible causes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Recoveries {
     begun: Option<Begun>,
-    /// Steps were committed: what comes before is the start of the job and no recovery.
+    /// Whether steps were committed: everything before that is the start of the job and not a recovery.
     trained: bool,
-    /// Lost without notice.
+    /// Workers that were lost without notice.
     lost: BTreeSet<WorkerId>,
-    /// They had notice.
+    /// Workers that were notified of their end.
     notice: BTreeSet<WorkerId>,
-    /// They had notice, and a plan without them is in force: that their streams end is no loss.
+    /// Workers that were notified and that are not in the plan in force: the end of their stream is no loss.
     left: BTreeSet<WorkerId>,
     takeover: bool,
     joined: bool,
 }
 
 impl Recoveries {
-    /// Takes an event at a time; returns the phases that it ends.
+    /// Takes the event that happened at the time `at`. Returns the phases that it ends.
     pub fn observe(&mut self, at: Duration, event: &Event) -> Vec<Measured> {
         match event {
             Event::WorkerLost { worker, .. } if self.left.remove(worker) => {}
@@ -197,8 +197,8 @@ impl Recoveries {
             }
             Event::TookOver { term } => {
                 self.takeover = true;
-                // The first coordinator of a job starts it; a later one finds it trained. Workers that went with an earlier
-                // coordinator's run are no cause of what this one does.
+                // The first coordinator of a job starts it; a later one finds it already trained. Workers that left in an earlier
+                // coordinator's time are no cause of what this one does.
                 self.trained |= *term > 1;
                 self.lost.clear();
                 self.notice.clear();
@@ -219,7 +219,7 @@ impl Recoveries {
 
     fn fenced(&mut self, at: Duration, upto: Generation) {
         match &mut self.begun {
-            // A recovery that is overtaken by another loss goes on.
+            // A recovery that is interrupted by another loss continues.
             Some(Begun {
                 last,
                 kind: Kind::Recovery { fenced },
@@ -242,7 +242,7 @@ impl Recoveries {
                 vec![]
             }
             Some(Kind::Change) | None => {
-                // Who came with the start, or under another leader, is no cause of what follows.
+                // Workers that joined at the start, or under another leader, are no cause of what follows.
                 if !self.trained || self.takeover {
                     self.joined = false;
                 }

@@ -1,4 +1,4 @@
-//! Starting a coordinator, and the handle that comes back.
+//! Starts a coordinator and returns a handle to it.
 
 use crate::admission::{Incoming, admission};
 use crate::driver::Driver;
@@ -26,33 +26,33 @@ use varuna_wire::v1::coordinator_server::CoordinatorServer;
 
 /// How many messages the inbox holds; senders wait when it is full.
 const INBOX_MAX: usize = 4096;
-/// Streams of one connection at the same time: a worker has one, a command a few.
+/// Maximum number of concurrent streams of one connection: a worker has one, a command a few.
 const STREAMS_MAX: u32 = 32;
-/// Bytes of a request's headers: names, a path and the token.
+/// Maximum bytes of a request's headers: names, a path and the token.
 const HEADERS_MAX: u32 = 8 << 10;
 
 /// The handle to a running coordinator.
 pub struct Control {
     /// Where it listens.
     pub address: SocketAddr,
-    /// The state of the run, brought up to date a few times a second.
+    /// The state of the run, updated a few times a second.
     pub view: watch::Receiver<View>,
     /// Ends the run in an orderly way.
     pub stop: Sender<()>,
-    /// Ends this coordinator because the run itself is gone, as that of a job that was deleted: no worker is told anything and nothing is recorded, but
-    /// the checkpoint location is given up, so that the next run need not wait for it.
+    /// Ends this coordinator because the run itself is gone, as that of a deleted job. No worker is told and nothing is recorded, but the
+    /// checkpoint location is released, so that the next run need not wait for it.
     pub abandon: Sender<()>,
     /// Orders a checkpoint of the next step.
     pub save: Sender<()>,
-    /// Orders more steps: the number of all. A smaller one changes nothing.
+    /// Orders more steps, given as the total number. A smaller number changes nothing.
     pub steps: Sender<u64>,
-    /// Takes where nodes are, by their names: all that is known, from the widest part to the narrowest (`zone-a/block-3`).
+    /// Takes the locations of all known nodes by name, from the widest part to the narrowest (`zone-a/block-3`).
     pub domains: Sender<BTreeMap<String, String>>,
-    /// Takes whether the job may lose what it has trained, where that is other than in [`Options`].
+    /// Takes whether the job may lose its training progress, if that differs from [`Options`].
     pub allow_state_loss: Sender<bool>,
-    /// Takes ids of processes of this host that have ended for certain.
+    /// Takes ids of processes of this host that have certainly ended.
     pub process_ended: Sender<u32>,
-    /// Takes what the caller knows of workers, by their names.
+    /// Takes what the caller knows about workers, by name.
     pub notices: Sender<WorkerNotice>,
     /// How it ended.
     pub outcome: tokio::task::JoinHandle<Result<Outcome, CoordinatorError>>,
@@ -68,7 +68,7 @@ pub async fn serve(options: Options, folder: RunFolder) -> Result<Control, Coord
     start(options, folder, |_| RecordClient::Direct(Box::new(store))).await
 }
 
-/// Steps that a run cannot have any more, or not without a checkpoint.
+/// Refuses a number of steps that the run can no longer have, or not without a checkpoint.
 fn check_steps(options: &Options, record: &Record) -> Result<(), CoordinatorError> {
     let had = record.last_step.0.max(options.job.training.steps);
     if options.steps < record.last_step.0 {
@@ -86,8 +86,8 @@ fn check_steps(options: &Options, record: &Record) -> Result<(), CoordinatorErro
     Ok(())
 }
 
-/// Starts a coordinator whose record is kept elsewhere, where it may be slow to reach: a thread asks the store. The run folder
-/// holds what people read, and may be empty at each start.
+/// Starts a coordinator whose record is stored outside the run folder, possibly in a slow store, which a thread asks. The run folder holds
+/// what people read, and may be empty at each start.
 ///
 /// # Errors
 /// It cannot listen, or the folder cannot be written.
@@ -158,7 +158,7 @@ async fn start(
             }
         }
     };
-    // What is logged keeps the caller's fields: a process may run many coordinators.
+    // Log entries keep the caller's fields: a process may run many coordinators.
     let outcome = tokio::spawn(work.in_current_span());
     Ok(Control {
         address,

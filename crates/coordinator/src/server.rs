@@ -1,5 +1,5 @@
-//! The gRPC service: turns requests and streams into messages of the driver's inbox. Its only state is a counter of
-//! streams. Who may ask at all, `admission` has decided before.
+//! The gRPC service: turns requests and streams into messages of the driver's inbox. Its only state is a counter of streams. The
+//! `admission` module has already decided who may ask.
 
 use crate::inbox::{DownSender, Inbound, Process, StreamNumber};
 use std::pin::Pin;
@@ -121,7 +121,7 @@ impl Coordinator for Service {
                 }
             },
             Ok(_) => Some(("the first message of a stream must be Hello".into(), true)),
-            // One of the two is replaced when the upgrade goes on.
+            // One of the two is replaced when the upgrade continues.
             Err(error @ WireError::Version { .. }) => Some((error.to_string(), false)),
             Err(error) => Some((error.to_string(), true)),
         };

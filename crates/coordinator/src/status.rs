@@ -1,4 +1,4 @@
-//! The status document, from what its parts' owners know.
+//! Builds the status document from its parts.
 
 use crate::streams::{Stream, Streams};
 use varuna_plan::StateId;

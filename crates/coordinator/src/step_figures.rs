@@ -1,5 +1,5 @@
-//! The figures of a committed step that follow from the job, the time that it took, and what its workers reported. Pure. What is not
-//! known stays unknown: no figure is estimated.
+//! The figures of a committed step that follow from the job, the step time, and its workers' reports. Pure. Unknown values stay unknown: no
+//! figure is estimated.
 
 use std::time::Duration;
 use varuna_api::{Job, LearningRate};
@@ -9,53 +9,53 @@ use varuna_protocol::Report;
 use varuna_protocol::coordinator::CoordinatorInput;
 use varuna_run_folder::StepFigures;
 
-/// What is the same for all steps of a job.
+/// Figures that are the same for all steps of a job.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct JobFigures {
     samples_of_step: u64,
     tokens_of_sample: u64,
-    /// Floating-point operations of a step's forwards and backwards, those that are run again not counted.
+    /// Floating-point operations of a step's forwards and backwards, without recomputation.
     flops_of_step: f64,
     learning_rate: LearningRate,
 }
 
-/// A committed step, as far as the figures follow from it.
+/// The facts of a committed step from which the figures follow.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct StepDone {
     /// Steps done, this one included.
     pub(crate) step: Step,
     /// Optimizer steps applied before it.
     pub(crate) applied_before: u64,
-    /// Its own time, where that is known.
+    /// Its own time, if known.
     pub(crate) took: Option<Duration>,
-    /// Steps up to it whose loss was not a finite number.
+    /// Number of steps up to it whose loss was not finite.
     pub(crate) nan_steps: u64,
     /// The workers that ran it.
     pub(crate) members: MemberFigures,
 }
 
-/// What the members of a plan are and have reported, together.
+/// Totals over the members of a plan.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct MemberFigures {
-    /// What their GPUs can do in a second by their data sheets; none where one of them is not known.
+    /// Peak floating-point operations per second of their GPUs by the data sheets; none if one of the GPUs is unknown.
     peak_flops_per_s: Option<f64>,
-    /// The most memory that one of them has taken, bytes; none where none has said.
+    /// The highest peak memory of a member, bytes; none if no member has reported it.
     peak_memory_bytes: Option<u64>,
 }
 
-/// One member, as far as figures follow from it.
+/// The facts of one member from which figures follow.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct MemberFacts<'a> {
-    /// What it computes on, where it has said.
+    /// The hardware that it computes on, if reported.
     pub(crate) hardware: Option<&'a Hardware>,
-    /// Workers on its GPU, itself included; 0, as builds say that do not know of it, counts as 1.
+    /// Number of workers on its GPU, itself included; 0, which builds report that do not know the number, counts as 1.
     pub(crate) workers_on_gpu: u32,
-    /// The most memory that it has taken, bytes, where it has said.
+    /// Its peak memory, bytes, if reported.
     pub(crate) peak_memory_bytes: Option<u64>,
 }
 
 impl MemberFacts<'_> {
-    /// Its share of what its GPU can do.
+    /// Its share of its GPU's peak.
     fn peak_flops_per_s(&self) -> Option<f64> {
         let of_gpu = data_sheet(self.hardware?)?;
         Some(of_gpu / f64::from(self.workers_on_gpu.max(1)))
@@ -77,8 +77,8 @@ impl MemberFigures {
     }
 }
 
-/// Floating-point operations a second of a GPU's data sheet. Processor cores have none: how many a worker has, and what they can do, is
-/// not known.
+/// Peak floating-point operations per second from a GPU's data sheet. None for processor cores: the number of a worker's cores, and their
+/// peak, are not known.
 fn data_sheet(hardware: &Hardware) -> Option<f64> {
     match hardware {
         Hardware::Processor => None,
@@ -124,7 +124,8 @@ impl JobFigures {
     }
 }
 
-/// Whether a worker tells of a commit that was just made. One that was asked for, or that stands in an inventory, was made some time before.
+/// Whether a worker reports a commit that was just made. A commit that was asked for, or that is in an inventory, was made some time
+/// before.
 pub(crate) fn tells_new_commit(input: &CoordinatorInput) -> bool {
     let CoordinatorInput::Report { report, .. } = input else {
         return false;
@@ -132,16 +133,17 @@ pub(crate) fn tells_new_commit(input: &CoordinatorInput) -> bool {
     matches!(report, Report::Committed { .. })
 }
 
-/// Which steps' own times are known: the time between two commits is a step's, unless something else happened between them.
+/// Determines which steps' own times are known: the time between two commits is that of a step, unless something else happened between
+/// them.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct StepClock {
-    /// The step that was told last, its generation, when, and whether that was when it was made.
+    /// The last reported step, its generation, when it was reported, and whether that was when it was made.
     last: Option<(Step, Generation, Duration, bool)>,
 }
 
 impl StepClock {
-    /// A commit is told at `now`: late, or when it was made; its step began with an evaluation, or not. Returns the step's own
-    /// time: none after a pause between generations, none where it or the one before was told late, none where it was not training alone.
+    /// Takes a commit that is reported at `now`, either late (`told_late`) or when it was made. Returns the step's own time. None after a
+    /// pause between generations, if this commit or the one before was reported late, or if its step began with an evaluation.
     pub(crate) fn told(
         &mut self,
         (step, generation): (Step, Generation),

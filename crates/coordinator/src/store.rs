@@ -42,20 +42,20 @@ pub enum StoreError {
 
 /// Where the record is kept: a file, or for the operator an object of the cluster.
 pub trait RecordStore: Send {
-    /// The present record; the empty one where there is none yet.
+    /// The present record; an empty one if there is none yet.
     ///
     /// # Errors
     /// It cannot be read.
     fn read(&mut self) -> Result<Record, StoreError>;
-    /// Replaces the record if its present version is `expect`; false where it is another.
+    /// Replaces the record if its present version is `expect`. False if the version is another.
     ///
     /// # Errors
-    /// It cannot be written. It is then the old one or the new one: the caller reads it again.
+    /// It cannot be written. The record is then either the old or the new one, and the caller reads it again.
     fn compare_and_swap(&mut self, expect: u64, record: &Record) -> Result<bool, StoreError>;
 }
 
-/// The record as a file of text, which has no bound on its length and which people read. It is readable by its owner alone:
-/// nobody else writes it. Writers exclude each other by a lock file in the same folder, even where they do not share a run folder's lock.
+/// The record as a text file, which has no limit on its length and which people can read. Only its owner can read it; nobody else writes
+/// it. Writers exclude each other with a lock file in the same folder, even if they do not share a run folder's lock.
 pub struct FileStore {
     path: PathBuf,
 }

@@ -1,7 +1,7 @@
 //! Errors of object stores, shortened for people.
 
-/// An object store's error without what differs from one request to the next (how long it took, the request's number), and
-/// without the markup of an S3 answer. An error that repeats then reads the same, and is logged once.
+/// An object store's error without the parts that differ between requests (how long it took, the request's number), and without the markup
+/// of an S3 answer. So a repeated error has the same text and is logged once.
 pub(crate) fn summarize(error: &str) -> String {
     let head = error.split("<?xml").next().unwrap_or(error);
     let first_line = head.lines().next().unwrap_or("");

@@ -1,8 +1,8 @@
-//! The task that asks the checkpoint store: which checkpoints can be resumed from; it also deletes old ones, and completes those that
-//! lack their manifest alone.
+//! The task that asks the checkpoint store which checkpoints can be resumed from. It also deletes old ones, and completes those of which
+//! only the manifest is missing.
 //!
-//! The driver never waits for the store. While the store is slow or fails, the answer is what was last known, so that a
-//! recovery from memory does not depend on it.
+//! The driver never waits for the store. While the store is slow or fails, the answer is the last known one, so that a recovery from memory
+//! does not depend on the store.
 
 mod deletion;
 mod unfinished;
@@ -12,6 +12,7 @@ use crate::location_lease::claimant_has_ended;
 use crate::options::Checkpointing;
 use crate::store_error;
 pub(crate) use deletion::Needs;
+use deletion::PRUNE_TIMEOUT;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,26 +20,26 @@ use tokio::sync::mpsc::Sender;
 use tokio::sync::{Notify, watch};
 use unfinished::Unfinished;
 use varuna_api::CheckpointSource;
-use varuna_checkpoint::{CheckpointError, Listed, Standing, folder_name};
+use varuna_checkpoint::{CheckpointError, LeaseState, Listed, folder_name};
 use varuna_plan::StateId;
 
 /// How often the store is listed without a request.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// How long a recovery waits for a fresh answer where an older one is known.
+/// How long a recovery waits for a fresh answer if an older one is known.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a regular listing may take, and the first one in any case.
+/// How long a regular listing may take, and in any case the first one.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a store that has never answered is left alone between two requests.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long giving the location up may take.
+/// How long releasing the location may take.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What was found out about a checkpoint. Manifests never change.
+/// The result of checking a checkpoint. Manifests never change.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Verdict {
+enum CheckpointCheck {
     Usable,
     Damaged,
-    /// It is sound, and of another model, optimizer or format: why.
+    /// It is valid, but belongs to another model, optimizer or format, for this reason.
     Foreign(String),
 }
 
@@ -47,14 +48,14 @@ pub(crate) struct StoreWatcher {
     requests: Arc<Notify>,
     end: Arc<Notify>,
     task: tokio::task::JoinHandle<()>,
-    /// What the run knows of its checkpoints; none until its record was read.
+    /// Which checkpoints the run needs; none until its record was read.
     needs: watch::Sender<Option<Needs>>,
     /// A damaged checkpoint that is to be deleted.
     discarded: watch::Sender<Option<StateId>>,
 }
 
 impl StoreWatcher {
-    /// Starts the task; it answers to `inbound`, and ends when that is closed.
+    /// Starts the task. It sends its answers to `inbound`, and ends when that is closed.
     pub(crate) fn start(given: Checkpointing, inbound: Sender<Inbound>) -> StoreWatcher {
         let (requests, end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let (needs, needed) = watch::channel(None);
@@ -70,7 +71,7 @@ impl StoreWatcher {
         }
     }
 
-    /// Gives the location up, if the store takes that in time; else the next run waits until this run's lease has expired.
+    /// Releases the location, if the store accepts that in time. Otherwise the next run waits until this run's lease has expired.
     pub(crate) async fn end(self) {
         self.end.notify_one();
         let _ = tokio::time::timeout(RELEASE_TIMEOUT, self.task).await;
@@ -81,22 +82,28 @@ impl StoreWatcher {
         self.requests.notify_one();
     }
 
-    /// Deletes what is left of a checkpoint, if it is marked as damaged, and lists what there is then.
+    /// Deletes what is left of a checkpoint, if it is marked as damaged, and lists the store again.
     pub(crate) fn discard(&self, id: StateId) {
         // An error means that the task has ended.
         let _ = self.discarded.send(Some(id));
         self.list_now();
     }
 
-    /// What the run needs of its checkpoints: before it is known, none is deleted.
+    /// The last value of `set_needs`.
+    #[cfg(test)]
+    pub(crate) fn needs(&self) -> Option<Needs> {
+        self.needs.borrow().clone()
+    }
+
+    /// Sets which checkpoints the run needs. Before this is known, none is deleted.
     pub(crate) fn set_needs(&self, needs: Needs) {
         // An error means that the task has ended.
         let _ = self.needs.send(Some(needs));
     }
 }
 
-/// The result of `work`, and whether a request came meanwhile: from then on it may take [`REQUEST_TIMEOUT`], and gives nothing
-/// after that.
+/// The result of `work`, and whether a request came meanwhile. From the request on, `work` may take [`REQUEST_TIMEOUT`]; after that there
+/// is no result.
 async fn unless_requested<T>(requests: &Notify, work: impl Future<Output = T>) -> (Option<T>, bool) {
     tokio::pin!(work);
     tokio::select! {
@@ -111,13 +118,13 @@ struct Task {
     needed: watch::Receiver<Option<Needs>>,
     discards: watch::Receiver<Option<StateId>>,
     /// Each checkpoint is checked once.
-    verdicts: BTreeMap<StateId, Verdict>,
+    verdicts: BTreeMap<StateId, CheckpointCheck>,
     unfinished: Unfinished,
     listing: CheckpointListing,
-    standing: Option<Standing>,
-    /// The log says with which other job's checkpoint this one begins.
+    standing: Option<LeaseState>,
+    /// Whether the log already says with which other job's checkpoint this one begins.
     said_origin: bool,
-    /// Another run's claim was found: when first, and whose.
+    /// If another run's claim was found: when first, and whose it is.
     refused: Option<(Instant, String)>,
 }
 
@@ -142,14 +149,14 @@ impl Task {
 
     async fn run(mut self, requests: Arc<Notify>, end: Arc<Notify>, inbound: Sender<Inbound>) {
         let mut owned: Option<Instant> = None;
-        // A request came while something else was done.
+        // Whether a request came while something else was done.
         let mut requested = false;
         loop {
-            // By the clock, because requests may come without a pause, and the claim must not expire.
+            // By the clock, because requests may come without pause, and the claim must not expire.
             if !requested && owned.is_none_or(|at| at.elapsed() >= INTERVAL) {
                 owned = Some(Instant::now());
                 requested = self.renew(&requests).await;
-                if let Some(Standing::Taken(run)) = &self.standing {
+                if let Some(LeaseState::Taken(run)) = &self.standing {
                     let _ = inbound.send(Inbound::LocationTaken(run.clone())).await;
                 }
             }
@@ -177,17 +184,20 @@ impl Task {
                 return;
             }
             if pause {
-                // While it is not known whether there is a checkpoint, requests come without a pause.
+                // While it is not known whether there is a checkpoint, requests come without pause.
                 tokio::time::sleep(PAUSE).await;
             }
             if !by_request {
-                requested = unless_requested(&requests, self.prune()).await.1;
+                requested = tokio::select! {
+                    (_, requested) = unless_requested(&requests, self.prune(PRUNE_TIMEOUT)) => requested,
+                    () = end.notified() => return self.give_up().await,
+                };
             }
         }
     }
 
-    /// Gets or keeps the right to write; returns whether a request came meanwhile. Keeping it is one idempotent write, which a
-    /// request may cut short; getting it is not cut short, because nothing may begin without it.
+    /// Claims or renews the right to write. Returns whether a request came meanwhile. Renewing it is one idempotent write, which a request
+    /// may cut short; claiming it is not cut short, because nothing may begin without it.
     async fn renew(&mut self, requests: &Notify) -> bool {
         if self.given.ownership.is_none() {
             self.standing = self.own().await;
@@ -198,30 +208,30 @@ impl Task {
         requested
     }
 
-    /// The other run that may still write to the location. Nothing begins until that is settled: each run would resume from the
+    /// The other run that may still write to the location. Nothing begins until that is settled: otherwise each run would resume from the
     /// other's states.
     fn other_owner(&self) -> Option<&str> {
         let refused = self.refused.as_ref().filter(|_| self.given.ownership.is_none());
         refused.map(|(_, run)| run.as_str())
     }
 
-    /// Gets or keeps the right to write; none where the store does not answer.
-    async fn own(&mut self) -> Option<Standing> {
+    /// Claims or renews the right to write; none if the store does not answer.
+    async fn own(&mut self) -> Option<LeaseState> {
         let location = self.given.store.location();
         let outcome = match &self.given.ownership {
             Some(ownership) => ownership.renew().await,
             None => match location.claim(self.given.claim.clone(), claimant_has_ended).await {
                 Ok(ownership) => {
                     self.given.ownership = Some(ownership);
-                    Ok(Standing::Owner)
+                    Ok(LeaseState::Owner)
                 }
                 Err(CheckpointError::Owned { run, .. }) => {
-                    // An owner that was killed does not renew its lease; one that lives does.
+                    // An owner that was killed does not renew its lease; one that is alive does.
                     let (since, _) = self.refused.get_or_insert_with(|| (Instant::now(), run.clone()));
                     if since.elapsed() < varuna_checkpoint::LEASE + 2 * INTERVAL {
                         return None;
                     }
-                    Ok(Standing::Taken(run))
+                    Ok(LeaseState::Taken(run))
                 }
                 Err(error) => Err(error),
             },
@@ -233,8 +243,8 @@ impl Task {
 
     async fn give_up(mut self) {
         self.standing = self.own().await;
-        // The end leaves no more checkpoints than are to be kept.
-        self.prune().await;
+        // At the end only the configured number remains, unless deleting takes long: the next run should not have to wait for it.
+        self.prune(RELEASE_TIMEOUT / 2).await;
         if let Some(ownership) = &self.given.ownership
             && let Err(error) = ownership.release().await
         {
@@ -242,7 +252,7 @@ impl Task {
         }
     }
 
-    /// What is known now. After a request the store gets less time, if it has answered before.
+    /// The present knowledge. After a request the store gets less time, if it has answered before.
     async fn list(&mut self, requested: bool) -> CheckpointListing {
         let short = requested && self.listing.answered;
         let timeout = if short { REQUEST_TIMEOUT } else { LIST_TIMEOUT };
@@ -265,7 +275,7 @@ impl Task {
         self.listing.clone()
     }
 
-    /// The checkpoints that can be resumed from, and those that are damaged. `completing`: how long may go to those that lack their manifest.
+    /// The checkpoints that can be resumed from, and the damaged ones. `completing`: time that may be spent on those without a manifest.
     async fn usable(
         &mut self,
         requested: bool,
@@ -274,7 +284,7 @@ impl Task {
         self.discard().await?;
         let store = &self.given.store;
         let mut all = store.location().list().await?;
-        if self.standing == Some(Standing::Owner) {
+        if self.standing == Some(LeaseState::Owner) {
             let unfinished = &mut self.unfinished;
             unfinished.complete(&mut all, store, requested, completing).await;
         }
@@ -284,33 +294,33 @@ impl Task {
         let (mut usable, mut foreign) = (Vec::new(), None);
         for listed in all.iter().filter(|l| l.is_usable()) {
             match self.check(listed).await? {
-                Verdict::Usable => usable.push(listed.id),
-                Verdict::Foreign(why) => foreign = Some((listed.id, why)),
-                Verdict::Damaged => {}
+                CheckpointCheck::Usable => usable.push(listed.id),
+                CheckpointCheck::Foreign(why) => foreign = Some((listed.id, why)),
+                CheckpointCheck::Damaged => {}
             }
         }
         match foreign {
-            // Somebody's results are there. A run that began anew beside them would be mistaken for them sooner or later.
+            // The location has someone's results. A run that began anew beside them would sooner or later be mistaken for them.
             Some((id, why)) if usable.is_empty() => return Err(CheckpointError::Unsuitable { id, why }),
             None if usable.is_empty() => usable.extend(self.origin(&all).await?),
             _ => {}
         }
-        let damaged = all.iter().filter(|l| l.refused).map(|l| l.id).collect();
+        let damaged = all.iter().filter(|l| l.marked_damaged).map(|l| l.id).collect();
         Ok((usable, damaged))
     }
 
-    /// Another job's checkpoint that this one begins with. While it is not known which one that is, nothing may begin.
+    /// The other job's checkpoint with which this job begins. While it is not known which one that is, nothing may begin.
     async fn origin(&mut self, all: &[Listed]) -> Result<Option<StateId>, CheckpointError> {
         let store = &self.given.store;
         let origin = match self.standing {
-            Some(Standing::Owner) => store.settle_origin().await?,
+            Some(LeaseState::Owner) => store.settle_origin().await?,
             _ => store.origin().await?,
         };
         let Some(origin) = origin else {
             return Ok(None);
         };
         let id = origin.begins_with();
-        if all.iter().any(|l| l.id == id && l.refused) {
+        if all.iter().any(|l| l.id == id && l.marked_damaged) {
             return Err(CheckpointError::Origin {
                 uri: origin.source.uri,
                 job: origin.source.job,
@@ -339,24 +349,27 @@ impl Task {
         Ok(Some(id))
     }
 
-    async fn check(&mut self, listed: &Listed) -> Result<Verdict, CheckpointError> {
+    async fn check(&mut self, listed: &Listed) -> Result<CheckpointCheck, CheckpointError> {
         if let Some(verdict) = self.verdicts.get(&listed.id) {
             return Ok(verdict.clone());
         }
         let store = &self.given.store;
         let verdict = match store.check(listed).await {
-            Ok(_) => Verdict::Usable,
+            Ok(_) => CheckpointCheck::Usable,
             Err(error @ CheckpointError::Store(_)) => return Err(error),
             Err(error) => {
                 tracing::warn!(%error, "a checkpoint cannot be used");
                 match error {
                     CheckpointError::Damaged { .. } => {
-                        // Retention must not count it among those that are kept.
-                        store.location().refuse(listed.id, &error.to_string()).await?;
-                        Verdict::Damaged
+                        // Retention must not count it among the checkpoints to keep.
+                        store
+                            .location()
+                            .mark_damaged(listed.id, &error.to_string())
+                            .await?;
+                        CheckpointCheck::Damaged
                     }
-                    CheckpointError::Unsuitable { why, .. } => Verdict::Foreign(why),
-                    error => Verdict::Foreign(error.to_string()),
+                    CheckpointError::Unsuitable { why, .. } => CheckpointCheck::Foreign(why),
+                    error => CheckpointCheck::Foreign(error.to_string()),
                 }
             }
         };

@@ -1,4 +1,4 @@
-//! The attached workers: their streams and what they said of themselves.
+//! The attached workers: their streams and what they reported about themselves.
 
 use crate::inbox::{DownSender, Process, StreamNumber};
 use crate::step_figures::{MemberFacts, MemberFigures};
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use varuna_plan::WorkerId;
 use varuna_wire::{Hello, StepMetrics, v1};
 
-/// Processes that are remembered: above that, only those of attached workers are.
+/// Maximum number of processes that are remembered. Beyond it, only those of attached workers are.
 const PROCESSES_MAX: usize = 8192;
 
 /// A worker's newest stream.
@@ -19,7 +19,7 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// What figures of steps follow from.
+    /// The facts from which figures of steps follow.
     fn facts(&self) -> MemberFacts<'_> {
         MemberFacts {
             hardware: self.hello.hardware.as_ref(),
@@ -33,12 +33,12 @@ impl Stream {
 #[derive(Default)]
 pub(crate) struct Streams {
     by_worker: BTreeMap<WorkerId, Stream>,
-    /// Workers by their processes, also of those whose streams have ended.
+    /// Workers by their processes, including workers whose streams have ended.
     by_process: BTreeMap<Process, WorkerId>,
 }
 
 impl Streams {
-    /// Takes a new stream in the place of the worker's older one. False where it is itself the older one.
+    /// Replaces the worker's older stream with a new one. False if this is itself the older one.
     pub(crate) fn attach(&mut self, number: StreamNumber, hello: Hello, down: DownSender) -> bool {
         let worker = hello.worker;
         if self.by_worker.get(&worker).is_some_and(|s| s.number > number) {
@@ -68,7 +68,7 @@ impl Streams {
         self.by_worker.get(&worker)
     }
 
-    /// What these workers are and have reported, together.
+    /// Totals over these workers.
     pub(crate) fn figures(&self, workers: impl Iterator<Item = WorkerId>) -> MemberFigures {
         MemberFigures::of(workers.map(|worker| self.get(worker).map(Stream::facts).unwrap_or_default()))
     }
@@ -87,15 +87,15 @@ impl Streams {
         current
     }
 
-    /// Forgets the worker of a process that has ended; returns it.
+    /// Forgets the worker of a process that has ended, and returns it.
     pub(crate) fn process_ended(&mut self, process: &Process) -> Option<WorkerId> {
         let worker = self.by_process.remove(process)?;
         self.by_worker.remove(&worker);
         Some(worker)
     }
 
-    /// Sends to a worker, if it is attached. False where it does not read what it is sent: its stream ends here, and it attaches
-    /// again if it lives.
+    /// Sends to a worker, if it is attached. False if it does not read what it is sent: its stream ends, and it attaches again if it is
+    /// alive.
     pub(crate) fn send(&mut self, to: WorkerId, message: v1::Down) -> bool {
         let Some(stream) = self.by_worker.get(&to) else {
             return true;

@@ -1,4 +1,4 @@
-//! What the process around a coordinator sees of its run.
+//! The view of a run for the process around its coordinator.
 
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime};
@@ -15,22 +15,22 @@ pub struct View {
     pub metric: Option<Metric>,
     /// The newest entries of the event log as sentences, each with its number; watchers remember what they have shown.
     pub messages: VecDeque<(u64, String)>,
-    /// The newest events of the protocol, each with its number (its own count) and the time since the coordinator's start. Of
-    /// successive steps only the first.
+    /// The newest events of the protocol, each with its number (counted separately) and the time since the coordinator's start. Of
+    /// successive committed steps only the first is included.
     pub events: VecDeque<(u64, Duration, Event)>,
     /// The checkpoints; none where the run has no store.
     pub checkpoints: Option<CheckpointHealth>,
 }
 
-/// What is known of a run's checkpoints.
+/// The known state of a run's checkpoints.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CheckpointHealth {
-    /// Step of the newest that can be resumed from.
+    /// Step of the newest checkpoint that can be resumed from.
     pub newest: Option<Step>,
-    /// When that was first seen.
+    /// When it was first seen.
     pub newest_at: Option<SystemTime>,
-    /// Why the store could not be asked the last time.
+    /// Why the last request to the store failed; none if it succeeded.
     pub failing: Option<String>,
-    /// The newest is older than a few save intervals, for whatever reason.
+    /// Whether the newest is older than a few save intervals, for whatever reason.
     pub stale: bool,
 }

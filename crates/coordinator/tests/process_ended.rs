@@ -12,7 +12,7 @@ use varuna_plan::WorkerId;
 use varuna_wire::v1::ProcessEndedRequest;
 use varuna_wire::{Downward, Hello, Upward};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn hello(worker: u64, host: &str) -> Hello {
     Hello {

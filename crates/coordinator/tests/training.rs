@@ -82,7 +82,7 @@ struct Run {
 impl Run {
     async fn start(workers: u64) -> Run {
         let temp = TempDir::new().unwrap();
-        let control = coordinate(temp.path(), "127.0.0.1:0".into()).await;
+        let control = coordinate(temp.path(), own_address()).await;
         let mut run = Run {
             temp,
             control,
@@ -150,6 +150,13 @@ impl Run {
         }
         self.temp
     }
+}
+
+/// A free port of a loopback address of this process's own: while a coordinator is away, no connection of another process or of its workers can take
+/// its port.
+fn own_address() -> String {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    format!("127.78.{high}.{}:0", low.max(1))
 }
 
 async fn coordinate(folder: &Path, bind: String) -> Control {

@@ -3,13 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Samples of a cycle at most; shares that need more are rounded to this many parts.
+/// Maximum number of samples in a cycle; shares that need more are rounded to this many parts.
 const CYCLE_MAX: u64 = 1 << 20;
-/// Weights up to this many decimals give exactly the shares that they say.
+/// Weights with up to six decimals give exactly their shares.
 const DECIMALS: f64 = 1e6;
 
-/// The order of the sources of a blend. It repeats itself after a cycle in which each has as many samples as its share says; of every prefix
-/// each has its share within one sample. A seed is no part of it: which of a source's samples comes next is the source's seeded order.
+/// The order of the sources of a blend. It repeats after a cycle in which each source has its share of the samples; in every prefix each
+/// source has its share to within one sample. It does not depend on a seed: the source's seeded order decides which of its samples comes
+/// next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Blend {
     /// Samples of each source in a cycle.
@@ -21,7 +22,7 @@ pub struct Blend {
 /// A sample of a blend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlendSample {
-    /// Which source it comes from.
+    /// The source that it comes from.
     pub source: usize,
     /// How many samples of that source come before it.
     pub number: u64,
@@ -31,8 +32,8 @@ impl Blend {
     /// Most sources of a blend.
     pub const SOURCES_MAX: usize = 256;
 
-    /// The blend of sources with these weights, of which only the ratios count. Up to six decimals count exactly, where the parts they make are not too
-    /// many; else shares are rounded to about a millionth, and are never nothing.
+    /// The blend of sources with these weights, of which only the ratios count. Up to six decimals count exactly, unless this makes too
+    /// many parts; otherwise shares are rounded to about a millionth, but never to zero.
     ///
     /// # Panics
     /// If there is no weight, there are more than [`Blend::SOURCES_MAX`], or one of them is not a finite number above 0.
@@ -51,18 +52,18 @@ impl Blend {
     pub fn at(&self, number: u64) -> BlendSample {
         let length = self.cycle.len() as u64;
         let (cycles, within) = (number / length, number % length);
-        // Below the length, which is in memory.
+        // The index is below the length, which fits in memory.
         let (source, before) = self.cycle[usize::try_from(within).unwrap_or(0)];
         let source = usize::from(source);
         let number = cycles * u64::from(self.parts[source]) + u64::from(before);
         BlendSample { source, number }
     }
 
-    /// The samples of the longest prefix that takes no more samples of each source than it has.
+    /// The number of samples in the longest prefix that needs no more samples of each source than it has.
     #[must_use]
     pub fn prefix_of(&self, lengths: &[u64]) -> u64 {
         let length = self.cycle.len() as u64;
-        // A source ends the prefix at the first sample that it does not have.
+        // The prefix ends at the first sample that a source does not have.
         let ends = (0u64..)
             .zip(&self.cycle)
             .filter_map(|(within, (source, before))| {
@@ -83,7 +84,7 @@ impl Blend {
     }
 }
 
-/// Whole numbers in the ratios of the weights, without a common divisor.
+/// Integers in the ratios of the weights, without a common divisor.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -104,14 +105,14 @@ fn parts(weights: &[f64]) -> Vec<u32> {
             return narrow(&exact);
         }
     }
-    // The greatest weight first, so that a sum of huge ones stays a number.
+    // Divide by the greatest weight first, so that a sum of huge weights stays finite.
     let greatest = weights.iter().copied().fold(0.0, f64::max);
     let total: f64 = weights.iter().map(|weight| weight / greatest).sum();
     let share = |weight: &f64| (weight / greatest / total * CYCLE_MAX as f64).round().max(1.0) as u64;
     narrow(&reduced(weights.iter().map(share).collect()))
 }
 
-/// Without their greatest common divisor.
+/// Divides by the greatest common divisor.
 fn reduced(mut parts: Vec<u64>) -> Vec<u64> {
     let common = parts.iter().fold(0, |a, b| greatest_common_divisor(a, *b)).max(1);
     parts.iter_mut().for_each(|part| *part /= common);
@@ -133,9 +134,10 @@ fn greatest_common_divisor(a: u64, b: u64) -> u64 {
     }
 }
 
-/// Sample j of a source with p of n samples may come from position floor(j n / p) on, and must come before ceil((j + 1) n / p): then each prefix of
-/// k samples has less than one more or less of it than k p / n. Taking the one whose time ends first, of those whose time has begun, keeps all of
-/// these times (Steiner & Yeomans 1993, "Level schedules for mixed-model, just-in-time processes").
+/// Sample j of a source with p of n samples may be placed from position floor(j n / p) on, and must be placed before ceil((j + 1) n / p):
+/// then the number of its samples in each prefix of k samples differs from k p / n by less than one. Among the samples whose interval has
+/// begun, taking the one whose interval ends first keeps all intervals (Steiner & Yeomans 1993, "Level schedules for mixed-model,
+/// just-in-time processes").
 fn cycle(parts: &[u32]) -> Vec<(u16, u32)> {
     let length: u64 = parts.iter().map(|part| u64::from(*part)).sum();
     let begin = |source: usize, j: u32| u64::from(j) * length / u64::from(parts[source]);
@@ -152,7 +154,7 @@ fn cycle(parts: &[u32]) -> Vec<(u16, u32)> {
             waiting.pop();
             ready.push(Reverse((end(source, j), source, j)));
         }
-        // There is always one: as many samples have begun as there are positions.
+        // There is always one: at least as many samples have begun as there are positions.
         let Some(Reverse((_, source, j))) = ready.pop() else {
             break;
         };

@@ -1,4 +1,5 @@
-//! Builds indexed datasets from files of texts. Memory does not grow with the text, and the bytes are the same for every number of threads.
+//! Builds indexed datasets from files of texts. Memory does not grow with the size of the text, and the bytes are the same for every number
+//! of threads.
 
 mod batches;
 mod encode;
@@ -31,26 +32,26 @@ use std::path::PathBuf;
 pub struct Build {
     /// Files of texts, in the order in which their documents are written. Texts and JSON lines that end in `.gz` are decompressed.
     pub inputs: Vec<PathBuf>,
-    /// What the files are; by their names where it is none.
+    /// Format of the files; none = their names decide.
     pub format: Option<Format>,
-    /// Field of a JSON line, or column of a Parquet file, that has the text.
+    /// Field of a JSON line, or column of a Parquet file, that contains the text.
     pub field: String,
     /// Path of the dataset, without `.bin` or `.idx`.
     pub output: PathBuf,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// How the documents are divided into three datasets; none = they are one dataset.
+    /// How documents are divided into three datasets; none = a single dataset.
     pub split: Option<Split>,
     /// Threads that tokenize, at least 1.
     pub threads: usize,
-    /// Lines that are no JSON, of all inputs together, that are left out at most. One more ends the build.
+    /// Maximum number of lines, over all inputs, that are skipped because they are not JSON. One more ends the build.
     pub skip_malformed: u64,
     /// Whether an existing dataset is replaced.
     pub overwrite: bool,
 }
 
 impl Build {
-    /// Texts that become one dataset, each file by its name, with one thread.
+    /// A build of one dataset from texts, with the format given by each file's name, in one thread.
     #[must_use]
     pub fn new(inputs: Vec<PathBuf>, output: PathBuf, tokenizer: Tokenizer) -> Build {
         Build {
@@ -72,16 +73,16 @@ impl Build {
 pub struct Built {
     /// Its path, without `.bin` or `.idx`.
     pub path: PathBuf,
-    /// Bytes of its text: after decompression, of the field alone.
+    /// Bytes of its text, after decompression and without other fields.
     pub text_bytes: u64,
-    /// What was left out of the inputs: of all of them, also where they became several datasets.
+    /// What was skipped in all inputs together, even if they became several datasets.
     pub skipped: Skipped,
     /// The description that was written with it.
     pub sidecar: Sidecar,
 }
 
-/// Builds one dataset, or those of a split. The files appear under their names only when all are complete, each index after the tokens that it is of. `progress`
-/// is told of the bytes of the inputs that have been dealt with since it was told last.
+/// Builds one dataset, or those of a split. The files appear under their names only when all are complete, each index after its tokens.
+/// `progress` is called with the number of input bytes that were processed since the last call.
 ///
 /// # Errors
 /// An input cannot be read or tokenized, an output exists, either is no path of this machine, or a write fails. Existing files are then unchanged.
@@ -113,7 +114,7 @@ pub fn build(request: &Build, progress: &mut dyn FnMut(u64)) -> Result<Vec<Built
     Ok(built)
 }
 
-/// Checks what can be said before anything is read.
+/// Checks what can be checked before anything is read.
 fn check(request: &Build) -> Result<(), DataError> {
     let refused = |what, value: &str, allowed: &str| DataError::Argument {
         what,
@@ -126,7 +127,7 @@ fn check(request: &Build) -> Result<(), DataError> {
     if request.threads == 0 {
         return Err(refused("threads", "0", "at least 1"));
     }
-    // As a path it would be a folder of this name, and nothing would ever reach the store.
+    // As a path it would be a folder of this name, and nothing would reach the store.
     if scheme(&request.output).is_some() {
         return Err(refused(
             "output",

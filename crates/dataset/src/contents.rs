@@ -1,4 +1,4 @@
-//! What is in a dataset, for people: its sizes and its tokens as they lie.
+//! The contents of a dataset, for people: its sizes and its tokens as stored.
 
 use crate::dataset::{Opened, open};
 use crate::error::DataError;
@@ -43,7 +43,7 @@ pub fn info(prefix: &Path) -> Result<Info, DataError> {
     })
 }
 
-/// Reads tokens of a dataset as they lie in it: at most `most`, from number `first` (from 0) on, fewer where the dataset ends.
+/// Reads tokens of a dataset in stored order: at most `most`, from number `first` (from 0) on; fewer if the dataset ends.
 ///
 /// # Errors
 /// A file is missing, truncated or malformed, or there is no token of that number.

@@ -10,8 +10,8 @@ use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Pieces of a dataset without a description that go into its fingerprint, evenly spaced: all of it may be terabytes, and every worker reads
-/// them when it starts. Other data of the same size has other pieces.
+/// Number of pieces of a dataset without a description that go into its fingerprint, evenly spaced: the whole may be terabytes, and every
+/// worker reads the pieces when it starts. Different data of the same size differ in some piece.
 const PIECES: u64 = 64;
 /// Bytes of such a piece: what a disk reads at once.
 const PIECE_BYTES: u64 = 4096;
@@ -24,7 +24,7 @@ pub(crate) struct Opened {
     pub(crate) sidecar: Option<Sidecar>,
 }
 
-/// Opens the index, the builder's description and the file of the tokens.
+/// Opens the index, the builder's description and the token file.
 pub(crate) fn open(files: &Files, prefix: &Path) -> Result<Opened, DataError> {
     let [bin_path, idx_path, json] = ["bin", "idx", "json"].map(|extension| with_suffix(prefix, extension));
     let bin = files.open(&bin_path)?;
@@ -44,7 +44,7 @@ pub(crate) fn open(files: &Files, prefix: &Path) -> Result<Opened, DataError> {
     })
 }
 
-/// A digest of the sizes and of pieces of the tokens, in a time that does not grow with them.
+/// A digest of the sizes and of pieces of the tokens, in a time that does not grow with their number.
 fn fingerprint_of(bin: &DataFile, path: &Path, index: &Index) -> Result<String, DataError> {
     let Index {
         tokens,
@@ -76,8 +76,8 @@ fn fingerprint_of(bin: &DataFile, path: &Path, index: &Index) -> Result<String, 
     Ok(hex::encode(digest.finalize()))
 }
 
-/// An open dataset. A sample is a window of so many tokens of the concatenated stream and the token after it;
-/// windows do not overlap but for that token. The last windows are held out. Where each document is a sample, it is its own window.
+/// An open dataset. A sample is a window of a fixed number of tokens of the concatenated stream and the token after it; windows overlap
+/// only in that token. The last windows are held out. If each document is a sample, it is its own window.
 pub struct TokenDataset {
     path: PathBuf,
     bin: DataFile,
@@ -89,7 +89,7 @@ pub struct TokenDataset {
     training: u64,
     held_out: u64,
     seed: u64,
-    /// All ids that are read have to be below this, once it is known and the dataset has no description that says so of all of them.
+    /// The limit below which all ids that are read have to be, once it is known, if the dataset has no description that guarantees it.
     below: OnceLock<u32>,
 }
 
@@ -109,7 +109,7 @@ impl TokenDataset {
         TokenDataset::open_in(&files, prefix, shape, (validation_fraction, seed))
     }
 
-    /// The same by way of what several datasets share.
+    /// The same with the files that several datasets share.
     pub(crate) fn open_in(
         files: &Files,
         prefix: &Path,
@@ -197,8 +197,8 @@ impl TokenDataset {
         })
     }
 
-    /// Checks that all token ids are below the model's vocabulary size. Where the dataset has no description, as one of Megatron's own, those of each
-    /// sample are checked when it is read.
+    /// Checks that all token ids are below the model's vocabulary size. If the dataset has no description, such as one made by Megatron,
+    /// the ids of each sample are checked when it is read.
     ///
     /// # Errors
     /// The dataset has more different tokens than the model has rows.
@@ -211,7 +211,7 @@ impl TokenDataset {
             }),
             Some(_) => Ok(()),
             None => {
-                // Of several models the smallest counts that was named first: there is one in a process.
+                // If several models are given, the first one counts; a process has only one.
                 let _ = self.below.set(model);
                 Ok(())
             }
@@ -236,7 +236,7 @@ impl TokenDataset {
         self.held_out
     }
 
-    /// Identity of the content: the builder's digest of the tokens; without a description, a digest of the sizes and of pieces of the tokens.
+    /// Identity of the content: the builder's digest of the tokens, or, without a description, a digest of the sizes and of some pieces.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         self.fingerprint.clone()
@@ -260,14 +260,14 @@ impl TokenDataset {
         self.window_positions(self.training_window(index)?, positions)
     }
 
-    /// Says that a training sample will be read soon ([`DataFile::will_read`]).
+    /// Announces that a training sample will be read soon ([`DataFile::will_read`]).
     pub(crate) fn will_train(&self, index: u64) {
         if let Ok(window) = self.training_window(index) {
             self.will_read(window);
         }
     }
 
-    /// The same of a held-out one.
+    /// The same for a held-out sample.
     pub(crate) fn will_hold_out(&self, index: u64) {
         if let Ok(window) = self.held_out_window(index) {
             self.will_read(window);

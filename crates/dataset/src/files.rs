@@ -12,16 +12,16 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// What a reader reads at once. Requests to a store are made ahead of it.
+/// Bytes that a sequential reader reads at once. Requests to a store are made ahead of it.
 const READ_BYTES: usize = 64 << 10;
-/// How far ahead.
+/// How far ahead requests are made, bytes.
 const AHEAD_BYTES: u64 = 2 << 20;
-/// What all files of stores together keep in memory at most.
+/// Maximum bytes that all files on stores together keep in memory.
 const CACHE_BYTES: u64 = 256 << 20;
-/// What is on its way from stores at most.
+/// Maximum bytes in transit from stores.
 const UNDER_WAY_BYTES: u64 = 8 << 20;
 
-/// Opens files. Those on stores share a cache, and connections.
+/// Opens files. Files on stores share a cache and connections.
 #[derive(Default)]
 pub(crate) struct Files {
     #[cfg(feature = "store")]
@@ -30,14 +30,14 @@ pub(crate) struct Files {
 
 /// An open file.
 pub(crate) enum DataFile {
-    /// On this machine, or where this machine has mounted it.
+    /// A file on this machine, or on a mounted file system.
     Local(File),
     /// On a store.
     #[cfg(feature = "store")]
     Object(objects::ObjectFile),
 }
 
-/// Host memory that reading these data takes, bytes: what is cached of stores, and what is on its way.
+/// Host memory that reading these data needs, bytes: the cache for stores, and data in transit.
 #[must_use]
 pub fn cache_bytes(data: &varuna_api::Data) -> u64 {
     let held_out = match &data.held_out {
@@ -51,7 +51,7 @@ pub fn cache_bytes(data: &varuna_api::Data) -> u64 {
     }
 }
 
-/// The scheme of a URL; none of a path.
+/// The scheme of a URL; none for a path.
 pub(crate) fn scheme(path: &Path) -> Option<&str> {
     let (scheme, _) = path.to_str()?.split_once("://")?;
     (scheme.len() > 1).then_some(scheme)
@@ -81,7 +81,7 @@ impl Files {
         let place = varuna_blob_store::open(&url).map_err(wrong)?;
         if place.disk.is_some() {
             let path = varuna_blob_store::local_path(&url).map_err(wrong)?;
-            // Without the slash that ends a folder's.
+            // Remove the slash that ends the path of a folder.
             let path = path
                 .iter()
                 .flat_map(|p| p.components())
@@ -107,7 +107,7 @@ impl Files {
         ))
     }
 
-    /// All of a small file; none where there is no such file.
+    /// The content of a small file; none if there is no such file.
     pub(crate) fn read_if_there(&self, path: &Path) -> Result<Option<Vec<u8>>, DataError> {
         let file = match self.open(path) {
             Ok(file) => file,
@@ -131,7 +131,7 @@ impl DataFile {
         }
     }
 
-    /// Fills `bytes` with those from `offset` on.
+    /// Fills `bytes` with the file's bytes from `offset` on.
     pub(crate) fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         match self {
             DataFile::Local(file) => file.read_exact_at(bytes, offset),
@@ -140,9 +140,9 @@ impl DataFile {
         }
     }
 
-    /// Says that these bytes will be read soon. It is done beside what else goes on, or not at all; who reads learns of errors.
+    /// Announces that these bytes will be read soon. They are loaded in the background, or not at all; the reader gets any errors.
     pub(crate) fn will_read(&self, range: Range<u64>) {
-        // Of a local file the system reads ahead, and a page costs little.
+        // For a local file the system reads ahead, and a page costs little.
         #[cfg(feature = "store")]
         if let DataFile::Object(object) = self {
             object.will_read(range);
@@ -162,11 +162,11 @@ impl DataFile {
     }
 }
 
-/// Reads a file from one place on.
+/// Reads a file from one position on.
 pub(crate) struct InOrder<'a> {
     file: &'a DataFile,
     at: u64,
-    /// Up to where reads are announced.
+    /// The position up to which reads are announced.
     announced: u64,
 }
 

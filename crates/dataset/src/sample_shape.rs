@@ -1,24 +1,24 @@
-//! What a sample is: a window of a text, or a record.
+//! The shape of a sample: a window of a text, or a record.
 
 use crate::error::DataError;
 use crate::index::{Documents, Index};
 use std::path::Path;
 
-/// Records of a dataset whose beginnings are checked when it is opened, evenly spaced: there may be hundreds of millions.
+/// Number of records of a dataset whose beginnings are checked when it is opened, evenly spaced: there may be hundreds of millions.
 const CHECKED_RECORDS: u64 = 4096;
 
-/// What a sample is.
+/// The shape of a sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SampleShape {
-    /// Its tokens, the one after them not counted.
+    /// Its number of tokens, without the token after it.
     pub length: u32,
-    /// Each document is one sample, of exactly so many tokens, and the token after it is always 0. Else samples are windows of the concatenated
-    /// documents.
+    /// Whether each document is one sample of exactly `length` tokens, and the token after it is always 0. Otherwise samples are windows of
+    /// the concatenated documents.
     pub records: bool,
 }
 
 impl SampleShape {
-    /// Windows of so many tokens.
+    /// Windows of `length` tokens.
     #[must_use]
     pub fn windows(length: u32) -> SampleShape {
         SampleShape {
@@ -27,7 +27,7 @@ impl SampleShape {
         }
     }
 
-    /// How many a dataset of so many tokens has.
+    /// The number of samples in a dataset of `tokens` tokens.
     pub(crate) fn count(self, tokens: u64) -> u64 {
         // The token after the last window must be there.
         let beyond = u64::from(!self.records);

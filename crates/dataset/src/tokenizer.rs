@@ -26,8 +26,8 @@ pub enum Tokenizer {
 }
 
 impl Tokenizer {
-    /// The tokenizer of a name (`byte`, `gpt2`), of a `tokenizer.json` or a folder that has one, or of a dataset, by its path without `.bin`.
-    /// `end_of_document`: the text of the token after each document, where it is not the tokenizer's own.
+    /// The tokenizer given by a name (`byte`, `gpt2`), by the path of a `tokenizer.json` or of a folder that has one, or by the path of a
+    /// dataset without `.bin`. `end_of_document`: the text of the token after each document, if it is not the tokenizer's own.
     ///
     /// # Errors
     /// There is no such tokenizer, it cannot be read, or no token is known to end a document.
@@ -66,7 +66,8 @@ impl Tokenizer {
         Tokenizer::of_dataset(&description, &sidecar, end_of_document)
     }
 
-    /// The tokenizer with which a job's datasets were built. None where a dataset has no description, or where they were built with different ones.
+    /// The tokenizer with which a job's datasets were built. None if a dataset has no description, or if they were built with different
+    /// tokenizers.
     ///
     /// # Errors
     /// A description, or a file of the tokenizer, cannot be read.
@@ -138,7 +139,7 @@ impl Tokenizer {
             Tokenizer::File(file) => file.end_of_document(),
         }
     }
-    /// The token that begins a text, where it is known. GPT-2's is the one that ends the document before.
+    /// The token that begins a text, if known. GPT-2's is the one that ends the document before.
     #[must_use]
     pub fn begin_of_text(&self) -> Option<u32> {
         match self {
@@ -152,7 +153,7 @@ impl Tokenizer {
         let mut files = self.files().iter();
         files.any(|(name, content)| name == file::JSON && content == json)
     }
-    /// Its name in the sidecar; that of the first two is their name on the command line as well.
+    /// Its name in the sidecar. For the first two it is also their name on the command line.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -161,14 +162,14 @@ impl Tokenizer {
             Tokenizer::File(_) => file::JSON,
         }
     }
-    /// SHA-256 of its `tokenizer.json` in hex, where it came as a file.
+    /// SHA-256 of its `tokenizer.json` in hex, if it came as a file.
     pub(crate) fn sha256(&self) -> Option<&str> {
         match self {
             Tokenizer::Byte | Tokenizer::Gpt2 => None,
             Tokenizer::File(file) => Some(file.sha256()),
         }
     }
-    /// The files that it came from, by name: none for those that are part of this program.
+    /// The files that it came from, by name; empty for tokenizers that are part of this program.
     pub(crate) fn files(&self) -> &[(String, Vec<u8>)] {
         match self {
             Tokenizer::Byte | Tokenizer::Gpt2 => &[],
@@ -203,8 +204,8 @@ impl Tokenizer {
             (file::CONFIG.to_owned(), config.to_string().into_bytes()),
         ])
     }
-    /// What stands beside a model's checkpoints of a tokenizer that came as a file: its files, and a `config.json` that says which token ended the
-    /// documents the model was trained on. None for those that are part of this program.
+    /// The files that are stored with a model's checkpoints for a tokenizer that came as a file: its files, and a `config.json` that says
+    /// which token ended the documents the model was trained on. None for tokenizers that are part of this program.
     #[must_use]
     pub fn kept_with_model(&self) -> Option<Vec<(String, Vec<u8>)>> {
         let Tokenizer::File(file) = self else {
@@ -254,7 +255,7 @@ pub enum Encoder {
     File(Arc<TokenizerFile>),
 }
 
-/// Texts of tokens that come one by one.
+/// Decodes tokens that come one by one.
 pub struct Decoder<'a>(Parts<'a>);
 
 enum Parts<'a> {
@@ -264,8 +265,8 @@ enum Parts<'a> {
 }
 
 impl Decoder<'_> {
-    /// The bytes that another token adds to the text: none for the end of a document and for what is no token. A character may be spread over
-    /// several tokens; of a tokenizer that came as a file its bytes come with the last of them.
+    /// The bytes that the next token adds to the text: none for the end of a document or for an invalid token. A character may be spread
+    /// over several tokens; a tokenizer that came as a file returns its bytes with the last of them.
     pub fn push(&mut self, token: u32) -> Vec<u8> {
         match &mut self.0 {
             Parts::Byte => u8::try_from(token).map_or(Vec::new(), |byte| vec![byte]),
@@ -282,18 +283,18 @@ pub enum NoTokens {
     /// It is not UTF-8, from this byte on.
     #[error("it is no UTF-8 at byte {0}")]
     NotUtf8(usize),
-    /// The tokenizer says so.
+    /// The tokenizer refuses it, for this reason.
     #[error("{0}")]
     Refused(String),
 }
 
 impl Encoder {
-    /// Whether only a whole document has the right tokens. Those of the others are the tokens of its pieces.
+    /// Whether only a whole document gives the right tokens. With other tokenizers, a document's tokens are those of its pieces.
     pub(crate) fn takes_whole_documents(&self) -> bool {
         matches!(self, Encoder::File(_))
     }
 
-    /// For the text of tokens that come one by one.
+    /// A decoder for tokens that come one by one.
     #[must_use]
     pub fn decoder(&self) -> Decoder<'_> {
         Decoder(match self {
@@ -303,8 +304,8 @@ impl Encoder {
         })
     }
 
-    /// The same for tokens that come after these, whose text is not given again. A tokenizer of pieces leaves out the space before the first word of
-    /// a text: it has to know that there are words before.
+    /// A decoder for tokens that follow these, whose text is not returned again. A tokenizer of pieces omits the space before the first
+    /// word of a text, so it has to know that there are words before.
     #[must_use]
     pub fn decoder_after(&self, tokens: &[u32]) -> Decoder<'_> {
         let mut decoder = self.decoder();
@@ -314,7 +315,7 @@ impl Encoder {
         decoder
     }
 
-    /// The tokens of a text, which is never taken for tokens of control: a text that spells `<|endoftext|>` stays text.
+    /// The tokens of a text in which control tokens are not recognised: a text that spells `<|endoftext|>` stays text.
     ///
     /// # Errors
     /// The text is not UTF-8, or the tokenizer refuses it.
@@ -326,7 +327,7 @@ impl Encoder {
         }
     }
 
-    /// The tokens of a text in which tokens of control may be spelled, as `<|im_start|>`. The bytes have none.
+    /// The tokens of a text in which control tokens may be spelled, such as `<|im_start|>`. The byte tokenizer has none.
     ///
     /// # Errors
     /// The text is not UTF-8, or the tokenizer refuses it.
@@ -338,7 +339,7 @@ impl Encoder {
         }
     }
 
-    /// The first token of control that a text spells, if any.
+    /// The first control token that a text spells, if any.
     #[must_use]
     pub fn control_token_in(&self, text: &[u8]) -> Option<String> {
         let text = utf8(text).ok()?;

@@ -1,4 +1,4 @@
-//! The data of a job: one dataset or a blend of several, and what is held out of it.
+//! The data of a job: one dataset or a blend of several, and what is held out of them.
 
 use crate::blend::{Blend, BlendSample};
 use crate::dataset::TokenDataset;
@@ -10,8 +10,8 @@ use sha2::{Digest, Sha256};
 use std::path::Path;
 use varuna_api::{Data, DataSource, HeldOut};
 
-/// The open datasets of a job. Each sample comes from the source that the [`Blend`] says, and there it is the next one of that source's seeded order: a source
-/// begins its next pass when all of its samples were taken, whatever the others have left.
+/// The open datasets of a job. The [`Blend`] decides from which source each sample comes, and it is the next sample in that source's seeded
+/// order. A source begins its next pass when all of its samples were used, whatever remains of the others.
 pub struct TrainingData {
     sources: Vec<TokenDataset>,
     blend: Blend,
@@ -76,7 +76,7 @@ impl TrainingData {
         self.sources.iter().chain(&self.validation)
     }
 
-    /// Checks that all token ids are below the model's vocabulary size, of the datasets that have a description.
+    /// Checks that all token ids are below the model's vocabulary size, for the datasets that have a description.
     ///
     /// # Errors
     /// A dataset has more different tokens than the model has rows.
@@ -84,7 +84,7 @@ impl TrainingData {
         self.all().try_for_each(|data| data.check_vocabulary(model))
     }
 
-    /// Identity of the content, of the shares, and of what is held out in a dataset of its own. That of one dataset alone is the dataset's.
+    /// Identity of the content, of the shares, and of a separate held-out dataset. For a single dataset it is the dataset's.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         if let ([alone], None) = (self.sources.as_slice(), &self.validation) {
@@ -100,7 +100,7 @@ impl TrainingData {
         hex::encode(digest.finalize())
     }
 
-    /// Samples held out. Those of several sources are a blend too, which ends where one of them has no more.
+    /// Number of held-out samples. Those of several sources are also a blend, which ends where one of them has no more.
     #[must_use]
     pub fn held_out_len(&self) -> u64 {
         self.held_out
@@ -115,13 +115,13 @@ impl TrainingData {
         self.sources[source].train(number, tokens)
     }
 
-    /// Says that a training sample will be read soon. What lies on a store is then brought beside what else goes on.
+    /// Announces that a training sample will be read soon. Data on a store are then loaded in the background.
     pub fn will_train(&self, index: u64) {
         let BlendSample { source, number } = self.blend.at(index);
         self.sources[source].will_train(number);
     }
 
-    /// The same of a held-out sample.
+    /// The same for a held-out sample.
     pub fn will_hold_out(&self, index: u64) {
         if let Ok((source, number)) = self.held_out_sample(index) {
             source.will_hold_out(number);

@@ -1,7 +1,7 @@
-//! The digest of a state: BLAKE3 over its encoded header and then its elements, as they lie in memory and on the wire.
+//! The digest of a state: BLAKE3 over its encoded header and then its elements, as they are in memory and on the wire.
 //!
-//! The checksum of a frame finds what was changed between two sockets. The digest is over what the sender took from its state and
-//! what the receiver put together: it also finds a part that is missing, doubled or at another place.
+//! The checksum of a frame detects changes between two sockets. The digest covers what the sender read from its state and what the receiver
+//! assembled: it also detects a part that is missing, repeated or misplaced.
 
 /// BLAKE3 of a state.
 pub type StateDigest = [u8; 32];

@@ -4,15 +4,15 @@ use crate::{ElementFormat, Kind};
 use std::io;
 use varuna_plan::{Step, Unit};
 
-/// Why bytes are not a frame. Whoever sent them, or the network between, cannot be trusted any further.
+/// Why bytes are not a frame. The sender, or the network in between, cannot be trusted any further.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FrameError {
     /// The header was changed on its way.
     #[error("the checksum of a frame's header is {found:08x}; its bytes have {computed:08x}")]
     Header {
-        /// What the header says.
+        /// The value in the header.
         found: u32,
-        /// What its bytes have.
+        /// The checksum of its bytes.
         computed: u32,
     },
     /// The payload was changed on its way.
@@ -20,20 +20,20 @@ pub enum FrameError {
     Payload {
         /// Of the frame.
         kind: Kind,
-        /// What the header says.
+        /// The value in the header.
         found: u32,
-        /// What the payload has.
+        /// The checksum of the payload.
         computed: u32,
     },
-    /// A number that no kind has.
+    /// A number that is no kind.
     #[error("frame kind {0}; kinds 1 to {last} are known", last = Kind::LAST)]
     Kind(u16),
-    /// A number that no element format has.
+    /// A number that is no element format.
     #[error(
         "element format {0}; known are 1 (float32), 2 (bfloat16), 3 (float16), and 0 for what is no tensor"
     )]
     Format(u16),
-    /// A tensor in another format than the receiver computes with, or a format where no tensor is.
+    /// A tensor in another format than the receiver computes with, or a format for a payload that is no tensor.
     #[error("{kind} in the element format {}; allowed is {expected}", found.map_or("none", ElementFormat::name))]
     OtherFormat {
         /// Of the frame.
@@ -66,7 +66,7 @@ pub enum FrameError {
     Elements {
         /// Of the frame.
         kind: Kind,
-        /// Of its elements.
+        /// The format of its elements.
         format: ElementFormat,
         /// Announced, bytes.
         length: u32,
@@ -81,7 +81,7 @@ pub enum StateError {
     Unit {
         /// Announced.
         unit: Unit,
-        /// Of the model.
+        /// The number of units of the model.
         units: usize,
     },
     /// A state or a gradient of another size than the unit's.
@@ -125,7 +125,7 @@ pub enum StateError {
         step: Step,
         /// Received before.
         arrived: u64,
-        /// Of this part; 0: the end.
+        /// The elements of this part; 0 = the end.
         part: u64,
         /// In the header.
         announced: u64,
@@ -140,7 +140,7 @@ pub enum StateError {
         /// In the header.
         announced: u64,
     },
-    /// What arrived is not what was sent, although each frame's checksum is right.
+    /// The received data differ from those sent, although each frame's checksum is right.
     #[error(
         "the state or gradient of unit {unit} at step {step} has another digest than its sender's: it was changed on its way, or in the memory of one side"
     )]

@@ -6,10 +6,10 @@ use bytemuck::Pod;
 use std::io::{self, IoSlice, Read, Write};
 use varuna_plan::{Step, Unit};
 
-/// Memory is taken for this much of a payload before it arrives, bytes; for the rest of a longer one as it arrives. Most payloads
-/// are shorter: they are read in one go.
+/// Memory for up to this many bytes of a payload is allocated before they arrive, and for the rest of a longer one as it arrives. Most
+/// payloads are shorter and are read in one go.
 const AHEAD: usize = 1 << 24;
-/// Bytes that are received before their checksum is computed: they are still in the processor's cache then.
+/// Number of bytes that are received before their checksum is computed: they are then still in the processor's cache.
 const CHUNK: usize = 1 << 17;
 
 /// One message of a connection.
@@ -25,9 +25,9 @@ pub enum Frame {
     UnitGradient(Vec<u8>),
     /// The encoded header of a gradient for a unit's spare copy that follows.
     PreparedGradient(Vec<u8>),
-    /// A part of what is announced, with its unit and step.
+    /// A part of the announced state or gradient, with its unit and step.
     Part(Unit, Step, Vec<f32>),
-    /// The end of what is announced, with its unit, its step and its digest.
+    /// The end of the announced state or gradient, with its unit, its step and its digest.
     End(Unit, Step, StateDigest),
 }
 
@@ -50,7 +50,7 @@ impl Frame {
         }
     }
 
-    /// Kind, unit or micro-batch, round or stage, step.
+    /// The identifying header fields: kind, unit or micro-batch, round or stage, step.
     fn names(&self) -> (Kind, u32, u32, Step) {
         match self {
             Frame::Tensor(tag, _) => match *tag {
@@ -203,7 +203,7 @@ fn packet_of(input: &mut impl Read, header: &Header, format: ElementFormat) -> i
     })
 }
 
-/// Elements of this format, received where they stay.
+/// Receives elements of this format directly into their final memory.
 fn elements_of<T: Pod + Default>(
     input: &mut impl Read,
     header: &Header,
@@ -247,7 +247,8 @@ fn checked<T>(header: &Header, payload: impl FnOnce(&mut u32) -> io::Result<T>) 
     Err(wrong.into())
 }
 
-/// A vector of this length. `fill` fills its pieces in order; no more than `ahead`, or what is filled already, is taken at once.
+/// A vector of this length. `fill` fills its pieces in order. At most `ahead` elements, or as many as are already filled, are allocated at
+/// once.
 fn filled<T: Clone + Default>(
     length: usize,
     ahead: usize,

@@ -2,30 +2,30 @@
 //! round or stage u32, checksum of the payload u32, step u64, length of the payload in bytes u32, checksum of the 28 bytes before u32.
 //! Checksums are CRC-32C.
 //!
-//! The header has a checksum of its own: a length that was changed on its way would otherwise be waited for.
+//! The header has a checksum of its own: otherwise the receiver would wait for a length that was changed on its way.
 
 use crate::{ElementFormat, FrameError, Kind};
 use varuna_plan::Step;
 
 /// Bytes of a header.
 pub(crate) const HEADER_BYTES: usize = 32;
-/// Bytes of a header that its checksum is over.
+/// Bytes of a header that its checksum covers.
 const CHECKED: usize = 28;
 
-/// All of a frame but its payload.
+/// Everything in a frame except its payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Header {
     pub(crate) kind: Kind,
-    /// Of the payload, where it is a tensor of a step.
+    /// The format of the payload, if it is a tensor of a step.
     pub(crate) format: Option<ElementFormat>,
     /// Unit or micro-batch.
     pub(crate) first: u32,
     /// Round or stage.
     pub(crate) second: u32,
     pub(crate) step: Step,
-    /// Of the payload, bytes.
+    /// Length of the payload, bytes.
     pub(crate) length: u32,
-    /// Of the payload.
+    /// Checksum of the payload.
     pub(crate) checksum: u32,
 }
 

@@ -10,17 +10,16 @@
 //! dialer   -> acceptor   proof (32 bytes)
 //! ```
 //!
-//! A proof is an HMAC-SHA256 over all that was said and the prover's side, under a key that HKDF derives from the secret for this
-//! generation. Each side draws a nonce for each connection, so that what was recorded proves nothing later. The dialer's
-//! proof comes last and is the confirmation: without it an acceptor could not tell a lost connection from one that its
-//! dialer gave up.
+//! A proof is an HMAC-SHA256 over the whole greeting so far and the prover's side, under a key that HKDF derives from the secret for this
+//! generation. Each side draws a nonce for each connection, so a recorded greeting proves nothing later. The dialer's proof comes last and
+//! is the confirmation: without it an acceptor could not distinguish a lost connection from one that its dialer gave up.
 //!
-//! **Versions.** Each side speaks all versions from its oldest to its newest, and the acceptor takes the newest that both know, so that workers of
-//! neighbouring releases train together. The proofs are over both ends and over what was taken: nobody in between can choose an older
-//! one. Hello and answer are as above in all versions from 8 on; what follows is as the version that was taken says.
+//! **Versions.** Each side speaks all versions from its oldest to its newest, and the acceptor chooses the newest that both know, so that
+//! workers of neighbouring releases train together. The proofs cover both ranges and the choice, so nobody in between can force an older
+//! version. Hello and answer have this form in all versions from 8 on; what follows depends on the chosen version.
 //!
-//! Whether a connection is encrypted is the job's to say, to both sides, and nothing is negotiated: an acceptor refuses a hello that says
-//! otherwise than its own job. Inside TLS the proofs are over the session's [`Binding`] too.
+//! The job decides whether connections are encrypted, for both sides, and nothing is negotiated: an acceptor refuses a hello that differs
+//! from its own job. Inside TLS the proofs also cover the session's [`Binding`].
 
 use crate::Binding;
 use hkdf::Hkdf;
@@ -32,22 +31,22 @@ use varuna_protocol::Versions;
 
 /// First bytes of every connection.
 const MAGIC: [u8; 4] = *b"VRNA";
-/// Versions of the frames, and of what is in them, that this build speaks. A release speaks the newest of the release before as well. 8 is the
-/// first with a range.
+/// Versions of the frames and their contents that this build speaks. A release also speaks the newest version of the release before. 8 is
+/// the first version with a range.
 pub const VERSIONS: Versions = Versions {
     oldest: 8,
     newest: 8 + cfg!(feature = "next-version") as u32,
 };
 /// Bytes of a hello.
 pub const HELLO_BYTES: usize = 4 + 4 + 4 + 8 + 8 + 8 + 32 + 1;
-/// Bytes of a hello up to the newest version, which were the same before there was a range.
+/// Bytes of a hello up to and including the newest version, which did not change when the range was added.
 const BEGINNING_BYTES: usize = 8;
 /// The first version whose hello has a range.
 const FIRST_WITH_RANGE: u32 = 8;
-/// What the key of a generation is for: no other key that is derived from a secret may have this purpose.
+/// Purpose of a generation's key: no other key that is derived from a secret may have the same purpose.
 const PURPOSE: &[u8] = b"varuna data plane: proofs of a hello";
 
-/// 32 random bytes that are used once.
+/// 32 random bytes, used once.
 pub type Nonce = [u8; 32];
 /// See [`Greeting::prove`].
 pub type Proof = [u8; 32];
@@ -74,7 +73,7 @@ pub enum Refusal {
 /// The first message of a connection, from the dialer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hello {
-    /// What the dialer speaks.
+    /// The versions that the dialer speaks.
     pub versions: Versions,
     /// The generation of the connection.
     pub generation: Generation,
@@ -84,7 +83,7 @@ pub struct Hello {
     pub to: WorkerId,
     /// Drawn by the dialer for this connection.
     pub nonce: Nonce,
-    /// What follows the answer is encrypted.
+    /// Whether everything after the answer is encrypted.
     pub encrypted: bool,
 }
 
@@ -109,7 +108,7 @@ impl Hello {
         out.write_all(&self.encode())
     }
 
-    /// Receives a hello: with the version that is spoken from here on, or why there is none.
+    /// Receives a hello. Returns it with the version to speak from here on, or the reason why there is none.
     ///
     /// # Errors
     /// The connection is broken, or the bytes are not a hello (`InvalidData`).
@@ -120,7 +119,7 @@ impl Hello {
         if beginning[..4] != MAGIC {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "not a Varuna worker"));
         }
-        // One from before there was a range says one version, and a shorter hello: the rest would be waited for.
+        // A hello from before version ranges has a single version and is shorter: waiting for the rest would never end.
         let newest = number(&beginning[4..]);
         if newest < FIRST_WITH_RANGE {
             let oldest = newest;
@@ -151,7 +150,7 @@ impl Hello {
     }
 }
 
-/// The newest first: that is where the version was before there was a range.
+/// The newest version comes first, at the position of the version in hellos without a range.
 fn encode_versions(versions: Versions) -> [u8; 8] {
     let (newest, oldest) = (versions.newest.to_le_bytes(), versions.oldest.to_le_bytes());
     std::array::from_fn(|i| if i < 4 { newest[i] } else { oldest[i - 4] })
@@ -164,12 +163,12 @@ fn decode_versions(bytes: [u8; 8]) -> Versions {
     }
 }
 
-/// The number in the first four bytes, of which there are as many.
+/// The number in the first four bytes, which must be there.
 fn number(bytes: &[u8]) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|i| bytes[i]))
 }
 
-/// The side of a connection that proves itself. One side's proof is never taken for the other's.
+/// The side of a connection that proves itself. A proof of one side is not valid for the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
     /// Who opened the connection, and sends frames.
@@ -178,27 +177,27 @@ pub enum Side {
     Acceptor,
 }
 
-/// All that was said before the proofs.
+/// Everything that was exchanged before the proofs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Greeting {
     /// The dialer's hello.
     pub hello: Hello,
-    /// The version that the acceptor has taken.
+    /// The version that the acceptor has chosen.
     pub version: u32,
     /// Drawn by the acceptor for this connection.
     pub nonce: Nonce,
-    /// Of the TLS session in which the proofs are sent, if there is one.
+    /// The binding of the TLS session in which the proofs are sent, if there is one.
     pub binding: Option<Binding>,
 }
 
 impl Greeting {
-    /// One side's proof that it knows the generation's secret and heard the same; the secret itself is never sent.
+    /// One side's proof that it knows the generation's secret and saw the same greeting. The secret itself is never sent.
     #[must_use]
     pub fn prove(&self, secret: &str, side: Side) -> Proof {
         self.mac(secret, side).finalize().into_bytes().into()
     }
 
-    /// Whether this is that side's proof, in constant time.
+    /// Whether this is the proof of that side; compares in constant time.
     #[must_use]
     pub fn proves(&self, secret: &str, side: Side, proof: &Proof) -> bool {
         self.mac(secret, side).verify_slice(proof).is_ok()
@@ -218,7 +217,7 @@ impl Greeting {
         mac.update(&self.hello.encode());
         mac.update(&self.version.to_le_bytes());
         mac.update(&self.nonce);
-        // With and without one the messages differ in length, and in the hello's last byte.
+        // With and without a binding the messages differ in length, and in the hello's last byte.
         mac.update(self.binding.as_ref().map_or(&[], |binding| binding.as_slice()));
         mac
     }
@@ -242,7 +241,7 @@ pub fn read_proof(input: &mut impl Read) -> io::Result<Proof> {
     Ok(proof)
 }
 
-/// What an acceptor says that takes a connection.
+/// The answer of an acceptor that accepts a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Answer {
     /// The version that is spoken from here on.
@@ -251,7 +250,7 @@ pub struct Answer {
     pub nonce: Nonce,
 }
 
-/// Sends the answer to a hello, or why there is no connection.
+/// Sends the answer to a hello, or the reason for refusing it.
 ///
 /// # Errors
 /// The connection is broken.
@@ -277,7 +276,8 @@ pub fn write_answer(out: &mut impl Write, answer: Result<Answer, Refusal>) -> io
 /// Receives the answer to a hello.
 ///
 /// # Errors
-/// The connection is broken, or the bytes are not an answer (`InvalidData`): no known one, or a version that this build does not speak.
+/// The connection is broken, or the bytes are not a valid answer (`InvalidData`): an unknown one, or a version that this build does not
+/// speak.
 pub fn read_answer(input: &mut impl Read) -> io::Result<Result<Answer, Refusal>> {
     let invalid = |why: String| Err(io::Error::new(io::ErrorKind::InvalidData, why));
     let mut byte = [0u8];

@@ -6,8 +6,8 @@ use crate::{
 use std::io;
 use varuna_plan::{Step, Unit};
 
-/// Elements that memory is taken for before they have arrived; beyond that it grows with what has arrived. 64 MiB: most units are
-/// smaller, and are moved at no time.
+/// Number of elements for which memory is allocated before they arrive; beyond that, memory grows with what has arrived. 64 MiB: most units
+/// are smaller and are never moved.
 const AHEAD: usize = 1 << 24;
 
 /// A state or a gradient that is being received.
@@ -18,10 +18,10 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Nothing of the announced state has arrived. `encoded` is the payload of [`crate::Frame::State`].
+    /// Begins the reception of an announced state. `encoded` is the payload of [`crate::Frame::State`].
     ///
     /// # Errors
-    /// It is no header of a state, or of one that no unit has.
+    /// It is not the header of a state, or of a state that no unit has.
     pub fn announced(encoded: &[u8], limits: &Limits) -> io::Result<Incoming> {
         Incoming::of(
             TransferHeader::State(StateHeader::decode(encoded)?),
@@ -30,16 +30,16 @@ impl Incoming {
         )
     }
 
-    /// Nothing of the announced gradient has arrived. `encoded` is the payload of [`crate::Frame::UnitGradient`].
+    /// Begins the reception of an announced gradient. `encoded` is the payload of [`crate::Frame::UnitGradient`].
     ///
     /// # Errors
-    /// It is no header of a gradient, or of one that no unit has.
+    /// It is not the header of a gradient, or of a gradient that no unit has.
     pub fn gradient_announced(encoded: &[u8], limits: &Limits) -> io::Result<Incoming> {
         let header = TransferHeader::Gradient(GradientHeader::decode(encoded)?);
         Incoming::of(header, encoded, limits)
     }
 
-    /// Nothing of the announced gradient for a spare copy has arrived. `encoded` is the payload of [`crate::Frame::PreparedGradient`].
+    /// Begins the reception of an announced gradient for a spare copy. `encoded` is the payload of [`crate::Frame::PreparedGradient`].
     ///
     /// # Errors
     /// As [`Incoming::gradient_announced`].
@@ -57,7 +57,7 @@ impl Incoming {
         })
     }
 
-    /// Adds a part. It must belong to what was announced and fit.
+    /// Adds a part. It must belong to the announced state or gradient, and fit.
     ///
     /// # Errors
     /// It does not, or there is no memory for it.
@@ -70,7 +70,7 @@ impl Incoming {
             return Err(self.elements(part.len()));
         }
         if self.data.capacity() - start < part.len() {
-            // What is announced may never come.
+            // Announced data may never arrive.
             let ahead = start.max(AHEAD).max(part.len());
             let ahead = usize::try_from(missing).unwrap_or(usize::MAX).min(ahead);
             let grown = self.data.try_reserve_exact(ahead);
@@ -82,15 +82,15 @@ impl Incoming {
             })?;
         }
         self.data.extend_from_slice(part);
-        // Of what lies here now, not of what came.
+        // The digest covers what is in memory now, not what was received.
         self.digester.add(&self.data[start..]);
         Ok(())
     }
 
-    /// What was announced, if all of it has arrived as it was sent.
+    /// The announced state or gradient, if all of it has arrived unchanged.
     ///
     /// # Errors
-    /// It has not, or the end is that of another transfer.
+    /// It has not, or the end belongs to another transfer.
     pub fn finish(
         self,
         unit: Unit,

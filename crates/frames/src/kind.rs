@@ -1,4 +1,4 @@
-//! What a frame carries, as a number on the wire and in words.
+//! The kinds of frames, as numbers on the wire and in words.
 
 use std::fmt;
 
@@ -19,13 +19,13 @@ pub enum Kind {
     Part = 6,
     /// The end of a state, or of a unit's gradient, with its digest.
     End = 7,
-    /// What the ranks of a communicator tell each other before they use it.
+    /// Messages between the ranks of a communicator before they use it.
     Meeting = 8,
-    /// The header of a unit's reduced gradient, for who follows the unit.
+    /// The header of a unit's reduced gradient, for a worker that follows the unit.
     UnitGradient = 9,
-    /// The header of a unit's reduced gradient before its step is decided, for who keeps the unit's spare copy.
+    /// The header of a unit's reduced gradient before its step is decided, for the worker that keeps the unit's spare copy.
     PreparedGradient = 10,
-    /// Part of a unit's parameters, for who computes with them.
+    /// Part of a unit's parameters, for a worker that computes with them.
     Parameters = 11,
 }
 

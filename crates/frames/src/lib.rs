@@ -1,9 +1,9 @@
-//! The data plane between workers as bytes: a greeting in which both sides prove themselves, then frames from the dialer to
-//! the acceptor. All numbers are little-endian. Checksums find what was changed by accident; against attackers there are the
-//! hello, and TLS where the job asks for it.
+//! The data plane between workers as bytes: a greeting in which both sides prove their identity, then frames from the dialer to the
+//! acceptor. All numbers are little-endian. Checksums detect accidental changes; the hello, and TLS if the job wants it, protect against
+//! attackers.
 //!
-//! This crate owns the format, and what is refused of it. It must never open a connection, start a thread or know libtorch: it
-//! reads from what it is given, and takes memory for what has arrived, never for what a length announces.
+//! This crate owns the format, and what a receiver refuses. It must never open a connection, start a thread or know libtorch: it reads from
+//! what it is given, and allocates memory for data that have arrived, never for an announced length.
 
 mod digest;
 mod error;
@@ -56,7 +56,7 @@ pub enum Tag {
         /// Index within the pipeline's micro-batches.
         micro_batch: u32,
     },
-    /// Part of a unit's gradient, sent around the ring of those that compute with it.
+    /// Part of a unit's gradient, sent around the ring of the workers that compute with the unit.
     Ring {
         /// The step being run.
         step: Step,
@@ -65,7 +65,7 @@ pub enum Tag {
         /// Round of the ring: 0..D-1 reduce-scatter, all-gather from D-1 on.
         round: u32,
     },
-    /// Part of a unit's parameters, from its owner to who computes with them and does not hold them.
+    /// Part of a unit's parameters, from its owner to a worker that computes with them and does not hold them.
     Parameters {
         /// The step being run, which begins with it.
         step: Step,
@@ -74,11 +74,11 @@ pub enum Tag {
         /// Which part.
         piece: u32,
     },
-    /// What the ranks of one of the generation's communicators tell each other around their circle, before they use it.
+    /// Messages that the ranks of one of the generation's communicators pass around their ring before they use it.
     Meeting {
         /// Which, in the order of the plan.
         communicator: u32,
-        /// 0: whether all can; 1: where they meet.
+        /// 0: whether all ranks are able to; 1: the id under which they meet.
         round: u32,
     },
 }

@@ -1,5 +1,5 @@
-//! How much a receiver takes of each kind of frame. What is longer is refused before memory is taken for it: a peer that has
-//! proven itself may still be broken.
+//! How much a receiver accepts of each kind of frame. A longer frame is refused before memory is allocated for it: a peer that has proven
+//! itself may still be faulty.
 
 use crate::header::Header;
 use crate::{ElementFormat, FrameError, Kind, StateError, TransferHeader};
@@ -16,25 +16,23 @@ const DIGEST: u32 = 32;
 /// Bytes of an element of a state or a gradient, whose numbers are float32.
 const STATE_ELEMENT: u32 = 4;
 
-/// How much a receiver takes. Limits that follow from the job are the receiver's to set; what it takes before, or where there is
-/// no job, is the default.
+/// How much a receiver accepts. The receiver sets the limits that follow from the job; before that, or without a job, the default applies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Longest tensor of a step, elements.
     pub tensor_elements: u32,
-    /// The format of boundary activations, their gradients, and parameters that are computed with. None: any. Parts of reductions are float32
-    /// always.
+    /// The format of boundary activations, their gradients, and gathered parameters. None: any. Parts of reductions are always float32.
     pub boundary_format: Option<ElementFormat>,
     /// Longest protocol message, bytes.
     pub message_bytes: u32,
     /// Elements of each unit's parameters, in order. None: of any number.
     pub unit_parameters: Option<Vec<u64>>,
-    /// What a state has beside them.
+    /// The moments that a state has besides the parameters.
     pub moments: Moments,
 }
 
 impl Default for Limits {
-    /// A boundary activation of 256 Mi elements in any format; messages of 16 MiB, as from a coordinator; any state.
+    /// Accepts boundary activations of 256 Mi elements in any format, messages of 16 MiB, as from a coordinator, and any state.
     fn default() -> Limits {
         Limits {
             tensor_elements: 1 << 28,
@@ -47,7 +45,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The length of a payload, if it is taken.
+    /// The length of a payload, if it is accepted.
     pub(crate) fn payload(&self, header: &Header) -> Result<usize, FrameError> {
         let Header {
             kind,
@@ -81,7 +79,7 @@ impl Limits {
             .ok_or(long)
     }
 
-    /// The format of a tensor of a step, if it is taken.
+    /// The format of a tensor of a step, if it is accepted.
     pub(crate) fn tensor_format(&self, header: &Header) -> Result<ElementFormat, FrameError> {
         let Header {
             kind, format: found, ..
@@ -98,7 +96,8 @@ impl Limits {
         })
     }
 
-    /// Whether a unit has a state, or a gradient, of so many elements. Of a skipped step there is no gradient, nor of a unit that makes it one.
+    /// Checks that the unit has a state or a gradient of this number of elements. A skipped step has no gradient, and neither has a unit
+    /// whose norm shows that the step will be skipped.
     pub(crate) fn transfer(&self, header: &TransferHeader) -> Result<(), StateError> {
         let (unit, announced) = (header.unit(), header.elements());
         let Some(known) = &self.unit_parameters else {

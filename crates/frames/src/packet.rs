@@ -1,4 +1,4 @@
-//! The elements of a tensor on their way between workers, in the number format that they are computed or summed in.
+//! The elements of a tensor in transit between workers, in the number format in which they are computed or summed.
 
 use std::fmt;
 
@@ -52,8 +52,8 @@ impl fmt::Display for ElementFormat {
     }
 }
 
-/// The elements of a tensor. Each format is stored in numbers of its own width, so that whoever computes with them
-/// takes the memory over as it is: a vector of bytes is not aligned for that.
+/// The elements of a tensor. Each format is stored in numbers of its own width, so that the memory can be used for computing directly: a
+/// vector of bytes is not aligned for that.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Packet {
     /// The numbers.
@@ -84,7 +84,7 @@ impl Packet {
         }
     }
 
-    /// The elements as they go over the wire.
+    /// The elements as bytes on the wire.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match self {

@@ -1,23 +1,23 @@
-//! The secret of a generation. Workers derive it from what the run gave them, so that no plan, no record and no message carries one.
+//! The secret of a generation. Workers derive it from the run's token and identity, so that no plan, record or message carries it.
 
 use hkdf::Hkdf;
 use sha2::Sha256;
 use varuna_plan::Generation;
 
-/// What the key is for: no other key that is derived from a token may have this purpose.
+/// Purpose of the key: no other key that is derived from a token may have the same purpose.
 const PURPOSE: &[u8] = b"varuna run: secret of a generation";
 
-/// What a run gives each of its workers, from which they derive the secrets of its generations. Never to be logged or stored.
+/// What a run gives each of its workers, which derive the secrets of its generations from it. It must never be logged or stored.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RunKey {
-    /// The run's token; empty where it has none.
+    /// The run's token; empty if it has none.
     pub token: String,
     /// The run's identity.
     pub run: String,
 }
 
 impl RunKey {
-    /// The secret by which the members of a generation know each other (see [`crate::Greeting::prove`]): 64 hex digits. HKDF-SHA256
+    /// The secret by which the members of a generation authenticate each other (see [`crate::Greeting::prove`]): 64 hex digits. HKDF-SHA256
     /// (RFC 5869) with the token as its key, the identity as its salt, and the purpose and the generation (8 bytes, little-endian) as its
     /// context.
     #[must_use]

@@ -1,12 +1,12 @@
-//! Encryption of a connection: TLS 1.3 between two workers that know no certificate of each other.
+//! Encrypts a connection: TLS 1.3 between two workers that know no certificate of each other.
 //!
-//! Each worker signs its own certificate, and takes any: TLS keeps out who listens, and does not say who the other side is. That the
-//! greeting's proofs say. They are over the session's exporter (RFC 9266), which differs between the two sessions of a man in the
-//! middle, so no proof of one session is taken in another.
+//! Each worker signs its own certificate, and accepts any: TLS keeps out eavesdroppers, but does not authenticate the other side. The
+//! greeting's proofs do. They cover the session's exporter (RFC 9266), which differs between the two sessions of a man in the middle, so a
+//! proof of one session is not valid in another.
 //!
-//! A session is one machine for both directions, and its two ends must not wait for each other. Here they cannot: after the
-//! greeting a connection carries frames one way. So its writer only writes and its reader only reads; what TLS itself could
-//! want to answer is either switched off (tickets) or needs no answer before the end (an update of keys).
+//! A session is one state machine for both directions, so its two ends could have to wait for each other. Here they cannot: after the
+//! greeting a connection carries frames in one direction. So its writer only writes and its reader only reads. What TLS itself could have
+//! to answer is either switched off (tickets) or needs no answer before the end (a key update).
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{ClientConfig, ClientConnection, Resumption};
@@ -18,12 +18,12 @@ use rustls::{Connection, DigitallySignedStruct, SignatureScheme};
 use std::io::{self, IoSlice, Read, Write};
 use std::sync::Arc;
 
-/// In every worker's certificate. Nothing depends on it.
+/// The name in every worker's certificate. Nothing depends on it.
 const NAME: &str = "varuna-worker";
-/// RFC 9266: the exporter that is bound to one session.
+/// RFC 9266: label of the exporter that is bound to one session.
 const EXPORTER: &[u8] = b"EXPORTER-Channel-Binding";
 
-/// What only the two ends of one TLS session know.
+/// The exported value that only the two ends of a TLS session know.
 pub type Binding = [u8; 32];
 
 /// Why a worker has no key for encryption.
@@ -32,7 +32,7 @@ pub enum TlsError {
     /// The certificate could not be made.
     #[error("cannot make this worker's certificate: {0}")]
     Certificate(#[from] rcgen::Error),
-    /// The TLS library does not take key or certificate.
+    /// The TLS library does not accept key or certificate.
     #[error("cannot set up TLS with this worker's own certificate: {0}")]
     Setup(#[from] rustls::Error),
 }
@@ -52,7 +52,7 @@ impl Tls {
     pub fn new() -> Result<Tls, TlsError> {
         let made = rcgen::generate_simple_self_signed([NAME.to_owned()])?;
         let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
-        // Named, not the process's default: which provider that is depends on what else is linked.
+        // The provider is named explicitly, because the process's default depends on what else is linked.
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&TLS13])?
@@ -67,7 +67,7 @@ impl Tls {
             .with_protocol_versions(&[&TLS13])?
             .with_no_client_auth()
             .with_single_cert(vec![made.cert.der().clone()], key.into())?;
-        // A ticket would be sent after the greeting, to a dialer that only writes; and no session is taken up again.
+        // A ticket would be sent after the greeting, to a dialer that only writes; and no session is resumed.
         server.send_tls13_tickets = 0;
         server.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Tls {
@@ -96,7 +96,7 @@ impl Tls {
     }
 }
 
-/// A connection after the handshake. It reads only to read, and writes only to write.
+/// A connection after the handshake. Reading never writes, and writing never reads.
 pub struct Encrypted<S> {
     session: Connection,
     socket: S,
@@ -121,7 +121,7 @@ impl<S: Read + Write> Encrypted<S> {
 }
 
 impl<S> Encrypted<S> {
-    /// What the greeting's proofs are over.
+    /// The value that the greeting's proofs cover.
     #[must_use]
     pub fn binding(&self) -> Binding {
         self.binding
@@ -159,7 +159,7 @@ impl<S: Read> Read for Encrypted<S> {
         loop {
             match self.session.reader().read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // No bytes after the other side's farewell; `UnexpectedEof` without one.
+                // No bytes follow the other side's close notification; `UnexpectedEof` if the connection ends without one.
                 ended_or_read => return ended_or_read,
             }
             self.session.read_tls(&mut self.socket)?;
@@ -189,17 +189,21 @@ impl<S: Write> Write for Encrypted<S> {
     }
 }
 
-/// Sends all that the session has encrypted.
+/// Sends all that the session has encrypted. It continues after a signal: a caller that is told of the interruption would write again,
+/// although the session already has the data.
 fn send(session: &mut Connection, socket: &mut impl Write) -> io::Result<()> {
     while session.wants_write() {
-        if session.write_tls(socket)? == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
+        match session.write_tls(socket) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(())
 }
 
-/// Takes every certificate whose holder signs this handshake with its key.
+/// Accepts every certificate whose holder signs this handshake with its key.
 #[derive(Debug)]
 struct AnyCertificate(WebPkiSupportedAlgorithms);
 
@@ -276,6 +280,39 @@ mod tests {
         // The end came without a farewell: cut off, as far as the reader can know.
         let ended = acceptor.read(&mut [0]).unwrap_err();
         assert_eq!(ended.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    /// A socket that a signal interrupts before each write.
+    struct Interrupted {
+        socket: TcpStream,
+        was: bool,
+    }
+
+    impl Write for Interrupted {
+        fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+            self.was = !self.was;
+            match self.was {
+                true => Err(io::ErrorKind::Interrupted.into()),
+                false => self.socket.write(buffer),
+            }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            self.socket.flush()
+        }
+    }
+
+    #[test]
+    fn what_a_signal_interrupts_is_sent_once() {
+        let (dialer, mut acceptor) = pair();
+        let (session, socket) = dialer.apart();
+        let mut dialer = session.on(Interrupted { socket, was: false });
+        for round in 0..3u8 {
+            dialer.write_all(&[round; 100]).unwrap();
+            let mut received = [9; 100];
+            acceptor.read_exact(&mut received).unwrap();
+            assert_eq!(received, [round; 100]);
+        }
     }
 
     #[test]

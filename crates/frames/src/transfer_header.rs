@@ -1,4 +1,4 @@
-//! What announces a transfer: a unit's state, or its gradient, after or before the decision of its step.
+//! The headers that announce a transfer: of a unit's state, or of its gradient, after or before the decision of its step.
 
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -14,7 +14,7 @@ pub struct StateHeader {
     pub id: StateId,
     /// The sender's last decision.
     pub decision: Option<Decision>,
-    /// What the optimizer has counted.
+    /// The optimizer's counters.
     pub progress: OptimizerProgress,
     /// Number of elements that follow.
     pub elements: u64,
@@ -38,14 +38,14 @@ impl StateHeader {
     }
 }
 
-/// Announces the reduced gradient of one step of a unit, for who follows the unit. Its parts follow in order.
+/// Announces the reduced gradient of one step of a unit, for a worker that follows the unit. Its parts follow in order.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct GradientHeader {
     /// The unit.
     pub unit: Unit,
-    /// The decision of the step: with the gradient all that the optimizer needs.
+    /// The decision of the step. Together with the gradient it is all that the optimizer needs.
     pub decision: Decision,
-    /// Number of elements that follow: those of the unit's parameters, or none where the step is skipped.
+    /// Number of elements that follow: those of the unit's parameters, or 0 if the step is skipped.
     pub elements: u64,
 }
 
@@ -67,8 +67,8 @@ impl GradientHeader {
     }
 }
 
-/// Announces the reduced gradient of a step that was run and is not decided yet, for who keeps the unit's spare copy. Its parts follow
-/// in order.
+/// Announces the reduced gradient of a step that was run and is not decided yet, for the worker that keeps the unit's spare copy. Its parts
+/// follow in order.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PreparedHeader {
     /// The unit.
@@ -79,7 +79,7 @@ pub struct PreparedHeader {
     pub step: Step,
     /// The unit's part of the norm exchange.
     pub norm: UnitNorm,
-    /// Number of elements that follow: those of the unit's parameters, or none where its norm says that the step will be skipped.
+    /// Number of elements that follow: those of the unit's parameters, or 0 if its norm shows that the step will be skipped.
     pub elements: u64,
 }
 
@@ -136,7 +136,7 @@ impl TransferHeader {
         self
     }
 
-    /// Whose.
+    /// The unit.
     #[must_use]
     pub fn unit(&self) -> Unit {
         match self {
@@ -146,7 +146,7 @@ impl TransferHeader {
         }
     }
 
-    /// The step of the state; of a gradient the one that it leads to; before the decision the one that was run.
+    /// The step of the state; for a gradient, the step that it leads to; for a gradient before the decision, the step that was run.
     #[must_use]
     pub fn step(&self) -> Step {
         match self {

@@ -1,35 +1,41 @@
-//! How much of its machine's memory a process may use: what nobody else uses, within the limits of its control groups. And how much it
-//! has used at most.
+//! How much of its machine's memory a process may use: the memory that nobody else uses, within the limits of its control groups. And the
+//! peak memory that it has used.
 //!
-//! Reading files is [`available`] and [`most_used`]; what they mean is decided by pure functions. It must never guess: where the system does not say, the
-//! answer is none, and nothing is limited by it.
+//! [`available`] and [`most_used`] read files; pure functions interpret them. This crate must never guess: if the system does not report a
+//! value, the answer is none, and nothing is limited by it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Where the control groups of both versions are mounted.
 const GROUPS: &str = "/sys/fs/cgroup";
-/// Version 1 has no word for "no limit": it shows the largest number of whole pages.
+/// In a group's folder: where its memory went, a name and a number of bytes in each line.
+const STATISTICS: &str = "memory.stat";
+/// Version 1 has no value for "no limit": it shows the largest number of whole pages.
 const NO_LIMIT: u64 = 1 << 62;
 
-/// Bytes that may be taken now; none where the system does not say.
+/// Bytes that may be allocated now; none if the system does not report it.
 #[must_use]
 pub fn available() -> Option<u64> {
     let read = |path: &Path| fs::read_to_string(path).ok();
     let machine = read(Path::new("/proc/meminfo")).and_then(|text| machine_available(&text));
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-    let limits = limit_files(&groups).into_iter().filter_map(|path| read(&path));
-    least(machine, limits.filter_map(|text| group_limit(&text)))
+    let of_groups = limit_files(&groups).into_iter().filter_map(|limit| {
+        let used = read(&limit.with_file_name(usage_file(&limit)));
+        let statistics = read(&limit.with_file_name(STATISTICS));
+        group_available(&read(&limit)?, used.as_deref(), statistics.as_deref())
+    });
+    least(machine, of_groups)
 }
 
-/// The most memory that this process had at once since it began, bytes; none where the system does not say.
+/// Peak memory of this process since it started, bytes; none if the system does not report it.
 #[must_use]
 pub fn most_used() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     kib_of(&status, "VmHWM:")
 }
 
-/// The share of each of so many processes that start together.
+/// The share of each of `processes` processes that start together.
 #[must_use]
 pub fn share(available: u64, processes: usize) -> u64 {
     available / (processes.max(1) as u64)
@@ -39,7 +45,7 @@ fn least(machine: Option<u64>, groups: impl Iterator<Item = u64>) -> Option<u64>
     machine.into_iter().chain(groups).min()
 }
 
-/// `MemAvailable` of `/proc/meminfo`: free, and what the kernel would give back, in bytes.
+/// `MemAvailable` of `/proc/meminfo` in bytes: free memory and memory that the kernel could reclaim.
 fn machine_available(meminfo: &str) -> Option<u64> {
     kib_of(meminfo, "MemAvailable:")
 }
@@ -51,8 +57,8 @@ fn kib_of(text: &str, name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// The files with the limits of a process' control group and of all groups around it, by its `/proc/self/cgroup`. In a container the path
-/// may be that of the host, which is not mounted there: the group that is mounted is then the container's own, and is looked at too.
+/// The files with the limits of a process's control group and of all groups around it, from its `/proc/self/cgroup`. In a container the
+/// path may be that of the host, which is not mounted there: then the mounted group is the container's own, so it is included too.
 fn limit_files(groups: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in groups.lines() {
@@ -68,7 +74,7 @@ fn limit_files(groups: &str) -> Vec<PathBuf> {
             continue;
         };
         let relative = Path::new(path.trim_start_matches('/'));
-        // No group is named by its parent; such a path would leave the folder.
+        // No group name contains `..`; such a path would leave the folder.
         if relative
             .components()
             .any(|c| c == std::path::Component::ParentDir)
@@ -81,7 +87,35 @@ fn limit_files(groups: &str) -> Vec<PathBuf> {
     files
 }
 
-/// A control group's limit in bytes; none where it has none.
+/// The file beside a group's limit that says how much is used in it.
+fn usage_file(limit: &Path) -> &'static str {
+    match limit.file_name().is_some_and(|name| name == "memory.max") {
+        true => "memory.current",
+        false => "memory.usage_in_bytes",
+    }
+}
+
+/// Bytes that a control group lets its processes take still: others in it may have taken most of its limit. What it keeps of files counts as used,
+/// but the kernel gives that back before the limit is reached, as `MemAvailable` has it for the machine. None where the group has no limit.
+fn group_available(limit: &str, used: Option<&str>, statistics: Option<&str>) -> Option<u64> {
+    let limit = group_limit(limit)?;
+    let used = used.and_then(|text| text.trim().parse().ok()).unwrap_or(0_u64);
+    let kept = of_files(statistics.unwrap_or_default());
+    Some(limit.saturating_sub(used.saturating_sub(kept)))
+}
+
+/// What a group keeps of files, bytes. Version 1 counts the groups below it under names of their own.
+fn of_files(statistics: &str) -> u64 {
+    let bytes = |name: &str| -> Option<u64> {
+        let mut lines = statistics.lines().filter_map(|line| line.split_once(' '));
+        lines.find(|(own, _)| *own == name)?.1.trim().parse().ok()
+    };
+    let inactive = bytes("total_inactive_file").or_else(|| bytes("inactive_file"));
+    let active = bytes("total_active_file").or_else(|| bytes("active_file"));
+    inactive.unwrap_or(0).saturating_add(active.unwrap_or(0))
+}
+
+/// A control group's limit in bytes; none if it has no limit.
 fn group_limit(text: &str) -> Option<u64> {
     text.trim().parse().ok().filter(|bytes| *bytes < NO_LIMIT)
 }
@@ -153,6 +187,26 @@ mod tests {
         assert_eq!(group_limit("max\n"), None);
         assert_eq!(group_limit("9223372036854771712\n"), None);
         assert_eq!(group_limit(""), None);
+    }
+
+    #[test]
+    fn what_others_in_a_group_use_is_not_there_and_what_it_keeps_of_files_is() {
+        let statistics = "anon 6000\nfile 900\ninactive_file 300\nactive_file 100\n";
+        assert_eq!(
+            group_available("10000\n", Some("7000\n"), Some(statistics)),
+            Some(3400)
+        );
+        let version_1 = "inactive_file 1\nactive_file 1\ntotal_inactive_file 300\ntotal_active_file 100\n";
+        assert_eq!(
+            group_available("10000", Some("7000"), Some(version_1)),
+            Some(3400)
+        );
+        assert_eq!(group_available("10000", Some("7000"), None), Some(3000));
+        assert_eq!(group_available("10000", None, Some(statistics)), Some(10_000));
+        assert_eq!(group_available("10000", Some("12000"), None), Some(0));
+        assert_eq!(group_available("max", Some("7000"), Some(statistics)), None);
+        let names = ["memory.max", "memory.limit_in_bytes"].map(|name| usage_file(Path::new(name)));
+        assert_eq!(names, ["memory.current", "memory.usage_in_bytes"]);
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! Which GPU each worker of this machine is shown.
+//! Assigns a GPU to each worker of this machine.
 //!
-//! A worker takes the first GPU that it sees, and is shown one alone (`CUDA_VISIBLE_DEVICES`): so workers are spread without this
-//! program, which has no CUDA, having to ask for GPUs other than by their files.
+//! A worker uses the first GPU that it sees, and is shown only one (`CUDA_VISIBLE_DEVICES`). So workers are spread over GPUs although this
+//! program, which has no CUDA, knows GPUs only by their files.
 
 use std::path::Path;
 use varuna_api::WorkerDevice;
 
-/// The variable by which a process is shown some of the GPUs.
+/// The variable that restricts the GPUs that a process sees.
 pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// The GPUs that workers are spread over, by the names that the variable takes: a number, or what the user wrote.
@@ -14,7 +14,7 @@ pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 pub struct Gpus(Vec<String>);
 
 impl Gpus {
-    /// Those of this machine for a job's device.
+    /// The GPUs of this machine for a job's device.
     pub fn of_machine(device: WorkerDevice) -> Gpus {
         let visible = std::env::var(VISIBLE).ok();
         let names = |folder: &str| {
@@ -33,11 +33,11 @@ impl Gpus {
         self.0.len()
     }
 
-    /// None for workers that compute on the processor; those that the user's variable leaves; else all that are `present`.
+    /// Empty for workers that compute on the processor; otherwise the GPUs that the user's variable allows, or all that are `present`.
     pub fn choose(device: WorkerDevice, visible: Option<&str>, present: usize) -> Gpus {
         match (device, visible) {
             (WorkerDevice::Cpu, _) => Gpus(Vec::new()),
-            // CUDA too ends the list at the first name that is none.
+            // Like CUDA, ignore the rest of the list after the first invalid name.
             (WorkerDevice::Auto | WorkerDevice::Cuda, Some(list)) => {
                 let names = list.split(',').map(str::trim);
                 let valid = names.take_while(|name| !name.is_empty() && !name.starts_with('-'));
@@ -49,8 +49,8 @@ impl Gpus {
         }
     }
 
-    /// Place of the GPU that the next worker takes, and its name: the first of those that fewest of the running workers have.
-    /// So the first workers take one after the other, and one that replaces another takes its GPU.
+    /// Index and name of the GPU for the next worker: the first among those with the fewest running workers. So the first workers take one
+    /// GPU after the other, and a worker that replaces another takes its GPU.
     pub fn next(&self, taken: impl Iterator<Item = usize>) -> Option<(usize, &str)> {
         let mut workers = vec![0_usize; self.0.len()];
         for place in taken {
@@ -66,8 +66,8 @@ impl Gpus {
     }
 }
 
-/// GPUs by their files: one device file each (a container has those that it may use); where there are none yet, since the driver
-/// makes them when it is first used, one folder of the driver each.
+/// Counts GPUs by their device files (a container has those that it may use). If there are none yet, since the driver creates them when it
+/// is first used, it counts the driver's folders, one per GPU.
 fn count(device_files: &[String], driver_folders: &[String]) -> usize {
     let number = |name: &&String| {
         let rest = name.strip_prefix("nvidia");

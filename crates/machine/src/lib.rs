@@ -1,20 +1,21 @@
-//! What workers share that run side by side, under `varuna run` or in a pod: the GPUs and the memory of their machine.
+//! What workers share that run on one machine, under `varuna run` or in a pod: its GPUs and its memory.
 //!
-//! The rule: what is available when the run begins is divided by the workers that it begins with, on each GPU by those that it gets. A worker that
-//! is started later, in another's place, has the same share; one that makes more workers than there were at first has the
-//! smaller share of so many. Those that run keep theirs until they end: they have said what they may use.
+//! The rule: the memory available when the run begins is divided by the number of workers with which it begins; on each GPU, by the number
+//! of workers on it. A worker that is started later as a replacement gets the same share. A worker beyond the original number gets the
+//! smaller share for that many workers. Running workers keep their share until they end, because they have already reported how much they
+//! may use.
 
 pub mod gpus;
 
 pub use gpus::Gpus;
 
-/// Workers that one GPU may have, as `varuna-worker` takes it.
+/// Maximum number of workers on one GPU, as `varuna-worker` accepts it.
 const ON_ONE_GPU_MAX: usize = 64;
 
 /// What the workers of this machine share.
 pub struct Machine {
     gpus: Gpus,
-    /// Memory when the run began, bytes; none where the system does not say.
+    /// Available memory when the run began, bytes; none if the system does not report it.
     available: Option<u64>,
     /// Workers that the run began with.
     workers: usize,
@@ -22,8 +23,8 @@ pub struct Machine {
 
 /// What one worker is given.
 #[derive(PartialEq, Eq, Debug)]
-pub struct Given {
-    /// Place of its GPU, and the name by which it is shown to the worker.
+pub struct WorkerResources {
+    /// Index of its GPU, and the name by which it is shown to the worker.
     pub gpu: Option<(usize, String)>,
     /// Workers on that GPU.
     pub workers_on_gpu: usize,
@@ -41,8 +42,8 @@ impl Machine {
         }
     }
 
-    /// For one more worker beside those that run, by the places of their GPUs.
-    pub fn give(&self, running: &[Option<usize>]) -> Given {
+    /// The resources for one more worker, given the GPU indices of the running ones.
+    pub fn give(&self, running: &[Option<usize>]) -> WorkerResources {
         let taken = || running.iter().copied().flatten();
         let gpu = self.gpus.next(taken());
         let gpu = gpu.map(|(place, name)| (place, name.to_owned()));
@@ -51,7 +52,7 @@ impl Machine {
             .map_or(0, |(own, _)| taken().filter(|place| place == own).count());
         let planned = self.workers.div_ceil(self.gpus.count().max(1));
         let workers = self.workers.max(running.len() + 1);
-        Given {
+        WorkerResources {
             workers_on_gpu: match gpu {
                 Some(_) => planned.max(beside + 1).min(ON_ONE_GPU_MAX),
                 None => 1,
@@ -76,7 +77,7 @@ mod tests {
     }
 
     /// What workers are given that are started one after the other.
-    fn started(machine: &Machine, count: usize) -> Vec<Given> {
+    fn started(machine: &Machine, count: usize) -> Vec<WorkerResources> {
         let mut running = Vec::new();
         let mut given = Vec::new();
         for _ in 0..count {

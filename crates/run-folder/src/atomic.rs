@@ -11,7 +11,7 @@ use std::path::Path;
 pub enum Access {
     /// Every user of the machine.
     Everyone,
-    /// Its owner alone: it holds secrets.
+    /// Only its owner: it holds secrets.
     OwnerOnly,
 }
 
@@ -26,7 +26,7 @@ impl Access {
     }
 }
 
-/// What a replaced file survives.
+/// Which crashes a replaced file survives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Durability {
     /// A crash of the process. After a crash of the machine the file may be the old one.
@@ -41,13 +41,13 @@ pub enum Durability {
 /// killed again and again leaves one such file and not many; writers of one file must therefore exclude each other.
 ///
 /// # Errors
-/// The file system refuses. The file is then as it was.
+/// The file system refuses. The file is then unchanged.
 pub fn replace_file(path: &Path, text: &str, access: Access, durability: Durability) -> std::io::Result<()> {
     let name = path.file_name().ok_or(ErrorKind::InvalidInput)?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     let partial: OsString = [name, ".partial".as_ref()].into_iter().collect();
-    // One that a crash left behind may have other permissions, and permissions are set only when a file is made.
+    // A partial file that a crash left behind may have other permissions, and permissions are set only when a file is created.
     match std::fs::remove_file(folder.join(&partial)) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -11,7 +11,7 @@ pub struct EventEntry {
     /// What happened: its kind in the field `event`, and its own fields, on one level with the two below.
     #[serde(flatten)]
     pub event: LoggedEvent,
-    /// Of `resumed` from a checkpoint: published steps that are run again.
+    /// For `resumed` from a checkpoint: the number of published steps that are run again.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub steps_lost: Option<u64>,
     /// When it was logged: milliseconds since 1970.

@@ -1,7 +1,7 @@
 //! `tensorboard/`: the committed steps once more, as event files that TensorBoard reads.
 //!
-//! Each coordinator begins a file of its own, since TensorBoard never returns to a file that it has read past. A file that an ended
-//! coordinator left with half a record is no harm: TensorBoard goes on with the next one.
+//! Each coordinator starts a new file, since TensorBoard never returns to a file that it has read to the end. If a coordinator that ended
+//! left half a record in a file, that does no harm: TensorBoard continues with the next file.
 
 use crate::Metric;
 use crate::log::Log;
@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use varuna_plan::Step;
 use varuna_tensorboard::{Scalar, file_name, scalars, start, version};
 
-/// A file that has so many bytes is followed by another one, some ten thousand steps later: where files are copied to a bucket, the last
-/// one is copied anew each time.
+/// Maximum size of a file before a new one is started, some ten thousand steps later: if files are copied to a bucket, the last one is
+/// copied again each time.
 const FILE_BYTES_MAX: usize = 4 << 20;
 
 /// The event files of one coordinator.
@@ -24,7 +24,7 @@ pub(crate) struct EventFiles {
 }
 
 impl EventFiles {
-    /// Those in a folder, which is made with the first of them.
+    /// The event files in a folder, which is created with the first file.
     pub(crate) fn new(folder: PathBuf) -> EventFiles {
         EventFiles {
             folder,
@@ -42,7 +42,7 @@ impl EventFiles {
             self.file = Some((begin(&self.folder, metric.time_ms)?, 0));
             records.extend(version(metric.time_ms));
         }
-        // Those before were an earlier coordinator's, or this step and all later ones are given up.
+        // Earlier files belong to an earlier coordinator, or this step and all later ones were given up.
         if self.last.is_none_or(|last| metric.step <= last) {
             records.extend(start(metric.time_ms, metric.step.0));
         }
@@ -55,13 +55,13 @@ impl EventFiles {
         log.append_bytes(records)
     }
 
-    /// Writes what a full disk did not take.
+    /// Writes records that did not fit on a full disk.
     pub(crate) fn write_waiting(&mut self) -> std::io::Result<()> {
         self.file.as_mut().map_or(Ok(()), |(log, _)| log.write_waiting())
     }
 }
 
-/// A new file, which comes after all others in the folder also where the clock was set back.
+/// A new file, which is named after all others in the folder even if the clock was set back.
 fn begin(folder: &Path, time_ms: u64) -> std::io::Result<Log> {
     std::fs::create_dir_all(folder)?;
     let mut newest = None;
@@ -79,7 +79,7 @@ fn begin(folder: &Path, time_ms: u64) -> std::io::Result<Log> {
     Err(ErrorKind::AlreadyExists.into())
 }
 
-/// What is known of a step, each under the name that TensorBoard shows.
+/// The known values of a step, each under the name that TensorBoard shows.
 #[expect(clippy::cast_precision_loss, reason = "the format has single precision")]
 fn of_step(metric: &Metric) -> Vec<Scalar> {
     let figures = &metric.figures;

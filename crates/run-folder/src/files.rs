@@ -29,8 +29,8 @@ pub enum ReadError {
     },
 }
 
-/// Names and readers of the files of one run folder. Reading takes no lock: documents are replaced as a whole, and of logs
-/// the last line counts only once it is complete.
+/// Names and readers of the files of one run folder. Reading takes no lock: documents are replaced as a whole, and the last line of a log
+/// counts only once it is complete.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RunFiles {
     folder: PathBuf,
@@ -69,7 +69,7 @@ impl RunFiles {
         self.folder.join("coordinator.json")
     }
 
-    /// Path of the certificate that the coordinator shows, where it was made for this run.
+    /// Path of the certificate that the coordinator shows, if it was made for this run.
     #[must_use]
     pub fn certificate_path(&self) -> PathBuf {
         self.folder.join("certificate.pem")
@@ -117,7 +117,7 @@ impl RunFiles {
         self.plans_path().join(format!("g{:06}.json", generation.0))
     }
 
-    /// Path of the step that was measured last.
+    /// Path of the last measured step.
     #[must_use]
     pub fn measured_step_path(&self) -> PathBuf {
         self.folder.join("measured-step.json")
@@ -143,7 +143,7 @@ impl RunFiles {
         document(self.contact_path())
     }
 
-    /// The status that was published last.
+    /// The last published status.
     ///
     /// # Errors
     /// There is no such file, or it holds something else.
@@ -151,7 +151,7 @@ impl RunFiles {
         document(self.status_path())
     }
 
-    /// The step that was measured last, task by task; none where no plan has run for long enough.
+    /// The last measured step, task by task; none if no plan has run for long enough.
     ///
     /// # Errors
     /// The file cannot be read, or holds something else.
@@ -163,7 +163,7 @@ impl RunFiles {
         }
     }
 
-    /// The committed steps in order. Steps that were given up and run again are in the file twice; here the last line counts.
+    /// The committed steps in order. Steps that were given up and run again are in the file twice; only the last line counts.
     ///
     /// # Errors
     /// There is no such file, or a complete line holds something else.
@@ -178,7 +178,7 @@ impl RunFiles {
         Ok(history)
     }
 
-    /// All published steps in the order of their publication, those that were given up included.
+    /// All published steps in the order of their publication, including those that were given up.
     ///
     /// # Errors
     /// There is no such file, or a complete line holds something else.
@@ -207,7 +207,7 @@ impl RunFiles {
         let mut plans = Vec::new();
         for entry in std::fs::read_dir(&folder).map_err(io)? {
             let path = entry.map_err(io)?.path();
-            // The others are files that are being written.
+            // Other files are still being written.
             if path.extension().is_some_and(|e| e == "json") {
                 plans.push(document::<Plan>(path)?);
             }
@@ -233,9 +233,18 @@ fn document<T: DeserializeOwned>(path: PathBuf) -> Result<T, ReadError> {
 }
 
 fn lines<T: DeserializeOwned>(path: PathBuf) -> Result<Vec<T>, ReadError> {
-    let text = text(&path)?;
-    // What follows the last line break is still being written.
-    let complete = text.rfind('\n').map_or("", |end| &text[..end]);
+    let mut bytes = std::fs::read(&path).map_err(|source| ReadError::Io {
+        path: path.clone(),
+        source,
+    })?;
+    // The text after the last line break is still being written, and may end within a character.
+    let end = bytes.iter().rposition(|byte| *byte == b'\n');
+    bytes.truncate(end.unwrap_or(0));
+    let complete = String::from_utf8(bytes).map_err(|error| ReadError::Malformed {
+        line: 1 + lines_in(&error.as_bytes()[..error.utf8_error().valid_up_to()]),
+        why: error.utf8_error().to_string(),
+        path: path.clone(),
+    })?;
     let read = |(index, line): (usize, &str)| {
         serde_json::from_str(line).map_err(|error| ReadError::Malformed {
             path: path.clone(),
@@ -244,4 +253,9 @@ fn lines<T: DeserializeOwned>(path: PathBuf) -> Result<Vec<T>, ReadError> {
         })
     };
     complete.lines().enumerate().map(read).collect()
+}
+
+/// Line breaks in a text.
+fn lines_in(text: &[u8]) -> usize {
+    text.iter().filter(|byte| **byte == b'\n').count()
 }

@@ -31,11 +31,11 @@ pub enum FolderError {
     },
 }
 
-/// An open, locked run folder: what the coordinator writes to. A full disk is logged once and never stops training; what the two
-/// logs miss meanwhile they get when it has room again.
+/// An open, locked run folder, to which the coordinator writes. A full disk is logged once and never stops training; lines that the two
+/// logs miss meanwhile are written when there is room again.
 pub struct RunFolder {
     files: RunFiles,
-    /// Held as long as this lives; the system frees it with the process.
+    /// The lock is held as long as this value lives; the system releases it with the process.
     _lock: File,
     events: Log,
     metrics: Log,
@@ -43,7 +43,7 @@ pub struct RunFolder {
     last: Option<Metric>,
     /// Published steps whose loss was not a finite number, in order.
     nan_steps: Vec<Step>,
-    /// The last write failed, and that was logged.
+    /// Whether the last write failed, which was logged.
     failing: bool,
 }
 
@@ -51,7 +51,7 @@ impl RunFolder {
     /// Opens or makes the folder for a job, and locks it.
     ///
     /// # Errors
-    /// It is held, belongs to another job, or cannot be written; nothing in it is changed then.
+    /// It is locked, belongs to another job, or cannot be written; nothing in it is changed then.
     pub fn open(folder: &Path, job: &str) -> Result<RunFolder, FolderError> {
         let files = RunFiles::new(folder);
         for path in [folder.to_owned(), files.plans_path(), files.workers_path()] {
@@ -88,19 +88,19 @@ impl RunFolder {
         &self.files
     }
 
-    /// The last step that was published here.
+    /// The last step that was published in this folder.
     #[must_use]
     pub fn last_metric(&self) -> Option<&Metric> {
         self.last.as_ref()
     }
 
-    /// How many of the steps before this one had a loss that was not a finite number.
+    /// Number of the steps before this one whose loss was not finite.
     #[must_use]
     pub fn nan_steps_before(&self, step: Step) -> u64 {
         self.nan_steps.partition_point(|nan| *nan < step) as u64
     }
 
-    /// Writes where the coordinator listens; readable by its owner alone, because it holds the token.
+    /// Writes the coordinator's address. Only the owner can read the file, because it holds the token.
     ///
     /// # Errors
     /// The file system refuses.
@@ -123,7 +123,7 @@ impl RunFolder {
         self.log_failure("events.jsonl", result);
     }
 
-    /// Publishes a committed step, unless it was published before. One that is run again after steps were given up is a new one.
+    /// Publishes a committed step, unless it was published before. A step that is run again after it was given up counts as new.
     pub fn append_metric(&mut self, metric: Metric) {
         if self.last.as_ref().is_some_and(|last| metric.state <= last.state) {
             return;
@@ -139,7 +139,7 @@ impl RunFolder {
         self.last = Some(metric);
     }
 
-    /// Writes a plan, for people and tools; the record is what counts.
+    /// Writes a plan, for people and tools; only the record is authoritative.
     pub fn write_plan(&mut self, plan: &Plan) {
         let path = self.files.plan_path(plan.generation);
         if path.exists() {
@@ -151,7 +151,7 @@ impl RunFolder {
         self.log_failure("plans/", result);
     }
 
-    /// Replaces the step that was measured last.
+    /// Replaces the last measured step.
     pub fn write_measured_step(&mut self, step: &MeasuredStep) {
         let path = self.files.measured_step_path();
         let result = serde_json::to_string(step)
@@ -160,7 +160,7 @@ impl RunFolder {
         self.log_failure("measured-step.json", result);
     }
 
-    /// Replaces `status.json`, and writes lines of the logs that a full disk did not take.
+    /// Replaces `status.json`, and writes log lines that did not fit on a full disk.
     pub fn write_status(&mut self, status: &RunStatus) {
         let path = self.files.status_path();
         let result = serde_json::to_string(status)
@@ -206,7 +206,7 @@ fn lock(folder: &Path) -> Result<File, FolderError> {
     }
 }
 
-/// The last complete line, and the steps whose loss was not a finite number. A coordinator that was killed may have left half a line.
+/// The last complete line, and the steps whose loss was not finite. A coordinator that was killed may have left half a line.
 fn history(path: &Path) -> (Option<Metric>, Vec<Step>) {
     let (mut last, mut nan_steps) = (None, Vec::new());
     let Ok(file) = File::open(path) else {
@@ -220,7 +220,7 @@ fn history(path: &Path) -> (Option<Metric>, Vec<Step>) {
     (last, nan_steps)
 }
 
-/// Steps from this one on were given up, if there were any.
+/// Records a step whose loss is not finite. Recorded steps from this one on are removed first: they were given up.
 fn note_loss(nan_steps: &mut Vec<Step>, metric: &Metric) {
     nan_steps.truncate(nan_steps.partition_point(|nan| *nan < metric.step));
     if !metric.loss.is_finite() {
@@ -360,6 +360,21 @@ mod tests {
         );
         let text = std::fs::read_to_string(files.events_path()).unwrap();
         std::fs::write(files.events_path(), format!("{text}nonsense\n")).unwrap();
+        let error = files.events().unwrap_err().to_string();
+        assert!(error.contains("events.jsonl, line 2: "), "{error}");
+    }
+
+    #[test]
+    fn half_a_character_at_the_end_of_a_log_is_half_a_line_and_elsewhere_it_is_told() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut folder = RunFolder::open(temp.path(), "job").unwrap();
+        folder.append_event(LoggedEvent::Protocol(Event::TookOver { term: 2 }), None);
+        let files = folder.files().clone();
+        let whole = std::fs::read(files.events_path()).unwrap();
+        let half = &"{\"why\": \"é".as_bytes()[..10];
+        std::fs::write(files.events_path(), [&whole[..], half].concat()).unwrap();
+        assert_eq!(files.events().unwrap().len(), 1);
+        std::fs::write(files.events_path(), [&whole[..], half, b"\n"].concat()).unwrap();
         let error = files.events().unwrap_err().to_string();
         assert!(error.contains("events.jsonl, line 2: "), "{error}");
     }

@@ -6,17 +6,17 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-/// Lines that wait for a disk with room: some megabytes, hours of a run's steps. Beyond them the oldest are given up.
+/// Maximum number of lines that wait while the disk is full: some megabytes, or hours of a run's steps. Beyond that the oldest are dropped.
 const WAITING_MAX: usize = 16_384;
 
-/// An open log. Lines that cannot be written wait until they can, so that none is missing once the disk has room again.
+/// An open log. Lines that cannot be written wait, so that none is missing once the disk has room again.
 pub(crate) struct Log {
     file: File,
     waiting: VecDeque<Vec<u8>>,
 }
 
 impl Log {
-    /// Opens a log for appending. A coordinator that was killed may have left half a line, which would spoil the next.
+    /// Opens a log for appending. It removes half a line that a killed coordinator may have left, which would spoil the next line.
     pub(crate) fn open(path: &Path) -> std::io::Result<Log> {
         let mut file = OpenOptions::new()
             .create(true)
@@ -41,7 +41,7 @@ impl Log {
         })
     }
 
-    /// Makes a file that is not there yet.
+    /// Creates a log that does not exist yet.
     pub(crate) fn create(path: &Path) -> std::io::Result<Log> {
         Ok(Log {
             file: OpenOptions::new().create_new(true).append(true).open(path)?,
@@ -49,12 +49,12 @@ impl Log {
         })
     }
 
-    /// Something is not written yet.
+    /// Whether something is not written yet.
     pub(crate) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Adds a line behind those that wait, and writes what can be written.
+    /// Adds a line after the waiting ones, and writes what can be written.
     pub(crate) fn append(&mut self, entry: &impl Serialize) -> std::io::Result<()> {
         let mut line = serde_json::to_vec(entry)?;
         line.push(b'\n');
@@ -83,7 +83,7 @@ impl Log {
             let end = self.file.metadata()?.len();
             // In one write, so that a reader or a crash sees at most one incomplete line.
             if let Err(error) = write(&mut self.file, line) {
-                // A full disk takes the beginning of a line, and the next one would be appended to it.
+                // A full disk may accept the beginning of a line, and the next line would be appended to it.
                 self.file.set_len(end)?;
                 return Err(error);
             }

@@ -41,43 +41,43 @@ pub struct Metric {
     pub time_ms: u64,
     /// Identity of the state reached.
     pub state: StateId,
-    /// What follows from the job and from what workers reported; fields of the line like all others.
+    /// Figures that follow from the job and from workers' reports; they are fields of the line like all others.
     #[serde(flatten)]
     pub figures: StepFigures,
 }
 
-/// Figures of one committed step. Each is left out where it is not known, as in lines of earlier releases: none is estimated.
+/// Figures of one committed step. A figure that is not known is omitted, as in lines of earlier releases: none is estimated.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StepFigures {
-    /// Samples that were trained on up to this step, those of skipped steps included.
+    /// Samples that were trained on up to this step, including those of skipped steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub consumed_samples: Option<u64>,
-    /// Tokens likewise.
+    /// Tokens that were trained on up to this step, likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub consumed_tokens: Option<u64>,
-    /// The step's learning rate; of a skipped step the one that it would have had.
+    /// The step's learning rate; for a skipped step, the one that it would have had.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f64>,
     /// Steps up to this one whose loss was not a finite number, as far as this run folder has them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nan_steps: Option<u64>,
-    /// Tokens a second, where the step's own time is known: not after a pause, not of a step that began with an evaluation, and not of steps
-    /// that were told together.
+    /// Tokens per second, if the step's own time is known: not after a pause, not for a step that began with an evaluation, and not for
+    /// steps that were reported together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_second: Option<f64>,
-    /// Floating-point operations a second that the model takes, what is recomputed not counted.
+    /// Floating-point operations per second that the model needs, without recomputation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_flops_per_second: Option<f64>,
-    /// These as a share of what the plan's GPUs can do by their data sheets, in 16 bits and without sparsity; where all are known.
+    /// These as a share of the peak of the plan's GPUs by their data sheets, in 16 bits and without sparsity; only if all GPUs are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// The most memory that a worker of the plan has taken since it started, bytes: a GPU's by tensors, a processor's by the process.
+    /// Peak memory of any worker of the plan since it started, bytes: tensors on a GPU, or the whole process on a processor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_memory_bytes: Option<u64>,
 }
 
-/// JSON has no NaN and no infinities, so a diverged step's loss is `null`, which plotting tools leave out.
+/// JSON has no NaN and no infinities, so a diverged step's loss is `null`, which plotting tools skip.
 fn null_is_nan<'de, D: serde::Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(d)?.unwrap_or(f64::NAN))
 }

@@ -38,7 +38,7 @@ pub struct CheckpointStatus {
     pub newest_step: Option<Step>,
     /// Steps committed since.
     pub steps_behind: Option<u64>,
-    /// Why the store could not be asked the last time.
+    /// Why the last request to the store failed; none if it succeeded.
     pub failing: Option<String>,
 }
 

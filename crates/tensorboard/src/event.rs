@@ -1,4 +1,4 @@
-//! The messages of an event file, as far as scalars need them: `event.proto` and `summary.proto` of TensorFlow.
+//! The messages of an event file that are needed for scalars: `event.proto` and `summary.proto` of TensorFlow.
 
 use crate::record;
 use prost::Message as _;
@@ -6,7 +6,7 @@ use prost::Message as _;
 /// A value of one step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Scalar {
-    /// Its name; TensorBoard groups names by what stands before the first `/`.
+    /// Its name; TensorBoard groups names by the part before the first `/`.
     pub tag: &'static str,
     /// The value, which the file holds in single precision.
     pub value: f64,
@@ -43,7 +43,7 @@ struct Summary {
 struct Value {
     #[prost(string, tag = "1")]
     tag: String,
-    // Optional, since it is one of a oneof there: a value of 0 must be written too.
+    // Optional, because it is a member of a oneof in TensorFlow's message: a value of 0 must be written too.
     #[prost(float, optional, tag = "2")]
     simple_value: Option<f32>,
 }
@@ -56,7 +56,7 @@ struct SessionLog {
 
 /// `SessionLog.SessionStatus.START`.
 const START: i32 = 1;
-/// The format's version; from it on a [`start`] counts.
+/// The format's version; [`start`] is respected from this version on.
 const VERSION: &str = "brain.Event:2";
 
 fn event(time_ms: u64, step: u64, what: What) -> Vec<u8> {
@@ -73,8 +73,8 @@ fn event(time_ms: u64, step: u64, what: What) -> Vec<u8> {
     record(&event.encode_to_vec())
 }
 
-/// The name of an event file that was begun at a time (milliseconds since 1970). TensorBoard takes names with `tfevents` in them, and
-/// reads a folder's files in the order of their names, which is that of time and number.
+/// The name of an event file that was begun at a time (milliseconds since 1970). TensorBoard reads files with `tfevents` in their names, in
+/// the order of their names, which is that of time and number.
 #[must_use]
 pub fn file_name(time_ms: u64, number: u32) -> String {
     format!("events.out.tfevents.{:010}.{number:06}.varuna", time_ms / 1000)
@@ -86,7 +86,7 @@ pub fn version(time_ms: u64) -> Vec<u8> {
     event(time_ms, 0, What::FileVersion(VERSION.to_owned()))
 }
 
-/// Steps begin, or begin again, with this one: TensorBoard forgets what it has of it and of all later ones.
+/// Marks that steps begin, or begin again, with this one: TensorBoard forgets this step and all later ones.
 #[must_use]
 pub fn start(time_ms: u64, step: u64) -> Vec<u8> {
     event(time_ms, step, What::SessionLog(SessionLog { status: START }))

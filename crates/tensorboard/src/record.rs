@@ -1,6 +1,7 @@
 //! The frame of a record, as in TensorFlow's `record_writer.cc`: the length, its checksum, the data, their checksum. All little-endian.
 
-/// Checksums of checksums are weak, and a file of records may hold such files: TensorFlow turns the bits and adds a number.
+/// The masked checksum. A file of records may contain such files, and checksums of checksums are weak, so TensorFlow rotates the bits and
+/// adds a constant.
 fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }

@@ -1,5 +1,5 @@
-//! Addresses as texts: `host:port`, where a host that is an IPv6 address stands in brackets, as in a URI. One form everywhere: in a hello, in
-//! plans, on command lines. Names are left to whoever dials.
+//! Addresses as text: `host:port`. An IPv6 host is in brackets, as in a URI. The same form is used in a hello, in plans and on command
+//! lines. Names are resolved by the dialer.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -12,8 +12,8 @@ pub fn host_port(host: &str, port: u16) -> String {
     }
 }
 
-/// Host and port of an address; the host without brackets. None where it is no such address: no port, or an IPv6 address whose end could be
-/// taken for one.
+/// Host and port of an address, the host without brackets. None if it is not such an address: it has no port, or it is an IPv6 address
+/// whose end could be mistaken for one.
 #[must_use]
 pub fn split(address: &str) -> Option<(&str, u16)> {
     let (host, port) = address.rsplit_once(':')?;
@@ -25,7 +25,7 @@ pub fn split(address: &str) -> Option<(&str, u16)> {
     }
 }
 
-/// The loopback address of the family in which `peer` (`host:port`) is reached; IPv4's where that is a name.
+/// The loopback address of the address family of `peer` (`host:port`); IPv4's if that is a name.
 #[must_use]
 pub fn loopback_beside(peer: &str) -> IpAddr {
     match split(peer).and_then(|(host, _)| host_ip(host)) {
@@ -34,8 +34,8 @@ pub fn loopback_beside(peer: &str) -> IpAddr {
     }
 }
 
-/// All addresses of this machine of the family of `host`. For a name: of IPv6, which takes connections of both families, as long as the
-/// system is not told otherwise.
+/// The wildcard address of the family of `host`. For a name it is that of IPv6, which accepts connections of both families unless the
+/// system is configured otherwise.
 #[must_use]
 pub fn any_beside(host: &str) -> IpAddr {
     match host_ip(host) {

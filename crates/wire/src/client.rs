@@ -8,12 +8,12 @@ use tonic::metadata::{Binary, MetadataMap, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 
-/// The service's client, with this project's message bounds. It shows the token with every request.
+/// The service's client, with this project's limits on messages. It shows the token with every request.
 pub type Client = CoordinatorClient<InterceptedService<Channel, Token>>;
 
-/// Under which name a request's metadata hold the run's token. A server looks at it before it reads a message. It is binary: a
+/// Name of the metadata entry of a request with the run's token. A server checks it before it reads a message. It is binary, because a
 /// token may have any characters.
 const TOKEN: &str = "varuna-token-bin";
 
@@ -24,7 +24,7 @@ pub struct Token(MetadataValue<Binary>);
 impl Token {
     fn new(token: &str) -> Token {
         let mut value = MetadataValue::from_bytes(token.as_bytes());
-        // Neither printed nor kept in the tables of header compression.
+        // It is neither printed nor kept in the tables of header compression.
         value.set_sensitive(true);
         Token(value)
     }
@@ -37,14 +37,27 @@ impl Interceptor for Token {
     }
 }
 
-/// The token that a request shows; empty where it shows none.
+/// The token that a request shows; empty if it shows none.
 #[must_use]
 pub fn shown_token(metadata: &MetadataMap) -> Bytes {
     let value = metadata.get_bin(TOKEN);
     value.and_then(|v| v.to_bytes().ok()).unwrap_or_default()
 }
 
-/// How long a connection attempt may take. Reattaching is tried again and again, so it may be short.
+/// Whether a coordinator has refused a request, so that asking again changes nothing. Otherwise it could not answer.
+#[must_use]
+pub fn is_refusal(status: &Status) -> bool {
+    matches!(
+        status.code(),
+        Code::FailedPrecondition
+            | Code::InvalidArgument
+            | Code::Unauthenticated
+            | Code::PermissionDenied
+            | Code::Unimplemented
+    )
+}
+
+/// How long a connection attempt may take. Reattaching is retried continually, so this may be short.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// A dead host answers no ping: its stream ends after interval + timeout, well within the coordinator's own limit.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
@@ -54,10 +67,11 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
 /// The name in a coordinator's certificate, whatever its address: coordinators move.
 pub const SERVER_NAME: &str = "varuna-coordinator";
 
-/// Connects to `address`: `host:port`, or a URI, and shows the token there. With a certificate (PEM) over TLS, and only to who can show this one.
+/// Connects to `address` (`host:port`, or a URI) and shows the token there. With a certificate (PEM), it uses TLS and only connects to a
+/// server that has this certificate.
 ///
 /// # Errors
-/// The address is no address, the certificate is none, or nobody answers there in time.
+/// The address or the certificate is invalid, or nobody answers in time.
 pub async fn connect(
     address: &str,
     certificate: Option<&str>,
@@ -85,4 +99,27 @@ pub async fn connect(
     Ok(CoordinatorClient::with_interceptor(channel, Token::new(token))
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_coordinator_says_no_to_is_told_from_what_it_cannot_answer() {
+        for no in [
+            Status::failed_precondition("0 workers cannot train"),
+            Status::unauthenticated("the token is not this run's"),
+            Status::invalid_argument("no Hello"),
+        ] {
+            assert!(is_refusal(&no), "{no}");
+        }
+        for trouble in [
+            Status::unavailable("the run is ending"),
+            Status::unknown("transport error"),
+            Status::internal("h2 protocol error"),
+        ] {
+            assert!(!is_refusal(&trouble), "{trouble}");
+        }
+    }
 }

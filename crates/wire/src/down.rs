@@ -22,13 +22,13 @@ pub struct Welcome {
 /// What a coordinator sends, without its term.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Downward {
-    /// The worker is taken in.
+    /// The worker is accepted.
     Welcome(Welcome),
-    /// The worker is not taken in; the stream ends.
+    /// The worker is refused, and the stream ends.
     Refused {
         /// Why, for people.
         reason: String,
-        /// Trying again is of no use.
+        /// Whether trying again is useless.
         is_final: bool,
     },
     /// An order for the worker's `Member`.

@@ -1,7 +1,7 @@
-//! Plans on their way to workers, each encoded and compressed once: for thousands of workers the same bytes are sent.
+//! Plans to be sent to workers, each encoded and compressed once: the same bytes are sent to thousands of workers.
 //!
-//! Each worker gets the whole plan, so the bytes of a launch grow with the square of the workers: a worker may become a peer, a source or a
-//! successor of any other, and checks the plan as a whole. A plan names each worker several times, so that gzip takes most of it away.
+//! Each worker gets the whole plan, so the bytes of a launch grow with the square of the number of workers: a worker may become a peer, a
+//! source or a successor of any other, and checks the plan as a whole. A plan names each worker several times, so gzip removes most of it.
 
 use crate::error::{WireError, need};
 use crate::{MESSAGE_BYTES_MAX, plan, v1};
@@ -15,17 +15,17 @@ use std::io::Read as _;
 use std::sync::Arc;
 use varuna_plan::Plan;
 
-/// The plan in force and the one on its way: no others are sent.
+/// Number of plans that are kept: the plan in force and the next one; no others are sent.
 const KEPT: usize = 2;
 
-/// A higher level gains 2 % and takes twice as long.
+/// A higher level saves 2 % and takes twice as long.
 const LEVEL: Compression = Compression::new(4);
-/// Plans from this length on are compressed: some hundred workers. A shorter one costs little.
+/// Plans of at least this length are compressed: those with some hundred workers. A shorter one costs little.
 const COMPRESSED_FROM: usize = 1 << 12;
-/// How gzip begins (RFC 1952), which no message does: its first byte would be a field of a kind that there is not.
+/// The first bytes of gzip (RFC 1952). No message begins like this: its first byte would be a field of a type that does not exist.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
-/// A plan has at most so many times the bytes that it was compressed to; ids of workers are random, so plans come to a third or less. It keeps a
-/// short message from taking [`MESSAGE_BYTES_MAX`] of memory.
+/// Maximum ratio of a plan's length to its compressed length. Worker ids are random, so plans are compressed to a third or less. The limit
+/// keeps a short message from taking [`MESSAGE_BYTES_MAX`] of memory.
 const RATIO_MAX: usize = 64;
 
 /// The newest plans that were sent, encoded.
@@ -33,7 +33,7 @@ const RATIO_MAX: usize = 64;
 pub struct EncodedPlans(VecDeque<(Arc<Plan>, Bytes)>);
 
 impl EncodedPlans {
-    /// The order to prepare for the plan, in its wire form; and whether the plan was not sent before.
+    /// The order to prepare for the plan, in its wire form, and whether the plan is sent for the first time.
     pub fn prepare(&mut self, plan: &Arc<Plan>, term: u64) -> (v1::Down, bool) {
         let known = self.0.iter().find(|(kept, _)| Arc::ptr_eq(kept, plan));
         if let Some((_, bytes)) = known {
@@ -54,12 +54,12 @@ pub(crate) fn encode(plan: &Plan) -> Bytes {
     let mut packed = Vec::new();
     match GzEncoder::new(&*encoded, LEVEL).read_to_end(&mut packed) {
         Ok(_) => packed.into(),
-        // Memory is read and written: this does not happen, and a plan may go as it is.
+        // Compression in memory does not fail; if it did, the plan can be sent uncompressed.
         Err(_) => encoded.into(),
     }
 }
 
-/// The plan that such bytes stand for, compressed or not.
+/// Decodes a plan, compressed or not.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Plan, WireError> {
     if bytes.is_empty() {
         return need(None, "Prepare", "plan");
@@ -73,7 +73,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Plan, WireError> {
     plan::read(wire)
 }
 
-/// Memory is taken as the bytes come out, and never for more than a plan may have.
+/// Unpacks the bytes. Memory is allocated as they are produced, and never more than a plan may have.
 fn unpacked(bytes: &[u8]) -> Result<Cow<'_, [u8]>, String> {
     if !bytes.starts_with(&GZIP) {
         return Ok(bytes.into());

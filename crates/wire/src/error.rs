@@ -3,7 +3,7 @@
 use crate::version::VERSIONS;
 use varuna_protocol::Versions;
 
-/// A message that cannot be understood. The sender is of another version, or broken.
+/// Why a message cannot be understood. The sender has another version, or is faulty.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// The peer speaks other versions.
@@ -11,12 +11,12 @@ pub enum WireError {
         "the other side speaks {found} of the protocol, this build {expected}; use builds of one release or of neighbouring ones"
     )]
     Version {
-        /// What the peer said.
+        /// The versions that the peer speaks.
         found: Versions,
-        /// What this build speaks.
+        /// The versions that this build speaks.
         expected: Versions,
     },
-    /// A field that must be there is not.
+    /// A required field is missing.
     #[error("message {message}: field {field} is missing")]
     Missing {
         /// Message type.
@@ -39,7 +39,7 @@ pub enum WireError {
 }
 
 impl WireError {
-    /// Refuses a sender that speaks these versions where this build has none of them.
+    /// Refuses a sender that speaks these versions if this build speaks none of them.
     pub(crate) fn unless_common(found: Versions) -> Result<(), WireError> {
         match VERSIONS.common(found) {
             Some(_) => Ok(()),
@@ -65,7 +65,7 @@ impl WireError {
     }
 }
 
-/// A message field that must be there.
+/// The value of a required field.
 pub(crate) fn need<T>(value: Option<T>, message: &'static str, field: &'static str) -> Result<T, WireError> {
     value.ok_or(WireError::Missing { message, field })
 }

@@ -1,4 +1,4 @@
-//! What a worker says of itself.
+//! How a worker introduces itself.
 
 use crate::address;
 use crate::error::{WireError, need};
@@ -8,7 +8,7 @@ use v1::hardware::Kind as WireHardware;
 use varuna_plan::device::Hardware;
 use varuna_plan::{ScoreMemory, WorkerId};
 
-/// More for one sample in one block no device holds, and sums over micro-batches and blocks could overflow.
+/// Upper limit for one sample in one block: no device holds more, and sums over micro-batches and blocks could overflow.
 const SCORE_BYTES_MAX: u64 = 1 << 40;
 
 /// How a worker introduces itself.
@@ -22,17 +22,18 @@ pub struct Hello {
     pub address: String,
     /// Failure domain.
     pub node: String,
-    /// Where its process id holds ([`process_host`](crate::process_host)).
+    /// The host on which its process id is valid ([`process_host`](crate::process_host)).
     pub host: String,
     /// Process id there.
     pub pid: u32,
-    /// What it computes on, as its driver reports it; none before it has the job, which may say what to compute on.
+    /// The hardware that it computes on, as its driver reports it; none before it has the job, which may determine it.
     pub hardware: Option<Hardware>,
-    /// Workers that share its GPU, itself included; 0 = it does not say, as builds that do not know of it.
+    /// Number of workers that share its GPU, itself included; 0 if it does not report the number, as older builds do.
     pub workers_on_gpu: u32,
     /// Memory that training may use (bytes); none = not limited.
     pub memory_bytes: Option<u64>,
-    /// What its attention takes for scores that it makes; none = it makes none, or does not say. Each figure at most 2^40.
+    /// Memory that its attention needs for scores that it materialises; none if it materialises none or does not report it. Each figure is
+    /// at most 2^40.
     pub scores: Option<ScoreMemory>,
     /// What it computes on, for people.
     pub device: String,
@@ -64,7 +65,7 @@ pub(crate) fn hello_to_wire(hello: &Hello) -> v1::Hello {
 
 pub(crate) fn read_hello(hello: v1::Hello) -> Result<Hello, WireError> {
     const M: &str = "Hello";
-    // Before anything else: the other fields may mean something else in another version.
+    // This comes first: the other fields may have another meaning in another version.
     WireError::unless_common(of_message(hello.oldest_protocol_version, hello.protocol_version))?;
     if hello.worker_id == 0 {
         return Err(WireError::value(M, "worker_id", 0, "any number but 0"));
@@ -162,7 +163,7 @@ fn read_hardware(hardware: v1::Hardware) -> Result<Hardware, WireError> {
     })
 }
 
-/// A line of at least and at most so many bytes.
+/// Checks that a text is a single line with a length between `least` and the maximum, in bytes.
 fn check_text(message: &'static str, field: &'static str, text: &str, least: usize) -> Result<(), WireError> {
     if text.len() < least || text.len() > TEXT_BYTES_MAX || text.contains(char::is_control) {
         let shown: String = text.chars().take(40).collect();

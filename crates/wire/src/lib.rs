@@ -1,9 +1,9 @@
 //! The published gRPC protocol between workers and the coordinator (`proto/varuna/v1/coordinator.proto`), and its
 //! translation to and from the types of `varuna-protocol`, `varuna-plan` and `varuna-run-folder`.
 //!
-//! Messages from the wire are outside data: each is checked here once, with errors that name the field. Of the generated code
-//! other crates use only the service's client and server, and requests. This crate decides nothing.
-//! What both kinds of listeners do about peers that have proven nothing is here too ([`Strangers`]).
+//! Messages from the wire are external data: each is checked once, here, with errors that name the field. Other crates use only the
+//! service's client, server and requests from the generated code. This crate decides nothing. It also has the rules of both kinds of
+//! listeners for peers that have not proven themselves ([`Strangers`]).
 
 pub mod address;
 pub mod client;
@@ -32,7 +32,7 @@ pub mod v1 {
     tonic::include_proto!("varuna.v1");
 }
 
-pub use client::{Client, SERVER_NAME, connect, shown_token};
+pub use client::{Client, SERVER_NAME, connect, is_refusal, shown_token};
 pub use down::{Downward, Welcome};
 pub use encoded_plans::EncodedPlans;
 pub use error::WireError;
@@ -48,7 +48,8 @@ pub use version::{VERSIONS, program_version};
 /// secret, workers derive those of generations.
 pub const PROTOCOL_VERSION: u32 = 6 + cfg!(feature = "next-version") as u32;
 
-/// Greatest message taken or sent, in bytes. An inventory of 10,000 units is below 2 MB, a plan for 10,000 workers below 5 MB.
+/// Maximum size of a message that is sent or accepted, in bytes. An inventory of 10,000 units is below 2 MB, a plan for 10,000 workers
+/// below 5 MB.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 /// Longest text that a worker may say about itself (names, addresses).

@@ -1,4 +1,4 @@
-//! Where the time of a worker's step went. Informative: nothing of the protocol depends on it.
+//! Where the time of a worker's step went. Informative: nothing in the protocol depends on it.
 
 use crate::v1;
 use v1::measured_task::Kind;
@@ -29,13 +29,13 @@ pub struct StepMetrics {
     pub apply_ms: f64,
     /// Tokens of this worker's pipeline in this step.
     pub tokens: u64,
-    /// Medians by segment; empty where the worker does not say.
+    /// Medians by segment; empty if the worker does not report them.
     pub segments: Vec<SegmentTimes>,
     /// Samples in the micro-batches of `segments`.
     pub micro_batch_size: u32,
-    /// The most memory that the worker has taken since it started, bytes; none where it does not say.
+    /// Peak memory of the worker since it started, bytes; none if it does not report it.
     pub peak_memory_bytes: Option<u64>,
-    /// When each task of this step ran, where the worker tells it of this one.
+    /// When each task of this step ran, if the worker reports it for this step.
     pub measured: Option<MeasuredWork>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn to_wire(m: &StepMetrics) -> v1::StepMetrics {
 }
 
 pub(crate) fn read(m: &v1::StepMetrics) -> StepMetrics {
-    // Shown to people and fed to estimates, so a silly number is made harmless rather than refused.
+    // This is shown to people and used for estimates, so an impossible number is replaced rather than refused.
     let ms = |value: f64| if value.is_finite() { value.max(0.0) } else { 0.0 };
     let segment = |s: &v1::SegmentTimes| SegmentTimes {
         segment: s.segment,
@@ -123,7 +123,7 @@ fn task_to_wire(task: &MeasuredTask) -> v1::MeasuredTask {
     }
 }
 
-/// None where it is longer than any worker may tell.
+/// The measurement; none if it is longer than any worker may report.
 fn read_measured(work: &v1::MeasuredWork) -> Option<MeasuredWork> {
     if work.tasks.len() > TASKS_MAX {
         return None;

@@ -67,7 +67,7 @@ fn keepers_to_wire(keepers: &[Option<WorkerId>]) -> Vec<v1::Keeper> {
     rows.map(row).collect()
 }
 
-/// Memory is taken for as many units as a model can have, and no more.
+/// Reads the keepers. Memory is allocated for at most as many units as a model can have.
 fn read_keepers(rows: &[v1::Keeper]) -> Result<Vec<Option<WorkerId>>, WireError> {
     let most = UNITS_MAX;
     let mut keepers = Vec::new();
@@ -154,7 +154,7 @@ fn layout_to_wire(layout: Layout) -> v1::Layout {
         tied,
         ranges,
     } = layout;
-    // Older builds must not take ranges for segments.
+    // Older builds must not mistake ranges for segments.
     let (segments, ranges, divided_segments) = match ranges {
         1 => (segments, 0, 0),
         _ => (u32::MAX, ranges, segments),
@@ -181,7 +181,7 @@ fn read_layout(layout: v1::Layout) -> Result<Layout, WireError> {
     read.map_err(|_| WireError::value("Layout", "ranges", ranges, allowed))
 }
 
-/// Whether the parts of a plan fit together is checked by `varuna_plan::check`.
+/// Reads a plan. Whether its parts fit together is checked by `varuna_plan::check`.
 pub(crate) fn read(plan: v1::Plan) -> Result<Plan, WireError> {
     const M: &str = "Plan";
     if plan.generation == 0 {

@@ -1,9 +1,9 @@
-//! What a process gives as its host.
+//! The host name that a process reports.
 
 use std::fs;
 
-/// What a process gives as its host, together with its number there: the name of its pod, or that of the machine where it is in none. A pod on its
-/// node's network has the node's host name, and numbers of processes begin anew in each of its pods.
+/// The host name that a process reports together with its process id: the name of its pod, or of the machine if it runs in no pod. A pod on
+/// its node's network has the node's host name, but process ids begin again in each of its pods.
 #[must_use]
 pub fn process_host() -> String {
     let hostname = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();

@@ -82,7 +82,7 @@ pub(crate) fn read_decision(decision: v1::Decision) -> Result<Decision, WireErro
         read_id(need(decision.parent, M, "parent")?)?,
         read_id(need(decision.id, M, "id")?)?,
     );
-    // A decision is always one step long; anything else would break the order of states.
+    // A decision covers exactly one step; anything else would break the order of states.
     if parent.step.0.checked_add(1) != Some(id.step.0) {
         let found = format!("a state of step {} after step {}", id.step, parent.step);
         return Err(WireError::value(M, "id", found, "the step after parent"));

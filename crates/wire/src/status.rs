@@ -71,7 +71,8 @@ pub fn from_wire(reply: v1::StatusReply) -> Result<RunStatus, WireError> {
     })
 }
 
-/// Nobody says of itself that it does what this release does not know; who passes that on says it by a number that no release gives a mode.
+/// A mode of a later release is never reported by this release about itself. When it is passed on, it has a number that no release gives to
+/// a mode.
 const OF_A_LATER_RELEASE: i32 = -1;
 
 fn mode_to_wire(mode: RunMode) -> i32 {
@@ -92,7 +93,7 @@ fn mode_to_wire(mode: RunMode) -> i32 {
     known.into()
 }
 
-/// A mode that only a later release knows hides nothing else of a status.
+/// Reads a mode. One that only a later release knows does not make the rest of the status unreadable.
 fn read_mode(mode: i32) -> Result<RunMode, WireError> {
     Ok(match v1::RunMode::try_from(mode) {
         Ok(v1::RunMode::Starting) => RunMode::Starting,

@@ -1,25 +1,25 @@
-//! Connections whose peer has not proven itself: how many there may be, and which of them makes room for a new one.
+//! Connections whose peer has not proven itself: limits their number, and decides which of them makes room for a new one.
 //!
-//! Anyone who reaches a port can open connections and say nothing. They must not keep true peers out: a new connection is
-//! always let in, and where there is no room the oldest one of the source with the most goes. A true peer says its hello at
-//! once, so it is the oldest only for as long as a packet travels; and it dials again.
+//! Anyone who reaches a port can open connections and send nothing. Such connections must not keep legitimate peers out: a new connection
+//! is always accepted, and if there is no room, the oldest connection of the source with the most connections is dropped. A legitimate peer
+//! sends its hello at once, so it is the oldest only for the travel time of a packet; and it dials again.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// All connections of a port whose peer has not proven itself, each with what ends it.
+/// All connections of a port whose peer has not proven itself, each with a handle that ends it.
 #[derive(Debug)]
 pub struct Strangers<T> {
     max: usize,
     of_one_source: usize,
     /// Number of the next one.
     next: u64,
-    /// By number, so by age.
+    /// By number, and so by age.
     waiting: BTreeMap<u64, (IpAddr, T)>,
 }
 
 impl<T> Strangers<T> {
-    /// None yet. There may be `max` of them at the same time, and so many of one source.
+    /// No connections yet. At most `max` may exist at the same time, and at most `of_one_source` from one source.
     #[must_use]
     pub fn new(max: usize, of_one_source: usize) -> Strangers<T> {
         Strangers {
@@ -30,7 +30,7 @@ impl<T> Strangers<T> {
         }
     }
 
-    /// Lets a connection in. Returns its number, and the one that has to make room for it.
+    /// Accepts a connection. Returns its number, and the connection that has to make room for it, if any.
     pub fn begin(&mut self, from: IpAddr, connection: T) -> (u64, Option<T>) {
         let source = source(from);
         let sources = self
@@ -45,13 +45,14 @@ impl<T> Strangers<T> {
         (number, displaced)
     }
 
-    /// A connection has ended, or its peer has proven itself. None: it had to make room for another one.
+    /// A connection has ended, or its peer has proven itself. Returns its handle; none if it had to make room for another one.
     pub fn end(&mut self, number: u64) -> Option<T> {
         self.waiting.remove(&number).map(|(_, connection)| connection)
     }
 }
 
-/// Who can choose the rest of an address of version 6 is one source: networks are given out by their first 64 bits.
+/// The source of a connection. Networks are assigned by the first 64 bits of an IPv6 address, so all addresses that differ only in the rest
+/// count as one source.
 fn source(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -59,14 +60,14 @@ fn source(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Which greeting makes room for a new one of this source, if one has to. `waiting` is in order of age, the oldest first.
+/// The connection that has to make room for a new one of this source, if any. `waiting` is in order of age, the oldest first.
 fn displaced(
     waiting: impl Iterator<Item = (u64, IpAddr)>,
     source: IpAddr,
     of_one_source: usize,
     max: usize,
 ) -> Option<u64> {
-    // Of each source: how many, and the oldest.
+    // By source: the number of connections, and the oldest.
     let mut sources: BTreeMap<IpAddr, (usize, u64)> = BTreeMap::new();
     let mut all = 0;
     for (number, source) in waiting {

@@ -16,7 +16,7 @@ use varuna_protocol::{
     Digests, Following, Inventory, Keeping, Phase, Prepared, Ran, Report, Status, Suspicion,
 };
 
-/// Lists of units.
+/// Constraint on lists of units.
 const ONCE: &str = "each unit at most once";
 
 /// What a worker sends.
@@ -79,7 +79,7 @@ fn report_to_wire(report: &Report) -> Wire {
             generation: generation.0,
             about: about.0,
             why: match why {
-                // A field of its own: an older coordinator refuses a suspicion that it does not know.
+                // This suspicion has a separate field, because an older coordinator refuses a suspicion that it does not know.
                 Suspicion::Gone | Suspicion::NoData => v1::Suspicion::Gone,
                 Suspicion::Unreachable => v1::Suspicion::Unreachable,
                 Suspicion::Damaged => v1::Suspicion::Damaged,
@@ -230,7 +230,7 @@ pub(crate) fn phase_to_wire(phase: Phase) -> v1::Phase {
     }
 }
 
-/// None where it is unspecified.
+/// The phase; none if it is unspecified.
 pub(crate) fn read_phase(phase: i32, message: &'static str) -> Result<Option<Phase>, WireError> {
     Ok(match v1::Phase::try_from(phase) {
         Ok(v1::Phase::Unspecified) => None,

@@ -1,22 +1,22 @@
-//! Which versions of the protocol this build speaks, and what messages say of it.
+//! The versions of the protocol that this build speaks, and those in messages.
 
 use std::sync::LazyLock;
 use varuna_protocol::Versions;
 
-/// The versions of this build. A release speaks the newest of the release before as well, so that workers and coordinators may be one
-/// release apart, whichever is newer. 6 is the first with a range.
+/// The versions of this build. A release also speaks the newest version of the release before, so that workers and coordinators may be one
+/// release apart, whichever is newer. 6 is the first version with a range.
 pub const VERSIONS: Versions = Versions {
     oldest: 6,
     newest: crate::PROTOCOL_VERSION,
 };
 
-/// What a message says of its sender. `oldest` is 0 in messages of builds that spoke one version.
+/// The versions that a message's sender speaks. `oldest` is 0 in messages of builds that spoke a single version.
 pub(crate) fn of_message(oldest: u32, newest: u32) -> Versions {
     let oldest = if oldest == 0 { newest } else { oldest };
     Versions { oldest, newest }
 }
 
-/// What `--version` says of a program that speaks the protocol: its release, and the versions.
+/// The output of `--version` for a program that speaks the protocol: its release, and the protocol versions.
 #[must_use]
 pub fn program_version() -> &'static str {
     static TEXT: LazyLock<String> =

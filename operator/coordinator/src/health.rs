@@ -1,5 +1,5 @@
-//! `/healthz`, `/metrics` and the coordinator's page at `/` over HTTP. The operator asks whether the process answers, its kubelet whether its start has
-//! come to something; what it does is in its reports.
+//! `/healthz`, `/metrics` and the coordinator's page at `/` over HTTP. The operator asks whether the process answers, and its kubelet asks
+//! whether it has started properly. The reports say what it does.
 
 use crate::metrics::Metrics;
 use crate::page::{Title, page};
@@ -17,8 +17,8 @@ use tokio::time::Instant;
 use varuna_api::crd::RunStatus;
 use varuna_protocol::coordinator::RunMode;
 
-/// A coordinator that is put in charge reads its record and writes its first report within this time; another process may be able to. Until it has, no
-/// worker trains under it.
+/// A coordinator that is put in charge must read its record and write its first report within this time. If it does not, another process
+/// may be able to. Until then no worker trains under it.
 const START: Duration = Duration::from_secs(60);
 
 /// The page runs no script and loads nothing, whatever texts are on it.
@@ -56,7 +56,7 @@ impl Startup {
         self.has_reported.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the process is alive: one in charge has come to something. `report`: its newest one.
+    /// Whether the process is alive: a coordinator in charge must have started properly. `report`: its newest one.
     fn alive(&self, now: Instant, report: Option<&RunStatus>) -> Result<&'static str, String> {
         let is_over = |began: &Instant| now.duration_since(*began) > START;
         if !self.in_charge.get().is_some_and(is_over) {
@@ -75,7 +75,7 @@ impl Startup {
     }
 }
 
-/// Serves probes, scrapes and the page, until the listener is of no use any more: the operator then puts another coordinator in charge.
+/// Serves probes, scrapes and the page until the listener fails: the operator then puts another coordinator in charge.
 pub async fn serve(listener: TcpListener, shown: Shown) {
     let router = Router::new()
         .route("/", routing::get(show))

@@ -1,5 +1,5 @@
-//! The coordinator of a job in a cluster: a pod of the job. It shares documents with the operator and calls nobody but the API server, the
-//! checkpoint store and, where they ask, its workers.
+//! The coordinator of a job in a cluster: a pod of the job. It shares documents with the operator. It calls only the API server and the
+//! checkpoint store, and answers its workers.
 //!
 //! | module | owns | side effects |
 //! |---|---|---|

@@ -56,6 +56,8 @@ async fn main() -> Result<()> {
     let arguments = Arguments::parse();
     tracing_subscriber::fmt()
         .json()
+        // By default a log line that cannot be written is reported with eprintln!, which panics if standard error is closed or its disk full.
+        .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG").unwrap_or_else(|_| "info".into()),

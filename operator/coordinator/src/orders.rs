@@ -101,8 +101,8 @@ pub struct SeenOrders {
     pub version: u64,
 }
 
-/// Follows the orders until `orders` has no reader. What cannot be understood leaves the last orders in force; so does an API server that
-/// does not answer.
+/// Follows the orders until `orders` has no reader. If orders cannot be understood, or the API server does not answer, the last orders stay
+/// in force.
 pub async fn follow(
     runs: Api<DynamicObject>,
     name: String,

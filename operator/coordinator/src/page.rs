@@ -1,15 +1,15 @@
-//! The coordinator's own page: what it reports of its run, as one HTML document that needs nothing else. Pure; maud escapes all texts, which come
-//! from job files, pods and workers.
+//! The coordinator's own page: its reports on the run, as one self-contained HTML document. Pure. maud escapes all texts, which come from
+//! job files, pods and workers.
 
 use maud::{DOCTYPE, Markup, html};
 use varuna_api::crd::{RunEnd, RunStatus};
 use varuna_protocol::coordinator::{RunView, WorkerView};
 
-/// Workers that are listed; a page of thousands would be of no use, and costs time.
+/// How many workers are listed: a page with thousands would be useless, and costs time.
 const WORKERS_MAX: usize = 500;
 /// Messages that are shown, the newest first.
 const MESSAGES_SHOWN: usize = 20;
-/// A browser asks again after so many seconds.
+/// Seconds after which a browser loads the page again.
 const REFRESH_SECONDS: u32 = 5;
 const STYLE: &str = "body{font:14px/1.5 system-ui,sans-serif;margin:2em;max-width:70em;color:#222;background:#fff}\
     table{border-collapse:collapse;margin:.5em 0 1.5em}th,td{text-align:left;padding:.15em 1.2em .15em 0;vertical-align:top}\

@@ -1,6 +1,6 @@
 //! A coordinator's record in the cluster: the status of one `VarunaRecord`, replaced by compare-and-swap of its resource version.
 //!
-//! The operator creates the object, with the job as its run begins; the coordinator writes the status alone.
+//! The operator creates the object when the run begins, with the text of the job. The coordinator writes only the status.
 
 use k8s_openapi::ByteString;
 use kube::Api;
@@ -62,7 +62,8 @@ impl ClusterStore {
         answer.map_err(|_| self.error(action, format!("no answer within {} s", DEADLINE.as_secs())))
     }
 
-    /// The object and the record in it, which is never older than what is known of it: one that was deleted or set back is no new run.
+    /// The object and the record in it. A record that is older than the known one is an error: a deleted or reset record does not mean a
+    /// new run.
     fn get(&mut self) -> Result<(VarunaRecord, Record), StoreError> {
         let object = self
             .wait("read", self.records.get(&self.name))?

@@ -1,4 +1,4 @@
-//! What is reported of a run, and which of its changes cannot wait. Pure.
+//! What is reported about a run, and which of its changes cannot wait. Pure.
 
 use crate::metrics::Over;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -14,20 +14,22 @@ use varuna_coordinator::{CheckpointHealth, CoordinatorError, Outcome, RunMode, V
 use varuna_plan::{Generation, Layout};
 use varuna_protocol::coordinator::WorkerView;
 
-/// A recovery that waits for the certain end of a worker, which the operator can tell, is reported after this time: most need nobody's, and have a plan
-/// by then. So is a plan without somebody who had a place: then the next one may be evicted.
+/// A recovery that waits to hear from the operator that a worker has certainly ended is reported after this time. Most recoveries do not
+/// need that, and have a plan by then. A plan without a worker that had a place is also reported after this time: then the next pod may be
+/// evicted.
 const MISSED: Duration = Duration::from_millis(500);
-/// What is only shown is reported this long after the first change: the plan without a worker, and often the one with its replacement.
+/// Changes that are only shown are reported this long after the first one. One report then has the plan without a worker, and often also
+/// the plan with its replacement.
 const SHOWN: Duration = Duration::from_secs(3);
-/// While the job trains, a worker without a place that has come or gone, and a sentence alone, wait for the plan with it, or for the next report of
-/// steps: nobody acts on them, and a pod that replaces another would cost a report when the one has gone, one when the other has come, and one
+/// While the job trains, a worker without a place that comes or goes, and a mere sentence, wait for the next plan or the next report of
+/// steps. Nobody acts on them. Otherwise a replaced pod would cost three reports: when the old one has gone, when the new one has come, and
 /// with the plan.
 const WITH_STEPS: Duration = Duration::from_secs(15);
 /// Bytes of a message: one may name all workers, and an Event, which it becomes, has 1,000.
 const MESSAGE_BYTES_MAX: usize = 1000;
 /// With more workers than these, their details are left out of what is written: people read the coordinator's page, and the operator does not read them.
 const DETAILED_MAX: usize = 512;
-/// Bytes of all workers in what is written. etcd takes 1.5 MiB (`--max-request-bytes`) for the whole object, its orders included.
+/// Bytes of all workers in a report. etcd accepts 1.5 MiB (`--max-request-bytes`) for the whole object, including its orders.
 const WORKERS_BYTES_MAX: usize = 1280 << 10;
 /// Messages of one coordinator; those of the next one have greater numbers.
 const MESSAGES_OF_ONE: i64 = 1 << 32;
@@ -137,8 +139,8 @@ pub fn report(by: &Reporter, view: &View, messages: &Messages, end: Option<RunEn
     }
 }
 
-/// A report as it is written: one that an API server takes, however many workers there are. An operator of the release before cannot read a worker
-/// without all of its fields: they are all there, and short.
+/// A report as it is written: small enough for an API server, however many workers there are. An operator of the previous release cannot
+/// read a worker without all of its fields, so all of them are written, shortened.
 #[must_use]
 pub fn bounded(report: &RunStatus) -> Cow<'_, RunStatus> {
     let workers = report.state.as_ref().map_or(0, |state| state.workers.len());
@@ -153,14 +155,14 @@ pub fn bounded(report: &RunStatus) -> Cow<'_, RunStatus> {
     Cow::Owned(report)
 }
 
-/// What the operator does not read, and takes most of the room.
+/// Fields that the operator does not read, and that take most of the room.
 fn leave_out_details(worker: &mut WorkerView) {
     worker.node.clear();
     worker.phase = None;
     worker.speed = (worker.speed * 100.0).round() / 100.0;
 }
 
-/// Leaves out those for whom there is no room. Who has a place in the plan is acted on first.
+/// Leaves out workers for which there is no room. Those with a place in the plan come first, since the operator acts on them.
 fn leave_out_workers(workers: &mut Vec<WorkerView>) {
     let bytes = |worker: &WorkerView| serde_json::to_string(worker).map_or(0, |text| text.len() + 1);
     let mut left = WORKERS_BYTES_MAX;
@@ -193,7 +195,7 @@ fn checkpoints(health: &CheckpointHealth) -> RunCheckpoints {
     }
 }
 
-/// What is acted on, or shown, beside steps, which go by all the time.
+/// What is acted on, or shown, besides steps, which change all the time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReportedPart {
     /// Acted on by the operator: who reports, where, how it ended, and the checkpoint that a suspension waits for.
@@ -205,7 +207,7 @@ pub struct ReportedPart {
     run: Option<(RunMode, Generation, usize)>,
     /// The store does not answer, or the newest checkpoint is old.
     checkpoints_fail: (bool, bool),
-    /// Those that have said that they will go: the operator tells of others that should.
+    /// Workers that have said that they will go. The operator reports others that should go.
     draining: BTreeSet<String>,
     /// Names of all workers, and whether they are attached.
     workers: Vec<(String, bool)>,
@@ -240,7 +242,7 @@ impl ReportedPart {
         }
     }
 
-    /// How long what has changed since `before` was reported may wait for what follows from it; none where nothing has.
+    /// How long the changes since `before` was reported may wait for further changes; none if nothing has changed.
     #[must_use]
     pub fn may_wait(&self, before: &ReportedPart) -> Option<Duration> {
         if self.acted_on != before.acted_on {
@@ -260,7 +262,7 @@ impl ReportedPart {
     fn trains_as(&self, before: &ReportedPart) -> bool {
         let same_places = self.missed == before.missed && self.placed == before.placed;
         let same_run = self.run == before.run && self.checkpoints_fail == before.checkpoints_fail;
-        // One that was to go and is not there any more has gone as it said.
+        // A worker that had said that it would go, and is no longer there, has gone as announced.
         let nobody_goes = self.draining.is_subset(&before.draining);
         let trains = self.run.is_some_and(|(mode, ..)| mode.is_training());
         trains && same_places && same_run && nobody_goes

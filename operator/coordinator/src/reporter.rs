@@ -1,5 +1,5 @@
-//! Writes the reports of a coordinator into the status of its `VarunaRun`: at once where something has changed that the operator acts on, a
-//! moment later where it is only shown, from time to time where only steps were committed.
+//! Writes the reports of a coordinator into the status of its `VarunaRun`: at once if something has changed on which the operator acts, a
+//! moment later if it is only shown, and from time to time if only steps were committed.
 
 use crate::orders::{SeenOrders, Turn, orders_of, turn};
 use crate::report::{ReportedPart, bounded};
@@ -12,17 +12,17 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use varuna_api::crd::RunStatus;
 
-/// After a change that matters, the next report of steps alone is this far away; each further one is twice as far, up to the maximum. Whoever
-/// waits for a job to go on sees it soon, and a thousand jobs that go on write three or four reports a second.
+/// The time from an important change to the next report with only steps. It doubles with each further one, up to the maximum. So a user who
+/// waits for a job to continue soon sees it, and a thousand running jobs write three or four reports a second.
 const STEPS_INTERVAL: Duration = Duration::from_secs(15);
 const STEPS_INTERVAL_MAX: Duration = Duration::from_secs(300);
 /// All reports are at least this far apart: a change is reported at once, and what follows from it in one report.
 const BURST: Duration = Duration::from_secs(1);
 /// A write that takes longer has failed.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// After a failed write the next one waits this long, after each further one twice as long, and by chance up to twice that: a thousand coordinators
-/// that came again at once would keep an API server down that was overloaded for a moment (Bronson et al., "Metastable Failures in Distributed
-/// Systems", HotOS 2021).
+/// After a failed write the next one waits this long, after each further failure twice as long, and at random up to twice that. A thousand
+/// coordinators that tried again at once would keep an API server down that was only overloaded for a moment (Bronson et al., "Metastable
+/// Failures in Distributed Systems", HotOS 2021).
 const RETRY: ExponentialBuilder = ExponentialBuilder::new()
     .with_min_delay(Duration::from_secs(1))
     .with_max_delay(Duration::from_secs(60))
@@ -40,7 +40,7 @@ pub enum Ended {
     Gone,
 }
 
-/// Where the reports go, and by whom they are.
+/// Where the reports are written, and by which coordinator.
 pub struct Reports {
     /// The runs of the job's namespace.
     pub runs: Api<DynamicObject>,
@@ -187,7 +187,7 @@ impl Reports {
 struct Schedule {
     /// What was written last, and when.
     written: Option<(ReportedPart, Instant)>,
-    /// From that report to the next one of steps alone.
+    /// The time from that report to the next one with only steps.
     interval: Duration,
     /// What is new beside steps: the shortest wait of it, and since when that applies.
     changed: Option<(Duration, Instant)>,
@@ -223,7 +223,7 @@ impl Schedule {
         self.changed = None;
     }
 
-    /// When steps alone are reported.
+    /// When a report with only steps is due.
     fn steps_due(&self) -> Instant {
         let interval = self.interval.max(STEPS_INTERVAL);
         let written = self.written.as_ref().map(|(_, at)| *at + interval);

@@ -1,7 +1,7 @@
-//! One coordinator, from its start to its end: it waits for its turn, runs the job's run, and reports.
+//! One coordinator, from its start to its end: it waits until it is in charge, runs the job's run, and reports.
 
+mod forwarded_orders;
 mod measurements;
-mod told;
 
 use crate::error::Error;
 use crate::health::{self, Shown, Startup};
@@ -11,6 +11,7 @@ use crate::page::Title;
 use crate::record::ClusterStore;
 use crate::report::{Messages, Reporter, report, run_end};
 use crate::reporter::{Ended, Reports};
+use forwarded_orders::ForwardedOrders;
 use kube::{Api, Client};
 use measurements::Measurements;
 use std::net::{IpAddr, SocketAddr};
@@ -21,18 +22,17 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
-use told::Told;
 use varuna_api::crd::{RecordSpec, RunEnd, RunStatus, VarunaRecord};
 use varuna_api::{Job, parse_job_of_any_release, run_identity};
 use varuna_checkpoint::{Claim, Store};
 use varuna_coordinator::{Checkpointing, Control, Identity, Options, RunFolder, Timing, View, serve_with};
 use varuna_plan::Layout;
 
-/// A run without checkpoints fails only after its workers were unreachable for this time: a network or a node that fails comes
-/// back. Workers that are known to have ended are not waited for.
+/// A run without checkpoints fails only after its workers were unreachable for this time, because networks and nodes often come back.
+/// Workers that are known to have ended are not waited for.
 const LOST: Duration = Duration::from_secs(600);
-/// The record is read this often to notice a newer coordinator: rarely, since the orders name the one in charge, and the next write would
-/// notice it. More often would cost every idle job requests.
+/// How often the record is read to notice a newer coordinator. This is rare, because the orders name the coordinator in charge, and the
+/// next write would notice it. Reading more often would cost requests for every idle job.
 const WATCH: Duration = Duration::from_secs(300);
 /// The API server is asked again after this time for what the start needs.
 const RETRY: Duration = Duration::from_secs(2);
@@ -226,7 +226,7 @@ impl Lead {
         let _serving = AbortOnDrop(control.outcome.abort_handle());
         let began = Instant::now();
         let mut measured = Measurements::default();
-        let mut told = Told::default();
+        let mut told = ForwardedOrders::default();
         let mut view = control.view.clone();
         loop {
             let orders = self.orders.borrow_and_update().clone();
@@ -269,7 +269,8 @@ impl Lead {
     }
 }
 
-/// Lets the checkpoint location go with the job that was deleted: one that is made under its name may want it at once. A lease that stays runs out.
+/// Gives up the checkpoint location when the job was deleted: a new job with its name may need it at once. A lease that is not given up
+/// expires.
 async fn abandon(mut control: Control) {
     // An error means that it has ended.
     let _ = control.abandon.send(()).await;

@@ -5,21 +5,21 @@ use serde_json::Value;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::{Duration, Instant};
 
-/// Objects are applied again after this time even if nothing seems to have changed. The first time after half of it to all of it, so that
-/// those of many jobs do not come together.
+/// Objects are applied again after this time even if nothing seems to have changed. The first time it is between half of it and all of it,
+/// so that the objects of many jobs are not applied at the same moment.
 pub(super) const REAPPLY: Duration = Duration::from_secs(7200);
 /// The first of several changes of an object is applied at once, and what follows after this time.
 pub(super) const BETWEEN: Duration = Duration::from_secs(1);
-/// Where somebody sets our fields anew each time that they are applied, the pause doubles each time, up to this: the API
-/// server is not kept busy for ever, and fields that are left alone are ours again soon.
+/// If somebody changes our fields back each time that they are applied, the pause doubles each time, up to this. So the API server is not
+/// kept busy for ever, and fields that nobody changes any more are soon ours again.
 const BETWEEN_MAX: Duration = Duration::from_secs(300);
-/// An object that was left alone for this time, beside twice its pause, is not fought over any more.
+/// If nobody has changed an object for this time, plus twice its pause, the pause starts again from the beginning.
 const QUIET: Duration = Duration::from_secs(10);
-/// A disruption budget that is to keep more pods is applied once that number has stood for this time: by then a worker that goes has most often
-/// handed on what it holds, and the number is what it was.
+/// A disruption budget that is to keep more pods is applied once that number has been the same for this time. By then a leaving worker has
+/// usually handed over its state, and the number is back to what it was.
 const BUDGET_GROWS: Duration = Duration::from_secs(1);
-/// One that is to keep fewer, as a pod is missing, is applied after this time: its replacement runs by then, most often, and the number is what it was.
-/// Whoever drains a node asks again after 5 s.
+/// A budget that is to keep fewer pods, because one is missing, is applied after this time. By then the replacement usually runs, and the
+/// number is back to what it was. A drain of a node tries again after 5 s.
 const BUDGET_FALLS: Duration = Duration::from_secs(3);
 
 /// What is known of an object that was applied.
@@ -31,18 +31,18 @@ pub(super) struct Applied {
     pub(super) again: Instant,
     /// Identity of what it was applied as; none where another leader did.
     pub(super) identity: Option<String>,
-    /// So long after it was applied it is left alone, whatever becomes of it.
+    /// It is left alone for this long after it was applied, whatever happens to it.
     pub(super) pause: Duration,
     /// Identity of our fields of it.
     pub(super) fields: u64,
-    /// Of a disruption budget that this process applied: how many pods may not go.
+    /// For a disruption budget that this process applied: how many pods must stay.
     pub(super) least: Option<i64>,
     /// Another number that it is to have, and since when.
     pub(super) next: Option<(i64, Instant)>,
 }
 
 impl Applied {
-    /// Another leader has applied it: it is as that has left it, or somebody has written it since.
+    /// Another leader has applied it. It is as that leader left it, or somebody has written it since.
     pub(super) fn found(known: &KnownObject, now: Instant) -> Applied {
         let again = if known.is_touched {
             now
@@ -79,9 +79,9 @@ impl Applied {
         now.duration_since(since) < settles
     }
 
-    /// How long it is to be left alone still, before it is applied as this; none where that time is over.
+    /// How much longer it is left alone before it is applied as this; none if that time is over.
     pub(super) fn left_alone_for(&self, now: Instant, identity: &str) -> Option<Duration> {
-        // What this program wants anew waits for nobody.
+        // A change that this program wants does not wait.
         let pause = if self.is_as(identity) { self.pause } else { BETWEEN };
         let left = (self.at? + pause).saturating_duration_since(now);
         (!left.is_zero()).then_some(left)

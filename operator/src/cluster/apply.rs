@@ -1,6 +1,6 @@
 //! Makes a job's objects and pods what a decision wants them to be. Server-side apply: fields that others set on them stay.
 //!
-//! Apply is forced, so it is used only on an object that is known to be the job's, and names its uid: the API server then refuses to touch
+//! Apply is forced. So it is used only on an object that is known to be the job's, and names its uid: the API server then refuses to change
 //! another object that has taken the name meanwhile.
 
 use super::applied::{Applied, BETWEEN, REAPPLY, least};
@@ -49,6 +49,32 @@ pub struct Outdated {
     object: Value,
 }
 
+impl Outdated {
+    /// That it is to be so, with the identity of that in an annotation.
+    fn new(key: ObjectKey, identity: String, object: &Value) -> Outdated {
+        let mut object = object.clone();
+        object["metadata"]["annotations"][APPLIED_ANNOTATION] = identity.clone().into();
+        Outdated {
+            key,
+            identity,
+            object,
+        }
+    }
+}
+
+/// A pod to create, as JSON text: many wait at a time, and as values they would take ten times as much memory, which the process keeps in
+/// part for ever.
+#[derive(Debug)]
+pub struct PodDocument(Box<str>);
+
+impl PodDocument {
+    /// That of a pod.
+    #[must_use]
+    pub fn new(pod: &Value) -> PodDocument {
+        PodDocument(pod.to_string().into())
+    }
+}
+
 /// Writes objects and pods.
 pub struct Applier {
     client: Client,
@@ -77,18 +103,12 @@ impl Applier {
         let applied = applied.entry(job.uid.clone()).or_default();
         for object in objects {
             let identity = identity_of(object);
-            let mut object = object.clone();
-            object["metadata"]["annotations"][APPLIED_ANNOTATION] = identity.clone().into();
-            let key = key(&object);
+            let key = key(object);
             let known = owned
                 .get(&key)
                 .filter(|known| known.owner.as_ref() == Some(&job.uid));
             let Some(known) = known else {
-                missing.push(Outdated {
-                    key,
-                    identity,
-                    object,
-                });
+                missing.push(Outdated::new(key, identity, object));
                 continue;
             };
             let now = Instant::now();
@@ -96,7 +116,7 @@ impl Applier {
                 .entry(key.clone())
                 .or_insert_with(|| Applied::found(known, now));
             let is_same = known.applied.as_ref() == Some(&identity) && known.fields == before.fields;
-            let may_wait = before.may_wait(now, least(&object));
+            let may_wait = before.may_wait(now, least(object));
             if is_same && before.again > now {
                 continue;
             }
@@ -108,11 +128,7 @@ impl Applier {
                 wait(left);
                 continue;
             }
-            changed.push(Outdated {
-                key,
-                identity,
-                object,
-            });
+            changed.push(Outdated::new(key, identity, object));
         }
         Objects {
             missing,
@@ -163,11 +179,16 @@ impl Applier {
         Ok(())
     }
 
-    /// Deletes and creates pods, and expects the watch to show what was done, or may have been.
+    /// Deletes pods and creates others, a coordinator's first where the decision starts one, and expects the watch to show what was done, or may have been.
     ///
     /// # Errors
-    /// The API server refuses or does not answer; what was done until then stays, and the next reconciliation goes on from there.
-    pub async fn change_pods(&self, job: &ObservedJob, decision: &Decision<'_>) -> Result<(), Error> {
+    /// The API server refuses or does not answer. What was done until then stays, and the next reconciliation continues from there.
+    pub async fn change_pods(
+        &self,
+        job: &ObservedJob,
+        decision: &Decision<'_>,
+        pods: &[PodDocument],
+    ) -> Result<(), Error> {
         let key = (job.namespace.clone(), job.name.clone());
         let uids: BTreeMap<String, String> = {
             let pods = self.index.pods.lock();
@@ -177,14 +198,12 @@ impl Applier {
             uids.collect()
         };
         // The coordinator's is the first: what a quota leaves is for it.
-        let (coordinator, workers) = decision.create.split_at(usize::from(decision.starts_coordinator));
+        let (coordinator, workers) = pods.split_at(usize::from(decision.starts_coordinator));
         let delete = |deletion| self.delete(job, &key, deletion, &uids);
         let deletions: Vec<_> = decision.delete.iter().map(delete).collect();
-        let create = |pods: &[Value]| -> Vec<_> {
-            let pods = pods.iter().cloned();
-            pods.map(|pod| self.create(job, &key, pod)).collect()
-        };
-        let (coordinator, workers) = (create(coordinator), create(workers));
+        let create = |pod| self.create(job, &key, pod);
+        let coordinator: Vec<_> = coordinator.iter().map(create).collect();
+        let workers: Vec<_> = workers.iter().map(create).collect();
         let creations = async {
             some_at_a_time(coordinator).await?;
             some_at_a_time(workers).await
@@ -196,8 +215,8 @@ impl Applier {
         created.and(deleted)
     }
 
-    /// Deletes a job whose time is over, as it was `read`: one that was changed since then may have been given more time. What belongs to
-    /// it follows by its owner references.
+    /// Deletes a job whose time is over, in the version that was `read`: a job that was changed since may have more time. Its objects
+    /// follow by their owner references.
     ///
     /// # Errors
     /// The API server refuses or does not answer, or the job was changed.
@@ -232,7 +251,7 @@ impl Applier {
         let name = document.name_any();
         if let Some(uid) = known {
             match apply_to(&api, &name, object, &uid).await {
-                // It was deleted, and perhaps made anew by somebody.
+                // It was deleted, and perhaps somebody created it again.
                 Err(kube::Error::Api(s)) if s.is_conflict() || s.is_not_found() => {}
                 applied => return applied.map_err(Error::refused(JobPart::Objects)),
             }
@@ -280,8 +299,8 @@ impl Applier {
     }
 
     /// As a document: a typed pod would drop the template's fields that are newer than this program.
-    async fn create(&self, job: &ObservedJob, key: &JobKey, pod: Value) -> Result<(), Error> {
-        let pod: DynamicObject = serde_json::from_value(pod).map_err(|e| Error::Refused {
+    async fn create(&self, job: &ObservedJob, key: &JobKey, pod: &PodDocument) -> Result<(), Error> {
+        let pod: DynamicObject = serde_json::from_str(&pod.0).map_err(|e| Error::Refused {
             part: JobPart::Pods,
             message: e.to_string(),
         })?;
@@ -307,7 +326,7 @@ impl Applier {
         }
     }
 
-    /// A call about a pod has failed. What the API server has refused does not come; all else may have been done, and stays expected.
+    /// A call about a pod has failed. Unless the API server refused it, it may have been carried out, and its effect is still expected.
     fn has_failed(&self, key: &JobKey, pod: &str, error: &kube::Error) {
         if matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code)) {
             self.index.pods.lock().met(key, pod);
@@ -320,7 +339,7 @@ impl Applier {
     }
 }
 
-/// Makes calls, some at a time. Once one has failed none is begun any more, and those that were are waited for: it is known what was done.
+/// Makes calls, several at a time. After a failure no call is started; those under way are waited for, to know what was done.
 async fn some_at_a_time(calls: Vec<impl Future<Output = Result<(), Error>>>) -> Result<(), Error> {
     let mut calls = calls.into_iter();
     let mut begun: FuturesUnordered<_> = calls.by_ref().take(PODS_CONCURRENTLY).collect();
@@ -338,7 +357,7 @@ async fn some_at_a_time(calls: Vec<impl Future<Output = Result<(), Error>>>) -> 
 fn job_deleted(answer: kube::Result<()>) -> Result<(), Error> {
     match answer {
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-        // It was changed, or another one has its name: the next look decides. That has to be asked for, as no watch tells of a status that was written.
+        // It was changed, or another one has its name: the next look decides. Ask for one, since no watch reports a written status.
         Err(kube::Error::Api(status)) if status.is_conflict() => Err(Error::Stale),
         answer => answer.map_err(Error::from),
     }
@@ -405,7 +424,7 @@ mod tests {
         let key = (job.namespace.clone(), job.name.clone());
         let called = if creates {
             let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "j-w1", "namespace": "n" } });
-            applier.create(&job, &key, pod).await
+            applier.create(&job, &key, &PodDocument::new(&pod)).await
         } else {
             let deletion = PodDeletion {
                 name: "j-w1".into(),

@@ -1,4 +1,4 @@
-//! How the API server is reached, and how long it is waited for. Every call ends, whatever becomes of the server and of the network.
+//! How the API server is reached, and how long calls wait for it. Every call ends, whatever happens to the server and to the network.
 
 use kube::Config;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! How a job's workers and its coordinator recognise each other: a token, and the certificate that the coordinator shows.
+//! How a job's workers and its coordinator recognize each other: a token, and the certificate that the coordinator shows.
 //!
-//! Made once for a job, into its Secret, and never read by the operator. They must never be logged.
+//! They are made once for a job, into its Secret, and the operator never reads them. They must never be logged.
 
 use super::record::{SecretOwner, note_taken_secret};
 use crate::decide::objects::token_secret;
@@ -34,8 +34,8 @@ impl CredentialStore {
         }
     }
 
-    /// Makes sure that a job has credentials: new ones, unless there are some. They are never read. `present`: whose a Secret is that has the
-    /// name already.
+    /// Makes sure that a job has credentials: creates them unless they exist. They are never read. `present`: who owns a Secret that
+    /// already has the name.
     ///
     /// # Errors
     /// The API server refuses or does not answer, no key can be made, or a stranger has the name.

@@ -1,7 +1,7 @@
 //! Records what happens to a job as Kubernetes Events: each sentence is an Event of its own.
 //!
-//! kube's own recorder (like client-go's) merges Events of one reason into one and keeps the first text only, so that sentences
-//! would be lost. Here only a repeated sentence is counted in the Event that is there. The rate of each job is limited.
+//! kube's own recorder (like client-go's) merges Events with the same reason and keeps only the first text, so sentences would be lost.
+//! Here only a repeated sentence is counted in the existing Event. The rate of each job is limited.
 
 use super::connection::within;
 use crate::decide::EventNote;
@@ -27,18 +27,19 @@ pub(super) const NOTE_MAX: usize = 1000;
 const BURST: u32 = 100;
 /// After a burst, time for another Event: 12 a minute keep the API server's hour of Events below a thousand for each job.
 const REFILL: Duration = Duration::from_secs(5);
-/// Of these, what stays true leaves so many for what happens: with all pods of a large job it would use up every one of them.
+/// Sentences that stay true leave this many of them for other sentences: with one for each pod of a large job they would use up all of
+/// them.
 const KEPT_FOR_OTHERS: u32 = BURST / 2;
 /// The same sentence within this time is counted in the same Event.
 const SAME: Duration = Duration::from_secs(600);
 /// Sentences remembered for each job.
 const REMEMBERED: usize = 32;
-/// Of those that stay true each look finds all again, one for each pod perhaps: one that is forgotten is an Event again. As many as pods that go at
-/// once in a large job; they take 0.6 MB.
+/// How many sentences that stay true are remembered. Each look finds all of them again, perhaps one for each pod, and a forgotten one would
+/// become another Event. As many as pods that go at once in a large job; they take 0.6 MB.
 const LASTING_REMEMBERED: usize = 4096;
 /// An Event that takes longer to write is lost: others wait for it.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Where the API server is too busy, it is asked again after this time, or after what it says.
+/// If the API server is too busy, it is asked again after this time, or after the time that it says.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// What is done with a sentence.
@@ -85,8 +86,7 @@ impl JobHistory {
         let gained = u32::try_from(gained).unwrap_or(BURST);
         self.tokens = self.tokens.saturating_add(gained).min(BURST);
         self.refilled += REFILL * gained;
-        self.recorded.retain(|_, s| now.duration_since(s.at) < SAME);
-        self.lasting.retain(|_, seen| now.duration_since(*seen) < SAME);
+        self.forget_old(now);
         let kept = if note.lasting { KEPT_FOR_OTHERS } else { 0 };
         if self.tokens <= kept {
             return Action::Drop;
@@ -100,6 +100,12 @@ impl JobHistory {
             }
             _ => Action::Create,
         }
+    }
+
+    /// Forgets sentences that would be Events of their own by now.
+    fn forget_old(&mut self, now: Instant) {
+        self.recorded.retain(|_, s| now.duration_since(s.at) < SAME);
+        self.lasting.retain(|_, seen| now.duration_since(*seen) < SAME);
     }
 
     /// Whether a sentence that stays true was recorded lately; it is as if it were recorded now.
@@ -163,6 +169,14 @@ impl EventRecorder {
             metrics,
             deadline: DEADLINE,
             histories: Mutex::default(),
+        }
+    }
+
+    /// Forgets what no longer counts, also for jobs to which nothing happens: for a thousand jobs that is megabytes.
+    pub fn forget_old(&self) {
+        let now = Instant::now();
+        for history in self.histories.lock().values_mut() {
+            history.forget_old(now);
         }
     }
 
@@ -243,7 +257,7 @@ impl EventRecorder {
     }
 }
 
-/// When the API server is to be asked again that was too busy; none where it has said something else.
+/// When to ask an API server again that was too busy; none if it has answered something else.
 fn again_in(error: &kube::Error) -> Option<Duration> {
     let kube::Error::Api(status) = error else {
         return None;
@@ -309,6 +323,18 @@ mod tests {
             Action::Create,
             "after a while it is an Event of its own again"
         );
+    }
+
+    #[test]
+    fn what_is_old_is_forgotten_also_where_nothing_happens() {
+        let now = Instant::now();
+        let mut history = JobHistory::new(now);
+        history.remember(now, &note("a"), "e1".into());
+        history.remember_lasting(now, Reason::Run, &["b".into()]);
+        history.forget_old(now + SAME / 2);
+        assert_eq!((history.recorded.len(), history.lasting.len()), (1, 1));
+        history.forget_old(now + SAME);
+        assert_eq!((history.recorded.len(), history.lasting.len()), (0, 0));
     }
 
     fn lasting(text: &str) -> EventNote {

@@ -4,7 +4,8 @@ use super::event_recorder::NOTE_MAX;
 use crate::decide::EventNote;
 use varuna_api::Reason;
 
-/// What tells of one change of plan, from what happens along the way to how it ended: the last that is there names the Event of all.
+/// The reasons of sentences about one change of plan, from its beginning to its end. The last of these reasons that occurs becomes the
+/// reason of the joined Event.
 const OF_A_CHANGE: [Reason; 3] = [Reason::Run, Reason::Planned, Reason::Resumed];
 
 /// Place of a reason in [`OF_A_CHANGE`].
@@ -95,8 +96,9 @@ impl Joined {
     }
 }
 
-/// What is recorded of sentences that came together: those of one reason in one Event, and all that tells of one change of plan in one, as far as there is
-/// room. Warnings keep their reasons, which people and rules look for. What stays true for a while is recorded once, and so never with what does not.
+/// The Events for sentences that came together: one Event for each reason, and one for all sentences about one change of plan, as far as
+/// there is room. Warnings keep their reasons, because people and alert rules look for them. A sentence that stays true for a while is
+/// recorded once, so it is never joined with others.
 pub(super) fn joined(notes: &[EventNote]) -> Vec<JoinedNote> {
     let mut all: Vec<Joined> = vec![];
     for note in notes {

@@ -17,12 +17,12 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 const LENGTH_SECONDS: i32 = 10;
 /// The leader renews, and a follower reads the lease, at this interval.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(2);
-/// A leader that could not renew for this time gives up, whatever call it waits for: before another may take over.
+/// A leader that could not renew for this time gives up, even while it waits for a call. This is before another process may take over.
 const GIVE_UP: Duration = Duration::from_secs(7);
 /// The deadline of one call.
 const CALL_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Who holds the lease.
+/// The holder of the lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Holder {
     /// No process, or one that has not renewed it in time.
@@ -33,7 +33,7 @@ pub enum Holder {
     Another,
 }
 
-/// Who holds a lease. A follower measures itself how long the lease was unchanged: it does not rely on the leader's clock.
+/// Who holds a lease. A follower measures by its own clock how long the lease was unchanged, not by the leader's.
 #[must_use]
 pub fn holder(lease: Option<&LeaseSpec>, identity: &str, unchanged: Duration) -> Holder {
     let Some(spec) = lease else { return Holder::Nobody };
@@ -60,7 +60,7 @@ pub struct Candidate {
     health: Arc<Health>,
     /// The last version seen, and since when.
     seen: (Option<String>, Instant),
-    /// When the try began that took or renewed the lease last.
+    /// When the last successful attempt to take or renew the lease began.
     renewed: Instant,
 }
 
@@ -186,8 +186,8 @@ impl Candidate {
     }
 }
 
-/// Renews a lease that was taken by a try that began at `renewed`; returns when it is lost. Another process counts from when it saw the
-/// lease change, which is later than that.
+/// Renews a lease that was taken by an attempt that began at `renewed`; returns when it is lost. Another process counts from the moment
+/// when it saw the lease change, which is later.
 async fn hold(
     mut renewed: Instant,
     interval: Duration,

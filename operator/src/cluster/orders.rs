@@ -1,4 +1,4 @@
-//! Writes a coordinator's orders into the spec of its job's `VarunaRun`. The coordinator writes the status alone.
+//! Writes a coordinator's orders into the spec of its job's `VarunaRun`. The coordinator writes only the status.
 
 use super::ownership::{is_of, verify};
 use crate::decide::objects::{metadata, record_name};
@@ -11,7 +11,7 @@ use kube::{Api, Client};
 use serde_json::json;
 use varuna_api::crd::{RunSpec, VarunaRun};
 
-/// So often orders are written over the object as it was read a moment ago, before the next look decides again.
+/// How often orders are written over the object as it was just read, before the next look decides again.
 const TRIES: u32 = 3;
 
 /// The resource `VarunaRun`. Runs are watched untyped: one that does not parse must not hide all others.
@@ -26,8 +26,8 @@ pub fn runs(client: &Client, namespace: &str) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), namespace, &resource())
 }
 
-/// Writes orders: into a new object where there is none, else over the one that they were decided on (`present`). What its coordinator has reported
-/// meanwhile changes nothing about that; other orders do. Returns the object as it is now.
+/// Writes orders: into a new object if there is none, else over the version on which the decision was based (`present`). A report that the
+/// coordinator has written in the meantime does not matter; other orders do. Returns the object as it is now.
 ///
 /// # Errors
 /// The API server refuses or does not answer, the name is another's, or the orders have changed since: then a watch shows it soon.
@@ -45,7 +45,8 @@ pub async fn write(
     let mut object = document(&name, present.metadata.clone(), orders);
     for _ in 0..TRIES {
         match runs.replace(&name, &PostParams::default(), &object).await {
-            // A report every second, and the watch shows each a moment later: the version that is known is often an old one.
+            // The coordinator may report every second, and the watch shows each report a moment later. So the known version is often an old
+            // one.
             Err(kube::Error::Api(status)) if status.is_conflict() => {}
             written => return written.map_err(Error::changed_or_refused(JobPart::Coordinator)),
         }
@@ -72,7 +73,7 @@ async fn create(
     }
 }
 
-/// The metadata of the object as it is now, if its orders are still those that were decided on: operators alone write them.
+/// The metadata of the object as it is now, if its orders are still those on which the decision was based: only operators write them.
 async fn metadata_of_same(
     runs: &Api<DynamicObject>,
     name: &str,

@@ -1,4 +1,4 @@
-//! Which objects are a job's: those that its object controls, by uid. Whatever else has the name of one of them is left alone. Pure.
+//! Which objects belong to a job: those that the job controls, by uid. Any other object with the name of one of them is left alone. Pure.
 
 use crate::decide::{JobPart, ObservedJob};
 use crate::error::Error;

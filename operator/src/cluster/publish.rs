@@ -1,13 +1,14 @@
-//! Publishes what is reported of jobs, in a lane of its own: a job's status where that changed, then its Events. No look at a job waits for
-//! that, and it never delays pods or orders.
+//! Publishes reports on jobs in a separate task: a job's status if it changed, then its Events. No look at a job waits for this, and it
+//! never delays pods or orders.
 //!
-//! The latest status wins: one write a second for each job at most. Decisions count from one status to the next, so until the watch
-//! shows what was written, the status that was reported last stands for it ([`Publisher::status`]).
+//! The latest status wins, with at most one write a second for each job. Each decision builds on the status before it. So until the watch
+//! shows what was written, the last reported status is used instead ([`Publisher::status`]).
 
 use super::connection::within;
 use super::event_recorder::EventRecorder;
 use super::joined_events::joined;
 use crate::decide::{EventNote, News, ObservedJob, Report, news};
+use crate::error::Error;
 use crate::index::resource_version;
 use crate::job_object::JobObject;
 use crate::resource::{JobIdentity, MANAGER};
@@ -18,6 +19,7 @@ use kube::{Api, Client, Resource as _};
 use parking_lot::Mutex;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -25,13 +27,13 @@ use varuna_api::JobPhase;
 use varuna_api::crd::Status;
 use varuna_api::manifest::{API_VERSION, KIND};
 
-/// What changes within this time is one write, where it is something that others wait for ([`is_awaited`]).
+/// Changes for which others wait ([`is_awaited`]) are one write if they come within this time.
 const DEBOUNCE: Duration = Duration::from_secs(1);
 /// All other changes: what follows from a preemption until its replacement trains is reported within this time, and is one write then.
 const FIGURES_DEBOUNCE: Duration = Duration::from_secs(8);
 /// Sentences that come within this time are published together: nobody acts on them, and a preemption with all that follows takes as long.
 const EVENTS_DEBOUNCE: Duration = FIGURES_DEBOUNCE;
-/// Jobs that are published at the same time: few, as pods and orders share the API server with them.
+/// Jobs that are published at the same time: few, because pods and orders use the same API server.
 const CONCURRENCY: usize = 4;
 /// A write that takes longer has failed.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -39,27 +41,45 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// Sentences of a job that wait to be written; more are dropped.
 const EVENTS_MAX: usize = 128;
-/// Of them, those that stay true for a while: what is dropped of these is found again, and what happens is told once.
+/// Among them, sentences that stay true for a while. A dropped one is found again; other sentences come only once.
 const LASTING_MAX: usize = EVENTS_MAX / 2;
-/// When the process ends, Events are written so much later than statuses.
+/// How much later than statuses Events are written when the process ends.
 const AFTER_STATUSES: Duration = Duration::from_millis(1);
 
 /// What is published of one job.
 #[derive(Debug, Default)]
 struct Publication {
     /// The status that was reported last; none where the watch shows it.
-    status: Option<Status>,
+    status: Option<Arc<Status>>,
     /// That status is not written yet.
     is_dirty: bool,
     is_being_written: bool,
     /// The version of the object that the last write has made.
     written: Option<u64>,
+    /// The newest version of the object that the watch has shown.
+    shown: Option<u64>,
     events: Vec<EventNote>,
     /// When those are due.
     events_due: Option<Instant>,
     failures: u32,
     /// When it is due, if it is.
     due: Option<Instant>,
+}
+
+impl Publication {
+    /// The watch has shown this version of the object.
+    fn shown(&mut self, version: Option<u64>) {
+        self.shown = self.shown.max(version);
+        self.forget_if_shown();
+    }
+
+    /// Forgets the status once the watch has shown it: there is one for each job, and its object holds it as well.
+    fn forget_if_shown(&mut self) {
+        let is_shown = self.written.is_some() && self.written <= self.shown;
+        if is_shown && !self.is_dirty && !self.is_being_written {
+            self.status = None;
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -116,7 +136,7 @@ impl Publications {
     }
 
     /// From now on nothing waits for what follows.
-    fn hasten(&mut self, now: Instant) {
+    fn flush_on_shutdown(&mut self, now: Instant) {
         self.is_last = true;
         let mut due = vec![];
         for (uid, (_, publication)) in &mut self.jobs {
@@ -133,7 +153,7 @@ impl Publications {
         }
     }
 
-    /// A job's write has ended: with the version that it has made, if it has written a status.
+    /// A job's write has ended. It has the new version if it has written a status.
     fn finish(&mut self, now: Instant, work: &Work, result: &kube::Result<Option<u64>>) {
         let uid = &work.job.uid;
         let Some((_, publication)) = self.jobs.get_mut(uid) else {
@@ -155,6 +175,8 @@ impl Publications {
                 RETRY_MAX.min(DEBOUNCE * (1 << publication.failures.min(5)))
             }
         };
+        // The watch may have been quicker than the answer.
+        publication.forget_if_shown();
         let events_due = publication.events_due;
         if publication.is_dirty {
             self.schedule(uid, now + delay);
@@ -168,7 +190,7 @@ impl Publications {
 /// What is written in one go.
 struct Work {
     job: JobIdentity,
-    status: Option<Status>,
+    status: Option<Arc<Status>>,
     events: Vec<EventNote>,
 }
 
@@ -192,16 +214,29 @@ impl Publisher {
         }
     }
 
-    /// The status that stands for the one in a job's object of this version, because that is older; none where the object is up to date.
-    #[must_use]
-    pub fn status(&self, uid: &str, version: Option<u64>) -> Option<Status> {
+    /// The status to use instead of the one in a job's object of this version, because that is older; none if the object is up to date.
+    ///
+    /// # Errors
+    /// The object is older, and the watch has shown a newer one since it was taken: that is to be looked at instead.
+    pub fn status(&self, uid: &str, version: Option<u64>) -> Result<Option<Status>, Error> {
         let mut publications = self.publications.lock();
-        let (_, publication) = publications.jobs.get_mut(uid)?;
-        let is_shown = publication.written.is_some() && publication.written <= version;
-        if is_shown && !publication.is_dirty && !publication.is_being_written {
-            publication.status = None;
+        let Some((_, publication)) = publications.jobs.get_mut(uid) else {
+            return Ok(None);
+        };
+        publication.shown(version);
+        if publication.status.is_none() && publication.written > version {
+            return Err(Error::Stale);
         }
-        publication.status.clone()
+        Ok(publication.status.as_deref().cloned())
+    }
+
+    /// The watch has shown a job's object.
+    pub fn shown(&self, job: &JobObject) {
+        let uid = job.meta().uid.as_deref().unwrap_or_default();
+        let mut publications = self.publications.lock();
+        if let Some((_, publication)) = publications.jobs.get_mut(uid) {
+            publication.shown(resource_version(job.meta()));
+        }
     }
 
     /// Publishes a report in a while. Returns what it says that is new.
@@ -210,7 +245,7 @@ impl Publisher {
         if news > News::Nothing {
             let mut publications = self.publications.lock();
             let publication = publications.of(job);
-            publication.status = Some(report.status.clone());
+            publication.status = Some(Arc::new(report.status.clone()));
             publication.is_dirty = true;
             let delay = if is_awaited(&job.status, &report.status) {
                 DEBOUNCE
@@ -257,12 +292,12 @@ impl Publisher {
     }
 
     /// The process ends: nothing more is reported, and what was is written at once.
-    pub fn hasten(&self) {
-        self.publications.lock().hasten(Instant::now());
+    pub fn flush_on_shutdown(&self) {
+        self.publications.lock().flush_on_shutdown(Instant::now());
         self.wake.notify_one();
     }
 
-    /// Publishes what is due; ends once all is written of a process that ends ([`Publisher::hasten`]).
+    /// Publishes what is due; ends once all is written of a process that ends ([`Publisher::flush_on_shutdown`]).
     pub async fn run(&self) {
         let mut writes = FuturesUnordered::new();
         loop {
@@ -326,6 +361,11 @@ impl Publisher {
         }
     }
 
+    /// Forgets what is old enough to be told again.
+    pub fn forget_old(&self) {
+        self.recorder.forget_old();
+    }
+
     /// Forgets deleted jobs.
     pub fn retain(&self, exists: impl Fn(&str) -> bool) {
         self.publications.lock().jobs.retain(|uid, _| exists(uid));
@@ -333,8 +373,8 @@ impl Publisher {
     }
 }
 
-/// Whether a status says something that programs wait for: another phase. Between training and recovering a job may go to and fro within the
-/// second.
+/// Whether programs wait for this change of a status: another phase. A job may switch between training and recovering several times within
+/// a second.
 fn is_awaited(before: &Status, after: &Status) -> bool {
     let phase = |status: &Status| match status.phase {
         Some(JobPhase::Recovering) => Some(JobPhase::Training),

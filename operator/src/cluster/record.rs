@@ -1,4 +1,5 @@
-//! The `VarunaRecord` of a job: the operator creates it, with the job as its run begins. Its coordinator writes the status alone.
+//! The `VarunaRecord` of a job. The operator creates it when the run begins, with the text of the job. The coordinator writes only its
+//! status.
 
 use super::ownership::verify;
 use crate::decide::objects::{metadata, record_name, token_name};
@@ -10,11 +11,11 @@ use kube::{Api, Client, ResourceExt as _};
 use varuna_api::crd::{RecordSpec, VarunaRecord};
 use varuna_api::with_steps_of;
 
-/// Annotation of a record: the Secret whose name somebody else had taken when the job's credentials were to be made. It stays for as long as
-/// the name is taken.
+/// Annotation of a record: the name of the job's Secret, if somebody else had taken it when the credentials were to be created. It stays as
+/// long as the name is taken.
 const SECRET_TAKEN: &str = "varuna.dev/secret-name-taken";
 
-/// Whose the Secret with the job's credentials is, if there is one. It cannot be asked, as Secrets are not read.
+/// Who owns the Secret with the job's credentials, if there is one. The Secret itself cannot tell, because Secrets are not read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SecretOwner {
     /// Somebody else's: no operator has tried to make the job's yet.
@@ -23,9 +24,9 @@ pub enum SecretOwner {
     Job,
 }
 
-/// Makes sure that the job has a record with the job's text that its run goes by: `text` where the run begins, or where
-/// `takes_text` says that no worker holds another one; else the one that the run began with. The record comes before the job's credentials, so
-/// that a Secret that is there when the record is made is none of ours.
+/// Makes sure that the job has a record, with the text of the job that its run uses: `text` if the run begins, or if `takes_text` says that
+/// no worker holds another one; else the text with which the run began. The record is created before the job's credentials. So a Secret
+/// that exists when the record is created is not ours.
 ///
 /// # Errors
 /// The API server refuses or does not answer, the name is another's, or the record is gone although plans were made.
@@ -101,7 +102,7 @@ pub async fn note_taken_secret(client: &Client, job: &ObservedJob) -> Result<Err
     Ok(secret_taken(job))
 }
 
-/// Whether nothing has the name of the job's Secret. The API server is asked to make one without keeping it, since Secrets are not read.
+/// Whether the name of the job's Secret is free. Since Secrets are not read, the API server is asked to create one in a dry run.
 ///
 /// # Errors
 /// The API server refuses or does not answer.
@@ -135,8 +136,8 @@ fn secret_taken(job: &ObservedJob) -> Error {
     }
 }
 
-/// The text of a run that is taken up again: the number of steps stays what the run began with, or the learning rate's curve would bend and
-/// its checkpoints would be another job's.
+/// The text of a run that continues. It keeps the number of steps with which the run began. Otherwise the learning rate's curve would
+/// change, and its checkpoints would belong to another job.
 fn continued(begun: &str, now: &str) -> String {
     match (serde_json::from_str(begun), serde_json::from_str(now)) {
         (Ok(begun), Ok(now)) => with_steps_of(&begun, now).to_string(),

@@ -1,4 +1,4 @@
-//! Carries out what was decided about a job's Workloads in Kueue. Each is written over the version that was decided on.
+//! Carries out what was decided about a job's Workloads in Kueue. Each is written over the version on which the decision was based.
 
 use super::ownership::verify;
 use crate::decide::{JobPart, KueueVersion, ObservedJob, WorkloadChange};

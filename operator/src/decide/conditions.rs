@@ -51,7 +51,7 @@ pub(super) fn conditions(
     others.into_iter().chain(admitted(observed)).collect()
 }
 
-/// A spec that cannot be read is said to be wrong also of a job that has ended.
+/// A spec that cannot be read is reported as wrong, even if the job has ended.
 fn accepted(observed: &Observed, outcome: &JobOutcome) -> Statement {
     let kind = ConditionType::Accepted;
     match (&observed.job.spec, outcome) {
@@ -97,7 +97,7 @@ fn failed(outcome: &JobOutcome) -> Statement {
     }
 }
 
-/// Only of a job with a queue: of others there is nothing to say. What was said last stands while what Kueue says is being listed.
+/// Only for a job with a queue. While Kueue's objects are being listed, the last condition stays.
 fn admitted(observed: &Observed) -> Option<Condition> {
     let kind = ConditionType::Admitted;
     let job = observed.job.spec.as_ref().ok()?;

@@ -1,7 +1,8 @@
 //! The job's coordinator: which pod is in charge, when another one takes its place, and what it is ordered to do.
 //!
-//! Coordinators are numbered, and a number is never used again. The `VarunaRun` names the one in charge. One that is about to go stays in
-//! charge until its successor runs, so that nothing that happens meanwhile goes unheard; one that is gone is replaced at once.
+//! Coordinators are numbered, and a number is never used again. The `VarunaRun` names the one in charge. A coordinator that is about to go
+//! stays in charge until its successor runs, so that it still handles what happens in the meantime. A coordinator that is gone is replaced
+//! at once.
 
 use super::coordinator_pod;
 use super::decision::{AvoidedNodes, CoordinatorGoal, PodDeletion};
@@ -14,8 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::crd::{RunEnd, RunGoal, RunSpec, Status};
 use varuna_api::{ConditionType, Reason};
 
-/// So long a coordinator in charge may run before it reports. It does as soon as it listens, before it knows anything of its run; one that does not is
-/// cut off from the API server, or hangs.
+/// How long a coordinator in charge may run before it reports. It reports as soon as it listens, before it knows anything of its run. If it
+/// does not, it is cut off from the API server, or it hangs.
 const REPORTS_WITHIN_SECONDS: i64 = 60;
 
 /// What is to be done about a job's coordinator.
@@ -29,7 +30,7 @@ pub(super) struct CoordinatorPlan {
     pub(super) delete: Vec<PodDeletion>,
 }
 
-/// How a coordinator's pod stands.
+/// The state of a coordinator's pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Standing {
     /// It runs.
@@ -65,7 +66,7 @@ fn standing(observed: &Observed, avoid: &AvoidedNodes, pod: &ObservedPod) -> Sta
         PodVerdict::Running if never_reports(observed, pod) => Standing::Gone,
         PodVerdict::Running => Standing::Runs,
         PodVerdict::NodeLeaving(_) | PodVerdict::Terminating if is_up(pod) => Standing::Leaves,
-        // Another one may go to such a node as well: it is not told of all of them.
+        // Another pod may be placed on such a node as well: it is not told of all of them.
         PodVerdict::NodeLeaving(_) if avoid.incomplete && pod.phase == PodPhase::Pending => Standing::Starts,
         PodVerdict::Pending(_) | PodVerdict::CannotStart(..)
             if !another_may_start(observed, avoid, &signals, pod, &verdict) =>
@@ -87,7 +88,7 @@ fn silent_since(observed: &Observed, status: &Status, pod: &ObservedPod) -> Opti
     if *run != ObservedRun::default() || waits_for_server(&observed.failures) {
         return None;
     }
-    // It may have run long before it came to be in charge: from then on nothing is known of a plan.
+    // It may have run for long before it was put in charge. Since then no plan has been known.
     let none_known = status.condition(ConditionType::Planned)?;
     let none_since = none_known.last_transition_time.0.as_second();
     let runs_since = pod.runs_since.filter(|_| none_known.status == "False")?;
@@ -132,7 +133,7 @@ fn is_up(pod: &ObservedPod) -> bool {
     pod.phase == PodPhase::Running && pod.ended.is_none()
 }
 
-/// How the coordinator in charge failed, if it did: its number and a sentence. One that was taken away has not failed.
+/// How the coordinator in charge failed, if it did: its number and a sentence. A coordinator that was preempted or evicted has not failed.
 #[must_use]
 pub fn coordinator_failure(observed: &Observed) -> Option<(i64, String)> {
     let orders = observed.orders.as_ref().filter(|o| o.goal != RunGoal::None)?;

@@ -1,4 +1,5 @@
-//! The pod of a job's coordinator: its template, completed leaf by leaf, with what opens the checkpoint location from the workers'.
+//! The pod of a job's coordinator: its template, completed field by field. What is needed to open the checkpoint location comes from the
+//! workers' template.
 
 use super::decision::AvoidedNodes;
 use super::objects::{
@@ -14,7 +15,7 @@ use serde_json::{Map, Value, json};
 use std::path::Path;
 use varuna_api::{Job, fill_in};
 
-/// Seconds for which a coordinator goes on that was asked to end: another one takes over in that time.
+/// Seconds for which a coordinator continues after it was asked to end: another one takes over in that time.
 const GRACE_SECONDS: i64 = 30;
 /// Labels by which clouds mark nodes that may be taken away at any time: key and value.
 const SPOT_LABELS: &[(&str, &str)] = &[
@@ -110,8 +111,8 @@ fn document(
     json!({ "apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec })
 }
 
-/// Kernel parameters are for the workers' traffic, and a kubelet that was not told to allow them rejects the pod: the coordinator has those of its own
-/// template alone.
+/// The workers' kernel parameters are for the workers' traffic, and a kubelet that does not allow them rejects the pod. So the coordinator
+/// has only those of its own template.
 fn without_kernel_parameters(spec: &mut Map<String, Value>, own: &Value) {
     let none_of_its_own = own["spec"]["securityContext"]["sysctls"].is_null();
     if let (true, Some(context)) = (
@@ -183,7 +184,7 @@ fn container(
         field("VARUNA_POD_NAMESPACE", "metadata.namespace"),
         json!({ "name": "HOME", "value": "/tmp" }),
     ];
-    // Its own template's first, then the workers': what opens the checkpoint location for them opens it for the coordinator.
+    // Its own template's first, then the workers': what opens the checkpoint location for workers also opens it for the coordinator.
     for given in [&worker["env"], &container["env"]] {
         let given = given.as_array().cloned().unwrap_or_default();
         env.retain(|e| given.iter().all(|g| g["name"] != e["name"]));
@@ -230,7 +231,7 @@ fn take_volumes(spec: &mut Map<String, Value>, worker: &mut Value, volumes: &Val
         .filter(|m| taken.iter().any(|v| v["name"] == m["name"]))
         .cloned()
         .collect();
-    // What its own template says there stands, also where it is nothing that the API server would take.
+    // What its own template says there is kept, even if the API server would not accept it.
     let own = spec.entry("volumes").or_insert_with(|| json!([]));
     let new = taken
         .into_iter()

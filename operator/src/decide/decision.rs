@@ -21,7 +21,7 @@ pub enum CoordinatorGoal {
     Absent,
 }
 
-/// What is to become of the job as a whole.
+/// What is decided about the job as a whole.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum JobOutcome {
     /// The spec is invalid, or cannot be run here: nothing is done. Reason and message.
@@ -47,7 +47,7 @@ pub struct PodDeletion {
     pub name: String,
     /// Why, in a sentence.
     pub why: String,
-    /// The reason of an Event about it, where users are to know.
+    /// The reason of an Event about it, if users should know.
     pub event: Option<Reason>,
 }
 
@@ -90,7 +90,7 @@ pub struct AvoidedNodes {
     pub never: BTreeSet<String>,
     /// Nodes on which something failed lately: others are preferred.
     pub rather_not: BTreeSet<String>,
-    /// There are more nodes that announce their end than a pod is told of: it may go to one of the others.
+    /// More nodes announce their end than a pod can be told to avoid: it may be placed on one of the others.
     pub incomplete: bool,
 }
 
@@ -133,7 +133,7 @@ pub struct Decision<'a> {
     pub rollout_waits: Option<String>,
     /// The job ended so long ago that it is deleted, once its object shows its end.
     pub delete_job: bool,
-    /// What becomes of its Workloads in Kueue.
+    /// What is to be done about its Workloads in Kueue.
     pub workload: Vec<WorkloadChange>,
 }
 

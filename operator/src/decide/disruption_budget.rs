@@ -1,5 +1,5 @@
-//! How many of a job's pods may be evicted now: one while it trains, none until it has a plan without the one that goes. A node that is
-//! drained so loses its workers one after the other, and each of them hands on what it alone holds.
+//! How many of a job's pods may be evicted now: one while it trains, and none until there is a plan without the pod that goes. So a node
+//! that is drained loses its workers one after the other, and each of them hands over state that only it holds.
 
 use super::coordinator::cannot_start;
 use super::objects::{JOB_LABEL, NUMBER_LABEL, metadata, workers_name};
@@ -26,8 +26,8 @@ pub(super) fn disruption_budget(observed: &Observed, pods: &[JudgedPod<'_>]) -> 
     })
 }
 
-/// How many of the pods that run may not be evicted. The API server counts all of them, those without a place as well: a replacement that runs would
-/// else set another one free before there is a plan with it.
+/// How many of the running pods must not be evicted. The API server counts all running pods, also those without a place in the plan.
+/// Otherwise a running replacement would allow another eviction before there is a plan with it.
 fn pods_that_stay(observed: &Observed, pods: &[JudgedPod<'_>]) -> i64 {
     let Some(run) = observed.run.as_ref().filter(|r| r.ended.is_none()) else {
         return 0;
@@ -41,8 +41,8 @@ fn pods_that_stay(observed: &Observed, pods: &[JudgedPod<'_>]) -> i64 {
     let all = whole(running.len());
     let has_checkpoints = observed.job.spec.as_ref().is_ok_and(|j| j.checkpoint.is_some());
     if run.is_settling() && observed.job.status.plan.is_some() {
-        // The workers hold the state, and nobody can plan without one that goes before the next coordinator has heard from them. Where none can start,
-        // whoever drains a node must not wait for it, unless the state would be lost.
+        // The workers hold the state, and nobody can make a plan without a leaving worker before the next coordinator has heard from all of
+        // them. If no coordinator can start, a drain must not wait for one, unless the state would be lost.
         let comes =
             cannot_start(observed).is_none() && !postponed(&observed.failures, &[JobPart::Coordinator]);
         return if comes || !has_checkpoints { all } else { 0 };
@@ -50,13 +50,14 @@ fn pods_that_stay(observed: &Observed, pods: &[JudgedPod<'_>]) -> i64 {
     match run.snapshot.as_ref().map(|s| s.run.mode) {
         // Nobody holds anything yet.
         _ if placed.is_empty() => 0,
-        // One whose worker has a place goes already: the plan without it comes first. Where nobody goes, the next plan that is being prepared
-        // changes nothing: it takes a replacement in, or moves stages, and each worker hands on what it alone holds as before.
+        // A pod whose worker has a place is already leaving: the plan without it comes first. If no pod is leaving, a next plan that is
+        // being prepared changes nothing: it adds a replacement or moves stages, and each worker can still hand over state that only it
+        // holds.
         Some(mode) if mode.is_training() && (!placed.is_subset(&running) || run.a_placed_worker_leaves()) => {
             all
         }
         Some(mode) if mode.is_training() => (all - 1).max(0),
-        // It waits for workers that may never come: whoever drains a node must not wait with it, unless the state would be lost.
+        // It waits for workers that may never come: a drain must not wait with it, unless the state would be lost.
         Some(RunMode::Waiting) if has_checkpoints => 0,
         _ => all,
     }

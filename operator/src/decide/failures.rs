@@ -1,8 +1,8 @@
 //! What failed lately, and where: how long a replacement waits, which nodes new pods avoid, and how often workers crashed.
 //!
-//! Failures on one node within ten seconds count as one, since a node that breaks takes all its workers with it. They are kept in the
-//! job's status, so that neither a pod that is deleted nor another leader makes them forgotten. The moments at which workers crashed are kept apart from
-//! them, until the next step: a job on many nodes has as many failures at each.
+//! Failures on one node within ten seconds count as one, since a node that breaks takes all its workers with it. They are kept in the job's
+//! status, so they survive the deletion of a pod and a change of leaders. The moments at which workers crashed are kept separately, until
+//! the next step: a job on many nodes has that many failures at each moment.
 
 use super::decision::{AvoidedNodes, time};
 use super::observed::{Observed, ObservedPod};
@@ -21,13 +21,13 @@ pub(super) const DELAYS_SECONDS: i64 = 600;
 const DELAY_MAX_SECONDS: i64 = 300;
 /// Failures that are remembered; the oldest is forgotten first.
 const REMEMBERED_MAX: usize = 64;
-/// Nodes of a moment that are remembered. Where there are more, none of them alone is at fault.
+/// How many nodes of a moment are remembered. If there are more, no single node is at fault.
 const MOMENT_NODES_MAX: usize = 4;
 /// Nodes that a pod avoids at most: each is a term of its node affinity.
 const AVOIDED_MAX: usize = 64;
 
-/// What failed in the last hour, oldest first: what the status remembers, and what the pods show for the first time. Of a job on many nodes these are
-/// more than the status holds ([`forget_oldest`]).
+/// The failures of the last hour, oldest first: those in the status, and those that the pods show for the first time. For a job on many
+/// nodes there may be more than the status can hold ([`forget_oldest`]).
 pub(super) fn recent_failures(observed: &Observed, pods: &[JudgedPod<'_>]) -> Vec<RecentFailure> {
     let mut known = observed.job.status.recent_failures.clone();
     known.retain(|f| observed.now - seconds(f) < REMEMBERED_SECONDS);
@@ -59,7 +59,8 @@ pub(super) fn recent_failures(observed: &Observed, pods: &[JudgedPod<'_>]) -> Ve
     known
 }
 
-/// Forgets what the status has no room for. Not before crashes are counted: each failure is compared with those before it.
+/// Forgets failures for which the status has no room. This must be done after crashes are counted, because each failure is compared with
+/// those before it.
 pub(super) fn forget_oldest(failures: &mut Vec<RecentFailure>) {
     failures.drain(..failures.len().saturating_sub(REMEMBERED_MAX));
 }
@@ -69,8 +70,8 @@ fn seconds(failure: &RecentFailure) -> i64 {
     failure.at.0.as_second()
 }
 
-/// The entry on this pod's node that its failure is part of. A worker that started after another one had failed is not part of that:
-/// a replacement that fails at once is a failure of its own.
+/// The entry on this pod's node to which its failure belongs. A worker that started after another one had failed does not belong to that
+/// failure: a replacement that fails at once is a failure of its own.
 fn moment<'a>(
     known: &'a [RecentFailure],
     pod: &ObservedPod,
@@ -83,7 +84,7 @@ fn moment<'a>(
     known.iter().find(same)
 }
 
-/// At how many moments these happened, sorted by time: failures on different nodes within ten seconds have one cause.
+/// At how many moments these failures, sorted by time, happened: failures on different nodes within ten seconds have one cause.
 fn moments<'a>(failures: impl Iterator<Item = &'a RecentFailure>) -> usize {
     let (mut count, mut nodes, mut first) = (0, BTreeSet::new(), 0);
     for failure in failures {
@@ -122,7 +123,7 @@ pub(super) fn crash_moments(observed: &Observed, failures: &[RecentFailure], sin
             moments.insert(moments.partition_point(|m| began(m) <= at), new);
         }
     }
-    // Whether a node is avoided is known by the failures of the last hour alone.
+    // Only the failures of the last hour say whether a node is avoided.
     for moment in &mut moments {
         if observed.now - began(moment) >= REMEMBERED_SECONDS {
             moment.nodes.clear();
@@ -166,7 +167,8 @@ pub(super) fn crash_limit(job: &Job) -> usize {
     job.lifecycle.failure_policy.crashes_of(workers)
 }
 
-/// The moments that count against the job: without those on nodes alone that new pods avoid, and no more than fail the job, the newest.
+/// The moments that count against the job: without those that happened only on nodes that new pods avoid. Only the newest are kept, no more
+/// than make the job fail.
 pub(super) fn counted(
     mut moments: Vec<CrashMoment>,
     observed: &Observed,
@@ -210,14 +212,15 @@ pub(super) fn replaced_at(
     let on_node = before.clone().filter(|f| f.node == pod.node).count();
     let of_another_moment = |f: &&RecentFailure| f.node == pod.node || until - seconds(f) > MOMENT_SECONDS;
     let without_step = before.filter(|f| seconds(f) > progress).filter(of_another_moment);
-    // Of a job on many nodes the list of failures holds the last moments alone.
+    // For a job on many nodes the list of failures has only the last moments.
     let of_job = moments(without_step).max(crashes_in_a_row(crash_moments, until));
     let doubled = on_node.max(of_job);
     failure.at + (1_i64 << doubled.min(16)).min(DELAY_MAX_SECONDS)
 }
 
-/// When pods that hold nothing are taken from nodes that announce their end, and made again. Where there are more of those nodes than pods are told of, each new
-/// pod may go to the next one: it is a failure of that node's, and each further one within ten minutes makes the next wait twice as long.
+/// When pods that hold nothing are deleted on nodes that announce their end, and created again. If there are more such nodes than pods can
+/// be told of, each new pod may land on the next one. This counts as a failure of that node, and each further one within ten minutes makes
+/// the next pod wait twice as long.
 pub(super) fn moved_at(failures: &[RecentFailure], now: i64) -> i64 {
     let is_rejection = |f: &&RecentFailure| f.kind == FailureKind::Rejected.as_str();
     let rejections = failures.iter().filter(is_rejection).map(seconds);
@@ -228,7 +231,8 @@ pub(super) fn moved_at(failures: &[RecentFailure], now: i64) -> i64 {
     last + (1_i64 << (times.len() - 1).min(16)).min(DELAY_MAX_SECONDS)
 }
 
-/// Notes that these pods are taken from their nodes, which announce their end. Of many nodes as many as of any other moment: what matters is when it was.
+/// Notes that these pods are taken from their nodes, which announce their end. Of many nodes it names only as many as for any other moment:
+/// what matters is the time.
 pub(super) fn note_moved(failures: &mut Vec<RecentFailure>, pods: &[&ObservedPod], now: i64) {
     let by_node: BTreeMap<Option<&String>, &ObservedPod> =
         pods.iter().map(|pod| (pod.node.as_ref(), *pod)).collect();
@@ -245,9 +249,9 @@ pub(super) fn note_moved(failures: &mut Vec<RecentFailure>, pods: &[&ObservedPod
     forget_oldest(failures);
 }
 
-/// Whether a failure of an init container is its node's fault and not the template's: a pod that was made from the same template runs
-/// elsewhere, and init containers failed here both before that was made and since. What all nodes reach, or none, as a bucket that was away for a
-/// while, speaks against none of them.
+/// Whether a failure of an init container is its node's fault and not the template's: a pod from the same template runs on another node,
+/// and init containers failed on this node both before and after that pod was created. A failure that affects all nodes, such as a bucket
+/// that was away for a while, counts against none of them.
 fn is_its_nodes_fault(failure: &RecentFailure, failures: &[RecentFailure], pods: &[JudgedPod<'_>]) -> bool {
     let here = |f: &&RecentFailure| f.node == failure.node && f.made_from == failure.made_from;
     let numbers = || failures.iter().filter(here).filter_map(|f| f.number);
@@ -271,8 +275,8 @@ pub(super) fn avoided_nodes(
         return AvoidedNodes::default();
     };
     let limit = job.lifecycle.failure_policy.avoid_node_after as usize;
-    // A worker that ended well says nothing against its node, nor does an init container, where it is the template's fault; and a node that is
-    // gone takes no pod.
+    // A worker that ended well does not count against its node, nor does an init container that failed by the template's fault. And a node
+    // that is gone takes no pod.
     let is_excused = |f: &RecentFailure| match f.kind.as_str() {
         kind if kind == FailureKind::Left.as_str() => true,
         kind if kind == FailureKind::InitFailed.as_str() => !is_its_nodes_fault(f, failures, pods),
@@ -284,7 +288,7 @@ pub(super) fn avoided_nodes(
             *failures_on.entry(node).or_default() += 1;
         }
     }
-    // Where nothing runs well elsewhere, it is not the node's fault.
+    // If nothing runs well on other nodes, it is not the node's fault.
     let runs_elsewhere = |node: &String| {
         let runs = |p: &&JudgedPod<'_>| p.verdict == PodVerdict::Running;
         pods.iter()
@@ -307,7 +311,8 @@ pub(super) fn avoided_nodes(
     }
 }
 
-/// The nodes that announce their end, those first that the job uses or where something of it failed lately: the others are avoided as far as there is room.
+/// The nodes that announce their end. Nodes that the job uses, or on which one of its pods failed lately, come first; the others follow as
+/// far as there is room.
 fn leaving_nodes<'a>(
     observed: &'a Observed,
     pods: &[JudgedPod<'_>],
@@ -324,8 +329,9 @@ fn leaving_nodes<'a>(
     leaving
 }
 
-/// Whether a pod was told to avoid a node that it may have now. A node that is gone takes no pod, and of those that announce their end a pod is not told all: neither makes
-/// it worth while to lose the pod's place in the scheduler's queue. `signals`: what announces the end of a node.
+/// Whether a pod was told to avoid a node that it may use now. Nodes that are gone do not count, since they take no pod. Nor do nodes that
+/// announce their end, since a pod is not told of all of them. Neither is worth losing the pod's place in the scheduler's queue. `signals`:
+/// what announces the end of a node.
 pub(super) fn avoids_too_much(
     observed: &Observed,
     avoid: &AvoidedNodes,

@@ -1,7 +1,8 @@
-//! Growth of a job that runs: increments, which are Workloads beside the job's own, each for pods that the job may have and was not admitted with.
+//! Growth of a job that runs. An increment is a Workload besides the job's own, for pods that the job may have but with which it was not
+//! admitted.
 //!
-//! Kueue admits each of them, and takes each back, without the others: what the job has is never at stake (ADR 25). There is one at a time that adds nothing yet,
-//! and it is asked for once all pods run that there may be: quota that no pod can use is lost to others.
+//! Kueue admits each of them, and takes each back, separately, so the job never risks what it already has (ADR 25). At most one of them is
+//! not admitted yet. It is created once all allowed pods run, because quota that no pod can use is lost to others.
 
 use super::decision::{JobOutcome, WorkloadChange};
 use super::objects::increment_name;
@@ -13,11 +14,11 @@ use super::workload::{finish, follow, has_gone, make, note_ready, pod_set, prefe
 use serde_json::Value;
 use varuna_api::{Job, PodGroup};
 
-/// Increments of a job at most: each is one more Workload for Kueue to count and to choose from, and for every look at the job to read.
+/// The most increments of a job. Each is one more Workload that Kueue counts and chooses from, and that every look at the job reads.
 const INCREMENTS_MAX: usize = 8;
-/// So long an increment waits for quota. In a queue that admits in strict order (`StrictFIFO`) all that came later wait behind it.
+/// How long an increment waits for quota. In a queue that admits in strict order (`StrictFIFO`) all later Workloads wait behind it.
 const ASKS_SECONDS: i64 = 600;
-/// So long an increment that got no quota, or lost it, keeps the next one from being asked for: others have their turn.
+/// How long after an increment got no quota, or lost it, no other one is created, so that other jobs have their turn.
 const RESTS_SECONDS: i64 = 600;
 /// The reason of an increment's end where its job goes on.
 const WITHDRAWN: &str = "Withdrawn";
@@ -149,8 +150,8 @@ impl Growth<'_> {
     }
 }
 
-/// What becomes of increments whose job does not run within its admission: each gives its quota back with its last pod. Those of a job that has ended end with it,
-/// as its own Workload does.
+/// What happens to increments whose job does not run within its admission: each gives its quota back with its last pod. If the job has
+/// ended, they end with it, like its own Workload.
 fn give_back(observed: &Observed, outcome: &JobOutcome, pods: &[JudgedPod<'_>]) -> Vec<WorkloadChange> {
     let end = match outcome {
         JobOutcome::Complete => Some(("Succeeded", "the last step is committed")),

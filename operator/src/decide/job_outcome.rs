@@ -1,4 +1,4 @@
-//! What is to become of the job as a whole: run, suspended, complete, failed or refused.
+//! What is decided about the job as a whole: it runs, or is suspended, complete, failed or refused.
 
 use super::checkpoint_location::taken_by_another_run;
 use super::decision::{JobOutcome, Progress};
@@ -64,8 +64,8 @@ fn failed(observed: &Observed) -> Option<&Condition> {
     (found.observed_generation == Some(observed.job.generation)).then_some(found)
 }
 
-/// The end that the job has come to, if it has. It needs no spec that can be read: whatever a label or another release makes of a spec, a job that has ended is not trained
-/// again for it.
+/// How the job has ended, if it has. This does not need a readable spec: a job that has ended is not trained again because of a label, or
+/// because another release reads its spec in another way.
 fn end(observed: &Observed) -> Option<JobOutcome> {
     let complete = observed.job.status.if_true(ConditionType::Complete).is_some();
     let ended = observed.run.as_ref().and_then(|r| r.ended.as_ref());
@@ -96,7 +96,7 @@ fn end(observed: &Observed) -> Option<JobOutcome> {
     }
 }
 
-/// Whether anything of the job runs: its run, or workers that hold what it has trained while its next coordinator is waited for.
+/// Whether any part of the job runs: its run, or workers that hold its state while they wait for the next coordinator.
 fn is_under_way(observed: &Observed) -> bool {
     match &observed.run {
         Some(run) => run.ended.is_none(),
@@ -104,7 +104,7 @@ fn is_under_way(observed: &Observed) -> bool {
     }
 }
 
-/// Decides what is to become of the job. `crashes`: how often workers crashed since the last committed step.
+/// Decides about the job as a whole. `crashes`: how often workers crashed since the last committed step.
 pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], crashes: usize) -> JobOutcome {
     if let Some(end) = end(observed) {
         return end;

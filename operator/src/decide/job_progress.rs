@@ -1,5 +1,5 @@
-//! How fast a job is, when it will be done, how its time was spent and what has happened to it. Pure: what is kept from one report to the next
-//! lies in the status, so that another leader goes on with it.
+//! How fast a job is, when it will be done, how its time was spent and what has happened to it. Pure: data that is kept from one report to
+//! the next is in the status, so that another leader can continue with it.
 
 use super::decision::{Decision, EventNote, time};
 use super::events::deletion_events;
@@ -11,7 +11,7 @@ use varuna_api::crd::{
 use varuna_api::{JobPhase, Reason};
 use varuna_protocol::coordinator::Snapshot;
 
-/// Characters of a rank map; that of more workers is left out, as the status is one object of an API server.
+/// The most characters of a rank map. A longer map is left out, because the status is part of one object in the API server.
 const RANK_MAP_MAX: usize = 4096;
 /// Causes that recoveries are counted by; a job has five.
 const CAUSES_MAX: usize = 8;
@@ -20,8 +20,8 @@ const OTHER_CAUSE: &str = "other";
 /// Characters of a sentence in the history.
 const SENTENCE_MAX: usize = 300;
 
-/// Step, speed, time left, goodput. To be called with the present phase, step and plan in `status`; `lost`: steps that the job has just gone
-/// back.
+/// Step, speed, time left, goodput. Call this with the present phase, step and plan in `status`; `lost`: the number of steps by which the
+/// job has just gone back.
 pub(super) fn note_progress(observed: &Observed, lost: i64, status: &mut Status) {
     let Ok(job) = &observed.job.spec else { return };
     let last = status.steps.unwrap_or_else(|| whole(job.training.steps));
@@ -43,7 +43,7 @@ pub(super) fn note_progress(observed: &Observed, lost: i64, status: &mut Status)
         .map(|(ms, left)| duration(rounded(to_f64(left) * ms / 1e3)));
 }
 
-/// Counts the time since the last report as that of the phase that it told of.
+/// Counts the time since the last report for the phase of that report.
 fn note_time(observed: &Observed, lost: i64, status: &mut Status) {
     let before = &observed.job.status;
     let Some(mut spent) = before.time.clone() else {
@@ -92,8 +92,8 @@ pub(super) fn note_history(
     status.history.drain(..surplus);
 }
 
-/// Adds the recoveries that the coordinator has reported, and counts them by cause. Those of coordinators before it stay; a coordinator reports its own
-/// again and again.
+/// Adds the recoveries that the coordinator has reported, and counts them by cause. Those of earlier coordinators stay; a coordinator
+/// reports all of its own each time.
 pub(super) fn note_recoveries(run: &ObservedRun, status: &mut Status) {
     let known = &mut status.recent_recoveries;
     // Of a list that is full older ones have gone, which were counted.

@@ -1,9 +1,9 @@
-//! What is to be done for a job and what is to be reported, from what was observed. Pure: no client, no clock, no randomness; the
+//! Decides what is to be done for a job and what is to be reported, from what was observed. Pure: no client, no clock, no randomness; the
 //! same observation gives the same decision.
 //!
-//! Pods are numbered and a number is never used again, so that a lost pod blocks nothing: the next number replaces it while
-//! Kubernetes still waits for its node. Which workers train, and how, is not decided here: the coordinator takes every worker
-//! that attaches, and a pod that is deleted tells it by its own SIGTERM.
+//! Pods are numbered, and a number is never used again. So a lost pod blocks nothing: a pod with the next number replaces it while
+//! Kubernetes still waits for the lost node. Which workers train, and how, is not decided here: the coordinator takes every worker that
+//! attaches, and the process of a deleted pod tells it after its SIGTERM.
 
 mod checkpoint_location;
 mod conditions;
@@ -132,8 +132,8 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
     decision
 }
 
-/// Plans the pods of a job that runs, within what its queue has admitted. A job that is about to lose its quota is given no more; of one whose
-/// admission is not known nothing changes but what nodes and the cluster do.
+/// Plans the pods of a job that runs, within what its queue has admitted. A job that is about to lose its quota gets no more pods. If the
+/// admission of a job is not known, its pods change only because of nodes and the cluster.
 fn plan_admitted_pods(observed: &Observed, job: &Job, decision: &mut Decision<'_>) {
     let standing = queue::standing(observed, job);
     let limits = queue::pod_limits(observed, job, &standing);
@@ -149,8 +149,8 @@ fn plan_admitted_pods(observed: &Observed, job: &Job, decision: &mut Decision<'_
     }
 }
 
-/// What becomes of the job's Workloads. Deletions come first: the job's own Workload may be looked at as soon as it has given its quota back, and
-/// is admitted with more where that of increments is free by then.
+/// What happens to the job's Workloads. Deletions come first: Kueue may consider the job's own Workload as soon as it has given its quota
+/// back, and can admit more of it if the quota of the increments is free by then.
 fn changes_of_workloads(observed: &Observed, job: &Job, decision: &Decision<'_>) -> Vec<WorkloadChange> {
     let (outcome, pods) = (&decision.outcome, &decision.pods);
     let mut changes = workload::workload_changes(observed, job, outcome, pods);
@@ -200,7 +200,7 @@ fn place_coordinator(observed: &Observed, decision: &mut Decision<'_>) {
     }
 }
 
-/// Whether there is somebody to end the run in an orderly way. One that has not reported yet is waited for if there is anything to end, and if
+/// Whether a coordinator can end the run in an orderly way. One that has not reported yet is waited for if there is anything to end, and if
 /// its pod can start.
 fn can_stop(observed: &Observed) -> bool {
     let reports = observed.run.as_ref().is_some_and(|r| r.snapshot.is_some());

@@ -1,7 +1,7 @@
 //! Who may reach a job's pods, and with `policy: isolated` whom they may reach: a policy for the workers and one for the coordinators.
 //!
-//! A policy is made for each job that asks for one and stays as long as the job: more is let through by more rules, never by taking it away. It
-//! says nothing of pods in their node's network, whose packets come from the node.
+//! A policy is made for each job that asks for one, and stays as long as the job. More traffic is allowed by more rules, never by removing
+//! the policy. A policy does not cover pods in their node's network, whose packets come from the node.
 
 use super::objects::{
     COORDINATOR_LABEL, HEALTH_PORT, JOB_LABEL, NUMBER_LABEL, PORT, coordinator_name, metadata, workers_name,
@@ -56,7 +56,7 @@ pub(super) fn network_policies(observed: &ObservedJob, job: &Job) -> Vec<Value> 
         observed,
         job,
         (&coordinator_name(observed), COORDINATOR_LABEL),
-        // Probes of the operator and scrapes: what they read is no secret, and who scrapes is not known here.
+        // Probes of the operator, and scrapes: what they read is not secret, and it is not known here which pods scrape.
         vec![to_coordinator, json!({ "ports": ports(&[HEALTH_PORT]) })],
         vec![json!({ "ports": ports(&[API_SERVER_PORT]) })],
     );

@@ -1,4 +1,4 @@
-//! What a report says that is new, and whether the next decision may be another one for that.
+//! What is new in a report, and whether the next decision may differ because of it.
 
 use varuna_api::ConditionType;
 use varuna_api::crd::{Condition, Status};
@@ -6,7 +6,7 @@ use varuna_api::crd::{Condition, Status};
 /// What a report says that the status before did not.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum News {
-    /// Only that time has passed, which is not worth a write, and is counted by the next one.
+    /// Only time has passed. That is not worth a write; the next write includes it.
     Nothing,
     /// How far the job has come and how fast it is. The look that reports them has decided with them.
     Figures,

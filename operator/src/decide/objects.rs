@@ -1,4 +1,4 @@
-//! The objects of a job but for its pods, as documents: what the operator sets, and no field more.
+//! The objects of a job, except its pods, as documents. They contain the fields that the operator sets, and no others.
 
 use super::observed::{Credentials, ObservedJob, ObservedRun};
 use serde_json::{Value, json};
@@ -104,8 +104,8 @@ pub fn workload_name(job: &ObservedJob, number: i64) -> String {
     name_of(job, &format!("-q{number}"))
 }
 
-/// What follows [`workload_prefix`] in the names of increments. A release that does not know them reads a number there and takes what has none for no
-/// Workload of a job's.
+/// What follows [`workload_prefix`] in the names of increments. A release that does not know increments expects a number there, and does
+/// not take a name without one for a job's Workload.
 pub const INCREMENT_INFIX: &str = "-grow";
 
 /// Name of a job's increment of a number.
@@ -174,7 +174,7 @@ pub(super) fn coordinator_account(observed: &ObservedJob, job: &Job) -> (String,
     }
 }
 
-/// What lets a job's coordinator read its orders, report, and keep its record, and nothing else.
+/// The rights of a job's coordinator: to read its orders, to report, and to keep its record, and nothing else.
 fn coordinator_rights(observed: &ObservedJob, job: &Job) -> Vec<Value> {
     let name = coordinator_name(observed);
     let (account, own) = coordinator_account(observed, job);

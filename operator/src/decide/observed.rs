@@ -52,7 +52,7 @@ pub struct ObservedJob {
     pub name: String,
     /// Its namespace.
     pub namespace: String,
-    /// Its uid: another object of the same name has another.
+    /// Its uid: another object with the same name has another uid.
     pub uid: String,
     /// Generation of its spec.
     pub generation: i64,
@@ -96,7 +96,7 @@ pub enum ProbeAnswer {
     Answers,
     /// It has answered, and is silent for some seconds.
     Silent,
-    /// It has not answered for some seconds, nor ever before: there may be no way to it from here.
+    /// It has not answered for some seconds, nor at any time before: perhaps the network lets nothing through to it from here.
     NeverAnswered,
 }
 
@@ -123,7 +123,8 @@ pub struct ObservedPod {
     pub disrupted: Option<String>,
     /// Why it cannot be scheduled.
     pub unschedulable: Option<String>,
-    /// Why a container does not start: reason and message, which names an init container. One that does not go away by waiting comes before others.
+    /// Why a container does not start: reason and message; the message names an init container. A reason that does not go away by waiting
+    /// comes first.
     pub waiting: Option<(String, String)>,
     /// How an init container failed, so that its worker never ran: its name and its end.
     pub init_failed: Option<(String, ContainerEnd)>,
@@ -143,7 +144,7 @@ pub struct ObservedPod {
     pub workload: Option<String>,
 }
 
-/// A node's refusal to run a pod, or its end for a fault of its own: no device, no room, too much disk used.
+/// Why a node refused to run a pod, or ended it for a fault of the pod: no device, no room, too much disk used.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Rejection {
     /// When the pod was made.
@@ -274,7 +275,7 @@ pub(super) fn whole(n: impl TryInto<i64>) -> i64 {
     n.try_into().unwrap_or(i64::MAX)
 }
 
-/// What is carried out for a job, in parts that fail separately.
+/// The parts of what is carried out for a job. They fail separately.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum JobPart {
     /// Service, Secret and the like.

@@ -1,5 +1,6 @@
-//! The pods of a job: its template, completed leaf by leaf. What the template says stands; what it leaves out is filled in, also within a
-//! mapping of which it gives a part, so that a request for memory does not drop the GPU, nor a capability the ban on all others.
+//! The pods of a job: its template, completed field by field. Fields that the template sets are kept, and missing ones are filled in, also
+//! inside a mapping that the template sets in part. So a request for memory does not drop the GPU, and an added capability does not drop
+//! the ban on all others.
 
 use super::decision::AvoidedNodes;
 use super::objects::{
@@ -13,7 +14,7 @@ use varuna_api::{Job, PodGroup, WorkerDevice, fill_in};
 
 /// A pod on a node that does not answer is deleted after this time (Kubernetes' default: 300).
 const UNREACHABLE_SECONDS: i64 = 15;
-/// Taints by which clouds keep other pods off their GPU nodes: key, and value where the key alone says too little.
+/// Taints by which clouds keep other pods off their GPU nodes: key, and value if the key is not specific enough.
 const GPU_TAINTS: &[(&str, Option<&str>)] = &[
     ("nvidia.com/gpu", None),
     ("amd.com/gpu", None),
@@ -25,20 +26,20 @@ const SPOT_TAINTS: &[&str] = &[
     "cloud.google.com/gke-preemptible",
     "kubernetes.azure.com/scalesetpriority",
 ];
-/// What a worker asks for where neither the job nor its template says: a pod without any request is the first to be evicted.
+/// What a worker requests if neither the job nor its template says so: a pod without any request is the first to be evicted.
 const WORKER_MILLICORES: u32 = 100;
 /// Likewise.
 const WORKER_MEBIBYTES: u32 = 256;
 
 /// What the names of our own labels and annotations begin with.
 const OWN_PREFIX: &str = "varuna.dev/";
-/// The annotation by which controllers and autoscalers that may choose among pods find what a deletion costs: an i32, 0 where it is missing.
+/// The annotation with the cost of deleting a pod, for controllers and autoscalers that choose among pods: an i32, 0 if it is missing.
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 /// The deletion cost of a job's first pod.
 const DELETION_COST_MAX: i64 = 1_000_000;
 
-/// What the deletion of a pod costs, as far as it is known when the pod is made and never changed (ADR 28): a little less for each one after it,
-/// since the newest pods are those that wait for a place or have got theirs last.
+/// The cost of deleting a pod. It is set when the pod is created and never changed (ADR 28). Each later pod costs a little less, because
+/// the newest pods are those that wait for a place or got theirs last.
 fn deletion_cost(number: i64) -> i64 {
     (DELETION_COST_MAX - number).max(1)
 }
@@ -75,8 +76,8 @@ pub(super) fn pod(
     json!({ "apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec })
 }
 
-/// Adds the labels and annotations of a template. Not those of our own domain: they say what a pod is, and copied from the pod of another job they would
-/// make it one that this job does not know, and makes again and again.
+/// Adds the labels and annotations of a template, except those of our own domain. Those identify a pod: copied from the pod of another job,
+/// they would make a pod that this job does not recognize and creates again and again.
 pub(super) fn fill_in_metadata(meta: &mut Value, template: &Value) {
     for field in ["labels", "annotations"] {
         let mut given = template["metadata"][field].clone();
@@ -109,7 +110,7 @@ fn complete(spec: &mut Map<String, Value>, job: &Job) {
     default("automountServiceAccountToken", false.into());
     default("enableServiceLinks", false.into());
     default("securityContext", security_context());
-    // What it said last is in the job's condition, should it fail.
+    // Its last output is put into the job's condition if it fails.
     for container in spec
         .get_mut("initContainers")
         .and_then(Value::as_array_mut)
@@ -174,7 +175,7 @@ pub(super) fn tolerate(spec: &mut Map<String, Value>, job: &Job) {
     }
 }
 
-/// Notes on a pod which nodes it must not go to: once they may be used again, it is made anew.
+/// Notes on a pod which nodes it must avoid: once they may be used again, the pod is created again.
 pub(super) fn note_avoided(meta: &mut Value, avoid: &AvoidedNodes) {
     if !avoid.never.is_empty() {
         let nodes: Vec<&str> = avoid.never.iter().map(String::as_str).collect();
@@ -260,7 +261,7 @@ fn mount_folders(spec: &mut Map<String, Value>, container: &mut Value, job: &Job
     }
 }
 
-/// Whether workers are to have a GPU each. One that may take a GPU or not is given one: without, it would never see any.
+/// Whether workers get a GPU each. A worker that may use a GPU or not gets one: otherwise it would never see any.
 fn may_use_gpu(device: WorkerDevice) -> bool {
     match device {
         WorkerDevice::Auto | WorkerDevice::Cuda => true,

@@ -1,8 +1,9 @@
 //! The state of each pod, from what the API shows of it and of its node.
 //!
-//! A preemption costs no retry; a crash does, and so does a node that does not take the pod. Kubernetes distinguishes them by the
-//! condition DisruptionTarget, by the reason a kubelet gives, by a deletion, and by the exit code: 143 and 137 are SIGTERM and
-//! SIGKILL. Only the worker's container counts: a sidecar may outlive it. An init container that fails is the template's fault, unless more speaks against its node (`failures.rs`).
+//! A preemption costs no retry; a crash does, and so does a node that does not take the pod. Kubernetes distinguishes them by the condition
+//! DisruptionTarget, by the reason a kubelet gives, by a deletion, and by the exit code: 143 and 137 are SIGTERM and SIGKILL. Only the
+//! worker's container counts: a sidecar may outlive it. An init container that fails is the template's fault, unless there is evidence
+//! against its node (`failures.rs`).
 
 use super::observed::{ContainerEnd, Observed, ObservedNode, ObservedPod, ObservedRun, PodPhase, Rejection};
 use super::workers::Workers;
@@ -38,7 +39,7 @@ const CANNOT_START: &[&str] = &[
     "CrashLoopBackOff",
 ];
 
-/// Whether a waiting container with this reason does not start by waiting alone.
+/// Whether a container that waits for this reason will not start without a change.
 #[must_use]
 pub fn cannot_start(reason: &str) -> bool {
     CANNOT_START.contains(&reason)
@@ -179,8 +180,8 @@ pub fn announced_end<'a>(node: &'a ObservedNode, signals: &[String]) -> Option<&
     taint.or(condition).map(String::as_str)
 }
 
-/// The state of one pod. A worker that answers its coordinator is not lost, whatever its kubelet does: after an outage of the
-/// API server no node seems to answer for a moment, and an operator that believed that would end every job.
+/// The state of one pod. A worker that answers its coordinator is not lost, whatever its kubelet does. After an outage of the API server no
+/// node seems to answer for a moment, and an operator that relied on that would end every job.
 #[must_use]
 pub fn judge_pod(
     pod: &ObservedPod,

@@ -21,7 +21,7 @@ pub(super) fn newest_pod(observed: &Observed) -> i64 {
     newest.max(observed.job.status.newest_pod)
 }
 
-/// The same once these are created: some that were planned may have been taken out.
+/// The same after these pods are created: some that were planned may have been removed.
 pub(super) fn newest_created(observed: &Observed, create: &[Value]) -> i64 {
     let numbers = create.iter().filter_map(|pod| {
         let number = pod["metadata"]["labels"][NUMBER_LABEL].as_str()?;
@@ -30,8 +30,9 @@ pub(super) fn newest_created(observed: &Observed, create: &[Value]) -> i64 {
     numbers.fold(newest_pod(observed), i64::max)
 }
 
-/// Plans the pods of a job that runs, within these limits: creates those that are missing and whose place is known, deletes those that are too many or cannot go on.
-/// Groups do not lend each other places: what the one cannot get would stay with the other when it can. Nor do the admissions of a queue.
+/// Plans the pods of a job that runs, within these limits: creates those that are missing and whose place is known, deletes those that are
+/// too many or cannot go on. Groups do not lend each other places: a borrowed place would not go back when the first group can get its pod.
+/// The same holds for the admissions of a queue.
 pub(super) fn plan_pods(
     observed: &Observed,
     job: &Job,
@@ -81,8 +82,8 @@ fn deletion(name: &str, event: Option<Reason>, why: impl Into<String>) -> PodDel
     }
 }
 
-/// Deletes pods that failed once they are replaced and more than a few are kept. Those that are not replaced yet, and in how many seconds the next
-/// one is.
+/// Deletes failed pods that have been replaced, except a few that are kept. Returns those that are not replaced yet, and in how many
+/// seconds the next one is.
 fn clear_failed<'a>(observed: &Observed, decision: &mut Decision<'a>) -> (Vec<&'a ObservedPod>, Option<i64>) {
     let progress = decision.progress.at.unwrap_or(0);
     let failed = decision
@@ -129,8 +130,8 @@ fn clear_failed<'a>(observed: &Observed, decision: &mut Decision<'a>) -> (Vec<&'
     (waiting, replace_in)
 }
 
-/// Deletes pods on nodes that announce their end. Those that hold nothing may go to another such node where new pods are not told of all of them: they stay where they are for
-/// a while then, and have their places. Those that wait, and in how many seconds they go.
+/// Deletes pods on nodes that announce their end. If new pods cannot be told of all such nodes, the replacement of a pod that holds nothing
+/// may land on another one. Such pods stay for a while, and count. Returns those that wait, and in how many seconds they go.
 fn clear_leaving<'a>(
     observed: &Observed,
     decision: &mut Decision<'a>,
@@ -226,8 +227,8 @@ fn clear_surplus(observed: &Observed, limits: &[PodLimit<'_>], decision: &mut De
     decision.delete.extend(delete);
 }
 
-/// Deletes all pods that live; those that have ended stay for their logs. One whose worker alone has ended lives: a sidecar would hold the node's resources
-/// for ever, and with them the quota.
+/// Deletes all pods that have not ended; those that have ended stay for their logs. A pod in which only the worker has ended is deleted
+/// too: its sidecar would hold the node's resources for ever, and the quota with them.
 pub(super) fn stop_pods(decision: &mut Decision<'_>) {
     let lives = |p: &&JudgedPod<'_>| !p.pod.has_ended() && !p.pod.deleting;
     let live = decision.pods.iter().filter(lives);

@@ -65,7 +65,7 @@ pub(super) fn problem(pods: &[JudgedPod<'_>], failures: &[Failure]) -> Option<(R
         .or_else(unschedulable)
 }
 
-/// What failed and what to do about it: a sentence that stays the same while it is so.
+/// What failed and what to do about it, in a sentence that does not change while the problem lasts.
 pub(super) fn failure_message(failure: &Failure) -> (Reason, String) {
     let message = &failure.message;
     match failure.part {

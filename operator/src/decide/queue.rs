@@ -1,6 +1,7 @@
 //! The job's queue in Kueue: whether the job may run, with how many pods, and on which nodes.
 //!
-//! Kueue decides who has quota. A job without it has no pods; one that it is taken from saves what it has trained, ends, and gives it back.
+//! Kueue decides which jobs have quota. A job without quota has no pods. A job that loses its quota saves its state, ends its pods, and
+//! gives the quota back.
 
 use super::objects::WORKLOAD_ANNOTATION;
 use super::observed::{Observed, ObservedPod};
@@ -18,7 +19,7 @@ pub(super) enum Standing<'a> {
     Admitted(&'a ObservedWorkload),
     /// It may not run: for this reason and in these words.
     Waits(Reason, String),
-    /// Whether it may run is not known yet, in words: a run goes on as it is, and none begins.
+    /// It is not known yet whether it may run, and why: a run continues as it is, and none begins.
     Unknown(String),
 }
 
@@ -28,7 +29,7 @@ const LISTED_SECONDS: i64 = 2;
 /// How many pods of a group there may be.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct PodLimit<'a> {
-    /// The group, with so many pods.
+    /// The group, with this many pods.
     pub(super) group: PodGroup<'a>,
     /// The Workload with which these were admitted; none = the limit is the job's own, for all pods of the group.
     pub(super) workload: Option<&'a ObservedWorkload>,
@@ -65,7 +66,7 @@ pub(super) fn standing<'a>(observed: &'a Observed, job: &Job) -> Standing<'a> {
             let message = format!("queue {name} has not been asked yet");
             return Standing::Waits(Reason::WaitsForQuota, message);
         }
-        // Whoever removes Kueue ends no run.
+        // Removing Kueue ends no run.
         if observed.run.as_ref().is_some_and(|r| r.ended.is_none()) {
             return Standing::Free;
         }
@@ -108,7 +109,7 @@ fn why_not_admitted(workload: &ObservedWorkload) -> &str {
     said.unwrap_or("it has not been looked at yet")
 }
 
-/// The Workload that counts: one that has finished is of an earlier run.
+/// The Workload that counts. A finished one belongs to an earlier run.
 pub(super) fn present(observed: &Observed) -> Option<&ObservedWorkload> {
     let newest = observed.queue.workload.as_ref();
     newest.filter(|w| w.if_true("Finished").is_none())
@@ -129,9 +130,9 @@ pub(super) fn coordinator_set(groups: &[PodGroup<'_>]) -> &'static str {
     }
 }
 
-/// How many pods of each group there may be: what was admitted with each Workload, and no more in all than the job wants; the job's own Workload comes first.
-/// A job that waits for no queue has what it wants, and so has one that is about to lose its quota, which keeps its pods until it has saved, and one whose admission is not
-/// known yet.
+/// How many pods of each group are allowed: the number admitted with each Workload, the job's own Workload first, and in all no more than
+/// the job wants. A job without a queue may have all that it wants. So may a job that is about to lose its quota, because it keeps its pods
+/// until it has saved, and a job whose admission is not known yet.
 pub(super) fn pod_limits<'a>(
     observed: &'a Observed,
     job: &'a Job,
@@ -164,8 +165,8 @@ pub(super) fn pod_limits<'a>(
     limits
 }
 
-/// Puts a new pod where it was admitted to: on nodes of its flavours, and as admission checks want it. False where a flavour is not known yet: then
-/// the pod must wait.
+/// Restricts a new pod to the nodes of its admitted flavours, and adds what admission checks ask for. False if a flavour is not known yet:
+/// then the pod must wait.
 pub(super) fn place(observed: &Observed, workload: &ObservedWorkload, set: &str, pod: &mut Value) -> bool {
     let Some(assignment) = workload.assignment(set) else {
         return false;
@@ -202,7 +203,7 @@ pub(super) fn place_coordinator(
     place(observed, workload, coordinator_set(&job.pod_groups()), pod)
 }
 
-/// The first message that a job shows while its queue lets it wait.
+/// The first message of a job that waits in its queue.
 pub(super) fn waits_for(observed: &Observed) -> Option<String> {
     let job = observed.job.spec.as_ref().ok()?;
     match standing(observed, job) {
@@ -211,7 +212,7 @@ pub(super) fn waits_for(observed: &Observed) -> Option<String> {
     }
 }
 
-/// Seconds until a job is looked at again whose admission is not known yet: nothing tells of a list that is complete without it.
+/// Seconds until a job is looked at again if its admission is not known yet: no watch reports that a list is complete without it.
 pub(super) fn known_in(observed: &Observed) -> Option<i64> {
     let job = observed.job.spec.as_ref().ok()?;
     matches!(standing(observed, job), Standing::Unknown(_)).then_some(LISTED_SECONDS)
@@ -236,7 +237,7 @@ fn sets(workload: &ObservedWorkload, more: &str) -> impl Iterator<Item = String>
     })
 }
 
-/// What becomes of an increment that adds nothing, in words. One that has finished is over.
+/// The state of an increment that adds nothing, in words. A finished one is not mentioned.
 fn not_in_force(increment: &ObservedWorkload) -> Option<String> {
     if increment.is_in_force() || increment.deleting || increment.if_true("Finished").is_some() {
         return None;

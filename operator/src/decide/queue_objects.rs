@@ -19,7 +19,7 @@ impl KueueVersion {
     /// The API group.
     pub const GROUP: &'static str = "kueue.x-k8s.io";
 
-    /// The version alone, as in `v1beta2`.
+    /// Only the version, as in `v1beta2`.
     #[must_use]
     pub fn version(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ impl KueueVersion {
 pub struct ObservedQueue {
     /// What the API server serves; none where Kueue is not installed, or the operator may not use it.
     pub served: Option<KueueVersion>,
-    /// Not all of what is served was listed yet: what is missing here may be there.
+    /// Not everything that is served has been listed yet: an object that is missing here may exist.
     pub is_being_listed: bool,
     /// The newest Workload of the job.
     pub workload: Option<ObservedWorkload>,
@@ -121,7 +121,7 @@ pub struct ObservedWorkload {
     pub is_increment: bool,
     /// When it was made, in seconds since 1970.
     pub made: i64,
-    /// Its `resourceVersion`: what is decided is written over this one alone.
+    /// Its `resourceVersion`: decisions are written only over this version.
     pub version: String,
     /// Generation of its spec.
     pub generation: i64,
@@ -211,7 +211,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Adds it to a pod. Where the pod says otherwise, the queue has its way: the pod would else be on nodes of somebody else's quota.
+    /// Adds it to a pod. If the pod says something else, the queue's value is used: otherwise the pod could be on nodes of somebody else's
+    /// quota.
     pub(super) fn add_to(&self, pod: &mut Value) {
         for (at, more) in [
             ("/metadata/labels", &self.labels),

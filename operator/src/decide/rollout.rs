@@ -1,11 +1,11 @@
-//! Pods of an earlier template are replaced: those that hold nothing at once, the others node by node, each as a planned change of a job
-//! that trains, so that no step is lost. Nothing is held by pods that never ran, nor by those that run and never attach, as with an image that was rolled out first and
-//! corrected then. Where no plan was ever in force none of them holds anything: then the others go at once, too.
+//! Replaces pods of an earlier template. Pods that hold no state are replaced at once: those that never ran, and those that run but never
+//! attach (for example with a broken image that was corrected later). If no plan was ever in force, no pod holds state. The others are
+//! replaced node by node, each node by a planned change of a job that trains, so that no step is lost.
 //!
-//! A job that has all its workers gives up one node after the other, each once the one before is replaced. A job that waits for room in the cluster,
-//! as one on spot capacity does most of the time, does not wait for the rest of its workers: the first node is a trial, and the next one follows when as
-//! many workers train as before it. Where another preemption came between, the next one follows after a while, if pods of the new template
-//! do train. A template that fits no node costs such a job the workers of one node, and never more than it can spare.
+//! A job that has all its workers gives up the next node once the one before is replaced. A job that waits for room in the cluster, as jobs
+//! on spot capacity often do, does not wait for its missing workers. Its first node is a trial, and the next one follows when as many
+//! workers train as before. If another preemption came in between, the next one follows after a while, if pods of the new template train.
+//! So a template that fits no node costs such a job the workers of one node, and never more than it can spare.
 
 use super::decision::time;
 use super::observed::{Observed, ObservedPod, ObservedRun, whole};
@@ -17,7 +17,7 @@ use varuna_api::crd::RolloutStatus;
 use varuna_api::{Job, PodGroup};
 use varuna_protocol::coordinator::RunMode;
 
-/// So long a node that was given up may lack its replacement before another one is, where pods of the new template train.
+/// How long to wait for the replacement of a node before another one is given up, if pods of the new template train.
 const REPLACEMENT_SECONDS: i64 = 600;
 
 /// The identity of each group's template, by the group's name.
@@ -50,14 +50,14 @@ pub(super) fn replaced_now<'a>(
     let left = running.len();
     let on_its_node = running.into_iter().filter(|pod| pod.node == first.node);
     let given_up: Vec<&ObservedPod> = on_its_node.collect();
-    let look = Look {
+    let check = RolloutCheck {
         observed,
         pods,
         workers,
         templates: &templates,
         wanted,
     };
-    match look.holds_up(&given_up) {
+    match check.blocking_reason(&given_up) {
         None => Ok(given_up),
         Some(why) => Err(format!(
             "{left} pods of an earlier spec.workers are still to be replaced: {why}"
@@ -86,8 +86,8 @@ pub(super) fn rollout_status(
     now.or_else(|| before.clone())
 }
 
-/// Pods that live and were made from an earlier template of their group. Those of a release that wrote no hash are left alone: nothing says that
-/// they are out of date.
+/// Pods that have not ended and were made from an earlier template of their group. Pods of a release that wrote no hash are left alone,
+/// because nothing says that they are out of date.
 fn old_pods<'p, 'a>(
     templates: &'p Templates,
     pods: &'p [JudgedPod<'a>],
@@ -109,8 +109,8 @@ fn is_current(templates: &Templates, pod: &ObservedPod) -> Option<bool> {
     Some(pod.made_from.as_ref()? == now)
 }
 
-/// Whether no plan was ever in force, which is known once the coordinator has read its record: no worker holds anything then, and with a template that lets none of them
-/// attach there never would be one.
+/// Whether no plan was ever in force. This is known once the coordinator has read its record. Then no worker holds state. If the template
+/// lets no worker attach, there would never be a plan.
 fn never_had_a_plan(observed: &Observed) -> bool {
     let run = observed.run.as_ref();
     let run = run.filter(|run| run.ended.is_none() && !run.is_settling());
@@ -118,7 +118,7 @@ fn never_had_a_plan(observed: &Observed) -> bool {
 }
 
 /// What is looked at before a node is given up.
-struct Look<'p, 'a> {
+struct RolloutCheck<'p, 'a> {
     observed: &'p Observed,
     pods: &'p [JudgedPod<'a>],
     workers: &'p Workers<'p>,
@@ -127,9 +127,9 @@ struct Look<'p, 'a> {
     wanted: usize,
 }
 
-impl<'p, 'a> Look<'p, 'a> {
+impl<'p, 'a> RolloutCheck<'p, 'a> {
     /// Why these pods, all of one node, are not given up now; none where the job trains, would go on without them, and would still have its state.
-    fn holds_up(&self, given_up: &[&ObservedPod]) -> Option<String> {
+    fn blocking_reason(&self, given_up: &[&ObservedPod]) -> Option<String> {
         let run = self.observed.run.as_ref().filter(|r| r.ended.is_none());
         let snapshot = run.and_then(|r| r.snapshot.as_ref());
         let trains = snapshot.is_some_and(|s| s.run.mode == RunMode::Training);
@@ -164,14 +164,14 @@ impl<'p, 'a> Look<'p, 'a> {
         leaving.find(is_there).map(|p| p.pod)
     }
 
-    /// Those of the only node take the state with them: a notice makes a checkpoint, where there is a place for it.
+    /// If this is the only node, its pods take the state with them. The notice makes a checkpoint, if the job has a location for it.
     fn state_stays(&self) -> bool {
         let nodes: BTreeSet<&String> = self.running().filter_map(|p| p.pod.node.as_ref()).collect();
         let spec = self.observed.job.spec.as_ref();
         nodes.len() > 1 || spec.is_ok_and(|job| job.checkpoint.is_some())
     }
 
-    /// Whether all that the job lacks is room for its pods.
+    /// Whether the job only lacks room for its pods.
     fn waits_for_room(&self) -> bool {
         let mut active = self.pods.iter().filter(|p| p.verdict.is_active());
         let has_all_pods = active.clone().count() >= self.wanted;

@@ -103,7 +103,7 @@ fn phase_and_message(
     }
 }
 
-/// The last status with what is counted from one reconciliation to the next.
+/// The last status, updated with what is counted from one reconciliation to the next.
 fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) -> Status {
     let before = &observed.job.status;
     Status {
@@ -115,7 +115,7 @@ fn progress(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]) 
         suspending: match decision.outcome {
             JobOutcome::SaveThenSuspend => Some(suspending(observed)),
             JobOutcome::Suspend => before.suspending.clone(),
-            // The wait for a checkpoint is over, and does not begin anew.
+            // The wait for a checkpoint is over, and does not begin again.
             JobOutcome::Run if observed.job.spec.as_ref().is_ok_and(|job| job.suspend) => {
                 before.suspending.clone()
             }
@@ -151,8 +151,8 @@ fn gives_up_a_node(decision: &Decision<'_>) -> bool {
     decision.pods.iter().any(is_given_up)
 }
 
-/// How many workers there are, in all and by group: those of the pods that run which the coordinator says are attached, as a process may have
-/// ended in a pod with several. All of them before a coordinator has heard from its workers.
+/// How many workers there are, in all and by group. These are workers of running pods that the coordinator reports as attached, since a
+/// process may have ended in a pod with several. Before a coordinator has heard from its workers, all of them count.
 fn workers(run: Option<&ObservedRun>, decision: &Decision<'_>, job: Option<&Job>, status: &mut Status) {
     let attached = run.filter(|run| !run.is_settling()).map(|run| {
         let mut by_pod: BTreeMap<&str, usize> = BTreeMap::new();
@@ -189,7 +189,7 @@ fn workers(run: Option<&ObservedRun>, decision: &Decision<'_>, job: Option<&Job>
     status.worker_groups = groups.iter().filter_map(of_group).collect();
 }
 
-/// Steps that the job has gone back since the last report.
+/// The number of steps by which the job has gone back since the last report.
 fn steps_lost(observed: &Observed, decision: &Decision<'_>) -> i64 {
     let steps = observed.job.status.step.zip(decision.progress.step);
     steps.map_or(0, |(before, now)| (before - now).max(0))

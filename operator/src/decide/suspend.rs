@@ -1,6 +1,6 @@
-//! Checkpoints out of turn: one that a user asks for, and the one of a suspension.
+//! Checkpoints outside the regular intervals: those that a user asks for, and that of a suspension.
 //!
-//! A suspension waits for a checkpoint, so that few steps are trained again; but not for ever.
+//! A suspension waits for a checkpoint, so that few steps are trained again. It does not wait for ever.
 
 use super::decision::time;
 use super::observed::{Observed, ObservedRun, whole};
@@ -33,8 +33,8 @@ fn known_step(observed: &Observed, run: &ObservedRun) -> i64 {
     run.step().max(before.unwrap_or(0))
 }
 
-/// Whether a suspension would throw away all that the job has trained: its workers hold it, and nothing else does. Where checkpoints are saved, one is
-/// waited for first.
+/// Whether a suspension would lose everything that the job has trained, because only its workers hold it. If the job saves checkpoints, the
+/// suspension first waits for one.
 pub(super) fn would_lose_state(observed: &Observed, job: &Job) -> bool {
     let status = &observed.job.status;
     let trained = observed.run.as_ref().is_some_and(|run| {
@@ -72,8 +72,8 @@ pub(super) fn waits_for_checkpoint(observed: &Observed, job: &Job) -> bool {
     trains_soon(observed, run) && !fails && !saved_enough && waited < WAIT_MAX_SECONDS
 }
 
-/// Whether a run commits its next step soon: it trains, or pauses for a recovery or another coordinator. One that waits for workers may do so for long,
-/// and of one that pauses before its first step there is nothing to save.
+/// Whether a run commits its next step soon: it trains, or pauses for a recovery or another coordinator. A run that waits for workers may
+/// wait for long, and a run that pauses before its first step has nothing to save.
 fn trains_soon(observed: &Observed, run: &ObservedRun) -> bool {
     let is_short = |mode: RunMode| {
         matches!(

@@ -7,27 +7,28 @@ use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::crd::{DOMAINS_MAX, NOTICES_MAX};
 use varuna_protocol::coordinator::WorkerView;
 
-/// Names of workers that their coordinator is told of.
+/// Names of workers that are reported to their coordinator.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct WorkerNotices {
     /// They will end soon.
     pub(super) leaving: Vec<String>,
-    /// When those end that have less time than the job's notice, in seconds since 1970; and those whose coordinator is new, which does not know since when
-    /// they have had notice.
+    /// When workers end that have less time than the job's notice, in seconds since 1970. Also workers whose coordinator is new, because it
+    /// does not know since when they have had notice.
     pub(super) ends_at: BTreeMap<String, i64>,
     /// They have ended for certain.
     pub(super) ended: Vec<String>,
 }
 
-/// So long a worker has to say itself that it will go, once its pod is being deleted: a kubelet's signal reaches it within a second, and its
-/// coordinator reports it within three.
+/// How long a worker has to say itself that it will go, once its pod is being deleted. The kubelet's signal reaches it within a second, and
+/// its coordinator reports it within three.
 const SAYS_SO_SECONDS: i64 = 5;
 
-/// A pod that is about to be deleted will go, and its coordinator hears of it first. One that somebody else deletes has its kubelet's signal by
-/// then, and its worker says so; where it does not, its process has missed the signal: one that has just started may not receive it.
+/// The coordinator hears of a pod that the operator is about to delete before the deletion. A pod that somebody else deletes has already
+/// had the kubelet's signal, and its worker says so. If it does not, its process has missed the signal: a process that has just started may
+/// not receive it.
 ///
-/// A detached worker has ended for certain when its container has, or its pod is gone; a pod that is only being deleted, or
-/// whose node is silent, may still have a process. Whoever trains without it need not know.
+/// A detached worker has ended for certain when its container has, or its pod is gone; a pod that is only being deleted, or whose node is
+/// silent, may still have a process. If the run trains without it, its coordinator need not know.
 pub(super) fn worker_notices(
     observed: &Observed,
     deletions: &[PodDeletion],

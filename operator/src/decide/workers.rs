@@ -1,5 +1,5 @@
-//! What a job's coordinator says of its workers, by the names of their pods. Made once for a look at a job: it may have thousands of both, and whoever
-//! searched the one for each of the other would take longer than all else together.
+//! What a job's coordinator reports about its workers, by the names of their pods. This is made once for each look at a job. A job may have
+//! thousands of pods and workers, and a search through all workers for each pod would take longer than everything else.
 
 use super::observed::{ObservedPod, ObservedRun, PodPhase};
 use std::collections::BTreeSet;
@@ -47,8 +47,9 @@ impl<'a> Workers<'a> {
         pod.phase == PodPhase::Running && (!self.is_settled || self.is_attached(pod))
     }
 
-    /// Whether nothing is lost with the pod for certain: it has not started, or its workers are neither attached nor have a place in the plan in force. One that has a place may
-    /// hold what no other does, also while it is out of reach; and where no steps are committed so may one that was part of a plan.
+    /// Whether it is certain that nothing is lost with the pod: it has not started, or its workers are not attached and have no place in
+    /// the plan in force. A worker with a place may hold state that no other worker has, even while it is out of reach. If no steps are
+    /// being committed, the same holds for a worker that was part of an earlier plan.
     pub(super) fn holds_nothing(&self, pod: &ObservedPod) -> bool {
         let name = pod.name.as_str();
         let is_known = self.is_settled && self.has_plan;

@@ -1,4 +1,4 @@
-//! The job's Workload: the document by which Kueue is asked for quota, and told what has become of it.
+//! The job's Workload: the document that asks Kueue for quota, and tells Kueue how the job is doing.
 
 use super::decision::{AvoidedNodes, JobOutcome, WorkloadChange, time};
 use super::objects::{
@@ -40,7 +40,7 @@ pub(super) fn workload_changes(
             "the last step is committed",
         )),
         (Some(workload), JobOutcome::Fail(_, why)) if idle => Some(finish(observed, workload, "Failed", why)),
-        // Neither who suspends a job waits for quota, nor one that is refused: that asks again when it is tried again.
+        // A suspended job does not wait for quota, nor does a refused one: it asks again when it is tried again.
         (Some(workload), JobOutcome::Suspend | JobOutcome::Refuse(..)) if idle && !workload.deleting => {
             Some(delete(&workload.name))
         }
@@ -68,14 +68,14 @@ fn is_idle(observed: &Observed, pods: &[JudgedPod<'_>]) -> bool {
     stopped && all.all(|pod| has_gone(observed, pod))
 }
 
-/// Whether a pod needs no quota any more. One on a node that is lost is held to be gone: nobody can say that it has ended.
+/// Whether a pod no longer needs quota. A pod on a lost node counts as gone, because nobody can tell whether it has ended.
 pub(super) fn has_gone(observed: &Observed, pod: &ObservedPod) -> bool {
     let node = pod.node.as_ref().map(|name| observed.nodes.get(name));
     let is_lost = node.is_some_and(|node| node.is_none_or(|node| !node.ready));
     pod.has_ended() || is_lost
 }
 
-/// The next Workload: numbers tell one run's from the next one's.
+/// The next Workload: its number distinguishes it from that of an earlier run.
 fn create(observed: &Observed, job: &Job) -> Option<WorkloadChange> {
     let number = observed.queue.workload.as_ref().map_or(0, |w| w.number) + 1;
     let queue = job.queue.as_ref()?;
@@ -118,7 +118,7 @@ pub(super) fn follow(workload: &ObservedWorkload, spec: &Value) -> Option<Worklo
     })
 }
 
-/// One that holds quota follows the job's priority alone.
+/// In a Workload that holds quota only the priority follows the job.
 pub(super) fn prefer(observed: &Observed, job: &Job, workload: &ObservedWorkload) -> Option<WorkloadChange> {
     let spec = workload_priority::change(observed, job, workload)?;
     Some(WorkloadChange::Patch {
@@ -127,7 +127,7 @@ pub(super) fn prefer(observed: &Observed, job: &Job, workload: &ObservedWorkload
     })
 }
 
-/// What quota is asked for: a set of pods for the coordinator and one for each group of workers. Kueue admits part of one set alone.
+/// What quota is asked for: a set of pods for the coordinator and one for each group of workers. Kueue admits a part of only one set.
 fn spec(observed: &Observed, job: &Job, queue: &str) -> Option<Value> {
     let groups = job.pod_groups();
     let coordinator = coordinator_pod::pod(
@@ -147,7 +147,7 @@ fn spec(observed: &Observed, job: &Job, queue: &str) -> Option<Value> {
     spec_of(observed, job, queue, sets)
 }
 
-/// A spec that asks a queue for these sets of pods, preferred as the job is. None while the job names a class of priority that is not there.
+/// A spec that asks a queue for these sets of pods, with the job's priority. None while the job names a priority class that does not exist.
 pub(super) fn spec_of(observed: &Observed, job: &Job, queue: &str, sets: Vec<Value>) -> Option<Value> {
     let priority = workload_priority::priority(observed, job).ok()?;
     let mut spec = workload_priority::fields(observed.queue.served?, priority.as_ref());
@@ -156,7 +156,7 @@ pub(super) fn spec_of(observed: &Observed, job: &Job, queue: &str, sets: Vec<Val
     Some(spec)
 }
 
-/// A set of a group's pods, of which so few may be admitted; none = all or nothing.
+/// A set of a group's pods, and the fewest that may be admitted; none = all or nothing.
 pub(super) fn pod_set(observed: &Observed, job: &Job, group: &PodGroup<'_>, least: Option<u32>) -> Value {
     let nowhere = AvoidedNodes::default();
     let pod = pod_template::pod(&observed.job, (job, group), 0, &nowhere, &observed.settings);
@@ -167,7 +167,8 @@ pub(super) fn pod_set(observed: &Observed, job: &Job, group: &PodGroup<'_>, leas
     set
 }
 
-/// The group of which Kueue may admit a part, and the fewest pods of it: the one that can do without most, while the others have all of theirs.
+/// The group of which Kueue may admit a part, and its fewest pods: the group that can spare the most pods while the others have all of
+/// theirs.
 fn elastic_group(job: &Job, groups: &[PodGroup<'_>]) -> Option<(usize, u32)> {
     let workers = |g: &PodGroup<'_>| g.pods * g.workers.gpus_per_pod;
     let all: u32 = groups.iter().map(workers).sum();
@@ -188,7 +189,7 @@ fn elastic_group(job: &Job, groups: &[PodGroup<'_>]) -> Option<(usize, u32)> {
     Some((i, least(&groups[i])))
 }
 
-/// A pod as a template: Kueue takes labels and annotations of its metadata alone.
+/// A pod as a template: of its metadata Kueue takes only labels and annotations.
 fn template(mut pod: Value) -> Value {
     let mut labels = pod["metadata"]["labels"].take();
     if let Some(labels) = labels.as_object_mut() {
@@ -197,7 +198,7 @@ fn template(mut pod: Value) -> Value {
     json!({ "metadata": { "labels": labels }, "spec": pod["spec"].take() })
 }
 
-/// Gives the quota back, as Kueue's own jobs do: it is asked for again at once where another job was preferred.
+/// Gives the quota back, as Kueue's own jobs do. If another job was preferred, the Workload asks for quota again at once.
 fn release(observed: &Observed, workload: &ObservedWorkload, evicted: &Condition) -> WorkloadChange {
     let asks_again = matches!(evicted.reason.as_str(), "Preempted" | "NodeFailures");
     let message = evicted.message.as_str();

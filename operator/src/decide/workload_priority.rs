@@ -1,5 +1,5 @@
-//! How a queue prefers the job to others: by the WorkloadPriorityClass that a label of the job names, else by the PriorityClass of its workers' pods, else
-//! by that of all pods that name none. As Kueue does it for the kinds that it knows.
+//! The priority of a job in its queue: that of the WorkloadPriorityClass that a label of the job names, else that of the PriorityClass of
+//! its workers' pods, else the cluster's default. Kueue does the same for the kinds of jobs that it knows.
 
 use super::observed::Observed;
 use super::queue_objects::{KueueVersion, ObservedWorkload, Priority, PriorityKind};
@@ -9,7 +9,7 @@ use varuna_api::Job;
 /// The job's priority; none = 0.
 ///
 /// # Errors
-/// It names a class that is not there, in a sentence.
+/// It names a class that does not exist; a sentence that says so.
 pub(super) fn priority(observed: &Observed, job: &Job) -> Result<Option<Priority>, String> {
     let classes = &observed.queue.classes;
     let (kind, name) = if let Some(name) = &job.workload_priority_class {

@@ -1,5 +1,5 @@
-//! What the watches have shown, reduced to what decisions are made from and sorted by job: a look at a job costs what the job has, not what
-//! the cluster has. State only: no clock, no I/O.
+//! What the watches have shown, reduced to the data on which decisions depend and sorted by job. So the cost of a look at a job depends on
+//! the size of the job, not of the cluster. State only: no clock, no I/O.
 
 mod documents;
 mod indexed_pod;

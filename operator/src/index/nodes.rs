@@ -33,7 +33,7 @@ impl NodeIndex {
         }
     }
 
-    /// The nodes of these names, as far as there are such, and those that announce their end. `signals`: of the job alone.
+    /// The nodes with these names, if they exist, and those that announce their end. `signals`: those of this job.
     #[must_use]
     pub fn of<'a>(
         &self,

@@ -1,6 +1,6 @@
-//! The objects of jobs that hold nothing to decide on (Services, roles and the like), by metadata alone: whether they are there, whose they
-//! are, and what they were last applied as. So none is read or written that is as it should be, and one that somebody deletes or changes is
-//! applied again.
+//! The objects of jobs on which no decision depends (Services, roles and the like), by their metadata only: whether they exist, who owns
+//! them, and what they were last applied as. So an object that is as it should be is neither read nor written, and one that somebody
+//! deletes or changes is applied again.
 
 use super::documents::{controller_uid, job_of, resource_version};
 use super::relist::Relist;
@@ -66,7 +66,7 @@ impl KnownObject {
     #[must_use]
     pub fn of(metadata: &ObjectMeta) -> KnownObject {
         let annotations = metadata.annotations.as_ref();
-        // Who has written a status has changed nothing of ours.
+        // A written status changes none of our fields.
         let written = metadata.managed_fields.iter().flatten();
         let written = written.filter(|entry| entry.subresource.is_none());
         let (ours, others): (Vec<_>, Vec<_>) =
@@ -109,7 +109,7 @@ impl OwnedIndex {
         self.objects.insert(key, object);
     }
 
-    /// An object is not there, or not as it was known.
+    /// An object does not exist, or is not as it was known.
     pub fn forget(&mut self, key: &ObjectKey) {
         self.objects.remove(key);
     }

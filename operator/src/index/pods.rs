@@ -1,5 +1,5 @@
 //! The pods of jobs, by job, and what is expected of them: pods that were created or deleted and that the watch has not shown yet. Until it
-//! has, nothing is decided about the job, so that nothing is done twice. Where it does not for a while, the job's pods are read.
+//! has, nothing is decided about the job, so that nothing is done twice. If it does not for a while, the job's pods are read.
 
 use super::JobKey;
 use super::indexed_pod::IndexedPod;
@@ -134,8 +134,10 @@ impl PodIndex {
             indexed.node = Some(Arc::clone(known));
         }
         let of_job = self.by_job.entry(Arc::clone(&key)).or_default();
-        if let Some(other) = of_job.values().next() {
-            indexed.share_with(other);
+        // Workers are the last by name, and the newest are like each other.
+        let alike = of_job.values().rev().find(|other| other.is_like(&indexed));
+        if let Some(alike) = alike.cloned() {
+            indexed.share_with(&alike);
         }
         let before = of_job.get(&name);
         if before.is_some_and(|before| **before == indexed) {

@@ -1,9 +1,9 @@
-//! What a watch that begins anew has listed so far. Changes of the time in which there was no watch are known only when the list is
-//! complete: what it does not hold is gone.
+//! What a restarted watch has listed so far. Changes during the time without a watch are known only when the list is complete: objects that
+//! are not in it are gone.
 
 use std::collections::BTreeSet;
 
-/// What was listed since a watch has begun anew.
+/// What was listed since a watch was restarted.
 #[derive(Debug)]
 pub(super) struct Relist<K>(Option<BTreeSet<K>>);
 

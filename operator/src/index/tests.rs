@@ -1,7 +1,8 @@
 use super::*;
 use crate::decide::ObservedJob;
 use crate::decide::objects::{
-    APPLIED_ANNOTATION, JOB_LABEL, NUMBER_LABEL, increment_name, workload_name, workload_prefix,
+    APPLIED_ANNOTATION, COORDINATOR_LABEL, JOB_LABEL, MADE_FROM_ANNOTATION, NUMBER_LABEL, increment_name,
+    workload_name, workload_prefix,
 };
 use crate::fixtures;
 use crate::resource::job_ref;
@@ -261,6 +262,29 @@ fn service_with(version: u64, applied: &str, ours: &Value) -> PartialObjectMeta<
         },
     }))
     .unwrap()
+}
+
+#[test]
+fn pods_of_a_job_have_once_what_they_have_in_common() {
+    let index = index();
+    let made_from = |what: &str, label: &str| json!({ "labels": { JOB_LABEL: "j", label: "1" }, "annotations": { MADE_FROM_ANNOTATION: what } });
+    let worker = |number: u32, what: &str| pod("j", number, "a", &made_from(what, NUMBER_LABEL));
+    let mut coordinator = pod("j", 0, "a", &made_from("c", COORDINATOR_LABEL));
+    coordinator.metadata.name = Some("j-coordinator-1".into());
+    seen(&index, &coordinator);
+    for (number, what) in [(1, "t"), (2, "t"), (3, "u"), (4, "t")] {
+        seen(&index, &worker(number, what));
+    }
+    let pods = index.pods.lock();
+    let key = ("n".to_owned(), "j".to_owned());
+    let all: Vec<_> = pods.of(&key).collect();
+    let [coordinator, first, second, other, last] = all[..] else {
+        panic!("{all:?}");
+    };
+    assert!(coordinator.is_coordinator && !first.shares_with(coordinator));
+    assert!(second.shares_with(first) && last.shares_with(first));
+    assert!(!other.shares_with(first));
+    assert!(all.iter().all(|pod| pod.is_of("uid-j")));
 }
 
 #[test]

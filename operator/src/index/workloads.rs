@@ -124,8 +124,9 @@ impl QueueIndex {
 
     /// Another version of Kueue's API is served from now on, or none. The jobs that have to do with that.
     ///
-    /// All versions have the same objects, so what is known stands from one to the next until the new lists say otherwise: a Workload that was forgotten meanwhile would
-    /// end its job's run. Where Kueue is gone nothing is known any more, and where it has come nothing is before all is listed.
+    /// All versions have the same objects. So known objects are kept from one version to the next until the new lists say otherwise: if a
+    /// Workload were forgotten meanwhile, its job's run would end. If Kueue is gone, nothing is known any more. If Kueue is new, nothing is
+    /// known before everything is listed.
     pub fn set_served(&mut self, served: Option<KueueVersion>) -> Vec<JobRef> {
         if self.served == served {
             return vec![];

@@ -14,13 +14,33 @@ use varuna_api::{ConditionType, JobPhase};
 /// Namespace and name.
 pub type JobKey = (String, String);
 
-/// One job.
-#[derive(Clone, PartialEq, Debug, Default)]
+/// One job: what series are made of, and not its whole status, which its object and its report hold already.
+#[derive(Clone, PartialEq, Debug)]
 struct Figures {
-    status: Status,
+    phase: Option<JobPhase>,
+    steps_lost: Option<i64>,
+    reconfigurations: Option<i64>,
+    /// Number of the plan in force.
+    generation: Option<i64>,
+    is_checkpoint_stale: Option<bool>,
     /// Steps of the whole run.
     steps: u64,
     pods: BTreeMap<&'static str, usize>,
+}
+
+impl Figures {
+    fn new(status: &Status, steps: u64, pods: BTreeMap<&'static str, usize>) -> Figures {
+        let stale = status.condition(ConditionType::CheckpointStale);
+        Figures {
+            phase: status.phase,
+            steps_lost: status.steps_lost,
+            reconfigurations: status.reconfigurations,
+            generation: status.plan.as_ref().map(|plan| plan.generation),
+            is_checkpoint_stale: stale.map(|condition| condition.status == "True"),
+            steps,
+            pods,
+        }
+    }
 }
 
 /// All jobs.
@@ -30,11 +50,8 @@ pub struct Jobs(Mutex<BTreeMap<JobKey, Figures>>);
 impl Jobs {
     /// A job was reconciled: its status, the steps of its run, its pods by state.
     pub fn reconciled(&self, key: &JobKey, status: &Status, steps: u64, pods: BTreeMap<&'static str, usize>) {
-        let mut jobs = self.0.lock();
-        let job = jobs.entry(key.clone()).or_default();
-        job.status = status.clone();
-        job.steps = steps;
-        job.pods = pods;
+        let figures = Figures::new(status, steps, pods);
+        self.0.lock().insert(key.clone(), figures);
     }
 
     /// Removes the figures of deleted jobs.
@@ -135,22 +152,18 @@ fn progress(w: &mut Writer<'_, '_>) -> std::fmt::Result {
         (f.steps > 0).then(|| whole(f.steps))
     })?;
     w.gauges(&Series("job_phase", "1 for the phase that the job is in"), |f| {
-        let is = |phase| f.status.phase == Some(phase);
+        let is = |phase| f.phase == Some(phase);
         let phases = JobPhase::ALL.iter();
         phases
             .map(|p| (Some(("phase", p.as_str())), f64::from(u8::from(is(*p)))))
             .collect()
     })?;
     let lost = "Steps that had to be trained again because no worker held their state any more";
-    w.counter(&Series("job_steps_lost", lost), |f| f.status.steps_lost)?;
+    w.counter(&Series("job_steps_lost", lost), |f| f.steps_lost)?;
     let changes = "Plans that came into force after the first";
-    w.counter(&Series("job_reconfigurations", changes), |f| {
-        f.status.reconfigurations
-    })?;
+    w.counter(&Series("job_reconfigurations", changes), |f| f.reconfigurations)?;
     let generation = Series("job_generation", "Number of the plan in force");
-    w.gauge(&generation, |f| {
-        f.status.plan.as_ref().map(|p| whole(p.generation))
-    })
+    w.gauge(&generation, |f| f.generation.map(whole))
 }
 
 fn pods(w: &mut Writer<'_, '_>) -> std::fmt::Result {
@@ -168,7 +181,6 @@ fn checkpoints(w: &mut Writer<'_, '_>) -> std::fmt::Result {
         "1 while the condition CheckpointStale is true",
     );
     w.gauge(&stale, |f| {
-        let found = f.status.condition(ConditionType::CheckpointStale)?;
-        Some(f64::from(u8::from(found.status == "True")))
+        f.is_checkpoint_stale.map(|is| f64::from(u8::from(is)))
     })
 }

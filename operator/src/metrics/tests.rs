@@ -1,5 +1,5 @@
 use super::*;
-use varuna_api::crd::Status;
+use varuna_api::crd::{PlanStatus, Status};
 
 #[test]
 fn a_jobs_series_come_with_it_and_go_with_it() {
@@ -8,7 +8,11 @@ fn a_jobs_series_come_with_it_and_go_with_it() {
         phase: Some(varuna_api::JobPhase::Training),
         step: Some(12),
         steps_lost: Some(3),
-        loss: Some("2.5".into()),
+        reconfigurations: Some(2),
+        plan: Some(PlanStatus {
+            generation: 5,
+            ..PlanStatus::default()
+        }),
         ..Status::default()
     };
     let key = ("ns".to_owned(), "j".to_owned());
@@ -22,6 +26,8 @@ fn a_jobs_series_come_with_it_and_go_with_it() {
         r#"varuna_job_phase{namespace="ns",job_name="j",phase="Training"} 1.0"#,
         r#"varuna_job_phase{namespace="ns",job_name="j",phase="Failed"} 0.0"#,
         r#"varuna_job_pods{namespace="ns",job_name="j",state="running"} 4.0"#,
+        r#"varuna_job_generation{namespace="ns",job_name="j"} 5.0"#,
+        r#"varuna_job_reconfigurations_total{namespace="ns",job_name="j"} 2"#,
     ] {
         assert!(text.contains(line), "no {line} in:\n{text}");
     }

@@ -316,14 +316,18 @@ impl Job {
         .await
     }
 
-    /// A series of the metrics of the operator that leads and of the job's coordinator: the sum of all whose name and labels contain these.
+    /// A series of the metrics of the operator that leads and of the job's coordinator: the sum of all whose name and labels contain these. A busy
+    /// machine may answer one request too late.
     ///
     /// # Errors
     /// Nobody leads, or there is no such series.
     pub(crate) async fn metric(&self, name: &str, labels: &[&str]) -> Result<f64> {
-        let mut text = metrics::of_operator(&self.client, &self.operator).await?;
-        text += &metrics::of_coordinator(&self.client, &self.namespace).await?;
-        metrics::sum(&text, name, labels)
+        eventually(&format!("the metric {name} with {labels:?}"), || async {
+            let mut text = metrics::of_operator(&self.client, &self.operator).await?;
+            text += &metrics::of_coordinator(&self.client, &self.namespace).await?;
+            metrics::sum(&text, name, labels)
+        })
+        .await
     }
 }
 

@@ -126,18 +126,20 @@ impl Prometheus {
 
 /// `kubectl proxy`, and where it listens.
 fn proxy(cluster: &Cluster) -> Result<(Ends, String)> {
-    let mut process = cluster
-        .kubectl_command()
-        .args(["proxy", "--port=0"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()?;
+    let mut process = Ends(
+        cluster
+            .kubectl_command()
+            .args(["proxy", "--port=0"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?,
+    );
     let mut line = String::new();
-    let output = process.stdout.take().context("a pipe")?;
+    let output = process.0.stdout.take().context("a pipe")?;
     BufReader::new(output).read_line(&mut line)?;
     let address = line.trim().rsplit(' ').next().unwrap_or_default().to_owned();
     ensure!(address.contains(':'), "kubectl proxy says {line:?}");
-    Ok((Ends(process), address))
+    Ok((process, address))
 }
 
 /// An expression as part of a URL.

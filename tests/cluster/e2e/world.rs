@@ -140,13 +140,13 @@ impl World {
             "--force-conflicts",
             "--wait",
             "--timeout",
-            "120s",
+            "180s",
         ]);
         for value in &set {
             arguments.extend(["--set-string", value.as_str()]);
         }
         let said = self.cluster.helm(&arguments).and_then(|_| {
-            let test = ["test", "v", "-n", OPERATOR, "--logs", "--timeout", "60s"];
+            let test = ["test", "v", "-n", OPERATOR, "--logs", "--timeout", "180s"];
             self.cluster.helm(&test)
         });
         let said = said.map_err(|error| {

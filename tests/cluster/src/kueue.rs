@@ -1,6 +1,6 @@
 //! Kueue in a cluster of tests: its definitions, and its own controller where that has been built.
 
-use crate::{Cluster, eventually, root};
+use crate::{Cluster, eventually, log_tail, root};
 use anyhow::{Context as _, Result};
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client};
@@ -105,10 +105,7 @@ impl KueueController {
     /// The last lines of its log.
     #[must_use]
     pub fn log_tail(&self) -> String {
-        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
-        let mut tail: Vec<&str> = log.lines().rev().take(5).collect();
-        tail.reverse();
-        tail.join("\n")
+        log_tail(&self.log)
     }
 }
 
@@ -138,7 +135,7 @@ fn serve_definitions(cluster: &Cluster, built: &Path) -> Result<()> {
     let wait = [
         "wait",
         "--for=condition=Established",
-        "--timeout=60s",
+        "--timeout=180s",
         "-f",
         &definitions,
     ];

@@ -35,8 +35,8 @@ use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
 use varuna_operator::health::Health;
 
-/// The control plane is ready in three to ten seconds on two cores.
-const START: Duration = Duration::from_secs(120);
+/// The control plane is ready in three to ten seconds on two cores. It gives up by itself before this.
+const START: Duration = Duration::from_secs(330);
 /// What does not come within this does not come.
 const WAIT: Duration = Duration::from_secs(180);
 
@@ -134,13 +134,16 @@ impl Cluster {
         let began = Instant::now();
         while !dir.join("ready").exists() {
             if let Some(status) = process.try_wait()? {
-                let log = std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();
-                bail!("the control plane ended with {status}: {log}");
+                bail!(
+                    "the control plane ended with {status}\n{}",
+                    last_words(folder.path())
+                );
             }
             ensure!(
                 began.elapsed() < START,
-                "the control plane is not ready after {} s",
-                START.as_secs()
+                "the control plane is not ready after {} s\n{}",
+                START.as_secs(),
+                last_words(folder.path())
             );
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -184,7 +187,7 @@ impl Cluster {
                 "crd/varunajobs.varuna.dev",
                 "crd/varunaruns.varuna.dev",
                 "crd/varunarecords.varuna.dev",
-                "--timeout=60s",
+                "--timeout=180s",
             ],
             "",
         )?;
@@ -299,6 +302,32 @@ impl Cluster {
         }
         Ok(name)
     }
+}
+
+/// The last lines of what a control plane and its components have said: their logs go with its folder.
+fn last_words(folder: &Path) -> String {
+    let state = std::fs::read_dir(folder.join("state"));
+    let mut logs: Vec<PathBuf> = state
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|e| e == "log"))
+        .collect();
+    logs.sort();
+    logs.push(folder.join("log"));
+    logs.iter()
+        .map(|log| format!("-- {}\n{}\n", log.display(), log_tail(log)))
+        .collect()
+}
+
+/// The last lines of a log; nothing where there is none.
+#[must_use]
+pub fn log_tail(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let mut tail: Vec<&str> = text.lines().rev().take(8).collect();
+    tail.reverse();
+    tail.join("\n")
 }
 
 /// Waits until `what` is there; fails with the last answer after a while. Watches would be quicker, and longer to read.

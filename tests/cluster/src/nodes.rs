@@ -3,7 +3,7 @@
 //! One set at a time on a machine: names and addresses are fixed, and a lock keeps a second one waiting.
 
 use crate::family::Family;
-use crate::root;
+use crate::{log_tail, root};
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -13,9 +13,27 @@ use std::io::{Read as _, Seek as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// Held while nodes exist.
 const LOCK: &str = "/run/varuna-test-nodes.lock";
+/// A part of a node starts within seconds, on a busy machine within some more; one that takes longer hangs.
+const START: Duration = Duration::from_secs(120);
+
+/// Waits until something is there; fails with the end of the log of what should have brought it, which goes with the cluster.
+fn wait_for(what: &str, log: &Path, is_there: impl Fn() -> bool) -> Result<()> {
+    let began = Instant::now();
+    while !is_there() {
+        ensure!(
+            began.elapsed() < START,
+            "{what}, after {} s: {}",
+            START.as_secs(),
+            log_tail(log)
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
 
 /// Why real nodes cannot be made here; none where they can.
 #[must_use]
@@ -182,7 +200,8 @@ impl Nodes {
         );
         let path = self.state.join("Corefile");
         std::fs::write(&path, file)?;
-        let log = File::create(self.state.join("coredns.log"))?;
+        let said = self.state.join("coredns.log");
+        let log = File::create(&said)?;
         let mut command = Command::new(&binary);
         command
             .arg("-conf")
@@ -195,13 +214,9 @@ impl Nodes {
             .spawn()
             .with_context(|| format!("cannot start {}", binary.display()))?;
         self.dns = Some(Group(child));
-        for _ in 0..200 {
-            if std::net::TcpStream::connect((bridge, 53)).is_ok() {
-                return Ok(());
-            }
-            std::thread::sleep(std::time::Duration::from_millis(50));
-        }
-        anyhow::bail!("CoreDNS does not listen: see {}", self.state.display())
+        wait_for("CoreDNS does not listen", &said, || {
+            std::net::TcpStream::connect((bridge, 53)).is_ok()
+        })
     }
 
     /// Adds nodes with these images. Returns when their kubelets have been started.
@@ -220,12 +235,10 @@ impl Nodes {
         for number in numbers {
             // The script writes its process id once its namespaces are as they must be.
             let pid = self.state.join(format!("host{number}/host.pid"));
-            for _ in 0..600 {
-                if pid.exists() {
-                    break;
-                }
-                std::thread::sleep(std::time::Duration::from_millis(50));
-            }
+            let log = self.state.join(format!("host-{number}.log"));
+            wait_for(&format!("node t{number} has no namespaces"), &log, || {
+                pid.exists()
+            })?;
             self.start_runtime(*number)?;
         }
         self.load_images(numbers, images)?;

@@ -275,7 +275,7 @@ fn the_role_of_the_chart_has_the_rights_that_the_operator_checks_and_no_others()
         .unwrap()
         .iter()
         .flat_map(|rule| {
-            let group = strings(&rule["apiGroups"]).remove(0);
+            let [group] = <[String; 1]>::try_from(strings(&rule["apiGroups"])).unwrap();
             let verbs = strings(&rule["verbs"]);
             let of = move |resource: String| {
                 let (group, verbs) = (group.clone(), verbs.clone());

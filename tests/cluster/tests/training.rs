@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use varuna_cluster_tests::kubelet::Kubelet;
 use varuna_cluster_tests::{
-    FakeNode, cluster, coordinators, eventually, jobs, observed, operator, root, unscheduled,
+    FakeNode, cluster, coordinators, eventually, jobs, log_tail, observed, operator, root, unscheduled,
 };
 use varuna_operator::decide::objects::{COORDINATOR_LABEL, coordinator_pod_name, pod_name, worker_selector};
 
@@ -45,6 +45,23 @@ fn job(pool: &str) -> Value {
     })
 }
 
+/// The folder of the workers' logs: where the test fails, their ends are printed.
+struct Logs(tempfile::TempDir);
+
+impl Drop for Logs {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for entry in std::fs::read_dir(self.0.path()).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_file() {
+                println!("-- {}\n{}", path.display(), log_tail(&path));
+            }
+        }
+    }
+}
+
 async fn status(client: &Client, namespace: &str) -> Result<Value> {
     Ok(jobs(client, namespace).get("j").await?.data["status"].clone())
 }
@@ -64,7 +81,7 @@ async fn reaches(client: &Client, namespace: &str, step: i64, workers: i64) -> R
 async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_takes_over() {
     let namespace = cluster().namespace("train").unwrap();
     let client = cluster().client().await.unwrap();
-    let folder = tempfile::tempdir().unwrap();
+    let folder = Logs(tempfile::tempdir().unwrap());
     let data = root().join(".cache/data/kjv");
     assert!(
         data.with_extension("idx").exists(),
@@ -73,7 +90,7 @@ async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_t
     let a = FakeNode::add(&client, &format!("{namespace}-a"), &namespace, 4)
         .await
         .unwrap();
-    let logs = folder.path().to_owned();
+    let logs = folder.0.path().to_owned();
     let kubelet = Kubelet::new(client.clone(), &namespace, "j", worker(), data, logs)
         .await
         .unwrap();
@@ -83,7 +100,7 @@ async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_t
         &client,
         client.clone(),
         &namespace,
-        &folder.path().join("coordinators"),
+        &folder.0.path().join("coordinators"),
     );
     let document: DynamicObject = serde_json::from_value(job(&namespace)).unwrap();
     jobs(&client, &namespace)

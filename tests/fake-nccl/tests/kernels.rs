@@ -29,8 +29,11 @@ fn module(context: &Arc<Context>) -> Module {
     Module::load(context, &image).unwrap()
 }
 
+/// The stand-in is late by 150 to 300 microseconds each time: a thread that a busy machine holds up for some milliseconds still finds it at work.
+const LAUNCHES: u32 = 200;
+
 fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(20)
+    Instant::now() + Duration::from_secs(60)
 }
 
 /// Weights, first and second moments, gradients.
@@ -114,7 +117,7 @@ fn weights_after(steps: u32, waits: bool) -> Vec<u8> {
 #[test]
 fn a_launched_optimizer_has_the_bits_of_the_hosts_and_runs_in_the_order_of_its_stream() {
     let mut own = start();
-    for _ in 0..20 {
+    for _ in 0..LAUNCHES {
         let [w, m, v, g] = &mut own;
         let arguments = arguments([w, m, v, g].map(|values| values.as_mut_ptr()));
         // SAFETY: four arrays of this length that live through the call.
@@ -127,7 +130,7 @@ fn a_launched_optimizer_has_the_bits_of_the_hosts_and_runs_in_the_order_of_its_s
             )
         };
     }
-    assert!(weights_after(20, true) == bytes_of(&own[0]));
+    assert!(weights_after(LAUNCHES, true) == bytes_of(&own[0]));
     assert!(own[0] != start()[0]);
 }
 
@@ -139,7 +142,7 @@ fn time_between_events_is_the_devices_and_not_that_of_the_launches() {
     let module = module(&context);
     let arguments = arguments([0, 1, 2, 3].map(|i: usize| buffers[i].pointer().cast()));
     let first = stream.record_timed().unwrap();
-    for _ in 0..20 {
+    for _ in 0..LAUNCHES {
         let blocks = u32::try_from(arguments.blocks()).unwrap();
         // SAFETY: four buffers of this length, which live until the last event below is done.
         unsafe { module.launch(Kernel::Optimizer, blocks, (&raw const arguments).cast(), &stream) }.unwrap();
@@ -147,13 +150,12 @@ fn time_between_events_is_the_devices_and_not_that_of_the_launches() {
     let last = stream.record_timed().unwrap();
     assert!(last.since(&first).is_err(), "the device has not come to it");
     last.wait("the kernels", soon()).unwrap();
-    // The stand-in is late by 150 to 300 microseconds each time.
-    assert!(last.since(&first).unwrap() >= Duration::from_micros(20 * 150));
+    assert!(last.since(&first).unwrap() >= Duration::from_micros(150) * LAUNCHES);
 }
 
 #[test]
 fn a_copy_that_does_not_wait_for_the_kernels_has_other_numbers() {
-    assert!(weights_after(20, false) != weights_after(20, true));
+    assert!(weights_after(LAUNCHES, false) != weights_after(LAUNCHES, true));
 }
 
 #[test]

@@ -28,7 +28,7 @@ const EVALUATION: u32 = 3;
 const AHEAD: usize = 1;
 
 fn later() -> Instant {
-    Instant::now() + Duration::from_secs(30)
+    Instant::now() + Duration::from_secs(60)
 }
 
 /// A plan of pipelines of so many workers each, over 8 segments with a tied weight, of 5 micro-batches or whole groups.

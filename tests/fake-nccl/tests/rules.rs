@@ -19,7 +19,7 @@ type Encode = fn(f32) -> Vec<u8>;
 type Round = fn(f32) -> f32;
 
 fn later() -> Instant {
-    Instant::now() + Duration::from_secs(20)
+    Instant::now() + Duration::from_secs(60)
 }
 
 fn soon() -> Instant {

@@ -1,7 +1,7 @@
 //! What every store must do.
 
 use varuna_checkpoint::{
-    CheckpointError, Claim, Facts, Location, Manifest, RateLimit, Retention, Shard, ShardTensor, Standing,
+    CheckpointError, Claim, Facts, LeaseState, Location, Manifest, RateLimit, Retention, Shard, ShardTensor,
     Store, unit_name,
 };
 use varuna_plan::state::Chain;
@@ -112,11 +112,11 @@ pub async fn conforms(place: Location) {
 async fn keeps_house(store: &Store) {
     store
         .location()
-        .refuse(state(20), "for the test")
+        .mark_damaged(state(20), "for the test")
         .await
         .expect("a mark");
     let listed = store.location().list().await.expect("a list");
-    assert!(listed[1].refused && !listed[1].is_usable());
+    assert!(listed[1].marked_damaged && !listed[1].is_usable());
     // A zombie's late upload of a state that was never completed.
     let late = shard(state(5), Unit(0), 10).encode().expect("a shard");
     let put = store
@@ -144,7 +144,7 @@ async fn keeps_house(store: &Store) {
 /// What was found damaged can be deleted and put again; what is sound stays, whoever wants it deleted.
 async fn is_put_again(store: &Store, damaged: StateId, sound: StateId) {
     let place = store.location();
-    place.refuse(damaged, "for the test").await.expect("a mark");
+    place.mark_damaged(damaged, "for the test").await.expect("a mark");
     assert!(place.discard(damaged).await.expect("deletions"));
     assert!(!place.discard(damaged).await.expect("an answer"));
     assert!(!place.discard(sound).await.expect("an answer"));
@@ -177,17 +177,17 @@ async fn belongs_to_one_run(store: &Store) {
         matches!(refused, Err(CheckpointError::Owned { .. })),
         "{refused:?}"
     );
-    assert_eq!(first.renew().await.expect("an answer"), Standing::Owner);
+    assert_eq!(first.renew().await.expect("an answer"), LeaseState::Owner);
     // Its process has ended for certain.
     let second = place
         .claim(claim("second"), |_| true)
         .await
         .expect("a free place");
     let standing = first.renew().await.expect("an answer");
-    assert_eq!(standing, Standing::Taken("second".to_owned()));
+    assert_eq!(standing, LeaseState::Taken("second".to_owned()));
     // The same run after a restart.
     let restarted = place.claim(claim("second"), alive).await.expect("its own place");
-    assert_eq!(second.renew().await.expect("an answer"), Standing::Succeeded);
+    assert_eq!(second.renew().await.expect("an answer"), LeaseState::Succeeded);
     restarted.release().await.expect("an answer");
     let third = place
         .claim(claim("third"), alive)
@@ -196,14 +196,14 @@ async fn belongs_to_one_run(store: &Store) {
     third.release().await.expect("an answer");
     // Nobody has it now, but somebody had.
     let standing = first.renew().await.expect("an answer");
-    assert_eq!(standing, Standing::Taken("third".to_owned()));
+    assert_eq!(standing, LeaseState::Taken("third".to_owned()));
     // Who slept through all that finds that the place is another's.
     let fourth = place.claim(claim("fourth"), alive).await.expect("a free place");
     for slept in [&first, &restarted, &third] {
         let standing = slept.renew().await.expect("an answer");
-        assert_eq!(standing, Standing::Taken("fourth".to_owned()));
+        assert_eq!(standing, LeaseState::Taken("fourth".to_owned()));
         slept.release().await.expect("an answer");
     }
-    assert_eq!(fourth.renew().await.expect("an answer"), Standing::Owner);
+    assert_eq!(fourth.renew().await.expect("an answer"), LeaseState::Owner);
     fourth.release().await.expect("an answer");
 }

@@ -21,7 +21,7 @@ const AZURE_KEY: &str =
 /// A running blob store with one empty bucket.
 pub struct Server {
     child: Child,
-    _folder: TempDir,
+    folder: TempDir,
     /// `http://address:port`.
     pub endpoint: String,
     /// Of the bucket.
@@ -100,22 +100,29 @@ fn program(name: &str) -> PathBuf {
 }
 
 /// Waits until something answers there, whatever it says.
-async fn ready(url: &str, child: &mut Child) {
+async fn ready(url: &str, server: &mut Server) {
     let start = Instant::now();
     while reqwest::get(url).await.is_err() {
-        if let Ok(Some(status)) = child.try_wait() {
-            panic!("the server ended before it answered: {status}");
+        let said = || std::fs::read_to_string(log_of(&server.folder)).unwrap_or_default();
+        if let Ok(Some(status)) = server.child.try_wait() {
+            panic!("the server ended before it answered: {status}\n{}", said());
         }
-        assert!(start.elapsed() < PATIENCE, "{url} does not answer");
+        assert!(start.elapsed() < PATIENCE, "{url} does not answer\n{}", said());
         tokio::time::sleep(GLANCE).await;
     }
 }
 
-fn start(command: &mut Command) -> Child {
+/// Where a server's output goes.
+fn log_of(folder: &TempDir) -> PathBuf {
+    folder.path().join("log")
+}
+
+fn start(command: &mut Command, folder: &TempDir) -> Child {
+    let log = std::fs::File::create(log_of(folder)).expect("a writable folder");
     let child = command
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stdout(log.try_clone().expect("a second handle"))
+        .stderr(log)
         .spawn();
     child.expect("the server starts")
 }
@@ -136,7 +143,7 @@ pub async fn minio() -> Server {
     // A folder in its root is a bucket.
     std::fs::create_dir_all(folder.path().join("data").join(BUCKET)).expect("a writable folder");
     let address = format!("{}:9000", address());
-    let mut child = start(
+    let child = start(
         Command::new(program("minio"))
             .args(["server", "--quiet", "--address", &address, "--console-address"])
             .arg(address.replace(":9000", ":9001"))
@@ -145,12 +152,14 @@ pub async fn minio() -> Server {
             .env("MINIO_ROOT_PASSWORD", "varuna-test-secret")
             .env("MINIO_BROWSER", "off")
             .env("HOME", folder.path()),
+        &folder,
     );
     let endpoint = format!("http://{address}");
-    ready(&format!("{endpoint}/minio/health/ready"), &mut child).await;
-    Server {
+    let health = format!("{endpoint}/minio/health/ready");
+    // From here on it ends with this, whatever fails.
+    let mut server = Server {
         child,
-        _folder: folder,
+        folder,
         uri: format!("s3://{BUCKET}"),
         settings: pairs(&[
             ("AWS_ACCESS_KEY_ID", "varuna-test"),
@@ -161,7 +170,9 @@ pub async fn minio() -> Server {
         ]),
         endpoint,
         front: None,
-    }
+    };
+    ready(&health, &mut server).await;
+    server
 }
 
 /// Azure: an Azurite.
@@ -170,8 +181,9 @@ pub async fn minio() -> Server {
 /// When it does not start.
 pub async fn azurite() -> Server {
     let folder = TempDir::new().expect("a temporary folder");
+    std::fs::create_dir(folder.path().join("data")).expect("a writable folder");
     let host = address();
-    let mut child = start(
+    let child = start(
         Command::new(program("azurite-blob"))
             .args([
                 "--blobHost",
@@ -183,15 +195,14 @@ pub async fn azurite() -> Server {
             ])
             .arg("--disableTelemetry")
             .arg("--location")
-            .arg(folder.path()),
+            .arg(folder.path().join("data")),
+        &folder,
     );
-    let server = format!("http://{host}:10000");
-    ready(&server, &mut child).await;
-    let endpoint = format!("{server}/{AZURE_ACCOUNT}");
-    make_container(&endpoint).await;
-    Server {
+    let root = format!("http://{host}:10000");
+    let endpoint = format!("{root}/{AZURE_ACCOUNT}");
+    let mut server = Server {
         child,
-        _folder: folder,
+        folder,
         uri: format!("az://{BUCKET}"),
         settings: pairs(&[
             ("AZURE_STORAGE_ACCOUNT_NAME", AZURE_ACCOUNT),
@@ -201,7 +212,10 @@ pub async fn azurite() -> Server {
         ]),
         endpoint,
         front: None,
-    }
+    };
+    ready(&root, &mut server).await;
+    make_container(&server.endpoint).await;
+    server
 }
 
 /// A container is made by an administrator; here with the account's key (Azure's "Shared Key" scheme).
@@ -237,15 +251,24 @@ async fn make_container(endpoint: &str) {
 pub async fn google() -> Server {
     let folder = TempDir::new().expect("a temporary folder");
     let host = address();
-    let mut child = start(
+    let child = start(
         Command::new(program("fake-gcs-server"))
             .args([
                 "-scheme", "http", "-host", &host, "-port", "4443", "-backend", "memory",
             ])
             .args(["-log-level", "error"]),
+        &folder,
     );
     let behind = format!("http://{host}:4443");
-    ready(&format!("{behind}/storage/v1/b"), &mut child).await;
+    let mut server = Server {
+        child,
+        folder,
+        uri: format!("gs://{BUCKET}"),
+        settings: Vec::new(),
+        endpoint: String::new(),
+        front: None,
+    };
+    ready(&format!("{behind}/storage/v1/b"), &mut server).await;
     let bucket = serde_json::json!({ "name": BUCKET }).to_string();
     let made = reqwest::Client::new().post(format!("{behind}/storage/v1/b"));
     let made = made
@@ -258,15 +281,11 @@ pub async fn google() -> Server {
     let account = serde_json::json!({
         "gcs_base_url": endpoint, "disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": "",
     });
-    Server {
-        child,
-        _folder: folder,
-        uri: format!("gs://{BUCKET}"),
-        settings: pairs(&[
-            ("GOOGLE_SERVICE_ACCOUNT_KEY", &account.to_string()),
-            ("GOOGLE_ALLOW_HTTP", "true"),
-        ]),
-        endpoint,
-        front: Some(front),
-    }
+    server.settings = pairs(&[
+        ("GOOGLE_SERVICE_ACCOUNT_KEY", &account.to_string()),
+        ("GOOGLE_ALLOW_HTTP", "true"),
+    ]);
+    server.endpoint = endpoint;
+    server.front = Some(front);
+    server
 }

@@ -21,8 +21,8 @@ struct Exponentials {
 
 INLINE Exponentials both(Exponentials a, Exponentials b) {
   const float most = a.most > b.most ? a.most : b.most;
-  // Nothing but minus infinity yet.
-  if (most == MINUS_INFINITY) return {most, 0.0f};
+  // Nothing but minus infinity yet, or what is no number: both sums are 0, or one tells of it.
+  if (most == MINUS_INFINITY) return {most, a.sum + b.sum};
   return {most, a.sum * exponential(a.most - most) + b.sum * exponential(b.most - most)};
 }
 
@@ -41,7 +41,8 @@ INLINE void loss_by(long long row, const LossArguments& a, Exponentials* parts) 
         most = x[k] > most ? x[k] : most;
       }
       float sum = 0;
-      for (int k = 0; k < N; k++) sum += exponential(x[k] - most);
+      // A difference of infinities is no number, and what is no number must stay one.
+      for (int k = 0; k < N; k++) sum += x[k] == MINUS_INFINITY ? 0.0f : exponential(x[k] - most);
       own = both(own, {most, sum});
     }
     parts[t] = own;

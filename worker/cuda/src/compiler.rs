@@ -3,7 +3,7 @@
 use crate::context::Capability;
 use crate::kernels::SOURCE;
 use crate::library::{LoadError, Loaded, functions};
-use std::ffi::{CStr, CString, OsString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_void};
 use std::path::Path;
 
 functions! {
@@ -85,17 +85,20 @@ struct Program<'a> {
 }
 
 impl Compiler {
-    /// Loads it by its usual names, or from where PyTorch's packages have it.
+    /// Loads it from where PyTorch's packages have it, or by its usual names.
     ///
     /// # Errors
     /// It is in none of these places.
     pub fn load() -> Result<Compiler, LoadError> {
-        let named = Compiler::of(&NAMES);
-        match (named, folder_of("libc10.so")) {
-            (Err(absent), Some(torch)) => {
-                Compiler::load_from(&torch.join(BESIDE_LIBTORCH)).map_err(|_| absent)
-            }
-            (named, _) => named,
+        Compiler::load_beside(folder_of("libc10.so").as_deref(), &NAMES)
+    }
+
+    /// The one beside libtorch comes first: a toolkit on the machine may be older, and not know a GPU that libtorch computes on.
+    fn load_beside<S: AsRef<OsStr>>(torch: Option<&Path>, names: &[S]) -> Result<Compiler, LoadError> {
+        let beside = torch.map(|folder| Compiler::load_from(&folder.join(BESIDE_LIBTORCH)));
+        match beside {
+            Some(Ok(compiler)) => Ok(compiler),
+            Some(Err(_)) | None => Compiler::of(names),
         }
     }
 
@@ -114,7 +117,7 @@ impl Compiler {
         Compiler::of(&NAMES.map(|name| path.join(name)))
     }
 
-    fn of<S: AsRef<std::ffi::OsStr>>(names: &[S]) -> Result<Compiler, LoadError> {
+    fn of<S: AsRef<OsStr>>(names: &[S]) -> Result<Compiler, LoadError> {
         Ok(Compiler(Nvrtc::of(&Loaded::open(
             "NVRTC",
             "CUDA 12 or later",
@@ -224,4 +227,61 @@ fn file_in(folder: &Path, prefix: &str) -> Option<OsString> {
     let entries = std::fs::read_dir(folder).ok()?.flatten();
     let mut names = entries.filter(|e| e.file_name().to_string_lossy().starts_with(prefix));
     names.next().map(|e| e.path().into_os_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    const HOPPER: Capability = Capability { major: 9, minor: 0 };
+
+    /// A compiler that refuses all with this number.
+    fn refusing(file: &Path, code: i32) {
+        let text = file.with_extension("c");
+        let functions = [
+            "nvrtcCreateProgram",
+            "nvrtcDestroyProgram",
+            "nvrtcCompileProgram",
+            "nvrtcGetProgramLogSize",
+            "nvrtcGetProgramLog",
+            "nvrtcGetCUBINSize",
+            "nvrtcGetCUBIN",
+            "nvrtcGetPTXSize",
+            "nvrtcGetPTX",
+        ];
+        let source = functions.map(|name| format!("int {name}() {{ return {code}; }}\n"));
+        std::fs::write(&text, source.concat()).unwrap();
+        let made = Command::new("cc")
+            .args(["-shared", "-fPIC", "-w", "-o"])
+            .arg(file)
+            .arg(&text)
+            .status()
+            .unwrap();
+        assert!(made.success());
+    }
+
+    #[test]
+    fn the_compiler_beside_libtorch_is_taken_before_one_of_the_machine() {
+        let folder = std::env::temp_dir().join(format!("varuna-nvrtc-{}", std::process::id()));
+        let (torch, beside) = (folder.join("torch/lib"), folder.join("nvidia/cu13/lib"));
+        for made in [&torch, &beside] {
+            std::fs::create_dir_all(made).unwrap();
+        }
+        let of_machine = folder.join("libnvrtc.so.12");
+        refusing(&of_machine, 12);
+        let told = |torch: Option<&Path>| {
+            let compiler = Compiler::load_beside(torch, &[&of_machine]).unwrap();
+            match compiler.compile(HOPPER) {
+                Err(CompileError::Refused { code, .. }) => code,
+                Err(CompileError::Absent(why)) => panic!("{why}"),
+                Ok(_) => panic!("it compiles nothing"),
+            }
+        };
+        assert_eq!(told(None), 12);
+        assert_eq!(told(Some(&torch)), 12, "there is none beside it");
+        refusing(&beside.join("libnvrtc.so.13"), 13);
+        assert_eq!(told(Some(&torch)), 13);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

@@ -327,7 +327,11 @@ pub unsafe fn run_on_host(kernel: Kernel, blocks: u64, arguments: *const c_void,
     };
     std::thread::scope(|scope| {
         for number in 1..threads {
-            scope.spawn(move || part(number));
+            let thread = std::thread::Builder::new().spawn_scoped(scope, move || part(number));
+            // The system may have no more threads for this process. C++ calls this too, through which no panic can go.
+            if thread.is_err() {
+                part(number);
+            }
         }
         part(0);
     });

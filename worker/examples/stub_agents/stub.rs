@@ -49,7 +49,13 @@ impl Compute for Stub {
         zeros.gradient().map_err(|_| EngineError::Leased(unit))
     }
 
-    fn apply_beside(&mut self, _: &Decision, _: Unit, _: Vec<f32>, done: Done) -> Result<(), EngineError> {
+    fn apply_in_background(
+        &mut self,
+        _: &Decision,
+        _: Unit,
+        _: Vec<f32>,
+        done: Done,
+    ) -> Result<(), EngineError> {
         done(Ok(()));
         Ok(())
     }

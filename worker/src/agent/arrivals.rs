@@ -1,5 +1,5 @@
-//! What has arrived from peers and the store: offered to the member, which takes it at once or never, and the gradients for spare copies
-//! that it has taken and that are not applied yet.
+//! Data that has arrived from peers and the store. It is offered to the member, which takes it at once or never. Also the gradients for
+//! spare copies that the member has taken and that are not applied yet.
 
 use crate::state::UnitState;
 use std::collections::{BTreeMap, VecDeque};

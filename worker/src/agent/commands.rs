@@ -1,4 +1,4 @@
-//! Commands on their way to the engine: in their order, however full its queue is.
+//! Commands to the engine: they keep their order, however full the engine's queue is.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -7,8 +7,9 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct EngineGone;
 
-/// The queue to the engine, and what it has no room for. Waiting for room would hide a stuck engine from the coordinator. What may
-/// wait is bounded: the member has one unit on its way to each peer, takes over each of its units once, and runs one step.
+/// The queue to the engine, and the commands for which it has no room. The agent must not wait for room, because that would hide a stuck
+/// engine from the coordinator. The number of waiting commands is bounded: the member sends one unit at a time to each peer, takes over
+/// each of its units once, and runs one step.
 pub(super) struct Commands<C> {
     engine: SyncSender<C>,
     waiting: VecDeque<C>,

@@ -250,7 +250,7 @@ impl Agent {
                 about: None,
             }));
         };
-        self.telling.begin(&plan, self.me);
+        self.step_reports.begin(&plan, self.me);
         self.running = Some(Arc::clone(&link));
         self.command(Command::Run {
             plan,

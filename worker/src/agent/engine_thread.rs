@@ -1,8 +1,8 @@
 //! The engine's own thread: takes commands in order, answers with events.
 //!
-//! The thread owns the device and all libtorch objects. It never talks to the coordinator and decides nothing. A fence
-//! reaches it through `Link::abort`, which ends every wait of the running step, and the [`Command::Quiesce`] that follows; the
-//! answer proves that the engine itself has stopped, not only its control task.
+//! The thread owns the device and all libtorch objects. It never talks to the coordinator and decides nothing. A fence reaches it through
+//! `Link::abort`, which ends every wait of the running step, and the [`Command::Quiesce`] that follows; its answer proves that the engine
+//! itself has stopped, not only its control task.
 
 use crate::engine::{Compute, EngineError, Lap, StepTimings, Timeline, panic_message};
 use crate::state::{UnitSnapshot, UnitState};
@@ -18,7 +18,7 @@ use varuna_protocol::Prepared;
 /// Commands that may wait for the engine; the agent keeps what is more.
 const QUEUE: usize = 1024;
 
-/// Who is given something of a unit.
+/// Who receives data of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Recipient {
     /// Of the connection.
@@ -32,9 +32,9 @@ pub struct Recipient {
 /// The step whose gradient is given to a peer.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum GradientOf {
-    /// It is decided, and about to be applied: for who follows the unit.
+    /// The step is decided, and about to be applied: for followers of the unit.
     Decided(Decision),
-    /// It was run: for who keeps the unit's spare copy.
+    /// The step was run: for the keeper of the unit's spare copy.
     Prepared(Prepared),
 }
 
@@ -48,7 +48,7 @@ impl GradientOf {
     }
 }
 
-/// Who reads a state that is given to a peer.
+/// Who reads a state that is sent to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reader {
     /// The connection, part by part: nobody trains meanwhile.
@@ -175,7 +175,7 @@ pub enum Event {
     Fatal(EngineError),
 }
 
-/// A step that came to no end.
+/// A step that did not finish.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FailedStep {
     /// Of its plan.
@@ -289,7 +289,11 @@ impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
                 id,
                 decision,
                 reader,
-                snapshot: self.engine.snapshot(recipient.unit)?,
+                snapshot: match reader {
+                    // Copies on the device would stay there until they are sent, beside the units that this worker loads meanwhile.
+                    Reader::Connection => self.engine.share(recipient.unit)?,
+                    Reader::Copy => self.engine.snapshot(recipient.unit)?,
+                },
             },
         };
         (self.emit)(event);
@@ -311,10 +315,11 @@ impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
                 Err(error) => Event::Fatal(error),
             });
         };
-        self.engine.apply_beside(decision, unit, gradient, Box::new(done))
+        self.engine
+            .apply_in_background(decision, unit, gradient, Box::new(done))
     }
 
-    /// Of a skipped step there is nothing to apply: what is known of it goes alone.
+    /// For a skipped step there is no gradient to apply: only its decision is sent.
     fn gradient(&self, recipient: Recipient, of: GradientOf) -> Result<Event, EngineError> {
         let gradient = match of.is_skipped() {
             true => Vec::new(),

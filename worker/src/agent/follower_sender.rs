@@ -1,8 +1,8 @@
-//! Gives connections what followers and keepers of spare copies need, in the order in which the member ordered it: a copy of a unit before the gradients of the steps
-//! after it.
+//! Sends followers and keepers of spare copies what they need, in the order in which the member ordered it: a copy of a unit before the
+//! gradients of later steps.
 //!
-//! A copy is made on a thread of its own, beside the next step, while the engine goes on; a gradient that overtook it would be of no use to
-//! the follower. How much waits here is bounded by the member: eight copies for each follower, and four gradients of each unit that it follows.
+//! A separate thread makes the copies, in parallel with the next step. A gradient that overtook its copy would be useless to the follower.
+//! The member limits how much waits here: eight copies for each follower, and four gradients of each unit that it follows.
 
 use super::engine_thread::Recipient;
 use super::{AgentError, AgentEvent};
@@ -53,7 +53,7 @@ impl FollowerSender {
                 self.queue.insert(queue)
             }
         };
-        // The thread ends with this queue alone.
+        // The thread ends only with this queue.
         let _ = queue.send((recipient, what));
         Ok(())
     }

@@ -14,7 +14,8 @@ use varuna_plan::{Generation, WorkerId};
 use varuna_protocol::{MemberInput, Phase, Prepared};
 use varuna_wire::Upward;
 
-/// What the member is told of a step that came to no end. Data that is lacking goes before peers: they may lack theirs because of it.
+/// What the member is told of a step that did not finish. A lack of data is reported rather than a failure of peers: they may be waiting
+/// because of that lack.
 fn failed(step: FailedStep) -> MemberInput {
     let FailedStep {
         generation,
@@ -41,7 +42,7 @@ impl Agent {
                 laps,
                 timeline,
             } => {
-                self.telling.ran((generation, step), timings, laps, timeline);
+                self.step_reports.ran((generation, step), timings, laps, timeline);
                 MemberInput::Prepared {
                     generation,
                     step,
@@ -52,11 +53,12 @@ impl Agent {
             Event::StepFailed(step) => failed(step),
             Event::Stopped { prepared } => MemberInput::Stopped { prepared },
             Event::Applied { decision, took } => {
-                if let Some(metrics) = self.telling.applied(took) {
+                if let Some(metrics) = self.step_reports.applied(took) {
                     self.send(Upward::Metrics(metrics));
                 }
                 self.feed(MemberInput::Applied { id: decision.id })?;
-                self.telling.spare_copies(self.member.spare_units_in_step().len());
+                self.step_reports
+                    .spare_copies(self.member.spare_units_in_step().len());
                 return Ok(());
             }
             Event::Exported {
@@ -141,7 +143,8 @@ impl Agent {
         }
     }
 
-    /// A copy is on its way no more, as if it had been sent: without it the gradients after it lead on from nothing there, so that it is asked for anew.
+    /// A copy is no longer being sent, as if it had been sent. Without it the follower cannot use the gradients after it, so it asks for
+    /// the copy again.
     pub(super) fn copy_left_off(&mut self, recipient: Recipient) -> Result<(), AgentError> {
         let Recipient { generation, to, unit } = recipient;
         self.feed(MemberInput::Served { generation, to, unit })
@@ -308,7 +311,7 @@ impl Agent {
                     decision: None,
                 };
                 let left = self.offer_staged(Staged::State(unit, id, state), fetched)?;
-                // While a fence is answered nobody takes it, and who trains has no use for it.
+                // While a fence is answered nobody takes it, and a member that trains does not need it.
                 let loads = matches!(self.member.status().phase, Phase::Idle | Phase::Loading);
                 if let Some(Staged::State(unit, id, state)) = left
                     && loads

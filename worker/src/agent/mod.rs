@@ -10,8 +10,8 @@ pub mod engine_thread;
 mod follower_sender;
 mod inputs;
 mod serving;
+mod step_reports;
 mod store_reads;
-mod telling;
 pub mod uplink;
 
 use crate::checkpoints::Checkpoints;
@@ -28,9 +28,9 @@ use serving::Serving;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+pub use step_reports::MemoryTaken;
+use step_reports::StepReports;
 use store_reads::StoreReads;
-pub use telling::MemoryTaken;
-use telling::Telling;
 use tokio::sync::mpsc::{Receiver, Sender};
 use uplink::UplinkEvent;
 use varuna_frames::RunKey;
@@ -110,7 +110,7 @@ pub struct AgentParts<E> {
     pub member: MemberConfig,
     /// The engine, without state.
     pub engine: E,
-    /// With so many threads libtorch computes its steps on the host.
+    /// The number of threads with which libtorch computes on the host.
     pub threads: u32,
     /// Connections to peers; their events go to `events`.
     pub mesh: Box<dyn DataPlane>,
@@ -144,7 +144,7 @@ struct Agent {
     /// The data plane of the running step.
     running: Option<Arc<dyn Link>>,
     arrivals: Arrivals,
-    telling: Telling,
+    step_reports: StepReports,
     start: Instant,
     exit: Option<ExitReason>,
 }
@@ -177,7 +177,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
         run: parts.run,
         running: None,
         arrivals: Arrivals::default(),
-        telling: Telling::new(parts.tokens_per_sample, parts.memory_taken),
+        step_reports: StepReports::new(parts.tokens_per_sample, parts.memory_taken),
         start: Instant::now(),
         exit: None,
     };

@@ -1,7 +1,7 @@
-//! Which of the states that the engine gives are still to be sent to peers that load.
+//! Which states that the engine has read are still to be sent to peers that load.
 //!
-//! What the member orders to be sent waits in the engine's queue first. By the time that it comes the generation may train: nobody wants it any more,
-//! and the optimizer would wait until all of it is sent.
+//! A state that the member orders to be sent first waits in the engine's queue. Meanwhile the generation may have begun to train: then
+//! nobody needs the state any more, and the optimizer would wait until all of it is sent.
 
 use varuna_plan::Generation;
 

@@ -1,5 +1,5 @@
-//! Which units are being read from the checkpoint store, and for which generation: what a read brings counts in no other. One that ends while a
-//! fence is answered ends for nobody; the next plan mostly wants the same, and is given it.
+//! Which units are being read from the checkpoint store, and for which generation: the result of a read counts only for that one. If a read
+//! ends while a fence is answered, its result is kept, because the next plan usually needs the same.
 
 use crate::state::UnitState;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ pub(super) enum ReadStep {
 pub(super) struct StoreReads {
     /// Each with the generation that asked for it last.
     under_way: BTreeMap<(StateId, Unit), Generation>,
-    /// Whole and sound. No more than were under way when a fence came.
+    /// Complete and undamaged. There are no more than were under way when a fence came.
     kept: BTreeMap<(StateId, Unit), UnitState>,
 }
 
@@ -38,12 +38,12 @@ impl StoreReads {
         self.kept.insert((id, unit), state);
     }
 
-    /// What was kept of a unit's state at `id`: equal names mean equal bits, whoever asked.
+    /// The kept result for a unit's state at `id`. Equal names mean equal bits, whichever generation asked.
     pub(super) fn take_kept(&mut self, id: StateId, unit: Unit) -> Option<UnitState> {
         self.kept.remove(&(id, unit))
     }
 
-    /// A plan was accepted: what it does not give this worker at its base is forgotten.
+    /// A plan was accepted: results for units that it does not give this worker at its base are dropped.
     pub(super) fn accept(&mut self, me: WorkerId, plan: &Plan) {
         let units = match plan.base {
             Base::Fixed { .. } => plan.units(me),
@@ -54,13 +54,13 @@ impl StoreReads {
             .retain(|(id, unit), _| is_base(*id) && units.contains(unit));
     }
 
-    /// The member trains, or is of no use any more: nothing is loaded.
+    /// The member trains, or is no longer needed: nothing is loaded.
     pub(super) fn free(&mut self) {
         self.kept.clear();
     }
 
-    /// A read goes on; returns the generation whose member is told of it. One that may be tried again is merely over: the member asks again until
-    /// it has the unit.
+    /// A read has made progress or ended; returns the generation whose member is told of it. A failed read that may be tried again just
+    /// ends: the member asks again until it has the unit.
     pub(super) fn step(&mut self, id: StateId, unit: Unit, step: ReadStep) -> Option<Generation> {
         let key = (id, unit);
         match step {

@@ -11,9 +11,9 @@ use varuna_wire::{Downward, Hello, Upward, Welcome, WireError};
 
 /// Messages that may wait in either direction. More than a few mean that the other side is stuck.
 const QUEUE: usize = 1024;
-/// Pauses between two attempts to attach: doubled up to a second, without end, and up to as much again by chance. All workers lose a
-/// coordinator at the same moment; were they to come back in step, they would push each other out of the places that its port has
-/// for who has not shown the token yet.
+/// Pauses between two attempts to attach: doubled up to a second, without end, plus a random part of up to the same length. All workers
+/// lose a coordinator at the same moment. If they came back at the same moment too, they would push each other out of the places that its
+/// port has for connections that have not shown the token yet.
 const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
     .with_min_delay(Duration::from_millis(20))
     .with_max_delay(Duration::from_secs(1))
@@ -113,7 +113,7 @@ async fn attach(
     let mut client = varuna_wire::connect(&to.address, to.certificate.as_deref(), &to.token).await?;
     let (up, requests) = channel(QUEUE);
     let send = async |message: &Upward| up.send(message.to_wire()).await.map_err(|_| StreamError::Closed);
-    // What the worker has learnt of itself goes into every hello from then on.
+    // What the worker has found out about itself goes into every later hello.
     let renew = |hello: &mut Hello, newer: Hello| {
         let run = std::mem::take(&mut hello.run);
         *hello = Hello { run, ..newer };

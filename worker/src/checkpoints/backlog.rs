@@ -1,4 +1,4 @@
-//! Copies of states that wait for their upload: which is next, and which give way.
+//! Copies of states that wait for their upload: which is next, and which are dropped for newer ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::{StateId, Unit};
@@ -21,7 +21,7 @@ impl<C> Default for Backlog<C> {
 }
 
 impl<C> Backlog<C> {
-    /// Makes room for a unit's state: older states that wait are dropped. False where a copy of the same state is here or on its way
+    /// Makes room for a unit's state: older states that wait are dropped. False if a copy of the same state exists or is being made
     /// already: another one would have the same bits.
     pub(super) fn admit(&mut self, id: StateId, unit: Unit) -> bool {
         self.0.retain(|other, batch| *other >= id || batch.uploading > 0);
@@ -89,7 +89,7 @@ impl<C> Backlog<C> {
         self.0.values().any(waits)
     }
 
-    /// The upload of a copy has failed, and ended. It is tried again, unless that is of no use, or a newer state waits: then the
+    /// The upload of a copy has failed, and ended. It is tried again, unless another try cannot succeed, or a newer state waits: then the
     /// older one will never be complete.
     pub(super) fn failed(&mut self, id: StateId, unit: Unit, copy: C, is_final: bool) {
         if is_final || self.newer_waits(id) {

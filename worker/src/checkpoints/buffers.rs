@@ -1,6 +1,6 @@
-//! Memory for copies of states, used again: the first touch of fresh memory costs four times what the copy does. What is kept is no more than
-//! the next checkpoint takes anyway. Where the host has little memory left, nothing is kept, and units are copied one after the other as those before
-//! them reach the store: a worker that takes more than it has is killed, with its state.
+//! Memory for copies of states. It is used again, because the first touch of fresh memory costs four times as much as the copy. No more is
+//! kept than the next checkpoint needs anyway. If the host has little memory left, nothing is kept, and each unit is copied only when
+//! earlier ones have reached the store: a worker that uses more memory than it has is killed, with its state.
 
 use crate::state::{ReadError, UnitSnapshot};
 use parking_lot::{Condvar, Mutex};
@@ -10,16 +10,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_plan::{OptimizerProgress, StateId, Unit};
 
-/// A free buffer serves units that are smaller than it by up to this share of theirs, so that memory is not held for nothing.
+/// A free buffer may be larger than the unit that uses it by up to this share of the unit, so that little memory is wasted.
 const SPARE: usize = 8;
-/// Who waits for memory looks so often whether there is some.
+/// How often a thread that waits for memory checks whether there is some.
 const LOOK: Duration = Duration::from_millis(50);
-/// If no optimizer has asked for the state in so long, nobody trains: it is that of the last step. What a step takes is free then, and one unit has
-/// room in it.
+/// If no optimizer has asked for the state in this time, nobody trains: it is the state of the last step. The memory of a step is free
+/// then, and has room for one unit.
 const IDLE: Duration = Duration::from_secs(120);
-/// No state is begun for so long after one that had no memory, since the optimizer waited for it in vain. It ends: the store may have been slow that once.
+/// How long no state is begun after one that had no memory, since the optimizer waited for it in vain. The pause ends, because the store
+/// may have been slow only once.
 const PAUSE: Duration = Duration::from_secs(60);
-/// The pause doubles so often at most, with each such state in a row: where none ever has room, that costs the optimizer 15 s in a quarter of an hour.
+/// How often the pause doubles at most, with each such state in a row. If none ever has room, the optimizer loses 15 s in a quarter of an
+/// hour.
 const DOUBLINGS_MAX: u32 = 4;
 
 /// Why a unit was not copied.
@@ -63,7 +65,8 @@ impl Drop for Buffer {
     }
 }
 
-/// How many bytes copies may have, all of them together, by the bytes that they have, and the most that they ever had; none where that is not known.
+/// How many bytes all copies together may have, given the bytes that they have now and the most that they ever had; none if that is not
+/// known.
 pub type Room = Box<dyn Fn(u64, u64) -> Option<u64> + Send + Sync>;
 
 /// Memory of copies, and that which is free for them.
@@ -82,7 +85,7 @@ struct Free {
     out: usize,
     /// The most elements that these and the free buffers ever had: the process does not give memory back.
     most: usize,
-    /// The state that was to be copied last, and the elements of each of its units so far. One that was given up may come again.
+    /// The last state that was to be copied, and the elements of each of its units so far. A state that was given up may come again.
     newest: Option<(StateId, BTreeMap<Unit, usize>)>,
     /// Elements of the state before.
     before: usize,
@@ -109,7 +112,7 @@ impl Free {
         self.newest.as_ref().map_or(0, |(_, units)| units.values().sum())
     }
 
-    /// A free buffer for so many elements.
+    /// A free buffer for this many elements.
     fn fitting(&mut self, elements: usize) -> Option<Vec<f32>> {
         let fits = |buffer: &Vec<f32>| {
             let larger = buffer.capacity().checked_sub(elements);
@@ -158,7 +161,7 @@ impl Buffers {
         }
     }
 
-    /// A unit of so many elements is to be copied at `id`.
+    /// A unit of this many elements is to be copied at `id`.
     pub(super) fn note(&self, id: StateId, unit: Unit, elements: usize) {
         let mut free = self.free.lock();
         match &mut free.newest {
@@ -198,7 +201,7 @@ impl Buffers {
         StateCopy(Arc::new(Buffer { progress, data, home }))
     }
 
-    /// An empty vector for so many elements, once there is room for it.
+    /// An empty vector for this many elements, once there is room for it.
     ///
     /// # Errors
     /// It is to be left before there is.
@@ -229,7 +232,7 @@ impl Buffers {
         Ok(data)
     }
 
-    /// Whether there is room for so many elements more; what is kept makes way for them.
+    /// Whether there is room for this many more elements; kept buffers are freed for them if necessary.
     fn has_room(&self, free: &mut Free, elements: usize) -> bool {
         loop {
             let [now, most] = free.bytes();
@@ -243,8 +246,8 @@ impl Buffers {
         }
     }
 
-    /// Whether no other state should be copied now: there is no room for one as large as the last, and either that one is still here, or a state
-    /// had no memory a short while ago.
+    /// Whether no other state should be copied now. This is so if there is no room for one as large as the last, and either that one is
+    /// still in memory, or a state had no memory a short while ago.
     pub(super) fn is_short(&self, holds_one: bool, now: Instant) -> bool {
         let mut free = self.free.lock();
         let pauses = free.pause_until.is_some_and(|until| now < until);

@@ -1,4 +1,5 @@
-//! The tokenizer of a job's dataset, kept beside its checkpoints: whoever generates texts from one, or exports it, need not have the data.
+//! Keeps the tokenizer of a job's dataset next to its checkpoints, so that generating text from a checkpoint, or exporting it, does not
+//! need the data.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use varuna_api::Data;
@@ -32,7 +33,8 @@ impl DataTokenizer {
         }
     }
 
-    /// Keeps it at this location, unless it, or another one, is there. Once a process is enough. Training does without: a failure is only said.
+    /// Keeps it at this location, unless this or another one is there. Each process does this once. Training does not need it, so a failure
+    /// is only logged.
     pub(super) async fn keep(&self, location: &Location, rate_limit: &RateLimit) {
         if self.is_settled.swap(true, Ordering::Relaxed) {
             return;

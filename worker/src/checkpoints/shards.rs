@@ -61,7 +61,7 @@ pub(super) fn from_shard(
     let (id, file) = (shard.id, format!("{}.safetensors", shard.unit));
     let shard = shard.in_order(&expected).map_err(|why| match model {
         Module::Transformer(_) => CheckpointError::Damaged { id, file, why },
-        // It may have been exported anew: the checkpoint is sound.
+        // The model may have been exported again: the checkpoint is not damaged.
         Module::Exported(_) => CheckpointError::Unsuitable { id, why },
     })?;
     Ok(UnitState {

@@ -122,14 +122,14 @@ async fn who_completes_a_checkpoint_and_finds_a_shard_damaged_marks_it() {
     for unit in own {
         upload(&inner, id(3), unit).await.unwrap();
     }
-    assert!(!listed(&inner).await.refused, "not all shards are there");
+    assert!(!listed(&inner).await.marked_damaged, "not all shards are there");
     let damaged = upload(&inner, id(3), last).await;
     assert!(
         matches!(&damaged, Err(CheckpointError::Damaged { .. })),
         "{damaged:?}"
     );
     let listed = listed(&inner).await;
-    assert!(listed.refused && !listed.manifest);
+    assert!(listed.marked_damaged && !listed.manifest);
 }
 
 #[tokio::test]
@@ -155,7 +155,7 @@ async fn a_checkpoint_is_marked_when_its_shard_is_damaged_and_not_when_it_is_sou
         matches!(&damaged, Err(CheckpointError::Damaged { .. })),
         "{damaged:?}"
     );
-    assert!(listed(&inner).await.refused);
+    assert!(listed(&inner).await.marked_damaged);
 }
 
 #[tokio::test]
@@ -255,7 +255,7 @@ async fn a_state_that_is_in_the_store_is_not_written_again_until_it_was_discarde
     inner
         .store
         .location()
-        .refuse(id(5), "for the test")
+        .mark_damaged(id(5), "for the test")
         .await
         .unwrap();
     assert!(inner.store.location().discard(id(5)).await.unwrap());

@@ -1,4 +1,4 @@
-//! What the engine's thread asks of an engine.
+//! The interface of an engine to its thread.
 
 use super::{Done, Engine, EngineError, StepFailure, StepReport};
 use crate::state::{UnitSnapshot, UnitState};
@@ -7,13 +7,17 @@ use std::sync::Arc;
 use std::time::Instant;
 use varuna_plan::{Decision, Plan, Step, Unit};
 
-/// What computes steps. [`Engine`] trains; a program that measures the rest of a worker brings one that computes nothing. What the
-/// functions mean, and when they fail, stands with those of [`Engine`].
+/// The part that computes steps. [`Engine`] trains; a program that measures the rest of a worker uses an implementation that computes
+/// nothing. The functions of [`Engine`] document what each one does, and when it fails.
 #[expect(missing_docs, reason = "they stand with those of Engine")]
 pub trait Compute: Send + 'static {
     fn initialise(&mut self, unit: Unit) -> Result<(), EngineError>;
     fn import(&mut self, unit: Unit, state: &UnitState) -> Result<(), EngineError>;
     fn snapshot(&self, unit: Unit) -> Result<UnitSnapshot, EngineError>;
+    /// One that has no device has nowhere to copy to.
+    fn share(&self, unit: Unit) -> Result<UnitSnapshot, EngineError> {
+        self.snapshot(unit)
+    }
     fn gradient(&self, unit: Unit) -> Result<Vec<f32>, EngineError>;
     fn free(&mut self, keep: &[Unit]) -> Result<(), EngineError>;
     fn recall(&mut self, units: &[Unit]) -> Result<(), EngineError>;
@@ -29,7 +33,7 @@ pub trait Compute: Send + 'static {
         false
     }
     fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError>;
-    fn apply_beside(
+    fn apply_in_background(
         &mut self,
         decision: &Decision,
         unit: Unit,
@@ -49,6 +53,10 @@ impl Compute for Engine {
 
     fn snapshot(&self, unit: Unit) -> Result<UnitSnapshot, EngineError> {
         Engine::snapshot(self, unit)
+    }
+
+    fn share(&self, unit: Unit) -> Result<UnitSnapshot, EngineError> {
+        Engine::share(self, unit)
     }
 
     fn gradient(&self, unit: Unit) -> Result<Vec<f32>, EngineError> {
@@ -81,13 +89,13 @@ impl Compute for Engine {
         Engine::apply(self, decision, units)
     }
 
-    fn apply_beside(
+    fn apply_in_background(
         &mut self,
         decision: &Decision,
         unit: Unit,
         gradient: Vec<f32>,
         done: Done,
     ) -> Result<(), EngineError> {
-        Engine::apply_beside(self, decision, unit, gradient, done)
+        Engine::apply_in_background(self, decision, unit, gradient, done)
     }
 }

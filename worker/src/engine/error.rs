@@ -18,7 +18,7 @@ pub enum EngineError {
     /// The data cannot be read.
     #[error(transparent)]
     Sample(#[from] SampleError),
-    /// The values that a model of one's own begins with cannot be read.
+    /// The initial values of a user-defined model cannot be read.
     #[error("{0}")]
     Model(String),
     /// A unit's state is needed and not here.
@@ -27,7 +27,7 @@ pub enum EngineError {
     /// The plan gives this worker nothing to do.
     #[error("worker {0} has no stage in the plan")]
     NoStage(WorkerId),
-    /// A buffer is still with the reduction, or with whoever reads it.
+    /// The reduction or a reader still has a buffer.
     #[error("a buffer of unit {0} is still lent out")]
     Leased(Unit),
     /// A copy or a digest of a unit does not end: the process must end.

@@ -1,4 +1,4 @@
-//! Samples of which some tokens are hidden: what the model sees of them, and what it is to fill in.
+//! Samples with masked tokens: what the model sees, and which tokens it must predict.
 
 use super::Split;
 use crate::model::Module;
@@ -50,8 +50,8 @@ pub(crate) fn hide(mask: &SampleMask, row: &mut [i64]) {
     }
 }
 
-/// Makes targets (t + 1) of a sample's tokens (t + 1): the target of a token lies one further on than the token, as those of the next token do, and there is
-/// none where the token is not to be filled in.
+/// Makes targets (t + 1) from a sample's tokens (t + 1). The target of a token is one place after the token, as it is for the next token.
+/// Tokens that need not be predicted have no target.
 pub(crate) fn leave_targets(mask: &SampleMask, row: &mut [i64]) {
     let inputs = row.len().saturating_sub(1);
     row.copy_within(..inputs, 1);

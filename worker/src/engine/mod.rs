@@ -3,7 +3,7 @@
 //! It decides nothing: which step, which plan and whether a step counts come from outside. It must never talk to the
 //! coordinator; peers only through [`Link`].
 
-mod beside;
+mod background_updates;
 mod compute;
 mod config;
 mod error;
@@ -13,8 +13,8 @@ mod read_ahead;
 mod samples;
 mod step;
 
-pub use beside::Done;
-pub(crate) use beside::panic_message;
+pub use background_updates::Done;
+pub(crate) use background_updates::panic_message;
 pub use compute::Compute;
 pub use config::EngineConfig;
 pub use error::EngineError;
@@ -23,10 +23,11 @@ use samples::Split;
 pub use samples::{SampleError, SamplePart, Samples};
 pub use step::Timeline;
 
+use crate::memory::make_room;
 use crate::model::Tables;
 use crate::state::{GatheredUnit, UnitBuffers, UnitSnapshot, UnitState, on_device, size};
 use crate::transport::Link;
-use beside::Beside;
+use background_updates::BackgroundUpdates;
 use optimizer::Patience;
 use read_ahead::ReadAhead;
 use std::collections::BTreeMap;
@@ -38,15 +39,15 @@ use varuna_plan::state::UnitNorm;
 use varuna_plan::{Generation, OptimizerProgress, Plan, Step, Unit};
 use varuna_torch::TorchError;
 
-/// How long the optimizer waits for who still reads the state that it would change: a copy, or a digest, which take a second or two for
-/// gigabytes. Past it the reader hangs, and the state can neither go on nor be answered for: the worker ends, and is planned around. The
-/// rest of what a fence may find under way fits into the 45 s that a member waits for its engine.
+/// How long the optimizer waits for readers of the state that it would change: a copy or a digest, which take a second or two for
+/// gigabytes. After that the reader hangs. The state can then neither change nor be reported, so the worker ends and a plan without it is
+/// made. Everything else that a fence may wait for fits into the 45 s that a member waits for its engine.
 const SNAPSHOT_WAIT: Duration = Duration::from_secs(20);
-/// Then readers are asked to leave off. Hundreds of gigabytes take longer to copy, on all workers alike: it is the checkpoint that is given up, and not
-/// the workers. They do so within a fraction of a second.
+/// When readers are asked to stop, which they do within a fraction of a second. Hundreds of gigabytes take longer to copy on all workers:
+/// then the checkpoint is given up, not the workers.
 const READERS_ASKED: Duration = Duration::from_secs(15);
 
-/// Which step of a generation is measured task by task, counted from 0: the first ones take memory for the first time.
+/// Which step of a generation is measured task by task, counted from 0. It is not one of the first, which allocate memory.
 const MEASURED: u32 = 2;
 
 /// Where the time of a step went.
@@ -101,7 +102,7 @@ pub struct StepReport {
     pub laps: Vec<Lap>,
     /// When each task ran, where this step is measured.
     pub timeline: Option<Timeline>,
-    /// The most tasks that the device had before it when it was given another: a fence waits for them. 0 on the processor.
+    /// The most tasks that waited on the device when it was given another one: a fence waits for them. 0 on the CPU.
     pub tasks_ahead: usize,
 }
 
@@ -122,7 +123,7 @@ pub struct Engine {
     gathered: BTreeMap<Unit, GatheredUnit>,
     /// The initial values of the undivided unit whose range was made last: its other ranges are mostly made next.
     initial: Option<(Unit, tch::Tensor)>,
-    beside: Beside,
+    beside: BackgroundUpdates,
     reader: ReadAhead,
     tables: Tables,
     /// How many steps of the newest generation were begun.
@@ -141,7 +142,7 @@ impl Engine {
             units: BTreeMap::new(),
             gathered: BTreeMap::new(),
             initial: None,
-            beside: Beside::default(),
+            beside: BackgroundUpdates::default(),
             tables: Tables::default(),
             begun: (Generation(0), 0),
             patience: Patience {
@@ -151,7 +152,7 @@ impl Engine {
         }
     }
 
-    /// Makes the unit's first state, from the job's seed or as a model of one's own has it: the same bits on every worker.
+    /// Makes the unit's initial state, from the job's seed or from a user-defined model: the same bits on every worker.
     ///
     /// # Errors
     /// libtorch refuses (out of memory), or the model's values cannot be read.
@@ -224,8 +225,17 @@ impl Engine {
             .map_err(|e| EngineError::of_buffer(unit, e))
     }
 
-    /// A copy of the unit's reduced gradient, one element for each of its parameters' and in their order, for who follows the unit. It must be
-    /// taken before the step's decision is applied, which scales the gradient in place.
+    /// The unit's state itself, for readers while nobody trains, which may take as long as a network needs.
+    ///
+    /// # Errors
+    /// The unit is not held.
+    pub fn share(&self, unit: Unit) -> Result<UnitSnapshot, EngineError> {
+        let shared = self.held_unit(unit)?.share();
+        shared.map_err(|e| EngineError::of_buffer(unit, e))
+    }
+
+    /// A copy of the unit's reduced gradient for followers of the unit: one element for each parameter element, in their order. It must be
+    /// taken before the step's decision is applied, because that scales the gradient in place.
     ///
     /// # Errors
     /// The unit is not held, or its gradient is with the reduction.
@@ -253,16 +263,20 @@ impl Engine {
         held
     }
 
-    /// Forgets the state of all other units, and what was pinned for copies of theirs.
+    /// Drops the state of all other units, the tensors for computing their segments, and the pinned memory for copies of them.
     ///
     /// # Errors
-    /// As [`Engine::recall`].
+    /// As [`Engine::recall`], or the device's driver reports an error.
     pub fn free(&mut self, keep: &[Unit]) -> Result<(), EngineError> {
         let away: Vec<Unit> = self.beside.away().iter().copied().collect();
         self.recall(&away)?;
         self.units.retain(|u, _| keep.contains(u));
+        let layout = self.config.layout();
+        let is_kept = |whole: &Unit| keep.iter().any(|unit| layout.whole_of(*unit) == *whole);
+        // The next step makes what it lacks. A worker without a stage runs no step that would free the rest.
+        self.gathered.retain(|whole, _| is_kept(whole));
         self.config.backend.streams.release_unused();
-        Ok(())
+        Ok(make_room(self.config.backend.device)?)
     }
 
     /// Runs the step that starts from `step` steps done, up to its reduced gradients. The weights stay as they are.
@@ -311,7 +325,7 @@ impl Engine {
         }
     }
 
-    /// Has what this worker's segments are computed with where it holds their state in part, and nothing else of that kind.
+    /// Keeps the tensors for computing segments of whose state this worker holds only a part, and drops all others of that kind.
     fn make_gathered(&mut self, plan: &Plan) -> Result<(), EngineError> {
         let needed = match plan.layout.ranges {
             1 => Vec::new(),
@@ -338,7 +352,7 @@ impl Engine {
         before == MEASURED && measured_workers(&plan.shape).contains(&self.config.me)
     }
 
-    /// Data that the engine wants of its samples has not come for long, or cannot be read.
+    /// Whether data of samples that the engine needs has not come for long, or cannot be read.
     #[must_use]
     pub fn lacks_data(&self) -> bool {
         self.reader.is_late()

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use varuna_api::Training;
 use varuna_plan::{Decision, Unit};
 
-/// How long the optimizer waits for those who still read the state that it would change.
+/// How long the optimizer waits for readers of the state that it would change.
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
-    /// Then they are asked to leave off: a checkpoint or a comparison is given up, and a copy for a follower or a keeper asked for anew.
+    /// When they are asked to stop: a checkpoint or a comparison is given up, and a copy for a follower or a keeper is requested again.
     pub(super) asks_after: Duration,
     /// Then one of them hangs.
     pub(super) ends_after: Duration,
@@ -24,9 +24,9 @@ impl Patience {
 }
 
 impl Engine {
-    /// Applies a decision to units whose gradients of that step are reduced: divide by the loss scale, clip, one step of the optimizer. A step with an
-    /// overflow changes nothing but the loss scale and what is counted. The rate and Adam's corrections follow the steps that were
-    /// applied: a skipped one is as if it had not been. Who reads the state too slowly is asked to leave off.
+    /// Applies a decision to units whose gradients of that step are reduced: divide by the loss scale, clip, one step of the optimizer. A
+    /// step with an overflow changes nothing but the loss scale and what is counted. The learning rate and Adam's corrections count only
+    /// applied steps: a skipped step is as if it had not happened. Readers of the state that are too slow are asked to stop.
     ///
     /// # Errors
     /// A unit is not held or does not cease to be read, or libtorch refuses; the state is then in doubt and the process must end.
@@ -68,7 +68,7 @@ impl Engine {
     }
 }
 
-/// Applies a decision to one unit, once nobody reads it any more: see [`Engine::apply`]. Where somebody does at the deadline, nothing has changed.
+/// Applies a decision to one unit, once it has no readers: see [`Engine::apply`]. If it still has one at the deadline, nothing has changed.
 fn apply(
     training: &Training,
     decision: &Decision,

@@ -1,7 +1,7 @@
-//! Reads samples beside the engine's work, on a thread of its own and a few micro-batches ahead.
+//! Reads samples on a separate thread, in parallel with the engine's work and a few micro-batches ahead.
 //!
-//! The engine says what it will ask for, in order. What it does ask for is what it gets: a sample is told by its number, and who asks for
-//! something that was not expected waits for its read as if there were no thread.
+//! The engine says in advance what it will ask for, in order. It always gets what it asks for: a sample is identified by its number, and a
+//! request that was not expected waits for its read as if there were no thread.
 
 use super::masked::{MaskedSamples, chosen, hide, leave_targets};
 use super::{EngineConfig, EngineError, SampleError, Samples, Split};
@@ -15,19 +15,19 @@ use std::time::{Duration, Instant};
 /// Micro-batches that are read and not asked for yet: one is needed next, one while that is computed with.
 pub(super) const READY: usize = 2;
 
-/// Who waits for a read looks so often at whether it is still to wait.
+/// How often a waiting reader checks whether it should still wait.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What has not come for so long is late: far longer than a read takes where a store answers, and less than a step has at least.
+/// A read that takes longer is late. Reads from a store that answers are far shorter, and the deadline of a step is longer.
 const LATE: Duration = Duration::from_secs(2);
 
-/// Samples of which is said ahead that they will be read, at most: where reads take long, they are under way together.
+/// The most samples that are announced before they are read: if reads take long, they are under way together.
 const ANNOUNCED: usize = 256;
 
 /// What is read of samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Field {
-    /// Their tokens, one sample after the other: inputs and, shifted by one, targets. Where tokens are masked they are inputs alone.
+    /// Their tokens, one sample after the other: inputs and, shifted by one, targets. With masking they are only inputs.
     Tokens,
     /// Where tokens are masked: their targets, shifted by one as well.
     MaskedTargets,
@@ -60,7 +60,7 @@ struct State {
     since: Option<Instant>,
     /// Grows when what is read, or was, is expected no more: the thread then gives its read up as soon as it can.
     order: u64,
-    /// So many of the first that are wanted were announced.
+    /// How many of the first wanted samples were announced.
     announced: usize,
     /// At most [`READY`].
     ready: VecDeque<(Rows, Outcome)>,
@@ -120,7 +120,7 @@ impl State {
 }
 
 impl Shared {
-    /// The read is given up between samples, and between tries of one, once `wanted` says no.
+    /// The read stops between samples, and between attempts to read one, once `wanted` says no.
     fn read(&self, rows: &Rows, wanted: &mut dyn FnMut() -> bool) -> Numbers {
         if rows.field == Field::TargetCount {
             return Ok(vec![self.count_targets(rows, wanted)?]);

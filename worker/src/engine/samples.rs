@@ -1,4 +1,4 @@
-//! What the engine asks of the job's data.
+//! The interface of the job's data to the engine.
 
 /// A sample could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::agent::engine_thread::{Command, Event, start};
+use crate::agent::engine_thread::{Command, Event, Reader, Recipient, start};
 use crate::backend::Backend;
 use crate::memory::SpareMemory;
 use crate::numerics::Numerics;
@@ -85,7 +85,7 @@ fn engine(device: Device) -> Engine {
 }
 
 fn alone(engine: &Engine) -> Plan {
-    let layout = engine.config.model.layout();
+    let layout = engine.config.layout();
     let shape = Shape {
         pipelines: vec![Pipeline {
             stages: vec![Stage {
@@ -165,7 +165,12 @@ fn a_copy_on_the_device_is_read_as_it_was_while_the_optimizer_goes_on() {
 
 /// An engine on the processor that has run its first step, and the decision to apply.
 fn after_a_step(patience: Patience) -> (Engine, Vec<Unit>, Decision) {
-    let mut engine = engine(Device::Cpu);
+    after_a_step_on(Device::Cpu, patience)
+}
+
+/// The same on a device.
+fn after_a_step_on(device: Device, patience: Patience) -> (Engine, Vec<Unit>, Decision) {
+    let mut engine = engine(device);
     engine.patience = patience;
     let plan = alone(&engine);
     let units = plan.units(ME);
@@ -247,6 +252,69 @@ fn who_reads_a_state_after_the_optimizer_went_on_is_not_asked_for_what_was_befor
     for unit in units {
         assert!(engine.snapshot(unit).unwrap().digest().is_ok(), "unit {unit}");
     }
+}
+
+#[test]
+fn a_state_that_a_connection_reads_has_no_copy_on_the_device() {
+    let nobody_waits = Patience {
+        asks_after: Duration::ZERO,
+        ends_after: Duration::ZERO,
+    };
+    for (reader, is_read_itself) in [(Reader::Connection, true), (Reader::Copy, false)] {
+        let (engine, units, decision) = after_a_step_on(Device::Apart, nobody_waits);
+        let (emit, events) = std::sync::mpsc::channel();
+        let commands = start(engine, 1, move |event| emit.send(event).unwrap()).unwrap();
+        let next = || events.recv_timeout(Duration::from_secs(60)).unwrap();
+        let unit = units[0];
+        let recipient = Recipient {
+            generation: Generation(1),
+            to: WorkerId(2),
+            unit,
+        };
+        let export = Command::Export {
+            recipient,
+            id: StateId::INITIAL,
+            decision: None,
+            reader,
+        };
+        commands.send(export).unwrap();
+        let Event::Exported { snapshot, .. } = next() else {
+            panic!("the state is not given to the peer")
+        };
+        commands.send(Command::Apply { decision, units }).unwrap();
+        match next() {
+            Event::Fatal(why) => assert_eq!((why, is_read_itself), (EngineError::StillRead(unit), true)),
+            Event::Applied { .. } => assert!(!is_read_itself, "it was copied for {reader:?}"),
+            _ => panic!("the engine answers to another command"),
+        }
+        drop(snapshot);
+    }
+}
+
+#[test]
+fn what_a_segment_was_computed_with_goes_with_its_state() {
+    let mut engine = engine(Device::Cpu);
+    engine.config.training.optimizer.sharding = Sharding::Zero1;
+    let plan = alone(&engine);
+    let units = plan.units(ME);
+    for unit in &units {
+        engine.initialise(*unit).unwrap();
+    }
+    let link = LocalMesh::new(&[ME]).link(ME);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    engine
+        .run_step(&plan, StateId::INITIAL.step, &link, deadline)
+        .unwrap();
+    let segments = engine.gathered.len();
+    assert!(segments > 1, "{segments}");
+    engine.free(&units).unwrap();
+    assert_eq!(engine.gathered.len(), segments);
+    engine.free(&units[..1]).unwrap();
+    let whole: Vec<Unit> = engine.gathered.keys().copied().collect();
+    assert_eq!(whole, [plan.layout.whole_of(units[0])]);
+    // Whoever has no stage any more runs no step.
+    engine.free(&[]).unwrap();
+    assert!(engine.gathered.is_empty());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `varuna-worker evaluate`: the loss of a trained model over a dataset's held-out windows.
 
+use super::exported_model::TrainedModule;
 use super::load::{Chosen, ModelArguments};
-use super::own::TrainedModule;
 use super::trained::Windows;
 use crate::backend::Platform;
 use crate::engine::{SampleError, Samples, hide, leave_targets};
@@ -221,7 +221,7 @@ fn of_tokens(
     })
 }
 
-/// A model with samples of so many tokens, where they are given: other ones than its own only where no parameter belongs to a position.
+/// A model with samples of the given length, if any. Only without parameters for positions may it differ from the model's own.
 fn of_length(model: &Transformer, length: Option<u32>) -> Result<Transformer> {
     let own = model.sequence_length;
     let length = length.unwrap_or(own);
@@ -237,7 +237,7 @@ fn of_length(model: &Transformer, length: Option<u32>) -> Result<Transformer> {
     })
 }
 
-/// The loss of each sample, by a model of one's own.
+/// The loss of each sample, by a user-defined model.
 fn of_samples(
     arguments: &Arguments,
     chosen: &Chosen,

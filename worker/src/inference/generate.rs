@@ -120,7 +120,8 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
     Ok(())
 }
 
-/// The tokens of a prompt; of an empty one, what comes before a document: the end of another. `control`: what spells a token of control is that token.
+/// The tokens of a prompt. For an empty prompt it is the token that comes before a document: the end of another one. `control`: the text of
+/// a control token becomes that token.
 fn tokens_of(encoder: &Encoder, tokenizer: &Tokenizer, prompt: &[u8], control: bool) -> Result<Vec<u32>> {
     let tokens = match control {
         true => encoder.encode_with_control(prompt),
@@ -153,7 +154,7 @@ fn generate(
         bail!("the prompt has {given} tokens, the model's samples have {length}: that many are allowed");
     }
     let mut session = trained.session(given.saturating_add(most))?;
-    // What the space before the first word is depends on what stands before it.
+    // How the space before the first word is encoded depends on the text before it.
     let mut decoder = encoder.decoder_after(prompt);
     let mut made = Vec::new();
     let mut next: Vec<i64> = prompt.iter().map(|token| i64::from(*token)).collect();

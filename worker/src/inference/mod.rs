@@ -1,13 +1,13 @@
-//! What a trained model is used for: text that goes on from a prompt, the loss over a dataset, logits.
+//! Uses of a trained model: text that continues a prompt, the loss over a dataset, logits.
 //!
 //! One process holds the whole model on one device, whatever plan trained it. It must never train anything, talk to a coordinator, or write to a
 //! checkpoint location.
 
 mod evaluate;
+mod exported_model;
 mod generate;
 mod load;
 mod logits;
-mod own;
 mod sampling;
 mod trained;
 

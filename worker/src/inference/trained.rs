@@ -1,4 +1,4 @@
-//! A model whose parameters stay as they are, and sequences that go through it.
+//! A model whose parameters do not change, and sequences that are fed to it.
 
 use crate::backend::Backend;
 use crate::model::dropout::Dropout;
@@ -62,7 +62,7 @@ impl TrainedModel {
         &self.model
     }
 
-    /// A sequence of at most so many tokens, from its beginning.
+    /// A sequence of at most this many tokens, from its beginning.
     ///
     /// # Errors
     /// The model sees both sides, units are missing, or libtorch refuses (out of memory).
@@ -189,7 +189,7 @@ impl Session<'_> {
     /// Goes on with these tokens, at least one; returns the logits of what comes after the last.
     ///
     /// # Errors
-    /// A token is outside the vocabulary, there is no place for so many, or libtorch refuses.
+    /// A token is outside the vocabulary, there is no room for this many, or libtorch refuses.
     pub fn feed(&mut self, tokens: &[i64]) -> Result<Vec<f32>, TorchError> {
         let row = Tensor::from_slice(tokens).unsqueeze(0);
         let last = |normed: &Tensor| normed.f_narrow(1, -1, 1).map_err(|e| TorchError(e.to_string()));

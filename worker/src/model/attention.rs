@@ -1,4 +1,4 @@
-//! The first half of a block: norm, multi-head attention, residual addition; or the norm last.
+//! The first half of a block: norm, multi-head attention, residual addition; in some models the norm comes last.
 
 use super::cache::{Layer, Place};
 use super::dropout::Dropout;
@@ -13,8 +13,8 @@ use varuna_model::Transformer;
 use varuna_model::attention::{KEY_NORM, NORM, PROJECTION, QKV, QUERY_NORM};
 use varuna_torch::{Angles, AttentionShape, Seen, TorchError};
 
-/// What attention is computed of: libtorch is asked how, once. Heads that share keys and values get copies of them, since no way of the
-/// processor but that with all scores in memory takes fewer keys than queries.
+/// The shape of attention, for which libtorch is asked once how to compute it. Heads that share keys and values get copies of them: on the
+/// CPU only the backend with all scores in memory accepts fewer keys than queries.
 #[must_use]
 pub fn attention_shape(model: &Transformer, packing: Packing, numerics: Numerics) -> AttentionShape {
     AttentionShape {
@@ -55,8 +55,8 @@ pub(super) fn forward(
     after_half(&model.features, unit, NORM, sum_btd)
 }
 
-/// The same for tokens that come after those whose keys and values the layer has, without dropout; the layer has theirs then. Of a model that sees both
-/// sides nothing can come after others.
+/// The same for tokens after those whose keys and values the layer has, without dropout. The layer then also has the keys and values of the
+/// new tokens. This does not work for a model that sees both sides.
 pub(super) fn forward_after(
     model: &Transformer,
     unit: &UnitParameters,
@@ -92,8 +92,8 @@ pub(super) fn forward_after(
     after_half(&model.features, unit, NORM, around + a_btd)
 }
 
-/// Attention (b, h, 1, e) of one token, which sees all that is there or as much as the window shows. Heads of a group are rows of one product: keys and
-/// values (b, g, n, e) need no copies for them.
+/// Attention (b, h, 1, e) of one token, which sees all earlier tokens or those in the window. Heads of a group are rows of one product, so
+/// keys and values (b, g, n, e) need no copies for them.
 fn attend_one(q: &Tensor, k: &Tensor, v: &Tensor, window: Option<u32>) -> Tensor {
     let [b, g, n, e] = <[i64; 4]>::try_from(k.size()).unwrap_or_default();
     let seen = window.map_or(n, |window| n.min(window.into()));

@@ -1,4 +1,4 @@
-//! Keys and values of the tokens that a model has seen: what a token that comes after them needs of them.
+//! Keys and values of the tokens that a model has seen. Later tokens need them.
 
 use crate::backend::Backend;
 use tch::Tensor;
@@ -29,7 +29,7 @@ pub(super) struct Layer {
 }
 
 impl Cache {
-    /// Place for so many tokens of so many sequences.
+    /// Room for this many tokens of this many sequences.
     ///
     /// # Errors
     /// There is no memory for them.

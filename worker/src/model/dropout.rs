@@ -1,4 +1,4 @@
-//! Dropout whose mask belongs to the sample: the same under every plan, rank and micro-batch size.
+//! Dropout whose mask depends on the sample: it is the same under every plan, rank and micro-batch size.
 
 use tch::Tensor;
 use varuna_plan::Step;

@@ -50,7 +50,7 @@ pub(super) fn forward_after(
     typed_and_normed(model, unit, x_btd)
 }
 
-/// With the vector of the first kind of tokens, and normalised, where the model has these.
+/// Adds the vector of the first kind of tokens, and normalises, if the model has these.
 fn typed_and_normed(model: &Transformer, unit: &UnitParameters, x_btd: Tensor) -> Result<Tensor, TorchError> {
     let x_btd = match unit.optional_parameter(TYPES) {
         Some(types) => x_btd + types.narrow(0, 0, 1),

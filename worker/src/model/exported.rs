@@ -1,4 +1,4 @@
-//! A model of the user's own: its segments as TorchScript, from the folder that `varuna_export` has written (ADR 38).
+//! A user-defined model: its segments as TorchScript, from the folder that `varuna_export` has written (ADR 38).
 
 mod manifest;
 
@@ -23,7 +23,7 @@ const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 /// A folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportedError {
-    /// A file is not there, or not readable.
+    /// A file does not exist or cannot be read.
     #[error("cannot read {file} of the model's folder (spec.model.exported.path): {why}")]
     Unreadable {
         /// The file.

@@ -1,4 +1,5 @@
-//! The last segment: the final norm, of a masked language model after a layer, and the loss over the vocabulary. The loss is no part of the forward, which so keeps no logits.
+//! The last segment: the final norm (in a masked language model after one more layer), and the loss over the vocabulary. The loss is not
+//! part of the forward, so the forward keeps no logits.
 
 use super::linear::{linear, linear_gelu};
 use super::norm::norm;

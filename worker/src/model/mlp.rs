@@ -1,4 +1,4 @@
-//! The second half of a block: norm, MLP, residual addition; or the norm last.
+//! The second half of a block: norm, MLP, residual addition; in some models the norm comes last.
 
 use super::dropout::Dropout;
 use super::linear::{linear, linear_gelu};

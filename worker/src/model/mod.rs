@@ -1,5 +1,5 @@
-//! The forward of each segment. `varuna-model` describes what is computed here, file by file; what a model of the user's own computes lies in a folder
-//! that `exported` reads. [`Module`] is either of them.
+//! The forward of each segment. `varuna-model` describes what is computed here, file by file. `exported` reads the segments of a
+//! user-defined model from a folder. [`Module`] is either kind of model.
 //!
 //! Tensor names carry shapes: b = samples of a micro-batch, t = sequence, d = width, h = heads, e = width of a head, v = vocabulary.
 //! This module must never know of plans, other workers or optimizers.

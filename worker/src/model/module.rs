@@ -1,4 +1,4 @@
-//! What a worker computes: a transformer that sizes and features describe, or a model of the user's own.
+//! The model that a worker computes: a transformer that is described by sizes and features, or a user-defined model.
 
 use super::dropout::Dropout;
 use super::exported::{ExportedError, ExportedModule};
@@ -14,7 +14,7 @@ use varuna_torch::{Device, HeadLoss, TorchError};
 pub enum Module {
     /// One that sizes and features describe.
     Transformer(Transformer),
-    /// One of the user's own.
+    /// A user-defined model.
     Exported(Arc<ExportedModule>),
 }
 
@@ -93,7 +93,7 @@ impl Module {
         }
     }
 
-    /// How many losses of a sample the loss of a batch is the mean of, where all are taken.
+    /// How many losses each sample contributes to the mean of a batch, if all are taken.
     #[must_use]
     pub fn losses_of_sample(&self) -> u64 {
         match self {
@@ -102,7 +102,7 @@ impl Module {
         }
     }
 
-    /// Shape of the input of a segment after the first, for so many samples.
+    /// Shape of the input of a segment after the first, for this many samples.
     #[must_use]
     pub fn input_shape(&self, segment: u32, samples: usize) -> Vec<usize> {
         let of_sample = match self {
@@ -137,8 +137,8 @@ impl Module {
         self.transformer().map_or(0.0, |t| t.dropout)
     }
 
-    /// The forward of one segment. `x` is the segment's input, or for the first what samples consist of (b, n).
-    /// Returns its output: after the last segment that of which [`Module::add_loss`] makes the loss.
+    /// The forward of one segment. `x` is the segment's input; for the first segment it is the contents of samples (b, n). Returns the
+    /// output; from the last segment's output [`Module::add_loss`] computes the loss.
     ///
     /// # Errors
     /// A token is outside the vocabulary, or libtorch refuses.
@@ -156,7 +156,8 @@ impl Module {
         }
     }
 
-    /// Which part of the rows of samples, (b, n + 1), the loss is taken of: a transformer's without the first token, which none comes before.
+    /// The part of the rows of samples, (b, n + 1), that the loss uses: for a transformer without the first token, which has no token
+    /// before it.
     pub fn targets(&self, rows: &Tensor) -> Tensor {
         match self {
             Module::Transformer(model) => rows.narrow(1, 1, model.sequence_length.into()),

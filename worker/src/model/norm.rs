@@ -5,8 +5,8 @@ use tch::Tensor;
 use varuna_model::{Features, LayerNames, Norm};
 use varuna_torch::{TorchError, rms_norm};
 
-/// `x_btd` normalised with the unit's parameters of these names; and `x_btd` for what goes around the half of the block that begins
-/// here, so that one pass of the backward makes the gradient of both.
+/// `x_btd` normalised with the unit's parameters of these names; and `x_btd` for the residual connection around this half of the block, so
+/// that one pass of the backward computes the gradient of both.
 pub(super) fn norm(
     features: &Features,
     unit: &UnitParameters,
@@ -24,7 +24,7 @@ pub(super) fn norm(
     }
 }
 
-/// What half of a block computes with, and what goes around it: normalised first, unless its norm comes last.
+/// The input of half of a block, and the residual connection around it. The input is normalised, unless the norm comes last.
 pub(super) fn before_half(
     features: &Features,
     unit: &UnitParameters,
@@ -37,7 +37,7 @@ pub(super) fn before_half(
     }
 }
 
-/// What half of a block gives: the sum of what it has computed and what went around it, normalised where its norm comes last.
+/// The output of half of a block: the sum of its result and the residual connection, normalised if the norm comes last.
 pub(super) fn after_half(
     features: &Features,
     unit: &UnitParameters,

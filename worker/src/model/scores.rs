@@ -1,4 +1,4 @@
-//! What attention takes that makes its scores: libtorch's "math", by matrix products and a softmax.
+//! The memory of attention that computes and keeps all scores: libtorch's "math" backend, with matrix products and a softmax.
 
 use super::attention_shape;
 use crate::numerics::Numerics;
@@ -8,12 +8,13 @@ use varuna_model::Transformer;
 use varuna_plan::ScoreMemory;
 use varuna_torch::Attention;
 
-/// Tensors of the scores' size that its backward takes beside the one that the forward keeps: the gradients of what comes out of the softmax and
-/// of what goes in. The smaller gradients around them lie in what is free by then, the sum and what the projection kept.
+/// Tensors of the scores' size that its backward needs besides the one that the forward keeps: the gradients of the output and of the input
+/// of the softmax. Smaller gradients use memory that is free by then: that of the sum and of what the projection kept.
 const GRADIENTS: u64 = 2;
 
-/// What attention takes of a sample in each block beyond what estimates of the model count; none where it makes no scores. A micro-batch of one sample in
-/// single precision keeps a little more: its values are then no copy, and hold the whole product of queries, keys and values.
+/// The memory that attention needs for a sample in each block beyond the model's estimates; none if it does not keep scores. A micro-batch
+/// of one sample in single precision keeps a little more: its values are not a copy then, and keep the whole product of queries, keys and
+/// values.
 #[must_use]
 pub fn score_memory(model: &Transformer, attention: Attention, numerics: Numerics) -> Option<ScoreMemory> {
     if attention != Attention::Math {
@@ -34,7 +35,7 @@ pub fn score_memory(model: &Transformer, attention: Attention, numerics: Numeric
 fn copies(model: &Transformer, numerics: Numerics) -> u64 {
     let [heads, keys, width] = [model.heads, model.kv_heads(), model.head_size()].map(u64::from);
     let (queries, product) = (heads * width, (heads + 2 * keys) * width);
-    // The values of one head alone are in order already: no copy, but a part of the product.
+    // With a single head the values are in order already: they are no copy, but a part of the product.
     let is_part = heads == 1 && numerics.compute() == Kind::Float;
     let copied = if is_part { 2 } else { 3 } * queries * bytes(Kind::Float);
     let is_product_kept = is_part || model.features.qk_norm;

@@ -1,5 +1,5 @@
-//! What attention needs beside parameters: angles of rotary positions, and the mask of a sliding window. For a model they are made once; samples
-//! that hold several documents have their own.
+//! Tensors that attention needs besides parameters: angles of rotary positions, and the mask of a sliding window. They are made once for a
+//! model; samples with several documents have their own.
 
 use super::cache::Place;
 use crate::backend::Backend;

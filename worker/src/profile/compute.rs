@@ -59,7 +59,7 @@ pub(super) struct Samples {
     laps: BTreeMap<(u32, u32, Work), Vec<f64>>,
     /// Milliseconds of the optimizer by unit.
     optimizer: BTreeMap<Unit, Vec<f64>>,
-    /// Milliseconds of a step that no lap has: zeroing, norms, tokens.
+    /// Milliseconds of a step that are in no lap: zeroing, norms, tokens.
     rest: Vec<f64>,
     tied: Option<Unit>,
     segments: u32,
@@ -108,7 +108,7 @@ impl Samples {
     }
 }
 
-/// What random tokens are less than. Numbers of a model of one's own may be smaller in some places, as labels are: they are all 0.
+/// The upper bound of random tokens. In a user-defined model some numbers, such as labels, may have a smaller bound, so all are 0.
 fn vocabulary(model: &Module) -> u64 {
     match model {
         Module::Transformer(model) => model.vocabulary_size.max(1).into(),
@@ -165,7 +165,7 @@ impl Bench {
         }
     }
 
-    /// One stage, so many samples in micro-batches of this size.
+    /// One stage, with this many samples in micro-batches of this size.
     fn plan(&self, samples: u64, micro_batch_size: u32, recompute: Recompute) -> Plan {
         let layout = self.model.layout();
         let kind = match recompute {
@@ -218,7 +218,7 @@ impl Bench {
         Ok(report)
     }
 
-    /// Steps of all micro-batch sizes by turns, so that drift of the machine meets all of them alike.
+    /// Steps of all micro-batch sizes in turn, so that changes of the machine's speed affect all of them alike.
     pub(super) fn measure(&mut self, sizes: &[u32], repeats: u32) -> Result<Samples, EngineError> {
         let largest = u64::from(sizes.last().copied().unwrap_or(1));
         let layout = self.model.layout();

@@ -1,4 +1,4 @@
-//! Memory: what a segment's forward keeps for its backward, and what both take besides.
+//! Memory: what a segment's forward keeps for its backward, and what both need for a while besides.
 
 use super::compute::Bench;
 use anyhow::Result;

@@ -37,15 +37,15 @@ const MESSAGES: [(usize, usize); 6] = [
 ];
 /// Elements of rings and how often: from one small segment to a few large ones.
 const RINGS: [(usize, usize); 4] = [(1 << 12, 30), (1 << 18, 15), (1 << 21, 8), (1 << 23, 5)];
-/// Rounds of compute alone and beside others: a few seconds each, since a machine whose cores are shared with strangers is slow in
-/// stretches.
+/// Rounds of compute alone and in parallel with others. Each takes a few seconds, because a machine that shares its cores with others is
+/// slow for short times.
 const ROUNDS: usize = 11;
 
 /// What the script finds.
 pub(super) struct Figures {
     pub(super) links: Vec<LinkRow>,
     pub(super) rings: Vec<RingRow>,
-    /// Compute beside 0, 1, ... others, relative to alone.
+    /// Compute time in parallel with 0, 1, ... others, relative to alone.
     pub(super) slowdown: Vec<f64>,
 }
 
@@ -163,7 +163,7 @@ pub(super) fn follow((arguments, platform): (&Arguments, Platform), job: &Job, p
         .then(|| arguments.bench(job, platform))
         .transpose()?;
     let _ = station.crowds(crowd, bench.as_mut())?;
-    // Who ends first takes its connections with it: the leader ends all others.
+    // A process that ends closes its connections, so the leader ends all others.
     let _ = one_line(io::stdin().lock());
     Ok(())
 }
@@ -235,7 +235,7 @@ impl Station {
         })
     }
 
-    /// Sums so many elements among the first `holders` places; the time in milliseconds.
+    /// Sums this many elements among the first `holders` places. Returns the time in milliseconds.
     fn ring(&mut self, holders: usize, elements: usize) -> Result<f64> {
         self.number += 1;
         if self.place >= holders {
@@ -325,7 +325,7 @@ impl Station {
         Ok(rows)
     }
 
-    /// Compute of the leader beside so many others, relative to alone; by turns.
+    /// Compute time of the leader in parallel with this many others, relative to alone, measured in turn.
     fn crowds(&mut self, most: usize, mut bench: Option<&mut Bench>) -> Result<Vec<f64>> {
         let mut found = vec![Vec::new(); most];
         for round in 0..=ROUNDS {

@@ -13,7 +13,7 @@ use varuna_model::head::TABLE;
 /// multiple of 16 bytes and like whole tiles. Only the copy has them: no state, transfer or checkpoint does.
 const ROWS: usize = 128;
 
-/// Where a parameter lies in the copy.
+/// The place of a parameter in the copy.
 struct Place {
     start: i64,
     shape: Vec<i64>,

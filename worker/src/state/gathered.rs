@@ -1,7 +1,8 @@
-//! What a worker computes a segment with whose state it holds in part: all parameters, which their owners send in each step, and all gradients.
+//! The tensors with which a worker computes a segment of whose state it holds only a part: all parameters, which their owners send in each
+//! step, and all gradients.
 //!
-//! Masters and moments are with the ranges of the state that a worker holds (ZeRO-1, Rajbhandari et al. 2020). The parameters here are a copy, in
-//! the format that is computed in, which is made anew in each step: nothing here outlives one.
+//! Masters and moments are with the ranges of the state that a worker holds (ZeRO-1, Rajbhandari et al. 2020). The parameters here are a
+//! copy, in the format of the computation. It is made anew in each step, so nothing here outlives a step.
 
 use super::gradients::Gradients;
 use super::{TAIL, UnitBuffers, UnitParameters, UnitSpec, Units, size};
@@ -124,7 +125,7 @@ impl<'a> Computing<'a> {
         }
     }
 
-    /// The gradients of a unit of the undivided layout; none where it is not here.
+    /// The gradients of a unit of the undivided layout; none if it is not here.
     #[must_use]
     pub fn gradients(self, whole: Unit) -> Option<&'a Gradients> {
         match self {

@@ -1,4 +1,4 @@
-//! The gradients of a unit: a buffer of its own, or a range of what the workers that share out its segment's state sum.
+//! The gradients of a unit: a buffer of its own, or, if workers divide the segment's state among them, a range of the buffer that they sum.
 
 use super::TAIL;
 use crate::backend::Backend;
@@ -15,7 +15,7 @@ pub struct Gradients {
 }
 
 impl Gradients {
-    /// Zeros for so many parameters, with a tail behind them.
+    /// Zeros for this many parameters, followed by a tail.
     ///
     /// # Errors
     /// libtorch refuses (out of memory).

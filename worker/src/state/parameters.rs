@@ -60,8 +60,8 @@ impl UnitParameters {
         }
     }
 
-    /// Parameters that nothing changes any more, for a forward without a backward: `values` are all of the unit's, in their order. They take
-    /// the memory of the format that is computed in, and no more.
+    /// Parameters that do not change any more, for a forward without a backward: `values` are all of the unit's, in their order. They use
+    /// only the memory that the format of the computation needs.
     ///
     /// # Errors
     /// There are more or fewer values than the unit has, or libtorch refuses (out of memory).
@@ -74,7 +74,7 @@ impl UnitParameters {
         let masters = on_device(values, backend)?;
         let parameters = UnitParameters::over(list, backend, &masters);
         parameters.renew_copy(&masters);
-        // The layers ask for gradients, which nobody adds to: a single zero that is seen as all of them takes no memory.
+        // The layers ask for gradients, to which nothing is added: a single zero, expanded to their shape, takes no memory.
         let zero = Tensor::zeros([1], (Kind::Float, backend.device.tensors()));
         for (_, leaf) in &parameters.leaves {
             let seen = zero.f_expand(leaf.size(), false);
@@ -98,7 +98,7 @@ impl UnitParameters {
         }
     }
 
-    /// Makes the parameters those of a training: autograd's leaves, whose gradients are views of `gradients`.
+    /// Makes the parameters trainable: leaves of autograd, whose gradients are views of `gradients`.
     pub(super) fn with_gradients(mut self, gradients: &Tensor) -> Result<UnitParameters, TorchError> {
         let mut at = 0;
         for (_, leaf) in &mut self.leaves {

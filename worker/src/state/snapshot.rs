@@ -12,7 +12,7 @@ const COPIED_AT_ONCE: usize = 1 << 24;
 /// Why a state was not read to its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// The optimizer has waited too long for whoever reads the state, and goes on.
+    /// The optimizer has waited too long for readers of the state, and continues.
     #[error("the optimizer has waited too long for the state to be read")]
     LeftOff,
     /// The device's driver reports an error.
@@ -20,7 +20,7 @@ pub enum ReadError {
     Torch(#[from] TorchError),
 }
 
-/// Those who read a unit's state as it is now: they can be asked to leave off.
+/// Readers of a unit's present state: they can be asked to stop.
 #[derive(Clone, Default)]
 pub(super) struct Readers(Arc<AtomicBool>);
 
@@ -43,8 +43,8 @@ pub struct UnitState {
     pub data: Vec<f32>,
 }
 
-/// Read access to a unit's state, so that another thread can copy it while the next step computes. The next change of the unit
-/// waits until this is dropped; after a while its copies and digests are asked to leave off.
+/// Read access to a unit's state, so that another thread can copy it while the next step computes. The next change of the unit waits until
+/// this is dropped. After a while its copies and digests are asked to stop.
 pub struct UnitSnapshot {
     pub(super) progress: OptimizerProgress,
     pub(super) parts: [Share; 3],
@@ -93,7 +93,7 @@ impl UnitSnapshot {
         Ok(data)
     }
 
-    /// The first 64 bits of BLAKE3 over all of it: equal bits have equal digests, others (but for chance) others.
+    /// The first 64 bits of BLAKE3 over all of it: equal bits have equal digests; different bits have different ones, except by chance.
     ///
     /// # Errors
     /// The optimizer has waited too long, or the device's driver reports an error.

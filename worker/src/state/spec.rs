@@ -1,4 +1,4 @@
-//! What a unit consists of, and the values that its parameters have at first.
+//! What a unit consists of, and the initial values of its parameters.
 
 use super::size;
 use crate::backend::Backend;
@@ -54,7 +54,7 @@ impl UnitSpec {
         }
     }
 
-    /// The values that parameters have at first by the job's seed, one after the other: the same on every worker.
+    /// The initial values of parameters from the job's seed, one after the other: the same on every worker.
     ///
     /// # Errors
     /// libtorch fails (out of memory).

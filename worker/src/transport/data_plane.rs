@@ -1,4 +1,4 @@
-//! What the agent asks of the connections between workers.
+//! The interface of the connections between workers to the agent.
 
 use super::Link;
 use super::tcp::{Mesh, StateSource};
@@ -7,8 +7,8 @@ use varuna_frames::{StateHeader, TransferHeader};
 use varuna_plan::{Generation, WorkerId};
 use varuna_protocol::PeerMessage;
 
-/// One worker's connections of all generations. Workers use [`Mesh`]; a program that runs thousands of agents on one machine, which
-/// has not the threads for their connections, brings one without any. What the functions mean stands with those of [`Mesh`].
+/// One worker's connections of all generations. Workers use [`Mesh`]. A program that runs thousands of agents on one machine has too few
+/// threads for their connections, and uses an implementation without threads. The functions of [`Mesh`] document what each one does.
 #[expect(missing_docs, reason = "they stand with those of Mesh")]
 pub trait DataPlane: Send + Sync {
     fn open(&self, generation: Generation, secret: &str);

@@ -24,7 +24,7 @@ impl LocalMesh {
         LocalMesh::bounded(workers, BYTES_MAX)
     }
 
-    /// The same where so many bytes may wait from each sender, see [`Mailbox::bounded`].
+    /// The same with a limit on the bytes that may wait from each sender, see [`Mailbox::bounded`].
     #[must_use]
     pub fn bounded(workers: &[WorkerId], bytes_max: usize) -> LocalMesh {
         let mailboxes = workers.iter().map(|w| (*w, Mailbox::bounded(bytes_max)));

@@ -117,7 +117,7 @@ pub trait Link: Send + Sync {
     /// Ends the generation on this worker: every waiting and every later call returns [`LinkError::Aborted`].
     fn abort(&self);
 
-    /// Whether [`Link::abort`] was called, for who computes long without a call of the others.
+    /// Whether [`Link::abort`] was called, for code that computes for long without calling the other functions.
     fn is_aborted(&self) -> bool;
 
     /// The communicators of the plan's generation between devices, made with all its members when first asked for; none where this link has

@@ -1,9 +1,9 @@
 //! Gradient reduction: ring all-reduce of each unit among its holders, concurrent with the engine's compute.
 //!
-//! The rings of different units progress concurrently, in the order in which messages arrive: in a fixed order, unequal cuts
-//! would make workers wait for each other in chains. Each slice's sum is computed once and copied, so that all holders get
-//! the same bits (Patarasuk & Yuan 2009: D-1 rounds of reduce-scatter, D-1 of all-gather). Where workers share a unit's ranges out, each
-//! needs two slices of the sum, and one round of all-gather is enough.
+//! The rings of different units progress concurrently, in the order in which messages arrive. In a fixed order, workers with unequal cuts
+//! would wait for each other in chains. Each slice's sum is computed once and copied, so that all holders get the same bits (Patarasuk &
+//! Yuan 2009: D-1 rounds of reduce-scatter, D-1 of all-gather). If workers divide a unit's ranges among them, each needs only two slices of
+//! the sum, and one round of all-gather is enough.
 //!
 //! This file owns the thread; what one unit's reduction sends and awaits is in `unit`.
 
@@ -41,7 +41,7 @@ impl<B: Summands + 'static> Reducer<B> {
         Reducer::start_within(PIECES, link, me)
     }
 
-    /// The same with so many pieces of all units in progress, but for one of each.
+    /// The same with this limit on the pieces of all units in progress, not counting one of each unit.
     fn start_within(pieces: usize, link: Arc<dyn Link>, me: WorkerId) -> std::io::Result<Self> {
         // Both channels hold at most one entry for each unit of this worker.
         let (jobs, inbox) = channel();

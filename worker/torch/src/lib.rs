@@ -48,6 +48,7 @@ unsafe extern "C" {
     fn vt_keep_freed_memory();
     fn vt_taken_bytes() -> u64;
     fn vt_most_taken_by_tensors(gpu: c_int, bytes: *mut u64) -> c_int;
+    fn vt_release_cached() -> c_int;
     fn vt_backward(outputs: *const Handle, gradients: *const Handle, count: c_int) -> c_int;
     fn vt_set_grad(tensor: Handle, gradient: Handle) -> c_int;
     fn vt_normal(tensor: Handle, seed: u64, deviation: f64) -> c_int;
@@ -101,6 +102,16 @@ pub fn most_taken_by_tensors(gpu: usize) -> Option<u64> {
     // SAFETY: reads libtorch's own counters; the number outlives the call.
     let code = unsafe { vt_most_taken_by_tensors(gpu, &raw mut bytes) };
     (code == 0 && bytes > 0).then_some(bytes)
+}
+
+/// Gives the memory of GPUs that libtorch keeps for its next tensors back to the driver, which waits for all that runs there. Where no tensor has been on
+/// one there is none.
+///
+/// # Errors
+/// The driver reports an error.
+pub fn release_cached() -> Result<(), TorchError> {
+    // SAFETY: libtorch gives up memory that no tensor has; no pointer is involved.
+    checked(unsafe { vt_release_cached() })
 }
 
 fn handles(tensors: &[&Tensor]) -> Vec<Handle> {

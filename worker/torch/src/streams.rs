@@ -135,9 +135,12 @@ impl Streams {
         self.0.map_or(0, |gpu| gpu.unused.bytes())
     }
 
-    /// Gives pinned memory of sizes that no copy has asked for since the last call back to the system: another plan has other sizes.
+    /// Gives pinned memory of sizes that no copy has asked for since the last call back to the system: another plan has other sizes. Also lets go of the
+    /// tensors that were copied to, which the next such copy would do: it may never come.
     pub fn release_unused(self) {
         if let Some(gpu) = self.0 {
+            // Whoever computes with the tensor of a copy that failed finds out.
+            let _ = gpu.reclaim();
             gpu.unused.release_unused();
         }
     }

@@ -23,6 +23,11 @@ fn memory_that_no_tensor_is_made_over_is_released_once() {
 }
 
 #[test]
+fn where_no_tensor_has_been_on_a_gpu_no_memory_of_one_is_kept() {
+    assert_eq!(release_cached(), Ok(()));
+}
+
+#[test]
 fn a_gradient_of_another_shape_or_kind_is_refused() {
     let weights = Tensor::ones([2, 3], CPU);
     assert!(set_grad(&weights, &Tensor::zeros([2, 3], CPU)).is_ok());

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 /// Longer than any attempt to connect takes on one machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The proxy for `https://a.b.example:6443` in an environment.
 fn in_environment(named: Option<&str>, environment: &[(&str, &str)]) -> Option<String> {

@@ -1,4 +1,4 @@
-//! Checks of single values: what is required, ranges, words, names.
+//! Checks of single values: required fields, ranges, words, names.
 
 use crate::error::Found;
 use crate::limits;
@@ -8,8 +8,8 @@ use serde_json::Value;
 use std::fmt::Display;
 use std::ops::{Range, RangeInclusive};
 
-/// Takes values out of the manifest and notes what is wrong with them. A refused value is replaced by a harmless one, so
-/// that the checks can go on; the job is not returned then.
+/// Takes values from the manifest and notes their errors. A refused value is replaced by a harmless one, so that the checks can continue;
+/// the job is not returned then.
 pub(super) struct Check(pub(super) Found);
 
 impl Check {
@@ -21,7 +21,7 @@ impl Check {
         })
     }
 
-    /// The value; where it lies outside, an error and the nearer end: sizes are multiplied before the errors are returned.
+    /// The value; if it is out of range, an error and the nearer limit, since sizes are multiplied before the errors are returned.
     pub(super) fn within<T: PartialOrd + Display>(
         &mut self,
         path: &str,
@@ -81,7 +81,7 @@ impl Check {
         self.required(path, value, &allowed)
     }
 
-    /// A quantity of bytes; none where it is left out, or was refused.
+    /// A quantity of bytes; none if it is omitted or was refused.
     pub(super) fn bytes(&mut self, path: &str, written: Option<&Value>) -> Option<u64> {
         let bytes = written.and_then(quantity::bytes);
         if let (Some(value), None) = (written, bytes) {
@@ -90,7 +90,7 @@ impl Check {
         bytes
     }
 
-    /// What a required name stands for; none where it was refused.
+    /// The meaning of a required name; none if it was refused.
     pub(super) fn one_of<T: Copy>(
         &mut self,
         path: &str,
@@ -106,7 +106,7 @@ impl Check {
         known.map(|(_, meaning)| *meaning)
     }
 
-    /// What a name stands for; the first of them where it is left out or was refused.
+    /// The meaning of a name; the first meaning if it is omitted or was refused.
     pub(super) fn choice<T: Copy, const N: usize>(
         &mut self,
         path: &str,

@@ -16,7 +16,7 @@ pub(super) fn data(check: &mut Check, written: Option<DataSpec>) -> Data {
     }
 }
 
-/// What is done about samples that hold several documents. It is part of what fixes a run's numbers, and stands with the training.
+/// How samples with several documents are treated. This influences a run's numbers, so it is part of the training settings.
 pub(super) fn packing(written: Option<&DataSpec>) -> Packing {
     let written = written.and_then(|data| data.packing.clone()).unwrap_or_default();
     Packing {

@@ -49,7 +49,7 @@ pub(super) fn training(
     }
 }
 
-/// A model of one's own computes in the numbers that it was exported with, and is told nothing of documents.
+/// A user's own model computes in the number format with which it was exported, and knows nothing about documents.
 fn suits_exported(check: &mut Check, precision: Precision, packing: Packing) {
     if precision != Precision::Fp32 {
         let allowed = "fp32, as spec.model.exported was exported in it";
@@ -61,8 +61,8 @@ fn suits_exported(check: &mut Check, precision: Precision, packing: Packing) {
     }
 }
 
-/// Masking and a bidirectional model go together. A model that sees the next token learns nothing by predicting it, and one that sees only the
-/// tokens before a hidden one lacks half of what it could use.
+/// Masking requires a bidirectional model, and the reverse. A model that sees the next token learns nothing by predicting it, and one that
+/// sees only the tokens before a masked one lacks half of the useful context.
 fn masking(
     check: &mut Check,
     written: Option<MaskingSpec>,

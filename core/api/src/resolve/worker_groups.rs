@@ -1,4 +1,4 @@
-//! `spec.workerGroups`: kinds of workers, each with what it says itself over what `spec.workers` says.
+//! `spec.workerGroups`: kinds of workers, each with its own settings over those of `spec.workers`.
 
 use super::check::{Check, quoted};
 use super::workers::{resources, template};

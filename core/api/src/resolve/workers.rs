@@ -135,7 +135,7 @@ pub(super) fn encrypted_transport(check: &mut Check, workers: &Workers, network:
 }
 
 pub(super) fn network_policy(check: &mut Check, written: NetworkSpec) -> NetworkPolicy {
-    // What goes with a policy that does not exist is anybody's guess.
+    // If the policy is unknown, it is also unknown which settings fit it.
     let is_known = |policy: &String| NETWORK_POLICIES.iter().any(|(name, _)| name == policy);
     let is_known = written.policy.as_ref().is_none_or(is_known);
     let restriction = check.choice("spec.network.policy", written.policy, &NETWORK_POLICIES);

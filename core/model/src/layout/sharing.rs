@@ -1,27 +1,27 @@
-//! Who of the workers that compute with a segment holds which range of its state, where optimizer state is sharded (ADR 39).
+//! Which of the workers that compute with a segment holds which range of its state, if optimizer state is sharded (ADR 39).
 
 use super::{Layout, Unit};
 use std::ops::Range;
 
-/// Ranges of each segment's state where optimizer state is sharded: they share out evenly among 2, 3, 4, 6 or 12 workers, and nearly so among
-/// others. More would share out better, and make messages about units longer.
+/// Number of ranges of each segment's state if optimizer state is sharded. They divide evenly among 2, 3, 4, 6 or 12 workers, and nearly
+/// evenly among others. More ranges would divide better, but make messages about units longer.
 pub const SHARDED_RANGES: u32 = 12;
 
-/// Workers that hold each range, where a segment has as many: one that is lost takes no state with it.
+/// Number of workers that hold each range, if that many compute with the segment: then losing one of them loses no state.
 pub const RANGE_HOLDERS: usize = 2;
 
-/// A part of a segment's state that the same workers hold.
+/// A part of a segment's state that is held by the same workers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StateShare {
-    /// Which elements.
+    /// The elements of the part.
     pub elements: Range<usize>,
-    /// Places of the holders, the one that sends it to the others first.
+    /// Positions of the holders; the first of them sends the part to the others.
     pub places: Vec<usize>,
 }
 
 impl Layout {
-    /// The workers that compute with a segment, in runs of at most as many as there are ranges: each run shares out all ranges, so that
-    /// everybody holds some. One run where the layout is undivided.
+    /// The workers that compute with a segment, in runs of at most as many workers as there are ranges. Each run shares out all ranges, so
+    /// that every worker holds some. A single run if the layout is undivided.
     pub fn runs(&self, workers: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let runs = match self.ranges {
             1 => 1,
@@ -29,9 +29,9 @@ impl Layout {
         };
         (0..runs).map(move |run| run * workers / runs..(run + 1) * workers / runs)
     }
-    /// Of a run of `workers`, the places of those that hold a unit, the one that sends it to the others first. Ranges are shared out as a
-    /// ring sums them: the worker before place c has the sum of slice c first, the one at place c next ([`Layout::slice_of`]).
-    /// So neighbours hold what the other one has: the planner puts pipelines that follow each other on different nodes.
+    /// The positions, in a run of `workers`, of those that hold a unit; the first sends it to the others. Ranges are shared out as a ring
+    /// sums them: the worker before position c has the sum of slice c first, the one at position c next ([`Layout::slice_of`]). So
+    /// neighbours hold the same ranges, and the planner puts consecutive pipelines on different nodes.
     #[must_use]
     pub fn places_in(&self, unit: Unit, workers: usize) -> Vec<usize> {
         if self.ranges == 1 || workers <= RANGE_HOLDERS {
@@ -40,7 +40,7 @@ impl Layout {
         let slice = self.slice_of(unit, workers);
         vec![(slice + workers - 1) % workers, slice]
     }
-    /// Of the `workers` that compute with a segment, the places of those that hold a unit, the one that owns its part of the norm first.
+    /// The positions, among the `workers` that compute with a segment, of those that hold a unit; the first owns its part of the norm.
     #[must_use]
     pub fn places_of(&self, unit: Unit, workers: usize) -> Vec<usize> {
         let places = |run: Range<usize>| {
@@ -49,13 +49,14 @@ impl Layout {
         };
         self.runs(workers).flat_map(places).collect()
     }
-    /// Whether each of the `workers` that compute with a segment needs two slices of a sum alone: those of the ranges that it holds. With several runs
-    /// each slice is needed in several places: all have all of it.
+    /// Whether each of the `workers` that compute with a segment needs only two slices of a sum, those of the ranges that it holds. With
+    /// several runs each slice is needed in several places, so all workers get the whole sum.
     #[must_use]
     pub fn is_shared_out(&self, workers: usize) -> bool {
         self.ranges > 1 && workers > RANGE_HOLDERS && self.runs(workers).count() == 1
     }
-    /// A segment's state of so many elements in parts by who of the `workers` that compute with it holds them, in order; none is empty.
+    /// Divides a segment's state of `elements` elements into parts by the workers (among the `workers` that compute with it) that hold
+    /// them, in order. No part is empty.
     #[must_use]
     pub fn shares(&self, whole: Unit, workers: usize, elements: usize) -> Vec<StateShare> {
         let mut shares: Vec<StateShare> = Vec::new();
@@ -72,7 +73,7 @@ impl Layout {
         shares.retain(|share| !share.elements.is_empty());
         shares
     }
-    /// The most ranges of a segment that one of so many workers holds.
+    /// Maximum number of ranges of a segment that one of `workers` workers holds.
     #[must_use]
     pub fn ranges_held(&self, workers: usize) -> u64 {
         let smallest = self.runs(workers).map(|run| run.len()).min().unwrap_or(0);
@@ -81,7 +82,7 @@ impl Layout {
         }
         RANGE_HOLDERS as u64 * u64::from(self.ranges).div_ceil(smallest as u64)
     }
-    /// The slice that a unit belongs to where a segment's ranges are shared out among a run of `workers`, in order.
+    /// The slice that a unit belongs to if a segment's ranges are shared out among a run of `workers`, in order.
     #[must_use]
     pub fn slice_of(&self, unit: Unit, workers: usize) -> usize {
         self.range_number(unit) as usize * workers / self.ranges as usize

@@ -1,8 +1,8 @@
-//! Communicators as a collective library has them, for the tests: each rank's operations wait in a queue, in the order in which its
-//! worker issued them, and only the heads of the queues meet.
+//! A model of a collective library's communicators, for the tests: each rank's operations wait in a queue, in the order in which its worker
+//! issued them, and only the heads of the queues meet.
 //!
-//! What happens does not depend on who is faster: each queue has one writer and one reader, and nobody looks whether a queue is empty
-//! to do something else. So one run shows whether any run could stand still.
+//! The outcome does not depend on timing: each queue has one writer and one reader, and nobody checks whether a queue is empty to do
+//! something else. So a single run shows whether any run could deadlock.
 
 use super::Message;
 use crate::ids::Unit;
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// A communicator between two workers.
 pub(super) type Communicator = usize;
 
-/// One task of a worker, with what it asks of communicators.
+/// One task of a worker, with its operations on communicators.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Work {
     /// Posted when the task is issued, before it is computed.
@@ -24,7 +24,7 @@ pub(super) struct Work {
     pub(super) finishes: Vec<Unit>,
 }
 
-/// Why the workers do not come to the end of a step.
+/// Why the workers do not finish a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Failure {
     /// This worker, and perhaps others, waits for ever.
@@ -50,16 +50,16 @@ struct Worker {
     computed: usize,
     received: BTreeSet<(Communicator, Message)>,
     finished: BTreeSet<Unit>,
-    /// Reductions that have not ended, in the order in which they begin: one at a time, the worst that a device can do.
+    /// Reductions that have not ended, in the order in which they begin: one at a time, the worst case for a device.
     reductions: VecDeque<Unit>,
-    /// Most messages that were posted and not yet used.
+    /// Maximum number of messages that were posted and not yet used.
     most_posted: usize,
 }
 
 /// All workers of a plan within one step.
 pub(super) struct Step<'a> {
     work: &'a [Vec<Work>],
-    /// Tasks that a worker may issue before the first of them is computed; at least 1.
+    /// Number of tasks that a worker may issue before the first of them is computed; at least 1.
     run_ahead: usize,
     /// Who reduces each unit.
     holders: BTreeMap<Unit, Vec<usize>>,
@@ -88,7 +88,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Runs until all is done; the most messages that any worker had posted ahead of its needs.
+    /// Runs until everything is done. Returns the maximum number of messages that any worker had posted ahead of its needs.
     pub(super) fn run(mut self) -> Result<usize, Failure> {
         loop {
             let mut moved = false;

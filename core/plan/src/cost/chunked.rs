@@ -1,16 +1,16 @@
-//! Memory of which a backward takes no more than a chunk, however many samples.
+//! Memory of which a backward uses only one chunk at a time, however many samples there are.
 
 use super::{Device, SINGLE_BYTES, SegmentKind};
 use serde::{Deserialize, Serialize};
 use varuna_model::SegmentSpec;
 
-/// What a backward takes a chunk at a time.
+/// Memory that a backward uses one chunk at a time.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Chunked {
-    /// Of one sample, bytes, if it were taken at once.
+    /// Bytes for one sample, if it were used at once.
     pub bytes: u64,
-    /// Of a chunk, bytes.
+    /// Bytes of a chunk.
     pub bytes_max: u64,
 }
 
@@ -21,19 +21,19 @@ impl Chunked {
             0 => Chunked::default(),
             elements => Chunked {
                 bytes: elements * SINGLE_BYTES,
-                // Of the logits and of their logarithmic softmax each.
+                // The logits and their logarithmic softmax each have this size.
                 bytes_max: 2 * device.logits_bytes_max,
             },
         }
     }
 
-    /// What so many samples take at most at once.
+    /// Peak bytes for `samples` samples.
     pub(crate) fn of(self, samples: u64) -> u64 {
         self.bytes.saturating_mul(samples).min(self.bytes_max)
     }
 }
 
-/// What a head takes some rows at a time: all but the gradient of its input.
+/// Elements that a head computes a chunk of rows at a time: everything except the gradient of its input.
 pub(super) fn elements(spec: &SegmentSpec) -> u64 {
     match spec.kind {
         SegmentKind::Head => spec.working_elements.saturating_sub(spec.input_elements),

@@ -1,13 +1,13 @@
-//! Costs of whole blocks as costs of their halves: profiles of other frameworks know only whole blocks, plans may cut between
+//! Converts costs of whole blocks to costs of their halves: profiles of other frameworks know only whole blocks, but plans may cut between
 //! attention and MLP.
 
 use super::{Costs, Device, SegmentCost, SegmentKind};
 use varuna_model::ModelSpec;
 
 impl Costs {
-    /// These costs with a segment for each half of a block: themselves where they have one, none where they are of another
-    /// number of segments than the model. Each quantity of a whole block is divided as an estimate of the model divides it;
-    /// both halves together cost what the block did.
+    /// These costs with a segment for each half of a block. They are returned unchanged if they have that already; none if their number of
+    /// segments does not match the model. Each quantity of a whole block is divided as in an estimate of the model, so both halves together
+    /// cost what the block did.
     #[must_use]
     pub fn with_halves(&self, model: &ModelSpec) -> Option<Costs> {
         let (has, halved) = (self.segments.len(), model.segments.len());
@@ -37,7 +37,7 @@ impl Costs {
     }
 }
 
-/// A block's costs, divided in the proportions of these two.
+/// Divides a block's costs in the proportions of these two.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -59,7 +59,7 @@ fn halves(whole: &SegmentCost, attention: &SegmentCost, mlp: &SegmentCost) -> [S
         backward_fixed_ms: whole.backward_fixed_ms / 2.0,
         parameters: part(whole.parameters, state),
         saved_bytes: part(whole.saved_bytes, saved),
-        // Of which half is not known.
+        // It is not known which half needs it.
         working_bytes: whole.working_bytes,
         forward_bytes: whole.forward_bytes,
         chunked: whole.chunked,
@@ -92,7 +92,7 @@ pub(crate) mod tests {
         ..gpt2::SMALL
     };
 
-    /// The estimate with its halves put together.
+    /// The estimate with the halves of each block combined.
     pub(crate) fn whole_blocks(gpt: &Transformer) -> Costs {
         let mut costs = Costs::estimate(&gpt.spec(), Device::CPU_CORE);
         for block in (1..=gpt.layers as usize).rev() {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What the workers of one node share.
+/// The processor cores of one node.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Host {
@@ -10,19 +10,19 @@ pub struct Host {
     pub cores: u32,
     /// Threads that a worker computes with.
     pub threads: u32,
-    /// By how much compute slows when 1, 2, ... workers compute at once, each on cores of its own: caches, memory,
-    /// clock. The last value holds for more.
+    /// Factor by which compute slows when 1, 2, ... workers compute at once, each on cores of its own, because of caches, memory and clock.
+    /// The last value holds for more workers.
     pub slowdown: Vec<f64>,
 }
 
 impl Host {
-    /// How much longer each of this many workers takes because they take turns.
+    /// Factor by which each of this many workers is slower because they take turns.
     #[must_use]
     pub fn turns(&self, workers: u32) -> f64 {
         (f64::from(workers) * f64::from(self.threads) / f64::from(self.cores.max(1))).max(1.0)
     }
 
-    /// How fast each of `active` tasks that want `wanted` cores together progresses, 1 = on cores of its own.
+    /// The rate at which each of `active` tasks progresses that together want `wanted` cores; 1 = on cores of its own.
     pub(crate) fn rate(&self, active: usize, wanted: f64) -> f64 {
         let cores = f64::from(self.cores.max(1));
         let at_once = (self.cores / self.threads.max(1)).max(1) as usize;

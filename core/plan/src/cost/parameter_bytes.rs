@@ -1,25 +1,26 @@
-//! What a parameter takes in memory and on the network.
+//! Bytes per parameter in memory and on the network.
 
 use super::SINGLE_BYTES;
 use crate::moments::Moments;
 use serde::{Deserialize, Serialize};
 
-/// What Muon takes of a matrix while it takes its step, for each element, besides what stays: gradient, change, two temporaries and the result of
-/// the momentum in single precision. The iteration that follows takes no more for a square one, and on a GPU less (`worker/torch/src/kernels/muon.rs`).
+/// Temporary memory of Muon's step per element of a matrix, in addition to what is kept: gradient, change, two temporaries and the result
+/// of the momentum in single precision. The following iteration needs no more for a square matrix, and less on a GPU
+/// (`worker/torch/src/kernels/muon.rs`).
 const MUON_STEP_BYTES: u64 = 5 * SINGLE_BYTES;
 
-/// Bytes that a parameter takes, by the number formats of the training.
+/// Bytes per parameter, depending on the number formats of the training.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ParameterBytes {
-    /// In a worker's memory, all through the training.
+    /// In a worker's memory, during the whole training.
     pub resident: u64,
-    /// To a worker that lacks it: the master and its moments.
+    /// Transferred to a worker that is missing it: the master and its moments.
     pub moved: u64,
-    /// Of its gradient in a ring.
+    /// Sent for its gradient in a ring.
     pub gradient: u64,
-    /// Where it is an element of a matrix that the optimizer treats as one, while that takes its step; the largest such matrix of a worker counts. No part of a
-    /// profile, which suits jobs with any optimizer.
+    /// Temporary, during the optimizer's step, for an element of a matrix that the optimizer treats as a whole; the largest such matrix of
+    /// a worker counts. Not in a profile, which must suit jobs with any optimizer.
     #[serde(skip)]
     pub matrix_step: u64,
 }
@@ -32,13 +33,13 @@ impl ParameterBytes {
         gradient: 4,
         matrix_step: 0,
     };
-    /// The same, and a copy of 16 bits that is computed with.
+    /// The same, and a 16-bit copy for computing.
     pub const MIXED: ParameterBytes = ParameterBytes {
         resident: 18,
         ..ParameterBytes::FP32
     };
 
-    /// Where activations have elements of so many bytes.
+    /// For training whose activations have elements of `element_bytes` bytes.
     #[must_use]
     pub fn computing_in(element_bytes: u64) -> ParameterBytes {
         if element_bytes < 4 {
@@ -48,12 +49,12 @@ impl ParameterBytes {
         }
     }
 
-    /// The same where a worker holds `held` of `ranges` ranges of the state: all parameters in the format that is computed in, and all gradients,
-    /// but only those ranges of masters and moments (ZeRO-1, Rajbhandari et al. 2020).
+    /// The same if a worker holds `held` of `ranges` ranges of the state: all parameters in the compute format, and all gradients, but only
+    /// those ranges of masters and moments (ZeRO-1, Rajbhandari et al. 2020).
     #[must_use]
     pub fn sharded(self, held: u64, ranges: u64) -> ParameterBytes {
         let copy = self.resident.saturating_sub(self.moved + self.gradient);
-        // Undivided masters in single precision are computed with as they are.
+        // Undivided masters in single precision are used for computing directly, without a copy.
         let copy = if copy == 0 { SINGLE_BYTES } else { copy };
         ParameterBytes {
             resident: copy + self.gradient + (self.moved * held).div_ceil(ranges.max(1)),

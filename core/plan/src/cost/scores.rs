@@ -1,23 +1,24 @@
-//! Memory of attention that makes its scores, of each token for each other one: fused attention, which estimates count with, makes none.
+//! Memory of attention that materialises its scores (one for each pair of tokens). Fused attention, which estimates assume, does not.
 
 use super::Costs;
 use serde::{Deserialize, Serialize};
 
-/// What such attention takes beyond fused attention, of one sample in one block.
+/// Memory that such attention needs in addition to fused attention, for one sample in one block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ScoreMemory {
-    /// Stays from the forward to the backward, bytes.
+    /// Kept from the forward to the backward, bytes.
     pub saved_bytes: u64,
-    /// Taken at most beyond that by the forward, bytes.
+    /// Peak needed in addition by the forward, bytes.
     pub forward_bytes: u64,
-    /// Taken at most beyond what is kept while the backward makes gradients of scores, bytes; what else the segment's backward takes is taken before
-    /// or after.
+    /// Peak needed in addition to what is kept while the backward computes gradients of scores, bytes; the segment's other backward memory
+    /// is needed before or after.
     pub backward_bytes: u64,
 }
 
 impl ScoreMemory {
-    /// What is left to count of it in costs that count another one already: more that stays, and as much as before that is taken at most.
+    /// The part that costs do not include yet if they already include `counted`: the additional memory that is kept, and the whole
+    /// temporary memory.
     pub(crate) fn beyond(self, counted: ScoreMemory) -> ScoreMemory {
         ScoreMemory {
             saved_bytes: self.saved_bytes.saturating_sub(counted.saved_bytes),
@@ -25,7 +26,7 @@ impl ScoreMemory {
         }
     }
 
-    /// The most of both.
+    /// The maximum of both, field by field.
     pub(crate) fn max(self, other: ScoreMemory) -> ScoreMemory {
         ScoreMemory {
             saved_bytes: self.saved_bytes.max(other.saved_bytes),
@@ -36,7 +37,7 @@ impl ScoreMemory {
 }
 
 impl Costs {
-    /// Counts, in each block, what attention that makes its scores takes beyond what an estimate says.
+    /// Adds to each block the memory that attention with materialised scores needs in addition to the estimate.
     pub fn add_scores(&mut self, scores: ScoreMemory) {
         for segment in self.segments.iter_mut().filter(|s| s.kind.attends()) {
             segment.saved_bytes += scores.saved_bytes;

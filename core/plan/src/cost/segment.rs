@@ -11,29 +11,29 @@ pub struct SegmentCost {
     /// What it computes.
     #[serde(default)]
     pub kind: SegmentKind,
-    /// Forward of one more sample.
+    /// Forward time per sample.
     pub forward_ms: f64,
-    /// Backward of one more sample, without recompute.
+    /// Backward time per sample, without recompute.
     pub backward_ms: f64,
-    /// What a forward costs whatever its micro-batch size: launches, and small sizes that do not fill the device.
+    /// Fixed time of a forward: launches, and small sizes that do not fill the device.
     pub forward_fixed_ms: f64,
-    /// Likewise of a backward.
+    /// Fixed time of a backward.
     pub backward_fixed_ms: f64,
     /// Parameters (of the segment's own unit; a tied weight is in [`Costs::tied_parameters`](super::Costs::tied_parameters)).
     pub parameters: u64,
-    /// What stays of one sample's forward until its backward, in bytes: its output too, and not its input, which the segment before keeps.
+    /// Bytes that are kept of one sample's forward until its backward: its output too, but not its input, which the segment before keeps.
     pub saved_bytes: u64,
-    /// What the backward of one sample takes at most beyond that, in bytes.
+    /// Peak bytes that the backward of one sample needs in addition.
     #[serde(default)]
     pub working_bytes: u64,
-    /// What the forward of one sample takes at most beyond what it keeps, in bytes, where that is much: it counts where it is run again while all
-    /// that comes after it is kept.
+    /// Peak bytes that the forward of one sample needs in addition to what it keeps, if that is much: it counts if the forward is
+    /// recomputed while everything after it is kept.
     #[serde(default)]
     pub forward_bytes: u64,
-    /// What it takes besides, a chunk at a time: a head's logits and their logarithmic softmax.
+    /// Memory that it uses one chunk at a time: a head's logits and their logarithmic softmax.
     #[serde(default)]
     pub chunked: Chunked,
-    /// The segment's input of one sample, in bytes: what crosses the cut before it.
+    /// Bytes of the segment's input for one sample: what crosses the cut before it.
     pub input_bytes: u64,
     /// Optimizer, once a step.
     #[serde(default)]
@@ -50,8 +50,8 @@ impl SegmentCost {
         }
     }
 
-    /// Elements that its largest matrix has at most, of those that an optimizer treats as such: in a block's half queries and projection are alike,
-    /// and so are the ways up and down. A segment of which no more is known may be one matrix.
+    /// Upper bound of the elements of its largest matrix that an optimizer treats as a whole. In a block's half, queries and projection
+    /// have the same size, and so have the up and down projections. A segment of unknown kind may be a single matrix.
     pub(crate) fn matrix_elements_max(&self) -> u64 {
         match self.kind {
             SegmentKind::Attention | SegmentKind::Mlp => self.parameters / 2,
@@ -72,7 +72,7 @@ impl SegmentCost {
         }
     }
 
-    /// Bytes that stay of one sample's forward under [`Recompute::Selective`].
+    /// Bytes that are kept of one sample's forward under [`Recompute::Selective`].
     pub(crate) fn kept_selectively(&self) -> u64 {
         if self.kind.is_recomputed_selectively() {
             self.input_bytes

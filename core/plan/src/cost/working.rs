@@ -1,28 +1,29 @@
-//! What segments take of memory while they compute, beyond what stays from the forward to the backward.
+//! Temporary memory of segments while they compute, beyond what is kept from the forward to the backward.
 
 use super::{SegmentCost, SegmentKind};
 use crate::document::Recompute;
 
-/// So many segments at the end of a stage of a transformer decide what its backward takes: the head, and both halves of the block before it. When it
-/// comes to a block further on, all that a whole block kept is free besides, and none takes more than the one before.
+/// Number of segments at the end of a transformer's stage that determine the peak of its backward: the head, and both halves of the block
+/// before it. When the backward reaches an earlier block, everything that a whole later block kept has been freed, and no block needs more
+/// than the one before.
 const DECIDING: usize = 3;
 
-/// What a segment takes of a micro-batch, bytes.
+/// Memory that a segment needs for a micro-batch, bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Taken {
+pub(crate) struct SegmentMemory {
     /// Kept from the forward to the backward.
     saved: u64,
-    /// Beyond that by its backward.
+    /// Needed in addition by its backward.
     backward: u64,
-    /// Beyond that by its forward, where that is run again while all after it is kept; else 0.
+    /// Needed in addition by its forward, if it is recomputed while everything after it is kept; otherwise 0.
     again: u64,
-    /// As of a model of one's own: what others take says nothing of it.
+    /// Whether the segment is of an unknown kind, as in a user's own model: the memory of other segments says nothing about it.
     is_of_unknown_kind: bool,
 }
 
-/// What a backward and what is run again before it take at most beyond what is kept, from the segments of a stage, the last one first. When the
-/// backward comes to a segment, what those after it kept is free.
-pub(crate) fn working_bytes(from_last: impl Iterator<Item = Taken>) -> u64 {
+/// Peak memory of a backward and its recompute in addition to what is kept, from the segments of a stage, the last one first. When the
+/// backward reaches a segment, what the later ones kept has been freed.
+pub(crate) fn working_bytes(from_last: impl Iterator<Item = SegmentMemory>) -> u64 {
     let mut free = 0_u64;
     let deciding = from_last
         .enumerate()
@@ -35,7 +36,8 @@ pub(crate) fn working_bytes(from_last: impl Iterator<Item = Taken>) -> u64 {
     beyond.max().unwrap_or(0)
 }
 
-/// What the attention of a stage keeps of `stash` micro-batches, from what it keeps of one: where it is run again, that of one at a time.
+/// Memory that the attention of a stage keeps for `stash` micro-batches, from that for one. If it is recomputed, only one at a time is
+/// kept.
 pub(crate) fn packing_bytes(of_one: u64, stash: u32, recompute: Recompute) -> u64 {
     match recompute {
         Recompute::None => of_one * u64::from(stash),
@@ -44,16 +46,17 @@ pub(crate) fn packing_bytes(of_one: u64, stash: u32, recompute: Recompute) -> u6
 }
 
 impl SegmentCost {
-    /// What the backward of so many samples takes at most beyond what is kept. Of what is made in chunks there is one, however many samples.
+    /// Peak memory of the backward of `samples` samples in addition to what is kept. Memory that is used one chunk at a time counts once,
+    /// however many samples there are.
     pub(crate) fn working(&self, samples: u64) -> u64 {
         self.working_bytes * samples + self.chunked.of(samples)
     }
 
-    /// What a micro-batch of so many samples takes.
-    pub(crate) fn taken(&self, samples: u64, recompute: Recompute) -> Taken {
-        // Where all is run again, nothing after a segment is there yet.
+    /// Memory that a micro-batch of `samples` samples needs.
+    pub(crate) fn taken(&self, samples: u64, recompute: Recompute) -> SegmentMemory {
+        // If everything is recomputed, nothing after a segment exists yet.
         let is_alone = recompute == Recompute::Selective && self.is_recomputed(recompute);
-        Taken {
+        SegmentMemory {
             saved: self.saved_bytes * samples,
             backward: self.working(samples),
             again: u64::from(is_alone) * self.forward_bytes * samples,
@@ -66,8 +69,8 @@ impl SegmentCost {
 mod tests {
     use super::*;
 
-    fn taken(saved: u64, backward: u64, again: u64) -> Taken {
-        Taken {
+    fn taken(saved: u64, backward: u64, again: u64) -> SegmentMemory {
+        SegmentMemory {
             saved,
             backward,
             again,
@@ -78,13 +81,13 @@ mod tests {
     #[test]
     fn a_backward_has_room_in_what_later_segments_kept_and_what_is_run_again_has_not() {
         let [attention, mlp, head] = [taken(40, 100, 0), taken(50, 30, 0), taken(5, 60, 0)];
-        let of = |stage: &[Taken]| working_bytes(stage.iter().rev().copied());
+        let of = |stage: &[SegmentMemory]| working_bytes(stage.iter().rev().copied());
         assert_eq!(of(&[]), 0);
         assert_eq!(of(&[attention]), 100);
         assert_eq!(of(&[attention, mlp]), 50);
         assert_eq!(of(&[attention, mlp, head]), 60);
         assert_eq!(of(&[attention, mlp, attention, mlp]), 50);
-        let again = Taken {
+        let again = SegmentMemory {
             again: 70,
             ..attention
         };
@@ -94,7 +97,7 @@ mod tests {
     #[test]
     fn any_segment_of_a_model_that_is_no_transformer_may_take_most() {
         let of = |is_of_unknown_kind| {
-            let segment = |backward| Taken {
+            let segment = |backward| SegmentMemory {
                 is_of_unknown_kind,
                 ..taken(5, backward, 0)
             };

@@ -1,4 +1,4 @@
-//! Who takes part in a plan, looked up once: members are asked for with every message, and a plan may name thousands.
+//! Look-up tables for the members of a plan, made once: members are looked up for every message, and a plan may name thousands.
 
 use super::{Base, Plan, Shape, links};
 use crate::deadline::StepDeadline;
@@ -8,8 +8,8 @@ use crate::state::StateId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
-/// Look-up tables of a plan, made when first used. A copy of a plan makes its own, so that a copy can be changed; a plan whose
-/// tables were used must not be.
+/// Look-up tables of a plan, made when first used. A copy of a plan makes its own tables, so a copy may be changed; a plan whose tables
+/// have been used must not be.
 #[derive(Debug, Default)]
 pub struct PlanIndex(OnceLock<Tables>);
 
@@ -19,17 +19,17 @@ pub(crate) struct Tables {
     pub(crate) members: Vec<WorkerId>,
     /// Pipeline and first stage of each member.
     places: BTreeMap<WorkerId, (usize, usize)>,
-    /// Workers that serve state, with a stage or without.
+    /// Workers that send state to others, with or without a stage.
     sources: BTreeSet<WorkerId>,
-    /// By unit of the undivided layout, as [`Shape::group`] has them.
+    /// By unit of the undivided layout: its group, see [`Shape::group`].
     groups: Vec<Vec<WorkerId>>,
-    /// By unit, the owner of its part of the norm first.
+    /// By unit: its holders, the owner of its part of the norm first.
     holders: Vec<Vec<WorkerId>>,
     /// The units that each member holds, in order.
     units: BTreeMap<WorkerId, Vec<Unit>>,
-    /// The source that a worker asks first for a unit that it lacks.
+    /// The source that a worker asks first for a unit that it is missing.
     first_sources: BTreeMap<(WorkerId, Unit), WorkerId>,
-    /// Of the tree.
+    /// Fan-out of the tree.
     fan_out: usize,
     /// The peers of each worker.
     links: BTreeMap<WorkerId, Vec<WorkerId>>,
@@ -85,7 +85,7 @@ impl Tables {
         for (unit, holders) in layout.all_units().zip(&holders) {
             for holder in holders {
                 let held = units.entry(*holder).or_default();
-                // Nobody has checked yet that a worker has one place only.
+                // The plan is not checked yet: a worker may be named in several places.
                 if held.last() != Some(&unit) {
                     held.push(unit);
                 }
@@ -146,8 +146,8 @@ impl Tables {
 }
 
 impl Plan {
-    /// A run's first plan in this shape, from the job's seed: without addresses and reason, and with no time for a step. For who
-    /// runs an engine without a coordinator; coordinators make theirs from a record.
+    /// A run's first plan with this shape, starting from the job's seed, without addresses, reason or step deadline. It is for programs
+    /// that run an engine without a coordinator; coordinators make their first plan from a record.
     #[must_use]
     pub fn first(layout: Layout, shape: Shape) -> Plan {
         Plan {
@@ -188,7 +188,7 @@ impl Plan {
     pub fn members(&self) -> &[WorkerId] {
         &self.index.of(self).members
     }
-    /// The first holder of a unit: it owns the unit's part of the norm. None for a unit that no stage holds.
+    /// The first holder of a unit, which owns the unit's part of the norm. None for a unit that no stage holds.
     #[must_use]
     pub fn owner(&self, unit: Unit) -> Option<WorkerId> {
         self.index.of(self).holders(unit).first().copied()
@@ -233,7 +233,7 @@ impl Plan {
     pub fn group(&self, whole: Unit) -> &[WorkerId] {
         self.index.of(self).group(whole)
     }
-    /// The units that a worker computes with and does not hold, in order: their owners send it the parameters in each step.
+    /// The units that a worker computes with but does not hold, in order: their owners send it the parameters in each step.
     #[must_use]
     pub fn gathered(&self, worker: WorkerId) -> Vec<Unit> {
         if self.layout.ranges == 1 {
@@ -245,14 +245,15 @@ impl Plan {
             .filter(|unit| self.sender_of(worker, *unit).is_some())
             .collect()
     }
-    /// The worker that sends this one the parameters of a unit in each step; none where it holds them itself, or does not compute with them.
+    /// The worker that sends this one the parameters of a unit in each step. None if this worker holds them itself, or does not compute
+    /// with them.
     #[must_use]
     pub fn sender_of(&self, worker: WorkerId, unit: Unit) -> Option<WorkerId> {
         let (run, places) = self.run_of(worker, unit)?;
         let is_held = places.iter().any(|place| run[*place] == worker);
         (!is_held).then(|| run[places[0]])
     }
-    /// The workers that this one sends its parameters of a unit to in each step, in the order of [`Shape::group`].
+    /// The workers to which this one sends its parameters of a unit in each step, in the order of [`Shape::group`].
     #[must_use]
     pub fn receivers_of(&self, worker: WorkerId, unit: Unit) -> Vec<WorkerId> {
         let Some((run, places)) = self.run_of(worker, unit) else {
@@ -267,7 +268,8 @@ impl Plan {
             .filter(|(place, _)| !places.contains(place));
         others.map(|(_, worker)| *worker).collect()
     }
-    /// The run of workers that share out a unit among them which this worker is one of, and the places of its holders there.
+    /// The sequence of workers that share out a unit among them and that includes this worker, and the positions of the unit's holders in
+    /// it.
     fn run_of(&self, worker: WorkerId, unit: Unit) -> Option<(&[WorkerId], Vec<usize>)> {
         let group = self.group(self.layout.whole_of(unit));
         let place = group.iter().position(|w| *w == worker)?;
@@ -275,7 +277,7 @@ impl Plan {
         let places = self.layout.places_in(unit, run.len());
         Some((&group[run], places))
     }
-    /// Holders of a unit, the first owns its part of the norm.
+    /// The holders of a unit. The first owns its part of the norm.
     #[must_use]
     pub fn holders(&self, unit: Unit) -> &[WorkerId] {
         self.index.of(self).holders(unit)
@@ -293,7 +295,7 @@ impl Plan {
         mine.filter_map(|(unit, _)| Some((unit, self.owner(unit)?)))
             .collect()
     }
-    /// The workers that this one exchanges norms, tensors or state with while all goes well, ascending.
+    /// The workers with which this one exchanges norms, tensors or state in normal operation, ascending.
     #[must_use]
     pub fn links(&self, worker: WorkerId) -> &[WorkerId] {
         self.index.of(self).links(worker)
@@ -308,7 +310,7 @@ impl Plan {
     pub fn tree_children(&self, worker: WorkerId) -> &[WorkerId] {
         self.index.of(self).children(worker)
     }
-    /// Who else can give the worker the unit, the one that it asks first at the head.
+    /// The other workers that can send this worker the unit, beginning with the one that it asks first.
     #[must_use]
     pub fn sources_for(&self, worker: WorkerId, unit: Unit) -> Vec<WorkerId> {
         let listed = self.sources.get(unit.index()).map_or(&[][..], Vec::as_slice);

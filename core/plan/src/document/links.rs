@@ -1,14 +1,14 @@
-//! Who exchanges what under a plan, while all goes well: norms and decisions along a tree, activations and gradients along
-//! pipelines, sums around rings, state from sources to those that lack it. Workers connect to these peers and to no others: a
-//! few for each worker, however many there are.
+//! Which workers exchange what under a plan in normal operation: norms and decisions along a tree, activations and gradients along
+//! pipelines, sums around rings, state from sources to the workers that are missing it. Workers connect to these peers and to no others: a
+//! few per worker, however many workers there are.
 
 use super::{Base, Plan};
 use crate::ids::{Unit, WorkerId};
 use crate::state::StateId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The fan-out of a tree of so many members that has two levels below its root, or fewer: hops cost more than messages do. At
-/// least `least`: so many messages at once are nothing to a worker.
+/// The fan-out of a tree of `members` members that has at most two levels below its root: hops cost more than messages do. At least
+/// `least`: a worker handles that many messages at once without effort.
 #[must_use]
 pub fn tree_fan_out(members: usize, least: u32) -> u32 {
     let mut children = least.max(1);
@@ -33,8 +33,8 @@ pub(super) fn children(members: &[WorkerId], place: usize, fan_out: usize) -> &[
     &members[first..(first + fan_out).min(members.len())]
 }
 
-/// For each unit that a member lacks at the plan's base, the source that it asks first. Those that lack the same unit begin with
-/// different sources, and so do the units of one worker.
+/// For each unit that a member is missing at the plan's base: the source that it asks first. Members that are missing the same unit begin
+/// with different sources, and so do the units of one worker.
 pub(super) fn first_sources(plan: &Plan, holders: &[Vec<WorkerId>]) -> BTreeMap<(WorkerId, Unit), WorkerId> {
     let mut first = BTreeMap::new();
     if matches!(plan.base, Base::Fixed { id, .. } if id == StateId::INITIAL) {
@@ -54,7 +54,7 @@ pub(super) fn first_sources(plan: &Plan, holders: &[Vec<WorkerId>]) -> BTreeMap<
     first
 }
 
-/// Of the plan's tree, which is never without children.
+/// The fan-out of the plan's tree, at least 1.
 pub(super) fn fan_out(plan: &Plan) -> usize {
     plan.tree_fan_out.max(1) as usize
 }
@@ -87,7 +87,7 @@ pub(super) fn links(
         let next = ring.iter().cycle().skip(1);
         ring.iter().zip(next).for_each(|(a, b)| link(*a, *b));
         if plan.layout.ranges > 1 && !bug!(RingNeighboursOnly) {
-            // Each one sends its parameters to all of its run that do not hold them.
+            // Each worker sends its parameters to all workers of its run that do not hold them.
             for run in plan.layout.runs(ring.len()) {
                 let run = &ring[run];
                 let pairs = run

@@ -1,15 +1,15 @@
-//! How the sources of a plan are written. The units of a stage have the same sources, so that units in a row with equal lists are
-//! written as one: a list for each unit would grow with the number of units times that of workers.
+//! How the sources of a plan are serialized. The units of a stage have the same sources, so consecutive units with equal lists are written
+//! as one row: a list per unit would grow with the number of units times that of workers.
 
 use crate::ids::WorkerId;
 use crate::layout::UNITS_MAX;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Most entries of all lists together: a run of thousands of workers has far fewer.
+/// Maximum number of entries of all lists together: a run of thousands of workers has far fewer.
 const ENTRIES_MAX: usize = 1 << 24;
 
-/// Sources that no plan has.
+/// An error: no plan has this many sources.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("sources of {units} units, {entries} entries; at most {UNITS_MAX} and {ENTRIES_MAX} are allowed")]
 pub struct TooManySources {
@@ -19,13 +19,13 @@ pub struct TooManySources {
     pub entries: usize,
 }
 
-/// The sources as they are written: how many units in a row, and their sources.
+/// The sources as rows: how many consecutive units, and their sources.
 pub fn source_rows(sources: &[Vec<WorkerId>]) -> impl Iterator<Item = (usize, &[WorkerId])> {
     let rows = sources.chunk_by(|a, b| a == b);
     rows.filter_map(|row| Some((row.len(), row.first()?.as_slice())))
 }
 
-/// The list of each unit, from what was written. Memory is taken once the lengths are known to be allowed.
+/// The list of each unit, from the rows. Memory is allocated only after the lengths are checked.
 ///
 /// # Errors
 /// There are too many.
@@ -52,7 +52,7 @@ struct Row<'a> {
     workers: &'a [WorkerId],
 }
 
-/// As it is read: one list for each unit was written once.
+/// The forms that can be read: earlier releases wrote one list for each unit.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Written {

@@ -1,28 +1,28 @@
-//! Cuts that weigh what a stage must do after its last backward (its gradient ring and optimizer) as well as its period.
+//! Cuts that take into account what a stage must do after its last backward (its gradient ring and optimizer) as well as its period.
 //!
-//! Of `micro_batches * C + worst tail` over bounds C on the period: all stages run at the pace of the slowest, so a stage
-//! below C costs nothing there and may carry more parameters. For each C a min-max programme on the tail, with stages dearer
-//! than C forbidden.
+//! Minimises `micro_batches * C + worst tail` over bounds C on the period: all stages run at the rate of the slowest, so a stage below C
+//! costs nothing there and may carry more parameters. For each C, a min-max dynamic programme on the tail excludes stages more expensive
+//! than C.
 
 use super::StageCost;
 use crate::layout::SegmentRange;
 
-/// Bounds on the period that are tried: from the least possible one upwards.
+/// Number of bounds on the period that are tried, from the least possible one upwards.
 const BOUNDS: usize = 10;
 /// No bound beyond this multiple of the least is tried.
 const SLOWEST: f64 = 1.4;
 
 /// What a cut is made for.
-pub(crate) struct Aware<'a> {
+pub(crate) struct RingAwareCut<'a> {
     /// Number of segments.
     pub(crate) segments: u32,
     /// Number of stages.
     pub(crate) depth: u32,
     /// Micro-batches that each pipeline runs in a step.
     pub(crate) micro_batches: f64,
-    /// Cost of a stage with this many stages behind it for one micro-batch; none where it does not fit, and then no longer one does.
+    /// Cost of a stage with this many stages behind it for one micro-batch. None if it does not fit; then no longer stage does.
     pub(crate) cost: &'a dyn Fn(SegmentRange, u32) -> Option<StageCost>,
-    /// What a stage adds after its last backward, less how much sooner than the first stage it ends.
+    /// What a stage adds after its last backward, minus how much sooner than the first stage it ends.
     pub(crate) tail: &'a dyn Fn(SegmentRange) -> f64,
 }
 
@@ -33,11 +33,11 @@ struct Cover {
     first_end: u32,
 }
 
-impl Aware<'_> {
+impl RingAwareCut<'_> {
     /// The best cut, where `least` is the least possible period.
     pub(crate) fn cut(&self, least: f64) -> Option<Vec<SegmentRange>> {
         let mut best: Option<(f64, Vec<SegmentRange>)> = None;
-        // The first stage holds the first segment, whatever the cut.
+        // The first stage holds the first segment in every cut.
         let floor = (self.tail)(SegmentRange { start: 0, end: 1 });
         for bound in self.bounds(least) {
             if best
@@ -57,7 +57,7 @@ impl Aware<'_> {
         best.map(|(_, stages)| stages)
     }
 
-    /// Stage costs from `least` upwards, each once.
+    /// Possible stage costs from `least` upwards, each once.
     fn bounds(&self, least: f64) -> Vec<f64> {
         let mut all = vec![least * (1.0 + 1e-9)];
         for start in 0..self.segments {
@@ -79,7 +79,7 @@ impl Aware<'_> {
         all
     }
 
-    /// The cut of the smallest worst tail among those whose period is at most `bound`.
+    /// The cut with the smallest worst tail among those whose period is at most `bound`.
     fn within(&self, bound: f64) -> Option<(f64, Vec<SegmentRange>)> {
         let n = self.segments as usize;
         let mut rows: Vec<Vec<Option<Cover>>> = Vec::with_capacity(self.depth as usize);
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn brute(aware: &Aware, start: u32, left: u32) -> Vec<Vec<SegmentRange>> {
+    fn brute(aware: &RingAwareCut, start: u32, left: u32) -> Vec<Vec<SegmentRange>> {
         if left == 1 {
             let range = SegmentRange {
                 start,
@@ -177,7 +177,7 @@ mod tests {
             };
             let cost = |r: SegmentRange, _: u32| Some(StageCost::from(of(r, |s| s.0)));
             let tail = |r: SegmentRange| of(r, |s| s.1);
-            let aware = Aware {
+            let aware = RingAwareCut {
                 segments: count,
                 depth,
                 micro_batches: f64::from(micro_batches),

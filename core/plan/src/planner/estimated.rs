@@ -1,7 +1,7 @@
-//! The planner of a job whose costs nobody has measured.
+//! The planner for a job whose costs were not measured.
 //!
-//! It estimates costs for the device that the first worker reports, takes the links of a node as long as all workers sit on one, and
-//! corrects compute by the run's own steps. Where a profile gives the costs, [`CostPlanner`] is used as it is: what was measured must never be
+//! It estimates costs for the device that the first worker reports, assumes the links within a node as long as all workers are on one, and
+//! corrects compute by the run's own steps. If a profile gives the costs, [`CostPlanner`] is used directly: a measurement must never be
 //! replaced by an estimate.
 
 use super::problem::{speeds, topology};
@@ -16,13 +16,13 @@ use crate::spare_copies::SpareCosts;
 use std::collections::BTreeMap;
 use varuna_model::ModelSpec;
 
-/// A prediction that is off by less is left alone: steps vary, and so do their parts.
+/// A relative error below this is not corrected: steps vary, and so do their parts.
 const OFF: f64 = 0.25;
-/// The corrected prediction is at most so far from the observed step.
+/// Maximum relative error of the corrected prediction.
 const CLOSE: f64 = 0.01;
-/// Evaluations of the prediction for one correction: it is nearly linear in the factor.
+/// Maximum number of evaluations of the prediction for one correction: it is nearly linear in the factor.
 const ROUNDS: usize = 8;
-/// A step that compute has so small a share in says nothing of compute.
+/// Minimum share of compute in a step: a step with less says nothing about compute.
 const LEAST_SHARE: f64 = 0.05;
 
 /// A planner over estimated costs.
@@ -36,11 +36,11 @@ pub struct EstimatedPlanner {
     packing_bytes: u64,
     /// [`Costs::mask_bytes`].
     mask_bytes: u64,
-    /// What costs are estimated for, once a worker has said what it has.
+    /// The device that costs are estimated for, once a worker has reported one.
     reference: Option<&'static DeviceKind>,
-    /// What a worker's attention takes for scores that it makes: the most that one has said.
+    /// Memory that attention needs for scores that it materialises: the maximum of what workers reported.
     scores: ScoreMemory,
-    /// The node of all workers so far.
+    /// The node, if any, that all workers so far are on.
     nodes: Nodes,
 }
 
@@ -51,8 +51,8 @@ enum Nodes {
 }
 
 impl EstimatedPlanner {
-    /// For a model whose activations have elements of so many bytes. Until a worker has said what it has, costs are those of processor
-    /// cores.
+    /// A planner for a model whose activations have elements of `element_bytes` bytes. Until a worker has reported its device, costs are
+    /// those of processor cores.
     #[must_use]
     pub fn new(model: ModelSpec, element_bytes: u64, constraints: Constraints) -> EstimatedPlanner {
         let device = Hardware::Processor.planned_as().device(true, element_bytes);
@@ -72,7 +72,7 @@ impl EstimatedPlanner {
         }
     }
 
-    /// For an optimizer that keeps these moments.
+    /// The same for an optimizer that keeps these moments.
     #[must_use]
     pub fn keeping(mut self, moments: Moments) -> EstimatedPlanner {
         self.moments = moments;
@@ -80,7 +80,7 @@ impl EstimatedPlanner {
         self
     }
 
-    /// For samples of several documents, whose attention keeps so many bytes of each ([`Costs::packing_bytes`]).
+    /// The same for samples of several documents, whose attention keeps `bytes` bytes of each sample ([`Costs::packing_bytes`]).
     #[must_use]
     pub fn packing(mut self, bytes: u64) -> EstimatedPlanner {
         self.packing_bytes = bytes;
@@ -88,7 +88,7 @@ impl EstimatedPlanner {
         self
     }
 
-    /// For a model whose attention keeps so many bytes once ([`Costs::mask_bytes`]).
+    /// The same for a model whose attention keeps `bytes` bytes once ([`Costs::mask_bytes`]).
     #[must_use]
     pub fn masking(mut self, bytes: u64) -> EstimatedPlanner {
         self.mask_bytes = bytes;
@@ -134,7 +134,8 @@ impl Planner for EstimatedPlanner {
     }
 
     fn meet(&mut self, hardware: &Hardware, node: &str) {
-        // The first one: later ones of another kind are counted by their speed, so that what was learnt of segments stays true.
+        // The first worker's device is the reference. Later ones of another kind are counted by their speed, so that corrections of
+        // segments stay valid.
         let Some(reference) = self.reference else {
             let kind = hardware.planned_as();
             self.reference = Some(kind);
@@ -157,7 +158,7 @@ impl Planner for EstimatedPlanner {
         if bug!(ForgetScores) {
             return;
         }
-        // Workers of one job differ only where their devices do; all stages are counted for the one that takes most.
+        // Workers of one job differ only if their devices do; all stages are counted with the largest need.
         self.planner.costs.add_scores(scores.beyond(self.scores));
         self.scores = self.scores.max(scores);
     }
@@ -181,8 +182,8 @@ impl Planner for EstimatedPlanner {
     }
 }
 
-/// The factor on compute that explains a step of `observed_ms`, where the one in force is far off; `predicted(factor)` grows with it. None
-/// where it is near enough, or where what is not compute takes as long as the step.
+/// The factor on compute that explains a step of `observed_ms`, if the present factor is far off. `predicted(factor)` increases with the
+/// factor. None if the present one is near enough, or if everything but compute already takes as long as the step.
 fn factor(held: f64, observed_ms: f64, predicted: impl Fn(f64) -> f64) -> Option<f64> {
     let now = predicted(held);
     let is_usable = observed_ms.is_finite() && observed_ms > 0.0 && now.is_finite() && now > 0.0;
@@ -193,7 +194,7 @@ fn factor(held: f64, observed_ms: f64, predicted: impl Fn(f64) -> f64) -> Option
     if rest > observed_ms * (1.0 - LEAST_SHARE) || now <= rest {
         return None;
     }
-    // Secants through a point below and the newest one: a step is the longest of sums that are linear in the factor.
+    // Secants through a point below and the newest one: the step time is the maximum of sums that are linear in the factor.
     let (mut below, mut last) = ((0.0, rest), (held, now));
     for _ in 0..ROUNDS {
         let slope = (last.1 - below.1) / (last.0 - below.0);

@@ -1,10 +1,10 @@
-//! Why this plan: what it takes, and what the next best ones would have taken.
+//! Explains a plan: its costs, and those of the next best ones.
 
 use super::candidate::Candidate;
 use crate::document::{Recompute, ScheduleSpec, Shape, summary_of};
 use crate::predict::StepParts;
 
-/// Runners-up that are named.
+/// Number of runners-up that are named.
 const RUNNERS_UP: usize = 5;
 
 /// A plan that was not chosen.
@@ -14,7 +14,7 @@ pub struct RunnerUp {
     pub summary: String,
     /// Samples in a micro-batch.
     pub micro_batch_size: u32,
-    /// Order of work, and the most that one of its stages recomputes.
+    /// Schedule, with the heaviest recompute of its stages.
     pub schedule: ScheduleSpec,
     /// Workers that it uses.
     pub workers: usize,
@@ -35,7 +35,7 @@ pub struct Explained {
     pub parts: StepParts,
     /// Memory that each stage of each pipeline needs, bytes.
     pub memory_bytes: Vec<Vec<u64>>,
-    /// State that workers have to fetch to get there, bytes.
+    /// State that workers have to fetch for this plan, bytes.
     pub moved_bytes: u64,
     /// The next best, fastest first.
     pub runners_up: Vec<RunnerUp>,
@@ -75,14 +75,14 @@ fn summary(candidate: &Candidate) -> String {
     summary_of(candidate.work.depths(), candidate.work.kind)
 }
 
-/// The most that one of its stages recomputes.
+/// The heaviest recompute of its stages.
 fn heaviest(candidate: &Candidate) -> Recompute {
     let stages = candidate.pipelines().iter().flat_map(|p| &p.stages);
     let heaviest = stages.map(|s| s.recompute).max();
     heaviest.unwrap_or(candidate.recompute)
 }
 
-/// The largest of what the loser needs more of.
+/// Why the loser was not chosen: the part of its step that takes longest compared with the chosen plan's, or what decided between equals.
 fn why(chosen: &Candidate, lost: &Candidate) -> String {
     let by = lost.step_ms - chosen.step_ms;
     if by <= 0.0 || by / chosen.step_ms < 1e-4 {

@@ -1,4 +1,4 @@
-//! Why there is no plan, as a sentence.
+//! Explains, as a sentence, why there is no plan.
 
 use super::problem::Problem;
 use super::request::{Infeasible, WorkerInfo};
@@ -9,10 +9,10 @@ fn mib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }
 
-/// The workers of a request by number, each once.
+/// The workers of a request in ascending order, each once.
 ///
 /// # Errors
-/// Too few of them, no samples, or costs of another model.
+/// There are too few workers, no samples, or the costs belong to another model.
 pub(super) fn offered(problem: &Problem) -> Result<Vec<WorkerInfo>, Infeasible> {
     let request = problem.request;
     let mut workers = request.workers.clone();

@@ -1,13 +1,13 @@
-//! Where workers are: which of them may be lost at once.
+//! The locations of workers, which determine which of them may be lost together.
 //!
-//! Nodes and zones are compared by number. Where all workers are on one node, or in one zone, that tells nothing apart, and counts as not known. Owns no
-//! rule of what is put where.
+//! Nodes and zones are compared by number. If all workers are on one node, or in one zone, this distinguishes nothing and counts as
+//! unknown. This module does not decide on placement.
 
 use super::request::WorkerInfo;
 use crate::ids::WorkerId;
 use std::collections::BTreeMap;
 
-/// A worker's node, and the widest part of the node's domain; none where it is not known.
+/// A worker's node, and the widest part of the node's domain; none if not known.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct NodeAndZone {
     node: Option<usize>,
@@ -15,14 +15,14 @@ pub(super) struct NodeAndZone {
 }
 
 impl NodeAndZone {
-    /// What both have in common.
+    /// What both locations have in common.
     pub(super) fn common_with(self, other: NodeAndZone) -> Common {
         let is = |one: Option<usize>, other: Option<usize>| one.is_some() && one == other;
         (is(self.node, other.node), is(self.zone, other.zone))
     }
 }
 
-/// What workers have in common: their node, and their zone. Less is better.
+/// What workers have in common: whether they share a node, and a zone. Smaller is better.
 pub(super) type Common = (bool, bool);
 
 /// Where some workers are.
@@ -45,7 +45,7 @@ impl Locations {
         self.0.get(&worker).copied().unwrap_or_default()
     }
 
-    /// Nothing tells any of them apart.
+    /// Whether nothing distinguishes them.
     pub(super) fn are_unknown(&self) -> bool {
         self.0.is_empty()
     }
@@ -55,7 +55,7 @@ fn zone_of<'a>(worker: &&'a WorkerInfo) -> &'a str {
     worker.domain.split('/').next().unwrap_or_default()
 }
 
-/// The number of each name, equal ones with the same; none for an empty one, and for all where there are no two.
+/// A number for each name, the same for equal names; none for an empty name, and for all names if there are not two different ones.
 fn numbers<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Option<usize>> {
     let mut known: BTreeMap<&str, usize> = BTreeMap::new();
     let mut numbers = Vec::new();
@@ -71,14 +71,14 @@ fn numbers<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Option<usize>> {
     }
 }
 
-/// Where all copies of something are, as far as they are together.
+/// The common location of all copies of something, if they have one.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Copies {
     together: Option<NodeAndZone>,
 }
 
 impl Copies {
-    /// One more.
+    /// Adds a copy.
     pub(super) fn add(&mut self, at: NodeAndZone) {
         let before = self.together.unwrap_or(at);
         self.together = Some(NodeAndZone {
@@ -87,12 +87,12 @@ impl Copies {
         });
     }
 
-    /// What all of them would have in common if there were one more here.
+    /// What all copies would have in common if there were one more at this location.
     pub(super) fn common_with(&self, at: NodeAndZone) -> Common {
         self.together.unwrap_or_default().common_with(at)
     }
 
-    /// What all of them have in common.
+    /// What all copies have in common.
     pub(super) fn common(&self) -> Common {
         let together = self.together.unwrap_or_default();
         (together.node.is_some(), together.zone.is_some())

@@ -1,7 +1,7 @@
 //! Placement: which worker runs which stage of a candidate, so that state stays where it is.
 //!
-//! Workers of one kind (same state held, memory and speed) and positions of one kind (same segments and need) are matched kind
-//! by kind: there are few kinds, whatever the number of workers.
+//! Workers of one kind (same held state, memory and speed) and positions of one kind (same segments and memory need) are matched kind by
+//! kind: there are few kinds, however many workers there are.
 
 mod filling;
 
@@ -22,15 +22,16 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Placed {
     /// One for each stage, pipeline by pipeline.
     pub(super) workers: Vec<WorkerId>,
-    /// State that its new holder has to fetch.
+    /// Bytes of state that new holders have to fetch.
     pub(super) moved_bytes: u64,
-    /// How long that takes at least: until the last one has fetched what it lacks, and the holders have sent it.
+    /// Lower bound of the time for that, in milliseconds: until the last worker has fetched what it is missing and the holders have sent
+    /// it.
     pub(super) move_ms: f64,
-    /// Some worker's memory does not hold its old and its new state together, as it must until the plan is in force.
-    pub(super) crowded: bool,
+    /// Whether some worker's memory cannot hold its old and new state together, which it must until the plan is in force.
+    pub(super) exceeds_memory: bool,
 }
 
-/// State bytes that a worker holds, for sums over ranges in one step.
+/// The bytes of state that a worker holds, as prefix sums over segments.
 struct Held {
     /// `before[s]`: bytes held of segments `0..s`.
     before: Vec<u64>,
@@ -67,7 +68,7 @@ impl Held {
     }
 }
 
-/// About what a worker holds of so many bytes of state, which so many pipelines share out.
+/// Approximately how much of `bytes` bytes of state one worker holds if `pipelines` pipelines share it out.
 fn shared_out(layout: &Layout, bytes: u64, pipelines: usize) -> u64 {
     match layout.ranges {
         1 => bytes,
@@ -81,12 +82,12 @@ struct Kind {
     capacity: u64,
     /// Positive floats order as their bits do.
     speed: u64,
-    /// In order of domain, node, then id: neighbours in a pipeline share a node where they can, else a rack or a zone, and what several pipelines
-    /// hold is in several of them as far as each pipeline fits into one.
+    /// In order of domain, node, then id. So neighbours in a pipeline share a node if possible, otherwise a rack or a zone, and the copies
+    /// that several pipelines hold are in several of these, as far as each pipeline fits into one.
     workers: Vec<WorkerId>,
 }
 
-/// What tells kinds apart: state held, memory, speed.
+/// The key of a kind: held state, memory, speed.
 type KindKey<'a> = (&'a [Unit], u64, Reverse<u64>);
 
 /// A pool of workers by kinds, for any number of candidates.
@@ -95,7 +96,7 @@ pub(super) struct WorkerPool {
     whole: Held,
     /// How many workers hold some state.
     holders: u64,
-    /// Where the parent has its workers, its pipelines in the order in which a search lists them.
+    /// The parent's positions of its workers, with its pipelines in the order in which a search lists them.
     parent: BTreeMap<WorkerId, (usize, usize)>,
     locations: Locations,
 }
@@ -141,9 +142,9 @@ impl WorkerPool {
         }
     }
 
-    /// Puts workers on the stages of a candidate, what is best kept first: room for old and new state together, then most
-    /// bytes kept, then the parent's position, then faster workers on earlier positions. What is best kept by several workers alike has its last copy
-    /// on another node, or in another zone, than all others.
+    /// Places workers on the stages of a candidate. The criteria in order: memory for old and new state together, most bytes kept, the
+    /// parent's position, faster workers on earlier positions. If several workers are equally good, the last copy of a stage goes to
+    /// another node or zone than all other copies.
     pub(super) fn place(&self, problem: &Problem, candidate: &Candidate) -> Placed {
         let layout = &problem.request.layout;
         let pipelines = candidate.pipelines().len();
@@ -152,8 +153,8 @@ impl WorkerPool {
         for (k, kind) in self.kinds.iter().enumerate() {
             for (s, site) in sites.iter().enumerate() {
                 let kept = kind.held.of(layout, site.range);
-                let crowded = site.need.saturating_add(kind.held.all() - kept) > kind.capacity;
-                pairs.push((crowded, Reverse(kept), k, s));
+                let exceeds_memory = site.need.saturating_add(kind.held.all() - kept) > kind.capacity;
+                pairs.push((exceeds_memory, Reverse(kept), k, s));
             }
         }
         pairs.sort_unstable();
@@ -162,13 +163,13 @@ impl WorkerPool {
             workers: Vec::new(),
             moved_bytes: 0,
             move_ms: 0.0,
-            crowded: false,
+            exceeds_memory: false,
         };
         let mut most = 0;
         for group in pairs.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)) {
-            let (crowded, Reverse(kept), ..) = group[0];
+            let (exceeds_memory, Reverse(kept), ..) = group[0];
             let taken = filling.fill(group);
-            placed.crowded |= crowded && !taken.is_empty();
+            placed.exceeds_memory |= exceeds_memory && !taken.is_empty();
             for site in taken {
                 let needed = shared_out(layout, self.whole.of(layout, sites[site].range), pipelines);
                 let lacking = needed.saturating_sub(kept);
@@ -186,8 +187,8 @@ impl WorkerPool {
     }
 }
 
-/// The parent's pipelines in the order in which a search lists them: deep ones first, of these those with more samples. Where state is shared out they
-/// may be in another one ([`super::ring_order`]).
+/// The parent's pipelines in the order in which a search lists them: deep ones first, among these the ones with more samples. If state is
+/// shared out, the parent may have them in another order ([`super::ring_order`]).
 fn as_listed<'p>(layout: &Layout, parent: &'p Shape) -> Vec<&'p Pipeline> {
     let mut pipelines: Vec<&Pipeline> = parent.pipelines.iter().collect();
     if layout.ranges > 1 {
@@ -217,7 +218,7 @@ fn positions(problem: &Problem, candidate: &Candidate) -> (Vec<Positions>, BTree
     (kinds.into_iter().map(of).collect(), numbers)
 }
 
-/// Positions with the same segments and the same need.
+/// Positions with the same segments and the same memory need.
 struct Positions {
     range: SegmentRange,
     need: u64,
@@ -225,7 +226,8 @@ struct Positions {
     numbers: Vec<usize>,
 }
 
-/// Of each kind of position its numbers, and which stage they are copies of: those with the same segments, whatever else they need.
+/// For each kind of position: the stage that it is a copy of (kinds with the same segments, whatever else they need, are copies of one
+/// stage), and its position numbers.
 fn open(sites: &[Positions]) -> Vec<(usize, BTreeSet<usize>)> {
     let ranges: BTreeSet<SegmentRange> = sites.iter().map(|s| s.range).collect();
     let stages: BTreeMap<SegmentRange, usize> = ranges.into_iter().zip(0..).collect();

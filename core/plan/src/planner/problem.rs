@@ -1,5 +1,4 @@
-//! One planning problem: the request, what segments cost and what the job allows, and what follows from them for a worker or a
-//! stage.
+//! One planning problem: the request, the costs of segments, the job's constraints, and what follows from them for a worker or a stage.
 
 use super::request::{Constraints, PlanRequest, WorkerInfo};
 use crate::cost::Costs;
@@ -14,7 +13,7 @@ pub(super) struct Problem<'a> {
     pub(super) constraints: &'a Constraints,
     pub(super) request: &'a PlanRequest,
     pub(super) topology: Topology,
-    /// The most ranges of a segment's state that these costs count for a worker.
+    /// The maximum number of ranges of a segment's state that these costs assume per worker.
     pub(super) ranges_held: u64,
 }
 
@@ -23,18 +22,18 @@ pub(super) fn speeds(workers: &[WorkerInfo]) -> Speeds {
     Speeds::new(workers.iter().map(|w| (w.id, w.speed)))
 }
 
-/// How these workers sit on nodes.
+/// How these workers are distributed over nodes.
 pub(super) fn topology(workers: &[WorkerInfo]) -> Topology {
     Topology::of_nodes(workers.iter().map(|w| w.node.as_str()))
 }
 
 impl Problem<'_> {
-    /// Whether so many pipelines share state out as far as the costs say.
+    /// Whether this many pipelines share state out as far as the costs assume.
     pub(super) fn shares_enough(&self, pipelines: usize) -> bool {
         self.request.layout.ranges_held(pipelines) <= self.ranges_held || bug!(CountSharesOfOthers)
     }
 
-    /// Memory of a worker, bytes; the largest number where nothing limits it.
+    /// Memory of a worker, bytes; the largest number if nothing limits it.
     pub(super) fn capacity(&self, worker: &WorkerInfo) -> u64 {
         let both = [self.constraints.device_memory_bytes, worker.memory_bytes];
         both.into_iter().flatten().min().unwrap_or(u64::MAX)
@@ -79,8 +78,7 @@ impl Problem<'_> {
         shape.pipelines.iter().map(of).collect()
     }
 
-    /// How much longer everything takes because this many workers take turns on their nodes' cores; 1 where each has a device of
-    /// its own.
+    /// The factor by which everything slows because this many workers take turns on their nodes' cores; 1 if each has a device of its own.
     pub(super) fn turns(&self, workers: usize) -> f64 {
         let neighbours = workers.min(self.topology.workers_per_node);
         let neighbours = u32::try_from(neighbours).unwrap_or(u32::MAX);
@@ -93,17 +91,17 @@ impl Problem<'_> {
         predict(self.costs, shape, &speeds(&self.request.workers), self.topology)
     }
 
-    /// The step that a plan amounts to over the time that it is expected to last, when it must wait for its state first: a step
-    /// of `step_ms` after `move_ms` trains as much until the horizon as this step from now on.
+    /// The effective step time of a plan over the time that it is expected to last, if it must first wait for its state: a step of
+    /// `step_ms` after `move_ms` trains as much until the horizon as this step time from now on. Milliseconds.
     pub(super) fn effective_step_ms(&self, step_ms: f64, move_ms: f64) -> f64 {
         match self.request.horizon_ms {
-            // Where the move takes as long as the plan lasts, at least the shorter move.
+            // If the move takes as long as the plan lasts, at least prefer the shorter move.
             Some(h) => step_ms * h / (h - move_ms).max(h / 100.0) + move_ms * 1e-6,
             None => step_ms,
         }
     }
 
-    /// [`Problem::effective_step_ms`] of what is predicted of a shape.
+    /// [`Problem::effective_step_ms`] of a shape's prediction.
     pub(super) fn effective_ms(&self, predicted: &Prediction) -> f64 {
         self.effective_step_ms(predicted.step_ms, predicted.move_ms)
     }

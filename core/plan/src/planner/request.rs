@@ -1,4 +1,4 @@
-//! What a planner is asked, and what it may answer.
+//! A planner's request, and the trait that answers it.
 
 use crate::cost::ScoreMemory;
 use crate::device::Hardware;
@@ -20,8 +20,8 @@ pub struct WorkerInfo {
     pub speed: f64,
     /// The node it runs on.
     pub node: String,
-    /// Where that node is, from the widest part to the narrowest: `zone-a/block-3`; empty = not known. Nodes whose domains begin alike are near to
-    /// each other.
+    /// Where that node is, from the widest part to the narrowest: `zone-a/block-3`; empty = not known. Nodes whose domains begin with the
+    /// same parts are near to each other.
     pub domain: String,
 }
 
@@ -48,7 +48,7 @@ impl WorkerInfo {
     }
 }
 
-/// A question to the planner.
+/// A request to the planner.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PlanRequest {
     /// Workers that may be used, in any order.
@@ -59,13 +59,13 @@ pub struct PlanRequest {
     pub global_batch_size: u64,
     /// The shape in force.
     pub parent: Option<Shape>,
-    /// Units at the base, by worker: keeping them where they are costs nothing.
+    /// The units that each worker has at the base: keeping them where they are costs nothing.
     pub held: BTreeMap<WorkerId, Vec<Unit>>,
-    /// Expected time until other workers will be there, milliseconds: plans are judged by what they train until then, the way
-    /// there included. None: for ever.
+    /// Expected time until the set of workers changes, milliseconds. Plans are judged by what they train until then, including the time
+    /// that the change of plan takes. None: for ever.
     pub horizon_ms: Option<f64>,
-    /// State is there before the plan's switch, as those who get it follow the run (ADR 26): training stands for the gradient of the last step
-    /// alone.
+    /// Whether the workers that gain state follow the run (ADR 26), so that the state is there before the switch: training then stops only
+    /// for the gradient of the last step.
     pub following: bool,
 }
 
@@ -105,7 +105,7 @@ impl PlanRequest {
     }
 }
 
-/// No plan exists; the text is for the user.
+/// There is no plan; the text explains it to the user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Infeasible(pub String);
@@ -118,13 +118,13 @@ pub trait Planner {
     /// A sentence that says what is missing.
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible>;
 
-    /// What a forward and backward of a micro-batch of `samples` through a segment should take on a worker of speed 1,
-    /// milliseconds; none where the planner has no costs, which turns feedback off.
+    /// The expected time of a forward and backward of a micro-batch of `samples` through a segment on a worker of speed 1, milliseconds.
+    /// None if the planner has no costs, which turns feedback off.
     fn expected_ms(&self, _segment: u32, _samples: u32) -> Option<f64> {
         None
     }
 
-    /// The predicted step of a shape on these workers, milliseconds.
+    /// The predicted step time of a shape on these workers, milliseconds.
     fn predicted_ms(&self, _shape: &Shape, _workers: &[WorkerInfo]) -> Option<f64> {
         None
     }
@@ -134,29 +134,29 @@ pub trait Planner {
         SpareCosts::default()
     }
 
-    /// A worker on this hardware, on this node, takes part from now on: costs that are estimated are those of what workers have.
+    /// Notes that a worker on this hardware and node takes part from now on. Estimated costs are those of the workers' hardware.
     fn meet(&mut self, _hardware: &Hardware, _node: &str) {}
 
-    /// A worker takes part whose attention makes scores: memory that is estimated counts what they take from now on. What was measured, with what
-    /// the measured attention keeps, stays as it is.
+    /// Notes that a worker takes part whose attention materialises scores, so that estimated memory includes them from now on. Measured
+    /// memory already includes what the measured attention keeps, and stays as it is.
     fn meet_scores(&mut self, _scores: ScoreMemory) {}
 
-    /// The speed of a worker on this hardware before anything was observed, 1.0 = as the costs say.
+    /// The speed of a worker on this hardware before anything was observed; 1.0 = as the costs assume.
     fn speed_of(&self, _hardware: &Hardware) -> f64 {
         1.0
     }
 
-    /// Corrects an estimate by the step that a shape was observed to take on these workers, milliseconds. Returns the factor on all
-    /// estimated compute times since the first estimate, where it has changed.
+    /// Corrects an estimate by the step time that was observed for a shape on these workers, milliseconds. Returns the factor on all
+    /// estimated compute times since the first estimate, if it has changed.
     fn correct(&mut self, _shape: &Shape, _workers: &[WorkerInfo], _observed_ms: f64) -> Option<f64> {
         None
     }
 
-    /// Corrects segments by observed / expected compute time.
+    /// Corrects the costs of segments by the ratio of observed to expected compute time.
     fn learn(&mut self, _factors: &BTreeMap<u32, f64>) {}
 }
 
-/// What the job allows.
+/// The job's constraints.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Constraints {
@@ -170,9 +170,9 @@ pub struct Constraints {
     pub min_depth: u32,
     /// Most stages in a pipeline; none = the number of segments.
     pub max_depth: Option<u32>,
-    /// Orders of work to choose from; the first of those that promise the same step time is taken. Where one is listed with
-    /// several kinds of recompute, each stage keeps as much as fits into its memory.
+    /// Schedules to choose from; among those with the same predicted step time the first is taken. If one is listed with several kinds of
+    /// recompute, each stage keeps as much as fits into its memory.
     pub schedules: Vec<ScheduleSpec>,
-    /// Memory that a worker may use; the smaller of this and what it reports counts.
+    /// Memory that a worker may use, bytes; the smaller of this and what it reports counts.
     pub device_memory_bytes: Option<u64>,
 }

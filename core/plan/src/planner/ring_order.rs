@@ -1,11 +1,12 @@
-//! Which pipeline comes after which, where optimizer state is shared out among them (ADR 39).
+//! The order of pipelines, if optimizer state is shared out among them (ADR 39).
 //!
-//! The workers that compute with a segment stand in a ring, in the order of their pipelines, and neighbours hold the same range. Placement fills
-//! nodes pipeline by pipeline, so that neighbours often share one, and a node that is lost takes ranges with it. Which pipeline is which makes no
-//! difference to a step: so they are put in an order in which neighbours are on different nodes, and in different zones, as far as that can be.
+//! The workers that compute with a segment form a ring, in the order of their pipelines, and neighbours hold the same range. Placement
+//! fills nodes pipeline by pipeline, so neighbours are often on one node, and losing that node loses ranges. The order of the pipelines
+//! makes no difference to a step, so it is chosen such that neighbours are on different nodes, and in different zones, as far as possible.
 //!
-//! Another order moves ranges from worker to worker. So the parent's order stays unless another one loses less with a node or a zone, and
-//! the way there, of all orders with the same neighbours the shortest, costs no more than counts as equal among plans. It must never change what a pipeline does.
+//! A different order moves ranges from worker to worker. So the parent's order stays unless another one loses less with a node or a zone
+//! and moving to it costs no more than counts as equal among plans. Among orders with the same neighbours, the one that moves least is
+//! taken. This must never change what a pipeline does.
 
 use super::locations::{Copies, Locations, NodeAndZone};
 use super::problem::Problem;
@@ -18,14 +19,14 @@ use crate::layout::{Layout, RANGE_HOLDERS};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// So many pipelines make so many runs, each of which has all ranges, that no node has all holders of one.
+/// With more pipelines than this there are so many runs, each with all ranges, that no node has all holders of a range.
 const PIPELINES_MAX: usize = 96;
 
-/// In how many segments, or ranges of them, workers share their node, and their zone.
+/// The number of segments, or of ranges, for which workers share a node, and for which they share a zone.
 type Shared = (usize, usize);
 
-/// Puts the pipelines of a shape in order that share state out, and predicts how long that moves. Returns how many bytes of it do; none where nothing is
-/// shared out, and the shape stays as it is.
+/// Orders the pipelines of a shape that share out state, and predicts how long the state takes to move. Returns the bytes that move. None
+/// if nothing is shared out; then the shape stays as it is.
 pub(super) fn order(problem: &Problem, shape: &mut Shape) -> Option<u64> {
     let request = problem.request;
     if request.layout.ranges == 1 {
@@ -40,7 +41,7 @@ pub(super) fn order(problem: &Problem, shape: &mut Shape) -> Option<u64> {
     let is_ring = (RANGE_HOLDERS + 1..=PIPELINES_MAX).contains(&pipelines);
     if is_ring && best.at_risk > (0, 0) && !bug!(NeighboursShareNode) {
         let circle = circle(&locations, shape);
-        // Turned round they have the same neighbours and other ranges, so that less moves.
+        // Rotated orders have the same neighbours but other ranges, so one of them may move less.
         let is_one_run = request.layout.is_shared_out(pipelines);
         let turns = if is_one_run { pipelines } else { 1 };
         let others: Vec<Ordered> = turned(&circle, turns).iter().map(|order| judge(order)).collect();
@@ -59,7 +60,8 @@ pub(super) fn order(problem: &Problem, shape: &mut Shape) -> Option<u64> {
     Some(best.moved_bytes)
 }
 
-/// A circle of the pipelines in which neighbours share little, the same one however a shape lists them: a plan that is made again stays.
+/// A circle of the pipelines in which neighbours share little. It does not depend on how a shape lists them, so that a plan that is made
+/// again stays the same.
 fn circle(locations: &Locations, shape: &Shape) -> Vec<usize> {
     let mut listed: Vec<usize> = (0..shape.pipelines.len()).collect();
     listed.sort_by_key(|i| shape.pipelines[*i].stages.first().map(|s| s.worker));
@@ -70,7 +72,7 @@ fn circle(locations: &Locations, shape: &Shape) -> Vec<usize> {
 /// A shape whose pipelines are in some order.
 struct Ordered {
     shape: Shape,
-    /// Ranges whose holders are all on one node, and those whose holders are all in one zone.
+    /// The number of ranges whose holders are all on one node, and of those whose holders are all in one zone.
     at_risk: Shared,
     moved_bytes: u64,
     effective_ms: f64,
@@ -109,7 +111,7 @@ fn reordered(shape: &Shape, order: &[usize]) -> Shape {
     }
 }
 
-/// Each pipeline where the parent has the one that most of its workers are from, new ones last.
+/// An order that puts each pipeline where the parent has the pipeline with most of its workers; new ones come last.
 fn as_the_parents(parent: Option<&Shape>, shape: &Shape) -> Vec<usize> {
     let parent = parent.iter().flat_map(|p| p.pipelines.iter().enumerate());
     let at: BTreeMap<WorkerId, usize> = parent
@@ -128,13 +130,13 @@ fn as_the_parents(parent: Option<&Shape>, shape: &Shape) -> Vec<usize> {
     order
 }
 
-/// Ranges whose holders are all on one node, and those whose holders are all in one zone.
+/// The number of ranges whose holders are all on one node, and of those whose holders are all in one zone.
 fn at_risk(layout: &Layout, locations: &Locations, shape: &Shape) -> Shared {
     let (mut nodes, mut zones) = (0, 0);
     let whole = layout.undivided().all_units();
     let groups = whole.map(|unit| shape.group(layout, Unit(unit.0 * layout.ranges)));
     let groups: Vec<Vec<WorkerId>> = groups.collect();
-    // The segments of a stage have the same workers, who share out each of them alike.
+    // The segments of a stage have the same workers, which share out each of them in the same way.
     for alike in groups.chunk_by(|a, b| a == b) {
         let group = &alike[0];
         for range in layout.ranges_of(Unit(0)) {
@@ -150,7 +152,7 @@ fn at_risk(layout: &Layout, locations: &Locations, shape: &Shape) -> Shared {
     (nodes, zones)
 }
 
-/// For each two pipelines, in how many segments their workers share a node, and a zone.
+/// For each pair of pipelines: the number of segments whose workers share a node, and a zone.
 fn shared_segments(locations: &Locations, shape: &Shape) -> Vec<Vec<Shared>> {
     let by_segment = |p: &Pipeline| -> Vec<NodeAndZone> {
         let mut at = Vec::new();
@@ -173,8 +175,9 @@ fn shared_segments(locations: &Locations, shape: &Shape) -> Vec<Vec<Shared>> {
     all.iter().map(with_all).collect()
 }
 
-/// A circle in which neighbours share as little as is found: next always the one that shares least with the last, of these one that shares with most of
-/// those that are left, so that these do not stay for the end; then two change places as long as that makes it less.
+/// A circle in which neighbours share as little as this heuristic finds. The next pipeline is always the one that shares least with the
+/// last one; among equals, the one that shares with most of the remaining pipelines, so that these do not stay for the end. Then pairs are
+/// swapped while that reduces what is shared.
 fn interleaved(shared: &[Vec<Shared>]) -> Vec<usize> {
     let mut left: Vec<usize> = (0..shared.len()).collect();
     let mut circle: Vec<usize> = Vec::with_capacity(left.len());
@@ -224,7 +227,7 @@ fn improved(mut circle: Vec<usize>, shared: &[Vec<Shared>]) -> Vec<usize> {
     }
 }
 
-/// The circle begun at each of its first places, forwards and backwards.
+/// The circle started at each of its first `turns` places, forwards and backwards.
 fn turned(circle: &[usize], turns: usize) -> Vec<Vec<usize>> {
     let mut orders = Vec::with_capacity(2 * turns);
     for turn in 0..turns {

@@ -1,4 +1,4 @@
-//! What spare copies cost under a shape: memory of who keeps them, and time on links.
+//! The costs of spare copies under a shape: memory of the keepers, and time on links.
 
 use super::CostPlanner;
 use super::request::{PlanRequest, WorkerInfo};
@@ -8,7 +8,7 @@ use crate::layout::Layout;
 use crate::spare_copies::{SpareCosts, WAITING_GRADIENTS_MAX};
 use std::collections::BTreeMap;
 
-/// A worker's room is what its stages leave of the memory that they are planned with.
+/// A worker's room is the memory that it is planned with minus what its stages use.
 pub(super) fn spare_costs(
     planner: &CostPlanner,
     shape: &Shape,
@@ -33,8 +33,8 @@ pub(super) fn spare_costs(
     let own = costs.segments.iter().map(|s| s.parameters);
     let parameters: Vec<u64> = own.chain([costs.tied_parameters]).collect();
     let waiting = u64::from(WAITING_GRADIENTS_MAX) * costs.parameter.gradient;
-    // A kept unit lies in its keeper's memory as one of its own does, with a gradient to apply; others wait beside it. A range of one lies there
-    // without what is computed with.
+    // A kept unit uses the same memory as one of the keeper's own, including a gradient to apply; more gradients may wait. A range of a
+    // unit needs no copy in the compute format.
     let ParameterBytes {
         resident,
         moved,

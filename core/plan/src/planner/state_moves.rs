@@ -1,4 +1,4 @@
-//! Training state that a plan's workers keep, and that they lack and must fetch.
+//! The training state that a plan's workers keep, and the state that they are missing and must fetch.
 
 use super::problem::Problem;
 use super::request::WorkerInfo;
@@ -17,14 +17,14 @@ pub(super) fn unit_bytes(costs: &Costs, layout: &Layout) -> Vec<u64> {
     units.collect()
 }
 
-/// How many workers hold some state.
+/// Number of workers that hold any state.
 pub(super) fn holders(problem: &Problem) -> u64 {
     let held = problem.request.held.values();
     held.filter(|units| !units.is_empty()).count() as u64
 }
 
-/// How long training stands for a fetch at least, milliseconds: until the worker that lacks most has fetched it, and the holders have sent
-/// all of it. Of what is followed only the gradient of the last step is still to come.
+/// Lower bound of the time for which training stops for a fetch, milliseconds: until the worker that is missing most has fetched it, and
+/// the holders have sent all of it. If the state is followed, only the gradient of the last step has to be fetched.
 #[expect(clippy::cast_precision_loss, reason = "bytes of state")]
 pub(super) fn fetch_ms(problem: &Problem, most_bytes: u64, all_bytes: u64, holders: u64) -> f64 {
     let (parameter, link) = (problem.costs.parameter, problem.costs.device.bytes_per_s);
@@ -37,7 +37,7 @@ pub(super) fn fetch_ms(problem: &Problem, most_bytes: u64, all_bytes: u64, holde
     each.map_or(0.0, |each| most_bytes.max(each) as f64 * comes / link * 1e3)
 }
 
-/// What workers hold, for sums over the units that shapes give them.
+/// The held state, for sums over the units that shapes give to workers.
 pub(super) struct Holdings<'a> {
     pub(super) problem: Problem<'a>,
     unit_bytes: Vec<u64>,
@@ -60,7 +60,7 @@ impl<'a> Holdings<'a> {
         self.unit_bytes.get(unit.index()).copied().unwrap_or(0)
     }
 
-    /// By worker of a shape, what it keeps of what it holds, and what it lacks, bytes.
+    /// By worker of a shape: how much of the held state it keeps, and how much it is missing, bytes.
     fn kept_and_lacking(&self, shape: &Shape) -> BTreeMap<WorkerId, (u64, u64)> {
         let layout = &self.problem.request.layout;
         let mut sums: BTreeMap<WorkerId, (u64, u64)> = BTreeMap::new();
@@ -71,7 +71,7 @@ impl<'a> Holdings<'a> {
             *sum += self.bytes(unit);
         };
         if layout.ranges == 1 {
-            // Whoever computes with a unit holds it.
+            // Every worker that computes with a unit holds it.
             for stage in shape.pipelines.iter().flat_map(|p| &p.stages) {
                 let units = layout.whole_units_of(stage.segments).into_iter();
                 units.for_each(|unit| add(stage.worker, unit));
@@ -88,8 +88,8 @@ impl<'a> Holdings<'a> {
         sums
     }
 
-    /// State that a shape's workers fetch, bytes, and how long they do at least, milliseconds. Nothing where nobody holds any, and all state is made or
-    /// loaded anyway.
+    /// The state that a shape's workers fetch, in bytes, and a lower bound of the time for that, in milliseconds. Both are 0 if no worker
+    /// holds any, so that all state is made or loaded anyway.
     pub(super) fn moved(&self, shape: &Shape) -> (u64, f64) {
         let holders = holders(&self.problem);
         let sums = self.kept_and_lacking(shape);
@@ -99,13 +99,14 @@ impl<'a> Holdings<'a> {
         (if holders > 0 { all } else { 0 }, ms)
     }
 
-    /// How long a shape's workers fetch state, at least, milliseconds.
+    /// Lower bound of the time for which a shape's workers fetch state, milliseconds.
     pub(super) fn move_ms(&self, shape: &Shape) -> f64 {
         self.moved(shape).1
     }
 
-    /// Whether a shape crowds some worker: its memory does not hold all of its stages together with what it must still give away, or it was not offered.
-    pub(super) fn crowds(&self, shape: &Shape, offered: &BTreeMap<WorkerId, &WorkerInfo>) -> bool {
+    /// Whether some worker's memory cannot hold all of its stages together with the state that it still has to send, or the worker was not
+    /// offered.
+    pub(super) fn exceeds_memory(&self, shape: &Shape, offered: &BTreeMap<WorkerId, &WorkerInfo>) -> bool {
         let mut needs: BTreeMap<WorkerId, u64> = BTreeMap::new();
         for (p, each) in shape.pipelines.iter().zip(self.problem.memory_bytes(shape)) {
             for (stage, need) in p.stages.iter().zip(each) {

@@ -1,4 +1,4 @@
-//! A pipeline's step in closed form: what the search screens compositions with.
+//! A pipeline's step in closed form, with which the search screens compositions.
 
 use super::rings::ring_factor;
 use super::stage_sums::StageSums;
@@ -7,20 +7,21 @@ use crate::cost::Runtime;
 use crate::document::Recompute;
 use crate::layout::SegmentRange;
 
-/// Numbers of pipelines for which tails are kept (the last: very many); between them they are interpolated.
+/// Numbers of pipelines for which tails are stored (the last one: very many); others are interpolated.
 const KNOWN: [usize; 6] = [1, 2, 3, 4, 8, 1 << 20];
 
-/// The step of a pipeline: `fill_ms + period_ms * n` for n micro-batches, and what follows by number of pipelines.
+/// The step of a pipeline: `fill_ms + period_ms * n` for n micro-batches, and the tail by number of pipelines.
 #[derive(Clone, Debug)]
 pub(crate) struct ClosedForm {
     pub(crate) period_ms: f64,
     pub(crate) fill_ms: f64,
-    /// For the numbers of pipelines of [`KNOWN`], without latency.
+    /// Tails for the numbers of pipelines in [`KNOWN`], without latency.
     tails: [f64; KNOWN.len()],
     latency_ms: f64,
 }
 
-/// What a stage adds after the first stage's last backward, without latency. `lead`: how much sooner it ends its own.
+/// The time that a stage adds after the first stage's last backward, without latency. `lead`: how much sooner it ends its own last
+/// backward.
 fn tail_of(sums: &StageSums, range: SegmentRange, lead: f64, pipelines: usize, single_stage: bool) -> f64 {
     let own = ring_factor(pipelines) * sums.gradient_ms(range);
     let optimizer = sums.optimizer_ms(range);
@@ -33,11 +34,11 @@ fn tail_of(sums: &StageSums, range: SegmentRange, lead: f64, pipelines: usize, s
         Runtime::Overlapped => ring_factor(pipelines * ends),
         Runtime::Rendezvous => ring_factor(pipelines) + ring_factor(ends),
     };
-    // The tied ring waits for both ends, the first stage's being the later.
+    // The tied weight's ring waits for both ends, of which the first stage's is the later.
     (own - lead).max(0.0) + factor * tied + optimizer
 }
 
-/// One micro-batch through all stages and back, on its own. A stage runs again what it did not keep while it waits for the gradient.
+/// Time of a single micro-batch through all stages and back. A stage recomputes what it did not keep while it waits for the gradient.
 fn round_trip_ms(times: &[StageTimes]) -> f64 {
     let mut later_ms = 0.0f64;
     for (behind, stage) in times.iter().rev().enumerate() {
@@ -78,7 +79,7 @@ impl ClosedForm {
         }
     }
 
-    /// Numbers of pipelines that bounds on tails are kept for, without bounds yet.
+    /// The numbers of pipelines for which bounds on tails are kept, without bounds yet.
     pub(crate) fn known_tails() -> Vec<(usize, f64)> {
         KNOWN[..KNOWN.len() - 1]
             .iter()
@@ -86,7 +87,7 @@ impl ClosedForm {
             .collect()
     }
 
-    /// What follows the last backward of the first stage, for this many pipelines.
+    /// The time after the last backward of the first stage, for this many pipelines.
     #[expect(clippy::cast_precision_loss, reason = "counts are small")]
     pub(crate) fn tail_ms(&self, pipelines: usize) -> f64 {
         let latency = 2.0 * self.latency_ms * (pipelines - 1) as f64;
@@ -96,7 +97,7 @@ impl ClosedForm {
         let tail = if KNOWN[above] <= pipelines || above == 0 {
             self.tails[above]
         } else {
-            // Linear in how often a ring sends each byte.
+            // Interpolate linearly in how often a ring sends each byte.
             let [low, high] = [above - 1, above].map(|i| ring_factor(KNOWN[i]));
             let part = (ring_factor(pipelines) - low) / (high - low);
             self.tails[above - 1] + (self.tails[above] - self.tails[above - 1]) * part
@@ -104,7 +105,7 @@ impl ClosedForm {
         latency + tail
     }
 
-    /// Tail of a stage for cuts that weigh rings: its lead counts the backwards before it.
+    /// Tail of a stage for cuts that take rings into account: its lead counts the backwards before it.
     pub(crate) fn stage_tail_ms(sums: &StageSums, range: SegmentRange, pipelines: usize) -> f64 {
         let lead = sums.backward_before_ms(range.start);
         let single = range.start == 0 && range.end == sums.segments();

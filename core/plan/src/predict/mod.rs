@@ -1,10 +1,10 @@
-//! What a step of a plan takes.
+//! Predicts the time of a step of a plan.
 //!
-//! [`predict`] is the one prediction: the planner's choice, calibration, the coordinator's comparison of plans and the picture
-//! of a step all come from it. Pipelines that do the same are simulated once, instruction by instruction (`simulation`,
-//! `rendezvous`); gradient rings and optimizers follow (`rings`); workers that share the cores of a node take turns
-//! (`shared_cores`). Below it lies a closed form (`closed_form`), with which the search screens what it does not simulate.
-//! Deterministic. It must never judge a schedule ([`crate::schedule::check`] does).
+//! [`predict`] is the only prediction: the planner's choice, calibration, the coordinator's comparison of plans and the timeline of a step
+//! all use it. Pipelines that do the same are simulated once, instruction by instruction (`simulation`, `rendezvous`); gradient rings and
+//! optimizers follow (`rings`); workers that share the cores of a node take turns (`shared_cores`). In addition there is a closed form
+//! (`closed_form`), with which the search screens candidates that it does not simulate. Deterministic. It must never judge a schedule
+//! ([`crate::schedule::check`] does).
 
 pub(crate) mod closed_form;
 pub(crate) mod pipeline;

@@ -1,4 +1,4 @@
-//! One pipeline's step, as the runtime at hand would run it.
+//! Runs one pipeline's step as the runtime would.
 
 use super::rendezvous::rendezvous;
 use super::simulation::{Simulated, Span, run};
@@ -7,8 +7,8 @@ use crate::cost::Runtime;
 use crate::document::ScheduleSpec;
 use crate::schedule::lists;
 
-/// Runs `micro_batches` through stages of these times and schedules. Every duration passes through `noise(stage, ms)`, every
-/// span is told to `record`. Under rendezvous a stage that is late makes all wait: each is late for the whole step.
+/// Runs `micro_batches` through stages with these times and schedules. Every duration is passed through `noise(stage, ms)`, and every span
+/// to `record`. Under rendezvous a late stage makes all others wait, so each is late for the whole step.
 pub(crate) fn run_pipeline(
     runtime: Runtime,
     specs: &[ScheduleSpec],
@@ -21,7 +21,7 @@ pub(crate) fn run_pipeline(
         Runtime::Overlapped => run(&lists(specs, micro_batches), times, micro_batches, noise, record),
         Runtime::Rendezvous => {
             let last = times.len().saturating_sub(1);
-            // A stage has its recompute in its backward.
+            // A stage's recompute is part of its backward.
             let late = times.iter().enumerate().map(|(s, t)| StageTimes {
                 forward_ms: noise(s, t.forward_ms),
                 backward_ms: noise(s, t.backward_ms + if s == last { 0.0 } else { t.recompute_ms }),

@@ -1,9 +1,8 @@
-//! A pipeline whose sends wait for their receives: the program of runtimes with blocking sends.
+//! A pipeline whose sends wait for the matching receives: the program of runtimes with blocking sends.
 //!
-//! Even and odd slots alternate between neighbours (1F1B with one warm-up forward for each later stage). What a slot needs
-//! is received just before it, what it made is sent at the start of the next slot: `receive activation, send gradient,
-//! forward` and `send activation, receive gradient, backward`. Structure as in the run of `bench/data/measured`
-//! (`docs/internals/planner.md`).
+//! Even and odd slots alternate between neighbours (1F1B with one warm-up forward for each later stage). The input of a slot is received
+//! just before it, and its output is sent at the start of the next slot: `receive activation, send gradient, forward` and `send activation,
+//! receive gradient, backward`. This is the structure of the run in `bench/data/measured` (`docs/internals/planner.md`).
 
 use super::simulation::{Activity, Simulated, Span};
 use super::stage_times::StageTimes;
@@ -36,7 +35,7 @@ fn program(stages: usize, s: usize, n: u32) -> Vec<Op> {
     let (first, last) = (s == 0, s + 1 == stages);
     let mut list = Vec::with_capacity(6 * n as usize);
     let mut before = None;
-    // One slot more than there is compute: it sends the last gradient.
+    // One more slot than there is compute, which sends the last gradient.
     for k in 0..=2 * (n as usize + stages - 1) {
         let (m, forward) = slot(k, s, stages);
         let now = valid(m);
@@ -54,7 +53,7 @@ fn program(stages: usize, s: usize, n: u32) -> Vec<Op> {
     list
 }
 
-/// Runs a step whose stages exchange tensors by rendezvous. Where stages recompute, the caller adds it to their backwards.
+/// Runs a step whose stages exchange tensors by rendezvous. If stages recompute, the caller adds that to their backwards.
 pub(crate) fn rendezvous(
     times: &[StageTimes],
     micro_batches: u32,

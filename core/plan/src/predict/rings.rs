@@ -1,17 +1,17 @@
-//! What follows the last backwards of a step: gradient rings over pipelines of unequal stages, and the optimizer.
+//! The part of a step after its last backwards: gradient rings over pipelines of unequal stages, and the optimizer.
 //!
-//! A segment's ring starts when every holder has its last gradient. Rings of different segments run at once, their shares
-//! in proportion to their bytes: each network interface is bound by its own bytes alone.
+//! A segment's ring starts when every holder has its last gradient. Rings of different segments run at once, with bandwidth shares in
+//! proportion to their bytes: each network interface is limited by its own bytes alone.
 
 use crate::cost::{Costs, Runtime};
 use crate::layout::SegmentRange;
 
-/// RingMembers of equal cuts and equal shares.
+/// Pipelines with equal cuts and equal shares, as members of rings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingMembers<'a> {
     /// Segments of each stage.
     pub(crate) stages: &'a [SegmentRange],
-    /// Workers of each; stage s is on worker s modulo this.
+    /// Number of workers of each; stage s is on worker s modulo this.
     pub(crate) workers: usize,
     /// When each stage has ended its last backward, milliseconds.
     pub(crate) ends_ms: &'a [f64],
@@ -40,7 +40,7 @@ pub struct StageEnd {
     pub ms: f64,
 }
 
-/// `2 (holders - 1) / holders`: how often a ring sends each byte (Patarasuk and Yuan 2009).
+/// `2 (holders - 1) / holders`: how many times a ring all-reduce sends each byte (Patarasuk and Yuan 2009).
 #[expect(clippy::cast_precision_loss, reason = "counts are small")]
 pub(crate) fn ring_factor(holders: usize) -> f64 {
     if holders < 2 {
@@ -50,12 +50,12 @@ pub(crate) fn ring_factor(holders: usize) -> f64 {
     }
 }
 
-/// Holders of a tied weight: both ends of each pipeline.
+/// Number of holders of a tied weight: both ends of each pipeline.
 fn tied_holders(kinds: &[RingMembers]) -> usize {
     kinds.iter().map(|k| k.count * k.stages.len().min(2)).sum()
 }
 
-/// Ends of all stages of each kind of pipeline.
+/// The ends of all stages of each kind of pipeline.
 #[expect(clippy::cast_precision_loss, reason = "counts are small")]
 pub(crate) fn ends(costs: &Costs, kinds: &[RingMembers]) -> Vec<Vec<StageEnd>> {
     let pipelines: usize = kinds.iter().map(|k| k.count).sum();
@@ -142,7 +142,7 @@ fn rings(costs: &Costs, kinds: &[RingMembers], free: &[Vec<f64>], tied_ms: f64) 
             held.push((k, stage));
             until = until.min(kind.stages.get(stage).map_or(segment + 1, |r| r.end));
         }
-        // Segments that the same workers hold count as one ring.
+        // Segments that are held by the same workers count as one ring.
         let parameters = costs.segments[segment as usize..until as usize]
             .iter()
             .map(|s| s.parameters)

@@ -1,9 +1,8 @@
-//! A step whose workers share processor cores: workers of one node that are more than its cores take turns.
+//! The step of workers that share processor cores: if a node has more workers than cores, they take turns.
 //!
-//! Processor sharing: whatever is ready on a node (an instruction, a message on its way, a ring, an optimizer) goes on at
-//! once, each at the share of the cores that it gets. A worker that waits takes none, so bubbles are others' time. Nothing
-//! is fitted: cores, threads and the slowdown of neighbours are measured on the device. Deterministic. It must never judge
-//! a schedule.
+//! Processor sharing: every ready job on a node (an instruction, a message, a ring, an optimizer) progresses at once, each with its share
+//! of the cores. A worker that waits uses none, so its bubbles are used by others. Nothing is fitted: cores, threads and the slowdown by
+//! other workers are measured on the device. Deterministic. It must never judge a schedule.
 
 use super::rings::ring_factor;
 use super::work::{PipelineWork, StepWork, Topology, schedules};
@@ -40,7 +39,7 @@ struct Job {
     kind: Kind,
     /// Cores that it can use.
     wanted: f64,
-    /// Milliseconds on cores of its own.
+    /// Remaining milliseconds on cores of its own.
     left: f64,
 }
 
@@ -57,7 +56,7 @@ struct Worker {
     rings: bool,
     outbox: VecDeque<(f64, Message)>,
     ring_queue: VecDeque<(f64, usize)>,
-    /// Rings that have not ended.
+    /// Number of rings that have not ended.
     open_rings: usize,
     finished: bool,
 }
@@ -65,7 +64,7 @@ struct Worker {
 struct Ring {
     holders: Vec<usize>,
     ms: f64,
-    /// Holders that have not ended their part.
+    /// Number of holders that have not ended their part.
     left: usize,
     begun: bool,
 }
@@ -82,11 +81,11 @@ struct Simulation<'a> {
     now: f64,
 }
 
-/// A whole step, rings and optimizer included, milliseconds.
+/// The time of a whole step, rings and optimizer included, in milliseconds.
 pub(crate) fn step_ms(costs: &Costs, host: &Host, work: &StepWork, topology: Topology) -> f64 {
     let mut simulation = Simulation::new(costs, host, work, topology);
     simulation.run();
-    // The decision: everyone hears everyone's norms.
+    // The decision: every member gets the norms of all.
     simulation.now + costs.device.latency_ms
 }
 
@@ -194,7 +193,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// How fast jobs progress, by node.
+    /// The rate at which jobs progress, by node.
     fn rates(&self) -> BTreeMap<usize, f64> {
         let mut wanted: BTreeMap<usize, (usize, f64)> = BTreeMap::new();
         for job in &self.jobs {
@@ -246,7 +245,7 @@ impl<'a> Simulation<'a> {
         });
     }
 
-    /// The next instruction of a worker that is free, where its input is there; the optimizer at the end.
+    /// Starts the next instruction of a free worker if its input is there, or the optimizer at the end.
     fn start_compute(&mut self, w: usize) {
         let worker = &self.workers[w];
         if worker.computes || worker.finished {

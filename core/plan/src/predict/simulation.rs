@@ -1,11 +1,11 @@
-//! One pipeline's step, simulated: the instruction lists run against each other with compute and transfer times.
+//! Simulates one pipeline's step: runs the instruction lists against each other with compute and transfer times.
 //!
-//! Noise comes in as a function. Knows nothing of the gradient rings that follow ([`super::rings`]).
+//! Noise is given as a function. This module does not know the gradient rings that follow ([`super::rings`]).
 
 use super::stage_times::StageTimes;
 use crate::schedule::{Instruction, Task};
 
-/// What a simulated pipeline took.
+/// The result of simulating a pipeline.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Simulated {
     /// When each stage has ended its last backward (rendezvous: or its last transfer), milliseconds from the step's start.
@@ -21,7 +21,7 @@ impl Simulated {
     }
 }
 
-/// What a stage, or its network interface, does.
+/// The activity of a stage, or of its network interface.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Activity {
     /// The stage computes.
@@ -32,7 +32,7 @@ pub enum Activity {
     SendGradient(u32),
 }
 
-/// A stretch of a stage's part of its worker's time, milliseconds from the step's start.
+/// An interval of a stage's activity, in milliseconds from the step's start.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Span {
     /// Index of the stage in its pipeline.
@@ -45,13 +45,13 @@ pub struct Span {
     pub end_ms: f64,
 }
 
-/// Runs the lists of all workers. Transfers overlap with compute; each worker sends one thing at a time, in the order in
-/// which it made them. The lists must have passed [`crate::schedule::check::check`]; tasks that can never run are left out.
+/// Runs the lists of all workers. Transfers overlap with compute; each worker sends one tensor at a time, in the order in which it made
+/// them. The lists must have passed [`crate::schedule::check::check`]; tasks that can never run are left out.
 pub(crate) fn simulate(lists: &[Vec<Task>], times: &[StageTimes], micro_batches: u32) -> Simulated {
     run(lists, times, micro_batches, |_, ms| ms, |_| {})
 }
 
-/// The same with every duration passed through `noise(stage, ms)`, and every span told to `record`.
+/// The same, with every duration passed through `noise(stage, ms)` and every span passed to `record`.
 pub(crate) fn run(
     lists: &[Vec<Task>],
     times: &[StageTimes],
@@ -60,7 +60,7 @@ pub(crate) fn run(
     mut record: impl FnMut(Span),
 ) -> Simulated {
     let (workers, stages, n) = (lists.len(), times.len(), micro_batches as usize);
-    // When the activation, or the gradient, of each micro-batch reaches each stage; not yet: infinite.
+    // When the activation, or the gradient, of each micro-batch reaches each stage; infinite = not yet.
     let mut activation = vec![f64::INFINITY; stages * n];
     let mut gradient = vec![f64::INFINITY; stages * n];
     activation[..n].fill(0.0);

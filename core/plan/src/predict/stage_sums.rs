@@ -1,52 +1,52 @@
-//! What any range of segments costs, looked up in prefix sums, for one micro-batch size.
+//! The costs of any range of segments, looked up in prefix sums, for one micro-batch size.
 
 use super::stage_times::{StageTimes, stage_period_ms};
-use crate::cost::{Costs, Runtime, SegmentCost, Taken, packing_bytes, working_bytes};
+use crate::cost::{Costs, Runtime, SegmentCost, SegmentMemory, packing_bytes, working_bytes};
 use crate::document::Recompute;
 use crate::layout::SegmentRange;
 use crate::partition::StageCost;
 
-/// What stages cost at one micro-batch size, on workers of one speed.
+/// The costs of stages at one micro-batch size, on workers of one speed. Times in milliseconds.
 #[derive(Clone, Debug)]
 pub(crate) struct StageSums {
-    /// `forward[s]`: of segments `0..s`; likewise the others.
+    /// `forward[s]`: the forward time of segments `0..s`. The other sums are indexed in the same way.
     forward: Vec<f64>,
     backward: Vec<f64>,
     optimizer: Vec<f64>,
-    /// Gradients once over a link.
+    /// Time to send the gradients once over a link.
     gradient: Vec<f64>,
     parameters: Vec<u64>,
-    /// By policy: what stays of a forward, what is run again and how long that takes.
+    /// By policy: what is kept of a forward, what is recomputed, and how long that takes.
     kept: [Vec<u64>; 2],
     working: [Vec<u64>; 2],
     again: [Vec<f64>; 2],
-    /// Across the cut before each segment; 0 at both ends.
+    /// Transfer across the cut before each segment; 0 at both ends.
     transfer: Vec<f64>,
-    /// Across the cheapest cut from there on that is before the last segment or earlier.
+    /// Transfer across the cheapest cut from there on, up to the one before the last segment.
     least_transfer: Vec<f64>,
     input: Vec<u64>,
-    /// What each segment takes by itself, where none or all are run again and where some are.
-    taken: [Vec<Taken>; 2],
-    /// The tied weight's gradient once over a link.
+    /// Temporary memory of each segment, if no or all segments are recomputed, and if some are.
+    taken: [Vec<SegmentMemory>; 2],
+    /// Time to send the tied weight's gradient once over a link.
     pub(crate) tied_ms: f64,
     tied: u64,
     pub(crate) runtime: Runtime,
-    /// The least that any stage recomputes.
+    /// The policy that recomputes least among those of the stages.
     lightest: Recompute,
     state_bytes: u64,
     attention: AttentionMemory,
-    /// What the optimizer takes of each segment's largest matrix; empty where it treats none as such.
+    /// Memory that the optimizer needs for each segment's largest matrix, in bytes; empty if it treats none as a matrix.
     matrices: Vec<u64>,
 }
 
-/// What the attention of a stage keeps once for all of its blocks.
+/// Memory that the attention of a stage keeps once for all of its blocks, in bytes.
 #[derive(Clone, Debug)]
 struct AttentionMemory {
-    /// Segments with attention among `0..s`.
+    /// Number of segments with attention among `0..s`.
     segments: Vec<u64>,
-    /// Of one micro-batch.
+    /// Bytes for one micro-batch.
     packing: u64,
-    /// Of all together.
+    /// Bytes for all micro-batches together.
     mask: u64,
 }
 
@@ -60,14 +60,14 @@ impl AttentionMemory {
         }
     }
 
-    /// Of the segments `start..end`: of one micro-batch, and of all together.
+    /// Bytes of the segments `start..end`: for one micro-batch, and for all together.
     fn bytes(&self, start: usize, end: usize) -> (u64, u64) {
         let attends = u64::from(self.segments[end] > self.segments[start]);
         (attends * self.packing, attends * self.mask)
     }
 }
 
-/// The least of each value and all that follow, but for the last.
+/// For each position, the minimum of its value and all that follow, except the last.
 fn least_from_there(values: &[f64]) -> Vec<f64> {
     let mut least = values.to_vec();
     for at in (0..values.len().saturating_sub(2)).rev() {
@@ -76,7 +76,7 @@ fn least_from_there(values: &[f64]) -> Vec<f64> {
     least
 }
 
-/// What the optimizer takes of each segment's largest matrix; nothing where it treats none as such.
+/// Memory that the optimizer needs for each segment's largest matrix; nothing if it treats none as a matrix.
 fn matrices(costs: &Costs) -> Vec<u64> {
     let step = costs.parameter.matrix_step;
     let of = |s: &SegmentCost| s.matrix_elements_max() * step;
@@ -150,12 +150,12 @@ impl StageSums {
         range.start == 0 || range.end == self.segments()
     }
 
-    /// Forward, backward and, where the stage is not the last, recompute.
+    /// Forward, backward and, if the stage is not the last, recompute, in milliseconds.
     pub(crate) fn work_ms(&self, range: SegmentRange, policy: Recompute) -> f64 {
         Self::of(&self.forward, range) + self.backward_ms(range, policy)
     }
 
-    /// What a stage runs again for each micro-batch.
+    /// Recompute time of a stage for each micro-batch.
     fn again_ms(&self, range: SegmentRange, policy: Recompute) -> f64 {
         match policy {
             Recompute::None => 0.0,
@@ -170,7 +170,7 @@ impl StageSums {
         Self::of(&self.backward, range) + if last { 0.0 } else { self.again_ms(range, policy) }
     }
 
-    /// Backwards of all segments before this one.
+    /// Backward time of all segments before this one.
     pub(crate) fn backward_before_ms(&self, segment: u32) -> f64 {
         let before = SegmentRange {
             start: 0,
@@ -179,15 +179,15 @@ impl StageSums {
         self.backward_ms(before, self.lightest)
     }
 
-    /// What a stage needs for a micro-batch in the steady state: its work and the transfers that it waits for, or the
-    /// network interface where that is slower.
+    /// Time that a stage needs for a micro-batch in the steady state: its work and the transfers that it waits for, or the network
+    /// interface if that is slower.
     pub(crate) fn stage_ms(&self, range: SegmentRange, policy: Recompute) -> f64 {
         let transfers = self.transfer[range.start as usize] + self.transfer[range.end as usize];
         stage_period_ms(self.runtime, self.work_ms(range, policy), transfers)
     }
 
-    /// The same, and what no stage takes less than that begins here and ends here or further on: boundaries need not be alike. The last cut is that
-    /// after the last segment, which the last stage alone has.
+    /// The same, and a lower bound on the time of any stage that begins here and ends here or later: boundaries may differ in size. Only
+    /// the last stage has the cut after the last segment.
     pub(crate) fn stage_cost(&self, range: SegmentRange, policy: Recompute) -> StageCost {
         let (work_ms, before) = (self.work_ms(range, policy), self.transfer[range.start as usize]);
         let of = |after: f64| stage_period_ms(self.runtime, work_ms, before + after);
@@ -207,12 +207,12 @@ impl StageSums {
         Self::of(&self.optimizer, range)
     }
 
-    /// Gradients of a stage's own parameters once over a link.
+    /// Time to send the gradients of a stage's own parameters once over a link.
     pub(crate) fn gradient_ms(&self, range: SegmentRange) -> f64 {
         Self::of(&self.gradient, range)
     }
 
-    /// Gradients of the tied weight once over a link, where the stage holds it.
+    /// Time to send the tied weight's gradients once over a link, if the stage holds it.
     pub(crate) fn tied_of_ms(&self, range: SegmentRange) -> f64 {
         if self.is_end(range) { self.tied_ms } else { 0.0 }
     }

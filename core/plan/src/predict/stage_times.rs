@@ -1,4 +1,4 @@
-//! What one stage takes for one micro-batch, and the pace that a pipeline of such stages settles to.
+//! The times of one stage for one micro-batch, and the time per micro-batch to which a pipeline of such stages settles.
 
 use super::work::StageWork;
 use crate::cost::{Costs, Runtime};
@@ -10,7 +10,7 @@ pub(crate) struct StageTimes {
     pub(crate) forward_ms: f64,
     /// Backward without recompute.
     pub(crate) backward_ms: f64,
-    /// Running again what was not kept.
+    /// Recompute of what was not kept.
     pub(crate) recompute_ms: f64,
     /// A transfer between the previous stage and this one, either way (0 for the first).
     pub(crate) transfer_ms: f64,
@@ -30,15 +30,16 @@ impl StageTimes {
         }
     }
 
-    /// Forward, backward and, where the stage is not the last, recompute: on the last stage each backward follows its forward.
+    /// Forward, backward and, if the stage is not the last, recompute: on the last stage each backward directly follows its forward.
+    /// Milliseconds.
     pub(crate) fn work_ms(&self, is_last: bool) -> f64 {
         let recompute_ms = if is_last { 0.0 } else { self.recompute_ms };
         self.forward_ms + (self.backward_ms + recompute_ms)
     }
 }
 
-/// What a stage needs for a micro-batch in the steady state: its work and the transfers on both of its sides that it waits for,
-/// or the network interface where that is slower.
+/// Time that a stage needs for a micro-batch in the steady state, milliseconds: its work and the transfers on both of its sides that it
+/// waits for, or the network interface if that is slower.
 pub(crate) fn stage_period_ms(runtime: Runtime, work_ms: f64, transfers_ms: f64) -> f64 {
     match runtime {
         Runtime::Overlapped => work_ms.max(transfers_ms),
@@ -46,8 +47,8 @@ pub(crate) fn stage_period_ms(runtime: Runtime, work_ms: f64, transfers_ms: f64)
     }
 }
 
-/// How long after one micro-batch the next leaves a pipeline in its steady state: the slowest stage, or a round trip to the last
-/// stage and back, on which a stage with k stages behind it keeps `in_flight[k]` micro-batches (Little's law).
+/// The time between two micro-batches in a pipeline's steady state, milliseconds: that of the slowest stage, or of a round trip to the last
+/// stage and back, during which a stage with k stages behind it keeps `in_flight[k]` micro-batches (Little's law).
 pub(crate) fn period_ms(runtime: Runtime, times: &[StageTimes], in_flight: &[u32]) -> f64 {
     let last = times.len().saturating_sub(1);
     let mut period_ms = 0.0f64;

@@ -1,4 +1,4 @@
-//! The prediction of a step: equal pipelines simulated once, then rings and optimizers, then the cores that workers share.
+//! The prediction of a step: equal pipelines are simulated once, then rings and optimizers are added, then the effect of shared cores.
 
 use super::pipeline::run_pipeline;
 use super::rings::{self, RingMembers, StageEnd};
@@ -13,10 +13,10 @@ use crate::schedule::stash_max;
 use crate::state::mix;
 use std::borrow::Borrow;
 
-/// Up to this many workers that share cores are simulated together; beyond, sharing is left out.
+/// Up to this many workers that share cores are simulated together; for more, sharing is ignored.
 const MOST_SHARING: usize = 64;
 
-/// Where a step's time goes, milliseconds; together the step.
+/// Where a step's time goes, in milliseconds; the sum is the step time.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 pub struct StepParts {
     /// All micro-batches at the pace of the slowest stage.
@@ -27,7 +27,7 @@ pub struct StepParts {
     pub rings_ms: f64,
 }
 
-/// Pipelines of equal stages and equal shares, and what each of them does.
+/// Pipelines of equal stages and equal shares of the batch, and what each of them does.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PipelineTrace {
     /// Index of the first of them in the shape.
@@ -38,7 +38,7 @@ pub struct PipelineTrace {
     pub micro_batches: u32,
     /// Segments of each stage.
     pub stages: Vec<SegmentRange>,
-    /// Workers of each; stage s is on worker s modulo this.
+    /// Number of workers of each; stage s is on worker s modulo this.
     pub workers: usize,
     /// Compute and transfers, in no particular order.
     pub spans: Vec<Span>,
@@ -46,20 +46,20 @@ pub struct PipelineTrace {
     pub ends: Vec<StageEnd>,
 }
 
-/// What a step of a shape takes.
+/// The predicted step of a shape.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StepPrediction {
-    /// The step, milliseconds. Where the costs have a host, its workers take turns on their nodes' cores.
+    /// The step time, milliseconds. If the costs have a host, workers take turns on the cores of their nodes.
     pub step_ms: f64,
     /// Where its time goes.
     pub parts: StepParts,
     /// Share of the workers' time, 0..1, in which the average one does not compute.
     pub bubble: f64,
-    /// Each kind of pipeline, as if every worker had cores of its own.
+    /// Each kind of pipeline, computed as if every worker had cores of its own.
     pub pipelines: Vec<PipelineTrace>,
 }
 
-/// The step of a shape on workers of these speeds.
+/// Predicts the step of a shape on workers of these speeds.
 #[must_use]
 pub fn predict(costs: &Costs, shape: &Shape, speeds: &Speeds, topology: Topology) -> StepPrediction {
     let work = StepWork::new(shape, speeds);
@@ -101,12 +101,12 @@ pub fn predict(costs: &Costs, shape: &Shape, speeds: &Speeds, topology: Topology
 pub struct Spread {
     /// Mean of all steps.
     pub mean_ms: f64,
-    /// 95 % of the steps take no longer.
+    /// The 95th percentile: 95 % of the steps take no longer.
     pub p95_ms: f64,
 }
 
-/// `runs` steps on nominal workers with cores of their own, every duration stretched by up to `most` (0.1: ten per cent), evenly,
-/// from a seed.
+/// Predicts `runs` steps on nominal workers with cores of their own. Every duration is stretched by a factor of up to `1 + most` (0.1: ten
+/// per cent), uniformly distributed, from a seed.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "53 bits of a hash, and a few runs")]
 pub fn predict_with_noise(costs: &Costs, shape: &Shape, most: f64, seed: u64, runs: u32) -> Spread {
@@ -134,7 +134,7 @@ pub fn predict_with_noise(costs: &Costs, shape: &Shape, most: f64, seed: u64, ru
     }
 }
 
-/// Kinds of pipelines in order of their first: (index of the first, how many).
+/// The kinds of pipelines, in order of their first pipeline: (index of the first, how many).
 fn kinds(work: &StepWork) -> Vec<(usize, usize)> {
     let micro_batches = |p: &PipelineWork| p.micro_batches(work.micro_batch_size);
     let mut kinds: Vec<(usize, usize)> = Vec::new();
@@ -151,13 +151,14 @@ fn kinds(work: &StepWork) -> Vec<(usize, usize)> {
     kinds
 }
 
-/// The step of workers that share the cores of their nodes; none where they do not, or are too many to simulate together.
+/// The step time of workers that share the cores of their nodes, in milliseconds. None if they do not share cores, or are too many to
+/// simulate together.
 pub(crate) fn shared_cores_ms(costs: &Costs, work: &StepWork, topology: Topology) -> Option<f64> {
     let host = costs.host.as_ref()?;
     (work.workers() <= MOST_SHARING).then(|| shared_cores::step_ms(costs, host, work, topology))
 }
 
-/// Equal pipelines, and what one of them took.
+/// Equal pipelines, and the simulated times of one of them.
 pub(crate) struct PipelineGroup {
     pub(crate) count: usize,
     pub(crate) micro_batches: u32,
@@ -165,7 +166,7 @@ pub(crate) struct PipelineGroup {
     /// Workers of each pipeline.
     pub(crate) workers: usize,
     pub(crate) simulated: Simulated,
-    /// All micro-batches at the pipeline's pace.
+    /// Time of all micro-batches at the pipeline's steady rate, milliseconds.
     pub(crate) steady_ms: f64,
 }
 
@@ -195,7 +196,7 @@ impl PipelineGroup {
     }
 }
 
-/// All micro-batches at the pace of the slowest stage; of interleaved pipelines at that of the busiest worker.
+/// Time of all micro-batches at the rate of the slowest stage, or, for interleaved pipelines, of the busiest worker, milliseconds.
 fn steady_ms(
     costs: &Costs,
     kind: ScheduleKind,
@@ -213,7 +214,7 @@ fn steady_ms(
     period_ms(costs.runtime, times, &in_flight.collect::<Vec<_>>()) * f64::from(micro_batches)
 }
 
-/// What groups of pipelines make together.
+/// The totals of all groups of pipelines.
 pub(crate) struct StepTotals {
     pub(crate) step_ms: f64,
     pub(crate) parts: StepParts,
@@ -223,7 +224,7 @@ pub(crate) struct StepTotals {
 }
 
 impl StepTotals {
-    /// The step of these pipelines; `shared_cores_ms` is what it takes where their workers share cores.
+    /// The step of these pipelines. `shared_cores_ms` is the step time if their workers share cores.
     #[expect(clippy::cast_precision_loss, reason = "counts are small")]
     pub(crate) fn new<G: Borrow<PipelineGroup>>(
         costs: &Costs,

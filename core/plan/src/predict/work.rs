@@ -1,11 +1,11 @@
-//! The work of a step as predictions see it: which segments at which speed, and how workers sit on nodes.
+//! The work of a step for predictions: which segments at which speed, and how workers are distributed over nodes.
 
 use crate::document::{Pipeline, Recompute, ScheduleKind, ScheduleSpec, Shape};
 use crate::ids::WorkerId;
 use crate::layout::SegmentRange;
 use std::collections::BTreeMap;
 
-/// A measured speed in steps of 5 %, so that noise changes no plan. What is no positive number counts as nominal.
+/// A measured speed rounded to steps of 5 %, so that noise changes no plan. An invalid or non-positive number counts as nominal.
 pub(crate) fn rounded_speed(speed: f64) -> f64 {
     if speed.is_finite() && speed > 0.0 {
         1.05f64.powf((speed.ln() / 1.05f64.ln()).round())
@@ -37,7 +37,7 @@ impl Speeds {
     }
 }
 
-/// How workers sit on nodes.
+/// How workers are distributed over nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Topology {
     /// Workers of a node; the workers of a plan fill nodes in order, pipeline by pipeline.
@@ -45,12 +45,12 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// All workers sit on one node.
+    /// All workers are on one node.
     pub const ONE_NODE: Topology = Topology {
         workers_per_node: usize::MAX,
     };
 
-    /// As many workers on each node as the fullest of these has, one name for each worker.
+    /// As many workers on each node as the fullest of these has; `nodes` has one name per worker.
     pub fn of_nodes<'a>(nodes: impl IntoIterator<Item = &'a str>) -> Topology {
         let mut workers: BTreeMap<&str, usize> = BTreeMap::new();
         for node in nodes {
@@ -66,7 +66,7 @@ impl Topology {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct StageWork {
     pub(crate) segments: SegmentRange,
-    /// What is run again before a backward.
+    /// The part that is recomputed before a backward.
     pub(crate) recompute: Recompute,
     /// Speed of its worker.
     pub(crate) speed: f64,

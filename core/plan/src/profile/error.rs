@@ -1,4 +1,4 @@
-//! What is wrong with a profile, by file and field.
+//! Errors in a profile, by file and field.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -64,7 +64,7 @@ pub(super) fn deserialize<T: DeserializeOwned>(file: &str, value: &Value) -> Res
             .split_once(", expected ")
             .map_or("", |(_, expected)| expected);
         let mut field = error.path().to_string();
-        // A missing or unknown field is reported at the mapping that it belongs into.
+        // A missing or unknown field is reported at the mapping to which it belongs.
         if let Some(name) = missing.as_ref().or(unknown.as_ref())
             && !ends_with(error.path(), name)
         {
@@ -125,7 +125,7 @@ fn in_words(expected: &str) -> String {
     }
 }
 
-/// Refuses values of a file that no type rules out.
+/// Refuses values of a file that are not excluded by types.
 pub(super) struct Checker<'a> {
     pub(super) file: &'a str,
 }

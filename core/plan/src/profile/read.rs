@@ -1,14 +1,14 @@
-//! Limits on what a profile may say, and the table of links that may go with it.
+//! Limits on the values in a profile, and the table of links that may accompany it.
 
 use super::error::{Checker, ProfileError};
 use super::{LinkRow, Profile, SegmentProfile, VERSION};
 use crate::csv_rows;
 use serde::Deserialize;
 
-/// Bytes and parameters beyond this are slips.
+/// Bytes and parameters above this are typing errors.
 pub(super) const MOST: u64 = 1 << 50;
 
-/// Refuses values of this profile that no type rules out.
+/// Refuses values of this profile that are not excluded by types.
 pub(super) fn validate(profile: &Profile, check: &Checker) -> Result<(), ProfileError> {
     check.count("version", profile.version, VERSION, VERSION)?;
     check.count("elementBytes", profile.element_bytes, 1, 16)?;

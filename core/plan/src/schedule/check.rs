@@ -1,4 +1,4 @@
-//! The one schedule checker: judges the lists of all workers of a pipeline, whoever made them.
+//! The only schedule checker: it judges the task lists of all workers of a pipeline, however they were made.
 
 use super::{Instruction, Task};
 use crate::document::{Recompute, ScheduleSpec};
@@ -77,9 +77,9 @@ pub enum ScheduleError {
     },
 }
 
-/// Judges the lists of all workers, first worker first, each stage by its own schedule. Sends never block; a forward waits for the
-/// previous stage's forward, a backward for the next stage's backward of the same micro-batch. Stage s is on worker s modulo their
-/// number. `stash_allowed[s]` bounds what stage s keeps.
+/// Judges the task lists of all workers, first worker first, each stage by its own schedule. Sends never block. A forward waits for the
+/// previous stage's forward, a backward for the next stage's backward of the same micro-batch. Stage s is on the worker s modulo the number
+/// of workers. `stash_allowed[s]` limits the micro-batches that stage s keeps.
 ///
 /// # Errors
 /// The first violation found.
@@ -185,7 +185,7 @@ fn check_stage(
     Ok(())
 }
 
-/// Runs all lists against each other until nothing moves any more.
+/// Runs all lists against each other until no task can run any more.
 fn check_progress(stages: usize, lists: &[Vec<Task>]) -> Result<(), ScheduleError> {
     let mut at = vec![0; lists.len()];
     let mut done: BTreeSet<Task> = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! What a worker can be told to do.
+//! The instructions for a worker.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -7,10 +7,10 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Instruction {
-    /// Forward: takes the activation from the previous stage, sends its output to the next. Where a recompute follows, only
-    /// what that does not make again is kept.
+    /// Forward: takes the activation from the previous stage, sends its output to the next. If a recompute follows, only what it does not
+    /// make again is kept.
     Forward(u32),
-    /// The forward again, of all segments or of attention only, keeping what autograd saves; directly before the backward.
+    /// The forward again, of all segments or only of attention, keeping what autograd saves; directly before the backward.
     Recompute(u32),
     /// Backward: takes the gradient from the next stage, sends its input's gradient to the previous.
     Backward(u32),

@@ -1,12 +1,12 @@
 //! 1F1B over several chunks of the model on each worker (Narayanan et al. 2021, section 2.2).
 //!
-//! Groups of as many micro-batches as there are workers go through all of a worker's stages, one stage after the other;
-//! backwards go through them in the opposite order. A step is made of whole groups: with others workers would wait for
-//! each other for ever, which [`super::check`] finds.
+//! Micro-batches go in groups, as many in a group as there are workers, through all of a worker's stages, one stage after the other;
+//! backwards go through the stages in the opposite order. A step must consist of whole groups: otherwise workers would wait for each other
+//! for ever, which [`super::check`] detects.
 
 use super::{Instruction, Task};
 
-/// Which stage and which micro-batch are the `k`th that a worker forwards.
+/// The stage and micro-batch of the `k`th forward of a worker.
 fn forward(chunks: usize, workers: usize, worker: usize, k: usize) -> (usize, u32) {
     let chunk = k / workers % chunks;
     let micro_batch = k / (workers * chunks) * workers + k % workers;
@@ -16,14 +16,14 @@ fn forward(chunks: usize, workers: usize, worker: usize, k: usize) -> (usize, u3
     )
 }
 
-/// Which are the `k`th that it backwards: the last chunk first.
+/// The stage and micro-batch of its `k`th backward: the last chunk comes first.
 fn backward(chunks: usize, workers: usize, worker: usize, k: usize) -> (usize, u32) {
     let (stage, micro_batch) = forward(chunks, workers, worker, k);
     let first = chunks.saturating_sub(1) * workers;
     (first + 2 * worker - stage, micro_batch)
 }
 
-/// Forwards before the first backward: those that let the last worker go on at once.
+/// Number of forwards before the first backward: enough for the last worker to continue at once.
 fn warmup(chunks: usize, workers: usize, worker: usize) -> usize {
     2 * (workers - 1 - worker) + (chunks - 1) * workers
 }
@@ -55,7 +55,7 @@ pub(super) fn order(chunks: usize, workers: usize, worker: usize, micro_batches:
 /// As [`super::stash_max`].
 pub(super) fn stash_max(chunks: usize, stages: usize, stage: usize, micro_batches: u32) -> u32 {
     let workers = (stages / chunks).max(1);
-    // From the second backward of a stage on it keeps the same at the same points of each group.
+    // From the second backward of a stage on, it keeps the same number at the same points of each group.
     let groups = 4 * chunks.max(2);
     let most = u32::try_from(groups * workers).unwrap_or(u32::MAX);
     let (mut kept, mut stash) = (0u32, 0);

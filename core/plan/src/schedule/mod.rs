@@ -1,8 +1,7 @@
-//! Schedules as data: each worker's list of tasks, made by a generator and judged by the one checker ([`check`]).
+//! Schedules as data: each worker's list of tasks, made by a generator and judged by the only checker ([`check`]).
 //!
-//! Communication is implied: a forward takes its activation from the previous stage and sends its output to the next; a
-//! backward takes the gradient from the next stage and sends its input's gradient to the previous. The simulator and the
-//! worker run the same lists.
+//! Communication is implicit: a forward takes its activation from the previous stage and sends its output to the next; a backward takes the
+//! gradient from the next stage and sends its input's gradient to the previous one. The simulator and the worker run the same lists.
 
 pub mod check;
 mod instruction;
@@ -14,14 +13,14 @@ use crate::document::{Recompute, ScheduleKind, ScheduleSpec};
 pub use instruction::{Instruction, Task};
 pub use text::text;
 
-/// The lists of all workers of a pipeline whose stages have these schedules, of one kind; first worker first.
+/// The task lists of all workers of a pipeline whose stages have these schedules, all of one kind; first worker first.
 #[must_use]
 pub fn lists(specs: &[ScheduleSpec], micro_batches: u32) -> Vec<Vec<Task>> {
     let workers = specs.first().map_or(0, |spec| spec.kind.workers(specs.len()));
     (0..workers).map(|w| list(specs, w, micro_batches)).collect()
 }
 
-/// The list of one of them: the worker of the stages whose index is `worker` modulo the number of workers.
+/// The task list of one of them: the worker of the stages whose index is `worker` modulo the number of workers.
 ///
 /// # Panics
 /// There is no such worker.
@@ -41,8 +40,8 @@ pub fn list(specs: &[ScheduleSpec], worker: usize, micro_batches: u32) -> Vec<Ta
     with_recompute(specs, order)
 }
 
-/// The forwards of an evaluation over so many micro-batches on one worker of a pipeline, in order. Where workers have several stages the
-/// micro-batches go in groups through one stage after the other, as in training: nobody runs far ahead of the others.
+/// The forwards of an evaluation over `micro_batches` micro-batches on one worker of a pipeline, in order. If workers have several stages,
+/// the micro-batches go in groups through one stage after the other, as in training, so that no worker runs far ahead of the others.
 #[must_use]
 pub fn evaluation_list(kind: ScheduleKind, stages: usize, worker: usize, micro_batches: u32) -> Vec<Task> {
     let workers = kind.workers(stages);
@@ -73,7 +72,7 @@ fn warmup(warmup_factor: f64, stages: usize, stage: usize, micro_batches: u32) -
     ((warmup_factor.max(1.0) * later).ceil() as u32).min(micro_batches)
 }
 
-/// Most micro-batches that a stage has forwarded and not yet backwarded.
+/// Maximum number of micro-batches for which a stage has run the forward and not yet the backward.
 #[must_use]
 pub fn stash_max(kind: ScheduleKind, stages: usize, stage: usize, micro_batches: u32) -> u32 {
     match kind {
@@ -87,7 +86,7 @@ pub fn stash_max(kind: ScheduleKind, stages: usize, stage: usize, micro_batches:
     }
 }
 
-/// One stage on a worker: `ahead` forwards, then a forward and a backward in turn.
+/// The list of a worker with one stage: `ahead` forwards, then a forward and a backward in turn.
 fn in_turn(stage: usize, ahead: u32, micro_batches: u32) -> Vec<Task> {
     let task = |instruction| Task { stage, instruction };
     let mut list = Vec::with_capacity(2 * micro_batches as usize);
@@ -103,9 +102,9 @@ fn in_turn(stage: usize, ahead: u32, micro_batches: u32) -> Vec<Task> {
     list
 }
 
-/// With recompute, a backward that does not directly follow its own forward is preceded by a recompute; one that does (each
-/// on the last stage of 1F1B, and that of a step's only micro-batch) keeps what its forward saved. GPipe with more than
-/// one micro-batch therefore recomputes each of them on each stage.
+/// With recompute, a backward that does not directly follow its own forward is preceded by a recompute. One that does (each on the last
+/// stage of 1F1B, and that of a step's only micro-batch) uses what its forward saved. GPipe with more than one micro-batch therefore
+/// recomputes each of them on each stage.
 fn with_recompute(specs: &[ScheduleSpec], order: Vec<Task>) -> Vec<Task> {
     if specs.iter().all(|spec| spec.recompute == Recompute::None) {
         return order;
@@ -124,7 +123,7 @@ fn with_recompute(specs: &[ScheduleSpec], order: Vec<Task>) -> Vec<Task> {
     list
 }
 
-/// Whether something of the forward at `position` will be recomputed, so that it must keep less.
+/// Whether a part of the forward at `position` will be recomputed, so that the forward must keep less.
 #[must_use]
 pub fn is_recomputed(list: &[Task], position: usize) -> bool {
     let Some(Task {

@@ -1,4 +1,4 @@
-//! Whether spare copies repay.
+//! Decides whether spare copies repay their cost.
 
 use super::{SpareCopies, SpareCosts};
 use crate::document::Shape;
@@ -7,23 +7,24 @@ use crate::layout::Layout;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A link may carry gradients for spare copies in so much of a step: activations and rings need the rest.
+/// Maximum share of a step in which a link may carry gradients for spare copies: activations and rings need the rest.
 const LINK_SHARE_MAX: f64 = 0.5;
 
-/// What is expected of the run, milliseconds.
+/// What is expected of the run. Times in milliseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Expected {
     /// A step.
     pub step_ms: f64,
-    /// Until the next change of workers, by what was observed of them. Changes are counted, whether losses or not.
+    /// Expected time until the next change of the set of workers, from observations. All changes are counted, whether losses or not.
     pub change_ms: f64,
-    /// What is trained again after a loss that leaves no copy; none where nobody knows how much, or there is no store, and everything would be.
+    /// Work that is repeated after a loss of the only copy. None if it is unknown, or if there is no store, so that everything would be
+    /// repeated.
     pub redo_ms: Option<f64>,
 }
 
 impl Expected {
-    /// What is trained again after a loss, where checkpoints are made every so many milliseconds, every so many steps, or both: half of what comes
-    /// between two of them.
+    /// Work that is repeated after a loss if checkpoints are made every `every_ms` milliseconds, every `every_steps` steps, or both: half
+    /// of the interval between two of them.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "steps between two checkpoints")]
     pub fn redo_ms(step_ms: f64, every_ms: Option<f64>, every_steps: Option<u64>) -> Option<f64> {
@@ -33,35 +34,35 @@ impl Expected {
     }
 }
 
-/// What became of the wish for spare copies.
+/// The decision on spare copies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Verdict {
-    /// Copies are kept of all units that one worker alone holds.
+pub enum SpareCopyDecision {
+    /// Copies are kept of all units that only one worker holds.
     Kept,
-    /// Copies are kept of some of them; for the others no worker that can has room.
+    /// Copies are kept of some of them; for the others no worker that can keep copies has memory.
     KeptInPart,
     /// The job does not want any.
     NotWanted,
     /// Every unit has several holders.
     NothingAlone,
-    /// No worker that knows how to keep copies has room for one, beside one that knows how to be followed.
+    /// No worker that can keep copies has memory for one, or no holder can send its gradients.
     NoKeeper,
     /// The gradients would occupy some worker's link for more than half of a step.
     LinksTooSlow,
-    /// What losses cost as often as they happen is less than the copies cost in every step.
+    /// The expected cost of losses is lower than what the copies cost in every step.
     LossesTooRare,
 }
 
-impl Verdict {
-    /// Copies are kept.
+impl SpareCopyDecision {
+    /// Whether copies are kept.
     #[must_use]
     pub fn keeps(self) -> bool {
-        matches!(self, Verdict::Kept | Verdict::KeptInPart)
+        matches!(self, SpareCopyDecision::Kept | SpareCopyDecision::KeptInPart)
     }
 }
 
-/// Whether the copies that `keepers` describes are to be kept, and why not.
+/// Decides whether the copies that `keepers` describes are kept, with the reason if not.
 #[must_use]
 pub fn decide(
     wanted: SpareCopies,
@@ -70,9 +71,9 @@ pub fn decide(
     keepers: &[Option<WorkerId>],
     costs: &SpareCosts,
     expected: &Expected,
-) -> Verdict {
+) -> SpareCopyDecision {
     if wanted == SpareCopies::Off {
-        return Verdict::NotWanted;
+        return SpareCopyDecision::NotWanted;
     }
     let mut alone: Vec<(Unit, WorkerId)> = Vec::new();
     for unit in layout.all_units() {
@@ -81,30 +82,30 @@ pub fn decide(
         }
     }
     if alone.is_empty() {
-        return Verdict::NothingAlone;
+        return SpareCopyDecision::NothingAlone;
     }
     let keeper = |unit: Unit| keepers.get(unit.index()).copied().flatten();
     let streams = alone.iter().filter_map(|(u, h)| Some((*u, *h, keeper(*u)?)));
     let streams: Vec<(Unit, WorkerId, WorkerId)> = streams.collect();
     if streams.is_empty() {
-        return Verdict::NoKeeper;
+        return SpareCopyDecision::NoKeeper;
     }
     if wanted == SpareCopies::Auto {
         if busiest_link_ms(layout, &streams, costs) > LINK_SHARE_MAX * expected.step_ms {
-            return Verdict::LinksTooSlow;
+            return SpareCopyDecision::LinksTooSlow;
         }
         if !repays(layout, &streams, costs, expected) {
-            return Verdict::LossesTooRare;
+            return SpareCopyDecision::LossesTooRare;
         }
     }
     if streams.len() == alone.len() {
-        Verdict::Kept
+        SpareCopyDecision::Kept
     } else {
-        Verdict::KeptInPart
+        SpareCopyDecision::KeptInPart
     }
 }
 
-/// How long the busiest worker sends, or receives, in each step. Links carry both ways at once.
+/// The time in each step in which the busiest worker sends or receives, milliseconds. Links carry both directions at once.
 fn busiest_link_ms(layout: &Layout, streams: &[(Unit, WorkerId, WorkerId)], costs: &SpareCosts) -> f64 {
     let (mut sent, mut received) = (BTreeMap::new(), BTreeMap::new());
     for (unit, holder, keeper) in streams {
@@ -120,8 +121,8 @@ fn busiest_link_ms(layout: &Layout, streams: &[(Unit, WorkerId, WorkerId)], cost
     all.copied().fold(0.0, f64::max)
 }
 
-/// In every step the commit waits for whoever sends, or receives, most: a worker sends the gradients of all its units once it has run the step. What
-/// different workers send travels at once.
+/// Whether the copies cost less than the losses that they prevent. In every step the commit waits for the worker that sends or receives
+/// most: a worker sends the gradients of all its units once it has run the step, and different workers send at the same time.
 fn repays(
     layout: &Layout,
     streams: &[(Unit, WorkerId, WorkerId)],

@@ -1,16 +1,16 @@
-//! Whether members have room for what they would follow (ADR 26): until the switch it lies beside what they train with and the spare copies that they
-//! keep. Owns no memory model of its own: all three are what [`SpareCosts`] says.
+//! Whether members have memory for the units that they would follow (ADR 26): until the switch these are kept in addition to the training
+//! state and the spare copies. This module has no memory model of its own: all three values come from [`SpareCosts`].
 
 use super::SpareCosts;
 use crate::document::{Plan, Shape};
 use crate::ids::WorkerId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The members of the plan in force, ascending, that would follow units to get to `next` and have no room for them; `costs` are those of the plan in
-/// force.
+/// The members of the plan in force, ascending, that would follow units to get to `next` and have no memory for them. `costs` are those of
+/// the plan in force.
 ///
-/// A unit that is followed takes what a spare copy does: the state, and as many gradients that may wait. One whose spare copy a member
-/// keeps is there already. A newcomer holds nothing but what `next` gives it, and that was planned within its memory.
+/// A followed unit needs as much memory as a spare copy: the state, and as many gradients as may wait. A unit whose spare copy a member
+/// already keeps needs nothing more. A newcomer holds only what `next` gives it, which was planned within its memory.
 #[must_use]
 pub fn without_room_to_follow(plan: &Plan, next: &Shape, costs: &SpareCosts) -> Vec<WorkerId> {
     let layout = &plan.layout;

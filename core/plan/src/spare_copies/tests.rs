@@ -291,46 +291,58 @@ fn what_becomes_of_the_wish_has_a_reason() {
         decide(wanted, &layout, shape, keepers, &costs, expected)
     };
     let auto = |expected: Expected| verdict(SpareCopies::Auto, &one, &all, &expected);
-    assert_eq!(verdict(SpareCopies::Off, &one, &all, &usual), Verdict::NotWanted);
-    assert_eq!(verdict(SpareCopies::One, &one, &all, &usual), Verdict::Kept);
+    assert_eq!(
+        verdict(SpareCopies::Off, &one, &all, &usual),
+        SpareCopyDecision::NotWanted
+    );
+    assert_eq!(
+        verdict(SpareCopies::One, &one, &all, &usual),
+        SpareCopyDecision::Kept
+    );
     assert_eq!(
         verdict(SpareCopies::One, &two, &[], &usual),
-        Verdict::NothingAlone
+        SpareCopyDecision::NothingAlone
     );
-    assert_eq!(verdict(SpareCopies::One, &one, &[], &usual), Verdict::NoKeeper);
+    assert_eq!(
+        verdict(SpareCopies::One, &one, &[], &usual),
+        SpareCopyDecision::NoKeeper
+    );
     let part = [all[0], None, None, None];
     assert_eq!(
         verdict(SpareCopies::One, &one, &part, &usual),
-        Verdict::KeptInPart
+        SpareCopyDecision::KeptInPart
     );
-    assert_eq!(auto(usual), Verdict::Kept);
+    assert_eq!(auto(usual), SpareCopyDecision::Kept);
     assert_eq!(
         auto(expected(19.0, 600_000.0, Some(300_000.0))),
-        Verdict::LinksTooSlow
+        SpareCopyDecision::LinksTooSlow
     );
     assert_eq!(
         auto(expected(30.0, 600_000.0, Some(300_000.0))),
-        Verdict::Kept,
+        SpareCopyDecision::Kept,
         "everyone sends and receives for a third of a step, at once"
     );
     assert_eq!(
         auto(expected(100.0, 2e6, Some(300_000.0))),
-        Verdict::Kept,
+        SpareCopyDecision::Kept,
         "a commit waits for what one worker sends"
     );
     assert_eq!(
         verdict(SpareCopies::One, &one, &all, &expected(19.0, 1.0, None)),
-        Verdict::Kept,
+        SpareCopyDecision::Kept,
         "only auto weighs"
     );
     // a tenth of each step waits; half an hour of work is lost once in ten hours
-    assert_eq!(auto(expected(100.0, 3.6e7, Some(1.8e6))), Verdict::LossesTooRare);
+    assert_eq!(
+        auto(expected(100.0, 3.6e7, Some(1.8e6))),
+        SpareCopyDecision::LossesTooRare
+    );
     assert_eq!(
         auto(expected(100.0, 3.6e7, None)),
-        Verdict::Kept,
+        SpareCopyDecision::Kept,
         "there is no store"
     );
-    assert!(Verdict::KeptInPart.keeps() && !Verdict::NoKeeper.keeps());
+    assert!(SpareCopyDecision::KeptInPart.keeps() && !SpareCopyDecision::NoKeeper.keeps());
 }
 
 #[test]
@@ -348,8 +360,8 @@ fn a_commit_waits_for_all_gradients_of_the_worker_that_sends_most() {
         let expected = expected(4_000.0, change_ms, redo_ms);
         decide(SpareCopies::Auto, &layout, &shape, &all, &costs, &expected)
     };
-    assert_eq!(auto(250_000.0), Verdict::LossesTooRare);
-    assert_eq!(auto(140_000.0), Verdict::Kept);
+    assert_eq!(auto(250_000.0), SpareCopyDecision::LossesTooRare);
+    assert_eq!(auto(140_000.0), SpareCopyDecision::Kept);
 }
 
 #[test]

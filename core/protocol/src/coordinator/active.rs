@@ -1,4 +1,4 @@
-//! A generation in force: launch, watch, promote.
+//! The active mode: launches the plan in force, watches its members, and promotes a planned change once its members have switched.
 
 use super::all_of::AllOf;
 use super::catching_up::CatchingUp;
@@ -12,19 +12,19 @@ use crate::message::{Order, Phase, Status, Time};
 use std::sync::Arc;
 use varuna_plan::{Generation, Plan, WorkerId};
 
-/// What is known of the plan in force and of the change under way. It is kept through a recovery and through writes: a refused
-/// write goes back to it. Generations are compared with those of the plans in the record; an older one means "not yet".
+/// What this coordinator knows about the plan in force and the planned change under way. It survives a recovery and a write: if the write
+/// is refused, the coordinator goes back to it. Generation fields are compared with the plans in the record; an older one means "not yet".
 #[derive(Default)]
 pub(super) struct Active {
     /// The last generation whose members were told to go.
     go_sent: Generation,
-    /// The last generation whose members were seen to be all connected.
+    /// The last generation for which all members were seen connected.
     connected: Generation,
     all: AllMembers,
-    /// Of the members of the present plan and of the next one: connected in the next one.
+    /// Which members of the present and the next plan are connected to their peers of the next plan.
     pub(super) present_ready: AllOf,
     pub(super) next_ready: AllOf,
-    /// Whether, and since when, a change waits for its newcomers to catch up.
+    /// Whether a planned change is waiting for its newcomers to catch up, and since when.
     pub(super) catching_up: CatchingUp,
     /// The last switch that was seen to have been decided.
     switch: Option<DecidedSwitch>,
@@ -36,26 +36,26 @@ pub(super) struct Active {
     pub(super) proposed: Generation,
     /// When the newest plan was written, or found.
     pub(super) planned_at: Time,
-    /// No planned change before this time.
+    /// No planned change is proposed before this time.
     pub(super) change_after: Time,
-    /// The last time that a change was thought about.
+    /// When a planned change was last considered.
     pub(super) considered: Option<Considered>,
-    /// The change to workers that are idle, where it did not repay.
+    /// A planned change to use idle workers that was rejected because its gain would not cover its cost.
     pub(super) refused: Option<Refused>,
-    /// Came while the record was being written, or while a new coordinator settled.
+    /// A suspicion that arrived while the record was being written, or while a new coordinator settled. It is handled later.
     pub(super) suspicion: Option<(Generation, String)>,
-    /// Changes in a row that were cancelled because connecting took too long: the next one has more time.
+    /// Changes in a row that were cancelled because connecting took too long. Each one gives the next more time.
     pub(super) slow_changes: u32,
     late_launches: LateLaunches,
     /// The change that cannot succeed, and why.
     pub(super) cancel_because: Option<(Generation, String)>,
     /// When the store is listed again for the last step's checkpoint.
     pub(super) list_at: Time,
-    /// While all is well: when everyone is looked at again.
+    /// While nothing changes: when all workers are checked again.
     look_at: Time,
 }
 
-/// Conditions that all members have to meet.
+/// Conditions that every member has to meet.
 #[derive(Default)]
 struct AllMembers {
     connected: AllOf,
@@ -74,7 +74,7 @@ struct DecidedSwitch {
 }
 
 impl Active {
-    /// Nothing is known yet; the store is not asked before that time.
+    /// Nothing is known yet. The store is not listed before `list_at`.
     pub(super) fn asking_at(list_at: Time) -> Self {
         Self {
             list_at,
@@ -87,7 +87,7 @@ impl Active {
         self.go_sent == generation
     }
 
-    /// Nobody can be armed for this change yet, and this coordinator knows it.
+    /// Whether it is certain that no member is armed for this change yet.
     pub(super) fn may_cancel(&self, generation: Generation) -> bool {
         self.armed != generation && (self.proposed == generation || bug!(CancelUnknownChange))
     }
@@ -97,14 +97,14 @@ impl Active {
         self.go_sent
     }
 
-    /// Goes on with a plan that an earlier coordinator left.
+    /// Continues with a plan that an earlier coordinator left.
     pub(super) fn resume_inherited(&mut self, shared: &mut Shared, now: Time) {
         self.planned_at = now;
         shared.progress.at = now;
         self.change_after = now.after(shared.config.timing.change_delay);
     }
 
-    /// What could not be written is proposed again, in a while.
+    /// A write failed: after a delay, what it contained is proposed again.
     pub(super) fn write_failed(&mut self, now: Time, timing: &Timing) {
         self.considered = None;
         self.change_after = now.after(timing.change_delay * 3);
@@ -182,8 +182,8 @@ impl Active {
         }
     }
 
-    /// The generation trains, nobody came, went or announced it, and everyone was looked at a moment ago: what is known of
-    /// thousands of workers need not be looked at with every tick. A worker that says something is looked at when it does.
+    /// True if the generation is training, no worker joined, left or announced its leave, and all were checked a moment ago: thousands of
+    /// workers need not be checked on every tick. A worker that sends something is checked when it does.
     fn is_quiet(&mut self, shared: &Shared, turn: &Turn<'_>, plan: &Plan) -> bool {
         let writes = !shared.is_last_step_written() || shared.record.is_promotion_due(turn.now);
         if turn.scope != Scope::Everyone || writes {
@@ -201,8 +201,8 @@ impl Active {
         false
     }
 
-    /// All members run in the generation and are at the last step. The step alone proves nothing: a member that is still loading
-    /// tells the state that it had before.
+    /// Whether all members run in this generation and have reached the last step. The step alone proves nothing: a member that is still
+    /// loading reports the state that it had before.
     fn has_finished(&mut self, shared: &Shared, scope: Scope, target: &Plan) -> bool {
         let (generation, last_step) = (target.generation, shared.last_step());
         let finished = |s: Status| {
@@ -216,7 +216,7 @@ impl Active {
             .holds(scope, generation, target.members(), finished)
     }
 
-    /// Somebody is based in the next generation: the switch has been decided.
+    /// Whether some worker is based in the next generation, so that the switch has been decided.
     fn has_switched(&mut self, shared: &Shared, turn: &Turn<'_>, plan: &Plan, next: &Plan) -> bool {
         let is_based = |w: WorkerId| {
             shared.roster.status(w).is_some_and(|s| {
@@ -228,7 +228,7 @@ impl Active {
         if seen.is_some_and(|s| is_based(s.based)) {
             return true;
         }
-        // Where the one that was seen is gone, another may be there whose level came earlier.
+        // If the worker that was seen is gone, another one may qualify whose status arrived earlier, so all are checked.
         let scope = if seen.is_some() {
             Scope::Everyone
         } else {
@@ -249,8 +249,8 @@ impl Active {
         true
     }
 
-    /// Since when the members can load the state of the generation. Those of a planned change cannot before its switch: until then
-    /// newcomers follow the run and a step is run to its end, and neither is time that the members had for loading.
+    /// Since when the members have been able to load the generation's state. Members of a planned change cannot before the switch:
+    /// newcomers follow the run and the step is finished first, and neither counts as time for loading.
     fn can_load_since(&self, generation: Generation) -> Time {
         let switch = self
             .switch
@@ -270,7 +270,7 @@ impl Active {
         }
     }
 
-    /// A suspicion that had to wait.
+    /// Takes the suspicion that had to wait.
     fn suspected_here(&mut self, shared: &Shared) -> Option<String> {
         let (generation, because) = self.suspicion.take()?;
         let here = shared.record.plans().any(|p| p.generation == generation);
@@ -292,7 +292,7 @@ impl Active {
         Next::Stay
     }
 
-    /// The plan to those that lack it, Go once all are ready. Returns why it fails, where it takes too long.
+    /// Sends the plan to the workers without it, and Go once all are ready. Returns the reason for failure if it takes too long.
     fn launch(&mut self, shared: &mut Shared, turn: &mut Turn<'_>, target: &Arc<Plan>) -> Option<String> {
         let generation = target.generation;
         let first = !self.is_running(generation);
@@ -341,8 +341,8 @@ impl Active {
     }
 }
 
-/// A worker whose fence was lost with its stream is left in an older generation. It is told to stop: before it has, it can take
-/// part in nothing else.
+/// A worker whose fence was lost with its stream stays in an older generation. It is fenced again: until it stops, it can join nothing
+/// else.
 fn fence_older_generations(shared: &mut Shared, turn: &mut Turn<'_>, target: &Plan) {
     let in_force = shared.record.generation();
     for (to, status) in shared.roster.statuses(turn.scope) {
@@ -354,7 +354,7 @@ fn fence_older_generations(shared: &mut Shared, turn: &mut Turn<'_>, target: &Pl
     }
 }
 
-/// Why the generation cannot go on, where that is seen from here.
+/// The reason why the generation cannot continue, if the coordinator can see one itself.
 fn broken_off(shared: &Shared, turn: &Turn<'_>, target: &Plan) -> Option<String> {
     let g = target.generation;
     let members = turn.scope.among(target.members());
@@ -369,13 +369,13 @@ fn broken_off(shared: &Shared, turn: &Turn<'_>, target: &Plan) -> Option<String>
     Some(format!("{name} was fenced past generation {g}"))
 }
 
-/// No stream for too long, and no step committed meanwhile (which would prove that all members live).
+/// Whether the worker has had no stream for too long while no step was committed. A commit would prove that all members are alive.
 fn is_away(shared: &Shared, now: Time, worker: WorkerId) -> bool {
     let since = shared.progress.at.max(shared.roster.disconnected_at(worker));
     shared.roster.status(worker).is_none() && now > since.after(shared.config.timing.grace)
 }
 
-/// Go to all at first, then to those that still wait; drained workers are let go.
+/// Sends Go to all members the first time, and later only to those that still wait for it. Drained workers are released.
 fn tell_go(shared: &mut Shared, turn: &mut Turn<'_>, target: &Plan, first: bool, early: bool) {
     let generation = target.generation;
     let scope = if first { Scope::Everyone } else { turn.scope };

@@ -1,20 +1,20 @@
-//! A condition that all members of a plan have to meet, looked at again and again while they come to meet it one by one.
+//! A condition that all members of a plan have to meet, checked repeatedly while they come to meet it one by one.
 
 use super::turn::Scope;
 use varuna_plan::{Generation, WorkerId};
 
-/// Remembers one member that did not meet the condition: while it does not, nobody else needs to be looked at. Members come to
-/// meet a condition one after another, so that each is looked at about once, and not with every message of every other.
+/// Remembers one member that did not meet the condition: until it does, no other member has to be checked. Members come to meet a condition
+/// one after another, so each is checked about once, and not for every message of every other member.
 #[derive(Default)]
 pub(super) struct AllOf {
     generation: Generation,
-    /// Position of the first member that is not known to meet it; their number where all did.
+    /// Index of the first member that is not known to meet the condition; the number of members if all did.
     next: usize,
 }
 
 impl AllOf {
-    /// Whether all of `members` (ascending, of the plan of this generation) meet the condition. `scope`: whose level has
-    /// changed since the last time.
+    /// Whether all of `members` (ascending, of the plan of this generation) meet the condition. `scope`: the workers whose status may have
+    /// changed since the last call.
     pub(super) fn holds(
         &mut self,
         scope: Scope,
@@ -27,7 +27,7 @@ impl AllOf {
         }
         if self.next < members.len() {
             self.next += members[self.next..].iter().take_while(|w| meets(**w)).count();
-            // Each met it when it was looked at: do all of them now?
+            // Each met the condition when it was checked; do all of them meet it now?
             return self.next == members.len() && self.still_holds(Scope::Everyone, members, meets);
         }
         self.still_holds(scope, members, meets)

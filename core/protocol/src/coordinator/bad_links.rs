@@ -1,19 +1,19 @@
-//! Links that failed a short while ago. They are planned around for a while; one that fails again after that, for longer: each
-//! plan that relies on a dead link costs a recovery, or a planned change.
+//! Links that failed recently. They are avoided in plans for a while, and for longer if they fail again: each plan that relies on a dead
+//! link costs a recovery or a planned change.
 
 use crate::message::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use varuna_plan::WorkerId;
 
-/// The time for which a link is planned around grows up to so many times the least.
+/// Limit of the growth of the time for which a link is avoided, as a multiple of the shortest time.
 const LONGEST: u32 = 16;
 
 #[derive(Clone, Debug)]
 struct Mark {
-    /// Planned around until then.
+    /// The link is avoided until this time.
     until: Time,
-    /// For how long, the last time.
+    /// For how long it was avoided the last time.
     lasts: Duration,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct BadLinks {
 }
 
 impl BadLinks {
-    /// The link failed: it is planned around for `least`, or longer where it has failed before.
+    /// The link failed: it is avoided for `least`, or longer if it has failed before.
     pub(super) fn mark(&mut self, now: Time, a: WorkerId, b: WorkerId, least: Duration) {
         self.marks.retain(|_, m| m.until.after(m.lasts * 2) > now);
         let mark = self.marks.entry((a.min(b), a.max(b))).or_insert(Mark {
@@ -51,7 +51,7 @@ impl BadLinks {
         bad.any(|((a, b), _)| workers.contains(a) && workers.contains(b))
     }
 
-    /// Leaves out the worker with most bad links among the rest, again and again, but keeps `least` workers.
+    /// Repeatedly removes the worker with the most bad links among the rest, but keeps at least `least` workers.
     pub(super) fn eligible(&self, now: Time, from: &[WorkerId], least: usize) -> Vec<WorkerId> {
         let mut kept = from.to_vec();
         let mut bad: BTreeSet<(WorkerId, WorkerId)> = self

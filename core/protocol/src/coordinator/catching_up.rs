@@ -1,5 +1,6 @@
-//! Whether a planned change waits for those who get units by it, and follow the run until then (ADR 26): newcomers, and members that get
-//! others. The wait is bounded: following is an optimisation of loading, and what is missing at the switch is copied then.
+//! Decides whether a planned change waits for the workers that gain units by it, and that follow the run until then (ADR 26): newcomers,
+//! and members that get other units. The wait is bounded: following is an optimisation of loading, and what is missing at the switch is
+//! copied then.
 
 use super::all_of::AllOf;
 use super::event::Event;
@@ -10,31 +11,31 @@ use std::time::Duration;
 use varuna_plan::spare_copies::without_room_to_follow;
 use varuna_plan::{Generation, Infeasible, Plan, Shape, WorkerId};
 
-/// Orders, the agreement and Go, beside steps and transfers: as much as a busy network needs.
+/// Time for orders, the agreement and Go, besides steps and transfers: as much as a busy network needs.
 const SWITCH: Duration = Duration::from_secs(1);
-/// A state is at most so many times as large as its gradient.
+/// Maximum size of a unit's state, as a multiple of its gradient's.
 const STATE_OF_GRADIENT: u32 = 4;
-/// Followers have this many steps at least. Copies are made between two steps, one after the first, two after the second, then four, then eight
-/// at a time, and where a step is as long as a gradient takes on the link, a copy takes three. After 16 steps a link that can keep up with the run has done so;
-/// one that cannot is given up while what was sent is still worth something.
+/// Minimum number of steps that followers get. Copies are made between two steps: one after the first step, two after the second, then
+/// four, then eight at a time. If a step takes as long as a gradient takes on the link, a copy takes three steps. After 16 steps a link
+/// that can keep up with the run has caught up; a link that cannot is given up while what was sent is still of use.
 const STEPS_TO_CATCH_UP: u32 = 16;
 
-/// What is known of a change whose members are connected.
+/// What is known about a change whose members are connected.
 #[derive(Default)]
 pub(super) struct CatchingUp {
-    /// Since when.
+    /// The change, and since when its members have been connected.
     since: Option<(Generation, Time)>,
     caught_up: AllOf,
     staying: AllOf,
 }
 
 impl CatchingUp {
-    /// The change has been connected, and waits only for its newcomers.
+    /// Whether the change has been connected and waits only for its newcomers.
     pub(super) fn has_begun(&self, generation: Generation) -> bool {
         self.since.is_some_and(|(g, _)| g == generation)
     }
 
-    /// Whether the members may be armed: all that follow have caught up, or there is no more time for that.
+    /// Whether the members may be armed: all followers have caught up, or the time for that is over.
     pub(super) fn is_over(
         &mut self,
         shared: &Shared,
@@ -91,13 +92,13 @@ impl CatchingUp {
     }
 }
 
-/// Whether the change waits for anything once it is connected: for those who follow, or for the time at which a member goes.
+/// Whether the change waits for anything once it is connected: for followers, or for the time at which a member leaves.
 pub(super) fn may_wait(shared: &Shared, plan: &Plan, next: &Plan) -> bool {
     next.following || leaves_first(shared, plan, next).is_some()
 }
 
-/// How long a change whose members are connected waits for those who follow: as configured, or several steps where these are long. All that
-/// following does waits for steps, so that a time which says nothing of them would give up whoever has much to take over where steps are long.
+/// How long a change whose members are connected waits for followers: as configured, or a number of steps if these are long. Following
+/// proceeds only with steps, so a fixed time would give up followers that have much to copy when steps are long.
 pub(super) fn time_to_catch_up(shared: &Shared) -> Duration {
     let least = shared.config.timing.following;
     if bug!(LongStepsGiveNoMoreTime) {
@@ -107,15 +108,16 @@ pub(super) fn time_to_catch_up(shared: &Shared) -> Duration {
     least.max(step.saturating_mul(STEPS_TO_CATCH_UP))
 }
 
-/// When the first member goes that the next plan does without, where that is known: it is used as long as can be. Asked with each message, so that the work must
-/// not grow with the members.
+/// When the first member leaves that the next plan does without, if known: the present plan is used as long as possible. This is called for
+/// each message, so its cost must not grow with the number of members.
 fn leaves_first(shared: &Shared, plan: &Plan, next: &Plan) -> Option<Time> {
     let goes = |w: WorkerId| plan.has(w) && (bug!(WaitForLeaverOfNextPlan) || !next.has(w));
     shared.roster.first_leaves_at(goes)
 }
 
-/// How long before a member goes its plan has to be left: the switch waits for a commit, and training stands until what is lacking has come.
-/// `all`: that is no more than the planner expects, else it may be whole states where it expects gradients.
+/// How long before a member leaves its plan has to be left: the switch waits for a commit, and training stops until missing state has
+/// arrived. `all`: every follower has caught up, so no more moves than the planner expects; otherwise whole states may move where it
+/// expects gradients.
 fn time_for_switch(shared: &Shared, next: &Plan, all: bool) -> Duration {
     let predicted = next.shape.predicted;
     let known = shared.progress.commits.mean_step_time();
@@ -128,8 +130,8 @@ fn time_for_switch(shared: &Shared, next: &Plan, all: bool) -> Duration {
     step * 2 + moves + SWITCH
 }
 
-/// How long a plan's state is predicted to take to where it is lacking. Where it is followed gradients alone are expected, and whole states may
-/// have to move.
+/// The predicted time to move a plan's state to the workers that are missing it. If the plan is followed, the planner expects only
+/// gradients to move; this assumes that whole states may have to.
 pub(super) fn longest_move(plan: &Plan) -> Duration {
     let expected = of_ms(plan.shape.predicted.move_ms);
     if plan.following {
@@ -139,19 +141,18 @@ pub(super) fn longest_move(plan: &Plan) -> Duration {
     }
 }
 
-/// The planner's numbers are estimates: a day at most.
+/// Converts milliseconds to a duration of at most a day, since the planner's numbers are estimates.
 fn of_ms(ms: f64) -> Duration {
     Duration::from_secs_f64((ms / 1e3).clamp(0.0, 86_400.0))
 }
 
-/// The change gives the worker units that it does not have.
+/// Whether the change gives the worker units that it does not have.
 fn gains(worker: WorkerId, plan: &Plan, next: &Plan) -> bool {
     let here = plan.units(worker);
     next.units(worker).iter().any(|unit| !here.contains(unit))
 }
 
-/// Whether all these workers know how to follow, and none of them goes at a time that is not known: a switch that waits could come too late
-/// for it.
+/// Whether all these workers can follow, and none of them leaves at an unknown time: a switch that waits could come too late for it.
 pub(super) fn can_follow(shared: &Shared, workers: &[WorkerId]) -> bool {
     let known = |w: &WorkerId| shared.roster.leaves_at(*w).is_some();
     let able = |w: &WorkerId| {
@@ -161,8 +162,8 @@ pub(super) fn can_follow(shared: &Shared, workers: &[WorkerId]) -> bool {
     workers.iter().all(able)
 }
 
-/// The shape to change to, and the members that have no room to follow what they gain. Where there are any, nobody follows, and
-/// the shape is chosen at the price of that: all state moves while training stands.
+/// The shape to change to, and the members that have no memory to follow what they gain. If there are any, nobody follows, and the shape is
+/// chosen for that cost: all state moves while training stops.
 pub(super) fn shape_for_change(
     shared: &Shared,
     plan: &Plan,
@@ -180,8 +181,8 @@ pub(super) fn shape_for_change(
     Ok((shape, without_room))
 }
 
-/// Of those that could follow, the members whose memory does not hold that beside what they train with and keep: one that runs out of it
-/// ends, and a planned change would cost a recovery.
+/// Members that could follow, but whose memory cannot hold what they would follow in addition to what they train with and keep. A worker
+/// that runs out of memory ends, and the planned change would cost a recovery.
 fn without_room(shared: &Shared, plan: &Plan, next: &Shape) -> Vec<WorkerId> {
     let members = plan.members();
     let can = can_follow(shared, members) && can_follow(shared, &next.members());
@@ -193,7 +194,7 @@ fn without_room(shared: &Shared, plan: &Plan, next: &Shape) -> Vec<WorkerId> {
     without_room_to_follow(plan, next, &costs)
 }
 
-/// Why a change is not followed that would be but for this, for people: to be put behind the reason of the change.
+/// The reason, as text for people, why a change is not followed only because of these workers. It is appended to the reason of the change.
 pub(super) fn no_room(shared: &Shared, without_room: &[WorkerId]) -> String {
     let sentence = |worker: &WorkerId| {
         let name = shared.roster.name(*worker);
@@ -202,7 +203,7 @@ pub(super) fn no_room(shared: &Shared, without_room: &[WorkerId]) -> String {
     without_room.first().map(sentence).unwrap_or_default()
 }
 
-/// Whether those who get units by a change follow the run until then: all who take part can.
+/// Whether the workers that gain units by a change follow the run until then, which requires that all workers involved can follow.
 pub(super) fn follows(shared: &Shared, plan: &Plan, next: &Plan) -> bool {
     let gain = next.members().iter().any(|w| gains(*w, plan, next));
     gain && can_follow(shared, plan.members()) && can_follow(shared, next.members())

@@ -1,4 +1,5 @@
-//! Planned change: make before break. Proposed, connected, armed; the switch itself rides on a commit.
+//! A planned change: the next plan is prepared before the present one is left. It is proposed, connected and armed; the switch itself
+//! happens at a commit.
 
 use super::active::Active;
 use super::catching_up::{follows, may_wait, no_room, shape_for_change, time_to_catch_up};
@@ -14,20 +15,20 @@ use std::sync::Arc;
 use std::time::Duration;
 use varuna_plan::{Base, Generation, Infeasible, Plan, WorkerId};
 
-/// The time for connecting doubles so often at most.
+/// Maximum number of times that the time for connecting is doubled.
 const SLOW_CHANGES: u32 = 4;
 
-/// What became of those who take part in a planned change.
+/// The condition of the workers that take part in a planned change.
 struct Readiness {
-    /// Some member of the next plan is gone or will go.
+    /// Whether a member of the next plan is gone or will leave.
     lost: bool,
-    /// Somebody was fenced past the next plan: it never comes into force.
+    /// Whether a worker was fenced past the next plan, which then can never come into force.
     dead: bool,
 }
 
 impl Active {
-    /// Proposes a planned change when a member drains, or when other workers are there than the last time and the planner makes
-    /// better use of them; or when a change to them that did not repay may do so now.
+    /// Proposes a planned change if a member drains, or if the set of workers has changed since the last time and the planner can use it
+    /// better; or if an earlier proposal that would not have repaid its cost may do so now.
     pub(super) fn propose(&mut self, shared: &mut Shared, turn: &mut Turn<'_>, plan: &Plan) -> Option<Plan> {
         let members = plan.members();
         if self
@@ -97,7 +98,7 @@ impl Active {
         Some(next)
     }
 
-    /// Connects everyone of the next plan, waits until its newcomers have caught up, then arms the members of the present one.
+    /// Connects the workers of the next plan, waits until its newcomers have caught up, and then arms the members of the present plan.
     pub(super) fn change(
         &mut self,
         shared: &mut Shared,
@@ -109,7 +110,7 @@ impl Active {
         let Readiness { lost, dead } = connect(shared, turn, plan, next);
         let armed = self.armed == generation;
         let connected = armed || bug!(ArmUnconnected) || self.is_connected(shared, turn.scope, plan, next);
-        // A plan that cannot come to be is called off below, which costs nothing; once members are armed it takes a recovery.
+        // A plan that cannot come into force is cancelled below, which costs nothing; once members are armed, it takes a recovery.
         let is_called_off = lost && self.may_cancel(generation) && !bug!(ArmWhatIsLost);
         let over = armed || !is_called_off && self.catching_up.is_over(shared, turn, (plan, next), connected);
         if over {
@@ -122,7 +123,7 @@ impl Active {
         }
         let timing = &shared.config.timing;
         let hasty = bug!(CancelAfterArm);
-        // once somebody may be armed, or where an earlier coordinator may have armed, only a fence ends it
+        // once a member may be armed, also by an earlier coordinator, only a fence ends the change
         let may_cancel = self.may_cancel(generation) || hasty;
         let patience = if hasty {
             Duration::from_millis(60)
@@ -159,7 +160,7 @@ impl Active {
         Next::Stay
     }
 
-    /// All members of both plans are connected in the next one.
+    /// Whether all members of both plans are connected to their peers of the next plan.
     fn is_connected(&mut self, shared: &Shared, scope: Scope, plan: &Plan, next: &Plan) -> bool {
         let g = next.generation;
         let connected = |w| {
@@ -173,7 +174,7 @@ impl Active {
     }
 }
 
-/// Whether all of a worker's peers in this generation are connected; none where it does not know the plan yet.
+/// Whether all of a worker's peers in this generation are connected; none if it does not know the plan yet.
 fn connection(status: &Status, generation: Generation) -> Option<bool> {
     match status {
         Status { next, .. } if *next == generation => Some(status.next_connected),
@@ -182,7 +183,7 @@ fn connection(status: &Status, generation: Generation) -> Option<bool> {
     }
 }
 
-/// Sends the next plan to those that lack it.
+/// Sends the next plan to the workers that do not have it.
 fn connect(shared: &mut Shared, turn: &mut Turn<'_>, plan: &Plan, next: &Arc<Plan>) -> Readiness {
     let g = next.generation;
     let mut found = Readiness {
@@ -205,7 +206,7 @@ fn connect(shared: &mut Shared, turn: &mut Turn<'_>, plan: &Plan, next: &Arc<Pla
     found
 }
 
-/// A joining worker's stream is down for too long.
+/// Whether a joining worker's stream has been down for too long.
 fn is_gone(shared: &Shared, now: Time, worker: WorkerId) -> bool {
     let grace = shared.config.timing.cancel_grace;
     let gone = |w: &Worker| now > w.disconnected_at.after(grace);

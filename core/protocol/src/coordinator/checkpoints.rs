@@ -1,39 +1,39 @@
-//! Checkpoints beyond the members' regular ones: by the clock, when a worker has notice, and on demand.
+//! Checkpoints in addition to the members' regular ones: at a time interval, when a worker announces that it will leave, and on demand.
 //!
-//! A request stays until the store shows a state that is newer than it; so a lost order, a crash in the middle of an upload or a
-//! store that is down delays it and never loses it. Requests do not pile up: a newer one takes the older one's place.
+//! A request stays open until the store shows a newer state. So a lost order, a crash during an upload or an unavailable store delays it
+//! but never loses it. Requests do not pile up: a newer one replaces the older one.
 
 use super::final_checkpoint::FinalCheckpoint;
 use crate::message::Time;
 use std::time::Duration;
 use varuna_plan::{Generation, StateId, Step};
 
-/// What the store shows, and which checkpoint is wanted.
+/// What the store shows, and which checkpoint is requested.
 #[derive(Default)]
 pub(super) struct Checkpoints {
     request: Option<Request>,
     newest: Option<StateId>,
-    /// The greatest generation of a checkpoint, also of an earlier run on the same store.
+    /// The greatest generation of a checkpoint, including those of an earlier run in the same store.
     newest_generation: Generation,
-    /// When the newest came, or the clock's last request.
+    /// When the newest checkpoint appeared, or the last one was requested because of the time interval.
     clock: Option<Time>,
     list_at: Time,
-    /// From the order of one until the store showed it, the longest lately: each later one halves what came before. One that the members' regular
-    /// checkpoint came before took no time.
+    /// The longest recent time from ordering a checkpoint until the store showed it; each later checkpoint halves the influence of earlier
+    /// ones. If the members' regular checkpoint came first, the order took no time.
     took: Option<Duration>,
-    /// When the member goes before whose end the last one was ordered.
+    /// The time at which the member leaves before whose end the last checkpoint was ordered.
     saved_before: Option<Time>,
-    /// What is known of that of the last step.
+    /// What is known about the checkpoint of the last step.
     pub(super) last: FinalCheckpoint,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Request {
-    /// A state beyond this step is wanted; not set before the first order.
+    /// A state beyond this step is requested; not set before the first order.
     after: Option<Step>,
     /// In which generation it was ordered.
     generation: Generation,
-    /// When.
+    /// When it was ordered.
     at: Time,
 }
 
@@ -42,7 +42,7 @@ impl Checkpoints {
         self.newest_generation
     }
 
-    /// A state beyond the present one is wanted.
+    /// Requests a checkpoint beyond the present state.
     pub(super) fn request(&mut self) {
         self.request = Some(Request {
             after: None,
@@ -51,7 +51,7 @@ impl Checkpoints {
         });
     }
 
-    /// Takes note of the newest generation in the store: none up to it is used again.
+    /// Notes the newest generation in the store: no generation up to it is used again.
     pub(super) fn note_generation(&mut self, newest: Generation) {
         self.newest_generation = self.newest_generation.max(newest);
     }
@@ -73,8 +73,9 @@ impl Checkpoints {
         }
     }
 
-    /// Whether one that is ordered now is the last to be there before a member goes at `leaves_at`; true once for each such time. It begins with the end
-    /// of the step after the one that runs, and takes as long as others lately, and half as long again in reserve.
+    /// Whether a checkpoint that is ordered now is the last one that can be complete before a member leaves at `leaves_at`; true once for
+    /// each such time. It begins at the end of the step after the running one, and is expected to take as long as recent ones, plus half of
+    /// that in reserve.
     pub(super) fn is_last_before(&mut self, now: Time, leaves_at: Time, step: Duration) -> bool {
         let Some(took) = self.took else {
             return false;
@@ -94,8 +95,8 @@ impl Checkpoints {
         old
     }
 
-    /// The step beyond which members of the generation are to make a checkpoint, where one is wanted. `reached`: the step that
-    /// they are at.
+    /// The step beyond which members of the generation have to make a checkpoint, if one is requested. `reached`: the step that they have
+    /// reached.
     pub(super) fn wanted_after(
         &mut self,
         now: Time,
@@ -103,7 +104,7 @@ impl Checkpoints {
         reached: impl FnOnce() -> Step,
     ) -> Option<Step> {
         let request = self.request.as_mut()?;
-        // Whoever was to save may be gone, and steps may have been given up: what counts is a state of this generation.
+        // The workers that were ordered to save may be gone, and steps may have been given up: only a state of this generation counts.
         if request.after.is_none() || request.generation != generation {
             *request = Request {
                 after: Some(reached()),

@@ -1,12 +1,12 @@
-//! How often workers come and go, and so how long those that are there are likely to stay the same.
+//! Estimates how often workers come and go, and so how long the present set of workers is likely to stay the same.
 
 use crate::message::Time;
 use std::time::Duration;
 
-/// What happens within this time of a change belongs to it: nodes go and come in groups.
+/// Events within this time after a change belong to it: nodes leave and come in groups.
 const TOGETHER: Duration = Duration::from_secs(1);
 
-/// Changes of who is there, since the first plan.
+/// Changes in the set of workers since the first plan.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Churn {
     since: Option<Time>,
@@ -14,7 +14,7 @@ pub(super) struct Churn {
     count: u32,
     /// Time that the clock did not show.
     skipped: Duration,
-    /// Expected time to the next change, as plans count with it.
+    /// Expected time to the next change, as used for plans.
     horizon: Duration,
 }
 
@@ -30,19 +30,19 @@ impl Churn {
         }
     }
 
-    /// Expected time to the next change, as it was known when the generation began, or when a change was last thought about again: what was planned ahead
-    /// is worth nothing once it is another.
+    /// Expected time to the next change, as it was known when the generation began or when a change was last reconsidered. It is kept fixed
+    /// in between, because prepared plans are worthless once it changes.
     pub(super) fn horizon(&self) -> Duration {
         self.horizon
     }
 
-    /// A generation runs; from the first one on changes count.
+    /// A generation has started. From the first one on, changes are counted.
     pub(super) fn begin_generation(&mut self, now: Time, prior: Duration) {
         self.since.get_or_insert(now);
         self.expect_anew(now, prior);
     }
 
-    /// Plans count with what is known now.
+    /// From now on plans use the present estimate.
     pub(super) fn expect_anew(&mut self, now: Time, prior: Duration) {
         self.horizon = self.expected(now, prior);
     }
@@ -52,7 +52,7 @@ impl Churn {
         self.skipped = self.skipped.saturating_add(time);
     }
 
-    /// Somebody came, went or will go.
+    /// A worker came, left, or announced that it will leave.
     pub(super) fn observe(&mut self, now: Time) {
         if self.since.is_none() || self.last.is_some_and(|at| now < at.after(TOGETHER)) {
             return;
@@ -61,8 +61,8 @@ impl Churn {
         self.count = self.count.saturating_add(1);
     }
 
-    /// The expected time to the next change: as many changes as were seen over the time that was seen, and one over `prior`
-    /// besides, so that a young run does not jump to conclusions.
+    /// The expected time to the next change: the observed time plus `prior`, divided by the observed number of changes plus one. The prior
+    /// keeps a young run from jumping to conclusions.
     pub(super) fn expected(&self, now: Time, prior: Duration) -> Duration {
         self.passed(now, prior) / self.count.saturating_add(1)
     }
@@ -72,7 +72,7 @@ impl Churn {
         prior + seen + self.skipped
     }
 
-    /// In what time so long a time is expected, if nobody comes or goes until then.
+    /// The time until `expected` becomes the expected time to the next change, if no worker comes or goes until then.
     pub(super) fn until_expected(&self, expected: Duration, now: Time, prior: Duration) -> Duration {
         let needed = expected.saturating_mul(self.count.saturating_add(1));
         needed.saturating_sub(self.passed(now, prior))

@@ -1,28 +1,29 @@
-//! Holders of a unit have equal bits. Whether that is true is compared from time to time: a device that computes or stores wrong
-//! bits, without failing, is found by nothing else.
+//! Compares the holders of each unit, which must have equal bits, from time to time: nothing else finds a device that computes or stores
+//! wrong bits without failing.
 //!
-//! A pure function of what holders say. Reports may be lost: a comparison that stays open is given up for a newer one.
+//! A pure function of what holders report. Reports may be lost: a comparison that stays open is dropped for a newer one.
 
 use crate::message::Digests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use varuna_plan::{Plan, StateId, Unit, WorkerId};
 
-/// States that are compared at the same time: the reports of one may still be on their way when the next begins.
+/// Maximum number of states that are compared at the same time: reports about one may still be on their way when the next comparison
+/// begins.
 const OPEN_MAX: usize = 4;
 
-/// What holders said of one state.
+/// What holders reported about one state.
 struct Open {
     /// The plan that led to the state.
     plan: Arc<Plan>,
-    /// All of them put it into the store.
+    /// Whether all of them put it into the store.
     saved: bool,
-    /// How many workers hold something that others hold too.
+    /// Number of workers that hold a unit that others hold too.
     holders: usize,
     said: BTreeMap<WorkerId, BTreeMap<Unit, u64>>,
 }
 
-/// Comparisons under way, and the last one that was made.
+/// The comparisons under way, and the last one that was finished.
 #[derive(Default)]
 pub(super) struct Comparison {
     open: BTreeMap<StateId, Open>,
@@ -30,23 +31,23 @@ pub(super) struct Comparison {
     ended: Option<StateId>,
     /// A compared checkpoint that is not in the record yet.
     pub(super) unwritten: Option<StateId>,
-    /// Holders differed and no majority agreed: the run goes back as soon as it can.
+    /// Whether holders differed and there was no majority: the run goes back as soon as it can.
     pub(super) rolls_back: bool,
 }
 
-/// What the holders of a state have.
+/// The result of comparing the holders of a state.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
-    /// The same.
+pub(super) enum ComparisonResult {
+    /// All holders have equal bits.
     Equal {
-        /// All of them put the state into the store.
+        /// Whether all of them put the state into the store.
         saved: bool,
     },
     /// Holders of these units differ.
     Differ {
         /// Which units.
         units: Vec<Unit>,
-        /// Whose copies differ from those of the majority; none where some unit has no majority.
+        /// Workers whose copies differ from those of the majority; empty if some unit has no majority.
         odd: BTreeSet<WorkerId>,
     },
 }
@@ -57,14 +58,19 @@ impl Comparison {
         self.open.len()
     }
 
-    /// What was compared before a rollback counts no more.
+    /// After a rollback, earlier comparisons are no longer valid.
     pub(super) fn begin_anew(&mut self) {
         *self = Self::default();
     }
 
-    /// A worker's digests of a state that `plan` led to; the verdict, once all holders of what is held more than once have said
-    /// theirs.
-    pub(super) fn take(&mut self, from: WorkerId, digests: &Digests, plan: &Arc<Plan>) -> Option<Verdict> {
+    /// Takes a worker's digests of a state that `plan` led to. Returns the verdict once all holders of units that are held more than once
+    /// have reported theirs.
+    pub(super) fn take(
+        &mut self,
+        from: WorkerId,
+        digests: &Digests,
+        plan: &Arc<Plan>,
+    ) -> Option<ComparisonResult> {
         let id = digests.id;
         if self.ended.is_some_and(|ended| id <= ended) || id.run_gen != plan.generation || !plan.has(from) {
             return None;
@@ -95,8 +101,8 @@ impl Comparison {
 }
 
 impl Open {
-    /// None while a holder of something has not said what it has.
-    fn verdict(&self) -> Option<Verdict> {
+    /// The verdict; none while some holder has not reported.
+    fn verdict(&self) -> Option<ComparisonResult> {
         if self.said.len() < self.holders {
             return None;
         }
@@ -118,12 +124,12 @@ impl Open {
             odd.extend(groups.values().filter(is_odd).flatten().copied());
         }
         if units.is_empty() {
-            return Some(Verdict::Equal { saved: self.saved });
+            return Some(ComparisonResult::Equal { saved: self.saved });
         }
         if undecided {
             odd.clear();
         }
-        Some(Verdict::Differ { units, odd })
+        Some(ComparisonResult::Differ { units, odd })
     }
 }
 

@@ -23,11 +23,11 @@ pub struct Timing {
     pub watch: Duration,
     /// How long a new coordinator waits for the members of an inherited plan to come back.
     pub settle: Duration,
-    /// How long the first plan of a run waits for more workers once there are enough, unless the most that may be used are there.
+    /// How long the first plan of a run waits for more workers once there are enough, unless the maximum number is already there.
     pub gather: Duration,
     /// How long a member may be without a stream while no step commits.
     pub grace: Duration,
-    /// Longest interval between two Status of a worker; also tells when the coordinator itself was paused.
+    /// Longest interval between two Status messages of a worker. It also serves to detect that the coordinator itself was paused.
     pub heartbeat: Duration,
     /// A stream without messages for this long is down.
     pub silent: Duration,
@@ -35,34 +35,34 @@ pub struct Timing {
     pub collect: Duration,
     /// How long a recovery waits for all answers before it gives up committed steps.
     pub restore: Duration,
-    /// The same where one of those that do not answer is connected: what its engine has in hand ends within that, or its process does
+    /// The same if a worker that does not answer is connected. Within this time its engine finishes what it is doing, or its process ends
     /// (see [`crate::member::MemberTiming::engine`]).
     pub unanswered: Duration,
-    /// How long holders of state, not known to have ended, must be disconnected before a run without a checkpoint ends as lost;
-    /// never before [`Timing::grace`] and [`Timing::restore`] would allow it.
+    /// How long holders of state that are not known to have ended must be disconnected before a run without a checkpoint ends as lost. This
+    /// never happens before [`Timing::grace`] and [`Timing::restore`] would allow it.
     pub lost: Duration,
     /// How long a planned change may take to connect before it is cancelled.
     pub connect_next: Duration,
-    /// How long a planned change whose members are connected waits until those who get units by it have caught up with the run; where steps are
-    /// long, 16 steps. Also how long before a worker goes, where that is known, it is planned around.
+    /// How long a planned change, once its members are connected, waits for the workers that gain units to catch up with the run; 16 steps
+    /// if that is longer. Also how long before the known time at which a worker leaves it is planned around.
     pub following: Duration,
     /// How long a new member may be disconnected before a planned change is cancelled.
     pub cancel_grace: Duration,
-    /// How long a generation may take from the write of its plan to Go, its step deadline not counted. Besides it has three times what its
-    /// state is predicted to take to move; and twice all this after each launch in a row that took longer, up to 16 times.
+    /// How long a generation may take from the write of its plan to Go, not counting its step deadline. It is also given three times the
+    /// predicted time to move its state. All this is doubled after each launch in a row that took longer, up to 16 times.
     pub launch: Duration,
     /// How long a link that failed is avoided.
     pub bad_link: Duration,
-    /// The least deadline of a step.
+    /// The shortest deadline of a step.
     pub deadline_floor: Duration,
     /// Pause before the next planned change, after Go and after a cancelled one.
     pub change_delay: Duration,
-    /// A planned change that has taken place is noted in the record by the next write, and after this time where none comes. Until then a
-    /// coordinator that takes over finds both plans there, as where this one dies before that write.
+    /// A planned change that has taken place is noted in the record by the next write, or after this time if there is none. Until then a
+    /// coordinator that takes over finds both plans in the record, as it would if this one died just before that write.
     pub promotion: Duration,
     /// Interval at which a plan for a possible loss is prepared while nothing else happens; zero: never.
     pub prepare_plans_every: Duration,
-    /// Expected time between changes of the workers, before anything is known of them.
+    /// Expected time between changes of the set of workers, before anything is known.
     pub stay: Duration,
 }
 
@@ -97,7 +97,7 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// The simulated world's: a message takes 1-8 ms, a step about 40.
+    /// The values of the simulated world, where a message takes 1-8 ms and a step about 40 ms.
     #[must_use]
     pub fn model() -> Self {
         let ms = Duration::from_millis;
@@ -128,49 +128,50 @@ impl Timing {
     }
 }
 
-/// Up to so many workers below the root the tree along which norms are gathered has one level: two hops for a step.
+/// With up to this many workers below the root, the tree along which norms are gathered has one level: two hops per step.
 pub const TREE_FAN_OUT: u32 = 16;
 
-/// What a coordinator is configured with.
+/// The configuration of a coordinator.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CoordinatorConfig {
     /// The model's units.
     pub layout: Layout,
     /// Samples in a step.
     pub global_batch_size: u64,
-    /// The run ends when this many steps are committed, as its job's text says. More may be ordered, see [`CoordinatorInput::LastStep`].
+    /// The run ends when this many steps are committed, as its job file says. More may be ordered, see [`CoordinatorInput::LastStep`].
     pub last_step: Step,
-    /// Fewest workers that may train.
+    /// Minimum number of workers for training.
     pub min_workers: usize,
-    /// How many workers were started with the run, where that is known: the first plan waits no longer than for these.
+    /// How many workers were started with the run, if known. The first plan waits for no more than these.
     pub expected_workers: Option<usize>,
     /// Which steps begin with an evaluation.
     pub evaluation: Option<EvaluationSteps>,
     /// Deadlines.
     pub timing: Timing,
-    /// There is a store: the run is done only when a complete checkpoint of the last step exists; else when its members report
-    /// that step.
+    /// Whether there is a store. If so, the run is done only when a complete checkpoint of the last step exists; otherwise when its members
+    /// report that step.
     pub final_checkpoint: bool,
-    /// The newest checkpoint becomes no older than this (where steps are committed and the store takes them).
+    /// Maximum age of the newest checkpoint, as long as steps are committed and the store accepts checkpoints.
     pub save_every: Option<Duration>,
-    /// The members make a checkpoint after so many steps each. Only what a loss costs is reckoned with it here.
+    /// Members make a checkpoint at this interval, in steps. Here it is only used to estimate what a loss costs.
     pub save_every_steps: Option<u64>,
     /// How the job scales its loss.
     pub loss_scaling: LossScaling,
-    /// Whether spare copies are kept of units that one worker alone holds.
+    /// Whether spare copies are kept of units that only one worker holds.
     pub spare_copies: SpareCopies,
-    /// In what time a worker ends that says that it will go, or of which others say so without a time; none: it is not known.
+    /// How long a worker keeps running after it announces that it will leave, or others announce it without a time. None if this is not
+    /// known.
     pub notice: Option<Duration>,
-    /// More steps in a row than this that failed (see [`varuna_plan::OptimizerProgress`]) end the run; none = no limit.
+    /// The run ends if more steps in a row than this fail (see [`varuna_plan::OptimizerProgress`]); none = no limit.
     pub skip_limit: Option<u32>,
     /// The last state that was published (in the run folder's metrics) before this coordinator started.
     pub published: Option<StateId>,
-    /// Members below each member, at least, in the tree along which norms are gathered (see [`TREE_FAN_OUT`]).
+    /// Minimum fan-out of the tree along which norms are gathered: children per member (see [`TREE_FAN_OUT`]).
     pub tree_fan_out: u32,
 }
 
 impl CoordinatorConfig {
-    /// A run of any number of workers, with the deadlines of real ones, without checkpoints and evaluation.
+    /// A configuration for any number of workers with the deadlines of a real run, without checkpoints and evaluation.
     #[must_use]
     pub fn new(layout: Layout, global_batch_size: u64, last_step: Step) -> Self {
         Self {
@@ -194,7 +195,7 @@ impl CoordinatorConfig {
     }
 }
 
-/// What a worker says of itself when its stream comes up.
+/// What a worker reports about itself when its stream comes up.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Hello {
     /// Where it listens for peers (`host:port`).
@@ -203,11 +204,11 @@ pub struct Hello {
     pub name: String,
     /// The node it runs on.
     pub node: String,
-    /// What it computes on; none before it knows.
+    /// The hardware that it computes on; none before it knows.
     pub hardware: Option<Hardware>,
     /// Memory that training may use, where known, bytes.
     pub memory_bytes: Option<u64>,
-    /// What its attention takes for scores that it makes; none where it makes none.
+    /// Memory that its attention needs for scores that it materialises; none if it materialises none.
     pub scores: Option<ScoreMemory>,
     /// Measured speed, 1.0 = nominal.
     pub speed: f64,
@@ -218,16 +219,17 @@ pub struct Hello {
 pub struct Listing {
     /// Their states.
     pub complete: Vec<StateId>,
-    /// Checkpoints that somebody found damaged; none of them is complete.
+    /// Checkpoints that were found damaged. None of them is in `complete`.
     pub damaged: Vec<StateId>,
-    /// The newest generation of anything in the store, whosesoever it is and whether it can be used or not: none up to it is used again.
+    /// The newest generation of anything in the store, whichever run wrote it and whether or not it is usable. No generation up to this one
+    /// is used again.
     pub newest_generation: Generation,
-    /// The store has just said so. Otherwise it did not answer, and this is what it said before: there may be newer ones.
+    /// True if the store has just answered. Otherwise it did not, and this is its previous answer: there may be newer checkpoints.
     pub fresh: bool,
 }
 
 impl Listing {
-    /// What the store has just said.
+    /// A listing that the store has just given.
     #[must_use]
     pub fn fresh(complete: Vec<StateId>) -> Self {
         let generations = complete.iter().map(|id| id.run_gen);
@@ -240,7 +242,7 @@ impl Listing {
     }
 }
 
-/// What may happen to a coordinator. Only a worker's newest stream may be passed on.
+/// An input of the coordinator. The driver may only pass on a worker's newest stream.
 #[derive(Clone, PartialEq, Debug)]
 pub enum CoordinatorInput {
     /// The clock: every few tens of milliseconds.
@@ -249,18 +251,18 @@ pub enum CoordinatorInput {
     Record(Record),
     /// The answer to Write.
     Written {
-        /// It is persisted. False also where the outcome is not known.
+        /// Whether it is persisted. False also if the outcome is not known.
         ok: bool,
-        /// What was to be written.
+        /// The record that was to be written.
         record: Record,
     },
     /// The answer to ListCheckpoints.
     Checkpoints(Listing),
-    /// A worker's stream came up, in place of an earlier one.
+    /// A worker's stream came up. It replaces an earlier one.
     StreamUp {
         /// The worker.
         from: WorkerId,
-        /// What it says of itself.
+        /// What the worker says about itself.
         hello: Hello,
     },
     /// A worker's newest stream ended.
@@ -268,76 +270,77 @@ pub enum CoordinatorInput {
         /// The worker.
         from: WorkerId,
     },
-    /// A worker said something.
+    /// A worker sent a report.
     Report {
         /// The worker.
         from: WorkerId,
         /// Its report.
         report: Report,
     },
-    /// Where the time of a worker's step went. Only plans are made with it; nothing of the protocol depends on it.
+    /// Where the time of a worker's step went. It is only used to make plans; nothing in the protocol depends on it.
     Observed {
         /// The worker.
         from: WorkerId,
-        /// What it observed.
+        /// The observation.
         observed: Observed,
     },
-    /// A worker's process has ended for certain: it never comes back, and nothing that it held is waited for. Only from who
-    /// has seen its end, such as the parent of its process.
+    /// A worker's process has certainly ended: it never comes back, and nothing that it held is waited for. Only a source that has seen the
+    /// process end, such as its parent process, may send this.
     ProcessEnded {
         /// The worker.
         worker: WorkerId,
     },
-    /// Somebody else has seen that a worker will go: as if it had said so itself. A process may miss its own notice.
+    /// Another component has seen that a worker will leave. This has the same effect as the worker's own announcement: a process may miss
+    /// its own notice.
     Notice {
         /// The worker.
         worker: WorkerId,
-        /// In what time, where that is known: it trains for as long as can be, and who gets its units follows it until then.
+        /// When the worker leaves, if known. It trains for as long as possible, and the workers that get its units follow it until then.
         leaves_in: Option<Duration>,
     },
-    /// Time that the clock does not show, as where equal steps were left out of a simulation. It enters the estimate of how often
-    /// workers change, and nothing else.
+    /// Time that passed without the clock showing it, as when a simulation skips equal steps. It only enters the estimate of how often
+    /// workers change.
     TimeSkipped(Duration),
     /// A checkpoint of a state beyond the present one is wanted.
     Save,
     /// The most workers to use; none = no limit.
     MaxWorkers(Option<usize>),
-    /// Where nodes are, by their names, from the widest part to the narrowest (`zone-a/block-3`), in place of what was known before.
+    /// Location of each node by name, from the widest domain to the narrowest (`zone-a/block-3`). It replaces what was known before.
     Domains(BTreeMap<String, String>),
-    /// The run's last step, where it is to be greater than what is known; a smaller one changes nothing. A run that has ended goes on where
-    /// its coordinator is told so before it reads the record, and there is a store, which has the state.
+    /// Raises the run's last step; a smaller step changes nothing. A run that has ended continues if its coordinator gets this before it
+    /// reads the record, and if there is a store that has the state.
     LastStep(Step),
-    /// Whether a recovery may give up all committed steps, where nothing of them is left (see [`super::Coordinator::may_begin_anew`]).
+    /// Whether a recovery may give up all committed steps if none of their state is left (see [`super::Coordinator::may_begin_anew`]).
     MayBeginAnew(bool),
-    /// The user wants the run to end here: workers are stopped and released.
+    /// The user ends the run now: workers are stopped and released.
     Stop,
 }
 
-/// What the driver does for a coordinator, in order.
+/// What the driver must do for a coordinator, in order.
 #[derive(Clone, PartialEq, Debug)]
 pub enum CoordinatorEffect {
-    /// On the worker's newest stream, with this coordinator's term. Dropped if there is none.
+    /// Send an order on the worker's newest stream, with this coordinator's term. Dropped if there is no stream.
     Send {
-        /// To whom.
+        /// The receiver.
         to: WorkerId,
         /// The order.
         order: Order,
     },
     /// Compare-and-swap of the record. Answer: Written, always.
     Write {
-        /// The version that must be there.
+        /// The version that must be in the store.
         expect: u64,
-        /// What takes its place.
+        /// The record that replaces it.
         record: Record,
     },
-    /// Answer: Record.
+    /// Read the record. Answer: Record.
     ReadRecord,
-    /// Answer: Checkpoints (none where the run has no store).
+    /// List the checkpoints. Answer: Checkpoints (none if the run has no store).
     ListCheckpoints,
-    /// Delete what is left of a checkpoint that was found damaged, so that its state can be put again; then list the store anew. Where
-    /// it is not damaged, nothing is deleted.
+    /// Delete what is left of a checkpoint that was found damaged, so that its state can be put again, and list the store again. If the
+    /// checkpoint is not damaged, nothing is deleted.
     DiscardCheckpoint {
-        /// Of which state.
+        /// The state.
         id: StateId,
     },
     /// For the run's log of events and its metrics.

@@ -1,6 +1,6 @@
-//! What follows from a comparison of the holders' states: a worker that stands alone with its bits is let go, or the run goes back.
+//! What follows from a comparison of the holders' states: a worker whose bits differ from the majority's is released, or the run goes back.
 
-use super::comparison::Verdict;
+use super::comparison::ComparisonResult;
 use super::event::Event;
 use super::mode::{Mode, persist};
 use super::outbox::OrderKind;
@@ -9,13 +9,13 @@ use super::shared::Shared;
 use super::turn::Turn;
 use crate::message::{Digests, Inventory, Order, Phase, Time};
 use crate::record::Record;
-use crate::trust::OddHolder;
+use crate::trust::MinorityHolder;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use varuna_plan::{Plan, StateId, Step, Unit, WorkerId};
 
 impl Mode {
-    /// A worker says what its copies of a state are.
+    /// A worker reports the digests of its copies of a state.
     pub(super) fn compare(
         self,
         from: WorkerId,
@@ -26,8 +26,8 @@ impl Mode {
         let differ = shared.compare(from, digests, turn);
         let because = differ.then(|| shared.why_distrusted()).flatten();
         match (self, because) {
-            // In other modes it is looked at once training goes on, or is taken into account there.
-            // Who is odd is written before anything follows from it: a coordinator that comes after this one resumes from nobody else.
+            // An odd worker is written to the record before anything follows from it: a later coordinator then resumes from the others
+            // only.
             (Mode::Active(active), Some(_))
                 if shared.has_unwritten_odd() && !shared.record.delays_writes(turn.now) =>
             {
@@ -43,7 +43,7 @@ impl Mode {
 }
 
 impl Shared {
-    /// True where holders differ.
+    /// Takes a worker's digests. True if holders differ.
     fn compare(&mut self, from: WorkerId, digests: &Digests, turn: &mut Turn<'_>) -> bool {
         let led_here = |p: &&Arc<Plan>| p.generation == digests.id.run_gen;
         let plan = self.record.plans().find(led_here).cloned();
@@ -53,12 +53,12 @@ impl Shared {
         };
         let id = digests.id;
         match self.comparison.take(from, digests, &plan) {
-            Some(Verdict::Differ { units, odd }) => {
+            Some(ComparisonResult::Differ { units, odd }) => {
                 self.holders_differ(id.step, units, odd, turn);
                 return true;
             }
-            Some(Verdict::Equal { saved: true }) => self.comparison.unwritten = Some(id),
-            Some(Verdict::Equal { saved: false }) | None => {}
+            Some(ComparisonResult::Equal { saved: true }) => self.comparison.unwritten = Some(id),
+            Some(ComparisonResult::Equal { saved: false }) | None => {}
         }
         false
     }
@@ -77,7 +77,7 @@ impl Shared {
         });
     }
 
-    /// Why the plan in force cannot go on, for what comparisons have shown.
+    /// The reason why the plan in force cannot continue, according to comparisons.
     pub(super) fn why_distrusted(&self) -> Option<String> {
         if self.comparison.rolls_back {
             return Some("holders of the same state differ, and no majority agrees".to_owned());
@@ -90,23 +90,23 @@ impl Shared {
         ))
     }
 
-    /// Somebody was found odd, and the record does not say so.
+    /// Whether a worker was found odd and the record does not say so yet.
     fn has_unwritten_odd(&self) -> bool {
         let written = &self.record.stored.trust.odd;
         let unwritten = |w: WorkerId| written.iter().all(|o| o.worker != w);
         self.roster.distrusted().any(unwritten) && !bug!(ForgetOddHolders)
     }
 
-    /// The record with whoever was found odd.
+    /// The record with the workers that were found odd.
     pub(super) fn with_odd(&self, mut record: Record) -> Record {
         for worker in self.roster.distrusted().filter(|_| !bug!(ForgetOddHolders)) {
             let name = self.roster.name(worker);
-            record.trust.add_odd(OddHolder { worker, name });
+            record.trust.add_odd(MinorityHolder { worker, name });
         }
         record
     }
 
-    /// An earlier coordinator has found these.
+    /// Distrusts the workers that an earlier coordinator has found odd.
     pub(super) fn distrust_as_written(&mut self, now: Time) {
         for odd in &self.record.stored.trust.odd {
             self.roster.distrust(odd.worker);
@@ -114,8 +114,8 @@ impl Shared {
         }
     }
 
-    /// The record with the plan of a recovery at this state. `stored`: its checkpoint is complete. If it is not, the plan's workers may
-    /// put the state again, long after it was compared: what is in the store then proves nothing.
+    /// The record with the plan of a recovery at this state. `stored`: its checkpoint is complete. If it is not, the plan's workers may put
+    /// the state again, long after it was compared: the copy in the store is then not the compared one.
     pub(super) fn resume_at(&mut self, id: StateId, stored: bool, plan: Plan) -> Record {
         let record = self.with_odd(self.record.with_plan(plan));
         let mut record = self.checkpoints.last.count_put(record);
@@ -126,14 +126,14 @@ impl Shared {
         record
     }
 
-    /// What workers with wrong bits hold is not resumed from.
+    /// Removes the answers of workers with wrong bits, so that the run does not resume from their state.
     pub(super) fn leave_out_distrusted(&self, answers: &mut BTreeMap<WorkerId, Inventory>) {
         for worker in self.roster.distrusted() {
             answers.remove(&worker);
         }
     }
 
-    /// Workers with wrong bits end, so that others take their place; not before they have stopped.
+    /// Releases workers with wrong bits, so that others take their place, but only after they have stopped.
     pub(super) fn let_distrusted_go(&mut self, turn: &mut Turn<'_>) {
         let stopped = |w: &WorkerId| self.roster.status(*w).is_some_and(|s| s.phase == Phase::Idle);
         let stopped: Vec<WorkerId> = self.roster.distrusted().filter(stopped).collect();

@@ -1,10 +1,10 @@
-//! The end: all workers are released; who still trains is fenced first.
+//! The end of a run: all workers are released, and those that still train are fenced first.
 //!
-//! Who takes up a run that was stopped need not wait for its members if none of them can train any more. A worker that was released proves
-//! nothing: the order may be lost. An answer to a fence does: who gave it never commits in those generations, wherever it is (the stop
-//! promise). So everyone whom a plan in the record names is fenced before it is released, and once all have answered, or have ended for
-//! certain, and their streams are closed, the record says so. Where one of them was lost without an answer it does not, and the
-//! successor waits as after a death.
+//! A successor that resumes a stopped run need not wait for its members if none of them can train any more. Releasing a worker does not
+//! prove that, since the order may be lost. An answer to a fence does: a worker that answered never commits in those generations (the stop
+//! promise). So every worker that a plan in the record names is fenced before it is released. Once all of them have answered or have
+//! certainly ended, and their streams are closed, the record says so. If one of them was lost without an answer, the record does not say
+//! so, and the successor waits as it would after a crash.
 
 use super::event::Outcome;
 use super::shared::Shared;
@@ -17,9 +17,9 @@ use varuna_plan::WorkerId;
 pub(super) struct Ending {
     outcome: Outcome,
     since: Time,
-    /// That nobody is left was written, or is being written.
+    /// Whether it was written, or is being written, that no worker can train any more.
     noted: bool,
-    /// That write was refused, or nobody knows.
+    /// Whether that write was refused, or its outcome is unknown.
     refused: bool,
 }
 
@@ -33,7 +33,7 @@ impl Ending {
         }
     }
 
-    /// The last step is committed.
+    /// Whether the last step is committed.
     pub(super) fn is_done(&self) -> bool {
         self.outcome == Outcome::Done
     }
@@ -42,7 +42,8 @@ impl Ending {
     pub(super) fn step(&mut self, shared: &mut Shared, turn: &mut Turn<'_>) -> Option<Outcome> {
         let upto = shared.record.stored.highest;
         let all = shared.roster.connected();
-        // Before its term is in the record another may be in charge, and workers would obey nobody else again.
+        // Before this coordinator's term is in the record, another one may be in charge, and after an order with this term workers would
+        // obey no other.
         let in_charge = shared.record.is_in_charge() || bug!(EndBeforeTakeOver);
         for to in all.iter().filter(|_| in_charge) {
             let Some(status) = shared.roster.status(*to) else {
@@ -66,8 +67,8 @@ impl Ending {
         (!waits).then(|| self.outcome.clone())
     }
 
-    /// All streams are closed: writes that nobody of the plans in the record can train any more, where that is known; true until it is
-    /// written. One attempt: where it fails, the successor waits, which is never wrong.
+    /// All streams are closed: writes that no worker named by a plan in the record can train any more, if that is known. True until it is
+    /// written. There is one attempt: if it fails, the successor waits, which is always safe.
     fn note_stopped(&mut self, shared: &Shared, turn: &mut Turn<'_>) -> bool {
         let record = &shared.record;
         if self.outcome != Outcome::Stopped || record.stored.plan.is_none() || record.stored.is_stopped() {
@@ -87,13 +88,13 @@ impl Ending {
         true
     }
 
-    /// A write was answered. One that was refused, or of which nobody knows, is not waited for.
+    /// A write was answered. If it was refused or its outcome is unknown, it is not waited for.
     pub(super) fn written(&mut self, ok: bool, record: &Record) {
         self.refused |= record.is_stopped() && !ok;
     }
 }
 
-/// No plan in the record names the worker, or it can train in none of them any more.
+/// Whether no plan in the record names the worker, or it can no longer train in any of them.
 fn has_promised(shared: &Shared, worker: WorkerId) -> bool {
     let upto = shared.record.stored.highest;
     let named = shared.record.plans().any(|p| p.involves(worker));

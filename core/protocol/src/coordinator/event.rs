@@ -1,8 +1,8 @@
-//! What the coordinator tells people: the events of a run, and its present state.
+//! What the coordinator reports to people: the events of a run, and its present state.
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer, Serialize};
-use varuna_plan::spare_copies::Verdict;
+use varuna_plan::spare_copies::SpareCopyDecision;
 use varuna_plan::{Generation, OptimizerProgress, ScaleFactor, SegmentRange, StateId, Step, Unit, WorkerId};
 
 use super::run_mode::RunMode;
@@ -33,14 +33,14 @@ pub enum Event {
         /// Its name for people.
         name: String,
     },
-    /// A worker had notice that it will go.
+    /// A worker was notified that it will be stopped.
     WorkerDraining {
         /// The worker.
         worker: WorkerId,
         /// Its name for people.
         name: String,
     },
-    /// A drained worker may go.
+    /// A drained worker was released.
     WorkerReleased {
         /// The worker.
         worker: WorkerId,
@@ -57,21 +57,21 @@ pub enum Event {
         workers: usize,
         /// Predicted step time.
         predicted_ms: f64,
-        /// A planned change (or else a recovery or the first plan).
+        /// Whether this is a planned change; otherwise it is a recovery or the first plan.
         change: bool,
         /// Why, for people.
         reason: String,
     },
-    /// Every generation up to `upto` is stopped.
+    /// All generations up to `upto` are stopped.
     Fenced {
         /// The last one.
         upto: Generation,
         /// Why, for people.
         because: String,
     },
-    /// The inventories that a recovery goes by.
+    /// The inventories that a recovery is based on.
     Collected {
-        /// Who answered.
+        /// Workers that answered.
         answered: Vec<WorkerId>,
         /// Members and sources that did not.
         missing: Vec<WorkerId>,
@@ -82,17 +82,17 @@ pub enum Event {
         generation: Generation,
         /// The state.
         base: StateId,
-        /// An interrupted step is finished rather than run again.
+        /// Whether an interrupted step is finished rather than run again.
         finished: bool,
-        /// Some state comes from a checkpoint (or, at the start, from the job's seed).
+        /// Whether some state comes from a checkpoint or, at the start, from the job's seed.
         restored: bool,
     },
-    /// All members of a plan that is being launched have connected to their peers; what they lack is on its way to them.
+    /// All members of a plan that is being launched have connected to their peers; the state that they are missing is on its way.
     Connected {
         /// The generation.
         generation: Generation,
     },
-    /// Everyone is ready; training goes on.
+    /// All members are ready; training continues.
     Running {
         /// The generation.
         generation: Generation,
@@ -102,29 +102,29 @@ pub enum Event {
         /// The generation that is in force now.
         generation: Generation,
     },
-    /// The newcomers of a planned change have followed the run and hold its state: the change takes place, and nothing of theirs moves while
-    /// training stands.
+    /// The newcomers of a planned change have followed the run and hold its state: the switch takes place, and no state has to move while
+    /// training stops.
     FollowersCaughtUp {
         /// The generation.
         generation: Generation,
         /// The newcomers.
         workers: Vec<WorkerId>,
     },
-    /// A planned change takes place although some newcomers have not caught up with the run: what they lack is copied after the switch,
-    /// while training stands.
+    /// A planned change takes place although some newcomers have not caught up with the run: what they are missing is copied after the
+    /// switch, while training stops.
     FollowersLate {
         /// The generation.
         generation: Generation,
         /// The newcomers.
         workers: Vec<WorkerId>,
     },
-    /// Whether spare copies are kept under this plan and its successors, where a job wants any; said again when it is otherwise.
+    /// Whether spare copies are kept under this plan and its successors, if the job wants any. Reported again when the answer changes.
     SpareCopies {
-        /// The first plan of which this is true.
+        /// The first plan for which this is true.
         generation: Generation,
         /// Whether they are kept, and why not.
-        verdict: Verdict,
-        /// The units that one worker alone holds and another keeps a copy of.
+        verdict: SpareCopyDecision,
+        /// The number of units that only one worker holds and another one keeps a copy of.
         kept: usize,
     },
     /// A planned change was dropped before anyone was armed for it.
@@ -148,12 +148,12 @@ pub enum Event {
         eval_loss: Option<f64>,
         /// L2 norm of the gradient before clipping.
         gradient_norm: f64,
-        /// The step was skipped by the optimizer: a gradient was not finite.
+        /// Whether the optimizer skipped the step because a gradient was not finite.
         overflow: bool,
-        /// What the optimizer has counted, this step included.
+        /// The optimizer's counters, including this step.
         progress: OptimizerProgress,
     },
-    /// For a number of steps in a row, a step took much longer, or shorter, than was predicted. Said once for a generation.
+    /// For several steps in a row, a step took much longer or shorter than predicted. Reported once per generation.
     StepTimeOff {
         /// The generation.
         generation: Generation,
@@ -161,10 +161,10 @@ pub enum Event {
         predicted_ms: f64,
         /// The last observed one.
         observed_ms: f64,
-        /// The prediction comes from costs that were fitted to measured steps.
+        /// Whether the prediction comes from costs that were fitted to measured steps.
         calibrated: bool,
     },
-    /// Steps took so much longer, or shorter, than was estimated that the estimate was corrected: plans from now on count with it.
+    /// Steps took so much longer or shorter than estimated that the estimate was corrected: plans from now on use the correction.
     CostsCorrected {
         /// The generation whose steps they were.
         generation: Generation,
@@ -172,39 +172,39 @@ pub enum Event {
         predicted_ms: f64,
         /// The observed one: median of the generation's first steps.
         observed_ms: f64,
-        /// Factor on the compute times that were estimated at first.
+        /// Factor applied to the originally estimated compute times.
         factor: f64,
     },
-    /// Workers that hold the same state have other bits than one another.
+    /// Workers that should hold the same state have different bits.
     StatesDiffer {
         /// Steps done in the state that was compared.
         step: Step,
-        /// What they hold.
+        /// The units that they hold.
         units: Vec<Unit>,
-        /// Workers whose bits differ from those that a majority has: the run goes on without them. None: no majority agrees, and the
-        /// run goes back to the newest checkpoint whose state was compared, or else to the seed.
+        /// Workers whose bits differ from the majority's: the run continues without them. Empty if there is no majority: then the run goes
+        /// back to the newest checkpoint whose state was compared, or to the seed.
         replaced: Vec<WorkerId>,
     },
     /// The checkpoint of the last step was found damaged.
     FinalCheckpointDamaged {
         /// The state.
         state: StateId,
-        /// It is deleted, and the workers put the state again. Otherwise that was done often enough, and the run ends without it.
+        /// Whether it is deleted and put again by the workers. Otherwise that was done often enough, and the run ends without it.
         again: bool,
     },
-    /// Too few workers: training waits, state is kept.
+    /// There are too few workers: training waits, and state is kept.
     BelowMinimum {
         /// Usable workers.
         have: usize,
         /// Needed workers.
         need: usize,
     },
-    /// The planner finds no plan for the workers there are.
+    /// The planner finds no plan for the present workers.
     NoPlan {
         /// Why, for people.
         reason: String,
     },
-    /// The record could not be written; nothing changes until it can.
+    /// The record could not be written; nothing changes until it can be.
     WriteFailed {
         /// The version that was to be written.
         version: u64,
@@ -214,7 +214,7 @@ pub enum Event {
         /// Which.
         units: Vec<Unit>,
     },
-    /// More steps in a row were skipped than the job allows: no gradient is finite any more, and the run ends.
+    /// More steps in a row were skipped than the job allows: gradients are no longer finite, and the run ends.
     Diverged(Divergence),
     /// The last step is committed.
     Done {
@@ -228,15 +228,15 @@ pub enum Event {
     },
 }
 
-/// What ended a run whose gradients are not finite any more.
+/// How a run ended whose gradients were no longer finite.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Divergence {
-    /// The step that was one too many.
+    /// The step that exceeded the limit.
     pub step: Step,
     /// Steps in a row that failed, this one included.
     pub failed_in_a_row: u32,
-    /// The loss scale that they failed under.
+    /// The loss scale under which they failed.
     pub loss_scale: ScaleFactor,
 }
 
@@ -270,7 +270,7 @@ pub enum Outcome {
     Stopped,
     /// More steps in a row were skipped than the job allows.
     Diverged(Divergence),
-    /// No holder and no checkpoint is left for these units; or the store has damaged each copy of the last step's state
+    /// No worker and no checkpoint has the state of these units any more; or the store has damaged each copy of the last step's state
     /// ([`Event::FinalCheckpointDamaged`]).
     StateLost {
         /// Which.
@@ -288,20 +288,20 @@ pub struct WorkerView {
     pub name: String,
     /// The node it runs on.
     pub node: String,
-    /// Its stream is up.
+    /// Whether its stream is up.
     pub up: bool,
-    /// Its phase in its present plan; none before its first report, or where a later release has a word for it that this one does not know.
+    /// Its phase in its present plan. None before its first report, or if a later release reports a phase that this one does not know.
     #[serde(default, deserialize_with = "known_phase")]
     pub phase: Option<Phase>,
-    /// The generation in force there.
+    /// The generation in force on this worker.
     pub generation: Generation,
-    /// Steps committed there.
+    /// Steps committed on this worker.
     pub step: Step,
-    /// It was told that it will go.
+    /// Whether it was notified that it will be stopped.
     pub draining: bool,
-    /// Its speed relative to the nominal device, as plans count it.
+    /// Its speed relative to the nominal device, as used for plans.
     pub speed: f64,
-    /// The segments that it runs in the present plan, stage by stage; empty where it has no stage.
+    /// The segments that it runs in the present plan, one range per stage; empty if it has no stage.
     pub segments: Vec<SegmentRange>,
     /// Index of its pipeline in the present plan.
     pub pipeline: Option<usize>,
@@ -321,7 +321,7 @@ fn known_phase<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Phas
     })
 }
 
-/// The present state, for people and for `status`.
+/// The present state of a run, for people and for the `status` command.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Snapshot {
@@ -331,7 +331,7 @@ pub struct Snapshot {
     pub workers: Vec<WorkerView>,
 }
 
-/// A run as its coordinator sees it.
+/// The state of a run as its coordinator sees it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RunView {
@@ -353,16 +353,16 @@ pub struct RunView {
     pub predicted_ms: Option<f64>,
     /// Observed step time (exponentially weighted mean), milliseconds.
     pub observed_ms: Option<f64>,
-    /// Factor on estimated compute times that observed steps gave; none while the estimate stands, or costs were measured.
+    /// Correction factor on estimated compute times, from observed steps. None if there is no correction, or costs were measured.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub compute_factor: Option<f64>,
     /// Workers used by the plan in force.
     pub members: usize,
-    /// Fewest workers that may train.
+    /// Minimum number of workers for training.
     pub min_workers: usize,
-    /// Most workers that are used.
+    /// Maximum number of workers to use.
     pub max_workers: Option<usize>,
-    /// Spare copies under the plan in force, where the job wants any.
+    /// Spare copies under the plan in force, if the job wants any.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub spare_copies: Option<SpareCopiesView>,
 }
@@ -373,8 +373,8 @@ pub struct RunView {
 pub struct SpareCopiesView {
     /// Units that one worker alone holds.
     pub units: usize,
-    /// Those of them of which another worker is to keep a copy.
+    /// How many of them another worker is to keep a copy of.
     pub kept: usize,
-    /// Those whose keeper has said last that all copies that it keeps are where the run is: the loss of their holder costs no step.
+    /// How many of them have a keeper whose last report says that all its copies are up to date: losing their holder costs no step.
     pub in_step: usize,
 }

@@ -1,7 +1,7 @@
-//! The checkpoint of the last step, where it is found damaged. Nothing would ever replace it: no step follows. So the run goes back into
-//! a recovery, which deletes what is damaged before it writes its plan, and the plan's workers, who still hold the state, put it again.
-//! A few times: a store that damages each copy would else keep the workers for ever. How often stands in the record, with the plan that has
-//! it put, because each new coordinator would else begin to count again.
+//! What happens if the checkpoint of the last step is found damaged. No later step would ever replace it. So the run goes back into a
+//! recovery, which deletes the damaged checkpoint before it writes its plan, and the plan's workers, which still hold the state, put it
+//! again. This is done only a few times, since a store that damages each copy would otherwise keep the workers for ever. The count is in
+//! the record, with the plan for which the state is put, because otherwise each new coordinator would start counting again.
 
 use super::config::{CoordinatorEffect, Listing};
 use super::event::Event;
@@ -11,20 +11,21 @@ use crate::record::Record;
 use std::time::Duration;
 use varuna_plan::{StateId, Step};
 
-/// So often the state of the last step is put anew. One damaged copy is chance; after three more, the store is not to be relied on.
+/// Maximum number of times that the state of the last step is put again. One damaged copy may be chance; after three more, the store is not
+/// reliable.
 const PUT_ANEW_MAX: u32 = 3;
 
-/// What the store shows of checkpoints of the last step that were found damaged.
+/// What the store shows about checkpoints of the last step that were found damaged.
 #[derive(Default)]
 pub(super) struct FinalCheckpoint {
     damaged: Vec<StateId>,
-    /// What the record will count once the plan is written that puts in the place of what was deleted.
+    /// The count in the record once the plan is written whose workers put the deleted state again.
     puts_anew: u32,
     discard_at: Time,
 }
 
 impl FinalCheckpoint {
-    /// The store was listed. Only what it says now counts: a state that was deleted may be put again.
+    /// The store was listed. Only this listing counts: a deleted state may have been put again.
     pub(super) fn listed(
         &mut self,
         listing: &Listing,
@@ -45,12 +46,12 @@ impl FinalCheckpoint {
         self.damaged = damaged;
     }
 
-    /// The checkpoint of this state was found damaged.
+    /// Whether the checkpoint of this state was found damaged.
     pub(super) fn is_damaged(&self, id: StateId) -> bool {
         self.damaged.contains(&id)
     }
 
-    /// Has what is damaged deleted; asked again after `every`.
+    /// Requests the deletion of the damaged checkpoint, repeatedly, every `every`.
     pub(super) fn discard(&mut self, id: StateId, record: &Record, every: Duration, turn: &mut Turn<'_>) {
         self.puts_anew = record.puts_anew.saturating_add(1);
         if turn.now >= self.discard_at {
@@ -58,7 +59,8 @@ impl FinalCheckpoint {
             turn.push(CoordinatorEffect::DiscardCheckpoint { id });
         }
     }
-    /// The record of a recovery's plan, whose workers put what was deleted. A write that fails is counted once when it succeeds.
+    /// The record with a recovery's plan, whose workers put the deleted state again. If the write fails and is repeated, this still counts
+    /// once.
     pub(super) fn count_put(&self, record: Record) -> Record {
         Record {
             puts_anew: record.puts_anew.max(self.puts_anew),
@@ -67,7 +69,7 @@ impl FinalCheckpoint {
     }
 }
 
-/// The state may be put once more.
+/// Whether the state may be put once more.
 pub(super) fn may_put_anew(record: &Record) -> bool {
     record.puts_anew < PUT_ANEW_MAX || bug!(PutAnewForEver)
 }

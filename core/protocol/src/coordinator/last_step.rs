@@ -1,5 +1,5 @@
-//! The number of steps: what the job's text says, and what was ordered since. It only grows, so that nobody has to agree on it: a member
-//! that hears of it late has stopped where the others wait for it.
+//! The last step of a run: what the job file says, and what was ordered since. It only grows, so no agreement is needed: a member that
+//! hears of it late has stopped where the others wait for it.
 
 use super::shared::Shared;
 use super::turn::Turn;
@@ -8,7 +8,7 @@ use crate::record::Record;
 use varuna_plan::Step;
 
 impl Shared {
-    /// The run ends with this step. One that was ordered counts before it is written: the run must not end in between.
+    /// The run's last step. An order counts even before it is written: the run must not end in between.
     pub(super) fn last_step(&self) -> Step {
         let known = self.config.last_step.max(self.record.stored.last_step);
         if bug!(EndBeforeOrderedLastStep) {
@@ -23,17 +23,17 @@ impl Shared {
             return;
         }
         self.record.ordered_last_step = step;
-        // Where all were at the last step, nobody is late.
+        // All members were at the last step, so nothing is late.
         self.progress.at = now;
     }
 
-    /// What was ordered is in the record, as far as it goes beyond the job's text.
+    /// Whether the ordered last step is in the record, if it is greater than the job file's.
     pub(super) fn is_last_step_written(&self) -> bool {
         let known = self.config.last_step.max(self.record.stored.last_step);
         self.record.ordered_last_step <= known
     }
 
-    /// Tells what is in the record to those that do not know it: a coordinator that follows must not end the run before them.
+    /// Reports the last step in the record to the workers that do not know it: a later coordinator must not end the run before them.
     pub(super) fn tell_last_step(&mut self, turn: &mut Turn<'_>) {
         let step = self.record.stored.last_step;
         if step <= self.config.last_step || bug!(TellNobodyLastStep) {
@@ -46,7 +46,7 @@ impl Shared {
         }
     }
 
-    /// A run that has ended goes on: more steps are ordered than it had, and the store holds the state of its last one.
+    /// Whether a run that has ended continues: more steps are ordered than it had, and there is a store, which holds its last state.
     pub(super) fn goes_on_after(&self, ended: &Record) -> bool {
         let had = self.config.last_step.max(ended.last_step);
         self.record.ordered_last_step > had && self.config.final_checkpoint

@@ -1,19 +1,19 @@
 //! How long a generation may take to start.
 //!
-//! Its members fetch state meanwhile. A time that says nothing of how much would give up each plan that moves more than it allows, and choose
-//! it again.
+//! Its members fetch state meanwhile. A fixed time would give up each plan that moves more state than it allows for, and then choose the
+//! same plan again.
 
 use super::catching_up::longest_move;
 use super::config::Timing;
 use std::time::Duration;
 use varuna_plan::{Generation, Plan};
 
-/// A move may take so many times what is predicted: links are shared, and what they carry is an estimate.
+/// A move may take this multiple of its predicted time: links are shared, and their bandwidth is an estimate.
 const TIMES_PREDICTED: u32 = 3;
-/// After launches that took too long the time doubles so often at most: nothing is predicted of state that comes from the store.
+/// Maximum number of times that the time is doubled after late launches: there is no prediction for state that comes from the store.
 const DOUBLINGS: u32 = 4;
 
-/// Launches in a row that took too long: the next one has more time.
+/// Launches in a row that took too long. Each gives the next one more time.
 #[derive(Default)]
 pub(super) struct LateLaunches {
     count: u32,
@@ -22,7 +22,7 @@ pub(super) struct LateLaunches {
 }
 
 impl LateLaunches {
-    /// The generation did not start in time. A recovery whose plan could not be written may find that again.
+    /// The generation did not start in time. This may be reported twice if the recovery's plan could not be written.
     pub(super) fn note(&mut self, generation: Generation) {
         if self.last != generation {
             self.last = generation;
@@ -35,7 +35,7 @@ impl LateLaunches {
         self.count = 0;
     }
 
-    /// How long the plan may take from when its members can load its state until Go, the deadline of a step not counted.
+    /// How long the plan may take from the time at which its members can load its state until Go, not counting the deadline of a step.
     pub(super) fn allowed(&self, plan: &Plan, timing: &Timing) -> Duration {
         if bug!(SameTimeForEveryLaunch) {
             return timing.launch;

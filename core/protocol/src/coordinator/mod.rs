@@ -1,9 +1,9 @@
 //! The coordinator's side of the protocol: membership, generations, recovery, planned change.
 //!
-//! A [`Coordinator`] is a mode and what outlives all modes (`shared::Shared`). Each mode is a type that owns what means
-//! something in that mode only; a step consumes it and returns the next one. It acts on the *latest* Status of each worker,
-//! never on an edge, so that a lost or repeated message does no harm. It persists every plan before it tells anyone; it drops
-//! nobody for being accused: all are fenced, who answers lives.
+//! A [`Coordinator`] consists of a mode and of what outlives all modes (`shared::Shared`). Each mode is a type that owns what has a meaning
+//! only in that mode; a step consumes it and returns the next one. The coordinator acts on the *latest* Status of each worker, never on a
+//! change of it, so that a lost or repeated message does no harm. It persists every plan before it tells anyone. It drops no worker because
+//! of an accusation: all are fenced, and those that answer are alive.
 
 mod active;
 mod all_of;
@@ -81,8 +81,8 @@ impl Coordinator {
         }
     }
 
-    /// Allows a recovery to give up all committed steps and begin anew from the seed, where nothing else is left. Without it such
-    /// a run ends with [`Outcome::StateLost`]: hours of training are not thrown away behind the user's back.
+    /// Allows a recovery to give up all committed steps and begin again from the seed, if no other state is left. Without this such a run
+    /// ends with [`Outcome::StateLost`]: hours of training are not thrown away without the user's consent.
     #[must_use]
     pub fn may_begin_anew(mut self) -> Self {
         self.shared.may_begin_anew = true;
@@ -99,13 +99,13 @@ impl Coordinator {
     pub fn term(&self) -> u64 {
         self.shared.record.term
     }
-    /// It has emitted Finish and takes no further input.
+    /// Whether it has emitted Finish and takes no further input.
     #[must_use]
     pub fn ended(&self) -> bool {
         matches!(self.mode, Mode::Ended)
     }
 
-    /// Takes one input; what must follow is appended to `effects`.
+    /// Handles one input at the time `now`, and appends what the driver must do to `effects`.
     pub fn handle(&mut self, now: Time, input: CoordinatorInput, effects: &mut Vec<CoordinatorEffect>) {
         let mode = std::mem::replace(&mut self.mode, Mode::Ended);
         let scope = Scope::of(&input);
@@ -174,7 +174,7 @@ impl Coordinator {
             CoordinatorInput::MaxWorkers(most) => shared.max_workers = most,
             CoordinatorInput::MayBeginAnew(may) => shared.may_begin_anew = may,
             CoordinatorInput::Domains(domains) => {
-                // The next plan is made with them: none is worth being made for them alone.
+                // The next plan uses them; no plan is made only because of them.
                 shared.roster.domains = domains;
                 return mode;
             }

@@ -1,11 +1,11 @@
-//! The modes of a coordinator, and which follows which. What a mode knows lives in its own type.
+//! The modes of a coordinator and the transitions between them. What a mode knows is in its own type.
 
 use super::active::Active;
 use super::config::CoordinatorEffect;
 use super::ending::Ending;
 use super::event::{Event, Outcome};
 use super::persisting::{GivenUp, Persisting, Then};
-use super::recovery::{Collecting, Step};
+use super::recovery::{Collecting, RecoveryAction};
 use super::shared::Shared;
 use super::starting::{Settling, Starting};
 use super::turn::{Next, Turn};
@@ -39,7 +39,7 @@ impl Default for Mode {
 }
 
 impl Mode {
-    /// Neither starting, nor waiting for a write, nor ending.
+    /// Whether the coordinator is neither starting, nor waiting for a write, nor ending.
     pub(super) fn is_open(&self) -> bool {
         matches!(self, Mode::Active(_) | Mode::Collecting(_))
     }
@@ -49,7 +49,7 @@ impl Mode {
         matches!(self, Mode::Ending(ending) if ending.is_done())
     }
 
-    /// Looks at the latest that is known, and does what is due.
+    /// Examines the latest information and does what is due.
     pub(super) fn step(self, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
         if let Some(divergence) = shared.diverged
             && self.is_open()
@@ -74,15 +74,17 @@ impl Mode {
                 Next::Write(record) => persist(active, record, shared, turn),
             },
             Mode::Collecting(mut collecting) => match collecting.step(shared, turn) {
-                Step::Wait => Mode::Collecting(collecting),
-                Step::Write(record) => persist(collecting.into_interrupted(), record, shared, turn),
-                Step::Note(record) => Mode::Persisting(Persisting::of(
+                RecoveryAction::Wait => Mode::Collecting(collecting),
+                RecoveryAction::Write(record) => persist(collecting.into_interrupted(), record, shared, turn),
+                RecoveryAction::Note(record) => Mode::Persisting(Persisting::of(
                     shared.record.write(record, turn),
                     Then::Collecting(collecting),
                 )),
-                Step::GiveUp(_) if shared.record.delays_writes(turn.now) => Mode::Collecting(collecting),
-                Step::GiveUp(units) if bug!(GiveUpUnconfirmed) => give_up(units, shared, turn),
-                Step::GiveUp(units) => {
+                RecoveryAction::GiveUp(_) if shared.record.delays_writes(turn.now) => {
+                    Mode::Collecting(collecting)
+                }
+                RecoveryAction::GiveUp(units) if bug!(GiveUpUnconfirmed) => give_up(units, shared, turn),
+                RecoveryAction::GiveUp(units) => {
                     let write = shared.record.write(shared.record.stored.clone(), turn);
                     Mode::Persisting(Persisting {
                         write,
@@ -103,7 +105,7 @@ impl Mode {
         }
     }
 
-    /// Writes the record, where that is allowed.
+    /// Writes the record, if that is allowed in this mode.
     pub(super) fn write(self, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
         match self {
             Mode::Active(active) => persist(active, record, shared, turn),
@@ -112,14 +114,14 @@ impl Mode {
         }
     }
 
-    /// What the store holds.
+    /// The record was read from the store.
     pub(super) fn read(self, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
         if record.version < shared.record.stored.version && !bug!(OlderRecordCounts) {
             return self; // an old answer: the store is asked again
         }
         match self {
             Mode::Starting(_) if record.done && !shared.goes_on_after(&record) => {
-                // the run had ended before; its workers still have to be told
+                // the run had already ended; its workers still have to be told
                 shared.record.term = record.term;
                 shared.record.stored = record;
                 Mode::Ending(Ending::new(Outcome::Done, turn.now))
@@ -136,10 +138,10 @@ impl Mode {
                 if bug!(KeepUnclearTerm) && taking.write.wrote(&record) {
                     return taken_over(taking.then, record, shared, turn);
                 }
-                // Two take-overs of one term look alike: what lies there may be another's. Only a term of one's own will do.
+                // Two take-overs with the same term look alike, so this may be another coordinator's record. A new term is needed.
                 Mode::Starting(Starting::again_at(turn.now))
             }
-            // A refused write may have happened all the same: the store says.
+            // A write that was refused may have happened all the same; the record in the store tells.
             Mode::Persisting(persisting) if persisting.write.is_refused() => {
                 if persisting.write.wrote(&record) {
                     return persisted(persisting, record, shared, turn);
@@ -150,8 +152,8 @@ impl Mode {
                 shared.record.note_failed_write(turn.now, &shared.config.timing);
                 then.active().write_failed(turn.now, &shared.config.timing);
                 match then {
-                    // An earlier write has happened late, and put a plan into the record that this recovery's fence does not stop. Were it
-                    // not fenced, it could run while the unclear write of the next one is still on its way.
+                    // An earlier write took effect late, and put a plan into the record that this recovery's fence does not cover. Unless
+                    // it is fenced, it could run while the outcome of the next write is still unclear.
                     Then::Collecting(collecting) if shared.record.stored.highest > fenced => {
                         let because = "a write of the record has happened late".to_owned();
                         recover(collecting.into_interrupted(), because, shared, turn)
@@ -163,7 +165,7 @@ impl Mode {
         }
     }
 
-    /// Reads the record again, where a write was refused and no read of it was answered.
+    /// Reads the record again if a write was refused and no read since has been answered.
     pub(super) fn read_again(&mut self, shared: &Shared, turn: &mut Turn<'_>) {
         if let Mode::TakingOver(persisting) | Mode::Persisting(persisting) = self {
             persisting.write.read_again(&shared.config.timing, turn);
@@ -204,7 +206,7 @@ impl Mode {
         }
     }
 
-    /// A worker said something.
+    /// A worker sent a report.
     pub(super) fn report(
         mut self,
         from: WorkerId,
@@ -212,7 +214,7 @@ impl Mode {
         shared: &mut Shared,
         turn: &mut Turn<'_>,
     ) -> Mode {
-        // without a Hello nobody could plan with it, or send it anything
+        // without a Hello it can neither be planned with nor sent anything
         if !shared.heard(from, turn) {
             return self;
         }
@@ -242,7 +244,7 @@ impl Mode {
         self
     }
 
-    /// A worker came back, or answered: where the run is about to be given up, that was decided without it.
+    /// A worker came back or answered. If the run is about to be given up, that was decided without this worker.
     pub(super) fn note_revival(&mut self) {
         if let Mode::Persisting(persisting) = self
             && let Some(given_up) = &mut persisting.given_up
@@ -251,7 +253,7 @@ impl Mode {
         }
     }
 
-    /// The recovery under way, also while it is noted how long it waits.
+    /// The recovery under way, also while its waiting time is being written.
     pub(super) fn collecting(&mut self) -> Option<&mut Collecting> {
         match self {
             Mode::Collecting(collecting)
@@ -263,7 +265,7 @@ impl Mode {
         }
     }
 
-    /// A worker suspects somebody, or its link to somebody.
+    /// A worker suspects another worker, or the link to it.
     fn suspicion(
         self,
         from: WorkerId,
@@ -272,7 +274,7 @@ impl Mode {
         shared: &mut Shared,
         turn: &mut Turn<'_>,
     ) -> Mode {
-        // Also where the step is being stopped already: what somebody else said first does not show who can read.
+        // This counts also if the step is already being stopped: what another worker reported first does not show who can read.
         if why == Suspicion::NoData && about == from {
             shared.note_unread(from, generation);
         }
@@ -319,7 +321,7 @@ pub(super) fn persist(active: Active, record: Record, shared: &mut Shared, turn:
     Mode::Persisting(Persisting::of(write, Then::Active(active)))
 }
 
-/// The record has this coordinator's term.
+/// The record now has this coordinator's term.
 fn taken_over(then: Then, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
     shared.record.taken_over(record);
     shared.distrust_as_written(turn.now);
@@ -336,7 +338,7 @@ fn taken_over(then: Then, record: Record, shared: &mut Shared, turn: &mut Turn<'
     Mode::Settling(Settling::new(active, shared, turn.now))
 }
 
-/// What a write has left as it was.
+/// Returns to the mode before the write.
 fn go_back(then: Then) -> Mode {
     match then {
         Then::Active(active) => Mode::Active(active),
@@ -382,7 +384,7 @@ fn go_on(then: Then, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
     go_back(then).step(shared, turn)
 }
 
-/// Nothing is left of these units.
+/// The state of these units is lost.
 fn give_up(units: Vec<Unit>, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
     turn.event(Event::Lost { units: units.clone() });
     shared.release_all(turn);

@@ -1,28 +1,28 @@
-//! What a generation's first steps say of the costs that plans are made with.
+//! What a generation's first steps show about the costs that plans are made with.
 //!
-//! It takes one figure from each generation and hands it to the planner, which decides whether it is off. It must never cause a plan: the
-//! plans after a correction are chosen by it.
+//! This module takes one figure from each generation and hands it to the planner, which decides whether the costs are wrong. It must never
+//! cause a plan: a correction only affects later plans.
 
 use varuna_plan::Generation;
 
-/// A correction is made from the median of so many steps: one of them may have been held up. The generation's first step, in which caches are
-/// cold, is not timed.
+/// Number of steps whose median a correction is made from: a single step may have been delayed. The generation's first step is not timed,
+/// since caches are cold.
 const STEPS: usize = 5;
 
-/// The steps of one generation, until they are enough, and what was made of all of them.
+/// The step times of one generation until there are enough, and the result of all generations.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ObservedCosts {
     generation: Generation,
-    /// Milliseconds.
+    /// Step times in milliseconds.
     took: Vec<f64>,
     /// The generation whose steps corrected the costs last.
     corrected_in: Option<Generation>,
-    /// Factor on the estimated compute; none while the first estimate stands.
+    /// Correction factor on the estimated compute times; none while the first estimate is used.
     factor: Option<f64>,
 }
 
 impl ObservedCosts {
-    /// A step of a generation took so long, milliseconds. Returns the median of its first steps, once.
+    /// Notes the time of a step in milliseconds. Returns the median of the generation's first steps, once.
     pub(super) fn note(&mut self, generation: Generation, ms: f64) -> Option<f64> {
         if self.generation != generation {
             self.generation = generation;
@@ -40,18 +40,18 @@ impl ObservedCosts {
         Some(sorted[STEPS / 2])
     }
 
-    /// The planner has taken a factor from the steps of this generation.
+    /// The planner has derived a factor from the steps of this generation.
     pub(super) fn corrected(&mut self, generation: Generation, factor: f64) {
         self.corrected_in = Some(generation);
         self.factor = Some(factor);
     }
 
-    /// Whether what was predicted of this generation was corrected by its own steps.
+    /// Whether the prediction for this generation was corrected by its own steps.
     pub(super) fn is_corrected(&self, generation: Generation) -> bool {
         self.corrected_in == Some(generation)
     }
 
-    /// Factor on the estimated compute; none while the first estimate stands.
+    /// Correction factor on the estimated compute times; none while the first estimate is used.
     pub(super) fn factor(&self) -> Option<f64> {
         self.factor
     }

@@ -1,4 +1,4 @@
-//! Orders to workers. They are idempotent and repeated, but on a clock: an answer never causes an order at once.
+//! Orders to workers. They are idempotent and repeated, but only at intervals: an answer never triggers an order directly.
 
 use super::turn::Turn;
 use crate::message::{Order, Time};
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use varuna_plan::WorkerId;
 
-/// Orders of one kind to one worker are repeated on a clock.
+/// The kinds of orders. Orders of one kind to one worker are repeated at intervals.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum OrderKind {
     Prepare,
@@ -22,12 +22,12 @@ pub(super) enum OrderKind {
 /// Which order was last sent to whom, and when.
 pub(super) struct Outbox {
     repeat: Duration,
-    /// With the number that the order carries.
+    /// For each worker and kind: the number that the order carried, and when it was sent.
     sent: BTreeMap<(WorkerId, OrderKind), (u64, Time)>,
 }
 
 impl Outbox {
-    /// An order is repeated to one worker at most so often.
+    /// `repeat`: the shortest interval at which an order to one worker is repeated.
     pub(super) fn new(repeat: Duration) -> Self {
         Self {
             repeat,

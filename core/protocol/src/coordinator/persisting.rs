@@ -1,4 +1,4 @@
-//! A write of the record under way: what goes on once it is done, or has failed.
+//! A write of the record under way, and what follows once it is done or has failed.
 
 use super::active::Active;
 use super::config::Timing;
@@ -10,15 +10,15 @@ use varuna_plan::Unit;
 /// Waits for a write.
 pub(super) struct Persisting {
     pub(super) write: WriteAttempt,
-    /// The run is given up once the write is done, for want of the state of these units: the write shows that no other
-    /// coordinator has taken over.
+    /// The run is given up once the write is done, because the state of these units is lost. The write proves that no other coordinator has
+    /// taken over.
     pub(super) given_up: Option<GivenUp>,
-    /// What goes on once the write is done, or has failed.
+    /// The mode that follows once the write is done or has failed.
     pub(super) then: Then,
 }
 
 impl Persisting {
-    /// Nothing is given up by this write.
+    /// A write after which the run is not given up.
     pub(super) fn of(write: WriteAttempt, then: Then) -> Self {
         Self {
             write,
@@ -27,13 +27,13 @@ impl Persisting {
         }
     }
 
-    /// It is noted how long a recovery has waited, which goes on meanwhile.
+    /// Whether the write only notes the waiting time of a recovery, which continues meanwhile.
     pub(super) fn is_of_wait(&self) -> bool {
         matches!(self.then, Then::Collecting(_))
     }
 }
 
-/// What a write leaves as it is.
+/// The mode that continues after a write.
 pub(super) enum Then {
     /// The plan in force.
     Active(Active),
@@ -54,12 +54,13 @@ impl Then {
 pub(super) struct GivenUp {
     pub(super) units: Vec<Unit>,
     pub(super) since: Time,
-    /// A worker has come back or has answered meanwhile: what is left is looked at once more.
+    /// Whether a worker has come back or answered meanwhile, so that the loss has to be checked once more.
     pub(super) revived: bool,
 }
 
 impl GivenUp {
-    /// A worker came back, or the write took so long that a checkpoint may have been completed meanwhile.
+    /// Whether the loss has to be checked again: a worker came back, or the write took so long that a checkpoint may have been completed
+    /// meanwhile.
     pub(super) fn is_to_be_looked_at_again(&self, now: Time, timing: &Timing) -> bool {
         let late = now > self.since.after(timing.restore) && !bug!(GiveUpLate);
         late || (self.revived && !bug!(GiveUpOnRevived))

@@ -1,4 +1,4 @@
-//! Questions to the planner, and the plan document around its answers.
+//! Requests to the planner, and the plan document made from its answers.
 
 use super::catching_up::can_follow;
 use super::shared::Shared;
@@ -10,12 +10,12 @@ use varuna_plan::{
     WorkerInfo, tree_fan_out,
 };
 
-/// What a planned change costs besides the transfer of state, milliseconds: orders, agreement, the first step.
+/// What a planned change costs besides the transfer of state, in milliseconds: orders, agreement, the first step.
 const SWITCH_MS: f64 = 100.0;
-/// Predictions are not better than that: a smaller gain is none.
+/// Predictions are not more accurate than this, so a smaller relative gain counts as none.
 const LEAST_GAIN: f64 = 0.002;
 
-/// For more workers than twice this, plans are made ahead at longer intervals: one takes ten milliseconds and more then, which the
+/// With more than twice this many workers, plans are prepared at longer intervals: one then takes ten milliseconds or more, which the
 /// coordinator needs for its workers.
 const AHEAD_AT_ONCE: usize = 64;
 
@@ -28,13 +28,13 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 impl Shared {
-    /// Workers that may be planned with: those with wrong bits, in quarantine and behind bad links left out, no more than the job may use, present
-    /// members first.
+    /// Workers that may be used in a plan: not those with wrong bits, in quarantine or behind bad links, and no more than the job may use;
+    /// present members come first.
     pub(super) fn pool(&self, now: Time, from: &[WorkerId]) -> Vec<WorkerId> {
         self.pool_of(now, from, |name| !self.quarantine.has(now, name))
     }
 
-    /// The same with those that are left out for their data alone.
+    /// The same, including workers that are left out only because they cannot read their data.
     pub(super) fn pool_with_unread(&self, now: Time, from: &[WorkerId]) -> Vec<WorkerId> {
         self.pool_of(now, from, |name| !self.quarantine.is_unsound(now, name))
     }
@@ -46,7 +46,7 @@ impl Shared {
         let sound = |w: &&WorkerId| is_sound(&self.roster.name(**w));
         let sound: Vec<WorkerId> = from.iter().filter(sound).copied().collect();
         let mut pool = self.bad_links.eligible(now, &sound, least);
-        // Rather one in quarantine than two that cannot reach one another.
+        // A worker in quarantine is better than two that cannot reach one another.
         let apart = self.bad_links.is_among(now, &pool) && !bug!(KeepQuarantineOverBadLink);
         if pool.len() < least || apart {
             pool = self.bad_links.eligible(now, from, least);
@@ -76,8 +76,9 @@ impl Shared {
         pool.iter().map(info).collect()
     }
 
-    /// The question to the planner, for a plan after a loss: who lacks state fetches it while training stands. Where all can follow the run,
-    /// a planned change puts right soon and at little cost what such a plan leaves worse than it could be, so it is judged by a short time.
+    /// The request to the planner for a plan after a loss: workers that are missing state fetch it while training stops. If all workers can
+    /// follow, a planned change soon corrects, at little cost, whatever such a plan leaves suboptimal, so the plan is judged over a short
+    /// time.
     pub(super) fn request_for_recovery(
         &self,
         pool: &[WorkerId],
@@ -92,7 +93,7 @@ impl Shared {
         }
     }
 
-    /// The best shape of these workers after a loss: one that was made ahead, where there is one.
+    /// The best shape for these workers after a loss: the one that was prepared, if there is one.
     pub(super) fn shape_for_recovery(
         &mut self,
         pool: &[WorkerId],
@@ -103,7 +104,7 @@ impl Shared {
         prepared.map_or_else(|| self.planner.plan(&request), Ok)
     }
 
-    /// The question to the planner, for a planned change.
+    /// The request to the planner for a planned change.
     pub(super) fn request_for_change(
         &self,
         pool: &[WorkerId],
@@ -128,21 +129,21 @@ impl Shared {
         }
     }
 
-    /// Step time of the plan with what is known now.
+    /// Predicted step time of the plan in milliseconds, with what is known now.
     pub(super) fn predicted_ms(&self, plan: &Plan, members: &[WorkerId]) -> f64 {
         let present_ms = self.planner.predicted_ms(&plan.shape, &self.infos(members));
         present_ms.unwrap_or(plan.shape.predicted.step_ms)
     }
 
-    /// Whether a plan repays the way there before the next change is expected: it trains more until then, the time included in
-    /// which its state travels and training stands, than the present one with steps of `present_ms`.
+    /// Whether a plan repays its own cost before the next change is expected: counting the time in which its state moves and training
+    /// stops, it trains more until then than the present plan, whose steps take `present_ms` milliseconds.
     pub(super) fn repays(&self, shape: &Shape, present_ms: f64) -> bool {
         let horizon_ms = milliseconds(self.roster.churn.horizon());
         let left_ms = horizon_ms - shape.predicted.move_ms - SWITCH_MS;
         shape.predicted.step_ms * horizon_ms < present_ms * left_ms * (1.0 - LEAST_GAIN)
     }
 
-    /// With which time to the next change the plan would repay; none where it trains no more than the present one.
+    /// The time to the next change from which on the plan would repay its cost; none if it trains no more than the present plan.
     pub(super) fn repays_within(&self, shape: &Shape, present_ms: f64) -> Option<Duration> {
         let Prediction { step_ms, move_ms, .. } = shape.predicted;
         let worth_ms = present_ms * (1.0 - LEAST_GAIN);
@@ -150,7 +151,7 @@ impl Shared {
         Duration::try_from_secs_f64(needed_ms / 1e3).ok()
     }
 
-    /// The document around a shape.
+    /// The plan document made from a shape.
     pub(super) fn document(
         &self,
         base: Base,
@@ -189,11 +190,11 @@ impl Shared {
         }
     }
 
-    /// Four times the step time that is expected: the observed one, scaled by what the planner thinks of the change.
+    /// The step deadline: four times the expected step time, which is the observed one scaled by the planner's prediction for the change.
     fn deadline_ns(&self, shape: &Shape) -> u64 {
         let predicted = shape.predicted.step_ms.max(0.0);
         let plan = self.record.stored.plan.as_ref();
-        // With the costs of today, as the new shape's: both may have been corrected since that plan was made.
+        // Predicted with the present costs, like the new shape: they may have been corrected since that plan was made.
         let before = plan.map_or(0.0, |p| self.predicted_ms(p, p.members()));
         let expected_ms = match self.progress.commits.mean_step_time() {
             Some(mean) if before > 0.0 => mean.as_secs_f64() * 1e3 * (predicted / before).max(1.0),
@@ -205,7 +206,7 @@ impl Shared {
         nanoseconds(self.config.timing.deadline_floor.max(four))
     }
 
-    /// Prepares one more plan for a loss that has not happened, where one is due. Never while a change or a recovery is under way.
+    /// Prepares one more plan for a possible loss, if one is due. Never while a change or a recovery is under way.
     pub(super) fn prepare_plan(&mut self, now: Time) {
         let every = self.config.timing.prepare_plans_every;
         if every == Duration::ZERO || !self.prepared_plans.is_due(now) {
@@ -224,7 +225,7 @@ impl Shared {
         }
         let mut staying = self.roster.staying();
         let mut held: BTreeMap<_, _> = members.iter().map(|w| (*w, plan.units(*w))).collect();
-        // Before limits on their number: another takes the place of who is lost.
+        // Before the maximum number is applied: another worker takes the place of a lost one.
         let everyone = self.request_for_recovery(&staying, held.clone());
         let crowd = u32::try_from(members.len() / AHEAD_AT_ONCE).unwrap_or(u32::MAX);
         let due = now.after(every.saturating_mul(crowd.max(1)));

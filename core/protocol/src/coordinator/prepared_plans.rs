@@ -1,29 +1,29 @@
-//! Plans for losses that have not happened: made one by one while a run is quiet, taken by the recovery that they were made
-//! for. A plan is the same whether it was made before or after the loss, since the planner is a function of its request: one that
-//! was made for anything else is never taken.
+//! Plans for possible losses. They are made one by one while a run is quiet, and used by a recovery from exactly that loss. A plan is the
+//! same whether it is made before or after the loss, since the planner is a function of its request; a plan made for a different request is
+//! never used.
 
 use crate::message::Time;
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::{Generation, PlanRequest, Shape, WorkerId};
 
-/// Losses that are planned for at most.
+/// Maximum number of losses that are planned for.
 const LOSSES_MAX: usize = 1_024;
-/// Stages of all plans together: a few tens of megabytes.
+/// Maximum number of stages in all plans together: a few tens of megabytes.
 const STAGES_MAX: usize = 1 << 19;
 
-/// What the plans are made from: when any of it changes, all are dropped.
+/// What the plans are made from. When any of it changes, all plans are dropped.
 #[derive(PartialEq)]
 struct MadeFrom {
     generation: Generation,
-    /// Of everyone that may be planned with.
+    /// The request with all workers that may be planned with.
     request: PlanRequest,
 }
 
-/// The plans, and what is still to be planned.
+/// The prepared plans, and the losses that are still to be planned for.
 #[derive(Default)]
 pub(super) struct PreparedPlans {
     made_from: Option<MadeFrom>,
-    /// Who would be lost, next last.
+    /// The losses still to be planned for, the next one last.
     losses: Vec<BTreeSet<WorkerId>>,
     plans: Vec<(PlanRequestKey, Shape)>,
     due: Time,
@@ -31,17 +31,17 @@ pub(super) struct PreparedPlans {
     complete: Option<Complete>,
 }
 
-/// What there was when the last of the plans had been made.
+/// The situation in which the last of the plans was made.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Complete {
     generation: Generation,
-    /// The roster's number.
+    /// The roster's change counter.
     changes: u64,
-    /// From then on it is looked at again: a quarantine, a bad link or a horizon may have changed with time.
+    /// When this is checked again: a quarantine, a bad link or a horizon may have changed with time.
     until: Time,
 }
 
-/// Who is planned with, and with which knowledge of the time to come; all else stands in [`MadeFrom`].
+/// The workers and the planning horizon of a request; everything else is in [`MadeFrom`].
 type PlanRequestKey = (Vec<WorkerId>, Option<u64>);
 
 fn key(request: &PlanRequest) -> PlanRequestKey {
@@ -61,7 +61,7 @@ impl PreparedPlans {
         now >= self.due
     }
 
-    /// All plans are made for this generation and these workers: until `until` nothing is to be looked at.
+    /// All plans are made for this generation and these workers: nothing needs to be checked before `until`.
     pub(super) fn complete(&mut self, generation: Generation, changes: u64, until: Time) {
         self.complete = Some(Complete {
             generation,
@@ -70,14 +70,14 @@ impl PreparedPlans {
         });
     }
 
-    /// Whether all plans are made, as far as can be told without looking at each worker.
+    /// Whether all plans are made, as far as this can be decided without checking each worker.
     pub(super) fn is_complete(&self, generation: Generation, changes: u64, now: Time) -> bool {
         let same = |c: Complete| (c.generation, c.changes) == (generation, changes) && now < c.until;
         self.complete.is_some_and(same)
     }
 
-    /// The next loss that is to be planned for, from a generation with these members. `request` is for everyone that may be
-    /// planned with; the next one is due at `due`.
+    /// The next loss to plan for, from a generation with these members. `request` has all workers that may be planned with; the loss after
+    /// this one is due at `due`.
     pub(super) fn next_loss(
         &mut self,
         due: Time,
@@ -99,7 +99,7 @@ impl PreparedPlans {
         self.plans.push((key(request), shape));
     }
 
-    /// The plan for the request, where one was made.
+    /// The plan for the request, if one was made.
     pub(super) fn take(&mut self, request: &PlanRequest) -> Option<Shape> {
         let made_from = self.made_from.as_ref()?;
         let all = &made_from.request;

@@ -1,4 +1,4 @@
-//! How far training is, which commits were published, and how fast they come.
+//! How far training has come, which commits were published, and how fast they come.
 
 use crate::message::Time;
 use std::collections::BTreeMap;
@@ -9,42 +9,42 @@ use varuna_plan::{Decision, Generation, Plan, StateId, Step};
 /// Steps that are remembered for late reports.
 const KEPT: usize = 10_000;
 
-/// How far training is, as far as known.
+/// How far training has come, as far as is known.
 pub(super) struct Progress {
-    /// The greatest state that a member of a plan was at.
+    /// The greatest state that a member of a plan was seen at.
     pub(super) best: StateId,
-    /// When there last was some: a greater state, a recovery's plan, or Go.
+    /// When there was last some progress: a greater state, a recovery's plan, or Go.
     pub(super) at: Time,
     pub(super) commits: Commits,
-    /// What the last steps of this generation took.
+    /// The times of the last steps of this generation.
     recent: (Generation, RecentSteps),
     untold: Untold,
 }
 
-/// Commits that the coordinator knows of, but was not told: it was away, or a report was lost.
+/// Commits that the coordinator knows to exist but that nobody reported to it: it was away, or a report was lost.
 #[derive(Default)]
 pub(super) struct Untold {
     since: Option<Time>,
-    /// Workers that were asked and did not know the next one.
+    /// Number of workers that were asked and did not know the next commit.
     misses: usize,
-    /// Workers that may know it.
+    /// Number of workers that may know it.
     candidates: usize,
 }
 
-/// A commit is left out once everyone who may know it was asked, but these at least and at most: among many newcomers a few may
-/// have run the step.
+/// The fewest and the most workers that are asked for a commit before it is left out: otherwise everyone who may know it is asked. Among
+/// many newcomers only a few may have run the step.
 const ASKED_FOR_COMMIT: (usize, usize) = (3, 64);
 
 /// Generations in a row that ran and committed nothing: the deadline of steps grows with them.
 #[derive(Default)]
-pub(super) struct FruitlessGenerations {
+pub(super) struct GenerationsWithoutCommit {
     pub(super) generations: u32,
     /// The last one that was counted.
     last: Generation,
 }
 
-impl FruitlessGenerations {
-    /// The generation that runs is about to be fenced. One that never ran, as a member died while it was loading, shows nothing.
+impl GenerationsWithoutCommit {
+    /// The running generation is about to be fenced. One that never ran, because a member died while it was loading, shows nothing.
     pub(super) fn note(&mut self, running: Generation, progress: &Progress) {
         let newest = progress
             .commits
@@ -59,7 +59,7 @@ impl FruitlessGenerations {
 }
 
 impl Progress {
-    /// After a state that an earlier coordinator published.
+    /// Continues after a state that an earlier coordinator published.
     pub(super) fn after(published: Option<StateId>) -> Self {
         Self {
             best: StateId::INITIAL,
@@ -75,7 +75,7 @@ impl Progress {
         !self.commits.is_early(decision) && self.commits.first(now, decision)
     }
 
-    /// Since when commits are known of that were not told, and how many workers did not know them.
+    /// Since when there have been known commits that nobody reported, and how many workers did not know them.
     pub(super) fn untold(&mut self, now: Time) -> Option<(Time, usize)> {
         if self.best.step <= self.commits.step() {
             self.untold = Untold::default();
@@ -85,13 +85,13 @@ impl Progress {
         Some((since, self.untold.misses))
     }
 
-    /// So many workers may know the commits that were not told.
+    /// Notes how many workers may know the commits that were not reported.
     pub(super) fn note_candidates(&mut self, count: usize) {
         self.untold.candidates = count;
     }
 
-    /// Takes what a worker told beyond `after`; returns what is to be published. `alone`: it was asked alone, so that others are asked where
-    /// it does not know the next commit.
+    /// Takes the commits after `after` that a worker reported, and returns those to be published. `alone`: only this worker was asked, so
+    /// others are asked next if it does not know the next commit.
     pub(super) fn take_told(
         &mut self,
         now: Time,
@@ -101,7 +101,7 @@ impl Progress {
     ) -> Vec<Decision> {
         let known = self.commits.step();
         told.retain(|d| d.id.step > known);
-        // Of an earlier order counts what goes on from the last state that was published.
+        // The answer to an earlier order counts if it continues the last published state.
         let goes_on = |d: &Decision| after == known || self.commits.is_last(d.parent);
         let next = told
             .first()
@@ -133,7 +133,7 @@ impl Progress {
         plan.deadline.of(self.step(), if here { recent } else { &none })
     }
 
-    /// A commit was told for the first time; `plan`: the one in force.
+    /// A commit was reported for the first time. `plan` is the plan in force.
     pub(super) fn note_step_time(&mut self, plan: &Plan) {
         let Some((id, _)) = self.commits.last.filter(|(id, _)| id.run_gen == plan.generation) else {
             return;
@@ -146,12 +146,12 @@ impl Progress {
         }
     }
 
-    /// A step is known to have been committed at some time.
+    /// Whether a step is known to have been committed at any time.
     pub(super) fn is_known(&self) -> bool {
         self.commits.anything() || self.best != StateId::INITIAL
     }
 
-    /// A step is known to have been committed in this generation or a later one.
+    /// Whether a step is known to have been committed in this generation or a later one.
     pub(super) fn is_known_since(&self, generation: Generation) -> bool {
         self.newest_since(generation).is_some()
     }
@@ -164,23 +164,24 @@ impl Progress {
         known.into_iter().flatten().filter(since).max()
     }
 
-    /// Steps committed, as far as known.
+    /// Number of committed steps, as far as is known.
     pub(super) fn step(&self) -> Step {
         self.commits.step().max(self.best.step)
     }
 }
 
-/// The first report of each state is published; later ones, and those of histories that were given up, are not.
+/// The commits that were published. The first report of each state is published; later reports, and those of histories that were given up,
+/// are not.
 #[derive(Clone, Debug)]
 pub(super) struct Commits {
     before: Option<StateId>,
     newest: BTreeMap<Step, StateId>,
     forgotten: Step,
     last: Option<(StateId, Time)>,
-    /// The coordinator itself was paused since: the next commit says nothing of what a step takes.
+    /// The coordinator itself was paused since the last commit: the next commit says nothing about the time of a step.
     paused_since: bool,
     mean_step_time: Option<Duration>,
-    /// The newest step's own time, where the one before was of the same generation.
+    /// The time of the newest step, if the step before was of the same generation.
     took: Option<Duration>,
 }
 
@@ -197,7 +198,7 @@ impl Commits {
         }
     }
 
-    /// Whether steps lie between the last one that was published and this one: it is published after them.
+    /// Whether there are unpublished steps between the last published one and this one, which is then published after them.
     fn is_early(&self, decision: &Decision) -> bool {
         decision.id.step > self.step().next() && !bug!(PublishEarlySteps)
     }
@@ -234,7 +235,7 @@ impl Commits {
             && last == decision.parent
             && last.run_gen == decision.id.run_gen
             && decision.eval_loss.is_none()
-        // a step that began with an evaluation says nothing of others
+        // the time of a step that began with an evaluation says nothing about other steps
         {
             let took = now.since(at);
             self.took = Some(took);
@@ -243,19 +244,19 @@ impl Commits {
         self.last = Some((decision.id, now));
     }
 
-    /// The coordinator itself was paused: time that passed meanwhile is nobody's.
+    /// The coordinator itself was paused: the time that passed meanwhile is not counted for any step.
     pub(super) fn note_own_pause(&mut self) {
         self.paused_since = true;
     }
 
-    /// What the newest step took.
+    /// The time of the newest step.
     pub(super) fn took(&self) -> Option<Duration> {
         self.took
     }
     pub(super) fn mean_step_time(&self) -> Option<Duration> {
         self.mean_step_time
     }
-    /// A step was published at some time.
+    /// Whether any step was published.
     fn anything(&self) -> bool {
         self.before.is_some_and(|b| b != StateId::INITIAL) || !self.newest.is_empty()
     }

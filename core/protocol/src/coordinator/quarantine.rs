@@ -1,24 +1,24 @@
-//! Workers that are not planned with for a while, which doubles each time: those that end within their first steps, come back and end again, and
-//! those that cannot read the job's data while others can. Each time a whole generation is fenced for them. Known by name: a worker that
-//! starts again has a new id.
+//! Workers that are excluded from plans for a while, which doubles each time: those that end within their first steps, come back and end
+//! again, and those that cannot read the job's data while others can. Each such fault costs a fence of the whole generation. Workers are
+//! identified by name, since a restarted worker has a new id.
 
 use super::unread::Unread;
 use crate::message::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A worker that lived through so many steps is sound.
+/// A worker that has run this many steps is sound.
 const SOUND_STEPS: u64 = 16;
-/// The first end is no reason: nodes are taken away at any time.
+/// Number of ends that are ignored: nodes may be taken away at any time.
 const FORGIVEN: u32 = 1;
 const SHORTEST: Duration = Duration::from_secs(5);
 const LONGEST: Duration = Duration::from_secs(10 * 60);
-/// Names that are remembered at most, for each cause.
+/// Maximum number of names that are remembered for each cause.
 const NAMES_MAX: usize = 1_024;
 
 #[derive(Default)]
 pub(super) struct Quarantine {
-    /// Who said that its data cannot be read, before anything follows from it.
+    /// Reports of workers that cannot read their data, before anything follows from them.
     pub(super) unread: Unread,
     unsound: Names,
     cannot_read: Names,
@@ -28,7 +28,7 @@ pub(super) struct Quarantine {
 #[derive(Default)]
 struct Names(BTreeMap<String, Faults>);
 
-/// The faults of one worker in a row: of its ends, none of which came after [`SOUND_STEPS`].
+/// Consecutive faults of one worker. An end counts only if it came before [`SOUND_STEPS`].
 #[derive(Clone, Copy, Default)]
 struct Faults {
     count: u32,
@@ -66,7 +66,7 @@ impl Quarantine {
         self.unsound.note(now, name, 1);
     }
 
-    /// A worker was found with other bits than the rest: its machine may do so again. That is never forgiven.
+    /// A worker's bits differed from those of the others: its machine may do so again. This is never forgiven.
     pub(super) fn had_wrong_bits(&mut self, now: Time, name: &str) {
         self.unsound.note(now, name, FORGIVEN + 1);
     }
@@ -78,7 +78,7 @@ impl Quarantine {
             .note(now, name, if known { 1 } else { FORGIVEN + 1 });
     }
 
-    /// Nobody can read: it is the store that is away, and no worker is to blame.
+    /// Nobody can read: the store is unavailable, and no worker is to blame.
     pub(super) fn readmit_readers(&mut self) {
         self.cannot_read.0.clear();
     }
@@ -92,7 +92,7 @@ impl Quarantine {
         self.is_unsound(now, name) || self.cannot_read(now, name)
     }
 
-    /// The same for another cause than its data.
+    /// Whether it is excluded for another cause than its data.
     pub(super) fn is_unsound(&self, now: Time, name: &str) -> bool {
         self.unsound.has(now, name)
     }

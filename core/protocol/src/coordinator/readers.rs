@@ -1,4 +1,4 @@
-//! What follows where workers cannot read the job's data: those that others can do without are left out for a while.
+//! What follows if workers cannot read the job's data: those that are not needed are left out for a while.
 
 use super::shared::Shared;
 use super::unread::Finding;
@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use varuna_plan::{Generation, Plan, Shape, StateId, WorkerId};
 
-/// Who reads under every plan: the first stage of a pipeline its inputs, the last one its targets. Others read as well where documents are packed.
+/// The workers that read under every plan: the first stage of a pipeline reads its inputs, the last one its targets. Other stages read as
+/// well if documents are packed.
 fn readers(plan: &Plan) -> BTreeSet<WorkerId> {
     let pipelines = plan.shape.pipelines.iter();
     let ends = pipelines.flat_map(|p| [p.stages.first(), p.stages.last()]);
@@ -15,7 +16,7 @@ fn readers(plan: &Plan) -> BTreeSet<WorkerId> {
 }
 
 impl Shared {
-    /// A worker says that the data of its step in this generation cannot be read.
+    /// A worker reports that the data of its step in this generation cannot be read.
     pub(super) fn note_unread(&mut self, worker: WorkerId, generation: Generation) {
         let ran = |p: &Arc<Plan>| p.generation == generation && p.has(worker);
         if self.record.plans().any(ran) {
@@ -23,7 +24,7 @@ impl Shared {
         }
     }
 
-    /// A recovery is about to plan: all have stopped, and `answered` have said what they hold.
+    /// A recovery is about to plan. All workers have stopped; `answered` tells which ones have sent their inventory.
     pub(super) fn judge_readers(&mut self, now: Time, answered: impl Fn(&WorkerId) -> bool) {
         let generation = self.quarantine.unread.generation();
         let Some(stopped) = self.record.plans().find(|p| p.generation == generation) else {
@@ -43,17 +44,17 @@ impl Shared {
         }
     }
 
-    /// A greater state was reached: who took part in its last step could read.
+    /// A greater state was reached: the workers that took part in its last step could read.
     pub(super) fn reset_unread_counts(&mut self, at: StateId) {
         let mut plans = self.record.plans();
-        // A step of an earlier plan, which a recovery has finished: those of the present one held its gradients.
+        // If it is a step of an earlier plan that a recovery has finished, the members of the present plan held its gradients.
         let ran = plans.find(|p| p.generation == at.run_gen);
         if let Some(plan) = ran.or(self.record.stored.plan.as_ref()) {
             self.quarantine.unread.committed(|worker| plan.has(worker));
         }
     }
 
-    /// Whom of the plan in force this shape does without since it cannot read its data, for people.
+    /// The members of the plan in force that this shape leaves out because they cannot read their data, as text for people.
     pub(super) fn without_whom(&self, now: Time, shape: &Shape) -> String {
         let used = shape.members();
         let plan = self.record.stored.plan.iter();

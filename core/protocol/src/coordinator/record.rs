@@ -1,4 +1,4 @@
-//! The record: taken over, written by compare-and-swap, watched for a newer coordinator.
+//! The coordinator's access to the record: it takes the record over, writes it by compare-and-swap, and watches it for a newer coordinator.
 
 use super::config::{CoordinatorEffect, Timing};
 use super::turn::Turn;
@@ -9,27 +9,28 @@ use std::sync::Arc;
 use std::time::Duration;
 use varuna_plan::{Base, Decision, Generation, Plan, StateId, Step};
 
-/// The delay before another write, or another read of what became of one, doubles so often.
+/// How many times the delay doubles at most, before a write is tried again or its outcome is read again.
 const WRITE_DELAY_DOUBLINGS: u32 = 3;
 
 /// The record as last read or written, and this coordinator's term.
 #[derive(Default)]
 pub(super) struct RecordKeeper {
     pub(super) stored: Record,
-    /// 0 before the record was read.
+    /// This coordinator's term; 0 before the record was read.
     pub(super) term: u64,
-    /// Of the plan that was in force at the take-over: how far it came nobody may have said since. 0 = none, or the run had ended.
+    /// Generation of the plan that was in force at the take-over. Nobody may have reported yet how far it came. 0 = no plan, or the run had
+    /// ended.
     inherited: Generation,
-    /// The run had ended when this coordinator came: its workers were released.
+    /// The run had already ended when this coordinator started: its workers were released.
     had_ended: bool,
     watch_at: Time,
-    /// Writes that failed one after another.
+    /// Writes in a row that failed.
     failures: u32,
-    /// Nothing is written before.
+    /// Nothing is written before this time.
     write_at: Time,
-    /// The greatest last step that was ordered of this coordinator; every write carries it.
+    /// The greatest last step that this coordinator was ordered to reach. Every write carries it.
     pub(super) ordered_last_step: Step,
-    /// When the planned change that has taken place is written at the latest; none where the store knows of it.
+    /// When the planned change that has taken place must be written at the latest. None if the record in the store already shows it.
     promotion_due: Option<Time>,
 }
 
@@ -43,17 +44,17 @@ impl RecordKeeper {
         [&self.stored.plan, &self.stored.next].into_iter().flatten()
     }
 
-    /// Of the plan in force; 0 = none.
+    /// Generation of the plan in force; 0 = none.
     pub(super) fn generation(&self) -> Generation {
         number(&self.stored.plan).unwrap_or(Generation(0))
     }
 
-    /// The plan in force is one that an earlier coordinator made.
+    /// Whether an earlier coordinator made the plan in force.
     pub(super) fn is_inherited(&self) -> bool {
         self.inherited != Generation(0) && self.inherited == self.generation()
     }
 
-    /// Now and then the record is read: a newer term ends this coordinator.
+    /// Reads the record from time to time: a newer term ends this coordinator.
     pub(super) fn watch(&mut self, turn: &mut Turn<'_>, timing: &Timing) {
         if turn.now >= self.watch_at {
             self.watch_at = turn.now.after(timing.watch);
@@ -61,7 +62,8 @@ impl RecordKeeper {
         }
     }
 
-    /// A store that refuses writes is left alone for a while, longer each time. Once is chance: that is tried again at once.
+    /// A store that refuses writes is not asked again for a while, longer each time. A single failure may be chance, so the first retry is
+    /// immediate.
     pub(super) fn note_failed_write(&mut self, now: Time, timing: &Timing) {
         let doublings = self.failures.saturating_sub(1).min(WRITE_DELAY_DOUBLINGS);
         if self.failures > 0 {
@@ -80,17 +82,17 @@ impl RecordKeeper {
         self.promotion_due.is_some_and(|due| now >= due)
     }
 
-    /// The store has just refused several writes.
+    /// Whether writes are delayed because the store has just refused several.
     pub(super) fn delays_writes(&self, now: Time) -> bool {
         now < self.write_at && !bug!(WriteWithoutDelay)
     }
 
-    /// The record has this coordinator's term, as far as known.
+    /// Whether the record has this coordinator's term, as far as is known.
     pub(super) fn is_in_charge(&self) -> bool {
         self.term > 0 && self.stored.term == self.term
     }
 
-    /// Another coordinator has taken over since this one did.
+    /// Whether another coordinator has taken over since this one did.
     pub(super) fn is_superseded(&self, read: &Record) -> bool {
         !bug!(IgnoreNewerTerm) && read.term > self.term && self.stored.term == self.term
     }
@@ -111,7 +113,7 @@ impl RecordKeeper {
         attempt(expect, record, turn)
     }
 
-    /// The record has this coordinator's term.
+    /// The record now has this coordinator's term.
     pub(super) fn taken_over(&mut self, record: Record) {
         self.stored = record;
         if !self.had_ended {
@@ -128,20 +130,20 @@ impl RecordKeeper {
         attempt(self.stored.version, record, turn)
     }
 
-    /// The number of steps never falls, whoever writes.
+    /// Keeps the last step from decreasing, whoever writes the record.
     fn put_last_step(&self, record: &mut Record) {
         if !bug!(ForgetOrderedLastStep) {
             if self.ordered_last_step > record.last_step {
-                // The state that was put anew is not the run's last one any more.
+                // The state that was put again is no longer the run's last one.
                 record.puts_anew = 0;
-                // Whoever found the end did not know of the order: it is looked for again.
+                // Whoever found that the run had ended did not know of the order, so the end has to be determined again.
                 record.done = false;
             }
             record.last_step = record.last_step.max(self.ordered_last_step);
         }
     }
 
-    /// The answer to a write that a Stop overtook: the record stays true to the store.
+    /// Takes the answer to a write that was under way when Stop came, so that this copy of the record matches the store.
     pub(super) fn note_late_write(&mut self, ok: bool, record: Record) {
         let newer = record.term == self.term && record.version > self.stored.version;
         if !bug!(ForgetWriteAtStop) && ok && newer {
@@ -149,7 +151,7 @@ impl RecordKeeper {
         }
     }
 
-    /// The plan in force is a recovery's: it is neither the one before nor the change that was on its way.
+    /// Whether the plan in force comes from a recovery: it is neither the earlier plan nor the change that was under way.
     pub(super) fn is_recovery_from(&self, before: &Record) -> bool {
         let planned = number(&self.stored.plan);
         planned != number(&before.plan) && planned != number(&before.next)
@@ -163,7 +165,8 @@ impl RecordKeeper {
         }
     }
 
-    /// The record with a planned change, or without. The run trains: what a recovery had waited that came to nothing counts no more.
+    /// The record with a planned change, or without one. The run is training, so the waiting time of a recovery that came to nothing is
+    /// reset.
     pub(super) fn with_next(&self, next: Option<Plan>) -> Record {
         let highest = next.as_ref().map_or(Generation(0), |n| n.generation);
         Record {
@@ -181,7 +184,7 @@ impl RecordKeeper {
         record
     }
 
-    /// The record with what holders have been waited for.
+    /// The record with the time for which holders have been waited for.
     pub(super) fn with_wait(&self, waited: Duration) -> Record {
         Record {
             waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
@@ -217,8 +220,8 @@ impl RecordKeeper {
         }
     }
 
-    /// A planned change has taken place. It fences nobody and allows nothing that was not allowed before, so that it need not be written at
-    /// once: every write carries it, and one is made for it alone where none comes until `due`.
+    /// A planned change has taken place. It fences nobody and allows nothing that was not allowed before, so it need not be written at
+    /// once: every write carries it, and if there is none until `due`, one is made for it.
     pub(super) fn promote(&mut self, next: Arc<Plan>, due: Time) {
         self.stored.plan = Some(next);
         self.stored.next = None;
@@ -226,8 +229,8 @@ impl RecordKeeper {
         self.promotion_due = Some(due);
     }
 
-    /// Numbers are burnt, never reused. `stored` is the greatest generation of a checkpoint: states of an earlier run on the
-    /// same store must stay older than this one's.
+    /// The next generation number; numbers are never reused. `stored` is the greatest generation of a checkpoint: states of an earlier run
+    /// in the same store must stay older than this run's.
     pub(super) fn next_generation(&self, stored: Generation) -> Generation {
         if bug!(ReuseGeneration) {
             return self.generation().next();
@@ -241,7 +244,7 @@ impl RecordKeeper {
         highest.next()
     }
 
-    /// The decision that the persisted plan carries; it binds.
+    /// The decision that the persisted plan carries. It is binding.
     pub(super) fn decision(&self) -> Option<Decision> {
         match self.stored.plan.as_ref().map(|p| &p.base) {
             Some(Base::Fixed { decision, .. }) => *decision,
@@ -253,7 +256,7 @@ impl RecordKeeper {
 /// A write under way.
 pub(super) struct WriteAttempt {
     record: Record,
-    /// The store refused it, or its outcome is not known: the record is read.
+    /// The store refused the write, or its outcome is not known, so the record is read.
     refused: Option<Readings>,
 }
 
@@ -265,7 +268,7 @@ struct Readings {
 }
 
 impl WriteAttempt {
-    /// The store refused it, or its outcome is not known: what the store holds says.
+    /// The store refused the write, or its outcome is not known. The record in the store tells.
     pub(super) fn refuse(&mut self, timing: &Timing, turn: &mut Turn<'_>) {
         self.refused = Some(Readings::default());
         self.read_again(timing, turn);
@@ -275,8 +278,8 @@ impl WriteAttempt {
         self.refused.is_some()
     }
 
-    /// A read that fails has no answer: a refused write is read again until one comes. Less and less often, since a store that does not
-    /// answer may have too much to do.
+    /// A read that fails gives no answer, so after a refused write the record is read again until an answer comes. The interval grows,
+    /// since a store that does not answer may be overloaded.
     pub(super) fn read_again(&mut self, timing: &Timing, turn: &mut Turn<'_>) {
         let Some(readings) = &mut self.refused else {
             return;
@@ -290,8 +293,8 @@ impl WriteAttempt {
         turn.push(CoordinatorEffect::ReadRecord);
     }
 
-    /// Whether the record is what was to be written. Compared by numbers: a diverged step's decision (not a number) in a plan is
-    /// not equal to itself.
+    /// Whether the record is the one that was to be written. They are compared by their numbers: a plan that carries the decision of a
+    /// diverged step (not a number) is not equal to itself.
     pub(super) fn wrote(&self, record: &Record) -> bool {
         let numbers = |r: &Record| {
             let plans = (number(&r.plan), number(&r.next));

@@ -1,6 +1,6 @@
 //! Recovery: fence, collect inventories, decide where to resume, plan.
 
-mod patience;
+mod holder_wait;
 
 use super::active::Active;
 use super::catching_up::can_follow;
@@ -13,41 +13,41 @@ use super::shared::Shared;
 use super::turn::{Scope, Turn};
 use crate::message::{Inventory, Time};
 use crate::record::Record;
-use patience::Patience;
+use holder_wait::HolderWait;
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::deadline::MOST_DOUBLINGS;
 use varuna_plan::{Base, Infeasible, Plan, Shape, StateId, Unit, WorkerId};
 
-/// What a recovery comes to.
-pub(super) enum Step {
-    /// Answers, workers or time are lacking.
+/// What a recovery does next.
+pub(super) enum RecoveryAction {
+    /// Wait: there are not enough answers or workers yet, or not enough time has passed.
     Wait,
     /// There is a plan.
     Write(Record),
-    /// It is noted how long holders have been waited for, which goes on meanwhile.
+    /// The record with the time waited so far is written; the recovery keeps waiting meanwhile.
     Note(Record),
-    /// No holder and no checkpoint is left for these units.
+    /// No worker and no checkpoint has the state of these units any more.
     GiveUp(Vec<Unit>),
 }
 
-/// So often the deadline doubles at least while nobody has seen a step of this run: all that is known is an estimate, and the first step
-/// loads libraries and fills caches besides. On a loaded machine it took longer than the least deadline, and cost a plan.
+/// The deadline is doubled at least this many times until a step of this run has been observed. Until then there is only an estimate, and
+/// the first step also loads libraries and fills caches. On a loaded machine that took longer than the minimum deadline, and cost a plan.
 const UNOBSERVED_DOUBLINGS: u32 = 2;
 /// All workers were told to stop; their inventories are waited for.
 pub(super) struct Collecting {
     since: Time,
-    patience: Patience,
+    holder_wait: HolderWait,
     answers: BTreeMap<WorkerId, Inventory>,
-    /// Members and sources of the plans in the record that have not answered; none where it has to be found anew.
+    /// Members and sources of the plans in the record that have not answered. None if this has to be computed again.
     missing: Option<BTreeSet<WorkerId>>,
-    /// It was tried to resume: again only on the clock, since that looks at all that all workers hold.
+    /// Resuming was tried and failed. The next attempt waits for the clock, since each one examines everything that all workers hold.
     tried: bool,
     /// Complete checkpoints, once the store was listed.
     listing: Option<Listing>,
     /// When the store last confirmed them.
     confirmed_at: Time,
     ask_at: Time,
-    /// What was in force: a write that is refused goes back to it.
+    /// What was known about the plan in force before the recovery. If the write is refused, the coordinator goes back to it.
     interrupted: Active,
 }
 
@@ -64,15 +64,17 @@ impl Collecting {
             turn.event(Event::Fenced { upto, because });
         }
         interrupted.suspicion = None;
-        shared.said.problem = None;
-        shared.fruitless.note(interrupted.running(), &shared.progress);
+        shared.last_reports.problem = None;
+        shared
+            .without_commit
+            .note(interrupted.running(), &shared.progress);
         for to in shared.roster.connected() {
             shared.fence(to, turn);
         }
         turn.push(CoordinatorEffect::ListCheckpoints);
         Self {
             since: turn.now,
-            patience: Patience::begin(turn.now, shared),
+            holder_wait: HolderWait::begin(turn.now, shared),
             answers: BTreeMap::new(),
             missing: None,
             tried: false,
@@ -97,7 +99,7 @@ impl Collecting {
         self.missing = None;
     }
 
-    /// What the store said. Once it has answered in this recovery, a later failure to answer takes nothing away.
+    /// Takes the store's list of checkpoints. Once the store has answered in this recovery, a later failure to answer removes nothing.
     pub(super) fn take_listing(&mut self, now: Time, listing: Listing) {
         if listing.fresh {
             self.confirmed_at = now;
@@ -106,18 +108,18 @@ impl Collecting {
         self.listing = Some(Listing { fresh, ..listing });
     }
 
-    /// What was in force, while this goes on.
+    /// What was known about the plan in force before the recovery.
     pub(super) fn interrupted(&mut self) -> &mut Active {
         &mut self.interrupted
     }
 
-    /// Back to what was in force. The store was listed a moment ago: not again before it is due.
+    /// Returns to the state before the recovery. The store was listed a moment ago, so it is not listed again before that is due.
     pub(super) fn into_interrupted(mut self) -> Active {
         self.interrupted.list_at = self.ask_at;
         self.interrupted
     }
 
-    pub(super) fn step(&mut self, shared: &mut Shared, turn: &mut Turn<'_>) -> Step {
+    pub(super) fn step(&mut self, shared: &mut Shared, turn: &mut Turn<'_>) -> RecoveryAction {
         self.ask_again(shared, turn);
         shared.let_distrusted_go(turn);
         shared.leave_out_distrusted(&mut self.answers);
@@ -127,14 +129,14 @@ impl Collecting {
         let collected = turn.now >= self.since.after(shared.config.timing.collect);
         let tried = std::mem::replace(&mut self.tried, gone || collected) && turn.scope != Scope::Everyone;
         if !bug!(RecoverWithoutWaiting) && ((!gone && !collected) || tried) {
-            return Step::Wait;
+            return RecoveryAction::Wait;
         }
         let missing: Vec<WorkerId> = self.missing.iter().flatten().copied().collect();
         if shared.comparison.rolls_back {
             return self.roll_back(missing, shared, turn);
         }
         let Some(checkpoints) = self.usable_checkpoints(&missing, shared, turn.now) else {
-            return Step::Wait;
+            return RecoveryAction::Wait;
         };
         let evidence = Evidence {
             layout: shared.config.layout,
@@ -147,12 +149,14 @@ impl Collecting {
             Some(resume) if self.may_resume(&resume, &missing, shared, turn.now) => {
                 self.recover(resume, missing, shared, turn)
             }
-            None if self.may_give_up(missing, shared, turn.now) => Step::GiveUp(evidence.uncovered()),
+            None if self.may_give_up(missing, shared, turn.now) => {
+                RecoveryAction::GiveUp(evidence.uncovered())
+            }
             _ => self.note_wait(shared, turn.now),
         }
     }
 
-    /// Fences and the list of checkpoints are asked for on a clock.
+    /// Repeats fences and the listing of checkpoints at a fixed interval.
     fn ask_again(&mut self, shared: &Shared, turn: &mut Turn<'_>) {
         if turn.now < self.ask_at {
             return;
@@ -183,9 +187,9 @@ impl Collecting {
         })
     }
 
-    /// Complete checkpoints; the initial state is one (made from the seed) only while nothing is known to have been committed, or where that may
-    /// be given up.
-    /// None while the store was not listed: before the first plan, whose number must be greater than those in the store.
+    /// The complete checkpoints. The initial state, which is made from the seed, counts as one only while no commit is known, or if all
+    /// commits may be given up. None if the store was not listed yet and there is no plan: the number of the first plan must be greater
+    /// than those in the store.
     fn usable_checkpoints(&self, missing: &[WorkerId], shared: &Shared, now: Time) -> Option<Vec<StateId>> {
         let planned = shared.record.stored.plan.is_some() && !bug!(WaitForSilentStore);
         let Some(mut list) = self.listing.as_ref().map(|l| l.complete.clone()) else {
@@ -200,7 +204,7 @@ impl Collecting {
                 }
             )
         };
-        // A pending change proves no commit: its switch rides on one, and who has switched reports it.
+        // A pending planned change does not prove a commit: workers switch at a commit, and a worker that has switched reports it.
         let counts = |p: &&std::sync::Arc<Plan>| {
             bug!(PendingChangeIsProgress) || p.generation == shared.record.generation()
         };
@@ -223,11 +227,16 @@ impl Collecting {
         Some(list)
     }
 
-    /// Nobody knows which of the holders has the right bits: back to the newest checkpoint whose state was compared, and where there
-    /// is none, to the seed. By what the store says now: a newer one may have been completed.
-    fn roll_back(&mut self, missing: Vec<WorkerId>, shared: &mut Shared, turn: &mut Turn<'_>) -> Step {
+    /// Nobody knows which of the holders has the right bits, so the run goes back to the newest checkpoint whose state was compared, or to
+    /// the seed if there is none. This needs a fresh listing of the store: a newer checkpoint may have been completed.
+    fn roll_back(
+        &mut self,
+        missing: Vec<WorkerId>,
+        shared: &mut Shared,
+        turn: &mut Turn<'_>,
+    ) -> RecoveryAction {
         let Some(listing) = self.listing.as_ref().filter(|l| l.fresh) else {
-            return Step::Wait;
+            return RecoveryAction::Wait;
         };
         let compared = shared.record.stored.trust.newest_compared(&listing.complete);
         let to = compared.unwrap_or(StateId::INITIAL);
@@ -239,8 +248,8 @@ impl Collecting {
             tip: true,
         };
         match self.plan(resume, missing, shared, turn) {
-            Some(plan) => Step::Write(shared.with_odd(shared.record.with_rollback(plan, to))),
-            None => Step::Wait,
+            Some(plan) => RecoveryAction::Write(shared.with_odd(shared.record.with_rollback(plan, to))),
+            None => RecoveryAction::Wait,
         }
     }
 
@@ -250,23 +259,25 @@ impl Collecting {
         missing: Vec<WorkerId>,
         shared: &mut Shared,
         turn: &mut Turn<'_>,
-    ) -> Step {
+    ) -> RecoveryAction {
         let id = resume.id;
         if shared.checkpoints.last.is_damaged(id) {
             let record = &shared.record.stored;
             if !may_put_anew(record) {
-                return Step::GiveUp(shared.config.layout.all_units().collect());
+                return RecoveryAction::GiveUp(shared.config.layout.all_units().collect());
             }
             let every = shared.config.timing.ask_again;
             shared.checkpoints.last.discard(id, record, every, turn);
-            return Step::Wait;
+            return RecoveryAction::Wait;
         }
         let stored = self.listing.as_ref().is_some_and(|l| l.complete.contains(&id));
         let plan = self.plan(resume, missing, shared, turn);
-        plan.map_or(Step::Wait, |plan| Step::Write(shared.resume_at(id, stored, plan)))
+        plan.map_or(RecoveryAction::Wait, |plan| {
+            RecoveryAction::Write(shared.resume_at(id, stored, plan))
+        })
     }
 
-    /// The plan that resumes there; none while workers are lacking, or the store refuses writes.
+    /// The plan that resumes at this state. None while there are too few workers, or while the store refuses writes.
     fn plan(
         &mut self,
         resume: Resume,
@@ -301,14 +312,14 @@ impl Collecting {
         plan.relay = !bug!(NoRelay) && shared.bad_links.any(turn.now);
         plan.evidence = self.usable(shared);
         plan.keepers = shared.keepers(plan.generation, &plan.shape, turn);
-        // Where all can follow, the plan was chosen for a short time: a better one is looked for once it runs.
+        // If all workers can follow, this plan was chosen for a short time, and a better one is looked for once it runs.
         let lasts = !can_follow(shared, &pool);
         self.interrupted.considered = lasts.then(|| Considered::now(pool, shared, turn.now));
         Some(plan)
     }
 
-    /// The best shape of these workers, with those that it was chosen from. Rather one with workers that will go, or that cannot read their data for
-    /// now, than none: training stands until there is one.
+    /// The best shape for these workers, and the workers that it was chosen from. Workers that will leave, or that cannot read their data
+    /// at present, are used only if there is no plan without them: training stops until there is one.
     fn shape(
         &self,
         pool: Vec<WorkerId>,
@@ -339,19 +350,19 @@ impl Collecting {
         None
     }
 
-    /// Who answered and can be reached.
+    /// Workers that have answered and can be reached.
     fn usable(&self, shared: &Shared) -> Vec<WorkerId> {
         let up = |w: &WorkerId| shared.roster.status(*w).is_some();
         self.answers.keys().copied().filter(up).collect()
     }
 
-    /// Whom the next plan may use; none while there are too few, or more may come for the first plan.
+    /// The workers that the next plan may use. None while there are too few, or while the first plan still waits for more.
     fn pool(&self, shared: &mut Shared, turn: &mut Turn<'_>) -> Option<Vec<WorkerId>> {
         let need = shared.config.min_workers;
         let mut from = shared.roster.staying();
         from.retain(|w| bug!(PlanWithUnanswered) || self.answers.contains_key(w));
         let mut pool = shared.pool(turn.now, &from);
-        // Rather one that will go than two that cannot reach one another.
+        // A worker that will leave is better than two that cannot reach one another.
         let enough = pool.len() >= need && (bug!(KeepBadLink) || !shared.bad_links.is_among(turn.now, &pool));
         if !enough && !bug!(NeverUseDraining) {
             from = self.usable(shared);
@@ -375,7 +386,7 @@ impl Collecting {
     }
 }
 
-/// How often the deadline of a step doubles.
+/// How many times the deadline of a step is doubled.
 fn doublings(shared: &Shared) -> u32 {
     let most = if bug!(DeadlineNeverGrows) {
         0
@@ -384,10 +395,10 @@ fn doublings(shared: &Shared) -> u32 {
     };
     let unobserved = shared.progress.commits.mean_step_time().is_none() && !bug!(FirstStepHasNoMoreTime);
     let least = if unobserved { UNOBSERVED_DOUBLINGS } else { 0 };
-    shared.fruitless.generations.max(least).min(most)
+    shared.without_commit.generations.max(least).min(most)
 }
 
-/// Why there is another plan, for people.
+/// The reason for the new plan, as text for people.
 fn why(shared: &Shared, missing: &[WorkerId]) -> String {
     let names: Vec<String> = missing.iter().map(|w| shared.roster.name(*w)).collect();
     match (shared.record.stored.plan.is_none(), names.is_empty()) {

@@ -1,4 +1,4 @@
-//! What comes from workers, whatever the mode: streams, levels, inventories, commits.
+//! Handles what workers send, in every mode: streams, statuses, inventories, commits.
 
 use super::config::Hello;
 use super::event::{Divergence, Event};
@@ -10,8 +10,8 @@ use std::time::Duration;
 use varuna_plan::{Base, Decision, Generation, StateId, Step, WorkerId};
 
 impl Shared {
-    /// After a pause of its own, which whatever comes first shows, the coordinator listens afresh instead of declaring everybody
-    /// dead.
+    /// After a pause of the coordinator itself, which shows with the first input that follows, the coordinator waits for workers anew
+    /// instead of declaring them all dead.
     pub(super) fn notice_own_pause(&mut self, now: Time) {
         let late = now > self.ticked_at.after(self.config.timing.heartbeat * 2);
         if !late || bug!(PauseSilencesEverybody) {
@@ -25,7 +25,7 @@ impl Shared {
         }
     }
 
-    /// A stream that says nothing is down.
+    /// A stream on which nothing has arrived for too long counts as down.
     pub(super) fn listen(&mut self, turn: &mut Turn<'_>) {
         let silent_after = self.config.timing.silent;
         self.ticked_at = turn.now;
@@ -38,7 +38,7 @@ impl Shared {
         self.forget_gone();
     }
 
-    /// Workers that went are of no use any more, unless a plan in the record names them.
+    /// Forgets workers that have left, unless a plan in the record names them.
     fn forget_gone(&mut self) {
         let record = &self.record;
         let is_needed = |id| bug!(KeepGoneWorkers) || record.plans().any(|p| p.involves(id));
@@ -80,7 +80,7 @@ impl Shared {
         }
     }
 
-    /// A member that ends within its first steps may do so again and again.
+    /// Notes that a member ended. One that ends within its first steps may do so again and again.
     fn judge_end(&mut self, worker: WorkerId, name: &str, now: Time) {
         if !self.record.plans().any(|p| p.has(worker)) || self.roster.is_distrusted(worker) {
             return;
@@ -90,7 +90,7 @@ impl Shared {
         self.quarantine.ended(now, name, lived);
     }
 
-    /// Somebody else has seen that the worker will go, and perhaps in what time.
+    /// Another component reports that the worker will leave, and perhaps when.
     pub(super) fn notice(&mut self, from: WorkerId, leaves_in: Option<Duration>, turn: &mut Turn<'_>) {
         let leaves_at = leaves_in.or(self.config.notice).map(|time| turn.now.after(time));
         if self.roster.take_notice(from, leaves_at) {
@@ -105,7 +105,7 @@ impl Shared {
         turn.event(Event::WorkerDraining { worker, name });
     }
 
-    /// A worker said something; false where it never said Hello.
+    /// A worker sent something. False if it never sent a Hello.
     pub(super) fn heard(&mut self, from: WorkerId, turn: &mut Turn<'_>) -> bool {
         let back = self.roster.heard(from, turn.now);
         if back == Some(true) {
@@ -114,7 +114,7 @@ impl Shared {
         back.is_some()
     }
 
-    /// A worker's level.
+    /// Takes a worker's status.
     pub(super) fn status(&mut self, from: WorkerId, status: Status, turn: &mut Turn<'_>) {
         if self.roster.take_status(from, status) {
             self.will_go(from, turn);
@@ -129,19 +129,19 @@ impl Shared {
         }
     }
 
-    /// A member is, or was, at this state.
+    /// Notes that a member is or was at this state.
     pub(super) fn reached(&mut self, at: StateId, now: Time) {
         if at > self.progress.best {
             self.progress.best = at;
             self.progress.at = now;
             if !bug!(NeverResetFailedGenerations) {
-                self.fruitless.generations = 0;
+                self.without_commit.generations = 0;
                 self.reset_unread_counts(at);
             }
         }
     }
 
-    /// A worker suspects somebody, or its link to somebody, which is then planned around. Returns what it says, for people.
+    /// A worker suspects another worker, or the link to it, which is then planned around. Returns the reason as text for people.
     pub(super) fn note_suspicion(
         &mut self,
         from: WorkerId,
@@ -168,7 +168,7 @@ impl Shared {
         }
     }
 
-    /// The answer to a fence is also a level: nothing runs there.
+    /// The answer to a fence is also a status: nothing runs on this worker.
     pub(super) fn inventory(&mut self, from: WorkerId, inventory: &Inventory, turn: &mut Turn<'_>) {
         let worker = self.roster.workers.get_mut(&from);
         if let Some(status) = worker.and_then(|w| w.status.as_mut()) {
@@ -183,21 +183,21 @@ impl Shared {
         }
     }
 
-    /// A member tells a commit.
+    /// A member reports a commit.
     pub(super) fn committed(&mut self, decision: Decision, turn: &mut Turn<'_>) {
         self.reached(decision.id, turn.now);
         self.publish(decision, turn);
     }
 
-    /// A commit, the first time that it is heard of.
+    /// Publishes a commit that is reported for the first time.
     pub(super) fn publish(&mut self, decision: Decision, turn: &mut Turn<'_>) {
         if self.progress.publishes(turn.now, &decision) {
             self.tell_of_commit(&decision, turn);
         }
     }
 
-    /// Fences a worker. It tells first which commits it knows that were not told: it may be the only one that does, and may end as soon as it
-    /// has answered.
+    /// Fences a worker. First it is asked for the commits that nobody has reported: it may be the only worker that knows them, and it may
+    /// end as soon as it has answered.
     pub(super) fn fence(&self, to: WorkerId, turn: &mut Turn<'_>) {
         let after = self.progress.commits.step();
         let knows_more = self.roster.status(to).is_some_and(|s| s.at.step > after);
@@ -208,7 +208,7 @@ impl Shared {
         turn.send(to, Order::Fence { upto });
     }
 
-    /// The answer to Tell; `alone`: it was not asked with a fence, as everyone is.
+    /// Takes the answer to Tell. `alone`: the worker was asked alone, not as part of a fence that asks everyone.
     pub(super) fn commits(
         &mut self,
         (after, decisions): (Step, Vec<Decision>),
@@ -220,8 +220,8 @@ impl Shared {
         }
     }
 
-    /// Asks for commits that were not told: those first that have trained longest, whether they are members or not. True while an
-    /// answer is worth waiting for.
+    /// Asks for commits that were not reported, first of all the workers that have trained longest, whether they are members or not. True
+    /// while an answer is worth waiting for.
     pub(super) fn ask_for_commits(&mut self, turn: &mut Turn<'_>) -> bool {
         let timing = self.config.timing;
         let Some((since, misses)) = self.progress.untold(turn.now) else {
@@ -259,7 +259,7 @@ impl Shared {
         });
         let limit = self.config.skip_limit;
         if limit.is_some_and(|limit| progress.failed_in_a_row > limit) && !bug!(SkipForEver) {
-            // The first one that was too many is the one to look at.
+            // The first step beyond the limit is the one to report.
             self.diverged.get_or_insert(Divergence {
                 step: decision.id.step,
                 failed_in_a_row: progress.failed_in_a_row,
@@ -272,7 +272,7 @@ impl Shared {
         self.compare_step_time(decision.id.run_gen, turn);
     }
 
-    /// Events for what a write changed.
+    /// Emits events for what a write changed.
     pub(super) fn tell_of_write(&mut self, before: &Record, turn: &mut Turn<'_>) {
         if self.record.stored.trust.rollbacks != before.trust.rollbacks {
             self.comparison.begin_anew();

@@ -1,4 +1,4 @@
-//! Where a recovery resumes: the newest state that covers all units. A pure function of what is known.
+//! Decides where a recovery resumes: at the newest state that covers all units. A pure function of what is known.
 
 use crate::message::Inventory;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use varuna_plan::{Decision, Generation, Layout, StateId, Step, Unit, WorkerId};
 pub(super) struct Evidence<'a> {
     pub(super) layout: Layout,
     pub(super) answers: &'a BTreeMap<WorkerId, Inventory>,
-    /// The decision in the persisted plan's base: another may have applied it and died, so it binds.
+    /// The decision in the persisted plan's base. A worker may have applied it and died, so it is binding.
     pub(super) persisted: Option<Decision>,
     /// States of complete checkpoints.
     pub(super) checkpoints: &'a [StateId],
@@ -22,26 +22,26 @@ pub(super) struct Evidence<'a> {
 pub(super) struct Resume {
     pub(super) id: StateId,
     pub(super) decision: Option<Decision>,
-    /// Some unit has no source: it comes from the checkpoint.
+    /// Whether some unit has no worker as source and comes from the checkpoint.
     pub(super) checkpoint: bool,
     pub(super) sources: Vec<Vec<WorkerId>>,
-    /// Nothing newer is known to exist.
+    /// Whether nothing newer is known to exist.
     pub(super) tip: bool,
 }
 
 /// What is known of an interrupted step.
 enum Finish {
-    /// It can be finished, and has to be: somebody may have.
+    /// It can be finished, and has to be: some worker may have committed it.
     Decided(Decision),
     /// Nobody committed it.
     Never,
-    /// Who did not answer may have committed it.
+    /// A worker that did not answer may have committed it.
     Unknown,
 }
 
 impl Evidence<'_> {
-    /// All decisions known: of commits, of the persisted plan, and those that the answers let us compute. Besides, the steps
-    /// that somebody else may have committed, though the answers do not decide them.
+    /// All known decisions: those of commits, that of the persisted plan, and those that can be computed from the answers. Also the steps
+    /// that another worker may have committed but that the answers do not decide.
     fn decisions(&self) -> (Vec<Decision>, Vec<(Generation, Step)>) {
         let mut decisions: Vec<Decision> = self.answers.values().filter_map(|i| i.decision).collect();
         if !bug!(ForgetDecisionOfPlan) {
@@ -76,9 +76,9 @@ impl Evidence<'_> {
         self.answers.values().flat_map(|i| i.units.values().copied())
     }
 
-    /// The decision of an interrupted step. There is none if a worker that ran it had neither put in its norm (then nobody
-    /// committed by himself) nor is prepared all the same (then finishing costs nothing). It is not known if the prepared units do
-    /// not make up the model.
+    /// The decision of an interrupted step. There is none if some worker that ran the step had not put in its norm, which proves that
+    /// nobody committed it, and is not prepared for it either. (If it is prepared, finishing the step costs nothing.) It is unknown if the
+    /// prepared units do not make up the whole model.
     fn finish(&self, generation: Generation, step: Step) -> Finish {
         let here = |i: &&Inventory| {
             i.ran
@@ -101,7 +101,7 @@ impl Evidence<'_> {
         for inventory in answers {
             for (unit, prepared) in &inventory.prepared {
                 if (prepared.run_gen, prepared.step) == (generation, step) {
-                    // holders of a unit have the same bits: which one's part is taken makes no difference
+                    // holders of a unit have the same bits, so any holder's part may be taken
                     parts.entry(*unit).or_insert(prepared.norm);
                     parent = parent.max(inventory.units.get(unit).copied());
                 }
@@ -116,7 +116,7 @@ impl Evidence<'_> {
         })
     }
 
-    /// The greatest state that is held, was decided, or lies in a checkpoint, and covers all units.
+    /// The greatest state that is held, was decided, or is in a checkpoint, and that covers all units.
     pub(super) fn resume(&self) -> Option<Resume> {
         let (decisions, undecided) = self.decisions();
         let mut known = self.known(&decisions);
@@ -159,7 +159,7 @@ impl Evidence<'_> {
         known
     }
 
-    /// The units that nobody has at the newest state known.
+    /// The units that no worker has at the newest known state.
     pub(super) fn uncovered(&self) -> Vec<Unit> {
         let (decisions, _) = self.decisions();
         let Some(tip) = self.known(&decisions).last().copied() else {
@@ -172,7 +172,7 @@ impl Evidence<'_> {
             .collect()
     }
 
-    /// Who has the unit at the state, or is prepared to reach it by the decision.
+    /// The workers that have the unit at this state, or are prepared to reach it by the decision.
     fn sources(&self, unit: Unit, id: StateId, decision: Option<Decision>) -> Vec<WorkerId> {
         let rolls = |held: &StateId, inventory: &Inventory| {
             let (Some(d), Some(p)) = (decision, inventory.prepared.get(&unit)) else {

@@ -1,4 +1,4 @@
-//! The workers that are known, and whether they can be heard.
+//! The workers that the coordinator knows, and whether their streams are up.
 
 use super::churn::Churn;
 use super::config::Hello;
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use varuna_plan::{Step, WorkerId};
 
-/// Workers that went are remembered for people: so many, and up to twice as many until the older ones are forgotten.
+/// Number of departed workers that are remembered for people; up to twice as many are kept until the older ones are dropped.
 const GONE_MAX: usize = 128;
 
 /// What is known of one worker.
@@ -22,39 +22,39 @@ pub(super) struct Worker {
     pub(super) status: Option<Status>,
     /// Its process has ended for certain.
     pub(super) process_ended: bool,
-    /// Somebody else has seen that it will go, and it is planned around.
+    /// Another component reported that it will leave, and it is planned around.
     pub(super) has_notice: bool,
-    /// When it goes, where that is known.
+    /// When it leaves, if known.
     pub(super) leaves_at: Option<Time>,
     /// The step from which it first trained.
     pub(super) first_step: Option<Step>,
 }
 
 impl Worker {
-    /// It will go, as it says itself or as somebody else has seen, and it is planned around.
+    /// Whether it will leave, as it announced itself or as another component reported, and is planned around.
     fn is_planned_around(&self) -> bool {
         let says_so = self.status.is_some_and(|s| s.draining);
         self.has_notice || (says_so && self.leaves_at.is_none())
     }
 
-    /// It will go, at some time.
+    /// Whether it will leave at some time.
     pub(super) fn is_draining(&self) -> bool {
         self.is_planned_around() || self.leaves_at.is_some()
     }
 }
 
-/// All workers that are there, and the last of those that were.
+/// All present workers, and the last ones that have left.
 pub(super) struct Roster {
     pub(super) workers: BTreeMap<WorkerId, Worker>,
-    /// Those whose state was found to be wrong: these processes are never planned with again, nor resumed from. Nearly always none, so
-    /// that looking costs nothing where it is done for every message.
+    /// Workers whose state was found to be wrong. These processes are never planned with again, nor resumed from. Nearly always empty, so
+    /// that the check costs nothing where it is made for every message.
     distrusted: BTreeSet<WorkerId>,
     pub(super) churn: Churn,
-    /// Those that go at a known time. Nearly always none, so that looking costs nothing where it is done for every message.
+    /// Workers that leave at a known time. Nearly always empty, so that the check costs nothing where it is made for every message.
     leaving: BTreeSet<WorkerId>,
-    /// Where nodes are, by their names.
+    /// The location of each node, by name.
     pub(super) domains: BTreeMap<String, String>,
-    /// Grows whenever others may be planned with than before: who is there, or who will go, has changed.
+    /// Grows whenever the set of workers that may be planned with changes: a worker came, went, or announced that it will leave.
     changes: u64,
 }
 
@@ -70,7 +70,7 @@ impl Roster {
         }
     }
 
-    /// A number that is another one whenever other workers may be planned with.
+    /// A counter that changes whenever the set of workers that may be planned with changes.
     pub(super) fn changes(&self) -> u64 {
         self.changes
     }
@@ -115,18 +115,18 @@ impl Roster {
         }
     }
 
-    /// Up, and not about to go.
+    /// Workers whose stream is up and that are not about to leave.
     pub(super) fn staying(&self) -> Vec<WorkerId> {
         let all = self.statuses(Scope::Everyone).into_iter();
         all.filter(|(_, s)| !s.draining).map(|(id, _)| id).collect()
     }
 
-    /// Its stream is known to be down.
+    /// Whether its stream is known to be down.
     pub(super) fn is_disconnected(&self, id: WorkerId) -> bool {
         self.get(id).is_some_and(|w| !w.connected)
     }
 
-    /// Since when its stream is down; 0 where it never had one.
+    /// Since when its stream has been down; 0 if it never had one.
     pub(super) fn disconnected_at(&self, id: WorkerId) -> Time {
         self.get(id).map_or(Time(0), |w| w.disconnected_at)
     }
@@ -136,8 +136,8 @@ impl Roster {
         self.get(id).is_some_and(|w| w.process_ended)
     }
 
-    /// Notes that the worker said something: a stream that was silent for too long lives after all. None where it never said
-    /// Hello; true where it was thought to be gone.
+    /// Notes that the worker sent something: a stream that was silent for too long is alive after all. None if it never sent a Hello; true
+    /// if it was thought to be gone.
     pub(super) fn heard(&mut self, id: WorkerId, now: Time) -> Option<bool> {
         let worker = self.workers.get_mut(&id).filter(|w| w.hello.is_some())?;
         worker.heard_at = now;
@@ -146,7 +146,7 @@ impl Roster {
         Some(back)
     }
 
-    /// Takes a worker's level; true where it says for the first time that it will go.
+    /// Takes a worker's status. True if it announces for the first time that it will leave.
     pub(super) fn take_status(&mut self, id: WorkerId, status: Status) -> bool {
         let Some(worker) = self.workers.get_mut(&id) else {
             return false;
@@ -158,15 +158,15 @@ impl Roster {
         status.draining && !known && !before.is_some_and(|s| s.draining)
     }
 
-    /// Somebody else has seen that the worker will go, and perhaps when; true where that is new. Where the time is known the worker is planned
-    /// around once [`Roster::remind`] finds that it has come.
+    /// Another component reports that the worker will leave, and perhaps when. True if that is new. If the time is known, the worker is
+    /// planned around once [`Roster::remind`] finds that the time has come.
     pub(super) fn take_notice(&mut self, id: WorkerId, leaves_at: Option<Time>) -> bool {
         let Some(worker) = self.workers.get_mut(&id).filter(|w| w.connected) else {
             return false;
         };
         let known = worker.is_draining();
         match leaves_at {
-            // It goes at once, as far as is known: that is no later.
+            // As far as is known it leaves at once, so the new time is no earlier.
             _ if worker.has_notice && worker.leaves_at.is_none() => {}
             Some(at) => {
                 let at = worker.leaves_at.map_or(at, |before| before.min(at));
@@ -181,7 +181,7 @@ impl Roster {
         !known
     }
 
-    /// Has those planned around that go within `lead`.
+    /// Marks the workers that leave within `lead` as planned around.
     pub(super) fn remind(&mut self, now: Time, lead: Duration) {
         let due = |w: &Worker| !w.has_notice && w.leaves_at.is_some_and(|at| now.after(lead) >= at);
         for id in &self.leaving {
@@ -192,13 +192,13 @@ impl Roster {
         }
     }
 
-    /// When the first of those goes whose time is known.
+    /// When the first of these workers leaves, among those whose time is known.
     pub(super) fn first_leaves_at(&self, among: impl Fn(WorkerId) -> bool) -> Option<Time> {
         let leaving = self.leaving.iter().filter(|id| among(**id));
         leaving.filter_map(|id| self.leaves_at(*id)).min()
     }
 
-    /// When the worker goes, where that is known.
+    /// When the worker leaves, if known.
     pub(super) fn leaves_at(&self, id: WorkerId) -> Option<Time> {
         self.get(id)?.leaves_at
     }
@@ -252,7 +252,7 @@ impl Roster {
         true
     }
 
-    /// Forgets workers that went, but for the last ones and those that are needed; returns whom.
+    /// Forgets departed workers, except the last ones and those that are needed. Returns the forgotten ones.
     pub(super) fn forget_gone(&mut self, is_needed: impl Fn(WorkerId) -> bool) -> Vec<WorkerId> {
         let gone = self.workers.iter().filter(|(_, w)| !w.connected);
         if gone.clone().count() < 2 * GONE_MAX {

@@ -1,4 +1,4 @@
-//! What a run is doing, for people and for who looks after it.
+//! What a run is doing, for people and for the programs that watch it.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -17,7 +17,7 @@ pub enum RunMode {
     Launching,
     /// Steps are run.
     Training,
-    /// Steps are run, and another plan is being prepared.
+    /// Steps are run while another plan is prepared.
     Changing,
     /// There are too few workers, or there is no plan for them.
     Waiting,
@@ -31,7 +31,7 @@ pub enum RunMode {
     Stopped,
     /// The coordinator has ended, also because another has taken over or state is lost.
     Ended,
-    /// What a coordinator of a later release does, in a word that this one does not know: never what a coordinator says of itself.
+    /// A mode of a coordinator of a later release that this one does not know. A coordinator never reports it about itself.
     #[serde(other)]
     Unknown,
 }
@@ -43,7 +43,7 @@ impl RunMode {
         matches!(self, RunMode::Training | RunMode::Changing)
     }
 
-    /// The coordinator is new: it may not have heard of workers that are there.
+    /// Whether the coordinator is new, so that it may not have heard from all workers yet.
     #[must_use]
     pub fn is_settling(self) -> bool {
         matches!(self, RunMode::Starting | RunMode::Settling)

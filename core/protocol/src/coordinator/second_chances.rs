@@ -1,15 +1,15 @@
-//! When a worker that is left out for its speed may be planned with again. Nobody can say how fast it is meanwhile: only who trains is
-//! measured. What slowed it (a neighbour on its machine, heat, a clock that was lowered) may have ended.
+//! Decides when a worker that is left out because it was slow may be planned with again. Its speed is unknown meanwhile, since only workers
+//! that train are measured. The cause (another process on its machine, heat, a lowered clock) may have ended.
 
 use crate::message::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use varuna_plan::WorkerId;
 
-/// The first time after so long. A trial of a worker that is slow still costs two changes of plan and a window of slow steps: about half
-/// a minute, which is little in this time.
+/// Time until the first trial. A trial of a worker that is still slow costs two changes of plan and a window of slow steps: about half a
+/// minute, which is little compared with this time.
 const FIRST: Duration = Duration::from_secs(10 * 60);
-/// The time doubles so often at most with each trial in which it was slow again.
+/// Maximum number of times that the time is doubled, once for each trial in which the worker was slow again.
 const DOUBLINGS: u32 = 4;
 
 #[derive(Default)]
@@ -19,13 +19,13 @@ pub(super) struct SecondChances {
 
 #[derive(Clone, Copy, Default)]
 struct LeftOut {
-    /// Since when it is a spare; none while it is tried.
+    /// Since when it has been a spare; none while it is being tried.
     since: Option<Time>,
     trials: u32,
 }
 
 impl SecondChances {
-    /// Those of the slow spares whose time has come. Who is no slow spare now is being tried, or gone.
+    /// The slow spares that are due for a trial. A worker that is no longer a slow spare is being tried, or is gone.
     pub(super) fn due(&mut self, now: Time, slow_spares: &[WorkerId]) -> Vec<WorkerId> {
         if bug!(NoSecondChance) {
             return Vec::new();

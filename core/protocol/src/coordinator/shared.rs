@@ -1,4 +1,4 @@
-//! What outlives every mode of a coordinator.
+//! The state of a coordinator that outlives all modes.
 
 use super::bad_links::BadLinks;
 use super::checkpoints::Checkpoints;
@@ -8,23 +8,23 @@ use super::config::{CoordinatorConfig, CoordinatorEffect};
 use super::event::{Divergence, Event};
 use super::outbox::Outbox;
 use super::prepared_plans::PreparedPlans;
-use super::progress::{FruitlessGenerations, Progress};
+use super::progress::{GenerationsWithoutCommit, Progress};
 use super::quarantine::Quarantine;
 use super::record::RecordKeeper;
 use super::roster::Roster;
 use super::speeds::Speeds;
 use super::turn::Turn;
 use crate::message::{Order, Time};
-use varuna_plan::spare_copies::Verdict;
+use varuna_plan::spare_copies::SpareCopyDecision;
 use varuna_plan::{Base, Plan, Planner, StateId};
 
 /// What outlives every mode.
 pub(super) struct Shared {
     pub(super) config: CoordinatorConfig,
     pub(super) planner: Box<dyn Planner + Send>,
-    /// A recovery may begin anew from the seed, where nothing else is left.
+    /// Whether a recovery may begin again from the seed, if no other state is left.
     pub(super) may_begin_anew: bool,
-    /// The most workers to use.
+    /// Maximum number of workers to use.
     pub(super) max_workers: Option<usize>,
     pub(super) record: RecordKeeper,
     pub(super) roster: Roster,
@@ -36,23 +36,23 @@ pub(super) struct Shared {
     pub(super) bad_links: BadLinks,
     pub(super) quarantine: Quarantine,
     pub(super) comparison: Comparison,
-    pub(super) fruitless: FruitlessGenerations,
-    /// More steps in a row failed than the job allows: the run ends.
+    pub(super) without_commit: GenerationsWithoutCommit,
+    /// Set if more steps in a row failed than the job allows: the run ends.
     pub(super) diverged: Option<Divergence>,
     /// Since when there are enough workers for the first plan.
     pub(super) enough_since: Option<Time>,
-    pub(super) said: Said,
+    pub(super) last_reports: LastReports,
     /// When the last Tick came: a gap is a pause of the coordinator itself.
     pub(super) ticked_at: Time,
-    /// When the last such pause ended: before that nobody was waited for.
+    /// When the last such pause ended. Before that, time does not count as waiting.
     pub(super) resumed_at: Time,
 }
 
-/// What was said last of what is said again only when it is otherwise.
+/// The last reports of things that are reported again only when they change.
 #[derive(Default)]
-pub(super) struct Said {
+pub(super) struct LastReports {
     pub(super) problem: Option<Event>,
-    pub(super) spare_copies: Option<Verdict>,
+    pub(super) spare_copies: Option<SpareCopyDecision>,
 }
 
 impl Shared {
@@ -71,20 +71,20 @@ impl Shared {
             bad_links: BadLinks::default(),
             quarantine: Quarantine::default(),
             comparison: Comparison::default(),
-            fruitless: FruitlessGenerations::default(),
+            without_commit: GenerationsWithoutCommit::default(),
             diverged: None,
             enough_since: None,
-            said: Said::default(),
+            last_reports: LastReports::default(),
             ticked_at: Time(0),
             resumed_at: Time(0),
             config,
         }
     }
 
-    /// Says something once, until something else is to be said.
+    /// Reports a problem once, until a different one is reported.
     pub(super) fn report_problem(&mut self, event: Event, turn: &mut Turn<'_>) {
-        if self.said.problem.as_ref() != Some(&event) {
-            self.said.problem = Some(event.clone());
+        if self.last_reports.problem.as_ref() != Some(&event) {
+            self.last_reports.problem = Some(event.clone());
             turn.event(event);
         }
     }
@@ -96,24 +96,25 @@ impl Shared {
             self.roster.trains_from(*worker, step);
         }
         self.progress.at = now;
-        self.said.problem = None;
+        self.last_reports.problem = None;
         self.roster.churn.begin_generation(now, self.config.timing.stay);
         self.prepared_plans.forget();
     }
 
-    /// A checkpoint beyond the present state is wanted, where there is a store.
+    /// Requests a checkpoint beyond the present state, if there is a store.
     pub(super) fn want_checkpoint(&mut self) {
         if self.config.final_checkpoint {
             self.checkpoints.request();
         }
     }
 
-    /// Orders the checkpoint that is wanted, in a generation that runs.
+    /// Orders the requested checkpoint in a running generation.
     pub(super) fn order_checkpoint(&mut self, target: &Plan, turn: &mut Turn<'_>) {
         if self.checkpoints.is_too_old(turn.now, self.config.save_every) {
             self.want_checkpoint();
         }
-        // A member that still trains shortly before it goes, since there is no plan without it: steps after the last checkpoint would be lost with it.
+        // A member may still train shortly before it leaves, because there is no plan without it. Steps after the last checkpoint would be
+        // lost with it.
         let first = self.roster.first_leaves_at(|w| target.has(w));
         let step = self.progress.commits.mean_step_time().unwrap_or_default();
         if first.is_some_and(|at| self.checkpoints.is_last_before(turn.now, at, step)) {
@@ -141,8 +142,8 @@ impl Shared {
         }
     }
 
-    /// The newest state that the run is known to have reached since it last went back: under the plan in force, or the one before a switch.
-    /// What was committed under earlier plans may have been given up.
+    /// The newest state that the run is known to have reached since it last went back, under the plan in force or the plan before a switch.
+    /// Commits under earlier plans may have been given up.
     pub(super) fn reached_in_force(&self) -> Option<StateId> {
         let plan = self.record.stored.plan.as_ref()?;
         let (base, since) = match plan.base {
@@ -152,7 +153,7 @@ impl Shared {
         base.max(self.progress.newest_since(since))
     }
 
-    /// Lets everyone go at once.
+    /// Releases all workers at once.
     pub(super) fn release_all(&self, turn: &mut Turn<'_>) {
         for to in self.roster.connected() {
             turn.send(to, Order::Release);

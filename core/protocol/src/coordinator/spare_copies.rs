@@ -1,4 +1,4 @@
-//! Who keeps spare copies under a plan that is made (ADR 27).
+//! Decides which workers keep spare copies under a new plan (ADR 27).
 
 use super::event::{Event, SpareCopiesView};
 use super::shared::Shared;
@@ -13,7 +13,8 @@ fn milliseconds(time: Duration) -> f64 {
 }
 
 impl Shared {
-    /// By unit, who keeps a copy under this shape; no entries where none are kept, and why that is, for people.
+    /// By unit: the worker that keeps a copy under this shape. Empty if no copies are kept. A verdict that has changed is emitted as an
+    /// event.
     pub(super) fn keepers(
         &mut self,
         generation: Generation,
@@ -37,8 +38,8 @@ impl Shared {
         if !verdict.keeps() {
             found.clear();
         }
-        if self.said.spare_copies != Some(verdict) {
-            self.said.spare_copies = Some(verdict);
+        if self.last_reports.spare_copies != Some(verdict) {
+            self.last_reports.spare_copies = Some(verdict);
             let kept = found.iter().flatten().count();
             turn.event(Event::SpareCopies {
                 generation,
@@ -49,7 +50,7 @@ impl Shared {
         found
     }
 
-    /// How far the copies of the plan in force are, as their keepers have said last; none where the job wants none.
+    /// How up to date the copies of the plan in force are, according to the last reports of their keepers. None if the job wants no copies.
     pub(super) fn spare_copies_view(&self) -> Option<SpareCopiesView> {
         let wanted = self.config.spare_copies != SpareCopies::Off;
         let plan = self.record.stored.plan.as_ref().filter(|_| wanted)?;
@@ -75,7 +76,7 @@ impl Shared {
         Some(view)
     }
 
-    /// What the run has shown so far. How old the newest checkpoint is when a worker is lost is known where they are made by the clock.
+    /// What the run has shown so far. The work that a loss costs is known only if checkpoints are made at intervals of time or of steps.
     fn expected(&self, shape: &Shape) -> Expected {
         let step = self.progress.commits.mean_step_time();
         let step_ms = step.map_or(shape.predicted.step_ms, milliseconds);

@@ -1,8 +1,8 @@
-//! How fast workers are, from what they observe: a robust running estimate, and when it is worth another plan.
+//! Estimates how fast workers are from their own observations, robustly and continuously, and says when an estimate is worth a new plan.
 //!
-//! A worker is judged by the segments that others compute too (equal expected cost: equal kind), by medians over a window of
-//! steps, so that neither one odd step nor a costly segment makes it slow. It must never cause a plan by itself: it says what
-//! speeds are, and when they may be looked at again.
+//! A worker's speed is estimated from segments that other workers compute too (segments of equal expected cost are of one kind), as medians
+//! over a window of steps. So neither a single slow step nor an expensive segment makes a worker look slow. This module never causes a plan
+//! itself: it reports speeds, and when they may be examined again.
 
 use super::observed_costs::ObservedCosts;
 use super::second_chances::SecondChances;
@@ -11,27 +11,27 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use varuna_plan::{Generation, Shape, Step, WorkerId};
 
-/// Steps that an estimate is made of, and between two looks at it: a plan for a slow worker alone needs a cause that lasts.
+/// Number of steps in an estimate, and between two examinations of it. A plan made only because of a slow worker needs a lasting cause.
 pub(super) const WINDOW: usize = 20;
-/// A change of plan for a slow worker alone must make steps so much shorter: it costs a switch and moves state, and what
-/// slowed the worker may end.
+/// A plan change made only because of a slow worker must bring the step time down to this fraction: the change costs a switch and moves
+/// state, and whatever slowed the worker may end.
 const GAIN: f64 = 0.90;
-/// Whether a shape is that much better than steps of `present_ms`.
+/// Whether a shape is better by [`GAIN`] than steps of `present_ms` milliseconds.
 pub(super) fn slow_gain(shape: &Shape, present_ms: f64) -> bool {
     shape.predicted.step_ms < present_ms * GAIN
 }
 
-/// Speeds in force follow the estimates when these are so far off; closer is noise, or neighbours on the same machine.
+/// Plans use the estimates once these differ by this fraction. Less is noise, or other processes on the same machine.
 const BAND: f64 = 0.20;
-/// A worker of this speed or more is not slow.
+/// A worker with at least this speed is not slow.
 const SOUND: f64 = 1.0 - BAND;
-/// A worker that computes for less in a step is not judged, milliseconds: its times are decided by the time slices of the
-/// operating system, which are of this order.
+/// A worker that computes for less than this in a step is not judged, in milliseconds: the time slices of the operating system are of this
+/// order and would decide its times.
 const LEAST_MS: f64 = 20.0;
-/// Predicted and observed step times that differ by more are reported, after a window of such steps.
+/// Predicted and observed step times that differ by more than this fraction over a window of steps are reported.
 const OFF: f64 = 0.25;
 
-/// What a worker observed in one step: medians by segment of one micro-batch's forward and backward together.
+/// What a worker observed in one step: for each segment the median time of one micro-batch's forward and backward together.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Observed {
     /// In which generation.
@@ -46,39 +46,39 @@ pub struct Observed {
     pub segments: Vec<(u32, f64)>,
 }
 
-/// Estimates for one generation, and speeds that outlive it.
+/// Estimates for one generation, and speeds that are kept across generations.
 #[derive(Default)]
 pub(super) struct Speeds {
     generation: Generation,
     micro_batch_size: u32,
     windows: BTreeMap<WorkerId, VecDeque<BTreeMap<u32, f64>>>,
-    /// What plans are made with.
+    /// The speeds that plans are made with.
     speeds: BTreeMap<WorkerId, f64>,
-    /// Reports of the worker that reports least since speeds were last adopted.
+    /// The number of reports from each worker since speeds were last adopted.
     fresh: BTreeMap<WorkerId, usize>,
-    /// How many of these are a whole window.
+    /// How many workers have reported for a whole window.
     windows_full: usize,
-    /// Steps in a row whose time was far from the predicted one, and whether that was reported in this generation.
+    /// Steps in a row whose time was far from the prediction, and whether that was reported in this generation.
     off: usize,
     said: bool,
-    /// Workers that are left out, since they were slow.
+    /// Workers that are left out because they were slow.
     second_chances: SecondChances,
-    /// What steps say of the costs of all workers.
+    /// What the step times say about the cost estimates of all workers.
     pub(super) costs: ObservedCosts,
 }
 
-/// What the windows amount to.
+/// The estimates that follow from the windows.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub(super) struct Estimates {
-    /// Workers that hold segments of a kind that others hold too; 1 = as the others.
+    /// Speed of each worker that holds segments of a kind that other workers hold too; 1 = as fast as the others.
     pub(super) speeds: BTreeMap<WorkerId, f64>,
-    /// By segment: observed over expected, on a worker of speed 1.
+    /// By segment: the ratio of observed to expected time on a worker of speed 1.
     pub(super) factors: BTreeMap<u32, f64>,
 }
 
 fn median(values: &mut [f64]) -> Option<f64> {
     values.sort_by(f64::total_cmp);
-    // The lower one: of two workers the faster is the measure.
+    // The lower median: of two workers, the faster one is the reference.
     values.get(values.len().checked_sub(1)? / 2).copied()
 }
 
@@ -124,11 +124,11 @@ impl Speeds {
     /// Whether every member has reported for a whole window since speeds were last adopted.
     pub(super) fn is_due(&self, members: &[WorkerId]) -> bool {
         let reported = |w: &WorkerId| self.fresh.get(w).is_some_and(|n| *n >= WINDOW);
-        // it is asked for with every tick: members are looked at once there can be enough
+        // this is called on every tick, so members are examined only once there can be enough reports
         members.len() > 1 && self.windows_full >= members.len() && members.iter().all(reported)
     }
 
-    /// Takes the estimates over into the speeds in force, where they are far off; true where some speed changed.
+    /// Copies the estimates into the speeds used for plans, where they differ enough. True if a speed changed.
     pub(super) fn adopt(&mut self, estimates: &Estimates) -> bool {
         self.forget_fresh();
         let mut changed = false;
@@ -150,8 +150,8 @@ impl Speeds {
         self.speeds.get(&worker).copied().unwrap_or(1.0)
     }
 
-    /// What is known of a worker that was left out for its speed counts no more after a while, since nothing else is observed of it: it may
-    /// be planned with again, and is judged anew. True where there is one.
+    /// Forgets, after a while, the speed of workers left out as slow: nothing more is observed about a worker that does not train. It may
+    /// then be planned with again, and is judged anew. True if there is one.
     pub(super) fn give_second_chances(&mut self, now: Time, spares: &[WorkerId]) -> bool {
         let slow = |w: &&WorkerId| self.speed(**w) < SOUND;
         let slow: Vec<WorkerId> = spares.iter().filter(slow).copied().collect();
@@ -170,8 +170,8 @@ impl Speeds {
         self.windows_full -= usize::from(fresh.is_some_and(|n| n >= WINDOW));
     }
 
-    /// `expected(segment, samples)`: what the planner's costs say, milliseconds. Of a speed that both halves of the window
-    /// see changed, the half that is nearer to the speed in force counts; where they disagree, nothing has changed.
+    /// The estimates from all windows. `expected(segment, samples)` is the time in milliseconds that the planner's costs predict. If both
+    /// halves of a window show a changed speed, the half that is nearer to the present speed counts; if they disagree, nothing has changed.
     pub(super) fn estimates(&self, expected: impl Fn(u32, u32) -> Option<f64>) -> Estimates {
         let mut found = self.estimates_of(0..WINDOW, &expected);
         let halves =
@@ -192,7 +192,7 @@ impl Speeds {
 
     /// Estimates from a part of each window.
     fn estimates_of(&self, part: Range<usize>, expected: &impl Fn(u32, u32) -> Option<f64>) -> Estimates {
-        // By worker and segment: observed over expected, and the weight of the segment.
+        // By worker and segment: the ratio of observed to expected time, and the weight of the segment.
         let mut ratios: BTreeMap<WorkerId, BTreeMap<u32, (f64, f64)>> = BTreeMap::new();
         let mut kinds: BTreeMap<u64, BTreeMap<WorkerId, Vec<f64>>> = BTreeMap::new();
         let mut kind_of: BTreeMap<u32, u64> = BTreeMap::new();
@@ -206,7 +206,7 @@ impl Speeds {
                 let (Some(wanted), Some(observed)) = (wanted, median(&mut times)) else {
                     continue;
                 };
-                // Segments of equal cost are alike; a hundredth of a per cent is rounding.
+                // Segments of equal cost are of one kind; differences below a hundredth of a per cent are rounding.
                 let kind = (wanted.log2() * 4096.0).round().to_bits();
                 kind_of.insert(segment, kind);
                 let ratio = observed / wanted;
@@ -247,7 +247,7 @@ impl Speeds {
             }
             for (segment, (ratio, _)) in segments {
                 let kind = kind_of.get(segment).and_then(|k| shared.get(k)).copied();
-                // Nobody else holds its kind: what is left once the worker's own speed is taken out.
+                // No other worker holds segments of this kind: the factor is what remains once the worker's own speed is divided out.
                 let own = found.speeds.get(worker).map_or(*ratio, |speed| ratio * speed);
                 found.factors.insert(*segment, kind.unwrap_or(own));
             }

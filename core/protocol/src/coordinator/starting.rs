@@ -1,4 +1,4 @@
-//! The beginning of a coordinator: the record is read, its own term written, the members of an inherited plan waited for.
+//! The start of a coordinator: it reads the record, writes its own term, and waits for the members of an inherited plan.
 
 use super::active::Active;
 use super::config::CoordinatorEffect;
@@ -14,12 +14,12 @@ pub(super) struct Starting {
 }
 
 impl Starting {
-    /// From the beginning, at that time.
+    /// Starts again from the beginning, at that time.
     pub(super) fn again_at(read_at: Time) -> Self {
         Self { read_at }
     }
 
-    /// What follows. The store was asked a moment ago: not again before it is due.
+    /// The active mode that follows. The store was listed a moment ago, so it is not listed again before that is due.
     pub(super) fn into_active(self) -> Active {
         Active::asking_at(self.read_at)
     }
@@ -35,7 +35,7 @@ impl Starting {
 /// Waits for the members of an inherited plan.
 pub(super) struct Settling {
     until: Time,
-    /// What follows.
+    /// The mode that follows.
     pub(super) active: Active,
 }
 
@@ -46,7 +46,7 @@ impl Settling {
         Self { until, active }
     }
 
-    /// The members of the plans in the record are back, or it takes too long.
+    /// Whether the wait is over: the members of the plans in the record are back, or it has taken too long.
     pub(super) fn is_over(&self, shared: &Shared, now: Time) -> bool {
         let back = |w: &WorkerId| shared.roster.status(*w).is_some();
         let members = shared.record.plans().flat_map(|p| p.members());

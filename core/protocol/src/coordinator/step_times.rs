@@ -1,4 +1,4 @@
-//! What workers observe of their steps, and what plans make of it: a slow worker is found and planned around.
+//! What workers observe about their steps, and how plans use it: a slow worker is found and planned around.
 
 use super::config::Hello;
 use super::event::Event;
@@ -8,12 +8,12 @@ use super::turn::Turn;
 use varuna_plan::{Generation, Plan, WorkerId};
 
 impl Shared {
-    /// The worker's own measure of its speed, corrected by what was observed since.
+    /// The worker's own measurement of its speed, corrected by later observations.
     pub(super) fn speed(&self, id: WorkerId) -> f64 {
         self.measured_speed(id) * self.speeds.speed(id)
     }
 
-    /// What it said of its speed, and what is known of its kind of device.
+    /// The speed that the worker reported, and what is known about its kind of device.
     fn measured_speed(&self, id: WorkerId) -> f64 {
         let of = |hello: &Hello| {
             let device = hello.hardware.as_ref().map(|h| self.planner.speed_of(h));
@@ -33,7 +33,7 @@ impl Shared {
         }
     }
 
-    /// Takes over the observed speeds once every member has reported for long enough; true where they changed.
+    /// Adopts the observed speeds once every member has reported for long enough. True if they changed.
     pub(super) fn update_speeds(&mut self, members: &[WorkerId]) -> bool {
         if !self.speeds.is_due(members) {
             return false;
@@ -42,25 +42,25 @@ impl Shared {
         let mut estimates = self
             .speeds
             .estimates(|segment, samples| planner.expected_ms(segment, samples));
-        // What a worker measured itself is in its times already.
+        // What the worker measured itself is already contained in its times.
         for (worker, speed) in &mut estimates.speeds {
             *speed /= self.measured_speed(*worker);
         }
         let changed = self.speeds.adopt(&estimates);
         if changed {
             self.planner.learn(&estimates.factors);
-            // Made from what segments were thought to cost.
+            // They were made with the earlier costs of segments.
             self.prepared_plans.forget();
         }
         changed
     }
 
-    /// Who holds the others up, for people.
+    /// Which worker slows the others down, as text for people.
     pub(super) fn slowest(&self, members: &[WorkerId]) -> String {
         let order = |a: &&WorkerId, b: &&WorkerId| self.speed(**a).total_cmp(&self.speed(**b));
         let slowest = members.iter().min_by(order).copied();
         slowest.map_or_else(String::new, |w| match self.speed(w) {
-            // One that was slow is so no more.
+            // A worker that was slow no longer is.
             speed if speed > 0.95 => "all workers compute at one speed".into(),
             speed => {
                 let name = self.roster.name(w);
@@ -69,8 +69,8 @@ impl Shared {
         })
     }
 
-    /// Compares what a step took with what was predicted: costs that nobody measured are corrected by a generation's first steps, and
-    /// what stays off is told.
+    /// Compares the time of a step with the prediction. Costs that nobody measured are corrected by a generation's first steps, and a
+    /// difference that remains is reported.
     pub(super) fn compare_step_time(&mut self, generation: Generation, turn: &mut Turn<'_>) {
         let plan = self.record.stored.plan.clone();
         let plan = plan.filter(|p| p.generation == generation);
@@ -96,7 +96,7 @@ impl Shared {
         }
     }
 
-    /// Lets the planner correct an estimate by what steps of this plan took.
+    /// Lets the planner correct an estimate by the step times of this plan.
     fn correct_costs(&mut self, plan: &Plan, observed_ms: f64, turn: &mut Turn<'_>) {
         let workers = self.infos(plan.members());
         let predicted_ms = self.predicted_ms(plan, plan.members());
@@ -104,7 +104,7 @@ impl Shared {
             return;
         };
         self.speeds.costs.corrected(plan.generation, factor);
-        // Made from what compute was thought to cost.
+        // They were made with the earlier cost of compute.
         self.prepared_plans.forget();
         turn.event(Event::CostsCorrected {
             generation: plan.generation,

@@ -1,4 +1,4 @@
-//! How much a coordinator remembers: for tests that its memory is bounded by what lives.
+//! How much a coordinator remembers, for tests that its memory is bounded by what exists now.
 
 use super::Coordinator;
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ pub struct CoordinatorTables {
     pub connected: usize,
     /// Workers that a plan in the record names.
     pub planned: usize,
-    /// Workers that it knows, also those that went.
+    /// Workers that it knows, including those that have left.
     pub workers: usize,
     /// Orders that it remembers having sent.
     pub orders: usize,
@@ -19,7 +19,7 @@ pub struct CoordinatorTables {
     pub quarantined: usize,
     /// Links that failed.
     pub bad_links: usize,
-    /// Plans for losses that may come.
+    /// Plans prepared for possible losses.
     pub prepared_plans: usize,
     /// States whose holders are compared, and states and rollbacks in the record.
     pub comparisons: usize,

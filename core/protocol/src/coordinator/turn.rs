@@ -1,4 +1,4 @@
-//! One input: when it came, and the effects that it has so far.
+//! The handling of one input: when it came, and the effects it has so far.
 
 use super::config::{CoordinatorEffect, CoordinatorInput};
 use super::event::Event;
@@ -6,8 +6,8 @@ use crate::message::{Order, Time};
 use crate::record::Record;
 use varuna_plan::WorkerId;
 
-/// Whose level an input can have changed. What is done worker by worker is done for these only: else the work for one message
-/// would grow with the number of workers, and that for one step with its square.
+/// The workers whose status an input can have changed. Work that is done for each worker is done only for these: otherwise the work for one
+/// message would grow with the number of workers, and the work for one step with its square.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scope {
     /// Everyone's: the clock, the record, the store, the user.
@@ -30,7 +30,7 @@ impl Scope {
         }
     }
 
-    /// Those of these workers, which ascend, that are within it.
+    /// The workers of this ascending list that are within the scope.
     pub(super) fn among(self, workers: &[WorkerId]) -> &[WorkerId] {
         match self {
             Scope::Everyone => workers,
@@ -61,12 +61,12 @@ impl Turn<'_> {
     }
 }
 
-/// What a mode wants to happen next.
+/// What a mode asks for next.
 pub(super) enum Next {
-    /// Nothing: the mode goes on.
+    /// Nothing: the mode continues.
     Stay,
-    /// The generation cannot go on, for this reason: stop all workers and ask what they hold.
+    /// The generation cannot continue, for this reason: stop all workers and ask for their inventories.
     Recover(String),
-    /// The record changes.
+    /// Write this record.
     Write(Record),
 }

@@ -1,24 +1,25 @@
-//! Which workers cannot read the job's data while others can.
+//! Finds workers that cannot read the job's data while others can.
 //!
-//! Each step that such a worker is to read for fails, and it answers each fence: the same plan would be made again and again. Where nobody can read, the
-//! store is slow or away, which is no worker's fault.
+//! Each step for which such a worker has to read data fails, yet the worker answers each fence, so the same plan would be made again and
+//! again. If nobody can read, the store is slow or unavailable, and no worker is to blame.
 
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::{Generation, WorkerId};
 
-/// In so many generations in a row: a store may be slow for a moment.
+/// Number of generations in a row in which a worker must fail to read: a store may be slow for a moment.
 const FENCES: u32 = 3;
 
-/// What workers have said of their data.
+/// What workers have reported about their data.
 #[derive(Default)]
 pub(super) struct Unread {
-    /// The last generation in which somebody said that its data cannot be read.
+    /// The last generation in which a worker reported that its data cannot be read.
     generation: Generation,
-    /// Who did.
+    /// The workers that reported it.
     said: BTreeSet<WorkerId>,
-    /// It was judged: what is said of it later comes too late.
+    /// Whether this generation was judged; later reports about it come too late.
     judged: bool,
-    /// In how many generations a worker could not read while others could, none of whose steps was committed with it.
+    /// For each worker: the number of generations in which it could not read while others could, and in which no step was committed with
+    /// it.
     fences: BTreeMap<WorkerId, u32>,
 }
 
@@ -29,17 +30,17 @@ pub(super) enum Finding {
     Nothing,
     /// Nobody could read.
     NobodyReads,
-    /// These are not to read for a while.
+    /// These workers are not used as readers for a while.
     LeaveOut(Vec<WorkerId>),
 }
 
 impl Unread {
-    /// The last generation in which somebody said that its data cannot be read.
+    /// The last generation in which a worker reported that its data cannot be read.
     pub(super) fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// The worker says so.
+    /// The worker reports that it could not read in this generation.
     pub(super) fn note(&mut self, generation: Generation, worker: WorkerId) {
         if generation > self.generation {
             self.generation = generation;
@@ -51,8 +52,9 @@ impl Unread {
         }
     }
 
-    /// The generation is stopped. `readers` have answered, and had to read in it: who of them did not say otherwise can. As many as those who cannot
-    /// are needed to blame these: of a store that is away, some may have read what they needed before.
+    /// The generation has stopped. `readers` are the workers that answered and had to read in it; those that did not report otherwise can
+    /// read. A worker is blamed only if at least as many can read as cannot: when a store is unavailable, some workers may have read what
+    /// they needed before.
     pub(super) fn judge(&mut self, readers: &BTreeSet<WorkerId>) -> Finding {
         if std::mem::replace(&mut self.judged, true) || self.said.is_empty() {
             return Finding::Nothing;
@@ -77,8 +79,8 @@ impl Unread {
         Finding::LeaveOut(left_out)
     }
 
-    /// A step was committed that these took part in. Who is left out meanwhile has shown nothing: it is left out again at once where it still
-    /// cannot read.
+    /// A step was committed in which these workers took part. A worker that is left out meanwhile has proved nothing: it is left out again
+    /// at once if it still cannot read.
     pub(super) fn committed(&mut self, took_part: impl Fn(WorkerId) -> bool) {
         self.fences.retain(|worker, _| !took_part(*worker));
     }

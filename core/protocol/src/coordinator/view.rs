@@ -22,7 +22,7 @@ impl Coordinator {
         }
     }
 
-    /// The present state of the run as a whole: without its workers, of which there may be thousands.
+    /// The present state of the run as a whole, without its workers, of which there may be thousands.
     #[must_use]
     pub fn run(&self) -> RunView {
         let shared = &self.shared;
@@ -50,13 +50,13 @@ impl Coordinator {
 
 /// For simulations.
 impl Coordinator {
-    /// The newest state that a worker has told it.
+    /// The newest state that a worker has reported to it.
     #[must_use]
     pub fn newest_heard(&self) -> StateId {
         self.shared.progress.best
     }
 
-    /// In what time it thinks again about a change that did not repay its way, if nobody comes or goes until then.
+    /// The time until it reconsiders a change that would not have repaid its cost, if no worker comes or goes until then.
     #[must_use]
     pub fn thinks_again_in(&self, now: Time) -> Option<Duration> {
         let shared = &self.shared;
@@ -69,7 +69,7 @@ impl Coordinator {
     }
 }
 
-/// Steps committed, as far as known. A plan that starts from a state says that much before anybody has reported it.
+/// Number of committed steps, as far as is known. A plan that starts from a state implies this many even before a worker has reported them.
 fn step(shared: &Shared) -> Step {
     let plan = shared.record.stored.plan.as_ref();
     let base = plan.and_then(|plan| match &plan.base {
@@ -103,7 +103,7 @@ fn worker_view(shared: &Shared, id: WorkerId) -> WorkerView {
 }
 
 impl Mode {
-    /// What people see of it.
+    /// The mode as it is shown to people.
     fn shown(&self, shared: &Shared) -> RunMode {
         let record = &shared.record.stored;
         match self {
@@ -112,7 +112,9 @@ impl Mode {
             Mode::Active(_) if record.next.is_some() => RunMode::Changing,
             Mode::Active(active) if active.is_running(shared.record.generation()) => RunMode::Training,
             Mode::Active(_) => RunMode::Launching,
-            Mode::Collecting(_) if shared.said.problem.is_some() || record.plan.is_none() => RunMode::Waiting,
+            Mode::Collecting(_) if shared.last_reports.problem.is_some() || record.plan.is_none() => {
+                RunMode::Waiting
+            }
             Mode::Collecting(_) => RunMode::Recovering,
             Mode::Persisting(write) if write.is_of_wait() => RunMode::Recovering,
             Mode::TakingOver(_) | Mode::Persisting(_) => RunMode::Persisting,

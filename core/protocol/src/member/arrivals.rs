@@ -1,10 +1,10 @@
-//! What comes of state and gradients, in both directions: only what belongs to the plan in force, or to the planned change, is looked at.
+//! Transfers of state and gradients, in both directions. Only those that belong to the plan in force or to the planned change are handled.
 
 use super::{Member, MemberEffect, MemberInput};
 use crate::message::Time;
 
 impl Member {
-    /// State and gradients that arrive, and what was sent of them.
+    /// Handles state and gradients that arrive, and those that were sent.
     pub(super) fn transfer(&mut self, now: Time, input: MemberInput, effects: &mut Vec<MemberEffect>) {
         match input {
             MemberInput::Fetched { generation, .. }

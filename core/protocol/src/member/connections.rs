@@ -1,5 +1,5 @@
-//! Connections to the peers of one plan: to those that it links this worker to from the start, to others when state has to be
-//! fetched from them, or was asked for by them.
+//! Connections to the peers of one plan: from the start to the peers that the plan links this worker to, and later to those that it fetches
+//! state from or that ask it for state.
 
 use super::MemberEffect;
 use std::collections::BTreeSet;
@@ -55,8 +55,8 @@ impl Connections {
         self.dialled.len().max(self.connected.len())
     }
 
-    /// A member that the plan links this one to, and that is not connected. A source without a stage is not waited for: where it
-    /// cannot be reached, another one gives its state.
+    /// A member that the plan links this one to and that is not connected. A source without a stage is not waited for: if it cannot be
+    /// reached, another source is asked for its state.
     pub(super) fn missing(&self, me: WorkerId, plan: &Plan) -> Option<WorkerId> {
         let missing = |peer: &WorkerId| plan.has(*peer) && !self.has(*peer);
         let mut links = plan.links(me).iter().copied().filter(|_| plan.has(me));

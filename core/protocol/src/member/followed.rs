@@ -1,32 +1,32 @@
-//! What is known of following: whom this worker sends what, and which units it follows itself. Nothing here asks or sends.
+//! The bookkeeping of following: what this worker sends to whom, and which units it follows itself. Nothing here asks or sends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::spare_copies::WAITING_GRADIENTS_MAX;
 use varuna_plan::{Decision, StateId, Unit, WorkerId};
 
-/// Gradients of one unit that may wait on their way to one follower, and in its engine.
+/// Maximum number of gradients of one unit that may wait on their way to one follower or in its engine.
 const WAITING_MAX: u32 = WAITING_GRADIENTS_MAX;
-/// Copies that may be on their way to one follower: so much host memory a source gives for it.
+/// Maximum number of copies on their way to one follower, which bounds the host memory that a source uses for it.
 const COPIES_MAX: usize = 8;
 
 /// Whom this worker sends copies and gradients to.
 #[derive(Default)]
 pub(super) struct Followers {
-    /// They need a copy.
+    /// Followers that need a copy, with the unit.
     asks: BTreeSet<(WorkerId, Unit)>,
-    /// The copies that are on their way to each.
+    /// The copies on their way to each follower.
     copies: BTreeMap<WorkerId, Copies>,
     /// Units that were copied, and how many of their gradients are on the way.
     gradients: BTreeMap<(WorkerId, Unit), u32>,
 }
 
-/// Copies on their way to one follower. They are made between two steps, so that one at a time would take as many steps as there are units.
-/// Twice as many are made where all before were sent within a step: a link that carries more is used, one that does not costs little memory.
+/// Copies on their way to one follower. They are made between two steps, so one at a time would take as many steps as there are units. The
+/// number is doubled when all earlier copies were sent within a step: a fast link is used, and a slow one costs little memory.
 struct Copies {
     on_the_way: BTreeSet<Unit>,
-    /// How many may be.
+    /// Maximum number of copies on their way.
     most: usize,
-    /// Some were still on the way at a commit after the one that they were made at.
+    /// Whether some were still on the way at a commit after the one at which they were made.
     late: bool,
 }
 
@@ -46,7 +46,7 @@ impl Copies {
 }
 
 impl Followers {
-    /// A peer asks to follow a unit; `in_order`: it holds what it was sent.
+    /// A peer asks to follow a unit. `in_order`: it has what it was sent.
     pub(super) fn ask(&mut self, from: WorkerId, unit: Unit, in_order: bool) {
         let copying = self
             .copies
@@ -59,7 +59,7 @@ impl Followers {
         }
     }
 
-    /// A peer has what the present step begins with: it needs the gradients from here on, and no copy.
+    /// A peer has the state with which the present step begins: it needs the gradients from here on, and no copy.
     pub(super) fn admit(&mut self, from: WorkerId, unit: Unit) {
         self.asks.remove(&(from, unit));
         self.gradients.entry((from, unit)).or_default();
@@ -87,7 +87,7 @@ impl Followers {
         next
     }
 
-    /// The gradients to be sent of the present step. A unit of which too many wait is not followed any more: the follower asks anew.
+    /// The gradients of the present step to be sent. A unit with too many waiting gradients is no longer followed: the follower asks again.
     pub(super) fn next_gradients(&mut self) -> Vec<(WorkerId, Unit)> {
         if !bug!(ForwardWithoutBound) {
             self.gradients.retain(|_, waiting| *waiting < WAITING_MAX);
@@ -96,26 +96,26 @@ impl Followers {
         self.gradients.keys().copied().collect()
     }
 
-    /// A copy was sent to the end.
+    /// A copy was sent completely.
     pub(super) fn copy_sent(&mut self, to: WorkerId, unit: Unit) {
         if let Some(copies) = self.copies.get_mut(&to) {
             copies.on_the_way.remove(&unit);
         }
     }
 
-    /// A gradient was sent to the end.
+    /// A gradient was sent completely.
     pub(super) fn gradient_sent(&mut self, to: WorkerId, unit: Unit) {
         if let Some(waiting) = self.gradients.get_mut(&(to, unit)) {
             *waiting = waiting.saturating_sub(1);
         }
     }
 
-    /// The peer was sent all gradients of the unit after its copy.
+    /// Whether the peer was sent all gradients of the unit since its copy.
     pub(super) fn has(&self, to: WorkerId, unit: Unit) -> bool {
         self.gradients.contains_key(&(to, unit))
     }
 
-    /// Some of them are still on their way.
+    /// Whether some of them are still on their way.
     pub(super) fn is_sending(&self, to: WorkerId, unit: Unit) -> bool {
         self.gradients
             .get(&(to, unit))
@@ -129,7 +129,7 @@ impl Followers {
         self.gradients.retain(|(to, _), _| *to != peer);
     }
 
-    /// Asks, and what is on its way.
+    /// The number of requests, and of transfers on their way.
     pub(super) fn len(&self) -> usize {
         let copies = self.copies.values().map(|c| c.on_the_way.len());
         self.asks.len() + copies.sum::<usize>() + self.gradients.len()
@@ -139,11 +139,11 @@ impl Followers {
 /// A unit that this worker follows.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct FollowedUnit {
-    /// The state that it is at once the engine has done what it was given.
+    /// The state it will have once the engine has done the work it was given.
     at: StateId,
-    /// A gradient has come after the copy.
+    /// Whether a gradient has arrived since the copy.
     stepped: bool,
-    /// What the engine was given and has not done.
+    /// Number of operations that the engine was given and has not done.
     in_engine: u32,
 }
 
@@ -151,7 +151,7 @@ struct FollowedUnit {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Arrived {
     Taken,
-    /// It was taken before, or lies before the copy.
+    /// It was taken before, or is older than the copy.
     Old,
     /// Something before it is missing.
     Gap,
@@ -164,7 +164,7 @@ pub(super) struct Followed {
 }
 
 impl Followed {
-    /// The state that the unit is followed at.
+    /// The state at which the unit is followed.
     pub(super) fn at(&self, unit: Unit) -> Option<StateId> {
         self.units.get(&unit).map(|u| u.at)
     }
@@ -180,7 +180,7 @@ impl Followed {
         self.units.insert(unit, unit_now);
     }
 
-    /// A gradient has arrived: it is taken only where it leads on from what is followed.
+    /// A gradient has arrived. It is taken only if it continues the followed state.
     pub(super) fn gradient(&mut self, unit: Unit, decision: &Decision) -> Arrived {
         let Some(followed) = self.units.get_mut(&unit) else {
             return Arrived::Gap;
@@ -199,19 +199,19 @@ impl Followed {
         Arrived::Taken
     }
 
-    /// The engine has done something that it was given for the unit.
+    /// The engine has done one of the operations it was given for the unit.
     pub(super) fn done(&mut self, unit: Unit) {
         if let Some(followed) = self.units.get_mut(&unit) {
             followed.in_engine = followed.in_engine.saturating_sub(1);
         }
     }
 
-    /// What came was damaged: it needs another copy.
+    /// The data that arrived was damaged: the unit needs another copy.
     pub(super) fn lose(&mut self, unit: Unit) {
         self.units.remove(&unit);
     }
 
-    /// All these units have come on by a gradient, and none is more than a step behind another.
+    /// Whether all these units have advanced by a gradient, and none is more than a step behind another.
     pub(super) fn has_caught_up(&self, units: &[Unit]) -> bool {
         if units.is_empty() {
             return true;

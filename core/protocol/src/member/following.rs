@@ -1,5 +1,5 @@
-//! Following: a newcomer, or a member that gets other units, takes a copy of each while their holders train, and then applies the reduced
-//! gradients of the steps after it. It never decides what is at the base: state ids do.
+//! Following: a newcomer, or a member that gains units, takes a copy of each unit while its holders train, and then applies the reduced
+//! gradients of the following steps. This module never decides which state is the base: state ids do.
 
 use super::followed::Arrived;
 use super::in_plan::PlannedChange;
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use varuna_plan::{Decision, Generation, StateId, Unit, WorkerId};
 
 impl Member {
-    /// What the level says of following.
+    /// The part of the status that is about following.
     pub(super) fn following(&self) -> Following {
         if !self.config.follows {
             return Following::Unable;
@@ -27,7 +27,7 @@ impl Member {
         }
     }
 
-    /// The units that a planned change gives this worker, but for those whose spare copy it keeps already.
+    /// The units that a planned change gives this worker, except those whose spare copy it already keeps.
     fn gained(&self, change: &PlannedChange) -> Vec<Unit> {
         let kept = |unit: Unit| {
             self.current
@@ -42,8 +42,8 @@ impl Member {
             .collect()
     }
 
-    /// Whether all units that a planned change gives this worker and whose spare copy it keeps are where the run is. These are not followed as well: what
-    /// keeps them brings them there.
+    /// Whether the spare copies that this worker keeps of units that a planned change gives it are up to date. These units are not followed
+    /// as well, since keeping their copies brings them to the same state.
     fn kept_of_gained_in_step(&self, change: &PlannedChange) -> bool {
         self.current.as_ref().is_none_or(|current| {
             let in_step: BTreeSet<Unit> = current.kept.in_step(self.at).collect();
@@ -55,7 +55,7 @@ impl Member {
         })
     }
 
-    /// Asks to follow what a planned change will give this worker, while the present plan trains.
+    /// Asks to follow the units that a planned change will give this worker, while the present plan trains.
     pub(super) fn follow_next(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
         let (me, retry) = (self.config.id, self.config.timing.fetch_retry);
         let trains = self.phase() == Phase::Running && !self.waiting.is_any();
@@ -88,7 +88,7 @@ impl Member {
         }
     }
 
-    /// What comes on the connections of a planned change, for the units that it will give this worker.
+    /// Handles state and gradients that arrive on the connections of a planned change, for the units that it will give this worker.
     pub(super) fn followed_arrival(
         &mut self,
         now: Time,
@@ -138,7 +138,7 @@ impl Member {
         }
     }
 
-    /// Somebody asks to follow a unit.
+    /// A peer asks to follow a unit.
     pub(super) fn asked_to_follow(
         &mut self,
         generation: Generation,
@@ -158,7 +158,7 @@ impl Member {
                 change.followers.ask(from, unit, held.is_some());
             }
         }
-        // After the switch the last gradient may be on its way: then the whole state need not follow it.
+        // After the switch the last gradient may still be on its way; then the whole state need not be sent after it.
         let current = self.current_in(generation);
         let brought = current.is_some_and(|c| held.is_some() && c.followers.is_sending(from, unit));
         if !brought {
@@ -166,7 +166,7 @@ impl Member {
         }
     }
 
-    /// Copies the state that was just committed for those who follow.
+    /// Copies the state that was just committed for the followers.
     pub(super) fn copy_for_followers(&mut self, effects: &mut Vec<MemberEffect>) {
         let (at, decision) = (self.at, self.holdings.decision);
         let Some(change) = &mut self.change else { return };
@@ -184,7 +184,7 @@ impl Member {
         }
     }
 
-    /// Sends the gradients of the step that was just concluded to those who follow. It comes before the optimizer, which scales them in place.
+    /// Sends the gradients of the step that was just concluded to the followers. This precedes the optimizer, which scales them in place.
     pub(super) fn forward_gradients(&mut self, decision: Decision, effects: &mut Vec<MemberEffect>) {
         let Some(change) = &mut self.change else { return };
         let generation = change.plan.generation;
@@ -197,7 +197,7 @@ impl Member {
         effects.extend(change.followers.next_gradients().into_iter().map(forward));
     }
 
-    /// A gradient was sent to the end.
+    /// A gradient was sent completely.
     pub(super) fn forwarded(&mut self, generation: Generation, to: WorkerId, unit: Unit) {
         if let Some(change) = self.change_to(generation) {
             change.followers.gradient_sent(to, unit);
@@ -207,7 +207,7 @@ impl Member {
         }
     }
 
-    /// Whether this is a copy of a unit that is followed, and not the base: that is the state that the plan's own switch leads to.
+    /// Whether this is a copy for following rather than the base, which is the state that the plan's own switch leads to.
     pub(super) fn is_copy(&self, id: StateId, decision: Option<Decision>) -> bool {
         let switches = |c: &Decision| c.id == id && c.switch == Some(self.generation());
         let here = self.current.as_ref().filter(|c| c.follows());
@@ -276,14 +276,14 @@ impl Member {
         }
     }
 
-    /// What is followed is on its way from there: nobody else is asked for it meanwhile.
+    /// Gradients of the followed unit are arriving from this peer, so no other one is asked for it meanwhile.
     fn keep_following(&mut self, now: Time, from: WorkerId, unit: Unit) {
         if let Some(transfers) = self.current.as_mut().and_then(super::InPlan::transfers) {
             Transfers::keep(transfers, now, from, unit);
         }
     }
 
-    /// A decision that came with state. Units come from several sources: the newest one counts.
+    /// Takes a decision that came with state. Units come from several sources: the newest decision counts.
     fn learn(&mut self, decision: Option<Decision>) {
         let newer = |d: &Decision| self.holdings.decision.is_none_or(|known| d.id > known.id);
         if let Some(decision) = decision.filter(newer) {

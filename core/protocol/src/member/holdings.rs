@@ -1,25 +1,25 @@
-//! The state that a worker holds. It outlives every plan, and is given up in one place only.
+//! The state that a worker holds. It outlives every plan, and is given up in only one place.
 
 use crate::message::{Inventory, Prepared, Ran};
 use std::collections::{BTreeMap, VecDeque};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, StateId, Step, Unit};
 
-/// State held, and what is known of the last steps.
+/// The held state, and what is known about the last steps.
 #[derive(Default)]
 pub(super) struct Holdings {
     pub(super) units: BTreeMap<Unit, StateId>,
     /// Reduced gradients not yet applied.
     pub(super) prepared: BTreeMap<Unit, Prepared>,
-    /// Gradients for the spare copies that this worker keeps, not yet applied, oldest first: in a row, the first one of the step that the
-    /// unit is at.
+    /// Gradients for the spare copies that this worker keeps, not yet applied. They are consecutive, oldest first, and the first is the one
+    /// for the step that the unit's state has reached.
     pub(super) waiting: BTreeMap<Unit, VecDeque<Prepared>>,
-    /// Of the last commit.
+    /// The decision of the last commit.
     pub(super) decision: Option<Decision>,
     pub(super) ran: Option<Ran>,
 }
 
-/// Ids are compared whole: a step number identifies nothing.
+/// Compares whole ids: a step number alone does not identify a state.
 pub(super) fn same(a: StateId, b: StateId) -> bool {
     a == b || (bug!(StepIsIdentity) && a.step == b.step)
 }
@@ -55,13 +55,13 @@ impl Holdings {
         here.map(|(unit, id)| (*unit, *id))
     }
 
-    /// The units of an interrupted or completed step that are reduced.
+    /// Notes the units of an interrupted or completed step whose gradients are reduced.
     pub(super) fn note_prepared(&mut self, run_gen: Generation, step: Step, units: &[(Unit, UnitNorm)]) {
         let prepared = |norm: UnitNorm| Prepared { run_gen, step, norm };
         self.prepared = units.iter().map(|(u, norm)| (*u, prepared(*norm))).collect();
     }
 
-    /// The step that is about to be run: its norm was not put in.
+    /// A step is about to be run: its norm has not been put in.
     pub(super) fn begin_step(&mut self, generation: Generation, step: Step) {
         self.ran = Some(Ran {
             generation,
@@ -101,7 +101,7 @@ impl Holdings {
         u32::try_from(waiting).unwrap_or(u32::MAX)
     }
 
-    /// Takes the gradient that the decision is to be applied with, where it is there. The engine is about to overwrite the unit.
+    /// Takes the gradient to which the decision is applied, if it is there. The engine is about to overwrite the unit.
     pub(super) fn take_gradient(&mut self, unit: Unit, decision: &Decision) -> bool {
         let of_step = |p: &Prepared| p.run_gen == decision.id.run_gen && p.step == decision.parent.step;
         let waiting = self

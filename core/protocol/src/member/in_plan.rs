@@ -1,4 +1,4 @@
-//! The plan in force on a worker, and the planned change that is being prepared meanwhile.
+//! The plan in force on a worker, and the planned change that is prepared meanwhile.
 
 use super::connections::Connections;
 use super::followed::{Followed, Followers};
@@ -12,9 +12,9 @@ use std::sync::Arc;
 use varuna_plan::deadline::RecentSteps;
 use varuna_plan::{Generation, Plan, StateId, Unit, WorkerId};
 
-/// How far a worker is in its plan.
+/// How far a worker has come in its plan.
 pub(super) enum Stage {
-    /// It serves state, has no stage.
+    /// It sends state to others and has no stage.
     Source,
     /// It connects, rolls forward, fetches.
     Loading(Transfers),
@@ -23,29 +23,30 @@ pub(super) enum Stage {
     Running,
 }
 
-/// The plan in force here, and all that belongs to it alone.
+/// The plan in force on this worker, and everything that belongs only to this plan.
 pub(super) struct InPlan {
     pub(super) plan: Arc<Plan>,
     pub(super) stage: Stage,
     /// The state that the plan begins with; a joiner of a switch learns it from its first source.
     pub(super) base: Option<StateId>,
     pub(super) connections: Connections,
-    /// State for peers.
+    /// State that peers asked for.
     pub(super) serving: Serving,
     /// Peers that followed this worker to the switch.
     pub(super) followers: Followers,
-    /// What this worker follows, or followed to the switch.
+    /// The units that this worker follows, or followed to the switch.
     pub(super) followed: Followed,
-    /// Whom this worker sends what for spare copies of units that it alone holds.
+    /// The keepers to which this worker sends spare copies of units that only it holds.
     pub(super) keepers: Followers,
     /// The units whose spare copy it keeps.
     pub(super) kept: Kept,
     pub(super) norms: NormExchange,
-    /// What its last steps took.
+    /// The times of its last steps.
     pub(super) recent: RecentSteps,
-    /// When something last moved.
+    /// When there last was some progress.
     pub(super) progress_at: Time,
-    /// When the step that runs began: what else goes on beside it, as copies of units that are kept or followed, says nothing of how long it takes.
+    /// When the running step began. Work beside it, such as making copies for keepers and followers, says nothing about how long the step
+    /// takes.
     pub(super) step_began_at: Time,
     /// The generation that a planned change left; its connections stay open until Go.
     pub(super) left: Option<Generation>,
@@ -96,12 +97,13 @@ impl InPlan {
         }
     }
 
-    /// It is a newcomer's, which follows what it will need.
+    /// Whether this is the plan of a newcomer, which follows the units that it will need.
     pub(super) fn follows(&self) -> bool {
         self.takes_gradients() && self.left.is_none()
     }
 
-    /// What it loads may come by gradients: also after the switch, since those of the step that switched may be on their way.
+    /// Whether the state that it loads may arrive as gradients. This is so also after the switch, since those of the step that switched may
+    /// still be on their way.
     pub(super) fn takes_gradients(&self) -> bool {
         self.plan.following && matches!(self.stage, Stage::Loading(_))
     }
@@ -118,7 +120,7 @@ impl InPlan {
         self.unmet(me).is_none()
     }
 
-    /// Who this worker waits for while it loads: a member that is not connected, or the source of the first unit that is lacking.
+    /// The worker that this one waits for while it loads: a member that is not connected, or the source of the first missing unit.
     pub(super) fn hanging_on(&self, me: WorkerId, holdings: &Holdings) -> Option<WorkerId> {
         if let Some(unmet) = self.unmet(me) {
             return Some(unmet);
@@ -131,7 +133,7 @@ impl InPlan {
         asked.or_else(|| self.plan.sources_for(me, unit).first().copied())
     }
 
-    /// All that is lacking was asked of the store, and no peer is waited for.
+    /// Whether everything that is missing was requested from the store, and no peer is waited for.
     pub(super) fn hangs_on_store(&self, me: WorkerId, holdings: &Holdings) -> bool {
         let Stage::Loading(transfers) = &self.stage else {
             return false;
@@ -141,7 +143,7 @@ impl InPlan {
         self.unmet(me).is_none() && !lacking.is_empty() && lacking.iter().all(from_store)
     }
 
-    /// A peer that the plan links this worker to, and that is not connected.
+    /// A peer that the plan links this worker to and that is not connected.
     pub(super) fn unmet(&self, me: WorkerId) -> Option<WorkerId> {
         self.connections.missing(me, &self.plan)
     }
@@ -162,19 +164,19 @@ pub(super) struct PlannedChange {
     pub(super) serving: Serving,
     /// Workers that follow units which this one holds.
     pub(super) followers: Followers,
-    /// The units that this worker gets, and does not have in the present plan.
+    /// The units that this worker gains, which it does not have in the present plan.
     pub(super) gained: Vec<Unit>,
-    /// What it follows of them, and whom it asked.
+    /// Which of them it follows, and whom it asked.
     pub(super) followed: Followed,
     pub(super) asked: Transfers,
-    /// Its number goes into the norm exchange.
+    /// Whether its number goes into the norm exchange.
     pub(super) armed: bool,
-    /// Since when peers are being connected; none once all were, or somebody was suspected.
+    /// Since when peers are being connected. None once all were connected, or a suspicion was reported.
     pub(super) suspect_at: Option<Time>,
 }
 
 impl PlannedChange {
-    /// From the `present` plan of this worker.
+    /// A change from the `present` plan of this worker.
     pub(super) fn to(
         now: Time,
         me: WorkerId,
@@ -202,7 +204,7 @@ impl PlannedChange {
         self.unmet(me).is_none()
     }
 
-    /// What is followed has to be asked for anew: it came from a peer that is gone, or damaged.
+    /// The followed units from this peer have to be requested again: the peer is gone, or what it sent was damaged.
     pub(super) fn lose_followed(&mut self, from: WorkerId) {
         for unit in &self.gained {
             if self.asked.asked_peer(*unit) == Some(from) {
@@ -211,7 +213,7 @@ impl PlannedChange {
         }
     }
 
-    /// A peer of it that is not connected.
+    /// A peer of the next plan that is not connected.
     pub(super) fn unmet(&self, me: WorkerId) -> Option<WorkerId> {
         self.connections.missing(me, &self.plan)
     }

@@ -11,15 +11,15 @@ use varuna_plan::{Decision, Generation, Layout, Plan, StateId, Step, Unit, Worke
 pub struct MemberTiming {
     /// Longest interval between two Status.
     pub heartbeat: Duration,
-    /// How long connecting and fetching may show no progress before a link is suspected. Never grows. Ten times that where only the store is waited for.
+    /// How long connecting or fetching may stall before a link is suspected; ten times that if only the store is awaited. Never grows.
     pub connect_deadline: Duration,
-    /// How long a fetch may show no progress before the next source is asked.
+    /// How long a fetch may make no progress before the next source is asked.
     pub fetch_retry: Duration,
-    /// How long a step that was run here may wait for the gradients of units whose spare copy this worker keeps, or as long as it took to run, if
-    /// that is longer. Then it goes on without them, and the copy is asked for anew. Less than the least deadline of a step.
+    /// How long a finished step may wait for the gradients of units whose spare copy this worker keeps, or as long as the step took if that
+    /// is longer. Then it continues without them, and the copy is requested again. Shorter than the shortest step deadline.
     pub spare_wait: Duration,
-    /// How long the engine may take to stop, or to finish what cannot be stopped, once a fence waits for it. Less than a coordinator waits
-    /// for a worker that is connected and does not answer (see [`crate::coordinator::Timing::unanswered`]).
+    /// How long the engine may take to stop, or to finish what cannot be interrupted, when a fence waits for it. Shorter than a coordinator
+    /// waits for a connected worker that does not answer (see [`crate::coordinator::Timing::unanswered`]).
     pub engine: Duration,
     /// How long a member that has reached the last step waits for a coordinator that is gone.
     pub finished: Duration,
@@ -41,7 +41,7 @@ impl Default for MemberTiming {
     }
 }
 
-/// What a member is configured with.
+/// The configuration of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemberConfig {
     /// This worker.
@@ -52,15 +52,15 @@ pub struct MemberConfig {
     pub last_step: Step,
     /// Steps between regular checkpoints; one is also made when it is ordered, and at the end. None = there is no store.
     pub checkpoint_every: Option<u64>,
-    /// It can follow units (see [`PeerMessage::Follow`]): its driver knows the inputs and effects of that.
+    /// Whether it can follow units (see [`PeerMessage::Follow`]): its driver handles the inputs and effects of following.
     pub follows: bool,
-    /// Steps between comparisons of the holders' states; those of checkpoints are compared too. None = nothing is compared.
+    /// Steps between comparisons of the holders' states; the states of checkpoints are compared too. None = no comparison.
     pub compare_every: Option<u64>,
     /// Deadlines.
     pub timing: MemberTiming,
 }
 
-/// What may happen to a member.
+/// An input of a member.
 #[derive(Clone, PartialEq, Debug)]
 pub enum MemberInput {
     /// The clock: every few tens of milliseconds.
@@ -73,45 +73,45 @@ pub enum MemberInput {
     Order {
         /// The coordinator's term; orders of a lower term than the greatest seen are ignored.
         term: u64,
-        /// What it wants.
+        /// The order.
         order: Order,
     },
-    /// My dial to `peer` was accepted: it knows the plan.
+    /// The connection that this worker opened to `peer` was accepted: the peer knows the plan.
     Connected {
-        /// Of which generation.
+        /// The generation.
         generation: Generation,
-        /// Who accepted.
+        /// The peer that accepted.
         peer: WorkerId,
     },
     /// A connection ended, in either direction.
     Closed {
-        /// Of which generation.
+        /// The generation.
         generation: Generation,
-        /// To or from whom.
+        /// The peer.
         peer: WorkerId,
     },
-    /// What came from a peer was no sound frame; its connection is about to end.
+    /// A peer sent an invalid frame; its connection is about to end.
     Damaged {
-        /// Of which generation.
+        /// The generation.
         generation: Generation,
-        /// Who sent it.
+        /// The sender.
         from: WorkerId,
     },
     /// A message on a connection of that generation.
     Peer {
-        /// Of the connection.
+        /// The connection's generation.
         generation: Generation,
-        /// Who sent it.
+        /// The sender.
         from: WorkerId,
         /// The message.
         message: PeerMessage,
     },
-    /// A whole unit lies staged under `(unit, id)`, from a peer or (`from` = this worker) from the store. The member answers
-    /// at once with [`MemberEffect::Adopt`]; what it does not adopt is to be dropped.
+    /// A whole unit is staged under `(unit, id)`, from a peer or (`from` = this worker) from the store. The member answers at once with
+    /// [`MemberEffect::Adopt`]; if it does not, the unit must be dropped.
     Fetched {
-        /// Of the plan it was asked for.
+        /// The generation of the plan for which it was requested.
         generation: Generation,
-        /// Who sent it.
+        /// The sender.
         from: WorkerId,
         /// Which unit.
         unit: Unit,
@@ -122,73 +122,73 @@ pub enum MemberInput {
     },
     /// Bytes of a fetch are arriving, from a peer or (`from` = this worker) from the store.
     FetchProgress {
-        /// Of the plan it was asked for.
+        /// The generation of the plan for which it was requested.
         generation: Generation,
-        /// Who sends.
+        /// The sender.
         from: WorkerId,
         /// Which unit.
         unit: Unit,
     },
-    /// A fetch ended without a whole unit; with `from` = this worker: the store has no sound shard of it.
+    /// A fetch ended without a whole unit. `from` = this worker: the store has no valid shard of it.
     FetchFailed {
-        /// Of the plan it was asked for.
+        /// The generation of the plan for which it was requested.
         generation: Generation,
-        /// Who was asked.
+        /// The source that was asked.
         from: WorkerId,
         /// Which unit.
         unit: Unit,
     },
-    /// A unit's state, see [`MemberEffect::Serve`], was sent to the end.
+    /// A unit's state was sent completely (see [`MemberEffect::Serve`]).
     Served {
-        /// Of which generation.
+        /// The generation.
         generation: Generation,
-        /// To whom.
+        /// The receiver.
         to: WorkerId,
         /// Which unit.
         unit: Unit,
     },
-    /// A gradient, see [`MemberEffect::Forward`], was sent to the end.
+    /// A gradient was sent completely (see [`MemberEffect::Forward`]).
     Forwarded {
-        /// Of which generation.
+        /// The generation.
         generation: Generation,
-        /// To whom.
+        /// The receiver.
         to: WorkerId,
         /// Which unit.
         unit: Unit,
     },
-    /// The reduced gradient of a step lies staged under `(unit, decision.id)`. The member answers at once with
-    /// [`MemberEffect::ApplyForwarded`]; what it does not take is to be dropped.
+    /// The reduced gradient of a step is staged under `(unit, decision.id)`. The member answers at once with
+    /// [`MemberEffect::ApplyForwarded`]; if it does not, the gradient must be dropped.
     Gradient {
-        /// Of the connection.
+        /// The connection's generation.
         generation: Generation,
-        /// Who sent it.
+        /// The sender.
         from: WorkerId,
         /// Which unit.
         unit: Unit,
         /// The decision of its step.
         decision: Decision,
     },
-    /// The reduced gradient of a step lies staged under unit, generation and step, for a spare copy that this worker keeps. Where it is
-    /// wanted the member answers at once with [`MemberEffect::KeepGradient`]; else it is to be dropped.
+    /// The reduced gradient of a step is staged under unit, generation and step, for a spare copy that this worker keeps. If it is wanted,
+    /// the member answers at once with [`MemberEffect::KeepGradient`]; otherwise it must be dropped.
     PreparedGradient {
-        /// Of the connection.
+        /// The connection's generation.
         generation: Generation,
-        /// Who sent it.
+        /// The sender.
         from: WorkerId,
         /// Which unit.
         unit: Unit,
         /// The generation and step that were run, and the unit's part of the norm exchange, as in [`MemberEffect::ForwardPrepared`].
         prepared: Prepared,
     },
-    /// Engine: every unit of mine is reduced for the step.
+    /// Engine: every unit of this worker is reduced for the step.
     Prepared {
-        /// Of the plan that was run.
+        /// The generation that ran.
         generation: Generation,
         /// The step that was run.
         step: Step,
         /// All units of this worker.
         units: Vec<(Unit, UnitNorm)>,
-        /// The store has not taken this worker's last checkpoint yet.
+        /// The store has not accepted this worker's last checkpoint yet.
         store_busy: bool,
     },
     /// Engine, the answer to Abort: nothing runs; these units of the interrupted step are completely reduced.
@@ -208,32 +208,32 @@ pub enum MemberInput {
         /// Its state.
         id: StateId,
     },
-    /// Engine: the running step broke for another reason than Abort. The engine idles and waits for Abort.
+    /// Engine: the running step failed for a reason other than Abort. The engine is idle and waits for Abort.
     StepFailed {
-        /// Of the plan that was run.
+        /// The generation that ran.
         generation: Generation,
-        /// Whom it was waiting for.
+        /// The worker that it was waiting for, if known.
         about: Option<WorkerId>,
     },
-    /// Engine: the step broke since its data could not be read; or it was stopped, and its data had not come for long. Else as StepFailed.
+    /// Engine: the step failed since its data could not be read, or was stopped after a long wait for data. Else as StepFailed.
     StepLacksData {
-        /// Of the plan that was run.
+        /// The generation that ran.
         generation: Generation,
     },
     /// Engine, the answer to Digest.
     Digested(Digests),
-    /// This worker had notice that it will go.
+    /// This worker was notified that it will be stopped.
     Drain,
 }
 
-/// What the driver does for a member, in order.
+/// What the driver must do for a member, in order.
 #[derive(Clone, PartialEq, Debug)]
 pub enum MemberEffect {
-    /// A plan was accepted: from now on peers' dials of its generation, which prove its secret, are accepted.
+    /// A plan was accepted. From now on peers' connections of its generation are accepted if they prove its secret.
     Accepted(Arc<Plan>),
     /// Dial the peer until it accepts or until Disconnect.
     Connect {
-        /// Of which generation.
+        /// The generation.
         generation: Generation,
         /// The peer.
         peer: WorkerId,
@@ -245,20 +245,20 @@ pub enum MemberEffect {
         /// Which one.
         generation: Generation,
     },
-    /// On the connection of that generation. Dropped if there is none.
+    /// Send on the connection of that generation. Dropped if there is none.
     Send {
-        /// Of which generation.
+        /// The generation.
         generation: Generation,
-        /// To whom.
+        /// The receiver.
         to: WorkerId,
         /// The message.
         message: PeerMessage,
     },
-    /// Send my copy of the unit as it is now over the data plane, one at a time to each peer. Answer: Served, unless the connection is closed.
+    /// Send the unit's present state over the data plane, one unit at a time to each peer. Answer: Served, unless the connection closes.
     Serve {
-        /// Of which generation.
+        /// The generation.
         generation: Generation,
-        /// To whom.
+        /// The receiver.
         to: WorkerId,
         /// Which unit.
         unit: Unit,
@@ -267,12 +267,12 @@ pub enum MemberEffect {
         /// Travels with it.
         decision: Option<Decision>,
     },
-    /// Make a copy of the unit as it is now, beside the next step, and send that: training waits neither for the network nor for the
-    /// reader. At most one at a time to each peer. Answer: Served, unless the connection is closed.
+    /// Copy the unit's present state while the next step runs, and send the copy: training waits neither for the network nor for the
+    /// reader. At most one at a time to each peer. Answer: Served, unless the connection closes.
     Copy {
-        /// Of which generation.
+        /// The generation.
         generation: Generation,
-        /// To whom.
+        /// The receiver.
         to: WorkerId,
         /// Which unit.
         unit: Unit,
@@ -281,29 +281,29 @@ pub enum MemberEffect {
         /// The decision that led to it.
         decision: Option<Decision>,
     },
-    /// Copy the unit's reduced gradient (nothing of a skipped step), and send it with the decision. Answer: Forwarded, unless the connection is closed.
+    /// Copy the unit's reduced gradient (none of a skipped step), and send it with the decision. Answer: Forwarded, unless closed.
     Forward {
-        /// Of which generation.
+        /// The generation.
         generation: Generation,
-        /// To whom.
+        /// The receiver.
         to: WorkerId,
         /// Which unit.
         unit: Unit,
         /// The decision of the step.
         decision: Decision,
     },
-    /// Copy the unit's reduced gradient as it is now, and send it to who keeps its spare copy. Answer: Forwarded, unless the connection is closed.
+    /// Copy the unit's reduced gradient, and send it to the keeper of its spare copy. Answer: Forwarded, unless the connection closes.
     ForwardPrepared {
-        /// Of which generation.
+        /// The generation.
         generation: Generation,
-        /// To whom.
+        /// The receiver.
         to: WorkerId,
         /// Which unit.
         unit: Unit,
         /// Travels with it.
         prepared: Prepared,
     },
-    /// Keep the gradient that has just arrived for a spare copy until it is applied, whatever becomes of the connection; it is also forgotten with
+    /// Keep the gradient that has just arrived for a spare copy until it is applied, even if the connection closes. It is also dropped by
     /// Free, and when the unit is adopted at a later step.
     KeepGradient {
         /// Which unit.
@@ -311,39 +311,39 @@ pub enum MemberEffect {
         /// The step that was run.
         step: Step,
     },
-    /// Engine: apply the decision with the staged gradient to the unit, uninterruptibly: with the one that came with it, or the one that was kept
-    /// of the generation and step that it concludes. Answer: Loaded with `decision.id`.
+    /// Engine: apply the decision to the unit, uninterruptibly: with the gradient that came with it, or with the kept gradient of the
+    /// generation and step that it concludes. Answer: Loaded with `decision.id`.
     ApplyForwarded {
-        /// Which unit; it is at the decision's parent when all that was ordered before is done.
+        /// Which unit; it is at the decision's parent once everything ordered before is done.
         unit: Unit,
-        /// What to apply.
+        /// The decision to apply.
         decision: Decision,
     },
-    /// Send no more state in this generation: the engine is about to change it.
+    /// Stop sending state in this generation: the engine is about to change it.
     StopServing {
         /// Which one.
         generation: Generation,
     },
-    /// To the coordinator; dropped while no stream is up.
+    /// Send a report to the coordinator; dropped while no stream is up.
     Report(Report),
-    /// `StateId::INITIAL`: the engine makes the unit from the job's seed and answers Loaded, always. Otherwise: stage the shard
-    /// from the store and answer Fetched with `from` = this worker and this generation, or never. Repeated while it is lacking.
+    /// If `id` is `StateId::INITIAL`, the engine makes the unit from the job's seed and always answers Loaded. Otherwise: stage the shard
+    /// from the store and answer Fetched with `from` = this worker and this generation, or never. Repeated while the unit is missing.
     Load {
-        /// Of the plan that needs it.
+        /// The generation of the plan that needs it.
         generation: Generation,
         /// The state.
         id: StateId,
         /// Which unit.
         unit: Unit,
     },
-    /// Engine: take over the staged unit, in place of what was held. Answer: Loaded.
+    /// Engine: replace the held unit with the staged one. Answer: Loaded.
     Adopt {
         /// Which unit.
         unit: Unit,
         /// The state it is staged under.
         id: StateId,
     },
-    /// Engine: run the step that follows `step` committed ones. Answer: Prepared or StepFailed, or Stopped after Abort.
+    /// Engine: run the step after the first `step` committed ones. Answer: Prepared or StepFailed, or Stopped after Abort.
     Run {
         /// The plan in force.
         plan: Arc<Plan>,
@@ -356,28 +356,28 @@ pub enum MemberEffect {
     Abort,
     /// Engine: apply the decision to these units, uninterruptibly. Answer: Applied. Also used to roll forward.
     Apply {
-        /// What to apply.
+        /// The decision to apply.
         decision: Decision,
         /// To which units; each is prepared for it.
         units: Vec<Unit>,
     },
     /// Engine: forget the state of all other units.
     Free {
-        /// What stays.
+        /// The units whose state stays.
         keep: Vec<Unit>,
     },
-    /// Copy the unit's state as it is now, and put it into the store under `(id, unit)` if absent.
+    /// Copy the unit's present state, and put it into the store under `(id, unit)` if it is not there.
     Put {
         /// Its state.
         id: StateId,
         /// Which unit.
         unit: Unit,
     },
-    /// Compute the digests of these units' state as it is now, beside the next step. Answer: Digested, or none where it is not there.
+    /// Compute digests of the present state of these units while the next step runs. Answer: Digested, or none if the state is not there.
     Digest {
         /// The state.
         id: StateId,
-        /// All members put it into the store.
+        /// Whether all members put it into the store.
         saved: bool,
         /// Which units.
         units: Vec<Unit>,
@@ -391,10 +391,10 @@ pub enum MemberEffect {
 pub enum ExitReason {
     /// The coordinator let it go.
     Released,
-    /// The run has reached its last step, and no coordinator came to say so.
+    /// The run has reached its last step, and no coordinator came to confirm it.
     Finished,
     /// Nothing was committed and no coordinator was found for a long time.
     Orphaned,
-    /// The engine does not stop: what it does is not known.
+    /// The engine does not stop; what it is doing is not known.
     EngineStuck,
 }

@@ -1,5 +1,5 @@
-//! Spare copies (ADR 27), on both sides: who alone holds a unit sends its gradient to the unit's keeper as soon as it has run a step, and the
-//! keeper is prepared once it has that. So a step is committed only where the keeper can finish it.
+//! Spare copies (ADR 27), on both sides: the only holder of a unit sends its gradient to the unit's keeper as soon as it has run a step,
+//! and the keeper reports that it is prepared only once it has the gradient. So a step is committed only if the keeper can finish it.
 
 use super::followed::Arrived;
 use super::in_plan::Stage;
@@ -10,14 +10,14 @@ use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
 
 impl Member {
-    /// Units whose spare copy, as this worker says, is where the run is: their loss elsewhere would lose no committed step.
+    /// Units whose spare copy on this worker is up to date: losing their holder would lose no committed step.
     #[must_use]
     pub fn spare_units_in_step(&self) -> Vec<Unit> {
         let running = self.current.as_ref().filter(|c| c.phase() == Phase::Running);
         running.map_or_else(Vec::new, |c| c.kept.in_step(self.at).collect())
     }
 
-    /// What the coordinator is told of these copies.
+    /// The part of the status that is about these copies.
     pub(super) fn keeping(&self) -> Keeping {
         let running = self.current.as_ref().filter(|c| c.phase() == Phase::Running);
         match running {
@@ -27,7 +27,7 @@ impl Member {
         }
     }
 
-    /// How often a spare copy was given up under the present plan: what came was late or damaged, or something was missing.
+    /// How many times a spare copy was given up under the present plan, because a gradient was late, damaged or missing.
     #[must_use]
     pub fn spare_copies_given_up(&self) -> u32 {
         self.current.as_ref().map_or(0, |c| c.kept.given_up())
@@ -44,7 +44,7 @@ impl Member {
             .collect()
     }
 
-    /// The plan runs: what this worker is to keep is asked for.
+    /// The plan has started: asks for the copies that this worker is to keep.
     pub(super) fn begin_keeping(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
         let me = self.config.id;
         if let Some(current) = self.current.as_mut().filter(|_| self.config.follows) {
@@ -54,7 +54,7 @@ impl Member {
         self.ask_for_copies(now, effects);
     }
 
-    /// Asks for copies on a clock, and gives up what a step has waited for too long.
+    /// Asks for copies at intervals, and gives up copies that a step has waited for too long.
     pub(super) fn keep(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
         let Some(current) = &self.current else { return };
         let late = current.kept.wait_until.is_some_and(|until| now > until);
@@ -85,7 +85,7 @@ impl Member {
         }
     }
 
-    /// A keeper asks for a copy; false where the worker that asks is none.
+    /// A keeper asks for a copy. False if the worker that asks is no keeper.
     pub(super) fn asked_by_keeper(
         &mut self,
         generation: Generation,
@@ -102,7 +102,7 @@ impl Member {
         if plan.keeper(unit) != Some(from) || plan.owner(unit) != Some(me) {
             return false;
         }
-        // Where it has the state that this step begins with, and the step's gradient is still to come, nothing is lacking.
+        // If the keeper has the state that this step begins with, and the step's gradient is still to come, it is missing nothing.
         let begins_with = match current.stage {
             Stage::Running => Some(at).filter(|_| computes),
             Stage::Loading(_) | Stage::Ready => current.base,
@@ -116,7 +116,8 @@ impl Member {
         true
     }
 
-    /// Sends the gradients of the step that was just run to those who keep copies. It comes before the norms: who commits may rely on them.
+    /// Sends the gradients of the step that was just run to the keepers. This precedes the norms: a worker that commits may rely on the
+    /// gradients having been sent.
     pub(super) fn forward_prepared(
         &mut self,
         generation: Generation,
@@ -159,7 +160,7 @@ impl Member {
         }
     }
 
-    /// The kept units whose gradient of the present step is lacking, where the copy is in step: the commit waits for these.
+    /// The kept units that are up to date but whose gradient of the present step is missing: the commit waits for these.
     fn awaited(&self) -> Vec<Unit> {
         let Some(current) = &self.current else {
             return Vec::new();
@@ -168,13 +169,14 @@ impl Member {
         current.kept.in_step(self.at).filter(lacking).collect()
     }
 
-    /// Whether this worker may say that it is prepared, as far as its spare copies go.
+    /// Whether this worker may report that it is prepared, as far as its spare copies are concerned.
     pub(super) fn can_finish_for_others(&self) -> bool {
         bug!(CommitBeforeKeeperCanFinish) || self.awaited().is_empty()
     }
 
-    /// A step was run here: gradients for spare copies are waited for from now on, as long again as it took: stages end a step one after the other,
-    /// and each of them is a part of it. A step takes twice as long at most, and within its deadline, which is four times what is observed.
+    /// A step was run on this worker: from now on it waits for gradients of spare copies, for as long as the step took, since stages finish
+    /// a step one after the other and each takes only a part of it. So a step takes at most twice as long, which is within its deadline of
+    /// four times the observed time.
     pub(super) fn wait_for_gradients(&mut self, now: Time) {
         if let Some(current) = &mut self.current {
             let took = now.since(current.step_began_at);
@@ -182,7 +184,8 @@ impl Member {
         }
     }
 
-    /// The next step begins, and so does its wait only once it was run here: however long that takes, no gradient is late before.
+    /// The next step begins. Its wait starts only after it was run here, so no gradient counts as late before that, however long the step
+    /// takes.
     pub(super) fn wait_is_over(&mut self) {
         if let Some(current) = &mut self.current {
             current.kept.wait_until = None;
@@ -213,7 +216,7 @@ impl Member {
         self.pass_on(effects);
     }
 
-    /// Has the gradients applied whose decisions are known here by now.
+    /// Applies the gradients whose decisions are now known on this worker.
     pub(super) fn bring_up_spares(&mut self, effects: &mut Vec<MemberEffect>) {
         let Some(current) = self.current.as_mut().filter(|_| !self.waiting.is_any()) else {
             return;
@@ -230,7 +233,7 @@ impl Member {
         }
     }
 
-    /// Finishes a step for the units that this worker has only kept.
+    /// Finishes a step for the units of which this worker only keeps a spare copy.
     pub(super) fn roll_spares_forward(&mut self, decision: Decision, effects: &mut Vec<MemberEffect>) {
         let units: Vec<Unit> = self.holdings.waiting.keys().copied().collect();
         for unit in units {
@@ -261,7 +264,7 @@ impl Member {
         }
     }
 
-    /// What came of a unit was damaged; false where it is none that this worker keeps from there.
+    /// Data of a unit arrived damaged. False if this worker keeps no copy of the unit from that peer.
     pub(super) fn spare_damaged(
         &mut self,
         now: Time,
@@ -277,7 +280,7 @@ impl Member {
         kept
     }
 
-    /// The copy is not followed any more, and steps do not wait for it. What is held stays, at the state that it is at.
+    /// Gives up the copy: it is no longer updated, and steps do not wait for it. What is held stays, at its present state.
     fn lose_copy(&mut self, now: Time, unit: Unit) {
         self.holdings.waiting.remove(&unit);
         if let Some(current) = &mut self.current {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use varuna_plan::spare_copies::WAITING_GRADIENTS_MAX;
 use varuna_plan::{Plan, StateId, Step, Unit, WorkerId};
 
-/// The interval at which a copy is asked for doubles so often at most.
+/// Maximum number of times that the interval between requests for a copy is doubled.
 const DOUBLINGS_MAX: u32 = 6;
 
 /// A unit whose copy this worker keeps.
@@ -15,28 +15,28 @@ const DOUBLINGS_MAX: u32 = 6;
 struct KeptUnit {
     /// Its only holder.
     from: WorkerId,
-    /// The state that it is at once the engine has done what it was given; none: it needs a copy.
+    /// The state it will have once the engine has done the work it was given; none if it needs a copy.
     at: Option<StateId>,
-    /// A gradient has led on from there: its holder sends them, and steps wait for them.
+    /// Whether a gradient has advanced the copy: its holder sends gradients, and steps wait for them.
     stepped: bool,
-    /// What the engine was given and has not done.
+    /// Number of operations that the engine was given and has not done.
     in_engine: u32,
     /// When its holder is to be asked again.
     ask_at: Time,
-    /// How often it was lost because its gradients came too late.
+    /// How often the copy was lost because its gradients came too late.
     lost: u32,
 }
 
-/// All of them.
+/// All units whose copies this worker keeps.
 #[derive(Default)]
 pub(super) struct Kept {
     units: BTreeMap<Unit, KeptUnit>,
-    /// This worker has run its step: so long it waits for gradients. None while it runs one.
+    /// Until when this worker, which has run its step, waits for gradients. None while it runs one.
     pub(super) wait_until: Option<Time>,
 }
 
 impl Kept {
-    /// What the plan names; `held`: those that are at its base already need no copy.
+    /// The copies that the plan assigns to worker `me`. `held`: units that are at the plan's base already need no copy.
     pub(super) fn under(plan: &Plan, me: WorkerId, held: impl Fn(Unit) -> Option<StateId>) -> Self {
         let unit = |(unit, from)| {
             let kept = KeptUnit {
@@ -55,8 +55,8 @@ impl Kept {
         }
     }
 
-    /// Who is to be asked now, for what, and what is there. Those that are where the run is are not asked for: what is lacking then is the
-    /// gradient of the present step.
+    /// The requests to send now: the holder, the unit, and the state of the copy on this worker. Copies that are up to date are not
+    /// requested: all that they can be missing is the gradient of the present step.
     pub(super) fn asks(
         &mut self,
         now: Time,
@@ -74,7 +74,7 @@ impl Kept {
         asks
     }
 
-    /// Whether a copy at this state takes the place of what is there: it is beyond that, and beyond the gradients that wait for it.
+    /// Whether a copy at this state replaces the present one: it must be newer than that, and newer than the gradients that wait for it.
     pub(super) fn copied(
         &mut self,
         (now, retry): (Time, Duration),
@@ -95,7 +95,7 @@ impl Kept {
         newer
     }
 
-    /// A gradient of a step has arrived; `waiting`: how many of the unit's wait before it.
+    /// A gradient of a step has arrived. `waiting`: how many gradients of the unit wait before it.
     pub(super) fn gradient(
         &mut self,
         (now, retry): (Time, Duration),
@@ -106,7 +106,7 @@ impl Kept {
         let Some(kept) = self.units.get_mut(&unit).filter(|k| k.from == from) else {
             return Arrived::Old;
         };
-        // Its holder does not know yet that the copy was lost, and sends on: that says nothing more of how well it can be kept.
+        // Its holder does not know yet that the copy was lost and keeps sending. That is no further evidence against keeping this copy.
         let Some(at) = kept.at else {
             return if bug!(LoseLostCopyAgain) {
                 Arrived::Gap
@@ -144,14 +144,14 @@ impl Kept {
         }
     }
 
-    /// The engine has done something that it was given for the unit.
+    /// The engine has done one of the operations it was given for the unit.
     pub(super) fn done(&mut self, unit: Unit) {
         if let Some(kept) = self.units.get_mut(&unit) {
             kept.in_engine = kept.in_engine.saturating_sub(1);
         }
     }
 
-    /// Those whose copies are where the run is; each of them has followed a step at least.
+    /// The units whose copies are up to date; each has followed at least one step.
     pub(super) fn in_step(&self, run: StateId) -> impl Iterator<Item = Unit> {
         let in_step = move |kept: &KeptUnit| kept.stepped && kept.at == Some(run);
         self.units
@@ -160,7 +160,7 @@ impl Kept {
             .map(|(unit, _)| *unit)
     }
 
-    /// Some are kept, and all of them are where the run is.
+    /// Whether some copies are kept, and all of them are up to date.
     pub(super) fn all_in_step(&self, run: StateId) -> bool {
         let in_step = self.in_step(run).count();
         in_step > 0 && (in_step == self.units.len() || bug!(InStepWithSomeCopies))
@@ -171,7 +171,7 @@ impl Kept {
         self.units.get(&unit).map(|k| k.from)
     }
 
-    /// What came was late, or damaged, or something is missing: it needs another copy.
+    /// The copy is lost: a gradient was late, damaged or missing. It needs another copy.
     pub(super) fn lose(&mut self, now: Time, retry: Duration, unit: Unit) {
         if let Some(kept) = self.units.get_mut(&unit) {
             (kept.at, kept.stepped) = (None, false);

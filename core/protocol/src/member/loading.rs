@@ -10,7 +10,7 @@ use std::sync::Arc;
 use varuna_plan::{Base, Decision, Generation, Plan, StateId, Unit, WorkerId};
 
 impl Member {
-    /// Takes up a plan that this worker has just accepted; an earlier one has been left.
+    /// Enters a plan that this worker has just accepted; the earlier one has already been left.
     pub(super) fn enter(
         &mut self,
         now: Time,
@@ -63,7 +63,8 @@ impl Member {
         self.load(now, effects);
     }
 
-    /// Where links are bad the store is the way round.
+    /// If links are bad, puts the units that are at the base into the store, so that peers without a link to this worker can load them
+    /// there.
     pub(super) fn relay(&mut self, effects: &mut Vec<MemberEffect>) {
         if let Some(current) = self.current.as_ref().filter(|c| c.plan.relay) {
             let at_base = self.holdings.units_at(current.base);
@@ -71,7 +72,7 @@ impl Member {
         }
     }
 
-    /// Asks for what is lacking; Ready once nothing is.
+    /// Asks for the units that are missing. The worker is Ready once none is.
     pub(super) fn load(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
         let me = self.config.id;
         let Some(current) = &self.current else { return };
@@ -132,7 +133,7 @@ impl Member {
         }
     }
 
-    /// Bytes of a unit that is lacking are arriving.
+    /// Bytes of a missing unit are arriving.
     pub(super) fn fetch_progress(&mut self, now: Time, generation: Generation, from: WorkerId, unit: Unit) {
         if !self.wants(unit) {
             return;
@@ -150,7 +151,7 @@ impl Member {
         }
     }
 
-    /// The unit belongs to this worker's stage, is not at the base and is not being taken over.
+    /// Whether the unit belongs to this worker's stage, is not at the base, and is not being taken over already.
     fn wants(&self, unit: Unit) -> bool {
         let current = self.current.as_ref();
         current.is_some_and(|c| c.lacking(self.config.id, &self.holdings).contains(&unit))
@@ -175,12 +176,12 @@ impl Member {
             return;
         };
         if from == me {
-            // The store has no sound shard: there is no way to this plan's base, another one must be found.
+            // The store has no valid shard: this plan's base cannot be reached, so another plan is needed.
             self.suspect(from, Suspicion::Gone, effects);
         } else if transfers.asked_peer(unit) == Some(from) {
             transfers.forget(unit);
             transfers.note_damaged(from);
-            // Who sends damaged state again and again is not asked any more. Where nobody else has it, another plan is needed.
+            // A source that repeatedly sends damaged state is not asked any more. If no other worker has it, another plan is needed.
             let mut others = sources.iter().filter(|w| !transfers.sends_damaged(**w));
             if others.next().is_none() {
                 return self.suspect(from, Suspicion::Damaged, effects);
@@ -268,7 +269,7 @@ impl Member {
         self.load(now, effects);
     }
 
-    /// Remembers who wants a unit; it is answered at the base, before Go, on a connection of that generation.
+    /// Notes that a peer asks for a unit. It is answered at the base, before Go, on a connection of that generation.
     pub(super) fn asked(
         &mut self,
         generation: Generation,
@@ -298,7 +299,7 @@ impl Member {
         }
     }
 
-    /// Answers the asks that can be answered.
+    /// Answers the requests that can be answered.
     pub(super) fn serve(&mut self, effects: &mut Vec<MemberEffect>) {
         let Some(current) = &mut self.current else { return };
         let running = matches!(current.stage, Stage::Running) && !bug!(ServeWhileRunning);
@@ -325,7 +326,7 @@ impl Member {
         }
     }
 
-    /// A unit was sent to the end: the next one may follow it.
+    /// A unit was sent completely: the next one may be sent.
     pub(super) fn served(
         &mut self,
         generation: Generation,

@@ -1,11 +1,12 @@
-//! What a member keeps from one plan to the next besides its state: checkpoints that are due, orders that wait, commits to retell.
+//! What a member keeps from one plan to the next besides its state: due checkpoints, waiting orders, and commits that may have to be
+//! reported again.
 
 use crate::message::{Report, TOLD_AT_ONCE, Time};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step};
 
-/// Commits that can still be told, so that a coordinator that was away misses none.
+/// Number of commits that can still be reported, so that a coordinator that was away misses none.
 const HISTORY: usize = 4096;
 
 /// The last commits.
@@ -15,7 +16,7 @@ pub(super) struct History {
 }
 
 impl History {
-    /// A step that was given up is followed by another one of the same number.
+    /// Adds a commit. After a step was given up, another one with the same number follows.
     pub(super) fn push(&mut self, decision: Decision) {
         while self
             .commits
@@ -30,13 +31,13 @@ impl History {
         self.commits.push_back(decision);
     }
 
-    /// The decision that led on from a state.
+    /// The decision that was applied to this state.
     pub(super) fn from(&self, parent: StateId) -> Option<Decision> {
         let mut newest_first = self.commits.iter().rev();
         newest_first.find(|d| d.parent == parent).copied()
     }
 
-    /// Those beyond a step, oldest first.
+    /// The commits after a step, oldest first.
     pub(super) fn after(&self, step: Step) -> Report {
         let beyond = self.commits.iter().filter(|d| d.id.step > step);
         Report::Commits {
@@ -49,7 +50,7 @@ impl History {
 /// Orders that wait until nothing runs.
 #[derive(Default)]
 pub(super) struct Waiting {
-    /// The greatest one, and since when one waits.
+    /// The greatest fence that waits, and since when a fence has been waiting.
     fence: Option<(Generation, Time)>,
     pub(super) plan: Option<Arc<Plan>>,
 }
@@ -77,10 +78,10 @@ impl Waiting {
     }
 }
 
-/// Which checkpoints were ordered, and made.
+/// Which checkpoints were ordered, and which were made.
 #[derive(Default)]
 pub(super) struct Checkpoints {
-    /// A checkpoint beyond this step is wanted.
+    /// A checkpoint beyond this step is requested.
     wanted_after: Option<Step>,
     /// Step of the last state that was put.
     pub(super) put_at: Step,
@@ -95,7 +96,7 @@ impl Checkpoints {
         self.wanted_after.is_some_and(|after| self.put_at <= after)
     }
 
-    /// Where steps were given up, what was put and what was wanted beyond here counts no more.
+    /// Training begins at `step`. If steps were given up, what was put or requested beyond it is no longer valid.
     pub(super) fn begin_at(&mut self, step: Step) {
         self.put_at = self.put_at.min(step);
         self.wanted_after = self.wanted_after.min(Some(step));

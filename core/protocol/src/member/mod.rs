@@ -1,8 +1,8 @@
 //! The worker's side of the protocol: what it holds, which generation it is in, when a step is committed.
 //!
-//! A [`Member`] drives one engine, one set of peer connections and one coordinator stream, all outside of it. It never
-//! touches a tensor: it knows state by [`StateId`] only. Two rules carry everything: an inventory leaves only when the engine
-//! has said that nothing runs (it is a promise not to commit), and an apply is never interrupted.
+//! A [`Member`] drives one engine, one set of peer connections and one coordinator stream, all of which are outside of it. It never touches
+//! a tensor: it knows state by [`StateId`] only. Two rules are essential. An inventory is sent only after the engine has confirmed that
+//! nothing runs, because it is a promise not to commit. An apply is never interrupted.
 
 mod arrivals;
 mod connections;
@@ -36,8 +36,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
 
-/// A store may show nothing for so many times what a link may: it queues and slows requests down, and clients repeat them in silence. No other plan
-/// reads from a faster one. Less than a launch may take.
+/// A store may make no progress for this many times as long as a link may: it queues and throttles requests, and clients retry them
+/// silently, and another plan would read from the same store. Shorter than a launch may take.
 const STORE_PATIENCE: u32 = 10;
 
 /// What the engine is busy with.
@@ -48,7 +48,7 @@ enum Engine {
         generation: Generation,
         step: Step,
     },
-    /// Broke by itself; still has to say which units are reduced.
+    /// It failed by itself; it still has to report which units are reduced.
     Failed {
         generation: Generation,
         step: Step,
@@ -70,7 +70,7 @@ pub struct Member {
     holdings: Holdings,
     /// The state reached.
     at: StateId,
-    /// The run ends when this step is committed: the greatest that is known.
+    /// The run ends when this step is committed: the greatest that this worker knows of.
     last_step: Step,
     /// Highest fence obeyed.
     fenced: Generation,
@@ -89,11 +89,11 @@ pub struct Member {
     draining: bool,
     exited: bool,
     heartbeat_at: Time,
-    /// The level that was told last.
+    /// The status that was last reported.
     told: Option<Status>,
     /// Since when there is no stream to a coordinator.
     stream_lost_at: Option<Time>,
-    /// When a step was last committed, or a plan entered.
+    /// When a step was last committed or a plan was last entered.
     advanced_at: Time,
 }
 
@@ -144,13 +144,13 @@ impl Member {
     pub fn prepared(&self) -> &BTreeMap<Unit, Prepared> {
         &self.holdings.prepared
     }
-    /// It was released and takes no further input.
+    /// Whether it was released and takes no further input.
     #[must_use]
     pub fn exited(&self) -> bool {
         self.exited
     }
 
-    /// The present level.
+    /// The present status.
     #[must_use]
     pub fn status(&self) -> Status {
         let (me, current, change) = (self.config.id, self.current.as_ref(), self.change.as_ref());
@@ -174,18 +174,18 @@ impl Member {
         self.current.as_ref().map_or(Phase::Idle, InPlan::phase)
     }
 
-    /// The planned change that it is armed for; 0 = none.
+    /// The planned change for which it is armed; 0 = none.
     fn armed(&self) -> Generation {
         let armed = self.change.as_ref().filter(|c| c.armed);
         armed.map_or(Generation(0), |c| c.plan.generation)
     }
 
-    /// The plan in force, where it is of this generation.
+    /// The plan in force, if it has this generation.
     fn current_in(&mut self, generation: Generation) -> Option<&mut InPlan> {
         self.current.as_mut().filter(|c| c.generation() == generation)
     }
 
-    /// The planned change, where it is to this generation.
+    /// The planned change, if it leads to this generation.
     fn change_to(&mut self, generation: Generation) -> Option<&mut PlannedChange> {
         self.change.as_mut().filter(|c| c.plan.generation == generation)
     }
@@ -202,9 +202,9 @@ impl Member {
         effects.push(MemberEffect::Report(Report::Status(status)));
     }
 
-    /// Tells the level where it is another than the one that was told last. How far training is comes with commits, which one
-    /// member tells for all, and with heartbeats: else a step would cost the coordinator a message from every worker, and a
-    /// launch one from every worker for each of its peers.
+    /// Reports the status if it has changed since the last report. The step alone is no reason: it is known from commits, which one member
+    /// reports for all, and from heartbeats. Otherwise each step would cost the coordinator a message from every worker, and a launch one
+    /// from every worker for each of its peers.
     fn tell_change(&mut self, effects: &mut Vec<MemberEffect>) {
         let status = self.status();
         let known = |told: Status| {
@@ -231,7 +231,7 @@ impl Member {
         self.at.step >= self.last_step
     }
 
-    /// Takes one input; what must follow is appended to `effects`.
+    /// Handles one input at the time `now`, and appends what the driver must do to `effects`.
     pub fn handle(&mut self, now: Time, input: MemberInput, effects: &mut Vec<MemberEffect>) {
         if self.exited {
             return;
@@ -300,7 +300,7 @@ impl Member {
         }
     }
 
-    /// Why the process has to end by itself: nobody else would end it.
+    /// The reason, if any, why the process has to end by itself because nobody else would end it.
     fn why_to_exit(&self, now: Time) -> Option<ExitReason> {
         let timing = self.config.timing;
         let stuck = |since: Time| now > since.after(timing.engine);
@@ -319,7 +319,7 @@ impl Member {
         }
     }
 
-    /// Names a peer of the planned change that cannot be reached, once: else the same change would be proposed again and again.
+    /// Reports, once, a peer of the planned change that cannot be reached. Otherwise the same change would be proposed again and again.
     fn watch_change(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
         let (me, deadline) = (self.config.id, self.config.timing.connect_deadline);
         let Some(change) = self.change.as_mut().filter(|_| !bug!(HideDeadLinkOfChange)) else {
@@ -336,10 +336,10 @@ impl Member {
         }
     }
 
-    /// Suspects somebody where nothing moves. Who is dead is found by a fence, never by an accusation.
+    /// Reports a suspicion if nothing makes progress. A fence, not an accusation, finds out who is dead.
     fn watch(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
         let (me, at, finished) = (self.config.id, self.at.step, self.finished());
-        // The engine ends what it has in hand in its own time: making the initial state of a large unit takes long on a loaded machine.
+        // The engine takes as long as it needs: making the initial state of a large unit takes long on a loaded machine.
         let taking_over = !self.adopting.is_empty() && !bug!(SuspectWhileTakingOver);
         let applying = matches!(self.engine, Engine::Applying { .. });
         let Some(current) = self.current.as_mut().filter(|_| !bug!(MemberReportsNoHang)) else {
@@ -347,7 +347,7 @@ impl Member {
         };
         let loading = current.phase() == Phase::Loading;
         let (waits, deadline) = match current.phase() {
-            // Before the switch of its plan nobody can send it state, but all can be reached.
+            // Before its plan's switch nobody can send it state, but all peers can be reached.
             Phase::Loading => {
                 let waits =
                     current.base.is_some() || (current.unmet(me).is_some() && !bug!(HideDeadLinkOfChange));

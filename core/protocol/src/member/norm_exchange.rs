@@ -1,18 +1,18 @@
-//! The norm exchange. What members say of a step is gathered up a tree: each adds what its children said for theirs, and passes
-//! it on once all of its subtree has run the step. The root concludes, and the decision spreads down the same tree. So a step takes
-//! two messages for each member, and none to the coordinator.
+//! The norm exchange. What members report about a step is gathered up a tree: each member adds its children's reports to its own and passes
+//! them on once its whole subtree has run the step. The root concludes the step, and the decision spreads down the same tree. So a step
+//! takes two messages per member, and none to the coordinator.
 
 use crate::message::{Conclusion, Norms};
 use std::collections::BTreeMap;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
 
-/// What this member and its children have said of the present step, and children of the next one.
+/// What this member and its children have reported about the present step, and what children have reported about the next one.
 #[derive(Default)]
 pub(super) struct NormExchange {
     own: Option<Norms>,
     from_children: BTreeMap<Step, BTreeMap<WorkerId, Norms>>,
-    /// Of the step that is being applied.
+    /// The conclusion of the step that is being applied.
     concluded: Option<Conclusion>,
 }
 
@@ -22,13 +22,13 @@ impl NormExchange {
         self.own = Some(own);
     }
 
-    /// What a child says for its subtree.
+    /// A child's report for its subtree.
     pub(super) fn take(&mut self, child: WorkerId, norms: Norms) {
         let step = self.from_children.entry(norms.step).or_default();
         step.insert(child, norms);
     }
 
-    /// What all of this member's subtree says of the step; none while somebody is missing.
+    /// The report of this member's whole subtree about the step; none while one of its members is missing.
     pub(super) fn gathered(&self, step: Step, children: &[WorkerId]) -> Option<Norms> {
         let mut all = self.own.clone().filter(|own| own.step == step)?;
         let none = BTreeMap::new();
@@ -38,7 +38,7 @@ impl NormExchange {
         }
         for theirs in said.values() {
             all.units.extend(&theirs.units);
-            // A change that not all are armed for does not take place.
+            // A change for which not all members are armed does not take place.
             if bug!(SwitchIfOneIsArmed) {
                 all.armed = all.armed.max(theirs.armed);
             } else if all.armed != theirs.armed {
@@ -50,8 +50,8 @@ impl NormExchange {
         Some(all)
     }
 
-    /// The decision that follows from what all members say: their parts in unit order. None where these do not add up to the
-    /// model, which only a broken peer can cause: the plan's deadline then ends the generation.
+    /// The decision that follows from the reports of all members, taken in unit order. None if these do not add up to the model, which only
+    /// a faulty peer can cause: then the plan's deadline ends the generation.
     pub(super) fn conclude(plan: &Plan, at: StateId, said: &Norms) -> Option<Conclusion> {
         let parts: BTreeMap<Unit, UnitNorm> = said.units.iter().copied().collect();
         if !bug!(CommitWithoutAllUnits) && !parts.keys().copied().eq(plan.layout.all_units()) {
@@ -71,7 +71,7 @@ impl NormExchange {
         self.concluded = Some(conclusion);
     }
 
-    /// The step is committed; what was concluded.
+    /// The step is committed. Returns its conclusion.
     pub(super) fn committed(&mut self, parent: Step) -> Option<Conclusion> {
         self.own = None;
         self.from_children.retain(|step, _| *step > parent);

@@ -30,8 +30,8 @@ impl Member {
         }
     }
 
-    /// Takes up training again where it stood at what was the last step. The number never falls: members learn of it one after the other,
-    /// and one that has trained beyond a smaller one could not go back.
+    /// Resumes training at what was the last step. The last step never decreases: members learn of it one after the other, and one that has
+    /// trained beyond a smaller one could not go back.
     fn train_to(&mut self, now: Time, step: Step, effects: &mut Vec<MemberEffect>) {
         if step <= self.last_step && !bug!(TakeSmallerLastStep) {
             return;
@@ -39,7 +39,7 @@ impl Member {
         let waited = self.finished();
         self.last_step = step;
         if waited {
-            // Nobody was late while there was nothing to do.
+            // While there was nothing to do, nothing was late.
             self.note_progress(now);
             self.run(effects);
         }
@@ -73,7 +73,7 @@ impl Member {
         self.settle(now, effects);
     }
 
-    /// Asks a running engine to stop. An apply is waited for instead.
+    /// Asks a running engine to stop. If it is applying, that is waited for instead.
     fn stop_step(&mut self, effects: &mut Vec<MemberEffect>) {
         if let Engine::Running { generation, step } | Engine::Failed { generation, step } = self.engine {
             effects.push(MemberEffect::Abort);
@@ -81,12 +81,12 @@ impl Member {
         }
     }
 
-    /// The engine has something in hand whose end must be known before an inventory may be sent.
+    /// Whether the engine is busy with work that must end before an inventory may be sent.
     fn busy(&self) -> bool {
         self.engine != Engine::Idle || (!bug!(FenceDuringTakeOver) && !self.adopting.is_empty())
     }
 
-    /// Does what had to wait for the engine.
+    /// Carries out the orders that had to wait for the engine.
     pub(super) fn settle(&mut self, now: Time, effects: &mut Vec<MemberEffect>) {
         if self.busy() {
             return;
@@ -109,7 +109,7 @@ impl Member {
         effects.push(MemberEffect::Report(Report::Inventory(inventory)));
     }
 
-    /// Forgets the plans and closes their connections; what is held stays.
+    /// Forgets the plans and closes their connections; the held state stays.
     pub(super) fn leave(&mut self, effects: &mut Vec<MemberEffect>) {
         let present = self.current.take();
         let open = present.iter().flat_map(|p| [p.left, Some(p.generation())]);
@@ -144,7 +144,7 @@ impl Member {
                 self.change = Some(change);
             }
             Base::AtSwitch { .. } => {
-                // a joiner; one that still trains or serves elsewhere first has to hear how that ended
+                // a joiner; a worker that still trains or serves in another generation first has to learn how that ended
                 let free = matches!(self.phase(), Phase::Idle | Phase::Loading);
                 if !bug!(JoinWhileBusy) && (!free || self.engine != Engine::Idle) {
                     return;
@@ -168,7 +168,7 @@ impl Member {
         self.tell(effects);
     }
 
-    /// Finishes the step that this worker is prepared for, with a decision that somebody else has, or may have, applied.
+    /// Finishes the step that this worker is prepared for, with a decision that another worker has applied or may have applied.
     fn roll_forward(&mut self, decision: Decision, effects: &mut Vec<MemberEffect>) {
         self.roll_spares_forward(decision, effects);
         let units = self.holdings.prepared_for(&decision);
@@ -210,7 +210,7 @@ impl Member {
         self.tell(effects);
     }
 
-    /// Gives up all state but that of `keep`; the only place where state is given up.
+    /// Gives up all state except that of `keep`. This is the only place where state is given up.
     pub(super) fn free(&mut self, keep: &[Unit], effects: &mut Vec<MemberEffect>) {
         self.holdings.keep_only(keep);
         effects.push(MemberEffect::Free { keep: keep.to_vec() });

@@ -1,4 +1,4 @@
-//! Connections of the plan in force and of the planned change that come and go.
+//! Handles connections of the plan in force and of the planned change that open and close.
 
 use super::in_plan::Stage;
 use super::{Member, MemberEffect};
@@ -45,7 +45,7 @@ impl Member {
             change.followers.lose(peer);
             change.lose_followed(peer);
             if change.connections.lose(peer) {
-                // Nobody dials again: where the peer is not just gone, which its coordinator sees, the change cannot come to be.
+                // Nobody dials again. Unless the peer itself is gone, which the coordinator notices, the change can no longer succeed.
                 if !bug!(ForgetLostLinkOfChange) {
                     change.suspect_at = Some(now);
                 }
@@ -61,7 +61,7 @@ impl Member {
         current.serving.lose(peer);
         current.followers.lose(peer);
         current.keepers.lose(peer);
-        // a source may leave as soon as Go is given, which it may hear before this worker does
+        // a source may leave as soon as Go is given, and it may get Go before this worker does
         let needed = match current.stage {
             Stage::Running => current.plan.has(peer) && !finished,
             Stage::Ready => current.plan.has(peer),
@@ -73,7 +73,7 @@ impl Member {
         }
     }
 
-    /// A peer's connection is about to end, since what came over it was no sound frame.
+    /// A peer's connection is about to end because an invalid frame came over it.
     pub(super) fn damaged(&self, generation: Generation, from: WorkerId, effects: &mut Vec<MemberEffect>) {
         let here = self.generation() == generation && self.phase() != Phase::Source;
         if here && !self.finished() && !bug!(HideDamagedFrames) {

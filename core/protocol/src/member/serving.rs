@@ -1,5 +1,5 @@
-//! State that peers asked for. To each of them one unit is on its way at a time: what waits costs no memory, and all peers
-//! see bytes arrive.
+//! State that peers asked for. Only one unit at a time is sent to each peer: waiting requests cost no memory, and all peers see bytes
+//! arrive.
 
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::{Unit, WorkerId};
@@ -12,19 +12,19 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    /// A peer asks for a unit. One that is on its way there is not sent once more.
+    /// A peer asks for a unit. A unit that is already on its way to this peer is not sent again.
     pub(super) fn ask(&mut self, from: WorkerId, unit: Unit) {
         if self.on_the_way.get(&from) != Some(&unit) || bug!(ServeTwice) {
             self.asks.insert((from, unit));
         }
     }
 
-    /// What waits, and what is on its way.
+    /// The number of units that wait or are on their way.
     pub(super) fn len(&self) -> usize {
         self.asks.len() + self.on_the_way.len()
     }
 
-    /// What is to be sent now; `can` says which unit can be sent to whom.
+    /// The units to send now; `can` tells whether a unit can be sent to a peer.
     pub(super) fn next(&mut self, can: impl Fn(WorkerId, Unit) -> bool) -> Vec<(WorkerId, Unit)> {
         let mut next = Vec::new();
         for (to, unit) in &self.asks {
@@ -40,7 +40,7 @@ impl Serving {
         next
     }
 
-    /// The unit was sent to the end.
+    /// The unit was sent completely.
     pub(super) fn sent(&mut self, to: WorkerId, unit: Unit) {
         if self.on_the_way.get(&to) == Some(&unit) {
             self.on_the_way.remove(&to);
@@ -53,12 +53,12 @@ impl Serving {
         self.asks.retain(|(from, _)| *from != peer);
     }
 
-    /// These asks are answered otherwise.
+    /// Drops requests that are answered in another way.
     pub(super) fn forget(&mut self, answered: impl Fn(WorkerId, Unit) -> bool) {
         self.asks.retain(|(to, unit)| !answered(*to, *unit));
     }
 
-    /// Nothing is sent any more; true where something was on its way.
+    /// Stops sending. True if a unit was on its way.
     pub(super) fn stop(&mut self) -> bool {
         self.asks.clear();
         !std::mem::take(&mut self.on_the_way).is_empty()

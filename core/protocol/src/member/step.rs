@@ -1,4 +1,4 @@
-//! A step: run, prepared, the norm exchange, apply, commit.
+//! The steps of a training step on a member: run, prepared, norm exchange, apply, commit.
 
 use super::norm_exchange::NormExchange;
 use super::{Engine, ExitReason, Member, MemberEffect};
@@ -29,7 +29,7 @@ impl Member {
         now: Time,
         effects: &mut Vec<MemberEffect>,
     ) {
-        // an engine that is being stopped says the same again with Stopped
+        // an engine that is being stopped reports the same again with Stopped
         if self.engine != (Engine::Running { generation, step }) {
             return;
         }
@@ -92,7 +92,8 @@ impl Member {
         }
     }
 
-    /// Once all of this member's subtree is prepared, its norms go up the tree; at the root all are, and the step is decided.
+    /// Once this member's whole subtree is prepared, passes its norms up the tree. At the root this means that all members are prepared,
+    /// and the step is decided.
     pub(super) fn pass_on(&mut self, effects: &mut Vec<MemberEffect>) {
         let me = self.config.id;
         let Some(current) = &self.current else { return };
@@ -131,7 +132,7 @@ impl Member {
         }
     }
 
-    /// The root has concluded. It counts where this member has put in its norms of that step, and has not been stopped since.
+    /// The root has concluded the step. This counts only if this member has put in its norms of that step and has not been stopped since.
     fn decided(&mut self, conclusion: Conclusion, effects: &mut Vec<MemberEffect>) {
         let Some(current) = &self.current else { return };
         let Decision { parent, id, .. } = conclusion.decision;
@@ -147,7 +148,7 @@ impl Member {
         }
     }
 
-    /// Everyone was prepared: the decision goes down the tree, and is applied.
+    /// All members were prepared: passes the decision down the tree and applies it.
     fn apply(&mut self, conclusion: Conclusion, effects: &mut Vec<MemberEffect>) {
         let armed = self.armed();
         let Some(current) = &mut self.current else { return };
@@ -213,7 +214,7 @@ impl Member {
         self.history.push(decision);
         if commit {
             self.advanced_at = now;
-            // One tells it; the coordinator asks the others for what it did not hear.
+            // One member reports the commit; the coordinator asks others for reports that it missed.
             let teller = self
                 .current
                 .as_ref()
@@ -269,8 +270,8 @@ impl Member {
         self.run(effects);
     }
 
-    /// Has the digests made of what others hold too, where this state is to be compared. The step does not wait for them. States of
-    /// checkpoints are compared whatever the interval: where holders differ with no majority, the run goes back to one of these.
+    /// Requests digests of the units that others hold too, if this state is to be compared. The step does not wait for them. States of
+    /// checkpoints are compared at any interval: if holders differ with no majority, the run goes back to one of these.
     fn compare(&self, saved: bool, effects: &mut Vec<MemberEffect>) {
         let regular = |n: u64| self.at.step.0.is_multiple_of(n.max(1));
         let due = self.config.compare_every.is_some_and(|n| saved || regular(n));
@@ -293,8 +294,8 @@ impl Member {
         }
     }
 
-    /// The holders of a unit share the writing: each unit has one writer. At the end all write, since one that dies then has
-    /// no next checkpoint to make up for it.
+    /// The holders of a unit share the writing: each unit has one writer. At the end all holders write, since after the last step no later
+    /// checkpoint could replace one whose writer died.
     pub(super) fn put_held(&mut self, effects: &mut Vec<MemberEffect>) {
         self.checkpoints.put_at = self.at.step;
         let all = self.finished();
@@ -340,8 +341,8 @@ impl Member {
         }
     }
 
-    /// Whoever had the step stopped, and whatever for: the coordinator has to know of all who lack their data, to tell a worker that cannot read
-    /// from a store that is away.
+    /// Reports that the step lacks its data, whoever stopped the step and for whatever reason: to distinguish a worker that cannot read
+    /// from a store that is unavailable, the coordinator has to know all workers that lack their data.
     pub(super) fn on_step_lacks_data(&mut self, generation: Generation, effects: &mut Vec<MemberEffect>) {
         match self.engine {
             Engine::Running {
@@ -355,7 +356,7 @@ impl Member {
     }
 }
 
-/// All members are armed for this change.
+/// Whether all members are armed for this change.
 fn agreed(switch: Option<Generation>, change: Generation) -> bool {
     switch == Some(change) || (bug!(SwitchToAnyChange) && switch.is_some())
 }

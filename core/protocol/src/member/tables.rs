@@ -1,4 +1,4 @@
-//! How much a member remembers: for tests that its memory is bounded by what its plans name.
+//! How much a member remembers, for tests that its memory is bounded by what its plans name.
 
 use super::Member;
 use super::in_plan::Stage;

@@ -1,4 +1,4 @@
-//! State that was asked for: of whom, and when.
+//! The state that this worker has requested: from whom, and when.
 
 use crate::message::Time;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ struct Fetch {
     dialled: bool,
 }
 
-/// What is to be done for a unit.
+/// What to do next for a unit.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Ask {
     /// Connect to this source; then it can be asked.
@@ -34,11 +34,12 @@ pub(super) struct Transfers {
     damaged: BTreeMap<WorkerId, u32>,
 }
 
-/// A source is not asked any more once so many of its states arrived damaged. One is chance: memory and wires flip bits now and then.
+/// A source is not asked any more once this many of its states have arrived damaged. A single one may be chance: memory and wires flip bits
+/// now and then.
 const DAMAGED_MAX: u32 = 3;
 
 impl Transfers {
-    /// What was asked for, of peers and of the store.
+    /// The number of requests, to peers and to the store.
     pub(super) fn len(&self) -> usize {
         self.fetches.len() + self.shards_asked.len()
     }
@@ -53,7 +54,8 @@ impl Transfers {
         due
     }
 
-    /// Which of the sources is to be asked for the unit now, or dialled, if any. They take turns in their order.
+    /// Which source, if any, to ask for the unit now, or to dial. Sources take turns in their order. `based`: the base is known; `retry`:
+    /// time without progress before the next source is tried.
     pub(super) fn ask_peer(
         &mut self,
         now: Time,
@@ -67,7 +69,7 @@ impl Transfers {
         if let Some(fetch) = present {
             let connected = is_connected(fetch.from);
             let late = now >= fetch.asked_at.after(retry);
-            // before the switch nobody can answer; asking others too would bring the unit several times
+            // before the switch nobody can answer; asking other sources too would transfer the unit several times
             let again = late && !based && sources.contains(&fetch.from);
             if connected && (fetch.dialled || again) {
                 (fetch.dialled, fetch.asked_at) = (false, now);
@@ -77,7 +79,7 @@ impl Transfers {
                 return None;
             }
         }
-        // the next one that can be asked at once; where there is none, the next one
+        // the next source that is connected; if there is none, the next source
         let tried = self.tried.entry(unit).or_default();
         let next = |at: usize| sources.get(at % sources.len().max(1)).copied();
         let mut turn = *tried..*tried + sources.len();
@@ -103,8 +105,8 @@ impl Transfers {
         self.shards_asked.contains_key(&unit)
     }
 
-    /// Bytes arrive. The other units asked of the same worker queue behind them on one connection: they are on their way too,
-    /// and must not be asked for again meanwhile.
+    /// Bytes arrive. Other units requested from the same worker are queued behind them on the same connection: they are on their way too
+    /// and must not be requested again meanwhile.
     pub(super) fn progress(&mut self, now: Time, from: WorkerId) {
         for fetch in self.fetches.values_mut().filter(|f| f.from == from) {
             fetch.asked_at = now;
@@ -117,7 +119,7 @@ impl Transfers {
         *count = count.saturating_add(1);
     }
 
-    /// It sends damaged states again and again.
+    /// Whether the source repeatedly sends damaged states.
     pub(super) fn sends_damaged(&self, source: WorkerId) -> bool {
         let count = self.damaged.get(&source).copied().unwrap_or(0);
         count >= DAMAGED_MAX && !bug!(AskDamagedForEver)
@@ -139,7 +141,7 @@ impl Transfers {
         );
     }
 
-    /// The unit is here, or is to be asked for anew.
+    /// The unit has arrived, or has to be requested again.
     pub(super) fn forget(&mut self, unit: Unit) {
         self.fetches.remove(&unit);
     }

@@ -1,7 +1,8 @@
-//! Bits that change by themselves, where holders compare their states: who has wrong ones, and where a run goes back to for them.
+//! Tracks bits that change by themselves, if holders compare their states: which workers have wrong bits, and where a run goes back to
+//! because of them.
 //!
-//! Wrong bits are no broken invariant as long as nobody has noticed them. A rollback is allowed for nothing else; and where some
-//! holder had the right bits of a unit, it goes to these.
+//! Wrong bits are no broken invariant as long as nobody has noticed them. A rollback is allowed for no other reason, and if some holder had
+//! the right bits of a unit, it must go to those.
 
 use super::{Checker, Violation, broken};
 use crate::engine::{Held, UnitState};
@@ -19,8 +20,8 @@ pub(super) struct Flips {
     /// Where bits changed, and at which step.
     changed: BTreeMap<(WorkerId, Unit), u64>,
     rollbacks: Vec<Rollback>,
-    /// States of units that a holder under the plan had rightly. What merely follows, as spare copies do, is not compared, so that nobody
-    /// knows of it.
+    /// States of units that a holder under the plan had with the right bits. Copies that only follow, such as spare copies, are not
+    /// compared, so nobody knows about them.
     right: BTreeSet<(StateId, Unit)>,
 }
 

@@ -1,4 +1,4 @@
-//! (c): the newest committed state, if the workers that were heard cover it, is where the plan resumes.
+//! Invariant (c): the plan resumes at the newest committed state, if the workers that were heard cover it.
 
 use super::{Checker, Violation, broken};
 use varuna_plan::{Plan, StateId, WorkerId};
@@ -11,7 +11,7 @@ impl Checker {
             .is_some_and(|top| (base.run_gen, base.step) < (top.run_gen, top.step))
     }
 
-    /// Once a restore has superseded the plan that carried the decision, whoever comes back merely prepared may be ignored; whoever
+    /// Once a restore has superseded the plan that carried the decision, a worker that comes back merely prepared may be ignored; one that
     /// comes back with the state itself may not.
     ///
     /// `member` gives a worker's machine while it lives.

@@ -1,10 +1,10 @@
-//! (k): what coordinators and members remember is bounded by what lives and by what the record's plans name.
+//! Invariant (k): the memory of coordinators and members is bounded by what is alive and by what the record's plans name.
 
 use super::{Violation, broken};
 use varuna_plan::WorkerId;
 use varuna_protocol::{CoordinatorTables, MemberTables};
 
-/// Workers that went, and are remembered for people.
+/// Number of departed workers that are remembered for people.
 const GONE: usize = 256;
 /// Kinds of orders.
 const ORDERS: usize = 7;
@@ -17,7 +17,7 @@ const COMPARISONS: usize = 4 + 8 + 16;
 /// A table: its name, its entries, and how many it may have.
 type Table = (&'static str, usize, usize);
 
-/// What a coordinator remembers is bounded by the workers that are connected, those that plans name, and a number.
+/// Checks that a coordinator's memory is bounded by the workers that are connected, those that plans name, and a constant.
 pub(crate) fn coordinator_is_bounded(c: usize, tables: CoordinatorTables) -> Result<(), Violation> {
     let known = tables.connected + tables.planned + GONE;
     let all = [
@@ -31,7 +31,7 @@ pub(crate) fn coordinator_is_bounded(c: usize, tables: CoordinatorTables) -> Res
     within(&format!("coordinator {c}"), &all)
 }
 
-/// What a member remembers is bounded by the workers that its plans name and the units of the model.
+/// Checks that a member's memory is bounded by the workers that its plans name and the units of the model.
 pub(crate) fn member_is_bounded(w: WorkerId, tables: MemberTables, units: usize) -> Result<(), Violation> {
     let all = [
         ("peers", tables.peers, tables.planned),

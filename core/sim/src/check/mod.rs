@@ -1,6 +1,6 @@
-//! The checker: invariants (a) to (p) of `docs/internals/protocol.md`, looked at after every event.
+//! The checker: it checks the invariants (a) to (p) of `docs/internals/protocol.md` after every event.
 //!
-//! It sees everything, also what no machine can know; it steers nothing.
+//! It sees everything, including what no machine can know, and influences nothing.
 
 mod flips;
 mod lost;
@@ -33,7 +33,7 @@ pub(crate) fn broken(invariant: char, seen: String) -> Result<(), Violation> {
     Err(Violation { invariant, seen })
 }
 
-/// What it remembers.
+/// The checker's state.
 #[derive(Default)]
 pub(crate) struct Checker {
     bits: BTreeMap<(StateId, Unit), u64>,
@@ -44,18 +44,18 @@ pub(crate) struct Checker {
     pub(crate) plans: BTreeMap<Generation, Arc<Plan>>,
     /// The greatest state that any worker ever had.
     top: Option<StateId>,
-    /// A persisted plan went back behind `top`: its holders had not answered.
+    /// Whether a persisted plan went back to before `top` because its holders had not answered.
     given_up: bool,
-    /// What comes of bits that changed by themselves.
+    /// Tracks bits that changed by themselves.
     flips: flips::Flips,
     /// What coordinators know of checkpoints.
     restores: restores::Restores,
     /// What recoveries began with.
     waits: waits::Waits,
-    /// The record said that nobody trains any more in the generations from its plan's to its highest. Before those another recovery
-    /// has asked all; one that was left out of it may still finish a step that others have finished.
+    /// The record said that no worker trains any more in the generations from its plan's to its highest. For earlier generations another
+    /// recovery asked all workers; one that it left out may still finish a step that others have finished.
     pub(crate) stopped: Option<(Generation, Generation)>,
-    /// State that a worker had and did not give up by the rules.
+    /// State that a worker had and did not give up according to the rules.
     had: BTreeMap<(WorkerId, Unit), StateId>,
 }
 
@@ -65,7 +65,7 @@ impl Checker {
         self.at_step.values().rev().find(|id| id.step == step).copied()
     }
 
-    /// Somebody committed a step, or a plan that was persisted says how to finish one.
+    /// Whether a worker committed a step, or a persisted plan carries the decision to finish one.
     pub(crate) fn anything_committed(&self) -> bool {
         let initial = |p: &Arc<Plan>| match p.base {
             Base::Fixed { id, .. } => id == StateId::INITIAL,

@@ -1,4 +1,4 @@
-//! (l): a restore is not behind a checkpoint that the store has shown.
+//! Invariant (l): a restore does not go back behind a checkpoint that the store has shown.
 
 use super::{Checker, Violation, broken};
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,13 +11,13 @@ pub(super) struct Restores {
     shown: BTreeMap<usize, (u64, BTreeSet<StateId>)>,
     /// When its present recovery began.
     began: BTreeMap<usize, u64>,
-    /// Whose plans were looked at: a write that is tried again says what was decided before.
+    /// Plans that were checked: a repeated write contains the earlier decision.
     decided: BTreeSet<(usize, Generation)>,
 }
 
 /// A plan that goes back to a checkpoint.
 pub(crate) struct Restore {
-    /// Who decides on it.
+    /// The coordinator that decides on it.
     pub(crate) by: usize,
     pub(crate) generation: Generation,
     pub(crate) base: StateId,
@@ -27,7 +27,7 @@ pub(crate) struct Restore {
 }
 
 impl Checker {
-    /// A list of checkpoints reaches a coordinator. One that is not fresh takes away what is damaged, and shows nothing.
+    /// A listing reaches a coordinator. One that is not fresh removes the damaged checkpoints, and shows nothing new.
     pub(crate) fn listed(
         &mut self,
         c: usize,
@@ -75,7 +75,7 @@ impl Checker {
         if newer.iter().any(|id| shown.contains(id)) {
             return says("was shown");
         }
-        // Nobody has asked the store since the recovery began, and that was not long ago.
+        // The store was not asked since the recovery began, and that was not long ago.
         if shown_at < began && at < began + restore.unconfirmed_after {
             return says("was complete: the store was not asked");
         }

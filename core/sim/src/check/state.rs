@@ -1,18 +1,18 @@
-//! (b): one state id per (generation, step); equal id and unit mean equal bits, and equal ids the same loss scale and counts of the
-//! optimizer, however a worker came by them.
+//! Invariant (b): there is one state id per (generation, step). Equal id and unit mean equal bits, and equal ids mean the same loss scale
+//! and counters of the optimizer, however a worker got them.
 
 use super::{Checker, Violation, broken};
 use crate::engine::{SCALING, UnitState, initial_bits};
 use varuna_plan::{Decision, OptimizerProgress, StateId, Unit, WorkerId};
 
-/// How a worker came by a state.
+/// How a worker got a state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Origin {
     /// By running the step before, as a holder under the plan.
     Step,
-    /// By the gradient of another's step, for a copy that only follows: no comparison looks at it.
+    /// By the gradient of another worker's step, for a copy that only follows: no comparison includes it.
     Forwarded,
-    /// From somebody else, or from the store.
+    /// From another worker, or from the store.
     Taken,
 }
 
@@ -57,7 +57,7 @@ impl Checker {
         Ok(())
     }
 
-    /// All units of a state, on all workers and in all checkpoints, say the same of the loss scale and of the steps that were applied.
+    /// Checks that all units of a state, on all workers and in all checkpoints, have the same loss scale and number of applied steps.
     fn counts(&mut self, id: StateId, progress: OptimizerProgress) -> Result<(), Violation> {
         let first = if id == StateId::INITIAL {
             OptimizerProgress::initial(&SCALING)
@@ -73,7 +73,7 @@ impl Checker {
         Ok(())
     }
 
-    /// What the optimizer counts follows from the decisions: an overflow is skipped and halves the loss scale.
+    /// Checks that the optimizer's counters follow from the decisions: an overflow is skipped and halves the loss scale.
     pub(super) fn counted(&mut self, decision: &Decision) -> Result<(), Violation> {
         self.counts(decision.parent, decision.before)?;
         self.counts(decision.id, decision.after(&SCALING))

@@ -1,7 +1,7 @@
-//! (p): steps that living workers hold are not given up before they were waited for.
+//! Invariant (p): steps that living workers hold are not given up before these were waited for.
 //!
-//! What no coordinator was told may be given up: that a gang which is cut off goes on training is known to nobody. So this is looked at where the
-//! coordinator was told of the newest state, or has taken over a plan and was told nothing of it.
+//! Steps that no coordinator was told of may be given up: if a group of workers is cut off and continues training, nobody knows. So this is
+//! checked only if the coordinator was told of the newest state, or has taken over a plan and was told nothing about it.
 
 use super::{Checker, Violation, broken};
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub(crate) struct Decided<'a> {
     pub(crate) base: StateId,
     /// The newest state that it was told of.
     pub(crate) heard: StateId,
-    /// Nobody is waited for who has done the last step of a run that has ended.
+    /// The last step of the run: a worker that has done it is not waited for once the run has ended.
     pub(crate) last_step: Step,
     pub(crate) at: u64,
     /// How long holders are waited for at least, milliseconds.

@@ -1,4 +1,4 @@
-//! What the modelled engine has in place of tensors: bits that follow from all that went in.
+//! What the modelled engine has instead of tensors: bits that are derived from all inputs.
 
 use varuna_plan::state::{UnitNorm, mix};
 use varuna_plan::{Decision, Generation, LossScaling, OptimizerProgress, ScaleFactor, StateId, Unit};
@@ -10,7 +10,7 @@ pub(crate) struct Contribution {
     pub(crate) run_gen: Generation,
     /// Samples covered.
     pub(crate) samples: (u64, u64),
-    /// For a tied unit: 1 = as the first segment's, 2 = as the last segment's.
+    /// Roles for a tied unit: 1 = of the first segment, 2 = of the last segment.
     pub(crate) roles: u8,
     pub(crate) bits: u64,
 }
@@ -22,7 +22,7 @@ pub(crate) struct Held {
     pub(crate) state: UnitState,
 }
 
-/// What a worker, a checkpoint or a message holds of a unit.
+/// A unit's state in a worker, a checkpoint or a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct UnitState {
     pub(crate) bits: u64,
@@ -39,7 +39,7 @@ impl UnitState {
     }
 }
 
-/// What an engine finds where it holds nothing: the checker sees that it was computed with.
+/// The value that an engine reads for a unit that it does not hold: the checker sees that it was used.
 pub(super) const NOT_HELD: Held = Held {
     id: StateId::INITIAL,
     state: UnitState {
@@ -48,7 +48,7 @@ pub(super) const NOT_HELD: Held = Held {
     },
 };
 
-/// How all jobs scale their loss: within a few steps it falls to its minimum and rises again.
+/// The loss scaling of all jobs: within a few steps the scale falls to its minimum and rises again.
 pub(crate) const SCALING: LossScaling = LossScaling::Dynamic {
     initial: ScaleFactor::two_to(3),
     minimum: ScaleFactor::ONE,
@@ -66,7 +66,7 @@ pub(crate) fn applied_bits(bits: u64, reduced: u64, decision: &Decision) -> u64 
     mix(mix(bits, reduced), decision.norm2.to_bits())
 }
 
-/// `overflow_percent`: of a hundred gradients, so many are not finite; which ones, follows from their bits.
+/// `overflow_percent`: percentage of gradients that are not finite; which ones follows from their bits.
 pub(super) fn norm(reduced: u64, last: bool, overflow_percent: u64, before: OptimizerProgress) -> UnitNorm {
     if mix(reduced, 5) % 100 < overflow_percent {
         let norm2 = if reduced.is_multiple_of(2) {

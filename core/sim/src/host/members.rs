@@ -11,11 +11,11 @@ pub(crate) struct MemberHost<W> {
     pub(crate) alive: bool,
     /// Stopped (SIGSTOP) until then.
     pub(crate) paused: u64,
-    /// Which coordinator its stream goes to.
+    /// The coordinator to which its stream goes.
     pub(crate) coordinator: Option<usize>,
     /// Numbers its streams.
     pub(crate) stream: u64,
-    /// Generations whose dials it accepts.
+    /// Generations whose connections it accepts.
     pub(crate) open: BTreeSet<Generation>,
     /// Its dials that were not yet accepted.
     pub(crate) dials: BTreeSet<(Generation, WorkerId)>,

@@ -1,11 +1,11 @@
 //! The shipped [`Coordinator`] and [`Member`](varuna_protocol::Member) machines on simulated time.
 //!
-//! The host owns the clock, the processes and their connections, gives the machines their inputs and carries out the effects
-//! that mean the same everywhere. How long anything takes, what engines and the store do, and which faults happen is up to an
+//! The host owns the clock, the processes and their connections. It gives the machines their inputs and carries out the effects that mean
+//! the same in every environment. How long things take, what engines and the store do, and which faults happen is decided by an
 //! [`Environment`]: the checker's (`crate::world`) or a trace's (`crate::replay`).
 //!
-//! Common rule for the order of events: an event gets its number when it is scheduled. An environment that draws a delay draws
-//! it just before.
+//! The order of events follows a common rule: an event gets its number when it is scheduled. An environment that draws a random delay draws
+//! it just before that.
 
 mod members;
 mod queue;
@@ -20,8 +20,8 @@ use varuna_protocol::{
     Report, Time,
 };
 
-/// One direction of a connection. Peers' connections belong to a generation; streams between a worker and a coordinator (its
-/// index) are numbered by the worker.
+/// One direction of a connection. Connections between peers belong to a generation. Streams between a worker and a coordinator (given by
+/// its index) are numbered by the worker.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Channel {
     Peer(WorkerId, WorkerId, Generation),
@@ -29,7 +29,7 @@ pub(crate) enum Channel {
     Down(usize, WorkerId, u64),
 }
 
-/// What travels on a channel; `D` is the environment's own.
+/// A message on a channel; `D` is the environment's own data.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Message<D> {
     /// The sender's end is closed.
@@ -47,7 +47,7 @@ pub(crate) enum Process {
     Coordinator(usize),
 }
 
-/// What the host does at a time; `T` is the environment's own.
+/// A scheduled event of the host; `T` is the environment's own event.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -62,10 +62,10 @@ pub(crate) enum Event<T> {
     Environment(T),
 }
 
-/// What a worker finds that looks for a coordinator.
+/// What a worker finds when it looks for a coordinator.
 pub(crate) enum Found {
     Coordinator(usize),
-    /// None, or none that it can reach: it tries again at this time.
+    /// No coordinator that it can reach: it tries again at this time.
     Nothing {
         again_at: u64,
     },
@@ -73,24 +73,24 @@ pub(crate) enum Found {
     Dead,
 }
 
-/// From whom, to whom, of which generation.
+/// A link: sender, receiver, generation.
 pub(crate) type Link = (WorkerId, WorkerId, Generation);
 
 type Done<E> = Result<(), <E as Environment>::Error>;
 
-/// What differs between simulated worlds. Functions take the whole host, since most of what they do schedules events.
+/// What differs between simulated worlds. Functions take the whole host, since most of them schedule events.
 pub(crate) trait Environment: Sized {
     /// Nanoseconds in a unit of the host's clock.
     const UNIT_NS: u64;
     /// Id of the first worker; later ones count up.
     const FIRST_WORKER: u64;
-    /// What the environment keeps for a worker.
+    /// The data that the environment keeps for a worker.
     type Worker;
     type Event;
     type Data;
     type Error;
 
-    /// Time until the process's next tick; none: it never ticks again.
+    /// Time until the process's next tick; none if it never ticks again.
     fn tick_after(host: &mut Host<Self>, process: Process) -> Option<u64>;
     /// A coordinator has handled a tick.
     fn ticked(_host: &mut Host<Self>) -> Done<Self> {
@@ -98,15 +98,15 @@ pub(crate) trait Environment: Sized {
     }
     fn find_coordinator(host: &mut Host<Self>, worker: WorkerId) -> Found;
     fn hello(host: &Host<Self>, worker: WorkerId) -> Hello;
-    /// Puts a message on its way; it comes back through [`Host::deliver`].
+    /// Sends a message; it arrives through [`Host::deliver`].
     fn send(host: &mut Host<Self>, channel: Channel, message: Message<Self::Data>);
-    /// Dials a peer once more that has not accepted.
+    /// Dials again a peer that has not accepted.
     fn redial(host: &mut Host<Self>, worker: WorkerId, generation: Generation, peer: WorkerId);
-    /// A message from a peer arrives. What reaches the member goes to [`Host::hear_peer`].
+    /// A message from a peer arrives. Messages for the member are passed on to [`Host::hear_peer`].
     fn from_peer(host: &mut Host<Self>, link: Link, message: Message<Self::Data>) -> Done<Self>;
-    /// Carries out what the host has not: all but reports and messages to peers.
+    /// Carries out the member effects that the host does not: all except reports and messages to peers.
     fn member_effect(host: &mut Host<Self>, worker: WorkerId, effect: MemberEffect) -> Done<Self>;
-    /// Carries out what the host has not: all but orders.
+    /// Carries out the coordinator effects that the host does not: all except orders.
     fn coordinator_effect(host: &mut Host<Self>, c: usize, effect: CoordinatorEffect) -> Done<Self>;
     /// An event of the environment's own.
     fn event(host: &mut Host<Self>, event: Self::Event) -> Done<Self>;
@@ -118,9 +118,9 @@ pub(crate) trait Environment: Sized {
     fn run_machine(&self, _process: Process, handle: impl FnOnce()) {
         handle();
     }
-    /// Sees every effect before it is carried out.
+    /// Called with every effect before it is carried out.
     fn observe_member(&mut self, _now: u64, _worker: WorkerId, _effect: &MemberEffect) {}
-    /// Sees every effect before it is carried out.
+    /// Called with every effect before it is carried out.
     fn observe_coordinator(&mut self, _now: u64, _c: usize, _effect: &CoordinatorEffect) {}
 }
 
@@ -156,7 +156,7 @@ impl<E: Environment> Host<E> {
         self.queue.now()
     }
 
-    /// By the clock of a process.
+    /// The present time by the clock of a process.
     fn time(&self, process: Process) -> Time {
         Time((self.now() + self.env.clock_ahead(process)) * E::UNIT_NS)
     }
@@ -179,7 +179,7 @@ impl<E: Environment> Host<E> {
         self.coordinators.len() - 1
     }
 
-    /// Until when a process is stopped, if it is. The dead sleep for ever.
+    /// Until when a process is stopped, if it is. A dead process is stopped for ever.
     pub(crate) fn paused_until(&self, process: Process) -> Option<u64> {
         let (alive, paused) = match process {
             Process::Worker(w) => (self.members[w].alive, self.members[w].paused),
@@ -323,13 +323,13 @@ impl<E: Environment> Host<E> {
         E::member_effect(self, w, effect)
     }
 
-    /// The worker's dial was accepted.
+    /// A connection that the worker opened was accepted.
     pub(crate) fn connected(&mut self, w: WorkerId, generation: Generation, peer: WorkerId) -> Done<E> {
         self.members[w].dials.remove(&(generation, peer));
         self.member(w, MemberInput::Connected { generation, peer })
     }
 
-    /// A message arrives. What comes on an old stream is dropped.
+    /// A message arrives. One that comes on an old stream is dropped.
     pub(crate) fn deliver(&mut self, channel: Channel, message: Message<E::Data>) -> Done<E> {
         match (channel, message) {
             (Channel::Peer(from, to, generation), message) => {

@@ -1,11 +1,11 @@
-//! What goodput is measured against: at each moment the fastest plan for the workers there, at no cost of change.
+//! The reference for goodput: at each moment the fastest plan for the available workers, with no cost of change.
 
 use varuna_plan::{CostPlanner, Layout, PlanRequest, WorkerId, WorkerInfo};
 
 /// Best throughput by number of workers.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Ideal {
-    /// Samples a nanosecond with at most so many workers, from 0 workers on; 0.0 where no plan exists.
+    /// Samples per nanosecond with at most this many workers, from 0 workers on; 0.0 if no plan exists.
     rates: Vec<f64>,
 }
 

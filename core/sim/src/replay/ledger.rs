@@ -1,5 +1,5 @@
-//! Accounts for samples: each sample that the best plan would have trained is either trained, or lost to one named cause.
-//! Trained and lost samples sum up to the ideal, but for rounding.
+//! Accounts for samples: each sample that the best plan would have trained is either trained, or lost to one named cause. Trained and lost
+//! samples add up to the ideal, except for rounding.
 
 use serde::Serialize;
 
@@ -23,7 +23,7 @@ pub enum Cause {
     Rollback,
     /// A plan that was made for another set of workers.
     OldPlan,
-    /// A plan that leaves out a worker that has notice but still runs.
+    /// A plan that leaves out a worker that was notified of its end but still runs.
     Notice,
     /// The plan in force is not the fastest: it keeps a second copy of each segment, moves less state, or a change is not worth it.
     Choice,
@@ -70,7 +70,7 @@ impl Cause {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Activity {
     /// Training is paused, for this cause.
-    Standing(Cause),
+    Paused(Cause),
     /// Steps run at this predicted rate, samples per nanosecond.
     Running { rate: f64 },
 }
@@ -88,7 +88,7 @@ pub(crate) struct Ledger {
     /// Samples of the best plan since `boundary`: not yet trained or lost.
     unassigned: f64,
     pub(crate) activity: Activity,
-    /// The cause to which samples go while a plan runs that is slower than the best.
+    /// The cause to which lost samples are counted while the running plan is slower than the best.
     pub(crate) slower: Cause,
     pub(crate) ideal: f64,
     /// Steps committed and not rolled back.
@@ -105,7 +105,7 @@ impl Ledger {
             boundary: at,
             best_rate: 0.0,
             unassigned: 0.0,
-            activity: Activity::Standing(Cause::Start),
+            activity: Activity::Paused(Cause::Start),
             slower: Cause::Choice,
             ideal: 0.0,
             steps: 0,
@@ -139,7 +139,7 @@ impl Ledger {
     pub(crate) fn turn(&mut self, now: u64, activity: Activity) {
         self.advance(now);
         let cause = match self.activity {
-            Activity::Standing(cause) => cause,
+            Activity::Paused(cause) => cause,
             Activity::Running { .. } => Cause::LostStep,
         };
         self.lose(cause, self.unassigned);
@@ -160,7 +160,7 @@ impl Ledger {
                 self.lose(self.slower, self.unassigned - trained - between);
             }
             // A member was lost during the norm exchange, and the step was committed all the same.
-            Activity::Standing(_) => self.lose(Cause::LostStep, self.unassigned - trained),
+            Activity::Paused(_) => self.lose(Cause::LostStep, self.unassigned - trained),
         }
         self.steps += steps;
         self.unassigned = 0.0;
@@ -206,9 +206,9 @@ mod tests {
         assert!((ledger.loss(Cause::Exchange) - 0.8).abs() < 1e-9);
         assert!((ledger.loss(Cause::Choice) - 2.2).abs() < 1e-9);
         ledger.set_top(25, 0.5);
-        ledger.turn(31, Activity::Standing(Cause::Detect));
+        ledger.turn(31, Activity::Paused(Cause::Detect));
         assert!((ledger.loss(Cause::LostStep) - 7.0).abs() < 1e-9);
-        ledger.turn(41, Activity::Standing(Cause::Plan));
+        ledger.turn(41, Activity::Paused(Cause::Plan));
         assert!((ledger.loss(Cause::Detect) - 5.0).abs() < 1e-9);
         assert!(gap(&ledger).abs() < 1e-9);
         ledger.resume_at(2);

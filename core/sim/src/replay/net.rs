@@ -1,14 +1,14 @@
-//! State and gradients on their way. One connection for each pair of workers and generation carries one unit after another, as the worker's
-//! transport does; connections share the full-duplex network interfaces at their ends.
+//! State and gradients in transit. One connection for each pair of workers and generation carries one unit after another, as the worker's
+//! transport does. Connections share the full-duplex network interfaces at their ends.
 
 use std::collections::{BTreeMap, VecDeque};
 use varuna_plan::{Decision, Generation, StateId, Unit, WorkerId};
 use varuna_protocol::Prepared;
 
-/// Parts of a transfer are reported at least so often, nanoseconds.
+/// Longest interval between reports of a transfer's progress, nanoseconds.
 const REPORT_NS: u64 = 100_000_000;
 
-/// What travels of one unit.
+/// A transfer of one unit.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Parcel {
     pub(crate) unit: Unit,
@@ -16,29 +16,29 @@ pub(crate) struct Parcel {
     pub(crate) bytes: f64,
 }
 
-/// What that is.
+/// The content of a transfer.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Content {
     /// The unit's state, with the decision that led to it.
     State(StateId, Option<Decision>),
-    /// The gradient of a concluded step, for who follows the unit.
+    /// The gradient of a concluded step, for a follower of the unit.
     Gradient(Decision),
-    /// The gradient of a step that was just run, for who keeps the unit's spare copy.
+    /// The gradient of a step that was just run, for the keeper of the unit's spare copy.
     PreparedGradient(Prepared),
 }
 
-/// Of which generation, from whom (none: the checkpoint store, which bounds nobody), to whom.
+/// Generation, sender (none: the checkpoint store, whose bandwidth is not limited), receiver.
 pub(crate) type Route = (Generation, Option<WorkerId>, WorkerId);
 
 /// Whole units, and units of which a part has arrived.
 pub(crate) type Arrivals = (Vec<(Route, Parcel)>, Vec<(Route, Unit)>);
 
 pub(crate) struct Network {
-    /// Bytes a nanosecond in each direction of each interface.
+    /// Bytes per nanosecond in each direction of each interface.
     rate: f64,
     routes: BTreeMap<Route, VecDeque<Parcel>>,
     at: u64,
-    /// Wakes of an older version mean nothing.
+    /// Wake-ups of an older version are ignored.
     pub(crate) version: u64,
 }
 
@@ -56,14 +56,14 @@ impl Network {
         self.routes.is_empty()
     }
 
-    /// Whether the unit waits or travels there.
+    /// Whether the unit waits or is in transit on this route.
     pub(crate) fn carries(&self, route: &Route, unit: Unit) -> bool {
         self.routes
             .get(route)
             .is_some_and(|q| q.iter().any(|p| p.unit == unit))
     }
 
-    /// The share of each connection: that of the busier of its two ends. Never more than a fair share would be.
+    /// The bandwidth share of each connection: that of the busier of its two ends. It is never more than a fair share would be.
     fn shares(&self) -> BTreeMap<Route, f64> {
         let (mut out, mut into) = (BTreeMap::new(), BTreeMap::new());
         for (_, from, to) in self.routes.keys() {
@@ -90,14 +90,14 @@ impl Network {
         }
     }
 
-    /// Puts a unit behind those that wait on its connection.
+    /// Appends a unit to those that wait on its connection.
     pub(crate) fn send(&mut self, now: u64, route: Route, parcel: Parcel) {
         self.advance(now);
         self.routes.entry(route).or_default().push_back(parcel);
         self.version += 1;
     }
 
-    /// Drops what is on connections that are gone.
+    /// Drops transfers on connections that are gone.
     pub(crate) fn cut(&mut self, now: u64, gone: impl Fn(&Route) -> bool) {
         if self.routes.keys().any(&gone) {
             self.advance(now);
@@ -106,7 +106,7 @@ impl Network {
         }
     }
 
-    /// What has arrived by now, and which units are arriving.
+    /// The units that have arrived by now, and those that are arriving.
     pub(crate) fn arrivals(&mut self, now: u64) -> Arrivals {
         self.advance(now);
         self.version += 1;
@@ -125,7 +125,7 @@ impl Network {
         (whole, parts)
     }
 
-    /// When to look again.
+    /// When the next unit arrives or a report is due.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 use varuna_plan::Costs;
 
-/// What a reconfiguration costs beside what the protocol and the planner themselves bring about. Medians.
+/// Costs of a reconfiguration besides those that the protocol and the planner cause themselves. Medians.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RecoveryParts {
-    /// 1.
+    /// The format version: 1.
     pub version: u64,
     /// How and where it was measured, for people.
     pub source: String,
@@ -17,17 +17,18 @@ pub struct RecoveryParts {
     pub plan_ms: f64,
     /// From the plan to connected peers, milliseconds.
     pub connect_ms: f64,
-    /// Moving `transfer_bytes` of state, milliseconds, on a link that does not bound it.
+    /// Time to move `transfer_bytes` of state, milliseconds, on a link that is not the bottleneck.
     pub transfer_ms: f64,
     /// The state that took `transfer_ms`.
     pub transfer_bytes: f64,
-    /// From a worker's death until its platform says that it is gone for certain, milliseconds; none: nobody says so, and a
-    /// recovery that must give up committed steps waits for all answers first (`Timing::restore`).
+    /// From a worker's death until its platform confirms it, milliseconds. None: it is never confirmed, and a recovery that must give up
+    /// committed steps first waits for all answers (`Timing::restore`).
     #[serde(default)]
     pub gone_ms: Option<f64>,
     /// How much longer the first step of a plan takes than the later ones, milliseconds.
     pub first_step_extra_ms: f64,
-    /// Bytes of state a parameter that travel; none: as many as the planner counts with ([`Costs::parameter`]), which is what workers send.
+    /// Bytes of state per parameter that are transferred; none: as many as the planner assumes ([`Costs::parameter`]), which is what
+    /// workers send.
     #[serde(default)]
     pub state_bytes_per_parameter: Option<f64>,
 }
@@ -81,7 +82,7 @@ impl RecoveryParts {
         Ok(parts)
     }
 
-    /// Bytes of state a parameter that travel.
+    /// Bytes of state per parameter that are transferred.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a few bytes")]
     pub fn state_bytes(&self, costs: &Costs) -> f64 {
@@ -89,7 +90,7 @@ impl RecoveryParts {
             .unwrap_or(costs.parameter.moved as f64)
     }
 
-    /// Bytes a nanosecond at which state moves over a link of so many bytes a second: the slower of the link and the host.
+    /// Bytes per nanosecond at which state moves over a link with this bandwidth in bytes per second: the slower of the link and the host.
     #[must_use]
     pub fn bytes_per_ns(&self, link_bytes_per_s: f64) -> f64 {
         let host = self.transfer_bytes / (self.transfer_ms.max(1e-9) * 1e6);

@@ -1,6 +1,6 @@
-//! Taking items out of a list by their rank among those that are left, in little time however long it is.
+//! Removes items from a list by their rank among the remaining ones, in little time even for a long list.
 
-/// The items of a list that are left, by rank: a binary indexed tree (Fenwick 1994) over which are there.
+/// The remaining items of a list, by rank: a binary indexed tree (Fenwick 1994) of which items remain.
 pub(super) struct Ranks {
     tree: Vec<usize>,
 }
@@ -8,12 +8,12 @@ pub(super) struct Ranks {
 impl Ranks {
     /// All items of a list.
     pub(super) fn of(length: usize) -> Ranks {
-        // Node i covers as many items as its lowest bit says; at first all are there.
+        // Node i covers as many items as the value of its lowest set bit; at first all items remain.
         let tree = (0..=length).map(|i| i & i.wrapping_neg()).collect();
         Ranks { tree }
     }
 
-    /// Takes out the item of this rank among those left; returns its index. There must be one.
+    /// Removes the item with this rank among the remaining ones, and returns its index. There must be one.
     pub(super) fn take(&mut self, rank: usize) -> usize {
         let length = self.tree.len() - 1;
         let (mut at, mut before) = (0, rank);

@@ -1,4 +1,4 @@
-//! Availability traces: which nodes are there, and when. Reading is strict: an error names file, line and field.
+//! Availability traces: which nodes are available, and when. Reading is strict: an error names file, line and field.
 
 use super::ranks::Ranks;
 use crate::rng::Rng;
@@ -7,10 +7,10 @@ use varuna_plan::csv_rows;
 
 /// Longer traces are refused: nanoseconds must not overflow.
 const SECONDS_MAX: f64 = 1e9;
-/// More nodes at once are refused: that is a slip, not a trace.
+/// More nodes at once are refused: that would be a typing error.
 const NODES_MAX: usize = 100_000;
-/// More arrivals are refused: a line of a few bytes may stand for 100,000 of them. Eight hundred arrivals an hour
-/// for two weeks are fewer.
+/// More arrivals are refused, because a line of a few bytes may stand for 100,000 of them. Eight hundred arrivals an hour for two weeks are
+/// fewer.
 const ARRIVALS_MAX: usize = 300_000;
 
 /// An instant at which nodes come or go.
@@ -18,13 +18,13 @@ const ARRIVALS_MAX: usize = 300_000;
 pub struct Moment {
     /// Nanoseconds since the trace's zero.
     pub at_ns: u64,
-    /// Who goes; before who comes.
+    /// Nodes that leave; they leave before others join.
     pub leaves: Vec<String>,
-    /// Who comes.
+    /// Nodes that join.
     pub joins: Vec<String>,
 }
 
-/// Who is there over time.
+/// The available nodes over time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Trace {
     /// In order of time, no two at the same time; at least two.
@@ -46,12 +46,12 @@ pub struct TraceError {
 }
 
 impl Trace {
-    /// Reads either form, told apart by the header: `time_s,event,node` (`add` or `remove`), or `time_s,nodes` (how many are
-    /// there from then on). The seed says which ones of counted nodes go, and in which order those of an instant come: the
-    /// order decides which places of a plan they are given, and so whether a loss of several empties a segment.
+    /// Reads a trace in either form, which the header tells apart: `time_s,event,node` (`add` or `remove`), or `time_s,nodes` (how many
+    /// nodes are available from then on). For counted nodes, the seed decides which ones leave, and in which order the nodes of an instant
+    /// join: the order decides which positions of a plan they get, and so whether a loss of several nodes loses all copies of a segment.
     ///
     /// # Errors
-    /// The first line that is wrong: no number, out of order, a node that comes or leaves twice; or too few rows.
+    /// The first invalid line: not a number, out of order, a node that joins or leaves twice; or too few rows.
     pub fn read(file: &str, text: &str, seed: u64) -> Result<Trace, TraceError> {
         let mut reader = Reader {
             file,
@@ -117,13 +117,13 @@ impl Trace {
         self.moments.last().map_or(0, |m| m.at_ns)
     }
 
-    /// Most nodes that are there at once.
+    /// Maximum number of nodes that are available at once.
     #[must_use]
     pub fn most(&self) -> usize {
         self.counts().into_iter().map(|(_, n)| n).max().unwrap_or(0)
     }
 
-    /// How many nodes are there from each instant on.
+    /// The number of available nodes from each instant on.
     #[must_use]
     pub fn counts(&self) -> Vec<(u64, usize)> {
         let mut there = 0;
@@ -140,12 +140,12 @@ struct Reader<'a> {
     line: u64,
     present: BTreeSet<String>,
     arrivals: usize,
-    /// Who came at the last moment.
+    /// The nodes that joined at the last moment.
     joined: Joined,
     moments: Vec<Moment>,
 }
 
-/// Who came at one moment, in order; who came and went is taken out again without looking through all.
+/// The nodes that joined at one moment, in order. A node that joined and left at the same moment is removed without searching the list.
 #[derive(Default)]
 struct Joined {
     nodes: Vec<Option<String>>,
@@ -196,7 +196,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Nobody else comes at the last moment.
+    /// No more nodes join at the last moment.
     fn end_moment(&mut self) {
         let joined = std::mem::take(&mut self.joined);
         if let Some(moment) = self.moments.last_mut() {
@@ -217,7 +217,7 @@ impl Reader<'_> {
 
     fn leave(&mut self, node: &str) {
         self.present.remove(node);
-        // Who comes and goes at the same instant was never there.
+        // A node that joins and leaves at the same instant was never available.
         if let Some(at) = self.joined.at.remove(node) {
             self.joined.nodes[at] = None;
         } else if let Some(moment) = self.moments.last_mut() {

@@ -1,8 +1,8 @@
-//! What the protocol costs with many workers: messages, simulated time, and the processor time of the shipped coordinator.
+//! Measures the cost of the protocol with many workers: messages, simulated time, and the processor time of the shipped coordinator.
 //!
-//! An environment without faults and without randomness: every message takes a millisecond, a step a tenth of a second, a unit of
-//! state two milliseconds. Then one worker is killed, and a tenth as many join. The caller gives what is measured with
-//! ([`Meter`]): this crate has no clock, no encoding of messages and no allocator. Nothing else depends on what it says.
+//! An environment without faults and without randomness: every message takes a millisecond, a step a tenth of a second, a unit of state two
+//! milliseconds. Then one worker is killed, and a tenth as many join. The caller supplies the measuring instruments ([`Meter`]), because
+//! this crate has no clock, no encoding of messages and no allocator. Nothing else depends on them.
 
 mod network;
 mod phases;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use varuna_plan::{CostPlanner, Generation, Plan};
 use varuna_protocol::{Order, PeerMessage, Record, Report};
 
-/// What costs are measured with.
+/// The measuring instruments.
 pub trait Meter {
     /// Processor time of this thread.
     fn cpu_time(&self) -> Duration;
@@ -31,7 +31,7 @@ pub trait Meter {
     fn allocated_bytes(&self) -> u64;
 }
 
-/// What is measured.
+/// The configuration of a measurement.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The planner that the coordinator asks.
@@ -42,30 +42,30 @@ pub struct Setup {
     pub global_batch_size: u64,
 }
 
-/// What one phase cost.
+/// The cost of one phase.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Cost {
-    /// On the simulated clock.
+    /// Time on the simulated clock.
     pub simulated: Duration,
-    /// Of the coordinator's machine, the planner included.
+    /// Processor time of the coordinator's machine, including the planner.
     pub coordinator: Duration,
-    /// From workers to the coordinator.
+    /// Number of messages from workers to the coordinator.
     pub reports: u64,
-    /// From the coordinator to workers.
+    /// Number of messages from the coordinator to workers.
     pub orders: u64,
-    /// Between workers.
+    /// Number of messages between workers.
     pub peer_messages: u64,
-    /// Connections between workers that were opened.
+    /// Number of connections that were opened between workers.
     pub connections: u64,
-    /// All reports.
+    /// Size of all reports, bytes.
     pub report_bytes: u64,
-    /// All orders.
+    /// Size of all orders, bytes.
     pub order_bytes: u64,
-    /// All messages between workers; tensors and state are not among them.
+    /// Size of all messages between workers, without tensors and state, bytes.
     pub peer_bytes: u64,
 }
 
-/// What all phases cost.
+/// The costs of all phases.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Costs {
     /// From the first worker's stream to the order to train.
@@ -78,13 +78,13 @@ pub struct Costs {
     pub recovery: Cost,
     /// From the stream of the first of a tenth as many workers to the switch to a plan with them.
     pub growth: Cost,
-    /// The largest record that was written.
+    /// Size of the largest record that was written, bytes.
     pub record_bytes: u64,
-    /// What the coordinator's machine holds at the end, bytes. Plans that it shares with its record and its workers are counted.
+    /// Memory of the coordinator's machine at the end, bytes. This includes plans that it shares with its record and its workers.
     pub coordinator_bytes: u64,
 }
 
-/// A phase that did not come to its end.
+/// An error: a phase did not end in time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{workers} workers: {phase} did not end within {within:?} of simulated time")]
 pub struct Unfinished {
@@ -92,7 +92,7 @@ pub struct Unfinished {
     pub workers: u64,
     /// Which phase.
     pub phase: &'static str,
-    /// How long it was waited for.
+    /// The time limit.
     pub within: Duration,
 }
 
@@ -104,13 +104,13 @@ struct Nothing;
 
 struct Scale<'a> {
     meter: &'a dyn Meter,
-    /// Of the coordinator's machine.
+    /// Processor time of the coordinator's machine.
     spent: Cell<Duration>,
     count: Cost,
     record: Record,
     record_bytes: u64,
     plans: BTreeMap<Generation, Arc<Plan>>,
-    /// The newest plan that was written, that was told to go, and that was switched to.
+    /// The generation of the newest plan that was written, that was told to go, and that was switched to.
     planned: Generation,
     running: Generation,
     switched: Generation,
@@ -126,7 +126,7 @@ pub fn measure(setup: &Setup, meter: &dyn Meter) -> Result<Costs, Unfinished> {
 }
 
 impl Scale<'_> {
-    /// What was counted so far.
+    /// The cost so far.
     fn so_far(&self, now: u64) -> Cost {
         Cost {
             simulated: Duration::from_nanos(now),
@@ -147,7 +147,7 @@ impl Scale<'_> {
 }
 
 impl Cost {
-    /// Each figure from those of two costs.
+    /// Combines two costs figure by figure.
     fn with(
         self,
         other: Cost,
@@ -167,7 +167,7 @@ impl Cost {
         }
     }
 
-    /// What was counted after `earlier`.
+    /// The cost since `earlier`.
     fn since(self, earlier: Cost) -> Cost {
         self.with(earlier, Duration::saturating_sub, |a, b| a - b)
     }
@@ -176,7 +176,7 @@ impl Cost {
         self.with(more, |a, b| a + b, |a, b| a + b)
     }
 
-    /// One of so many equal parts.
+    /// The cost divided into `parts` equal parts.
     fn part(self, parts: u32) -> Cost {
         self.with(self, |time, _| time / parts, |count, _| count / u64::from(parts))
     }

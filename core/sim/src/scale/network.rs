@@ -1,4 +1,4 @@
-//! Messages, connections, engines and the store: all without faults, all with the same delay.
+//! Messages, connections, engines and the store, all without faults and with the same delay.
 
 use super::{COORDINATOR, Nothing, Scale};
 use crate::host::{self, Channel, Environment, Found, Host, Link, Message, Process};
@@ -8,11 +8,11 @@ use varuna_plan::{Generation, StateId, WorkerId};
 use varuna_protocol::coordinator::Event;
 use varuna_protocol::{CoordinatorEffect, CoordinatorInput, Hello, Listing, MemberEffect, MemberInput};
 
-/// Drivers of coordinator and members tick so often (as those of the programs do), nanoseconds.
+/// Interval of the ticks of coordinator and members (as in the programs), nanoseconds.
 const TICK_NS: u64 = 20_000_000;
-/// Any message, and any answer of the store.
+/// Delay of any message, and of any answer of the store.
 const LATENCY_NS: u64 = 1_000_000;
-/// Forward, backward and reduction of a step.
+/// Time of a step's forward, backward and reduction.
 const STEP_NS: u64 = 100_000_000;
 
 /// What happens later.
@@ -254,7 +254,7 @@ impl Host<Scale<'_>> {
         }
     }
 
-    /// Starts a worker, whose stream comes up a message later.
+    /// Starts a worker, whose stream comes up after the delay of a message.
     pub(super) fn start_worker(&mut self, config: varuna_protocol::MemberConfig) {
         let id = self.members.next_id();
         self.members.start(config, Nothing);

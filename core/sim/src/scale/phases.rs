@@ -8,9 +8,9 @@ use std::time::Duration;
 use varuna_plan::{Generation, Step, WorkerId};
 use varuna_protocol::{Coordinator, CoordinatorConfig, MemberConfig, MemberTiming, Record, Timing};
 
-/// Steps that a step's cost is the mean of.
+/// Number of steps over which a step's cost is averaged.
 const STEPS: u32 = 20;
-/// No phase may take longer, on the simulated clock.
+/// Longest time of a phase, on the simulated clock.
 const WITHIN: Duration = Duration::from_secs(600);
 
 pub(super) fn measure(setup: &Setup, meter: &dyn Meter) -> Result<Costs, Unfinished> {
@@ -62,7 +62,8 @@ fn coordinator(setup: &Setup) -> Coordinator {
     let layout = setup.planner.costs.layout();
     let config = CoordinatorConfig {
         expected_workers: usize::try_from(setup.workers).ok(),
-        // Plans for losses that have not happened take the planner's time while training goes on; here it is the recovery's.
+        // Preparing plans for possible losses would take the planner's time while training continues. Here that time counts for the
+        // recovery.
         timing: Timing {
             prepare_plans_every: Duration::ZERO,
             ..Timing::default()
@@ -72,7 +73,7 @@ fn coordinator(setup: &Setup) -> Coordinator {
     Coordinator::new(config, Box::new(setup.planner.clone()))
 }
 
-/// What the machine of the only coordinator holds: all else is dropped first, so that nothing shares its plans.
+/// Memory of the only coordinator's machine. Everything else is dropped first, so that nothing shares its plans.
 fn coordinator_bytes(host: Host<Scale<'_>>, meter: &dyn Meter) -> u64 {
     let Host {
         queue,
@@ -105,7 +106,7 @@ impl Host<Scale<'_>> {
         }
     }
 
-    /// Goes on until the condition is met; what that cost.
+    /// Runs until the condition is met. Returns the cost.
     fn until(
         &mut self,
         setup: &Setup,

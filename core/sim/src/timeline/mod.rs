@@ -1,6 +1,6 @@
-//! A schedule as a picture: one row for each coordinator and worker, and what happened when.
+//! A schedule as a timeline: one row for each coordinator and worker, and what happened when.
 //!
-//! It is told what there is to see, and draws it; it decides nothing.
+//! It draws what it is given, and decides nothing.
 
 mod svg;
 mod text;
@@ -17,7 +17,7 @@ pub enum Row {
     Worker(WorkerId),
 }
 
-/// How a process looks for a while.
+/// The state of a process, as it is drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Look {
     /// It has ended.
@@ -89,7 +89,7 @@ struct Entry {
 #[derive(Default)]
 pub struct Timeline {
     entries: Vec<Entry>,
-    /// When each row's look became another.
+    /// When the look of each row changed.
     looks: BTreeMap<Row, Vec<(u64, Look)>>,
     end: u64,
 }

@@ -1,4 +1,4 @@
-//! Coordinators that start, and what they are told.
+//! Starts coordinators and tells them what they need.
 
 use super::{BATCH, Schedule};
 use crate::engine::SCALING;
@@ -6,7 +6,7 @@ use crate::host::{Event, Host, Process};
 use std::time::Duration;
 use varuna_protocol::{Coordinator, CoordinatorConfig, CoordinatorInput, Record, Timing};
 
-/// How often the record is read where that is seldom, as in a cluster: who waits for it waits for ever.
+/// Interval at which the record is read if that is seldom, as in a cluster: a process that relied on it would wait for ever.
 const SELDOM: Duration = Duration::from_secs(300);
 
 impl Host<Schedule> {
@@ -38,14 +38,15 @@ impl Host<Schedule> {
         }
         let c = self.add_coordinator(machine);
         let ordered = self.env.job.ordered_last_step;
-        // Whoever starts it need not know what an earlier one was told: the record does. That of a run that has ended may lack it.
+        // The starter need not know what an earlier coordinator was told, since the record has it. The record of a run that has ended may
+        // lack it.
         if ordered.0 > 0 && (self.env.store.record.done || self.env.rng.chance(50)) {
             self.after_random(0, 0, Event::Coordinator(c, CoordinatorInput::LastStep(ordered)));
         }
         self.after_random(1, 5, Event::Tick(Process::Coordinator(c)));
     }
 
-    /// A coordinator has taken over. Others see that when they read the record; where that is seldom, the platform tells them.
+    /// A coordinator has taken over. Others notice when they read the record; if that is seldom, the platform tells them.
     pub(super) fn tell_of_take_over(&mut self, record: &Record) {
         for c in 0..self.coordinators.len() {
             let other = &self.coordinators[c];

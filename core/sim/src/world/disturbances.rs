@@ -8,19 +8,19 @@ use varuna_plan::state::mix;
 use varuna_plan::{Step, Unit, WorkerId};
 use varuna_protocol::CoordinatorInput;
 
-/// So many workers live at most.
+/// Maximum number of living workers.
 const STORM_MAX: usize = 16;
 /// Longest jump of a clock: every deadline of the protocol is shorter.
 const JUMP_MAX: Ms = 2 * 60 * 60 * 1_000;
 
 impl Host<Schedule> {
-    /// The worker computes slowly for a while: its steps come near the deadline, some pass it.
+    /// The worker computes slowly for a while: its steps get near the deadline, and some exceed it.
     pub(super) fn slow_down(&mut self, w: WorkerId, until: Ms) {
         let slow = &mut self.members[w].local.slow_until;
         *slow = until.max(*slow);
     }
 
-    /// By how much longer the worker takes for a step now.
+    /// The additional time that the worker needs for a step now.
     pub(super) fn slowness(&mut self, w: WorkerId) -> Ms {
         if self.members[w].local.slow_until > self.now() {
             self.env.rng.range(50, 350)
@@ -29,7 +29,7 @@ impl Host<Schedule> {
         }
     }
 
-    /// The worker's connections break once more, as often as is left.
+    /// The worker's connections break now, and `left` more times later.
     pub(super) fn flap(&mut self, w: WorkerId, left: u32) -> Result {
         if !self.members[w].alive || self.env.faults.ended_at.is_some() {
             return Ok(());
@@ -100,7 +100,7 @@ impl Host<Schedule> {
         self.coordinator(c, CoordinatorInput::LastStep(step))
     }
 
-    /// A bit of what a worker holds is another one from now on.
+    /// Flips a bit of a state that a worker holds.
     pub(super) fn flip_bits(&mut self, w: WorkerId) {
         let units: Vec<Unit> = self.members[w].local.engine.held.keys().copied().collect();
         let Some(unit) = self.env.rng.pick(&units) else {

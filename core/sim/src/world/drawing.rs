@@ -22,7 +22,7 @@ const DISTURBANCES: [Fault; 9] = [
     Fault::LateNotice,
 ];
 
-/// What goes on happening where faults become rarer.
+/// Faults that continue to happen if faults become rarer.
 const RARER: [Fault; 14] = [
     Fault::Crash,
     Fault::Pause,
@@ -39,7 +39,7 @@ const RARER: [Fault; 14] = [
     Fault::StoreDown,
     Fault::Save,
 ];
-/// So many of them are drawn: enough for as long as a job may take.
+/// Number of such faults that are drawn: enough for the longest job.
 const RARER_MAX: usize = 400;
 
 impl Host<Schedule> {
@@ -111,7 +111,7 @@ impl Host<Schedule> {
         number
     }
 
-    /// In half of the schedules something else happens as well. Drawn apart, so that what was drawn before stays what it is.
+    /// In half of the schedules there are additional disturbances. They are drawn separately, so that earlier draws stay the same.
     fn draw_disturbances(&mut self, seed: u64, span: Ms) {
         let mut own = Rng(mix(seed, 4242));
         if self.env.faults.only_joins || own.chance(50) {
@@ -124,7 +124,7 @@ impl Host<Schedule> {
         }
     }
 
-    /// Where holders compare their states, bits of some of them change in most schedules.
+    /// If holders compare their states, bits change on some of them in most schedules.
     fn draw_bit_flips(&mut self, seed: u64, span: Ms) {
         let mut own = Rng(mix(seed, 5151));
         if self.env.faults.only_joins || self.env.job.compare_every.is_none() || own.chance(25) {
@@ -137,7 +137,7 @@ impl Host<Schedule> {
         }
     }
 
-    /// In one schedule of eight the user raises the number of steps, once or more often. That is no fault: all else goes on.
+    /// In one schedule of eight the user raises the number of steps, once or several times. That is no fault: everything else continues.
     fn draw_more_steps(&mut self, seed: u64, span: Ms) {
         let mut own = Rng(mix(seed, 6163));
         if !own.chance(12) {

@@ -1,12 +1,11 @@
-//! What can happen in a schedule, by kind and number: any of it can be left out, so that a schedule can be run with a few of its
-//! faults alone.
+//! The faults of a schedule, by kind and number. Any of them can be left out, so that a schedule can be run with only a few of its faults.
 
 use super::network::Ms;
 use std::collections::BTreeSet;
 use std::fmt;
 use varuna_plan::WorkerId;
 
-/// A kind of fault, or of something else that a job has to live with.
+/// A kind of fault, or of another event that a job has to cope with.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Fault {
     /// A worker dies.
@@ -47,7 +46,7 @@ pub enum Fault {
     LimitWorkers,
     /// The user stops the run, and takes it up again.
     Stop,
-    /// Whoever has just committed, accepted, freed, rolled forward or fetched is hit.
+    /// A worker is hit that has just committed, accepted, freed, rolled forward or fetched.
     Hit,
     /// Half of the workers die at once, and perhaps the coordinator.
     LoseZone,
@@ -130,7 +129,7 @@ pub struct InjectedFault {
     pub fault: Fault,
     /// When, in milliseconds of the world; what lasts all through a schedule begins at 0.
     pub at: u64,
-    /// Whom it hit, where it hits one worker.
+    /// The worker that it hit, if it hits a single worker.
     pub worker: Option<WorkerId>,
 }
 
@@ -142,16 +141,16 @@ impl fmt::Display for InjectedFault {
     }
 }
 
-/// At most so many times whoever has just done something that matters is hit.
+/// Maximum number of hits on workers that have just done something important.
 pub(super) const HITS_MAX: usize = 6;
 
 #[derive(Default)]
 pub(super) struct Faults {
     pub(super) ended_at: Option<Ms>,
-    /// In some schedules whoever just committed, accepted or received is hit, so many in 200 times.
+    /// In some schedules a worker that has just committed, accepted or received is hit, with this probability out of 200.
     pub(super) hit_rate: u64,
     pub(super) hits: usize,
-    /// One schedule in six hits those who have just rolled forward or fetched, while others are paused.
+    /// Whether workers that have just rolled forward or fetched are hit while others are paused; one schedule in six.
     pub(super) hits_loading: bool,
     /// Faults do not stop: they become rarer.
     pub(super) become_rarer: bool,

@@ -1,4 +1,4 @@
-//! Faults happen: those drawn in advance, and those that hit whoever has just done something that matters.
+//! Carries out faults: those drawn in advance, and those that hit workers which have just done something important.
 
 use super::fault_list::{Fault, HITS_MAX, InjectedFault};
 use super::network::{Ms, Node};
@@ -10,7 +10,7 @@ use crate::timeline::{Kind, Row};
 use varuna_plan::WorkerId;
 use varuna_protocol::{CoordinatorInput, MemberInput};
 
-/// Lives, and has no notice that it will go.
+/// Whether the worker is alive and has not announced that it will leave.
 pub(super) fn stays(m: &MemberHost<Worker>) -> bool {
     m.alive && !m.machine.status().draining && !m.local.announced && m.local.crash_loop.is_none()
 }
@@ -45,7 +45,7 @@ impl Host<Schedule> {
         }
     }
 
-    /// Counts a hit; whether it happens.
+    /// Counts a hit. Returns whether it happens.
     fn begin_hit(&mut self, w: WorkerId) -> bool {
         let faults = &mut self.env.faults;
         let number = faults.first_hit + faults.hits;
@@ -86,14 +86,14 @@ impl Host<Schedule> {
         self.env.rng.pick(&live)
     }
 
-    /// A fault happens. What it draws is its own, so that without it the others stay what they are.
+    /// A fault happens. It has its own random numbers, so that the other faults stay the same if it is left out.
     pub(super) fn fault(&mut self, fault: Fault, number: usize, seed: u64) -> Result {
         if !self.env.faults.happens(number) {
             return Ok(());
         }
         let others = std::mem::replace(&mut self.env.rng, Rng(seed));
         let done = self.inject(fault, number);
-        // While faults become rarer, the platform makes up for what they take.
+        // While faults become rarer, the platform replaces the lost workers.
         self.start_missing_workers();
         self.env.rng = others;
         done
@@ -281,13 +281,13 @@ impl Host<Schedule> {
         }
     }
 
-    /// A drained worker's process ends, or one that was hit. After the faults enough workers must stay.
+    /// The process of a drained or hit worker ends. After the faults enough workers must remain.
     pub(super) fn kill(&mut self, w: WorkerId) {
         self.crash(w);
         self.start_missing_workers();
     }
 
-    /// The faults stop: old coordinators may stay, one link may stay cut, enough workers live.
+    /// The faults stop: old coordinators may remain, one link may stay cut, and enough workers are alive.
     pub(super) fn end_faults(&mut self) {
         let now = self.now();
         self.env.faults.ended_at = Some(now);

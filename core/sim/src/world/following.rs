@@ -1,4 +1,4 @@
-//! Newcomers that follow: what is sent to them leaves its worker in order, and their engines apply it in order.
+//! Newcomers that follow: transfers to them leave their worker in order, and their engines apply them in order.
 
 use super::network::{Data, Ms};
 use super::{Result, Schedule, Timer};
@@ -9,17 +9,18 @@ use std::collections::BTreeMap;
 use varuna_plan::{Decision, StateId, Unit, WorkerId};
 use varuna_protocol::{MemberEffect, MemberInput, Prepared};
 
-/// When the last of what must stay in its order is done.
+/// When the last of the operations that must stay in order is done.
 #[derive(Default)]
 pub(super) struct Order {
     /// Copies and gradients leave the worker one after the other.
     sent: Ms,
-    /// What the engine was given for a unit.
+    /// When the engine will have done its last operation, by unit.
     units: BTreeMap<Unit, Ms>,
 }
 
 impl Host<Schedule> {
-    /// When the engine will have done something for a unit that takes so long at most, after all that it was given for the unit before.
+    /// When the engine will have done another operation for a unit, which takes at most `longest`, after all earlier operations for the
+    /// unit.
     pub(super) fn engine_time(&mut self, w: WorkerId, unit: Unit, longest: Ms) -> Ms {
         let at = self.now() + self.env.rng.range(1, longest);
         let last = self.members[w].local.follow.units.entry(unit).or_default();
@@ -56,7 +57,7 @@ impl Host<Schedule> {
         }
     }
 
-    /// The copy is of this moment; it takes its time, and training does not wait for it.
+    /// Copies the state of this moment. The copy takes time, and training does not wait for it.
     fn copy_to_follower(&mut self, link: Link, (unit, id): (Unit, StateId), decision: Option<Decision>) {
         let Some(Held { state, .. }) = self.members[link.0].local.engine.held.get(&unit).copied() else {
             return;
@@ -99,7 +100,7 @@ impl Host<Schedule> {
         self.at(at, Timer::Follow(link, data));
     }
 
-    /// A gradient has come: the member says whether it wants it.
+    /// A gradient has arrived: the member decides whether it wants it.
     pub(super) fn gradient_arrives(&mut self, (from, to, generation): Link, gradient: Data) -> Result {
         let engine = &mut self.members[to].local.engine;
         let input = match gradient {
@@ -128,7 +129,7 @@ impl Host<Schedule> {
         self.member(to, input)
     }
 
-    /// A copy or a gradient is sent to the end.
+    /// A copy or a gradient was sent completely.
     pub(super) fn send_to_follower(&mut self, link: Link, data: Data) {
         let (w, to, generation) = link;
         let (unit, sent) = match &data {

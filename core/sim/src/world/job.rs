@@ -5,7 +5,7 @@ use std::time::Duration;
 use varuna_plan::state::mix;
 use varuna_plan::{EvaluationSteps, Layout, SpareCopies, Step};
 
-/// What a job that a worker is to leave alone has more: it still runs then.
+/// Additional steps of a job in which a single worker is lost late, so that the job still runs then.
 const LONE_LOSS_STEPS: u64 = 150;
 
 /// The job that is run.
@@ -13,7 +13,7 @@ pub(super) struct Job {
     pub(super) layout: Layout,
     /// Most segments that one worker can hold.
     pub(super) worker_segments: u32,
-    /// As the job's text says.
+    /// The last step in the job file.
     pub(super) last_step: Step,
     /// The greatest last step that the user has ordered; 0 = none.
     pub(super) ordered_last_step: Step,
@@ -24,20 +24,20 @@ pub(super) struct Job {
     pub(super) save_every: Option<Duration>,
     /// Workers know how to follow.
     pub(super) following: bool,
-    /// Copies are kept of what one worker alone holds, where workers know how to follow.
+    /// Whether copies are kept of units that only one worker holds, if workers can follow.
     pub(super) spare_copies: SpareCopies,
     /// Steps between comparisons of the holders' states.
     pub(super) compare_every: Option<u64>,
     /// There is a store, and the job needs a checkpoint of its last step.
     pub(super) final_checkpoint: bool,
     pub(super) evaluation: Option<EvaluationSteps>,
-    /// The run may begin anew from the seed, where all else is lost.
+    /// Whether the run may begin again from the seed, if everything else is lost.
     pub(super) may_begin_anew: bool,
     /// Faults do not stop, but become rarer (where there are any).
     pub(super) faults_become_rarer: bool,
     /// Plans are made by the planner that is shipped, and also ahead of losses.
     pub(super) shipped_planner: bool,
-    /// Of a hundred gradients of a unit, so many are not finite.
+    /// Percentage of a unit's gradients that are not finite.
     pub(super) overflow_percent: u64,
     /// The job is long enough for a worker to die alone, long after all faults.
     pub(super) lone_loss: bool,
@@ -64,7 +64,7 @@ impl Job {
         } else {
             1
         };
-        // Long enough to meet some of the faults that go on.
+        // Long enough to meet some of the continuing faults.
         let times = if faults_become_rarer {
             Rng(mix(seed, 80)).range(1, 8)
         } else {
@@ -74,13 +74,13 @@ impl Job {
             faults_become_rarer,
             layout: Layout::new(segments, rng.chance(50)).in_ranges(ranges),
             worker_segments,
-            // One run in ten is long enough to see how it goes on after the faults.
+            // One run in ten is long enough to see how it continues after the faults.
             last_step: Step(
                 times * rng.range(4, 16) * if rng.chance(10) { 10 } else { 1 }
                     + if lone_loss { LONE_LOSS_STEPS } else { 0 },
             ),
             checkpoint_every: rng.range(1, 6),
-            // Without a store all is lost with the last holder of something: while faults go on, a long run need not end.
+            // Without a store, everything is lost with the last holder of a unit, so while faults continue a long run need not end.
             final_checkpoint: rng.chance(75) || faults_become_rarer,
             evaluation: rng.chance(25).then(|| EvaluationSteps {
                 interval_steps: rng.range(2, 6),

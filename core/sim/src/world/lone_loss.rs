@@ -1,6 +1,6 @@
-//! One worker alone dies when all has been quiet for a while: how long the run then takes to go on (m), and what it loses (n).
+//! A single worker dies after a quiet period. This checks how long the run takes to recover (m), and what it loses (n).
 //!
-//! In other schedules faults come too fast for such sentences: who recovers slowly may have been hit again.
+//! In other schedules faults come too fast for such guarantees: a run that recovers slowly may have been hit again.
 
 use super::fault_list::Fault;
 use super::faults::stays;
@@ -15,17 +15,17 @@ use std::time::Duration;
 use varuna_plan::{Generation, Plan, StateId, Unit, WorkerId};
 use varuna_protocol::{Member, Phase, Timing};
 
-/// So long after the last fault it happens at the earliest: pauses and cuts have ended.
+/// The earliest time after the last fault: pauses and cuts have ended.
 pub(super) const QUIET: Ms = 3_000;
-/// Where all is not quiet yet, it is tried again after this time,
+/// If it is not quiet yet, this is tried again after this time,
 const AGAIN: Ms = 100;
-/// and so often.
+/// at most this many times.
 const TRIES: u32 = 20;
 
 /// What comes of it.
 #[derive(Default)]
 pub(super) struct LoneLoss {
-    /// It is to die as soon as it has run a step.
+    /// The worker that is to die as soon as it has run a step.
     armed: Option<WorkerId>,
     watch: Option<Watch>,
 }
@@ -38,21 +38,21 @@ struct Watch {
     highest: Generation,
     /// The longest that a message takes.
     message: Ms,
-    /// A link stays cut: the first plan may need it, and names it.
+    /// Whether a link stays cut: the first plan may need it, which shows then.
     link_is_cut: bool,
-    /// Everything that it held is held by others, or by keepers in step.
+    /// Where copies of everything that it held are.
     copies: Copies,
     /// A plan was persisted since.
     planned: bool,
 }
 
-/// What is left of what the worker held.
+/// The remaining copies of what the worker held.
 enum Copies {
     /// Others hold all of it.
     Held,
-    /// What it alone held is kept as spare copies that were in step. By keeper: how many copies it had given up by then.
+    /// What only it held is kept as spare copies that were up to date. By keeper: how many copies it had given up by then.
     Kept(BTreeMap<WorkerId, u32>),
-    /// It was the last holder of something.
+    /// There are none: it was the last holder of some unit.
     None,
 }
 
@@ -60,10 +60,10 @@ fn ms(of: Duration) -> Ms {
     u64::try_from(of.as_millis()).unwrap_or(Ms::MAX)
 }
 
-/// From a death until Go, as the timings have it: a stream that has closed counts as a death after `grace`; answers come within `collect`, or
-/// holders are waited for until `restore`; everyone is connected, or says who is not, after the deadline for connecting. With a link
-/// that stays cut, a second plan goes round it. Besides, three messages in a row that no timing counts: the end of the stream, the
-/// plan, and that a worker is ready.
+/// The longest time from a death until Go, from the timings: a closed stream counts as a death after `grace`; answers come within
+/// `collect`, or holders are waited for until `restore`; all workers are connected, or report the missing ones, after the deadline for
+/// connecting. If a link stays cut, a second plan avoids it. Three messages in a row that no timing includes are added: the end of the
+/// stream, the plan, and the report that a worker is ready.
 fn longest(copies_left: bool, link_is_cut: bool, message: Ms) -> Ms {
     let timing = Timing::model();
     let answers = if copies_left {
@@ -88,7 +88,8 @@ impl Host<Schedule> {
         self.lose_one_alone(TRIES);
     }
 
-    /// One of those that run dies soon, if all is quiet. Rather one whose units are kept as spare copies: right after it has run a step.
+    /// One of the running workers dies soon, if all is quiet: preferably one whose units are kept as spare copies, right after it has run a
+    /// step.
     pub(super) fn lose_one_alone(&mut self, tries: u32) {
         let plan = self.quiet_plan();
         let members = plan.as_ref().map_or(&[][..], |plan| plan.members());
@@ -98,7 +99,7 @@ impl Host<Schedule> {
         };
         let kept: Vec<WorkerId> = members.iter().filter(kept).copied().collect();
         let members = members.to_vec();
-        // Copies that are to be kept are waited for, for a while.
+        // Wait for a while for the copies that are to be kept.
         let keeps = plan.is_some_and(|plan| plan.keepers.iter().any(Option::is_some));
         if members.is_empty() || (keeps && kept.is_empty() && tries > TRIES / 2) {
             if let Some(tries) = tries.checked_sub(1) {
@@ -119,7 +120,7 @@ impl Host<Schedule> {
         }
     }
 
-    /// It dies, if all is quiet still.
+    /// It dies, if all is still quiet.
     pub(super) fn die_alone(&mut self, w: WorkerId) {
         let Some(plan) = self.quiet_plan().filter(|plan| plan.has(w)) else {
             return;
@@ -145,7 +146,7 @@ impl Host<Schedule> {
         self.env.lone_loss.watch = Some(watch);
     }
 
-    /// The plan in force, where nothing else is on its way: all its members run, nobody is about to go or to crash, no change is planned.
+    /// The plan in force, if nothing else is going on: all its members run, nobody is about to leave or to crash, no change is planned.
     fn quiet_plan(&self) -> Option<Arc<Plan>> {
         let record = &self.env.store.record;
         let injected = &self.env.faults.injected;
@@ -165,7 +166,7 @@ impl Host<Schedule> {
         quiet.then_some(plan)
     }
 
-    /// How many workers that all reach one another would be left without this one: at most one link is cut for good.
+    /// How many workers that can all reach one another would be left without this one: at most one link is cut for good.
     fn reachable_without(&self, w: WorkerId) -> usize {
         let mut left = self.members.ids(stays);
         left.retain(|other| *other != w);
@@ -174,7 +175,7 @@ impl Host<Schedule> {
         left.len() - usize::from(self.env.network.blocked.iter().any(lasting))
     }
 
-    /// What would be left of a member's units.
+    /// The copies of a member's units that would be left without it.
     fn copies_without(&self, w: WorkerId, plan: &Plan) -> Copies {
         let holds = |other: &WorkerId, unit: Unit| *other != w && plan.holders(unit).contains(other);
         let alone = |unit: &Unit| {
@@ -197,7 +198,7 @@ impl Host<Schedule> {
         }
     }
 
-    /// Somebody else died: what is said of one alone holds no longer.
+    /// Another worker died: the guarantees for a single loss do not apply any more.
     pub(super) fn another_dies(&mut self) {
         self.env.lone_loss = LoneLoss::default();
     }
@@ -210,7 +211,7 @@ impl Host<Schedule> {
         }
     }
 
-    /// (m): a death is recovered from within a stated time.
+    /// Checks (m): the run recovers from a death within a stated time.
     pub(super) fn check_lone_loss(&mut self) -> Result {
         let now = self.now();
         let Some(watch) = &mut self.env.lone_loss.watch else {
@@ -225,7 +226,7 @@ impl Host<Schedule> {
                 watch.copies = Copies::None;
             }
         }
-        // Where nothing is left to go on from, the run is given up, which takes longer.
+        // If no state is left to resume from, the run is given up, which takes longer.
         let saved = self.env.store.manifests.iter().any(|id| *id != StateId::INITIAL);
         let left = !matches!(watch.copies, Copies::None) || saved || self.env.job.may_begin_anew;
         if now <= watch.until() || !left {
@@ -238,7 +239,7 @@ impl Host<Schedule> {
         )
     }
 
-    /// (n): what is kept in step is not lost with its only holder.
+    /// Checks (n): a unit with an up-to-date spare copy is not lost with its only holder.
     pub(super) fn check_kept(&mut self, plan: &Plan, lost: bool) -> Result {
         let Some(watch) = self.env.lone_loss.watch.as_mut().filter(|w| !w.planned) else {
             return Ok(());

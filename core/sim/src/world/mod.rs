@@ -67,7 +67,7 @@ pub(crate) enum Timer {
     Digested(WorkerId, Digests),
     /// A unit's state was sent to a peer.
     Served(WorkerId, Generation, WorkerId, Unit),
-    /// The next of so many parts of a state.
+    /// The next part of a state, with the number of parts left.
     Part(Link, Data, u64),
     ComeBack(CrashLoop),
     Write(usize, u64, Box<Record>),
@@ -85,7 +85,7 @@ pub(crate) enum Timer {
     /// A worker is to die alone, if all is quiet; how often that is tried again.
     LoneLoss(u32),
     LoneDeath(WorkerId),
-    /// A flapping worker's connections break, and so often again.
+    /// A flapping worker's connections break, with the number of repetitions left.
     Flap(WorkerId, u32),
     /// The worker sees that its stream has ended.
     StreamLost(WorkerId),
@@ -99,14 +99,14 @@ impl From<Timer> for Event<Timer> {
     }
 }
 
-/// What a worker has besides its member.
+/// The environment's data for a worker.
 pub(crate) struct Worker {
     engine: Engine,
     /// Numbers the engine's runs, so that a late event of an older one is ignored.
     runs: u64,
     /// It dies in its first step.
     crash_loop: Option<CrashLoop>,
-    /// The platform said that it will go, truly or not.
+    /// The platform announced that it will leave, correctly or not.
     announced: bool,
     /// It computes slowly until then.
     slow_until: u64,
@@ -135,7 +135,7 @@ pub(crate) struct Schedule {
     lost: bool,
     /// Prints every delivered message.
     print: bool,
-    /// Drawn where somebody wants to see it.
+    /// The timeline, if it is recorded.
     timeline: Option<Timeline>,
     stats: Stats,
 }
@@ -155,7 +155,7 @@ impl Environment for Schedule {
     type Data = Data;
     type Error = Violation;
 
-    /// Dials of a worker that has died may still arrive: it goes on ticking.
+    /// Connections of a worker that has died may still arrive, so it continues ticking.
     fn tick_after(host: &mut Host<Self>, process: Process) -> Option<u64> {
         match process {
             Process::Worker(_) => Some(host.env.rng.range(20, 40)),

@@ -10,7 +10,7 @@ use varuna_protocol::{MemberInput, Mutant, Prepared};
 /// Milliseconds of the world.
 pub(super) type Ms = u64;
 
-/// An end of a link that can be cut.
+/// An endpoint of a link that can be cut.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Node {
     Worker(WorkerId),
@@ -18,7 +18,7 @@ pub(super) enum Node {
     Store,
 }
 
-/// What peers exchange besides the protocol's messages.
+/// Data that peers exchange besides the protocol's messages.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Data {
     Dial,
@@ -31,7 +31,7 @@ pub(crate) enum Data {
         step: Step,
         bits: u64,
     },
-    /// What a unit's owner holds, for who computes with it and does not hold it.
+    /// The parameters of a unit's owner, for a worker that computes with the unit and does not hold it.
     Parameters {
         step: Step,
         unit: Unit,
@@ -53,7 +53,7 @@ pub(crate) enum Data {
         state: UnitState,
         decision: Option<Decision>,
     },
-    /// The reduced gradient of a step, forwarded to who follows.
+    /// The reduced gradient of a step, forwarded to a follower.
     Gradient {
         unit: Unit,
         bits: u64,
@@ -85,7 +85,7 @@ pub(super) struct Network {
     pub(super) reset: BTreeSet<(WorkerId, WorkerId, Generation)>,
     /// Links that are cut, until when.
     pub(super) blocked: BTreeMap<(Node, Node), Ms>,
-    /// Of a hundred messages, so many are slow.
+    /// Percentage of slow messages.
     pub(super) slow_percent: u64,
 }
 
@@ -110,9 +110,9 @@ impl Engine {
     }
 }
 
-/// The longest that a message takes,
+/// Longest delay of a message,
 const DELAY_MAX: Ms = 8;
-/// and that a slow one does.
+/// and of a slow one.
 const SLOW_DELAY_MAX: Ms = 200;
 
 impl Network {
@@ -144,7 +144,7 @@ impl Host<Schedule> {
         self.at(time, Timer::Deliver(channel));
     }
 
-    /// On a connection that was not reset.
+    /// Sends a message on a connection that was not reset.
     pub(super) fn send_peer(&mut self, from: WorkerId, to: WorkerId, of: Generation, message: Message<Data>) {
         let reset = self.env.network.reset.contains(&(from.min(to), from.max(to), of));
         if self.members.get(to).is_some() && !reset {
@@ -244,7 +244,7 @@ impl Host<Schedule> {
         self.member(to, input)
     }
 
-    /// An engine that waits for a peer whose connection closes fails by itself; one that computes does not notice.
+    /// An engine that waits for a peer fails by itself if the connection closes; one that computes does not notice.
     fn break_step(&mut self, (about, w, generation): Link) -> Result {
         let waits = self.env.rng.chance(50);
         let job = self.members[w].local.engine.job.as_mut();

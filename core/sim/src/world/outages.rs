@@ -8,7 +8,7 @@ use std::time::Duration;
 use varuna_plan::WorkerId;
 use varuna_protocol::CoordinatorInput;
 
-/// A worker that dies in its first step, and comes back under its name.
+/// A worker that dies in its first step, and restarts under the same name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CrashLoop {
     /// Names the worker.
@@ -18,8 +18,8 @@ pub(crate) struct CrashLoop {
 }
 
 impl Host<Schedule> {
-    /// Nothing reaches the worker, and nothing comes from it, until then. The others see their connections to it end, as
-    /// keepalives do; it sees nothing, and goes on in its generation.
+    /// Isolates the worker until then: nothing reaches it and nothing comes from it. The others see their connections to it end, as with
+    /// keepalives; the worker notices nothing and continues in its generation.
     pub(super) fn isolate(&mut self, w: WorkerId, until: Ms) -> Result {
         let here = Node::Worker(w);
         let mut others: Vec<Node> = self.members.ids(|_| true).into_iter().map(Node::Worker).collect();
@@ -78,10 +78,10 @@ impl Host<Schedule> {
         }
     }
 
-    /// Somebody says that the worker will go; it goes, or not.
+    /// A component announces that the worker will leave, which may or may not happen.
     pub(super) fn announce(&mut self, w: WorkerId, c: usize) {
         self.members[w].local.announced = true;
-        // It may say when, and that may be wrong either way.
+        // It may also announce when, and that may be too early or too late.
         let told = self.env.rng.chance(50);
         let leaves_in = told.then(|| Duration::from_millis(self.env.rng.range(0, 1_500)));
         let notice = CoordinatorInput::Notice { worker: w, leaves_in };
@@ -94,7 +94,8 @@ impl Host<Schedule> {
         }
     }
 
-    /// Once the faults have ended there are as many workers as a plan needs, also without one of two that a lasting cut parts.
+    /// Starts workers so that, once the faults have ended, there are enough for a plan, even without one of two workers that a lasting cut
+    /// separates.
     pub(super) fn start_missing_workers(&mut self) {
         let cut = self.env.network.blocked.values().any(|until| *until == Ms::MAX);
         let enough = self.env.job.min_workers() + usize::from(cut);
@@ -103,7 +104,7 @@ impl Host<Schedule> {
         }
     }
 
-    /// Stops a worker (SIGSTOP). What came meanwhile waits for the end of the longest pause.
+    /// Stops a worker (SIGSTOP). Messages that arrive meanwhile wait until the end of the longest pause.
     pub(super) fn pause(&mut self, w: WorkerId, until: u64) {
         let paused = &mut self.members[w].paused;
         *paused = until.max(*paused);

@@ -6,7 +6,7 @@ use varuna_plan::{ScaleFactor, StateId};
 use varuna_protocol::Event;
 
 impl Host<Schedule> {
-    /// A coordinator said something.
+    /// A coordinator emitted an event.
     pub(super) fn note_event(&mut self, c: usize, event: &Event) {
         if self.env.print {
             println!("{:6} coordinator {c}: {event:?}", self.now());
@@ -30,7 +30,7 @@ impl Host<Schedule> {
     }
 }
 
-/// What people would count; none for what is counted otherwise.
+/// The kind under which an event is counted; none if it is counted in another way.
 fn kind_of(event: &Event) -> Option<String> {
     let kind = match event {
         Event::Fenced { because, .. } => return Some(format!("recovery: {}", without_names(because))),

@@ -1,4 +1,4 @@
-//! A job under one schedule, from its beginning to its end.
+//! Runs a job under one schedule from its beginning to its end.
 
 use super::fault_list::{Faults, InjectedFault};
 use super::job::Job;
@@ -19,22 +19,22 @@ use varuna_plan::state::mix;
 use varuna_plan::{StateId, Step};
 use varuna_protocol::{Mutant, Record};
 
-/// After the faults stop the job must end within so many milliseconds of the world.
+/// The job must end within this many milliseconds of the world after the faults stop.
 const PATIENCE: Ms = 40_000;
-/// Where the faults only become rarer, it may take so many times as long.
+/// This many times as long if the faults only become rarer.
 const RARER: Ms = 3;
-/// ... and so many for each step: one that is evaluated, over a slow network.
+/// Additional milliseconds for each step: a step with an evaluation, over a slow network.
 const STEP_MAX: Ms = 2_000;
-/// ... and events.
+/// Maximum number of events.
 const EVENTS: u64 = 1_000_000;
 
-/// A job under one schedule, and a checker that looks after every event.
+/// A job under one schedule, and a checker that runs after every event.
 pub struct World {
     host: Host<Schedule>,
 }
 
 impl Schedule {
-    /// How long the job may take from the end of the faults, or since they became rarer.
+    /// How long the job may take from the end of the faults, or from the time at which they became rarer.
     fn patience(&self) -> Ms {
         let times = if self.faults.become_rarer { RARER } else { 1 };
         times * (PATIENCE + self.last_step().0 * STEP_MAX)
@@ -45,7 +45,7 @@ impl Schedule {
         self.job.last_step.max(self.store.record.last_step)
     }
 
-    /// The user raises the number of steps of a job that has ended, once: other coordinators and workers take it up again.
+    /// The user raises the number of steps of a job that has ended, once: other coordinators and workers resume it.
     fn goes_on(&mut self) -> bool {
         let last = self.last_step();
         if self.job.goes_on_after_end && self.job.final_checkpoint && !self.faults.only_joins {
@@ -75,7 +75,7 @@ impl World {
         Self::with_faults(seed, Some(mutant), None)
     }
 
-    /// The schedule of a seed with those of its faults that have these numbers, or with all; with a bug, where the build has any.
+    /// The schedule of a seed with the faults that have these numbers, or with all of them; with a bug, if the build has any.
     #[must_use]
     pub fn with_faults(seed: u64, mutant: Option<Mutant>, only: Option<BTreeSet<usize>>) -> Self {
         let mut rng = Rng(mix(seed, 99));
@@ -179,10 +179,10 @@ impl World {
         self.host.env.faults.only_joins
     }
 
-    /// Goes on, after the job's end, until the coordinator has ended.
+    /// Continues after the job's end until the coordinator has ended.
     ///
     /// # Errors
-    /// (f) where somebody is left behind.
+    /// Invariant (f) is broken: a process is left behind.
     pub fn run_until_released(&mut self) -> Result {
         let since = self.host.now();
         while let Some((_, event)) = self.host.queue.pop() {
@@ -202,30 +202,29 @@ impl World {
         broken('f', "the coordinator did not end".into())
     }
 
-    /// A hash over all that happened: equal for equal seeds.
+    /// A hash over everything that happened: equal for equal seeds.
     #[must_use]
     pub fn trace_hash(&self) -> u64 {
         self.host.env.hash
     }
 
-    /// A number over all effects of the protocol's machines: who, when, what. It does not depend on names in the code, nor on
-    /// sentences for people.
+    /// A digest of all effects of the protocol's machines: who, when, what. It does not depend on names in the code or on text for people.
     #[must_use]
     pub fn effects_digest(&self) -> u64 {
         self.host.env.effects.0
     }
 
-    /// From now on what happens is noted for [`World::timeline`].
+    /// From now on events are recorded for [`World::timeline`].
     pub fn keep_timeline(&mut self) {
         let mut timeline = Timeline::default();
-        // What lasts all through the schedule has begun already.
+        // Faults that last for the whole schedule have already begun.
         for fault in self.faults() {
             timeline.add(fault.at, Kind::Fault, None, fault.to_string());
         }
         self.host.env.timeline = Some(timeline);
     }
 
-    /// The schedule as a picture, where it was kept.
+    /// The timeline of the schedule, if it was recorded.
     #[must_use]
     pub fn timeline(&self) -> Option<&Timeline> {
         self.host.env.timeline.as_ref()
@@ -243,7 +242,8 @@ impl World {
         &self.host.env.faults.flips
     }
 
-    /// Wrong bits that a comparison should have found long before the end: others hold the same state with the right ones.
+    /// The number of wrong bits that a comparison should have found long before the end, because others hold the same state with the right
+    /// bits.
     #[must_use]
     pub fn unnoticed_flips(&self) -> usize {
         let env = &self.host.env;
@@ -288,7 +288,7 @@ impl World {
         env.checker.ancestry(reached)
     }
 
-    /// Prints where everybody stands.
+    /// Prints the present state of all processes.
     pub fn dump(&self) {
         let Host {
             members,

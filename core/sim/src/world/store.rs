@@ -1,4 +1,4 @@
-//! What coordinators ask for, the record and the store.
+//! Carries out the coordinators' effects, with the record and the store.
 
 use super::{Result, Schedule, Timer};
 use crate::check::Violation;
@@ -10,25 +10,25 @@ use varuna_plan::{Generation, StateId, Unit, WorkerId};
 use varuna_protocol::Listing;
 use varuna_protocol::{CoordinatorEffect, CoordinatorInput, MemberInput, Mutant, Outcome, Record};
 
-/// The checkpoint of the last step is damaged so often at most; a run gives up after one more.
+/// Maximum number of times that the checkpoint of the last step is damaged; a run gives up after one more.
 const DAMAGED_ENDS_MAX: u32 = 3;
 
-/// So many records back an old answer may be.
+/// Maximum age of an outdated answer, in records.
 const OLDER_RECORDS: usize = 4;
 
 pub(super) struct Store {
     pub(super) record: Record,
-    /// What was there before, newest last.
+    /// The replaced records, newest last.
     pub(super) older_records: VecDeque<Record>,
     pub(super) shards: BTreeMap<(StateId, Unit), UnitState>,
     /// Complete checkpoints.
     pub(super) manifests: BTreeSet<StateId>,
     pub(super) completed_at: BTreeMap<StateId, u64>,
-    /// What a list that is not fresh shows.
+    /// The content of a listing that is not fresh.
     pub(super) listed: Vec<StateId>,
     /// Checkpoints that were found damaged.
     pub(super) damaged: BTreeSet<StateId>,
-    /// How often that of the last step was.
+    /// How often the checkpoint of the last step was damaged.
     pub(super) damaged_ends: u32,
 }
 
@@ -65,7 +65,7 @@ impl Host<Schedule> {
                 self.check_given_up(c, &units)?;
                 self.env.lost = true;
             }
-            // A run that was stopped is taken up again, by other workers.
+            // A stopped run is resumed by other workers.
             CoordinatorEffect::Finish(Outcome::Stopped) => {
                 self.stop_coordinator(c);
                 for _ in 0..self.env.job.min_workers() {
@@ -188,7 +188,7 @@ impl Host<Schedule> {
         }
     }
 
-    /// The record, or one that it has replaced.
+    /// The record, or an earlier one that it has replaced.
     fn read_record(&mut self) -> Record {
         let old = self.env.rng.chance(self.env.unreliable.old_records);
         let before = self.env.store.older_records.len();
@@ -205,7 +205,7 @@ impl Host<Schedule> {
         if !whole || self.env.store.damaged.contains(&id) {
             return;
         }
-        // Of most checkpoints that is found by who reads them; the last one is looked at before the run ends.
+        // Most damaged checkpoints are found by their readers; the last one is examined before the run ends.
         let last = id.step >= self.env.last_step() && !self.env.store.manifests.contains(&id);
         let again = self.env.store.damaged_ends < DAMAGED_ENDS_MAX;
         if last && again && self.env.rng.chance(self.env.unreliable.shards) {

@@ -1,9 +1,10 @@
-//! What is unreliable all through a schedule. Each kind is on in some schedules only: all together would hide one another.
+//! Components that are unreliable during a whole schedule. Each kind is active only in some schedules, because all together would hide one
+//! another.
 
 use super::fault_list::Fault;
 use crate::rng::Rng;
 
-/// Per cent of the cases in which something goes wrong.
+/// Percentages of operations that go wrong.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Unreliable {
     /// A write of the record is reported as failed. Half of these happen all the same, at once or later.
@@ -46,7 +47,7 @@ pub(super) const KINDS: [Fault; 11] = [
 ];
 
 impl Unreliable {
-    /// Draws which kinds are on, and returns these as well; `keep` says which of them may be.
+    /// Draws which kinds are active, and returns them as well; `keep` tells which kinds may be.
     pub(super) fn draw(rng: &mut Rng, keep: impl Fn(usize) -> bool) -> (Self, Vec<usize>) {
         let mut rates = [0; KINDS.len()];
         for (kind, rate) in rates.iter_mut().enumerate() {

@@ -6,7 +6,7 @@ use crate::engine::UnitState;
 use crate::host::Host;
 use varuna_plan::{StateId, Unit, WorkerId};
 
-/// A store that is slow takes at most so many milliseconds longer.
+/// Maximum additional delay of a slow store, milliseconds.
 pub(super) const SLOW_STORE_MAX: Ms = 1_500;
 
 /// A shard that a worker uploads.
@@ -36,8 +36,8 @@ impl Host<Schedule> {
         self.after_random(5 + late, far + late, Timer::PutShard(upload));
     }
 
-    /// The shard reaches the store, which takes it, or the worker tries again. An upload outlives its worker: harder where an old
-    /// worker goes on, easier for a restore.
+    /// The shard reaches the store, which accepts it, or the worker tries again. An upload outlives its worker, which makes it harder if an
+    /// old worker continues, and easier for a restore.
     pub(super) fn put_or_retry(&mut self, upload: Upload) {
         if self.env.outage.is_down(self.now()) || self.env.outage.full_until > self.now() {
             return self.after_random(20, 100, Timer::PutShard(upload));
@@ -54,7 +54,7 @@ impl Host<Schedule> {
     }
 }
 
-/// What is wrong with the store for everybody.
+/// An outage of the store that affects every process.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Outage {
     /// Nobody reaches it until then.

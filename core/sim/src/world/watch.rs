@@ -1,4 +1,4 @@
-//! What is looked at all the while: how large tables are, and what a timeline is told of a schedule.
+//! Checks and records that are made all the time: the size of tables, and the timeline of a schedule.
 
 use super::{Result, Schedule};
 use crate::check::{Violation, coordinator_is_bounded, member_is_bounded};
@@ -7,7 +7,7 @@ use crate::timeline::{Kind, Look, Row};
 use varuna_protocol::{Event, Phase};
 
 impl Host<Schedule> {
-    /// Nobody remembers more than what lives makes needful.
+    /// Checks that no process remembers more than is needed for what is alive.
     pub(super) fn check_memory(&self) -> Result {
         for (c, coordinator) in self.coordinators.iter().enumerate().filter(|(_, c)| c.alive) {
             coordinator_is_bounded(c, coordinator.machine.tables())?;
@@ -47,7 +47,7 @@ impl Host<Schedule> {
         }
     }
 
-    /// What a coordinator says; that workers come and go is seen in their rows.
+    /// Adds a coordinator's events to the timeline; the coming and going of workers shows in their rows.
     pub(super) fn watch_event(&mut self, c: usize, event: &Event) {
         let at = self.now();
         let text = match event {

@@ -1,4 +1,4 @@
-//! Workers: what members ask of engines and the store, and the engines' time.
+//! Workers: carries out what members request from engines and the store, with the engines' times.
 
 use super::network::Data;
 use super::outages::CrashLoop;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use varuna_plan::{Decision, StateId, Unit, WorkerId};
 use varuna_protocol::{Digests, MemberConfig, MemberEffect, MemberInput, MemberTiming, Mutant, Phase};
 
-/// What is not connected after this time is named.
+/// A peer that is not connected after this time is reported.
 pub(super) const CONNECT_DEADLINE: Duration = Duration::from_millis(400);
 
 impl Host<Schedule> {
@@ -99,7 +99,7 @@ impl Host<Schedule> {
             MemberEffect::Exit(reason) => {
                 self.env.stats.reach(format!("worker exits: {reason:?}"));
                 self.crash(w);
-                // An order to leave may arrive late: the platform starts others, as it does for every job that goes on.
+                // An order to leave may arrive late. The platform starts replacements, as it does for every job that continues.
                 if !self.env.store.record.done {
                     self.start_missing_workers();
                 }
@@ -125,7 +125,7 @@ impl Host<Schedule> {
         self.send_part(link, state, parts);
     }
 
-    /// Sends a part of a state, and what is left of it later.
+    /// Sends a part of a state, and the rest later.
     pub(super) fn send_part(&mut self, link: Link, state: Data, parts: u64) {
         let (w, to, generation) = link;
         let Data::State { unit, .. } = state else { return };
@@ -143,7 +143,7 @@ impl Host<Schedule> {
         }
     }
 
-    /// Engines answer in their own time, and in order.
+    /// Engines answer after some time, and in order.
     fn command(&mut self, w: WorkerId, effect: MemberEffect) {
         let worker = &mut self.members[w];
         let engine = &mut worker.local.engine;
@@ -279,7 +279,7 @@ impl Host<Schedule> {
         self.member(w, MemberInput::Applied { id })
     }
 
-    /// The engine goes on as far as it can.
+    /// The engine continues as far as it can.
     pub(super) fn compute(&mut self, w: WorkerId) -> Result {
         let overflow_percent = self.env.job.overflow_percent;
         let Worker { engine, uploads, .. } = &mut self.members[w].local;

@@ -1,4 +1,4 @@
-//! What is looked at when a coordinator writes: plans, where they resume, and runs that are given up.
+//! Checks that run when a coordinator writes: plans, where they resume, and runs that are given up.
 
 use super::network::Node;
 use super::uploads::SLOW_STORE_MAX;
@@ -10,18 +10,18 @@ use std::sync::Arc;
 use varuna_plan::{Base, Generation, Plan, StateId, Unit, WorkerId};
 use varuna_protocol::{Record, Timing};
 
-/// Who could be reached for so many milliseconds has been asked, and has answered.
+/// A worker that could be reached for this many milliseconds has been asked and has answered.
 const REACHED: u64 = 400;
-/// A run is given up by a list of checkpoints that is at most so many milliseconds old: the write that confirms it takes time.
+/// Maximum age in milliseconds of the list of checkpoints by which a run is given up: the write that confirms it takes time.
 const CONFIRMED: u64 = 1_000;
 /// Milliseconds after the faults from which on all is quiet.
 const SETTLED: u64 = 3_000;
-/// So many cancelled changes are chance: workers of crash loops, a link that stays cut. A long run on a slow network has more: one more
-/// for each change that succeeds.
+/// This many cancelled changes may be chance: workers in crash loops, a link that stays cut. A long run on a slow network has more: one
+/// more for each change that succeeds.
 const CANCELLED_MAX: u32 = 8;
 
 impl Host<Schedule> {
-    /// (j): a run is not given up while a checkpoint is left, or workers that can be heard, for a while, hold the whole model.
+    /// Checks (j): a run is not given up while a checkpoint is left, or while reachable workers hold the whole model.
     pub(super) fn check_given_up(&self, c: usize, units: &[Unit]) -> Result {
         // The last list, and the write that confirms the end, may have taken that long.
         let slow = if self.env.faults.slow_store {
@@ -98,7 +98,7 @@ impl Host<Schedule> {
         self.env.faults.switched_since += u32::from(self.settled());
     }
 
-    /// (h): some time after the faults planned changes succeed.
+    /// Checks (h): some time after the faults planned changes succeed.
     pub(super) fn count_cancelled(&mut self) -> Result {
         self.env.stats.cancelled += 1;
         if !self.settled() {
@@ -145,7 +145,7 @@ impl Host<Schedule> {
         Ok(())
     }
 
-    /// (l), when a coordinator has decided to go back to a checkpoint.
+    /// Checks (l) when a coordinator has decided to go back to a checkpoint.
     pub(super) fn check_restore(&mut self, by: usize, record: &Record) -> Result {
         let rolled_back = |p: &&Arc<Plan>| {
             let mut rollbacks = record.trust.rollbacks.iter();
@@ -171,8 +171,8 @@ impl Host<Schedule> {
         Ok(())
     }
 
-    /// (p), when a coordinator has decided where to resume. Waits are measured by clocks that must not jump; wrong bits are never waited for, nor is who
-    /// was stopped in order.
+    /// Checks (p) when a coordinator has decided where to resume. Waits are measured by clocks that must not jump. Workers with wrong bits,
+    /// and those that were stopped in order, are never waited for.
     pub(super) fn check_waits(&self, by: usize, record: &Record) -> Result {
         let machine = &self.coordinators[by].machine;
         let jumped = |process: &Process| matches!(process, Process::Coordinator(_));

@@ -1,19 +1,19 @@
-//! The files of a published folder, read by ranges: all of a model's files take more memory than an import should.
+//! The files of a published folder, read in ranges: a whole model takes more memory than an import should.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// A file of the folder, wherever it lies.
+/// A file of the folder, wherever it is stored.
 pub trait Content {
-    /// Bytes of all of it.
+    /// Its length in bytes.
     fn length(&self) -> u64;
 
-    /// Fills `out` with what begins at byte `start`.
+    /// Fills `out` with the bytes from `start` on.
     ///
     /// # Errors
-    /// It cannot be read, or ends before.
+    /// It cannot be read, or is too short.
     fn read_into(&self, start: u64, out: &mut [u8]) -> io::Result<()>;
 }
 

@@ -1,4 +1,4 @@
-//! The way out: units' shards become the safetensors files of a folder, one file's tensors in memory at a time.
+//! Export: turns units' shards into the safetensors files of a folder, with the tensors of one file in memory at a time.
 
 use super::HuggingFaceError;
 use crate::shard::Shard;
@@ -9,13 +9,13 @@ use std::collections::{HashMap, VecDeque};
 use varuna_model::{Family, Parameter, Published, Transformer};
 use varuna_plan::Unit;
 
-/// In which format the elements of a file are written.
+/// The format in which the elements of a file are written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Elements {
-    /// As they were trained.
+    /// Single precision, as they were trained.
     #[default]
     Fp32,
-    /// Rounded to the upper half of their bits.
+    /// bfloat16: rounded to the upper half of their bits.
     Bf16,
 }
 
@@ -27,7 +27,7 @@ impl Elements {
         }
     }
 
-    /// Bytes of one.
+    /// Bytes of one element.
     fn bytes(self) -> usize {
         match self {
             Elements::Fp32 => 4,
@@ -35,7 +35,7 @@ impl Elements {
         }
     }
 
-    /// As `config.json` calls it.
+    /// Its name in `config.json`.
     #[must_use]
     pub fn published(self) -> &'static str {
         match self {
@@ -52,12 +52,12 @@ impl Elements {
     }
 }
 
-/// The nearest number of 16 bits, of two equally near ones the even one.
+/// The nearest bfloat16; ties to even.
 fn rounded(value: f32) -> u16 {
     let bits = value.to_bits();
     let upper = |bits: u32| u16::try_from(bits >> 16).unwrap_or(u16::MAX);
     if value.is_nan() {
-        // Rounding could carry a NaN's bits into an infinity's.
+        // Rounding could turn a NaN into an infinity.
         return upper(bits) | 0x0040;
     }
     let odd = (bits >> 16) & 1;
@@ -86,7 +86,7 @@ impl View for Tensor {
     }
 }
 
-/// A file that is complete.
+/// A complete file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExportedFile {
     /// Its name in the folder.
@@ -95,12 +95,12 @@ pub struct ExportedFile {
     pub content: Vec<u8>,
 }
 
-/// An export on its way. It takes the units' shards in the order of the units.
+/// An export in progress. It takes the units' shards in the order of the units.
 pub struct Export<'a> {
     model: &'a Transformer,
     family: Family,
     elements: Elements,
-    /// Tensors of each file that is not complete yet, the next one first.
+    /// Number of tensors of each incomplete file, the next file first.
     left: VecDeque<usize>,
     files: usize,
     pending: Vec<(String, Tensor)>,
@@ -110,7 +110,7 @@ pub struct Export<'a> {
 }
 
 impl<'a> Export<'a> {
-    /// Files of at most so many bytes of tensors each, but for a tensor that is larger by itself.
+    /// Begins an export into files of at most `most` bytes of tensors each, except for a tensor that is larger by itself.
     ///
     /// # Errors
     /// The model has no published format.
@@ -134,7 +134,7 @@ impl<'a> Export<'a> {
         })
     }
 
-    /// Adds the next unit; returns the files that are complete with it.
+    /// Adds the next unit. Returns the files that it completes.
     ///
     /// # Errors
     /// The library cannot write a file.
@@ -175,7 +175,7 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// Writes the tensors that wait into the next file.
+    /// Writes the waiting tensors into the next file.
     fn finish(&mut self) -> Result<ExportedFile, HuggingFaceError> {
         let number = self.files - self.left.len() + 1;
         self.left.pop_front();
@@ -187,13 +187,13 @@ impl<'a> Export<'a> {
         for (tensor, _) in &tensors {
             self.places.insert(tensor.clone(), name.clone().into());
         }
-        // `transformers` asks which framework's tensors these are.
+        // `transformers` requires the name of the framework that the tensors are for.
         let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
         let content = serialize(tensors, Some(metadata))?;
         Ok(ExportedFile { name, content })
     }
 
-    /// The table of the files (`model.safetensors.index.json`), where there are several.
+    /// The index of the files (`model.safetensors.index.json`), if there are several.
     #[must_use]
     pub fn index(self) -> Option<Value> {
         let index = json!({ "metadata": { "total_size": self.bytes }, "weight_map": self.places });
@@ -201,14 +201,14 @@ impl<'a> Export<'a> {
     }
 }
 
-/// A model of one's own on its way into one file, its parameters under their names there, as `load_state_dict` takes them.
+/// An export of a user's own model into one file. Parameters keep the names of that model, as `load_state_dict` expects them.
 pub struct OwnExport {
     elements: Elements,
     tensors: Vec<(String, Tensor)>,
 }
 
 impl OwnExport {
-    /// Without tensors yet.
+    /// An export without tensors so far.
     #[must_use]
     pub fn new(elements: Elements) -> OwnExport {
         OwnExport {
@@ -273,7 +273,7 @@ fn sizes(model: &Transformer, family: Family, elements: Elements) -> Vec<u64> {
     sizes
 }
 
-/// How many tensors each file has: as many as fit, at least one.
+/// Number of tensors in each file: as many as fit, at least one.
 fn counts(sizes: &[u64], most: u64) -> VecDeque<usize> {
     let mut counts = VecDeque::new();
     let mut bytes = 0u64;

@@ -1,7 +1,7 @@
-//! The way in: the safetensors files of a folder become units' shards, one unit's in memory at a time.
+//! Import: turns the safetensors files of a folder into units' shards, with one unit in memory at a time.
 //!
-//! Headers alone say whether the files have the model, so that no folder of another one is found out half way: that is checked before the first
-//! unit is made.
+//! The headers alone tell whether the files contain the model. This is checked before the first unit is made, so that a folder of another
+//! model is not discovered half-way.
 
 use super::HuggingFaceError;
 use super::content::Content;
@@ -14,11 +14,11 @@ use std::collections::BTreeMap;
 use varuna_model::{Family, Parameter, Published, Transformer};
 use varuna_plan::{StateId, Unit};
 
-/// What is read of a tensor at once: enough for a disk to be fast, little beside a unit.
+/// Bytes of a tensor that are read at once: enough for a disk to be fast, and little compared with a unit.
 const PIECE_BYTES: usize = 4 << 20;
-/// Bytes before a header: its length.
+/// Size of the length field before a header, bytes.
 const LENGTH_BYTES: u64 = 8;
-/// Most bytes of a header: the library's own limit.
+/// Maximum size of a header, bytes: the library's own limit.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// A folder's model, whose units can be made one by one.
@@ -27,11 +27,11 @@ pub struct Import<'a, C> {
     family: Family,
     files: Vec<C>,
     tensors: BTreeMap<String, Tensor>,
-    /// What is read of a tensor at once, a multiple of an element's bytes.
+    /// Bytes of a tensor that are read at once, a multiple of an element's bytes.
     pub(super) piece_bytes: usize,
 }
 
-/// In which format the elements of a tensor lie. All of them fit single precision exactly.
+/// The format of a tensor's elements. All formats fit single precision exactly.
 #[derive(Clone, Copy)]
 enum Elements {
     Fp32,
@@ -40,7 +40,7 @@ enum Elements {
 }
 
 impl Elements {
-    /// None where it is another one.
+    /// None for any other format.
     fn of(dtype: Dtype) -> Option<Elements> {
         match dtype {
             Dtype::F32 => Some(Elements::Fp32),
@@ -50,7 +50,7 @@ impl Elements {
         }
     }
 
-    /// Bytes of one.
+    /// Bytes of one element.
     fn bytes(self) -> usize {
         match self {
             Elements::Fp32 => 4,
@@ -65,7 +65,7 @@ impl Elements {
                 let elements = bytes.as_chunks::<4>().0.iter();
                 elements.for_each(|bytes| take(f32::from_le_bytes(*bytes)));
             }
-            // The upper half of a number in single precision.
+            // A bfloat16 is the upper half of a single-precision number.
             Elements::Bf16 => {
                 let halves = bytes.as_chunks::<2>().0.iter();
                 halves.for_each(|bytes| take(f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16)));
@@ -87,11 +87,11 @@ struct Tensor {
     info: TensorInfo,
 }
 
-/// A tensor whose elements are some rows of a parameter of ours.
+/// A tensor whose elements are some rows of one of our parameters.
 struct Source<'a> {
     tensor: &'a Tensor,
     elements: Elements,
-    /// Its rows and columns, where our rows are its columns.
+    /// Its rows and columns, if our rows are its columns.
     transposed: Option<[usize; 2]>,
 }
 
@@ -103,11 +103,12 @@ impl Source<'_> {
 }
 
 impl<'a, C: Content> Import<'a, C> {
-    /// The model of some safetensors files; reads their headers alone. Tensors that the model does not have are left alone.
+    /// Prepares the import of a model from safetensors files. It reads only their headers. Tensors that the model does not have are
+    /// ignored.
     ///
     /// # Errors
-    /// The model has no published format; a file cannot be read, or is no safetensors; or a tensor is missing, of another shape, or none of
-    /// F32, F16 and BF16.
+    /// The model has no published format; a file cannot be read, or is no safetensors file; or a tensor is missing, has another shape, or a
+    /// format other than F32, F16 and BF16.
     pub fn new(model: &'a Transformer, files: Vec<C>) -> Result<Import<'a, C>, HuggingFaceError> {
         let family = Family::of(&model.features)?;
         let mut tensors = BTreeMap::new();
@@ -147,7 +148,7 @@ impl<'a, C: Content> Import<'a, C> {
         self.model
     }
 
-    /// All units' shards at `id` in their order, each made when it is asked for. Nothing is kept of one that is dropped.
+    /// All units' shards at `id` in their order, each made when it is requested. A shard that is dropped uses no more memory.
     pub fn shards(&self, id: StateId) -> impl Iterator<Item = Result<(Unit, Shard), HuggingFaceError>> {
         let units = self.model.layout().all_units();
         units.map(move |unit| self.shard(id, unit).map(|shard| (unit, shard)))
@@ -161,7 +162,7 @@ impl<'a, C: Content> Import<'a, C> {
         let parameters = self.model.parameters(unit);
         let sources = self.sources(unit, &parameters)?;
         let count: usize = sources.iter().map(Source::count).sum();
-        // After the values the two moments, which have seen no gradient.
+        // After the values follow the two moments, which are zero because they have seen no gradient.
         let mut data = vec![0.0; 3 * count];
         let mut rest = data.as_mut_slice();
         for source in &sources {
@@ -197,7 +198,7 @@ impl<'a, C: Content> Import<'a, C> {
         Ok(sources)
     }
 
-    /// The tensor that has these rows of a parameter; `shape` is ours.
+    /// The tensor that has these rows of a parameter; `shape` is the shape in our layout.
     fn source(&self, part: &Published, shape: Vec<usize>) -> Result<Source<'_>, HuggingFaceError> {
         let wrong = |why: String| HuggingFaceError::Tensor {
             name: part.name.clone(),
@@ -220,7 +221,7 @@ impl<'a, C: Content> Import<'a, C> {
             elements.ok_or_else(|| wrong(format!("it is {dtype:?}, F32, F16 or BF16 is needed")))?;
         let transposed = match (part.transposed, theirs.as_slice()) {
             (true, &[rows, columns]) => Some([rows, columns]),
-            // A vector is the same either way.
+            // A vector needs no transposition.
             _ => None,
         };
         Ok(Source {
@@ -230,8 +231,8 @@ impl<'a, C: Content> Import<'a, C> {
         })
     }
 
-    /// The tensor of this name. The oldest files have no `transformer.` before the names of a GPT-2, and in those of a BERT weight and bias of a norm
-    /// are called `gamma` and `beta`.
+    /// The tensor of this name. The oldest files omit the prefix `transformer.` in the names of a GPT-2, and in those of a BERT the weight
+    /// and bias of a norm are called `gamma` and `beta`.
     fn named(&self, name: &str) -> Option<&Tensor> {
         let short = name.strip_prefix("transformer.").unwrap_or(name);
         let of_norm = |kind: &str, old: &str| {
@@ -273,7 +274,7 @@ impl<'a, C: Content> Import<'a, C> {
     }
 }
 
-/// Where the elements of a file's tensors begin, and what its header says of them.
+/// Where the elements of a file's tensors begin, and the metadata of its header.
 fn header(content: &impl Content) -> Result<(u64, Metadata), HuggingFaceError> {
     let all = content.length();
     if all < LENGTH_BYTES {
@@ -293,7 +294,7 @@ fn header(content: &impl Content) -> Result<(u64, Metadata), HuggingFaceError> {
     content.read_into(0, &mut start)?;
     let metadata = match serde_json::from_slice::<Metadata>(&start[8..]) {
         Ok(metadata) => metadata,
-        // The library's own reader says what is wrong with a header. Of a sound one it needs the whole file.
+        // The library's own reader reports what is wrong with a header. For a valid header it needs the whole file.
         Err(_) => SafeTensors::read_metadata(&start)?.1,
     };
     if (metadata.data_len() as u64).checked_add(data_start) != Some(all) {

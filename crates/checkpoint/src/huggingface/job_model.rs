@@ -1,5 +1,5 @@
-//! What a job file has to say of a model (`spec.model`), so that a job can go on from an import of it. Pure; what the fields mean is decided by
-//! [`varuna_api::parse_job`] alone, which reads each text before it is given away.
+//! The part of a job file (`spec.model`) that describes a model, so that a job can continue from an import of it. Pure. Only
+//! [`varuna_api::parse_job`] decides what the fields mean, and it reads each text before it is returned.
 
 use varuna_api::manifest::{API_VERSION, KIND};
 use varuna_api::parse_job;
@@ -8,8 +8,8 @@ use varuna_model::{Features, Mlp, Positions, Real, Scaling, Transformer, gpt2, p
 /// Fields of `spec.model` with their values as YAML: the preset, sizes, features.
 type Fields = Vec<(&'static str, String)>;
 
-/// The part of a job file that says this model, as YAML from `spec:` on: a preset where one is the model, else sizes and features, beside the preset that
-/// leaves the fewest to be named if there is one. None where no job file can say the model.
+/// The part of a job file that describes this model, as YAML from `spec:` on: a preset if one is the model; otherwise sizes and features,
+/// together with the preset that leaves the fewest to name, if there is one. None if no job file can describe the model.
 #[must_use]
 pub fn job_model(model: &Transformer) -> Option<String> {
     let names = presets::usual_names().into_iter().map(Some);
@@ -22,7 +22,7 @@ pub fn job_model(model: &Transformer) -> Option<String> {
     texts.find(|text| says(text, model))
 }
 
-/// A preset, if any, and what is not as it has it.
+/// A preset, if any, and the fields that differ from it.
 fn fields(model: &Transformer, preset: Option<&'static str>) -> Fields {
     let known = preset.and_then(presets::preset);
     let mut fields = Fields::new();
@@ -38,7 +38,7 @@ fn fields(model: &Transformer, preset: Option<&'static str>) -> Fields {
     add("heads", size(|m| m.heads));
     add("sequenceLength", size(|m| m.sequence_length));
     add("vocabularySize", size(|m| m.vocabulary_size));
-    // Where there is no preset, whatever is left out is as in a GPT-2.
+    // Without a preset, omitted fields are as in GPT-2.
     let known = known.unwrap_or(gpt2::SMALL);
     let tied = differing(model.tied_head, known.tied_head);
     add("tiedHead", tied.map(|tied| tied.to_string()));
@@ -47,7 +47,7 @@ fn fields(model: &Transformer, preset: Option<&'static str>) -> Fields {
     fields
 }
 
-/// What is not as in the known features.
+/// The features that differ from the known ones.
 fn features(own: &Features, known: &Features) -> Fields {
     let mut fields = Fields::new();
     let mut add = |name: &'static str, value: Option<String>| fields.extend(value.map(|value| (name, value)));
@@ -113,7 +113,7 @@ fn mlp_name(mlp: Mlp) -> &'static str {
     }
 }
 
-/// A value, if it is another one than the known.
+/// A value, if it differs from the known one.
 fn differing<T: PartialEq>(own: T, known: T) -> Option<T> {
     (own != known).then_some(own)
 }
@@ -122,7 +122,7 @@ fn of_model(number: Real) -> String {
     real(number.get())
 }
 
-/// The shortest text that is read as this number again.
+/// The shortest text that is parsed as this number.
 fn real(number: f64) -> String {
     let text = format!("{number:?}");
     match text.strip_suffix(".0") {
@@ -138,7 +138,7 @@ fn text(fields: &[(&'static str, String)]) -> String {
     format!("spec:\n  model:\n{}", lines.collect::<String>())
 }
 
-/// Whether a job file with this part has exactly this model.
+/// Whether a job file with this part describes exactly this model.
 fn says(part: &str, model: &Transformer) -> bool {
     let masking = match model.features.bidirectional {
         true => ", masking: {maskToken: 0}",

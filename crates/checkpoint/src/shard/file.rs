@@ -1,4 +1,4 @@
-//! A shard's file, as the pieces that it is written from.
+//! A shard's file, as a sequence of pieces to be written.
 
 use super::Shard;
 use crate::{CheckpointError, DataDigest};
@@ -17,7 +17,7 @@ impl ShardFile {
         self.pieces.iter().map(|p| p.len() as u64).sum()
     }
 
-    /// The pieces, the longer ones cut: none has more than `most` bytes.
+    /// The pieces, with the longer ones cut so that none has more than `most` bytes.
     pub(crate) fn pieces(&self, most: usize) -> impl Iterator<Item = Bytes> {
         let cut = move |piece: &Bytes| {
             let piece = piece.clone();
@@ -40,8 +40,8 @@ impl From<Vec<u8>> for ShardFile {
     }
 }
 
-/// The data of a shard as the file has them. The elements are in memory as they are in the file on every machine that a worker runs on: the
-/// least significant byte first.
+/// The data of a shard as bytes. On every machine that a worker runs on, elements have the same form in memory as in the file: the least
+/// significant byte first.
 struct AsBytes<D>(D);
 
 impl<D: AsRef<[f32]>> AsRef<[u8]> for AsBytes<D> {
@@ -51,10 +51,10 @@ impl<D: AsRef<[f32]>> AsRef<[u8]> for AsBytes<D> {
 }
 
 impl<D: AsRef<[f32]> + Send + 'static> Shard<D> {
-    /// The file, of the bytes that [`Shard::encode`] gives. The data are not copied: they are kept until the file is dropped.
+    /// The file, with the bytes that [`Shard::encode`] gives. The data are not copied: they are kept until the file is dropped.
     ///
     /// # Errors
-    /// There are more or fewer data than the shapes say.
+    /// The amount of data does not match the shapes.
     pub fn into_file(self) -> Result<ShardFile, CheckpointError> {
         let placed = self.placed()?;
         let data: &[u8] = bytemuck::cast_slice(self.data.as_ref());

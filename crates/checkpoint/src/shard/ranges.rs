@@ -1,11 +1,11 @@
-//! Ranges of a unit's state, which several workers hold where optimizer state is sharded: joined to the whole unit, and cut from it.
+//! Ranges of a unit's state, which several workers hold if optimizer state is sharded: joins them to the whole unit, and cuts them from it.
 
 use super::{Shard, ShardTensor, kinds};
 use std::ops::Range;
 use varuna_model::layout::part_in_range;
 
 impl ShardTensor {
-    /// All of a parameter.
+    /// A whole parameter.
     #[must_use]
     pub fn new(name: impl Into<String>, shape: Vec<usize>) -> ShardTensor {
         ShardTensor {
@@ -17,10 +17,10 @@ impl ShardTensor {
 }
 
 impl Shard {
-    /// The unit whose ranges these are, in order.
+    /// Joins the ranges of a unit, given in order.
     ///
     /// # Errors
-    /// They do not make up whole parameters, or are of several moments of the training: as a sentence.
+    /// They do not make up whole parameters, or belong to different steps of the training: as a sentence.
     pub fn joined(unit: String, ranges: Vec<Shard>) -> Result<Shard, String> {
         let Some(first) = ranges.first() else {
             return Err("it has no ranges".into());
@@ -55,7 +55,7 @@ impl Shard {
         Ok(whole)
     }
 
-    /// Puts a part of a parameter behind those before it. A parameter that is complete has its own shape.
+    /// Appends a part of a parameter to the earlier parts. A complete parameter gets its own shape.
     fn add_part(&mut self, part: &ShardTensor) -> Result<(), String> {
         let of_whole = |shape: &[usize]| shape.iter().try_fold(1_usize, |all, n| all.checked_mul(*n));
         let length = part.elements();
@@ -85,10 +85,10 @@ impl Shard {
         Ok(())
     }
 
-    /// The range of a whole unit that has these elements of its parameters.
+    /// Cuts the range with these elements of the parameters from a whole unit.
     ///
     /// # Errors
-    /// The unit has fewer, as a sentence.
+    /// The unit has fewer elements: as a sentence.
     pub fn range(&self, unit: String, elements: Range<usize>) -> Result<Shard, String> {
         let all = self.parameters();
         if elements.start > elements.end || elements.end > all {

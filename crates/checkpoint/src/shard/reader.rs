@@ -1,5 +1,5 @@
-//! Reads a shard's file from pieces, in order: the digest of each is taken while it is in the processor's cache, and its data go to where
-//! they are wanted.
+//! Reads a shard's file from pieces, in order: the digest of each piece is computed while it is in the processor's cache, and its data are
+//! copied to their destination.
 
 use super::{Shard, ShardFacts, ShardTensor, damaged, kinds};
 use crate::digest::DataHasher;
@@ -8,15 +8,15 @@ use safetensors::tensor::Dtype;
 use std::collections::BTreeSet;
 use varuna_plan::StateId;
 
-/// Bytes that are copied after their digest was taken: they are still in the processor's cache, and enough for its widest instructions.
+/// Number of bytes that are digested and then copied: they are still in the processor's cache, and enough for its widest instructions.
 const DIGESTED_AT_ONCE: usize = 64 << 10;
 
-/// What of a shard is wanted.
+/// Which part of a shard to keep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Keep {
     /// The whole state.
     All,
-    /// Whether the file is sound: the state that is read has no data.
+    /// Only check that the file is valid: the state that is read has no data.
     Nothing,
 }
 
@@ -24,14 +24,14 @@ pub(crate) enum Keep {
 pub(crate) struct ShardReader {
     id: StateId,
     unit: String,
-    /// Of the whole file.
+    /// Length of the whole file.
     bytes: u64,
     keep: Keep,
     read: Read,
 }
 
 enum Read {
-    /// The header, as far as it is there.
+    /// The header, as far as it has been read.
     Start(Vec<u8>),
     Data(Box<Data>),
 }
@@ -39,10 +39,10 @@ enum Read {
 struct Data {
     facts: ShardFacts,
     hasher: DataHasher,
-    /// Bytes of data so far.
+    /// Number of data bytes read so far.
     at: usize,
     shard: Shard,
-    /// Tensors that are not complete, the next one last; none where nothing is kept.
+    /// Tensors that are not complete, the next one last; empty if nothing is kept.
     to_come: Vec<Destination>,
 }
 
@@ -55,7 +55,7 @@ struct Destination {
 }
 
 impl ShardReader {
-    /// For a file of so many bytes that must be the whole state of `unit` at `id`.
+    /// A reader for a file of `bytes` bytes that must be the whole state of `unit` at `id`.
     pub(crate) fn new(id: StateId, unit: &str, bytes: u64, keep: Keep) -> ShardReader {
         ShardReader {
             id,
@@ -66,10 +66,10 @@ impl ShardReader {
         }
     }
 
-    /// The next bytes of the file.
+    /// Takes the next bytes of the file.
     ///
     /// # Errors
-    /// The header is damaged, or another state's.
+    /// The header is damaged, or belongs to another state.
     pub(crate) fn push(&mut self, mut piece: &[u8]) -> Result<(), CheckpointError> {
         if let Read::Start(start) = &mut self.read {
             take(start, &mut piece, 8);
@@ -99,7 +99,7 @@ impl ShardReader {
         Ok(())
     }
 
-    /// The state without its data, once the header was read.
+    /// The state without its data; none before the header was read.
     pub(crate) fn described(&self) -> Option<Shard> {
         match &self.read {
             Read::Start(_) => None,
@@ -110,10 +110,10 @@ impl ShardReader {
         }
     }
 
-    /// The end of the file: the digest of its data, and the state.
+    /// Ends the file. Returns the digest of its data and the state.
     ///
     /// # Errors
-    /// The file is not whole, or its data do not match its digest.
+    /// The file is incomplete, or its data do not match its digest.
     pub(crate) fn finish(self) -> Result<(DataDigest, Shard), CheckpointError> {
         let (id, unit) = (self.id, self.unit);
         let Read::Data(data) = self.read else {
@@ -132,7 +132,7 @@ impl ShardReader {
     }
 }
 
-/// Moves bytes of the piece to `start` until that has `wanted`.
+/// Moves bytes from the piece to `start` until `start` has `wanted` bytes.
 fn take(start: &mut Vec<u8>, piece: &mut &[u8], wanted: usize) {
     let missing = wanted.saturating_sub(start.len()).min(piece.len());
     let (now, later) = piece.split_at(missing);
@@ -156,7 +156,7 @@ impl Data {
         };
         let mut to_come = Vec::new();
         if keep == Keep::All {
-            // Checked: as many as the file has bytes for.
+            // Already checked against the length of the file.
             shard.data = vec![0.0; facts.metadata.data_len() / size_of::<f32>()];
             to_come = destinations(&facts, &shard);
         }
@@ -193,11 +193,11 @@ impl Data {
     }
 }
 
-/// The parameters in their order, each with its moments of one shape. The error is a sentence.
+/// The parameters in their order. Each must have moments of the same shape. The error is a sentence.
 fn tensors(facts: &ShardFacts) -> Result<Vec<ShardTensor>, String> {
     let (order, all) = (&facts.header.order, facts.metadata.tensors());
     let kinds = kinds(facts.header.moments);
-    // A name that stands there again and again would be copied as often.
+    // A repeated name would be copied each time.
     let different = order.iter().collect::<BTreeSet<_>>().len();
     if different != order.len() || kinds.len() * order.len() != all.len() {
         return Err(format!(
@@ -232,7 +232,7 @@ fn tensors(facts: &ShardFacts) -> Result<Vec<ShardTensor>, String> {
     order.iter().map(tensor).collect()
 }
 
-/// Where the tensors of the file go, the last one first.
+/// The destinations of the file's tensors, the last one first.
 fn destinations(facts: &ShardFacts, shard: &Shard) -> Vec<Destination> {
     let mut end_in_shard = 0;
     let mut all = Vec::new();
@@ -243,7 +243,7 @@ fn destinations(facts: &ShardFacts, shard: &Shard) -> Vec<Destination> {
             };
             let (start, end) = info.data_offsets;
             end_in_shard += end - start;
-            // Nothing comes for a tensor without elements.
+            // A tensor without elements has no data.
             if end > start {
                 all.push(Destination { end, end_in_shard });
             }

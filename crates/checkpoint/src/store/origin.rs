@@ -1,7 +1,7 @@
-//! The checkpoint of another job that a job begins with, as long as it has none of its own.
+//! The checkpoint of another job with which a job begins, as long as it has none of its own.
 //!
-//! Nothing is copied. `origin.json` in the job's folder names the checkpoint, is written once, and so stays what it is while the other job goes
-//! on; workers read the shards where they lie. Nothing is ever written to the other job's folder.
+//! Nothing is copied. `origin.json` in the job's folder names the checkpoint. It is written once, so the choice stays the same while the
+//! other job continues. Workers read the shards from the other job's folder, and nothing is ever written there.
 
 use super::Store;
 use crate::CheckpointError;
@@ -16,10 +16,10 @@ use varuna_api::CheckpointSource;
 use varuna_plan::state::Chain;
 use varuna_plan::{Moments, StateId, Unit};
 
-/// The file in a job's folder that says with which checkpoint it began.
+/// The file in a job's folder that names the checkpoint with which it began.
 const ORIGIN: &str = "origin.json";
-/// Jobs that are looked through, one behind the other, for the files of a published model. Nobody trains on so often, and jobs that name each other
-/// have an end.
+/// Maximum length of the chain of jobs that is searched for the files of a published model. Nobody continues training this often, and jobs
+/// that name each other in a cycle must not be searched for ever.
 const ORIGINS_MAX: usize = 16;
 
 /// Names and contents.
@@ -29,7 +29,7 @@ type Files = Vec<(String, Bytes)>;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Origin {
-    /// What the job says.
+    /// The source named in the job file.
     #[serde(flatten)]
     pub source: CheckpointSource,
     /// The other job's state.
@@ -37,8 +37,8 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// The state that this job begins with. Of all that the other job had counted, its own if it goes on with it; of the parameters alone a state before
-    /// the first step, as an import is.
+    /// The state with which this job begins. If it continues from the full state, including the optimizer's counters, this is the other
+    /// job's state; if only from the parameters, it is a state before the first step, as for an import.
     #[must_use]
     pub fn begins_with(&self) -> StateId {
         if !self.source.weights_only {
@@ -48,19 +48,19 @@ impl Origin {
         let first = digest.as_bytes().iter().take(8);
         let chain = first.fold(0u64, |chain, byte| chain << 8 | u64::from(*byte));
         StateId {
-            // 0 is the state that is made from the seed.
+            // 0 is the chain of the state that is made from the seed.
             chain: Chain(chain.max(1)),
             ..StateId::INITIAL
         }
     }
 }
 
-/// Another job's folder, and which of its checkpoints is meant.
+/// Another job's folder, and which of its checkpoints to use.
 #[derive(Clone, Debug)]
 pub(super) struct OtherJob {
     source: CheckpointSource,
     location: Location,
-    /// The last step of this job, which has to be after that of the checkpoint.
+    /// The last step of this job, which must be after the checkpoint's step.
     last_step: u64,
 }
 
@@ -81,7 +81,7 @@ impl OtherJob {
         }
     }
 
-    /// The newest checkpoint that the job means.
+    /// The newest checkpoint that matches the job's request.
     fn choose<'a>(&self, all: &'a [Listed]) -> Result<&'a Listed, CheckpointError> {
         let usable = || all.iter().filter(|l| l.is_usable());
         let meant = |l: &&Listed| self.source.step.is_none_or(|step| l.id.step.0 == step);
@@ -101,11 +101,12 @@ impl OtherJob {
 }
 
 impl Store {
-    /// Where the job begins that has no checkpoint of its own: what `origin.json` says, or else what it would say now. None where the job names no other
-    /// one's checkpoint.
+    /// Where a job begins that has no checkpoint of its own: what `origin.json` says, or what it would say now. None if the job names no
+    /// other job's checkpoint.
     ///
     /// # Errors
-    /// A store fails; the other job has no such checkpoint, or it is not of this job's model; the job began elsewhere.
+    /// A store fails; the other job has no such checkpoint, or it does not match this job's model; or the job began with another
+    /// checkpoint.
     pub async fn origin(&self) -> Result<Option<Origin>, CheckpointError> {
         let Some(other) = &self.other_job else {
             return Ok(None);
@@ -116,10 +117,10 @@ impl Store {
         }
     }
 
-    /// Like [`Store::origin`], and from now on it stays that checkpoint. For the owner of the location.
+    /// Like [`Store::origin`], and fixes the choice by writing it. Only for the owner of the location.
     ///
     /// # Errors
-    /// As there.
+    /// The same errors.
     pub async fn settle_origin(&self) -> Result<Option<Origin>, CheckpointError> {
         let (Some(other), Some(origin)) = (&self.other_job, self.origin().await?) else {
             return Ok(None);
@@ -173,8 +174,8 @@ impl Store {
         })
     }
 
-    /// Reads a unit's shard of a state of this job, from the job's own checkpoint or the one that it began with, and checks length and digest. `arrived` is
-    /// called for each part that arrives.
+    /// Reads a unit's shard of a state of this job, from the job's own checkpoint or the one with which it began, and checks length and
+    /// digest. `arrived` is called for each part that arrives.
     ///
     /// # Errors
     /// A store fails, or the shard is missing or damaged.
@@ -187,10 +188,10 @@ impl Store {
         self.load_in_order(id, unit, None, arrived).await
     }
 
-    /// The same where all parameters of the unit's segment are wanted in an order (see [`Location::load_unit_in_order`]).
+    /// The same, with all parameters of the unit's segment in a given order (see [`Location::load_unit_in_order`]).
     ///
     /// # Errors
-    /// As there.
+    /// The same errors.
     pub async fn load_in_order(
         &self,
         id: StateId,
@@ -224,8 +225,8 @@ impl Store {
 }
 
 impl Location {
-    /// The files of a published model that are kept beside a job's checkpoints (see [`Location::published`]), else those beside the checkpoints of the
-    /// job that it began with, and so on. With them, where there are none: why one of these jobs could not be looked at.
+    /// The files of a published model that are stored with a job's checkpoints (see [`Location::published`]); if there are none, those of
+    /// the job with whose checkpoint it began, and so on. If none are found, also the reason why one of these jobs could not be examined.
     ///
     /// # Errors
     /// The job's own store fails.
@@ -240,7 +241,7 @@ impl Location {
         })
     }
 
-    /// Those of the first job that has any among those that this one began with.
+    /// The files of the first job that has any, among the jobs with whose checkpoints this one began.
     pub(crate) async fn published_of_origin(&self) -> Result<Files, CheckpointError> {
         let mut job = self.clone();
         for _ in 0..ORIGINS_MAX {
@@ -263,7 +264,7 @@ impl Location {
         Err(self.bad_origin(format!("more than {ORIGINS_MAX} jobs began with each other")))
     }
 
-    /// What the job of this folder began with, whatever the job says now.
+    /// The source with which the job of this folder began, whatever its job file says now.
     async fn written_source(&self) -> Result<Option<CheckpointSource>, CheckpointError> {
         let Some(text) = self.origin_text().await? else {
             return Ok(None);
@@ -280,7 +281,7 @@ impl Location {
         }
     }
 
-    /// `origin.json`, where there is one.
+    /// `origin.json`, if there is one.
     async fn origin_text(&self) -> Result<Option<Bytes>, CheckpointError> {
         match self.inner.get(&self.root().child(ORIGIN)).await {
             Ok(found) => Ok(Some(found.bytes().await?)),
@@ -290,7 +291,7 @@ impl Location {
     }
 }
 
-/// The parameters, with an optimizer that has counted nothing.
+/// The parameters, with fresh optimizer state.
 fn parameters_alone(mut shard: Shard, id: StateId, moments: Moments) -> Shard {
     let parameters = shard.parameters();
     shard.data.truncate(parameters);

@@ -1,4 +1,4 @@
-//! Uploads of large shards, in parts.
+//! Uploads large shards in parts.
 
 use crate::rate_limit::RateLimit;
 use crate::shard::ShardFile;
@@ -10,17 +10,18 @@ use tokio::time::Instant;
 
 /// Shards above this size are uploaded in parts of it.
 pub(super) const PART_BYTES: usize = 8 << 20;
-/// No store takes more parts: those of the largest shards are larger.
+/// Maximum number of parts that a store accepts: the parts of the largest shards are larger.
 const PARTS_MAX: usize = 10_000;
-/// Parts of a shard that are under way at a time at first, and at most.
+/// Number of parts of a shard that are uploaded at a time at first, and at most.
 const PARTS_AT_ONCE: usize = 2;
 const PARTS_AT_ONCE_MAX: usize = 8;
-/// Where a part takes less, one more is under way from then on.
+/// If a part takes less than this, one more is uploaded at a time.
 const QUICK: Duration = Duration::from_secs(2);
-/// Where one takes more, half as many. A request has 30 s, and all of a worker's share its link: with too many none would come through.
+/// If a part takes more than this, half as many. A request has 30 s, and all of a worker's requests share its link: with too many none
+/// would finish.
 const SLOW: Duration = Duration::from_secs(8);
 
-/// How many parts are under way at a time.
+/// The number of parts that are uploaded at a time.
 struct Window(usize);
 
 impl Window {
@@ -34,7 +35,7 @@ impl Window {
     }
 }
 
-/// Uploads a file in parts. Where that fails, those that are there are taken back: they cost money, and no listing shows them.
+/// Uploads a file in parts. If that fails, the parts that were uploaded are deleted: they cost money, and no listing shows them.
 pub(super) async fn put_parts(
     upload: &mut dyn MultipartUpload,
     file: &ShardFile,
@@ -42,7 +43,7 @@ pub(super) async fn put_parts(
 ) -> object_store::Result<()> {
     let put = try_to_put_parts(upload, file, limit).await;
     if put.is_err() {
-        // Should that fail too, the first error is what is told.
+        // If that fails too, the first error is reported.
         let _ = upload.abort().await;
     }
     put
@@ -54,7 +55,7 @@ async fn try_to_put_parts(
     limit: &RateLimit,
 ) -> object_store::Result<()> {
     let bytes = usize::try_from(file.bytes()).unwrap_or(usize::MAX);
-    // Tasks, so that they go on while the limit makes the next one wait.
+    // They are tasks, so that they continue while the rate limit delays the next one.
     let (mut under_way, mut window) = (JoinSet::new(), Window(PARTS_AT_ONCE));
     for part in in_parts(file.pieces(PART_BYTES), PART_BYTES.max(bytes.div_ceil(PARTS_MAX))) {
         limit.wait(part.content_length()).await;
@@ -73,7 +74,7 @@ async fn try_to_put_parts(
     upload.complete().await.map(drop)
 }
 
-/// How long the part took that ends next.
+/// The time of the part that ends next.
 async fn end_of_one(
     under_way: &mut JoinSet<object_store::Result<Duration>>,
 ) -> object_store::Result<Duration> {
@@ -84,7 +85,7 @@ async fn end_of_one(
     }
 }
 
-/// The pieces as payloads of so many bytes, the last one shorter. Nothing is copied.
+/// The pieces as payloads of `size` bytes, the last one shorter. Nothing is copied.
 fn in_parts(mut pieces: impl Iterator<Item = Bytes>, size: usize) -> impl Iterator<Item = PutPayload> {
     let mut rest = Bytes::new();
     std::iter::from_fn(move || {

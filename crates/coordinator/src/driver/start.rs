@@ -1,4 +1,4 @@
-//! What the state machine is made from, and what it is told of a worker.
+//! Creates the state machine, and the description of a worker for it.
 
 use crate::event_upload::EventUpload;
 use crate::options::Options;
@@ -9,7 +9,7 @@ use varuna_protocol::coordinator::{self, Coordinator, CoordinatorConfig};
 use varuna_run_folder::RunFolder;
 use varuna_wire::Hello;
 
-/// Measured costs count where there are any; else they are estimated for the workers' devices.
+/// The planner with measured costs, if there are any; otherwise costs are estimated for the workers' devices.
 pub(super) fn planner(job: &Job, costs: Option<Costs>) -> Box<dyn Planner + Send> {
     match costs {
         Some(costs) => Box::new(varuna_api::planner_with(job, Some(&costs))),
@@ -17,7 +17,7 @@ pub(super) fn planner(job: &Job, costs: Option<Costs>) -> Box<dyn Planner + Send
     }
 }
 
-/// The state machine of a run whose job may lose what it has trained, or may not.
+/// The state machine of a run. The options tell whether its job may lose its training progress.
 pub(super) fn machine(
     config: CoordinatorConfig,
     planner: Box<dyn Planner + Send>,
@@ -31,7 +31,7 @@ pub(super) fn machine(
     }
 }
 
-/// What the protocol knows of a worker.
+/// The protocol's description of a worker.
 pub(super) fn report(hello: &Hello) -> coordinator::Hello {
     coordinator::Hello {
         address: hello.address.clone(),
@@ -71,7 +71,7 @@ pub(super) fn protocol_config(options: &Options, folder: &RunFolder) -> Coordina
 /// The task that copies event files to the store, where the store is to get them.
 pub(super) fn event_upload(options: &Options, folder: &RunFolder) -> Option<EventUpload> {
     let store = options.checkpoints.as_ref().filter(|store| store.event_files)?;
-    // Runs of one job that follow each other are told apart by their identities.
+    // Successive runs of one job are distinguished by their identities.
     let identity: String = options.run.chars().take(8).collect();
     let run = format!("{}-{identity}", options.job.name);
     let location = store.store.location().clone();

@@ -1,13 +1,16 @@
 use super::*;
+use crate::inbox::CheckpointListing;
+use crate::options::Checkpointing;
 use crate::store::{FileStore, RecordStore as _};
 use crate::test_job::job;
 use std::collections::BTreeMap;
 use tempfile::TempDir;
 use tokio::sync::mpsc::channel;
 use tokio::sync::watch;
+use varuna_checkpoint::{Claim, Store};
 use varuna_plan::device::Hardware;
 use varuna_plan::state::Chain;
-use varuna_plan::{Decision, OptimizerProgress};
+use varuna_plan::{Base, Decision, OptimizerProgress};
 use varuna_protocol::coordinator::Timing;
 use varuna_protocol::member::{Member, MemberConfig, MemberEffect, MemberInput, MemberTiming};
 use varuna_protocol::{Inventory, Record, Report};
@@ -24,7 +27,15 @@ fn driver(folder: &TempDir, inbound: &Sender<Inbound>) -> Driver {
 
 fn driver_of(folder: &TempDir, inbound: &Sender<Inbound>, allow_state_loss: bool) -> Driver {
     let options = Options {
-        job: job(None),
+        allow_state_loss,
+        ..options(job(None))
+    };
+    driver_with(folder, inbound, options)
+}
+
+fn options(job: Job) -> Options {
+    Options {
+        job,
         steps: 9,
         job_text: String::new(),
         run: "a-run".into(),
@@ -35,11 +46,14 @@ fn driver_of(folder: &TempDir, inbound: &Sender<Inbound>, allow_state_loss: bool
         timing: Timing::default(),
         host: None,
         expected_workers: Some(1),
-        allow_state_loss,
+        allow_state_loss: false,
         checkpoints: None,
         costs: None,
         scale: None,
-    };
+    }
+}
+
+fn driver_with(folder: &TempDir, inbound: &Sender<Inbound>, options: Options) -> Driver {
     let folder = RunFolder::open(folder.path(), "").unwrap();
     let record = RecordClient::Direct(Box::new(FileStore::new(folder.files().record_path())));
     let (watchers, _) = watch::channel(View::default());
@@ -115,6 +129,21 @@ async fn a_worker_whose_queue_is_full_counts_as_gone_at_once() {
         );
         assert_eq!(driver.streams.get(WORKER).is_some(), stays, "its stream");
     }
+}
+
+#[tokio::test]
+async fn a_worker_whose_newest_stream_ends_before_its_welcome_counts_as_gone_at_once() {
+    let temp = TempDir::new().unwrap();
+    let (inbound, _inbox) = channel(1);
+    let mut driver = driver(&temp, &inbound);
+    driver.feed(CoordinatorInput::LastStep(Step(9)));
+    let (down, _unread) = channel(64);
+    driver.attach(STREAM, hello(), down);
+    assert!(is_up(&driver));
+    let (down, closed) = channel(64);
+    drop(closed);
+    driver.attach(StreamNumber(2), hello(), down);
+    assert!(!is_up(&driver), "the ends of both streams come to nobody");
 }
 
 /// A worker attaches, and answers that it holds nothing.
@@ -220,4 +249,48 @@ async fn a_step_has_a_time_where_its_commit_and_the_one_before_were_told_when_th
     });
     let expected = [(1, false), (2, true), (3, false), (4, false), (5, true)];
     assert_eq!(timed, expected);
+}
+
+#[tokio::test]
+async fn the_checkpoint_that_a_plan_begins_with_is_kept_from_the_moment_that_the_plan_is_persisted() {
+    let temp = TempDir::new().unwrap();
+    let location = format!("uri: {}, intervalSteps: 9", temp.path().join("store").display());
+    let job = job(Some(&location));
+    let checkpoints = Checkpointing {
+        store: Store::of_job(&job, "").unwrap().unwrap(),
+        keep: 1,
+        claim: Claim {
+            run: "a-run".into(),
+            machine: String::new(),
+            process: 0,
+            started: 0,
+        },
+        ownership: None,
+        event_files: false,
+    };
+    let (inbound, _inbox) = channel(1);
+    let options = Options {
+        checkpoints: Some(checkpoints),
+        ..options(job)
+    };
+    let mut driver = driver_with(&temp, &inbound, options);
+    let (down, _unread) = channel(64);
+    attach_newcomer(&mut driver, WORKER, down);
+    let saved = decision(5).id;
+    driver.take(Inbound::Checkpoints(CheckpointListing {
+        answered: true,
+        usable: vec![saved],
+        damaged: vec![],
+        newest_generation: Generation(1),
+        failing: None,
+    }));
+    let start = Instant::now();
+    while driver.machine.record().plan.is_none() {
+        assert!(start.elapsed() < PATIENCE, "no plan");
+        driver.feed(CoordinatorInput::Tick);
+    }
+    let plan = driver.machine.record().plan.clone().unwrap();
+    assert!(matches!(plan.base, Base::Fixed { id, .. } if id == saved));
+    let needs = driver.checkpoints.watcher().and_then(|watcher| watcher.needs());
+    assert_eq!(needs.map(|needs| needs.protected), Some(vec![saved]));
 }

@@ -1,5 +1,5 @@
 use super::*;
-use varuna_plan::spare_copies::Verdict;
+use varuna_plan::spare_copies::SpareCopyDecision;
 use varuna_plan::state::Chain;
 use varuna_plan::{ScaleFactor, StateId, Unit};
 use varuna_protocol::coordinator::Divergence;
@@ -226,13 +226,13 @@ fn runs() -> Vec<(&'static str, Vec<TimedEvent>)> {
                     generation: GENERATION,
                     workers: vec![WorkerId(3)],
                 }),
-                now(spare_copies(Verdict::Kept, 4)),
-                now(spare_copies(Verdict::KeptInPart, 1)),
-                now(spare_copies(Verdict::NotWanted, 0)),
-                now(spare_copies(Verdict::NothingAlone, 0)),
-                now(spare_copies(Verdict::NoKeeper, 0)),
-                now(spare_copies(Verdict::LinksTooSlow, 0)),
-                now(spare_copies(Verdict::LossesTooRare, 0)),
+                now(spare_copies(SpareCopyDecision::Kept, 4)),
+                now(spare_copies(SpareCopyDecision::KeptInPart, 1)),
+                now(spare_copies(SpareCopyDecision::NotWanted, 0)),
+                now(spare_copies(SpareCopyDecision::NothingAlone, 0)),
+                now(spare_copies(SpareCopyDecision::NoKeeper, 0)),
+                now(spare_copies(SpareCopyDecision::LinksTooSlow, 0)),
+                now(spare_copies(SpareCopyDecision::LossesTooRare, 0)),
                 now(Event::WriteFailed { version: 7 }),
                 now(Event::Lost {
                     units: vec![Unit(1), Unit(4)],
@@ -300,7 +300,7 @@ fn kind(event: &impl serde::Serialize) -> String {
     document["event"].as_str().unwrap().to_owned()
 }
 
-fn spare_copies(verdict: Verdict, kept: usize) -> Event {
+fn spare_copies(verdict: SpareCopyDecision, kept: usize) -> Event {
     Event::SpareCopies {
         generation: GENERATION,
         verdict,

@@ -1,9 +1,11 @@
 use super::unfinished::tests::put;
 use super::*;
 use crate::test_job::job;
+use object_store::memory::InMemory;
+use object_store::throttle::{ThrottleConfig, ThrottledStore};
 use tempfile::TempDir;
 use tokio::sync::mpsc::{Receiver, channel};
-use varuna_checkpoint::{Claim, RateLimit, Store};
+use varuna_checkpoint::{Claim, Facts, Location, RateLimit, Store};
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, Step, Unit};
 
@@ -19,14 +21,18 @@ fn empty(folder: &TempDir) -> Checkpointing {
     Checkpointing {
         store: Store::of_job(&job(Some(&uri)), "").unwrap().unwrap(),
         keep: 3,
-        claim: Claim {
-            run: "mine".into(),
-            machine: String::new(),
-            process: 0,
-            started: 0,
-        },
+        claim: claim("mine"),
         ownership: None,
         event_files: false,
+    }
+}
+
+fn claim(run: &str) -> Claim {
+    Claim {
+        run: run.into(),
+        machine: String::new(),
+        process: 0,
+        started: 0,
     }
 }
 
@@ -35,7 +41,11 @@ async fn damaged(folder: &TempDir) -> Checkpointing {
     let given = empty(folder);
     let (store, limit, file) = (&given.store, RateLimit::new(None), b"no shard".to_vec());
     store.put_shard(LAST, Unit(0), file, &limit).await.unwrap();
-    store.location().refuse(LAST, "it is no shard").await.unwrap();
+    store
+        .location()
+        .mark_damaged(LAST, "it is no shard")
+        .await
+        .unwrap();
     given
 }
 
@@ -98,9 +108,9 @@ async fn another_run_is_waited_for_until_its_lease_would_have_expired() {
     // It renews its lease, so it lives.
     let since = Instant::now().checked_sub(varuna_checkpoint::LEASE + 2 * INTERVAL);
     task.refused = Some((since.unwrap(), "other".into()));
-    assert_eq!(task.own().await, Some(Standing::Taken("other".into())));
+    assert_eq!(task.own().await, Some(LeaseState::Taken("other".into())));
     lease.release().await.unwrap();
-    assert_eq!(task.own().await, Some(Standing::Owner));
+    assert_eq!(task.own().await, Some(LeaseState::Owner));
     assert_eq!(task.other_owner(), None);
 }
 
@@ -125,13 +135,13 @@ async fn only_the_owner_completes_what_lacks_its_manifest() {
     let within = Duration::from_secs(60);
     for standing in [
         None,
-        Some(Standing::Succeeded),
-        Some(Standing::Taken("other".into())),
+        Some(LeaseState::Succeeded),
+        Some(LeaseState::Taken("other".into())),
     ] {
         task.standing = standing;
         assert_eq!(task.usable(true, within).await.unwrap(), (vec![], vec![LAST]));
     }
-    task.standing = Some(Standing::Owner);
+    task.standing = Some(LeaseState::Owner);
     assert_eq!(
         task.usable(true, within).await.unwrap(),
         (vec![], vec![before, LAST])
@@ -144,19 +154,19 @@ async fn only_the_owner_deletes_and_what_is_put_anew_is_judged_anew() {
     let given = damaged(&folder).await;
     let store = given.store.clone();
     let (mut task, discarded) = task(given);
-    task.verdicts.insert(LAST, Verdict::Damaged);
+    task.verdicts.insert(LAST, CheckpointCheck::Damaged);
     discarded.send(Some(LAST)).unwrap();
-    for standing in [None, Some(Standing::Taken("other".into()))] {
+    for standing in [None, Some(LeaseState::Taken("other".into()))] {
         task.standing = standing;
         task.discard().await.unwrap();
         assert_eq!(in_store(&store).await, [LAST], "{:?}", task.standing);
     }
-    task.standing = Some(Standing::Owner);
+    task.standing = Some(LeaseState::Owner);
     task.discard().await.unwrap();
     assert!(in_store(&store).await.is_empty());
     assert!(task.verdicts.is_empty());
     // The order was carried out: a copy that is found damaged later is another matter.
-    store.location().refuse(LAST, "again").await.unwrap();
+    store.location().mark_damaged(LAST, "again").await.unwrap();
     task.discard().await.unwrap();
     assert_eq!(in_store(&store).await, [LAST]);
 }
@@ -189,7 +199,7 @@ async fn a_job_does_not_begin_beside_checkpoints_of_another_model_and_says_why()
     let folder = TempDir::new().unwrap();
     of_another_model(&folder, &[of_generation(7, 9)]).await;
     let (mut task, _discarded) = task(empty(&folder));
-    task.standing = Some(Standing::Owner);
+    task.standing = Some(LeaseState::Owner);
     let listing = task.list(false).await;
     assert!(!listing.answered);
     let why = listing.failing.unwrap();
@@ -213,9 +223,9 @@ async fn checkpoints_of_another_model_take_no_place_of_ones_own_and_stay() {
         assert!(store.complete(id).await.unwrap());
     }
     let (mut task, _discarded) = task(given);
-    task.standing = Some(Standing::Owner);
+    task.standing = Some(LeaseState::Owner);
     assert_eq!(task.list(false).await.usable, own);
-    task.prune().await;
+    task.prune(PRUNE_TIMEOUT).await;
     let mut left = foreign.to_vec();
     left.push(own[2]);
     assert_eq!(in_store(&store).await, left);
@@ -237,8 +247,8 @@ async fn nothing_is_deleted_before_it_is_known_what_the_run_needs_and_void_state
     let (needs, needed) = watch::channel(None);
     let (_discarded, discards) = watch::channel(None);
     let mut task = Task::new(given, needed, discards);
-    task.standing = Some(Standing::Owner);
-    task.prune().await;
+    task.standing = Some(LeaseState::Owner);
+    task.prune(PRUNE_TIMEOUT).await;
     assert_eq!(in_store(&store).await, ids);
     let void = vec![ids[2]];
     needs
@@ -247,6 +257,54 @@ async fn nothing_is_deleted_before_it_is_known_what_the_run_needs_and_void_state
             void,
         }))
         .unwrap();
-    task.prune().await;
+    task.prune(PRUNE_TIMEOUT).await;
     assert_eq!(in_store(&store).await, ids[1..]);
+}
+
+/// Of a job whose store takes an hour to delete anything.
+fn slow_to_delete() -> Checkpointing {
+    let hour = ThrottleConfig {
+        wait_delete_per_call: Duration::from_secs(3600),
+        ..ThrottleConfig::default()
+    };
+    let location = Location::over(Arc::new(ThrottledStore::new(InMemory::new(), hour)));
+    let facts = Facts {
+        job: "small".into(),
+        model: serde_json::Value::Null,
+        training_hash: String::new(),
+        seed: 1,
+        global_batch_size: 8,
+        data_fingerprint: String::new(),
+        moments: varuna_plan::Moments::Adam,
+    };
+    Checkpointing {
+        store: Store::new(location, job(None).layout(), facts),
+        keep: 1,
+        claim: claim("mine"),
+        ownership: None,
+        event_files: false,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn deletions_that_take_long_leave_time_to_renew_the_lease_and_to_give_it_up() {
+    let given = slow_to_delete();
+    let store = given.store.clone();
+    let ids = [1, 2].map(|step| of_generation(1, step));
+    for id in ids {
+        put(&store, id, None, None).await;
+        assert!(store.complete(id).await.unwrap());
+    }
+    let (mut task, _discarded) = task(given);
+    assert_eq!(task.own().await, Some(LeaseState::Owner));
+    task.standing = Some(LeaseState::Owner);
+    let began = tokio::time::Instant::now();
+    task.prune(PRUNE_TIMEOUT).await;
+    assert!(began.elapsed() < varuna_checkpoint::LEASE / 2);
+    let began = tokio::time::Instant::now();
+    task.give_up().await;
+    assert!(began.elapsed() < RELEASE_TIMEOUT);
+    assert_eq!(in_store(&store).await, ids, "the store has deleted nothing");
+    let next = store.location().claim(claim("next"), |_| false).await;
+    assert!(next.is_ok(), "the location is free");
 }

@@ -1,4 +1,5 @@
-//! Checkpoints that have all shards and no manifest: whoever put the last shard writes it, unless its worker dies before.
+//! Completes checkpoints that have all shards and no manifest: the worker that put the last shard writes the manifest, unless it dies
+//! before.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,14 +9,14 @@ use varuna_plan::StateId;
 /// Finds and completes them.
 #[derive(Debug, Default)]
 pub(super) struct Unfinished {
-    /// Those of the listing before.
+    /// Those in the previous listing.
     seen: BTreeSet<StateId>,
 }
 
 impl Unfinished {
-    /// Those to complete now, newest first. One that is older than the newest usable one is a leftover, which retention deletes. A worker that
-    /// lives writes its manifest within moments, and knows more of the data than a coordinator may: it has until the second listing, unless
-    /// somebody asks because of a recovery.
+    /// The checkpoints to complete now, newest first. One that is older than the newest usable one is a leftover, which retention deletes.
+    /// A living worker writes its manifest within moments, and knows more about the data than a coordinator may. So it has until the second
+    /// listing, unless a recovery asks.
     fn choose(&mut self, all: &[Listed], store: &Store, requested: bool) -> Vec<StateId> {
         let newest = all.iter().filter(|l| l.is_usable()).map(|l| l.id).max();
         let lacking = all.iter().filter(|l| store.lacks_manifest_alone(l));
@@ -25,8 +26,8 @@ impl Unfinished {
         self.seen.iter().rev().filter(due).copied().collect()
     }
 
-    /// Completes the newest one that can be, and marks those whose shards do not hold what their names say; `all` says so afterwards. Takes no
-    /// longer than `within`: the listing is worth more than what this may add to it. What fails is tried again with the next listing.
+    /// Completes the newest one that can be completed, and marks those whose shards do not match their names; `all` is updated. Takes at
+    /// most `within`: the listing is worth more than what this may add to it. A failure is tried again with the next listing.
     pub(super) async fn complete(
         &mut self,
         all: &mut [Listed],
@@ -49,7 +50,11 @@ impl Unfinished {
                     Ok(false) => {}
                     Err(error @ CheckpointError::Damaged { .. }) => {
                         tracing::warn!(%error, "a checkpoint cannot be completed");
-                        listed.refused = store.location().refuse(id, &error.to_string()).await.is_ok();
+                        listed.marked_damaged = store
+                            .location()
+                            .mark_damaged(id, &error.to_string())
+                            .await
+                            .is_ok();
                     }
                     Err(error) => {
                         tracing::warn!(%error, state = %id, "a checkpoint is not completed now");
@@ -69,7 +74,7 @@ pub(super) mod tests {
     use super::*;
     use crate::test_job::job;
     use tempfile::TempDir;
-    use varuna_checkpoint::{RateLimit, Shard, ShardTensor, unit_name};
+    use varuna_checkpoint::{RateLimit, Shard, ShardTensor, folder_name, unit_name};
     use varuna_plan::state::Chain;
     use varuna_plan::{Generation, Step, Unit};
 
@@ -125,13 +130,14 @@ pub(super) mod tests {
         let mut all = store.location().list().await.unwrap();
         unfinished.complete(&mut all, store, requested, WITHIN).await;
         let again = store.location().list().await.unwrap();
-        let flags = |all: &[Listed]| -> Vec<_> { all.iter().map(|l| (l.manifest, l.refused)).collect() };
+        let flags =
+            |all: &[Listed]| -> Vec<_> { all.iter().map(|l| (l.manifest, l.marked_damaged)).collect() };
         assert_eq!(flags(&all), flags(&again), "what was changed is said");
         let steps = |which: fn(&Listed) -> bool| {
             let those = again.iter().filter(|l| which(l));
             those.map(|l| l.id.step.0).collect()
         };
-        (steps(Listed::is_usable), steps(|l| l.refused))
+        (steps(Listed::is_usable), steps(|l| l.marked_damaged))
     }
 
     #[tokio::test]
@@ -171,6 +177,21 @@ pub(super) mod tests {
         let (store, mut unfinished) = (store(&folder), Unfinished::default());
         put(&store, id(3), None, None).await;
         put(&store, id(6), None, Some(Unit(2))).await;
+        assert_eq!(listed(&mut unfinished, &store, true).await, (vec![3], vec![6]));
+    }
+
+    #[tokio::test]
+    async fn one_with_an_empty_shard_is_marked_and_keeps_no_other_one_from_being_completed() {
+        let folder = TempDir::new().unwrap();
+        let (store, mut unfinished) = (store(&folder), Unfinished::default());
+        for step in [3, 6] {
+            put(&store, id(step), None, None).await;
+        }
+        let shard = format!("{}.safetensors", unit_name(store.layout(), Unit(1)));
+        let path = folder.path().join("small").join(folder_name(id(6))).join(shard);
+        // As after a power cut.
+        assert!(path.exists());
+        std::fs::write(path, "").unwrap();
         assert_eq!(listed(&mut unfinished, &store, true).await, (vec![3], vec![6]));
     }
 }

@@ -3,14 +3,15 @@
 use super::input::{Batch, Input, Part};
 use crate::error::DataError;
 
-/// Bytes of a batch, unless one document is longer: enough that handing it over costs nothing beside tokenizing it.
+/// Bytes of a batch, unless one document is longer: enough that handing it over costs nothing compared with tokenizing it.
 const BATCH_BYTES: usize = 1 << 20;
-/// Bytes of a document that is held as a whole: a line, a row, or a text whose tokens are not those of its pieces. Tokenizers take some forty times that.
+/// Maximum bytes of a document that is held as a whole: a line, a row, or a text whose tokens are not those of its pieces. Tokenizers need
+/// some forty times as much.
 pub(super) const DOCUMENT_BYTES_MAX: usize = 32 << 20;
 
 /// Why reading ended before the end.
 pub(super) enum Stop {
-    /// Nobody takes batches any more.
+    /// No more batches are wanted.
     NotWanted,
     /// Something cannot be read.
     Failed(DataError),
@@ -22,7 +23,7 @@ impl From<DataError> for Stop {
     }
 }
 
-/// Takes batches; false: it wants no more.
+/// Takes batches. False: no more are wanted.
 pub(super) type Take<'a> = dyn FnMut(Batch) -> bool + 'a;
 
 /// Gathers the parts of one file.
@@ -48,7 +49,7 @@ impl<'a, 'b> Batches<'a, 'b> {
         }
     }
 
-    /// Adds a part, up to which so many bytes of the file are read.
+    /// Adds a part. `read`: number of bytes of the file that are read up to it.
     pub(super) fn push(&mut self, part: Part, read: u64) -> Result<(), Stop> {
         self.bytes += part.content.len();
         self.parts.push(part);

@@ -30,11 +30,11 @@ pub(super) struct Encoded {
     pub(super) input_bytes: u64,
 }
 
-/// What comes of a batch.
+/// The outcome of a batch.
 pub(super) struct Outcome {
-    /// The errors of its lines that are no JSON, in their order. What stands in them is left out.
+    /// The errors of its lines that are not JSON, in order. These lines are skipped.
     pub(super) malformed: Vec<DataError>,
-    /// All else; or its first other error, before which are those lines.
+    /// The other lines; or the first other error, after those lines.
     pub(super) encoded: Result<Encoded, DataError>,
 }
 
@@ -141,7 +141,7 @@ struct NoText {
 /// The text of a field of a JSON object. The other fields are passed over.
 fn field_of(line: &[u8], field: &str) -> Result<String, NoText> {
     let failed = |error: serde_json::Error| NoText {
-        // What was not expected may stand before what is no JSON.
+        // The unexpected value may come before a part that is not JSON.
         is_json: error.is_data() && serde_json::from_slice::<IgnoredAny>(line).is_ok(),
         why: error.to_string(),
     };

@@ -1,4 +1,4 @@
-//! A file of texts: what it is, and where in it a text stands.
+//! A file of texts: its format, and the position of a text in it.
 
 use crate::error::DataError;
 use flate2::read::MultiGzDecoder;
@@ -11,11 +11,11 @@ use std::rc::Rc;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Editors put it before a text. It is no part of it.
+/// Editors put this mark before a text; it is not part of the text.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
-/// As many bytes as the longest beginning of a file that is looked for.
+/// Length of the longest file signature that is checked.
 const BEGINNING_BYTES: u64 = 6;
-/// How files begin whose bytes are no text, what they are, and what is read instead.
+/// Signatures of files that are not text, what they are, and what to use instead.
 const NO_TEXTS: &[(&[u8], &str, &str)] = &[
     (b"\x28\xb5\x2f\xfd", "Zstandard", DECOMPRESSED),
     (b"BZh", "bzip2", DECOMPRESSED),
@@ -35,10 +35,10 @@ const NO_TEXTS: &[(&[u8], &str, &str)] = &[
 ];
 const DECOMPRESSED: &str = "a file that is decompressed, or compressed by gzip with a name that ends in .gz";
 const AS_TABLE: &str = "texts, JSON lines or Parquet: write the table as one of these";
-/// Names of files of tables that are not read.
+/// File name extensions of tables that cannot be read.
 const TABLES: [&str; 8] = ["csv", "tsv", "arrow", "feather", "ipc", "orc", "avro", "xlsx"];
 
-/// What a file of texts is.
+/// The format of a file of texts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
     /// The file is one document.
@@ -60,7 +60,7 @@ impl Format {
         }
     }
 
-    /// The format that a file's name says; what it does not say is text.
+    /// The format given by a file's name; text if the name does not tell.
     fn of(path: &Path) -> Result<Format, DataError> {
         let name = path
             .file_name()
@@ -71,7 +71,7 @@ impl Format {
         match name.rsplit_once('.').map(|(_, extension)| extension) {
             Some("jsonl" | "ndjson" | "json") => Ok(Format::JsonLines),
             Some("parquet" | "pq") => Ok(Format::Parquet),
-            // As a text it would be one document, its commas and numbers with it.
+            // As text it would be a single document, with its commas and numbers.
             Some(table) if TABLES.contains(&table) => {
                 let allowed = format!("{AS_TABLE}, or give --format text for the whole file as one document");
                 Err(DataError::malformed(
@@ -104,7 +104,7 @@ impl FromStr for Format {
     }
 }
 
-/// How many bytes of a file were read.
+/// The number of bytes of a file that were read.
 pub(super) type Count = Rc<Cell<u64>>;
 
 /// A file of texts.
@@ -112,12 +112,12 @@ pub(super) type Count = Rc<Cell<u64>>;
 pub(super) struct Input {
     pub(super) path: Arc<Path>,
     pub(super) format: Format,
-    /// Whether its bytes are taken for a text whatever they look like: somebody has said that they are one.
+    /// Whether its bytes are accepted as text whatever they look like, because the user has said so.
     any_text: bool,
 }
 
 impl Input {
-    /// `format`: what somebody has said that it is, else its name says so.
+    /// An input. `format`: the format given by the user; if none, the file's name decides.
     pub(super) fn of(path: &Path, format: Option<Format>) -> Result<Input, DataError> {
         Ok(Input {
             path: path.into(),
@@ -126,10 +126,11 @@ impl Input {
         })
     }
 
-    /// The file's content, decompressed where its name ends in `.gz` and without a byte order mark, and the count of the file's bytes that were read.
+    /// The file's content, decompressed if its name ends in `.gz`, and without a byte order mark; and the number of the file's bytes that
+    /// were read.
     ///
     /// # Errors
-    /// It cannot be read, or is no text.
+    /// It cannot be read, or is not text.
     pub(super) fn open(&self) -> Result<(Box<dyn Read>, Count), DataError> {
         let file = File::open(&self.path).map_err(DataError::io("open", &self.path))?;
         let count = Count::default();
@@ -154,7 +155,7 @@ impl Input {
         Ok((Box::new(Cursor::new(beginning).chain(content)), count))
     }
 
-    /// Whether a file that begins like this can be a text.
+    /// Checks that a file that begins like this can be text.
     fn check(&self, beginning: &[u8]) -> Result<(), DataError> {
         let looks_like = NO_TEXTS.iter().find(|(start, ..)| beginning.starts_with(start));
         let Some((_, what, allowed)) = looks_like.filter(|_| !self.any_text) else {
@@ -182,7 +183,7 @@ impl Read for Counted {
     }
 }
 
-/// Where in its file a part of a document stands.
+/// The position of a part of a document in its file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
     /// From this byte of the text on.
@@ -194,7 +195,7 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// The part `at` bytes further on, as an error names it.
+    /// The position `at` bytes further on, as an error names it.
     pub(super) fn value(self, at: usize) -> (&'static str, String) {
         match self {
             Place::Byte(start) => ("byte", (start + at as u64).to_string()),
@@ -214,7 +215,7 @@ pub(super) struct Part {
     pub(super) ends: bool,
 }
 
-/// What is known of a part before it is tokenized.
+/// The content of a part before it is tokenized.
 #[derive(Debug)]
 pub(super) enum Content {
     /// Its text.
@@ -231,7 +232,7 @@ impl Content {
     }
 }
 
-/// Parts of one file, one after another: what a thread tokenizes at a time.
+/// Consecutive parts of one file, which a thread tokenizes at a time.
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) path: Arc<Path>,

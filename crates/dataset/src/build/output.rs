@@ -1,4 +1,4 @@
-//! Writes datasets: first under names of their own, then all of them under those that were asked for.
+//! Writes datasets: first under temporary names, then renames all of them to the requested names.
 
 use super::encode::{Encoded, EncodedPart};
 use super::skipped::Skipped;
@@ -19,9 +19,9 @@ pub(super) fn token_type(tokenizer: &Tokenizer) -> TokenType {
     TokenType::for_vocabulary(tokenizer.vocabulary())
 }
 
-/// The datasets of a build. What is not complete is removed with it.
+/// The datasets of a build. Incomplete ones are removed when this is dropped.
 pub(super) struct Outputs {
-    /// For each set of the split; none where it has no share.
+    /// One for each set of the split; none for a set without a share.
     datasets: Vec<Option<Output>>,
     /// The folder of the tokenizer's files, if there are any.
     tokenizer: Option<Renamed>,
@@ -69,9 +69,9 @@ impl Outputs {
         let width = self.token_type.width();
         for part in encoded.parts {
             self.open = part.set.unwrap_or(self.open);
-            // A count of tokens that are in memory.
+            // The number of tokens fits in memory.
             let bytes = rest.split_off(..usize::try_from(part.tokens).unwrap_or(0) * width);
-            // A document only goes to a set with a share.
+            // Only sets with a share get documents.
             if let (Some(bytes), Some(Some(output))) = (bytes, self.datasets.get_mut(self.open)) {
                 output.write(bytes, &part)?;
             }
@@ -79,7 +79,7 @@ impl Outputs {
         Ok(())
     }
 
-    /// Writes what describes the datasets, and gives all files their names.
+    /// Writes the descriptions of the datasets, and gives all files their final names.
     pub(super) fn complete(self, tokenizer: &Tokenizer) -> Result<Vec<Built>, DataError> {
         let mut described = Vec::new();
         let folder = self.tokenizer.as_ref().map(|folder| folder.name.clone());
@@ -142,7 +142,7 @@ struct Output {
 
 impl Output {
     fn create(prefix: PathBuf) -> Result<Output, DataError> {
-        // Before anything that is removed when this fails: it may be another build's.
+        // This comes before anything that is removed on failure: the file may be another build's.
         let out = create_alone(&partial_of(&with_suffix(&prefix, "bin")))?;
         let [bin, json, idx] = ["bin", "json", "idx"].map(|e| Renamed::new(with_suffix(&prefix, e)));
         let out = BufWriter::new(out);
@@ -186,24 +186,24 @@ impl Output {
     }
 }
 
-/// The name of what is not complete yet.
+/// The temporary name of an incomplete file.
 fn partial_of(name: &Path) -> PathBuf {
     with_suffix(name, "partial")
 }
 
-/// An empty file that no other build writes until it is closed: two that did would publish what neither has written.
+/// Creates an empty file that no other build writes until it is closed: two builds that wrote one file would publish a mixture.
 fn create_alone(path: &Path) -> Result<File, DataError> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false);
     let file = options.open(path).map_err(DataError::io("create", path))?;
     match file.try_lock() {
         Ok(()) => {}
-        // A file system without locks: nothing can be known.
+        // The file system has no locks, so this cannot be checked.
         Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => {}
         Err(TryLockError::Error(error)) => return Err(DataError::io("lock", path)(error)),
         Err(TryLockError::WouldBlock) => return Err(DataError::Busy(path.to_owned())),
     }
-    // Another build may have ended between the two calls, and given the file its name.
+    // Another build may have ended between the two calls, and renamed the file.
     let own = file.metadata().map_err(DataError::io("read", path))?;
     if fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino())) {
         file.set_len(0).map_err(DataError::io("write", path))?;
@@ -213,7 +213,7 @@ fn create_alone(path: &Path) -> Result<File, DataError> {
     }
 }
 
-/// A file or folder that gets its name when it is complete. Dropped before, it is removed.
+/// A file or folder that gets its final name when it is complete. If it is dropped before, it is removed.
 struct Renamed {
     partial: PathBuf,
     name: PathBuf,
@@ -225,10 +225,10 @@ impl Renamed {
         Renamed { partial, name }
     }
 
-    /// Makes it a folder with these files.
+    /// Creates it as a folder with these files.
     fn fill(&self, files: &[(String, Vec<u8>)]) -> Result<(), DataError> {
         let partial = &self.partial;
-        // What an earlier build has left.
+        // Remove what an earlier build has left.
         let _ = fs::remove_dir_all(partial);
         fs::create_dir_all(partial).map_err(DataError::io("create", partial))?;
         for (name, content) in files {
@@ -240,7 +240,7 @@ impl Renamed {
 
     fn rename(self) -> Result<(), DataError> {
         if self.partial.is_dir() && self.name.exists() {
-            // A folder does not replace one that has files.
+            // A folder cannot replace one that is not empty.
             fs::remove_dir_all(&self.name).map_err(DataError::io("replace", &self.name))?;
         }
         fs::rename(&self.partial, &self.name).map_err(DataError::io("rename", &self.partial))
@@ -249,7 +249,7 @@ impl Renamed {
 
 impl Drop for Renamed {
     fn drop(&mut self) {
-        // Nothing is there where it was renamed, or not begun.
+        // There is nothing to remove if it was renamed or not begun.
         if fs::remove_file(&self.partial).is_err() {
             let _ = fs::remove_dir_all(&self.partial);
         }

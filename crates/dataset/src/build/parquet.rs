@@ -14,10 +14,11 @@ use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// Rows that are decoded at a time: few, since each may have a document of the largest size, and more before it is refused.
+/// Number of rows that are decoded at a time: few, since each may have a document of the maximum size, or a larger one before it is
+/// refused.
 const ROWS: usize = 16;
 
-/// Reads a file's texts. The library panics at some files that are malformed; nothing is used after that but the error.
+/// Reads a file's texts. The library panics on some malformed files; after that only the error is used.
 pub(super) fn read(input: &Input, field: &str, batches: &mut Batches) -> Result<(), Stop> {
     let read = catch_unwind(AssertUnwindSafe(|| read_rows(input, field, batches)));
     read.unwrap_or_else(|_| {
@@ -107,7 +108,8 @@ fn column(path: &Path, schema: &SchemaDescriptor, field: &str) -> Result<usize, 
     Ok(found)
 }
 
-/// The texts of the next rows, none of them for a null, not copied yet. `level`: the level of a row that has a text. None: the column has no more rows.
+/// The texts of the next rows, not copied yet; none for a null. `level`: the definition level of a row that has a text. None: the column
+/// has no more rows.
 fn next_rows(
     column: &mut ColumnReaderImpl<ByteArrayType>,
     level: i16,

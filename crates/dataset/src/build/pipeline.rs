@@ -1,5 +1,5 @@
-//! One thread reads, several tokenize, and the caller's writes, in the order of the documents. Queues are bounded, and nothing waits for a thread
-//! that has ended: a channel whose other end is gone says so.
+//! One thread reads, several tokenize, and the caller's thread writes, in the order of the documents. Queues are bounded, and nothing waits
+//! for a thread that has ended: a channel reports when its other end is gone.
 
 use super::batches::Stop;
 use super::encode::{Encoding, Outcome};
@@ -11,20 +11,20 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-/// A batch, and where its outcome goes.
+/// A batch, and the channel for its outcome.
 struct Task {
     batch: Batch,
     to: SyncSender<Outcome>,
 }
 
-/// An outcome to come, and the file that it is of.
+/// A future outcome, and the file that it belongs to.
 struct Promise {
     path: Arc<Path>,
     from: Receiver<Outcome>,
 }
 
-/// Reads, tokenizes with so many threads, and writes. Of several errors it is that of the earliest document, so that it is the
-/// same for every number of threads.
+/// Reads, tokenizes with `threads` threads, and writes. If there are several errors, the one of the earliest document is returned, so that
+/// it is the same for every number of threads.
 pub(super) fn run(
     inputs: &[Input],
     encoding: &Encoding,
@@ -35,7 +35,7 @@ pub(super) fn run(
         field: encoding.field,
         whole_documents: encoding.encoder.takes_whole_documents(),
     };
-    // One batch in hand and one waiting for each thread.
+    // One batch in progress and one waiting for each thread.
     let (tasks, next_task) = sync_channel::<Task>(threads);
     let (promises, next_promise) = sync_channel::<Promise>(2 * threads);
     let next_task = Mutex::new(next_task);
@@ -58,7 +58,7 @@ pub(super) fn run(
         // Now the reader ends, and with it the workers.
         drop(next_promise);
         let read = reader.join();
-        // A worker that failed has left its batch without an outcome, or had none.
+        // A worker that failed has left its batch without an outcome, or had no batch.
         workers.into_iter().for_each(|worker| drop(worker.join()));
         written?;
         match read {
@@ -74,7 +74,7 @@ fn work(next_task: &Mutex<Receiver<Task>>, encoding: &Encoding) {
         // The lock is held while waiting: the others wait for it instead.
         let task = next_task.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Task { batch, to }) = task else { return };
-        // A writer that is gone wants nothing more; the reader ends then.
+        // If the writer is gone, nothing more is wanted, and the reader ends too.
         let _ = to.send(encoding.encode(&batch));
     }
 }

@@ -1,8 +1,8 @@
-//! Lines of inputs that are no JSON: how many may be left out, and which one ends the build.
+//! Lines of inputs that are not JSON: counts those that may be skipped, and finds the one that ends the build.
 
 use crate::error::DataError;
 
-/// What was left out of the inputs.
+/// What was skipped in the inputs.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Skipped {
     /// Lines that are no JSON.
@@ -18,7 +18,7 @@ pub(super) struct Skips {
 }
 
 impl Skips {
-    /// At most so many.
+    /// At most `most` lines may be skipped.
     pub(super) fn new(most: u64) -> Skips {
         Skips {
             most,
@@ -42,7 +42,7 @@ impl Skips {
         self.skipped
     }
 
-    /// The error of a line, and what would let the build go on.
+    /// The error of a line, with a hint how to let the build continue.
     fn too_many(&self, error: DataError) -> DataError {
         let more = match self.most {
             0 => "--skip-malformed N leaves out up to N lines that are no JSON".to_owned(),

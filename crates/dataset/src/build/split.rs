@@ -5,18 +5,18 @@ use sha2::{Digest, Sha256};
 use std::fmt;
 use std::str::FromStr;
 
-/// Shares of three datasets. A document goes where the digest of its text says: the same text always to the same one, whatever files it comes in
-/// and whatever else they hold, so that no copy of a document that is trained on is validated on.
+/// Shares of three datasets. A digest of its text decides where a document goes. So the same text always goes to the same dataset, whatever
+/// files it comes in, and no copy of a training document is used for validation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Split([u32; 3]);
 
 impl Split {
-    /// What is added to the path of each dataset.
+    /// Suffixes of the datasets' paths.
     pub const NAMES: [&str; 3] = ["train", "validation", "test"];
     /// The greatest share.
     const SHARE_MAX: u32 = 1_000_000;
 
-    /// Whether the dataset has a share.
+    /// Whether the set has a share.
     pub(super) fn has(self, set: usize) -> bool {
         self.0[set] > 0
     }
@@ -29,7 +29,7 @@ impl Split {
             .take(8)
             .fold(0u64, |n, byte| n << 8 | u64::from(*byte));
         let total: u64 = self.0.iter().map(|share| u64::from(*share)).sum();
-        // The point as one of `total` equal parts of the line.
+        // Scale the point to one of `total` equal parts.
         let part = (u128::from(point) * u128::from(total)) >> 64;
         let mut end = 0;
         let within = |share: &u32| {

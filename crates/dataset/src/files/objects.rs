@@ -1,4 +1,4 @@
-//! Files that lie on a blob store: read in blocks, through a cache of bounded size in memory.
+//! Files on a blob store, read in blocks through a cache of bounded size in memory.
 
 use bytes::Bytes;
 use object_store::path::Path;
@@ -15,18 +15,20 @@ use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use varuna_blob_store::Place;
 
-/// A block. Samples lie anywhere, so that a large one would bring much that nobody asks for; a small one costs a request all the same.
+/// Size of a block. Samples are spread over the file, so a large block would transfer much that nobody needs, while a small one costs a
+/// request all the same.
 const BLOCK_BYTES: u64 = 64 << 10;
-/// Requests at once.
+/// Maximum number of concurrent requests.
 const REQUESTS: usize = 64;
-/// Blocks that are announced and not there yet, at most.
+/// Maximum number of blocks that are announced and not loaded yet.
 const ANNOUNCED: usize = 1024;
-/// The part of the cache that blocks may fill which were asked for more than once. What is announced is asked for once, and must stay until then.
+/// The share of the cache for blocks that were requested more than once. An announced block is requested once, and must stay in the cache
+/// until then.
 const HOT_SHARE: f64 = 0.25;
-/// Parts of the cache with a lock each: few, since each part evicts by itself.
+/// Number of parts of the cache, each with a lock: few, since each part evicts by itself.
 const SHARDS: usize = 4;
 
-/// A block of a file: the file's number here, and the block's in it.
+/// Identifies a block: the file's number in this process, and the block's number in the file.
 type Key = (u32, u64);
 
 #[derive(Clone)]
@@ -40,17 +42,17 @@ impl Weighter<Key, Bytes> for Size {
 
 /// What the files of a process share.
 pub(super) struct Objects {
-    /// Makes the requests, whoever waits for them. None once this is dropped.
+    /// The runtime that makes the requests for all callers. None once this is dropped.
     runtime: Option<Runtime>,
     cache: Arc<Cache<Key, Bytes, Size>>,
-    /// By name.
+    /// The stores, by name.
     stores: Mutex<BTreeMap<String, Arc<dyn ObjectStore>>>,
     files: AtomicU32,
     requests: Arc<Semaphore>,
     announced: Arc<Semaphore>,
 }
 
-/// An object that was there when it was opened. Another of its name is not read.
+/// An object as it existed when it was opened. A later object of the same name is not read.
 pub(crate) struct ObjectFile {
     objects: Arc<Objects>,
     object: Arc<Object>,
@@ -61,7 +63,7 @@ struct Object {
     path: Path,
     number: u32,
     length: u64,
-    /// Which version of it, where the store says so.
+    /// Its version, if the store reports one.
     version: Option<String>,
 }
 
@@ -122,7 +124,7 @@ impl Objects {
         })
     }
 
-    /// What comes of a request. The caller may be anywhere: also on a thread of another runtime, where nothing may block on a future.
+    /// The result of a request. The caller may be on any thread, including one of another runtime, where nothing may block on a future.
     fn wait_for<T: Send + 'static>(
         &self,
         request: impl Future<Output = io::Result<T>> + Send + 'static,
@@ -139,7 +141,7 @@ impl Objects {
 
 impl Drop for Objects {
     fn drop(&mut self) {
-        // It may be dropped on a thread of another runtime, which must not wait.
+        // This may be dropped on a thread of another runtime, which must not wait.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -147,7 +149,8 @@ impl Drop for Objects {
 }
 
 impl Object {
-    /// A block from the cache, or from the store: once, however many ask for it at the same time. Where there are `requests`, it waits for one.
+    /// A block from the cache or from the store. It is requested once, however many callers ask for it at the same time. With `requests`,
+    /// it waits for a permit.
     async fn block(
         &self,
         block: u64,
@@ -169,7 +172,7 @@ impl Object {
             let got = self.store.get_opts(&self.path, options).await.map_err(to_io)?;
             let bytes = got.bytes().await.map_err(to_io)?;
             match bytes.len() as u64 == range.end - range.start {
-                // It may be a part of a larger buffer, which would stay in memory.
+                // The bytes may be a part of a larger buffer, which would stay in memory.
                 true => Ok(Bytes::from(bytes.to_vec())),
                 false => Err(io::Error::new(
                     ErrorKind::UnexpectedEof,
@@ -182,12 +185,12 @@ impl Object {
 }
 
 impl ObjectFile {
-    /// Bytes.
+    /// Its length in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.object.length
     }
 
-    /// Fills `bytes` with those from `offset` on.
+    /// Fills `bytes` with the file's bytes from `offset` on.
     pub(crate) fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
         let end = offset.saturating_add(bytes.len() as u64);
         if end > self.object.length {
@@ -212,13 +215,13 @@ impl ObjectFile {
         if let Some(found) = self.objects.cache.get(&(self.object.number, block)) {
             return Ok(found);
         }
-        // Somebody waits for it: it need not queue behind what is announced.
+        // A caller waits for it, so it does not queue behind announced blocks.
         let (object, cache) = (Arc::clone(&self.object), Arc::clone(&self.objects.cache));
         self.objects
             .wait_for(async move { object.block(block, &cache, None).await })
     }
 
-    /// Brings blocks of these bytes into the cache, beside what else goes on.
+    /// Loads the blocks of these bytes into the cache in the background.
     pub(crate) fn will_read(&self, range: Range<u64>) {
         let Some(runtime) = &self.objects.runtime else {
             return;
@@ -237,7 +240,7 @@ impl ObjectFile {
                 Arc::clone(&self.objects.requests),
             );
             runtime.spawn(async move {
-                // Who reads the block asks again, and learns why it fails.
+                // The reader of the block asks again, and gets the error.
                 let _ = object.block(block, &cache, Some(&requests)).await;
                 drop(announced);
             });

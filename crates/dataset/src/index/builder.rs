@@ -20,7 +20,8 @@ pub(crate) struct IndexBuilder {
 }
 
 impl IndexBuilder {
-    /// Adds a document: one sequence, or none where it has no tokens. One with more tokens than a size can state goes on in another sequence.
+    /// Adds a document: one sequence, or none if it has no tokens. A document with more tokens than a size can express continues in another
+    /// sequence.
     pub(crate) fn push_document(&mut self, tokens: u64) {
         let (mut left, before) = (tokens, self.sizes.len());
         while left > 0 {

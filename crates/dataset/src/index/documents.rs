@@ -1,4 +1,4 @@
-//! Where documents begin: read from the index as it is asked for, since there may be hundreds of millions of them.
+//! Where documents begin: read from the index when needed, since there may be hundreds of millions of them.
 
 use super::{HEADER_LEN, Index};
 use crate::error::DataError;
@@ -18,7 +18,7 @@ impl Documents {
         Documents { idx, path, index }
     }
 
-    /// Of the tokens from the one with the number `first` on: how many of those before each, from `first` on, are of its document. It is 0 at the
+    /// For each token from number `first` on: how many of the tokens before it, from `first` on, belong to its document. It is 0 at the
     /// first token of each document, and at `first`.
     ///
     /// # Errors
@@ -52,7 +52,8 @@ impl Documents {
         Ok(low)
     }
 
-    /// The number of a document's first token. A document without tokens begins where the next one does; past the last, all tokens are before it.
+    /// The number of a document's first token. A document without tokens begins where the next one does; for the number after the last
+    /// document, the number of all tokens.
     pub(crate) fn start(&self, document: u64) -> Result<u64, DataError> {
         let Index {
             sequences,

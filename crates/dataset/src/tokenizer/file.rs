@@ -1,4 +1,4 @@
-//! A tokenizer that comes as a `tokenizer.json`, with the files of the Hugging Face libraries that lie beside it.
+//! A tokenizer that comes as a `tokenizer.json`, with the other files of the Hugging Face libraries in the same folder.
 
 use super::published;
 use super::words::Words;
@@ -16,11 +16,11 @@ use tokenizers::{
     DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer,
 };
 
-/// The file that says all of a tokenizer.
+/// The file that defines a tokenizer.
 pub(super) const JSON: &str = "tokenizer.json";
 /// The file that says which token ends a text.
 pub(super) const CONFIG: &str = "tokenizer_config.json";
-/// What else belongs to a tokenizer, and is copied with it where it is there.
+/// Other files of a tokenizer, which are copied with it if they exist.
 const OTHERS: [&str; 6] = [
     CONFIG,
     "special_tokens_map.json",
@@ -29,7 +29,7 @@ const OTHERS: [&str; 6] = [
     "merges.txt",
     "chat_template.jinja",
 ];
-/// Bytes of a file of a tokenizer at most: those of today's largest vocabularies have 35 MB.
+/// Maximum bytes of a tokenizer's file: those of today's largest vocabularies have 35 MB.
 const BYTES_MAX: u64 = 256 << 20;
 /// Tokens that end a document in well-known tokenizers: GPT-2's and Qwen's, Llama 3's, Llama 2's and T5's, Gemma's, DeepSeek's.
 const ENDS_OF_DOCUMENTS: [&str; 5] = [
@@ -42,7 +42,7 @@ const ENDS_OF_DOCUMENTS: [&str; 5] = [
 
 /// Which token ends a document.
 pub(super) enum End<'a> {
-    /// The one that the tokenizer's files name, or a well-known one.
+    /// The token that the tokenizer's files name, or a well-known one.
     OfTokenizer,
     /// The token of this text.
     Text(&'a str),
@@ -53,13 +53,13 @@ pub(super) enum End<'a> {
 /// A tokenizer of the Hugging Face libraries.
 pub struct TokenizerFile {
     inner: Tokenizer,
-    /// Where a text's tokens are those of its words.
+    /// Set if a text's tokens are those of its words.
     words: Option<Words>,
     files: Vec<(String, Vec<u8>)>,
     sha256: String,
     vocabulary: u32,
     end: (String, u32),
-    /// The token that begins a text, where its files name one.
+    /// The token that begins a text, if its files name one.
     begin: Option<u32>,
 }
 
@@ -87,11 +87,11 @@ impl TokenizerFile {
         let bad = |error: tokenizers::Error| {
             DataError::malformed(path, "tokenizer", error, "what the Hugging Face libraries write")
         };
-        // The library panics at some files that are malformed.
+        // The library panics on some malformed files.
         let read = catch_unwind(|| Tokenizer::from_bytes(&json));
         let failed = || bad("its reader has failed, as is said above".into());
         let mut inner = read.map_err(|_| failed())?.map_err(bad)?;
-        // A training set has texts as they are: neither cut nor filled up.
+        // A training set contains whole texts, neither truncated nor padded.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(bad)?;
         inner.set_encode_special_tokens(true);
@@ -156,23 +156,23 @@ impl TokenizerFile {
         &self.files
     }
 
-    /// Its files, and a description for the Hugging Face libraries where there is none among them.
+    /// Its files, and a description for the Hugging Face libraries if none of its files is one.
     pub(super) fn published(&self, longest: u32) -> Vec<(String, Vec<u8>)> {
         let mut files = self.files.clone();
         if !files.iter().any(|(name, _)| name == CONFIG) {
-            // Nothing says which token begins a text.
+            // It is not known which token begins a text.
             let config = published::tokenizer_config(None, &self.end.0, longest);
             files.push((CONFIG.to_owned(), config.to_string().into_bytes()));
         }
         files
     }
 
-    /// For the text of tokens that come one by one; tokens of control have none.
+    /// A decoder for tokens that come one by one; control tokens have no text.
     pub(super) fn decoder(&self) -> FileDecoder<'_> {
         FileDecoder(self.inner.decode_stream(true))
     }
 
-    /// The tokens of a text, with those that the tokenizer puts around each text, as one that begins it.
+    /// The tokens of a text, including those that the tokenizer adds around each text, such as one that begins it.
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
         let by_words = self
             .words
@@ -188,7 +188,8 @@ impl TokenizerFile {
         self.within_vocabulary(ids)
     }
 
-    /// The same of a text that may spell tokens of control. A token that the tokenizer puts before each text is not put before one that begins with it.
+    /// The same for a text that may spell control tokens. A token that the tokenizer adds before each text is not added to a text that
+    /// begins with it.
     pub(super) fn encode_with_control(&self, text: &str) -> Result<Vec<u32>, String> {
         let mut inner = self.inner.clone();
         inner.set_encode_special_tokens(false);
@@ -210,20 +211,20 @@ impl TokenizerFile {
         })
     }
 
-    /// The first token of control that a text spells.
+    /// The first control token that a text spells.
     pub(super) fn control_token_in(&self, text: &str) -> Option<String> {
         let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
         let control = added
             .values()
             .filter(|token| token.special && !token.content.is_empty());
         let found = control.filter_map(|token| Some((text.find(token.content.as_str())?, token)));
-        // Of two at one place the longer one is taken, as the library does.
+        // Of two at the same position the longer one is used, as in the library.
         let first = found.min_by_key(|(at, token)| (*at, Reverse(token.content.len())));
         first.map(|(_, token)| token.content.clone())
     }
 
     fn within_vocabulary(&self, ids: Vec<u32>) -> Result<Vec<u32>, String> {
-        // What is put around a text need not be in the vocabulary.
+        // Tokens that are added around a text need not be in the vocabulary.
         match ids.iter().find(|id| **id >= self.vocabulary) {
             Some(id) => Err(format!(
                 "token {id} is not in its vocabulary of {}",
@@ -234,7 +235,7 @@ impl TokenizerFile {
     }
 }
 
-/// Texts of tokens that come one by one.
+/// Decodes tokens that come one by one.
 pub(super) struct FileDecoder<'a>(
     DecodeStream<
         'a,
@@ -248,7 +249,7 @@ pub(super) struct FileDecoder<'a>(
 
 impl FileDecoder<'_> {
     pub(super) fn push(&mut self, token: u32) -> Vec<u8> {
-        // What is no token has no text.
+        // An invalid token has no text.
         let text = self.0.step(token).ok().flatten();
         text.map_or(Vec::new(), String::into_bytes)
     }
@@ -307,7 +308,7 @@ fn end_of_document(
     })
 }
 
-/// A token that `tokenizer_config.json` names, by a text or a mapping that has it: its text and its id.
+/// A token that `tokenizer_config.json` names, as a text or as a mapping that contains it: its text and its id.
 fn named(inner: &Tokenizer, files: &[(String, Vec<u8>)], field: &str) -> Option<(String, u32)> {
     let (_, config) = files.iter().find(|(name, _)| name == CONFIG)?;
     let config: Value = serde_json::from_slice(config).ok()?;
@@ -316,7 +317,7 @@ fn named(inner: &Tokenizer, files: &[(String, Vec<u8>)], field: &str) -> Option<
     Some((text.to_owned(), inner.token_to_id(text)?))
 }
 
-/// `eos_token_id` of a `config.json`: an id, or several, of which the first is that of a document.
+/// `eos_token_id` of a `config.json`: an id, or several, of which the first ends a document.
 fn eos_token_id(config: &[u8]) -> Option<u32> {
     let config: Value = serde_json::from_slice(config).ok()?;
     let id = &config["eos_token_id"];

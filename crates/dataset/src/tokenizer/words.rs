@@ -1,6 +1,6 @@
-//! The tokens of a text from those of its words, for tokenizers that cut a text into words before anything else. Few words make most of any text: each
-//! is tokenized once and then looked up, without the bookkeeping of offsets that the library has for every piece. Patterns, alphabet and model are the
-//! library's own; whatever is not known to be the same this way is left to it.
+//! Computes the tokens of a text from those of its words, for tokenizers that cut a text into words first. Most of any text consists of few
+//! different words: each is tokenized once and then looked up, without the library's bookkeeping of offsets for every piece. Patterns,
+//! alphabet and model are the library's own. Cases that are not known to give the same result are left to the library.
 
 mod syntax;
 
@@ -18,43 +18,44 @@ use tokenizers::{
     PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer,
 };
 
-/// GPT-2's words (Radford et al. 2019; `encoder.py` of its source), which the library keeps to itself.
+/// GPT-2's pattern for words (Radford et al. 2019; `encoder.py` of its source), which the library does not export.
 const GPT2_WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-/// Words that are kept for a thread at most.
+/// Maximum number of words that are cached per thread.
 const KNOWN_MAX: usize = 1 << 16;
-/// Bytes of a word that is kept at most: longer ones hardly come again.
+/// Maximum bytes of a cached word: longer ones rarely come again.
 const KEPT_BYTES: usize = 64;
 
-/// How the usual patterns end: of white space before a word, all but the last sign is a word of its own.
+/// The end of the usual patterns: of the white space before a word, everything but the last character is a word of its own.
 const SPACES: &str = r"|\s+(?!\S)|\s+";
 
 /// How a text is cut into words.
 enum Cut {
-    /// By the library's engine, which can look ahead, and is slow for that.
+    /// With the library's engine, which supports look-ahead and is therefore slow.
     Library(SysRegex),
-    /// By a pattern that ends with [`SPACES`], of two parts in one search: what stands before that, and white space, which is put right afterwards.
+    /// With a pattern that ends with [`SPACES`], as two parts in one search: the pattern before that, and white space, whose end is then
+    /// corrected.
     Spaces(Regex),
 }
 
-/// The tokens of words, as far as they came.
+/// The tokens of the words seen so far.
 type Known = HashMap<Box<str>, Box<[u32]>>;
 
-/// A tokenizer of which a text's tokens are those of its words.
+/// A tokenizer for which a text's tokens are those of its words.
 pub(super) struct Words {
     cut: Cut,
     /// Writes a word in the model's alphabet of bytes.
     alphabet: ByteLevel,
     composes: bool,
-    /// Tokens that are found in a text before it is cut into words: a text that has one is left to the library.
+    /// Tokens that are found in a text before it is cut into words. A text that has one is left to the library.
     before_words: Vec<String>,
-    /// What the tokenizer puts before a text and behind it.
+    /// The tokens that the tokenizer adds before and after a text.
     around: [Vec<u32>; 2],
-    /// One for each thread that tokenizes at the moment, at most.
+    /// At most one for each thread that is tokenizing.
     known: Mutex<Vec<Known>>,
 }
 
 impl Words {
-    /// None where texts are not cut into words first, or where it is not known how.
+    /// None if texts are not cut into words first, or if it is not known how.
     pub(super) fn of(tokenizer: &Tokenizer) -> Option<Words> {
         let pattern = match tokenizer.get_pre_tokenizer()? {
             PreTokenizerWrapper::ByteLevel(bytes) if bytes.use_regex && !bytes.add_prefix_space => GPT2_WORDS,
@@ -76,7 +77,7 @@ impl Words {
         let is_text = |token: &str| added.get_encode_special_tokens() && added.is_special_token(token);
         let before_words = added.get_vocab().keys().filter(|token| !is_text(token));
         let before_words: Vec<String> = before_words.cloned().collect();
-        // What the normalizer makes of them would have to be known, too.
+        // Otherwise their normalized form would have to be known, too.
         if !before_words
             .iter()
             .all(|token| token.is_ascii() && !token.is_empty())
@@ -93,7 +94,7 @@ impl Words {
         })
     }
 
-    /// The tokens of a text with those around it; none where the library has to say them.
+    /// The tokens of a text, including those around it; none if it has to be left to the library.
     pub(super) fn encode(&self, tokenizer: &Tokenizer, text: &str) -> Option<Vec<u32>> {
         let composed = self.composed(text)?;
         let has_other = |text: &str| {
@@ -147,7 +148,7 @@ impl Words {
 }
 
 impl Cut {
-    /// None where the library refuses the pattern.
+    /// None if the library refuses the pattern.
     fn by(pattern: &str) -> Option<Cut> {
         let others = pattern
             .strip_suffix(SPACES)
@@ -159,7 +160,7 @@ impl Cut {
         }
     }
 
-    /// Hands on all matches, and what lies between them, in their order. None where `word` says so, and where a match is empty.
+    /// Passes all matches, and the text between them, to `word`, in order. None if `word` returns none, or if a match is empty.
     fn each(&self, text: &str, mut word: impl FnMut(&str) -> Option<()>) -> Option<()> {
         let mut end = 0;
         let mut add = |start: usize, next: usize| {
@@ -189,7 +190,7 @@ impl Cut {
 /// The next match of [`Cut::Spaces`] from this byte on.
 fn next_of_two(regex: &Regex, text: &str, at: usize) -> Option<(usize, usize)> {
     let from = Input::new(text).range(at..);
-    // Nearly always it begins here, which needs no search for its start.
+    // It nearly always begins here, which needs no search for its start.
     let here = regex.search(&from.clone().anchored(Anchored::Yes));
     let found = here.or_else(|| regex.search(&from))?;
     let (start, end) = (found.start(), found.end());
@@ -201,7 +202,7 @@ fn next_of_two(regex: &Regex, text: &str, at: usize) -> Option<(usize, usize)> {
     }
 }
 
-/// The pattern of a cut that leaves every match and all between as words.
+/// The pattern of a split that keeps every match, and all text between matches, as words.
 fn isolated(split: &Split) -> Option<&str> {
     match &split.pattern {
         SplitPattern::Regex(pattern)
@@ -213,7 +214,7 @@ fn isolated(split: &Split) -> Option<&str> {
     }
 }
 
-/// What is put before and behind any text, by two of them.
+/// The tokens that are added before and after any text, determined from two texts.
 fn around(tokenizer: &Tokenizer) -> Option<[Vec<u32>; 2]> {
     let ids = |text: &str, whole| {
         let encoded = tokenizer.encode_fast(text, whole).ok()?;

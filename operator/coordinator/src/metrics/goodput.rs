@@ -33,7 +33,7 @@ impl Goodput {
         self.lost += time;
     }
 
-    /// Time in which steps were trained that stayed, divided by all time since the first training: 0 to 1. None before that.
+    /// The time of steps that were not rolled back, divided by all time since the first training: 0 to 1. None before that.
     #[must_use]
     pub fn ratio(&self) -> Option<f64> {
         let (first, last) = self.span?;

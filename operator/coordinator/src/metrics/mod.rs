@@ -14,8 +14,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use std::sync::Arc;
 
-/// Recoveries take from tens of milliseconds (peers in one room) to minutes (a checkpoint from a bucket). Seconds. 30 is what the chart's alert
-/// compares with: a quantile is interpolated within its bucket, and between 16 and 32 a recovery of 17 s would be told as one of almost 32.
+/// Recoveries take from tens of milliseconds (peers in one room) to minutes (a checkpoint from a bucket). Seconds. 30 is what the chart's
+/// alert compares with: a quantile is interpolated within its bucket, and with a bucket from 16 to 32 a recovery of 17 s would be reported
+/// as almost 32.
 const RECOVERY: [f64; 14] = [
     0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 300.0,
 ];
@@ -97,7 +98,7 @@ impl Metrics {
         metrics
     }
 
-    /// All series are there from the start: of one that comes with its first recovery, a rate does not count that recovery.
+    /// All series exist from the start: if a series appeared with its first recovery, a rate would not count that recovery.
     fn begin_at_zero(&self) {
         for phase in PHASES {
             for cause in CAUSES {

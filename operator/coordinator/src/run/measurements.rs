@@ -42,8 +42,8 @@ impl Measurements {
     }
 }
 
-/// What a step takes while training goes on, milliseconds. The time since the commit before may have a pause in it: it counts where nothing else
-/// is known.
+/// The time of a step during training, in milliseconds. The time since the last commit may include a pause, so it is used only if nothing
+/// else is known.
 #[expect(clippy::cast_precision_loss, reason = "tokens of a step are far below 2^52")]
 fn step_ms(view: &View) -> f64 {
     let observed = view.snapshot.as_ref().and_then(|s| s.run.observed_ms);

@@ -1,4 +1,4 @@
-use super::told::time_until;
+use super::forwarded_orders::time_until;
 use super::*;
 use kube::client::Body;
 use serde_json::json;
@@ -57,7 +57,7 @@ async fn a_time_that_becomes_shorter_is_passed_on_as_what_is_left_of_it() {
     assert_eq!(time_until(-1, now), Duration::ZERO);
 
     let (control, _domains, mut noticed) = control_with_notices();
-    let mut passed = Told::default();
+    let mut passed = ForwardedOrders::default();
     let ends = |at| RunSpec {
         ends_at: BTreeMap::from([("w1".to_owned(), at)]),
         ..orders("a")
@@ -95,7 +95,7 @@ async fn whether_the_state_may_be_lost_is_passed_on_as_it_is_now() {
     let (mut control, _domains) = control();
     let (allow, mut told) = channel(1);
     control.allow_state_loss = allow;
-    let mut passed = Told::default();
+    let mut passed = ForwardedOrders::default();
     let ordered = |allow_state_loss| RunSpec {
         allow_state_loss,
         ..orders("a")
@@ -111,7 +111,7 @@ async fn whether_the_state_may_be_lost_is_passed_on_as_it_is_now() {
 #[tokio::test]
 async fn where_nodes_are_is_passed_on_once_and_again_when_it_changes() {
     let (control, mut told) = control();
-    let mut passed = Told::default();
+    let mut passed = ForwardedOrders::default();
     passed.tell(&orders("a"), &control);
     assert_eq!(told.try_recv().unwrap(), orders("a").domains);
     passed.tell(&orders("a"), &control);

@@ -31,7 +31,7 @@ fn status(step: i64) -> Status {
 fn reported(all: &mut Publications, now: Instant, step: i64) {
     let entry = all.jobs.entry("u".into());
     let publication = &mut entry.or_insert_with(|| (job(), Publication::default())).1;
-    publication.status = Some(status(step));
+    publication.status = Some(Arc::new(status(step)));
     publication.is_dirty = true;
     all.schedule("u", now + DEBOUNCE);
 }
@@ -45,7 +45,7 @@ fn the_latest_status_wins_and_one_is_written_a_second() {
     assert_eq!(all.take_due(start).err(), Some(Some(start + DEBOUNCE)), "not yet");
     let due = start + DEBOUNCE;
     let work = all.take_due(due).ok().unwrap();
-    assert_eq!(work.status, Some(status(5)));
+    assert_eq!(work.status.as_deref(), Some(&status(5)));
     assert_eq!(all.take_due(due).err(), Some(None), "one write for all");
     // What comes while it is written waits for its turn.
     reported(&mut all, due, 6);
@@ -54,7 +54,7 @@ fn the_latest_status_wins_and_one_is_written_a_second() {
     all.finish(written, &work, &Ok(Some(7)));
     assert_eq!(all.take_due(written).err(), Some(Some(written + DEBOUNCE)));
     let work = all.take_due(written + DEBOUNCE).ok().unwrap();
-    assert_eq!(work.status, Some(status(6)));
+    assert_eq!(work.status.as_deref(), Some(&status(6)));
     all.finish(written + DEBOUNCE, &work, &Ok(Some(8)));
     assert_eq!(
         all.take_due(written + 10 * DEBOUNCE).err(),
@@ -74,12 +74,12 @@ fn sentences_wait_for_what_follows_and_no_status_waits_for_them() {
     }
     all.schedule("u", start + EVENTS_DEBOUNCE);
     let work = all.take_due(start + DEBOUNCE).ok().unwrap();
-    assert_eq!((work.status.as_ref(), work.events.len()), (Some(&status(1)), 0));
+    assert_eq!((work.status.as_deref(), work.events.len()), (Some(&status(1)), 0));
     all.finish(start + DEBOUNCE, &work, &Ok(Some(1)));
     let due = start + EVENTS_DEBOUNCE;
     assert_eq!(all.take_due(start + DEBOUNCE).err(), Some(Some(due)));
     let work = all.take_due(due).ok().unwrap();
-    assert_eq!((work.status.as_ref(), work.events.len()), (None, 1));
+    assert_eq!((work.status.as_deref(), work.events.len()), (None, 1));
     all.finish(due, &work, &Ok(None));
     assert_eq!(all.take_due(due).err(), Some(None));
 }
@@ -94,11 +94,69 @@ fn a_write_that_fails_is_tried_again_less_and_less_often() {
         waits.push((due - now).as_secs());
         now = due;
         let work = all.take_due(now).ok().unwrap();
-        assert_eq!(work.status, Some(status(1)));
+        assert_eq!(work.status.as_deref(), Some(&status(1)));
         let late = kube::Error::Service("late".into());
         all.finish(now, &work, &Err(late));
     }
     assert_eq!(waits, [1, 2, 4, 8, 16, 30]);
+}
+
+/// The job's object of a version, as the watch shows it.
+fn object(version: u64) -> JobObject {
+    let metadata =
+        json!({ "name": "j", "namespace": "n", "uid": "u", "resourceVersion": version.to_string() });
+    serde_json::from_value(json!({ "apiVersion": API_VERSION, "kind": KIND, "metadata": metadata })).unwrap()
+}
+
+/// A publisher that writes version 7 of a job's object, with this status; what it writes, which it has begun with.
+fn writing(step: i64) -> (Publisher, Work) {
+    let (client, _) = server(|_| None);
+    let recorder = EventRecorder::new(client.clone(), "i".into(), Arc::default());
+    let publisher = Publisher::new(client, recorder);
+    let now = Instant::now();
+    reported(&mut publisher.publications.lock(), now, step);
+    let work = publisher.publications.lock().take_due(now + DEBOUNCE);
+    (publisher, work.ok().unwrap())
+}
+
+#[tokio::test]
+async fn a_status_is_kept_until_the_watch_shows_it_and_no_longer() {
+    let (publisher, work) = writing(5);
+    let known = |version| publisher.status("u", Some(version));
+    publisher.shown(&object(6));
+    assert_eq!(known(6).unwrap(), Some(status(5)), "it is being written");
+    publisher
+        .publications
+        .lock()
+        .finish(Instant::now(), &work, &Ok(Some(7)));
+    assert_eq!(known(6).unwrap(), Some(status(5)), "no watch has shown it");
+    publisher.shown(&object(7));
+    assert!(publisher.publications.lock().jobs["u"].1.status.is_none());
+    assert_eq!(known(7).unwrap(), None, "the object has it");
+    // A look that has begun with the object before would decide on the status before.
+    assert!(matches!(known(6), Err(Error::Stale)));
+}
+
+#[tokio::test]
+async fn a_status_that_the_watch_shows_before_its_write_is_answered_is_forgotten_with_the_answer() {
+    let (publisher, work) = writing(5);
+    publisher.shown(&object(7));
+    assert_eq!(publisher.status("u", Some(7)).unwrap(), Some(status(5)));
+    publisher
+        .publications
+        .lock()
+        .finish(Instant::now(), &work, &Ok(Some(7)));
+    assert!(publisher.publications.lock().jobs["u"].1.status.is_none());
+}
+
+#[tokio::test]
+async fn a_status_that_was_reported_meanwhile_outlives_the_one_that_is_shown() {
+    let (publisher, work) = writing(5);
+    let now = Instant::now();
+    reported(&mut publisher.publications.lock(), now, 6);
+    publisher.publications.lock().finish(now, &work, &Ok(Some(7)));
+    publisher.shown(&object(7));
+    assert_eq!(publisher.status("u", Some(7)).unwrap(), Some(status(6)));
 }
 
 #[test]
@@ -133,7 +191,7 @@ async fn a_process_that_ends_writes_what_was_reported_last_statuses_first() {
             ..job()
         };
         let publication = Publication {
-            status: Some(status(5)),
+            status: Some(Arc::new(status(5))),
             is_dirty: true,
             events: vec![note(Reason::Run, uid)],
             events_due: Some(later),
@@ -142,7 +200,7 @@ async fn a_process_that_ends_writes_what_was_reported_last_statuses_first() {
         all.jobs.insert(uid.into(), (identity, publication));
         all.schedule(uid, later);
     }
-    publisher.hasten();
+    publisher.flush_on_shutdown();
     // It ends, as nothing is left.
     publisher.run().await;
     let asked = asked.lock();

@@ -71,6 +71,20 @@ impl CaseRun<'_> {
             api.create(&PostParams::default(), &document).await?;
         }
         let (names, other) = (self.names().await?, self.second_on_one_place().await?);
+        let result = self.all_say_what_is_wrong(&names, &other).await;
+        // Whatever came of it: the cases after this one need the GPUs and the processors.
+        self.kubectl(&["delete", "namespace", &other, "--wait=false"])?;
+        result?;
+        for (what, ..) in BAD {
+            self.kubectl(&["-n", &namespace, "delete", "vj", what])?;
+        }
+        self.job.trains(4).await?;
+        Ok(())
+    }
+
+    /// Each job that cannot run says why, the copy of the job in the namespace `other` as well. The job itself trains on with the pods of these names.
+    async fn all_say_what_is_wrong(&self, names: &[String], other: &str) -> Result<()> {
+        let api = jobs(&self.job.client, &self.job.namespace);
         let reconciliations = self.reconciliations().await?;
         for (what, kind, reason, words) in BAD {
             eventually(&format!("job {what} says what is wrong"), || async {
@@ -89,7 +103,7 @@ impl CaseRun<'_> {
             })
             .await?;
         }
-        self.refused(&other).await?;
+        self.refused(other).await?;
         self.job.trains(4).await?;
         let now = self.names().await?;
         ensure!(now == names, "the job's pods were {names:?} and are {now:?}");
@@ -99,11 +113,6 @@ impl CaseRun<'_> {
             reconciliations < 1000.0,
             "a hot loop: {reconciliations} reconciliations"
         );
-        for (what, ..) in BAD {
-            self.kubectl(&["-n", &namespace, "delete", "vj", what])?;
-        }
-        self.kubectl(&["delete", "namespace", &other, "--wait=false"])?;
-        self.job.trains(4).await?;
         Ok(())
     }
 

@@ -18,33 +18,40 @@ impl CaseRun<'_> {
             self.world.family.bridge(),
             "another-team",
         )?;
-        let first = self.world.bucket.as_ref().context("a bucket")?;
         let namespace = self.world.cluster.namespace("e2e-another-team")?;
-        let other = Job::create(
-            &self.job.client,
-            &namespace,
-            OPERATOR,
-            tenants_job("j", &own, &own.endpoint),
-        )
-        .await?;
+        let result = self.share_nothing(&namespace, &own).await;
+        // Whatever came of it: the cases after this one need the GPU and the processors.
+        self.kubectl(&["delete", "namespace", &namespace, "--wait=false"])?;
+        result?;
+        self.kubectl(&["-n", &self.job.namespace, "delete", "vj", "thief"])?;
+        let before = self.job.now()?;
+        self.job
+            .until("the first team's job trains on", |l| l.step() > before.step())
+            .await?;
+        Ok(())
+    }
+
+    /// The second team trains in this namespace, with this bucket; neither team gets into the bucket of the other.
+    async fn share_nothing(&self, namespace: &str, own: &Bucket) -> Result<()> {
+        let state = self.world.cluster.state().context("a cluster of its own")?;
+        let first = self.world.bucket.as_ref().context("a bucket")?;
+        let document = tenants_job("j", own, &own.endpoint);
+        let other = Job::create(&self.job.client, namespace, OPERATOR, document).await?;
         other
             .until("the second team has a checkpoint", |l| {
                 l.status["checkpoint"]["newestStep"].as_i64().unwrap_or(0) > 0
             })
             .await?;
         // Each with its own keys and the other's bucket.
-        self.gets_nowhere(&namespace, &own, first).await?;
-        self.gets_nowhere(&self.job.namespace, first, &own).await?;
-        for folder in ["bucket", "bucket-of-another"] {
-            let written = state.join(folder).join(BUCKET).join("thief");
+        self.gets_nowhere(namespace, own, first).await?;
+        self.gets_nowhere(&self.job.namespace, first, own).await?;
+        let folder = |bucket: &str, job: &str| state.join(bucket).join(BUCKET).join(job);
+        let written = folder("bucket-of-another", "j");
+        ensure!(written.exists(), "{} was not written", written.display());
+        for bucket in ["bucket", "bucket-of-another"] {
+            let written = folder(bucket, "thief");
             ensure!(!written.exists(), "{} was written", written.display());
         }
-        self.kubectl(&["-n", &self.job.namespace, "delete", "vj", "thief"])?;
-        self.kubectl(&["delete", "namespace", &namespace, "--wait=false"])?;
-        let before = self.job.now()?;
-        self.job
-            .until("the first team's job trains on", |l| l.step() > before.step())
-            .await?;
         Ok(())
     }
 

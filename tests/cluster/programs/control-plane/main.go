@@ -145,11 +145,22 @@ current-context: t
 
 // ---- the control plane ----
 
+// A component starts within seconds, on a machine that is busy with other tests within some
+// more; one that takes longer hangs.
+const startLimit = 100 * time.Second
+
+// freePort names a port that nobody listens on. It is none of those that the kernel gives to
+// whoever wants any (Linux: from 32768 on): the tests that run beside this one take many of
+// these, and one could be gone before its component listens on it.
 func freePort() string {
-	l := must(net.Listen("tcp", "127.0.0.1:0"))
-	defer l.Close()
-	_, p, _ := net.SplitHostPort(l.Addr().String())
-	return p
+	for {
+		n := must(rand.Int(rand.Reader, big.NewInt(20000)))
+		port := fmt.Sprint(10000 + n.Int64())
+		if l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", port)); err == nil {
+			l.Close()
+			return port
+		}
+	}
 }
 
 type child struct {
@@ -268,7 +279,7 @@ func up(args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	if err = await(c, http.DefaultClient, etcdURL+"/health", 20*time.Second); err != nil {
+	if err = await(c, http.DefaultClient, etcdURL+"/health", startLimit); err != nil {
 		return err
 	}
 
@@ -300,7 +311,7 @@ func up(args []string) (err error) {
 	ac, ak := root.issue("admin", []string{"system:masters"})
 	client := &http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{
 		RootCAs: pool, Certificates: []tls.Certificate{must(tls.X509KeyPair(ac, ak))}}}}
-	if err = await(c, client, server+"/readyz", 60*time.Second); err != nil {
+	if err = await(c, client, server+"/readyz", startLimit); err != nil {
 		return err
 	}
 
@@ -321,7 +332,7 @@ func up(args []string) (err error) {
 		return err
 	}
 	// A pod is refused until its namespace's service account is there.
-	if err = await(all[2], client, server+"/api/v1/namespaces/default/serviceaccounts/default", 30*time.Second); err != nil {
+	if err = await(all[2], client, server+"/api/v1/namespaces/default/serviceaccounts/default", startLimit); err != nil {
 		return err
 	}
 	write(p("ready"), []byte(server))

@@ -137,7 +137,7 @@ impl Rank {
             element: Element::Float32,
             stream: &self.stream,
         };
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let pending = issue(vec![operation], deadline)
             .map_err(|refused| refused.error)?
             .remove(0);
@@ -151,7 +151,7 @@ impl Rank {
         // A stream of its own: that of the sums may stand still.
         let stream = Stream::new(&self.context)?;
         let copy = Pinned::new(&self.context, 4 * NUMBERS)?.copy_from(memory, &stream)?;
-        let (pinned, _) = copy.finish(Instant::now() + Duration::from_secs(10))?;
+        let (pinned, _) = copy.finish(Instant::now() + Duration::from_secs(60))?;
         let (numbers, _) = pinned.as_slice().as_chunks::<4>();
         let first = f32::from_ne_bytes(numbers[0]);
         let same = numbers.iter().all(|n| f32::from_ne_bytes(*n) == first);

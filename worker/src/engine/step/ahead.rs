@@ -1,5 +1,5 @@
-//! How far the host is ahead of the device. A fence has to wait for what was handed over, so that is bounded, and nothing more is handed over
-//! after it.
+//! Limits how far the host is ahead of the device. A fence has to wait for tasks that were handed over. So their number is limited, and
+//! nothing is handed over after a fence.
 
 use super::super::EngineError;
 use super::Run;
@@ -46,7 +46,7 @@ impl Run<'_> {
         };
         self.exchange.carry_on()?;
         while self.ahead.count()? > bound {
-            // A device that is merely slow is planned around; one that hangs ends the process.
+            // If the device is only slow, a plan without this worker is made; if it hangs, the process ends.
             if Instant::now() >= self.deadline + ENDING {
                 return Err(EngineError::Device(LATE.to_owned()));
             }

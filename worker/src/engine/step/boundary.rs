@@ -14,7 +14,7 @@ impl Run<'_> {
         self.exchange.send(to, tag, tensor)
     }
 
-    /// Waits for the boundary before a segment, of so many samples.
+    /// Waits for the boundary before a segment, with this many samples.
     pub(super) fn receive(
         &mut self,
         from: WorkerId,

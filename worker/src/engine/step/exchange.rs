@@ -1,4 +1,4 @@
-//! What a step asks of the network: boundaries to its neighbours' stages, and sums of gradients over the holders of each unit.
+//! The interface of a step to the network: boundaries to and from neighbouring stages, and sums of gradients over the holders of each unit.
 
 use super::super::{EngineConfig, EngineError};
 use super::boundary::{brought, fetched, kind_of, packet_of};
@@ -20,7 +20,7 @@ pub(super) struct Summed {
     pub(super) unit: Unit,
     /// Ends the exchange's hold on the gradient.
     pub(super) lease: Lease,
-    /// The sum lies in the host's memory, where the device has memory of its own it has to be loaded; else it lies where it was.
+    /// The sum is in the host's memory. If the device has its own memory, the sum has to be loaded from there; else it is where it was.
     pub(super) on_host: bool,
 }
 
@@ -50,8 +50,8 @@ pub(super) trait Exchange {
     /// Waits for the next unit that is completely summed.
     fn next(&mut self) -> Result<Summed, EngineError>;
 
-    /// Carries on what waited for the device, as far as the device has come. Never waits. Fails where the generation was fenced, which a step
-    /// that waits for nobody would not notice else before its end.
+    /// Continues operations that waited for the device, as far as the device has come. Never waits. Fails if the generation was fenced: a
+    /// step that waits for nobody would not notice that before its end.
     fn carry_on(&mut self) -> Result<(), EngineError>;
 
     /// Ends all sums; returns the units that were completely summed and not returned yet. An error means that the process must end.
@@ -59,14 +59,14 @@ pub(super) trait Exchange {
 }
 
 /// What goes on its way as soon as it has reached the host.
-enum Leaving {
+enum PendingDeviceCopy {
     Boundary { fetch: Fetch, to: WorkerId, tag: Tag },
     Gradient { fetch: Fetch, unit: Unit, lease: Lease },
 }
 
-impl Leaving {
+impl PendingDeviceCopy {
     fn has_ended(&self) -> bool {
-        let (Leaving::Boundary { fetch, .. } | Leaving::Gradient { fetch, .. }) = self;
+        let (PendingDeviceCopy::Boundary { fetch, .. } | PendingDeviceCopy::Gradient { fetch, .. }) = self;
         fetch.has_ended()
     }
 }
@@ -81,7 +81,7 @@ pub(super) struct OverLink<'a> {
     /// Units that no other worker holds: their gradients are sums already, and never leave the device.
     alone: VecDeque<Summed>,
     /// What the device is still bringing to the host, in the order in which it was begun.
-    leaving: VecDeque<Leaving>,
+    leaving: VecDeque<PendingDeviceCopy>,
     pub(super) deadline: Instant,
 }
 
@@ -119,11 +119,11 @@ impl<'a> OverLink<'a> {
             .is_some_and(|first| waits || first.has_ended())
         {
             match self.leaving.pop_front() {
-                Some(Leaving::Boundary { fetch, to, tag }) => {
+                Some(PendingDeviceCopy::Boundary { fetch, to, tag }) => {
                     let packet = fetched(fetch, self.config.backend.numerics.boundary(), end)?;
                     self.link.send(to, tag, packet, self.deadline)?;
                 }
-                Some(Leaving::Gradient {
+                Some(PendingDeviceCopy::Gradient {
                     fetch,
                     unit,
                     mut lease,
@@ -145,7 +145,8 @@ impl Exchange for OverLink<'_> {
         let narrow = tensor.detach().to_kind(kind_of(format));
         match self.config.backend.streams.fetch(&narrow)? {
             Some(fetch) => {
-                self.leaving.push_back(Leaving::Boundary { fetch, to, tag });
+                self.leaving
+                    .push_back(PendingDeviceCopy::Boundary { fetch, to, tag });
                 self.settle(false)
             }
             None => Ok(self
@@ -176,7 +177,8 @@ impl Exchange for OverLink<'_> {
         }
         if let Some(fetch) = self.config.backend.streams.fetch(&gradient.tensor()?)? {
             let lease = gradient.lease_unread().map_err(refused)?;
-            self.leaving.push_back(Leaving::Gradient { fetch, unit, lease });
+            self.leaving
+                .push_back(PendingDeviceCopy::Gradient { fetch, unit, lease });
             return self.settle(false);
         }
         let lease = gradient.lease().map_err(refused)?;
@@ -202,10 +204,11 @@ impl Exchange for OverLink<'_> {
     }
 
     fn stop(&mut self) -> Result<Vec<Summed>, EngineError> {
-        // Who is not waited for gives its memory up.
+        // Data that is not waited for would lose its memory.
         let end = Instant::now() + ENDING;
         for leaving in self.leaving.drain(..) {
-            let (Leaving::Boundary { fetch, .. } | Leaving::Gradient { fetch, .. }) = leaving;
+            let (PendingDeviceCopy::Boundary { fetch, .. } | PendingDeviceCopy::Gradient { fetch, .. }) =
+                leaving;
             fetch.finish(end, |_: &[u8]| ())?;
         }
         let summed = self.reducer.stop().into_iter().map(over_ring);
@@ -213,7 +216,7 @@ impl Exchange for OverLink<'_> {
     }
 }
 
-/// The ring of a unit of the undivided layout whose gradient has so many elements, with its tail.
+/// The ring of a unit of the undivided layout whose gradient has this many elements, with its tail.
 fn ring_of(plan: &Plan, whole: Unit, elements: usize) -> RingOf {
     let members = plan.group(whole).to_vec();
     let layout = plan.layout;
@@ -228,8 +231,8 @@ fn ring_of(plan: &Plan, whole: Unit, elements: usize) -> RingOf {
         }
         false => (0..=places).map(|slice| slice * all / places).collect(),
     };
-    // The tail goes with the last slice, whoever needs it: so slices are the same with and without sharding, and their sums have the same bits, where
-    // ranges can be shared out evenly.
+    // The tail always goes with the last slice. So slices are the same with and without sharding, and their sums have the same bits, if
+    // ranges can be divided evenly.
     if let Some(end) = slices.last_mut() {
         *end = elements;
     }

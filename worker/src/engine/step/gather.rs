@@ -1,9 +1,9 @@
-//! The begin of a step where workers share a segment's state out: each sends the parameters that it owns to those that compute with them and do
-//! not hold them (the all-gather of ZeRO-1, Rajbhandari et al. 2020).
+//! The begin of a step if workers divide a segment's state among them: each sends the parameters that it owns to the workers that compute
+//! with them and do not hold them (the all-gather of ZeRO-1, Rajbhandari et al. 2020).
 //!
-//! Between devices with communicators they go as broadcasts. Elsewhere
-//! pieces go out a few ahead of those that are waited for, and units in one order: so nobody's memory fills up with what is not needed yet,
-//! however large a segment is, and no two workers wait for each other.
+//! Between devices with communicators they are broadcasts. Otherwise pieces are sent a few ahead of those that are waited for, and units in
+//! the same order on all workers. So no memory fills up with parameters that are not needed yet, however large a segment is, and no two
+//! workers wait for each other.
 
 use super::super::EngineError;
 use super::Run;
@@ -26,7 +26,7 @@ struct Travelling {
     /// The first.
     unit: Unit,
     elements: Range<usize>,
-    /// To whom, or from whom.
+    /// The receiver, or the sender.
     peers: Vec<WorkerId>,
 }
 
@@ -36,8 +36,8 @@ impl Travelling {
     }
 }
 
-/// Ranges that lie one after the other and have the same peers, put together: fewer messages, each of which costs a turn of host and device. Who sends them and
-/// who takes them come to the same: all ranges of a sender's slice have the same receivers.
+/// Joins adjacent ranges with the same peers. This makes fewer messages, each of which costs a round trip between host and device. Sender
+/// and receiver come to the same result, because all ranges of a sender's slice have the same receivers.
 fn together(ranges: impl Iterator<Item = Travelling>) -> Vec<Travelling> {
     let mut all: Vec<Travelling> = Vec::new();
     for range in ranges {

@@ -7,15 +7,15 @@ use crate::state::Computing;
 use tch::{Kind, Tensor};
 use varuna_torch::{Device, HeadLoss};
 
-/// The mean loss of so many targets, of which a worker sees some. It lies on the device: a GPU need not stop to tell it
-/// for each micro-batch.
+/// The mean loss of this many targets, of which a worker sees some. It is on the device, so a GPU need not stop to report it for each
+/// micro-batch.
 pub(super) struct LossSum {
     sum: Tensor,
     /// Of one target in the mean, so that a short micro-batch is right.
     weight: f64,
 }
 
-/// Of one target among so many. Where there is none, there is no loss to weigh.
+/// The weight of one target among this many. If there are none, there is no loss to weight.
 #[expect(
     clippy::cast_precision_loss,
     reason = "token counts of a batch stay far below 2^53"
@@ -25,7 +25,7 @@ fn weight_among(targets: u64) -> f64 {
 }
 
 impl LossSum {
-    /// Of so many samples, all of whose losses are taken.
+    /// The mean over this many samples, all of whose losses count.
     pub(super) fn new(device: Device, samples: u64, model: &Module) -> LossSum {
         LossSum {
             sum: Tensor::zeros([0i64; 0], (Kind::Double, device.tensors())),
@@ -33,7 +33,7 @@ impl LossSum {
         }
     }
 
-    /// Of so many targets instead.
+    /// The same over this many targets.
     pub(super) fn set_targets(&mut self, count: u64) {
         self.weight = weight_among(count);
     }

@@ -1,4 +1,5 @@
-//! Boundaries, sums and parameters from device to device, over the communicators of the generation; what has none goes over the link.
+//! Boundaries, sums and parameters from device to device, over the communicators of the generation. Data without a communicator goes over
+//! the link.
 
 mod actions;
 mod collectives;
@@ -19,12 +20,13 @@ use varuna_plan::communicators::{Direction, Edge, Message, Pass, Wire, wires};
 use varuna_plan::{Pipeline, Unit, WorkerId};
 use varuna_torch::{FlatBuffer, OnDevice, TorchError};
 
-/// Receives that are posted before they are needed: one comes while another is computed with.
+/// How many receives are posted before they are needed: one arrives while another one is used.
 const AHEAD: usize = 1;
 
-/// Boundaries of an evaluation that are on their way when it sends another. Its forwards wait for no backward, so nothing else keeps a stage from
-/// running ahead of the next one, with the memory of all that it sends. Two would do where each micro-batch takes the same time. It cannot make two
-/// workers wait for each other: evaluation goes one way, and where workers have several stages each is at most a group of micro-batches ahead.
+/// How many boundaries of an evaluation may be on their way. Its forwards wait for no backward. Without this limit a stage could run ahead
+/// of the next one, and would need memory for all that it sends. Two would be enough if each micro-batch took the same time. The limit
+/// cannot make two workers wait for each other: evaluation goes one way, and workers with several stages are at most a group of
+/// micro-batches ahead.
 const EVALUATED_AHEAD: usize = 4;
 
 /// What comes over one edge.
@@ -297,7 +299,7 @@ impl Exchange for OverNccl<'_> {
     }
 
     fn stop(&mut self) -> Result<Vec<Summed>, EngineError> {
-        // A step that has failed is never gone on with. What is done is noted before the rest is revoked.
+        // A failed step is never continued. What is done is noted before the rest is revoked.
         self.own.abort();
         let mut summed = self.over_link.stop()?;
         self.collectives.stop(&mut summed)?;

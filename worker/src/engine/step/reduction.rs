@@ -134,7 +134,7 @@ fn gradient(units: Computing<'_>, unit: Unit) -> Result<&Gradients, EngineError>
     units.gradients(unit).ok_or(EngineError::NotHeld(unit))
 }
 
-/// Writes the losses into the last elements of a gradient, where it lies: nothing waits for their values.
+/// Writes the losses into the last elements of a gradient, on its device: nothing waits for their values.
 fn set_tail(gradient: &Tensor, sums: [Option<&LossSum>; TAIL]) -> Result<(), TchError> {
     // Counted from the end.
     for (place, sum) in (1..).zip(sums.into_iter().rev()) {

@@ -1,4 +1,4 @@
-//! Tokens and their documents: what a step reads of which samples when, and how it reaches the device.
+//! Tokens and their documents: which samples a step reads, what it needs of them and when, and how the data reaches the device.
 
 use super::super::read_ahead::{Field, ReadAhead, Rows};
 use super::super::{EngineError, Split};
@@ -11,10 +11,10 @@ use varuna_plan::Step;
 use varuna_plan::schedule::{Instruction, Task};
 use varuna_torch::{Bring, TorchError};
 
-/// What a step reads, and what of it is on its way to the device.
+/// The data that a step reads, and which of it is being copied to the device.
 pub(super) struct Tokens<'a> {
     pub(super) reader: &'a mut ReadAhead,
-    /// What is asked for next, brought to the device beside what is computed until then.
+    /// The data that is needed next. It is copied to the device while other work is computed.
     coming: Option<(Rows, Bring)>,
 }
 
@@ -128,7 +128,7 @@ impl Run<'_> {
         self.config.training.packing.is_in_forward() && segments.any(depends)
     }
 
-    /// Whether this worker needs to know how many targets a batch has: it takes a loss, of targets that not all are there.
+    /// Whether this worker needs to know how many targets a batch has: it computes a loss, and some targets may be missing.
     pub(super) fn counts_targets(&self) -> bool {
         let takes_loss = self.places.iter().any(|place| place.next.is_none());
         let training = &self.config.training;
@@ -147,7 +147,7 @@ impl Run<'_> {
         (0..evaluated(self.config, step)).collect()
     }
 
-    /// The targets of so many samples that the loss takes.
+    /// How many targets of this many samples count in the loss.
     pub(super) fn target_count(&mut self, split: Split, samples: Vec<u64>) -> Result<u64, EngineError> {
         let rows = Rows {
             field: Field::TargetCount,
@@ -159,7 +159,7 @@ impl Run<'_> {
         Ok(read.first().copied().unwrap_or(0).unsigned_abs())
     }
 
-    /// What attention and positions of these samples need, where it is not the model's alone.
+    /// The tables for attention and positions of these samples, if they differ from the model's.
     pub(super) fn document_tables(
         &mut self,
         place: Place,

@@ -1,4 +1,4 @@
-//! The manifest of a folder that `varuna_export` has written (ADR 38): what lies in which file.
+//! The manifest of a folder that `varuna_export` has written (ADR 38): what each file contains.
 
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};

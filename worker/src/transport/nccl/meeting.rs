@@ -1,5 +1,5 @@
-//! How the ranks of a communicator find each other: two rounds around the circle of its ranks, over the generation's link. In the
-//! first everybody says whether it has NCCL, in the second the first rank tells where they meet, or that they do not.
+//! How the ranks of a communicator find each other: two rounds around the circle of its ranks, over the generation's link. In the first
+//! round each rank says whether it has NCCL. In the second the first rank says where they meet, or that they do not.
 
 use super::super::{Link, LinkError, Packet, Tag};
 use std::time::Instant;
@@ -77,7 +77,7 @@ impl Meeting<'_> {
         if self.rank == 0 {
             self.pass_on(0, says(has))?;
             let all = agrees(&self.hear(0)?);
-            // Who cannot draw one tells it, as if it had none.
+            // A rank that cannot create an id says that it has no NCCL.
             let id = all.then(|| draw().ok()).flatten();
             self.pass_on(1, packet(id.as_ref()))?;
             return Ok(id);

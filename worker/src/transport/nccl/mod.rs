@@ -1,7 +1,7 @@
-//! NCCL between the devices of a generation's workers, beside the generation's link.
+//! NCCL between the devices of a generation's workers, in addition to the generation's link.
 //!
-//! The link carries what the ranks tell each other before they meet (`meeting.rs`), and everything of those communicators for which not all
-//! of their ranks have NCCL. Which communicators there are follows from the plan (`varuna_plan::communicators`).
+//! The link carries the messages by which ranks find each other (`meeting.rs`), and all data of communicators of which not all ranks have
+//! NCCL. Which communicators there are follows from the plan (`varuna_plan::communicators`).
 
 mod link;
 mod meeting;
@@ -24,7 +24,7 @@ use varuna_plan::communicators::{Edge, Group, edges, groups};
 use varuna_plan::{Plan, Unit, WorkerId};
 use varuna_torch::{Device, OnDevice};
 
-/// Blocks of the device that a boundary's communicator takes at most. Those that wait for a peer hold theirs, and a worker has up to
+/// The most blocks of the device that a boundary's communicator uses. It occupies them while it waits for a peer, and a worker has up to
 /// four edges; the rest is for computing.
 const EDGE_BLOCKS: u32 = 4;
 /// Time between two looks at boundaries that are on their way.
@@ -89,8 +89,8 @@ impl Nccl {
         self.reaper.is_overdue(FREEING)
     }
 
-    /// Whether this process takes part in the communicators of a generation that begins. It does not where that has kept others from training,
-    /// so that this one trains.
+    /// Whether this process takes part in the communicators of a new generation. It does not if communicators have kept earlier generations
+    /// from training, so that this one can train.
     fn offers(&self) -> bool {
         self.offer.lock().begin()
     }
@@ -100,7 +100,7 @@ impl Nccl {
         let mut offer = self.offer.lock();
         offer.note(error);
         if let Some(error) = error {
-            let offers = offer.stands();
+            let offers = offer.is_enabled();
             tracing::warn!(%error, offers, "no communicators were made; without them tensors go over the link");
         }
     }
@@ -175,7 +175,7 @@ impl Communicators {
         self.edges.get(&edge)
     }
 
-    /// The lane over which a unit is summed and its parameters are brought; none where that goes over the link, or one worker alone computes with it.
+    /// The lane for summing a unit and for sending its parameters; none if that goes over the link, or if only one worker computes with it.
     pub(crate) fn of_unit(&self, unit: Unit) -> Option<&Lane> {
         let group = self.groups.iter().find(|(group, _)| group.units.contains(&unit));
         group.map(|(_, lane)| lane)
@@ -198,15 +198,15 @@ impl Communicators {
         }
     }
 
-    /// Keeps a boundary until it is sent, and lets go of those that are. One that never will be stays until the device has let go of it: its
-    /// memory would be given up otherwise.
+    /// Keeps a boundary until it is sent, and frees those that are. A boundary that will never be sent stays until the device no longer
+    /// uses it: otherwise its memory would be lost.
     pub(crate) fn keep(&self, pending: Pending<OnDevice>) {
         let mut sent = self.sent.lock();
         sent.retain(|p| !p.has_ended());
         sent.push(pending);
     }
 
-    /// Waits until fewer than so many boundaries are on their way.
+    /// Waits until fewer than this many boundaries are on their way.
     pub(crate) fn wait_for_room(&self, most: usize, deadline: Instant) -> Result<(), NcclError> {
         loop {
             let mut sent = self.sent.lock();
@@ -241,7 +241,7 @@ impl Communicators {
             .chain(self.groups.iter().map(|(_, lane)| lane));
         let all: Vec<Communicator> = lanes.map(|lane| lane.communicator.clone()).collect();
         if let Err(error) = revoke(&all) {
-            // What runs then may never end; who waits for it finds out, and the process ends.
+            // Operations that run then may never end. Whoever waits for them notices, and the process ends.
             tracing::warn!(%error, "a communicator was not revoked");
         }
     }

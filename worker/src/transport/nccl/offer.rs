@@ -1,13 +1,14 @@
-//! Whether a process offers NCCL to its peers, by how the making of its communicators ended. It must never ask the clock or NCCL.
+//! Whether a process offers NCCL to its peers. This depends on how earlier attempts to make communicators ended. It must never ask the
+//! clock or NCCL.
 
 use varuna_cuda::NcclError;
 
 /// Generations in a row that may fail for want of communicators.
 const FAILURES_MAX: u32 = 2;
-/// The same where NCCL says that a peer was lost. Peers end at any moment, which says nothing of this process; but a network that closes
-/// connections looks like that too, and must not keep a job from training for ever.
+/// The same if NCCL says that a peer was lost. Peers may end at any moment, which says nothing about this process. But a network that
+/// closes connections looks the same, and must not keep a job from training for ever.
 const PEERS_LOST_MAX: u32 = 8;
-/// Generations without NCCL after that. What failed may be gone by then; a try that fails costs its generation the first step.
+/// Generations without NCCL after that. The cause of the failure may be gone by then. A failed attempt costs its generation the first step.
 const PAUSE: u32 = 16;
 /// `ncclInvalidArgument` and `ncclInvalidUsage`: what NCCL refuses once (two workers on one GPU) it refuses again.
 const REFUSED: [i32; 2] = [4, 5];
@@ -29,15 +30,15 @@ pub(super) struct Offer {
 
 impl Offer {
     /// Whether this process takes part in communicators.
-    pub(super) fn stands(&self) -> bool {
+    pub(super) fn is_enabled(&self) -> bool {
         !self.refused && self.pause == 0
     }
 
     /// Another generation begins; whether it has this process's NCCL.
     pub(super) fn begin(&mut self) -> bool {
-        let stands = self.stands();
+        let enabled = self.is_enabled();
         self.pause = self.pause.saturating_sub(1);
-        stands
+        enabled
     }
 
     /// Notes how the making of a generation's communicators ended.
@@ -87,12 +88,12 @@ mod tests {
 
     #[test]
     fn the_end_of_a_peer_or_a_fence_says_nothing_of_this_process() {
-        assert!(after(&[Some(failed(6)), Some(failed(6)), Some(failed(6))]).stands());
+        assert!(after(&[Some(failed(6)), Some(failed(6)), Some(failed(6))]).is_enabled());
         let fenced = || Some(NcclError::Revoked);
-        assert!(after(&[fenced(), fenced(), fenced(), Some(LATE)]).stands());
+        assert!(after(&[fenced(), fenced(), fenced(), Some(LATE)]).is_enabled());
         // Both may be a network on which NCCL never works.
         let lost: Vec<_> = (0..PEERS_LOST_MAX).map(|_| Some(failed(6))).collect();
-        assert!(!after(&lost).stands());
+        assert!(!after(&lost).is_enabled());
     }
 
     #[test]
@@ -108,16 +109,16 @@ mod tests {
         for error in [failed(1), failed(2), failed(3), LATE] {
             let end = || Some(error.clone());
             assert!(
-                after(&[end(), None, end()]).stands(),
+                after(&[end(), None, end()]).is_enabled(),
                 "what succeeded between counts"
             );
             let mut offer = after(&[end(), end()]);
             let without = (0..100).take_while(|_| !offer.begin()).count();
             assert_eq!(without, PAUSE as usize, "{error}");
             offer.note(end().as_ref());
-            assert!(!offer.stands(), "one try, and no more");
+            assert!(!offer.is_enabled(), "one try, and no more");
             offer.note(None);
-            assert!(offer.stands());
+            assert!(offer.is_enabled());
         }
     }
 }

@@ -13,11 +13,12 @@ pub(super) const SLICE: usize = 1 << 18;
 pub const MESSAGE_ELEMENTS: u32 = SLICE as u32 + 1;
 /// Pieces of one unit in progress at once. It limits what waits at the neighbours.
 pub(super) const WINDOW: usize = 8;
-/// Pieces of all units together, but for the first one of each. A thread that waits for room at its neighbour takes nothing in meanwhile; if all members
-/// of a ring did, they would wait for each other until the step's deadline. Of each piece as many messages of 1 MiB are on their way as members have it
-/// in progress, and the queue and mailbox between two neighbours hold more than 500: these pieces, and the first ones of some 450 units. The first piece
-/// of a unit begins however many units there are, since two workers could otherwise each have begun what the other has not. So there is room for all
-/// as long as a worker sums no more units at once than that, or smaller ones: shorter messages take less.
+/// Pieces of all units together, except the first one of each. A thread that waits for room at its neighbour receives nothing meanwhile. If
+/// all members of a ring did so, they would wait for each other until the step's deadline. Each piece has as many messages of 1 MiB on
+/// their way as members have it in progress, and the queue and mailbox between two neighbours have room for more than 500: for these
+/// pieces, and for the first pieces of some 450 units. The first piece of a unit always begins, however many units there are: otherwise two
+/// workers could each have begun what the other has not. So there is room for all, as long as a worker sums no more units at once than
+/// that. Smaller units need less room.
 pub(super) const PIECES: usize = 64;
 
 /// What is in progress.
@@ -90,7 +91,8 @@ pub struct RingOf {
     pub members: Vec<WorkerId>,
     /// The slices of the buffer that go round, one for each member: where each begins, and where the last ends. None: equal ones.
     pub slices: Option<Vec<usize>>,
-    /// The member at place p needs the sums of slices p and p + 1 alone, as [`varuna_plan::Layout::places_in`] shares them out; else each needs all.
+    /// Whether the member at place p needs only the sums of slices p and p + 1, as [`varuna_plan::Layout::places_in`] divides them;
+    /// otherwise each needs all.
     pub is_shared: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Both sides of a connection's first messages: who may send frames, and to whom.
+//! The greeting of a connection, for both sides: it decides who may send frames, and to whom.
 
 use super::greetings::Greeting as Waiting;
 use super::options::{self, End};

@@ -1,4 +1,4 @@
-//! Connections whose peer has not proven itself, for [`Strangers`] to bound: each can be shut down to make room for another.
+//! Connections whose peer has not proven itself yet. [`Strangers`] limits their number: each can be shut down to make room for another.
 
 use parking_lot::Mutex;
 use std::io;

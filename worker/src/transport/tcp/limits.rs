@@ -1,4 +1,4 @@
-//! What a job's workers can have to send each other.
+//! Limits on what workers of a job can send each other.
 
 use crate::transport::ring::MESSAGE_ELEMENTS;
 use varuna_frames::{ElementFormat, Limits};
@@ -10,8 +10,8 @@ const MESSAGE: u32 = 64;
 /// Bytes of one unit's norms in a message, at most: its number and three floats, each with what tells that it is there.
 const NORMS: u32 = 32;
 
-/// The limits of a job with this model, whose state has the units of `layout`, and micro-batches of at most so many samples; its boundaries are
-/// in this format and its optimizer keeps these moments.
+/// The limits of a job with this model, whose state has the units of `layout`, and micro-batches of at most this many samples; its
+/// boundaries are in this format and its optimizer keeps these moments.
 #[must_use]
 pub fn of_job(
     (model, layout): (&Model, Layout),

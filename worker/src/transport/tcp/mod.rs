@@ -1,8 +1,8 @@
 //! The data plane over TCP: each worker listens, and dials every peer of a generation once. Frames go from dialer to acceptor.
 //!
-//! A connection belongs to one generation and starts with proofs of its secret from both sides, so that all workers refuse a
-//! worker of an older generation. It uses threads and blocking sockets: there are few connections, and the kernel wakes only the thread
-//! that waits. Traffic is encrypted where the job asks for it ([`Mesh::encrypt`]); else a private network has to keep strangers out.
+//! A connection belongs to one generation and starts with proofs of its secret from both sides, so that all workers refuse a worker of an
+//! older generation. It uses threads and blocking sockets: there are few connections, and the kernel wakes only the thread that waits.
+//! Traffic is encrypted if the job asks for it ([`Mesh::encrypt`]); otherwise a private network has to keep strangers out.
 
 mod connection;
 mod greet;

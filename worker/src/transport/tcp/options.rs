@@ -1,5 +1,5 @@
-//! What is asked of the kernel for a connection. A peer whose machine has gone, or that only one direction still reaches, sends no end: the
-//! connection, its thread and what waits to be sent would stay for as long as the generation goes on.
+//! Socket options of a connection. If a peer's machine is gone, or only one direction of the network works, the peer sends no end of the
+//! connection. Without these options the connection, its thread and the data that waits to be sent would stay as long as the generation.
 
 use socket2::{SockRef, TcpKeepalive};
 use std::io;
@@ -12,8 +12,9 @@ const IDLE: Duration = Duration::from_secs(10);
 const INTERVAL: Duration = Duration::from_secs(5);
 /// Questions without an answer until the connection ends. The system counts them where the socket has no time limit for its data.
 const TRIES: u32 = 4;
-/// How long what was sent may stay without an answer, or wait for room at the receiver. A receiver whose mailbox is full takes nothing before it has
-/// computed a micro-batch: that is no fault, and takes no such time. (The kernel gives up after about 15 minutes by itself.)
+/// How long what was sent may stay without an answer, or wait for room at the receiver. A receiver whose mailbox is full receives nothing
+/// until it has computed a micro-batch. That is not a fault, and takes less time than this. (The kernel gives up after about 15 minutes by
+/// itself.)
 const UNSENT: Duration = Duration::from_mins(5);
 
 /// Which end of a connection.
@@ -21,7 +22,7 @@ const UNSENT: Duration = Duration::from_mins(5);
 pub(super) enum End {
     /// It sends frames.
     Dialer,
-    /// It sends nothing after the greeting, and so learns of a dead peer by asking alone.
+    /// It sends nothing after the greeting, so only keep-alive probes can find a dead peer.
     Acceptor,
 }
 

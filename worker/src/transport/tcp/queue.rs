@@ -1,5 +1,5 @@
-//! Outgoing frames of one connection. Urgent frames (tensors, messages) overtake the parts of transfers: states, and gradients for who
-//! follows a unit. Transfers are sent one after another in their order, since the receiver assembles one at a time.
+//! Outgoing frames of one connection. Urgent frames (tensors, messages) overtake the parts of transfers, which are states, and gradients
+//! for followers of a unit. Transfers are sent one after another in their order, since the receiver assembles one at a time.
 
 use super::states::StateSource;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -254,7 +254,7 @@ mod tests {
     use varuna_plan::{Decision, StateId, Step, Unit};
 
     /// Until a test has failed.
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     fn frame(queue: &Queue) -> Option<Frame> {
         queue.pop().map(|(frame, _)| frame)

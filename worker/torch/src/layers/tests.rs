@@ -384,3 +384,73 @@ fn a_target_outside_the_vocabulary_is_no_number_with_a_kernel_of_our_own() {
         assert_eq!(sum.double_value(&[]).is_finite(), is_one, "{target}");
     }
 }
+
+#[test]
+fn a_logit_that_is_no_number_is_in_the_loss_wherever_it_lies() {
+    // A width of whole vectors, and one that is none, in which each thread of the kernel looks at one column at a time.
+    for v in [600i64, 601] {
+        for (column, odd) in [
+            (3i64, f64::NAN),
+            (300, f64::NAN),
+            (599, f64::NAN),
+            (3, f64::INFINITY),
+        ] {
+            let rows = Tensor::ones([v, 2], CPU);
+            let _ = rows.get(column).fill_(odd);
+            for kernels in [Kernels::LIBTORCH, Kernels::ALL_ON_HOST] {
+                let table = HeadTable {
+                    rows: rows.shallow_clone(),
+                    gradient: Tensor::zeros([v, 2], CPU),
+                    whole: false,
+                    bias: None,
+                    cap: None,
+                    kernels,
+                };
+                let sum = Tensor::zeros([0i64; 0], (Kind::Double, Device::Cpu));
+                let loss = HeadLoss {
+                    targets: &Tensor::from_slice(&[7i64]),
+                    weight: 1.0,
+                    sum: &sum,
+                };
+                loss.add(&Tensor::ones([1, 2], CPU), &table).unwrap();
+                let found = sum.double_value(&[]);
+                assert!(
+                    !found.is_finite(),
+                    "{found} with {odd} in {column} of {v}, {kernels:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn logits_of_minus_infinity_take_no_part_in_the_loss() {
+    for v in [600i64, 601] {
+        // Whole vectors, and all that some threads of the kernel look at.
+        let rows = Tensor::ones([v, 1], CPU);
+        for first in [0, 256, 512] {
+            let _ = rows.narrow(0, first, 8).fill_(f64::NEG_INFINITY);
+        }
+        for kernels in [Kernels::LIBTORCH, Kernels::ALL_ON_HOST] {
+            let table = HeadTable {
+                rows: rows.shallow_clone(),
+                gradient: Tensor::zeros([v, 1], CPU),
+                whole: false,
+                bias: None,
+                cap: None,
+                kernels,
+            };
+            let sum = Tensor::zeros([0i64; 0], (Kind::Double, Device::Cpu));
+            let loss = HeadLoss {
+                targets: &Tensor::from_slice(&[9i64]),
+                weight: 1.0,
+                sum: &sum,
+            };
+            loss.add(&Tensor::ones([1, 1], CPU), &table).unwrap();
+            // All others are equal.
+            let expected = ((v - 24) as f64).ln();
+            let off = (sum.double_value(&[]) - expected).abs();
+            assert!(off < 1e-5, "{off}, {v}, {kernels:?}");
+        }
+    }
+}

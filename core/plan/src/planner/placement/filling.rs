@@ -1,7 +1,8 @@
-//! Workers put on positions, pairs of kinds that are equally good at a time.
+//! Puts workers on positions, for one group of equally good pairs of kinds at a time.
 //!
-//! A worker that can stay where the parent has it, stays; the others take what is left, in order. The last copy of a stage is the exception: where all
-//! others are on one node, or in one zone, it goes to a worker somewhere else that is as good and has no place of its own.
+//! A worker that can stay at its position in the parent stays; the others take the remaining positions, in order. The last copy of a stage
+//! is an exception: if all others are on one node, or in one zone, it goes to an equally good worker in another place that has no position
+//! of its own.
 
 use super::WorkerPool;
 use crate::ids::WorkerId;
@@ -12,34 +13,34 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// Nothing in common.
 const NOTHING: Common = (false, false);
 
-/// A kind of workers by its speed, faster ones first, and the kinds of positions that it may have.
+/// Kinds of workers by speed, faster ones first, and the kinds of positions that each may have.
 pub(super) type OfKind = BTreeMap<(Reverse<u64>, usize), Vec<usize>>;
 
 /// The copies of one range of segments.
 #[derive(Clone, Copy, Default)]
 struct Stage {
-    /// Without a worker yet.
+    /// Number of copies without a worker yet.
     open: usize,
     copies: Copies,
 }
 
-/// Which worker is on which position, and what is left of both.
+/// Which worker is on which position, and which workers and positions remain.
 pub(super) struct Filling<'a> {
     pool: &'a WorkerPool,
     /// The number of each (pipeline, stage).
     numbers: &'a BTreeMap<(usize, usize), usize>,
     pub(super) chosen: Vec<Option<WorkerId>>,
-    /// By kind, in order.
+    /// By kind of worker: the free workers, in order.
     free: Vec<VecDeque<WorkerId>>,
-    /// By kind of position.
+    /// By kind of position: the open position numbers.
     open: Vec<BTreeSet<usize>>,
-    /// By kind of position: which of the stages it is a copy of.
+    /// By kind of position: the stage that it is a copy of.
     stage_of: Vec<usize>,
     stages: Vec<Stage>,
 }
 
 impl<'a> Filling<'a> {
-    /// Everything is open: of each kind of position these numbers, which are copies of this stage.
+    /// All positions are open. `open` has, for each kind of position, the stage that it is a copy of and its position numbers.
     pub(super) fn new(
         pool: &'a WorkerPool,
         numbers: &'a BTreeMap<(usize, usize), usize>,
@@ -66,7 +67,7 @@ impl<'a> Filling<'a> {
         }
     }
 
-    /// Fills positions of pairs of kinds that are equally good; gives the kind of each position that was filled.
+    /// Fills positions for pairs of kinds that are equally good. Returns the kind of each position that was filled.
     pub(super) fn fill(&mut self, group: &[(bool, Reverse<u64>, usize, usize)]) -> Vec<usize> {
         let mut taken = Vec::new();
         let mut of_kind = OfKind::new();
@@ -78,7 +79,7 @@ impl<'a> Filling<'a> {
                     .push(*s);
             }
         }
-        // Once more for what waits for a worker somewhere else that then took another position.
+        // The second round is for positions that waited for a worker in another place, which then took another position.
         for is_patient in [true, false] {
             let mut waits = self.stay(&of_kind, is_patient, &mut taken);
             waits |= self.take_over(&of_kind, is_patient, &mut taken);
@@ -89,7 +90,8 @@ impl<'a> Filling<'a> {
         taken
     }
 
-    /// Workers that can stay where the parent has them. Returns whether some could and did not, for the sake of the other copies.
+    /// Places workers that can stay at their position in the parent. Returns whether some of them did not stay, for the sake of the other
+    /// copies.
     fn stay(&mut self, of_kind: &OfKind, is_patient: bool, taken: &mut Vec<usize>) -> bool {
         let mut waits = false;
         if self.pool.parent.is_empty() {
@@ -117,7 +119,7 @@ impl<'a> Filling<'a> {
         waits
     }
 
-    /// Workers on what is open, both in order. Returns whether something was left for a worker of another kind.
+    /// Places free workers on open positions, both in order. Returns whether something was left for a worker of another kind.
     fn take_over(&mut self, of_kind: &OfKind, is_patient: bool, taken: &mut Vec<usize>) -> bool {
         let mut waits = false;
         for ((speed, k), sites) in of_kind {
@@ -151,13 +153,13 @@ impl<'a> Filling<'a> {
         stage.copies.add(self.pool.locations.of(worker));
     }
 
-    /// The position at which the parent has a worker, where this candidate has one there.
+    /// The position of a worker in the parent, if this candidate has that position.
     fn parents_number(&self, worker: WorkerId) -> Option<usize> {
         let parent = self.pool.parent.get(&worker).filter(|_| !bug!(ForgetPlaces));
         parent.and_then(|at| self.numbers.get(at)).copied()
     }
 
-    /// What all copies of a stage would have in common, were the last one on this worker; nothing as long as there are others to come.
+    /// What all copies of a stage would have in common if the last one were on this worker; nothing as long as other copies are still open.
     fn common(&self, worker: WorkerId, site: usize) -> Common {
         let stage = &self.stages[self.stage_of[site]];
         if stage.open > 1 || self.pool.locations.are_unknown() || bug!(CopiesShareNode) {
@@ -166,8 +168,8 @@ impl<'a> Filling<'a> {
         stage.copies.common_with(self.pool.locations.of(worker))
     }
 
-    /// Of the free workers of a kind the first of those that would have least in common with the other copies: the first of all, or one without a place
-    /// of its own.
+    /// Among the free workers of a kind, the first of those that have least in common with the other copies: either the first of all, or
+    /// one without a position of its own.
     fn farthest(&self, kind: usize, site: usize) -> usize {
         let free = &self.free[kind];
         let mut best = (0, free.front().map_or(NOTHING, |w| self.common(*w, site)));
@@ -183,7 +185,8 @@ impl<'a> Filling<'a> {
         best.0
     }
 
-    /// Whether a free worker that is as good and as fast, and has no place of its own, would have less in common with the other copies than this.
+    /// Whether there is a free worker that is as good and as fast, has no position of its own, and would have less in common with the other
+    /// copies than `common`.
     fn is_better_somewhere(
         &self,
         of_kind: &OfKind,

@@ -1,8 +1,8 @@
-//! Pipelines whose workers have several stages each, where the job allows that and it is faster.
+//! Pipelines whose workers have several stages each, if the job allows that and it is faster.
 //!
-//! After the search: the plan in force, the plan found, and the grids that should gain most are cut into as many stages as
-//! their workers have chunks, in the order in which the workers stand. Filling and draining gets shorter with the number of
-//! chunks, and boundaries are crossed as many times as often: the simulation says which of the two weighs more.
+//! This runs after the search: the plan in force, the plan found, and the grids that should gain most are cut into as many stages as their
+//! workers have chunks, in the order of the workers. Filling and draining get shorter with the number of chunks, and boundaries are crossed
+//! as many times as often; the simulation tells which effect is larger.
 
 use super::uneven_speeds::cut_by_speed;
 use crate::cost::Runtime;
@@ -25,11 +25,11 @@ use crate::predict::work::{PipelineWork, StageWork, StepWork, rounded_speed};
 use crate::schedule::lists;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Grids of each pool of workers that are tried.
+/// Number of grids that are tried for each pool of workers.
 const GRIDS: usize = 8;
-/// Groups of micro-batches that cuts are balanced with: enough for the steady state to show.
+/// Number of groups of micro-batches with which cuts are balanced: enough for the steady state to show.
 const GROUPS: u64 = 6;
-/// Rounds in which all cuts are tried.
+/// Number of rounds in which all cuts are tried.
 const ROUNDS: usize = 6;
 
 /// The workers of pipelines of one depth, in order.
@@ -40,7 +40,7 @@ struct Grid {
 }
 
 impl Grid {
-    /// The grid of a shape, interleaved or not; none where pipelines are of one worker, or of several depths.
+    /// The grid of a shape, interleaved or not. None if pipelines have a single worker, or several depths.
     fn of(shape: &Shape) -> Option<Grid> {
         let first_round = |p: &Pipeline| {
             let workers = shape.schedule.kind.workers(p.stages.len());
@@ -56,7 +56,7 @@ impl Grid {
     }
 }
 
-/// The best interleaved plan, where it is better than what is predicted of another by more than counts as equal.
+/// The best interleaved plan, if its prediction is better than that of the other plan by more than counts as equal.
 pub(in crate::planner) fn refine(
     problem: &Problem,
     shape: &Shape,
@@ -90,7 +90,7 @@ pub(in crate::planner) fn refine(
         .iter()
         .map(|s| effective_ms(&s.predicted))
         .fold(f64::INFINITY, f64::min);
-    // Of those that count as equal the one that moves least, of these the fastest.
+    // Among plans that count as equal, the one that moves least state, then the fastest.
     let near = made
         .into_iter()
         .filter(|s| effective_ms(&s.predicted) <= least * EQUAL);
@@ -101,8 +101,8 @@ pub(in crate::planner) fn refine(
     (effective_ms(&best.predicted) * EQUAL < effective_ms(&shape.predicted)).then(|| described(problem, best))
 }
 
-/// The grids that this many chunks should make fastest, with workers on their positions. Any depth and number of pipelines may
-/// be among them, however the search has judged it without chunks.
+/// The grids that should be fastest with this many chunks, with workers on their positions. Any depth and number of pipelines may be among
+/// them, whatever the search's verdict without chunks.
 #[expect(clippy::cast_precision_loss, reason = "counts are small")]
 fn grids(problem: &Problem, pool: &PoolSearch, chunks: usize) -> Vec<Grid> {
     let most = pool.workers.len().min(problem.max_workers());
@@ -118,7 +118,7 @@ fn grids(problem: &Problem, pool: &PoolSearch, chunks: usize) -> Vec<Grid> {
             if !set.micro_batches.is_multiple_of(depth as u64) || widest.min(groups) == 0 {
                 continue;
             }
-            // No more pipelines than make the longest one shorter.
+            // Only as many pipelines as make the longest one shorter.
             let longest = groups.div_ceil(widest.min(groups));
             let count = groups.div_ceil(longest);
             let n = longest * depth as u64;
@@ -155,8 +155,8 @@ fn grids(problem: &Problem, pool: &PoolSearch, chunks: usize) -> Vec<Grid> {
     hoped.iter().take(GRIDS).map(with_workers).collect()
 }
 
-/// A grid with this many stages for each worker, keeping as much of a forward as fits into memory; none where it does not fit,
-/// or micro-batches make no whole groups.
+/// A grid with this many stages per worker, keeping as much of a forward as fits into memory. None if it does not fit, or if the
+/// micro-batches do not make whole groups.
 fn interleave(
     holdings: &Holdings,
     grid: &Grid,
@@ -178,7 +178,7 @@ fn interleave(
     policies.into_iter().find_map(|recompute| {
         let schedule = ScheduleSpec { kind, recompute };
         let mut made = cut_grid(problem, grid, schedule, offered)?;
-        if holdings.crowds(&made, offered) {
+        if holdings.exceeds_memory(&made, offered) {
             return None;
         }
         made.predicted.step_ms = problem.predict(&made).step_ms;
@@ -207,7 +207,7 @@ fn cut_grid(
     for (i, workers) in (0u64..).zip(&grid.workers) {
         let round = workers.iter().filter_map(|w| offered.get(w).copied());
         let stage_workers: Vec<_> = round.map(|w| (w, schedule)).cycle().take(stages).collect();
-        // Pipelines of workers that are alike are cut alike.
+        // Pipelines whose workers are alike are cut alike.
         let alike =
             |(w, _): &(&WorkerInfo, ScheduleSpec)| (rounded_speed(w.speed).to_bits(), problem.capacity(w));
         let key: Vec<(u64, u64)> = stage_workers.iter().map(alike).collect();
@@ -246,8 +246,8 @@ fn cut_grid(
     })
 }
 
-/// Moves cuts by a segment at a time while that shortens a step of `n` micro-batches: the slowest stage says little where
-/// each worker has several.
+/// Moves cuts by a segment at a time while that shortens a step of `n` micro-batches. The slowest stage alone tells little if each worker
+/// has several stages.
 fn balanced(
     problem: &Problem,
     mut cut: Vec<SegmentRange>,
@@ -299,7 +299,7 @@ fn balanced(
     cut
 }
 
-/// The plan with its bubble, and as a candidate.
+/// The plan with its predicted bubble, and the same plan as a candidate.
 fn described(problem: &Problem, mut shape: Shape) -> (Shape, Candidate) {
     let step = problem.predict(&shape);
     shape.predicted.bubble = step.bubble;

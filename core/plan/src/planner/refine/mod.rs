@@ -1,4 +1,4 @@
-//! What follows the search: plans for workers of unequal speed, interleaved plans, and the reasons of spares.
+//! The stage after the search: plans for workers of unequal speed, interleaved plans, and the reasons for spares.
 
 pub(super) mod interleave;
 pub(super) mod spares;

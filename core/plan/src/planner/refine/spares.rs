@@ -1,4 +1,4 @@
-//! Why workers are left idle.
+//! The reasons why workers are left idle.
 
 use crate::document::{Shape, Spare};
 use crate::ids::WorkerId;

@@ -1,7 +1,7 @@
 //! Workers of unequal speed within one plan: fewer segments, or fewer samples, for the slower ones.
 //!
-//! A few shapes are taken as they are (which worker runs which stage, how deep pipelines are), cut anew with each worker's own
-//! speed, and given shares so that all pipelines end together. State moves only across the cuts. Where all workers are alike
+//! A few shapes are kept as they are (which worker runs which stage, how deep pipelines are), but are cut again with each worker's own
+//! speed, and given shares of the batch so that all pipelines end together. State moves only across the cuts. If all workers are alike,
 //! this does nothing.
 
 use crate::document::{
@@ -20,13 +20,14 @@ use crate::schedule::stash_max;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Rounds in which GPipe's pipelines get room for as many micro-batches as their share has; then each gets room for all.
+/// Number of rounds in which the pipelines of a GPipe schedule get memory for as many micro-batches as their share has. After these, each
+/// gets memory for all.
 const ROUNDS: usize = 3;
 
-/// The best of these shapes with cuts and shares by speed, where it is better than another; none where all workers are alike.
+/// The best of these shapes with cuts and shares by speed, if it is better than `other`. None if all workers are alike.
 ///
-/// As in the choice among candidates, of those that are as fast the one is best under which memory holds old and new state together, then one with
-/// several pipelines, then the fastest.
+/// As in the choice among candidates: among shapes that are equally fast, prefer one under which memory holds old and new state together,
+/// then one with several pipelines, then the fastest.
 pub(in crate::planner) fn refine(
     problem: &Problem,
     shapes: &[Option<&Shape>],
@@ -61,7 +62,7 @@ pub(in crate::planner) fn refine(
         .filter_map(|shape| by_speed(&holdings, shape, &offered))
         .collect();
     let judge = |shape: &Shape| Judged {
-        crowded: holdings.crowds(shape, &offered) && !bug!(IgnoreCrowding),
+        exceeds_memory: holdings.exceeds_memory(shape, &offered) && !bug!(IgnoreCrowding),
         single_pipeline: shape.pipelines.len() < 2 && !bug!(IgnoreRedundancy),
         effective_ms: problem.effective_ms(&shape.predicted),
     };
@@ -70,17 +71,17 @@ pub(in crate::planner) fn refine(
     made.into_iter().nth(best)
 }
 
-/// What decides between plans: smaller is better, the first field first.
+/// The criteria between plans: smaller is better, the first field first.
 #[derive(Clone, Copy, PartialEq, PartialOrd, Debug)]
 struct Judged {
-    /// Old and new state do not fit together somewhere.
-    crowded: bool,
-    /// Not every segment is held twice.
+    /// Whether some worker cannot hold its old and new state together.
+    exceeds_memory: bool,
+    /// Whether some segment has only one holder.
     single_pipeline: bool,
     effective_ms: f64,
 }
 
-/// The best of those that are as fast as the fastest; the first one as long as no other is better by more than rounding.
+/// The index of the best of those that are as fast as the fastest. The first one is kept unless another is better by more than rounding.
 fn preferred(judged: &[Judged]) -> usize {
     let fastest = judged
         .iter()
@@ -98,7 +99,7 @@ fn preferred(judged: &[Judged]) -> usize {
     best.unwrap_or(0)
 }
 
-/// Whether both would be cut into the same by speed: by the same workers, which keep the same of a forward, in micro-batches of one size.
+/// Whether both would be cut alike by speed: they have the same workers, the same recompute on each stage, and the same micro-batch size.
 fn are_cut_alike(a: &Shape, b: &Shape) -> bool {
     let stages = |shape: &Shape| -> Vec<Vec<(WorkerId, Recompute)>> {
         let of = |p: &Pipeline| {
@@ -113,7 +114,7 @@ fn are_cut_alike(a: &Shape, b: &Shape) -> bool {
     same && stages(a) == stages(b)
 }
 
-/// One shape by speed; none where it does not fit into memory, or a pipeline would get no sample.
+/// A shape cut by speed. None if it does not fit into memory, or a pipeline would get no sample.
 fn by_speed(holdings: &Holdings, shape: &Shape, offered: &BTreeMap<WorkerId, &WorkerInfo>) -> Option<Shape> {
     let (problem, m) = (&holdings.problem, shape.micro_batch_size);
     let (cuts, shares) = cuts_and_shares(problem, shape, offered)?;
@@ -150,10 +151,10 @@ fn by_speed(holdings: &Holdings, shape: &Shape, offered: &BTreeMap<WorkerId, &Wo
 /// The workers of a pipeline's stages, with what each keeps of a forward.
 type Line<'a> = Vec<(&'a WorkerInfo, ScheduleSpec)>;
 
-/// What cuts depend on: room, and of each worker speed, memory and what it keeps.
+/// What cuts depend on: the number of micro-batches that memory must hold, and the speed, memory and recompute of each worker.
 type LineKey = (u64, Vec<(u64, u64, Recompute)>);
 
-/// The cut of each pipeline, and its micro-batches.
+/// The cut of each pipeline, and its number of micro-batches.
 fn cuts_and_shares(
     problem: &Problem,
     shape: &Shape,
@@ -167,7 +168,8 @@ fn cuts_and_shares(
         lines.push(stages.collect());
     }
     let micro_batches = problem.micro_batches(m);
-    // Shares are not known before the cuts. But for GPipe, which keeps all of its micro-batches, room for all of the batch is enough for any.
+    // Shares are not known before the cuts. Except for GPipe, which keeps all of its micro-batches, memory for the whole batch is enough
+    // for any share.
     let mut room = vec![micro_batches; lines.len()];
     if shape.schedule.kind == ScheduleKind::Gpipe {
         room.fill(micro_batches.div_ceil(lines.len().max(1) as u64));
@@ -188,7 +190,7 @@ fn cuts_and_shares(
     Some((cuts, shares))
 }
 
-/// The cut of each pipeline, with room for so many micro-batches; pipelines of workers that are alike are cut once.
+/// The cut of each pipeline, with memory for `room` micro-batches each. Pipelines whose workers are alike are cut once.
 fn cuts(problem: &Problem, m: u32, lines: &[Line], room: &[u64]) -> Option<Vec<PipelineCut>> {
     let alike = |(w, spec): &(&WorkerInfo, ScheduleSpec)| {
         (
@@ -211,7 +213,8 @@ fn cuts(problem: &Problem, m: u32, lines: &[Line], room: &[u64]) -> Option<Vec<P
     Some(cuts)
 }
 
-/// The cuts of one pipeline whose slowest stage is as fast as can be, each worker at its own speed, with room for so many micro-batches.
+/// The cuts of one pipeline that minimise the time of its slowest stage, each worker at its own speed, with memory for this many
+/// micro-batches.
 pub(super) fn cut_by_speed(
     problem: &Problem,
     m: u32,
@@ -222,7 +225,7 @@ pub(super) fn cut_by_speed(
     let segments = costs.layout().segments;
     let work = |r: SegmentRange, at: usize| {
         let (worker, spec) = workers[at];
-        // On the last stage each backward follows its forward at once, but with GPipe.
+        // On the last stage each backward directly follows its forward, except with GPipe.
         let is_fresh = r.end == segments && spec.kind != ScheduleKind::Gpipe;
         let policy = if is_fresh { Recompute::None } else { spec.recompute };
         let again = costs.recompute_ms(r, m, policy);
@@ -262,7 +265,7 @@ pub(super) struct PipelineCut {
     fill_ms: f64,
 }
 
-/// Micro-batches of each pipeline: the next one always to the one that would end first; at least one each.
+/// The number of micro-batches of each pipeline: the next one always goes to the pipeline that would end first; at least one each.
 #[expect(clippy::cast_precision_loss, reason = "counts are small")]
 fn shares(cuts: &[PipelineCut], micro_batches: u64) -> Option<Vec<u64>> {
     let left = micro_batches.checked_sub(cuts.len() as u64)?;

@@ -1,4 +1,4 @@
-//! The choice among candidates: what trains most until the next change, then redundancy, then little movement.
+//! Chooses among candidates: first what trains most until the next change, then redundancy, then little movement of state.
 
 use super::PoolSearch;
 use crate::document::Shape;
@@ -8,22 +8,22 @@ use crate::planner::problem::Problem;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-/// Predictions closer than this count as equal; then redundancy and little movement decide.
+/// Predictions within this factor count as equal; then redundancy and little movement decide.
 pub(in crate::planner) const EQUAL: f64 = 1.01;
 
-/// What decides among candidates that are as fast: smaller is better, the first field first.
+/// The criteria among equally fast candidates: smaller is better, the first field first.
 #[derive(PartialEq, PartialOrd)]
 struct Preference {
-    /// Old and new state do not fit together somewhere.
-    crowded: bool,
-    /// Not every segment is held twice.
+    /// Whether some worker cannot hold its old and new state together.
+    exceeds_memory: bool,
+    /// Whether some segment has only one holder.
     single_pipeline: bool,
     moved_bytes: u64,
     effective_ms: f64,
     workers: usize,
 }
 
-/// The candidate to take, on its workers: of those within [`EQUAL`] of the best the most preferred.
+/// The candidate to take, with its workers: the most preferred of those within [`EQUAL`] of the best.
 pub(in crate::planner) fn choose(
     problem: &Problem,
     pools: &[PoolSearch],
@@ -40,7 +40,7 @@ pub(in crate::planner) fn choose(
     let (mut best, mut fewer) = (f64::INFINITY, f64::INFINITY);
     for i in quickest {
         let (pool, candidate) = found[i];
-        // No move is quicker than none.
+        // A move only adds time, so slower candidates cannot win any more.
         if candidate.step_ms > best * EQUAL {
             break;
         }
@@ -54,19 +54,19 @@ pub(in crate::planner) fn choose(
         }
         judged.push((effective_ms, i, placed));
     }
-    // One worker more must never make the step longer: what fewer workers reach is a limit too.
+    // One more worker must never make the step longer, so what fewer workers reach is also a limit.
     let fewer = if bug!(MoreMayBeSlower) {
         f64::INFINITY
     } else {
         fewer
     };
     let limit = fewer.min(best * EQUAL).max(best);
-    // The first of equals: pools go from all workers to few.
+    // Among equals take the first: pools go from all workers to few.
     judged.sort_by_key(|(_, i, _)| *i);
     let near = judged.into_iter().filter(|(ms, ..)| *ms <= limit);
     let ranked = near.map(|(effective_ms, i, placed)| {
         let preference = Preference {
-            crowded: placed.crowded && !bug!(IgnoreCrowding),
+            exceeds_memory: placed.exceeds_memory && !bug!(IgnoreCrowding),
             single_pipeline: found[i].1.pipelines().len() < 2 && !bug!(IgnoreRedundancy),
             moved_bytes: if bug!(MoveFreely) { 0 } else { placed.moved_bytes },
             effective_ms,

@@ -1,11 +1,11 @@
-//! Compositions of pipelines of at most two depths, their shares of the batch, and the closed form of their step.
+//! Compositions of pipelines of at most two depths, their shares of the batch, and their step in closed form.
 
 use super::partitions::{Partition, PartitionSet};
 use crate::predict::closed_form::ClosedForm;
 
 /// `count` pipelines of one depth.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
-pub(in crate::planner) struct Equals {
+pub(in crate::planner) struct PipelineClass {
     pub(in crate::planner) depth: usize,
     pub(in crate::planner) count: usize,
 }
@@ -13,13 +13,13 @@ pub(in crate::planner) struct Equals {
 /// Deep pipelines, then shallow ones (either may be none).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(in crate::planner) struct Composition {
-    pub(in crate::planner) classes: [Equals; 2],
+    pub(in crate::planner) classes: [PipelineClass; 2],
 }
 
 impl Composition {
     pub(in crate::planner) fn equal(depth: usize, count: usize) -> Composition {
         Composition {
-            classes: [Equals::default(), Equals { depth, count }],
+            classes: [PipelineClass::default(), PipelineClass { depth, count }],
         }
     }
 
@@ -51,7 +51,7 @@ impl Share {
     }
 }
 
-/// Whether the step with fractions of micro-batches, which is no longer than [`step_ms`], is shorter than this.
+/// Whether the step with fractional micro-batches, which is no longer than [`step_ms`], is shorter than this.
 #[expect(clippy::cast_precision_loss, reason = "counts are small")]
 pub(in crate::planner) fn may_be_below(set: &PartitionSet, composition: &Composition, limit_ms: f64) -> bool {
     let classes = || composition.classes.iter().filter(|c| c.count > 0);
@@ -65,7 +65,7 @@ pub(in crate::planner) fn may_be_below(set: &PartitionSet, composition: &Composi
         rate += share;
     }
     let together = (set.micro_batches as f64 + fill) / rate;
-    // No tail is negative: most compositions need not look at theirs.
+    // No tail is negative, so most compositions can be decided without computing theirs.
     if together >= limit_ms {
         return false;
     }
@@ -76,7 +76,7 @@ pub(in crate::planner) fn may_be_below(set: &PartitionSet, composition: &Composi
     together + tail < limit_ms
 }
 
-/// The step with whole micro-batches, milliseconds; none where there are fewer micro-batches than pipelines.
+/// The step time with whole micro-batches, milliseconds. None if there are fewer micro-batches than pipelines.
 pub(in crate::planner) fn closed_form_ms(
     set: &PartitionSet,
     composition: &Composition,
@@ -94,14 +94,14 @@ pub(in crate::planner) fn closed_form_ms(
     Some(step + tail)
 }
 
-/// What a pipeline takes for this many micro-batches, without what follows.
+/// The time of a pipeline for this many micro-batches, without its tail, milliseconds.
 #[expect(clippy::cast_precision_loss, reason = "counts are small")]
 fn micro_batches_ms(form: &ClosedForm, micro_batches: u64) -> f64 {
     form.fill_ms + form.period_ms * micro_batches as f64
 }
 
-/// Micro-batches of each class so that all pipelines end together, at least one each: first what fits into the time
-/// that all would need with fractions, then one more to whoever would end first.
+/// The number of micro-batches of each class such that all pipelines end together, at least one each: first what fits into the time with
+/// fractional micro-batches, then one more for the pipeline that would end first.
 #[expect(clippy::cast_precision_loss, reason = "counts are small")]
 #[expect(
     clippy::cast_possible_truncation,
@@ -152,10 +152,10 @@ pub(in crate::planner) fn shares(
     Some(shares)
 }
 
-/// What no composition of a set can beat, for any number of pipelines.
+/// A lower bound for every composition of a set, for any number of pipelines.
 pub(in crate::planner) struct Bounds {
     batches: f64,
-    /// Micro-batches a millisecond: of a pipeline, and of a worker.
+    /// Highest rate in micro-batches per millisecond: of a pipeline, and of a worker.
     rate: f64,
     efficiency: f64,
     /// Fill, in periods.
@@ -187,7 +187,8 @@ impl Bounds {
         bounds
     }
 
-    /// The batch at the best rate that the workers allow; tails grow with the number of pipelines.
+    /// Lower bound of the step: the batch at the highest rate that the workers allow, plus the tail, which grows with the number of
+    /// pipelines.
     #[expect(clippy::cast_precision_loss, reason = "counts are small")]
     pub(in crate::planner) fn least_ms(&self, pipelines: usize, workers: usize) -> f64 {
         let d = pipelines as f64;

@@ -1,9 +1,9 @@
-//! How the model is cut for every depth: for each micro-batch size and each order of work that memory allows.
+//! How the model is cut for every depth, for each micro-batch size and each schedule that memory allows.
 
 use crate::cost::SegmentKind;
 use crate::document::{Recompute, ScheduleKind};
 use crate::layout::SegmentRange;
-use crate::partition::{Aware, partition_all};
+use crate::partition::{RingAwareCut, partition_all};
 use crate::planner::problem::Problem;
 use crate::planner::request::WorkerInfo;
 use crate::predict::closed_form::ClosedForm;
@@ -16,13 +16,13 @@ use crate::schedule::stash_max;
 pub(in crate::planner) struct Partition {
     /// Segments of each stage.
     pub(in crate::planner) stages: Vec<SegmentRange>,
-    /// What each stage recomputes.
+    /// The recompute policy of each stage.
     pub(in crate::planner) policies: Vec<Recompute>,
     pub(in crate::planner) form: ClosedForm,
 }
 
 impl Partition {
-    /// The stages on workers of this speed.
+    /// The work of the stages on workers of this speed.
     pub(in crate::planner) fn work(&self, speed: f64) -> Vec<StageWork> {
         let stages = self.stages.iter().zip(&self.policies);
         let stage = |(segments, recompute): (&SegmentRange, &Recompute)| StageWork {
@@ -34,16 +34,16 @@ impl Partition {
     }
 }
 
-/// One micro-batch size with one partition for each depth, and the orders of work that fit into memory with them.
+/// One micro-batch size with one partition for each depth, and the schedules that fit into memory with these.
 pub(in crate::planner) struct PartitionSet {
     pub(in crate::planner) micro_batch_size: u32,
     /// Micro-batches in a step.
     pub(in crate::planner) micro_batches: u64,
     pub(in crate::planner) schedules: Vec<ScheduleKind>,
-    /// What stages may recompute.
+    /// The recompute policies that stages may use.
     pub(in crate::planner) policies: Policies,
     pub(in crate::planner) sums: StageSums,
-    /// `by_depth[p]`: the partition into p stages, where there is one.
+    /// `by_depth[p]`: the partition into p stages, if there is one.
     by_depth: Vec<Option<Partition>>,
 }
 
@@ -58,26 +58,26 @@ impl PartitionSet {
         self.by_depth.iter().flatten()
     }
 
-    /// Depths that there is a partition for, ascending.
+    /// Depths for which there is a partition, ascending.
     pub(in crate::planner) fn depths(&self) -> Vec<usize> {
         self.partitions().map(|p| p.stages.len()).collect()
     }
 }
 
-/// What stages may recompute, the quickest first: each does the first that fits.
+/// What stages may recompute, the fastest policy first. Each stage uses the first that fits.
 #[derive(Clone)]
 pub(in crate::planner) struct Policies {
-    /// What each stage must fit with.
+    /// The policies with which each stage must fit.
     pub(in crate::planner) each: Vec<Recompute>,
-    /// What the last stage may take instead, where it fits: its backward follows its forward at once.
+    /// What the last stage may use instead, if it fits: its backward directly follows its forward.
     last: Vec<Recompute>,
 }
 
-/// What memory does to partitions that were made without regard to it.
+/// What the memory limit means for partitions that were made without regard to it.
 enum MemoryEffect {
     /// All fit.
     AllFit,
-    /// Those that do not fit are hopeless; these are left.
+    /// The depths that do not fit cannot be made to fit; these partitions remain.
     SomeFit(Vec<Option<Partition>>),
     /// Other partitions of the same depth might fit.
     CutAnew,
@@ -108,7 +108,7 @@ impl<'a> Partitioner<'a> {
         }
     }
 
-    /// All sets of partitions.
+    /// All sets of partitions, for every micro-batch size.
     pub(in crate::planner) fn sets(&self) -> Vec<PartitionSet> {
         let mut sets = Vec::new();
         for micro_batch_size in self.micro_batch_sizes() {
@@ -129,7 +129,8 @@ impl<'a> Partitioner<'a> {
         }
     }
 
-    /// Orders of work with the same choice of what stages may recompute. Selective recompute is none where no attention is known.
+    /// The schedules, grouped by what stages may recompute. If no attention is known, selective recompute recomputes nothing and is left
+    /// out of a choice.
     fn choices(&self) -> Vec<(Vec<Recompute>, Vec<ScheduleKind>)> {
         let segments = &self.problem.costs.segments;
         let attention = segments.iter().any(|s| s.kind == SegmentKind::Attention);
@@ -156,7 +157,7 @@ impl<'a> Partitioner<'a> {
         choices
     }
 
-    /// Adds the sets of a micro-batch size: one for all schedules where memory binds none of them.
+    /// Adds the sets of a micro-batch size: a single one for all schedules if memory limits none of them.
     fn add_sets(
         &self,
         sets: &mut Vec<PartitionSet>,
@@ -168,7 +169,7 @@ impl<'a> Partitioner<'a> {
         let sums = StageSums::new(self.problem.costs, micro_batch_size, lightest, self.speed);
         let micro_batches = self.problem.micro_batches(micro_batch_size);
         let deepest = self.deepest();
-        // The schedule that keeps most in flight stalls least: the others of a set are tried in the simulation.
+        // The schedule that keeps most micro-batches in flight stalls least; the others of a set are tried in the simulation.
         let most = most_stashes(schedules, deepest, micro_batches);
         let free = self.cut(&sums, &|_, _| Some(lightest), &most);
         let mut unbound: Vec<ScheduleKind> = Vec::new();
@@ -183,8 +184,8 @@ impl<'a> Partitioner<'a> {
                 MemoryEffect::AllFit => unbound.push(*kind),
                 MemoryEffect::SomeFit(some) => found.push((vec![*kind], restricted(policies), some)),
                 MemoryEffect::CutAnew => {
-                    // The slowest stage is shortest where each stage recomputes as little as it can. The whole step may be shorter
-                    // where all do the same: their cut is another, and the pipeline may fill faster.
+                    // The slowest stage is fastest if each stage recomputes as little as it can. The whole step may be shorter if all
+                    // stages do the same: they are cut differently, and the pipeline may fill faster.
                     let same = policies.iter().map(std::slice::from_ref);
                     let alike = same.filter(|one| *one != policies);
                     for allowed in std::iter::once(policies).chain(alike) {
@@ -223,8 +224,7 @@ impl<'a> Partitioner<'a> {
         most.min(segments).min(widest)
     }
 
-    /// The best partition for every depth, where `policy` says what a stage recomputes with this many stages behind it, and none
-    /// where it does not fit.
+    /// The best partition for every depth. `policy` tells what a stage recomputes with this many stages behind it; none if it does not fit.
     fn cut(
         &self,
         sums: &StageSums,
@@ -286,8 +286,8 @@ impl<'a> Partitioner<'a> {
         }
     }
 
-    /// The quickest of these policies under which a stage fits into memory that has `later` stages behind it and keeps `stash`
-    /// micro-batches.
+    /// The fastest of these policies under which a stage with `later` stages behind it, which keeps `stash` micro-batches, fits into
+    /// memory.
     fn quickest_that_fits(
         &self,
         sums: &StageSums,
@@ -304,7 +304,7 @@ impl<'a> Partitioner<'a> {
         Some(*last.unwrap_or(own))
     }
 
-    /// The partition of a depth that weighs the gradient rings of this many pipelines as well as compute, where that differs.
+    /// The partition of a depth that takes the gradient rings of this many pipelines into account as well as compute, if it differs.
     #[expect(clippy::cast_precision_loss, reason = "counts are small")]
     pub(in crate::planner) fn ring_aware(
         &self,
@@ -322,7 +322,7 @@ impl<'a> Partitioner<'a> {
         };
         let cost = |r: SegmentRange, later: u32| Some(sums.stage_cost(r, policy(r, later)?));
         let tail = |r: SegmentRange| ClosedForm::stage_tail_ms(sums, r, pipelines);
-        let aware = Aware {
+        let aware = RingAwareCut {
             segments: sums.segments(),
             depth: deepest,
             micro_batches: set.micro_batches as f64 / pipelines as f64,
@@ -339,7 +339,7 @@ impl<'a> Partitioner<'a> {
     }
 }
 
-/// Micro-batches that a stage keeps, by the number of stages behind it (it depends on nothing else).
+/// Number of micro-batches that a stage keeps, by the number of stages behind it (it depends on nothing else).
 fn stashes(kind: ScheduleKind, deepest: u32, micro_batches: u64) -> Vec<u32> {
     let micro_batches = u32::try_from(micro_batches).unwrap_or(u32::MAX);
     (1..=deepest as usize)

@@ -1,4 +1,4 @@
-//! Which workers a plan may be made of: all, or those that are large and fast enough.
+//! The pools of workers from which a plan may be made: all workers, or those with enough memory and speed.
 
 use crate::planner::problem::Problem;
 use crate::planner::request::WorkerInfo;
@@ -15,8 +15,8 @@ fn levels<T: Copy + PartialEq>(mut sorted: Vec<T>) -> Vec<T> {
     }
 }
 
-/// Groups that a plan may be made for: all workers, then those with at least some memory and at least some speed. A
-/// worker that is too small or too slow thus costs the plan itself, not everybody's memory or speed.
+/// Pools for which a plan may be made: all workers, then those with at least some memory and at least some speed. So a worker that is too
+/// small or too slow is left out, and does not reduce everyone's memory or speed.
 pub(super) fn pools<'w>(problem: &Problem, workers: &'w [WorkerInfo]) -> Vec<Vec<&'w WorkerInfo>> {
     let mut speeds: Vec<f64> = workers.iter().map(|w| rounded_speed(w.speed)).collect();
     speeds.sort_by(f64::total_cmp);
@@ -30,7 +30,7 @@ pub(super) fn pools<'w>(problem: &Problem, workers: &'w [WorkerInfo]) -> Vec<Vec
             }
             let fit = |w: &&WorkerInfo| problem.capacity(w) >= memory && rounded_speed(w.speed) >= least;
             let mut pool: Vec<&WorkerInfo> = workers.iter().filter(fit).collect();
-            // With more workers than may train, the speed is that of the fastest of them.
+            // If there are more workers than may train, the speed is that of the fastest of them.
             let most = problem.max_workers();
             if pool.len() > most {
                 let mut fastest: Vec<f64> = pool.iter().map(|w| rounded_speed(w.speed)).collect();

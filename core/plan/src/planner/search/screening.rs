@@ -1,15 +1,15 @@
-//! The closed form of every composition: the best for each number of workers are kept.
+//! Scores every composition in closed form and keeps the best for each number of workers.
 //!
-//! As the list for k workers does not depend on how many there are, one worker more never takes a good plan off the list.
+//! Since the list for k workers does not depend on how many there are, one more worker never removes a good plan from the list.
 
-use super::composition::{Bounds, Composition, Equals, closed_form_ms, may_be_below};
+use super::composition::{Bounds, Composition, PipelineClass, closed_form_ms, may_be_below};
 use super::partitions::{PartitionSet, Partitioner};
 use crate::planner::problem::Problem;
 
-/// Compositions that are kept for each number of workers.
+/// Number of compositions that are kept for each number of workers.
 const PER_WORKERS: usize = 8;
-/// What scores worse than the best by this factor is not kept: partitions that weigh the rings gain less than that. For many
-/// workers, where compositions are many and alike, less is kept.
+/// A composition that is worse than the best by this factor is not kept: taking the rings into account in partitions gains less than that.
+/// For many workers, with many similar compositions, the factor is smaller.
 const NEAR: [f64; 2] = [1.12, 1.03];
 /// Up to this many workers every mixture of two depths is scored.
 const EXACT: usize = 128;
@@ -30,18 +30,18 @@ pub(in crate::planner) struct Screening {
     /// At most this many workers may be used.
     workers: usize,
     min_workers: usize,
-    /// By pipelines: whether they share state out as far as costs say.
+    /// By number of pipelines: whether they share state out as far as the costs assume.
     shares: Vec<bool>,
-    /// By workers used: how much longer everything takes because they take turns on cores.
+    /// By number of workers used: the factor by which everything slows because workers take turns on cores.
     turns: Vec<f64>,
-    /// By workers used, each list in ascending order of step.
+    /// By number of workers used: the best compositions, in ascending order of step time.
     best: Vec<Vec<Scored>>,
     best_ms: f64,
     pub(in crate::planner) scored: u64,
 }
 
 impl Screening {
-    /// Scores what these sets of partitions can be composed to.
+    /// Scores the compositions that can be made from these sets of partitions.
     pub(in crate::planner) fn new(partitioner: &Partitioner, sets: &[PartitionSet]) -> Screening {
         let problem: Problem = partitioner.problem;
         let workers = partitioner.workers;
@@ -54,7 +54,7 @@ impl Screening {
             best_ms: f64::INFINITY,
             scored: 0,
         };
-        // Equal pipelines first: their best score spares most of the others.
+        // Equal pipelines first: with their best score most other compositions need not be examined.
         for equal in [true, false] {
             for (i, set) in sets.iter().enumerate() {
                 screening.score_set(i, set, equal);
@@ -75,7 +75,7 @@ impl Screening {
             .min(self.workers / shallowest);
         let quick = quicker(set);
         let bounds = Bounds::new(set);
-        // Few workers: also fewer deep pipelines than fit, so that what fewer workers can do is never missed.
+        // With few workers, also fewer deep pipelines than would fit, so that plans for fewer workers are never missed.
         let fewer = match self.workers {
             0..=EXACT => usize::MAX,
             n if n <= SMALL => 4,
@@ -100,10 +100,10 @@ impl Screening {
                     if deep == 0 {
                         break;
                     }
-                    // All deep is an equal composition.
+                    // If all pipelines are deep, the composition is an equal one.
                     for count in (deep.saturating_sub(fewer) + 1..=deep.min(pipelines - 1)).rev() {
-                        let deep = Equals { depth: *q, count };
-                        let shallow = Equals {
+                        let deep = PipelineClass { depth: *q, count };
+                        let shallow = PipelineClass {
                             depth: *p,
                             count: pipelines - count,
                         };
@@ -119,7 +119,7 @@ impl Screening {
         self.best_ms * NEAR[usize::from(self.workers > SMALL)]
     }
 
-    /// Keeps a composition where it is among the best of its number of workers.
+    /// Keeps a composition if it is among the best for its number of workers.
     fn consider(&mut self, index: usize, set: &PartitionSet, composition: Composition) {
         let workers = composition.workers();
         if workers < self.min_workers || !self.shares[composition.pipelines()] {
@@ -174,7 +174,7 @@ impl Screening {
     }
 }
 
-/// Depths that shorten the period of all shallower ones: what unequal compositions of many workers are made of.
+/// Depths whose period is shorter than that of all shallower ones, from which unequal compositions for many workers are made.
 fn quicker(set: &PartitionSet) -> Vec<usize> {
     let mut least = f64::INFINITY;
     let mut quick = Vec::new();

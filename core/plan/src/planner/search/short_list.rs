@@ -1,5 +1,4 @@
-//! The short list: the compositions that the closed form likes best, simulated with the partitions and the order of work that
-//! are fastest.
+//! The short list: the compositions that are best in closed form are simulated, each with its fastest partitions and schedule.
 
 use super::composition::{Composition, Share, closed_form_ms, shares};
 use super::partitions::{Partition, PartitionSet, Partitioner};
@@ -13,16 +12,16 @@ use crate::predict::step::{PipelineGroup, StepTotals, shared_cores_ms};
 use crate::predict::work::{PipelineWork, StepWork, schedules};
 use std::collections::BTreeMap;
 
-/// Compositions whose partitions are improved, and how many of those are simulated, for few workers and for many: there the list
-/// is flat at its top, and time is short.
+/// The number of compositions whose partitions are improved, and how many of those are simulated, for few workers and for many: with many
+/// workers the top of the list is flat, and time is short.
 const SHORT_LIST: [(usize, usize); 2] = [(400, 100), (8, 4)];
-/// What the closed form puts this much above the best simulated step is not simulated, for few workers and for many: few micro-batches
-/// recompute less than the closed form says.
+/// A composition whose closed form exceeds the best simulated step by this factor is not simulated; for few workers and for many. A step
+/// with few micro-batches recomputes less than the closed form assumes.
 const SURE: [f64; 2] = [1.1, 1.03];
-/// Workers from which on the short list is the shorter one.
+/// From this many workers on, the shorter list is used.
 const MANY: usize = 256;
 
-/// Which partition: of a set, a depth, and the number of pipelines whose rings it weighs (0: none).
+/// Identifies a partition: its set, its depth, and the number of pipelines whose rings it takes into account (0: none).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct PartitionKey {
     set: usize,
@@ -30,7 +29,7 @@ struct PartitionKey {
     pipelines: usize,
 }
 
-/// Which simulated pipeline.
+/// Identifies a simulated pipeline.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct SimulationKey {
     partition: PartitionKey,
@@ -38,7 +37,7 @@ struct SimulationKey {
     micro_batches: u32,
 }
 
-/// A scored composition with one order of work, and whether its partitions weigh the rings.
+/// A scored composition with one schedule, and whether its partitions take the rings into account.
 #[derive(Clone, Copy)]
 struct Variant {
     scored: Scored,
@@ -56,11 +55,11 @@ struct Choice<'c> {
 struct ShortList<'a> {
     partitioner: &'a Partitioner<'a>,
     sets: &'a [PartitionSet],
-    /// Partitions that weigh rings, where they differ from those that do not.
+    /// Partitions that take rings into account, if they differ from those that do not.
     ring_aware: BTreeMap<PartitionKey, Option<Partition>>,
 }
 
-/// The compositions that the closed form likes best, simulated.
+/// Simulates the compositions that are best in closed form.
 pub(in crate::planner) fn simulate(
     partitioner: &Partitioner,
     sets: &[PartitionSet],
@@ -111,8 +110,7 @@ pub(in crate::planner) fn simulate(
 }
 
 impl ShortList<'_> {
-    /// Whether to try partitions that do not and those that do weigh the rings: both, or for many workers what the closed form
-    /// likes.
+    /// Whether to try partitions without and with regard to the rings: both, or, for many workers, the kind that is better in closed form.
     fn variants(&self, scored: &Scored) -> Vec<bool> {
         if self.partitioner.workers <= MANY {
             return vec![false, true];
@@ -124,7 +122,7 @@ impl ShortList<'_> {
         vec![weighed && scored.step_ms < plain_ms.unwrap_or(f64::INFINITY)]
     }
 
-    /// Takes the closed form with partitions that weigh the rings, where that is less.
+    /// Uses the closed form with partitions that take the rings into account, if it is smaller.
     fn rescore(&mut self, scored: &mut Scored) {
         self.make_ring_aware(scored);
         let partitions = self.choices(scored, true).map(|c| c.partition);
@@ -135,7 +133,7 @@ impl ShortList<'_> {
         }
     }
 
-    /// Makes the partitions that weigh the rings of a composition, if they have not been made.
+    /// Makes the partitions that take the rings of a composition into account, if they have not been made.
     fn make_ring_aware(&mut self, scored: &Scored) {
         let (set, pipelines) = (&self.sets[scored.set], scored.composition.pipelines());
         if pipelines < 2 && self.partitioner.problem.costs.tied_parameters == 0 {
@@ -152,7 +150,7 @@ impl ShortList<'_> {
         }
     }
 
-    /// The partitions of a composition: those that weigh its rings, where wanted and where they differ from those that do not.
+    /// The partitions of a composition: those that take its rings into account, if wanted and if they differ from those that do not.
     fn choices(&self, scored: &Scored, ring_aware: bool) -> [Choice<'_>; 2] {
         let pipelines = scored.composition.pipelines();
         scored.composition.classes.map(|class| {
@@ -227,7 +225,7 @@ impl ShortList<'_> {
         )
     }
 
-    /// Simulates the fill and some steady state of a pipeline.
+    /// Simulates the filling and part of the steady state of a pipeline.
     fn run(&self, set: &PartitionSet, kind: ScheduleKind, partition: &Partition, n: u32) -> Simulated {
         let costs = self.partitioner.problem.costs;
         let stages = partition.work(self.partitioner.speed);
@@ -263,8 +261,8 @@ impl ShortList<'_> {
                 let n = share.each + u64::from(i < share.extra);
                 let samples = (n * u64::from(set.micro_batch_size)).min(left);
                 left -= samples;
-                // Workers that share cores are simulated at nominal speed: not every worker is as slow as the slowest of its
-                // pool, and what that one alone would take is a bound already.
+                // Workers that share cores are simulated at nominal speed: not every worker is as slow as the slowest of its pool, and the
+                // time of the slowest alone is a lower bound already.
                 let stages = (*partition)?.work(1.0);
                 pipelines.push(PipelineWork { stages, samples });
             }
@@ -286,7 +284,7 @@ impl ShortList<'_> {
     }
 }
 
-/// Micro-batches after which a pipeline of this many stages is surely in its steady state.
+/// Number of micro-batches after which a pipeline of this many stages has certainly reached its steady state.
 fn steady(stages: usize) -> u32 {
     u32::try_from(3 * stages + 16).unwrap_or(u32::MAX)
 }

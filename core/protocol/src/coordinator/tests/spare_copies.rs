@@ -3,7 +3,7 @@
 use super::*;
 use crate::message::{Following, Keeping};
 use varuna_plan::SpareCopies;
-use varuna_plan::spare_copies::Verdict;
+use varuna_plan::spare_copies::SpareCopyDecision;
 
 /// One pipeline: a segment for each of two workers.
 struct Deep;
@@ -29,7 +29,10 @@ impl Planner for Deep {
 }
 
 /// The first plan's keepers, and what was said of them.
-fn first_plan(wanted: SpareCopies, workers: (Keeping, Keeping)) -> (Vec<Option<WorkerId>>, Vec<Verdict>) {
+fn first_plan(
+    wanted: SpareCopies,
+    workers: (Keeping, Keeping),
+) -> (Vec<Option<WorkerId>>, Vec<SpareCopyDecision>) {
     let rig = planned(wanted, workers);
     let said = rig.events.iter().filter_map(|e| match e {
         Event::SpareCopies { verdict, .. } => Some(*verdict),
@@ -90,7 +93,7 @@ fn planned(wanted: SpareCopies, (of_a, of_b): (Keeping, Keeping)) -> Rig {
 fn neighbours_keep_each_others_units_where_it_is_wanted() {
     let (keepers, said) = first_plan(SpareCopies::One, (Keeping::Able, Keeping::Able));
     assert_eq!(keepers, [Some(B), Some(A)]);
-    assert_eq!(said, [Verdict::Kept], "said once");
+    assert_eq!(said, [SpareCopyDecision::Kept], "said once");
     let (keepers, said) = first_plan(SpareCopies::Off, (Keeping::Able, Keeping::Able));
     assert!(keepers.is_empty() && said.is_empty());
 }
@@ -99,7 +102,7 @@ fn neighbours_keep_each_others_units_where_it_is_wanted() {
 fn a_worker_that_follows_and_cannot_keep_has_no_part_in_it() {
     let (keepers, said) = first_plan(SpareCopies::One, (Keeping::Able, Keeping::Unable));
     assert_eq!(keepers, []);
-    assert_eq!(said, [Verdict::NoKeeper]);
+    assert_eq!(said, [SpareCopyDecision::NoKeeper]);
 }
 
 #[test]

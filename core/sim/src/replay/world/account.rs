@@ -1,4 +1,4 @@
-//! What becomes of the trace's time: the account that the report is made of, and how what goes on is entered.
+//! The use of the trace's time: the account from which the report is made, and how activities are entered into it.
 
 use super::Replay;
 use crate::host::Host;
@@ -7,18 +7,18 @@ use crate::replay::ledger::{Activity, Cause, Ledger};
 use crate::replay::report::{Point, Report};
 use varuna_plan::WorkerId;
 
-/// What is reported.
+/// The data of the report.
 pub(super) struct Account {
     pub(super) ideal: Ideal,
     pub(super) ledger: Ledger,
     pub(super) report: Report,
-    /// Since when training stands, and since when there are enough nodes to train.
+    /// Since when training has been stopped, and since when there have been enough nodes to train.
     pub(super) stopped_at: u64,
     pub(super) possible_at: u64,
 }
 
 impl Host<Replay<'_>> {
-    /// Why a running plan is slower than the best: `moved` = other workers are there, and it has not been replaced.
+    /// Determines why a running plan is slower than the best. `moved`: the set of workers has changed and the plan has not been replaced.
     pub(super) fn judge_plan(&mut self, moved: bool) {
         let avoided = |id: &WorkerId| {
             let drained = self.members.get(*id).is_some_and(|w| w.local.drained);
@@ -33,7 +33,7 @@ impl Host<Replay<'_>> {
         };
     }
 
-    /// Something else goes on.
+    /// The activity changes.
     pub(super) fn turn(&mut self, activity: Activity) {
         if matches!(self.env.account.ledger.activity, Activity::Running { .. }) {
             self.env.account.stopped_at = self.now();
@@ -43,14 +43,14 @@ impl Host<Replay<'_>> {
         self.mark();
     }
 
-    /// A point of the picture.
+    /// Adds a point to the timeline.
     pub(super) fn mark(&mut self) {
         let (used, rate) = match self.env.account.ledger.activity {
             Activity::Running { rate } => {
                 let members = self.env.in_force.as_ref().map_or(0, |p| p.members().len());
                 (members, rate)
             }
-            Activity::Standing(_) => (0, 0.0),
+            Activity::Paused(_) => (0, 0.0),
         };
         let point = Point {
             at_s: self.seconds(),

@@ -12,8 +12,8 @@ use varuna_plan::{CostPlanner, Generation, Infeasible, PlanRequest, Planner, Sha
 use varuna_protocol::Listing;
 use varuna_protocol::{Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Event, Timing};
 
-/// The planner. A coordinator below its minimum asks at every tick; for no more workers than were too few before, the answer
-/// is known.
+/// The planner. A coordinator below its minimum asks at every tick; if the number of workers is no greater than one that was too small
+/// before, the answer is known.
 struct KnownTooFew {
     planner: CostPlanner,
     too_few: Cell<usize>,
@@ -37,7 +37,7 @@ pub(super) fn coordinator(setup: &Setup) -> Coordinator {
     let config = CoordinatorConfig {
         min_workers: setup.min_workers,
         final_checkpoint: setup.checkpoint_steps.is_some(),
-        // A plan is the same before and after the loss: here it only takes the replay's time.
+        // A plan is the same before and after the loss, so preparing plans would only take the replay's time.
         timing: Timing {
             prepare_plans_every: Duration::ZERO,
             ..Timing::default()
@@ -48,7 +48,7 @@ pub(super) fn coordinator(setup: &Setup) -> Coordinator {
         planner: setup.planner.clone(),
         too_few: Cell::new(0),
     };
-    // A job whose holders all went before its first checkpoint begins anew, by hand in the real world.
+    // A job whose holders all left before its first checkpoint begins again; in reality the user would restart it.
     Coordinator::new(config, Box::new(planner)).may_begin_anew()
 }
 
@@ -111,7 +111,7 @@ impl Host<Replay<'_>> {
         Ok(())
     }
 
-    /// What the account is kept by.
+    /// Enters an event into the account.
     fn account_for(&mut self, event: &Event) {
         if !matches!(
             event,
@@ -120,7 +120,7 @@ impl Host<Replay<'_>> {
             self.busy();
         }
         match event {
-            Event::Fenced { .. } => self.turn(Activity::Standing(Cause::Plan)),
+            Event::Fenced { .. } => self.turn(Activity::Paused(Cause::Plan)),
             Event::Planned {
                 generation,
                 plan,
@@ -150,14 +150,14 @@ impl Host<Replay<'_>> {
                 };
                 self.env.account.report.reconfigurations.push(entry);
                 if !change && !first {
-                    self.turn(Activity::Standing(Cause::Connect));
+                    self.turn(Activity::Paused(Cause::Connect));
                 }
             }
             Event::Resumed { base, restored, .. } => self.resumed(*base, *restored),
             Event::Connected { .. }
-                if self.env.account.ledger.activity == Activity::Standing(Cause::Connect) =>
+                if self.env.account.ledger.activity == Activity::Paused(Cause::Connect) =>
             {
-                self.turn(Activity::Standing(Cause::Transfer));
+                self.turn(Activity::Paused(Cause::Transfer));
             }
             Event::Running { generation } => self.runs(*generation),
             _ => {}
@@ -213,7 +213,7 @@ impl Host<Replay<'_>> {
             mut report,
             ..
         } = self.env.account;
-        ledger.turn(end, Activity::Standing(Cause::Start));
+        ledger.turn(end, Activity::Paused(Cause::Start));
         let ideal = ledger.ideal.max(f64::MIN_POSITIVE);
         let loss = |cause: Cause| Loss {
             cause,

@@ -8,11 +8,11 @@ use std::time::Duration;
 use varuna_plan::{Generation, Step, Unit, WorkerId};
 use varuna_protocol::{CoordinatorInput, MemberConfig, MemberEffect, MemberTiming, Timing};
 
-/// A run that outlives every trace.
+/// A last step that no trace reaches.
 pub(super) const LAST_STEP: Step = Step(u64::MAX / 4);
-/// What is sent to those who follow shares its links with training's own traffic: so much of their rate is left for it, by assumption.
+/// Transfers to followers share links with the training's own traffic. By assumption, this fraction of the rate is left for them.
 const BESIDE_TRAINING: f64 = 0.5;
-/// Gradients travel in single precision, bytes a parameter.
+/// Gradients are sent in single precision: bytes per parameter.
 const GRADIENT_BYTES: f64 = 4.0;
 
 impl Host<Replay<'_>> {
@@ -23,7 +23,8 @@ impl Host<Replay<'_>> {
             id,
             layout: self.env.setup.layout,
             last_step: LAST_STEP,
-            // Regular ones are the trace's: here machines know of few of its steps. Ordered ones they make themselves.
+            // Regular checkpoints are made by the replay, because the machines know only few of the trace's steps. Ordered checkpoints are
+            // made by the machines.
             checkpoint_every: self.env.setup.checkpoint_steps.map(|_| LAST_STEP.0),
             compare_every: None,
             timing: MemberTiming::default(),
@@ -41,7 +42,7 @@ impl Host<Replay<'_>> {
         self.queue.after(latency, Event::Tick(Process::Worker(id)));
     }
 
-    /// The node is gone: its peers and the coordinator see its connections close once that is detected.
+    /// The node is gone: its peers and the coordinator see its connections close after the detection time.
     pub(super) fn leave(&mut self, node: &str) {
         let Some(w) = self.env.nodes.remove(node) else {
             return;
@@ -52,10 +53,10 @@ impl Host<Replay<'_>> {
         let detect = nanoseconds(self.env.setup.parts.detect_ms);
         let trains = self.env.in_force.as_ref().is_some_and(|p| p.has(w));
         if trains && matches!(self.env.account.ledger.activity, Activity::Running { .. }) {
-            self.turn(Activity::Standing(Cause::Detect));
+            self.turn(Activity::Paused(Cause::Detect));
         }
         if trains {
-            // Its share of a checkpoint that is on its way goes with it.
+            // Its share of a checkpoint in upload is lost with it.
             let real = self.real();
             self.env.saved.retain(|_, s| s.available_ns <= real);
         }
@@ -67,7 +68,7 @@ impl Host<Replay<'_>> {
         }
     }
 
-    /// Ends the process; whoever is connected hears of it after `delay`.
+    /// Ends the process; connected processes notice after `delay`.
     fn end_worker(&mut self, w: WorkerId, delay: u64) {
         if let Some(worker) = self.members.alive_mut(w) {
             worker.alive = false;
@@ -78,8 +79,8 @@ impl Host<Replay<'_>> {
         self.wake();
     }
 
-    /// The next node that should say that it will go: when it says so, and when it goes. Who hears of it earlier does nothing before the coordinator's
-    /// time for following begins.
+    /// The next node that should announce that it will leave: when it announces it, its name, and when it leaves. A coordinator that hears
+    /// of it earlier would do nothing before its time for following begins.
     pub(super) fn next_notice(&self) -> Option<(u64, String, u64)> {
         if self.env.setup.notice_s <= 0.0 {
             return None;
@@ -99,7 +100,7 @@ impl Host<Replay<'_>> {
         ahead.iter().take_while(|m| m.at_ns <= horizon).find_map(untold)
     }
 
-    /// The coordinator hears that a node goes, and when.
+    /// The coordinator is told that a node will leave, and when.
     pub(super) fn announce(&mut self, node: &str, at: u64) -> Result {
         let leaves_in = Duration::from_nanos(at.saturating_sub(self.real()));
         if let Some(w) = self.env.nodes.get(node).copied()
@@ -113,12 +114,12 @@ impl Host<Replay<'_>> {
         Ok(())
     }
 
-    /// The peers have connected, and neither has closed the connection or died.
+    /// Whether the peers have connected, and neither has closed the connection or died.
     pub(super) fn linked(&self, generation: Generation, a: WorkerId, b: WorkerId) -> bool {
         self.env.links.contains(&(generation, a.min(b), a.max(b)))
     }
 
-    /// Closes connections of a worker; their other ends hear of it after `delay`.
+    /// Closes connections of a worker; the other ends notice after `delay`.
     fn close_links(&mut self, w: WorkerId, delay: u64, which: impl Fn(Generation) -> bool) {
         let now = self.now();
         let cut = |(g, from, to): &Route| which(*g) && (*from == Some(w) || *to == w);
@@ -178,10 +179,10 @@ impl Host<Replay<'_>> {
                 (generation, Some(w), to),
                 unit,
                 Content::Gradient(decision),
-                // After a switch training stands, and leaves all of the link.
+                // After a switch training is stopped, so the whole link is free.
                 decision.switch.map_or(BESIDE_TRAINING, |_| 1.0),
             ),
-            // Between two steps the links carry nothing else.
+            // Between two steps the links carry no other traffic.
             MemberEffect::ForwardPrepared {
                 generation,
                 to,
@@ -199,12 +200,12 @@ impl Host<Replay<'_>> {
         Ok(())
     }
 
-    /// Puts something on its way. `share`: of the link's rate, so much is free for it.
+    /// Starts a transfer. `share`: the fraction of the link's rate that is free for it.
     pub(super) fn send(&mut self, route: Route, unit: Unit, content: Content, share: f64) {
         let state = self.env.unit_bytes.get(unit.index()).copied().unwrap_or(0.0);
         let bytes = match content {
             Content::State(..) => state,
-            // Where a step is skipped only the decision travels; no step is, here.
+            // For a skipped step only the decision would be sent; no step is skipped here.
             Content::Gradient(_) | Content::PreparedGradient(_) => {
                 let setup = self.env.setup;
                 state * GRADIENT_BYTES / setup.parts.state_bytes(&setup.planner.costs).max(GRADIENT_BYTES)

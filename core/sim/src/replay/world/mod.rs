@@ -1,7 +1,7 @@
-//! The environment of a replay: one coordinator, members on the trace's nodes, links, a store; no faults but the trace's.
+//! The environment of a replay: one coordinator, members on the trace's nodes, links, a store; the only faults are the trace's.
 //!
-//! Two clocks: the machines' own, and the trace's. They differ by the stretches that were left out (`skip`), which the
-//! machines never see.
+//! There are two clocks: the machines' own, and the trace's. They differ by the intervals that were skipped (`skip`), which the machines
+//! never see.
 
 mod account;
 mod coordinator;
@@ -25,17 +25,17 @@ use varuna_plan::state::UnitNorm;
 use varuna_plan::{CostPlanner, Generation, Layout, Plan, StateId, Step, Unit, WorkerId};
 use varuna_protocol::{CoordinatorEffect, Hello, MemberEffect, MemberInput, Record};
 
-/// Drivers of coordinator and members tick so often (as `coordinator/` and `worker/` do), nanoseconds.
+/// Interval of the ticks of coordinator and members (as in `coordinator/` and `worker/`), nanoseconds.
 const TICK_NS: u64 = 20_000_000;
-/// More events than any trace needs: a world that spins ends with an error.
+/// More events than any trace needs: a replay that makes no progress ends with an error.
 const EVENTS_MAX: u64 = 4_000_000_000;
 
-/// What is replayed.
+/// The configuration of a replay.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The planner that the coordinator asks; also the measure of what was possible.
+    /// The planner that the coordinator asks. It also determines the best possible rate.
     pub planner: CostPlanner,
-    /// The units of the job's state: ranges of segments where optimizer state is sharded. Costs do not say.
+    /// The units of the job's state: ranges of segments if optimizer state is sharded. The costs do not tell.
     pub layout: Layout,
     /// Samples in a step.
     pub global_batch_size: u64,
@@ -43,15 +43,15 @@ pub struct Setup {
     pub min_workers: usize,
     /// Measured parts of a reconfiguration.
     pub parts: RecoveryParts,
-    /// Nodes say so long before they leave that they will, seconds; 0.0: never.
+    /// How long before they leave nodes announce it, seconds; 0.0: never.
     pub notice_s: f64,
-    /// A checkpoint every so many steps; none: state lost by all holders is begun anew from the seed.
+    /// Interval of checkpoints, in steps. None: state that all holders lost is made again from the seed.
     pub checkpoint_steps: Option<u64>,
-    /// False runs every step through the protocol (slow, for tests of what is left out).
+    /// Whether steady steps are skipped. False runs every step through the protocol (slow; for tests of skipping).
     pub skip: bool,
 }
 
-/// A replay that cannot go on.
+/// Why a replay cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplayError {
     /// No plan for any number of nodes of the trace.
@@ -94,11 +94,11 @@ enum Timer {
     Transfers(u64),
 }
 
-/// What a worker has besides its member.
+/// The environment's data for a worker.
 struct Worker {
     node: String,
     drained: bool,
-    /// The step that runs.
+    /// The running step.
     job: Option<(Generation, Step)>,
     /// All units of the last step are reduced.
     prepared: Vec<(Unit, UnitNorm)>,
@@ -123,7 +123,7 @@ struct Replay<'a> {
     plans: BTreeMap<Generation, Arc<Plan>>,
     /// The plan that runs, or ran last.
     in_force: Option<Arc<Plan>>,
-    /// The newest state that somebody committed, and the steps of the trace's world at it.
+    /// The newest committed state, and the steps of the trace's world at it.
     newest: StateId,
     newest_steps: u64,
     skipped: Skipped,
@@ -147,7 +147,7 @@ pub fn replay(trace: &Trace, setup: &Setup) -> Result<Report> {
     Ok(host.finish())
 }
 
-/// State bytes by unit. The ranges of a segment are of one size, but for an element.
+/// State bytes by unit. The ranges of a segment have equal sizes, except for one element.
 #[expect(clippy::cast_precision_loss, reason = "bytes on a link")]
 fn unit_bytes(setup: &Setup) -> Vec<f64> {
     let (costs, layout) = (&setup.planner.costs, setup.layout);
@@ -272,7 +272,7 @@ impl Environment for Replay<'_> {
 }
 
 impl Host<Replay<'_>> {
-    /// On the trace's clock.
+    /// The present time on the trace's clock.
     fn real(&self) -> u64 {
         self.now() + self.env.skipped.ns
     }
@@ -286,7 +286,7 @@ impl Host<Replay<'_>> {
         (self.real() - self.env.trace.start_ns()) / 1_000_000_000
     }
 
-    /// When the trace next does something: a moment, or a notice. On the trace's clock.
+    /// When the trace's next event is due, a moment or a notice, on the trace's clock.
     fn outside(&self) -> Option<u64> {
         let moment = self.env.trace.moments.get(self.env.next_moment).map(|m| m.at_ns);
         let notice = self.next_notice().map(|(at, ..)| at.max(self.real()));

@@ -1,5 +1,5 @@
-//! Commits, checkpoints, and what is left out: while steps follow each other at an equal pace and nothing else goes on, whole
-//! steps are counted instead of run. The machines' clock stands still meanwhile; the trace's goes on.
+//! Commits, checkpoints, and skipping: while steps follow each other at an equal rate and nothing else goes on, whole steps are counted
+//! instead of run. The machines' clock stands still meanwhile; the trace's continues.
 
 use super::{Replay, Result};
 use crate::host::Host;
@@ -8,12 +8,12 @@ use std::time::Duration;
 use varuna_plan::{Decision, StateId};
 use varuna_protocol::{CoordinatorInput, Time};
 
-/// Nothing but commits for so long: everything that follows a change has been done, nanoseconds. The longest wait after
-/// a change is that after a cancelled one, 0.9 s.
+/// After this long with nothing but commits, everything that follows a change has been done, nanoseconds. The longest wait after a change
+/// is that after a cancelled one, 0.9 s.
 const QUIET_NS: u64 = 2_000_000_000;
-/// Where nothing runs the longest wait is that for answers before committed steps are given up, 30 s.
+/// The same if nothing runs: the longest wait is that for answers before committed steps are given up, 30 s.
 const STANDSTILL_NS: u64 = 36_000_000_000;
-/// Equal steps that must have been seen.
+/// Number of equal steps that must have been seen.
 const STEADY: u32 = 3;
 
 /// A checkpoint, made at this state of the machines; `steps` of the trace's world were done.
@@ -23,11 +23,11 @@ pub(super) struct Saved {
     pub(super) available_ns: u64,
 }
 
-/// What was left out of the simulation.
+/// What was skipped in the simulation.
 pub(super) struct Skipped {
-    /// Trace's clock less the machines' clock.
+    /// The trace's clock minus the machines' clock.
     pub(super) ns: u64,
-    /// Steps of the trace's world less the machines' steps.
+    /// Steps of the trace's world minus the machines' steps.
     pub(super) steps: i128,
 }
 
@@ -62,7 +62,7 @@ impl Host<Replay<'_>> {
         (steady.period, steady.committed_at) = (took, now);
         self.save(self.env.account.ledger.steps - 1);
         if decision.switch.is_some() {
-            self.turn(Activity::Standing(Cause::Transfer));
+            self.turn(Activity::Paused(Cause::Transfer));
             return Ok(());
         }
         self.skip_steps()
@@ -98,7 +98,7 @@ impl Host<Replay<'_>> {
         Ok(())
     }
 
-    /// In what time the coordinator thinks again about a change that did not repay its way, nanoseconds.
+    /// The time until the coordinator reconsiders a change that would not have repaid its cost, nanoseconds.
     fn thinks_again_in(&self) -> u64 {
         let now = Time(self.now());
         let coordinator = self.coordinators.first().map(|c| &c.machine);
@@ -108,7 +108,7 @@ impl Host<Replay<'_>> {
         })
     }
 
-    /// Nothing runs, nothing is on its way, and all waits are over: only the trace can change that.
+    /// Skips ahead if nothing runs, nothing is on its way and all waits are over: only the trace can change that.
     pub(super) fn skip_standstill(&mut self) -> Result {
         let since = self.env.steady.busy_at.max(self.env.steady.committed_at);
         let running = matches!(self.env.account.ledger.activity, Activity::Running { .. });
@@ -129,8 +129,8 @@ impl Host<Replay<'_>> {
         self.coordinator(0, CoordinatorInput::TimeSkipped(Duration::from_nanos(ns)))
     }
 
-    /// The last checkpoint that became due after `before` steps, kept at the tip's name. The machines know one state for all
-    /// the steps that were left out; `Saved::steps` says which it stands for.
+    /// Makes the last checkpoint that became due after `before` steps, under the name of the newest state. The machines know one state for
+    /// all the steps that were skipped; `Saved::steps` tells for which step it stands.
     fn save(&mut self, before: u64) {
         let Some(every) = self.env.setup.checkpoint_steps else {
             return;
@@ -142,7 +142,7 @@ impl Host<Replay<'_>> {
         }
         let upload = self.upload_ns();
         let made = self.real() - (done - due) * self.env.steady.period.max(1);
-        // Where the newest is still on its way, the one before it may be there.
+        // If the newest is still being uploaded, the one before it may be complete.
         if made + upload > self.real() && due >= every && due - every > before {
             let older = Saved {
                 steps: due - every,
@@ -158,7 +158,7 @@ impl Host<Replay<'_>> {
         self.keep(saved);
     }
 
-    /// A member puts its share of the newest state, as the coordinator has ordered: all do at once.
+    /// A member puts its share of the newest state, as the coordinator has ordered; all members do so at once.
     pub(super) fn ordered_save(&mut self, id: StateId) {
         let steps = self.env.newest_steps;
         let known = self.env.saved.get(&id).is_some_and(|s| s.steps >= steps);

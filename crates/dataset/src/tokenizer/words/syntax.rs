@@ -1,7 +1,8 @@
-//! Whether a pattern means the same to the library's engine (fancy-regex) and to the fast one (regex-automata). Only syntax is taken that both are known to
-//! read alike. Of the rest some is refused by one of them, and some is read otherwise: `a++` gives nothing back once it has matched, or repeats `a+`.
+//! Checks that a pattern means the same to the library's engine (fancy-regex) and to the fast one (regex-automata). Only syntax is accepted
+//! that both are known to read alike. Other syntax is refused by one of them, or read differently: `a++` gives nothing back once it has
+//! matched, or repeats `a+`.
 
-/// Whether both engines read this pattern alike, if they read it at all.
+/// Whether both engines read this pattern alike, if they accept it at all.
 pub(super) fn is_common(pattern: &str) -> bool {
     let mut rest = pattern;
     while let Some(first) = rest.chars().next() {
@@ -11,7 +12,7 @@ pub(super) fn is_common(pattern: &str) -> bool {
             '[' => after_class(behind),
             '(' => after_opening(behind),
             '?' | '*' | '+' | '{' => after_quantifier(rest),
-            // Where a text begins or ends: no pattern of words needs it, and it depends on flags.
+            // The beginning or end of a text: no pattern of words needs it, and its meaning depends on flags.
             '^' | '$' => None,
             _ => Some(behind),
         };
@@ -21,8 +22,8 @@ pub(super) fn is_common(pattern: &str) -> bool {
     true
 }
 
-/// What follows an escape: that of a kind of characters, of a line break or a tab, or of a sign that stands for itself then. Others, as `\h` and `\K`, are
-/// one engine's alone, or mean something else to each.
+/// The rest after an escape of a character class, of a line break or tab, or of a character that then stands for itself. Other escapes,
+/// such as `\h` and `\K`, are supported by only one engine, or differ in meaning.
 fn after_escape(rest: &str) -> Option<&str> {
     let first = rest.chars().next()?;
     let behind = &rest[first.len_utf8()..];
@@ -38,10 +39,10 @@ fn after_escape(rest: &str) -> Option<&str> {
     }
 }
 
-/// What follows a class. One within another may end at another place for each engine.
+/// The rest after a character class. A nested class may end at different positions for the two engines.
 fn after_class(rest: &str) -> Option<&str> {
     let rest = rest.strip_prefix('^').unwrap_or(rest);
-    // A bracket that comes first is one of the characters.
+    // A closing bracket at the beginning is one of the characters.
     let mut rest = rest.strip_prefix(']').unwrap_or(rest);
     loop {
         let first = rest.chars().next()?;
@@ -55,8 +56,8 @@ fn after_class(rest: &str) -> Option<&str> {
     }
 }
 
-/// What follows the beginning of a group: of a plain one, of `(?:` or of `(?i:`. What looks around and atomic groups are one engine's alone, and flags
-/// without a group of their own end at other places.
+/// The rest after the beginning of a group: of a plain one, of `(?:` or of `(?i:`. Look-around and atomic groups are supported by only one
+/// engine, and flags without a group of their own end at different positions.
 fn after_opening(rest: &str) -> Option<&str> {
     match rest.strip_prefix('?') {
         None => Some(rest),
@@ -64,7 +65,8 @@ fn after_opening(rest: &str) -> Option<&str> {
     }
 }
 
-/// What follows a quantifier, which may be a lazy one. With another quantifier behind it, it is possessive for one engine and repeated for the other.
+/// The rest after a quantifier, which may be lazy. Followed by another quantifier, it is possessive for one engine and repeated for the
+/// other.
 fn after_quantifier(rest: &str) -> Option<&str> {
     let behind = match rest.strip_prefix('{') {
         None => rest.get(1..)?,

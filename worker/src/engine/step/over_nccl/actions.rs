@@ -7,7 +7,8 @@ use varuna_cuda::Action;
 use varuna_model::StateShare;
 use varuna_plan::{Layout, Unit};
 
-/// What a rank does for the sum of a unit's gradient of so many elements with its tail: by what is issued together. `place` is the rank, of `members`.
+/// What a rank does for the sum of a unit's gradient of this many elements with its tail, in groups that are issued together. `place` is
+/// the rank, of `members`.
 pub(super) fn actions_of_sum(
     layout: Layout,
     unit: Unit,
@@ -19,7 +20,7 @@ pub(super) fn actions_of_sum(
         false => Vec::new(),
     };
     match shares.last_mut() {
-        // The tail goes with the last part, whoever holds it.
+        // The tail always goes with the last part.
         Some(last) => last.elements.end = elements,
         None => return vec![vec![(Action::AllReduceSum, 0..elements)]],
     }
@@ -33,7 +34,7 @@ pub(super) fn actions_of_sum(
             copies.push((Action::Receive { from: small(first) }, elements));
         }
     }
-    // Who holds no part, of a unit with few elements, has none to pass on.
+    // If a unit has few elements, some ranks hold no part, and have none to pass on.
     [sums, copies]
         .into_iter()
         .filter(|together| !together.is_empty())

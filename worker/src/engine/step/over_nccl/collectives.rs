@@ -1,8 +1,9 @@
-//! What the workers that compute with a unit do together, from device to device: they sum its gradient, and where they share its state out, those that
-//! hold parameters send them to the others (reduce-scatter and all-gather of ZeRO-1, Rajbhandari et al. 2020).
+//! Collective operations, from device to device, of the workers that compute with a unit: they sum its gradient and, if they divide its
+//! state among them, send the parameters that they hold to the others (reduce-scatter and all-gather of ZeRO-1, Rajbhandari et al. 2020).
 //!
-//! Shares are not all of one size, as NCCL's own reduce-scatter and all-gather need them: each share is a reduction to its first holder, or a broadcast
-//! from it, and those of a unit are issued together. The second holder gets a copy of the first one's sum, so that both have the same bits.
+//! NCCL's own reduce-scatter and all-gather need shares of equal size, which these are not. So each share is a reduction to its first
+//! holder, or a broadcast from it, and those of a unit are issued together. The second holder gets a copy of the first one's sum, so that
+//! both have the same bits.
 
 use super::super::exchange::{ENDING, Summed};
 use super::super::place::small;
@@ -42,9 +43,9 @@ pub(super) struct Collectives<'a> {
     step: Step,
     deadline: Instant,
     own: Arc<Communicators>,
-    /// Units of communicators whose sums were not begun, in the order in which everybody begins them.
+    /// Units of communicators whose sums have not begun, in the order in which all workers begin them.
     order: VecDeque<Unit>,
-    /// Units whose gradients are final, and whose turn has not come.
+    /// Units whose gradients are complete, and whose turn has not come.
     finished: BTreeMap<Unit, (Tensor, Lease)>,
     sums: VecDeque<Sum>,
     /// Parameters on their way that nothing was computed with yet.
@@ -73,7 +74,8 @@ pub(super) fn issue_together(
     issue(operations.collect(), deadline).map_err(|refused| refused.error)
 }
 
-/// Why operations are lost already: a peer did not come in time to connect, say. Whoever issues more would only learn that the communicator was revoked.
+/// Why operations have failed already: for example, a peer did not connect in time. Later operations would only report that the
+/// communicator was revoked.
 fn first_lost(issued: &[Pending<OnDevice>]) -> Option<NcclError> {
     issued.iter().find_map(|pending| pending.is_done().err())
 }
@@ -126,8 +128,8 @@ impl<'a> Collectives<'a> {
         }
         let late = self.late(whole);
         let late = |error| of_nccl(error, late.clone());
-        // One unit after the other, in everybody's order: operations that wait for their peers hold a part of the device, and two workers must not fill theirs
-        // with different ones.
+        // One unit after the other, in the same order on all workers: operations that wait for their peers occupy a part of the device, and
+        // two workers must not fill theirs with different ones.
         let latest = self.latest.and_then(|unit| self.coming.get(&unit)?.last());
         if let Some(event) = latest.and_then(Pending::event) {
             lane.stream.wait(event).map_err(|e| late(e.into()))?;

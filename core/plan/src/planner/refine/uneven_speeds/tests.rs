@@ -120,8 +120,8 @@ fn a_plan_that_holds_each_segment_twice_is_not_left_for_one_that_is_hardly_faste
 
 #[test]
 fn of_plans_that_are_as_fast_memory_decides_then_redundancy_then_speed() {
-    let of = |crowded, single_pipeline, effective_ms| Judged {
-        crowded,
+    let of = |exceeds_memory, single_pipeline, effective_ms| Judged {
+        exceeds_memory,
         single_pipeline,
         effective_ms,
     };

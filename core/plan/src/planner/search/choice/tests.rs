@@ -152,13 +152,13 @@ fn a_plan_under_which_memory_holds_old_and_new_state_together_is_taken_before_on
         let both: [(&[usize], f64); 2] = [(&[4], 100.0), (&[2, 2], 100.0)];
         let pools = found(&anything, &request.workers, &both);
         let pool = WorkerPool::new(&problem, &pools[0].workers);
-        let crowded = pools[0]
+        let exceeds_memory = pools[0]
             .candidates
             .iter()
-            .map(|c| pool.place(&problem, c).crowded);
-        let crowded: Vec<bool> = crowded.collect();
+            .map(|c| pool.place(&problem, c).exceeds_memory);
+        let exceeds_memory: Vec<bool> = exceeds_memory.collect();
         let taken = choose(&problem, &pools, WORKERS as usize).unwrap().0;
-        match crowded[..] {
+        match exceeds_memory[..] {
             [false, true] => {
                 between += 1;
                 assert_eq!(depths(&taken), [4], "{mib} MiB");

@@ -1,4 +1,4 @@
-//! What a worker tells of its steps: timings for the coordinator, and in its log whether the spare copies that it keeps are of use.
+//! What a worker reports about its steps: timings to the coordinator, and to its log whether the spare copies that it keeps are up to date.
 
 use crate::engine::{Lap, StepTimings, Timeline, Work};
 use std::collections::BTreeMap;
@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use varuna_plan::{Generation, Plan, Step, WorkerId};
 use varuna_wire::{SegmentTimes, StepMetrics};
 
-/// A worker tells the timings of a step no sooner after those before than this, times the members of its plan: the coordinator hears of
-/// 250 in a second, from however many workers. A few workers tell every step.
+/// The shortest time between two reports of timings by a worker, times the number of members of its plan. So the coordinator gets 250
+/// reports a second, from any number of workers. If there are few workers, they report every step.
 const METRICS_PAUSE: Duration = Duration::from_millis(4);
 
 /// Median times of full micro-batches by segment, and the samples of a full micro-batch.
@@ -46,7 +46,7 @@ struct Ran {
     timeline: Option<Timeline>,
 }
 
-pub(super) struct Telling {
+pub(super) struct StepReports {
     ran: Option<Ran>,
     /// Timings of steps before that are not told.
     from: Instant,
@@ -56,15 +56,15 @@ pub(super) struct Telling {
     generation: Generation,
     /// Units whose spare copy this worker keeps.
     kept: usize,
-    /// All of them were where the run is when that was looked at last.
+    /// Whether all of them were up to date when this was checked last.
     in_step: bool,
     tokens_per_sample: u64,
     memory_taken: MemoryTaken,
 }
 
-impl Telling {
-    pub(super) fn new(tokens_per_sample: u64, memory_taken: MemoryTaken) -> Telling {
-        Telling {
+impl StepReports {
+    pub(super) fn new(tokens_per_sample: u64, memory_taken: MemoryTaken) -> StepReports {
+        StepReports {
             ran: None,
             from: Instant::now(),
             members: 1,
@@ -106,7 +106,7 @@ impl Telling {
         });
     }
 
-    /// The timings of the step that was just applied, where it is time to tell them, or it is the one that was measured.
+    /// The timings of the step that was just applied, if it is time to report them, or if this is the step that was measured.
     pub(super) fn applied(&mut self, apply: Duration) -> Option<StepMetrics> {
         let Ran {
             generation,
@@ -139,7 +139,7 @@ impl Telling {
         })
     }
 
-    /// So many of the units whose spare copies are kept here are where the run is.
+    /// How many of the units whose spare copies are kept here are up to date.
     pub(super) fn spare_copies(&mut self, in_step: usize) {
         let all = self.kept > 0 && in_step == self.kept;
         if all != self.in_step {
@@ -161,34 +161,34 @@ impl Telling {
 mod tests {
     use super::*;
 
-    fn ran(telling: &mut Telling, timeline: Option<Timeline>) -> Option<StepMetrics> {
-        telling.ran(
+    fn ran(step_reports: &mut StepReports, timeline: Option<Timeline>) -> Option<StepMetrics> {
+        step_reports.ran(
             (Generation(1), Step(1)),
             StepTimings::default(),
             Vec::new(),
             timeline,
         );
-        telling.applied(Duration::from_millis(3))
+        step_reports.applied(Duration::from_millis(3))
     }
 
     #[test]
     fn the_measured_step_is_told_however_soon_after_another_one() {
-        let mut telling = Telling::new(1, Box::new(|| None));
+        let mut step_reports = StepReports::new(1, Box::new(|| None));
         // Of so many none tells a second time within an hour.
-        telling.members = 1_000_000;
-        assert!(ran(&mut telling, None).is_some_and(|told| told.measured.is_none()));
-        assert_eq!(ran(&mut telling, None), None);
+        step_reports.members = 1_000_000;
+        assert!(ran(&mut step_reports, None).is_some_and(|told| told.measured.is_none()));
+        assert_eq!(ran(&mut step_reports, None), None);
         let timeline = Timeline {
             began: Instant::now(),
             began_us: 17,
             tasks: Vec::new(),
             reduced: Duration::from_micros(5),
         };
-        let told = ran(&mut telling, Some(timeline))
+        let told = ran(&mut step_reports, Some(timeline))
             .and_then(|told| told.measured)
             .unwrap();
         assert_eq!((told.began_us, told.reduced_us), (17, 5));
         assert!(told.optimizer_from_us <= told.optimizer_to_us);
-        assert_eq!(ran(&mut telling, None), None);
+        assert_eq!(ran(&mut step_reports, None), None);
     }
 }

@@ -7,7 +7,7 @@ use varuna_coordinator::{Control, WorkerNotice};
 
 /// Which orders were passed on.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct ForwardedOrders {
     goal: Option<RunGoal>,
     save_at: Option<String>,
     steps: u64,
@@ -18,8 +18,8 @@ pub(super) struct Told {
     domains: BTreeMap<String, String>,
 }
 
-impl Told {
-    /// Passes on what was not passed on yet. A worker that is told of twice was away in between.
+impl ForwardedOrders {
+    /// Passes on orders that were not passed on yet. A worker that is reported twice was away in between.
     pub(super) fn tell(&mut self, spec: &RunSpec, control: &Control) {
         if self.goal != Some(spec.goal) {
             // If a channel is full, it was asked before; if it is closed, the coordinator has ended.

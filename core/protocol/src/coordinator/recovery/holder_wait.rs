@@ -1,35 +1,36 @@
-//! How long a recovery waits for holders that do not answer, and what may follow once it has waited.
+//! How long a recovery waits for holders that do not answer, and what it may do once it has waited.
 //!
-//! The wait is that of all coordinators together: what an earlier one has waited stands in the record. It is measured and not dated,
-//! since the machine knows no clock that two processes share. A coordinator that is killed again and again would else never come to its end.
+//! The waiting time is that of all coordinators together: the record holds how long earlier ones have waited. Otherwise a recovery whose
+//! coordinator is killed again and again would never end. The record holds a duration and not a date, since there is no clock that two
+//! processes share.
 
 use super::super::config::Timing;
 use super::super::resume::Resume;
 use super::super::shared::Shared;
-use super::{Collecting, Step};
+use super::{Collecting, RecoveryAction};
 use crate::message::{Inventory, Time};
 use std::time::Duration;
 use varuna_plan::WorkerId;
 
-/// A run is given up after so many times [`Timing::restore`] although a holder is connected that does not answer.
+/// A run is given up after this multiple of [`Timing::restore`], even if a holder is connected that does not answer.
 const SILENT: u32 = 4;
-/// The first note of the wait in the record comes after this part of [`Timing::restore`], each later one after twice the time. So a wait
-/// costs few writes, and of what a coordinator waited no more than half is lost with it.
+/// The waiting time is first written to the record after this fraction of [`Timing::restore`], and then each time after twice as long. So a
+/// wait costs few writes, and at most half of what a coordinator has waited is lost with it.
 const FIRST_NOTE: u32 = 16;
 
 /// For how long holders have been waited for.
-pub(super) struct Patience {
-    /// By coordinators before this one, and by this one until its last note.
+pub(super) struct HolderWait {
+    /// The time waited by earlier coordinators, and by this one until it last wrote it.
     before: Duration,
     /// When this coordinator's wait began.
     began: Time,
-    /// Since when it is not noted.
+    /// The waiting time since then is not in the record yet.
     since: Time,
-    /// It is noted once so much is not.
+    /// The waiting time is written once this much of it is not in the record.
     note_after: Duration,
 }
 
-impl Patience {
+impl HolderWait {
     pub(super) fn begin(now: Time, shared: &Shared) -> Self {
         let known = shared.record.stored.waited_ms;
         Self {
@@ -45,7 +46,8 @@ impl Patience {
             .saturating_add(now.since(self.since.max(resumed_at(shared))))
     }
 
-    /// It was waited for so long. This coordinator itself has to have waited for as long as it takes a worker to find it.
+    /// Whether the wait has lasted for `patience`. This coordinator itself must have waited for at least as long as a worker takes to find
+    /// it.
     fn is_over(&self, now: Time, patience: Duration, shared: &Shared) -> bool {
         let own = now.since(self.began.max(resumed_at(shared)));
         let least = patience.min(shared.config.timing.silent);
@@ -54,22 +56,22 @@ impl Patience {
 }
 
 impl Collecting {
-    /// Notes the wait where that is due.
-    pub(super) fn note_wait(&mut self, shared: &Shared, now: Time) -> Step {
-        let patience = &mut self.patience;
-        let unnoted = now.since(patience.since.max(resumed_at(shared)));
+    /// Writes the waiting time to the record, if that is due.
+    pub(super) fn note_wait(&mut self, shared: &Shared, now: Time) -> RecoveryAction {
+        let wait = &mut self.holder_wait;
+        let unnoted = now.since(wait.since.max(resumed_at(shared)));
         let planned = shared.record.stored.plan.is_some();
-        if unnoted < patience.note_after || !planned || shared.record.delays_writes(now) {
-            return Step::Wait;
+        if unnoted < wait.note_after || !planned || shared.record.delays_writes(now) {
+            return RecoveryAction::Wait;
         }
-        patience.before = patience.waited(now, shared);
-        patience.since = now;
-        patience.note_after *= 2;
-        Step::Note(shared.record.with_wait(patience.before))
+        wait.before = wait.waited(now, shared);
+        wait.since = now;
+        wait.note_after *= 2;
+        RecoveryAction::Note(shared.record.with_wait(wait.before))
     }
 
-    /// What is in memory and nothing newer is known of can be resumed from at once. Steps are given up only after a while; so is
-    /// what the store may have since it last answered.
+    /// Whether training may resume here now. A state in memory can be resumed from at once if nothing newer is known. Steps are given up
+    /// only after a while, and so is what may have come into the store since it last answered.
     pub(super) fn may_resume(
         &self,
         resume: &Resume,
@@ -78,19 +80,19 @@ impl Collecting {
         now: Time,
     ) -> bool {
         let ended = missing.iter().all(|w| shared.roster.has_ended(*w)) || bug!(GiveUpStepsAtOnce);
-        // What those of a stopped run held went with them, or comes with them: it is not waited for.
+        // State held by the workers of a stopped run went with them or returns with them, so it is not waited for.
         let ended = ended || shared.record.stored.is_stopped();
-        let waited = self.patience.is_over(now, patience(missing, shared), shared);
+        let waited = self.holder_wait.is_over(now, patience(missing, shared), shared);
         let newest = (resume.tip && !self.may_be_far_behind(shared)) || ended || waited;
         let confirmed = !resume.checkpoint || self.is_listing_fresh() || waited;
         newest && confirmed && (self.listing.is_some() || !resume.checkpoint)
     }
 
-    /// Whatever is known may be far behind: those who train under a plan that an earlier coordinator made may not have found this one yet. A
-    /// checkpoint that they have put says little of how far they are, and who has just come holds nothing.
+    /// Whether everything that is known may be far behind the run: workers that train under a plan of an earlier coordinator may not have
+    /// found this one yet. A checkpoint that they have put says little about how far they are, and a newcomer holds nothing.
     ///
-    /// Every commit needs every member, so that one member that answers, or was heard before, shows how far all are. One that has left the plan
-    /// for the next one, and holds nothing any more, does not.
+    /// Every commit needs every member, so a single member that answers now, or was heard before, shows how far all are. A member that has
+    /// left the plan for the next one and no longer holds anything does not.
     fn may_be_far_behind(&self, shared: &Shared) -> bool {
         let record = &shared.record.stored;
         let inherited = record.plan.as_ref().filter(|_| shared.record.is_inherited());
@@ -105,26 +107,27 @@ impl Collecting {
         !heard && !self.answers.iter().any(knows)
     }
 
-    /// Only by what the store says now, and when all who may hold state are gone for long: also those whom no plan names any more.
+    /// Whether the run may be given up. This needs a fresh answer from the store, and that all workers that may hold state have been gone
+    /// for long, including those that no plan names any more; or a still longer wait.
     pub(super) fn may_give_up(&self, mut missing: Vec<WorkerId>, shared: &Shared, now: Time) -> bool {
         let answered = |w: &WorkerId| self.answers.contains_key(w);
         missing.extend(shared.roster.workers.keys().filter(|w| !answered(w)));
         let timing = &shared.config.timing;
-        let waited = |patience: Duration| self.patience.is_over(now, patience, shared);
+        let waited = |patience: Duration| self.holder_wait.is_over(now, patience, shared);
         let gone = |w: &WorkerId| is_long_gone(*w, shared, now);
         let all_gone = !missing.is_empty() && missing.iter().all(gone);
         let longest = waited((timing.restore * SILENT).max(timing.lost)) || bug!(GiveUpOnConnected);
-        // What the last ones put may still be on its way to the store.
+        // State that the last workers put may still be on its way to the store.
         let put = shared.config.final_checkpoint && !bug!(GiveUpBeforeUploads);
         let all_gone = all_gone && (!put || waited(timing.restore));
         let just_now = now <= self.confirmed_at.after(timing.ask_again * 3) || bug!(TrustOldListing);
         self.is_listing_fresh() && just_now && (all_gone || longest)
     }
 
-    /// Whether all committed steps may be given up, where the user allows it. Permission is no reason to hurry: holders are waited for as long as
-    /// without it, when the run would end. Those of a run that was stopped in order have nothing to come back with.
+    /// Whether all committed steps may be given up, if the user allows it. Permission is no reason to hurry: holders are waited for as long
+    /// as without it, until the run would end. Workers of a run that was stopped in order have nothing to come back with.
     pub(super) fn may_begin_anew(&self, missing: &[WorkerId], shared: &Shared, now: Time) -> bool {
-        // Where a lost run ends as soon as steps may be given up, waiting for that ([`Collecting::may_resume`]) is enough.
+        // If a lost run ends as soon as steps may be given up, the wait in [`Collecting::may_resume`] is enough.
         let waits_for_lost = !shared.config.timing.lost.is_zero() && !bug!(BeginAnewAtOnce);
         let stopped = shared.record.stored.is_stopped();
         shared.may_begin_anew
@@ -136,8 +139,8 @@ impl Collecting {
     }
 }
 
-/// How long holders are waited for that do not answer. Longer where one is connected: it was paused, or what it has in hand
-/// takes its time, after which its process ends by itself.
+/// How long to wait for holders that do not answer. Longer if one is connected: it was paused, or its engine is busy, after which its
+/// process ends by itself.
 fn patience(missing: &[WorkerId], shared: &Shared) -> Duration {
     let connected = |w: &WorkerId| {
         let is = shared.roster.status(*w).is_some() && !bug!(GiveUpOnConnected);
@@ -153,8 +156,8 @@ fn patience(missing: &[WorkerId], shared: &Shared) -> Duration {
     }
 }
 
-/// The worker has ended, or its stream has been down for so long that what only it holds is lost. Who went before this coordinator came
-/// is not known to have gone: for them counts how long was waited in all.
+/// Whether the worker has ended, or its stream has been down for so long that state held only by it is lost. For a worker that left before
+/// this coordinator started, the total waiting time counts, since it is not known to have gone.
 fn is_long_gone(worker: WorkerId, shared: &Shared, now: Time) -> bool {
     let timing = &shared.config.timing;
     let away = if bug!(GiveUpBeforeRestore) {
@@ -166,7 +169,7 @@ fn is_long_gone(worker: WorkerId, shared: &Shared, now: Time) -> bool {
     shared.roster.is_disconnected(worker) && (shared.roster.has_ended(worker) || now > down.after(away))
 }
 
-/// While the coordinator itself was paused nobody could come back or answer: time counts from here.
+/// Waiting is counted from this time: while the coordinator itself was paused, nobody could come back or answer.
 fn resumed_at(shared: &Shared) -> Time {
     if bug!(CountOwnPauseAsWaiting) {
         Time(0)

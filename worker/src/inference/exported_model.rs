@@ -1,4 +1,4 @@
-//! A model of the user's own whose parameters stay as they are.
+//! A user-defined model whose parameters do not change.
 
 use super::load::parameters;
 use crate::backend::Backend;

@@ -1,7 +1,8 @@
-//! Units that only follow other workers, as spare copies do, are brought on by a thread of its own, beside the running step: a step waits for
-//! the optimizer of its own units alone.
+//! A separate thread applies gradients to units that only follow other workers, such as spare copies, in parallel with the running step. So
+//! a step waits only for the optimizer of its own units.
 //!
-//! The thread has such a unit's buffers from its first gradient until the engine recalls them, which waits for what was given before.
+//! The thread owns such a unit's buffers from the first gradient until the engine takes them back. Taking them back waits for all gradients
+//! that were given before.
 
 use super::optimizer::{self, Patience};
 use super::{Engine, EngineError};
@@ -13,12 +14,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use varuna_api::Training;
 use varuna_plan::{Decision, Unit};
 
-/// Is told when a gradient is applied, or why it is not: then the unit's state is in doubt.
+/// Is called when a gradient is applied, or with the reason if it is not: then the unit's state cannot be trusted.
 pub type Done = Box<dyn FnOnce(Result<(), EngineError>) + Send>;
 
 impl Engine {
-    /// Has these units here again, with all gradients of [`Engine::apply_beside`] applied: it must come before all else that is done with
-    /// them, but for a step.
+    /// Takes these units back, with all gradients of [`Engine::apply_in_background`] applied. This must be called before anything else is done
+    /// with them, except a step.
     ///
     /// # Errors
     /// The thread that applies them has ended; the process must, too.
@@ -36,7 +37,7 @@ impl Engine {
     ///
     /// # Errors
     /// The thread does not start, or has ended. What else may be wrong, `done` is told.
-    pub fn apply_beside(
+    pub fn apply_in_background(
         &mut self,
         decision: &Decision,
         unit: Unit,
@@ -87,13 +88,13 @@ struct Thread {
 
 /// The engine's side.
 #[derive(Default)]
-pub(super) struct Beside {
+pub(super) struct BackgroundUpdates {
     /// It starts with the first gradient: most workers never follow another.
     thread: Option<Thread>,
     away: BTreeSet<Unit>,
 }
 
-impl Beside {
+impl BackgroundUpdates {
     /// The units that the thread has.
     pub(super) fn away(&self) -> &BTreeSet<Unit> {
         &self.away

@@ -1,0 +1,52 @@
+//! Handles listings of the checkpoint store, and which of the checkpoints the run needs.
+
+use super::Driver;
+use crate::inbox::CheckpointListing;
+use crate::store_watcher::Needs;
+use varuna_plan::Base;
+use varuna_protocol::coordinator::CoordinatorInput;
+use varuna_protocol::{Listing, RunMode};
+
+impl Driver {
+    /// Takes a listing of the checkpoint store: reports changes to people, and tells the machine what it can resume from.
+    pub(super) fn take_listing(&mut self, listing: CheckpointListing) {
+        let step = self.machine.run().step;
+        for event in self.checkpoints.update(listing, step) {
+            self.log_checkpoint(event);
+        }
+        self.tell_needs();
+        if let Some(usable) = self.checkpoints.usable() {
+            self.feed(CoordinatorInput::Checkpoints(usable));
+        }
+    }
+
+    /// Tells the store watcher which checkpoints the run needs, with each listing and as soon as the record changes. A plan may start from
+    /// a checkpoint that becomes too old to be kept once another upload completes.
+    pub(super) fn tell_needs(&mut self) {
+        self.needs_told = self.machine.record().version;
+        // Before the record is read, it is not known what the run needs.
+        let is_known = self.machine.run().mode != RunMode::Starting;
+        if let Some(watcher) = self.checkpoints.watcher().filter(|_| is_known)
+            && let Some(usable) = self.checkpoints.usable()
+        {
+            watcher.set_needs(self.needs(&usable));
+        }
+    }
+
+    /// Which of these checkpoints the run needs according to its record.
+    fn needs(&self, usable: &Listing) -> Needs {
+        let record = self.machine.record();
+        let plans = [&record.plan, &record.next].into_iter().flatten();
+        let bases = plans.filter_map(|plan| match plan.base {
+            Base::Fixed { id, .. } => Some(id),
+            Base::AtSwitch { .. } => None,
+        });
+        // A rollback goes to the newest compared checkpoint, which may be older than those that are kept.
+        let compared = record.trust.newest_compared(&usable.complete);
+        let void = usable.complete.iter().filter(|id| record.trust.is_void(**id));
+        Needs {
+            protected: bases.chain(compared).collect(),
+            void: void.copied().collect(),
+        }
+    }
+}
