@@ -5,7 +5,7 @@ use super::config::CoordinatorEffect;
 use super::ending::Ending;
 use super::event::{Event, Outcome};
 use super::persisting::{GivenUp, Persisting, Then};
-use super::recovery::{Collecting, RecoveryAction};
+use super::recovery::{Action, Collecting};
 use super::shared::Shared;
 use super::starting::{Settling, Starting};
 use super::turn::{Next, Turn};
@@ -74,17 +74,15 @@ impl Mode {
                 Next::Write(record) => persist(active, record, shared, turn),
             },
             Mode::Collecting(mut collecting) => match collecting.step(shared, turn) {
-                RecoveryAction::Wait => Mode::Collecting(collecting),
-                RecoveryAction::Write(record) => persist(collecting.into_interrupted(), record, shared, turn),
-                RecoveryAction::Note(record) => Mode::Persisting(Persisting::of(
+                Action::Wait => Mode::Collecting(collecting),
+                Action::Write(record) => persist(collecting.into_interrupted(), record, shared, turn),
+                Action::Note(record) => Mode::Persisting(Persisting::of(
                     shared.record.write(record, turn),
                     Then::Collecting(collecting),
                 )),
-                RecoveryAction::GiveUp(_) if shared.record.delays_writes(turn.now) => {
-                    Mode::Collecting(collecting)
-                }
-                RecoveryAction::GiveUp(units) if bug!(GiveUpUnconfirmed) => give_up(units, shared, turn),
-                RecoveryAction::GiveUp(units) => {
+                Action::GiveUp(_) if shared.record.delays_writes(turn.now) => Mode::Collecting(collecting),
+                Action::GiveUp(units) if bug!(GiveUpUnconfirmed) => give_up(units, shared, turn),
+                Action::GiveUp(units) => {
                     let write = shared.record.write(shared.record.stored.clone(), turn);
                     Mode::Persisting(Persisting {
                         write,

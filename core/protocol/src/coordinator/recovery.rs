@@ -19,7 +19,7 @@ use varuna_plan::deadline::MOST_DOUBLINGS;
 use varuna_plan::{Base, Infeasible, Plan, Shape, StateId, Unit, WorkerId};
 
 /// What a recovery does next.
-pub(super) enum RecoveryAction {
+pub(super) enum Action {
     /// Wait: there are not enough answers or workers yet, or not enough time has passed.
     Wait,
     /// There is a plan.
@@ -65,9 +65,8 @@ impl Collecting {
         }
         interrupted.suspicion = None;
         shared.last_reports.problem = None;
-        shared
-            .without_commit
-            .note(interrupted.running(), &shared.progress);
+        let (progress, running) = (&shared.progress, interrupted.running());
+        shared.without_commit.note(running, progress);
         for to in shared.roster.connected() {
             shared.fence(to, turn);
         }
@@ -119,7 +118,7 @@ impl Collecting {
         self.interrupted
     }
 
-    pub(super) fn step(&mut self, shared: &mut Shared, turn: &mut Turn<'_>) -> RecoveryAction {
+    pub(super) fn step(&mut self, shared: &mut Shared, turn: &mut Turn<'_>) -> Action {
         self.ask_again(shared, turn);
         shared.let_distrusted_go(turn);
         shared.leave_out_distrusted(&mut self.answers);
@@ -129,14 +128,14 @@ impl Collecting {
         let collected = turn.now >= self.since.after(shared.config.timing.collect);
         let tried = std::mem::replace(&mut self.tried, gone || collected) && turn.scope != Scope::Everyone;
         if !bug!(RecoverWithoutWaiting) && ((!gone && !collected) || tried) {
-            return RecoveryAction::Wait;
+            return Action::Wait;
         }
         let missing: Vec<WorkerId> = self.missing.iter().flatten().copied().collect();
         if shared.comparison.rolls_back {
             return self.roll_back(missing, shared, turn);
         }
         let Some(checkpoints) = self.usable_checkpoints(&missing, shared, turn.now) else {
-            return RecoveryAction::Wait;
+            return Action::Wait;
         };
         let evidence = Evidence {
             layout: shared.config.layout,
@@ -149,9 +148,7 @@ impl Collecting {
             Some(resume) if self.may_resume(&resume, &missing, shared, turn.now) => {
                 self.recover(resume, missing, shared, turn)
             }
-            None if self.may_give_up(missing, shared, turn.now) => {
-                RecoveryAction::GiveUp(evidence.uncovered())
-            }
+            None if self.may_give_up(missing, shared, turn.now) => Action::GiveUp(evidence.uncovered()),
             _ => self.note_wait(shared, turn.now),
         }
     }
@@ -229,14 +226,9 @@ impl Collecting {
 
     /// Nobody knows which of the holders has the right bits, so the run goes back to the newest checkpoint whose state was compared, or to
     /// the seed if there is none. This needs a fresh listing of the store: a newer checkpoint may have been completed.
-    fn roll_back(
-        &mut self,
-        missing: Vec<WorkerId>,
-        shared: &mut Shared,
-        turn: &mut Turn<'_>,
-    ) -> RecoveryAction {
+    fn roll_back(&mut self, missing: Vec<WorkerId>, shared: &mut Shared, turn: &mut Turn<'_>) -> Action {
         let Some(listing) = self.listing.as_ref().filter(|l| l.fresh) else {
-            return RecoveryAction::Wait;
+            return Action::Wait;
         };
         let compared = shared.record.stored.trust.newest_compared(&listing.complete);
         let to = compared.unwrap_or(StateId::INITIAL);
@@ -248,8 +240,8 @@ impl Collecting {
             tip: true,
         };
         match self.plan(resume, missing, shared, turn) {
-            Some(plan) => RecoveryAction::Write(shared.with_odd(shared.record.with_rollback(plan, to))),
-            None => RecoveryAction::Wait,
+            Some(plan) => Action::Write(shared.with_odd(shared.record.with_rollback(plan, to))),
+            None => Action::Wait,
         }
     }
 
@@ -259,22 +251,21 @@ impl Collecting {
         missing: Vec<WorkerId>,
         shared: &mut Shared,
         turn: &mut Turn<'_>,
-    ) -> RecoveryAction {
+    ) -> Action {
         let id = resume.id;
         if shared.checkpoints.last.is_damaged(id) {
             let record = &shared.record.stored;
             if !may_put_anew(record) {
-                return RecoveryAction::GiveUp(shared.config.layout.all_units().collect());
+                return Action::GiveUp(shared.config.layout.all_units().collect());
             }
             let every = shared.config.timing.ask_again;
             shared.checkpoints.last.discard(id, record, every, turn);
-            return RecoveryAction::Wait;
+            return Action::Wait;
         }
         let stored = self.listing.as_ref().is_some_and(|l| l.complete.contains(&id));
         let plan = self.plan(resume, missing, shared, turn);
-        plan.map_or(RecoveryAction::Wait, |plan| {
-            RecoveryAction::Write(shared.resume_at(id, stored, plan))
-        })
+        let write = |plan| Action::Write(shared.resume_at(id, stored, plan));
+        plan.map_or(Action::Wait, write)
     }
 
     /// The plan that resumes at this state. None while there are too few workers, or while the store refuses writes.

@@ -7,7 +7,7 @@
 use super::super::config::Timing;
 use super::super::resume::Resume;
 use super::super::shared::Shared;
-use super::{Collecting, RecoveryAction};
+use super::{Action, Collecting};
 use crate::message::{Inventory, Time};
 use std::time::Duration;
 use varuna_plan::WorkerId;
@@ -57,17 +57,17 @@ impl HolderWait {
 
 impl Collecting {
     /// Writes the waiting time to the record, if that is due.
-    pub(super) fn note_wait(&mut self, shared: &Shared, now: Time) -> RecoveryAction {
+    pub(super) fn note_wait(&mut self, shared: &Shared, now: Time) -> Action {
         let wait = &mut self.holder_wait;
         let unnoted = now.since(wait.since.max(resumed_at(shared)));
         let planned = shared.record.stored.plan.is_some();
         if unnoted < wait.note_after || !planned || shared.record.delays_writes(now) {
-            return RecoveryAction::Wait;
+            return Action::Wait;
         }
         wait.before = wait.waited(now, shared);
         wait.since = now;
         wait.note_after *= 2;
-        RecoveryAction::Note(shared.record.with_wait(wait.before))
+        Action::Note(shared.record.with_wait(wait.before))
     }
 
     /// Whether training may resume here now. A state in memory can be resumed from at once if nothing newer is known. Steps are given up
