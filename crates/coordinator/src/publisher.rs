@@ -19,6 +19,8 @@ const STATUS_INTERVAL: Duration = Duration::from_millis(250);
 /// Minimum time between two views, or two versions of `status.json`, as a multiple of the time that the last one took: with thousands of
 /// workers they may take at most a hundredth of the time.
 const PAUSE: u32 = 100;
+/// That pause is never longer than this: one write that a busy disk delays must not hide the run for minutes.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// How many messages and events a view holds.
 const VIEW_ENTRIES_MAX: usize = 64;
 
@@ -223,7 +225,8 @@ impl Publisher {
 
 /// When the next version is due, if the last one was made from `began` to `ended`.
 fn next_due(began: Instant, ended: Instant, least: Duration) -> Instant {
-    began + least.max(ended.duration_since(began) * PAUSE)
+    let pause = ended.duration_since(began).saturating_mul(PAUSE);
+    began + least.max(pause.min(PAUSE_MAX))
 }
 
 fn push_bounded<T>(entries: &mut VecDeque<T>, entry: T) {
@@ -246,5 +249,6 @@ mod tests {
         };
         assert_eq!(due(0), VIEW_INTERVAL, "a few workers");
         assert_eq!(due(5), Duration::from_millis(500), "a thousand");
+        assert_eq!(due(100), PAUSE_MAX, "a disk that was busy for a moment");
     }
 }

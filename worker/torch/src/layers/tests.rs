@@ -385,6 +385,26 @@ fn a_target_outside_the_vocabulary_is_no_number_with_a_kernel_of_our_own() {
     }
 }
 
+/// The loss of one token whose logits are the rows times ones.
+fn loss_of(rows: &Tensor, target: i64, kernels: Kernels) -> f64 {
+    let table = HeadTable {
+        rows: rows.shallow_clone(),
+        gradient: Tensor::zeros_like(rows),
+        whole: false,
+        bias: None,
+        cap: None,
+        kernels,
+    };
+    let sum = Tensor::zeros([0i64; 0], (Kind::Double, Device::Cpu));
+    let loss = HeadLoss {
+        targets: &Tensor::from_slice(&[target]),
+        weight: 1.0,
+        sum: &sum,
+    };
+    loss.add(&Tensor::ones([1, rows.size()[1]], CPU), &table).unwrap();
+    sum.double_value(&[])
+}
+
 #[test]
 fn a_logit_that_is_no_number_is_in_the_loss_wherever_it_lies() {
     // A width of whole vectors, and one that is none, in which each thread of the kernel looks at one column at a time.
@@ -398,22 +418,7 @@ fn a_logit_that_is_no_number_is_in_the_loss_wherever_it_lies() {
             let rows = Tensor::ones([v, 2], CPU);
             let _ = rows.get(column).fill_(odd);
             for kernels in [Kernels::LIBTORCH, Kernels::ALL_ON_HOST] {
-                let table = HeadTable {
-                    rows: rows.shallow_clone(),
-                    gradient: Tensor::zeros([v, 2], CPU),
-                    whole: false,
-                    bias: None,
-                    cap: None,
-                    kernels,
-                };
-                let sum = Tensor::zeros([0i64; 0], (Kind::Double, Device::Cpu));
-                let loss = HeadLoss {
-                    targets: &Tensor::from_slice(&[7i64]),
-                    weight: 1.0,
-                    sum: &sum,
-                };
-                loss.add(&Tensor::ones([1, 2], CPU), &table).unwrap();
-                let found = sum.double_value(&[]);
+                let found = loss_of(&rows, 7, kernels);
                 assert!(
                     !found.is_finite(),
                     "{found} with {odd} in {column} of {v}, {kernels:?}"
@@ -432,24 +437,9 @@ fn logits_of_minus_infinity_take_no_part_in_the_loss() {
             let _ = rows.narrow(0, first, 8).fill_(f64::NEG_INFINITY);
         }
         for kernels in [Kernels::LIBTORCH, Kernels::ALL_ON_HOST] {
-            let table = HeadTable {
-                rows: rows.shallow_clone(),
-                gradient: Tensor::zeros([v, 1], CPU),
-                whole: false,
-                bias: None,
-                cap: None,
-                kernels,
-            };
-            let sum = Tensor::zeros([0i64; 0], (Kind::Double, Device::Cpu));
-            let loss = HeadLoss {
-                targets: &Tensor::from_slice(&[9i64]),
-                weight: 1.0,
-                sum: &sum,
-            };
-            loss.add(&Tensor::ones([1, 1], CPU), &table).unwrap();
             // All others are equal.
             let expected = ((v - 24) as f64).ln();
-            let off = (sum.double_value(&[]) - expected).abs();
+            let off = (loss_of(&rows, 9, kernels) - expected).abs();
             assert!(off < 1e-5, "{off}, {v}, {kernels:?}");
         }
     }
