@@ -10,11 +10,12 @@ use varuna_run_folder::{Access, Durability, RunFiles, replace_file};
 /// What clients of the coordinator's port must show.
 #[derive(clap::Args)]
 pub(crate) struct Security {
-    /// Speak TLS, with the certificate certificate.pem and key.pem of the run folder; made if they are not there. Workers
-    /// need it: varuna-worker --certificate "$(cat certificate.pem)".
+    /// Use TLS, with certificate.pem and key.pem of the run folder. They are created if they do not exist. Workers need the certificate:
+    /// varuna-worker --certificate "$(cat certificate.pem)".
     #[arg(long)]
     tls: bool,
-    /// Listen beyond this machine without a token or without TLS: for a network that encrypts and keeps strangers out itself.
+    /// Accept connections from other machines without a token or without TLS. Use this only in a network that encrypts and keeps strangers
+    /// out by itself.
     #[arg(long)]
     insecure: bool,
 }

@@ -18,8 +18,8 @@ const SHARDS_AT_ONCE: usize = 4;
 
 /// List, check, save, delete, export and import checkpoints.
 ///
-/// URI is the folder of one job: <spec.checkpoint.uri>/<metadata.name>. It is a path or starts with file://, s3://, gs:// or
-/// az://. Credentials come from the environment variables of the cloud's own tools.
+/// URI is the folder of one job: <spec.checkpoint.uri>/<metadata.name>. It is a path, or it starts with file://, s3://, gs:// or az://.
+/// Credentials come from the environment variables that the tools of each cloud use.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// List all checkpoints: name, state (complete, incomplete or damaged), size and number of files.
+    /// List all checkpoints with their name, state (complete, incomplete or damaged), size and number of files.
     Ls {
         /// Folder of the job's checkpoints.
         uri: String,
@@ -47,7 +47,7 @@ enum Command {
     Verify {
         /// Folder of the job's checkpoints.
         uri: String,
-        /// Print one JSON object for each checkpoint: its name, and what is wrong or null.
+        /// Print one JSON object for each checkpoint, with its name and its error or null.
         #[arg(long)]
         json: bool,
     },
@@ -55,15 +55,15 @@ enum Command {
     Save {
         /// Folder of the run.
         run: PathBuf,
-        /// Seconds to wait. The checkpoint is saved even if the wait ends first.
+        /// Maximum time to wait, in seconds. The checkpoint is saved even if the wait ends first.
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
         timeout: u64,
     },
-    /// Delete all but the newest complete checkpoints, and the files of older ones that were never completed.
+    /// Delete all but the newest complete checkpoints, and the files of older checkpoints that were never completed.
     Prune {
         /// Folder of the job's checkpoints.
         uri: String,
-        /// Complete checkpoints to keep, at least 1.
+        /// Number of complete checkpoints to keep, at least 1.
         #[arg(long)]
         keep: usize,
     },
@@ -71,11 +71,11 @@ enum Command {
     Export(export::Arguments),
     /// Import a Hugging Face folder of a GPT-2, Llama, Qwen 3 or BERT as the first checkpoint of a job. A run of that job starts from it.
     ///
-    /// The folder's tokenizer is kept beside the checkpoints, and an export has it again.
+    /// The folder's tokenizer is kept beside the checkpoints, and an export adds it again.
     Import {
         /// Checkpoint location, as in spec.checkpoint.uri.
         uri: String,
-        /// Folder with config.json and model.safetensors, or several files and model.safetensors.index.json; F32, F16 or BF16.
+        /// Folder with config.json and model.safetensors (or several such files and model.safetensors.index.json), in F32, F16 or BF16.
         folder: PathBuf,
         /// Name of the job, as in metadata.name.
         #[arg(long)]

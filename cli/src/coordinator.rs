@@ -15,26 +15,27 @@ use varuna_wire::process_host;
 
 /// Run a coordinator for workers that are started elsewhere.
 ///
-/// The first Ctrl-C stops the run in order, the second ends the coordinator at once; SIGTERM and a closed terminal stop the run in order.
+/// The first Ctrl-C stops the run in order, and the second one ends the coordinator at once. SIGTERM and a closed terminal stop the run in
+/// order.
 ///
-/// On this machine a worker is started with `varuna-worker --coordinator ADDRESS`. On another one it needs VARUNA_TOKEN and VARUNA_CERTIFICATE (the
-/// text of the run folder's certificate.pem), and with `--advertise HOST` it says where the other workers reach it:
-/// docs/guides/several-machines.md.
+/// Start a worker on this machine with `varuna-worker --coordinator ADDRESS`. A worker on another machine also needs VARUNA_TOKEN,
+/// VARUNA_CERTIFICATE (the text of certificate.pem in the run folder) and `--advertise HOST`, the host under which other workers reach it.
+/// See docs/guides/several-machines.md.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// The job file.
     #[arg(long)]
     job: PathBuf,
-    /// Address on which to listen, host:port, an IPv6 address in brackets; port 0 is any free one.
+    /// Address on which to listen, host:port. An IPv6 address stands in brackets. Port 0 is any free port.
     #[arg(long, default_value = "127.0.0.1:7070")]
     bind: String,
-    /// The run folder; a folder with an earlier coordinator's record is taken over.
+    /// The run folder. If it has the record of an earlier coordinator, this coordinator takes over its run.
     #[arg(long)]
     run_dir: PathBuf,
-    /// Plan with this profile of the model on the workers' devices (see varuna profile).
+    /// Plan with this profile, which was measured for the model on the workers' devices (see varuna profile).
     #[arg(long)]
     profile: Option<PathBuf>,
-    /// Token of the run; workers and commands must present it.
+    /// Token of the run. Workers and commands must present it.
     #[arg(long, env = "VARUNA_TOKEN", default_value = "", hide_env_values = true)]
     token: String,
     #[command(flatten)]

@@ -14,10 +14,10 @@ pub(crate) struct CostSource {
     /// Estimate costs for this kind of device, for example h100-80g, and stay within its memory [default: one CPU core].
     #[arg(long, value_name = "KIND")]
     device: Option<String>,
-    /// Take costs from this profile (see varuna profile) instead of an estimate.
+    /// Take costs from this profile instead of an estimate (see varuna profile).
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Replace the profile's link times by this table: a CSV file with the columns bytes,us.
+    /// Table of message times that replaces the profile's links: a CSV file with the columns bytes,us.
     #[arg(long, value_name = "FILE", requires = "profile")]
     links: Option<PathBuf>,
 }

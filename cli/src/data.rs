@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 use varuna_dataset::{Build, Built, DataError, Format, Split, Tokenizer, build, info, tokens};
 
-/// Build and inspect datasets in Megatron's format (a `.bin` and an `.idx` file).
+/// Build and inspect datasets in Megatron's format (a .bin file and an .idx file).
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -16,26 +16,26 @@ pub(crate) struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Build a dataset from files of texts.
+    /// Build a dataset from text files.
     ///
-    /// Documents are written in the order of the files, so that the bytes are the same whatever the number of threads. docs/guides/data.md.
+    /// Documents are written in the order of the files, so the result does not depend on the number of threads. See docs/guides/data.md.
     Build(BuildArguments),
     /// Check a dataset and print its size, tokenizer and digest.
     Info {
         /// Path of the dataset, without .bin or .idx.
         dataset: PathBuf,
     },
-    /// Print tokens of a dataset, as a JSON array of their ids or as text.
+    /// Print tokens of a dataset, as a JSON array of token ids or as text.
     Show {
         /// Path of the dataset, without .bin or .idx.
         dataset: PathBuf,
         /// Number of the first token, from 0.
         #[arg(long, default_value_t = 0)]
         first: u64,
-        /// Tokens at most.
+        /// Maximum number of tokens to print.
         #[arg(long, default_value_t = 256)]
         count: u32,
-        /// Print the text that the tokens stand for; needs the dataset's tokenizer.
+        /// Print the text of the tokens. This needs the dataset's tokenizer.
         #[arg(long)]
         text: bool,
     },
@@ -43,32 +43,34 @@ enum Command {
 
 #[derive(clap::Args)]
 struct BuildArguments {
-    /// Files of texts. By its name, a file is JSON lines (.jsonl, .ndjson, .json), Parquet (.parquet, .pq), or one document (any other). Files that
-    /// end in .gz are decompressed, but for Parquet. Tables (.csv, ...), archives and what is compressed otherwise are refused.
+    /// Text files. The name of a file determines its format: JSON lines (.jsonl, .ndjson, .json), Parquet (.parquet, .pq), or one document
+    /// (any other name). Files that end in .gz are decompressed, except Parquet files. Tables (.csv, ...), archives and other compressed
+    /// files are refused.
     #[arg(required = true)]
     inputs: Vec<PathBuf>,
-    /// Path of the dataset to write, without .bin or .idx. It is on a disk: its files are copied to a bucket afterwards.
+    /// Path of the dataset to write, without .bin or .idx. It must be on a disk; copy the files to a bucket afterwards.
     #[arg(long, short, value_name = "PREFIX")]
     output: PathBuf,
-    /// Tokenizer: byte (257 tokens), gpt2 (50257 tokens), the path of a tokenizer.json or of a folder that has one, or that of another dataset.
+    /// Tokenizer: byte (257 tokens), gpt2 (50257 tokens), the path of a tokenizer.json or of a folder with one, or the path of another
+    /// dataset.
     #[arg(long, default_value = "gpt2")]
     tokenizer: String,
-    /// Text of the token after each document, where the tokenizer's files name none or another one is wanted.
+    /// Text of the token that ends each document. It is needed if the tokenizer's files name no such token, or if you want another one.
     #[arg(long, value_name = "TOKEN")]
     end_of_document: Option<String>,
-    /// What the files are: text, jsonl or parquet [default: what their names say].
+    /// Format of the files: text, jsonl or parquet [default: by the file name].
     #[arg(long)]
     format: Option<Format>,
-    /// Field of a JSON line, or column of a Parquet file, that has the text.
+    /// Field of a JSON line, or column of a Parquet file, that contains the text.
     #[arg(long, default_value = "text")]
     field: String,
-    /// Divide the documents into PREFIX-train, PREFIX-validation and PREFIX-test by these shares, such as 98,1,1.
+    /// Divide the documents into the datasets PREFIX-train, PREFIX-validation and PREFIX-test by these shares, for example 98,1,1.
     #[arg(long, value_name = "SHARES")]
     split: Option<Split>,
-    /// Threads that tokenize [default: as many as there are cores].
+    /// Number of tokenizer threads [default: the number of cores].
     #[arg(long)]
     threads: Option<usize>,
-    /// Lines of JSON files that are no JSON, of all files together, that are left out at most; one more ends the build.
+    /// Maximum number of lines in all JSON files that are skipped because they are not valid JSON. One more such line ends the build.
     #[arg(long, value_name = "N", default_value_t = 0)]
     skip_malformed: u64,
     /// Replace an existing dataset.

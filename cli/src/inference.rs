@@ -15,13 +15,13 @@ struct ModelArguments {
     /// Step of the checkpoint [default: the newest complete one].
     #[arg(long)]
     step: Option<u64>,
-    /// What to compute on: cpu, cuda or cuda:N; auto is the first GPU, where there is one.
+    /// Device to compute on: cpu, cuda, cuda:N or auto. auto is the first GPU if there is one, otherwise the CPU.
     #[arg(long, default_value = "auto")]
     device: String,
-    /// In which numbers to compute: fp32, bf16 or fp16.
+    /// Number format to compute in: fp32, bf16 or fp16.
     #[arg(long, default_value = "fp32")]
     precision: String,
-    /// Threads for tensor operations [default: the machine's cores].
+    /// Number of threads for tensor operations [default: the machine's cores].
     #[arg(long)]
     threads: Option<u32>,
     /// The worker program [default: varuna-worker in the folder of this program].
@@ -29,58 +29,59 @@ struct ModelArguments {
     worker_binary: Option<PathBuf>,
 }
 
-/// Go on from a prompt with a trained model, whatever plan trained it.
+/// Continue a prompt with a trained model.
 ///
-/// The text goes to standard output token by token, and ends where the model ends the document, after --max-tokens, or where a sample of the training
-/// would end. Equal seeds give equal text.
+/// It does not matter which plan trained the model. The text goes to standard output token by token. It ends where the model ends the
+/// document, after --max-tokens, or at the length of the model's samples. Equal seeds give equal text.
 #[derive(clap::Args)]
 pub(crate) struct GenerateArguments {
     #[command(flatten)]
     model: ModelArguments,
-    /// What the text begins with; may be empty.
+    /// Beginning of the text. It may be empty.
     #[arg(long, value_name = "TEXT", required_unless_present = "prompt_file")]
     prompt: Option<String>,
-    /// File with what the text begins with; - is standard input.
+    /// File with the beginning of the text. - is standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     prompt_file: Option<PathBuf>,
-    /// Most tokens to make.
+    /// Maximum number of tokens to generate.
     #[arg(long, value_name = "N", default_value_t = 256)]
     max_tokens: u32,
-    /// Logits are divided by this: below 1 likely tokens become likelier. 0 takes the most likely token, always.
+    /// Number by which logits are divided. Below 1, likely tokens become more likely. With 0, the most likely token is always taken.
     #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f64,
-    /// Draw among the most likely tokens that together have this probability.
+    /// Draw only from the most likely tokens that together have this probability.
     #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     top_p: f64,
-    /// Equal seeds draw equal tokens.
+    /// Random seed. Equal seeds give equal tokens.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The tokenizer: byte, gpt2, or the path of a tokenizer.json or of a folder that has one [default: that of --data, else the one that is kept
-    /// beside the checkpoints (an imported model's, or the dataset's), else the one that fits the model's vocabulary].
+    /// Tokenizer: byte, gpt2, or the path of a tokenizer.json or of a folder with one [default: the tokenizer of --data; otherwise the one
+    /// that is kept beside the checkpoints; otherwise the one that fits the model's vocabulary].
     #[arg(long)]
     tokenizer: Option<String>,
-    /// Dataset (path without .bin / .idx) whose tokenizer is used.
+    /// Dataset (path without .bin or .idx) whose tokenizer is used.
     #[arg(long, value_name = "PREFIX", conflicts_with = "tokenizer")]
     data: Option<PathBuf>,
-    /// Tokens of control that the prompt spells, as <|im_start|>, are these tokens, not text.
+    /// Read the names of control tokens in the prompt, such as <|im_start|>, as these tokens and not as text.
     #[arg(long)]
     control_tokens: bool,
-    /// Print one JSON object at the end instead: prompt and tokens as numbers, the text, and why it ended.
+    /// Print one JSON object at the end instead: the token ids of the prompt and of the text, the text, and why it ended.
     #[arg(long)]
     json: bool,
 }
 
-/// The loss of a trained model over a dataset's held-out windows.
+/// Compute the loss of a trained model over the held-out windows of a dataset.
 ///
-/// Printed are the mean loss of a token, in nats, and its exponential, the perplexity; of a model of one's own the mean loss of a sample. With the fraction, the precision and as many windows as the job's own evaluation
-/// this is the loss that the run itself found at that step.
+/// The output is the mean loss of a token in nats, and its exponential, the perplexity. For an exported model of your own it is the mean
+/// loss of a sample. With the fraction, the precision and the number of windows of the job's own evaluation, the result is the loss that
+/// the run found at that step.
 #[derive(clap::Args)]
 pub(crate) struct EvaluateArguments {
     #[command(flatten)]
     model: ModelArguments,
-    /// Dataset (path without .bin / .idx).
+    /// Dataset (path without .bin or .idx).
     data: PathBuf,
-    /// Share of the windows, the last ones, that are held out, as spec.data.validationFraction of the job.
+    /// Share of the windows that is held out, like spec.data.validationFraction of the job. The last windows are held out.
     #[arg(
         long,
         value_name = "SHARE",
@@ -89,31 +90,32 @@ pub(crate) struct EvaluateArguments {
         conflicts_with = "whole"
     )]
     validation_fraction: f64,
-    /// Take all windows: the dataset is held out as a whole, as spec.data.validationPath of the job.
+    /// Use all windows of the dataset, like spec.data.validationPath of the job.
     #[arg(long)]
     whole: bool,
-    /// Windows in a batch.
+    /// Number of windows in a batch.
     #[arg(long, value_name = "N", default_value_t = 8)]
     batch: u32,
-    /// Most batches, from the first window on [default: all].
+    /// Maximum number of batches, counted from the first window [default: all].
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
-    /// Tokens of a window, at most as many as the model's samples have, of a model whose positions are not learned [default: as many].
+    /// Number of tokens in a window, at most the length of the model's samples. Not for a model with learned positions [default: the length
+    /// of the model's samples].
     #[arg(long, value_name = "N")]
     sequence_length: Option<u32>,
-    /// Tokens see those of their own document alone, as spec.data.packing.blockMask of the job.
+    /// Let tokens see only tokens of their own document, like spec.data.packing.blockMask of the job.
     #[arg(long)]
     block_mask: bool,
-    /// Positions are counted from the beginning of each document, as spec.data.packing.resetPositions of the job.
+    /// Count positions from the beginning of each document, like spec.data.packing.resetPositions of the job.
     #[arg(long)]
     reset_positions: bool,
-    /// Leave out the loss of each document's first token, as spec.data.packing.maskLoss of the job.
+    /// Leave out the loss of each document's first token, like spec.data.packing.maskLoss of the job.
     #[arg(long)]
     mask_loss: bool,
-    /// Hide tokens as spec.training.masking of the job: this one stands for them. For a bidirectional model, which needs it.
+    /// Token that replaces hidden tokens, like spec.training.masking.maskToken of the job. A bidirectional model needs it.
     #[arg(long, value_name = "TOKEN")]
     mask_token: Option<u32>,
-    /// Probability with which a token is hidden, as spec.training.masking.probability of the job [default: 0.15].
+    /// Probability that a token is chosen for prediction, like spec.training.masking.probability of the job [default: 0.15].
     #[arg(
         long,
         value_name = "P",
@@ -121,7 +123,7 @@ pub(crate) struct EvaluateArguments {
         allow_negative_numbers = true
     )]
     mask_probability: Option<f64>,
-    /// Where the folder of a model of one's own lies [default: where its job says].
+    /// Folder of an exported model of your own [default: the path in its job].
     #[arg(long, value_name = "FOLDER")]
     model_folder: Option<PathBuf>,
     /// Print one JSON object.

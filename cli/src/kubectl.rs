@@ -31,9 +31,9 @@ const PAGES_MAX: usize = 20;
 /// How long to wait for an API server that does not answer: kube would wait for ever.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What varuna's jobs in a cluster are doing.
+/// Show and change Varuna's jobs in a cluster.
 ///
-/// Exit codes: 0 success; 1 the cluster does not answer; 2 bad input: no such job, or the API server refuses.
+/// Exit codes: 0 success; 1 the cluster does not answer; 2 bad input: there is no such job, or the API server refuses.
 #[derive(Parser)]
 #[command(name = "kubectl varuna", bin_name = "kubectl varuna", version)]
 struct Arguments {
@@ -49,31 +49,31 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Show what a job is doing: phase, progress, where its time went, plan, checkpoint, latest recoveries.
+    /// Show what a job is doing: phase, progress, how its time was spent, plan, checkpoint, latest recoveries.
     Status {
-        /// The job.
+        /// Name of the job.
         job: String,
     },
-    /// Show the plan in force, and the ranks of each stage.
+    /// Show the current plan, and the ranks of each stage.
     Plan {
-        /// The job.
+        /// Name of the job.
         job: String,
     },
-    /// Show what has happened to a job: its Events, and its history, which outlives them.
+    /// Show what has happened to a job: its Events, and its history, which is kept longer than Events.
     Events {
-        /// The job.
+        /// Name of the job.
         job: String,
     },
     /// Ask for a checkpoint of the next step.
     Save {
-        /// The job.
+        /// Name of the job.
         job: String,
     },
-    /// Set the most workers that a job uses.
+    /// Set the maximum number of workers of a job.
     Scale {
-        /// The job.
+        /// Name of the job.
         job: String,
-        /// Number of workers.
+        /// New maximum number of workers.
         workers: u32,
     },
 }

@@ -39,11 +39,11 @@ const PLUGIN: &str = "kubectl-varuna";
 
 /// Elastic pipeline-parallel training that continues when workers come and go.
 ///
-/// Exit codes: 0 success; 1 internal error; 2 bad input (arguments, job file, data); 3 a run folder, port or checkpoint location
-/// is in use; 4 training state is lost (no worker and no checkpoint holds it); 5 no gradient is finite any more
-/// (training.skipLimit); 130 stopped by the user.
+/// Exit codes: 0 success; 1 internal error; 2 bad input (arguments, job file, data); 3 a run folder, port or checkpoint location is in use;
+/// 4 the training state is lost (no worker and no checkpoint holds it); 5 the gradients are not finite any more (training.skipLimit); 130
+/// stopped by the user.
 ///
-/// VARUNA_LOG sets what is logged to stderr, for example debug [default: warn].
+/// VARUNA_LOG sets the log level on stderr, for example debug [default: warn].
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {

@@ -17,9 +17,9 @@ use varuna_plan::{
     CostPlanner, Explained, PlanRequest, Shape, Speeds, Topology, WorkerId, WorkerInfo, predict,
 };
 
-/// Print the plan for a number of workers and its predicted step, or a table for a range of numbers of workers.
+/// Print the plan for a number of workers and its predicted step time, or a table for a range of numbers of workers.
 ///
-/// Without --profile, times are estimated from operations, bytes and a table of devices; the output says so.
+/// Without --profile, times are estimated from operations, bytes and a table of devices. The output says so.
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Arguments {
@@ -31,31 +31,31 @@ pub(crate) struct Arguments {
     /// Number of workers, one for each GPU.
     #[arg(long, short = 'n', visible_alias = "gpus")]
     workers: Option<u64>,
-    /// Number of nodes and workers on each, for example 5x8. Without --workers all of them are used.
+    /// Number of nodes and of workers on each node, for example 5x8. Without --workers, all of these workers are used.
     #[arg(long, value_name = "NODESxWORKERS", value_parser = nodes)]
     nodes: Option<Nodes>,
     #[command(flatten)]
     costs: CostSource,
-    /// The plan in force (JSON): state that its workers hold need not move.
+    /// The current plan (JSON). State that its workers hold does not have to be moved.
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
     /// Print the plan, or the table of --sweep, as JSON.
     #[arg(long)]
     json: bool,
-    /// Write a chart of one step, or of --sweep, to this SVG file.
+    /// Write a chart to this SVG file: of one step, or with --sweep of the table.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Plan for each number of workers of a range, for example 1..128, both ends included.
+    /// Plan for each number of workers in a range, for example 1..128. Both ends are included.
     #[arg(long, value_name = "FROM..TO", value_parser = range)]
     sweep: Option<(u64, u64)>,
-    /// Price of a worker for an hour, in any currency: --sweep then prints the cost of 1000 samples.
+    /// Price of a worker for an hour, in any currency. --sweep then also prints the cost of 1000 samples.
     #[arg(long, value_name = "PRICE", requires = "sweep")]
     price: Option<f64>,
 }
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Fit a profile to the steps of runs: on every second run, judged by the others.
+    /// Fit a profile to the measured steps of several runs.
     Calibrate(calibrate::Arguments),
 }
 

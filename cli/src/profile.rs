@@ -11,8 +11,8 @@ use varuna_plan::profile::Profile;
 
 /// Measure compute, memory and links of a job's model on this machine.
 ///
-/// Measured are compute and memory of each segment by micro-batch size, and links and gradient rings between worker processes.
-/// Run nothing else meanwhile. The commands `plan`, `replay`, `run` and `coordinator` read the profile with --profile.
+/// This measures the compute time and memory of each segment by micro-batch size, and the links and gradient rings between worker
+/// processes. Run nothing else at the same time. The commands `plan`, `replay`, `run` and `coordinator` read the profile with --profile.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// The job file. Its dataset is not read.
@@ -20,16 +20,17 @@ pub(crate) struct Arguments {
     /// Write the profile to this file, as JSON.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Micro-batch sizes to measure, in samples, ascending.
+    /// Micro-batch sizes to measure, in samples, in ascending order.
     #[arg(long, value_name = "N,N,...", default_value = "1,2,4,8")]
     micro_batch_sizes: String,
-    /// Worker processes for links and rings, 1 to 4.
+    /// Number of worker processes for the measurement of links and rings, 1 to 4.
     #[arg(long, short = 'n', default_value_t = 2)]
     workers: usize,
-    /// What to measure: cpu, cuda or cuda:N; auto is the first GPU, where there is one [default: the job's spec.workers.device].
+    /// Device to measure: cpu, cuda, cuda:N or auto. auto is the first GPU if there is one, otherwise the CPU [default: the job's
+    /// spec.workers.device].
     #[arg(long)]
     device: Option<String>,
-    /// Measured steps for each micro-batch size; one more warms up.
+    /// Number of measured steps for each micro-batch size. One more step is a warm-up.
     #[arg(long, default_value_t = 4)]
     repeats: u32,
     /// Print the profile as JSON instead of a table.

@@ -16,19 +16,19 @@ use varuna_wire::v1::{ScaleRequest, StatusRequest};
 /// milliseconds.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Set the number of workers of a run on this machine: more are started, or some are stopped in order.
+/// Set the number of workers of a run on this machine. New workers are started, or running workers are stopped in order.
 #[derive(clap::Args)]
 pub(crate) struct ScaleArguments {
     /// The run folder.
     run: PathBuf,
-    /// Number of workers to have.
+    /// New number of workers.
     workers: u32,
 }
 
 /// Show what a run is doing: step, loss, plan, and each worker with its process id.
 ///
-/// Where no coordinator answers it shows the last status that the run has written: with exit code 0 where the run has ended, else with exit
-/// code 1, and says on standard error why, and when that was.
+/// If no coordinator answers, the command shows the last status that the run has written. The exit code is then 0 if the run has ended.
+/// Otherwise it is 1, and the reason and the age of the status are on standard error.
 #[derive(clap::Args)]
 pub(crate) struct StatusArguments {
     /// The run folder.

@@ -18,31 +18,32 @@ const PARTS: (&str, &str) = (
 /// AWS announces the end of a spot node two minutes before, seconds.
 const AWS_NOTICE_S: f64 = 120.0;
 
-/// Replay an availability trace in simulated time: goodput, and losses by cause.
+/// Replay an availability trace in simulated time, and print goodput and losses by cause.
 ///
-/// The planner and the coordinator are those of a real job; docs/guides/replay.md says what is simulated.
+/// The planner and the coordinator are those of a real job. docs/guides/replay.md describes what is simulated.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The trace, a CSV file: columns time_s,event,node (event: add or remove) or time_s,nodes.
+    /// The trace: a CSV file with the columns time_s,event,node (event: add or remove) or time_s,nodes.
     trace: PathBuf,
     /// The job file.
     #[arg(long)]
     job: PathBuf,
     #[command(flatten)]
     costs_of: CostSource,
-    /// Measured times of a reconfiguration (JSON) [default: those of `make bench-recovery`].
+    /// Measured times of the parts of a reconfiguration (JSON) [default: those of `make bench-recovery`].
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,
-    /// Nodes give 120 s of notice before they leave; same as --notice 120.
+    /// Nodes give 120 s of notice before they leave. The same as --notice 120.
     #[arg(long)]
     noticed: bool,
-    /// Seconds of notice that nodes give before they leave, 0 to 86400 [default: 0].
+    /// Notice that nodes give before they leave, in seconds, 0 to 86400 [default: 0].
     #[arg(long, value_name = "SECONDS", conflicts_with = "noticed")]
     notice: Option<f64>,
-    /// Random seed: which nodes leave where the trace only counts them, and the order of nodes that join at the same time.
+    /// Random seed. It selects the nodes that leave if the trace only counts them, and the order of nodes that join at the same time.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Number of seeds to replay, 1 to 1000, counted up from --seed. Each goodput is printed; all else is of the first seed.
+    /// Number of seeds to replay, 1 to 1000, counted up from --seed. The goodput of each seed is printed; everything else is from the first
+    /// seed.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: u64,
     /// Print the whole report as JSON.

@@ -20,27 +20,27 @@ const END_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Train a job on this machine, with a coordinator and worker processes.
 ///
-/// The first Ctrl-C stops the run in order, the second ends it at once; SIGTERM and a closed terminal stop it in order. A run that has lost all
-/// its workers waits five minutes for new ones (varuna scale), then it ends with exit code 1 and can be begun again with --run-dir.
+/// The first Ctrl-C stops the run in order, and the second one ends it at once. SIGTERM and a closed terminal stop it in order. A run that
+/// has lost all its workers waits five minutes for new ones (varuna scale). Then it ends with exit code 1, and --run-dir continues it.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The job file: the same YAML that a cluster takes.
+    /// The job file, the same YAML file as for a cluster.
     job: PathBuf,
     /// Number of worker processes to start.
     #[arg(long, short = 'n', default_value_t = 2)]
     workers: usize,
-    /// How many times in all a worker that ends with an error is started again: after a second, then after two, four, and so on up to a minute,
-    /// and after a second again once one has run for five minutes.
+    /// Maximum number of restarts of workers that end with an error, for the whole run. The delay before a restart is one second and
+    /// doubles with each restart, up to a minute. It is one second again after a worker that ran for five minutes.
     #[arg(long, value_name = "N", default_value_t = 0)]
     max_restarts: usize,
-    /// The run folder [default: runs/NAME-TIME]. A run that has begun there goes on; the job file may then have more steps.
+    /// The run folder [default: runs/NAME-TIME]. If a run has begun there, it continues. The job file may then have more steps.
     #[arg(long)]
     run_dir: Option<PathBuf>,
-    /// Plan with this profile of the model on this machine (see varuna profile).
+    /// Plan with this profile, which was measured for the model on this machine (see varuna profile).
     #[arg(long)]
     profile: Option<PathBuf>,
-    /// Address on which to listen for workers, host:port, an IPv6 address in brackets; port 0 is any free one [default: any free
-    /// port of 127.0.0.1, of ::1 on a machine without IPv4].
+    /// Address on which to listen for workers, host:port. An IPv6 address stands in brackets. Port 0 is any free port [default: any free
+    /// port of 127.0.0.1, or of ::1 on a machine without IPv4].
     #[arg(long)]
     bind: Option<String>,
     /// The worker program [default: varuna-worker in the folder of this program].

@@ -13,33 +13,33 @@ use varuna_machine::{Gpus, Machine};
 /// Longer than the 25 s that a worker counts on after a notice, where the job says nothing else: by then a job that can has planned without it.
 const KILL_AFTER_SECONDS: u32 = 30;
 
-/// Starts workers side by side, each with a GPU of its own and its share of the memory, and starts those again that end with an error.
+/// Start several workers in one pod, each with its own GPU and its share of the memory, and restart workers that end with an error.
 ///
-/// SIGTERM is passed on to all of them. Ends when all have ended for good: with 0 where they were released, with the exit code of a worker that
-/// failed five times within ten minutes or ten times within an hour, else with the first exit code that is not 0. After such a worker the others
-/// get SIGTERM, and SIGKILL where they take too long to end.
+/// SIGTERM is passed on to all workers. The launcher ends when no worker is left. If a worker fails five times within ten minutes, or ten
+/// times within an hour, the other workers get SIGTERM, and SIGKILL if they take too long to end; the launcher then ends with the exit code
+/// of that worker. Otherwise it ends with 0 if all workers were released, or with the first exit code that is not 0.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// How many workers.
+    /// Number of workers.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     workers: u16,
-    /// What the workers compute on: auto, cpu or cuda.
+    /// Device on which the workers compute: auto, cpu or cuda.
     #[arg(long, default_value = "auto", value_parser = device)]
     device: WorkerDevice,
-    /// Where the coordinator listens (host:port), to be told of workers that have ended.
+    /// Address of the coordinator (host:port). The launcher reports to it which workers have ended.
     #[arg(long, env = "VARUNA_COORDINATOR")]
     coordinator: Option<String>,
     /// The run's token.
     #[arg(long, env = "VARUNA_TOKEN", default_value = "", hide_env_values = true)]
     token: String,
-    /// The certificate (PEM) that the coordinator must show.
+    /// Certificate (PEM) that the coordinator must present.
     #[arg(long, env = "VARUNA_CERTIFICATE", hide_env_values = true)]
     certificate: Option<String>,
-    /// Seconds that the others have to end once a worker has failed too often: then they are killed.
+    /// Time in seconds that the other workers have to end after a worker has failed too often. Then they are killed.
     #[arg(long, value_name = "SECONDS", default_value_t = KILL_AFTER_SECONDS)]
     kill_after_seconds: u32,
-    /// A worker's program and its arguments.
+    /// Program of a worker and its arguments.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     command: Vec<OsString>,
 }

@@ -1,11 +1,13 @@
 //! The object of a `VarunaJob`, as the operator keeps it.
 
 use crate::decide::ObservedJob;
-use crate::observe::lenient;
+use crate::object_metadata::WithoutManagedFields;
+use crate::observe::readable_fields;
 use k8s_openapi::NamespaceResourceScope;
 use kube::api::{ApiResource, ObjectMeta};
 use kube::{Resource, ResourceExt as _};
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -34,33 +36,35 @@ pub struct JobObject {
     is_managed_by_another: bool,
 }
 
-/// The object as an API server sends it.
+/// The object as an API server sends it. Its parts are kept as text until they are read.
 #[derive(Deserialize)]
 struct Document {
-    #[serde(default)]
+    #[serde(default, with = "WithoutManagedFields")]
     metadata: ObjectMeta,
-    #[serde(default)]
-    spec: Value,
-    #[serde(default)]
-    status: Value,
+    spec: Option<Box<RawValue>>,
+    status: Option<Box<RawValue>>,
+}
+
+/// The part of a spec that can be read whatever else is wrong with it.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Manager {
+    managed_by: Option<String>,
 }
 
 impl From<Document> for JobObject {
     fn from(document: Document) -> JobObject {
-        let Document {
-            mut metadata,
-            spec,
-            status: found,
-        } = document;
-        metadata.managed_fields = None;
+        let mut metadata = document.metadata;
         if let Some(annotations) = &mut metadata.annotations {
             annotations.remove(LAST_APPLIED);
         }
-        let manager = spec.get("managedBy").and_then(Value::as_str);
+        let spec = document.spec.as_deref().map_or("null", RawValue::get);
+        let manager: Manager = serde_json::from_str(spec).unwrap_or_default();
+        let found = document.status.as_deref().map_or("null", RawValue::get);
         JobObject {
             metadata,
-            is_managed_by_another: manager.is_some_and(|manager| manager != OPERATOR),
-            spec: spec.to_string().into(),
+            is_managed_by_another: manager.managed_by.is_some_and(|manager| manager != OPERATOR),
+            spec: spec.into(),
             status: status(found),
         }
     }
@@ -192,22 +196,23 @@ impl JobObject {
     }
 
     fn spec(&self) -> Value {
-        // It was written from a value.
+        // It was checked when it was read.
         serde_json::from_str(&self.spec).unwrap_or_default()
     }
 }
 
 /// A job's status, which another release may have written: what this one cannot read of it is left out, and all the rest stays. A job that is
 /// complete must not be trained again for a word that is new.
-fn status(mut value: Value) -> Status {
-    if let Ok(whole) = Status::deserialize(&value) {
+fn status(text: &str) -> Status {
+    if let Ok(whole) = serde_json::from_str(text) {
         return whole;
     }
+    let mut value: Value = serde_json::from_str(text).unwrap_or_default();
     let reads = |value: &Value| serde_json::from_value::<Status>(value.clone()).is_ok();
     if let Some(Value::Array(conditions)) = value.get_mut("conditions") {
         conditions.retain(|c| reads(&json!({ "conditions": [c] })));
     }
-    lenient(&value)
+    readable_fields(value)
 }
 
 #[cfg(test)]

@@ -83,6 +83,7 @@ async fn hold(
     let listener = tokio::net::TcpListener::bind(candidacy.probes)
         .await
         .with_context(|| format!("cannot listen on {} (--health)", candidacy.probes))?;
+    // Its calls come one after another, and must not wait behind others on a shared connection.
     let client = Client::try_from(candidacy.config).context("the cluster's configuration cannot be used")?;
     let leases = Api::namespaced(client, &candidacy.namespace);
     let identity = candidacy.identity.clone();

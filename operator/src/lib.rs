@@ -8,7 +8,7 @@
 //! | [`decide`] | every decision about a job: pods, coordinator, status, conditions, Events | none: pure |
 //! | [`metrics`] | what is measured | state only |
 //! | [`backoff`] | what failed and is not tried again yet | state only |
-//! | [`job_object`], [`observe`], [`observe_pod`], [`observe_queue`] | what decisions are made from, of jobs' objects, of the cluster's other objects, of pods and of Kueue's objects | none: pure |
+//! | [`job_object`], [`run_object`], [`node_object`], [`observe`], [`observe_pod`], [`observe_queue`] | what decisions are made from, of the objects of jobs, of their runs and of nodes, of pods and of Kueue's objects | none: pure |
 //! | [`index`] | what the watches have shown, by job | state only |
 //! | [`probes`] | whether coordinators answer | HTTP requests |
 //! | [`cluster`] | reading from and writing to the API server, the Lease included | API calls |
@@ -32,10 +32,13 @@ pub mod job_object;
 mod kueue_watch;
 pub mod leadership;
 pub mod metrics;
+pub mod node_object;
+mod object_metadata;
 pub mod observe;
 pub mod observe_pod;
 pub mod observe_queue;
 pub mod probes;
 pub mod reconcile;
 pub mod resource;
+pub mod run_object;
 pub mod watches;

@@ -5,7 +5,7 @@ use clap::Parser;
 use kube::{Client, Config};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use varuna_operator::cluster::connection::bounded;
+use varuna_operator::cluster::connection;
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
 use varuna_operator::health::Health;
@@ -25,29 +25,30 @@ const HEALTH_PORT: u16 = 8081;
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// Reconcile the jobs of this namespace only; all namespaces where left out.
+    /// Manage only the jobs of this namespace [default: all namespaces].
     #[arg(long, env = "VARUNA_NAMESPACE")]
     namespace: Option<String>,
-    /// Image of workers whose job names none.
+    /// Image of the workers of jobs that name no image.
     #[arg(long, env = "VARUNA_WORKER_IMAGE")]
     worker_image: Option<String>,
-    /// Name of the GPU resource; empty = workers ask for no GPU.
+    /// Name of the GPU resource. If it is empty, workers request no GPU.
     #[arg(long, env = "VARUNA_GPU_RESOURCE", default_value = "nvidia.com/gpu")]
     gpu_resource: String,
-    /// Prefix of a node taint, or type of a node condition, that announces the end of a node, in addition to the known ones.
+    /// Prefix of a node taint, or type of a node condition, that announces the end of a node. It is added to the known ones. The option can
+    /// be given several times.
     #[arg(long)]
     node_signal: Vec<String>,
-    /// Label of nodes that says where they are, in addition to the known ones of zones, blocks and NVLink domains; several from the widest part to
-    /// the narrowest.
+    /// Label of nodes with their location. It is added to the known labels of zones, blocks and NVLink domains. The option can be given
+    /// several times, from the widest part to the narrowest.
     #[arg(long)]
     topology_label: Vec<String>,
     /// Image of the jobs' coordinators.
     #[arg(long, env = "VARUNA_COORDINATOR_IMAGE")]
     coordinator_image: String,
-    /// Priority class of coordinators whose job names none.
+    /// Priority class of the coordinators of jobs that name no priority class.
     #[arg(long)]
     coordinator_priority_class: Option<String>,
-    /// Unique name of this process among its replicas.
+    /// Name of this process. It must be unique among the replicas.
     #[arg(long, env = "VARUNA_POD_NAME")]
     identity: String,
     /// Namespace of the Lease.
@@ -59,10 +60,11 @@ struct Arguments {
     /// IP address of this process.
     #[arg(long, env = "VARUNA_POD_IP")]
     address: IpAddr,
-    /// Check the installation with the rights of this process, and end: definitions, rights, whether a replica leads.
+    /// Check the installation with the permissions of this process, and end. The check covers the definitions, the permissions, and whether
+    /// a replica leads.
     #[arg(long)]
     check: bool,
-    /// Address on which probes and scrapes are answered, ip:port; port 8081 of all addresses of the family of --address by default.
+    /// Address for probes and metrics, ip:port [default: port 8081 on all addresses of the address family of --address].
     #[arg(long)]
     health: Option<SocketAddr>,
 }
@@ -83,8 +85,8 @@ async fn main() -> Result<()> {
     let config = Config::infer()
         .await
         .context("no cluster: neither a kubeconfig nor a service account")?;
-    let config = bounded(config);
-    let client = Client::try_from(config.clone()).context("the cluster's configuration cannot be used")?;
+    let config = connection::bounded(config);
+    let client = connection::client(config.clone()).context("the cluster's configuration cannot be used")?;
     if arguments.check {
         return check(&client, arguments).await;
     }

@@ -12,10 +12,12 @@ use crate::decide::{
     decide, deletion_events, report, waits_for_server,
 };
 use crate::error::{DEADLINE, Error};
-use crate::index::{IndexedPod, IndexedRun, JobKey, resource_version};
+use crate::index::{IndexedPod, JobKey, resource_version};
 use crate::job_object::JobObject;
+use crate::node_object::NodeObject;
 use crate::resource::job_ref;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use crate::run_object::RunObject;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::runtime::controller::Action;
@@ -129,7 +131,7 @@ async fn reconcile_job(
 /// A job as it was seen: its object, its run, and what decisions are made from.
 struct Seen<'a> {
     object: &'a JobObject,
-    run: Option<Arc<IndexedRun>>,
+    run: Option<Arc<RunObject>>,
     observed: Observed,
     /// When the job ended, as its object shows.
     shown_end: Option<Time>,
@@ -261,7 +263,7 @@ async fn find_nodes(pods: &[Arc<IndexedPod>], context: &Context) -> Result<(), E
         let names = pods.iter().filter_map(|pod| pod.node());
         names.filter(|name| !nodes.knows(name)).collect()
     };
-    let all: Api<Node> = Api::all(context.client.clone());
+    let all: Api<NodeObject> = Api::all(context.client.clone());
     for name in unknown {
         if let Some(node) = all.get_opt(name).await? {
             context.index.node_read(&node);

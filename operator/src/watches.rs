@@ -1,15 +1,16 @@
 //! The watches: they fill the index from the start of the process, so that a new leader knows the cluster already, and they say which jobs
 //! to look at. They decide nothing.
 
-use crate::cluster::orders;
 use crate::decide::objects::JOB_LABEL;
 use crate::index::{DecidedOn, Fill, Index, ObjectKind, OfKind};
 use crate::job_object::JobObject;
 use crate::metrics::Metrics;
+use crate::node_object::NodeObject;
 use crate::resource::JobRef;
+use crate::run_object::RunObject;
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{self, Event};
@@ -80,9 +81,8 @@ pub struct Reports<'a> {
 /// Watches pods, nodes, runs and all other objects of jobs. Never ends.
 pub async fn run(client: &Client, scope: &Scope, to: &Reports<'_>) {
     let pods = watch_objects(scope.objects::<Pod>(client), labelled()).default_backoff();
-    let nodes = watch_objects(Api::<Node>::all(client.clone()), config()).default_backoff();
-    let runs: Api<DynamicObject> = scope.documents(client, &orders::resource());
-    let runs = watch_objects(runs, config()).default_backoff();
+    let nodes = watch_objects(Api::<NodeObject>::all(client.clone()), config()).default_backoff();
+    let runs = watch_objects(scope.objects::<RunObject>(client), config()).default_backoff();
     let owned = ObjectKind::ALL.map(|kind| {
         let of_kind = GroupVersionKind::gvk(kind.group, kind.version, kind.kind);
         let api =
@@ -92,8 +92,8 @@ pub async fn run(client: &Client, scope: &Scope, to: &Reports<'_>) {
     });
     futures::join!(
         fill::<Pod, _>(DecidedOn::Pod.kind(), pods, to.index, to),
-        fill::<Node, _>(DecidedOn::Node.kind(), nodes, to.index, to),
-        fill::<DynamicObject, _>(DecidedOn::VarunaRun.kind(), runs, to.index, to),
+        fill::<NodeObject, _>(DecidedOn::Node.kind(), nodes, to.index, to),
+        fill::<RunObject, _>(DecidedOn::VarunaRun.kind(), runs, to.index, to),
         futures::future::join_all(owned),
     );
 }

@@ -8,10 +8,10 @@ use std::net::{IpAddr, SocketAddr};
 use varuna_torch::{AttentionChoice, DeviceChoice};
 use varuna_wire::address::{any_beside, loopback_beside, split};
 
-/// A Varuna worker: attaches to a coordinator, gets its place, and trains until it is released.
+/// A Varuna worker. It attaches to a coordinator, gets its part of the model, and trains until it is released.
 ///
-/// SIGTERM is a notice: the worker is planned around and released, then ends. Exit codes: 0 released, 1 failed or refused,
-/// 2 wrong arguments.
+/// SIGTERM is a notice: the next plan leaves the worker out, and the worker is released and ends. Exit codes: 0 released, 1 failed or
+/// refused, 2 wrong arguments.
 #[derive(Parser)]
 #[command(
     version = varuna_wire::program_version(),
@@ -21,50 +21,50 @@ use varuna_wire::address::{any_beside, loopback_beside, split};
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) instead: Option<Instead>,
-    /// Where the coordinator listens (host:port).
+    /// Address of the coordinator (host:port).
     #[arg(long, env = "VARUNA_COORDINATOR", required = true)]
     pub(crate) coordinator: Option<String>,
-    /// Name for people.
+    /// Name of this worker in messages.
     #[arg(long, env = "VARUNA_WORKER_NAME", default_value = "worker")]
     pub(crate) name: String,
-    /// Where to listen for peers, host:port, an IPv6 address in brackets; port 0 = any free one [default: with --advertise all addresses of that
-    /// family, else the loopback address of the coordinator's, where that is a loopback address or localhost; port 0].
+    /// Address on which to listen for other workers, host:port. An IPv6 address stands in brackets. Port 0 is any free port [default: with
+    /// --advertise all addresses of that address family, otherwise a loopback address if the coordinator is on this machine; port 0].
     #[arg(long)]
     pub(crate) bind: Option<String>,
-    /// Host under which peers reach this worker, where it is not the one of --bind; an IPv6 address with or without brackets. This or --bind is
-    /// needed where the coordinator is on another machine.
+    /// Host under which other workers reach this worker, if it is not the host of --bind. An IPv6 address may stand in brackets.
+    /// --advertise or --bind is required if the coordinator is on another machine.
     #[arg(long)]
     pub(crate) advertise: Option<String>,
     /// The run's token.
     #[arg(long, env = "VARUNA_TOKEN", default_value = "", hide_env_values = true)]
     pub(crate) token: String,
-    /// The certificate (PEM) that the coordinator must show, for a stream over TLS; in the clear without it.
+    /// Certificate (PEM) that the coordinator must present. With it, the connection uses TLS; without it, the connection is not encrypted.
     #[arg(long, env = "VARUNA_CERTIFICATE", hide_env_values = true)]
     pub(crate) certificate: Option<String>,
-    /// Dataset to train on (path without .bin / .idx), where it lies elsewhere than the job file says; not for a job with several.
+    /// Dataset to train on (path without .bin or .idx), if it is not where the job file says. Not for a job with several datasets.
     #[arg(long)]
     pub(crate) data: Option<String>,
-    /// Threads for tensor operations; the job file's or 1 by default. A change of it changes the last bits of results.
+    /// Number of threads for tensor operations [default: the job file's, or 1]. Another number changes the last bits of results.
     #[arg(long)]
     pub(crate) threads: Option<u32>,
-    /// What to compute on: auto (the first GPU, where there is one), cpu, cuda or cuda:N; what the job file says by default.
+    /// Device to compute on: auto (the first GPU if there is one, otherwise the CPU), cpu, cuda or cuda:N [default: the job file's].
     #[arg(long, env = "VARUNA_DEVICE")]
     pub(crate) device: Option<DeviceChoice>,
-    /// How attention is computed: auto (what libtorch prefers), flash, cudnn, efficient or math, as a comparison.
+    /// Implementation of attention, for comparisons: auto (what libtorch prefers), flash, cudnn, efficient or math.
     #[arg(long, env = "VARUNA_ATTENTION", default_value = "auto")]
     pub(crate) attention: AttentionChoice,
-    /// What to leave out, to measure what it gains: kernels (or optimizer, norm, gelu, dropout, loss, bias, squares of them), streams, pinned,
-    /// ahead, chunks, padding, state-copies, read-ahead, following; several with commas between. What is trained stays the same.
+    /// Optimizations to switch off, to measure their gain, separated by commas: kernels (or some of optimizer, norm, gelu, dropout, loss,
+    /// bias, squares), streams, pinned, ahead, chunks, padding, state-copies, read-ahead, following. The training stays the same.
     #[arg(long, value_name = "NAMES", env = "VARUNA_WITHOUT", default_value = "")]
     pub(crate) without: Ablations,
-    /// Bytes of host memory that this worker may use where it computes on the processor; by default what is available within the limits
-    /// of its control group. `varuna run` divides what is available by its workers.
+    /// Bytes of host memory that this worker may use if it computes on the CPU [default: the memory that is available within the limits of
+    /// its control group]. `varuna run` divides the available memory among its workers.
     #[arg(long, value_name = "BYTES")]
     pub(crate) host_memory: Option<u64>,
-    /// Workers that share this worker's GPU, itself included: each may use its part of the GPU's memory.
+    /// Number of workers that share this worker's GPU, including this one. Each may use its share of the GPU's memory.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) workers_on_gpu: u32,
-    /// Node name: workers of one node tend to die together.
+    /// Name of the node. Workers of one node often fail together.
     #[arg(long, env = "VARUNA_NODE")]
     pub(crate) node: Option<String>,
 }
@@ -72,7 +72,7 @@ pub(crate) struct Arguments {
 /// What this program does instead of training.
 #[derive(clap::Subcommand)]
 pub(crate) enum Instead {
-    /// Measure a job's model on this machine; prints a profile (see `varuna profile`).
+    /// Measure a job's model on this machine, and print a profile (see `varuna profile`).
     Profile(profile::Arguments),
     #[command(hide = true)]
     ProfilePeer(profile::PeerArguments),

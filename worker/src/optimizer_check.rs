@@ -14,16 +14,16 @@ const SEED: i64 = 11;
 /// Gradients of one step in so many have the same size; sizes go from numbers that underflow when they are squared to large ones.
 const SIZES: u64 = 40;
 
-/// Compare our optimizer on a device with the processor's, bit for bit.
+/// Compare our optimizer on a device with the one on the CPU, bit for bit.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Where it runs: auto, cpu, cuda or cuda:N.
+    /// Device to check: auto, cpu, cuda or cuda:N.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
-    /// Steps in a row.
+    /// Number of consecutive steps.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
-    /// Elements that are moved.
+    /// Number of parameter elements.
     #[arg(long, default_value_t = 100_003, value_parser = clap::value_parser!(i64).range(1..))]
     elements: i64,
 }

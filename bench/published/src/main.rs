@@ -15,7 +15,7 @@ use varuna_published::restart::{Restarted, restarts};
 use varuna_published::zero_bubble;
 use varuna_sim::replay::{Ideal, Trace};
 
-/// Compare with other systems by what was published of them.
+/// Compare Varuna with published results of other systems.
 #[derive(Parser)]
 enum Command {
     /// Write a published table as a profile.
@@ -26,11 +26,11 @@ enum Command {
         #[arg(long, short)]
         output: PathBuf,
     },
-    /// Fit a published table to measured steps: on every second row, judged by the others.
+    /// Fit a published table to measured steps. Every second row is fitted, and the result is checked against the others.
     Calibrate(Calibrate),
-    /// What systems that restart the job at a change would have trained on an availability trace.
+    /// Compute what systems that restart the job at every change would have trained on an availability trace.
     Restarts {
-        /// The trace, as of `varuna replay`.
+        /// The trace, in the format of `varuna replay`.
         trace: PathBuf,
         #[command(flatten)]
         job: JobCosts,
@@ -41,7 +41,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// What the first pipeline of a job's plan would take under schedules that the worker does not run.
+    /// Compute the step time of the first pipeline of a job's plan under schedules that the worker does not run.
     Schedules {
         #[command(flatten)]
         job: JobCosts,
@@ -57,7 +57,7 @@ struct Table {
     /// The compact profile (bench/data/measured).
     #[arg(long)]
     profile: PathBuf,
-    /// Message times `bytes,us` in place of the bandwidth that the profile names.
+    /// Table of message times that replaces the bandwidth of the profile: a CSV file with the columns `bytes,us`.
     #[arg(long)]
     links: Option<PathBuf>,
 }
@@ -69,7 +69,7 @@ struct Calibrate {
     /// Measured steps: columns `data_parallel`, `pipeline_parallel`, `step_ms` and, if known, `samples_per_s`.
     #[arg(long)]
     measured: PathBuf,
-    /// Samples in a step [default: the profile's, or what the table's rates say].
+    /// Samples in a step [default: the profile's, or what follows from the rates in the table].
     #[arg(long)]
     batch: Option<u64>,
     /// Samples in a micro-batch [default: the profile's].
@@ -89,7 +89,7 @@ struct JobCosts {
     /// The job file.
     #[arg(long)]
     job: PathBuf,
-    /// The profile that costs are taken from.
+    /// Profile of the model's costs.
     #[arg(long)]
     profile: PathBuf,
 }

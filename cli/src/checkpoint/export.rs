@@ -29,11 +29,11 @@ const LONGEST: &str = "max_position_embeddings";
 pub(super) struct Arguments {
     /// Folder of the job's checkpoints.
     uri: String,
-    /// Folder to create; it must not exist.
+    /// Folder to create. It must not exist.
     folder: PathBuf,
-    /// Tokenizer to add: byte, gpt2, the path of a tokenizer.json or of a folder that has one, or that of the dataset (without .bin) that was
-    /// built with it [default: the one that is kept beside the checkpoints of this job, or of the one that it began with (an imported model's, or the
-    /// dataset's), else byte or gpt2, whichever fits the model's vocabulary, if any].
+    /// Tokenizer to add: byte, gpt2, the path of a tokenizer.json or of a folder with one, or the path (without .bin) of a dataset that was
+    /// built with it [default: the tokenizer that is kept beside the checkpoints of this job or of the job from which it began; otherwise
+    /// byte or gpt2 if one of them fits the model's vocabulary; otherwise none].
     #[arg(long)]
     tokenizer: Option<String>,
     /// Name of the checkpoint, as `ls` prints it [default: the newest complete one].
@@ -42,8 +42,8 @@ pub(super) struct Arguments {
     /// Format of the elements: fp32 or bf16.
     #[arg(long, default_value = "fp32", value_parser = elements)]
     dtype: Elements,
-    /// Most bytes of tensors in a file, such as 5GB, 500M or 2Gi; a larger model is written as several files and model.safetensors.index.json. A
-    /// model of one's own is always one file.
+    /// Maximum size of the tensors in a file, such as 5GB, 500M or 2Gi. A larger model is written as several files and
+    /// model.safetensors.index.json. An exported model of your own is always one file.
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = size)]
     max_shard_size: u64,
 }

@@ -13,17 +13,18 @@ use varuna_run_folder::{Metric, RunFiles};
 /// The first steps of a generation warm up.
 const WARM_UP: usize = 2;
 
-/// Fit two constants (compute, transfers) on every second of several runs and judge them by the others.
+/// Fit a profile to the measured steps of several runs. Two constants, for compute and for transfers, are fitted to every second run and
+/// checked against the others.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// The profile (see varuna profile).
     #[arg(long)]
     profile: PathBuf,
-    /// A folder of a run on this kind of device; give this option several times. Of each run the last plan counts, with its
-    /// median step.
+    /// Folder of a run on this kind of device. Give this option several times. Only the last plan of each run counts, with its median step
+    /// time.
     #[arg(long, required = true)]
     run: Vec<PathBuf>,
-    /// Message times `bytes,us` in place of the profile's links.
+    /// Table of message times that replaces the profile's links: a CSV file with the columns bytes,us.
     #[arg(long)]
     links: Option<PathBuf>,
     /// Write the calibrated profile to this file.

@@ -19,10 +19,10 @@ use varuna_plan::measured_step::MeasuredStep;
 use varuna_plan::{Costs, Shape, Speeds, Topology, WorkerId, predict};
 use varuna_run_folder::{ReadError, RunFiles};
 
-/// Write a page (HTML) about a run: loss, throughput and workers over time, its recoveries, where its time went, and a step of its
-/// newest plan of which one was measured, beside the predicted one.
+/// Write a report about a run, as an HTML page.
 ///
-/// The run may still go on. The page holds its pictures and loads nothing.
+/// It shows loss, throughput and workers over time, recoveries, how the time was spent, and a measured step of the newest plan with such a
+/// step, beside the predicted one. The run may still be going on. The page contains its pictures and loads nothing.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// The run folder.

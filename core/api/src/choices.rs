@@ -1,4 +1,4 @@
-//! Fields that take one of a few names, and the meaning of each name: the resolver reads them, and the CRD's schema lists them.
+//! Fields whose value is one of a few names, and the meaning of each name. The resolver reads the names, and the CRD's schema lists them.
 
 use crate::job::{Encryption, Precision, Restriction, WorkerDevice, WorkerTransport};
 use crate::training::Sharding;
@@ -17,7 +17,7 @@ pub(crate) enum Order {
     Interleaved,
 }
 
-/// `spec.model.mlp`; the preset's where it is left out.
+/// `spec.model.mlp`. The default is that of the preset.
 pub(crate) const MLPS: [(&str, Mlp); 4] = [
     ("gelu", Mlp::Gelu),
     ("geluErf", Mlp::GeluErf),
@@ -30,11 +30,11 @@ pub(crate) const MLPS: [(&str, Mlp); 4] = [
 pub(crate) enum RopeScaling {
     /// Slow rotations become slower, as in Llama 3.1 and 3.2.
     Llama3,
-    /// Nothing.
+    /// No scaling.
     Off,
 }
 
-/// `spec.model.ropeScaling.kind`; the first where it is left out.
+/// `spec.model.ropeScaling.kind`. The first is the default.
 pub(crate) const ROPE_SCALINGS: [(&str, RopeScaling); 2] =
     [("llama3", RopeScaling::Llama3), ("none", RopeScaling::Off)];
 
@@ -51,14 +51,14 @@ pub(crate) enum Decay {
     Never,
 }
 
-/// `spec.training.optimizer.kind`; the first where it is left out.
+/// `spec.training.optimizer.kind`. The first is the default.
 pub(crate) const OPTIMIZERS: [(&str, Moments); 3] = [
     ("adamw", Moments::Adam),
     ("sgd", Moments::Momentum),
     ("muon", Moments::Muon),
 ];
 
-/// `spec.training.optimizer.schedule`; the first where it is left out.
+/// `spec.training.optimizer.schedule`. The first is the default.
 pub(crate) const DECAYS: [(&str, Decay); 4] = [
     ("cosine", Decay::Cosine),
     ("linear", Decay::Linear),
@@ -66,7 +66,7 @@ pub(crate) const DECAYS: [(&str, Decay); 4] = [
     ("constant", Decay::Never),
 ];
 
-/// `spec.training.optimizer.sharding`; the first where it is left out: with one or two pipelines there is nothing to share out.
+/// `spec.training.optimizer.sharding`. The first is the default: with one or two pipelines, sharding saves no memory.
 pub(crate) const SHARDINGS: [(&str, Sharding); 2] = [("none", Sharding::Off), ("zero1", Sharding::Zero1)];
 
 /// `spec.training.optimizer.weightDecayOn`.
@@ -77,14 +77,14 @@ pub(crate) const PARAMETER_KINDS: [(&str, ParameterKind); 4] = [
     ("norms", ParameterKind::Norm),
 ];
 
-/// `spec.pipeline.schedule`; the first where it is left out.
+/// `spec.pipeline.schedule`. The first is the default.
 pub(crate) const SCHEDULES: [(&str, Order); 3] = [
     ("1f1b", Order::Plain),
     ("gpipe", Order::Gpipe),
     ("interleaved", Order::Interleaved),
 ];
 
-/// `spec.pipeline.recompute`; the first where it is left out.
+/// `spec.pipeline.recompute`. The first is the default.
 pub(crate) const RECOMPUTE: [(&str, &[Recompute]); 4] = [
     ("auto", &[Recompute::None, Recompute::Selective, Recompute::Full]),
     ("none", &[Recompute::None]),
@@ -92,34 +92,34 @@ pub(crate) const RECOMPUTE: [(&str, &[Recompute]); 4] = [
     ("full", &[Recompute::Full]),
 ];
 
-/// `spec.network.encryption`; the first one is the default: workers on one machine or on a private network would pay for encryption that
+/// `spec.network.encryption`. The first is the default: workers on one machine or on a private network would pay for encryption that
 /// nobody asked for.
 pub(crate) const ENCRYPTION: [(&str, Encryption); 2] = [("none", Encryption::None), ("tls", Encryption::Tls)];
 
-/// `spec.network.policy`; the first one is the default: only the job needs to reach its workers, while what pods need to reach (a bucket, a
-/// proxy, an identity service) differs from cloud to cloud.
+/// `spec.network.policy`. The first is the default: only the job needs to reach its workers, but the destinations that pods need (a bucket,
+/// a proxy, an identity service) differ from cloud to cloud.
 pub(crate) const NETWORK_POLICIES: [(&str, Restriction); 3] = [
     ("ingress", Restriction::Ingress),
     ("isolated", Restriction::IngressAndEgress),
     ("none", Restriction::None),
 ];
 
-/// `spec.workers.device`; the first where it is left out.
+/// `spec.workers.device`. The first is the default.
 pub(crate) const DEVICES: [(&str, WorkerDevice); 3] = [
     ("auto", WorkerDevice::Auto),
     ("cpu", WorkerDevice::Cpu),
     ("cuda", WorkerDevice::Cuda),
 ];
 
-/// `spec.workers.transport`; the first where it is left out.
+/// `spec.workers.transport`. The first is the default.
 pub(crate) const TRANSPORTS: [(&str, WorkerTransport); 3] = [
     ("auto", WorkerTransport::Auto),
     ("nccl", WorkerTransport::Nccl),
     ("tcp", WorkerTransport::Tcp),
 ];
 
-/// `spec.elasticity.spareCopies`; the first where it is left out: they take memory and a part of each link, and most jobs have several holders
-/// of each unit. A number or a name, as in the manifest.
+/// `spec.elasticity.spareCopies`. The first is the default: spare copies take memory and a part of each link, and most jobs have
+/// several holders of each unit. A number or a name, as in the manifest.
 pub(crate) fn spare_copies() -> [(Value, SpareCopies); 3] {
     [
         (json!(0), SpareCopies::Off),
@@ -128,7 +128,7 @@ pub(crate) fn spare_copies() -> [(Value, SpareCopies); 3] {
     ]
 }
 
-/// `spec.training.precision`; the first where it is left out.
+/// `spec.training.precision`. The first is the default.
 pub(crate) const PRECISIONS: [(&str, Precision); 3] = [
     ("fp32", Precision::Fp32),
     ("bf16", Precision::Bf16),

@@ -175,7 +175,7 @@ pub struct Workers {
     /// What carries tensors between workers' devices. Not in the hash of jobs that omit it, as with `device`.
     #[serde(default, skip_serializing_if = "WorkerTransport::is_auto")]
     pub transport: WorkerTransport,
-    /// Threads for tensor operations; none = the machine's cores divided among its workers.
+    /// Threads for tensor operations; none = one.
     pub threads: Option<u32>,
     /// Memory of a pod's `/dev/shm`, bytes; none = what the container runtime gives. Like the two fields below, not in the hash if omitted,
     /// as with `device`.

@@ -64,13 +64,13 @@ pub const OPERATOR: &str = "varuna.dev/operator";
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct VarunaJob {
-    /// `varuna.dev/v1alpha1`.
+    /// API version: `varuna.dev/v1alpha1`. Required.
     pub api_version: Option<String>,
-    /// `VarunaJob`.
+    /// Kind: `VarunaJob`. Required.
     pub kind: Option<String>,
-    /// Name, namespace, labels.
+    /// Name, namespace, labels and annotations. Required.
     pub metadata: Option<Metadata>,
-    /// The job.
+    /// The job. Required.
     pub spec: Option<Spec>,
 }
 
@@ -80,15 +80,15 @@ pub struct VarunaJob {
 pub struct Metadata {
     /// Name of the job. Required.
     pub name: Option<String>,
-    /// Namespace; `default` where left out.
+    /// Namespace of the job. Default: `default`.
     pub namespace: Option<String>,
-    /// Labels, passed through.
+    /// Labels of the job, kept as they are. Default: none.
     pub labels: Option<BTreeMap<String, String>>,
-    /// Annotations, passed through.
+    /// Annotations of the job, kept as they are. Default: none.
     pub annotations: Option<BTreeMap<String, String>>,
 }
 
-/// What to train, on what, how.
+/// Model, data and settings of a training run.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
@@ -151,52 +151,55 @@ pub struct Metadata {
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Spec {
-    /// The model. Required.
+    /// The model to train. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required))]
     pub model: Option<ModelSpec>,
-    /// The tokens. Required.
+    /// The datasets for training and evaluation. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required))]
     pub data: Option<DataSpec>,
-    /// Batch, steps, optimizer. Required.
+    /// Batch size, number of steps, optimizer and evaluation. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required))]
     pub training: Option<TrainingSpec>,
-    /// How the model may be cut and in which order stages work.
+    /// How the model may be divided into pipeline stages, and the order in which a stage computes.
     pub pipeline: Option<PipelineSpec>,
-    /// Fewest and most workers.
+    /// Minimum and maximum number of workers, and copies of state that protect against the loss of a worker.
     // `kubectl scale` needs a number to start from; a Deployment starts at one as well.
     #[cfg_attr(feature = "kubernetes", schemars(extend("default" = {})))]
     pub elasticity: Option<ElasticitySpec>,
-    /// Resources, image and pod template of the workers.
+    /// Resources, container image and pod template of the workers.
     pub workers: Option<WorkersSpec>,
-    /// Kinds of workers in a cluster, in the order in which they are filled; all are of one kind where left out. Without a cluster they say only
-    /// how many workers there may be.
+    /// Groups of workers with different settings, such as spot nodes and on-demand nodes. Groups are filled in their order, after each
+    /// group has its `minWorkers`. Without a cluster, the groups only limit the number of workers. Default: none, which means that all
+    /// workers have the settings of `workers`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::named_mappings(limits::WORKER_GROUPS_MAX)))]
     pub worker_groups: Option<Vec<WorkerGroupSpec>>,
-    /// Where and how often state is saved.
+    /// Where and how often checkpoints are saved. Default: no checkpoints.
     pub checkpoint: Option<CheckpointSpec>,
-    /// Connections between workers, and who may open them.
+    /// Encryption between workers, and network policies for the job's pods.
     pub network: Option<NetworkSpec>,
-    /// Whether workers that hold the same state compare it.
+    /// Comparison of the training state that several workers hold.
     pub integrity: Option<IntegritySpec>,
-    /// What announces the end of a worker.
+    /// Signals that announce the end of a worker.
     pub disruption: Option<DisruptionSpec>,
-    /// The pod of the job's coordinator, in a cluster.
+    /// Pod of the job's coordinator, in a cluster.
     pub coordinator: Option<CoordinatorSpec>,
-    /// What crashing workers do to the job, in a cluster.
+    /// Number of crashes after which the job fails, and of failures after which new pods avoid a node, in a cluster.
     pub failure_policy: Option<FailurePolicySpec>,
-    /// Seconds from the start of a job to its end at most, waiting and suspension included; then it fails. No limit where left out.
+    /// Maximum time from the first start of the job to its end, in seconds. Time in which the job waits or is suspended counts too. A job
+    /// that takes longer fails. Default: no limit.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT)))]
     pub active_deadline_seconds: Option<u64>,
-    /// Seconds after which a job that is complete or has failed is deleted, with its pods and their logs; never where left out.
+    /// Time in seconds after which a job that is complete or has failed is deleted, together with its pods and their logs. Default: never.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT_OR_NONE)))]
     pub ttl_seconds_after_finished: Option<u64>,
-    /// The job may lose what it has trained: it may be suspended although no checkpoint of it is complete, and begins anew where nothing of it
-    /// is left, instead of failing. False where left out.
+    /// Whether the job may lose its training progress. If true, the job can be suspended without a complete checkpoint, and it begins anew
+    /// instead of failing when its state is lost. Default: false.
     pub allow_state_loss: Option<bool>,
-    /// Stop the run and delete its pods until this is false again.
+    /// Whether the job is suspended. If true, the operator stops the run and deletes its pods. The run continues when the field is false
+    /// again. Default: false.
     pub suspend: Option<bool>,
-    /// The controller that looks after the job in a cluster, as `example.com/controller`. The operator leaves a job alone that names another one than
-    /// `varuna.dev/operator`, which is meant where it is left out.
+    /// Controller that manages the job in a cluster, such as `example.com/controller`. The operator ignores a job that names another
+    /// controller. Default: `varuna.dev/operator`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::pattern(limits::MANAGER_PATTERN, limits::MANAGER)))]
     pub managed_by: Option<String>,
 }
@@ -223,29 +226,32 @@ pub struct TrainingSpec {
     /// Samples in an optimizer step, whatever the number of workers. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::within(limits::COUNT)))]
     pub global_batch_size: Option<u64>,
-    /// Samples in a micro-batch; divides `globalBatchSize`. Chosen by the planner where left out.
+    /// Samples in a micro-batch. It must divide `globalBatchSize`. Default: chosen by the planner.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::MICRO_BATCH)))]
     pub micro_batch_size: Option<u32>,
-    /// Optimizer steps. They may be raised while the job runs, and after it is complete where it has checkpoints; never lowered. Required.
+    /// Number of optimizer steps. It can be raised while the job runs, and also after it is complete if the job has checkpoints. It cannot
+    /// be lowered. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::within(limits::COUNT)))]
     pub steps: Option<u64>,
-    /// Seed of weights, sample order and dropout; 0 where left out.
+    /// Seed of the initial weights, the order of samples and dropout. Default: 0.
     pub seed: Option<u64>,
-    /// `fp32`, or `bf16` or `fp16`: computes in 16 bits with master parameters, moments and gradients in fp32. `fp32` where left out.
+    /// Number format of the training. `fp32` uses 32-bit numbers throughout. `bf16` and `fp16` compute in 16 bits, and keep master
+    /// parameters, moments and summed gradients in 32 bits. Default: `fp32`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::PRECISIONS.map(|(name, _)| name))))]
     pub precision: Option<String>,
-    /// The loss scale of `fp16`; dynamic from 65536 where left out.
+    /// Loss scale, only with `precision: fp16`. Default: a dynamic loss scale that starts at 65536.
     pub loss_scale: Option<LossScaleSpec>,
-    /// Steps in a row that may be skipped because a gradient or the loss is not finite; one more ends the run with an error. With a dynamic
-    /// loss scale only those count that are skipped at its minimum. 20 where left out.
+    /// Maximum number of consecutive steps that the optimizer skips because a gradient or the loss is not finite. One more skipped step
+    /// ends the run with an error. With a dynamic loss scale, only steps that are skipped at its minimum count. Default: 20.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::SKIP_LIMIT)))]
     pub skip_limit: Option<u32>,
-    /// The optimizer. Required.
+    /// Optimizer and learning rate. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required))]
     pub optimizer: Option<OptimizerSpec>,
-    /// Hide tokens for the model to fill in; it learns to predict the next token where left out.
+    /// Masked language modelling: the model learns to predict tokens that are hidden from it. Required with a bidirectional model, and not
+    /// allowed with any other. Default: none, which means that the model learns to predict the next token.
     pub masking: Option<MaskingSpec>,
-    /// Evaluation on the held-out samples; none where left out.
+    /// Evaluation on held-out samples during training. Default: none.
     pub evaluation: Option<EvaluationSpec>,
 }
 
@@ -254,15 +260,15 @@ pub struct TrainingSpec {
 #[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EvaluationSpec {
-    /// Before each step that is a multiple of this. Required.
+    /// Steps between two evaluations. An evaluation takes place before each step that is a multiple of this number. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::within(limits::COUNT)))]
     pub interval_steps: Option<u64>,
-    /// Samples of the held-out split; one global batch where left out.
+    /// Number of held-out samples in each evaluation. Default: one global batch.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT)))]
     pub samples: Option<u64>,
 }
 
-/// How the model is cut into pipelines.
+/// How the model may be divided into pipelines.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
@@ -277,26 +283,31 @@ pub struct EvaluationSpec {
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PipelineSpec {
-    /// `1f1b` (where left out), `gpipe`, or `interleaved`: 1F1B in which each worker has two to four stages, wherever that is
-    /// predicted to be faster than one. It makes pipelines fill and drain sooner and sends activations that many times as often.
+    /// Order in which a stage computes forwards and backwards. With `1f1b`, forwards and backwards alternate after a warm-up. With `gpipe`,
+    /// all forwards come first. With `interleaved`, the schedule is `1f1b` and each worker has two to four stages wherever that is
+    /// predicted to be faster than one: pipelines fill and drain sooner, but activations are sent two to four times as often. Default:
+    /// `1f1b`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::SCHEDULES.map(|(name, _)| name))))]
     pub schedule: Option<String>,
-    /// Warm-up forwards per later stage, for stages that are not interleaved: 1 is the classical schedule, 2 tolerates jitter
-    /// best; where left out, the planner takes the faster of the two.
+    /// Number of warm-up forwards that a stage computes for each later stage of its pipeline. It does not apply to interleaved stages, and
+    /// is not allowed with `gpipe`. 1 is the classical schedule. 2 tolerates jitter best, but needs more memory for activations. Default:
+    /// the faster of 1 and 2, chosen by the planner.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WARMUP_FACTOR)))]
     pub warmup_factor: Option<f64>,
-    /// `auto` (where left out), as little as a stage's memory allows; else `none`, `selective` (attention only) or `full`.
+    /// Recomputation of activations in the backward, which saves memory. `none` keeps all activations. `selective` recomputes attention
+    /// only. `full` keeps only the input of a stage. `auto` recomputes as little as the memory of each stage allows. Default: `auto`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::RECOMPUTE.map(|(name, _)| name))))]
     pub recompute: Option<String>,
-    /// Fewest stages of a pipeline, an interleaved one counting as many as it has workers; 1 where left out.
+    /// Minimum number of stages in a pipeline. For an interleaved pipeline, its workers are counted instead. Default: 1.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::SEGMENTS)))]
     pub min_depth: Option<u32>,
-    /// Most stages of a pipeline; the model's number of segments where left out.
+    /// Maximum number of stages in a pipeline. For an interleaved pipeline, its workers are counted instead. Default: the number of
+    /// segments of the model.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::SEGMENTS)))]
     pub max_depth: Option<u32>,
 }
 
-/// How the number of workers may change, and what guards against the loss of one.
+/// Minimum and maximum number of workers, and copies that protect against the loss of one.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
@@ -309,15 +320,16 @@ pub struct PipelineSpec {
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ElasticitySpec {
-    /// With fewer workers, training waits; `pipeline.minDepth` where left out.
+    /// Minimum number of workers. With fewer workers, training waits. Default: `pipeline.minDepth`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WORKERS_OF_A_CLUSTER)))]
     pub min_workers: Option<u32>,
-    /// Workers that the job may have; 1 where left out (run without a cluster: no limit). This is what `kubectl scale` sets.
+    /// Maximum number of workers. `kubectl scale` sets this field. Default: 1 in a cluster, no limit on one machine.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WORKERS_OF_A_CLUSTER), extend("default" = 1)))]
     pub max_workers: Option<u32>,
-    /// Copies of the training state that one worker alone holds, as in a plan of one pipeline: another worker keeps each in its memory and
-    /// follows every step, so that the loss of one worker costs no step, and nothing is read from the checkpoint; 0 where left out. `1`: wherever
-    /// some worker has room for it. `auto`: where it repays what it costs, by memory, bandwidth and the losses seen.
+    /// Spare copies of training state that only one worker holds, as in a plan with a single pipeline. Another worker keeps the copy in its
+    /// memory and updates it in every step. Then the loss of one worker costs no step, and no checkpoint is read. `0` keeps no copies. `1`
+    /// keeps a copy wherever a worker has memory for it. `auto` keeps copies if they cost less than the losses that they prevent, by
+    /// memory, bandwidth and the observed losses. Default: 0.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::int_or_string, transform = schema::one_of(choices::spare_copies().map(|(name, _)| name))))]
     pub spare_copies: Option<Value>,
 }

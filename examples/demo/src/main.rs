@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// Train a job while workers are killed and added; print and draw what happened.
+/// Train a job while workers are killed and added, and print and draw what happened.
 #[derive(Parser)]
 struct Arguments {
     /// The job file.
@@ -22,10 +22,10 @@ struct Arguments {
     /// Number of workers at the start.
     #[arg(long, default_value_t = 4)]
     workers: usize,
-    /// Random seed: at which steps the chaos driver acts, and which workers it kills.
+    /// Random seed. It determines at which steps the chaos driver acts, and which workers it kills.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Folder of the run; it must not exist.
+    /// Folder of the run. It must not exist.
     #[arg(long, default_value = "runs/demo")]
     run_dir: PathBuf,
 }

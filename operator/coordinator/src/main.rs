@@ -17,8 +17,8 @@ const HEALTH_PORT: u16 = 8081;
 
 /// The coordinator of one VarunaJob.
 ///
-/// It reads its orders from the job's VarunaRun and reports there, keeps its record in the job's VarunaRecord, and ends when the run has ended
-/// or another coordinator is in charge. SIGTERM does not end it: the operator puts another one in charge first.
+/// It reads its orders from the job's VarunaRun and reports there. Its record is the job's VarunaRecord. It ends when the run has ended or
+/// another coordinator is in charge. SIGTERM does not end it: the operator first puts another coordinator in charge.
 #[derive(Parser)]
 #[command(name = "varuna-coordinator", version = program_version())]
 struct Arguments {
@@ -31,7 +31,7 @@ struct Arguments {
     /// Name of the job's VarunaRun and VarunaRecord.
     #[arg(long)]
     run: String,
-    /// Number of this coordinator: the one that the VarunaRun names is in charge.
+    /// Number of this coordinator. The VarunaRun names the number of the coordinator in charge.
     #[arg(long)]
     number: i64,
     /// Folder with the files token, tls.crt and tls.key.
@@ -40,13 +40,13 @@ struct Arguments {
     /// IP address at which workers reach this process.
     #[arg(long, env = "VARUNA_POD_IP")]
     address: IpAddr,
-    /// Where to listen for workers, ip:port; port 7070 of all addresses of the family of --address by default.
+    /// Address on which to listen for workers, ip:port [default: port 7070 on all addresses of the address family of --address].
     #[arg(long)]
     bind: Option<SocketAddr>,
-    /// Where to answer probes and scrapes, ip:port; port 8081 likewise.
+    /// Address for probes and metrics, ip:port [default: port 8081 on all addresses of the address family of --address].
     #[arg(long)]
     health: Option<SocketAddr>,
-    /// The run folder; it need not outlive the process.
+    /// The run folder. It may be lost when the process ends.
     #[arg(long, default_value = "/tmp/varuna")]
     run_dir: PathBuf,
 }

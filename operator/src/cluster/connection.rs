@@ -1,10 +1,25 @@
 //! How the API server is reached, and how long calls wait for it. Every call ends, whatever happens to the server and to the network.
 
-use kube::Config;
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
+use hyper_timeout::TimeoutConnector;
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use kube::client::{Body, ConfigExt as _, RustlsTlsError};
+use kube::{Client, Config};
 use std::time::Duration;
+use tower::ServiceBuilder;
+use tower::timeout::TimeoutLayer;
+use tower_http::timeout::ResponseBodyTimeoutLayer;
 
-/// A connection on which nothing has come for this time is dead. The server ends watches sooner (`watches.rs`), and answers all else within a minute.
+/// A connection or an answer that has been silent for this time is dead. The server ends watches sooner (`watches.rs`), and answers everything
+/// else within a minute.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// Bytes of one answer that the server may send before they are read.
+const ANSWER_WINDOW: u32 = 1 << 20;
+/// Bytes that the server may send on one connection before they are read. A server allows a hundred calls at once, and the windows of all their
+/// answers fit: a watch that is not read for a moment cannot block other calls.
+const CONNECTION_WINDOW: u32 = 128 << 20;
 
 /// The same configuration, whose calls end.
 #[must_use]
@@ -17,6 +32,64 @@ pub fn bounded(mut config: Config) -> Config {
     config
 }
 
+/// A client with this configuration. If the server speaks HTTP/2, all calls share one connection: otherwise each call of a burst would open one, which
+/// costs milliseconds of TLS on both sides.
+///
+/// # Errors
+/// The configuration cannot be used.
+pub fn client(config: Config) -> kube::Result<Client> {
+    if config.proxy_url.is_some() {
+        // kube's own client supports proxies, but only HTTP/1.1.
+        return Client::try_from(config);
+    }
+    multiplexed(&config, SILENCE_MAX)
+}
+
+/// On a shared connection one answer may be silent while others arrive, so each answer has a time limit of its own. While the whole connection is
+/// silent, PINGs find out whether the server is still there.
+fn multiplexed(config: &Config, silence_max: Duration) -> kube::Result<Client> {
+    let http: legacy::Client<_, Body> = legacy::Client::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .http2_keep_alive_interval(silence_max / 4)
+        .http2_keep_alive_timeout(silence_max / 4)
+        .http2_initial_stream_window_size(ANSWER_WINDOW)
+        .http2_initial_connection_window_size(CONNECTION_WINDOW)
+        .build(connector(config)?);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .layer(TimeoutLayer::new(silence_max))
+        .layer(ResponseBodyTimeoutLayer::new(silence_max))
+        .service(http);
+    Ok(Client::new(service, config.default_namespace.clone()))
+}
+
+/// Opens connections as kube's own client does, and offers the server HTTP/2 as well.
+fn connector(config: &Config) -> kube::Result<TimeoutConnector<HttpsConnector<HttpConnector>>> {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    // Several calls send small frames one after the other. None should wait until the one before it is acknowledged.
+    tcp.set_nodelay(true);
+    let mut tls = HttpsConnectorBuilder::new()
+        .with_tls_config(config.rustls_client_config()?)
+        .https_or_http();
+    if let Some(name) = &config.tls_server_name {
+        tls = tls.with_server_name_resolver(FixedServerNameResolver::new(
+            name.clone()
+                .try_into()
+                .map_err(RustlsTlsError::InvalidServerName)
+                .map_err(kube::Error::RustlsTls)?,
+        ));
+    }
+    let mut connector = TimeoutConnector::new(tls.enable_all_versions().wrap_connector(tcp));
+    connector.set_connect_timeout(config.connect_timeout);
+    connector.set_read_timeout(config.read_timeout);
+    connector.set_write_timeout(config.write_timeout);
+    connector.set_reset_reader_on_write(config.reset_reader_on_write);
+    Ok(connector)
+}
+
 /// What a call gives within a deadline.
 ///
 /// # Errors
@@ -27,30 +100,4 @@ pub async fn within<T>(deadline: Duration, call: impl Future<Output = kube::Resu
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::watches;
-
-    #[test]
-    fn a_connection_that_says_nothing_ends_and_no_watch_is_cut_by_that() {
-        let config = bounded(Config::new("https://cluster.example:6443".parse().unwrap()));
-        let silence = config.read_timeout.expect("a bound");
-        let watch = u64::from(watches::config().timeout.expect("a bound"));
-        // kube itself takes a watch for dead five seconds after its end.
-        assert!(silence > Duration::from_secs(watch + 5), "{silence:?}, {watch} s");
-        assert!(
-            config.reset_reader_on_write,
-            "what was idle is not cut when it is used"
-        );
-        assert!(!config.default_retry, "each caller has a backoff of its own");
-    }
-
-    #[tokio::test]
-    async fn a_call_that_is_not_answered_fails() {
-        let never = std::future::pending::<kube::Result<()>>();
-        let late = within(Duration::from_millis(1), never).await;
-        assert!(matches!(late, Err(kube::Error::Service(_))), "{late:?}");
-        let answered = within(Duration::from_secs(60), std::future::ready(Ok(7)));
-        assert_eq!(answered.await.unwrap(), 7);
-    }
-}
+mod tests;

@@ -4,27 +4,13 @@ use super::ownership::{is_of, verify};
 use crate::decide::objects::{metadata, record_name};
 use crate::decide::{JobPart, ObservedJob};
 use crate::error::Error;
-use crate::index::IndexedRun;
-use crate::observe;
-use kube::api::{ApiResource, DynamicObject, ObjectMeta, PostParams};
+use crate::run_object::RunObject;
+use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
-use serde_json::json;
-use varuna_api::crd::{RunSpec, VarunaRun};
+use varuna_api::crd::RunSpec;
 
 /// How often orders are written over the object as it was just read, before the next look decides again.
 const TRIES: u32 = 3;
-
-/// The resource `VarunaRun`. Runs are watched untyped: one that does not parse must not hide all others.
-#[must_use]
-pub fn resource() -> ApiResource {
-    ApiResource::erase::<VarunaRun>(&())
-}
-
-/// The runs of a namespace.
-#[must_use]
-pub fn runs(client: &Client, namespace: &str) -> Api<DynamicObject> {
-    Api::namespaced_with(client.clone(), namespace, &resource())
-}
 
 /// Writes orders: into a new object if there is none, else over the version on which the decision was based (`present`). A report that the
 /// coordinator has written in the meantime does not matter; other orders do. Returns the object as it is now.
@@ -35,14 +21,14 @@ pub async fn write(
     client: &Client,
     job: &ObservedJob,
     orders: &RunSpec,
-    present: Option<&IndexedRun>,
-) -> Result<DynamicObject, Error> {
-    let runs = runs(client, &job.namespace);
+    present: Option<&RunObject>,
+) -> Result<RunObject, Error> {
+    let runs: Api<RunObject> = Api::namespaced(client.clone(), &job.namespace);
     let name = record_name(job);
     let Some(present) = present else {
         return create(&runs, &name, job, orders).await;
     };
-    let mut object = document(&name, present.metadata.clone(), orders);
+    let mut object = document(present.metadata.clone(), orders);
     for _ in 0..TRIES {
         match runs.replace(&name, &PostParams::default(), &object).await {
             // The coordinator may report every second, and the watch shows each report a moment later. So the known version is often an old
@@ -56,13 +42,13 @@ pub async fn write(
 }
 
 async fn create(
-    runs: &Api<DynamicObject>,
+    runs: &Api<RunObject>,
     name: &str,
     job: &ObservedJob,
     orders: &RunSpec,
-) -> Result<DynamicObject, Error> {
+) -> Result<RunObject, Error> {
     let metadata = serde_json::from_value(metadata(job, name)).map_err(kube::Error::SerdeError)?;
-    let object = document(name, metadata, orders);
+    let object = document(metadata, orders);
     match runs.create(&PostParams::default(), &object).await {
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
             let found = runs.get_opt(name).await?;
@@ -75,28 +61,26 @@ async fn create(
 
 /// The metadata of the object as it is now, if its orders are still those on which the decision was based: only operators write them.
 async fn metadata_of_same(
-    runs: &Api<DynamicObject>,
+    runs: &Api<RunObject>,
     name: &str,
     job: &ObservedJob,
-    present: &IndexedRun,
+    present: &RunObject,
 ) -> Result<ObjectMeta, Error> {
     let Some(found) = runs.get_opt(name).await? else {
         return Err(Error::Stale);
     };
-    let (orders, _) = observe::run(&found);
-    if orders.is_none() || orders != present.orders || !is_of(&found.metadata, job) {
+    if found.orders.is_none() || found.orders != present.orders || !is_of(&found.metadata, job) {
         return Err(Error::Stale);
     }
-    let mut metadata = found.metadata;
-    metadata.managed_fields = None;
-    Ok(metadata)
+    Ok(found.metadata)
 }
 
-fn document(name: &str, metadata: ObjectMeta, orders: &RunSpec) -> DynamicObject {
-    let mut object = DynamicObject::new(name, &resource());
-    object.metadata = metadata;
-    object.data = json!({ "spec": orders });
-    object
+fn document(metadata: ObjectMeta, orders: &RunSpec) -> RunObject {
+    RunObject {
+        metadata,
+        orders: Some(orders.clone()),
+        reports: None,
+    }
 }
 
 #[cfg(test)]
@@ -104,7 +88,7 @@ mod tests {
     use super::*;
     use crate::cluster::fake_server::{Asked, refusal, server};
     use crate::fixtures;
-    use serde_json::Value;
+    use serde_json::{Value, json};
     use varuna_api::manifest::{API_VERSION, KIND};
 
     fn job() -> ObservedJob {
@@ -122,25 +106,15 @@ mod tests {
         })
     }
 
-    fn indexed(run: Value) -> IndexedRun {
-        let object: DynamicObject = serde_json::from_value(run).unwrap();
-        let (orders, reports) = observe::run(&object);
-        IndexedRun {
-            metadata: object.metadata,
-            orders,
-            reports,
-        }
-    }
-
     /// What writing orders gives where the watch has shown version 5 and the server has version 9 with this in it, and what was asked for.
-    async fn written_over(now: Value) -> (Result<DynamicObject, Error>, Vec<Asked>) {
+    async fn written_over(now: Value) -> (Result<RunObject, Error>, Vec<Asked>) {
         let answer = move |asked: &Asked| match asked.method.as_str() {
             "GET" => Some((200, now.clone())),
             _ if asked.body["metadata"]["resourceVersion"] == "9" => Some((200, asked.body.clone())),
             _ => refusal(409, "Conflict"),
         };
         let (client, asked) = server(answer);
-        let before = indexed(run(5, 1, 40));
+        let before: RunObject = serde_json::from_value(run(5, 1, 40)).unwrap();
         let orders = RunSpec {
             leaving: vec!["j-w1".into()],
             ..before.orders.clone().unwrap()
@@ -157,7 +131,7 @@ mod tests {
     #[tokio::test]
     async fn orders_are_written_although_their_coordinator_has_reported_meanwhile() {
         let (written, asked) = written_over(run(9, 1, 41)).await;
-        assert_eq!(written.unwrap().data["spec"]["leaving"], json!(["j-w1"]));
+        assert_eq!(written.unwrap().orders.unwrap().leaving, ["j-w1"]);
         assert_eq!(methods(&asked), ["PUT", "GET", "PUT"]);
     }
 

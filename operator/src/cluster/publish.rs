@@ -11,12 +11,15 @@ use crate::decide::{EventNote, News, ObservedJob, Report, news};
 use crate::error::Error;
 use crate::index::resource_version;
 use crate::job_object::JobObject;
+use crate::object_metadata::WithoutManagedFields;
 use crate::resource::{JobIdentity, MANAGER};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
-use kube::api::{Patch, PatchParams};
-use kube::{Api, Client, Resource as _};
+use kube::api::{ObjectMeta, Patch, PatchParams};
+use kube::core::Request;
+use kube::{Client, Resource as _};
 use parking_lot::Mutex;
+use serde::Deserialize;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -45,6 +48,13 @@ const EVENTS_MAX: usize = 128;
 const LASTING_MAX: usize = EVENTS_MAX / 2;
 /// How much later than statuses Events are written when the process ends.
 const AFTER_STATUSES: Duration = Duration::from_millis(1);
+
+/// What is read of the answer to a write, which is the whole job.
+#[derive(Deserialize)]
+struct Written {
+    #[serde(default, with = "WithoutManagedFields")]
+    metadata: ObjectMeta,
+}
 
 /// What is published of one job.
 #[derive(Debug, Default)]
@@ -351,11 +361,12 @@ impl Publisher {
         });
         // Server-side apply removes the fields that are left out; another manager than that of the objects, as each owns its own.
         let params = PatchParams::apply(&format!("{MANAGER}-status")).force();
-        let jobs: Api<JobObject> = Api::namespaced(self.client.clone(), &job.namespace);
+        let jobs = Request::new(JobObject::url_path(&(), Some(&job.namespace)));
         let patch = Patch::Apply(&document);
-        let write = jobs.patch_status(&job.name, &params, &patch);
-        match within(DEADLINE, write).await {
-            Ok(object) => Ok(resource_version(object.meta())),
+        let request = jobs.patch_subresource("status", &job.name, &params, &patch);
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        match within(DEADLINE, self.client.request::<Written>(request)).await {
+            Ok(object) => Ok(resource_version(&object.metadata)),
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(None),
             Err(error) => Err(error),
         }

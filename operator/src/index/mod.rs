@@ -17,12 +17,13 @@ pub use nodes::NodeIndex;
 pub use owned::{KnownObject, ObjectKey, ObjectKind, OfKind, OwnedIndex};
 pub use pods::{Expected, JobPods, PodIndex};
 pub use priorities::{Priorities, PriorityIndex};
-pub use runs::{IndexedRun, RunIndex};
+pub use runs::RunIndex;
 pub use workloads::{Flavors, QueueIndex, Workloads};
 
 use crate::decide::Settings;
+use crate::node_object::NodeObject;
 use crate::resource::JobRef;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use parking_lot::Mutex;
 
@@ -96,7 +97,7 @@ impl Index {
     }
 
     /// A node that was read apart from the watch.
-    pub fn node_read(&self, node: &Node) {
+    pub fn node_read(&self, node: &NodeObject) {
         self.nodes.lock().read(node);
     }
 
@@ -125,17 +126,17 @@ impl Fill<Pod> for Index {
     }
 }
 
-impl Fill<Node> for Index {
+impl Fill<NodeObject> for Index {
     fn begin(&self) {
         self.nodes.lock().begin();
     }
 
-    fn seen(&self, node: &Node) -> Vec<JobRef> {
+    fn seen(&self, node: &NodeObject) -> Vec<JobRef> {
         let has_changed = self.nodes.lock().seen(node);
         self.jobs_on(has_changed.then(|| node.name_any()))
     }
 
-    fn gone(&self, node: &Node) -> Vec<JobRef> {
+    fn gone(&self, node: &NodeObject) -> Vec<JobRef> {
         self.nodes.lock().gone(&node.name_any());
         self.jobs_on([node.name_any()])
     }

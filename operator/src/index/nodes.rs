@@ -2,8 +2,8 @@
 
 use super::relist::Relist;
 use crate::decide::{NODE_SIGNALS, ObservedNode, Settings, announced_end};
+use crate::node_object::NodeObject;
 use crate::observe;
-use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -62,14 +62,14 @@ impl NodeIndex {
     }
 
     /// Whether something has changed that decisions are made from: heartbeats are not.
-    pub(super) fn seen(&mut self, node: &Node) -> bool {
+    pub(super) fn seen(&mut self, node: &NodeObject) -> bool {
         let name = node.name_any();
         self.relist.seen(&name);
         self.put(name, observe::node(node, &self.settings))
     }
 
     /// Notes a node that was read apart from the watch, unless that has shown it meanwhile.
-    pub(super) fn read(&mut self, node: &Node) {
+    pub(super) fn read(&mut self, node: &NodeObject) {
         let name = node.name_any();
         if !self.knows(&name) {
             self.put(name, observe::node(node, &self.settings));

@@ -3,85 +3,62 @@
 use super::documents::{job_of, resource_version};
 use super::relist::Relist;
 use super::{Fill, Index};
-use crate::decide::ObservedRun;
-use crate::observe;
 use crate::resource::JobRef;
+use crate::run_object::RunObject;
 use kube::ResourceExt;
-use kube::api::{DynamicObject, ObjectMeta};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use varuna_api::crd::RunSpec;
 
 /// Namespace and name of a run.
 type RunKey = (String, String);
 
-/// A run.
-#[derive(Clone, PartialEq, Debug)]
-pub struct IndexedRun {
-    /// Of its object, without what managers have set.
-    pub metadata: ObjectMeta,
-    /// What its coordinator was ordered to do.
-    pub orders: Option<RunSpec>,
-    /// What its coordinator reports.
-    pub reports: Option<ObservedRun>,
-}
-
 /// The runs of all jobs.
 #[derive(Debug, Default)]
 pub struct RunIndex {
-    runs: BTreeMap<RunKey, Arc<IndexedRun>>,
+    runs: BTreeMap<RunKey, Arc<RunObject>>,
     relist: Relist<RunKey>,
 }
 
 impl RunIndex {
     /// A run.
     #[must_use]
-    pub fn of(&self, namespace: &str, name: &str) -> Option<Arc<IndexedRun>> {
+    pub fn of(&self, namespace: &str, name: &str) -> Option<Arc<RunObject>> {
         self.runs.get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
     /// A run is as it is here, as a watch has shown or a write has answered: what is older is left out. The job, where something has changed.
-    pub fn seen(&mut self, run: &DynamicObject) -> Option<JobRef> {
+    pub fn seen(&mut self, run: &RunObject) -> Option<JobRef> {
         let key = (run.namespace()?, run.name_any());
         self.relist.seen(&key);
-        let is_old = |known: &Arc<IndexedRun>| {
+        let is_old = |known: &Arc<RunObject>| {
             let same = known.metadata.uid == run.metadata.uid;
             same && resource_version(&known.metadata) >= resource_version(&run.metadata)
         };
         if self.runs.get(&key).is_some_and(is_old) {
             return None;
         }
-        let mut metadata = run.metadata.clone();
-        metadata.managed_fields = None;
-        let (orders, reports) = observe::run(run);
-        let run = IndexedRun {
-            metadata,
-            orders,
-            reports,
-        };
-        let job = job_of(&run.metadata);
-        self.runs.insert(key, Arc::new(run));
-        job
+        self.runs.insert(key, Arc::new(run.clone()));
+        job_of(&run.metadata)
     }
 
     /// Forgets the runs of deleted jobs, which a late answer to a write may have brought back.
     pub fn retain(&mut self, exists: impl Fn(&str) -> bool) {
-        let uid = |run: &IndexedRun| super::documents::controller_uid(&run.metadata).map(str::to_owned);
+        let uid = |run: &RunObject| super::documents::controller_uid(&run.metadata).map(str::to_owned);
         self.runs
             .retain(|_, run| uid(run).is_some_and(|uid| exists(&uid)));
     }
 }
 
-impl Fill<DynamicObject> for Index {
+impl Fill<RunObject> for Index {
     fn begin(&self) {
         self.runs.lock().relist.begin();
     }
 
-    fn seen(&self, run: &DynamicObject) -> Vec<JobRef> {
+    fn seen(&self, run: &RunObject) -> Vec<JobRef> {
         self.runs.lock().seen(run).into_iter().collect()
     }
 
-    fn gone(&self, run: &DynamicObject) -> Vec<JobRef> {
+    fn gone(&self, run: &RunObject) -> Vec<JobRef> {
         let key = (run.namespace().unwrap_or_default(), run.name_any());
         let removed = self.runs.lock().runs.remove(&key);
         let job = removed.and_then(|run| job_of(&run.metadata));

@@ -5,8 +5,10 @@ use crate::decide::objects::{
     workload_name, workload_prefix,
 };
 use crate::fixtures;
+use crate::node_object::NodeObject;
 use crate::resource::job_ref;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use crate::run_object::RunObject;
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::DynamicObject;
 use kube::core::PartialObjectMeta;
 use serde_json::{Value, json};
@@ -35,7 +37,7 @@ fn pod(job: &str, number: u32, node: &str, more: &Value) -> Pod {
         .unwrap()
 }
 
-fn node(name: &str, taints: &[&str], heartbeat: &str) -> Node {
+fn node(name: &str, taints: &[&str], heartbeat: &str) -> NodeObject {
     let taints: Vec<Value> = taints
         .iter()
         .map(|key| json!({ "key": key, "effect": "NoSchedule" }))
@@ -129,12 +131,12 @@ fn pods_that_went_while_there_was_no_watch_are_gone_and_others_do_not_count() {
     };
     assert_eq!(names(&index), ["j-w2"]);
     assert_eq!(
-        Fill::<Node>::gone(&index, &node("a", &[], NOON)),
+        Fill::<NodeObject>::gone(&index, &node("a", &[], NOON)),
         [],
         "nobody is on it any more"
     );
     assert_eq!(
-        Fill::<Node>::gone(&index, &node("b", &[], NOON)),
+        Fill::<NodeObject>::gone(&index, &node("b", &[], NOON)),
         [job_ref("n", "j")]
     );
 }
@@ -206,12 +208,12 @@ fn pods_that_a_silent_watch_does_not_show_are_read_and_not_made_again() {
     // Those that are gone are on no node any more.
     index.pods.lock().read(&key, &[]);
     assert_eq!(
-        Fill::<Node>::gone(&index, &node("a", &[], NOON)),
+        Fill::<NodeObject>::gone(&index, &node("a", &[], NOON)),
         [job_ref("n", "k")]
     );
 }
 
-fn run(version: u64, coordinator: i64) -> DynamicObject {
+fn run(version: u64, coordinator: i64) -> RunObject {
     let spec = json!({ "uid": "uid-j", "goal": "Run", "coordinator": coordinator });
     serde_json::from_value(json!({
         "apiVersion": API_VERSION, "kind": "VarunaRun", "spec": spec,
@@ -243,7 +245,7 @@ fn an_older_version_of_a_run_does_not_replace_what_a_write_has_answered() {
     assert_eq!(number(), 2);
     assert_eq!(seen(&index, &run(10, 3)), [job_ref("n", "j")]);
     assert_eq!(number(), 3);
-    assert_eq!(relist::<DynamicObject>(&index, &[]), [job_ref("n", "j")]);
+    assert_eq!(relist::<RunObject>(&index, &[]), [job_ref("n", "j")]);
     assert!(index.runs.lock().of("n", "j-1").is_none());
 }
 

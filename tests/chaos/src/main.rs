@@ -14,38 +14,38 @@ use varuna_chaos::run::{Request, run, undisturbed};
 use varuna_chaos::schedule::Settings;
 use varuna_run_folder::Metric;
 
-/// Trains small jobs with real processes that are killed, paused and cut off, and judges what they leave behind.
+/// Train small jobs with real processes that are killed, paused and cut off, and check the results.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// Seed of the first run; each further run has the next one [default: the clock]
+    /// Seed of the first run; each further run has the next seed [default: the clock]
     #[arg(long)]
     seed: Option<u64>,
-    /// No run begins after so many seconds
+    /// Time in seconds after which no further run begins
     #[arg(long, default_value_t = 600)]
     duration: u64,
-    /// No run begins after so many processes have been killed in the whole campaign
+    /// Number of killed processes in the whole campaign after which no further run begins
     #[arg(long)]
     kills: Option<u64>,
-    /// No more runs than these
+    /// Maximum number of runs
     #[arg(long)]
     runs: Option<u64>,
-    /// Run seeds again that the campaign has
+    /// Repeat seeds that the campaign already has
     #[arg(long)]
     again: bool,
-    /// Steps of each job
+    /// Number of steps of each job
     #[arg(long, default_value_t = 600)]
     steps: u64,
-    /// Mean time between two faults, milliseconds
+    /// Mean time between two faults, in milliseconds
     #[arg(long, default_value_t = 1_100)]
     every_ms: u64,
-    /// Longest time in which faults begin in one run, seconds
+    /// Maximum time in which faults begin in one run, in seconds
     #[arg(long, default_value_t = 300)]
     run_seconds: u64,
-    /// Folder of the campaign: what is there is taken up again
+    /// Folder of the campaign; a campaign in this folder is continued
     #[arg(long, default_value = "runs/chaos")]
     folder: PathBuf,
-    /// Folder of `varuna` and `varuna-worker` [default: that of this program]
+    /// Folder with `varuna` and `varuna-worker` [default: the folder of this program]
     #[arg(long)]
     programs: Option<PathBuf>,
 }

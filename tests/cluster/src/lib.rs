@@ -31,6 +31,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
+use varuna_operator::cluster::connection;
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
 use varuna_operator::health::Health;
@@ -271,7 +272,8 @@ impl Cluster {
             token: Some(token.into()),
             ..AuthInfo::default()
         };
-        Ok(Client::try_from(config)?)
+        // The operator's own client, so that the tests cover it as well.
+        Ok(connection::client(connection::bounded(config))?)
     }
 
     /// A client with all rights.

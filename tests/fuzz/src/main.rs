@@ -28,17 +28,17 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Run mutated inputs; all targets, or those that are named
+    /// Run mutated inputs on all targets, or on the named ones
     Explore {
-        /// Targets
+        /// Names of the targets
         targets: Vec<String>,
-        /// Seconds for each target
+        /// Time for each target, in seconds
         #[arg(long, default_value_t = 60)]
         seconds: u64,
-        /// The seed of all mutations [default: the clock]
+        /// Seed of all mutations [default: the clock]
         #[arg(long)]
         seed: Option<u64>,
-        /// Where inputs that fail are written
+        /// Folder for inputs that fail
         #[arg(long, default_value = "runs/fuzz")]
         output: PathBuf,
         /// Only what `explore` itself runs: one target, in this process
@@ -47,9 +47,9 @@ enum Action {
     },
     /// Run one input
     Replay {
-        /// Its target
+        /// Name of the target
         target: String,
-        /// The input
+        /// File with the input
         file: PathBuf,
     },
     /// Write the seeds into the corpus

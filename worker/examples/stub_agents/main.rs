@@ -38,19 +38,19 @@ const NODE: u64 = 8;
 
 #[derive(Parser)]
 struct Arguments {
-    /// Where the coordinator listens (host:port).
+    /// Address of the coordinator (host:port).
     #[arg(long)]
     coordinator: String,
     /// The run's token.
     #[arg(long, env = "VARUNA_TOKEN", default_value = "", hide_env_values = true)]
     token: String,
-    /// The certificate (PEM) that the coordinator must show.
+    /// Certificate (PEM) that the coordinator must present.
     #[arg(long, env = "VARUNA_CERTIFICATE", hide_env_values = true)]
     certificate: Option<String>,
-    /// What a step's computation takes, milliseconds.
+    /// Time of a step's computation, in milliseconds.
     #[arg(long, default_value_t = 100)]
     step_ms: u64,
-    /// Workers of this process reach one another without sockets, and others not at all.
+    /// Workers of this process reach each other without sockets, and do not reach other workers.
     #[arg(long)]
     in_memory: bool,
 }

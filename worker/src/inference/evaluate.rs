@@ -18,45 +18,45 @@ use varuna_dataset::{SampleShape, TrainingData};
 use varuna_model::{Exported, Model, Positions, Transformer};
 use varuna_plan::Step;
 
-/// Prints the mean loss of a token over the held-out windows of a dataset (see `varuna evaluate`).
+/// Print the mean loss of a token over the held-out windows of a dataset (see `varuna evaluate`).
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
-    /// Dataset (path without .bin / .idx).
+    /// Dataset (path without .bin or .idx).
     #[arg(long, value_name = "PREFIX")]
     data: PathBuf,
-    /// Share of the windows, the last ones, that are held out, as in spec.data.validationFraction.
+    /// Share of the windows that is held out, like spec.data.validationFraction. The last windows are held out.
     #[arg(long, default_value_t = 0.05, conflicts_with = "whole")]
     validation_fraction: f64,
-    /// Take all windows: the dataset is held out as a whole, as in spec.data.validationPath.
+    /// Use all windows of the dataset, like spec.data.validationPath.
     #[arg(long)]
     whole: bool,
-    /// Windows in a batch.
+    /// Number of windows in a batch.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batch: u32,
-    /// Most batches, from the first window on [default: all].
+    /// Maximum number of batches, counted from the first window [default: all].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     steps: Option<u64>,
-    /// Tokens of a window, of a model whose positions are not learned [default: as many as the model's samples have].
+    /// Number of tokens in a window. Not for a model with learned positions [default: the length of the model's samples].
     #[arg(long, value_name = "N")]
     sequence_length: Option<u32>,
-    /// Tokens see those of their own document alone, as in spec.data.packing.blockMask.
+    /// Let tokens see only tokens of their own document, like spec.data.packing.blockMask.
     #[arg(long)]
     block_mask: bool,
-    /// Positions are counted from the beginning of each document, as in spec.data.packing.resetPositions.
+    /// Count positions from the beginning of each document, like spec.data.packing.resetPositions.
     #[arg(long)]
     reset_positions: bool,
-    /// Leave out the loss of each document's first token, as in spec.data.packing.maskLoss.
+    /// Leave out the loss of each document's first token, like spec.data.packing.maskLoss.
     #[arg(long)]
     mask_loss: bool,
-    /// Hide tokens as spec.training.masking does: this one stands for them. For a bidirectional model, which needs it.
+    /// Token that replaces hidden tokens, like spec.training.masking.maskToken. A bidirectional model needs it.
     #[arg(long, value_name = "TOKEN")]
     mask_token: Option<u32>,
-    /// Probability with which a token is hidden, as in spec.training.masking.probability.
+    /// Probability that a token is chosen for prediction, like spec.training.masking.probability.
     #[arg(long, default_value_t = DEFAULT_PROBABILITY, requires = "mask_token")]
     mask_probability: f64,
-    /// Where the folder of a model of one's own lies [default: where its job says].
+    /// Folder of an exported model of the user's own [default: the path in its job].
     #[arg(long, value_name = "FOLDER")]
     model_folder: Option<PathBuf>,
     /// Print one JSON object.

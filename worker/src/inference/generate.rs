@@ -10,29 +10,29 @@ use std::io::{ErrorKind, Read, Write};
 use varuna_api::Packing;
 use varuna_dataset::{Encoder, Tokenizer};
 
-/// Goes on from the prompt on standard input; the text goes to standard output as it is made (see `varuna generate`).
+/// Continue the prompt on standard input. The text goes to standard output token by token (see `varuna generate`).
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
     #[command(flatten)]
     tokenizer: TokenizerArguments,
-    /// Most tokens to make; fewer where the document ends.
+    /// Maximum number of tokens to generate. There are fewer if the document ends.
     #[arg(long, default_value_t = 256)]
     max_tokens: u32,
-    /// Logits are divided by this; 0 takes the most likely token, always.
+    /// Number by which logits are divided. With 0, the most likely token is always taken.
     #[arg(long, default_value_t = 0.8)]
     temperature: f64,
-    /// Tokens are drawn among the most likely ones that together have this probability.
+    /// Draw only from the most likely tokens that together have this probability.
     #[arg(long, default_value_t = 1.0)]
     top_p: f64,
-    /// Equal seeds draw equal tokens.
+    /// Random seed. Equal seeds give equal tokens.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Tokens of control that the prompt spells, as <|im_start|>, are these tokens, not text.
+    /// Read the names of control tokens in the prompt, such as <|im_start|>, as these tokens and not as text.
     #[arg(long)]
     control_tokens: bool,
-    /// Print one JSON object at the end instead: tokens, text, and why it ended.
+    /// Print one JSON object at the end instead: the token ids, the text, and why it ended.
     #[arg(long)]
     json: bool,
 }

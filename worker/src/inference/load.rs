@@ -34,13 +34,13 @@ pub(super) struct ModelArguments {
     /// Step of the checkpoint [default: the newest complete one].
     #[arg(long)]
     step: Option<u64>,
-    /// What to compute on: cpu, cuda or cuda:N; auto is the first GPU, where there is one.
+    /// Device to compute on: cpu, cuda, cuda:N or auto. auto is the first GPU if there is one, otherwise the CPU.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
-    /// In which numbers to compute: fp32, bf16 or fp16.
+    /// Number format to compute in: fp32, bf16 or fp16.
     #[arg(long, default_value = "fp32", value_parser = precision)]
     pub(super) precision: Precision,
-    /// Threads for tensor operations [default: the machine's cores].
+    /// Number of threads for tensor operations [default: the machine's cores].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     threads: Option<u32>,
 }
@@ -48,11 +48,11 @@ pub(super) struct ModelArguments {
 /// Whose tokens a model has learnt.
 #[derive(clap::Args)]
 pub(super) struct TokenizerArguments {
-    /// The tokenizer: byte, gpt2, or the path of a tokenizer.json or of a folder that has one [default: that of --data, else the one that is kept
-    /// beside the checkpoints (an imported model's, or the dataset's), else the one that fits the model's vocabulary].
+    /// Tokenizer: byte, gpt2, or the path of a tokenizer.json or of a folder with one [default: the tokenizer of --data; otherwise the one
+    /// that is kept beside the checkpoints; otherwise the one that fits the model's vocabulary].
     #[arg(long)]
     tokenizer: Option<String>,
-    /// A dataset (path without .bin / .idx) whose tokenizer is used.
+    /// Dataset (path without .bin or .idx) whose tokenizer is used.
     #[arg(long, value_name = "PREFIX", conflicts_with = "tokenizer")]
     data: Option<PathBuf>,
 }

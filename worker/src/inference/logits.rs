@@ -10,12 +10,12 @@ use tch::Tensor;
 use varuna_api::Packing;
 use varuna_torch::vec_from_tensor;
 
-/// Writes the logits of sequences of tokens, which are read from standard input as a JSON list of lists of equal length.
+/// Write the logits of sequences of tokens. The sequences are read from standard input, as a JSON list of lists of equal length.
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
-    /// The file to write: NumPy's format (.npy), float32, sequences x tokens x vocabulary.
+    /// File to write, in NumPy's format (.npy): float32, sequences x tokens x vocabulary.
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
 }

@@ -25,25 +25,25 @@ use varuna_torch::{Attention, AttentionChoice, Device, DeviceChoice};
 /// Blocks of a model that are measured: identical ones beyond these take the median of the measured ones.
 const LAYERS: u32 = 8;
 
-/// Measures a job's model on this machine and prints a profile.
+/// Measure a job's model on this machine, and print a profile.
 #[derive(clap::Args, Clone)]
 pub struct Arguments {
-    /// The job file; its data is not read.
+    /// The job file. Its dataset is not read.
     #[arg(long)]
     job: PathBuf,
-    /// Worker processes for links and rings, 1 to 4.
+    /// Number of worker processes for the measurement of links and rings, 1 to 4.
     #[arg(long, default_value_t = 2)]
     workers: usize,
-    /// Samples in a micro-batch, ascending.
+    /// Micro-batch sizes to measure, in samples, in ascending order.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
     micro_batch_sizes: Vec<u32>,
-    /// Threads for tensor operations; the job file's or 1 by default.
+    /// Number of threads for tensor operations [default: the job file's, or 1].
     #[arg(long)]
     threads: Option<u32>,
-    /// What to measure: cpu, cuda or cuda:N; auto is the first GPU, where there is one.
+    /// Device to measure: cpu, cuda, cuda:N or auto. auto is the first GPU if there is one, otherwise the CPU.
     #[arg(long, default_value = "cpu")]
     device: DeviceChoice,
-    /// Steps of each micro-batch size that count; one more warms up.
+    /// Number of measured steps for each micro-batch size. One more step is a warm-up.
     #[arg(long, default_value_t = 4)]
     repeats: u32,
 }

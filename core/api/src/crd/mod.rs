@@ -32,7 +32,7 @@ use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What to train, on what, how.
+/// Model, data and settings of a training run.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, CustomResource)]
 #[serde(transparent)]
 #[kube(
@@ -40,26 +40,26 @@ use serde::{Deserialize, Serialize};
     attr = "x_kube(crates(kube_core = \"::kube_core\"))",
     group = "varuna.dev", version = "v1alpha1", kind = "VarunaJob", plural = "varunajobs", namespaced,
     shortname = "vj", category = "all", status = "Status",
-    doc = "A training run that goes on while its workers come and go.",
+    doc = "A training run that continues while its workers come and go.",
     scale(
         spec_replicas_path = ".spec.elasticity.maxWorkers",
         status_replicas_path = ".status.workers",
         label_selector_path = ".status.selector"
     ),
     // What `kubectl get vj` answers: is it training, how fast, what did it lose.
-    printcolumn(name = "Phase", json_path = ".status.phase", type_ = "string", description = "What the job is doing."),
-    printcolumn(name = "Step", json_path = ".status.progress", type_ = "string", description = "Steps committed, of all."),
-    printcolumn(name = "Loss", json_path = ".status.loss", type_ = "string", description = "Training loss of the last step."),
-    printcolumn(name = "Tok/s", json_path = ".status.tokensPerSecond", type_ = "integer", description = "Tokens trained in a second."),
-    printcolumn(name = "Goodput", json_path = ".status.goodput", type_ = "string", description = "Share of the time in which steps were trained that stayed."),
-    printcolumn(name = "Workers", json_path = ".status.workers", type_ = "integer", description = "Workers that run."),
-    printcolumn(name = "ETA", json_path = ".status.eta", type_ = "string", description = "Until the last step, at the present speed."),
-    printcolumn(name = "Age", json_path = ".metadata.creationTimestamp", type_ = "date", description = "Since the job was made."),
-    printcolumn(name = "Plan", json_path = ".status.plan.shape", type_ = "string", priority = 1, description = "Shape of the plan in force."),
-    printcolumn(name = "Generation", json_path = ".status.plan.generation", type_ = "integer", priority = 1, description = "Number of the plan in force."),
-    printcolumn(name = "Step-ms", json_path = ".status.plan.observedStepMs", type_ = "integer", priority = 1, description = "Observed time of a step."),
-    printcolumn(name = "Lost", json_path = ".status.stepsLost", type_ = "integer", priority = 1, description = "Steps that had to be trained again."),
-    printcolumn(name = "Checkpoint", json_path = ".status.checkpoint.newestStep", type_ = "integer", priority = 1, description = "Step of the newest checkpoint."),
+    printcolumn(name = "Phase", json_path = ".status.phase", type_ = "string", description = "Phase of the job: what it is doing."),
+    printcolumn(name = "Step", json_path = ".status.progress", type_ = "string", description = "Committed steps and all steps of the run."),
+    printcolumn(name = "Loss", json_path = ".status.loss", type_ = "string", description = "Training loss of the last committed step."),
+    printcolumn(name = "Tok/s", json_path = ".status.tokensPerSecond", type_ = "integer", description = "Training speed, in tokens per second."),
+    printcolumn(name = "Goodput", json_path = ".status.goodput", type_ = "string", description = "Share of the time spent on steps that were not lost later."),
+    printcolumn(name = "Workers", json_path = ".status.workers", type_ = "integer", description = "Number of running workers."),
+    printcolumn(name = "ETA", json_path = ".status.eta", type_ = "string", description = "Time until the last step at the current speed."),
+    printcolumn(name = "Age", json_path = ".metadata.creationTimestamp", type_ = "date", description = "Time since the job was created."),
+    printcolumn(name = "Plan", json_path = ".status.plan.shape", type_ = "string", priority = 1, description = "Shape of the current plan."),
+    printcolumn(name = "Generation", json_path = ".status.plan.generation", type_ = "integer", priority = 1, description = "Number of the current plan."),
+    printcolumn(name = "Step-ms", json_path = ".status.plan.observedStepMs", type_ = "integer", priority = 1, description = "Observed time of a step, in milliseconds."),
+    printcolumn(name = "Lost", json_path = ".status.stepsLost", type_ = "integer", priority = 1, description = "Number of steps that had to be trained again."),
+    printcolumn(name = "Checkpoint", json_path = ".status.checkpoint.newestStep", type_ = "integer", priority = 1, description = "Step of the newest complete checkpoint."),
     printcolumn(name = "Message", json_path = ".status.message", type_ = "string", priority = 1, description = "What the job waits for, or why it failed."),
     // Pods and services are named after the job; 63 is the limit of theirs.
     validation = ("size(self.metadata.name) <= 40", "choose a name of at most 40 characters: pods are named after the job"),

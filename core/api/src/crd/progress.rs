@@ -10,26 +10,27 @@ pub const HISTORY_MAX: usize = 20;
 /// Recoveries that are kept; the oldest go first.
 pub const RECOVERIES_MAX: usize = 10;
 
-/// How the job's time was spent since it first trained, in whole seconds. Time in which it was suspended, complete or failed is not counted.
+/// How the time since the job's first training was spent, in whole seconds. Time in which the job was queued, suspended, refused, complete
+/// or failed is not counted.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TimeSpent {
-    /// Until when it is counted.
+    /// Time up to which the seconds are counted.
     #[schemars(with = "String")]
     pub until: Time,
-    /// Steps were committed, those that were trained again included.
+    /// Seconds in which steps were committed, including steps that were trained again.
     #[serde(default)]
     pub training_seconds: i64,
-    /// Workers stood while a plan was made and came into force.
+    /// Seconds in which no worker trained because a new plan was made and came into force.
     #[serde(default)]
     pub recovering_seconds: i64,
-    /// There were too few workers.
+    /// Seconds in which there were too few workers.
     #[serde(default)]
     pub waiting_seconds: i64,
-    /// Pods or the coordinator were starting.
+    /// Seconds in which pods or the coordinator were starting.
     #[serde(default)]
     pub starting_seconds: i64,
-    /// Of the training: what was trained a second time, because no worker held its state any more.
+    /// Part of the training time that was spent on steps that were lost later, because no worker held their state any more.
     #[serde(default)]
     pub repeated_seconds: i64,
 }
@@ -63,40 +64,41 @@ impl TimeSpent {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Recovery {
-    /// When training went on, or the next plan took over.
+    /// Time at which training continued, or the next plan took over.
     #[schemars(with = "String")]
     pub at: Time,
-    /// Why: lost (a worker went without notice), notice (a worker was to go), takeover (another coordinator), joined (workers came) or other.
+    /// Cause: lost (a worker ended without notice), notice (a worker announced its end), takeover (another coordinator took over), joined
+    /// (workers joined) or other.
     #[serde(default)]
     pub cause: String,
-    /// Workers that were lost or had notice.
+    /// Number of workers that were lost or had a notice.
     #[serde(default)]
     pub workers_lost: i64,
-    /// Time without training, in milliseconds: 0 where training went on until the next plan took over.
+    /// Time without training, in milliseconds. It is 0 if training continued until the next plan took over.
     #[serde(default)]
     pub pause_ms: i64,
-    /// Steps that are trained again, because no worker held their state any more.
+    /// Number of steps that are trained again, because no worker held their state any more.
     #[serde(default)]
     pub steps_lost: i64,
 }
 
-/// What recoveries and planned changes of one cause have cost since the job began.
+/// Total cost of all recoveries and planned changes with one cause, since the job began.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RecoveryTotals {
-    /// Why, as in a [`Recovery`].
-    #[schemars(description = "Why, as in recentRecoveries.")]
+    /// The cause, as in a [`Recovery`].
+    #[schemars(description = "Cause, as in recentRecoveries.")]
     pub cause: String,
-    /// How many there were.
+    /// Number of recoveries and planned changes.
     #[serde(default)]
     pub count: i64,
-    /// Workers that were lost or had notice.
+    /// Number of workers that were lost or had a notice.
     #[serde(default)]
     pub workers_lost: i64,
-    /// Time without training, in milliseconds.
+    /// Total time without training, in milliseconds.
     #[serde(default)]
     pub pause_ms: i64,
-    /// Steps that were trained again.
+    /// Number of steps that were trained again.
     #[serde(default)]
     pub steps_lost: i64,
 }
@@ -115,11 +117,11 @@ impl RecoveryTotals {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HistoryEntry {
-    /// When.
+    /// Time of the event.
     #[schemars(with = "String")]
     pub at: Time,
-    /// In one word, as in the Event.
+    /// Reason in one word, as in the Kubernetes Event.
     pub reason: String,
-    /// In a sentence.
+    /// Description in a sentence.
     pub text: String,
 }

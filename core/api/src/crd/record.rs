@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Most characters of a record: an API server and its store take objects of 1.5 MiB.
 const RECORD_CHARACTERS_MAX: usize = 1_400_000;
 
-/// Which run this is the record of. Written by the operator; a coordinator may change the status alone.
+/// Identity of the run to which this record belongs. The operator writes it; a coordinator may change only the status.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema, CustomResource)]
 #[serde(rename_all = "camelCase")]
 #[kube(
@@ -16,27 +16,27 @@ const RECORD_CHARACTERS_MAX: usize = 1_400_000;
     attr = "x_kube(crates(kube_core = \"::kube_core\"))",
     group = "varuna.dev", version = "v1alpha1", kind = "VarunaRecord", plural = "varunarecords", namespaced,
     status = "RecordStatus", derive = "PartialEq",
-    doc = "The record of a VarunaJob's coordinator: a document of the operator and the coordinator, not for users.",
-    printcolumn(name = "Version", json_path = ".status.version", type_ = "integer", description = "Writes of the record."),
-    printcolumn(name = "Age", json_path = ".metadata.creationTimestamp", type_ = "date", description = "Since the run began."),
+    doc = "The record of a VarunaJob's coordinator. The operator and the coordinator use it; users do not change it.",
+    printcolumn(name = "Version", json_path = ".status.version", type_ = "integer", description = "Version of the record: the number of writes."),
+    printcolumn(name = "Age", json_path = ".metadata.creationTimestamp", type_ = "date", description = "Time since the run began."),
     validation = ("self.spec.uid == oldSelf.spec.uid", "a record belongs to one job: its uid cannot change"),
 )]
 pub struct RecordSpec {
-    /// The job's uid.
+    /// UID of the job.
     #[schemars(length(min = 1, max = 64))]
     pub uid: String,
-    /// The job that the run was started with, as a JSON document.
+    /// The job with which the run was started, as a JSON document.
     #[schemars(length(min = 2, max = 500_000))]
     pub job: String,
 }
 
-/// The record. Written by the coordinator, by compare-and-swap of the object's resourceVersion.
+/// The coordinator's record. The coordinator writes it, by compare-and-swap of the object's resourceVersion.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RecordStatus {
-    /// The record's own version: it grows by one with every write.
+    /// Version of the record. It grows by one with every write.
     pub version: i64,
-    /// The record: JSON, compressed by gzip where that is long.
+    /// The record as JSON, compressed by gzip if it is long.
     #[schemars(schema_with = "record_bytes")]
     pub record: ByteString,
 }
@@ -44,6 +44,6 @@ pub struct RecordStatus {
 fn record_bytes(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "string", "format": "byte", "maxLength": RECORD_CHARACTERS_MAX,
-        "description": "The record: JSON, compressed by gzip where that is long.",
+        "description": "The record as JSON, compressed by gzip if it is long.",
     })
 }

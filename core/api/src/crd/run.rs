@@ -16,7 +16,7 @@ pub const DOMAINS_MAX: usize = 4096;
 /// Most messages in a report.
 pub const MESSAGES_MAX: usize = 64;
 
-/// What the coordinator is to do.
+/// Orders of the operator to the job's coordinator.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema, CustomResource)]
 #[serde(rename_all = "camelCase")]
 #[kube(
@@ -24,104 +24,104 @@ pub const MESSAGES_MAX: usize = 64;
     attr = "x_kube(crates(kube_core = \"::kube_core\"))",
     group = "varuna.dev", version = "v1alpha1", kind = "VarunaRun", plural = "varunaruns", namespaced,
     status = "RunStatus", derive = "PartialEq",
-    doc = "What a VarunaJob's coordinator is to do, and what it reports: a document of the operator and the coordinator, not for users.",
-    printcolumn(name = "Goal", json_path = ".spec.goal", type_ = "string", description = "What the coordinator is to do."),
+    doc = "Orders to a VarunaJob's coordinator, and its report. The operator and the coordinator use it; users do not change it.",
+    printcolumn(name = "Goal", json_path = ".spec.goal", type_ = "string", description = "What the coordinator should do."),
     printcolumn(name = "Coordinator", json_path = ".spec.coordinator", type_ = "integer", description = "Number of the coordinator in charge."),
     printcolumn(name = "Reports", json_path = ".status.coordinator", type_ = "integer", description = "Number of the coordinator that reported last."),
-    printcolumn(name = "Age", json_path = ".metadata.creationTimestamp", type_ = "date", description = "Since the run began."),
+    printcolumn(name = "Age", json_path = ".metadata.creationTimestamp", type_ = "date", description = "Time since the run began."),
     validation = ("self.spec.uid == oldSelf.spec.uid", "a run belongs to one job: its uid cannot change"),
     validation = ("self.spec.coordinator >= oldSelf.spec.coordinator", "numbers of coordinators are never used again"),
 )]
 pub struct RunSpec {
-    /// The job's uid.
+    /// UID of the job.
     #[schemars(length(min = 1, max = 64))]
     pub uid: String,
-    /// What the coordinator is to do.
+    /// What the coordinator should do.
     pub goal: RunGoal,
-    /// Number of the coordinator in charge. One of another number waits for its turn, or ends where its number is lower.
+    /// Number of the coordinator in charge. A coordinator with a greater number waits for its turn. One with a smaller number ends.
     #[schemars(range(min = 1))]
     pub coordinator: i64,
-    /// Number of the newest coordinator that was started: that of the one in charge, or of one that waits to take over.
+    /// Number of the newest coordinator that was started. It is the one in charge, or one that waits to take over.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub newest_coordinator: i64,
-    /// Steps that are to be trained in all, where they are more than the run began with; fewer change nothing.
+    /// Number of steps to train in all, if it is more than the run began with. A smaller number changes nothing.
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub steps: u64,
-    /// Where nothing is left of what was trained, the run begins anew.
+    /// Whether the run begins anew if its training state is lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allow_state_loss: bool,
-    /// A checkpoint is made for each new value, at once.
+    /// The coordinator saves a checkpoint at once for each new value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub save_at: Option<String>,
-    /// Workers that will end soon, by name.
+    /// Names of workers that will end soon.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = NOTICES_MAX), inner(length(max = 253)))]
     pub leaving: Vec<String>,
-    /// When workers end whose pods were given less time to go than the job's notice, in seconds since 1970, by name.
+    /// End times of workers whose pods get less time than the job's notice, in seconds since 1970, by the workers' names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = NOTICES_MAX))]
     pub ends_at: BTreeMap<String, i64>,
-    /// Workers that have ended for certain, by name.
+    /// Names of workers that have certainly ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = NOTICES_MAX), inner(length(max = 253)))]
     pub ended: Vec<String>,
-    /// Where the nodes of its workers are, by their names, from the widest part to the narrowest: `zone-a/block-3`. Plans keep neighbours near to
-    /// each other.
+    /// Locations of the workers' nodes, by node name, from the widest part to the narrowest, such as `zone-a/block-3`. Plans place
+    /// neighbours near each other.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = DOMAINS_MAX))]
     pub domains: BTreeMap<String, String>,
 }
 
-/// What a coordinator is to do.
+/// What a coordinator should do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 pub enum RunGoal {
-    /// Run.
+    /// Train.
     Run,
-    /// Run, and make a checkpoint at once.
+    /// Train, and save a checkpoint at once.
     Save,
-    /// End the run in an orderly way.
+    /// Stop the run in order.
     Stop,
-    /// No coordinator is wanted.
+    /// No coordinator is needed.
     None,
 }
 
-/// What the coordinator reports, by compare-and-swap of the object's resourceVersion.
+/// The coordinator's report. It is written by compare-and-swap of the object's resourceVersion.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RunStatus {
     /// Number of the coordinator that reports.
     #[serde(default)]
     pub coordinator: i64,
-    /// Where workers reach it, `ip:port`.
+    /// Address at which workers reach the coordinator, `ip:port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Where it answers probes and scrapes, `ip:port`.
+    /// Address at which the coordinator answers probes and serves metrics, `ip:port`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_address: Option<String>,
-    /// The state of the run, as in `status.json` of a run folder; none until the record was read.
+    /// State of the run, as in `status.json` of a run folder. It is missing until the record was read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_object")]
     pub state: Option<Snapshot>,
     /// Training loss of the last committed step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
-    /// Steps that the optimizer skipped up to that one.
+    /// Number of steps up to the last committed one that the optimizer skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped_steps: Option<u64>,
-    /// What the next step's loss is multiplied by; none where the job does not scale its loss.
+    /// Loss scale of the next step. It is missing if the job does not scale its loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<u64>,
-    /// The checkpoints; none where the job has no store, or it has not answered.
+    /// The checkpoints. They are missing if the job has no store, or the store has not answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoints: Option<RunCheckpoints>,
-    /// What has happened lately, oldest first.
+    /// Recent messages, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MESSAGES_MAX))]
     pub messages: Vec<RunMessage>,
-    /// Recoveries and changes of plan of this coordinator, oldest first: the newest ten.
+    /// Recoveries and changes of plan under this coordinator, oldest first. Only the newest ten are kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = RECOVERIES_MAX))]
     pub recoveries: Vec<Recovery>,
@@ -131,21 +131,21 @@ pub struct RunStatus {
     pub end: Option<RunEnd>,
 }
 
-/// What is known of a run's checkpoints.
+/// What is known about a run's checkpoints.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RunCheckpoints {
-    /// Step of the newest that can be resumed from.
+    /// Step of the newest checkpoint from which training can resume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub newest_step: Option<u64>,
-    /// When this coordinator first saw it.
+    /// Time at which this coordinator first saw the newest checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub newest_at: Option<Time>,
-    /// Why the store could not be asked the last time.
+    /// Error of the last attempt to read the store, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failing: Option<String>,
-    /// The newest is older than a few save intervals, for whatever reason.
+    /// Whether the newest checkpoint is older than a few save intervals, for any reason.
     #[serde(default)]
     pub stale: bool,
 }
@@ -154,12 +154,12 @@ pub struct RunCheckpoints {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RunMessage {
-    /// Its number; those of a later coordinator are greater.
+    /// Number of the message. Messages of a later coordinator have greater numbers.
     pub number: i64,
-    /// Training goes on after a recovery or a change of plan.
+    /// Whether training continues after a recovery or a change of plan.
     #[serde(default)]
     pub resumed: bool,
-    /// A sentence.
+    /// The message in a sentence.
     pub text: String,
 }
 
@@ -186,9 +186,10 @@ fn run_end(_: &mut SchemaGenerator) -> Schema {
         "type": "object", "required": ["reason"],
         "description": "How this coordinator ended.",
         "properties": {
-            "reason": { "type": "string", "description": "In one word.",
+            "reason": { "type": "string", "description": "Reason in one word.",
                 "enum": ["Done", "Stopped", "StateLost", "Diverged", "CheckpointsTaken", "Failed"] },
-            "message": { "type": "string", "description": "What was lost, where it diverged, who has the location, or the error." },
+            "message": { "type": "string",
+                "description": "What was lost, at which step the run diverged, which run owns the checkpoint location, or the error." },
         },
     })
 }
@@ -196,6 +197,6 @@ fn run_end(_: &mut SchemaGenerator) -> Schema {
 fn any_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object", "x-kubernetes-preserve-unknown-fields": true,
-        "description": "The state of the run, as in status.json of a run folder.",
+        "description": "State of the run, as in status.json of a run folder.",
     })
 }

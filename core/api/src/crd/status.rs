@@ -6,120 +6,120 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What the operator reports about the job.
+/// State of the job, as the operator reports it.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Status {
-    /// Generation of the spec that this status answers to.
+    /// Generation of the spec to which this status refers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// What the job is doing, in one word.
+    /// Phase of the job.
     #[serde(skip_serializing_if = "Option::is_none", with = "phase_word")]
     #[schemars(with = "Option<String>", description = phase_description())]
     pub phase: Option<JobPhase>,
-    /// What the job waits for, or why it failed; empty while all is well.
+    /// What the job waits for, or why it failed. It is missing while all is well.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// What is true of the job, each with a reason and a sentence.
+    /// Conditions of the job, each with a reason and a message.
     #[schemars(schema_with = "conditions")]
     pub conditions: Vec<Condition>,
-    /// The plan in force.
+    /// The current plan.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plan: Option<PlanStatus>,
-    /// When the job first ran.
+    /// Time at which the job first ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub start_time: Option<Time>,
-    /// When it was complete or failed.
+    /// Time at which the job was complete or failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub completion_time: Option<Time>,
-    /// Steps committed.
+    /// Number of committed steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<i64>,
     /// Last step of the run, as its coordinator knows it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<i64>,
-    /// Steps committed, of all: `176/600`.
+    /// Committed steps and all steps, such as `176/600`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<String>,
-    /// Tokens trained in a second, while the job trains.
+    /// Training speed in tokens per second, while the job trains.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_second: Option<i64>,
-    /// Time until the last step at the present speed, while the job trains.
+    /// Estimated time until the last step at the current speed, while the job trains.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eta: Option<String>,
-    /// Share of the time since the job first trained in which steps were trained that stayed.
+    /// Share of the time since the job's first training that was spent on steps that were not lost later.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub goodput: Option<String>,
-    /// How that time was spent.
+    /// How the time since the job's first training was spent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<TimeSpent>,
-    /// When the step last grew.
+    /// Time of the last increase of the step.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub progressed_at: Option<Time>,
-    /// Training loss of the last step, in nats per token.
+    /// Training loss of the last committed step. For a language model it is in nats per token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<String>,
-    /// Steps that the optimizer skipped because a gradient or the loss was not finite.
+    /// Number of steps that the optimizer skipped because a gradient or the loss was not finite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skipped_steps: Option<i64>,
-    /// What the next step's loss is multiplied by, where the job scales its loss.
+    /// Loss scale of the next step, if the job scales its loss.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<i64>,
-    /// Steps that had to be trained again because no worker held their state any more.
+    /// Number of steps that had to be trained again, because no worker held their state any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps_lost: Option<i64>,
-    /// Plans that came into force after the first.
+    /// Number of plans that came into force after the first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reconfigurations: Option<i64>,
-    /// Since when a suspended job still runs, until a checkpoint holds what it has trained.
+    /// The suspension that waits for a checkpoint of the training state. The job still runs meanwhile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub suspending: Option<Suspending>,
-    /// The annotation `varuna.dev/save-at` for which a checkpoint was ordered last.
+    /// Value of the annotation `varuna.dev/save-at` for which a checkpoint was ordered last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub save_ordered: Option<String>,
-    /// Checkpoints.
+    /// Checkpoints of the job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointStatus>,
-    /// Workers that are attached to the job's coordinator; before that is known, those of the pods that run.
+    /// Number of workers that are attached to the job's coordinator. Until that is known, it is the number of workers of the running pods.
     pub workers: i64,
-    /// The same by group, where the job has groups.
+    /// Number of workers of each group, if the job has groups.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub worker_groups: Vec<WorkerGroupStatus>,
     /// Label selector of the job's pods, for the scale subresource.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
-    /// What failed in the last hour, oldest first: one entry for all failures on a node within ten seconds.
+    /// Failures of pods in the last hour, oldest first. All failures on one node within ten seconds are one entry.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub recent_failures: Vec<RecentFailure>,
-    /// When workers or their init containers crashed since the last step, oldest first: one entry for all crashes within ten seconds. Those on
-    /// nodes alone that new pods avoid are left out.
+    /// Crashes of workers or init containers since the last committed step, oldest first. All crashes within ten seconds are one entry.
+    /// Crashes that happened only on nodes that new pods avoid are not listed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub crash_moments: Vec<CrashMoment>,
-    /// The replacement of running pods that were made from an earlier template, while there are any.
+    /// Progress of the replacement of pods that were created from an earlier template, while there are such pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutStatus>,
-    /// Number of the last message of a coordinator that was recorded as an Event.
+    /// Number of the coordinator's last message that was recorded as an Event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_message: Option<i64>,
-    /// What happened to the job last, oldest first: the newest twenty entries.
+    /// Recent events of the job, oldest first. Only the newest twenty are kept.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub history: Vec<HistoryEntry>,
-    /// Recoveries, and planned changes of the workers that train, oldest first: the newest ten.
+    /// Recent recoveries and planned changes of the workers that train, oldest first. Only the newest ten are kept.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub recent_recoveries: Vec<Recovery>,
-    /// What recoveries and planned changes have cost since the job began, by cause.
+    /// Total cost of recoveries and planned changes since the job began, by cause.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["cause"]))]
     pub recovery_totals: Vec<RecoveryTotals>,
-    /// Number of the newest pod. Numbers are never used again, so that a pod that is gone is not taken for another.
+    /// Number of the newest pod. Numbers are never used again, so that a new pod is not confused with a deleted one.
     pub newest_pod: i64,
 }
 
@@ -141,22 +141,23 @@ impl Status {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkerGroupStatus {
-    /// The group's name.
+    /// Name of the group.
     pub name: String,
-    /// Workers that are attached, or whose pods run.
+    /// Number of workers of the group that are attached to the coordinator. Until that is known, it is the number of workers of the running
+    /// pods.
     pub workers: i64,
-    /// Workers that it is to have.
+    /// Number of workers that the group should have.
     pub wanted: i64,
 }
 
-/// How far the replacement of pods of an earlier template is.
+/// Progress of the replacement of pods that were created from an earlier template.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutStatus {
-    /// When the pods of a node were last replaced.
+    /// Time at which the pods of a node were last replaced.
     #[schemars(with = "String")]
     pub at: Time,
-    /// Workers that were attached then.
+    /// Number of workers that were attached at that time.
     pub workers: i64,
 }
 
@@ -164,10 +165,10 @@ pub struct RolloutStatus {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Suspending {
-    /// When it was asked for.
+    /// Time at which the wait began.
     #[schemars(with = "String")]
     pub since: Time,
-    /// The step that the checkpoint must hold.
+    /// Step that the checkpoint must contain.
     #[serde(default)]
     pub step: i64,
 }
@@ -176,51 +177,53 @@ pub struct Suspending {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RecentFailure {
-    /// When the first of them failed.
+    /// Time of the first failure.
     #[schemars(with = "String")]
     pub at: Time,
-    /// Their node.
+    /// Node of the pods.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub node: Option<String>,
-    /// The first of them.
+    /// First pod that failed.
     pub pod: String,
-    /// How it failed: Crashed, Killed, Rejected, InitFailed or Left.
+    /// Kind of failure: Crashed (a worker ended with an error), Killed (it was killed from outside), Rejected (the node did not accept the
+    /// pod), InitFailed (an init container ended with an error) or Left (a worker ended without an error although the job runs).
     pub kind: String,
-    /// Its number, where an init container of it failed: whether pods that were made before and after it run elsewhere says whose fault that is.
+    /// Number of the pod, if an init container failed. The operator compares it with pods on other nodes to find out whether the node or
+    /// the template is at fault.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub number: Option<i64>,
-    /// Identity of what it was made from, where an init container of it failed.
+    /// Identity of the template of the pod, if an init container failed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub made_from: Option<String>,
 }
 
-/// Crashes within ten seconds, which have one cause.
+/// Crashes within ten seconds. They have one cause.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CrashMoment {
-    /// When the first of them was.
+    /// Time of the first crash.
     #[schemars(with = "String")]
     pub at: Time,
-    /// Their nodes, for an hour; left out where they are more than four.
+    /// Nodes of the crashed workers, for an hour. More than four nodes are not listed.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub nodes: Vec<String>,
 }
 
-/// The plan in force.
+/// The current plan.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PlanStatus {
-    /// Its number.
+    /// Number of the plan.
     pub generation: i64,
-    /// Its shape: stages by pipelines where it is a plain grid.
+    /// Shape of the plan, such as `P2xD4`: two stages in each of four pipelines.
     pub shape: String,
-    /// Which ranks run each stage: of two pipelines of four stages `0,4;1,5;2,6;3,7;`. Left out where it is very long.
+    /// Ranks that run each stage, for two pipelines of four stages `0,4;1,5;2,6;3,7;`. A very long map is not shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank_map: Option<String>,
-    /// Workers that it uses.
+    /// Number of workers that the plan uses.
     pub workers: i64,
-    /// Workers that are there and not used.
+    /// Number of attached workers that the plan does not use.
     pub idle: i64,
     /// Predicted time of a step, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -230,18 +233,18 @@ pub struct PlanStatus {
     pub observed_step_ms: Option<i64>,
 }
 
-/// Checkpoints.
+/// Checkpoints of the job.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CheckpointStatus {
-    /// Step of the newest that may be resumed from.
+    /// Step of the newest checkpoint from which training can resume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub newest_step: Option<i64>,
-    /// When it was first seen to be complete.
+    /// Time at which the newest checkpoint was first seen complete.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub newest_at: Option<Time>,
-    /// Steps since then.
+    /// Number of steps that were committed since the newest checkpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps_behind: Option<i64>,
     /// Why the store cannot be used at present.
@@ -268,7 +271,7 @@ mod phase_word {
 }
 
 fn phase_description() -> String {
-    format!("What the job is doing: {}.", listed(JobPhase::ALL))
+    format!("Phase of the job: {}.", listed(JobPhase::ALL))
 }
 
 /// Kubernetes' conditions, in a list that is merged by `type`: else one writer's conditions would replace all others.
@@ -280,14 +283,14 @@ fn conditions(_: &mut SchemaGenerator) -> Schema {
         "x-kubernetes-list-map-keys": ["type"],
         "items": {
             "type": "object",
-            "description": "One statement about the job.",
+            "description": "A condition of the job.",
             "required": ["type", "status", "reason", "message", "lastTransitionTime"],
             "properties": {
-                "type": text(&format!("{}.", listed(ConditionType::ALL))),
-                "status": text("True, False or Unknown."),
-                "reason": text("Why, in one word."),
-                "message": text("Why, in a sentence."),
-                "lastTransitionTime": text("When the status last changed."),
+                "type": text(&format!("Type of the condition: {}.", listed(ConditionType::ALL))),
+                "status": text("Status of the condition: True, False or Unknown."),
+                "reason": text("Reason for the status, in one word."),
+                "message": text("Reason for the status, in a sentence."),
+                "lastTransitionTime": text("Time at which the status last changed."),
                 "observedGeneration": {
                     "type": "integer", "format": "int64",
                     "description": "Generation of the spec that this condition refers to.",

@@ -7,7 +7,7 @@ use kube_derive::KubeSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Where and how often state is saved.
+/// Where and how often checkpoints are saved.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
@@ -20,26 +20,27 @@ use serde_json::Value;
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CheckpointSpec {
-    /// Folder or bucket. Required.
+    /// Folder or URI of a bucket (`s3://`, `gs://`, `az://`) for checkpoints. The job uses the subfolder with its own name. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::text(limits::TEXT)))]
     pub uri: Option<String>,
-    /// A checkpoint of another job that this one begins with, as long as it has none of its own; from the seed where left out.
+    /// Checkpoint of another job with the same model, from which this job begins. It must stay where it is until this job has a checkpoint
+    /// of its own. Default: none, which means that the job begins from its seed.
     pub from: Option<CheckpointSourceSpec>,
-    /// Steps between checkpoints. This or intervalSeconds is required.
+    /// Steps between two checkpoints. At least one of `intervalSteps` and `intervalSeconds` is required.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT)))]
     pub interval_steps: Option<u64>,
-    /// Seconds between checkpoints while training goes on. May be given together with intervalSteps.
+    /// Maximum age of the newest checkpoint while the job trains, in seconds. It can be combined with `intervalSteps`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT)))]
     pub interval_seconds: Option<u64>,
-    /// Checkpoints to keep; 3 where left out.
+    /// Number of complete checkpoints to keep. Default: 3.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::KEEP)))]
     pub keep: Option<u32>,
-    /// Bytes that each worker uploads in a second at most (`50Mi`); no limit where left out.
+    /// Maximum upload rate of each worker, in bytes per second, such as `50Mi`. Default: no limit.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::int_or_string))]
     pub upload_per_second: Option<Value>,
 }
 
-/// A checkpoint of another job with the same model. It is read where it lies, and must stay there until the job has one of its own.
+/// A checkpoint of another job with the same model. It is read where it is stored, and must stay there until the job has one of its own.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -47,24 +48,26 @@ pub struct CheckpointSourceSpec {
     /// Name of the other job. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::label))]
     pub job: Option<String>,
-    /// Folder or bucket of its checkpoints; `checkpoint.uri` where left out.
+    /// Folder or URI of the other job's checkpoints. Default: `checkpoint.uri`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::text(limits::TEXT)))]
     pub uri: Option<String>,
-    /// Step of the checkpoint; the newest complete one at the start of the job where left out.
+    /// Step of the checkpoint. Default: the newest complete checkpoint when the job starts.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT_OR_NONE)))]
     pub step: Option<u64>,
-    /// Take the parameters alone: the optimizer, the learning rate and the steps begin anew. Otherwise the job goes on after the checkpoint's step;
-    /// false where left out.
+    /// Whether only the parameters are loaded. If true, the optimizer, the learning rate and the step count begin anew. If false, the job
+    /// continues after the checkpoint's step. Default: false.
     pub weights_only: Option<bool>,
 }
 
-/// Holders of the same part of the model have the same bits of it: comparing them finds a device that has wrong ones and never fails.
+/// Workers that hold the same part of the model have the same bits of it. Comparing them finds a device that computes wrong bits without
+/// failing.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct IntegritySpec {
-    /// Steps between two comparisons. Checkpoints' states are compared too. The run goes on without a worker that differs from a majority.
-    /// Without one, as with two holders, it goes back to the newest compared checkpoint or else to the seed; none where left out.
+    /// Steps between two comparisons of the state that several workers hold. The states of checkpoints are compared too. If a majority of
+    /// the holders agrees, the run continues without the workers that differ. If there is no majority, as with two holders, the run goes
+    /// back to the newest checkpoint that was compared, or else to the seed. Default: no comparisons.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT)))]
     pub compare_every_steps: Option<u64>,
 }

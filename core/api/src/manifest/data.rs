@@ -6,7 +6,7 @@ use crate::{limits, schema};
 use kube_derive::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-/// Where the tokens are.
+/// The datasets for training and evaluation.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
@@ -25,24 +25,27 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DataSpec {
-    /// Path of an indexed dataset without its `.bin` / `.idx`, or its URL on a store (s3://, gs://, az://). This or `train` is required.
+    /// Path of an indexed dataset without `.bin` or `.idx`, or its URL in a store (`s3://`, `gs://`, `az://`). Either `path` or `train` is
+    /// required.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::text(limits::TEXT)))]
     pub path: Option<String>,
-    /// Datasets that are trained on as a blend, instead of `path`. In each prefix of the samples each has its share within one sample, and begins
-    /// anew when all of its own samples were taken.
+    /// Datasets that are mixed for training, instead of `path`. After any number of samples, each dataset has contributed its share, to
+    /// within one sample. A dataset begins anew when all of its samples were used.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::mappings(limits::DATASETS_MAX)))]
     pub train: Option<Vec<DataSourceSpec>>,
-    /// Path or URL of an indexed dataset all of whose samples are for evaluation, such as the one that `varuna data build --split` writes.
+    /// Path or URL of an indexed dataset of which all samples are used for evaluation, such as the one that `varuna data build --split`
+    /// writes. It replaces `validationFraction`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::text(limits::TEXT)))]
     pub validation_path: Option<String>,
-    /// Share of the samples that is held out for evaluation, 0 to 0.5; 0.05 where left out. Not with `validationPath`.
+    /// Share of each dataset's samples that is held out for evaluation, from 0 to 0.5. The last samples are held out. Not allowed with
+    /// `validationPath`. Default: 0.05.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::VALIDATION_FRACTION)))]
     pub validation_fraction: Option<f64>,
-    /// What is done about samples that hold several documents; nothing where left out.
+    /// How samples that contain several documents are treated. Default: each sample is treated as one text.
     pub packing: Option<PackingSpec>,
 }
 
-/// Documents lie one after the other in the samples. This is what they know of each other.
+/// Documents are stored one after another, so a sample can contain several. These options separate them.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
@@ -51,15 +54,16 @@ pub struct DataSpec {
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PackingSpec {
-    /// Tokens see those of their own document alone; false where left out. Megatron's --reset-attention-mask.
+    /// Whether tokens see only tokens of their own document, like Megatron's `--reset-attention-mask`. Default: false.
     pub block_mask: Option<bool>,
-    /// Positions are counted from the beginning of each document; false where left out. Megatron's --reset-position-ids.
+    /// Whether positions are counted from the beginning of each document, like Megatron's `--reset-position-ids`. Default: false.
     pub reset_positions: Option<bool>,
-    /// The last token of a document is not trained to predict the first of the next; false where left out. Megatron's --eod-mask-loss.
+    /// Whether the loss leaves out the prediction of a document's first token from the last token of the document before, like Megatron's
+    /// `--eod-mask-loss`. Default: false.
     pub mask_loss: Option<bool>,
 }
 
-/// A dataset of a blend.
+/// A dataset of a mix.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
@@ -72,10 +76,10 @@ pub struct PackingSpec {
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DataSourceSpec {
-    /// Path or URL of the indexed dataset without its `.bin` / `.idx`. Required.
+    /// Path or URL of the indexed dataset, without `.bin` or `.idx`. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::text(limits::TEXT)))]
     pub path: Option<String>,
-    /// Weight of the dataset, above 0; 1 where left out. Only the ratios of the weights count, to about a millionth.
+    /// Weight of the dataset, above 0. Only the ratios of the weights matter, to about a millionth. Default: 1.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::WEIGHT_MAX)))]
     pub weight: Option<f64>,
 }

@@ -4,42 +4,43 @@
 use crate::{limits, schema};
 use serde::{Deserialize, Serialize};
 
-/// A model of one's own, as `varuna_export` describes it in the `model.yaml` of the folder that it writes.
+/// A model of the user's own, as `varuna_export` describes it in the `model.yaml` of the folder that it writes.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ExportedSpec {
-    /// Path of the folder, as a worker finds it. Required.
+    /// Path of the exported folder on the workers. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::text(limits::TEXT)))]
     pub path: Option<String>,
-    /// SHA-256 of the folder's manifest.json, 64 hex digits: workers refuse a folder with another one. Required.
+    /// SHA-256 of the folder's `manifest.json`, as 64 lower-case hex digits. Workers refuse a folder with another digest. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::pattern(limits::DIGEST_PATTERN, limits::DIGEST)))]
     pub digest: Option<String>,
-    /// What a sample is. Required.
+    /// Format of a sample. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required))]
     pub sample: Option<ExportedSampleSpec>,
-    /// The model's result depends on how a batch is cut into micro-batches; false where left out.
+    /// Whether the result of the model depends on how a batch is divided into micro-batches. Default: false.
     pub plan_dependent: Option<bool>,
-    /// Elements of the parameters that the first and the last segment share; 0 where left out.
+    /// Number of parameter elements that the first and the last segment share. Default: 0.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::AMOUNT)))]
     pub shared_parameters: Option<u64>,
-    /// The segments in order. Required.
+    /// Segments of the model, in order. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::mappings(limits::EXPORTED_SEGMENTS_MAX)))]
     pub segments: Option<Vec<ExportedSegmentSpec>>,
 }
 
-/// A sample: whole numbers.
+/// A sample is a list of whole numbers.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ExportedSampleSpec {
-    /// How many. Required.
+    /// How many numbers a sample has. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::within(limits::WIDTH)))]
     pub length: Option<u32>,
-    /// They are less than this. Required.
+    /// Every number of a sample is less than this. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::within(limits::VOCABULARY)))]
     pub values: Option<u32>,
-    /// Each document of a dataset is one sample, of exactly `length` numbers; false where left out: samples are windows of the documents' tokens.
+    /// Whether each document of a dataset is one sample, of exactly `length` numbers. If false, samples are windows of the documents'
+    /// tokens. Default: false.
     pub records: Option<bool>,
 }
 
@@ -48,29 +49,30 @@ pub struct ExportedSampleSpec {
 #[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ExportedSegmentSpec {
-    /// Its name in the user's model. Required.
+    /// Name of the segment in the user's model. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::text(limits::TEXT)))]
     pub name: Option<String>,
-    /// Elements of the parameters that it alone holds. Required.
+    /// Number of parameter elements that only this segment has. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::within(limits::AMOUNT)))]
     pub parameters: Option<u64>,
-    /// Shape of its output, without the batch: 1 to 8 sizes. Required.
+    /// Shape of the segment's output, 1 to 8 sizes, without the batch dimension. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::sizes(limits::OUTPUT_DIMENSIONS_MAX)))]
     pub output: Option<Vec<u32>>,
-    /// Floating-point operations of the forward. Required.
+    /// Floating-point operations of the forward of one sample. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::within(limits::AMOUNT)))]
     pub forward_flops: Option<u64>,
-    /// Floating-point operations of the backward, without recompute. Required.
+    /// Floating-point operations of the backward of one sample, without recomputation. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::within(limits::AMOUNT)))]
     pub backward_flops: Option<u64>,
-    /// Elements that stay from the forward to the backward, the output among them and the input not. Required.
+    /// Number of elements of one sample that are kept from the forward to the backward, including the output and without the input.
+    /// Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::within(limits::AMOUNT)))]
     pub saved_elements: Option<u64>,
-    /// The most elements that forward or backward take beyond these. Required.
+    /// Maximum number of additional elements that the forward or the backward of one sample needs. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::within(limits::AMOUNT)))]
     pub working_elements: Option<u64>,
-    /// SHA-256 of the names and shapes of the parameters that it computes with, 64 hex digits: checkpoints of other parameters are refused; not
-    /// compared where left out.
+    /// SHA-256 of the names and shapes of the segment's parameters, as 64 lower-case hex digits. A checkpoint with other parameters is
+    /// refused. Default: not compared.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::pattern(limits::DIGEST_PATTERN, limits::DIGEST)))]
     pub parameters_digest: Option<String>,
 }

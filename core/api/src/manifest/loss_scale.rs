@@ -6,8 +6,8 @@ use crate::{limits, schema};
 use kube_derive::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-/// By what the loss is multiplied before the backward, so that small gradients do not vanish in fp16. All of it is a power of two from 1
-/// to 4294967296. A step whose gradients are not finite is skipped, and the scale halved.
+/// Factor by which the loss is multiplied before the backward, so that small gradients do not become zero in fp16. Each value is a power of
+/// two from 1 to 4294967296. A step with gradients that are not finite is skipped, and the scale is halved.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
@@ -22,16 +22,16 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LossScaleSpec {
-    /// The scale of the first step; 65536 where left out.
+    /// Loss scale of the first step, a power of two. Default: 65536.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(limits::loss_scales())))]
     pub initial: Option<u64>,
-    /// Steps in a row without overflow after which the scale is doubled; 1000 where left out.
+    /// Number of consecutive steps without overflow after which the scale is doubled. Default: 1000.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WINDOW)))]
     pub window: Option<u32>,
-    /// The scale is never halved below it; 1 where left out.
+    /// Minimum loss scale, a power of two. Default: 1.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(limits::loss_scales())))]
     pub minimum: Option<u64>,
-    /// One scale for all steps, in place of the three others.
+    /// Loss scale of all steps, a power of two. It replaces `initial`, `window` and `minimum`.
     #[serde(rename = "static")]
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(limits::loss_scales())))]
     pub fixed: Option<u64>,

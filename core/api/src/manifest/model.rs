@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "kubernetes")]
 use varuna_model::presets;
 
-/// A preset, explicit sizes, or a preset with some sizes and features replaced; or a model of one's own.
+/// A preset, explicit sizes, or a preset with some sizes and features replaced. Or an exported model of the user's own.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
@@ -32,65 +32,72 @@ use varuna_model::presets;
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ModelSpec {
-    /// GPT-2 and Megatron: `gpt2-tiny`, `gpt2-small`, `gpt2-medium`, `gpt2-large`, `gpt2-1.5b` (also `gpt2-xl`), `gpt2-2.5b` or `gpt2-8.3b`.
-    /// Llama 3: `llama-tiny`, `llama3.2-1b`, `llama3.2-3b` or `llama3-8b`. Qwen 3: `qwen3-tiny`, `qwen3-0.6b`, `qwen3-1.7b` or `qwen3-8b`.
-    /// BERT, with `training.masking`: `bert-tiny`, `bert-base` or `bert-large`.
+    /// Name of a published model. Without a preset, `layers`, `hiddenSize`, `heads`, `sequenceLength` and `vocabularySize` are required.
+    /// With a preset, other fields replace its values. GPT-2 and Megatron: `gpt2-tiny`, `gpt2-small`, `gpt2-medium`, `gpt2-large`,
+    /// `gpt2-1.5b` (also `gpt2-xl`), `gpt2-2.5b` or `gpt2-8.3b`. Llama 3: `llama-tiny`, `llama3.2-1b`, `llama3.2-3b` or `llama3-8b`. Qwen
+    /// 3: `qwen3-tiny`, `qwen3-0.6b`, `qwen3-1.7b` or `qwen3-8b`. BERT, with `training.masking`: `bert-tiny`, `bert-base` or `bert-large`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(presets::names())))]
     pub preset: Option<String>,
-    /// Transformer blocks.
+    /// Number of transformer blocks. Default: the preset's.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::LAYERS)))]
     pub layers: Option<u32>,
-    /// Width; a multiple of `heads` where there is no `headSize`.
+    /// Width of the model. It must be a multiple of `heads` if there is no `headSize`. Default: the preset's.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
     pub hidden_size: Option<u32>,
-    /// Attention heads.
+    /// Number of attention heads. Default: the preset's.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
     pub heads: Option<u32>,
-    /// Heads with keys and values of their own, a divisor of `heads`; the preset's or all of them where left out.
+    /// Number of heads with their own keys and values. It must divide `heads`. Default: the preset's, or `heads`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
     pub kv_heads: Option<u32>,
-    /// Width of a head; the preset's or `hiddenSize` by `heads` where left out.
+    /// Width of an attention head. Default: the preset's, or `hiddenSize` divided by `heads`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::HEAD)))]
     pub head_size: Option<u32>,
-    /// Width of the MLP between its matrices; the preset's or what is usual for the kind of MLP where left out.
+    /// Inner width of the MLP. Default: the preset's, or 4 times `hiddenSize`, or with `swiglu` 8/3 of `hiddenSize`, rounded up to a
+    /// multiple of 64.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::INNER)))]
     pub inner_size: Option<u32>,
-    /// Kind of MLP: `gelu` (by tanh), `geluErf` (exact), `swiglu` or `relu2`. Left out, it is the preset's, or `gelu`.
+    /// Kind of MLP: `gelu` (approximated by tanh), `geluErf` (exact), `swiglu` or `relu2` (squared ReLU). Default: the preset's, or `gelu`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::MLPS.map(|(name, _)| name))))]
     pub mlp: Option<String>,
-    /// Tokens in a sample.
+    /// Number of tokens in a sample. Default: the preset's.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
     pub sequence_length: Option<u32>,
-    /// Base of the angles of rotary positions (`rope_theta` of a `config.json`), of a Llama or Qwen; the preset's where left out.
+    /// Base of the angles of rotary positions (`rope_theta` of a `config.json`). Only with a preset of Llama 3 or Qwen 3. Default: the
+    /// preset's.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::ROPE_THETA_MAX)))]
     pub rope_theta: Option<f64>,
-    /// Slower angles of rotary positions, for samples that are longer than those of the first training (`rope_scaling` of a `config.json`); the preset's
-    /// where left out.
+    /// Scaling of the angles of rotary positions, for samples that are longer than those of the original training (`rope_scaling` of a
+    /// `config.json`). Only with a preset of Llama 3 or Qwen 3. Default: the preset's.
     pub rope_scaling: Option<RopeScalingSpec>,
-    /// Tokens that a token sees, itself among them; all before it where left out.
+    /// Number of tokens that a token sees, including itself. Not allowed with `bidirectional`. Default: all tokens up to and including
+    /// itself.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
     pub sliding_window: Option<u32>,
-    /// Tokens see those after them too, as in a BERT: the model learns to fill in masked tokens (`training.masking`). The preset's or false where left out.
+    /// Whether tokens also see the tokens after them, as in a BERT. The model then learns to predict masked tokens, and `training.masking`
+    /// is required. Default: the preset's, or false.
     pub bidirectional: Option<bool>,
-    /// Rows of the embedding table: at least the dataset's vocabulary (byte tokenizer 257, GPT-2 50257).
+    /// Number of rows of the embedding table. It must be at least the vocabulary of the dataset's tokenizer, for example 257 for the byte
+    /// tokenizer and 50257 for GPT-2. Default: the preset's.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::VOCABULARY)))]
     pub vocabulary_size: Option<u32>,
-    /// The head shares the token embedding; the preset's or true where left out.
+    /// Whether the head uses the table of the token embedding. Default: the preset's, or true.
     pub tied_head: Option<bool>,
-    /// Added by norms to the variance or mean square that they divide by (`rms_norm_eps` or `layer_norm_eps` of a `config.json`); the preset's or 1e-5
-    /// where left out.
+    /// Number that norms add to the variance or mean square before dividing by its root (`rms_norm_eps` or `layer_norm_eps` of a
+    /// `config.json`). Default: the preset's, or 1e-5.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::NORM_EPSILON_MAX)))]
     pub norm_epsilon: Option<f64>,
-    /// Queries, keys and values, and the projection after attention, have biases (`attention_bias` of a `config.json`); the preset's or true where left out.
+    /// Whether the linear layers of attention have biases: queries, keys, values and the output projection (`attention_bias` of a
+    /// `config.json`). Default: the preset's, or true.
     pub attention_bias: Option<bool>,
-    /// The MLP's matrices have biases (`mlp_bias` of a `config.json`); the preset's or true where left out.
+    /// Whether the linear layers of the MLP have biases (`mlp_bias` of a `config.json`). Default: the preset's, or true.
     pub mlp_bias: Option<bool>,
-    /// Logits are bent to stay below this: c tanh(x / c); no cap where left out.
+    /// Upper bound c of the absolute value of logits: a logit x becomes c tanh(x / c). Default: no bound.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::SOFTCAP_MAX)))]
     pub logit_softcap: Option<f64>,
-    /// Dropout probability, 0 <= p < 1; 0 where left out.
+    /// Dropout probability, at least 0 and below 1. Default: 0.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
     pub dropout: Option<f64>,
-    /// A model of one's own, exported with `varuna_export`; all other fields are left out then.
+    /// A model of your own, exported with `varuna_export`. It replaces all other fields of `model`.
     pub exported: Option<ExportedSpec>,
 }

@@ -7,7 +7,7 @@ use kube_derive::KubeSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Connections between workers, and who may open them.
+/// Encryption between workers, and network policies for the job's pods.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
@@ -22,20 +22,22 @@ use serde_json::Value;
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NetworkSpec {
-    /// `none` (where left out), for a private network or one that encrypts by itself, or `tls`: activations, gradients and states
-    /// go over TLS 1.3, which costs both sides processor time for each byte. All of them then go over TCP, also between GPUs.
+    /// Encryption of activations, gradients and states between workers. `none` is for a private network, or one that encrypts by itself.
+    /// `tls` uses TLS 1.3: it costs both sides processor time for each byte, and all data goes over TCP, also between GPUs. Default:
+    /// `none`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::ENCRYPTION.map(|(name, _)| name))))]
     pub encryption: Option<String>,
-    /// `ingress` (where left out), only the job's own pods may reach its workers and its coordinator, and anybody the port for probes and
-    /// scrapes; `isolated`, the job's pods may also reach nothing but each other, DNS, HTTPS and the clouds' identity services; or `none`, no
-    /// NetworkPolicy is made. It holds where the cluster's network enforces policies, and not for pods in their node's network.
+    /// Network policies of the job's pods. `ingress`: only the job's own pods can reach its workers and its coordinator, and every client
+    /// can reach the port for probes and metrics. `isolated`: in addition, the job's pods can reach only each other, DNS, HTTPS, the
+    /// identity services of the clouds and, from the coordinator, the API server. `none`: no NetworkPolicy is created. Policies have an
+    /// effect only if the cluster's network enforces them, and not for pods in the network of their node. Default: `ingress`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::NETWORK_POLICIES.map(|(name, _)| name))))]
     pub policy: Option<String>,
-    /// Who else may reach the job's pods: rules as in `spec.ingress` of a NetworkPolicy.
+    /// Additional rules for who can reach the job's pods, as in `spec.ingress` of a NetworkPolicy. Not allowed with `policy: none`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::open_objects(limits::NETWORK_RULES_MAX)))]
     pub extra_ingress: Option<Vec<Value>>,
-    /// What else the job's pods may reach with `policy: isolated`, as a bucket that is not at port 443: rules as in `spec.egress` of a
-    /// NetworkPolicy.
+    /// Additional rules for what the job's pods can reach, as in `spec.egress` of a NetworkPolicy. For example, a bucket that does not use
+    /// port 443 needs one. Only allowed with `policy: isolated`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::open_objects(limits::NETWORK_RULES_MAX)))]
     pub extra_egress: Option<Vec<Value>>,
 }

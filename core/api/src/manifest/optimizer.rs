@@ -6,7 +6,7 @@ use crate::{choices, limits, schema};
 use kube_derive::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-/// The optimizer, and its learning rate: a linear warm-up, then what `schedule` says.
+/// The optimizer and its learning rate: a linear warm-up, then what `schedule` says.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
@@ -31,51 +31,56 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OptimizerSpec {
-    /// `adamw` (Loshchilov & Hutter 2019), `sgd`: stochastic gradient descent with momentum, as `torch.optim.SGD`, or `muon` (Jordan et al. 2024) for the
-    /// matrices of blocks with `adamw` for all else. `adamw` where left out.
+    /// Optimizer. `adamw` is AdamW (Loshchilov & Hutter 2019). `sgd` is stochastic gradient descent with momentum, like `torch.optim.SGD`.
+    /// `muon` is Muon (Jordan et al. 2024) for the matrices of blocks, with AdamW for all other parameters. Default: `adamw`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::OPTIMIZERS.map(|(name, _)| name))))]
     pub kind: Option<String>,
     /// Peak learning rate. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::above_zero(limits::LEARNING_RATE_MAX)))]
     pub learning_rate: Option<f64>,
-    /// What follows the warm-up: `cosine` or `linear` decays from there on, `wsd` (warm-up, stable, decay) keeps the peak until `stableSteps` and then
-    /// decays in a straight line, `constant` keeps the peak for ever. `cosine` where left out.
+    /// Learning rate after the warm-up. `cosine` and `linear` decay from the end of the warm-up. `wsd` (warm-up, stable, decay) keeps the
+    /// peak until `stableSteps` and then decays linearly. `constant` keeps the peak. Default: `cosine`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::DECAYS.map(|(name, _)| name))))]
     pub schedule: Option<String>,
-    /// Learning rate at the end of the decay; a tenth of the peak where left out.
+    /// Learning rate at the end of the decay. Not allowed with `schedule: constant`. Default: a tenth of the peak.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::MIN_LEARNING_RATE)))]
     pub min_learning_rate: Option<f64>,
-    /// Steps of linear warm-up; 0 where left out.
+    /// Number of steps of the linear warm-up. Default: 0.
     pub warmup_steps: Option<u64>,
-    /// Step at which the decay of `wsd` begins; nine tenths of `decaySteps` where left out.
+    /// Step at which the decay begins, only with `schedule: wsd`. Default: nine tenths of `decaySteps`, at least `warmupSteps`.
     pub stable_steps: Option<u64>,
-    /// Step at which the decay ends; the steps that the run began with where left out. More steps later do not bend the curve.
+    /// Step at which the decay ends. Steps that are added later do not change the curve. Not allowed with `schedule: constant`. Default:
+    /// the number of steps that the run began with.
     pub decay_steps: Option<u64>,
-    /// What `sgd` keeps of the sum of gradients in each step, or `muon` of their mean; 0.9 with `sgd`, 0.95 with `muon` where left out, 0 = none.
+    /// Share of the accumulated gradient that is kept in each step: of the sum of gradients with `sgd`, of their mean with `muon`. 0 means
+    /// no momentum. Not allowed with `adamw`. Default: 0.9 with `sgd`, 0.95 with `muon`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
     pub momentum: Option<f64>,
-    /// Decay of the first moment of `adamw`, also in `muon`; 0.9 where left out.
+    /// Decay rate of the first moment of AdamW, also within `muon`. Not allowed with `sgd`. Default: 0.9.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
     pub beta1: Option<f64>,
-    /// Decay of the second moment of `adamw`, also in `muon`; 0.95 where left out.
+    /// Decay rate of the second moment of AdamW, also within `muon`. Not allowed with `sgd`. Default: 0.95.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::fraction))]
     pub beta2: Option<f64>,
-    /// Added to the root of the second moment of `adamw`, also in `muon`; 1e-8 where left out.
+    /// Number that is added to the root of the second moment of AdamW, also within `muon`. Not allowed with `sgd`. Default: 1e-8.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::EPSILON_MAX)))]
     pub epsilon: Option<f64>,
-    /// Weight decay: decoupled with `adamw` and `muon`, part of the gradient with `sgd`; 0.1 with `adamw` and `muon`, 0 with `sgd` where left out.
+    /// Weight decay. It is decoupled with `adamw` and `muon`, and part of the gradient with `sgd`. Default: 0.1 with `adamw` and `muon`, 0
+    /// with `sgd`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WEIGHT_DECAY)))]
     pub weight_decay: Option<f64>,
-    /// Which parameters decay: `matrices` (of linear layers, an untied head among them), `embeddings` (tables of tokens and positions, also where the head is tied to
-    /// one), `biases`, `norms`; none where it is empty. `[matrices, embeddings]` where left out.
+    /// Kinds of parameters with weight decay: `matrices` (of linear layers, including an untied head), `embeddings` (tables of tokens and
+    /// positions, also if the head is tied to one), `biases` and `norms`. With an empty list, no parameters decay. Default: `[matrices,
+    /// embeddings]`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::set_of_names(choices::PARAMETER_KINDS.map(|(name, _)| name))))]
     pub weight_decay_on: Option<Vec<String>>,
-    /// Who holds the optimizer's state: `none`: each worker all of what it computes with; `zero1`: the workers that compute with a segment share its masters and
-    /// moments out among them, each part with two of them, which takes less memory from three pipelines on. Not with `muon`, which needs whole matrices. Fixed at the
-    /// first start. `none` where left out.
+    /// Sharding of the optimizer state. With `none`, each worker holds the state of all parameters that it computes with. With `zero1`, the
+    /// workers that compute with the same segment divide its master parameters and moments among them, and two workers hold each part. It
+    /// saves memory from three pipelines on, or from four with `precision: fp32`. Not allowed with `muon`, which needs whole matrices. It
+    /// cannot change after the first start. Default: `none`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::SHARDINGS.map(|(name, _)| name))))]
     pub sharding: Option<String>,
-    /// Limit of the gradient's global norm; 1 where left out, 0 = no clipping.
+    /// Maximum global norm of the gradient. A larger gradient is scaled down to it. 0 turns clipping off. Default: 1.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::CLIP_NORM)))]
     pub clip_norm: Option<f64>,
 }

@@ -6,7 +6,7 @@ use crate::{choices, limits, schema};
 use kube_derive::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-/// Slower angles of rotary positions. Names in brackets are those of a published `config.json`.
+/// Scaling of the angles of rotary positions. Names in brackets are those of a published `config.json`.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
@@ -23,20 +23,22 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RopeScalingSpec {
-    /// `llama3`: angles that turn rarely within the original length become slower by `factor`, as in Llama 3.1 and 3.2, or `none`, also where the preset
-    /// has some. `llama3` where left out.
+    /// Kind of scaling. With `llama3`, angles that turn rarely within the original length become slower by `factor`, as in Llama 3.1 and
+    /// 3.2. With `none`, there is no scaling, even if the preset has one. Default: `llama3`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::ROPE_SCALINGS.map(|(name, _)| name))))]
     pub kind: Option<String>,
-    /// By how much slow angles become slower (`factor`): 8 in Llama 3.1, 32 in Llama 3.2. Needed, but with kind `none`.
+    /// Factor by which slow angles become slower (`factor`), for example 8 in Llama 3.1 and 32 in Llama 3.2. Required unless `kind` is
+    /// `none`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::ROPE_FACTOR_MAX)))]
     pub factor: Option<f64>,
-    /// Turns within the original length up to which an angle is slow (`low_freq_factor`); 1 where left out.
+    /// Number of turns within the original length up to which an angle is slow (`low_freq_factor`). Default: 1.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::ROPE_FACTOR_MAX)))]
     pub low_frequency_factor: Option<f64>,
-    /// Turns within the original length from which on an angle stays, more than `lowFrequencyFactor` (`high_freq_factor`); 4 where left out.
+    /// Number of turns within the original length from which an angle stays as it is (`high_freq_factor`). It must be more than
+    /// `lowFrequencyFactor`. Default: 4.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::ROPE_FACTOR_MAX)))]
     pub high_frequency_factor: Option<f64>,
-    /// Tokens of a sample of the first training (`original_max_position_embeddings`); 8192 where left out.
+    /// Number of tokens in a sample of the original training (`original_max_position_embeddings`). Default: 8192.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
     pub original_sequence_length: Option<u32>,
 }

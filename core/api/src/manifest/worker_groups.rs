@@ -7,8 +7,8 @@ use kube_derive::KubeSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Workers of one kind among others, as those on spot nodes beside those on nodes that last. What a group does not say, `workers` says; mappings are
-/// merged leaf by leaf, and a list of the group's stands for that of `workers`.
+/// A group of workers with settings of its own, such as the workers on spot nodes. What a group does not set is taken from `workers`.
+/// Mappings are merged field by field, and a list of the group replaces that of `workers`.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
@@ -21,28 +21,28 @@ use serde_json::Value;
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkerGroupSpec {
-    /// Name of the group; its pods have it in the label `varuna.dev/worker-group`. Required.
+    /// Name of the group. Its pods have this name in the label `varuna.dev/worker-group`. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::label))]
     pub name: Option<String>,
-    /// Workers that the group gets before any other gets more than its own `minWorkers`; 0 where left out.
+    /// Number of workers that the group gets before any other group gets more than its own `minWorkers`. Default: 0.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WORKERS_OF_A_GROUP)))]
     pub min_workers: Option<u32>,
-    /// Workers that the group may have, 0 to empty it; as many as the job where left out. Groups are filled in their order.
+    /// Maximum number of workers in the group. 0 empties it. Groups are filled in their order. Default: as many as the job may have.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WORKERS_OF_A_GROUP)))]
     pub max_workers: Option<u32>,
-    /// GPUs of a pod of this group.
+    /// Number of GPUs in a pod of this group. Default: `workers.gpusPerPod`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::GPUS_PER_POD)))]
     pub gpus_per_pod: Option<u32>,
-    /// Container image of the group's workers.
+    /// Container image of the group's workers. Default: `workers.image`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::text(limits::TEXT)))]
     pub image: Option<String>,
-    /// Resources of the worker's container, merged over those of `workers`.
+    /// Resources of the worker container. They are merged over `workers.resources`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::open_object))]
     pub resources: Option<Value>,
-    /// Labels of the nodes that the group's pods go to, merged over `nodeSelector` of the template.
+    /// Labels of the nodes on which the group's pods run. They are merged over `nodeSelector` of the pod template.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::open_object))]
     pub node_selector: Option<Value>,
-    /// Pod template, merged over that of `workers`.
+    /// Pod template. It is merged over `workers.template`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::open_object))]
     pub template: Option<Value>,
 }

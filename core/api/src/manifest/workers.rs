@@ -7,7 +7,7 @@ use kube_derive::KubeSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Resources, image and pod template of the workers.
+/// Resources, container image and pod template of the workers.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(
     feature = "kubernetes",
@@ -20,37 +20,37 @@ use serde_json::Value;
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WorkersSpec {
-    /// GPUs of a pod, and so workers in its container, which reach each other's memory; 1 where left out.
+    /// Number of GPUs in a pod. Its container runs one worker for each GPU, and these workers can access each other's memory. Default: 1.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::GPUS_PER_POD)))]
     pub gpus_per_pod: Option<u32>,
-    /// Container image of the worker, for clusters.
+    /// Container image of the workers, in a cluster. Default: the image that the operator is configured with.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::text(limits::TEXT)))]
     pub image: Option<String>,
-    /// Memory that a worker may use for state and activations (`300Mi`, `16Gi`, or bytes); what the device reports where
-    /// left out.
+    /// Memory that a worker may use for state and activations, in bytes or with a suffix (`300Mi`, `16Gi`). Default: the memory that the
+    /// device reports.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::int_or_string))]
     pub device_memory: Option<Value>,
-    /// `auto` (where left out), a GPU where there is one and else the processor, `cpu`, or `cuda`, which fails where there is no
-    /// GPU: what a worker computes on.
+    /// Device on which a worker computes. `auto` is a GPU if there is one, otherwise the CPU. `cpu` is the CPU. `cuda` is a GPU, and a
+    /// worker that finds none ends with an error. Default: `auto`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::DEVICES.map(|(name, _)| name))))]
     pub device: Option<String>,
-    /// `auto` (where left out), NCCL between workers that all have it and else TCP, `nccl`, with which a worker that has none ends, or `tcp`:
-    /// what carries tensors between the devices of workers. Workers that share a GPU need `tcp`. NCCL does not encrypt: with `encryption: tls` of
-    /// the network `auto` is TCP, and `nccl` is refused.
+    /// Transport of tensors between the devices of workers. `auto` is NCCL if all workers have it, otherwise TCP. `nccl` is NCCL, and a
+    /// worker without it ends. `tcp` is TCP. Workers that share a GPU need `tcp`. NCCL does not encrypt: with `network.encryption: tls`,
+    /// `auto` is TCP and `nccl` is refused. Default: `auto`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::TRANSPORTS.map(|(name, _)| name))))]
     pub transport: Option<String>,
-    /// Threads of a worker for tensor operations; the machine's cores shared out among its workers where left out.
+    /// Number of threads that a worker uses for tensor operations. Default: one thread.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::THREADS)))]
     pub threads: Option<u32>,
-    /// Memory (`16Gi`, or bytes) of the folder `/dev/shm` of a pod, through which NCCL and data loaders share data; it counts as memory of
-    /// the container. What the container runtime gives where left out.
+    /// Size of the folder `/dev/shm` in a pod, in bytes or with a suffix (`16Gi`). NCCL and data loaders share data in it. It counts as
+    /// memory of the container. Default: the size that the container runtime gives.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::int_or_string))]
     pub shm_size: Option<Value>,
-    /// Resources of the worker's container, as in a pod: `limits` and `requests` by name. A resource that the template gives takes
-    /// precedence; the GPUs are added where neither names any.
+    /// Resources of the worker container, as in a pod: `limits` and `requests`. A resource in `template` takes precedence. The GPUs are
+    /// added if neither names any.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::open_object))]
     pub resources: Option<Value>,
-    /// Pod template; the operator completes it and changes no other field.
+    /// Pod template of the workers. The operator adds what workers need, and changes no other field.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::open_object))]
     pub template: Option<Value>,
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::cluster::fake_server::{Asked, server};
+use crate::cluster::fake_server::{Asked, refusal, server};
 use std::sync::Arc;
 use varuna_api::{JobPhase, Reason};
 
@@ -230,4 +230,32 @@ async fn what_stays_true_leaves_room_for_what_happens() {
     let events = &all.jobs["u"].1.events;
     assert_eq!(events.len(), LASTING_MAX + 1);
     assert_eq!(events[LASTING_MAX].text, "a step was lost");
+}
+
+#[tokio::test]
+async fn a_status_is_written_to_the_status_of_its_job_and_of_the_answer_only_the_version_is_read() {
+    let answer = |asked: &Asked| {
+        if asked.path.contains("/gone/") {
+            return refusal(404, "NotFound");
+        }
+        Some((
+            200,
+            json!({ "metadata": { "resourceVersion": "7", "managedFields": 5 }, "spec": 5 }),
+        ))
+    };
+    let (client, asked) = server(answer);
+    let recorder = EventRecorder::new(client.clone(), "i".into(), Arc::default());
+    let publisher = Publisher::new(client, recorder);
+    assert_eq!(publisher.write(&job(), &status(5)).await.unwrap(), Some(7));
+    let first = asked.lock()[0].clone();
+    assert_eq!(first.method, "PATCH");
+    let path = "/apis/varuna.dev/v1alpha1/namespaces/n/varunajobs/j/status?";
+    assert!(first.path.starts_with(path), "{}", first.path);
+    assert_eq!(first.body["metadata"]["uid"], "u");
+    assert_eq!(first.body["status"]["step"], 5);
+    let gone = JobIdentity {
+        namespace: "gone".into(),
+        ..job()
+    };
+    assert_eq!(publisher.write(&gone, &status(5)).await.unwrap(), None);
 }

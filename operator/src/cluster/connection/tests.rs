@@ -1,0 +1,162 @@
+use super::*;
+use crate::watches;
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper::{Request, Response, Version};
+use hyper_util::rt::TokioIo;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::PrivatePkcs8KeyDer;
+use tokio_rustls::server::TlsStream;
+
+#[test]
+fn a_connection_that_says_nothing_ends_and_no_watch_is_cut_by_that() {
+    let config = bounded(Config::new("https://cluster.example:6443".parse().unwrap()));
+    let silence = config.read_timeout.expect("a bound");
+    let watch = u64::from(watches::config().timeout.expect("a bound"));
+    // kube itself takes a watch for dead five seconds after its end.
+    assert!(silence > Duration::from_secs(watch + 5), "{silence:?}, {watch} s");
+    assert!(
+        config.reset_reader_on_write,
+        "what was idle is not cut when it is used"
+    );
+    assert!(!config.default_retry, "each caller has a backoff of its own");
+}
+
+#[tokio::test]
+async fn a_call_that_is_not_answered_fails() {
+    let never = std::future::pending::<kube::Result<()>>();
+    let late = within(Duration::from_millis(1), never).await;
+    assert!(matches!(late, Err(kube::Error::Service(_))), "{late:?}");
+    let answered = within(Duration::from_secs(60), std::future::ready(Ok(7)));
+    assert_eq!(answered.await.unwrap(), 7);
+}
+
+/// What a server does with its connections.
+#[derive(Clone, Copy)]
+enum Server {
+    /// Answers with the version of the protocol in which it is asked.
+    Answers,
+    /// Answers nothing, and is there.
+    Waits,
+    /// Begins answers that do not go on, and is there.
+    Stops,
+    /// Holds its connections, and is not there.
+    Hangs,
+}
+
+impl Server {
+    async fn answer(self, asked_in: Version) -> Result<Response<BoxBody<Bytes, Infallible>>, Infallible> {
+        let body = match self {
+            Server::Answers => Full::new(Bytes::from(format!("{asked_in:?}"))).boxed(),
+            Server::Waits | Server::Hangs => std::future::pending().await,
+            Server::Stops => {
+                let nothing = futures::stream::pending::<Result<Frame<Bytes>, Infallible>>();
+                StreamBody::new(nothing).boxed()
+            }
+        };
+        Ok(Response::new(body))
+    }
+
+    async fn serve(self, connection: TlsStream<TcpStream>) {
+        if matches!(self, Server::Hangs) {
+            let _held = connection;
+            return std::future::pending().await;
+        }
+        let is_http2 = connection.get_ref().1.alpn_protocol() == Some(b"h2".as_slice());
+        let answer = service_fn(move |request: Request<Incoming>| self.answer(request.version()));
+        let io = TokioIo::new(connection);
+        // A client that goes ends it with an error.
+        if is_http2 {
+            let server = http2::Builder::new(TokioExecutor::new());
+            let _ = server.serve_connection(io, answer).await;
+        } else {
+            let _ = http1::Builder::new().serve_connection(io, answer).await;
+        }
+    }
+
+    /// Starts it, with these protocols: how it is reached, and how many connections it has got.
+    async fn start(self, protocols: &[&str]) -> (Config, Arc<AtomicUsize>) {
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let certificate = made.cert.der().clone();
+        let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+        let mut tls = ServerConfig::builder()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.clone()], key.into())
+            .unwrap();
+        tls.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
+        let tls = TlsAcceptor::from(Arc::new(tls));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&connections);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                counted.fetch_add(1, Ordering::Relaxed);
+                let tls = tls.clone();
+                tokio::spawn(async move {
+                    if let Ok(connection) = tls.accept(stream).await {
+                        self.serve(connection).await;
+                    }
+                });
+            }
+        });
+        let mut config = bounded(Config::new(format!("https://{address}").parse().unwrap()));
+        config.root_cert = Some(vec![certificate.to_vec()]);
+        (config, connections)
+    }
+}
+
+async fn ask(client: &Client) -> kube::Result<String> {
+    let request = Request::get("/version").body(vec![]).unwrap();
+    client.request_text(request).await
+}
+
+#[tokio::test]
+async fn all_calls_share_one_connection_where_the_server_speaks_http_2() {
+    let (config, connections) = Server::Answers.start(&["h2", "http/1.1"]).await;
+    let client = client(config).unwrap();
+    assert_eq!(ask(&client).await.unwrap(), "HTTP/2.0");
+    let burst = futures::future::join_all((0..20).map(|_| ask(&client))).await;
+    assert!(burst.into_iter().all(|answer| answer.unwrap() == "HTTP/2.0"));
+    assert_eq!(connections.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
+async fn a_server_that_speaks_only_http_1_is_asked_in_that() {
+    for protocols in [&["http/1.1"][..], &[]] {
+        let (config, _) = Server::Answers.start(protocols).await;
+        assert_eq!(ask(&client(config).unwrap()).await.unwrap(), "HTTP/1.1");
+    }
+}
+
+#[tokio::test]
+async fn a_call_ends_however_its_server_fails() {
+    let silence_max = Duration::from_millis(200);
+    for server in [Server::Waits, Server::Stops, Server::Hangs] {
+        for protocol in ["h2", "http/1.1"] {
+            let (mut config, _) = server.start(&[protocol]).await;
+            config.read_timeout = Some(silence_max);
+            let client = multiplexed(&config, silence_max).unwrap();
+            let ended = tokio::time::timeout(Duration::from_secs(20), ask(&client)).await;
+            assert!(ended.expect("it ends").is_err());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_connection_whose_other_end_is_gone_is_not_used_again() {
+    let (config, connections) = Server::Hangs.start(&["h2"]).await;
+    let client = multiplexed(&config, Duration::from_millis(400)).unwrap();
+    for opened in 1..=2 {
+        assert!(ask(&client).await.is_err());
+        assert_eq!(connections.load(Ordering::Relaxed), opened);
+    }
+}

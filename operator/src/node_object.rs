@@ -1,0 +1,119 @@
+//! The object of a node, as far as the operator reads it.
+
+use crate::object_metadata::WithoutManagedFields;
+use k8s_openapi::ClusterResourceScope;
+use k8s_openapi::api::core::v1::Node;
+use kube::Resource;
+use kube::api::ObjectMeta;
+use serde::Deserialize;
+use std::borrow::Cow;
+
+/// The object of a node. Thousands of nodes report every few minutes that they are well, with all their images: what is not read is skipped.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct NodeObject {
+    #[serde(default, with = "WithoutManagedFields")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: NodeSpec,
+    #[serde(default)]
+    status: NodeStatus,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct NodeSpec {
+    taints: Option<Vec<NodeTaint>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct NodeStatus {
+    conditions: Option<Vec<NodeCondition>>,
+}
+
+/// Why pods are kept away from a node.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct NodeTaint {
+    pub(crate) key: String,
+}
+
+/// What a node says of itself.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct NodeCondition {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    /// `True`, `False` or `Unknown`.
+    pub(crate) status: String,
+}
+
+impl NodeObject {
+    pub(crate) fn taints(&self) -> impl Iterator<Item = &NodeTaint> {
+        self.spec.taints.iter().flatten()
+    }
+
+    pub(crate) fn conditions(&self) -> &[NodeCondition] {
+        self.status.conditions.as_deref().unwrap_or_default()
+    }
+}
+
+impl Resource for NodeObject {
+    type DynamicType = ();
+    type Scope = ClusterResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        <Node as Resource>::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        <Node as Resource>::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        <Node as Resource>::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        <Node as Resource>::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_not_read_of_a_node_may_be_anything() {
+        let node: NodeObject = serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": { "name": "a", "resourceVersion": "7", "labels": { "l": "1" }, "managedFields": "nonsense" },
+            "spec": { "podCIDR": 5, "taints": [{ "key": "k", "effect": "NoSchedule", "timeAdded": "nonsense" }] },
+            "status": { "images": {}, "conditions": [{ "type": "Ready", "status": "True", "lastHeartbeatTime": 1 }] },
+        }))
+        .unwrap();
+        assert_eq!(node.meta().resource_version.as_deref(), Some("7"));
+        assert_eq!(
+            node.taints().map(|taint| taint.key.as_str()).collect::<Vec<_>>(),
+            ["k"]
+        );
+        let ready = &node.conditions()[0];
+        assert_eq!((ready.kind.as_str(), ready.status.as_str()), ("Ready", "True"));
+        assert_eq!(NodeObject::url_path(&(), None), "/api/v1/nodes");
+    }
+
+    #[test]
+    fn a_node_that_says_nothing_can_be_read() {
+        let node: NodeObject =
+            serde_json::from_value(json!({ "metadata": { "name": "a" }, "spec": { "taints": null } }))
+                .unwrap();
+        assert!(node.taints().next().is_none() && node.conditions().is_empty());
+    }
+}

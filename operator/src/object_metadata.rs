@@ -1,0 +1,51 @@
+//! How the metadata of objects is read that come often.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, OwnerReference, Time};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// All of [`ObjectMeta`] but what managers have set: nobody reads that, it is often the longest part of an object, and each of its fields would
+/// become a value of its own.
+#[derive(Deserialize)]
+#[serde(remote = "ObjectMeta", rename_all = "camelCase")]
+pub(crate) struct WithoutManagedFields {
+    annotations: Option<BTreeMap<String, String>>,
+    creation_timestamp: Option<Time>,
+    deletion_grace_period_seconds: Option<i64>,
+    deletion_timestamp: Option<Time>,
+    finalizers: Option<Vec<String>>,
+    generate_name: Option<String>,
+    generation: Option<i64>,
+    labels: Option<BTreeMap<String, String>>,
+    #[serde(skip)]
+    managed_fields: Option<Vec<ManagedFieldsEntry>>,
+    name: Option<String>,
+    namespace: Option<String>,
+    owner_references: Option<Vec<OwnerReference>>,
+    resource_version: Option<String>,
+    self_link: Option<String>,
+    uid: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn metadata_is_read_whole_but_for_what_managers_have_set() {
+        let mut document = json!({
+            "name": "j", "namespace": "n", "uid": "u", "resourceVersion": "7", "generation": 2, "generateName": "j-",
+            "creationTimestamp": "2026-01-01T00:00:00Z", "deletionTimestamp": "2026-01-01T00:01:00Z", "deletionGracePeriodSeconds": 30,
+            "annotations": { "a": "1" }, "labels": { "l": "1" }, "finalizers": ["example.com/f"], "selfLink": "s",
+            "ownerReferences": [{ "apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p", "controller": true }],
+        });
+        let all: ObjectMeta = serde_json::from_value(document.clone()).unwrap();
+        document["managedFields"] =
+            json!([{ "manager": "m", "operation": "Update", "fieldsV1": { "f:spec": {} } }]);
+        document["newField"] = json!(1);
+        assert_eq!(WithoutManagedFields::deserialize(document).unwrap(), all);
+        let empty = WithoutManagedFields::deserialize(json!({})).unwrap();
+        assert_eq!(empty, ObjectMeta::default());
+    }
+}

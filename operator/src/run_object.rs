@@ -1,0 +1,188 @@
+//! The object of a `VarunaRun`, as the operator keeps it.
+
+use crate::decide::ObservedRun;
+use crate::object_metadata::WithoutManagedFields;
+use crate::observe;
+use k8s_openapi::NamespaceResourceScope;
+use kube::Resource;
+use kube::api::ObjectMeta;
+use serde::ser::SerializeStruct as _;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
+use std::borrow::Cow;
+use varuna_api::crd::{RunSpec, VarunaRun};
+
+/// The object of a run. Any object can be read as one, whatever its orders and its report are: one that does not parse must not hide all others.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(from = "Document")]
+pub struct RunObject {
+    /// Without what managers have set.
+    pub metadata: ObjectMeta,
+    /// What its coordinator was ordered to do; none where this release cannot read it.
+    pub orders: Option<RunSpec>,
+    /// What its coordinator reports.
+    pub reports: Option<ObservedRun>,
+}
+
+/// The object as an API server sends it. Its parts are kept as text until they are read as their types: reports come often, and as values they
+/// would be made twice.
+#[derive(Deserialize)]
+struct Document {
+    #[serde(default, with = "WithoutManagedFields")]
+    metadata: ObjectMeta,
+    spec: Option<Box<RawValue>>,
+    status: Option<Box<RawValue>>,
+}
+
+impl From<Document> for RunObject {
+    fn from(document: Document) -> RunObject {
+        let spec = document.spec.as_deref().map_or("null", RawValue::get);
+        let status = document.status.as_deref().map_or("null", RawValue::get);
+        let orders: Option<RunSpec> = serde_json::from_str(spec).ok();
+        let reports = orders
+            .as_ref()
+            .and_then(|orders| observe::reports(orders, status));
+        RunObject {
+            metadata: document.metadata,
+            orders,
+            reports,
+        }
+    }
+}
+
+/// As the operator writes it: reports are the coordinator's.
+impl Serialize for RunObject {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut object = serializer.serialize_struct("VarunaRun", 4)?;
+        object.serialize_field("apiVersion", &RunObject::api_version(&()))?;
+        object.serialize_field("kind", &RunObject::kind(&()))?;
+        object.serialize_field("metadata", &self.metadata)?;
+        object.serialize_field("spec", &self.orders)?;
+        object.end()
+    }
+}
+
+impl Resource for RunObject {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        VarunaRun::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        VarunaRun::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        VarunaRun::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        VarunaRun::plural(&())
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+    use varuna_api::crd::RunGoal;
+    use varuna_plan::{Generation, Step, WorkerId};
+    use varuna_protocol::coordinator::{RunMode, RunView, Snapshot, WorkerView};
+
+    fn snapshot() -> Snapshot {
+        let run = RunView {
+            mode: RunMode::Training,
+            term: 1,
+            generation: Generation(3),
+            next: None,
+            step: Step(7),
+            last_step: Step(10),
+            plan: None,
+            predicted_ms: None,
+            observed_ms: None,
+            compute_factor: None,
+            members: 1,
+            min_workers: 1,
+            max_workers: None,
+            spare_copies: None,
+        };
+        let worker = WorkerView {
+            id: WorkerId(1),
+            name: "j-w1-u".into(),
+            node: "n".into(),
+            up: true,
+            phase: None,
+            generation: Generation(3),
+            step: Step(7),
+            draining: false,
+            speed: 1.0,
+            segments: vec![],
+            pipeline: Some(0),
+        };
+        let workers = vec![worker];
+        Snapshot { run, workers }
+    }
+
+    /// An object with these parts, as it is read from the text that a server sends.
+    fn read(spec: &Value, status: &Value) -> RunObject {
+        let metadata = json!({ "name": "j", "namespace": "n", "managedFields": [{ "manager": "m" }] });
+        let document = json!({ "metadata": metadata, "spec": spec, "status": status });
+        serde_json::from_str(&document.to_string()).unwrap()
+    }
+
+    #[test]
+    fn words_that_only_a_later_release_knows_hide_nothing_else_of_a_report() {
+        let mut state = serde_json::to_value(snapshot()).unwrap();
+        state["run"]["mode"] = "hibernating".into();
+        state["run"]["new"] = json!({});
+        state["workers"][0]["phase"] = "Dreaming".into();
+        let status = json!({ "coordinator": 2, "state": state, "loss": "much" });
+        let run = read(&json!({ "uid": "u", "goal": "Run", "coordinator": 2 }), &status)
+            .reports
+            .unwrap();
+        assert_eq!((run.step(), run.generation(), run.loss), (7, 3, None));
+        assert_eq!(run.workers(true).collect::<Vec<_>>(), ["j-w1-u"]);
+        let state = run.snapshot.unwrap();
+        assert_eq!((state.run.mode, state.workers[0].phase), (RunMode::Unknown, None));
+    }
+
+    #[test]
+    fn any_object_can_be_read_as_a_run() {
+        let orders = json!({ "uid": "u", "goal": "Run", "coordinator": 2 });
+        let empty = Some(ObservedRun::default());
+        for status in [json!(null), json!("nonsense"), json!({ "coordinator": 1 })] {
+            assert_eq!(read(&orders, &status).reports, empty, "{status}");
+        }
+        for spec in [json!(null), json!("nonsense"), json!({ "goal": "Fly" })] {
+            let run = read(&spec, &json!({ "coordinator": 2 }));
+            assert_eq!((run.orders, run.reports), (None, None), "{spec}");
+        }
+        let without: RunObject = serde_json::from_str(r#"{ "metadata": { "name": "j" } }"#).unwrap();
+        assert_eq!((without.orders, without.reports), (None, None));
+    }
+
+    #[test]
+    fn a_run_is_written_with_its_orders_and_without_a_report() {
+        let spec = json!({ "uid": "u", "goal": "Run", "coordinator": 2 });
+        let run = read(&spec, &json!({ "coordinator": 2 }));
+        assert_eq!(run.orders.as_ref().map(|orders| orders.goal), Some(RunGoal::Run));
+        let written = serde_json::to_value(&run).unwrap();
+        assert_eq!(written["kind"], "VarunaRun");
+        assert_eq!(written["apiVersion"], "varuna.dev/v1alpha1");
+        assert_eq!(written["metadata"], json!({ "name": "j", "namespace": "n" }));
+        assert_eq!(
+            (&written["spec"]["coordinator"], &written["status"]),
+            (&json!(2), &json!(null))
+        );
+    }
+}
