@@ -1,13 +1,12 @@
 //! The object of a `VarunaJob`, as the operator keeps it.
 
 use crate::decide::ObservedJob;
-use crate::object_metadata::WithoutManagedFields;
+use crate::object_document::ObjectDocument;
 use crate::observe::readable_fields;
 use k8s_openapi::NamespaceResourceScope;
 use kube::api::{ApiResource, ObjectMeta};
 use kube::{Resource, ResourceExt as _};
 use serde::Deserialize;
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -27,22 +26,13 @@ static RESOURCE: LazyLock<ApiResource> = LazyLock::new(api_resource);
 /// The spec is kept as text: what is made of it is kept elsewhere ([`JobObject::parsed_spec`]), and a document as values takes ten times
 /// as much memory.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(from = "Document")]
+#[serde(from = "ObjectDocument")]
 pub struct JobObject {
     metadata: ObjectMeta,
     /// JSON.
     spec: Box<str>,
     status: Status,
     is_managed_by_another: bool,
-}
-
-/// The object as an API server sends it. Its parts are kept as text until they are read.
-#[derive(Deserialize)]
-struct Document {
-    #[serde(default, with = "WithoutManagedFields")]
-    metadata: ObjectMeta,
-    spec: Option<Box<RawValue>>,
-    status: Option<Box<RawValue>>,
 }
 
 /// The part of a spec that can be read whatever else is wrong with it.
@@ -52,21 +42,19 @@ struct Manager {
     managed_by: Option<String>,
 }
 
-impl From<Document> for JobObject {
-    fn from(document: Document) -> JobObject {
-        let mut metadata = document.metadata;
-        if let Some(annotations) = &mut metadata.annotations {
+impl From<ObjectDocument> for JobObject {
+    fn from(document: ObjectDocument) -> JobObject {
+        let manager: Manager = serde_json::from_str(document.spec()).unwrap_or_default();
+        let mut object = JobObject {
+            is_managed_by_another: manager.managed_by.is_some_and(|manager| manager != OPERATOR),
+            spec: document.spec().into(),
+            status: status(document.status()),
+            metadata: document.metadata,
+        };
+        if let Some(annotations) = &mut object.metadata.annotations {
             annotations.remove(LAST_APPLIED);
         }
-        let spec = document.spec.as_deref().map_or("null", RawValue::get);
-        let manager: Manager = serde_json::from_str(spec).unwrap_or_default();
-        let found = document.status.as_deref().map_or("null", RawValue::get);
-        JobObject {
-            metadata,
-            is_managed_by_another: manager.managed_by.is_some_and(|manager| manager != OPERATOR),
-            spec: spec.into(),
-            status: status(found),
-        }
+        object
     }
 }
 

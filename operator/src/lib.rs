@@ -33,7 +33,7 @@ mod kueue_watch;
 pub mod leadership;
 pub mod metrics;
 pub mod node_object;
-mod object_metadata;
+mod object_document;
 pub mod observe;
 pub mod observe_pod;
 pub mod observe_queue;

@@ -1,15 +1,13 @@
 //! The object of a node, as far as the operator reads it.
 
-use crate::object_metadata::WithoutManagedFields;
-use k8s_openapi::ClusterResourceScope;
+use crate::object_document::WithoutManagedFields;
 use k8s_openapi::api::core::v1::Node;
-use kube::Resource;
 use kube::api::ObjectMeta;
 use serde::Deserialize;
-use std::borrow::Cow;
 
 /// The object of a node. Thousands of nodes report every few minutes that they are well, with all their images: what is not read is skipped.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, kube_derive::Resource)]
+#[resource(inherit = Node)]
 pub struct NodeObject {
     #[serde(default, with = "WithoutManagedFields")]
     metadata: ObjectMeta,
@@ -56,38 +54,10 @@ impl NodeObject {
     }
 }
 
-impl Resource for NodeObject {
-    type DynamicType = ();
-    type Scope = ClusterResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        <Node as Resource>::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        <Node as Resource>::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        <Node as Resource>::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        <Node as Resource>::plural(&())
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kube::Resource as _;
     use serde_json::json;
 
     #[test]

@@ -1,20 +1,18 @@
 //! The object of a `VarunaRun`, as the operator keeps it.
 
 use crate::decide::ObservedRun;
-use crate::object_metadata::WithoutManagedFields;
+use crate::object_document::ObjectDocument;
 use crate::observe;
-use k8s_openapi::NamespaceResourceScope;
 use kube::Resource;
 use kube::api::ObjectMeta;
 use serde::ser::SerializeStruct as _;
 use serde::{Deserialize, Serialize, Serializer};
-use serde_json::value::RawValue;
-use std::borrow::Cow;
 use varuna_api::crd::{RunSpec, VarunaRun};
 
 /// The object of a run. Any object can be read as one, whatever its orders and its report are: one that does not parse must not hide all others.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
-#[serde(from = "Document")]
+#[derive(Clone, PartialEq, Debug, Deserialize, kube_derive::Resource)]
+#[resource(inherit = VarunaRun)]
+#[serde(from = "ObjectDocument")]
 pub struct RunObject {
     /// Without what managers have set.
     pub metadata: ObjectMeta,
@@ -24,24 +22,12 @@ pub struct RunObject {
     pub reports: Option<ObservedRun>,
 }
 
-/// The object as an API server sends it. Its parts are kept as text until they are read as their types: reports come often, and as values they
-/// would be made twice.
-#[derive(Deserialize)]
-struct Document {
-    #[serde(default, with = "WithoutManagedFields")]
-    metadata: ObjectMeta,
-    spec: Option<Box<RawValue>>,
-    status: Option<Box<RawValue>>,
-}
-
-impl From<Document> for RunObject {
-    fn from(document: Document) -> RunObject {
-        let spec = document.spec.as_deref().map_or("null", RawValue::get);
-        let status = document.status.as_deref().map_or("null", RawValue::get);
-        let orders: Option<RunSpec> = serde_json::from_str(spec).ok();
+impl From<ObjectDocument> for RunObject {
+    fn from(document: ObjectDocument) -> RunObject {
+        let orders: Option<RunSpec> = serde_json::from_str(document.spec()).ok();
         let reports = orders
             .as_ref()
-            .and_then(|orders| observe::reports(orders, status));
+            .and_then(|orders| observe::reports(orders, document.status()));
         RunObject {
             metadata: document.metadata,
             orders,
@@ -59,35 +45,6 @@ impl Serialize for RunObject {
         object.serialize_field("metadata", &self.metadata)?;
         object.serialize_field("spec", &self.orders)?;
         object.end()
-    }
-}
-
-impl Resource for RunObject {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        VarunaRun::kind(&())
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        VarunaRun::group(&())
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        VarunaRun::version(&())
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        VarunaRun::plural(&())
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
     }
 }
 

@@ -11,7 +11,7 @@ use crate::decide::{EventNote, News, ObservedJob, Report, news};
 use crate::error::Error;
 use crate::index::resource_version;
 use crate::job_object::JobObject;
-use crate::object_metadata::WithoutManagedFields;
+use crate::object_document::WithoutManagedFields;
 use crate::resource::{JobIdentity, MANAGER};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;

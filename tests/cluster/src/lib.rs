@@ -3,6 +3,7 @@
 //! With `KUBECONFIG` set, the tests run on that cluster (and want `kubectl`); else each test process starts its own from
 //! `.cache/kube/testcluster` (see `scripts/setup-kube.sh`) on free ports; it ends with the process.
 
+mod clients;
 mod coordinators;
 mod documents;
 mod fake;
@@ -20,8 +21,7 @@ pub use faults::{Fault, Faults};
 pub use kueue::{KueueController, built_kueue, kueue_queues, kueue_resource};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::Client;
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::io::Write as _;
@@ -31,7 +31,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
-use varuna_operator::cluster::connection;
 use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
 use varuna_operator::health::Health;
@@ -249,41 +248,6 @@ impl Cluster {
         let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "{text}");
         Ok(text.into_owned())
-    }
-
-    /// A token of a service account, for as long as any test or benchmark takes.
-    ///
-    /// # Errors
-    /// There is no such account.
-    pub fn token(&self, namespace: &str, account: &str) -> Result<String> {
-        let make = ["-n", namespace, "create", "token", account, "--duration=12h"];
-        Ok(self.kubectl(&make, "")?.trim().to_owned())
-    }
-
-    /// A client with the rights of a service account.
-    ///
-    /// # Errors
-    /// There is no such account.
-    pub async fn client_as(&self, namespace: &str, account: &str) -> Result<Client> {
-        let token = self.token(namespace, account)?;
-        let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
-        let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-        config.auth_info = AuthInfo {
-            token: Some(token.into()),
-            ..AuthInfo::default()
-        };
-        // The operator's own client, so that the tests cover it as well.
-        Ok(connection::client(connection::bounded(config))?)
-    }
-
-    /// A client with all rights.
-    ///
-    /// # Errors
-    /// The kubeconfig is of no use.
-    pub async fn client(&self) -> Result<Client> {
-        let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
-        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-        Ok(Client::try_from(config)?)
     }
 
     /// A namespace of its own for a test.

@@ -1,7 +1,8 @@
-//! How the metadata of objects is read that come often.
+//! How objects are read that come often.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, OwnerReference, Time};
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 
 /// All of [`ObjectMeta`] but what managers have set: nobody reads that, it is often the longest part of an object, and each of its fields would
@@ -25,6 +26,27 @@ pub(crate) struct WithoutManagedFields {
     resource_version: Option<String>,
     self_link: Option<String>,
     uid: Option<String>,
+}
+
+/// An object as the API server sends it. Spec and status are kept as text until they are read as their types: as values they would be made twice.
+#[derive(Deserialize)]
+pub(crate) struct ObjectDocument {
+    #[serde(default, with = "WithoutManagedFields")]
+    pub(crate) metadata: ObjectMeta,
+    spec: Option<Box<RawValue>>,
+    status: Option<Box<RawValue>>,
+}
+
+impl ObjectDocument {
+    /// The spec as JSON; `null` if there is none.
+    pub(crate) fn spec(&self) -> &str {
+        self.spec.as_deref().map_or("null", RawValue::get)
+    }
+
+    /// The status as JSON; `null` if there is none.
+    pub(crate) fn status(&self) -> &str {
+        self.status.as_deref().map_or("null", RawValue::get)
+    }
 }
 
 #[cfg(test)]
