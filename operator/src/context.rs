@@ -14,8 +14,12 @@ use kube::Client;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::Sender;
 use varuna_api::Job;
+
+/// Jobs that are reconciled concurrently.
+const RECONCILED_CONCURRENTLY: usize = 32;
 
 /// Generation of a spec and the label with the job's queue, and the spec or everything that is wrong with it.
 type ParsedSpec = ((i64, BTreeMap<String, String>), Result<Job, String>);
@@ -43,6 +47,8 @@ pub struct Context {
     /// The jobs' specs, by uid: a spec is parsed once. They are boxed, because a map of such large values would leave much of its memory
     /// empty.
     pub specs: Mutex<BTreeMap<String, Box<ParsedSpec>>>,
+    /// Permits to reconcile a job. Jobs get them in the order in which they ask.
+    pub reconciliations: Semaphore,
 }
 
 impl Context {
@@ -71,6 +77,7 @@ impl Context {
             probes: Probes::new(changed),
             backoff: Backoff::default(),
             specs: Mutex::default(),
+            reconciliations: Semaphore::new(RECONCILED_CONCURRENTLY),
         }
     }
 }

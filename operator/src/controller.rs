@@ -21,12 +21,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, channel};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
 pub use crate::watches::Scope;
 
-/// Jobs whose pods and orders are written concurrently.
-const CONCURRENCY: u16 = 32;
 /// Requests to reconcile a job that may wait in the queue.
 const REQUESTS_MAX: usize = 1024;
 /// How long a process that ends may still write the last reports: its pod has 15 s, and the next leader waits meanwhile.
@@ -138,8 +136,10 @@ async fn look_at_jobs(
         .touched_objects()
         .inspect_ok(move |job| of_shown.publisher.shown(job))
         .predicate_filter(interesting, Default::default());
+    // Without a limit of the controller's own: among jobs that wait for it, it chooses in no order, so that some wait very long while others
+    // change again and again. The gate lets them in one after the other.
     let controller = Controller::for_stream(job_events, store)
-        .with_config(Config::default().concurrency(CONCURRENCY))
+        .with_config(Config::default().concurrency(0))
         .reconcile_on(stream(requests));
     let reconcile_when_ready = move |object, context| {
         let gate = gate.clone();
@@ -178,26 +178,33 @@ struct Gate {
 
 impl Gate {
     async fn passed(self, object: Arc<JobObject>, context: Arc<Context>) -> Result<Action, Error> {
-        match self.opened(&object).await? {
-            Some(job) => reconcile(job, context).await,
+        match self.opened(&object, &context.reconciliations).await? {
+            // Boxed: one that waits at the gate takes little memory.
+            Some((job, _turn)) => Box::pin(reconcile(job, Arc::clone(&context))).await,
             // Another job of that name has asked for a look of its own.
             None => Ok(Action::await_change()),
         }
     }
 
-    /// Waits until the caches are filled and this process leads. Without filled caches, a pod on a node that is not in them would be taken
-    /// for lost. A look may wait here for days. The controller started it with the job of that time (`called_with`), but it decides on the
-    /// job as it is now. None if that is gone.
-    async fn opened(mut self, called_with: &JobObject) -> Result<Option<Arc<JobObject>>, Error> {
+    /// Waits until the caches are filled, this process leads, and it is this job's turn. Without filled caches, a pod on a node that is not in
+    /// them would be taken for lost. A reconciliation may wait here for days. The controller started it with the job of that time
+    /// (`called_with`), but it decides on the job as it is now. None if that is gone.
+    async fn opened<'a>(
+        mut self,
+        called_with: &JobObject,
+        turns: &'a Semaphore,
+    ) -> Result<Option<(Arc<JobObject>, SemaphorePermit<'a>)>, Error> {
         let filled = self.watches_filled.wait_for(|filled| *filled >= WATCHES);
         let is_filled = filled.await.is_ok();
         let leads = self.leads.wait_for(|leads| *leads).await.is_ok();
         if !(is_filled && leads) {
             return Err(Error::Timeout);
         }
+        let turn = turns.acquire().await.map_err(|_| Error::Timeout)?;
         let namespace = called_with.namespace().unwrap_or_default();
         let now = self.jobs.get(&job_ref(&namespace, &called_with.name_any()));
-        Ok(now.filter(|job| job.uid() == called_with.uid()))
+        let same = now.filter(|job| job.uid() == called_with.uid());
+        Ok(same.map(|job| (job, turn)))
     }
 }
 
@@ -244,7 +251,11 @@ mod tests {
     use varuna_api::manifest::{API_VERSION, KIND};
 
     fn job(uid: &str, generation: i64) -> JobObject {
-        let metadata = json!({ "name": "j", "namespace": "n", "uid": uid, "generation": generation });
+        named("j", uid, generation)
+    }
+
+    fn named(name: &str, uid: &str, generation: i64) -> JobObject {
+        let metadata = json!({ "name": name, "namespace": "n", "uid": uid, "generation": generation });
         serde_json::from_value(json!({ "apiVersion": API_VERSION, "kind": KIND, "metadata": metadata }))
             .unwrap()
     }
@@ -260,8 +271,8 @@ mod tests {
             watches_filled,
             jobs: writer.as_reader(),
         };
-        let called_with = job("u", 1);
-        let mut waiting = pin!(gate.opened(&called_with));
+        let (called_with, turns) = (job("u", 1), Semaphore::new(1));
+        let mut waiting = pin!(gate.opened(&called_with, &turns));
         assert!(waiting.as_mut().now_or_never().is_none(), "the caches are empty");
         fill.send_replace(WATCHES);
         assert!(waiting.as_mut().now_or_never().is_none(), "another process leads");
@@ -270,7 +281,7 @@ mod tests {
         }
         lead.send_replace(true);
         let opened = waiting.now_or_never().expect("nothing more to wait for");
-        let job = opened.unwrap()?;
+        let (job, _turn) = opened.unwrap()?;
         job.meta().generation
     }
 
@@ -283,6 +294,36 @@ mod tests {
         assert_eq!(decided_on(&made_anew), None, "another one has its name");
     }
 
+    /// One that waits for its turn behind others decides on what its job is when its turn comes, and no later request overtakes it.
+    #[test]
+    fn jobs_get_their_turns_in_the_order_in_which_they_ask() {
+        let mut writer = Writer::default();
+        let (leads, watches_filled) = (watch::channel(true).1, watch::channel(WATCHES).1);
+        for uid in ["first", "second"] {
+            writer.apply_watcher_event(&Event::Apply(named(uid, uid, 1)));
+        }
+        let gate = Gate {
+            leads,
+            watches_filled,
+            jobs: writer.as_reader(),
+        };
+        let turns = Semaphore::new(1);
+        let busy = turns.try_acquire().unwrap();
+        let (first, second) = (named("first", "first", 1), named("second", "second", 1));
+        let mut first_waits = pin!(gate.clone().opened(&first, &turns));
+        assert!(first_waits.as_mut().now_or_never().is_none());
+        let mut second_waits = pin!(gate.clone().opened(&second, &turns));
+        assert!(second_waits.as_mut().now_or_never().is_none());
+        writer.apply_watcher_event(&Event::Apply(named("first", "first", 2)));
+        drop(busy);
+        assert!(second_waits.as_mut().now_or_never().is_none(), "it came later");
+        let (job, turn) = first_waits.now_or_never().unwrap().unwrap().unwrap();
+        assert_eq!(job.meta().generation, Some(2));
+        drop(turn);
+        let (job, _turn) = second_waits.now_or_never().unwrap().unwrap().unwrap();
+        assert_eq!(job.name_any(), "second");
+    }
+
     #[tokio::test]
     async fn no_look_is_made_by_a_process_that_will_not_lead() {
         let gate = Gate {
@@ -290,6 +331,10 @@ mod tests {
             watches_filled: watch::channel(WATCHES).1,
             jobs: Writer::default().as_reader(),
         };
-        assert!(matches!(gate.opened(&job("u", 1)).await, Err(Error::Timeout)));
+        let turns = Semaphore::new(1);
+        assert!(matches!(
+            gate.opened(&job("u", 1), &turns).await,
+            Err(Error::Timeout)
+        ));
     }
 }

@@ -290,7 +290,7 @@ fn pods_to_create(decision: &mut Decision<'_>) -> Vec<PodDocument> {
 }
 
 /// Orders come before pods: a coordinator hears of a deletion before its worker does. Objects that are missing come before pods, which need
-/// them; the others after.
+/// them; the others after, and only while few jobs need that.
 async fn carry_out(
     seen: &Seen<'_>,
     decision: &Decision<'_>,
@@ -318,9 +318,9 @@ async fn carry_out(
     let objects = context.applier.outdated(job, &decision.objects);
     context.applier.apply_objects(job, objects.missing).await?;
     context.applier.change_pods(job, decision, pods).await?;
-    context.applier.apply_objects(job, objects.changed).await?;
+    let postponed = context.applier.adjust_objects(job, objects.changed).await?;
     queued?;
-    Ok(match objects.again_in {
+    Ok(match postponed.or(objects.again_in) {
         _ if decision.delete_job => Carried::Partly(SOON),
         Some(again) => Carried::Partly(again),
         None => Carried::Whole,

@@ -25,9 +25,12 @@ use std::collections::BTreeMap;
 use std::iter::{empty, once};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 
 /// Pods of one job that are created and deleted concurrently.
 const PODS_CONCURRENTLY: usize = 8;
+/// Jobs whose objects are adjusted concurrently.
+const ADJUSTED_CONCURRENTLY: usize = 4;
 
 /// Which of a job's objects are to be written.
 #[derive(Debug)]
@@ -81,6 +84,8 @@ pub struct Applier {
     index: Arc<Index>,
     /// By the job's uid and their own keys.
     applied: Mutex<BTreeMap<String, BTreeMap<ObjectKey, Applied>>>,
+    /// Permits to adjust a job's objects.
+    adjustments: Semaphore,
 }
 
 impl Applier {
@@ -91,6 +96,7 @@ impl Applier {
             client,
             index,
             applied: Mutex::default(),
+            adjustments: Semaphore::new(ADJUSTED_CONCURRENTLY),
         }
     }
 
@@ -177,6 +183,27 @@ impl Applier {
             }
         }
         Ok(())
+    }
+
+    /// Applies objects that the job has already, such as its disruption budget. If many jobs lose pods at once, their orders and pods come
+    /// first: a job for which no permit is left applies nothing, and tries again after the returned time. By then there may be nothing left
+    /// to change.
+    ///
+    /// # Errors
+    /// As for [`Applier::apply_objects`].
+    pub async fn adjust_objects(
+        &self,
+        job: &ObservedJob,
+        objects: Vec<Outdated>,
+    ) -> Result<Option<Duration>, Error> {
+        if objects.is_empty() {
+            return Ok(None);
+        }
+        let Ok(_permit) = self.adjustments.try_acquire() else {
+            return Ok(Some(BETWEEN));
+        };
+        self.apply_objects(job, objects).await?;
+        Ok(None)
     }
 
     /// Deletes pods and creates others, a coordinator's first where the decision starts one, and expects the watch to show what was done, or may have been.
@@ -459,6 +486,30 @@ mod tests {
         assert!(matches!(gone, (Ok(()), false)));
         let (taken, is_expected) = called(refusal(409, "AlreadyExists"), true).await;
         assert!(matches!(taken, Err(Error::Refused { .. })) && !is_expected);
+    }
+
+    #[tokio::test]
+    async fn objects_are_adjusted_later_while_many_jobs_adjust_theirs() {
+        let document = json!({
+            "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+            "metadata": { "name": "j-workers", "namespace": "n", "uid": "b" },
+        });
+        let answer = document.clone();
+        let (client, asked) = server(move |_: &Asked| Some((201, answer.clone())));
+        let (applier, job) = (applier(client), job());
+        let outdated = || vec![Outdated::new(key(&document), "identity".into(), &document)];
+        let others = applier.adjustments.try_acquire_many(4).unwrap();
+        let postponed = applier.adjust_objects(&job, outdated()).await.unwrap();
+        assert!(postponed == Some(BETWEEN) && asked.lock().is_empty());
+        let nothing = applier.adjust_objects(&job, vec![]).await.unwrap();
+        assert_eq!(nothing, None, "there is nothing to come back for");
+        drop(others);
+        let done = applier.adjust_objects(&job, outdated()).await.unwrap();
+        assert!(done.is_none() && asked.lock().len() == 1);
+        assert!(
+            applier.adjust_objects(&job, outdated()).await.is_ok(),
+            "the permit is free again"
+        );
     }
 
     #[tokio::test]
