@@ -349,6 +349,9 @@ impl Run {
         if wanted == 0 {
             return Err("0 workers cannot train; stop the run with Ctrl-C".into());
         }
+        if self.is_ending() {
+            return Err("the run is ending: no more workers are started or told to end".into());
+        }
         // Those that were to be started again are among the wanted ones.
         self.restarts.cancel();
         let staying = self.children.staying();
@@ -397,6 +400,50 @@ impl Names {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::sync::watch;
+    use varuna_api::WorkerDevice;
+    use varuna_coordinator::View;
+
+    /// A run without workers, whose coordinator neither reads nor says anything.
+    fn idle_run(logs: &Path) -> Run {
+        let control = Control {
+            address: ([127, 0, 0, 1], 1).into(),
+            view: watch::channel(View::default()).1,
+            stop: channel(1).0,
+            abandon: channel(1).0,
+            save: channel(1).0,
+            steps: channel(1).0,
+            domains: channel(1).0,
+            allow_state_loss: channel(1).0,
+            process_ended: channel(1).0,
+            notices: channel(1).0,
+            outcome: tokio::spawn(std::future::pending()),
+        };
+        let credentials = Credentials {
+            coordinator: control.address.to_string(),
+            token: String::new(),
+            certificate: String::new(),
+        };
+        let machine = Machine::at_start(Gpus::of_machine(WorkerDevice::Cpu), 1);
+        let children = Children::new("worker".into(), credentials, logs.to_owned(), machine).unwrap();
+        let names = Names {
+            job: "job.yaml".into(),
+            folder: "runs/a".into(),
+        };
+        Run::new(control, children, Progress::new(1), Restarts::new(0), names)
+    }
+
+    #[test]
+    fn a_run_that_was_asked_to_end_starts_no_workers() {
+        let logs = tempfile::tempdir().unwrap();
+        runtime().unwrap().block_on(async {
+            let mut run = idle_run(logs.path());
+            run.stop_asked().await;
+            let why = run.scale(2).unwrap_err();
+            assert!(why.contains("the run is ending"), "{why}");
+            assert_eq!(run.children.count(), 0);
+        });
+    }
 
     #[test]
     fn a_run_without_workers_says_how_it_goes_on() {
