@@ -81,47 +81,54 @@ impl Location {
     ) -> Result<Ownership, CheckpointError> {
         let lease = self.newest_lease().await?;
         if let Some(lease) = &lease {
-            let owner = self.read_claim(&lease.path).await?;
-            let same_run = owner.as_ref().is_some_and(|o| o.run == claim.run);
-            // A claim that cannot be parsed does not count, as after a release.
-            let ended = owner.as_ref().is_none_or(&has_ended);
-            if !same_run && !ended {
-                let age = self.lease_age(lease).await?;
-                if age < LEASE {
-                    return Err(CheckpointError::Owned {
-                        run: owner.map(|o| o.run).unwrap_or_default(),
-                        silent_s: age.as_secs(),
-                        lease_s: LEASE.as_secs(),
-                    });
-                }
-            }
+            self.check_free(lease, &claim, has_ended).await?;
         }
-        let ownership = Ownership {
+        let mut ownership = Ownership {
             location: self.clone(),
             claim,
             epoch: lease.as_ref().map_or(1, |p| p.epoch + 1),
         };
-        let create = PutOptions::from(PutMode::Create);
-        match self
-            .inner
-            .put_opts(&ownership.path(), ownership.claim_json().into(), create)
-            .await
-        {
-            Ok(_) => {}
-            Err(object_store::Error::AlreadyExists { .. }) => {
-                return Err(CheckpointError::Owned {
-                    run: "that has just started".into(),
-                    silent_s: 0,
-                    lease_s: LEASE.as_secs(),
-                });
+        let mut old: Vec<Path> = lease.into_iter().map(|lease| lease.path).collect();
+        if let Err(error) = ownership.create().await {
+            // The answer to this write may have been lost: the store's client repeats a write that was answered by a proxy's error, and
+            // finds its own object. The next epoch is certainly of this owner, also if another coordinator of the run wrote this one.
+            if !ownership.is_of_own_run().await {
+                return Err(error);
             }
-            Err(error) => return Err(error.into()),
+            old.push(ownership.path());
+            ownership.epoch += 1;
+            ownership.create().await?;
         }
-        if let Some(old) = lease {
+        for path in &old {
             // The greater epoch is already the owner. An old lease that stays does no harm.
-            let _ = self.inner.delete(&old.path).await;
+            let _ = self.inner.delete(path).await;
         }
         Ok(ownership)
+    }
+
+    /// Refuses a claim while another run has this lease and may be alive.
+    async fn check_free(
+        &self,
+        lease: &Lease,
+        claim: &Claim,
+        has_ended: impl Fn(&Claim) -> bool,
+    ) -> Result<(), CheckpointError> {
+        // A claim that cannot be parsed does not count, as after a release.
+        let Some(owner) = self.read_claim(&lease.path).await? else {
+            return Ok(());
+        };
+        if owner.run == claim.run || has_ended(&owner) {
+            return Ok(());
+        }
+        let age = self.lease_age(lease).await?;
+        if age >= LEASE {
+            return Ok(());
+        }
+        Err(CheckpointError::Owned {
+            run: owner.run,
+            silent_s: age.as_secs(),
+            lease_s: LEASE.as_secs(),
+        })
     }
 
     fn owner_folder(&self) -> Path {
@@ -188,6 +195,30 @@ impl Ownership {
 
     fn claim_json(&self) -> Vec<u8> {
         serde_json::to_vec(&self.claim).unwrap_or_default()
+    }
+
+    /// Creates the lease of this epoch.
+    async fn create(&self) -> Result<(), CheckpointError> {
+        let create = PutOptions::from(PutMode::Create);
+        let inner = &self.location.inner;
+        match inner
+            .put_opts(&self.path(), self.claim_json().into(), create)
+            .await
+        {
+            Ok(_) => Ok(()),
+            Err(object_store::Error::AlreadyExists { .. }) => Err(CheckpointError::Owned {
+                run: "that has just started".into(),
+                silent_s: 0,
+                lease_s: LEASE.as_secs(),
+            }),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether the lease of this epoch is there and was created by the same run.
+    async fn is_of_own_run(&self) -> bool {
+        let owner = self.location.read_claim(&self.path()).await;
+        owner.is_ok_and(|owner| owner.is_some_and(|owner| owner.run == self.claim.run))
     }
 
     /// Renews the lease, if this owner still owns the location.
@@ -257,6 +288,39 @@ impl Ownership {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use object_store::memory::InMemory;
+    use object_store::throttle::{ThrottleConfig, ThrottledStore};
+    use std::sync::Arc;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_that_finds_the_lease_of_its_own_run_takes_the_next_epoch() {
+        let second = ThrottleConfig {
+            wait_put_per_call: Duration::from_secs(1),
+            ..ThrottleConfig::default()
+        };
+        let location = Location::over(Arc::new(ThrottledStore::new(InMemory::new(), second)));
+        let claim = |run: &str| Claim {
+            run: run.into(),
+            machine: String::new(),
+            process: 0,
+            started: 0,
+        };
+        let alive = |_: &Claim| false;
+        // Both list the leases before either is created, as a write and its repetition do.
+        let claims = futures::future::join(
+            location.claim(claim("own"), alive),
+            location.claim(claim("own"), alive),
+        );
+        let (first, again) = claims.await;
+        assert_eq!(first.unwrap().renew().await.unwrap(), LeaseState::Succeeded);
+        assert_eq!(again.unwrap().renew().await.unwrap(), LeaseState::Owner);
+        // Another run's lease refuses as before.
+        let other = location.claim(claim("other"), alive).await;
+        assert!(
+            matches!(&other, Err(CheckpointError::Owned { run, .. }) if run == "own"),
+            "{other:?}"
+        );
+    }
 
     #[test]
     fn a_lease_has_one_name_and_a_number_that_has_a_next_one() {

@@ -23,6 +23,8 @@ pub enum Answer {
     Late(Duration),
     /// It waits, before it reaches the store, until the front changes its mind.
     Held,
+    /// It reaches the store, whose answer is lost: this status comes in its place, as from a proxy; or the connection is reset.
+    Lost(Option<u16>),
 }
 
 type Rule = Box<dyn Fn(&str, &str) -> Option<Answer> + Send + Sync>;
@@ -103,6 +105,11 @@ impl Drop for Front {
     }
 }
 
+fn answer_with(status: u16) -> Response {
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    (status, "for the test").into_response()
+}
+
 /// Ends the connection without an answer.
 fn reset() -> ! {
     std::panic::resume_unwind(Box::new("the connection is reset"))
@@ -122,6 +129,7 @@ async fn pass(State(front): State<Shared>, request: Request) -> Response {
         .unwrap_or_else(PoisonError::into_inner)
         .push((method.clone(), path.clone()));
     let mut body = body.into_data_stream();
+    let mut lost = None;
     loop {
         let answer = front.rule.lock().unwrap_or_else(PoisonError::into_inner)(&method, &path);
         match answer {
@@ -129,8 +137,7 @@ async fn pass(State(front): State<Shared>, request: Request) -> Response {
             Some(Answer::Status(status)) => {
                 // Read to its end: a client that still sends would see a reset instead of the status.
                 while body.next().await.is_some() {}
-                let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-                return (status, "for the test").into_response();
+                return answer_with(status);
             }
             Some(Answer::Reset) => {
                 let _ = body.next().await;
@@ -144,6 +151,10 @@ async fn pass(State(front): State<Shared>, request: Request) -> Response {
                 // The front outlives its requests.
                 let _ = changes.changed().await;
             }
+            Some(Answer::Lost(instead)) => {
+                lost = Some(instead);
+                break;
+            }
         }
     }
     let mut content = Vec::new();
@@ -153,7 +164,12 @@ async fn pass(State(front): State<Shared>, request: Request) -> Response {
             Err(_) => reset(),
         }
     }
-    forward(&front, parts, content.into()).await
+    let response = forward(&front, parts, content.into()).await;
+    match lost {
+        None => response,
+        Some(Some(status)) => answer_with(status),
+        Some(None) => reset(),
+    }
 }
 
 /// Headers as they are: the client has signed them, its Host included.
