@@ -5,14 +5,15 @@
 //! does not depend on the store.
 
 mod deletion;
+mod lease;
 mod unfinished;
 
 use crate::inbox::{CheckpointListing, Inbound};
-use crate::location_lease::claimant_has_ended;
 use crate::options::Checkpointing;
 use crate::store_error;
 pub(crate) use deletion::Needs;
 use deletion::PRUNE_TIMEOUT;
+use lease::while_renewing;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -166,18 +167,9 @@ impl Task {
                     () = tokio::time::sleep(INTERVAL) => false,
                     () = end.notified() => return self.give_up().await,
                 };
-            let listing = match self.other_owner() {
-                Some(run) => CheckpointListing {
-                    failing: Some(format!(
-                        "run {run} owns the checkpoint location; waiting until its lease expires"
-                    )),
-                    ..CheckpointListing::default()
-                },
-                None if by_request => self.list(true).await,
-                None => match unless_requested(&requests, self.list(false)).await.0 {
-                    Some(listing) => listing,
-                    None => self.list(true).await,
-                },
+            let listing = tokio::select! {
+                listing = self.look(by_request, &requests) => listing,
+                () = end.notified() => return self.give_up().await,
             };
             let pause = !listing.answered;
             if inbound.send(Inbound::Checkpoints(listing)).await.is_err() {
@@ -196,51 +188,6 @@ impl Task {
         }
     }
 
-    /// Claims or renews the right to write. Returns whether a request came meanwhile. Renewing it is one idempotent write, which a request
-    /// may cut short; claiming it is not cut short, because nothing may begin without it.
-    async fn renew(&mut self, requests: &Notify) -> bool {
-        if self.given.ownership.is_none() {
-            self.standing = self.own().await;
-            return false;
-        }
-        let (standing, requested) = unless_requested(requests, self.own()).await;
-        self.standing = standing.flatten();
-        requested
-    }
-
-    /// The other run that may still write to the location. Nothing begins until that is settled: otherwise each run would resume from the
-    /// other's states.
-    fn other_owner(&self) -> Option<&str> {
-        let refused = self.refused.as_ref().filter(|_| self.given.ownership.is_none());
-        refused.map(|(_, run)| run.as_str())
-    }
-
-    /// Claims or renews the right to write; none if the store does not answer.
-    async fn own(&mut self) -> Option<LeaseState> {
-        let location = self.given.store.location();
-        let outcome = match &self.given.ownership {
-            Some(ownership) => ownership.renew().await,
-            None => match location.claim(self.given.claim.clone(), claimant_has_ended).await {
-                Ok(ownership) => {
-                    self.given.ownership = Some(ownership);
-                    Ok(LeaseState::Owner)
-                }
-                Err(CheckpointError::Owned { run, .. }) => {
-                    // An owner that was killed does not renew its lease; one that is alive does.
-                    let (since, _) = self.refused.get_or_insert_with(|| (Instant::now(), run.clone()));
-                    if since.elapsed() < varuna_checkpoint::LEASE + 2 * INTERVAL {
-                        return None;
-                    }
-                    Ok(LeaseState::Taken(run))
-                }
-                Err(error) => Err(error),
-            },
-        };
-        outcome
-            .inspect_err(|error| tracing::warn!(%error, "the checkpoint location cannot be claimed now"))
-            .ok()
-    }
-
     async fn give_up(mut self) {
         self.standing = self.own().await;
         // At the end only the configured number remains, unless deleting takes long: the next run should not have to wait for it.
@@ -252,11 +199,32 @@ impl Task {
         }
     }
 
-    /// The present knowledge. After a request the store gets less time, if it has answered before.
+    /// What is known after another look at the store.
+    async fn look(&mut self, by_request: bool, requests: &Notify) -> CheckpointListing {
+        if let Some(run) = self.other_owner() {
+            return CheckpointListing {
+                failing: Some(format!(
+                    "run {run} owns the checkpoint location; waiting until its lease expires"
+                )),
+                ..CheckpointListing::default()
+            };
+        }
+        if !by_request && let Some(listing) = unless_requested(requests, self.list(false)).await.0 {
+            return listing;
+        }
+        self.list(true).await
+    }
+
+    /// The present knowledge. After a request the store gets less time, if it has answered before. The lease is renewed meanwhile: to list
+    /// thousands of objects may take as long as it lasts.
     async fn list(&mut self, requested: bool) -> CheckpointListing {
         let short = requested && self.listing.answered;
         let timeout = if short { REQUEST_TIMEOUT } else { LIST_TIMEOUT };
-        let failing = match tokio::time::timeout(timeout, self.usable(requested, timeout / 2)).await {
+        let (ownership, mut standing) = (self.given.ownership.clone(), self.standing.clone());
+        let usable = tokio::time::timeout(timeout, self.usable(requested, timeout / 2));
+        let usable = while_renewing(ownership.as_ref(), &mut standing, usable).await;
+        self.standing = standing;
+        let failing = match usable {
             Ok(Ok(usable)) => {
                 self.listing.answered = true;
                 (self.listing.usable, self.listing.damaged) = usable;

@@ -261,13 +261,9 @@ async fn nothing_is_deleted_before_it_is_known_what_the_run_needs_and_void_state
     assert_eq!(in_store(&store).await, ids[1..]);
 }
 
-/// Of a job whose store takes an hour to delete anything.
-fn slow_to_delete() -> Checkpointing {
-    let hour = ThrottleConfig {
-        wait_delete_per_call: Duration::from_secs(3600),
-        ..ThrottleConfig::default()
-    };
-    let location = Location::over(Arc::new(ThrottledStore::new(InMemory::new(), hour)));
+/// Of a job whose store is slow.
+fn throttled(slow: ThrottleConfig) -> Checkpointing {
+    let location = Location::over(Arc::new(ThrottledStore::new(InMemory::new(), slow)));
     let facts = Facts {
         job: "small".into(),
         model: serde_json::Value::Null,
@@ -288,7 +284,10 @@ fn slow_to_delete() -> Checkpointing {
 
 #[tokio::test(start_paused = true)]
 async fn deletions_that_take_long_leave_time_to_renew_the_lease_and_to_give_it_up() {
-    let given = slow_to_delete();
+    let given = throttled(ThrottleConfig {
+        wait_delete_per_call: Duration::from_secs(3600),
+        ..ThrottleConfig::default()
+    });
     let store = given.store.clone();
     let ids = [1, 2].map(|step| of_generation(1, step));
     for id in ids {
@@ -307,4 +306,49 @@ async fn deletions_that_take_long_leave_time_to_renew_the_lease_and_to_give_it_u
     assert_eq!(in_store(&store).await, ids, "the store has deleted nothing");
     let next = store.location().claim(claim("next"), |_| false).await;
     assert!(next.is_ok(), "the location is free");
+}
+
+/// Of a job with four checkpoints, which takes ten seconds and more to list.
+async fn slow_to_list() -> Checkpointing {
+    let given = throttled(ThrottleConfig {
+        wait_list_per_entry: Duration::from_millis(500),
+        ..ThrottleConfig::default()
+    });
+    for step in 1..=4 {
+        let id = of_generation(1, step);
+        put(&given.store, id, None, None).await;
+        assert!(given.store.complete(id).await.unwrap());
+    }
+    given
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lease_is_renewed_while_the_store_is_listed() {
+    let given = slow_to_list().await;
+    let store = given.store.clone();
+    let (mut task, _discarded) = task(given);
+    assert_eq!(task.own().await, Some(LeaseState::Owner));
+    task.standing = Some(LeaseState::Owner);
+    // Whoever renews the lease finds that it is another run's by now.
+    let next = store.location().claim(claim("next"), |_| true).await;
+    assert!(next.is_ok());
+    let began = tokio::time::Instant::now();
+    let listing = task.list(false).await;
+    assert!(began.elapsed() > 2 * INTERVAL, "it took {:?}", began.elapsed());
+    assert_eq!((listing.failing, listing.usable.len()), (None, 4));
+    assert_eq!(task.standing, Some(LeaseState::Taken("next".into())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_ends_while_the_store_is_listed_gives_its_location_up() {
+    let given = slow_to_list().await;
+    let store = given.store.clone();
+    let (inbound, _inbox) = channel(4);
+    let watcher = StoreWatcher::start(given, inbound);
+    watcher.list_now();
+    // It has claimed the location by then, and lists the store.
+    tokio::time::sleep(INTERVAL).await;
+    watcher.end().await;
+    let next = store.location().claim(claim("next"), |_| false).await;
+    assert!(next.is_ok(), "the location is free: {next:?}");
 }

@@ -1,0 +1,85 @@
+//! The right to write at the location: claims it, renews it, also while the store is listed, and knows which other run may have it.
+
+use super::{INTERVAL, Task, unless_requested};
+use crate::location_lease::claimant_has_ended;
+use std::convert::Infallible;
+use std::time::Instant;
+use tokio::sync::Notify;
+use varuna_checkpoint::{CheckpointError, LeaseState, Ownership};
+
+impl Task {
+    /// Claims or renews the right to write. Returns whether a request came meanwhile. Renewing it is one idempotent write, which a request
+    /// may cut short; claiming it is not cut short, because nothing may begin without it.
+    pub(super) async fn renew(&mut self, requests: &Notify) -> bool {
+        if self.given.ownership.is_none() {
+            self.standing = self.own().await;
+            return false;
+        }
+        let (standing, requested) = unless_requested(requests, self.own()).await;
+        self.standing = standing.flatten();
+        requested
+    }
+
+    /// The other run that may still write to the location. Nothing begins until that is settled: otherwise each run would resume from the
+    /// other's states.
+    pub(super) fn other_owner(&self) -> Option<&str> {
+        let refused = self.refused.as_ref().filter(|_| self.given.ownership.is_none());
+        refused.map(|(_, run)| run.as_str())
+    }
+
+    /// Claims or renews the right to write; none if the store does not answer.
+    pub(super) async fn own(&mut self) -> Option<LeaseState> {
+        if let Some(ownership) = &self.given.ownership {
+            return renewed(ownership).await;
+        }
+        let location = self.given.store.location();
+        match location.claim(self.given.claim.clone(), claimant_has_ended).await {
+            Ok(ownership) => {
+                self.given.ownership = Some(ownership);
+                Some(LeaseState::Owner)
+            }
+            Err(CheckpointError::Owned { run, .. }) => {
+                // An owner that was killed does not renew its lease; one that is alive does.
+                let (since, _) = self.refused.get_or_insert_with(|| (Instant::now(), run.clone()));
+                let is_alive = since.elapsed() >= varuna_checkpoint::LEASE + 2 * INTERVAL;
+                is_alive.then_some(LeaseState::Taken(run))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the checkpoint location cannot be claimed now");
+                None
+            }
+        }
+    }
+}
+
+/// What a renewal has found; none if the store does not answer.
+async fn renewed(ownership: &Ownership) -> Option<LeaseState> {
+    let outcome = ownership.renew().await;
+    outcome
+        .inspect_err(|error| tracing::warn!(%error, "the checkpoint location cannot be claimed now"))
+        .ok()
+}
+
+/// The result of `work`, which may take longer than the lease lasts: it is renewed meanwhile, and `standing` becomes what the last
+/// renewal has found. Without ownership there is nothing to renew.
+pub(super) async fn while_renewing<T>(
+    ownership: Option<&Ownership>,
+    standing: &mut Option<LeaseState>,
+    work: impl Future<Output = T>,
+) -> T {
+    let Some(ownership) = ownership else {
+        return work.await;
+    };
+    tokio::select! {
+        done = work => done,
+        never = keep(ownership, standing) => match never {},
+    }
+}
+
+/// Renews the lease again and again.
+async fn keep(ownership: &Ownership, standing: &mut Option<LeaseState>) -> Infallible {
+    loop {
+        tokio::time::sleep(INTERVAL).await;
+        *standing = renewed(ownership).await;
+    }
+}
