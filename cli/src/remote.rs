@@ -215,8 +215,17 @@ fn worker(worker: &WorkerStatus) -> String {
         worker.view.step,
         worker.pid,
         worker.host,
-        if worker.view.draining { "  (leaving)" } else { "" },
+        remark(worker),
     )
+}
+
+/// Why a worker has no part in the plan, or that it will have none.
+fn remark(worker: &WorkerStatus) -> String {
+    match &worker.view.left_out {
+        Some(left_out) => format!("  (left out: {})", left_out.why),
+        None if worker.view.draining => "  (leaving)".to_owned(),
+        None => String::new(),
+    }
 }
 
 fn or_dash(text: Option<String>) -> String {
@@ -281,6 +290,22 @@ mod tests {
             with_causes("cannot connect: refused", Some(&cause)),
             "cannot connect: refused"
         );
+    }
+
+    #[test]
+    fn a_status_says_of_each_worker_that_is_left_out_why() {
+        let line = |draining: bool, left_out: serde_json::Value| {
+            let status = serde_json::json!({
+                "id": "0000000000000001", "name": "w1", "node": "n", "up": true, "phase": null, "generation": 0, "step": 0,
+                "draining": draining, "speed": 1.0, "segments": [], "pipeline": null, "leftOut": left_out, "pid": 7, "host": "h",
+                "device": "cpu", "timings": null,
+            });
+            worker(&serde_json::from_value(status).unwrap())
+        };
+        let why = serde_json::json!({ "reason": "noData", "why": "it could not read its data" });
+        assert!(line(false, why).ends_with(" on h  (left out: it could not read its data)\n"));
+        assert!(line(true, serde_json::Value::Null).ends_with(" on h  (leaving)\n"));
+        assert!(line(false, serde_json::Value::Null).ends_with(" on h\n"));
     }
 
     #[test]

@@ -54,7 +54,7 @@ mod tests {
     use serde_json::{Value, json};
     use varuna_api::crd::RunGoal;
     use varuna_plan::{Generation, Step, WorkerId};
-    use varuna_protocol::coordinator::{RunMode, RunView, Snapshot, WorkerView};
+    use varuna_protocol::coordinator::{LeftOutReason, RunMode, RunView, Snapshot, WorkerView};
 
     fn snapshot() -> Snapshot {
         let run = RunView {
@@ -85,6 +85,7 @@ mod tests {
             speed: 1.0,
             segments: vec![],
             pipeline: Some(0),
+            left_out: None,
         };
         let workers = vec![worker];
         Snapshot { run, workers }
@@ -103,6 +104,7 @@ mod tests {
         state["run"]["mode"] = "hibernating".into();
         state["run"]["new"] = json!({});
         state["workers"][0]["phase"] = "Dreaming".into();
+        state["workers"][0]["leftOut"] = json!({ "reason": "dreamy", "why": "it dreams", "since": 7 });
         let status = json!({ "coordinator": 2, "state": state, "loss": "much" });
         let run = read(&json!({ "uid": "u", "goal": "Run", "coordinator": 2 }), &status)
             .reports
@@ -111,6 +113,8 @@ mod tests {
         assert_eq!(run.workers(true).collect::<Vec<_>>(), ["j-w1-u"]);
         let state = run.snapshot.unwrap();
         assert_eq!((state.run.mode, state.workers[0].phase), (RunMode::Unknown, None));
+        let left_out = state.workers[0].left_out.as_ref().unwrap();
+        assert_eq!((left_out.reason, left_out.why.as_str()), (LeftOutReason::Unknown, "it dreams"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::up::{phase_to_wire, read_phase};
 use crate::v1;
 use varuna_plan::{Generation, SegmentRange, Step, WorkerId};
 use varuna_protocol::RunMode;
-use varuna_protocol::coordinator::{RunView, SpareCopiesView, WorkerView};
+use varuna_protocol::coordinator::{LeftOut, LeftOutReason, RunView, SpareCopiesView, WorkerView};
 use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
 
 /// The wire form.
@@ -71,8 +71,8 @@ pub fn from_wire(reply: v1::StatusReply) -> Result<RunStatus, WireError> {
     })
 }
 
-/// A mode of a later release is never reported by this release about itself. When it is passed on, it has a number that no release gives to
-/// a mode.
+/// A mode or a reason of a later release is never reported by this release itself. When it is passed on, it has a number that no release
+/// gives to one.
 const OF_A_LATER_RELEASE: i32 = -1;
 
 fn mode_to_wire(mode: RunMode) -> i32 {
@@ -178,6 +178,7 @@ fn worker_to_wire(worker: &WorkerStatus) -> v1::AttachedWorker {
         host: worker.host.clone(),
         device: worker.device.clone(),
         timings: worker.timings.as_ref().map(timings_to_wire),
+        left_out: view.left_out.as_ref().map(left_out_to_wire),
     }
 }
 
@@ -200,12 +201,55 @@ fn read_worker(worker: v1::AttachedWorker) -> Result<WorkerStatus, WireError> {
             speed: worker.speed,
             segments: worker.segments.into_iter().map(range).collect(),
             pipeline: worker.pipeline.map(|i| count(i, M, "pipeline")).transpose()?,
+            left_out: worker.left_out.map(read_left_out).transpose()?,
         },
         pid: worker.pid,
         host: worker.host,
         device: worker.device,
         timings: worker.timings.as_ref().map(read_timings),
     })
+}
+
+fn left_out_to_wire(left_out: &LeftOut) -> v1::LeftOut {
+    let known = match left_out.reason {
+        LeftOutReason::Leaving => Some(v1::LeftOutReason::Leaving),
+        LeftOutReason::WrongBits => Some(v1::LeftOutReason::WrongBits),
+        LeftOutReason::Unsound => Some(v1::LeftOutReason::Unsound),
+        LeftOutReason::NoData => Some(v1::LeftOutReason::NoData),
+        LeftOutReason::BadLink => Some(v1::LeftOutReason::BadLink),
+        LeftOutReason::Slow => Some(v1::LeftOutReason::Slow),
+        LeftOutReason::MaxWorkers => Some(v1::LeftOutReason::MaxWorkers),
+        LeftOutReason::NotNeeded => Some(v1::LeftOutReason::NotNeeded),
+        LeftOutReason::NotWorthAChange => Some(v1::LeftOutReason::NotWorthAChange),
+        LeftOutReason::New => Some(v1::LeftOutReason::New),
+        LeftOutReason::Unknown => None,
+    };
+    v1::LeftOut {
+        reason: known.map_or(OF_A_LATER_RELEASE, i32::from),
+        why: left_out.why.clone(),
+    }
+}
+
+/// Reads why a worker is left out. A reason that only a later release knows still has its sentence.
+fn read_left_out(left_out: v1::LeftOut) -> Result<LeftOut, WireError> {
+    let v1::LeftOut { reason, why } = left_out;
+    let reason = match v1::LeftOutReason::try_from(reason) {
+        Ok(v1::LeftOutReason::Leaving) => LeftOutReason::Leaving,
+        Ok(v1::LeftOutReason::WrongBits) => LeftOutReason::WrongBits,
+        Ok(v1::LeftOutReason::Unsound) => LeftOutReason::Unsound,
+        Ok(v1::LeftOutReason::NoData) => LeftOutReason::NoData,
+        Ok(v1::LeftOutReason::BadLink) => LeftOutReason::BadLink,
+        Ok(v1::LeftOutReason::Slow) => LeftOutReason::Slow,
+        Ok(v1::LeftOutReason::MaxWorkers) => LeftOutReason::MaxWorkers,
+        Ok(v1::LeftOutReason::NotNeeded) => LeftOutReason::NotNeeded,
+        Ok(v1::LeftOutReason::NotWorthAChange) => LeftOutReason::NotWorthAChange,
+        Ok(v1::LeftOutReason::New) => LeftOutReason::New,
+        Ok(v1::LeftOutReason::Unspecified) => {
+            return Err(WireError::value("LeftOut", "reason", reason, "a reason"));
+        }
+        Err(_) => LeftOutReason::Unknown,
+    };
+    Ok(LeftOut { reason, why })
 }
 
 fn timings_to_wire(timings: &StepTimings) -> v1::StepMetrics {

@@ -158,11 +158,12 @@ fn place(worker: &WorkerView) -> String {
     format!("pipeline {pipeline}, segments {}", segments.join(" and "))
 }
 
-fn state(worker: &WorkerView) -> &'static str {
-    match (worker.up, worker.draining) {
-        (false, _) => "gone",
-        (true, true) => "will go",
-        (true, false) => "attached",
+fn state(worker: &WorkerView) -> String {
+    match (worker.up, worker.draining, &worker.left_out) {
+        (false, _, _) => "gone".to_owned(),
+        (true, _, Some(left_out)) => format!("left out: {}", left_out.why),
+        (true, true, None) => "will go".to_owned(),
+        (true, false, None) => "attached".to_owned(),
     }
 }
 

@@ -6,7 +6,8 @@ use super::events::deletion_events;
 use super::observed::{Observed, ObservedRun, whole};
 use std::collections::BTreeMap;
 use varuna_api::crd::{
-    HISTORY_MAX, HistoryEntry, RECOVERIES_MAX, Recovery, RecoveryTotals, Status, TimeSpent,
+    HISTORY_MAX, HistoryEntry, LEFT_OUT_MAX, LeftOutWorker, RECOVERIES_MAX, Recovery, RecoveryTotals, Status,
+    TimeSpent,
 };
 use varuna_api::{JobPhase, Reason};
 use varuna_protocol::coordinator::Snapshot;
@@ -157,6 +158,20 @@ pub(super) fn stage_to_rank_map(snapshot: &Snapshot) -> Option<String> {
         map.push(';');
     }
     (map.len() <= RANK_MAP_MAX).then_some(map)
+}
+
+/// The first workers that the plan leaves out, with the reasons.
+pub(super) fn left_out(snapshot: &Snapshot) -> Vec<LeftOutWorker> {
+    let workers = snapshot.workers.iter();
+    let listed = workers.filter_map(|worker| {
+        let left_out = worker.left_out.as_ref()?;
+        Some(LeftOutWorker {
+            name: worker.name.clone(),
+            reason: left_out.reason.as_str().to_owned(),
+            message: left_out.why.clone(),
+        })
+    });
+    listed.take(LEFT_OUT_MAX).collect()
 }
 
 /// As `kubectl` writes ages: the two greatest units.

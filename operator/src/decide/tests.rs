@@ -180,6 +180,7 @@ fn worker(name: &str, up: bool) -> WorkerView {
         speed: 1.0,
         segments: vec![],
         pipeline: None,
+        left_out: None,
     }
 }
 

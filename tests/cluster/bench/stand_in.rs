@@ -338,6 +338,7 @@ fn report(coordinator: &Coordinator, health: SocketAddr) -> RunStatus {
         speed: 1.0,
         segments: vec![SegmentRange { start: 0, end: 2 }],
         pipeline: Some(0),
+        left_out: None,
     });
     let trains = coordinator.generation > 0;
     let run = RunView {

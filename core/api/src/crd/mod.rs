@@ -19,8 +19,8 @@ pub use run::{
     VarunaRun,
 };
 pub use status::{
-    CheckpointStatus, CrashMoment, PlanStatus, RecentFailure, RolloutStatus, Status, Suspending,
-    WorkerGroupStatus,
+    CheckpointStatus, CrashMoment, LEFT_OUT_MAX, LeftOutWorker, PlanStatus, RecentFailure, RolloutStatus,
+    Status, Suspending, WorkerGroupStatus,
 };
 
 use crate::manifest::Spec;

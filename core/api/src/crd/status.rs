@@ -225,12 +225,37 @@ pub struct PlanStatus {
     pub workers: i64,
     /// Number of attached workers that the plan does not use.
     pub idle: i64,
+    /// Attached workers that the plan does not use, each with the reason. Only the first ten are listed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub left_out: Vec<LeftOutWorker>,
     /// Predicted time of a step, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub predicted_step_ms: Option<i64>,
     /// Observed time of a step, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_step_ms: Option<i64>,
+}
+
+/// Workers that a plan's status lists as left out; the others are only counted.
+pub const LEFT_OUT_MAX: usize = 10;
+
+/// An attached worker that the plan does not use.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LeftOutWorker {
+    /// Name of the worker.
+    pub name: String,
+    /// Reason in one word: leaving (it will be stopped), wrongBits (its state differed from that of the others), unsound (workers of its
+    /// name ended within their first steps, or had wrong bits), noData (it could not read its data), badLink (it and a worker of the plan
+    /// could not reach one another), slow (it computes slower than others), maxWorkers (no more workers are wanted), notNeeded (the best
+    /// plan does without it), notWorthAChange (a plan with it would not repay the cost of the change), new (the plan was made before it
+    /// could be used) or unknown.
+    #[serde(default)]
+    pub reason: String,
+    /// Reason in a sentence.
+    #[serde(default)]
+    pub message: String,
 }
 
 /// Checkpoints of the job.

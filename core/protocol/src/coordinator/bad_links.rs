@@ -51,6 +51,21 @@ impl BadLinks {
         bad.any(|((a, b), _)| workers.contains(a) && workers.contains(b))
     }
 
+    /// A worker among `others` to which the worker has a bad link.
+    pub(super) fn other_end(
+        &self,
+        now: Time,
+        worker: WorkerId,
+        others: impl Fn(WorkerId) -> bool,
+    ) -> Option<WorkerId> {
+        let mut bad = self.marks.iter().filter(|(_, m)| m.until > now);
+        bad.find_map(|((a, b), _)| match (*a == worker, *b == worker) {
+            (true, _) => Some(*b).filter(|b| others(*b)),
+            (_, true) => Some(*a).filter(|a| others(*a)),
+            _ => None,
+        })
+    }
+
     /// Repeatedly removes the worker with the most bad links among the rest, but keeps at least `least` workers.
     pub(super) fn eligible(&self, now: Time, from: &[WorkerId], least: usize) -> Vec<WorkerId> {
         let mut kept = from.to_vec();

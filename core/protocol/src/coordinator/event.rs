@@ -5,6 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use varuna_plan::spare_copies::SpareCopyDecision;
 use varuna_plan::{Generation, OptimizerProgress, ScaleFactor, SegmentRange, StateId, Step, Unit, WorkerId};
 
+use super::left_out::LeftOut;
 use super::run_mode::RunMode;
 use crate::message::Phase;
 
@@ -305,6 +306,9 @@ pub struct WorkerView {
     pub segments: Vec<SegmentRange>,
     /// Index of its pipeline in the present plan.
     pub pipeline: Option<usize>,
+    /// Why it has no part in the present plan. None if it has one, if there is no plan, and if its stream is down.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub left_out: Option<LeftOut>,
 }
 
 /// A phase, if it is one that this release knows.

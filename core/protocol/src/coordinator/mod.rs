@@ -19,8 +19,10 @@ mod distrust;
 mod ending;
 mod event;
 mod final_checkpoint;
+mod idle_workers;
 mod last_step;
 mod launching;
+mod left_out;
 mod mode;
 mod observed_costs;
 mod outbox;
@@ -53,6 +55,7 @@ pub use config::{
     CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Listing, TREE_FAN_OUT, Timing,
 };
 pub use event::{Divergence, Event, Outcome, RunView, Snapshot, SpareCopiesView, WorkerView};
+pub use left_out::{LeftOut, LeftOutReason};
 pub use run_mode::RunMode;
 pub use speeds::Observed;
 pub use tables::CoordinatorTables;

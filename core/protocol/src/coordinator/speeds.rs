@@ -150,11 +150,16 @@ impl Speeds {
         self.speeds.get(&worker).copied().unwrap_or(1.0)
     }
 
+    /// Whether the worker is so much slower than the others that plans take it into account.
+    pub(super) fn is_slow(&self, worker: WorkerId) -> bool {
+        self.speed(worker) < SOUND
+    }
+
     /// Forgets, after a while, the speed of workers left out as slow: nothing more is observed about a worker that does not train. It may
     /// then be planned with again, and is judged anew. True if there is one.
     pub(super) fn give_second_chances(&mut self, now: Time, spares: &[WorkerId]) -> bool {
-        let slow = |w: &&WorkerId| self.speed(**w) < SOUND;
-        let slow: Vec<WorkerId> = spares.iter().filter(slow).copied().collect();
+        let slow = spares.iter().copied().filter(|w| self.is_slow(*w));
+        let slow: Vec<WorkerId> = slow.collect();
         let due = self.second_chances.due(now, &slow);
         for worker in &due {
             self.speeds.remove(worker);

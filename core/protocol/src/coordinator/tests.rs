@@ -9,6 +9,7 @@ mod guards;
 mod joining;
 mod last_step;
 mod launching;
+mod left_out;
 mod notices;
 mod promotion;
 mod resuming;

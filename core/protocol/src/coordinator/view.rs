@@ -2,6 +2,7 @@
 
 use super::Coordinator;
 use super::event::{RunView, Snapshot, WorkerView};
+use super::left_out::LeftOut;
 use super::mode::Mode;
 use super::roster::Worker;
 use super::run_mode::RunMode;
@@ -15,11 +16,21 @@ impl Coordinator {
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let shared = &self.shared;
-        let all = shared.roster.workers.keys();
+        let mut left_out = shared.left_out(self.has_refused_a_change());
+        let view = |id: &WorkerId| worker_view(shared, *id, left_out.remove(id));
         Snapshot {
             run: self.run(),
-            workers: all.map(|id| worker_view(shared, *id)).collect(),
+            workers: shared.roster.workers.keys().map(view).collect(),
         }
+    }
+
+    /// Whether a change to use idle workers in place of the present plan was considered that would not repay its cost.
+    fn has_refused_a_change(&self) -> bool {
+        let Mode::Active(active) = &self.mode else {
+            return false;
+        };
+        let plan = self.shared.record.stored.plan.as_ref();
+        plan.is_some_and(|plan| active.refused.is_some_and(|refused| refused.is_of(plan)))
     }
 
     /// The present state of the run as a whole, without its workers, of which there may be thousands.
@@ -80,7 +91,7 @@ fn step(shared: &Shared) -> Step {
     base.map_or(best, |base| base.max(best)).step
 }
 
-fn worker_view(shared: &Shared, id: WorkerId) -> WorkerView {
+fn worker_view(shared: &Shared, id: WorkerId, left_out: Option<LeftOut>) -> WorkerView {
     let worker = shared.roster.get(id);
     let hello = shared.roster.hello(id);
     let status = worker.and_then(|w| w.status);
@@ -99,6 +110,7 @@ fn worker_view(shared: &Shared, id: WorkerId) -> WorkerView {
         speed: shared.speed(id),
         segments,
         pipeline: place.map(|(i, _)| i),
+        left_out,
     }
 }
 

@@ -13,7 +13,7 @@ use varuna_plan::{
     Prediction, SampleRange, ScaleFactor, ScheduleSpec, ScoreMemory, SegmentRange, Shape, Spare, Stage,
     StateId, Step, StepDeadline, Unit, WorkerId,
 };
-use varuna_protocol::coordinator::{RunView, SpareCopiesView, WorkerView};
+use varuna_protocol::coordinator::{LeftOut, LeftOutReason, RunView, SpareCopiesView, WorkerView};
 use varuna_protocol::{
     Digests, Following, Inventory, Keeping, Order, Phase, Prepared, Ran, Report, RunMode, Status, Suspicion,
 };
@@ -550,6 +550,26 @@ fn spare_copies() -> impl Strategy<Value = SpareCopiesView> {
     any::<[usize; 3]>().prop_map(|[units, kept, in_step]| SpareCopiesView { units, kept, in_step })
 }
 
+fn left_out() -> impl Strategy<Value = LeftOut> {
+    const REASONS: [LeftOutReason; 11] = [
+        LeftOutReason::Leaving,
+        LeftOutReason::WrongBits,
+        LeftOutReason::Unsound,
+        LeftOutReason::NoData,
+        LeftOutReason::BadLink,
+        LeftOutReason::Slow,
+        LeftOutReason::MaxWorkers,
+        LeftOutReason::NotNeeded,
+        LeftOutReason::NotWorthAChange,
+        LeftOutReason::New,
+        LeftOutReason::Unknown,
+    ];
+    (0..REASONS.len(), ".{0,20}").prop_map(|(reason, why)| LeftOut {
+        reason: REASONS[reason],
+        why,
+    })
+}
+
 pub(crate) fn checkpoint_status() -> impl Strategy<Value = CheckpointStatus> {
     let text = || proptest::option::of("[a-z0-9-]{0,20}");
     let number = || proptest::option::of(any::<u64>());
@@ -583,11 +603,14 @@ pub(crate) fn worker_status() -> impl Strategy<Value = WorkerStatus> {
         phase,
         any::<(u64, u64, bool, bool)>(),
         proptest::collection::vec(segments, 0..3),
-        proptest::option::of(any::<usize>()),
+        (
+            proptest::option::of(any::<usize>()),
+            proptest::option::of(left_out()),
+        ),
         timings,
     )
         .prop_map(
-            |(hello, phase, (generation, step, up, draining), segments, pipeline, timings)| WorkerStatus {
+            |(hello, phase, (generation, step, up, draining), segments, place, timings)| WorkerStatus {
                 view: WorkerView {
                     id: hello.worker,
                     name: hello.name,
@@ -599,7 +622,8 @@ pub(crate) fn worker_status() -> impl Strategy<Value = WorkerStatus> {
                     draining,
                     speed: hello.speed,
                     segments,
-                    pipeline,
+                    pipeline: place.0,
+                    left_out: place.1,
                 },
                 pid: hello.pid,
                 host: hello.host,

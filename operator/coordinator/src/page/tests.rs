@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use varuna_api::crd::{Recovery, RunMessage};
 use varuna_plan::{Generation, SegmentRange, Step, WorkerId};
-use varuna_protocol::coordinator::{RunMode, Snapshot};
+use varuna_protocol::coordinator::{LeftOut, LeftOutReason, RunMode, Snapshot};
 
 fn worker(name: &str, pipeline: Option<usize>) -> WorkerView {
     WorkerView {
@@ -27,6 +27,7 @@ fn worker(name: &str, pipeline: Option<usize>) -> WorkerView {
         speed: 1.0,
         segments: vec![SegmentRange { start: 2, end: 4 }],
         pipeline,
+        left_out: None,
     }
 }
 
@@ -51,11 +52,18 @@ fn report() -> RunStatus {
         up: false,
         ..worker("j-w2", None)
     };
+    let left_out = WorkerView {
+        left_out: Some(LeftOut {
+            reason: LeftOutReason::NoData,
+            why: "it could not read its data".into(),
+        }),
+        ..worker("j-w3", None)
+    };
     RunStatus {
         coordinator: 2,
         state: Some(Snapshot {
             run,
-            workers: vec![worker("j-w1", Some(1)), gone],
+            workers: vec![worker("j-w1", Some(1)), gone, left_out],
         }),
         loss: Some(2.345_67),
         messages: vec![RunMessage {
@@ -135,6 +143,7 @@ async fn the_page_shows_the_run_its_workers_and_its_recoveries_as_they_are_now()
         "pipeline 1, segments 2..4",
         "attached",
         "gone",
+        "left out: it could not read its data",
         "2023-11-14T22:13:20Z",
         "420 ms",
         "lost worker j-w2",

@@ -39,6 +39,7 @@ fn view(step: u64) -> View {
         speed: 1.0,
         segments: vec![SegmentRange { start: 0, end: 2 }],
         pipeline: Some(0),
+        left_out: None,
     };
     View {
         snapshot: Some(Snapshot {

@@ -103,6 +103,7 @@ fn trains(generation: u64, workers: &[(&str, bool, bool)], messages: i64) -> Run
             speed: 1.0,
             segments: vec![],
             pipeline: placed.then_some(0),
+            left_out: None,
         });
     let workers = workers.collect();
     RunStatus {

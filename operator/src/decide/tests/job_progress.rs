@@ -3,7 +3,8 @@
 use super::super::job_progress::stage_to_rank_map;
 use super::*;
 use k8s_openapi::jiff::Timestamp;
-use varuna_api::crd::{HISTORY_MAX, RECOVERIES_MAX, Recovery, Time};
+use varuna_api::crd::{HISTORY_MAX, LEFT_OUT_MAX, RECOVERIES_MAX, Recovery, Time};
+use varuna_protocol::coordinator::{LeftOut, LeftOutReason};
 
 /// A job whose coordinator says this, `seconds` after the last report.
 fn later(mut before: Observed, seconds: i64, run: ObservedRun) -> Observed {
@@ -182,6 +183,25 @@ fn pipelines(depths: &[u32]) -> Snapshot {
         ..template
     });
     snapshot
+}
+
+#[test]
+fn the_status_names_the_first_workers_that_the_plan_leaves_out_and_why() {
+    let mut trains = at(RunMode::Training, 1, 1, 1.0);
+    let idle = WorkerView {
+        left_out: Some(LeftOut {
+            reason: LeftOutReason::NoData,
+            why: "it could not read its data".into(),
+        }),
+        ..worker("j-w9", true)
+    };
+    let workers = &mut trains.snapshot.as_mut().unwrap().workers;
+    workers.extend(vec![idle; LEFT_OUT_MAX + 2]);
+    let plan = decide(&later(long(), 5, trains)).status.plan.unwrap();
+    assert_eq!(plan.left_out.len(), LEFT_OUT_MAX);
+    let first = &plan.left_out[0];
+    assert_eq!((first.name.as_str(), first.reason.as_str()), ("j-w9", "noData"));
+    assert_eq!(first.message, "it could not read its data");
 }
 
 #[test]

@@ -166,6 +166,7 @@ pub(super) fn status_document() -> RunStatus {
         speed: 1.0,
         segments: vec![conversation::LAYOUT.whole()],
         pipeline: Some(0),
+        left_out: None,
     };
     let run = RunView {
         mode: RunMode::Training,

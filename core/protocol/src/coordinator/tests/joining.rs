@@ -10,6 +10,8 @@ fn a_joining_worker_is_planned_in_armed_when_connected_and_the_plan_is_promoted(
     let next = rig.machine.record().next.clone().unwrap();
     assert_eq!(next.base, Base::AtSwitch { from: Generation(1) });
     assert_eq!(next.addresses.len(), 2);
+    let left_out = rig.left_out(B).map(|left_out| left_out.reason);
+    assert_eq!(left_out, Some(LeftOutReason::New), "the next plan uses it");
     let arm = (
         A,
         Order::Arm {
@@ -39,6 +41,7 @@ fn a_joining_worker_is_planned_in_armed_when_connected_and_the_plan_is_promoted(
         }
     )));
     assert_eq!(rig.plan().generation, Generation(2));
+    assert_eq!(rig.left_out(B), None);
     assert!(rig.events.contains(&Event::Switched {
         generation: Generation(2)
     }));

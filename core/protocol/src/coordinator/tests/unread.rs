@@ -62,6 +62,8 @@ fn a_worker_that_alone_cannot_read_its_data_is_left_out_for_a_while_and_then_tri
     assert!(rig.events.iter().any(said), "{:?}", rig.events);
     let reason = rig.plan().reason.clone();
     assert!(reason.contains(because), "{reason}");
+    let left_out = ALL.map(|worker| rig.left_out(worker).map(|left_out| left_out.reason));
+    assert_eq!(left_out, [None, Some(LeftOutReason::NoData), None]);
     // Another recovery, once its time has come.
     rig.now = rig.now.after(Duration::from_secs(6));
     let generation = rig.plan().generation;
