@@ -1,0 +1,107 @@
+//! `varuna run --max-restarts`: workers that die while the run trains are replaced, as often as was asked and not more often.
+
+use nix::sys::signal::Signal;
+use std::time::Duration;
+use tempfile::TempDir;
+use varuna_fixtures::{JobFile, Run, assert_same_curve, event, last_of_each, signal};
+use varuna_protocol::Phase;
+
+/// So many that the run still trains when its worker is killed.
+const STEPS: u64 = 200;
+/// More than any machine trains here.
+const FOR_EVER: u64 = 1_000_000;
+/// How long `varuna run` waits for workers when none is left.
+const WITHOUT_WORKERS: Duration = Duration::from_secs(300);
+
+fn job(store: &TempDir, steps: u64) -> JobFile {
+    JobFile {
+        steps,
+        checkpoint: Some(format!("uri: {}, intervalSteps: 5", store.path().display())),
+        ..JobFile::default()
+    }
+}
+
+/// Kills the worker of this name once it trains.
+fn kill(run: &mut Run, name: &str) {
+    let pid = run.wait_for(&format!("{name} in training"), |run| {
+        let workers = run.status()?.workers;
+        let trains = workers.iter().find(|w| w.view.name == name)?;
+        (trains.view.phase == Some(Phase::Running)).then_some(trains.pid)
+    });
+    signal(pid, Signal::SIGKILL);
+}
+
+/// A run whose only worker died after a checkpoint, as did the only one that might replace it.
+fn without_workers(store: &TempDir) -> Run {
+    let mut run = Run::start_restarting(&job(store, FOR_EVER), 1, 1);
+    run.wait_for("a checkpoint", |run| event(run, "checkpointed"));
+    kill(&mut run, "w0");
+    kill(&mut run, "w1");
+    let waits = run.wait_for("the word that no worker is left", |run| {
+        run.printed("no worker is left: ")
+    });
+    assert!(waits.contains("varuna scale "), "{waits}");
+    let ended = run.printed("worker w1 has ended: ");
+    assert_eq!(
+        ended.as_deref(),
+        Some("worker w1 has ended: signal: 9 (SIGKILL)"),
+        "{}",
+        run.report()
+    );
+    run
+}
+
+#[test]
+fn a_worker_that_dies_in_training_is_replaced_and_the_run_goes_on_from_its_checkpoint_to_the_last_step() {
+    let store = TempDir::new().unwrap();
+    let mut run = Run::start_restarting(&job(&store, STEPS), 1, 1);
+    run.wait_for("a checkpoint", |run| event(run, "checkpointed"));
+    kill(&mut run, "w0");
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    let ended = run.printed("worker w0 has ended: ");
+    assert_eq!(
+        ended.as_deref(),
+        Some("worker w0 has ended: signal: 9 (SIGKILL); another one is started in 1 s"),
+        "{}",
+        run.report()
+    );
+    let resumed = event(&run, "resumed").unwrap();
+    let base = resumed["base"]["step"].as_u64();
+    assert!(resumed["restored"] == true && base >= Some(5), "{resumed}");
+    assert!(
+        run.printed(&format!("step {STEPS}/{STEPS}  ")).is_some(),
+        "{}",
+        run.report()
+    );
+    let undisturbed = JobFile {
+        steps: STEPS,
+        ..JobFile::default()
+    };
+    let mut alone = Run::start(&undisturbed, 1);
+    assert_eq!(alone.exit_code(), 0, "{}", alone.report());
+    assert_same_curve(&alone.metrics(), &last_of_each(&run.metrics()), STEPS);
+}
+
+#[test]
+fn after_the_last_restart_a_run_without_workers_waits_and_can_be_ended_in_order() {
+    let store = TempDir::new().unwrap();
+    let mut run = without_workers(&store);
+    signal(run.pid(), Signal::SIGTERM);
+    assert_eq!(run.exit_code(), 130, "{}", run.report());
+}
+
+#[test]
+#[ignore = "it waits for workers for five minutes: make nightly"]
+fn a_run_that_stays_without_workers_ends_with_exit_code_1_and_names_the_command_that_continues_it() {
+    let store = TempDir::new().unwrap();
+    let mut run = without_workers(&store);
+    assert_eq!(run.exit_code_after(WITHOUT_WORKERS), 1, "{}", run.report());
+    let said = run.report();
+    let folder = run.folder().display();
+    for part in [
+        "there was no worker for 5 minutes".to_owned(),
+        format!("--run-dir {folder}"),
+    ] {
+        assert!(said.contains(&part), "{part}: {said}");
+    }
+}
