@@ -114,7 +114,10 @@ mod tests {
         let state = run.snapshot.unwrap();
         assert_eq!((state.run.mode, state.workers[0].phase), (RunMode::Unknown, None));
         let left_out = state.workers[0].left_out.as_ref().unwrap();
-        assert_eq!((left_out.reason, left_out.why.as_str()), (LeftOutReason::Unknown, "it dreams"));
+        assert_eq!(
+            (left_out.reason, left_out.why.as_str()),
+            (LeftOutReason::Unknown, "it dreams")
+        );
     }
 
     #[test]

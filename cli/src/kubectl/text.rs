@@ -77,7 +77,11 @@ pub(super) fn status(job: &JobView, happened: &[Happened]) -> String {
     }
     let _ = writeln!(text, "plan        {}", plan_line(status));
     for worker in status.plan.iter().flat_map(|plan| &plan.left_out) {
-        let _ = writeln!(text, "            {} is left out: {}", worker.name, worker.message);
+        let _ = writeln!(
+            text,
+            "            {} is left out: {}",
+            worker.name, worker.message
+        );
     }
     let _ = writeln!(text, "checkpoint  {}", checkpoint(status));
     if let Some(time) = &status.time {

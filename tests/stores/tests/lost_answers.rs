@@ -6,9 +6,7 @@ use varuna_store_tests::{Answer, Front, Server, minio};
 
 fn place(server: &Server, front: &Front, folder: &str) -> Result<Location, CheckpointError> {
     let settings = server.settings_by(&front.endpoint);
-    let settings = settings
-        .into_iter()
-        .map(|(k, v)| (k.to_ascii_lowercase(), v));
+    let settings = settings.into_iter().map(|(k, v)| (k.to_ascii_lowercase(), v));
     Location::open_with(&format!("{}/{folder}", server.uri), settings)
 }
 

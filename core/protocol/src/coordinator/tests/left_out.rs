@@ -65,9 +65,12 @@ fn a_spare_has_the_planners_sentence_and_a_member_none() {
     assert_eq!((rig.left_out(A), rig.left_out(B)), (None, Some(expected)));
 }
 
+/// A reason, and what happens so that a worker is left out for it.
+type Case = (LeftOutReason, fn(&mut Rig));
+
 #[test]
 fn each_reason_for_which_a_worker_is_not_planned_with_is_named() {
-    let cases: [(LeftOutReason, fn(&mut Rig)); 6] = [
+    let cases: [Case; 6] = [
         (LeftOutReason::WrongBits, |rig| {
             rig.machine.shared.roster.distrust(B);
         }),
