@@ -4,6 +4,7 @@ use crate::backoff::Backoff;
 use crate::cluster::apply::Applier;
 use crate::cluster::credentials::CredentialStore;
 use crate::cluster::event_recorder::EventRecorder;
+use crate::cluster::pod_writer::PodWriter;
 use crate::cluster::publish::Publisher;
 use crate::decide::Settings;
 use crate::health::Health;
@@ -34,8 +35,10 @@ pub struct Context {
     pub settings: Settings,
     /// What is measured, and whether the process is alive and ready.
     pub health: Arc<Health>,
-    /// Writes objects and pods.
+    /// Writes objects.
     pub applier: Applier,
+    /// Creates and deletes pods.
+    pub pods: PodWriter,
     /// Makes tokens and certificates of the jobs.
     pub credentials: CredentialStore,
     /// Writes statuses and Events.
@@ -68,6 +71,7 @@ impl Context {
         let recorder = EventRecorder::new(client.clone(), instance, metrics);
         Context {
             applier: Applier::new(client.clone(), Arc::clone(&index)),
+            pods: PodWriter::new(client.clone(), Arc::clone(&index)),
             credentials: CredentialStore::new(client.clone()),
             publisher: Publisher::new(client.clone(), recorder),
             client,

@@ -1,8 +1,8 @@
 //! Reconciles one job: observe -> decide -> carry out -> report. Reports are published separately (`cluster/publish.rs`).
 
-use crate::cluster::apply::PodDocument;
 use crate::cluster::orders;
 use crate::cluster::ownership::is_of;
+use crate::cluster::pod_writer::PodDocument;
 use crate::cluster::record::begin_run;
 use crate::cluster::workloads;
 use crate::context::Context;
@@ -317,7 +317,7 @@ async fn carry_out(
     let queued = workloads::carry_out(&context.client, &context.index, job, &decision.workload).await;
     let objects = context.applier.outdated(job, &decision.objects);
     context.applier.apply_objects(job, objects.missing).await?;
-    context.applier.change_pods(job, decision, pods).await?;
+    context.pods.change(job, decision, pods).await?;
     let postponed = context.applier.adjust_objects(job, objects.changed).await?;
     queued?;
     Ok(match postponed.or(objects.again_in) {

@@ -1,19 +1,16 @@
-//! Makes a job's objects and pods what a decision wants them to be. Server-side apply: fields that others set on them stay.
+//! Makes a job's objects what a decision wants them to be; its pods: `pod_writer.rs`. Server-side apply: fields that others set on them stay.
 //!
 //! Apply is forced. So it is used only on an object that is known to be the job's, and names its uid: the API server then refuses to change
 //! another object that has taken the name meanwhile.
 
 use super::applied::{Applied, BETWEEN, REAPPLY, least};
-use super::ownership::{is_of, verify};
+use super::ownership::verify;
 use crate::decide::objects::{APPLIED_ANNOTATION, identity_of};
-use crate::decide::{Decision, JobPart, ObservedJob, PodDeletion};
+use crate::decide::{JobPart, ObservedJob};
 use crate::error::Error;
-use crate::index::{Index, JobKey, KnownObject, ObjectKey};
+use crate::index::{Index, KnownObject, ObjectKey};
 use crate::job_object::JobObject;
 use crate::resource::MANAGER;
-use futures::StreamExt as _;
-use futures::stream::FuturesUnordered;
-use k8s_openapi::api::core::v1::Pod;
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
     Preconditions, TypeMeta,
@@ -22,13 +19,10 @@ use kube::{Api, Client, ResourceExt};
 use parking_lot::Mutex;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::iter::{empty, once};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
-/// Pods of one job that are created and deleted concurrently.
-const PODS_CONCURRENTLY: usize = 8;
 /// Jobs whose objects are adjusted concurrently.
 const ADJUSTED_CONCURRENTLY: usize = 4;
 
@@ -65,20 +59,7 @@ impl Outdated {
     }
 }
 
-/// A pod to create, as JSON text: many wait at a time, and as values they would take ten times as much memory, which the process keeps in
-/// part for ever.
-#[derive(Debug)]
-pub struct PodDocument(Box<str>);
-
-impl PodDocument {
-    /// That of a pod.
-    #[must_use]
-    pub fn new(pod: &Value) -> PodDocument {
-        PodDocument(pod.to_string().into())
-    }
-}
-
-/// Writes objects and pods.
+/// Writes a job's objects.
 pub struct Applier {
     client: Client,
     index: Arc<Index>,
@@ -206,42 +187,6 @@ impl Applier {
         Ok(None)
     }
 
-    /// Deletes pods and creates others, a coordinator's first where the decision starts one, and expects the watch to show what was done, or may have been.
-    ///
-    /// # Errors
-    /// The API server refuses or does not answer. What was done until then stays, and the next reconciliation continues from there.
-    pub async fn change_pods(
-        &self,
-        job: &ObservedJob,
-        decision: &Decision<'_>,
-        pods: &[PodDocument],
-    ) -> Result<(), Error> {
-        let key = (job.namespace.clone(), job.name.clone());
-        let uids: BTreeMap<String, String> = {
-            let pods = self.index.pods.lock();
-            let uids = pods
-                .of(&key)
-                .map(|pod| (pod.name().to_owned(), pod.uid.to_string()));
-            uids.collect()
-        };
-        // The coordinator's is the first: what a quota leaves is for it.
-        let (coordinator, workers) = pods.split_at(usize::from(decision.starts_coordinator));
-        let delete = |deletion| self.delete(job, &key, deletion, &uids);
-        let deletions: Vec<_> = decision.delete.iter().map(delete).collect();
-        let create = |pod| self.create(job, &key, pod);
-        let coordinator: Vec<_> = coordinator.iter().map(create).collect();
-        let workers: Vec<_> = workers.iter().map(create).collect();
-        let creations = async {
-            some_at_a_time(coordinator).await?;
-            some_at_a_time(workers).await
-        };
-        // Both to their end: one that fails does not leave the other half done.
-        let (deleted, created) = futures::join!(some_at_a_time(deletions), creations);
-        self.index.pods.lock().calls_ended(Instant::now(), &key);
-        // Where both fail, the next try finds that deletions fail still.
-        created.and(deleted)
-    }
-
     /// Deletes a job whose time is over, in the version that was `read`: a job that was changed since may have more time. Its objects
     /// follow by their owner references.
     ///
@@ -295,89 +240,10 @@ impl Applier {
         applied.map_err(Error::changed_or_refused(JobPart::Objects))
     }
 
-    /// The pod that was seen and no other of its name.
-    async fn delete(
-        &self,
-        job: &ObservedJob,
-        key: &JobKey,
-        deletion: &PodDeletion,
-        uids: &BTreeMap<String, String>,
-    ) -> Result<(), Error> {
-        tracing::info!(pod = deletion.name, why = deletion.why, "delete");
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &job.namespace);
-        let params = DeleteParams::default().preconditions(Preconditions {
-            uid: uids.get(&deletion.name).cloned(),
-            resource_version: None,
-        });
-        let goes = once(deletion.name.clone());
-        let now = Instant::now();
-        self.index.pods.lock().expect(now, key, empty(), goes);
-        match pods.delete(&deletion.name, &params).await {
-            Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {
-                self.index.pods.lock().met(key, &deletion.name);
-                Ok(())
-            }
-            Err(error) => {
-                self.has_failed(key, &deletion.name, &error);
-                Err(Error::refused(JobPart::Deletions)(error))
-            }
-        }
-    }
-
-    /// As a document: a typed pod would drop the template's fields that are newer than this program.
-    async fn create(&self, job: &ObservedJob, key: &JobKey, pod: &PodDocument) -> Result<(), Error> {
-        let pod: DynamicObject = serde_json::from_str(&pod.0).map_err(|e| Error::Refused {
-            part: JobPart::Pods,
-            message: e.to_string(),
-        })?;
-        let resource = ApiResource::erase::<Pod>(&());
-        let pods: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &job.namespace, &resource);
-        let name = pod.name_any();
-        let (now, comes) = (Instant::now(), once(name.clone()));
-        self.index.pods.lock().expect(now, key, comes, empty());
-        match pods.create(&created_by_us(), &pod).await {
-            Ok(_) => Ok(()),
-            // It was created before, the answer was lost, and the watch has not shown it yet; or it is not ours.
-            Err(kube::Error::Api(status)) if status.is_already_exists() => {
-                let found = pods.get(&name).await?;
-                if !is_of(&found.metadata, job) {
-                    self.index.pods.lock().met(key, &name);
-                }
-                verify("Pod", &found.metadata, job)
-            }
-            Err(error) => {
-                self.has_failed(key, &name, &error);
-                Err(Error::refused(JobPart::Pods)(error))
-            }
-        }
-    }
-
-    /// A call about a pod has failed. Unless the API server refused it, it may have been carried out, and its effect is still expected.
-    fn has_failed(&self, key: &JobKey, pod: &str, error: &kube::Error) {
-        if matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code)) {
-            self.index.pods.lock().met(key, pod);
-        }
-    }
-
     /// Forgets deleted jobs.
     pub fn retain(&self, exists: impl Fn(&str) -> bool) {
         self.applied.lock().retain(|uid, _| exists(uid));
     }
-}
-
-/// Makes calls, several at a time. After a failure no call is started; those under way are waited for, to know what was done.
-async fn some_at_a_time(calls: Vec<impl Future<Output = Result<(), Error>>>) -> Result<(), Error> {
-    let mut calls = calls.into_iter();
-    let mut begun: FuturesUnordered<_> = calls.by_ref().take(PODS_CONCURRENTLY).collect();
-    let mut result = Ok(());
-    while let Some(answer) = begun.next().await {
-        result = result.and(answer);
-        if result.is_ok() {
-            begun.extend(calls.next());
-        }
-    }
-    result
 }
 
 /// What the deletion of a job has come to.
@@ -400,7 +266,7 @@ fn key(object: &Value) -> ObjectKey {
     )
 }
 
-fn created_by_us() -> PostParams {
+pub(super) fn created_by_us() -> PostParams {
     PostParams {
         field_manager: Some(MANAGER.into()),
         ..PostParams::default()
@@ -424,10 +290,9 @@ async fn apply_to(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::fake_server::{Asked, refusal, server};
+    use crate::cluster::fake_server::{Asked, server};
     use crate::fixtures;
     use serde_json::json;
-    use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn job() -> ObservedJob {
         fixtures::job("j", "uid-j")
@@ -435,57 +300,6 @@ mod tests {
 
     fn applier(client: Client) -> Applier {
         Applier::new(client, Arc::new(Index::new(fixtures::settings())))
-    }
-
-    /// How a call about a pod ended to which the server answers so, and whether the watch is expected to show the pod then.
-    async fn called(answer: Option<(u16, Value)>, creates: bool) -> (Result<(), Error>, bool) {
-        let (client, _) = server(move |asked: &Asked| match (asked.method.as_str(), &answer) {
-            // It is another's.
-            ("GET", _) => Some((
-                200,
-                json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "j-w1" } }),
-            )),
-            (_, answer) => answer.clone(),
-        });
-        let (applier, job) = (applier(client), job());
-        let key = (job.namespace.clone(), job.name.clone());
-        let called = if creates {
-            let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "j-w1", "namespace": "n" } });
-            applier.create(&job, &key, &PodDocument::new(&pod)).await
-        } else {
-            let deletion = PodDeletion {
-                name: "j-w1".into(),
-                why: "it is too many".into(),
-                event: None,
-            };
-            applier.delete(&job, &key, &deletion, &BTreeMap::new()).await
-        };
-        let pods = applier.index.pods.lock();
-        let is_expected = pods.unmet(Instant::now(), &key).is_some();
-        (called, is_expected)
-    }
-
-    #[tokio::test]
-    async fn what_may_have_been_done_to_a_pod_is_expected_and_what_was_refused_is_not() {
-        let done = Some((
-            200,
-            json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "j-w1" } }),
-        ));
-        for creates in [true, false] {
-            assert!(matches!(called(done.clone(), creates).await, (Ok(()), true)));
-            // Others of its pods may have been made before: those stay expected.
-            let (refused, is_expected) = called(refusal(403, "Forbidden"), creates).await;
-            assert!(matches!(refused, Err(Error::Refused { .. })) && !is_expected);
-            let (unknown, is_expected) = called(refusal(504, "Timeout"), creates).await;
-            assert!(
-                unknown.is_err() && is_expected,
-                "its store may have it all the same"
-            );
-        }
-        let gone = called(refusal(404, "NotFound"), false).await;
-        assert!(matches!(gone, (Ok(()), false)));
-        let (taken, is_expected) = called(refusal(409, "AlreadyExists"), true).await;
-        assert!(matches!(taken, Err(Error::Refused { .. })) && !is_expected);
     }
 
     #[tokio::test]
@@ -510,29 +324,6 @@ mod tests {
             applier.adjust_objects(&job, outdated()).await.is_ok(),
             "the permit is free again"
         );
-    }
-
-    #[tokio::test]
-    async fn once_a_call_has_failed_none_is_begun_and_those_that_were_are_waited_for() {
-        let (begun, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let call = |fails: bool| {
-            let (begun, ended) = (&begun, &ended);
-            async move {
-                begun.fetch_add(1, Ordering::Relaxed);
-                if fails {
-                    return Err(Error::Stale);
-                }
-                tokio::task::yield_now().await;
-                ended.fetch_add(1, Ordering::Relaxed);
-                Ok(())
-            }
-        };
-        let calls = (0..100).map(|i| call(i == 3)).collect();
-        let result = some_at_a_time(calls).await;
-        assert!(matches!(result, Err(Error::Stale)), "{result:?}");
-        let (begun, ended) = (begun.into_inner(), ended.into_inner());
-        assert!((PODS_CONCURRENTLY..100).contains(&begun), "{begun}");
-        assert_eq!(ended, begun - 1, "all but the one that failed");
     }
 
     #[test]

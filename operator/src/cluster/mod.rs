@@ -11,6 +11,7 @@ mod joined_events;
 pub mod lease;
 pub mod orders;
 pub mod ownership;
+pub mod pod_writer;
 pub mod publish;
 pub mod record;
 pub mod workloads;
