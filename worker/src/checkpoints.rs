@@ -109,8 +109,8 @@ impl Checkpoints {
         is_full || self.inner.buffers.is_short(!is_empty, Instant::now())
     }
 
-    /// Memory that is kept for the next checkpoint is given back: a plan may give this worker more to hold. Or less: so it is tried again where there was
-    /// none.
+    /// Another plan comes. Memory that is kept for the next checkpoint is given back: the plan may give this worker more to hold. Or less: so it is tried
+    /// again where there was none. A state that has no room even then is given up, with its copies on the device.
     pub fn give_memory_back(&self) {
         self.inner.buffers.begin_anew();
     }
@@ -214,11 +214,12 @@ impl Inner {
 
     /// Copies the state of a unit that was admitted, for the uploads.
     fn copy(&self, id: StateId, unit: Unit, snapshot: UnitSnapshot) {
-        let is_wanted = || self.backlog.lock().wants(id, unit);
-        if !is_wanted() {
+        let is_admitted = || self.backlog.lock().wants(id, unit);
+        if !is_admitted() {
             return;
         }
-        let copied = self.buffers.copy(&snapshot, is_wanted);
+        let is_waited_for = || is_admitted() && !self.buffers.is_of_earlier_plan(id);
+        let copied = self.buffers.copy(&snapshot, is_waited_for);
         // The optimizer may go on.
         drop(snapshot);
         let copy = match copied {
@@ -239,6 +240,11 @@ impl Inner {
         }
         let so_far = self.given_up.fetch_add(1, Ordering::Relaxed) + 1;
         match why {
+            // The pause has ended with the plan.
+            NotCopied::NoMemory if self.buffers.is_of_earlier_plan(id) => tracing::warn!(
+                %unit, state = %id, so_far,
+                "a checkpoint is given up: another plan has come while there was no memory to copy this unit"
+            ),
             NotCopied::NoMemory => {
                 self.buffers.pause();
                 tracing::warn!(

@@ -19,7 +19,10 @@ impl Agent {
                 peer,
                 address,
             } => self.mesh.dial(generation, peer, &address),
-            MemberEffect::Disconnect { generation } => self.mesh.close(generation),
+            MemberEffect::Disconnect { generation } => {
+                self.followers.close(generation);
+                self.mesh.close(generation);
+            }
             MemberEffect::Send {
                 generation,
                 to,

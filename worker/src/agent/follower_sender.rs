@@ -2,16 +2,23 @@
 //! gradients of later steps.
 //!
 //! A separate thread makes the copies, in parallel with the next step. A gradient that overtook its copy would be useless to the follower.
-//! The member limits how much waits here: eight copies for each follower, and four gradients of each unit that it follows.
+//! The member limits how much waits here: eight copies for each follower, and four gradients of each unit that it follows. What waits for a
+//! generation that is closed is dropped: its copies lie on the device, whose memory the next plan may need.
 
 use super::engine_thread::Recipient;
 use super::{AgentError, AgentEvent};
 use crate::state::{ReadError, UnitSnapshot};
 use crate::transport::data_plane::DataPlane;
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::mpsc::Sender as EventSender;
 use varuna_frames::{StateHeader, TransferHeader};
+use varuna_plan::Generation;
+
+/// Closed generations that are remembered: what waits is of the last few.
+const CLOSED_MAX: usize = 64;
 
 /// What a follower or a keeper needs.
 pub(super) enum Sending {
@@ -21,10 +28,14 @@ pub(super) enum Sending {
     Gradient(TransferHeader, Vec<f32>),
 }
 
+/// The newest generations that are closed.
+type Closed = Arc<Mutex<BTreeSet<Generation>>>;
+
 /// The queue to the thread, which starts with the first that is sent: most workers never have a follower or a keeper.
 pub(super) struct FollowerSender {
     mesh: Arc<dyn DataPlane>,
     events: EventSender<AgentEvent>,
+    closed: Closed,
     queue: Option<Sender<(Recipient, Sending)>>,
 }
 
@@ -34,7 +45,17 @@ impl FollowerSender {
         FollowerSender {
             mesh,
             events,
+            closed: Closed::default(),
             queue: None,
+        }
+    }
+
+    /// Nothing more is sent in this generation, whose connections are closed: nobody waits for an answer.
+    pub(super) fn close(&self, generation: Generation) {
+        let mut closed = self.closed.lock();
+        closed.insert(generation);
+        if closed.len() > CLOSED_MAX {
+            closed.pop_first();
         }
     }
 
@@ -48,8 +69,9 @@ impl FollowerSender {
             None => {
                 let (queue, inbox) = channel();
                 let (mesh, events) = (Arc::clone(&self.mesh), self.events.clone());
+                let closed = Arc::clone(&self.closed);
                 let thread = std::thread::Builder::new().name("to-followers".into());
-                thread.spawn(move || send_all(&*mesh, &events, &inbox))?;
+                thread.spawn(move || send_all(&*mesh, &events, &closed, &inbox))?;
                 self.queue.insert(queue)
             }
         };
@@ -59,9 +81,17 @@ impl FollowerSender {
     }
 }
 
-fn send_all(mesh: &dyn DataPlane, events: &EventSender<AgentEvent>, inbox: &Receiver<(Recipient, Sending)>) {
+fn send_all(
+    mesh: &dyn DataPlane,
+    events: &EventSender<AgentEvent>,
+    closed: &Closed,
+    inbox: &Receiver<(Recipient, Sending)>,
+) {
     while let Ok((recipient, what)) = inbox.recv() {
         let Recipient { generation, to, .. } = recipient;
+        if closed.lock().contains(&generation) {
+            continue;
+        }
         match what {
             Sending::Copy(header, snapshot) => match snapshot.copy() {
                 Ok(copy) => mesh.send_state(generation, to, header, Box::new(copy.data)),
@@ -99,7 +129,7 @@ mod tests {
     use crate::transport::Link;
     use crate::transport::tcp::StateSource;
     use varuna_model::{Transformer, gpt2};
-    use varuna_plan::{Generation, Moments, StateId, Unit, WorkerId};
+    use varuna_plan::{Moments, StateId, Unit, WorkerId};
     use varuna_protocol::PeerMessage;
 
     /// Connections that tell which units are given to them.
@@ -133,6 +163,41 @@ mod tests {
         UnitBuffers::new(&Module::from(model).unit(unit), backend, Moments::Adam).unwrap()
     }
 
+    /// A copy of this state.
+    fn copy_of(unit: Unit, state: &UnitBuffers) -> Sending {
+        let snapshot = state.snapshot().unwrap();
+        let header = StateHeader {
+            unit,
+            id: StateId::INITIAL,
+            decision: None,
+            progress: snapshot.progress(),
+            elements: snapshot.elements() as u64,
+        };
+        Sending::Copy(header, snapshot)
+    }
+
+    #[test]
+    fn what_waits_for_a_generation_that_is_closed_is_dropped_and_what_waits_for_others_is_sent() {
+        let [late, sent] = [Unit(1), Unit(2)];
+        let (told, given) = channel();
+        let (events, mut inbox) = tokio::sync::mpsc::channel(4);
+        let mut followers = FollowerSender::new(Arc::new(Told(told)), events);
+        // A planned change was called off; the generation before it goes on.
+        followers.close(Generation(4));
+        for (generation, unit) in [(4, late), (3, sent)] {
+            let recipient = Recipient {
+                generation: Generation(generation),
+                to: WorkerId(7),
+                unit,
+            };
+            followers.send(recipient, copy_of(unit, &held(unit))).unwrap();
+        }
+        // All is done in order, so the first one has been dropped by then.
+        assert_eq!(given.recv(), Ok(sent));
+        assert!(given.try_recv().is_err());
+        assert!(inbox.try_recv().is_err(), "nobody waits for an answer");
+    }
+
     #[test]
     fn a_copy_that_is_left_off_is_answered_so_that_it_does_not_count_as_on_its_way_for_ever() {
         let [slow, other] = [Unit(1), Unit(2)];
@@ -146,18 +211,10 @@ mod tests {
         };
         for unit in [slow, other] {
             let mut state = held(unit);
-            let snapshot = state.snapshot().unwrap();
+            let copy = copy_of(unit, &state);
             if unit == slow {
                 state.ask_readers();
             }
-            let header = StateHeader {
-                unit,
-                id: StateId::INITIAL,
-                decision: None,
-                progress: snapshot.progress(),
-                elements: snapshot.elements() as u64,
-            };
-            let copy = Sending::Copy(header, snapshot);
             followers.send(recipient(unit), copy).unwrap();
         }
         // All is done in order, so the first one has been answered by then.

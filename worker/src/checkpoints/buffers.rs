@@ -89,6 +89,8 @@ struct Free {
     newest: Option<(StateId, BTreeMap<Unit, usize>)>,
     /// Elements of the state before.
     before: usize,
+    /// The newest state that was to be copied under an earlier plan, and not again since.
+    earlier: Option<StateId>,
     /// No state is begun until then, unless all of it has room.
     pause_until: Option<Instant>,
     /// States in a row that had no memory.
@@ -164,6 +166,8 @@ impl Buffers {
     /// A unit of this many elements is to be copied at `id`.
     pub(super) fn note(&self, id: StateId, unit: Unit, elements: usize) {
         let mut free = self.free.lock();
+        // If it is an earlier plan's, it is wanted under the present one, too.
+        free.earlier = free.earlier.filter(|earlier| *earlier < id);
         match &mut free.newest {
             Some((newest, units)) if *newest == id => {
                 units.insert(unit, elements);
@@ -175,7 +179,7 @@ impl Buffers {
         }
     }
 
-    /// Copies a unit's state, once there is memory for it, as long as it is wanted.
+    /// Copies a unit's state, once there is memory for it; without memory, only as long as it is wanted.
     ///
     /// # Errors
     /// The optimizer has waited too long, nobody wants it any more, or the state cannot be read from the device.
@@ -282,6 +286,13 @@ impl Buffers {
         let mut free = self.free.lock();
         free.buffers.clear();
         (free.pause_until, free.had_none) = (None, 0);
+        free.earlier = free.newest.as_ref().map(|(id, _)| *id);
+    }
+
+    /// Whether a state was to be copied under an earlier plan, and not again since. A copy of it on the device takes memory that the present plan may
+    /// need: so the copies of it that have no room now are not waited for.
+    pub(super) fn is_of_earlier_plan(&self, id: StateId) -> bool {
+        self.free.lock().earlier.is_some_and(|earlier| id <= earlier)
     }
 
     fn give_back(&self, data: Vec<f32>) {

@@ -3,10 +3,14 @@ use crate::backend::Backend;
 use crate::numerics::Numerics;
 use crate::state::UnitBuffers;
 use std::os::unix::fs::DirEntryExt;
+use std::sync::mpsc::channel;
 use varuna_checkpoint::{Shard, unit_name};
 use varuna_model::{Transformer, gpt2};
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, Moments, OptimizerProgress, ScaleFactor, Step};
+
+/// Until a test has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn id(step: u64) -> StateId {
     StateId {
@@ -327,4 +331,44 @@ fn a_worker_that_had_no_memory_for_a_checkpoint_is_busy_until_another_plan_gives
         checkpoints.give_memory_back();
         assert!(!checkpoints.is_busy());
     }
+}
+
+/// It would keep its copy on the device until the next checkpoint, beside what the next plan needs of the device's memory.
+#[test]
+fn a_unit_that_waits_for_memory_is_left_when_another_plan_comes_and_later_states_are_not_put_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let ((ask, asked), (end, ended)) = (channel(), channel());
+    let no_room = move |_: u64, _: u64| {
+        // The test may have heard enough.
+        let _ = ask.send(());
+        Some(0_u64)
+    };
+    let checkpoints = Checkpoints::over(without_threads(&folder, Box::new(no_room))).unwrap();
+    let inner = Arc::clone(&checkpoints.inner);
+    std::thread::spawn(move || {
+        copy(&inner, id(3), Unit(1), false);
+        end.send(()).unwrap();
+    });
+    asked.recv_timeout(PATIENCE).unwrap();
+    checkpoints.give_memory_back();
+    ended.recv_timeout(PATIENCE).unwrap();
+    let inner = &checkpoints.inner;
+    assert_eq!(inner.given_up.load(Ordering::Relaxed), 1);
+    assert!(inner.backlog.lock().is_empty() && !checkpoints.is_busy());
+    // The same state is ordered again under that plan: it is one of its own.
+    copy(inner, id(3), Unit(1), true);
+    assert!(checkpoints.is_busy(), "it had no memory");
+}
+
+#[test]
+fn a_state_of_an_earlier_plan_is_saved_where_it_has_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let inner = without_threads(&folder, Box::new(|_, _| None));
+    let state = held(Unit(1));
+    let read = state.snapshot().unwrap();
+    assert!(inner.admit(id(3), Unit(1), read.elements()));
+    inner.buffers.begin_anew();
+    inner.copy(id(3), Unit(1), read);
+    assert_eq!(inner.given_up.load(Ordering::Relaxed), 0);
+    assert!(inner.backlog.lock().next().is_some());
 }
