@@ -21,6 +21,7 @@ mod state_moves;
 
 use crate::cost::Costs;
 use crate::document::Shape;
+use crate::ids::WorkerId;
 use crate::layout::{Layout, SegmentRange};
 use crate::predict::predict;
 use crate::spare_copies::SpareCosts;
@@ -63,6 +64,16 @@ impl Planner for CostPlanner {
         let held = layout.ranges_held(shape.pipelines.len());
         let planner = self.holding(held, layout);
         spare_costs::spare_costs(&planner, shape, *layout, workers)
+    }
+
+    fn needed_bytes(
+        &self,
+        shape: &Shape,
+        layout: &Layout,
+        workers: &[WorkerInfo],
+    ) -> BTreeMap<WorkerId, u64> {
+        let held = layout.ranges_held(shape.pipelines.len());
+        spare_costs::needed_bytes(&self.holding(held, layout), shape, *layout, workers)
     }
 
     fn learn(&mut self, factors: &BTreeMap<u32, f64>) {

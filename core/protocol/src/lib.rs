@@ -21,8 +21,8 @@ pub use coordinator::{
 };
 pub use member::{ExitReason, Member, MemberConfig, MemberEffect, MemberInput, MemberTables, MemberTiming};
 pub use message::{
-    Conclusion, Digests, Following, Inventory, Keeping, Norms, Order, PeerMessage, Phase, Prepared, Ran,
-    Report, Status, Suspicion, Time,
+    Conclusion, Digests, Following, Inventory, Keeping, Lack, MemoryShortage, Norms, Order, PeerMessage,
+    Phase, Prepared, Ran, Report, Status, Suspicion, Time,
 };
 pub use mutant::Mutant;
 pub use record::Record;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId, state::UnitNorm};
@@ -158,6 +159,50 @@ pub enum Suspicion {
     /// About the worker itself: the data of its step cannot be read, or did not come for long. It is also reported for a step that was
     /// stopped for another reason.
     NoData,
+    /// About the worker itself: its device had no memory for the step.
+    NoMemory(MemoryShortage),
+}
+
+/// What is known of memory that was not there, bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct MemoryShortage {
+    /// What was asked for at once.
+    pub needed_bytes: Option<u64>,
+    /// What the device's driver reported as free then.
+    pub free_bytes: Option<u64>,
+}
+
+impl fmt::Display for MemoryShortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: Option<u64>| match bytes {
+            Some(bytes) => format!("{} MiB", bytes.div_ceil(1 << 20)),
+            None => "unknown".to_owned(),
+        };
+        write!(
+            f,
+            "asked for at once: {}, free: {}",
+            mib(self.needed_bytes),
+            mib(self.free_bytes)
+        )
+    }
+}
+
+/// What a worker itself lacks for a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lack {
+    /// See [`Suspicion::NoData`].
+    Data,
+    /// See [`Suspicion::NoMemory`].
+    Memory(MemoryShortage),
+}
+
+impl From<Lack> for Suspicion {
+    fn from(lack: Lack) -> Suspicion {
+        match lack {
+            Lack::Data => Suspicion::NoData,
+            Lack::Memory(shortage) => Suspicion::NoMemory(shortage),
+        }
+    }
 }
 
 /// Maximum number of commits in one answer to [`Order::Tell`].

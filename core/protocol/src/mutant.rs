@@ -1,7 +1,5 @@
 //! Bugs that can be switched on (`varuna-mutants`): each is caught by unit tests of this crate, by seeds of the simulated world, or both.
-
 use varuna_mutants::{UNIT_TESTS, seeds, unit_tests_and_seeds};
-
 varuna_mutants::mutants! {
     /// A smaller number of steps takes the place of a greater one.
     TakeSmallerLastStep => UNIT_TESTS,
@@ -391,6 +389,8 @@ varuna_mutants::mutants! {
     WaitForStopped => UNIT_TESTS,
     /// Workers between which data is damaged are planned next to one another again.
     ForgetDamage => UNIT_TESTS,
+    /// A worker that ran out of memory under a plan is given the same again, however often.
+    SameWorkWithoutMemory => UNIT_TESTS,
     /// A run that may begin anew does so while its holders may still come back.
     BeginAnewAtOnce => UNIT_TESTS,
     /// A coordinator that has just taken over resumes from what is known before any worker that trained is heard.

@@ -13,8 +13,8 @@ use varuna_plan::{
 use varuna_protocol::ExitReason;
 use varuna_protocol::{
     Conclusion, CoordinatorEffect, Digests, Divergence, Event, Following, Inventory, MemberEffect,
-    MinorityHolder, Norms, Order, Outcome, PeerMessage, Phase, Prepared, Ran, Record, Report, Rollback,
-    Status, Suspicion, Trust,
+    MemoryShortage, MinorityHolder, Norms, Order, Outcome, PeerMessage, Phase, Prepared, Ran, Record, Report,
+    Rollback, Status, Suspicion, Trust,
 };
 
 use std::collections::BTreeMap;
@@ -149,6 +149,7 @@ structs! {
     Record { version, term, highest, plan, next, done, trust, waited_ms, puts_anew; last_step; stopped },
     Status { generation, fenced, phase, based, connected, next, next_connected, at, draining, following; last_step; keeping },
     Prepared { run_gen, step, norm },
+    MemoryShortage { needed_bytes, free_bytes },
     Ran { generation, step, norm_put_in },
     Inventory { upto, units, prepared, ran, decision },
     Norms { step, units, armed, save, store_busy },
@@ -294,6 +295,7 @@ enums! {
         2 Unreachable,
         3 Damaged,
         4 NoData,
+        5 NoMemory(shortage),
     }
     Outcome {
         1 Done,

@@ -13,7 +13,7 @@ use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
 use varuna_protocol::message::TOLD_AT_ONCE;
 use varuna_protocol::{
-    Digests, Following, Inventory, Keeping, Phase, Prepared, Ran, Report, Status, Suspicion,
+    Digests, Following, Inventory, Keeping, MemoryShortage, Phase, Prepared, Ran, Report, Status, Suspicion,
 };
 
 /// Constraint on lists of units.
@@ -79,13 +79,20 @@ fn report_to_wire(report: &Report) -> Wire {
             generation: generation.0,
             about: about.0,
             why: match why {
-                // This suspicion has a separate field, because an older coordinator refuses a suspicion that it does not know.
-                Suspicion::Gone | Suspicion::NoData => v1::Suspicion::Gone,
+                // These suspicions have separate fields, because an older coordinator refuses a suspicion that it does not know.
+                Suspicion::Gone | Suspicion::NoData | Suspicion::NoMemory(_) => v1::Suspicion::Gone,
                 Suspicion::Unreachable => v1::Suspicion::Unreachable,
                 Suspicion::Damaged => v1::Suspicion::Damaged,
             }
             .into(),
             no_data: *why == Suspicion::NoData,
+            no_memory: match why {
+                Suspicion::NoMemory(shortage) => Some(v1::NoMemory {
+                    needed_bytes: shortage.needed_bytes,
+                    free_bytes: shortage.free_bytes,
+                }),
+                Suspicion::Gone | Suspicion::Unreachable | Suspicion::Damaged | Suspicion::NoData => None,
+            },
         }),
         Report::Inventory(inventory) => Wire::Inventory(inventory_to_wire(inventory)),
         Report::Committed { decision } => Wire::Committed(v1::Committed {
@@ -102,7 +109,13 @@ fn report_to_wire(report: &Report) -> Wire {
 fn read_suspicion(suspect: &v1::Suspect) -> Result<Suspicion, WireError> {
     match v1::Suspicion::try_from(suspect.why) {
         Ok(v1::Suspicion::Gone) if suspect.no_data => Ok(Suspicion::NoData),
-        Ok(v1::Suspicion::Gone) => Ok(Suspicion::Gone),
+        Ok(v1::Suspicion::Gone) => Ok(match &suspect.no_memory {
+            Some(shortage) => Suspicion::NoMemory(MemoryShortage {
+                needed_bytes: shortage.needed_bytes,
+                free_bytes: shortage.free_bytes,
+            }),
+            None => Suspicion::Gone,
+        }),
         Ok(v1::Suspicion::Unreachable) => Ok(Suspicion::Unreachable),
         Ok(v1::Suspicion::Damaged) => Ok(Suspicion::Damaged),
         Err(_) => Err(WireError::value("Suspect", "why", suspect.why, SUSPICIONS)),

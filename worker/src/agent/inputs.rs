@@ -11,7 +11,7 @@ use crate::state::{UnitSnapshot, UnitState};
 use crate::transport::tcp::PeerEvent;
 use varuna_frames::{GradientHeader, PreparedHeader, StateHeader, TransferHeader};
 use varuna_plan::{Generation, WorkerId};
-use varuna_protocol::{MemberInput, Phase, Prepared};
+use varuna_protocol::{Lack, MemberInput, Phase, Prepared};
 use varuna_wire::Upward;
 
 /// What the member is told of a step that did not finish. A lack of data is reported rather than a failure of peers: they may be waiting
@@ -25,7 +25,7 @@ fn failed(step: FailedStep) -> MemberInput {
     } = step;
     tracing::info!(%generation, why, lacks_data, "a step failed");
     match lacks_data {
-        true => MemberInput::StepLacksData { generation },
+        true => MemberInput::StepLacks(generation, Lack::Data),
         false => MemberInput::StepFailed { generation, about },
     }
 }

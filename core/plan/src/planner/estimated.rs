@@ -9,6 +9,7 @@ use super::{Constraints, CostPlanner, Infeasible, PlanRequest, Planner, WorkerIn
 use crate::cost::{Costs, Device, ScoreMemory};
 use crate::device::{DeviceKind, Hardware};
 use crate::document::Shape;
+use crate::ids::WorkerId;
 use crate::layout::Layout;
 use crate::moments::Moments;
 use crate::predict::predict;
@@ -127,6 +128,15 @@ impl Planner for EstimatedPlanner {
 
     fn spare_costs(&self, shape: &Shape, layout: &Layout, workers: &[WorkerInfo]) -> SpareCosts {
         self.planner.spare_costs(shape, layout, workers)
+    }
+
+    fn needed_bytes(
+        &self,
+        shape: &Shape,
+        layout: &Layout,
+        workers: &[WorkerInfo],
+    ) -> BTreeMap<WorkerId, u64> {
+        self.planner.needed_bytes(shape, layout, workers)
     }
 
     fn learn(&mut self, factors: &BTreeMap<u32, f64>) {

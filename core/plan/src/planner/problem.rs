@@ -3,9 +3,11 @@
 use super::request::{Constraints, PlanRequest, WorkerInfo};
 use crate::cost::Costs;
 use crate::document::{Pipeline, Prediction, Recompute, ScheduleKind, Shape, Stage};
+use crate::ids::WorkerId;
 use crate::layout::SegmentRange;
 use crate::predict::{Speeds, StepPrediction, Topology, predict};
 use crate::schedule::stash_max;
+use std::collections::BTreeMap;
 
 #[derive(Clone, Copy)]
 pub(super) struct Problem<'a> {
@@ -76,6 +78,18 @@ impl Problem<'_> {
             p.stages.iter().enumerate().map(stage).collect()
         };
         shape.pipelines.iter().map(of).collect()
+    }
+
+    /// Memory that the stages of each worker need together, bytes.
+    pub(super) fn needed_bytes(&self, shape: &Shape) -> BTreeMap<WorkerId, u64> {
+        let mut needed: BTreeMap<WorkerId, u64> = BTreeMap::new();
+        for (pipeline, bytes) in shape.pipelines.iter().zip(self.memory_bytes(shape)) {
+            for (stage, bytes) in pipeline.stages.iter().zip(bytes) {
+                let needed = needed.entry(stage.worker).or_default();
+                *needed = needed.saturating_add(bytes);
+            }
+        }
+        needed
     }
 
     /// The factor by which everything slows because this many workers take turns on their nodes' cores; 1 if each has a device of its own.

@@ -134,6 +134,16 @@ pub trait Planner {
         SpareCosts::default()
     }
 
+    /// What the stages of each worker need under a shape, bytes: with less than this, the worker is not given them. A planner without costs says nothing.
+    fn needed_bytes(
+        &self,
+        _shape: &Shape,
+        _layout: &Layout,
+        _workers: &[WorkerInfo],
+    ) -> BTreeMap<WorkerId, u64> {
+        BTreeMap::new()
+    }
+
     /// Notes that a worker on this hardware and node takes part from now on. Estimated costs are those of the workers' hardware.
     fn meet(&mut self, _hardware: &Hardware, _node: &str) {}
 

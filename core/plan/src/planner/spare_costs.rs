@@ -1,9 +1,10 @@
-//! The costs of spare copies under a shape: memory of the keepers, and time on links.
+//! The costs of spare copies under a shape: memory of the keepers, and time on links. And the memory that the shape itself needs.
 
 use super::CostPlanner;
 use super::request::{PlanRequest, WorkerInfo};
 use crate::cost::ParameterBytes;
 use crate::document::Shape;
+use crate::ids::WorkerId;
 use crate::layout::Layout;
 use crate::spare_copies::{SpareCosts, WAITING_GRADIENTS_MAX};
 use std::collections::BTreeMap;
@@ -16,16 +17,9 @@ pub(super) fn spare_costs(
     workers: &[WorkerInfo],
 ) -> SpareCosts {
     let costs = &planner.costs;
-    let samples = shape.pipelines.iter().map(|p| p.samples.len()).sum();
-    let request = PlanRequest::first(workers.to_vec(), layout, samples);
+    let request = request_of(shape, layout, workers);
     let problem = planner.problem(&request, layout.ranges_held(shape.pipelines.len()));
-    let mut used: BTreeMap<_, u64> = BTreeMap::new();
-    for (pipeline, bytes) in shape.pipelines.iter().zip(problem.memory_bytes(shape)) {
-        for (stage, bytes) in pipeline.stages.iter().zip(bytes) {
-            let used = used.entry(stage.worker).or_default();
-            *used = used.saturating_add(bytes);
-        }
-    }
+    let used = problem.needed_bytes(shape);
     let room = |w: &WorkerInfo| {
         let used = used.get(&w.id).copied().unwrap_or(0);
         (w.id, problem.capacity(w).saturating_sub(used))
@@ -54,12 +48,29 @@ pub(super) fn spare_costs(
     }
 }
 
+/// What the stages of each worker need, bytes.
+pub(super) fn needed_bytes(
+    planner: &CostPlanner,
+    shape: &Shape,
+    layout: Layout,
+    workers: &[WorkerInfo],
+) -> BTreeMap<WorkerId, u64> {
+    let request = request_of(shape, layout, workers);
+    let problem = planner.problem(&request, layout.ranges_held(shape.pipelines.len()));
+    problem.needed_bytes(shape)
+}
+
+/// A request that this shape answers.
+fn request_of(shape: &Shape, layout: Layout, workers: &[WorkerInfo]) -> PlanRequest {
+    let samples = shape.pipelines.iter().map(|p| p.samples.len()).sum();
+    PlanRequest::first(workers.to_vec(), layout, samples)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::Planner;
     use super::*;
     use crate::document::Plan;
-    use crate::ids::WorkerId;
     use crate::spare_copies::{keepers, without_room_to_follow};
 
     fn planner(memory: Option<u64>) -> CostPlanner {
@@ -103,6 +114,27 @@ mod tests {
         assert_eq!(full.room_bytes[&largest], 0);
         let some = keepers(&layout, shape, &at, |_| true, &full);
         assert!(some.iter().all(|keeper| *keeper != Some(largest)), "{some:?}");
+    }
+
+    #[test]
+    fn a_worker_with_less_than_its_stage_needs_is_not_given_it() {
+        let free = planner(None);
+        let layout = free.costs.layout();
+        let mut workers = three_workers();
+        let request = PlanRequest::first(workers.clone(), layout, 8);
+        let explained = free.explain(&request).unwrap();
+        let needed = free.needed_bytes(&explained.shape, &layout, &workers);
+        let stages = &explained.shape.pipelines[0].stages;
+        let bytes = explained.memory_bytes[0].iter().copied();
+        let expected: BTreeMap<WorkerId, u64> = stages.iter().map(|s| s.worker).zip(bytes).collect();
+        assert_eq!(needed, expected);
+        let (most, bytes) = needed.into_iter().max_by_key(|(_, bytes)| *bytes).unwrap();
+        let short = workers.iter_mut().find(|w| w.id == most).unwrap();
+        short.memory_bytes = Some(bytes - 1);
+        // Where no other cut fits there is no plan.
+        if let Ok(another) = free.plan(&PlanRequest::first(workers.clone(), layout, 8)) {
+            assert!(free.needed_bytes(&another, &layout, &workers)[&most] < bytes);
+        }
     }
 
     #[test]

@@ -273,8 +273,10 @@ impl Mode {
         turn: &mut Turn<'_>,
     ) -> Mode {
         // This counts also if the step is already being stopped: what another worker reported first does not show who can read.
-        if why == Suspicion::NoData && about == from {
-            shared.note_unread(from, generation);
+        match why {
+            Suspicion::NoData if about == from => shared.note_unread(from, generation),
+            Suspicion::NoMemory(_) if about == from => shared.note_exhausted(from, generation),
+            _ => {}
         }
         let here = shared.record.plans().any(|p| p.generation == generation);
         let settling = matches!(self, Mode::Settling(_)) && !bug!(ForgetSuspicionWhileSettling);

@@ -62,12 +62,13 @@ impl Shared {
 
     /// Workers as the planner sees them.
     pub(super) fn infos(&self, pool: &[WorkerId]) -> Vec<WorkerInfo> {
+        let exhausted = &self.quarantine.exhausted;
         let info = |id: &WorkerId| {
             let hello = self.roster.hello(*id);
             let domain = hello.and_then(|h| self.roster.domains.get(&h.node));
             WorkerInfo {
                 id: *id,
-                memory_bytes: hello.and_then(|h| h.memory_bytes),
+                memory_bytes: exhausted.planned_with(*id, hello.and_then(|h| h.memory_bytes)),
                 speed: self.speed(*id),
                 node: hello.map_or_else(String::new, |h| h.node.clone()),
                 domain: domain.cloned().unwrap_or_default(),
@@ -93,7 +94,8 @@ impl Shared {
         }
     }
 
-    /// The best shape for these workers after a loss: the one that was prepared, if there is one.
+    /// The best shape for these workers after a loss: the one that was prepared, if there is one. Workers that ran out of memory are planned
+    /// with less, unless there is no shape then.
     pub(super) fn shape_for_recovery(
         &mut self,
         pool: &[WorkerId],
@@ -101,7 +103,11 @@ impl Shared {
     ) -> Result<Shape, Infeasible> {
         let request = self.request_for_recovery(pool, held.clone());
         let prepared = self.prepared_plans.take(&request);
-        prepared.map_or_else(|| self.planner.plan(&request), Ok)
+        let made = prepared.map_or_else(|| self.planner.plan(&request), Ok);
+        made.or_else(|why| match self.with_all_memory(request) {
+            Some(request) => self.planner.plan(&request),
+            None => Err(why),
+        })
     }
 
     /// The request to the planner for a planned change.

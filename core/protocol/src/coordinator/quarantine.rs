@@ -2,6 +2,7 @@
 //! again, and those that cannot read the job's data while others can. Each such fault costs a fence of the whole generation. Workers are
 //! identified by name, since a restarted worker has a new id.
 
+use super::exhausted::Exhausted;
 use super::unread::Unread;
 use crate::message::Time;
 use std::collections::BTreeMap;
@@ -20,6 +21,8 @@ const NAMES_MAX: usize = 1_024;
 pub(super) struct Quarantine {
     /// Reports of workers that cannot read their data, before anything follows from them.
     pub(super) unread: Unread,
+    /// Workers that ran out of memory: they are used, with less.
+    pub(super) exhausted: Exhausted,
     unsound: Names,
     cannot_read: Names,
 }

@@ -44,18 +44,24 @@ impl Shared {
         }
     }
 
-    /// A greater state was reached: the workers that took part in its last step could read.
-    pub(super) fn reset_unread_counts(&mut self, at: StateId) {
+    /// A greater state was reached: the workers that took part in its last step could read, and had memory for it.
+    pub(super) fn absolve(&mut self, at: StateId) {
         let mut plans = self.record.plans();
         // If it is a step of an earlier plan that a recovery has finished, the members of the present plan held its gradients.
         let ran = plans.find(|p| p.generation == at.run_gen);
         if let Some(plan) = ran.or(self.record.stored.plan.as_ref()) {
             self.quarantine.unread.committed(|worker| plan.has(worker));
+            self.quarantine.exhausted.committed(|worker| plan.has(worker));
         }
     }
 
+    /// What is unusual about the workers of a plan that is made after a loss, as text for people.
+    pub(super) fn exceptions(&self, now: Time, shape: &Shape) -> String {
+        self.without_whom(now, shape) + &self.with_less_memory(shape)
+    }
+
     /// The members of the plan in force that this shape leaves out because they cannot read their data, as text for people.
-    pub(super) fn without_whom(&self, now: Time, shape: &Shape) -> String {
+    fn without_whom(&self, now: Time, shape: &Shape) -> String {
         let used = shape.members();
         let plan = self.record.stored.plan.iter();
         let lost = plan.flat_map(|p| p.members()).filter(|w| !used.contains(w));

@@ -288,7 +288,7 @@ impl Collecting {
             }
         }
         let (pool, shape) = self.shape(pool, &held, shared, turn)?;
-        let reason = why(shared, &missing) + &shared.without_whom(turn.now, &shape);
+        let reason = why(shared, &missing) + &shared.exceptions(turn.now, &shape);
         if shared.record.stored.plan.is_some() {
             let answered = self.answers.keys().copied().collect();
             turn.event(Event::Collected { answered, missing });

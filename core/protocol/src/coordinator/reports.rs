@@ -46,6 +46,7 @@ impl Shared {
             self.outbox.forget(worker);
             self.speeds.forget(worker);
             self.quarantine.unread.forget(worker);
+            self.quarantine.exhausted.forget(worker);
         }
     }
 
@@ -136,7 +137,7 @@ impl Shared {
             self.progress.at = now;
             if !bug!(NeverResetFailedGenerations) {
                 self.without_commit.generations = 0;
-                self.reset_unread_counts(at);
+                self.absolve(at);
             }
         }
     }
@@ -150,7 +151,7 @@ impl Shared {
         now: Time,
     ) -> String {
         let of_link = match why {
-            Suspicion::Gone | Suspicion::NoData => false,
+            Suspicion::Gone | Suspicion::NoData | Suspicion::NoMemory(_) => false,
             Suspicion::Unreachable => true,
             Suspicion::Damaged => !bug!(ForgetDamage),
         };
@@ -163,6 +164,7 @@ impl Shared {
             (Suspicion::Unreachable, _) => format!("{who} cannot reach {whom}"),
             (Suspicion::Damaged, _) => format!("what {who} gets from {whom} is damaged"),
             (Suspicion::NoData, _) => format!("{who} cannot read its data"),
+            (Suspicion::NoMemory(shortage), _) => format!("{who} ran out of memory ({shortage})"),
             (Suspicion::Gone, false) => format!("{who} lost {whom}"),
             (Suspicion::Gone, true) => format!("{who} is stuck"),
         }

@@ -4,6 +4,7 @@ mod comparing;
 mod divergence;
 mod domains;
 mod estimates;
+mod exhausted;
 mod following;
 mod guards;
 mod joining;

@@ -1,6 +1,6 @@
 //! A member's inputs and effects: its whole surface towards engine, peers, store and coordinator.
 
-use crate::message::{Digests, Order, PeerMessage, Prepared, Report};
+use crate::message::{Digests, Lack, Order, PeerMessage, Prepared, Report};
 use std::sync::Arc;
 use std::time::Duration;
 use varuna_plan::state::UnitNorm;
@@ -215,11 +215,9 @@ pub enum MemberInput {
         /// The worker that it was waiting for, if known.
         about: Option<WorkerId>,
     },
-    /// Engine: the step failed since its data could not be read, or was stopped after a long wait for data. Else as StepFailed.
-    StepLacksData {
-        /// The generation that ran.
-        generation: Generation,
-    },
+    /// Engine: the step of this generation failed since this worker lacks something, or was stopped after a long wait for its data. Else
+    /// as StepFailed.
+    StepLacks(Generation, Lack),
     /// Engine, the answer to Digest.
     Digested(Digests),
     /// This worker was notified that it will be stopped.

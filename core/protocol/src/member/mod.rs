@@ -276,7 +276,7 @@ impl Member {
             MemberInput::Applied { id } => self.on_applied(now, id, effects),
             MemberInput::Loaded { unit, id } => self.on_loaded(now, unit, id, effects),
             MemberInput::StepFailed { generation, about } => self.on_step_failed(generation, about, effects),
-            MemberInput::StepLacksData { generation } => self.on_step_lacks_data(generation, effects),
+            MemberInput::StepLacks(generation, what) => self.on_step_lacks(generation, what, effects),
             MemberInput::Digested(digests) => effects.push(MemberEffect::Report(Report::Digests(digests))),
             MemberInput::Drain => {
                 self.draining = true;

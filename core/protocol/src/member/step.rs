@@ -2,7 +2,7 @@
 
 use super::norm_exchange::NormExchange;
 use super::{Engine, ExitReason, Member, MemberEffect};
-use crate::message::{Conclusion, Norms, PeerMessage, Phase, Ran, Report, Suspicion, Time};
+use crate::message::{Conclusion, Lack, Norms, PeerMessage, Phase, Ran, Report, Suspicion, Time};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
 
@@ -341,9 +341,14 @@ impl Member {
         }
     }
 
-    /// Reports that the step lacks its data, whoever stopped the step and for whatever reason: to distinguish a worker that cannot read
-    /// from a store that is unavailable, the coordinator has to know all workers that lack their data.
-    pub(super) fn on_step_lacks_data(&mut self, generation: Generation, effects: &mut Vec<MemberEffect>) {
+    /// Reports what the step lacks here, whoever stopped the step and for whatever reason: to distinguish a worker that cannot read from a
+    /// store that is unavailable, the coordinator has to know all workers that lack their data.
+    pub(super) fn on_step_lacks(
+        &mut self,
+        generation: Generation,
+        what: Lack,
+        effects: &mut Vec<MemberEffect>,
+    ) {
         match self.engine {
             Engine::Running {
                 generation: run,
@@ -352,7 +357,7 @@ impl Member {
             Engine::Stopping { generation: run, .. } if run == generation => {}
             _ => return,
         }
-        self.suspect(self.config.id, Suspicion::NoData, effects);
+        self.suspect(self.config.id, what.into(), effects);
     }
 }
 

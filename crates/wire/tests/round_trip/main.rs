@@ -16,7 +16,7 @@ use varuna_plan::{
     Base, Decision, Generation, Layout, Pipeline, Plan, Prediction, SampleRange, ScheduleSpec, SegmentRange,
     Shape, Stage, StateId, Step, Unit, WorkerId,
 };
-use varuna_protocol::{Inventory, Order, Prepared, Report, Suspicion, Versions};
+use varuna_protocol::{Inventory, MemoryShortage, Order, Prepared, Report, Suspicion, Versions};
 use varuna_wire::{Downward, EncodedPlans, PROTOCOL_VERSION, Upward, VERSIONS, Welcome, WireError, v1};
 
 /// A plan that is as small as one can be.
@@ -265,7 +265,7 @@ fn a_version_mismatch_is_told_before_any_other_fault() {
 
 /// It refuses suspicions that it does not know, and leaves out fields.
 #[test]
-fn for_an_older_coordinator_a_worker_that_cannot_read_its_data_is_stuck() {
+fn for_an_older_coordinator_a_worker_that_lacks_data_or_memory_is_stuck() {
     let suspects = |why| {
         Upward::Report(Report::Suspect {
             generation: Generation(3),
@@ -273,12 +273,14 @@ fn for_an_older_coordinator_a_worker_that_cannot_read_its_data_is_stuck() {
             why,
         })
     };
-    let mut said = suspects(Suspicion::NoData).to_wire();
-    let Some(v1::up::Message::Suspect(suspect)) = &mut said.message else {
-        panic!("{said:?}");
-    };
-    suspect.no_data = false;
-    assert_eq!(said, suspects(Suspicion::Gone).to_wire());
+    for lacks in [Suspicion::NoData, Suspicion::NoMemory(MemoryShortage::default())] {
+        let mut said = suspects(lacks).to_wire();
+        let Some(v1::up::Message::Suspect(suspect)) = &mut said.message else {
+            panic!("{said:?}");
+        };
+        (suspect.no_data, suspect.no_memory) = (false, None);
+        assert_eq!(said, suspects(Suspicion::Gone).to_wire());
+    }
 }
 
 #[test]

@@ -15,7 +15,8 @@ use varuna_plan::{
 };
 use varuna_protocol::coordinator::{LeftOut, LeftOutReason, RunView, SpareCopiesView, WorkerView};
 use varuna_protocol::{
-    Digests, Following, Inventory, Keeping, Order, Phase, Prepared, Ran, Report, RunMode, Status, Suspicion,
+    Digests, Following, Inventory, Keeping, MemoryShortage, Order, Phase, Prepared, Ran, Report, RunMode,
+    Status, Suspicion,
 };
 use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
 use varuna_wire::{Hello, SegmentTimes, StepMetrics, Upward};
@@ -291,11 +292,18 @@ pub(crate) fn digests() -> impl Strategy<Value = Digests> {
 
 pub(crate) fn upward() -> impl Strategy<Value = Upward> {
     let commits = (any::<u64>(), proptest::collection::vec(decision(), 0..4));
+    let bytes = || proptest::option::of(any::<u64>());
     let why = prop_oneof![
         Just(Suspicion::Gone),
         Just(Suspicion::Unreachable),
         Just(Suspicion::Damaged),
-        Just(Suspicion::NoData)
+        Just(Suspicion::NoData),
+        (bytes(), bytes()).prop_map(|(needed_bytes, free_bytes)| {
+            Suspicion::NoMemory(MemoryShortage {
+                needed_bytes,
+                free_bytes,
+            })
+        })
     ];
     let suspect = (any::<u64>(), any::<u64>(), why).prop_map(|(g, about, why)| Report::Suspect {
         generation: Generation(g),

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const ALL: [WorkerId; 3] = [A, B, C];
+pub(super) const ALL: [WorkerId; 3] = [A, B, C];
 
 fn lacks_data(generation: Generation, about: WorkerId) -> Report {
     Report::Suspect {
@@ -13,7 +13,7 @@ fn lacks_data(generation: Generation, about: WorkerId) -> Report {
 }
 
 /// Everyone answers the fence with this state, and the plan that follows is begun.
-fn resume(rig: &mut Rig, there: &[WorkerId], at: StateId) {
+pub(super) fn resume(rig: &mut Rig, there: &[WorkerId], at: StateId) {
     let before = rig.plan();
     // It is planned as soon as all members have answered.
     let (members, others): (Vec<WorkerId>, Vec<WorkerId>) =
@@ -40,7 +40,7 @@ fn cannot_read(rig: &mut Rig, lacking: &[WorkerId], there: &[WorkerId], at: Stat
 }
 
 /// All three train, and have done four steps.
-fn three() -> (Rig, StateId) {
+pub(super) fn three() -> (Rig, StateId) {
     let (mut rig, at) = (Rig::training(&ALL), state(1, 4));
     for worker in ALL {
         rig.status(worker, 1, Phase::Running, at);

@@ -1,6 +1,7 @@
 //! When a hang is noticed, where the plan expected steps to be much longer or shorter than they are.
 
 use super::*;
+use crate::message::{Lack, MemoryShortage};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -116,14 +117,21 @@ fn what_trickles_in_from_the_store_is_progress() {
 }
 
 #[test]
-fn a_member_says_that_it_lacks_its_data_whether_its_step_breaks_or_is_stopped() {
-    let lacks = |generation| MemberInput::StepLacksData {
-        generation: Generation(generation),
+fn a_member_says_what_it_lacks_whether_its_step_breaks_or_is_stopped() {
+    let shortage = MemoryShortage {
+        needed_bytes: Some(7 << 20),
+        free_bytes: None,
     };
+    says_what_it_lacks(Lack::Data, Suspicion::NoData);
+    says_what_it_lacks(Lack::Memory(shortage), Suspicion::NoMemory(shortage));
+}
+
+fn says_what_it_lacks(lack: Lack, why: Suspicion) {
+    let lacks = |generation| MemberInput::StepLacks(Generation(generation), lack);
     let said = [MemberEffect::Report(Report::Suspect {
         generation: Generation(1),
         about: ME,
-        why: Suspicion::NoData,
+        why,
     })];
     let mut rig = Rig::running();
     assert_eq!(rig.put(lacks(7)), []);
