@@ -4,7 +4,8 @@
 //! it is too large, a worker ends in the middle of a step; if it is too small, that only costs speed.
 
 use varuna_plan::device::Hardware;
-use varuna_torch::{Device, Gpu, GpuError, TorchError};
+use varuna_protocol::MemoryShortage;
+use varuna_torch::{Device, Gpu, GpuError, OutOfMemory, TorchError};
 
 /// Kept free on a GPU for memory that is allocated after the context: workspaces of cuBLAS and cuDNN (tens of MiB for each stream), NCCL's
 /// buffers (some hundreds of MiB with several communicators), and kernels that are loaded when they are first used.
@@ -88,6 +89,20 @@ pub fn make_room(device: Device) -> Result<(), TorchError> {
 /// Whether less is free than what is kept free for all that is no tensor.
 fn is_short(gpu: &Gpu) -> bool {
     gpu.free_bytes < GPU_RESERVE
+}
+
+/// What is known of a lack of memory, if an error of libtorch tells of one.
+#[must_use]
+pub fn shortage(device: Device, error: &str) -> Option<MemoryShortage> {
+    let OutOfMemory { asked_bytes } = varuna_torch::out_of_memory(error)?;
+    let free_bytes = match device {
+        Device::Cuda(number) => varuna_torch::gpu(number).ok().map(|gpu| gpu.free_bytes),
+        Device::Cpu | Device::Apart => varuna_host_memory::available(),
+    };
+    Some(MemoryShortage {
+        needed_bytes: asked_bytes,
+        free_bytes,
+    })
 }
 
 /// What others leave to this worker.

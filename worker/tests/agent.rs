@@ -283,3 +283,37 @@ async fn a_worker_whose_data_cannot_be_read_for_now_fails_its_step_and_keeps_its
     assert!(held.units.values().all(|id| *id == StateId::INITIAL));
     rig.agent.abort();
 }
+
+/// Reads of it panic as libtorch's operators do where a GPU has no memory.
+struct Full;
+
+impl Samples for Full {
+    fn train(&self, _: u64, _: &mut [i64]) -> Result<(), SampleError> {
+        panic!("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB");
+    }
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        self.train(index, tokens)
+    }
+    fn held_out_len(&self) -> u64 {
+        0
+    }
+}
+
+/// If it ended, it would be started again, and the same plan would end it again.
+#[tokio::test]
+async fn a_worker_whose_device_has_no_memory_for_a_step_says_so_and_keeps_its_state() {
+    let full = engine_with(&Case::default(), ME, Full);
+    let mut rig = Rig::start(full, Some(LocalMesh::new(&[ME]).link(ME)));
+    rig.train().await;
+    let (generation, about, why) = rig.report(suspicion).await;
+    assert_eq!((generation, about), (Generation(1), ME));
+    let Suspicion::NoMemory(shortage) = why else {
+        panic!("{why:?}");
+    };
+    assert_eq!(shortage.needed_bytes, Some(2 << 30));
+    let order = Order::Fence { upto: Generation(1) };
+    rig.say(UplinkEvent::Order { term: 1, order }).await;
+    let held = rig.report(inventory).await;
+    assert_eq!(held.units.len(), Case::default().model().layout().units());
+    rig.agent.abort();
+}

@@ -4,7 +4,7 @@
 //! `Link::abort`, which ends every wait of the running step, and the [`Command::Quiesce`] that follows; its answer proves that the engine
 //! itself has stopped, not only its control task.
 
-use crate::engine::{Compute, EngineError, Lap, StepTimings, Timeline, panic_message};
+use crate::engine::{Compute, EngineError, Lap, StepFailure, StepTimings, Timeline, panic_message};
 use crate::state::{UnitSnapshot, UnitState};
 use crate::transport::{Link, LinkError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,10 +13,12 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
-use varuna_protocol::Prepared;
+use varuna_protocol::{Lack, Prepared};
 
 /// Commands that may wait for the engine; the agent keeps what is more.
 const QUEUE: usize = 1024;
+/// Steps in a row for which the device may have no memory: from the second on, each leads to a plan that takes an eighth less of this worker, if there is one.
+const WITHOUT_MEMORY_MAX: u32 = 8;
 
 /// Who receives data of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -182,8 +184,8 @@ pub struct FailedStep {
     pub generation: Generation,
     /// Whom it waited for.
     pub about: Option<WorkerId>,
-    /// Its own data could not be read, or had not come for long.
-    pub lacks_data: bool,
+    /// What this worker itself lacked for it.
+    pub lacks: Option<Lack>,
     /// For people.
     pub why: String,
 }
@@ -201,6 +203,7 @@ pub fn start<E: Compute>(
         let mut thread = Thread {
             engine,
             prepared: Vec::new(),
+            without_memory: 0,
             emit: Arc::clone(&emit),
         };
         // The process must end: a worker whose engine is gone would never answer a fence.
@@ -216,6 +219,8 @@ struct Thread<E, T> {
     engine: E,
     /// Units of the last step whose gradients are completely reduced and not applied.
     prepared: Vec<(Unit, UnitNorm)>,
+    /// Steps in a row for which the device had no memory.
+    without_memory: u32,
     emit: Arc<T>,
 }
 
@@ -265,9 +270,7 @@ impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
                 unit,
                 decision,
                 gradient,
-            } => {
-                return self.apply_forwarded(unit, &decision, gradient);
-            }
+            } => return self.apply_forwarded(unit, &decision, gradient),
             Command::Free { keep } => {
                 self.engine.free(&keep)?;
                 self.prepared.retain(|(u, _)| keep.contains(u));
@@ -349,37 +352,49 @@ impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
         self.prepared.clear();
         match self.engine.run_step(plan, step, link, deadline) {
             Ok(report) => {
+                self.without_memory = 0;
                 self.prepared.clone_from(&report.prepared);
-                let (units, timings) = (report.prepared, report.timings);
                 Ok(Event::Prepared {
                     generation: plan.generation,
                     step,
-                    units,
-                    timings,
+                    units: report.prepared,
+                    timings: report.timings,
                     laps: report.laps,
                     timeline: report.timeline,
                 })
             }
-            Err(failure) => {
-                self.prepared = failure.prepared;
-                let about = match failure.error {
-                    EngineError::Link(LinkError::Closed(peer) | LinkError::Unknown(peer)) => Some(peer),
-                    EngineError::Link(LinkError::Deadline { from, .. } | LinkError::Unfit { from, .. }) => {
-                        Some(from)
-                    }
-                    EngineError::Link(LinkError::Aborted | LinkError::Nccl(_)) => None,
-                    // All workers that read may read from the same store: they keep their state until it is there again.
-                    EngineError::Sample(ref error) if error.may_pass => None,
-                    other => return Err(other),
-                };
-                let unread = matches!(failure.error, EngineError::Sample(_));
-                Ok(Event::StepFailed(FailedStep {
-                    generation: plan.generation,
-                    about,
-                    lacks_data: unread || self.engine.lacks_data(),
-                    why: failure.error.to_string(),
-                }))
-            }
+            Err(failure) => self.failed(plan.generation, failure).map(Event::StepFailed),
         }
+    }
+
+    /// What a step that did not finish says, unless the engine cannot go on.
+    fn failed(&mut self, generation: Generation, failure: StepFailure) -> Result<FailedStep, EngineError> {
+        self.prepared = failure.prepared;
+        let why = failure.error.to_string();
+        let late = self.engine.lacks_data().then_some(Lack::Data);
+        let (about, lacks) = match failure.error {
+            EngineError::Link(LinkError::Closed(peer) | LinkError::Unknown(peer)) => (Some(peer), late),
+            EngineError::Link(LinkError::Deadline { from, .. } | LinkError::Unfit { from, .. }) => {
+                (Some(from), late)
+            }
+            EngineError::Link(LinkError::Aborted | LinkError::Nccl(_)) => (None, late),
+            // All workers that read may read from the same store: they keep their state until it is there again.
+            EngineError::Sample(error) if error.may_pass => (None, Some(Lack::Data)),
+            EngineError::NoMemory { shortage, why } => {
+                self.without_memory += 1;
+                let steps = self.without_memory;
+                if steps >= WITHOUT_MEMORY_MAX {
+                    return Err(EngineError::TooLittleMemory { steps, shortage, why });
+                }
+                (None, Some(Lack::Memory(shortage)))
+            }
+            other => return Err(other),
+        };
+        Ok(FailedStep {
+            generation,
+            about,
+            lacks,
+            why,
+        })
     }
 }

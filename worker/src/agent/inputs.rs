@@ -14,19 +14,22 @@ use varuna_plan::{Generation, WorkerId};
 use varuna_protocol::{Lack, MemberInput, Phase, Prepared};
 use varuna_wire::Upward;
 
-/// What the member is told of a step that did not finish. A lack of data is reported rather than a failure of peers: they may be waiting
-/// because of that lack.
+/// What the member is told of a step that did not finish. A lack of data or memory is reported rather than a failure of peers: they may be
+/// waiting because of that lack.
 fn failed(step: FailedStep) -> MemberInput {
     let FailedStep {
         generation,
         about,
-        lacks_data,
+        lacks,
         why,
     } = step;
-    tracing::info!(%generation, why, lacks_data, "a step failed");
-    match lacks_data {
-        true => MemberInput::StepLacks(generation, Lack::Data),
-        false => MemberInput::StepFailed { generation, about },
+    match lacks {
+        Some(Lack::Memory(_)) => tracing::warn!(%generation, why, "a step failed"),
+        Some(Lack::Data) | None => tracing::info!(%generation, why, ?lacks, "a step failed"),
+    }
+    match lacks {
+        Some(what) => MemberInput::StepLacks(generation, what),
+        None => MemberInput::StepFailed { generation, about },
     }
 }
 

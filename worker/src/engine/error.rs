@@ -4,6 +4,7 @@ use super::{SNAPSHOT_WAIT, SampleError};
 use crate::model::ExportedError;
 use crate::transport::LinkError;
 use varuna_plan::{Unit, WorkerId};
+use varuna_protocol::MemoryShortage;
 use varuna_torch::{LeaseError, TorchError};
 
 /// Why the engine could not do something.
@@ -15,6 +16,28 @@ pub enum EngineError {
     /// libtorch refused.
     #[error(transparent)]
     Torch(#[from] TorchError),
+    /// The device had no memory for a step; the state is as it was before the step.
+    #[error("the device had no memory for a step ({shortage}): {why}")]
+    NoMemory {
+        /// What is known of it.
+        shortage: MemoryShortage,
+        /// What libtorch says.
+        why: String,
+    },
+    /// The device had no memory for many steps in a row, whatever was planned: the process must end.
+    #[error(
+        "the device had no memory for {steps} steps in a row (the last time {shortage}): this worker ends; the job needs less with a smaller \
+         spec.training.microBatchSize, with spec.pipeline.recompute: full, or with more workers, and a new job is planned for less by \
+         spec.workers.deviceMemory ({why})"
+    )]
+    TooLittleMemory {
+        /// How many.
+        steps: u32,
+        /// What is known of the last.
+        shortage: MemoryShortage,
+        /// What libtorch said then.
+        why: String,
+    },
     /// The data cannot be read.
     #[error(transparent)]
     Sample(#[from] SampleError),

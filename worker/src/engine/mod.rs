@@ -12,6 +12,7 @@ mod optimizer;
 mod read_ahead;
 mod samples;
 mod step;
+mod without_memory;
 
 pub use background_updates::Done;
 pub(crate) use background_updates::panic_message;
@@ -279,11 +280,8 @@ impl Engine {
         Ok(make_room(self.config.backend.device)?)
     }
 
-    /// Runs the step that starts from `step` steps done, up to its reduced gradients. The weights stay as they are.
-    ///
-    /// # Errors
-    /// Why it ended early, with the units that were completely reduced until then.
-    pub fn run_step(
+    /// See [`Engine::run_step`].
+    fn try_step(
         &mut self,
         plan: &Plan,
         step: Step,

@@ -8,6 +8,7 @@ mod exchange;
 mod gather;
 mod loss;
 mod over_nccl;
+mod panics;
 mod place;
 mod reduction;
 mod segments;
@@ -23,6 +24,7 @@ pub(super) use device::Device;
 use exchange::{Exchange, OverLink};
 use loss::LossSum;
 use over_nccl::{OverNccl, of_link};
+use panics::caught;
 use place::{Place, small};
 use segments::Marked;
 use std::collections::BTreeMap;
@@ -163,9 +165,12 @@ pub(super) fn run(
     let list = schedule::list(&specs, stages[0], micro_batches);
     let reads = run.reads(step, &list);
     run.tokens.reader.expect(reads)?;
-    let result = run.gather(gathered).and_then(|()| run.evaluate(units));
-    let result = result.and_then(|()| run.interpret(units, &list));
-    if let Err(error) = result.and_then(|()| run.collect(units, prepared)) {
+    let result = caught(|| {
+        run.gather(gathered).and_then(|()| run.evaluate(units))?;
+        run.interpret(units, &list)?;
+        run.collect(units, prepared)
+    });
+    if let Err(error) = result {
         // A recovery may still finish the step if these and the other workers' cover the model.
         run.salvage(units, prepared)?;
         return Err(error);

@@ -5,6 +5,7 @@ use crate::memory::SpareMemory;
 use crate::numerics::Numerics;
 use crate::state::ReadError;
 use crate::transport::local::LocalMesh;
+use std::sync::atomic::{AtomicBool, Ordering};
 use varuna_api::training::default_decaying;
 use varuna_api::{LearningRate, Optimizer, Schedule, Sharding, Training, UpdateRule};
 use varuna_model::{Transformer, gpt2};
@@ -13,6 +14,7 @@ use varuna_plan::{
     Decision, LossScaling, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape,
     Stage, StateId, WorkerId,
 };
+use varuna_protocol::Lack;
 use varuna_torch::Device;
 
 const ME: WorkerId = WorkerId(1);
@@ -369,4 +371,102 @@ fn workers_of_the_first_pipelines_alone_measure_a_step() {
     };
     assert_eq!(measures(PIPELINES_MAX - 1), [false, false, true, false]);
     assert_eq!(measures(PIPELINES_MAX), [false; 4]);
+}
+
+/// What libtorch says where a GPU has no memory.
+const NO_MEMORY: &str = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.19 GiB is free.";
+
+#[test]
+fn a_step_for_which_there_is_no_memory_tells_what_is_known_and_keeps_what_was_summed() {
+    let engine = engine(Device::Cpu);
+    let norm = UnitNorm::new(1.0, 0.0, None, OptimizerProgress::START);
+    let failure = |error: &str| StepFailure {
+        error: TorchError(error.to_owned()).into(),
+        prepared: vec![(Unit(1), norm)],
+    };
+    let told = engine.without_memory(failure(&format!("{NO_MEMORY}\nException raised from malloc")));
+    assert_eq!(told.prepared, [(Unit(1), norm)]);
+    let EngineError::NoMemory { shortage, why } = &told.error else {
+        panic!("{}", told.error)
+    };
+    assert_eq!(why, NO_MEMORY);
+    assert_eq!(shortage.needed_bytes, Some(2 << 30));
+    let other = failure("the sizes differ");
+    assert_eq!(engine.without_memory(other.clone()).error, other.error);
+}
+
+/// Samples whose reads panic as libtorch's operators do where a GPU has no memory, while that is so.
+struct Exhausted(Arc<AtomicBool>);
+
+impl Samples for Exhausted {
+    fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        if self.0.load(Ordering::SeqCst) {
+            panic!("called `Result::unwrap()` on an `Err` value: Torch({NO_MEMORY:?})");
+        }
+        Counting.train(index, tokens)
+    }
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        self.train(index, tokens)
+    }
+    fn held_out_len(&self) -> u64 {
+        0
+    }
+}
+
+#[test]
+fn a_step_without_memory_fails_like_others_and_many_in_a_row_end_the_worker_with_what_to_change() {
+    let is_full = Arc::new(AtomicBool::new(true));
+    let config = EngineConfig {
+        samples: Arc::new(Exhausted(Arc::clone(&is_full))),
+        ..engine(Device::Cpu).config.clone()
+    };
+    let mut engine = Engine::new(config);
+    let plan = Arc::new(alone(&engine));
+    for unit in plan.units(ME) {
+        engine.initialise(unit).unwrap();
+    }
+    let link = LocalMesh::new(&[ME]).link(ME);
+    let (emit, events) = std::sync::mpsc::channel();
+    let commands = start(engine, 1, move |event| emit.send(event).unwrap()).unwrap();
+    let run = || {
+        let run = Command::Run {
+            plan: Arc::clone(&plan),
+            step: Step(0),
+            deadline: Duration::from_secs(60),
+            link: Arc::clone(&link),
+        };
+        commands.send(run).unwrap();
+        events.recv_timeout(Duration::from_secs(60)).unwrap()
+    };
+    let has_no_memory = |event: &Event| match event {
+        Event::StepFailed(failed) => matches!(failed.lacks, Some(Lack::Memory(_))),
+        _ => false,
+    };
+    for _ in 0..5 {
+        assert!(has_no_memory(&run()));
+    }
+    is_full.store(false, Ordering::SeqCst);
+    // What was read ahead before may fail one more step.
+    assert!((0..2).any(|_| matches!(run(), Event::Prepared { .. })));
+    is_full.store(true, Ordering::SeqCst);
+    // A read that succeeded before may let one more step pass.
+    let mut event = run();
+    if matches!(event, Event::Prepared { .. }) {
+        event = run();
+    }
+    for _ in 1..8 {
+        assert!(has_no_memory(&event));
+        event = run();
+    }
+    let Event::Fatal(EngineError::TooLittleMemory {
+        steps: 8, shortage, ..
+    }) = &event
+    else {
+        panic!("another event");
+    };
+    assert_eq!(shortage.needed_bytes, Some(2 << 30));
+    let Event::Fatal(error) = event else { return };
+    for part in ["2048 MiB", "microBatchSize", "recompute", "deviceMemory"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
 }

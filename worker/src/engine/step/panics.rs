@@ -1,0 +1,39 @@
+//! Panics of libtorch's operators within a step: tch panics where they fail, and a lack of memory is no defect of this program.
+
+use super::super::{EngineError, panic_message};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use varuna_torch::{TorchError, out_of_memory};
+
+/// Runs a part of a step. A panic for lack of memory is an error of libtorch's: what the part was making is gone with it, and the state of units
+/// is not changed before the step is decided. Other panics go on.
+pub(super) fn caught(part: impl FnOnce() -> Result<(), EngineError>) -> Result<(), EngineError> {
+    match catch_unwind(AssertUnwindSafe(part)) {
+        Ok(result) => result,
+        Err(panic) => {
+            let message = panic_message(&*panic);
+            match out_of_memory(&message) {
+                Some(_) => Err(TorchError(message).into()),
+                None => resume_unwind(panic),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Kind, Tensor};
+
+    #[test]
+    fn an_operator_that_finds_no_memory_is_an_error_and_other_panics_go_on() {
+        // More than a process can address.
+        let large = || {
+            let _ = Tensor::empty([1_i64 << 50], (Kind::Float, tch::Device::Cpu));
+            Ok(())
+        };
+        assert!(matches!(caught(large), Err(EngineError::Torch(_))));
+        assert_eq!(caught(|| Ok(())), Ok(()));
+        let other = catch_unwind(|| caught(|| panic!("another reason")));
+        assert_eq!(panic_message(&*other.unwrap_err()), "another reason");
+    }
+}
