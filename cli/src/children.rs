@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tokio::process::{Child, Command};
-use varuna_machine::{Machine, gpus};
+use varuna_machine::{GivenGpu, Machine, gpus};
 use varuna_wire::address::loopback_beside;
 
 /// What a worker needs to reach the coordinator.
@@ -42,7 +42,7 @@ pub(crate) struct Children {
 struct Running {
     name: String,
     process: u32,
-    /// Place of its GPU.
+    /// Index of its GPU, or of its place.
     gpu: Option<usize>,
     began: Instant,
     /// It was told to end.
@@ -162,14 +162,15 @@ impl Children {
             .kill_on_drop(true);
         let places: Vec<Option<usize>> = self.running.iter().map(|r| r.gpu).collect();
         let given = self.machine.give(&places);
-        if let Some(bytes) = given.host_bytes {
-            command.args(["--host-memory", &bytes.to_string()]);
+        command.args(given.arguments());
+        if let Some(name) = given.shown() {
+            command.env(gpus::VISIBLE, name);
         }
-        if let Some((_, shown)) = &given.gpu {
-            command.env(gpus::VISIBLE, shown);
-            command.args(["--workers-on-gpu", &given.workers_on_gpu.to_string()]);
+        // Whoever asks for more workers than there are GPUs wants them to share.
+        if matches!(given.gpu, Some(GivenGpu::Place { .. })) {
+            command.arg("--share-gpus");
         }
-        let gpu = given.gpu.map(|(place, _)| place);
+        let gpu = given.index();
         let child = command
             .spawn()
             .map_err(|e| Failure::Input(format!("cannot start {}: {e}", self.program.display())))?;

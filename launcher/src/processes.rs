@@ -22,7 +22,7 @@ const CANNOT_START: i32 = 127;
 /// A worker that runs.
 struct Running {
     place: usize,
-    /// Place of its GPU.
+    /// Index of its GPU, or of its place among the workers.
     gpu: Option<usize>,
 }
 
@@ -100,14 +100,11 @@ impl Processes {
         if self.shared {
             let taken: Vec<Option<usize>> = self.running.values().map(|r| r.gpu).collect();
             let given = self.machine.give(&taken);
-            if let Some(bytes) = given.host_bytes {
-                command.args(["--host-memory", &bytes.to_string()]);
+            command.args(given.arguments());
+            if let Some(name) = given.shown() {
+                command.env(gpus::VISIBLE, name);
             }
-            if let Some((at, shown)) = &given.gpu {
-                command.env(gpus::VISIBLE, shown);
-                command.args(["--workers-on-gpu", &given.workers_on_gpu.to_string()]);
-                gpu = Some(*at);
-            }
+            gpu = given.index();
         }
         let child = command
             .spawn()

@@ -1,6 +1,7 @@
 //! The command line of `varuna-worker`.
 
 use crate::ablation::Ablations;
+use crate::gpu_place::{GpuChoice, GpuPlace};
 use crate::{inference, optimizer_check, profile};
 use anyhow::{Result, bail};
 use clap::Parser;
@@ -64,9 +65,32 @@ pub(crate) struct Arguments {
     /// Number of workers that share this worker's GPU, including this one. Each may use its share of the GPU's memory.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) workers_on_gpu: u32,
+    /// Place of this worker among the N workers of its machine, counted from 0. It takes the GPU of that number among those that the driver shows it,
+    /// unless --device names one. For whoever starts workers and cannot count the GPUs.
+    #[arg(long, value_name = "I/N", conflicts_with = "workers_on_gpu")]
+    gpu_place: Option<GpuPlace>,
+    /// With --gpu-place: several workers may have one GPU if there are more workers than GPUs. Without this, the worker ends with an error then.
+    #[arg(long)]
+    share_gpus: bool,
     /// Name of the node. Workers of one node often fail together.
     #[arg(long, env = "VARUNA_NODE")]
     pub(crate) node: Option<String>,
+}
+
+impl Arguments {
+    /// Which GPU this worker takes, if it computes on one.
+    pub(crate) fn gpu(&self) -> GpuChoice {
+        let is_named = matches!(self.device, Some(DeviceChoice::Cuda(_)));
+        match self.gpu_place {
+            Some(place) if !is_named => GpuChoice::ByPlace {
+                place,
+                shares: self.share_gpus,
+            },
+            Some(_) | None => GpuChoice::Opened {
+                workers: self.workers_on_gpu,
+            },
+        }
+    }
 }
 
 /// What this program does instead of training.

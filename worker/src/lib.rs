@@ -9,6 +9,7 @@ pub mod backend;
 mod background;
 pub mod checkpoints;
 pub mod engine;
+mod gpu_place;
 pub mod inference;
 pub mod memory;
 pub mod model;

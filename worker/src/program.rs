@@ -8,6 +8,7 @@ use crate::arguments::{Arguments, Instead, bind_address};
 use crate::backend::{Backend, Platform};
 use crate::checkpoints::{Checkpoints, DataTokenizer};
 use crate::engine::{Engine, EngineConfig};
+use crate::gpu_place::placed;
 use crate::memory::{self, Equipment, Share};
 use crate::model::{Module, attention_shape, score_memory};
 use crate::samples::DatasetSamples;
@@ -95,16 +96,17 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let job =
         parse_job_of_any_release(&welcome.job).context("the coordinator's job file is not valid here")?;
     // Before anything else asks libtorch. Libraries for GPUs are loaded only where the job may use one.
-    let device = named.map_or_else(|| device_of(&job, platform), Ok)?;
+    let found = named.map_or_else(|| device_of(&job, platform), Ok)?;
+    let (device, workers_on_gpu) = placed(found, arguments.gpu(), platform)?;
     // The memory that is free for training, before this process has allocated anything.
     let host = memory::host_limit(arguments.host_memory);
     let share = Share {
         host_bytes: host,
         data_bytes: varuna_dataset::cache_bytes(&job.data),
-        workers_on_gpu: arguments.workers_on_gpu,
+        workers_on_gpu,
     };
     let hello = equipped(hello, device, share)?;
-    let (backend, scores) = backend(arguments, (device, platform), &job)?;
+    let (backend, scores) = backend(arguments, ((device, workers_on_gpu), platform), &job)?;
     let hello = Hello { scores, ..hello };
     if reports.send(Upward::Hello(hello)).await.is_err() {
         bail!("the stream to {coordinator} ended");
@@ -255,6 +257,7 @@ fn equipped(hello: Hello, device: Device, share: Share) -> Result<Hello> {
     tracing::info!(device, memory_mib = mib, "training may use");
     Ok(Hello {
         hardware: Some(hardware),
+        workers_on_gpu: share.workers_on_gpu,
         memory_bytes,
         device,
         ..hello
@@ -348,10 +351,10 @@ fn dataset(arguments: &Arguments, job: &Job, welcome: &Welcome) -> Result<Traini
 /// How this worker computes, and what its attention takes for scores that it makes.
 fn backend(
     arguments: &Arguments,
-    (device, platform): (Device, Platform),
+    (shared, platform): ((Device, u32), Platform),
     job: &Job,
 ) -> Result<(Backend, Option<ScoreMemory>)> {
-    let shared = (device, arguments.workers_on_gpu);
+    let (device, _) = shared;
     let opened = Backend::open(platform, shared, job.precision.into(), arguments.without);
     let (backend, why) = opened.with_context(|| format!("cannot compute on {device}"))?;
     let left_out = [Ablation::Kernels, Ablation::Optimizer].map(|part| arguments.without.has(part));

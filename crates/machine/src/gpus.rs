@@ -1,7 +1,8 @@
 //! Assigns a GPU to each worker of this machine.
 //!
 //! A worker uses the first GPU that it sees, and is shown only one (`CUDA_VISIBLE_DEVICES`). So workers are spread over GPUs although this
-//! program, which has no CUDA, knows GPUs only by their files.
+//! program, which has no CUDA, knows GPUs only by their files. If there are no such files, a worker is told its place among the workers
+//! instead, and counts GPUs itself.
 
 use std::path::Path;
 use varuna_api::WorkerDevice;
@@ -9,9 +10,14 @@ use varuna_api::WorkerDevice;
 /// The variable that restricts the GPUs that a process sees.
 pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// The GPUs that workers are spread over, by the names that the variable takes: a number, or what the user wrote.
+/// The GPUs that workers are spread over.
 #[derive(PartialEq, Eq, Debug)]
-pub struct Gpus(Vec<String>);
+pub enum Gpus {
+    /// By the names that the variable takes: a number, or what the user wrote. None for workers that compute on the processor.
+    Named(Vec<String>),
+    /// No file tells how many there are, or whether there are any. Under WSL, for example, no GPU has a file of its own.
+    Uncounted,
+}
 
 impl Gpus {
     /// The GPUs of this machine for a job's device.
@@ -28,42 +34,36 @@ impl Gpus {
         Gpus::choose(device, visible.as_deref(), present)
     }
 
-    /// How many there are.
-    pub fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Empty for workers that compute on the processor; otherwise the GPUs that the user's variable allows, or all that are `present`.
+    /// None for workers that compute on the processor; otherwise the GPUs that the user's variable allows, or all that are `present`.
     pub fn choose(device: WorkerDevice, visible: Option<&str>, present: usize) -> Gpus {
         match (device, visible) {
-            (WorkerDevice::Cpu, _) => Gpus(Vec::new()),
+            (WorkerDevice::Cpu, _) => Gpus::Named(Vec::new()),
             // Like CUDA, ignore the rest of the list after the first invalid name.
             (WorkerDevice::Auto | WorkerDevice::Cuda, Some(list)) => {
                 let names = list.split(',').map(str::trim);
                 let valid = names.take_while(|name| !name.is_empty() && !name.starts_with('-'));
-                Gpus(valid.map(str::to_owned).collect())
+                Gpus::Named(valid.map(str::to_owned).collect())
             }
-            (WorkerDevice::Auto | WorkerDevice::Cuda, None) => {
-                Gpus((0..present).map(|number| number.to_string()).collect())
-            }
+            (WorkerDevice::Auto | WorkerDevice::Cuda, None) => match present {
+                0 => Gpus::Uncounted,
+                _ => Gpus::Named((0..present).map(|number| number.to_string()).collect()),
+            },
         }
     }
+}
 
-    /// Index and name of the GPU for the next worker: the first among those with the fewest running workers. So the first workers take one
-    /// GPU after the other, and a worker that replaces another takes its GPU.
-    pub fn next(&self, taken: impl Iterator<Item = usize>) -> Option<(usize, &str)> {
-        let mut workers = vec![0_usize; self.0.len()];
-        for place in taken {
-            if let Some(workers) = workers.get_mut(place) {
-                *workers += 1;
-            }
+/// The index below `count` for the next worker, of which the running ones have `taken`: the first among those that the fewest have. So the
+/// first workers take one GPU after the other, and a worker that replaces another takes its GPU.
+pub(crate) fn least_taken(count: usize, taken: &[usize]) -> Option<usize> {
+    let mut workers = vec![0_usize; count];
+    for index in taken {
+        if let Some(workers) = workers.get_mut(*index) {
+            *workers += 1;
         }
-        let (place, _) = workers
-            .iter()
-            .enumerate()
-            .min_by_key(|(place, workers)| (**workers, *place))?;
-        Some((place, &self.0[place]))
     }
+    let all = workers.iter().enumerate();
+    let least = all.min_by_key(|(index, workers)| (**workers, *index));
+    least.map(|(index, _)| index)
 }
 
 /// Counts GPUs by their device files (a container has those that it may use). If there are none yet, since the driver creates them when it
@@ -89,31 +89,33 @@ mod tests {
 
     #[test]
     fn gpus_are_those_of_the_machine_or_those_that_the_user_leaves() {
-        let choose = |device, visible, present| Gpus::choose(device, visible, present).0;
+        let named = |list: &[&str]| Gpus::Named(names(list));
         for device in [WorkerDevice::Auto, WorkerDevice::Cuda] {
-            assert_eq!(choose(device, None, 2), ["0", "1"]);
+            let choose = |visible, present| Gpus::choose(device, visible, present);
+            assert_eq!(choose(None, 2), named(&["0", "1"]));
             assert_eq!(
-                choose(device, Some("3, GPU-8f5e,MIG-1"), 8),
-                ["3", "GPU-8f5e", "MIG-1"]
+                choose(Some("3, GPU-8f5e,MIG-1"), 8),
+                named(&["3", "GPU-8f5e", "MIG-1"])
             );
-            assert_eq!(choose(device, Some("1,-1,0"), 8), ["1"]);
+            assert_eq!(choose(Some("1,-1,0"), 8), named(&["1"]));
             // The user hid all: workers inherit that.
-            assert!(choose(device, Some(""), 8).is_empty());
-            assert!(choose(device, None, 0).is_empty());
+            assert_eq!(choose(Some(""), 8), named(&[]));
+            assert_eq!(choose(Some(""), 0), named(&[]));
+            assert_eq!(choose(None, 0), Gpus::Uncounted);
         }
-        assert!(choose(WorkerDevice::Cpu, Some("0,1"), 2).is_empty());
+        assert_eq!(Gpus::choose(WorkerDevice::Cpu, Some("0,1"), 2), named(&[]));
+        assert_eq!(Gpus::choose(WorkerDevice::Cpu, None, 0), named(&[]));
     }
 
     #[test]
     fn workers_take_gpus_in_turn_and_a_replacement_takes_the_free_one() {
-        let gpus = Gpus::choose(WorkerDevice::Auto, Some("4,5,6"), 0);
         let mut taken = Vec::new();
         for _ in 0..5 {
-            taken.push(gpus.next(taken.iter().copied()).unwrap().0);
+            taken.push(least_taken(3, &taken).unwrap());
         }
         assert_eq!(taken, [0, 1, 2, 0, 1]);
-        assert_eq!(gpus.next([0, 2, 0].into_iter()), Some((1, "5")));
-        assert_eq!(Gpus(Vec::new()).next([0].into_iter()), None);
+        assert_eq!(least_taken(3, &[0, 2, 0]), Some(1));
+        assert_eq!(least_taken(0, &[0]), None);
     }
 
     #[test]

@@ -24,12 +24,60 @@ pub struct Machine {
 /// What one worker is given.
 #[derive(PartialEq, Eq, Debug)]
 pub struct WorkerResources {
-    /// Index of its GPU, and the name by which it is shown to the worker.
-    pub gpu: Option<(usize, String)>,
-    /// Workers on that GPU.
-    pub workers_on_gpu: usize,
+    /// None if it computes on the processor.
+    pub gpu: Option<GivenGpu>,
     /// Host memory, bytes.
     pub host_bytes: Option<u64>,
+}
+
+/// A worker's GPU.
+#[derive(PartialEq, Eq, Debug)]
+pub enum GivenGpu {
+    /// The worker is shown this GPU alone.
+    Shown {
+        /// Its index.
+        index: usize,
+        /// The name by which it is shown.
+        name: String,
+        /// Workers on that GPU.
+        workers: usize,
+    },
+    /// Nobody here knows how many GPUs there are: the worker takes the one of its place among those that the driver shows it.
+    Place {
+        /// Its place among the workers of the machine.
+        index: usize,
+        /// How many places there are.
+        places: usize,
+    },
+}
+
+impl WorkerResources {
+    /// Index of its GPU or of its place, for [`Machine::give`] while it runs.
+    pub fn index(&self) -> Option<usize> {
+        match &self.gpu {
+            Some(GivenGpu::Shown { index, .. } | GivenGpu::Place { index, .. }) => Some(*index),
+            None => None,
+        }
+    }
+
+    /// What [`gpus::VISIBLE`] is for the worker; none if it inherits that.
+    pub fn shown(&self) -> Option<&str> {
+        match &self.gpu {
+            Some(GivenGpu::Shown { name, .. }) => Some(name),
+            Some(GivenGpu::Place { .. }) | None => None,
+        }
+    }
+
+    /// What the worker is told of it on its command line.
+    pub fn arguments(&self) -> Vec<String> {
+        let host = self.host_bytes.map(|bytes| ("--host-memory", bytes.to_string()));
+        let gpu = self.gpu.as_ref().map(|gpu| match gpu {
+            GivenGpu::Shown { workers, .. } => ("--workers-on-gpu", workers.to_string()),
+            GivenGpu::Place { index, places } => ("--gpu-place", format!("{index}/{places}")),
+        });
+        let told = host.into_iter().chain(gpu);
+        told.flat_map(|(name, value)| [name.to_owned(), value]).collect()
+    }
 }
 
 impl Machine {
@@ -42,24 +90,31 @@ impl Machine {
         }
     }
 
-    /// The resources for one more worker, given the GPU indices of the running ones.
+    /// The resources for one more worker, given the indices of the running ones ([`WorkerResources::index`]).
     pub fn give(&self, running: &[Option<usize>]) -> WorkerResources {
-        let taken = || running.iter().copied().flatten();
-        let gpu = self.gpus.next(taken());
-        let gpu = gpu.map(|(place, name)| (place, name.to_owned()));
-        let beside = gpu
-            .as_ref()
-            .map_or(0, |(own, _)| taken().filter(|place| place == own).count());
-        let planned = self.workers.div_ceil(self.gpus.count().max(1));
+        let taken: Vec<usize> = running.iter().copied().flatten().collect();
         let workers = self.workers.max(running.len() + 1);
         WorkerResources {
-            workers_on_gpu: match gpu {
-                Some(_) => planned.max(beside + 1).min(ON_ONE_GPU_MAX),
-                None => 1,
+            gpu: match &self.gpus {
+                Gpus::Named(names) => self.shown_gpu(names, &taken),
+                Gpus::Uncounted => gpus::least_taken(workers, &taken).map(|index| GivenGpu::Place {
+                    index,
+                    places: workers,
+                }),
             },
-            gpu,
             host_bytes: self.available.map(|all| varuna_host_memory::share(all, workers)),
         }
+    }
+
+    fn shown_gpu(&self, names: &[String], taken: &[usize]) -> Option<GivenGpu> {
+        let index = gpus::least_taken(names.len(), taken)?;
+        let beside = taken.iter().filter(|other| **other == index).count();
+        let planned = self.workers.div_ceil(names.len());
+        Some(GivenGpu::Shown {
+            index,
+            name: names[index].clone(),
+            workers: planned.max(beside + 1).min(ON_ONE_GPU_MAX),
+        })
     }
 }
 
@@ -68,12 +123,21 @@ mod tests {
     use super::*;
     use varuna_api::WorkerDevice;
 
-    fn machine(gpus: usize, workers: usize) -> Machine {
+    fn machine(gpus: Gpus, workers: usize) -> Machine {
         Machine {
-            gpus: Gpus::choose(WorkerDevice::Auto, None, gpus),
+            gpus,
             available: Some(60 << 30),
             workers,
         }
+    }
+
+    /// So many GPUs that were counted.
+    fn counted(gpus: usize) -> Gpus {
+        Gpus::choose(WorkerDevice::Auto, None, gpus)
+    }
+
+    fn processor() -> Gpus {
+        Gpus::choose(WorkerDevice::Cpu, None, 0)
     }
 
     /// What workers are given that are started one after the other.
@@ -82,18 +146,27 @@ mod tests {
         let mut given = Vec::new();
         for _ in 0..count {
             let next = machine.give(&running);
-            running.push(next.gpu.as_ref().map(|(place, _)| *place));
+            running.push(next.index());
             given.push(next);
         }
         given
     }
 
+    /// Index of the GPU, and workers on it.
+    fn shown(given: &WorkerResources) -> (usize, usize) {
+        match given.gpu {
+            Some(GivenGpu::Shown { index, workers, .. }) => (index, workers),
+            _ => panic!("{given:?}"),
+        }
+    }
+
     #[test]
     fn the_workers_of_a_run_divide_what_was_available_when_it_began() {
-        let machine = machine(0, 4);
+        let machine = machine(processor(), 4);
         for given in started(&machine, 4) {
             assert_eq!(given.host_bytes, Some(15 << 30));
-            assert_eq!((given.gpu, given.workers_on_gpu), (None, 1));
+            assert_eq!((&given.gpu, given.shown()), (&None, None));
+            assert_eq!(given.arguments(), ["--host-memory", "16106127360"]);
         }
         // In the place of one that has ended, whatever the others hold by now.
         assert_eq!(machine.give(&[None, None, None]).host_bytes, Some(15 << 30));
@@ -103,29 +176,42 @@ mod tests {
 
     #[test]
     fn workers_divide_each_gpu_by_those_that_it_gets() {
-        let alone = started(&machine(4, 4), 4);
-        let places: Vec<_> = alone
-            .iter()
-            .map(|g| (g.gpu.as_ref().unwrap().0, g.workers_on_gpu))
-            .collect();
+        let alone = started(&machine(counted(4), 4), 4);
+        let places: Vec<_> = alone.iter().map(shown).collect();
         assert_eq!(places, [(0, 1), (1, 1), (2, 1), (3, 1)]);
         // The first one knows of the second already.
-        let crowded = started(&machine(2, 3), 3);
-        let places: Vec<_> = crowded
-            .iter()
-            .map(|g| (g.gpu.as_ref().unwrap().0, g.workers_on_gpu))
-            .collect();
+        let crowded = started(&machine(counted(2), 3), 3);
+        let places: Vec<_> = crowded.iter().map(shown).collect();
         assert_eq!(places, [(0, 2), (1, 2), (0, 2)]);
-        assert_eq!(machine(1, 1).give(&[Some(0), Some(0)]).workers_on_gpu, 3);
-        assert_eq!(machine(1, 1000).give(&[]).workers_on_gpu, ON_ONE_GPU_MAX);
+        assert_eq!(crowded[1].shown(), Some("1"));
+        assert_eq!(crowded[1].arguments()[2..], ["--workers-on-gpu", "2"]);
+        assert_eq!(shown(&machine(counted(1), 1).give(&[Some(0), Some(0)])), (0, 3));
+        assert_eq!(shown(&machine(counted(1), 1000).give(&[])), (0, ON_ONE_GPU_MAX));
+    }
+
+    #[test]
+    fn where_gpus_are_not_counted_each_worker_is_told_its_place() {
+        let machine = machine(counted(0), 3);
+        let told: Vec<_> = started(&machine, 4)
+            .iter()
+            .map(|given| (given.shown().is_none(), given.arguments()[2..].to_vec()))
+            .collect();
+        let expected = ["0/3", "1/3", "2/3", "3/4"].map(|place| {
+            let arguments = ["--gpu-place", place].map(str::to_owned).to_vec();
+            (true, arguments)
+        });
+        assert_eq!(told, expected);
+        // One that replaces another takes its place.
+        assert_eq!(machine.give(&[Some(0), Some(2)]).index(), Some(1));
     }
 
     #[test]
     fn nothing_is_divided_where_the_system_does_not_say_what_there_is() {
         let unknown = Machine {
             available: None,
-            ..machine(0, 2)
+            ..machine(processor(), 2)
         };
         assert_eq!(unknown.give(&[]).host_bytes, None);
+        assert!(unknown.give(&[]).arguments().is_empty());
     }
 }

@@ -50,18 +50,13 @@ impl Context {
     /// There is no such GPU, or the driver refuses.
     pub fn open(libraries: &Libraries, number: usize) -> Result<Arc<Context>, CudaError> {
         let driver = &libraries.driver;
-        let (mut count, mut device, mut raw) = (0, 0, std::ptr::null_mut());
-        // SAFETY: the flags must be 0; the other arguments are places of the types that are written.
-        unsafe {
-            driver.checked("cuInit", (driver.init)(0))?;
-            driver.checked("cuDeviceGetCount", (driver.device_count)(&raw mut count))?;
-        }
-        let count = usize::try_from(count).unwrap_or(0);
+        let (mut device, mut raw) = (0, std::ptr::null_mut());
+        let count = driver.devices()?;
         let ordinal = match c_int::try_from(number) {
             Ok(ordinal) if number < count => ordinal,
             _ => return Err(CudaError::NoDevice { number, count }),
         };
-        // SAFETY: as above; the device is one of those that there are.
+        // SAFETY: the arguments are places of the types that are written; the device is one of those that there are.
         unsafe {
             driver.checked("cuDeviceGet", (driver.device_get)(&raw mut device, ordinal))?;
             let retained = (driver.context_retain)(&raw mut raw, device);

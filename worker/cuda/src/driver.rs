@@ -99,6 +99,20 @@ pub enum CudaError {
 }
 
 impl Driver {
+    /// How many devices it shows this process.
+    pub(crate) fn devices(&self) -> Result<usize, CudaError> {
+        let mut count = 0;
+        #[expect(
+            unsafe_code,
+            reason = "calls of the driver's functions with a place of their type"
+        )]
+        // SAFETY: the flags must be 0, and `count` is a place for a number. If the driver does not begin, the second call is refused.
+        let (begun, counted) = unsafe { ((self.init)(0), (self.device_count)(&raw mut count)) };
+        self.checked("cuInit", begun)?;
+        self.checked("cuDeviceGetCount", counted)?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
     /// Turns a function's result into this crate's.
     pub(crate) fn checked(&self, call: &'static str, code: c_int) -> Result<(), CudaError> {
         if code == 0 {

@@ -1,6 +1,6 @@
 //! The libraries of a device: the driver's, and NCCL's.
 
-use crate::driver::Driver;
+use crate::driver::{CudaError, Driver};
 use crate::library::{LoadError, Loaded};
 use crate::nccl::Nccl;
 use std::ffi::OsStr;
@@ -43,6 +43,14 @@ impl Libraries {
     /// The driver's file cannot be loaded or lacks a function.
     pub fn load_from_two(driver: &Path, nccl: &Path) -> Result<Libraries, LoadError> {
         Libraries::of(&[driver], &[nccl])
+    }
+
+    /// How many GPUs the driver shows this process.
+    ///
+    /// # Errors
+    /// The driver refuses: there may be none.
+    pub fn device_count(&self) -> Result<usize, CudaError> {
+        self.driver.devices()
     }
 
     /// Whether NCCL can be used: it is a worker's own choice to go without.
