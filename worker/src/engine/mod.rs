@@ -276,6 +276,7 @@ impl Engine {
         let is_kept = |whole: &Unit| keep.iter().any(|unit| layout.whole_of(*unit) == *whole);
         // The next step makes what it lacks. A worker without a stage runs no step that would free the rest.
         self.gathered.retain(|whole, _| is_kept(whole));
+        self.initial = None;
         self.config.backend.streams.release_unused();
         Ok(make_room(self.config.backend.device)?)
     }

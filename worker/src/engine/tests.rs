@@ -302,6 +302,10 @@ fn what_a_segment_was_computed_with_goes_with_its_state() {
     for unit in &units {
         engine.initialise(*unit).unwrap();
     }
+    // What the ranges were made from is on the device, too.
+    assert!(engine.initial.is_some());
+    engine.free(&units).unwrap();
+    assert!(engine.initial.is_none());
     let link = LocalMesh::new(&[ME]).link(ME);
     let deadline = Instant::now() + Duration::from_secs(60);
     engine
