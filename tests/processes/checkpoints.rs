@@ -1,4 +1,4 @@
-//! Checkpoints with real processes: what was saved is resumed from, whatever the plan, and a store that fails stops nobody.
+//! Checkpoints with real processes. A run resumes from what was saved, under any plan, and a failing store does not stop training.
 
 use nix::sys::signal::Signal;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn job(folder: &Path) -> JobFile {
     }
 }
 
-/// `varuna run` once more in the run's folder, with another number of steps in its job file: exit code and standard error.
+/// Starts `varuna run` again in the run's folder, with another number of steps in its job file. Returns the exit code and standard error.
 fn run_again(run: &Run, from: u64, to: u64) -> (Option<i32>, String) {
     let file = run.folder().with_file_name("job.yaml");
     let text = std::fs::read_to_string(&file).expect("the job file");
@@ -102,7 +102,7 @@ fn after_the_loss_of_all_workers_new_ones_resume_from_the_newest_checkpoint() {
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     let resumed = event(&run, "resumed").unwrap();
     assert_eq!(resumed["restored"], true, "{resumed}");
-    // How old the newest is depends on how fast uploads are, which give way to training.
+    // The age of the newest checkpoint depends on the speed of uploads, which have a lower priority than training.
     assert_eq!(resumed["base"]["step"].as_u64(), Some(newest), "{resumed}");
     assert!(newest >= 10 && newest.is_multiple_of(5), "{resumed}");
     let lost = trained.map(|step| step - newest);
@@ -143,7 +143,7 @@ fn another_run_on_the_same_place_goes_on_from_there_under_another_plan() {
     whole.truncate(usize::try_from(base).unwrap());
     whole.extend(metrics);
     assert_same_curve(&curve, &whole, STEPS);
-    // Saved at its clean end: a third run has nothing left to do.
+    // The second run has saved a checkpoint at its end, so a third run has nothing left to do.
     let mut third = Run::start(&job(store.path()), 2);
     assert_eq!(third.exit_code(), 0, "{}", third.report());
     assert!(third.metrics().is_empty());
@@ -158,7 +158,7 @@ fn a_checkpoint_that_lacks_its_manifest_alone_is_completed_and_resumed_from() {
     });
     signal(first.pid(), Signal::SIGKILL);
     drop(first);
-    // As if its worker had died between the last shard and the manifest.
+    // The state of the store as if the worker had died between the last shard and the manifest.
     let newest = complete(store.path()).pop().unwrap();
     std::fs::remove_file(newest.join("manifest.json")).unwrap();
     let mut second = Run::start(&job(store.path()), 2);
@@ -199,7 +199,7 @@ fn a_damaged_checkpoint_is_refused_and_the_one_before_it_is_used() {
         .filter(|e| e["event"] == "resumed")
         .filter_map(|e| e["base"]["step"].as_u64())
         .collect();
-    // Whoever else was reading it may have tried once more before it was marked.
+    // Another worker that was reading it may have tried once more before it was marked as damaged.
     assert_eq!(bases.first(), Some(&step_of(newest)), "{}", second.report());
     assert_eq!(bases.last(), Some(&step_of(before)), "{}", second.report());
     assert_eq!(second.metrics().last().map(|m| m.step.0), Some(STEPS));
@@ -283,7 +283,7 @@ fn a_checkpoint_is_made_on_demand_on_notice_and_by_the_clock() {
     let [first] = complete(store.path()).try_into().unwrap();
     assert_eq!(told.trim(), first.file_name().unwrap().to_str().unwrap());
     assert!(step_of(&first) > 3);
-    // Notice to one of the two.
+    // One of the two workers gets a notice.
     let workers = run.wait_for_workers(2);
     signal(workers[1].pid, Signal::SIGTERM);
     run.wait_for("a checkpoint on notice", |_| {
@@ -318,18 +318,18 @@ fn a_second_run_on_the_same_place_is_refused_while_the_first_lives() {
     let owner = format!("run {} writes its checkpoints there", first.folder().display());
     assert!(second.report().contains(&owner), "{}", second.report());
     assert!(second.metrics().is_empty());
-    // One that was killed cannot give the place up, but its process has ended for certain.
+    // A killed run cannot release the location, but its process has certainly ended.
     signal(first.pid(), Signal::SIGKILL);
     drop(first);
     let mut third = Run::start(&job, 1);
     third.wait_for_step(1);
 }
 
-/// The disk of the checkpoints is a small one of the run's own; the run sees it, and this test through the run's process.
+/// The checkpoints are on a small disk in the run's mount namespace. The test accesses it through the run's process.
 #[test]
 fn a_full_disk_stops_nobody_and_checkpoints_go_on_when_there_is_room() {
     let disk = TempDir::new().unwrap();
-    // Room for several states without the ballast: an older one may be on its way when that goes.
+    // The disk has room for several states without the ballast, because an older one may still be uploading when the ballast is deleted.
     let mut run = Run::start_on_small_disk(&job(disk.path()), 2, disk.path(), "16m");
     let seen = PathBuf::from(format!("/proc/{}/root{}", run.pid(), disk.path().display()));
     run.wait_for("the word that checkpoints fall behind", |run| {
@@ -338,7 +338,7 @@ fn a_full_disk_stops_nobody_and_checkpoints_go_on_when_there_is_room() {
     run.wait_for_step(STEPS);
     std::fs::remove_file(seen.join("ballast")).unwrap();
     assert_eq!(run.exit_code(), 0, "{}", run.report());
-    // The disk has gone with the run, which looked at it last.
+    // The disk was unmounted when the run ended, but the run has checked the checkpoint before.
     let saved = event(&run, "checkpointed").unwrap_or_else(|| panic!("{}", run.report()));
     assert_eq!(saved["step"], STEPS, "{}", run.report());
     assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);

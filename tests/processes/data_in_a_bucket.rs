@@ -1,4 +1,4 @@
-//! Runs of real processes whose dataset lies on a blob store.
+//! Runs of real processes whose dataset is in a blob store.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -7,20 +7,20 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::runtime::Runtime;
 use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, last_of_each, program, signal};
-use varuna_store_tests::{Answer, Front, Server, minio};
+use varuna_store_tests::{Answer, FaultyProxy, Server, minio};
 
 const STEPS: u64 = 60;
-/// What a worker reads of a file at once.
+/// Size of the blocks in which a worker reads a file.
 const BLOCK_BYTES: u64 = 64 << 10;
 const DOCUMENTS: usize = 6_000;
 
-/// A dataset of many short documents on a disk and in a bucket, with a front before the bucket.
+/// A dataset of many short documents, both on a disk and in a bucket. A proxy in front of the bucket counts requests.
 struct Data {
     server: Server,
-    front: Front,
+    proxy: FaultyProxy,
     local: String,
     in_bucket: String,
-    /// Of its `.bin`.
+    /// Number of blocks of its `.bin` file.
     blocks: usize,
     _folder: tempfile::TempDir,
     _runtime: Runtime,
@@ -30,7 +30,7 @@ impl Data {
     fn new() -> Data {
         let folder = tempfile::tempdir().unwrap();
         let (source, prefix) = (folder.path().join("text.jsonl"), folder.path().join("data"));
-        // From a word to a few sentences: samples of 64 tokens hold several, or a part of one.
+        // Documents of one word to a few sentences, so that a sample of 64 tokens contains several documents or a part of one.
         let document = |i: usize| "and it was so ".repeat(1 + i * 7 % 11) + &i.to_string();
         let lines = (0..DOCUMENTS).map(|i| serde_json::json!({ "text": document(i) }).to_string() + "\n");
         std::fs::write(&source, lines.collect::<String>()).unwrap();
@@ -52,7 +52,7 @@ impl Data {
             in_bucket: runtime.block_on(server.upload_dataset(&prefix, "sets")),
             local: prefix.display().to_string(),
             blocks: usize::try_from(bytes.div_ceil(BLOCK_BYTES)).unwrap(),
-            front: runtime.block_on(Front::before(&server.endpoint)),
+            proxy: runtime.block_on(FaultyProxy::start(&server.endpoint)),
             server,
             _folder: folder,
             _runtime: runtime,
@@ -60,11 +60,11 @@ impl Data {
     }
 
     fn run(&self, workers: usize) -> Run {
-        let settings = self.server.settings_by(&self.front.endpoint);
+        let settings = self.server.settings_by(&self.proxy.endpoint);
         Run::start_with(&packed(&self.in_bucket), workers, &settings)
     }
 
-    /// The curve of the same data on a disk.
+    /// The losses of a run with the same data on a disk.
     fn undisturbed(&self) -> Vec<Metric> {
         curve(&packed(&self.local))
     }
@@ -96,8 +96,8 @@ fn packed_documents_of_a_bucket_train_through_a_kill_as_those_of_a_disk_do() {
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     let undisturbed = data.undisturbed();
     assert_same_curve(&undisturbed, &last_of_each(&run.metrics()), STEPS);
-    // None of three workers reads a block twice.
-    let seen = data.front.seen("GET", "data.bin");
+    // None of the three workers reads a block twice.
+    let seen = data.proxy.seen("GET", "data.bin");
     assert!(
         (data.blocks..=3 * data.blocks).contains(&seen),
         "{seen} reads of {} blocks",
@@ -117,14 +117,14 @@ fn packed_documents_of_a_bucket_train_through_a_kill_as_those_of_a_disk_do() {
 fn a_bucket_that_fails_for_a_moment_stops_nobody() {
     let data = Data::new();
     let failed = AtomicUsize::new(0);
-    data.front.rule(move |method, path| {
+    data.proxy.rule(move |method, path| {
         let is_data = method == "GET" && path.contains("data.bin");
         (is_data && failed.fetch_add(1, Ordering::Relaxed) < 9).then_some(Answer::Status(503))
     });
     let mut run = data.run(2);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert!(
-        data.front.seen("GET", "data.bin") > 9,
+        data.proxy.seen("GET", "data.bin") > 9,
         "it failed, and was asked again"
     );
     assert_same_curve(&data.undisturbed(), &last_of_each(&run.metrics()), STEPS);

@@ -1,4 +1,4 @@
-//! Elasticity with real processes: each case ends with the loss curve of the undisturbed run and every step once.
+//! Elasticity with real processes. Each case ends with the losses of the undisturbed run, and with every step once.
 
 use nix::sys::signal::Signal;
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use varuna_protocol::Phase;
 
 const STEPS: u64 = 60;
 
-/// The curve of an undisturbed run with one worker.
+/// The losses of an undisturbed run with one worker.
 fn undisturbed() -> &'static [Metric] {
     static CURVE: OnceLock<Vec<Metric>> = OnceLock::new();
     CURVE.get_or_init(|| {
@@ -48,10 +48,10 @@ fn a_killed_worker_costs_no_step() {
     finish(run);
 }
 
-/// A unit's state has two parts in place of three: in memory, on its way to the newcomer, and in the store.
+/// With SGD, the state of a unit has two parts instead of three: in memory, in transfers to a new worker, and in the store.
 #[test]
 fn sgd_draws_its_curve_through_a_kill_a_growth_and_a_restore() {
-    // So many that it still trains when the newcomer has come.
+    // Enough steps that the job still trains when the new worker has joined.
     let steps = 200;
     let store = tempfile::TempDir::new().unwrap();
     let job = |min_depth, checkpoint| JobFile {
@@ -77,7 +77,7 @@ fn sgd_draws_its_curve_through_a_kill_a_growth_and_a_restore() {
         signal(worker.pid, Signal::SIGKILL);
     }
     run.wait_for("the word that workers are missing", |run| {
-        // The run began with such a word, too.
+        // There is one such event from the start of the run.
         let events = run.events();
         let last = |kind: &str| events.iter().rposition(|e| e["event"] == kind);
         (last("belowMinimum") > last("workerLost")).then_some(())
@@ -92,7 +92,7 @@ fn sgd_draws_its_curve_through_a_kill_a_growth_and_a_restore() {
     assert_same_curve(&curve, &last_of_each(&run.metrics()), steps);
 }
 
-/// Steps and, after the kill, whole states go over TLS.
+/// Steps are sent over TLS, and after the kill whole states as well.
 #[test]
 fn encryption_between_workers_changes_no_loss_and_costs_no_recovery() {
     let mut run = Run::start(
@@ -114,7 +114,7 @@ fn encryption_between_workers_changes_no_loss_and_costs_no_recovery() {
     finish(run);
 }
 
-/// The best cuts of one block lie between its attention and its MLP, in two stages as in three.
+/// The best cut of one block is between its attention and its MLP, with two stages as well as with three.
 #[test]
 fn a_worker_killed_under_a_plan_that_cuts_inside_a_block_costs_no_step() {
     let job = |min_depth| JobFile {
@@ -129,13 +129,13 @@ fn a_worker_killed_under_a_plan_that_cuts_inside_a_block_costs_no_step() {
     run.wait_for_step(10);
     let workers = run.wait_for_workers(4);
     signal(workers[1].pid, Signal::SIGKILL);
-    // It may be over before three workers are seen: its steps are short.
+    // Its steps are short, so the run may end before three workers are seen.
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert_same_curve(&whole.metrics(), &run.metrics(), STEPS);
     let model = run.job().model;
     let cuts_inside = |plan: &Plan| {
         let mut stages = plan.shape.pipelines.iter().flat_map(|p| &p.stages);
-        // The attention before its MLP is another worker's.
+        // The attention of the same block is on another worker.
         stages.any(|s| model.transformer().unwrap().kind(s.segments.start) == SegmentKind::Mlp)
     };
     let plans = run.plans();
@@ -171,7 +171,7 @@ fn an_interleaved_pipeline_loses_a_worker_and_is_interleaved_again() {
         .map(|p| (p.members().len(), p.shape.schedule.kind, p.reason.as_str()))
         .collect();
     let is_interleaved = |plan: Option<&(usize, ScheduleKind, &str)>| plan.is_some_and(|p| p.1.chunks() > 1);
-    // The plan that the missing worker ended. A machine that is loaded may make one that is slow, and be planned around, later.
+    // The plan that the missing worker ended. On a busy machine a worker may be slow and get a plan without it later.
     let grown = ran.iter().skip_while(|p| p.0 == 4).find(|p| p.0 == 4);
     assert!(is_interleaved(ran.first()) && is_interleaved(grown), "{ran:?}");
 }
@@ -297,7 +297,7 @@ fn training_goes_on_while_the_coordinator_is_away_and_the_next_one_takes_it_up()
     run.wait_for_workers(4);
     run.kill_coordinator();
     let published = run.metrics().last().map_or(0, |m| m.step.0);
-    // Nobody but the workers themselves can tell now.
+    // From now on only the workers themselves can report it.
     let start = Instant::now();
     let later = (published + 10).min(STEPS);
     while run.step_of_worker(0) < later {
@@ -314,13 +314,13 @@ fn training_goes_on_while_the_coordinator_is_away_and_the_next_one_takes_it_up()
     let events = run.events();
     let count = |kind: &str| events.iter().filter(|e| e["event"] == kind).count();
     assert_eq!((count("tookOver"), count("fenced")), (2, 0), "{}", run.report());
-    // A slow moment of a busy machine may bring a planned change, by a worker's speed; the take-over itself brings no plan.
+    // On a busy machine a slow moment may cause a planned change, because of a worker's speed. The takeover itself causes no plan.
     let not_changes = |e: &&serde_json::Value| e["event"] == "planned" && e["change"] == false;
     assert_eq!(events.iter().filter(not_changes).count(), 1, "{}", run.report());
     finish(run);
 }
 
-/// Every address of the run's plans is of IPv6.
+/// All addresses in the run's plans are IPv6.
 fn assert_on_ipv6(run: &Run) {
     let addresses: Vec<String> = run
         .plans()

@@ -1,4 +1,4 @@
-//! Models of one's own (worker/tests/data/exported): whole runs through kills and growth, and what is left of them.
+//! User-defined models (worker/tests/data/exported): whole runs with kills and growth, and the files that they leave.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -27,7 +27,7 @@ fn job(model: &str, min_depth: u32) -> JobFile {
     }
 }
 
-/// The curve of one worker, which must fall: else it would hide a difference.
+/// The losses of a run with one worker. They must decrease, because otherwise a difference could remain hidden.
 fn alone(model: &str) -> Run {
     let mut alone = Run::start(&job(model, 1), 1);
     assert_eq!(alone.exit_code(), 0, "{}", alone.report());
@@ -90,7 +90,7 @@ fn a_transformer_of_ones_own_draws_the_curve_of_one_through_a_kill_and_a_growth(
         "{found}"
     );
 
-    // What PyTorch loads has the names and shapes of the user's model.
+    // The export for PyTorch has the names and shapes of the user's model.
     let place = checkpoints.join("elastic");
     let told = run.varuna(&[
         "checkpoint",
@@ -150,7 +150,7 @@ fn a_run_with_another_folder_than_the_job_means_does_not_begin() {
     assert!(!folder.path().join("run").exists(), "no run folder is made");
 }
 
-/// Each record is a sample, the last one too.
+/// Each record is one sample, including the last one.
 #[test]
 fn layers_on_records_draw_the_curve_of_one_through_a_kill() {
     let alone = alone("mlp");

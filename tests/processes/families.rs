@@ -1,11 +1,11 @@
-//! Elasticity of other models than a GPT-2: each case ends with the loss curve of the undisturbed run and every step once.
+//! Elasticity of models other than GPT-2. Each case ends with the losses of the undisturbed run, and with every step once.
 
 use nix::sys::signal::Signal;
 use varuna_fixtures::{JobFile, Run, assert_same_curve, signal};
 
 const STEPS: u64 = 60;
 
-/// Rotary positions, groups of heads of a width of their own, norms over queries and keys, and a gated MLP.
+/// The model has rotary positions, grouped heads with a width of their own, norms over queries and keys, and a gated MLP.
 #[test]
 fn a_qwen_that_loses_a_worker_draws_the_curve_of_one() {
     let job = |min_depth| {
@@ -18,7 +18,8 @@ fn a_qwen_that_loses_a_worker_draws_the_curve_of_one() {
         JobFile {
             layers: 2,
             model: sizes.map(str::to_owned).into(),
-            // Sums in another order differ in their last bits, and at twice the rate that grows to 1.1e-5 of a loss in this model.
+            // Sums in another order differ in their last bits. At twice this learning rate the difference grows to 1.1e-5 of a loss in this
+            // model.
             learning_rate: 0.001,
             min_depth,
             ..JobFile::default()
@@ -33,13 +34,13 @@ fn a_qwen_that_loses_a_worker_draws_the_curve_of_one() {
     run.wait_for_workers(3);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     let curve = alone.metrics();
-    // At this rate it must still learn: a curve that hardly falls would hide a difference.
+    // The model must learn at this rate, because a loss that hardly decreases could hide a difference.
     let (first, last) = (curve[0].loss, curve[curve.len() - 1].loss);
     assert!(last < first - 0.5, "the loss fell from {first} to {last} alone");
     assert_same_curve(&curve, &run.metrics(), STEPS);
 }
 
-/// Tokens are masked by their samples, whoever reads them: also a newcomer, and whoever takes a lost worker's part.
+/// The masks depend only on the samples, whichever worker reads them: also a new worker, or one that replaces a lost worker.
 #[test]
 fn a_bert_draws_the_curve_of_one_through_a_kill_and_a_growth() {
     let steps = 200;

@@ -1,5 +1,5 @@
-//! Planned changes with real processes: those who get units by one follow the run until then, so that nothing of their state moves while training
-//! stands.
+//! Planned changes with real processes. Workers that get units by a change follow the run until the switch, so no state is moved while
+//! training stands still.
 
 use nix::sys::signal::Signal;
 use std::sync::OnceLock;
@@ -15,7 +15,7 @@ fn job() -> JobFile {
     }
 }
 
-/// The curve of an undisturbed run with one worker.
+/// The losses of an undisturbed run with one worker.
 fn undisturbed() -> &'static [Metric] {
     static CURVE: OnceLock<Vec<Metric>> = OnceLock::new();
     CURVE.get_or_init(|| {
@@ -29,7 +29,7 @@ fn count(run: &Run, kind: &str) -> usize {
     run.events().iter().filter(|e| e["event"] == kind).count()
 }
 
-/// Has the run use this many workers; the plan that trains with them.
+/// Scales the run to this many workers. Returns the plan that trains with them.
 fn grow(run: &mut Run, workers: usize) -> Plan {
     let scaled = run.varuna(&["scale", "RUN", &workers.to_string()]);
     let said = String::from_utf8_lossy(&scaled.stderr);
@@ -46,7 +46,7 @@ fn plan_in_force(run: &Run) -> Option<Plan> {
     run.plans().into_iter().find(|p| p.generation == generation)
 }
 
-/// A pipeline of three stages of which the second goes in a known time: the others get its segments, and train meanwhile.
+/// A pipeline of three stages whose second worker ends at a known time. The others get its segments, and train meanwhile.
 #[test]
 fn members_that_get_units_by_a_change_follow_them_while_they_train() {
     let job = JobFile {
@@ -74,7 +74,7 @@ fn members_that_get_units_by_a_change_follow_them_while_they_train() {
     let gain: Vec<WorkerId> = after.members().iter().copied().filter(gains).collect();
     let stay = after.members().iter().all(|w| before.has(*w));
     assert!(stay && !gain.is_empty(), "{}", run.report());
-    // Of this plan: a slow moment of a busy machine may bring another change, by a worker's speed.
+    // Only events of this plan count: on a busy machine a slow moment may cause another change, because of a worker's speed.
     let events = run.events().into_iter();
     let mut of_plan = events.filter(|e| e["generation"] == after.generation.0);
     let caught_up = of_plan.find(|e| e["event"] == "followersCaughtUp");
@@ -95,7 +95,7 @@ fn where_a_worker_leaves_following_out_a_change_is_made_without_it_and_no_loss_i
     assert!(!plan.following, "{}", run.report());
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert_same_curve(undisturbed(), &run.metrics(), STEPS);
-    // A slow moment of a busy machine may bring another change, by a worker's speed: it is made without following, too.
+    // On a busy machine a slow moment may cause another change, because of a worker's speed. That change is made without following, too.
     let events = run.events();
     let switched = |e: &&serde_json::Value| e["event"] == "switched" && e["generation"] == plan.generation.0;
     assert_eq!(events.iter().filter(switched).count(), 1, "{}", run.report());

@@ -1,4 +1,4 @@
-//! What a run has trained is used: text is generated from its checkpoint, and evaluated as the run itself evaluated it.
+//! The result of a training run is used: text is generated from its checkpoint, and evaluated as the run itself evaluated it.
 
 use serde_json::Value;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::Output;
 use tempfile::TempDir;
 use varuna_fixtures::{JobFile, Run};
 
-/// A run in two stages that evaluates with the state of step 20, and saves that state.
+/// A run with two stages that evaluates with the state of step 20, and saves that state.
 struct Trained {
     run: Run,
     checkpoints: String,
@@ -69,7 +69,7 @@ fn a_checkpoint_generates_text_and_has_the_loss_that_its_run_found() {
     what_cannot_be_done_is_refused(&trained);
 }
 
-/// What the run found before the step that is counted as the 21st.
+/// The loss that the run found before its 21st step.
 fn own_loss(trained: &Trained) -> f64 {
     let metrics = trained.run.metrics();
     let own = metrics.iter().find(|m| m.step.0 == 21).and_then(|m| m.eval_loss);
@@ -124,7 +124,7 @@ fn its_loss_is_that_of_the_run(trained: &Trained) {
     assert_eq!(counts, (Some(8), Some(8 * 64)));
     let perplexity = found["perplexity"].as_f64().expect("a number");
     assert!((perplexity - loss(&found).exp()).abs() < 1e-9, "{found}");
-    // Batches of other sizes see the same windows.
+    // Batches of another size contain the same windows.
     let threes = trained.evaluate(&["--step", "20", "--batch", "3", "--steps", "2"]);
     let ones = trained.evaluate(&["--step", "20", "--batch", "1", "--steps", "6"]);
     assert!((loss(&threes) - loss(&ones)).abs() < 1e-5, "{threes} {ones}");
@@ -132,7 +132,7 @@ fn its_loss_is_that_of_the_run(trained: &Trained) {
     assert_eq!(all["step"], 22, "the newest where no step is named: {all}");
     assert_eq!(all["windows"], all["heldOut"], "{all}");
     assert!(all["windows"].as_u64() > Some(8), "{all}");
-    // The tenth that was held out, rounded up, is a part of the whole.
+    // The samples that were held out, a tenth rounded up, are a part of all samples.
     let whole = json(trained.run.varuna(&[
         "evaluate",
         &trained.checkpoints,

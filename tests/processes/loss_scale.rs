@@ -1,4 +1,4 @@
-//! fp16 with real processes: the loss scale and the steps that it skips are those of an undisturbed run, whoever dies or joins.
+//! fp16 with real processes: the loss scale and the skipped steps equal those of an undisturbed run, whichever workers die or join.
 
 use nix::sys::signal::Signal;
 use std::path::Path;
@@ -6,11 +6,12 @@ use tempfile::TempDir;
 use varuna_fixtures::{JobFile, Metric, Run, assert_curve_within, event, last_of_each, signal};
 
 const STEPS: u64 = 60;
-/// Far beyond what fp16 can hold: the first steps overflow, each halves it. It is doubled again every eight steps, until it is too large
-/// once more.
+/// Far more than fp16 can represent: the first steps overflow, and each halves the scale. After every eight steps it is doubled, until it
+/// is too large again.
 const SCALE: &str = "lossScale: {initial: 4294967296, window: 8}";
 
-/// Sums in another order change the last digits of the masters, and so now and then one of their copies in fp16.
+/// Relative difference of losses that is allowed. Sums in another order change the last digits of the master parameters, and sometimes
+/// their copies in fp16.
 const OFF: f64 = 1e-3;
 
 fn fp16(min_depth: u32) -> JobFile {

@@ -1,13 +1,13 @@
-//! Whole runs over NCCL, whose stand-in has one process for each rank: workers are killed while sums and boundaries are on their way.
+//! Whole runs with a stand-in for NCCL that has one process for each rank. Workers are killed during sums and transfers of boundaries.
 //!
-//! The workers are `worker/examples/worker_apart`: the shipped program on memory that is not the host's, with a driver and an NCCL that
-//! are late. Where no GPU is, this is the nearest to a node with several.
+//! The workers are `worker/examples/worker_apart`: the shipped program with a device whose memory is not the host's, and with a driver and
+//! an NCCL that run late. Without a GPU, this is the closest to a node with several GPUs.
 
 use nix::sys::signal::Signal;
 use varuna_fixtures::{JobFile, Metric, Run, assert_curve_within, signal};
 
 const STEPS: u64 = 60;
-/// Sums of three holders have another order over NCCL than over a ring.
+/// Relative difference that is allowed: sums of three holders have another order over NCCL than over a ring.
 const ROUNDING: f64 = 1e-5;
 
 fn job(transport: &str) -> JobFile {
@@ -20,7 +20,7 @@ fn job(transport: &str) -> JobFile {
 }
 
 fn start(transport: &str) -> Run {
-    // Each operation takes a few milliseconds longer, so that a kill meets some that run.
+    // Each operation takes a few milliseconds longer, so that a kill happens while operations are running.
     let slow = ("VARUNA_FAKE_NCCL_FAULT".to_owned(), "slow:2".to_owned());
     Run::start_workers(&job(transport), 4, "examples/worker_apart", &[slow])
 }
@@ -42,7 +42,7 @@ fn survivors_of_kills_in_the_middle_of_steps_go_on_over_nccl_with_the_losses_of_
         signal(workers[1].pid, Signal::SIGKILL);
         run.wait_for_workers(3);
         if step == 8 {
-            // Two holders of each segment again: the next kill costs none either.
+            // Each segment has two holders again, so the next kill costs no step either.
             assert!(run.varuna(&["scale", "RUN", "4"]).status.success());
         }
     }
@@ -55,10 +55,10 @@ fn survivors_of_kills_in_the_middle_of_steps_go_on_over_nccl_with_the_losses_of_
     assert!(generations.len() >= 3, "steps under each plan: {generations:?}");
 }
 
-/// Parameters and parts of sums go from device to device, and a kill meets them on their way.
+/// Parameters and partial sums are sent from device to device when a worker is killed.
 #[test]
 fn state_that_four_pipelines_share_out_survives_kills_over_nccl() {
-    // Long enough for two growths.
+    // Enough steps to scale up twice.
     let steps = 120;
     let job = |transport: &str, sharding: &str| JobFile {
         steps,
@@ -96,7 +96,7 @@ fn a_worker_whose_nccl_is_absent_trains_over_tcp_with_the_others_and_says_so_onc
     let said = |what: &str| logs.lines().filter(|line| line.contains(what)).count();
     assert_eq!(said("tensors go over TCP"), 1, "{logs}");
     assert_eq!(said("NCCL is not here; tried"), 1, "{logs}");
-    // The pipeline that it has no part in, at least, is connected as before.
+    // At least the pipeline that the worker is not part of is connected by NCCL.
     assert!(said("tensors go over NCCL") >= 2, "{logs}");
     assert_eq!(said("training is stopped"), 0, "{logs}");
     assert_curve_within(ROUNDING, &undisturbed_over_tcp(), &run.metrics(), STEPS);

@@ -1,4 +1,4 @@
-//! Programs that hold a connection for each worker or peer raise the limit of open files that they were started with.
+//! Programs that have a connection for each worker or peer raise the soft limit of open files with which they were started.
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use nix::sys::signal::{Signal, killpg};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use varuna_fixtures::{JobFile, prepare, program};
 
-/// Starts a program that may open 64 files, and could take more: in a group of its own, with all that it starts.
+/// Starts a program with a soft limit of 64 open files and a higher hard limit, in a process group with all of its child processes.
 fn start_with_few(name: &str, arguments: &[&str]) -> Child {
     Command::new("sh")
         .args(["-c", "ulimit -S -n 64 && exec \"$0\" \"$@\""])
@@ -23,13 +23,13 @@ fn start_with_few(name: &str, arguments: &[&str]) -> Child {
         .unwrap()
 }
 
-/// Whether the process has come to be this program: the shell that it was before had limits of its own.
+/// Whether the process has started this program: before, it was a shell with limits of its own.
 fn is(child: &Child, name: &str) -> bool {
     let runs = std::fs::read_link(format!("/proc/{}/exe", child.id()));
     runs.is_ok_and(|runs| runs == program(name).canonicalize().unwrap())
 }
 
-/// How many files a process may open, and how many it could let itself open; none once it has ended.
+/// The soft and the hard limit of open files of a process; none once it has ended.
 fn limits(child: &Child) -> Option<(u64, u64)> {
     let text = std::fs::read_to_string(format!("/proc/{}/limits", child.id())).ok()?;
     let line = text
@@ -76,7 +76,7 @@ fn all_programs_that_hold_many_connections_raise_their_limit_of_open_files() {
             }
             std::thread::sleep(Duration::from_millis(5));
         };
-        // What a launcher has started does not end with it.
+        // The child processes of a launcher do not end with it.
         killpg(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGKILL).unwrap();
         child.wait().unwrap();
         assert!(raised, "{name} {arguments:?}: {found:?}");

@@ -1,8 +1,8 @@
-//! Where a worker says that its process id holds.
+//! The host name that a worker reports together with its process id.
 
 use varuna_fixtures::{JobFile, Run};
 
-/// Pods on their node's network share its host name, and number their processes anew.
+/// Pods that use their node's network have the host name of the node, but number their processes separately.
 #[test]
 fn a_worker_in_a_pod_gives_the_name_of_its_pod_as_its_host() {
     let job = JobFile {

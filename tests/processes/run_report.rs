@@ -1,4 +1,4 @@
-//! What a run of real processes leaves behind for people: figures of its steps, event files, and a page about it.
+//! What a run of real processes leaves for its user: figures of its steps, event files, and a report page.
 
 use nix::sys::signal::Signal;
 use std::process::Command;
@@ -7,7 +7,7 @@ use varuna_plan::Generation;
 use varuna_plan::measured_step::measured_workers;
 use varuna_run_folder::{Metric, RunFiles};
 
-/// Tokens of the test job's step: 8 samples.
+/// Number of samples in the test job's step.
 const SAMPLES: u64 = 8;
 
 #[test]
@@ -80,7 +80,7 @@ fn a_run_that_lost_a_worker_has_figures_event_files_and_a_page() {
     assert_eq!(page.matches("<tr class=\"recovery\">").count(), 1);
 }
 
-/// Of the newest plan that has run for some steps, all workers told when they ran each task of one of them.
+/// For the newest plan that has run several steps, all workers have reported the times of each task of one step.
 #[expect(clippy::unwrap_used, reason = "a part of the test")]
 fn check_measured_step(files: &RunFiles, steps: &[Metric]) {
     let ran = |g: Generation| steps.iter().filter(|m| m.generation == g).count();
@@ -103,7 +103,7 @@ fn check_measured_step(files: &RunFiles, steps: &[Metric]) {
     assert_eq!(traces.len(), shape.pipelines.len());
     for trace in &traces {
         let (stages, micro_batches) = (trace.stages.len(), trace.micro_batches as usize);
-        // Forwards and backwards, and some forwards again.
+        // Forwards and backwards, and recomputed forwards.
         assert!(trace.spans.len() >= 2 * stages * micro_batches, "{trace:?}");
         assert!(
             trace

@@ -1,5 +1,5 @@
-//! Sharded optimizer state with real processes: whoever of four pipelines is lost takes no state with it, and checkpoints are read by jobs with
-//! and without sharding.
+//! Sharded optimizer state with real processes. Losing any one of four pipelines loses no state, and jobs with and without sharding can
+//! read each other's checkpoints.
 
 use serde_json::Value;
 use std::path::Path;
@@ -8,14 +8,14 @@ use varuna_fixtures::{JobFile, Run, assert_same_curve};
 
 const STEPS: u64 = 120;
 
-/// Pipelines of one stage each.
+/// Pipelines with one stage each.
 fn side_by_side(sharding: &str) -> JobFile {
     JobFile {
         steps: STEPS,
         layers: 2,
         pipeline: vec!["maxDepth: 1".to_owned()],
         optimizer: vec![format!("sharding: {sharding}")],
-        // Sums in another order differ in their last bits, and at twice the rate that grows.
+        // Sums in another order differ in their last bits, and at twice this learning rate the difference grows.
         learning_rate: 0.001,
         ..JobFile::default()
     }
@@ -47,14 +47,14 @@ fn a_job_whose_pipelines_share_state_out_draws_the_curve_of_one_through_kills_an
     let count = |kind: &str| events.iter().filter(|e| e["event"] == kind).count();
     assert!(count("fenced") >= 2, "{}", run.report());
     assert_eq!(count("lost"), 0, "{}", run.report());
-    // The first plan's, from the seed.
+    // The first plan is restored, from the seed.
     let restored = events
         .iter()
         .filter(|e| e["event"] == "resumed" && e["restored"] == true);
     assert_eq!(restored.count(), 1, "{}", run.report());
 }
 
-/// A run with three workers that ends with this step; the folder with its checkpoints is `store`.
+/// A run with three workers that ends with this step, with its checkpoints in the folder `store`.
 fn checkpointed(store: &Path, sharding: &str, steps: u64, from: &str) -> Run {
     let job = JobFile {
         steps,
@@ -96,7 +96,7 @@ fn checkpoints_are_read_with_and_without_sharding() {
     let close = |a: f64, b: f64, what: &str| assert!((a - b).abs() < 1e-5 * b, "{what}: {a} and {b}");
     let loss = evaluated(&without, whole.path());
     close(evaluated(&sharded, shared.path()), loss, "step 20");
-    // Each goes on with the state of the other kind.
+    // Each job continues with the state of the other kind.
     let undisturbed = evaluated(&checkpointed(longer.path(), "none", 30, ""), longer.path());
     for (store, sharding, from) in [(&third, "zero1", &whole), (&fourth, "none", &shared)] {
         let from = format!(", from: {{job: elastic, uri: {}}}", from.path().display());

@@ -1,9 +1,10 @@
-//! A slow worker among real processes. In a file of its own: other cases beside it would slow all of them.
+//! A slow worker among real processes. This is in a file of its own, because other tests that run at the same time would slow down all
+//! workers.
 
 use varuna_fixtures::{JobFile, Run, Slowed, assert_same_curve};
 use varuna_plan::{Base, Generation, Plan, WorkerId};
 
-/// Segments that a worker computes in a step of a plan, each once for each sample.
+/// Number of segments that a worker computes in a step of a plan; a segment counts once for each sample.
 fn work(plan: &Plan, worker: WorkerId) -> u64 {
     plan.shape.place(worker).map_or(0, |(i, j)| {
         let pipeline = &plan.shape.pipelines[i];
@@ -11,7 +12,7 @@ fn work(plan: &Plan, worker: WorkerId) -> u64 {
     })
 }
 
-/// The change that was made because of this worker, and that gave it less to do.
+/// The change that was made because of this worker, and that gave it less work.
 fn made_for(plans: &[Plan], name: &str, worker: WorkerId) -> Option<Generation> {
     let found = plans.iter().find(|plan| {
         let parent = plans.iter().find(|p| p.generation == plan.parent);
@@ -26,9 +27,9 @@ fn made_for(plans: &[Plan], name: &str, worker: WorkerId) -> Option<Generation> 
 #[test]
 fn a_slow_worker_is_found_and_given_less_to_do_without_a_recovery() {
     let job = JobFile {
-        // Looked at twice: speeds are looked at after each 20 steps.
+        // Enough for two checks: speeds are checked every 20 steps.
         steps: 50,
-        // Nobody is judged who computes for less than 20 ms in a step: a third of this takes as long on a slow core.
+        // A worker that computes for less than 20 ms in a step is not judged. A third of this batch takes that long on a slow core.
         batch: 18,
         layers: 1,
         hidden: 256,

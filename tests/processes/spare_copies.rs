@@ -1,4 +1,4 @@
-//! Spare copies with real processes: where each segment has one holder, a kill -9 of that holder costs no step and reads no store.
+//! Spare copies with real processes: if each segment has one holder, killing that holder with SIGKILL costs no step, and no store is read.
 
 use nix::sys::signal::Signal;
 use std::sync::OnceLock;
@@ -18,7 +18,7 @@ fn stages(min_depth: u32) -> JobFile {
     }
 }
 
-/// The curve of an undisturbed run with one worker.
+/// The losses of an undisturbed run with one worker.
 fn undisturbed() -> &'static [Metric] {
     static CURVE: OnceLock<Vec<Metric>> = OnceLock::new();
     CURVE.get_or_init(|| {
@@ -32,7 +32,8 @@ fn undisturbed() -> &'static [Metric] {
     })
 }
 
-/// Waits until all that one worker alone holds is kept in copies that are where the run is; the members by stage, of one pipeline.
+/// Waits until every unit that only one worker holds has a spare copy that is in step with the run. Returns the members of the only
+/// pipeline, by stage.
 fn wait_for_copies(run: &mut Run) -> Vec<WorkerId> {
     run.wait_for("spare copies that are in step", |run| {
         let RunView {
@@ -50,7 +51,7 @@ fn wait_for_copies(run: &mut Run) -> Vec<WorkerId> {
     })
 }
 
-/// Ends once the run knows that the worker is gone.
+/// Kills a worker. Returns once the run has noticed it.
 fn kill(run: &mut Run, worker: WorkerId) {
     let workers = run.status().into_iter().flat_map(|s| s.workers);
     let victim = workers.into_iter().find(|w| w.view.id == worker);
@@ -62,7 +63,7 @@ fn kill(run: &mut Run, worker: WorkerId) {
     });
 }
 
-/// Every step once, the undisturbed losses, and never a word of the store or of a loss.
+/// Every step is published once, with the undisturbed losses, and the events mention neither the store nor a lost step.
 fn finish(mut run: Run, kills: usize) {
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert_same_curve(undisturbed(), &run.metrics(), STEPS);
@@ -71,14 +72,14 @@ fn finish(mut run: Run, kills: usize) {
     assert!(count("fenced") >= kills, "{}", run.report());
     assert_eq!(count("lost"), 0, "{}", run.report());
     assert!(count("spareCopies") >= 1, "{}", run.report());
-    // The first plan's, from the seed.
+    // The first plan is restored, from the seed.
     let restored = events
         .iter()
         .filter(|e| e["event"] == "resumed" && e["restored"] == true);
     assert_eq!(restored.count(), 1, "{}", run.report());
 }
 
-/// What `varuna status` says of copies that are in step.
+/// What `varuna status` prints about copies that are in step.
 fn said(run: &Run) -> String {
     let status = run.varuna(&["status", "RUN"]);
     let text = String::from_utf8_lossy(&status.stdout).into_owned();
@@ -95,7 +96,7 @@ fn each_stage_of_the_only_pipeline_is_killed_by_turns_and_no_step_is_lost() {
         let members = wait_for_copies(&mut run);
         let line = said(&run);
         assert!(line.contains("in step with the run"), "{line}");
-        // Somewhere in a step: which part of it, is another each time.
+        // The kill happens at another moment of a step each time.
         std::thread::sleep(Duration::from_millis(late_ms));
         kill(&mut run, members[stage]);
         assert!(run.varuna(&["scale", "RUN", "2"]).status.success());
@@ -112,7 +113,7 @@ fn each_stage_of_the_only_pipeline_is_killed_by_turns_and_no_step_is_lost() {
     finish(run, kills.len());
 }
 
-/// The middle stage keeps its neighbour's units, and another one keeps the middle's.
+/// The middle stage keeps its neighbour's units, and another worker keeps the middle stage's.
 #[test]
 fn a_keeper_that_dies_costs_no_step_and_neither_does_the_death_of_its_holder_afterwards() {
     let mut run = Run::start(&stages(3), 4);

@@ -1,5 +1,5 @@
-//! Faults of a real blob store, and deaths at each phase of a save, with real processes. Nothing complete is ever lost, nothing
-//! incomplete is ever loaded, and training never waits.
+//! Faults of a real blob store, and processes that die at each phase of a save. A complete checkpoint is never lost, an incomplete one is
+//! never loaded, and training never waits.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -7,15 +7,15 @@ use nix::sys::signal::Signal;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use varuna_fixtures::{JobFile, Metric, Run, assert_same_curve, event, last_of_each, signal};
-use varuna_store_tests::{Answer, Front, Server, minio};
+use varuna_store_tests::{Answer, FaultyProxy, Server, minio};
 
 const STEPS: u64 = 60;
 const EVERY: u64 = 5;
 
-/// A MinIO behind a front, and the threads that serve them.
+/// A MinIO behind a proxy, and the threads that run both.
 struct Store {
     server: Server,
-    front: Front,
+    proxy: FaultyProxy,
     _runtime: Runtime,
 }
 
@@ -27,10 +27,10 @@ impl Store {
             .build()
             .unwrap();
         let server = runtime.block_on(minio());
-        let front = runtime.block_on(Front::before(&server.endpoint));
+        let proxy = runtime.block_on(FaultyProxy::start(&server.endpoint));
         Store {
             server,
-            front,
+            proxy,
             _runtime: runtime,
         }
     }
@@ -43,21 +43,21 @@ impl Store {
     }
 
     fn settings(&self) -> Vec<(String, String)> {
-        self.server.settings_by(&self.front.endpoint)
+        self.server.settings_by(&self.proxy.endpoint)
     }
 
     fn run(&self, workers: usize) -> Run {
         Run::start_with(&self.job(), workers, &self.settings())
     }
 
-    /// Waits until so many requests have come to the front.
+    /// Waits until this many requests have reached the proxy.
     fn wait_for(&self, run: &mut Run, method: &str, part: &str, count: usize) {
         run.wait_for(&format!("{method} {part}"), |_| {
-            (self.front.seen(method, part) >= count).then_some(())
+            (self.proxy.seen(method, part) >= count).then_some(())
         });
     }
 
-    /// Every checkpoint that says it is complete is sound, and the newest is of this step.
+    /// Every checkpoint that claims to be complete is valid, and the newest has this step.
     fn verify(&self, run: &Run, newest: u64) {
         let place = format!("{}/place/elastic", self.server.uri);
         let output = run.varuna_with(&["checkpoint", "verify", &place], &self.settings());
@@ -74,18 +74,18 @@ fn undisturbed() -> Vec<Metric> {
     run.metrics()
 }
 
-/// A worker dies while a request of this kind is held; the other goes on, and so do checkpoints.
+/// A worker dies while a request of this kind is held. The other worker continues, and so do checkpoints.
 fn dies_while_held(method: &'static str, part: &'static str) {
     let store = Store::new();
     store
-        .front
+        .proxy
         .rule(move |m, p| (m == method && p.contains(part)).then_some(Answer::Held));
     let mut run = store.run(2);
     store.wait_for(&mut run, method, part, 1);
     let workers = run.wait_for_workers(2);
     signal(workers[1].pid, Signal::SIGKILL);
     run.wait_for_workers(1);
-    store.front.pass();
+    store.proxy.pass();
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
     store.verify(&run, STEPS);
@@ -125,13 +125,13 @@ fn everything_dies_in_the_middle_of_a_save_and_the_next_run_resumes_from_the_las
     let mut first = store.run(2);
     store.wait_for(&mut first, "PUT", "manifest.json", 2);
     store
-        .front
+        .proxy
         .rule(|m, p| (m == "PUT" && p.contains("segment-003")).then_some(Answer::Held));
-    let before = store.front.seen("PUT", "segment-003");
+    let before = store.proxy.seen("PUT", "segment-003");
     store.wait_for(&mut first, "PUT", "segment-003", before + 1);
     signal(first.pid(), Signal::SIGKILL);
     drop(first);
-    store.front.pass();
+    store.proxy.pass();
     let mut second = store.run(3);
     assert_eq!(second.exit_code(), 0, "{}", second.report());
     let resumed = event(&second, "resumed").unwrap();
@@ -145,18 +145,18 @@ fn everything_dies_in_the_middle_of_a_save_and_the_next_run_resumes_from_the_las
     store.verify(&second, STEPS);
 }
 
-/// While the store does this to everything, training goes on, and the run says that checkpoints fall behind; afterwards they
-/// are made again.
+/// While the store answers all requests in this way, training continues, and the run reports that checkpoints are late. Afterwards
+/// checkpoints are made again.
 fn store_that(answer: Answer) {
     let store = Store::new();
     let mut run = store.run(2);
     store.wait_for(&mut run, "PUT", "manifest.json", 1);
-    store.front.rule(move |_, _| Some(answer));
+    store.proxy.rule(move |_, _| Some(answer));
     run.wait_for("the word that checkpoints fall behind", |run| {
         event(run, "checkpointStale")
     });
     run.wait_for_step(STEPS);
-    store.front.pass();
+    store.proxy.pass();
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert_same_curve(&undisturbed(), &last_of_each(&run.metrics()), STEPS);
     store.verify(&run, STEPS);
@@ -193,16 +193,16 @@ fn a_store_that_hangs_stops_nobody() {
 fn a_worker_lost_while_the_store_hangs_is_recovered_from_memory() {
     let store = Store::new();
     let job = JobFile {
-        // Long enough for the coordinator to look at the store by itself.
+        // Enough steps that the coordinator lists the store by itself.
         steps: 300,
         ..store.job()
     };
     let mut run = Run::start_with(&job, 2, &store.settings());
     store.wait_for(&mut run, "PUT", "manifest.json", 1);
-    store.front.rule(|_, _| Some(Answer::Held));
-    // Only the coordinator lists: it is held now.
-    let looks = store.front.seen("GET", "list-type");
-    store.wait_for(&mut run, "GET", "list-type", looks + 1);
+    store.proxy.rule(|_, _| Some(Answer::Held));
+    // Only the coordinator sends list requests, and now it waits for one.
+    let lists = store.proxy.seen("GET", "list-type");
+    store.wait_for(&mut run, "GET", "list-type", lists + 1);
     let workers = run.wait_for_workers(2);
     let before = run.metrics().last().map_or(0, |m| m.generation.0);
     signal(workers[1].pid, Signal::SIGKILL);
@@ -213,9 +213,9 @@ fn a_worker_lost_while_the_store_hangs_is_recovered_from_memory() {
             .any(|m| m.generation.0 > before)
             .then_some(())
     });
-    // The request to the store hangs for half a minute and more.
+    // The request to the store takes more than half a minute.
     assert!(start.elapsed() < Duration::from_secs(15), "{}", run.report());
-    store.front.pass();
+    store.proxy.pass();
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     let undisturbed = {
         let mut run = Run::start(
@@ -231,7 +231,7 @@ fn a_worker_lost_while_the_store_hangs_is_recovered_from_memory() {
     assert_same_curve(&undisturbed, &last_of_each(&run.metrics()), 300);
 }
 
-/// Fakes the clock of a process, and of those that it starts: `scripts/setup-stores.sh` installs it.
+/// A library that fakes the clock of a process and of its child processes. `scripts/setup-stores.sh` installs it.
 const FAKETIME: &str = "faketime/libfaketimeMT.so.1";
 
 fn library(name: &str) -> String {
@@ -242,14 +242,14 @@ fn library(name: &str) -> String {
     found.unwrap_or_else(|| panic!("{name} is missing: run scripts/setup-stores.sh"))
 }
 
-/// Workers' and coordinator's clocks jump, the store's does not: signatures carry the time, so that it refuses them (MinIO
-/// allows for a quarter of an hour).
+/// The clocks of workers and coordinator jump, but the store's clock does not. Signatures contain the time, so the store refuses them
+/// (MinIO allows a difference of a quarter of an hour).
 fn clock_that_jumps(by: &'static str) {
     let store = Store::new();
     let folder = tempfile::tempdir().unwrap();
     let clock = folder.path().join("clock");
     let set = |offset: &str| {
-        // Replaced as a whole: it is read at any time.
+        // The file is replaced atomically, because it may be read at any time.
         let next = folder.path().join("next");
         std::fs::write(&next, offset).unwrap();
         std::fs::rename(&next, &clock).unwrap();
@@ -292,12 +292,12 @@ fn a_clock_that_jumps_back_stops_nobody() {
 fn a_store_that_is_slow_makes_checkpoints_rarer_and_training_no_slower() {
     let store = Store::new();
     store
-        .front
+        .proxy
         .rule(|m, p| (m == "PUT" && p.contains("segment")).then_some(Answer::Late(Duration::from_secs(3))));
     let mut run = store.run(2);
     run.wait_for_step(STEPS);
-    let manifests = store.front.seen("PUT", "manifest.json");
-    store.front.pass();
+    let manifests = store.proxy.seen("PUT", "manifest.json");
+    store.proxy.pass();
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     assert!(
         manifests < usize::try_from(STEPS / EVERY).unwrap(),

@@ -1,13 +1,14 @@
-//! Which threads a worker computes with.
+//! The threads with which a worker computes.
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use varuna_fixtures::{JobFile, Run};
 
-/// The names of a process's threads. One that libtorch starts has the name of the thread that made it do so; the first has the program's.
+/// The names of a process's threads. A thread of libtorch has the name of the thread that caused its start; the first thread has the
+/// program's name.
 fn threads(pid: u32) -> Vec<String> {
     let folders = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let name = |folder: std::io::Result<std::fs::DirEntry>| {
-        // One that ends meanwhile has none.
+        // A thread that ends meanwhile has no file.
         std::fs::read_to_string(folder.ok()?.path().join("comm")).ok()
     };
     folders
@@ -16,12 +17,12 @@ fn threads(pid: u32) -> Vec<String> {
         .collect()
 }
 
-/// On a machine with one core libtorch starts none by itself, so that this shows nothing there.
+/// On a machine with one core libtorch starts no threads, so there this test cannot fail.
 #[test]
 fn only_the_engine_has_threads_of_libtorch_to_compute_with() {
     let job = JobFile {
         steps: 1_000_000,
-        // Wide enough that libtorch shares operators out.
+        // Wide enough that libtorch divides operators among threads.
         hidden: 256,
         spec: vec!["workers: {threads: 2}".into()],
         ..JobFile::default()

@@ -1,7 +1,7 @@
-//! Bits that really change in the memory of a training process: holders that compare their states find them.
+//! Bits are really changed in the memory of a training process, and holders that compare their states find the difference.
 //!
-//! The learning rate is so small that no weight ever changes, so a weight's bytes are those of any checkpoint, and can be found in
-//! the memory of a worker by them.
+//! The learning rate is so small that no weight ever changes. So the bytes of a weight are the same in every checkpoint, and the test can
+//! find them in the memory of a worker.
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use nix::sys::signal::{Signal, kill};
@@ -12,14 +12,14 @@ use std::path::Path;
 use tempfile::TempDir;
 use varuna_fixtures::{JobFile, Run, event};
 
-/// Bytes of a weight that are looked for.
+/// Number of bytes of a weight that are searched for.
 const PATTERN: usize = 256;
 
 fn job(store: &Path) -> JobFile {
     JobFile {
-        // More than it will do: the search takes a while, and the run is ended by the test.
+        // More steps than the run will do: the search takes a while, and the test ends the run.
         steps: 100_000,
-        // Shared equally by one, two or three workers, so that each holds the whole model.
+        // The batch can be divided equally by one, two or three workers, so that each holds the whole model.
         batch: 6,
         learning_rate: 1e-30,
         checkpoint: Some(format!("uri: {}, intervalSteps: 5", store.display())),
@@ -28,7 +28,7 @@ fn job(store: &Path) -> JobFile {
     }
 }
 
-/// The first bytes of a weight of the first block, as a complete checkpoint has them.
+/// The first bytes of a weight of the first block, from a complete checkpoint.
 fn weight(store: &Path) -> Option<Vec<u8>> {
     let folders = std::fs::read_dir(store.join("elastic")).ok()?.flatten();
     let complete = folders
@@ -49,7 +49,7 @@ fn weight(store: &Path) -> Option<Vec<u8>> {
     Some(shard[from..from + PATTERN].to_vec())
 }
 
-/// Another process's memory, and where a weight lies in it.
+/// The memory of another process, and the positions of a weight in it.
 struct Damage {
     pid: u32,
     memory: File,
@@ -71,11 +71,11 @@ impl Damage {
             let (from, to) = line.split(' ').next().unwrap().split_once('-').unwrap();
             let [from, to] = [from, to].map(|n| u64::from_str_radix(n, 16).unwrap());
             let mut bytes = vec![0; usize::try_from(to - from).unwrap()];
-            // Some mappings, as those of the kernel, cannot be read.
+            // Some mappings, such as those of the kernel, cannot be read.
             if memory.read_exact_at(&mut bytes, from).is_err() {
                 continue;
             }
-            // Weights lie at multiples of their size.
+            // The address of a weight is a multiple of its size.
             let found = (0..bytes.len().saturating_sub(weight.len())).step_by(4);
             places.extend(
                 found
@@ -91,8 +91,8 @@ impl Damage {
         })
     }
 
-    /// Changes the lowest bit of the weight's fraction, wherever the weight still lies; in copies for uploads as well. The process
-    /// may have ended for it before.
+    /// Changes the lowest bit of the weight's fraction at all positions where the weight still is, including copies for uploads. The
+    /// process may have ended before.
     fn do_it(&self) {
         let pid = Pid::from_raw(i32::try_from(self.pid).unwrap());
         let _ = kill(pid, Signal::SIGSTOP);
@@ -107,18 +107,19 @@ impl Damage {
     }
 }
 
-/// A run one of whose workers was damaged, some steps after that was found.
+/// A run in which one worker was damaged, a few steps after the damage was found.
 struct Found {
     run: Run,
-    /// The event of the comparison that found it.
+    /// The event of the comparison that found the difference.
     differ: serde_json::Value,
-    /// The event of the first plan after it. Its generation is any: a machine under load may be planned anew before.
+    /// The event of the first plan after it. Its generation is not known in advance, because a busy machine may have made other plans
+    /// before.
     resumed: serde_json::Value,
     /// The damaged worker's id.
     victim: serde_json::Value,
 }
 
-/// Trains with so many workers and damages the first one.
+/// Trains with this many workers and damages the first one.
 fn damage_one_of(workers: usize) -> Found {
     let store = TempDir::new().unwrap();
     let mut run = Run::start(&job(store.path()), workers);

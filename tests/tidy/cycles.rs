@@ -1,7 +1,7 @@
 //! No module of a crate imports a sibling that, directly or through others, imports it back.
 //!
-//! Sibling modules are compared with all that lies below them. A name that a parent module re-exports counts as an import of the
-//! module that defines it. Code under `#[cfg(test)]` is not looked at: tests may use whatever they need.
+//! Sibling modules are compared with everything below them. A name that a parent module re-exports counts as an import of the module that
+//! defines it. Code under `#[cfg(test)]` is ignored: tests may import any module.
 
 use crate::source::{Crate, crates};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! Names are the field's words: what `docs/glossary.md` says is not used may stand in no identifier and in no file name.
+//! Names are the terms of the field: no identifier and no file name may contain a word that `docs/glossary.md` lists as not used.
 
 use crate::source::{crates, root};
 use std::collections::BTreeSet;

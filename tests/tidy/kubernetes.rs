@@ -1,4 +1,4 @@
-//! Kubernetes' types stay with the operator: whoever trains or simulates compiles none of them.
+//! Only the operator depends on Kubernetes' types: the worker, the simulator and the command line do not compile them.
 
 use std::path::Path;
 use std::process::Command;

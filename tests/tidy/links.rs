@@ -1,11 +1,11 @@
-//! Links between the documents lead somewhere: to a file of the repository, and to a heading where they name one.
+//! Links in the documents are valid: they name a file of the repository, and if they name a heading, the file has it.
 
 use super::files;
 use crate::source::root;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The lines of a document that are no code.
+/// The lines of a document outside of code blocks.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut code = false;
     text.lines().filter(move |line| {
@@ -15,7 +15,7 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What a heading is called in a link: lower case, dashes for spaces, without punctuation.
+/// The name of a heading in a link: lower case, dashes for spaces, no punctuation.
 fn anchor(heading: &str) -> String {
     let kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
     let text = heading.trim_start_matches('#').trim().to_lowercase();

@@ -1,4 +1,4 @@
-//! The sources of all crates, parsed: module trees, paths that are named, definitions. Code under `#[cfg(test)]` is left out.
+//! The parsed sources of all crates: module trees, paths that are used, definitions. Code under `#[cfg(test)]` is left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,7 +19,7 @@ pub(crate) struct File {
     pub(crate) name: String,
     /// Paths that begin with `crate`, `super`, `self` or a child module.
     pub(crate) paths: BTreeSet<Vec<String>>,
-    /// Names that `use` brings in, with the path that they stand for.
+    /// Names that `use` brings in, with the path of each.
     pub(crate) imports: BTreeMap<String, Vec<String>>,
     /// Modules that are imported as a whole (`use x::*`).
     pub(crate) globs: Vec<Vec<String>>,
@@ -263,7 +263,7 @@ impl<'a> Visit<'a> for Reader {
 }
 
 impl Crate {
-    /// The module that defines what a path in `module` names; none for paths that lead out of the crate.
+    /// The module that defines the target of `path` in `module`; none if the path leads out of the crate.
     pub(crate) fn resolve(&self, module: &[String], path: &[String]) -> Option<Vec<String>> {
         self.resolve_within(module, path, 8)
     }
@@ -295,7 +295,7 @@ impl Crate {
                 rest = after;
                 continue;
             }
-            // A name that this module has from elsewhere belongs to where it comes from.
+            // An imported name belongs to the module that defines it.
             let file = self.files.get(&at)?;
             if let Some(import) = file.imports.get(first) {
                 return self.resolve_within(&at, import, depth - 1).or(Some(at));

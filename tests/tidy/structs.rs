@@ -1,8 +1,8 @@
-//! State is split by owner: no struct that machines or shells hold has more fields than a reader can keep in mind.
+//! State is divided by owner: no struct of a state machine or a shell has more fields than a reader can keep in mind.
 
 use crate::source::crates;
 
-/// Fields of a struct at most.
+/// Maximum number of fields of a struct.
 const FIELDS: usize = 20;
 
 /// Structs that still have more. This list may only shrink.
@@ -16,7 +16,7 @@ fn no_struct_has_more_than_twenty_fields() {
         for file in krate.files.values() {
             for s in &file.structs {
                 seen += 1;
-                // Documents and configuration are as long as what they describe.
+                // Documents and configurations have as many fields as needed.
                 let document = ["Serialize", "Deserialize", "Parser", "Args"]
                     .iter()
                     .any(|d| s.derives.contains(*d));

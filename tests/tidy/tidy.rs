@@ -1,4 +1,4 @@
-//! Tests about the code itself: what the core may depend on, how long files may be, what may not be written.
+//! Tests of the code itself: the dependencies of the core, the length of files, and forbidden words.
 
 mod cycles;
 mod glossary;
@@ -13,14 +13,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Lines of code that a source file should not exceed, its tests not counted.
+/// Maximum number of lines of code in a source file, without its tests.
 const LINES: usize = 400;
-/// Lines that no file exceeds, tests included.
+/// Maximum number of lines of a file, with its tests.
 const LINES_MAX: usize = 800;
-/// Files that are longer than they should be, with their length. This list may only shrink.
+/// Files that exceed the limit, with their length. This list may only shrink.
 const LONG: &[(&str, usize)] = &[];
 
-/// Crates that decide and never do.
+/// The crates of the pure core.
 const CORE: &[&str] = &[
     "varuna-model",
     "varuna-plan",
@@ -28,7 +28,7 @@ const CORE: &[&str] = &[
     "varuna-api",
     "varuna-sim",
 ];
-/// What brings a runtime, a network, a cluster or libtorch with it.
+/// Crates that depend on a runtime, a network, a cluster or libtorch.
 const SHELLS: &[&str] = &[
     "tokio",
     "tonic",
@@ -41,14 +41,14 @@ const SHELLS: &[&str] = &[
     "hyper",
     "rand",
 ];
-/// Entries of the root that a visitor sees.
+/// Maximum number of visible entries in the root folder.
 const TOP_LEVEL: usize = 27;
 /// The only crates that may link libtorch.
 const ENGINE: &[&str] = &["varuna-worker", "varuna-torch"];
 
-/// Folders of the crates that call libraries written in C or C++, and of the one that stands in for such libraries in tests.
+/// Folders of the crates that call libraries written in C or C++, and of the crate that replaces such libraries in tests.
 const UNSAFE: &[&str] = &["worker/torch/", "worker/cuda/", "tests/fake-nccl/"];
-/// The only crates that may reach the bindings of CUDA and NCCL: those that call them, and the stand-in.
+/// The only crates that may depend on the bindings of CUDA and NCCL: those that call them, and the stand-in.
 const CUDA: &[&str] = &["varuna-cuda", "varuna-torch", "varuna-fake-nccl", "varuna-worker"];
 
 /// Every text file of the repository, with its path from the root.
@@ -92,7 +92,7 @@ fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The packages that each package of the workspace needs to run, itself included.
+/// For each package of the workspace, the packages that it needs to run, including itself.
 fn needs() -> BTreeMap<String, BTreeSet<String>> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--locked"])
@@ -111,7 +111,7 @@ fn needs() -> BTreeMap<String, BTreeSet<String>> {
         .iter()
         .map(|p| (text(&p["id"]), text(&p["name"])))
         .collect();
-    // Of the edges only those of the built code: not of tests, not of build scripts.
+    // Only dependencies of the built code count, not those of tests or build scripts.
     let plain = |dep: &serde_json::Value| list(&dep["dep_kinds"]).iter().any(|k| k["kind"].is_null());
     let edges: BTreeMap<String, Vec<String>> = list(&metadata["resolve"]["nodes"])
         .iter()
@@ -193,7 +193,7 @@ fn nothing_is_built_on_the_code_that_reproduces_other_systems() {
 
 #[test]
 fn unsafe_code_is_allowed_around_c_libraries_alone() {
-    // Written so that this file does not contain what it looks for.
+    // The words are split, so that this file does not contain them.
     let permits = ["allow(unsafe", "expect(unsafe"].map(|p| format!("{p}_code"));
     let mut seen = 0;
     for (name, text) in files().iter().filter(|(name, _)| name.ends_with(".rs")) {
@@ -207,7 +207,7 @@ fn unsafe_code_is_allowed_around_c_libraries_alone() {
     assert!(seen > 0, "no file permits unsafe code: the test sees nothing");
 }
 
-/// Lines before the module of tests at the end of a file, where there is one.
+/// The line at which the module of tests at the end of a file begins, if there is one.
 fn lines_before_tests(text: &str) -> Option<usize> {
     let lines: Vec<&str> = text.lines().collect();
     lines
@@ -250,7 +250,7 @@ fn files_stay_short() {
 
 #[test]
 fn no_file_names_a_machine_or_leaves_work_undone() {
-    // Split, so that this file does not contain what it forbids.
+    // The words are split, so that this file does not contain them.
     let forbidden = [
         ["/wo", "rk/"],
         ["/ro", "ot/"],

@@ -1,4 +1,4 @@
-//! One version: what users copy names the images and the chart of this release.
+//! Everywhere the same version: the files that users copy name the images and the chart of this release.
 
 use crate::source::root;
 use std::fs;
@@ -18,7 +18,7 @@ fn version() -> String {
     line.expect("a version").trim_matches('"').to_owned()
 }
 
-/// The files of a folder whose names end so.
+/// The files of a folder whose names have this end.
 fn files(folder: &str, end: &str) -> Vec<String> {
     let entries = fs::read_dir(root().join(folder)).expect("the folder");
     let names = entries

@@ -1,4 +1,4 @@
-//! Many runs, each a line of `runs.jsonl`: a campaign that was ended is taken up again where it stood.
+//! Many runs, each a line of `runs.jsonl`. A campaign that was interrupted continues with the next seed that has not been run.
 
 use crate::judge::{Figures, Verdict};
 use crate::run::Outcome;
@@ -13,33 +13,33 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {
-    /// Its seed.
+    /// Seed of the run.
     pub seed: u64,
-    /// Workers killed with -9.
+    /// Number of workers killed with SIGKILL.
     pub kills: u64,
-    /// Coordinators killed with -9.
+    /// Number of coordinators killed with SIGKILL.
     pub coordinator_kills: u64,
-    /// Faults that began, by kind.
+    /// Number of faults, by kind.
     pub faults: BTreeMap<String, u64>,
-    /// Steps of the job.
+    /// Number of steps of the job.
     pub steps: u64,
-    /// How long it took.
+    /// Duration of the run, in seconds.
     pub seconds: f64,
-    /// Plans, recoveries, coordinators that took over, recoveries from a checkpoint.
+    /// Numbers of plans, of recoveries, of coordinators that took over, and of recoveries from a checkpoint.
     pub changes: [usize; 4],
-    /// Committed steps lost although holders of every unit lived.
+    /// Number of committed steps that were lost although holders of every unit were alive.
     pub steps_lost: u64,
-    /// Committed steps run again because all holders of some unit were gone.
+    /// Number of committed steps that were run again because all holders of some unit were lost.
     pub steps_again: u64,
-    /// Steps in the state of a checkpoint that nobody could tell of any more.
+    /// Number of steps in the state of a checkpoint that nobody could report any more.
     pub unpublished: u64,
-    /// Greatest difference of a loss, as a share of the undisturbed one.
+    /// Greatest difference of a loss from the undisturbed one, as a share of it.
     pub loss_difference: f64,
-    /// From each kill to the next published step, ascending.
+    /// Times from each kill to the next published step, ascending.
     pub pauses_ms: Vec<u64>,
     /// Longest time between two published steps.
     pub longest_ms: u64,
-    /// What must not have happened.
+    /// Problems that the judge found.
     pub problems: Vec<String>,
 }
 
@@ -82,7 +82,7 @@ impl Entry {
         }
     }
 
-    /// Processes killed with -9.
+    /// Number of processes killed with SIGKILL.
     #[must_use]
     pub fn all_kills(&self) -> u64 {
         self.kills + self.coordinator_kills
@@ -118,7 +118,7 @@ impl fmt::Display for Entry {
     }
 }
 
-/// The value below which so many percent of the ascending values are; 0 where there are none.
+/// The value below which this percentage of the ascending values is; 0 if there are no values.
 #[must_use]
 pub fn quantile(ascending: &[u64], percent: usize) -> u64 {
     let last = ascending.len().saturating_sub(1);
@@ -134,10 +134,10 @@ pub struct Campaign {
 }
 
 impl Campaign {
-    /// Opens a campaign's file, or begins it.
+    /// Opens a campaign's file, or creates it.
     ///
     /// # Errors
-    /// A line of it holds something else.
+    /// A line of the file is not a run.
     pub fn open(path: PathBuf) -> Result<Campaign> {
         let text = std::fs::read_to_string(&path).unwrap_or_default();
         let entries: Result<Vec<Entry>, _> = text.lines().map(serde_json::from_str).collect();
@@ -156,13 +156,13 @@ impl Campaign {
         Ok(())
     }
 
-    /// Whether a seed has been run.
+    /// Whether a seed was run.
     #[must_use]
     pub fn has(&self, seed: u64) -> bool {
         self.entries.iter().any(|e| e.seed == seed)
     }
 
-    /// Processes killed so far.
+    /// Number of processes killed so far.
     #[must_use]
     pub fn kills(&self) -> u64 {
         self.entries.iter().map(Entry::all_kills).sum()

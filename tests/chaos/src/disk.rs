@@ -1,4 +1,4 @@
-//! The disk of the run folder: one of its own that can be filled, and an fsync that can be made to fail.
+//! The disk of the run folder: a separate file system that can be filled, and an fsync that can be made to fail.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{ErrorKind, Write};
@@ -10,14 +10,14 @@ const SIZE: &str = "size=96m";
 /// A library that makes fsync fail.
 const FAILING_FSYNC: &str = include_str!("../failing_fsync.c");
 
-/// A file system of its own in memory; unmounted when dropped.
+/// A file system in memory, which is unmounted when dropped.
 #[derive(Debug)]
 pub struct SmallDisk {
     folder: PathBuf,
 }
 
 impl SmallDisk {
-    /// Whether this process may mount one.
+    /// Whether this process may mount a file system.
     #[must_use]
     pub fn possible() -> bool {
         nix::unistd::geteuid().is_root()
@@ -41,10 +41,10 @@ impl SmallDisk {
         self.folder.join("filler")
     }
 
-    /// Fills it to its last byte.
+    /// Fills the disk completely.
     ///
     /// # Errors
-    /// It cannot be written for another reason than that it is full.
+    /// A write fails for another reason than a full disk.
     pub fn fill(&self) -> Result<()> {
         let path = self.filler();
         let mut file =
@@ -64,21 +64,21 @@ impl SmallDisk {
         Ok(())
     }
 
-    /// Makes room again.
+    /// Frees the space again.
     pub fn free(&self) {
-        // It is there once the disk was filled.
+        // The file exists only if the disk was filled.
         let _ = std::fs::remove_file(self.filler());
     }
 }
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // A program that still has a file open keeps the disk until its end.
+        // The file system remains until the last program has closed its files.
         let _ = Command::new("umount").arg("--lazy").arg(&self.folder).status();
     }
 }
 
-/// A coordinator's fsync that fails while a file exists.
+/// A switch that makes every fsync of the coordinator fail.
 #[derive(Debug)]
 pub struct FsyncSwitch {
     library: PathBuf,
@@ -86,7 +86,7 @@ pub struct FsyncSwitch {
 }
 
 impl FsyncSwitch {
-    /// Builds the library in a folder. None: there is no C compiler.
+    /// Builds the library in a folder. None if there is no C compiler.
     ///
     /// # Errors
     /// The folder cannot be written.
@@ -106,14 +106,14 @@ impl FsyncSwitch {
         }))
     }
 
-    /// What the coordinator's environment needs.
+    /// Adds the environment variables that the coordinator needs.
     pub fn prepare(&self, command: &mut Command) {
         command
             .env("LD_PRELOAD", &self.library)
             .env("VARUNA_CHAOS_FSYNC", &self.switch);
     }
 
-    /// From now on fsync fails, or works again.
+    /// Makes fsync fail from now on, or work again.
     ///
     /// # Errors
     /// The folder cannot be written.

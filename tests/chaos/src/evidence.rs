@@ -1,4 +1,4 @@
-//! Reads what a run left behind.
+//! Reads the files that a run has left.
 
 use crate::judge::{Commit, Evidence, Problem};
 use crate::processes::{Paths, Worker};
@@ -12,7 +12,7 @@ use varuna_run_folder::{Metric, RunFiles};
 /// Reads the run folder and the workers' logs.
 ///
 /// # Errors
-/// A file is not there; one that is damaged is evidence.
+/// A file is missing. A damaged file is no error but a part of the evidence.
 pub fn read(paths: &Paths, world: &World) -> Result<Evidence> {
     let files = RunFiles::new(&paths.run);
     let mut problems: Vec<Problem> = world.all_problems().collect();
@@ -58,7 +58,7 @@ pub fn read(paths: &Paths, world: &World) -> Result<Evidence> {
     })
 }
 
-/// All complete lines of `metrics.jsonl`, those of steps that were run again included.
+/// All complete lines of `metrics.jsonl`, including those of steps that were run again.
 fn metrics(path: &Path, damaged: &mut impl FnMut(String)) -> Result<Vec<Metric>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let complete = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -71,7 +71,7 @@ fn metrics(path: &Path, damaged: &mut impl FnMut(String)) -> Result<Vec<Metric>>
     Ok(read.collect())
 }
 
-/// What a worker's log says of a commit: `2026-01-31T23:59:59.123456Z DEBUG varuna_worker::agent: committed step=7 loss=2.5`.
+/// The line of a worker's log about a commit: `2026-01-31T23:59:59.123456Z DEBUG varuna_worker::agent: committed step=7 loss=2.5`.
 fn commit(line: &str) -> Option<Commit> {
     let (before, after) = line.split_once(" committed step=")?;
     let (step, rest) = after.split_once(" loss=")?;
@@ -83,11 +83,11 @@ fn commit(line: &str) -> Option<Commit> {
     })
 }
 
-/// Milliseconds since 1970 of a time as logs write it.
+/// A time of a log in milliseconds since 1970.
 fn milliseconds(time: &str) -> Option<u64> {
     let number = |from: usize, to: usize| time.get(from..to)?.parse::<u64>().ok();
     let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
-    // Years that begin in March have the odd day at their end (Hinnant, chrono-compatible low-level date algorithms).
+    // In years that begin in March, the leap day is the last day (Hinnant, chrono-compatible low-level date algorithms).
     let (year, month) = if month > 2 {
         (year, month - 3)
     } else {

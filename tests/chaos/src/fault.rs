@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Which worker: a number that is taken modulo the number of workers that could be meant, when the fault begins.
+/// A worker: the number is taken modulo the number of workers that are eligible when the fault begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Victim(pub u32);
@@ -11,27 +11,27 @@ pub struct Victim(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Part {
-    /// From one worker to another, and not back.
+    /// From one worker to another, in one direction only.
     OneWay {
         /// The sender.
         from: Victim,
         /// The receiver.
         to: Victim,
     },
-    /// Between two workers.
+    /// Between two workers, in both directions.
     Between {
-        /// The one.
+        /// The first worker.
         one: Victim,
-        /// The other.
+        /// The second worker.
         other: Victim,
     },
-    /// From a worker to the coordinator, and not back.
+    /// From a worker to the coordinator, in this direction only.
     ToCoordinator(Victim),
-    /// From the coordinator to a worker, and not back.
+    /// From the coordinator to a worker, in this direction only.
     FromCoordinator(Victim),
-    /// Everything from and to a worker.
+    /// All connections of a worker.
     Around(Victim),
-    /// Everything from and to the coordinator.
+    /// All connections of the coordinator.
     AroundCoordinator,
     /// All links.
     Everything,
@@ -41,77 +41,77 @@ pub enum Part {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Condition {
-    /// Nothing passes and nobody is told: connections stay, new ones are accepted and never answered, ends are not seen. What
-    /// is held passes when the fault ends, as TCP would send it again.
+    /// Nothing passes, and neither end notices: connections stay open, new ones are accepted and never answered, and the end of a
+    /// connection is not passed on. Data that was held passes when the fault ends, as if TCP had sent it again.
     Held,
-    /// Connections are reset, and new ones too.
+    /// Existing and new connections are reset.
     Reset,
-    /// Every piece is late.
+    /// All data is delayed.
     Delayed {
-        /// By so much.
+        /// The delay, in milliseconds.
         ms: u64,
     },
     /// Packets are lost: a piece waits for its retransmission.
     Lossy {
-        /// So many pieces of a hundred.
+        /// Percentage of pieces that are lost.
         percent: u32,
     },
     /// A slow link.
     Slow {
-        /// What passes in a second.
+        /// Bytes that pass in a second.
         bytes_per_second: u64,
     },
 }
 
-/// What goes wrong.
+/// A fault.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "kind")]
 pub enum Fault {
-    /// Workers are killed with -9 at the same moment. Others take their place at the end.
+    /// Workers are killed with SIGKILL at the same moment. Others replace them at the end of the fault.
     Kill {
-        /// Which.
+        /// The workers to kill.
         victims: Vec<Victim>,
-        /// The last holders of a unit, too. Otherwise others are killed in their place, or nobody.
+        /// Whether the last holders of a unit may be killed too. Otherwise other workers are killed instead, or none.
         reckless: bool,
     },
-    /// The coordinator is killed with -9, and started again at the end.
+    /// The coordinator is killed with SIGKILL, and started again at the end of the fault.
     KillCoordinator,
-    /// A worker is stopped by SIGSTOP, and continued at the end.
+    /// A worker is stopped by SIGSTOP, and continued at the end of the fault.
     Pause {
-        /// Which.
+        /// The worker.
         victim: Victim,
     },
-    /// The coordinator is stopped by SIGSTOP, and continued at the end.
+    /// The coordinator is stopped by SIGSTOP, and continued at the end of the fault.
     PauseCoordinator,
-    /// A worker has notice (SIGTERM). Another takes its place once it has ended.
+    /// A worker gets a notice (SIGTERM). Another one replaces it once it has ended.
     Notice {
-        /// Which.
+        /// The worker.
         victim: Victim,
     },
-    /// One more worker joins; at the end one has notice.
+    /// One more worker joins. At the end of the fault one worker gets a notice.
     Join,
     /// A part of the network is disturbed.
     Network {
-        /// Which.
+        /// The part of the network.
         part: Part,
-        /// How.
+        /// The disturbance.
         condition: Condition,
     },
-    /// The disk of the run folder, where the record lies, is full.
+    /// The disk of the run folder, which contains the record, is full.
     DiskFull,
     /// Every fsync of the coordinator fails.
     FsyncFails,
-    /// The checkpoint store refuses everything.
+    /// The checkpoint store refuses all requests.
     StoreDown,
-    /// A worker gets no more memory.
+    /// A worker cannot allocate more memory.
     NoMemory {
-        /// Which.
+        /// The worker.
         victim: Victim,
     },
 }
 
 impl Fault {
-    /// The kind's name, for counts.
+    /// The name of the kind, for statistics.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -141,21 +141,21 @@ impl Fault {
     }
 }
 
-/// A fault with its time.
+/// A fault with the time at which it happens.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Planned {
-    /// When it begins, milliseconds after the start of the timeline.
+    /// Its begin, in milliseconds after the start of the timeline.
     pub at_ms: u64,
-    /// How long it lasts, milliseconds.
+    /// Its duration, in milliseconds.
     pub for_ms: u64,
-    /// What it is.
+    /// The fault.
     #[serde(flatten)]
     pub fault: Fault,
 }
 
 impl Planned {
-    /// When it ends, milliseconds after the start of the timeline.
+    /// Its end, in milliseconds after the start of the timeline.
     #[must_use]
     pub fn end_ms(&self) -> u64 {
         self.at_ms + self.for_ms

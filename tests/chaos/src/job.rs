@@ -10,13 +10,13 @@ const TEXT: &str = include_str!("../../fixtures/genesis.txt");
 /// The job of one run.
 #[derive(Clone, Debug)]
 pub struct JobFile<'a> {
-    /// Optimizer steps.
+    /// Number of optimizer steps.
     pub steps: u64,
-    /// Fewest stages in a pipeline: what the plans look like, and nothing of the numbers.
+    /// Minimum number of stages in a pipeline. It affects the plans, but not the losses.
     pub min_depth: u32,
-    /// The dataset, without its endings.
+    /// The dataset, without its file extensions.
     pub data: &'a Path,
-    /// A folder for checkpoints, and the steps between two.
+    /// A folder for checkpoints, and the number of steps between two.
     pub checkpoints: Option<(&'a Path, u64)>,
 }
 
@@ -55,7 +55,7 @@ spec:
     }
 }
 
-/// Makes the dataset in a folder, unless it is there; returns its path without endings.
+/// Builds the dataset in a folder, unless it exists. Returns its path without file extensions.
 ///
 /// # Errors
 /// The program fails, or the folder cannot be written.

@@ -1,4 +1,4 @@
-//! What must hold of a run that has ended, whatever was done to it. Pure.
+//! Checks what must be true after a run, whatever faults it had. Pure.
 
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,32 +10,32 @@ mod rollbacks;
 #[cfg(test)]
 mod tests;
 
-/// Losses may differ by this share: plans sum the same numbers in another order.
+/// Relative difference of losses that is allowed: plans sum the same numbers in different orders.
 pub const TOLERANCE: f64 = 1e-5;
 
-/// What became of one worker. Times in milliseconds since 1970.
+/// The life of one worker. Times are milliseconds since 1970.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Life {
-    /// Its name.
+    /// Name of the worker.
     pub name: String,
-    /// Its id, where it said it.
+    /// Id of the worker, if its log has it.
     pub worker: Option<WorkerId>,
-    /// When it was started.
+    /// Time at which it was started.
     pub started_ms: u64,
-    /// When it ended.
+    /// Time at which it ended.
     pub ended_ms: Option<u64>,
-    /// When it could not answer the coordinator because of a fault.
+    /// Periods in which it could not answer the coordinator because of a fault.
     pub impaired_ms: Vec<(u64, u64)>,
-    /// It was killed with -9.
+    /// Whether it was killed with SIGKILL.
     pub killed: bool,
-    /// It had notice.
+    /// Whether it had a notice.
     pub noticed: bool,
-    /// It was given no more memory for a while.
+    /// Whether it could not allocate memory for a while.
     pub starved: bool,
 }
 
 impl Life {
-    /// A worker that was started now.
+    /// The life of a worker that is started now.
     #[must_use]
     pub fn begun(name: String, now_ms: u64) -> Life {
         Life {
@@ -46,41 +46,41 @@ impl Life {
     }
 }
 
-/// A commit as a worker's log tells it.
+/// A commit, according to a worker's log.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Commit {
-    /// When, milliseconds since 1970.
+    /// Time of the commit, in milliseconds since 1970.
     pub time_ms: u64,
-    /// Steps done.
+    /// Number of steps done.
     pub step: Step,
     /// Mean training loss of the step.
     pub loss: f64,
 }
 
-/// What a run left behind.
+/// The files and observations that a run has left.
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
-    /// Steps of the job.
+    /// Number of steps of the job.
     pub steps: u64,
-    /// The coordinator's exit code at the end of the job; none: it did not end.
+    /// The coordinator's exit code at the end of the job; none if it did not end.
     pub exit: Option<i32>,
-    /// The published steps in the order of their lines.
+    /// The published steps, in the order of their lines.
     pub published: Vec<Metric>,
     /// The event log.
     pub events: Vec<EventEntry>,
-    /// For each plan the holders of each unit.
+    /// For each plan, the holders of each unit.
     pub holders: BTreeMap<Generation, Vec<Vec<WorkerId>>>,
     /// The record at the end.
     pub record: Option<Record>,
     /// All workers.
     pub lives: Vec<Life>,
-    /// What workers say that they committed, in the order of time.
+    /// The commits in the logs of workers, in the order of time.
     pub commits: Vec<Commit>,
-    /// What was seen while it ran.
+    /// Problems that were observed during the run.
     pub problems: Vec<Problem>,
 }
 
-/// What must not happen.
+/// A violation.
 #[derive(Clone, PartialEq, Debug, Serialize, thiserror::Error)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "problem")]
 #[expect(missing_docs, reason = "the messages say it")]
@@ -134,36 +134,36 @@ pub enum Problem {
 pub struct Figures {
     /// Greatest difference of a loss from the undisturbed one, as a share of it.
     pub loss_difference: f64,
-    /// Plans that were persisted.
+    /// Number of persisted plans.
     pub plans: usize,
-    /// Recoveries: plans that were resumed from.
+    /// Number of recoveries, which are plans from which the run resumed.
     pub recoveries: usize,
-    /// Coordinators that took over.
+    /// Number of coordinators that took over.
     pub terms: usize,
-    /// Committed steps that were lost although holders of every unit lived.
+    /// Number of committed steps that were lost although holders of every unit were alive.
     pub steps_lost: u64,
-    /// Committed steps that were run again because all holders of some unit were gone.
+    /// Number of committed steps that were run again because all holders of some unit were lost.
     pub steps_again: u64,
-    /// Steps in the state of a checkpoint that nobody could tell of any more.
+    /// Number of steps in the state of a checkpoint that nobody could report any more.
     pub unpublished: u64,
-    /// Recoveries that went back to a checkpoint, or to the seed.
+    /// Number of recoveries that went back to a checkpoint, or to the seed.
     pub restores: usize,
-    /// From each kill of a worker to the next published step, ascending, milliseconds.
+    /// Times from each kill of a worker to the next published step, ascending, in milliseconds.
     pub pauses_ms: Vec<u64>,
-    /// Longest time between two published steps, milliseconds.
+    /// Longest time between two published steps, in milliseconds.
     pub longest_ms: u64,
 }
 
-/// The judge's answer.
+/// The result of the judge.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Verdict {
-    /// What must not have happened; empty for a sound run.
+    /// Violations; empty if the run was correct.
     pub problems: Vec<Problem>,
-    /// What was measured.
+    /// The measured figures.
     pub figures: Figures,
 }
 
-/// Judges a run by what it left behind and the undisturbed losses.
+/// Checks a run by the evidence that it has left, and by the losses of an undisturbed run.
 #[must_use]
 pub fn judge(evidence: &Evidence, undisturbed: &[Metric]) -> Verdict {
     let mut verdict = Verdict {
@@ -184,7 +184,7 @@ pub fn judge(evidence: &Evidence, undisturbed: &[Metric]) -> Verdict {
     verdict
 }
 
-/// Events of the protocol with their times.
+/// The events of the protocol with their times.
 fn protocol(evidence: &Evidence) -> impl Iterator<Item = (u64, &Event)> {
     evidence.events.iter().filter_map(|entry| match &entry.event {
         LoggedEvent::Protocol(event) => Some((entry.time_ms, event)),
@@ -192,8 +192,8 @@ fn protocol(evidence: &Evidence) -> impl Iterator<Item = (u64, &Event)> {
     })
 }
 
-/// Every step is published, in order; again only where a recovery went back behind it. Steps that were committed while no
-/// coordinator was there remain unpublished where all who ran them have ended and a later state comes from a checkpoint.
+/// Every step is published in order, and published again only if a recovery went back before it. Steps that were committed while there was
+/// no coordinator may remain unpublished, if all workers that ran them have ended and a later state comes from a checkpoint.
 fn order(evidence: &Evidence, verdict: &mut Verdict) {
     let bases = |only_restored: bool| -> BTreeSet<u64> {
         let base = |event: &Event| match event {
@@ -223,7 +223,7 @@ fn order(evidence: &Evidence, verdict: &mut Verdict) {
     }
 }
 
-/// A step draws the loss of the undisturbed run whenever it is run: as published, and as workers say.
+/// A step has the loss of the undisturbed run every time that it is run, both as published and in the logs of workers.
 fn losses(evidence: &Evidence, undisturbed: &[Metric], verdict: &mut Verdict) {
     let expected: BTreeMap<Step, &Metric> = undisturbed.iter().map(|m| (m.step, m)).collect();
     let published = evidence.published.iter().map(|m| (m.step, m.loss, m.eval_loss));
@@ -242,7 +242,7 @@ fn losses(evidence: &Evidence, undisturbed: &[Metric], verdict: &mut Verdict) {
             let off = (loss - undisturbed).abs() / undisturbed.abs();
             let largest = &mut verdict.figures.loss_difference;
             *largest = largest.max(off);
-            // A loss that is no number is none of these either.
+            // A NaN is not within the tolerance either.
             if off.is_nan() || off > TOLERANCE {
                 verdict.problems.push(Problem::Loss {
                     step: step.0,
@@ -254,7 +254,7 @@ fn losses(evidence: &Evidence, undisturbed: &[Metric], verdict: &mut Verdict) {
     }
 }
 
-/// States follow one another, and were run by plans that were persisted.
+/// Each state follows from the one before, and was computed under a persisted plan.
 fn states(evidence: &Evidence, verdict: &mut Verdict) {
     let mut last: Option<StateId> = None;
     for metric in &evidence.published {
@@ -271,7 +271,7 @@ fn states(evidence: &Evidence, verdict: &mut Verdict) {
     }
 }
 
-/// Numbers of plans and terms only grow, and the record knows them all; comparisons found nothing.
+/// Numbers of plans and terms only grow, the record contains the greatest, and comparisons found no difference.
 fn numbers(evidence: &Evidence, verdict: &mut Verdict) {
     let (mut plan, mut term) = (0, 0);
     let mut grows = |what, last: &mut u64, number: u64| {

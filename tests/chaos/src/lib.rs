@@ -1,16 +1,16 @@
-//! Whole runs of real processes under faults, judged by what they leave in the run folder.
+//! Whole runs of real processes under faults, judged by the files that they leave in the run folder.
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`schedule`], [`fault`] | which faults a seed stands for, and when: pure |
-//! | [`links`] | what a fault of the network does to a piece of data: pure |
-//! | [`judge`] | what must hold of a run that has ended: pure |
-//! | [`proxy`] | forwarders before every worker and before the coordinator, which carry out what `links` says |
+//! | [`schedule`], [`fault`] | the faults that follow from a seed, and their times: pure |
+//! | [`links`] | the effect of a network fault on a piece of data: pure |
+//! | [`judge`] | what must be true after a run: pure |
+//! | [`proxy`] | forwarders in front of every worker and of the coordinator, which apply `links` |
 //! | [`processes`], [`disk`], [`job`] | the processes, the disk of the record, the job |
-//! | [`run`], [`world`] | one run: carries the timeline out, and starts again what must be there |
-//! | [`needed`] | which workers hold what nobody else holds |
-//! | [`evidence`] | reads what a run left behind |
-//! | [`campaign`] | many runs, each a line of a file, so that a campaign can be taken up again |
+//! | [`run`], [`world`] | one run: applies the timeline, and restarts or replaces processes |
+//! | [`needed`] | which workers hold units that no other worker holds |
+//! | [`evidence`] | reads the files that a run has left |
+//! | [`campaign`] | many runs, each a line of a file, so that a campaign can be continued |
 
 pub mod campaign;
 pub mod disk;

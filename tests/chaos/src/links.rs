@@ -1,9 +1,9 @@
-//! What a disturbed network does to a piece of data. Pure: the forwarders carry it out.
+//! The effect of a disturbed network on a piece of data. Pure: the forwarders carry it out.
 
 use crate::fault::{Condition, Part, Victim};
 use std::time::Duration;
 
-/// What TCP waits at least before it sends a lost packet again (Linux' `TCP_RTO_MIN`).
+/// Minimum time after which TCP sends a lost packet again (Linux's `TCP_RTO_MIN`).
 const RETRANSMISSION: Duration = Duration::from_millis(200);
 
 /// An end of a link.
@@ -11,20 +11,20 @@ const RETRANSMISSION: Duration = Duration::from_millis(200);
 pub enum Place {
     /// The coordinator.
     Coordinator,
-    /// The worker that was started as this one.
+    /// The worker with this number.
     Worker(u32),
-    /// A worker that is not known yet.
+    /// A worker whose number is not known yet.
     Unknown,
 }
 
-/// A disturbance of all links from some places to some places. None: any place.
+/// A disturbance of all links from one place to another. None stands for any place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rule {
-    /// Where data comes from.
+    /// The sender of the data.
     pub from: Option<Place>,
-    /// Where it goes to.
+    /// The receiver of the data.
     pub to: Option<Place>,
-    /// What happens to it.
+    /// The disturbance.
     pub condition: Condition,
 }
 
@@ -34,7 +34,7 @@ impl Rule {
     }
 }
 
-/// The rules for a part of the network; `number` names the worker that a victim stands for.
+/// The rules for a part of the network. `number` returns the number of the worker for a victim.
 pub fn rules(part: Part, condition: Condition, number: impl Fn(Victim) -> u32) -> Vec<Rule> {
     let worker = |victim| Some(Place::Worker(number(victim)));
     let coordinator = Some(Place::Coordinator);
@@ -51,18 +51,18 @@ pub fn rules(part: Part, condition: Condition, number: impl Fn(Victim) -> u32) -
     ends.into_iter().map(rule).collect()
 }
 
-/// What happens to a piece of data, or to the end of a connection.
+/// The treatment of a piece of data, or of the end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Treatment {
     /// It waits until the rules change.
     Hold,
     /// Its connection is reset.
     Reset,
-    /// It passes after so long.
+    /// It passes after this delay.
     After(Duration),
 }
 
-/// What happens to a piece of `bytes` bytes; `chance` is drawn from 0..1.
+/// The treatment of a piece of `bytes` bytes; `chance` is a random number from 0 to 1.
 #[must_use]
 pub fn treatment(rules: &[Rule], from: Place, to: Place, bytes: usize, chance: f64) -> Treatment {
     let mut wait = Duration::ZERO;

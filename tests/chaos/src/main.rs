@@ -1,4 +1,4 @@
-//! `varuna-chaos`: runs whole jobs under faults until a time is over, or a number of processes has been killed.
+//! `varuna-chaos`: runs whole jobs under faults until a time is over, or until a number of processes was killed.
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -57,7 +57,7 @@ fn main() -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start")?
-        // Here and not in a task: the processes are tied to this thread.
+        // This runs on the main thread and not in a task, because the processes end with the thread that started them.
         .block_on(async {
             let mut interrupt = signal(SignalKind::interrupt())?;
             let mut terminate = signal(SignalKind::terminate())?;
@@ -126,7 +126,7 @@ async fn campaign(arguments: &Arguments) -> Result<ExitCode> {
     })
 }
 
-/// Makes and judges one run. False: it is not sound.
+/// Carries out one run and judges it. Returns whether it was correct.
 async fn one(
     request: &Request,
     seed: u64,

@@ -1,4 +1,4 @@
-//! Which workers hold what nobody else holds.
+//! Which workers hold units that no other worker holds.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,14 +6,14 @@ use varuna_plan::{Plan, WorkerId};
 use varuna_protocol::{Phase, Record};
 use varuna_run_folder::RunFiles;
 
-/// For each unit those who have its newest state, as far as the run folder tells.
+/// For each unit, the workers that have its newest state, as far as the run folder shows.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Needed {
     holders: Vec<Vec<WorkerId>>,
 }
 
 impl Needed {
-    /// Reads the record and the status. Nobody is needed where there is no plan yet.
+    /// Reads the record and the status. If there is no plan yet, no worker is needed.
     #[must_use]
     pub fn read(run: &Path) -> Needed {
         let files = RunFiles::new(run);
@@ -42,7 +42,7 @@ impl Needed {
         needed
     }
 
-    /// Whether every unit has a holder among `left`, also without this one.
+    /// Whether every unit has a holder among `left`, even without this worker.
     #[must_use]
     pub fn without(&self, left: &BTreeSet<WorkerId>, worker: Option<WorkerId>) -> bool {
         let stays = |holder: &WorkerId| Some(*holder) != worker && left.contains(holder);
@@ -54,7 +54,7 @@ impl Needed {
     }
 }
 
-/// The members of a plan that runs have its state; before it runs, those have it who give it to them.
+/// For a plan that runs, its members have its state. Before that, its sources have it.
 fn holders(plan: &Plan, in_force: bool) -> Vec<Vec<WorkerId>> {
     if in_force {
         let units = plan.layout.all_units();

@@ -1,4 +1,4 @@
-//! The processes of a run. None outlives the program that started it.
+//! The processes of a run. They all end when the program that started them ends.
 
 use crate::disk::FsyncSwitch;
 use crate::proxy::{Before, Links, forward};
@@ -16,10 +16,10 @@ use tokio::task::JoinHandle;
 use varuna_plan::WorkerId;
 use varuna_run_folder::RunFiles;
 
-/// A worker says its id within these first bytes of its log.
+/// A worker's log contains its id within this many bytes.
 const LOG_START: u64 = 4 << 10;
 
-/// Where the programs and the files of a run are.
+/// The locations of the programs and of a run's files.
 #[derive(Clone, Debug)]
 pub struct Paths {
     /// Folder of `varuna` and `varuna-worker`.
@@ -33,14 +33,14 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// The log of a worker, which goes by this name.
+    /// The log of the worker with this name.
     #[must_use]
     pub fn worker_log(&self, name: &str) -> PathBuf {
         self.logs.join(format!("{name}.log"))
     }
 
-    /// A command that ends with this process. To be started on the main thread: the kernel takes the end of the thread for
-    /// that of the process.
+    /// A command that ends with this process. It must be started on the main thread, because the kernel ends it together with the thread
+    /// that started it.
     fn tied(&self, program: &str, log: &Path) -> Result<Command> {
         let file = File::options().create(true).append(true).open(log);
         let file = file.with_context(|| format!("cannot write {}", log.display()))?;
@@ -55,28 +55,28 @@ impl Paths {
     }
 }
 
-/// A loopback address of this process: nobody else's connections take its ports.
+/// A loopback address that only this process uses, so that connections of others do not take its ports.
 #[must_use]
 pub fn own_address(block: u8) -> String {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     format!("127.{block}.{high}.{}", low.max(1))
 }
 
-/// Sends a signal; a process that has ended takes no harm.
+/// Sends a signal. Nothing happens if the process has ended.
 pub fn signal(child: &Child, signal: Signal) {
     if let Ok(id) = i32::try_from(child.id()) {
         let _ = kill(Pid::from_raw(id), signal);
     }
 }
 
-/// A worker, and the forwarders before it.
+/// A worker, and the forwarders in front of it.
 #[derive(Debug)]
 pub struct Worker {
-    /// Its number: `w7` is 7. Never used twice.
+    /// Number of the worker: 7 for `w7`. It is never used again.
     pub number: u32,
     /// The process.
     pub child: Child,
-    /// Its id, once it has said it.
+    /// Id of the worker, once its log has it.
     pub id: Option<WorkerId>,
     log: PathBuf,
     forwarders: [JoinHandle<()>; 2],
@@ -102,7 +102,7 @@ impl Worker {
         let listen = async |context| TcpListener::bind((own_address(91), 0)).await.context(context);
         let uplink = listen("cannot listen before the coordinator").await?;
         let peers = listen("cannot listen before a worker").await?;
-        // The worker tells its peers its own port under the host of --advertise: so both have the same.
+        // A worker gives its peers the host of --advertise with its own port. So the forwarder and the worker use the same port.
         let bind: SocketAddr = format!("{}:{}", own_address(92), peers.local_addr()?.port()).parse()?;
         let address = uplink.local_addr()?.to_string();
         let log = paths.worker_log(&Worker::name(number));
@@ -126,7 +126,7 @@ impl Worker {
         })
     }
 
-    /// The id that the worker has said in its log.
+    /// The worker's id, from its log.
     pub fn read_id(&self) -> Option<WorkerId> {
         let mut text = String::new();
         File::open(&self.log)
@@ -165,7 +165,7 @@ pub fn coordinator(paths: &Paths, bind: &str, fsync: Option<&FsyncSwitch>) -> Re
     command.spawn().context("cannot start varuna coordinator")
 }
 
-/// Where the coordinator of this run folder listens, once it has said so.
+/// The address of this run folder's coordinator, once the folder has it.
 #[must_use]
 pub fn coordinator_address(run: &Path) -> Option<SocketAddr> {
     RunFiles::new(run).contact().ok()?.address.parse().ok()

@@ -1,7 +1,7 @@
-//! Forwarders before the workers and the coordinator, which disturb what passes as the rules say.
+//! Forwarders in front of the workers and the coordinator, which disturb the data that passes, according to the rules.
 //!
-//! Each connection's ends are known: a worker reaches the coordinator through a forwarder of its own, and who dials a worker says
-//! its id in its first bytes.
+//! Both ends of each connection are known: a worker reaches the coordinator through a forwarder of its own, and a process that connects to
+//! a worker sends its id in its first bytes.
 
 use crate::links::{Place, Rule, Treatment, treatment};
 use std::collections::BTreeMap;
@@ -14,10 +14,10 @@ use tokio::sync::watch;
 use varuna_frames::{HELLO_BYTES, Hello};
 use varuna_plan::WorkerId;
 
-/// Bytes that are forwarded at once.
+/// Maximum bytes that are forwarded at a time.
 const PIECE: usize = 32 << 10;
 
-/// The rules in force, and the workers' names.
+/// The rules in force, and the numbers of the workers.
 #[derive(Debug)]
 pub struct Links {
     rules: watch::Sender<BTreeMap<usize, Vec<Rule>>>,
@@ -34,21 +34,21 @@ impl Default for Links {
 }
 
 impl Links {
-    /// From now on these rules hold as well, under the name of a fault.
+    /// Adds these rules, under the number of a fault.
     pub fn disturb(&self, fault: usize, rules: Vec<Rule>) {
         self.rules.send_modify(|all| {
             all.insert(fault, rules);
         });
     }
 
-    /// The rules of this fault hold no longer.
+    /// Removes the rules of this fault.
     pub fn mend(&self, fault: usize) {
         self.rules.send_modify(|all| {
             all.remove(&fault);
         });
     }
 
-    /// The worker with this id is the one that was started as `number`.
+    /// Records that the worker with this id was started with the number `number`.
     pub fn name(&self, worker: WorkerId, number: u32) {
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         numbers.insert(worker, number);
@@ -60,29 +60,29 @@ impl Links {
     }
 }
 
-/// What a forwarder stands before.
+/// The process behind a forwarder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Before {
     /// A worker's listener for its peers.
     Worker(u32),
-    /// The coordinator, for this worker alone.
+    /// The coordinator, for connections of this worker only.
     Coordinator(u32),
 }
 
-/// A dialer that has said its name, where it has one.
+/// The process that has opened a connection, with its id if it has sent one.
 #[derive(Clone, Copy)]
 enum Dialer {
     Known(Place),
     Worker(WorkerId),
 }
 
-/// The connection was reset by a fault.
+/// A fault has reset the connection.
 struct Reset;
 
-/// Forwards connections until the task is ended.
+/// Forwards connections until the task is aborted.
 pub async fn forward(links: Arc<Links>, listener: TcpListener, before: Before, to: SocketAddr) {
     loop {
-        // An error is of one connection, or passes.
+        // An error concerns only one connection, or is temporary.
         let Ok((stream, _)) = listener.accept().await else {
             continue;
         };
@@ -90,14 +90,14 @@ pub async fn forward(links: Arc<Links>, listener: TcpListener, before: Before, t
         tokio::spawn(async move {
             let mut stream = stream;
             if connection(&links, &mut stream, before, to).await.is_none() {
-                // Dropped with this, the socket is reset instead of closed.
+                // With this option, dropping the socket resets the connection instead of closing it.
                 let _ = stream.set_zero_linger();
             }
         });
     }
 }
 
-/// One connection, to its end. None: it is to be reset.
+/// Forwards one connection until it ends. None if it should be reset.
 async fn connection(links: &Links, stream: &mut TcpStream, before: Before, to: SocketAddr) -> Option<()> {
     stream.set_nodelay(true).ok()?;
     let mut first = Vec::new();
@@ -164,7 +164,7 @@ impl Way<'_> {
         treatment(&all, from, to, bytes, chance)
     }
 
-    /// Returns when a piece of this length may pass.
+    /// Waits until a piece of this length may pass.
     async fn pass(&self, bytes: usize) -> Result<(), Reset> {
         let mut changes = self.links.rules.subscribe();
         let chance = rand::random();
@@ -176,13 +176,13 @@ impl Way<'_> {
                     tokio::time::sleep(wait).await;
                     return Ok(());
                 }
-                // The sender lives as long as the links.
+                // The sender exists as long as the links.
                 Treatment::Hold => drop(changes.changed().await),
             }
         }
     }
 
-    /// Returns when connections are reset.
+    /// Waits until connections are reset.
     async fn reset(&self) {
         let mut changes = self.links.rules.subscribe();
         while self.treatment(0, 1.0) != Treatment::Reset {
@@ -199,7 +199,7 @@ impl Way<'_> {
                 read = from.read(&mut piece) => read.unwrap_or(0),
                 () = self.reset() => return Err(Reset),
             };
-            // The end of a connection is a piece, too: who is cut off does not see it.
+            // The end of a connection is treated like a piece of data: a disconnected process does not notice it.
             self.pass(read).await?;
             if read == 0 {
                 let _ = to.shutdown().await;

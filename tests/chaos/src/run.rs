@@ -1,4 +1,4 @@
-//! One run: carries a timeline out until the job has ended.
+//! Carries out one run: applies a timeline of faults until the job has ended.
 
 use crate::disk::{FsyncSwitch, SmallDisk};
 use crate::evidence;
@@ -17,27 +17,27 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use varuna_run_folder::{Metric, RunFiles, now_ms};
 
-/// How often processes and files are looked at.
-const LOOK: Duration = Duration::from_millis(10);
-/// Without faults a step is published within this time: a recovery waits half a minute for its answers, a launch a minute.
+/// Interval at which processes and files are checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Maximum time without a published step when there are no faults: a recovery waits half a minute for answers, and a launch a minute.
 const QUIET_MAX: Duration = Duration::from_secs(150);
-/// So long after the end of the job its workers have been released.
+/// Time after the end of the job in which its workers are released.
 const RELEASE: Duration = Duration::from_secs(10);
 /// Steps between two checkpoints.
 const CHECKPOINT_EVERY: u64 = 20;
 
-/// A run to be made.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Folder of the programs.
     pub programs: PathBuf,
     /// The dataset.
     pub data: PathBuf,
-    /// Where the run's files go; made anew.
+    /// Folder for the run's files. It is emptied first.
     pub folder: PathBuf,
     /// Steps of the job.
     pub steps: u64,
-    /// Its seed and the mean time between faults. None: the undisturbed run, with one worker.
+    /// Its seed and the settings of its faults. None for the undisturbed run, which has one worker.
     pub faults: Option<(u64, Settings)>,
 }
 
@@ -52,23 +52,23 @@ struct Injected<'a> {
     planned: &'a Planned,
 }
 
-/// What became of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// All that the judge needs, but the undisturbed losses.
+    /// All evidence for the judge, except the undisturbed losses.
     pub evidence: Evidence,
-    /// Processes killed with -9: workers, coordinators.
+    /// Number of processes killed with SIGKILL: workers, coordinators.
     pub kills: [u64; 2],
-    /// Faults that began, by kind.
+    /// Number of faults, by kind.
     pub faults: BTreeMap<&'static str, u64>,
-    /// From the start to the end of the job, seconds.
+    /// Time from the start to the end of the job, in seconds.
     pub seconds: f64,
 }
 
-/// Makes a run.
+/// Carries out a run.
 ///
 /// # Errors
-/// Something of the set-up fails; what the run itself does wrong is evidence.
+/// The set-up fails. Errors of the run itself are evidence.
 pub async fn run(request: &Request) -> Result<Outcome> {
     let folder = &request.folder;
     if folder.exists() {
@@ -135,7 +135,7 @@ pub async fn run(request: &Request) -> Result<Outcome> {
     })
 }
 
-/// Fewest stages: deeper pipelines have fewer holders of each segment.
+/// The minimum number of stages. In deeper pipelines each segment has fewer holders.
 fn depth(seed: u64) -> u32 {
     match seed % 4 {
         0 => 1,
@@ -144,7 +144,7 @@ fn depth(seed: u64) -> u32 {
     }
 }
 
-/// Begins and ends faults at their times until the job has ended, or does not go on.
+/// Begins and ends faults at their times, until the job has ended or makes no progress.
 async fn carry_out(
     world: &mut World,
     planned: &[Planned],
@@ -189,7 +189,7 @@ async fn carry_out(
             });
             break;
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     world.end_all()?;
     Ok(counts)
@@ -200,12 +200,12 @@ async fn release(world: &mut World) -> Result<()> {
     let end = Instant::now() + RELEASE;
     while world.exit.is_some() && world.alive() > 0 && Instant::now() < end {
         world.supervise().await?;
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }
 
-/// Every checkpoint that says it is complete is sound.
+/// Checks that every checkpoint that claims to be complete is valid.
 fn verify(request: &Request, folder: &Path) -> Option<Problem> {
     let output = Command::new(request.programs.join("varuna"))
         .args(["checkpoint", "verify"])
@@ -235,7 +235,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The losses of the undisturbed run with so many steps: computed once, and kept in a folder.
+/// The losses of an undisturbed run with this many steps. They are computed once and kept in a folder.
 ///
 /// # Errors
 /// The run fails, or the folder cannot be written.

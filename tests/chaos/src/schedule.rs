@@ -1,30 +1,30 @@
-//! The timeline of faults that a seed stands for. Pure.
+//! The timeline of faults that follows from a seed. Pure.
 
 use crate::fault::{Condition, Fault, Part, Planned, Victim};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// Workers that a run has while nothing is wrong.
+/// Number of workers of a run without faults.
 pub const WORKERS: u32 = 6;
-/// Workers that may be disturbed at the same time by faults that leave the others alone.
+/// Maximum number of workers that may be disturbed at the same time by faults of single workers.
 const DISTURBED_MAX: usize = 3;
-/// Quiet time at the start, in which the workers load their program and train the first steps, milliseconds.
+/// Time without faults at the start, in milliseconds: the workers load their program and train the first steps.
 const START_MS: u64 = 4_000;
 
-/// What a timeline is drawn for.
+/// The settings of a timeline.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Settings {
-    /// Its length, milliseconds. Every fault has ended by then.
+    /// Length of the timeline in milliseconds. All faults have ended by then.
     pub length_ms: u64,
     /// Mean time between the beginnings of two faults, milliseconds.
     pub every_ms: u64,
-    /// The disk of the run folder can be filled.
+    /// Whether the disk of the run folder can be filled.
     pub disk: bool,
-    /// The coordinator's fsync can be made to fail.
+    /// Whether the coordinator's fsync can be made to fail.
     pub fsync: bool,
 }
 
-/// What is drawn, and how often: of the sum of all weights.
+/// The kinds of faults, with their weights: a kind's probability is its weight divided by the sum of all weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Kill,
@@ -75,7 +75,7 @@ pub fn timeline(seed: u64, settings: Settings) -> Vec<Planned> {
     let mut planned: Vec<Planned> = Vec::new();
     let mut now = START_MS;
     loop {
-        // Exponential gaps, as of independent causes; the least keeps the coordinator able to follow.
+        // Exponential gaps, as for independent causes. The minimum gives the coordinator time to react.
         let gap = -(1.0 - random.random::<f64>()).ln() * settings.every_ms as f64;
         now += (gap as u64).clamp(50, 10 * settings.every_ms.max(50));
         if now >= settings.length_ms {
@@ -93,10 +93,10 @@ pub fn timeline(seed: u64, settings: Settings) -> Vec<Planned> {
     }
 }
 
-/// Whether a fault may begin beside those that are under way.
+/// Whether a fault may begin while these others are in progress.
 fn fits(planned: &[Planned], next: &Planned) -> bool {
     let under_way = || planned.iter().filter(|p| p.end_ms() >= next.at_ms);
-    // The coordinator, its disk and the store are there once.
+    // There is only one coordinator, one disk and one store.
     let single = |fault: &Fault| match fault {
         Fault::KillCoordinator | Fault::PauseCoordinator => Some(0),
         Fault::DiskFull => Some(1),
@@ -112,7 +112,7 @@ fn fits(planned: &[Planned], next: &Planned) -> bool {
     own == 0 || own > DISTURBED_MAX || disturbed + own <= DISTURBED_MAX
 }
 
-/// Workers that cannot train while the fault is there.
+/// Number of workers that cannot train during the fault.
 fn disturbed(fault: &Fault) -> usize {
     match fault {
         Fault::Kill { victims, .. } => victims.len(),
@@ -142,7 +142,7 @@ fn draw(random: &mut StdRng, settings: Settings) -> (u64, Fault) {
             None => return of_kind(*kind, random),
         }
     }
-    (0, Fault::Join) // not reached: `left` is less than the sum
+    (0, Fault::Join) // never reached, because `left` is less than the sum
 }
 
 fn of_kind(kind: Kind, random: &mut StdRng) -> (u64, Fault) {
@@ -184,7 +184,7 @@ fn of_kind(kind: Kind, random: &mut StdRng) -> (u64, Fault) {
 }
 
 fn kill(kind: Kind, random: &mut StdRng) -> (u64, Fault) {
-    // Who kills the last holder of a unit makes a recovery wait for its answer: rarely, so that most of the time steps are trained.
+    // Killing the last holder of a unit makes a recovery wait for its answer. This is rare, so that the run trains most of the time.
     let (count, reckless) = match kind {
         Kind::KillTogether => (
             random.random_range(2..=DISTURBED_MAX as u32),

@@ -1,4 +1,4 @@
-//! The processes of one run, what is done to them, and what became of them.
+//! The processes of one run, the faults that are applied to them, and the life of each worker.
 
 use crate::disk::{FsyncSwitch, SmallDisk};
 use crate::judge::{Life, Problem};
@@ -17,17 +17,17 @@ use varuna_run_folder::now_ms;
 
 mod faults;
 
-/// A coordinator that ended by itself is started again after this time, as a supervisor would.
+/// Time after which a coordinator that ended by itself is started again, as a supervisor would do.
 const RESTART: Duration = Duration::from_millis(300);
-/// A program that starts needs no longer to say its address.
+/// Maximum time until a started program publishes its address.
 const START: Duration = Duration::from_secs(60);
-/// So long after the end of a fault of the disk or the store a coordinator may still end because of it.
+/// Time after the end of a fault of the disk or the store in which a coordinator may still end because of it.
 const AFTERMATH: Duration = Duration::from_secs(10);
 
-/// Workers are released no longer than this before the coordinator ends.
+/// Workers are released at most this long before the coordinator ends.
 const RELEASE: Duration = Duration::from_secs(10);
 
-/// What is undone when a fault ends.
+/// What to undo when a fault ends.
 #[derive(Debug)]
 enum Ending {
     Replace(usize),
@@ -43,18 +43,18 @@ enum Ending {
     Nothing,
 }
 
-/// What a world is made of.
+/// The parts of a world.
 #[derive(Debug)]
 pub struct Parts {
-    /// Programs and files.
+    /// The locations of programs and files.
     pub paths: Paths,
-    /// Where checkpoints go.
+    /// Folder for checkpoints.
     pub store: PathBuf,
-    /// The disk of the run folder, where it is one of its own.
+    /// The disk of the run folder, if it is a separate one.
     pub disk: Option<SmallDisk>,
     /// The switch of the coordinator's fsync.
     pub fsync: Option<FsyncSwitch>,
-    /// Workers while nothing is wrong.
+    /// Number of workers without faults.
     pub workers: usize,
 }
 
@@ -65,24 +65,24 @@ pub struct World {
     links: Arc<Links>,
     address: Option<SocketAddr>,
     coordinator: Option<Child>,
-    /// The coordinator is away because of a fault.
+    /// Whether the coordinator is away because of a fault.
     coordinator_away: bool,
     restart_at: Option<Instant>,
     disk_fault: Option<Instant>,
     store_fault: Option<Instant>,
     workers: Vec<Worker>,
     target: usize,
-    /// Workers whose places are not taken yet.
+    /// Number of workers that have not been replaced yet.
     missing: usize,
     started: u32,
     endings: BTreeMap<usize, Ending>,
-    /// What became of each worker, by its number.
+    /// The life of each worker, by its number.
     pub lives: BTreeMap<u32, Life>,
-    /// What should not have happened.
+    /// Violations that were observed.
     pub problems: Vec<Problem>,
-    /// Workers that ended with success unasked, with the time: released, if the job ends with them.
+    /// Workers that ended successfully without a notice, with the time. They were released if the job ends at that time.
     released: Vec<(Instant, Problem)>,
-    /// Processes killed with -9: workers, coordinators.
+    /// Number of processes killed with SIGKILL: workers, coordinators.
     pub kills: [u64; 2],
     /// The coordinator's exit code at the end of the job.
     pub exit: Option<i32>,
@@ -128,7 +128,7 @@ impl World {
         Ok(world)
     }
 
-    /// Sees who has ended, and starts what must be there.
+    /// Notices which processes have ended, and starts those that are missing.
     ///
     /// # Errors
     /// A program cannot be started.
@@ -158,13 +158,13 @@ impl World {
         Ok(())
     }
 
-    /// What should not have happened, once the run has ended.
+    /// All violations, once the run has ended.
     pub fn all_problems(&self) -> impl Iterator<Item = Problem> + '_ {
         let released = self.released.iter().map(|(_, problem)| problem);
         self.problems.iter().chain(released).cloned()
     }
 
-    /// Workers that have not ended.
+    /// Number of workers that have not ended.
     #[must_use]
     pub fn alive(&self) -> usize {
         self.workers.len()
@@ -183,12 +183,12 @@ impl World {
             };
             if let Some(life) = lives.get_mut(&worker.number) {
                 life.ended_ms.get_or_insert(now_ms());
-                // A notice that comes before the program can take it ends it at once.
+                // A process that gets SIGTERM before it handles the signal ends at once.
                 let noticed = status.success() || status.signal() == Some(Signal::SIGTERM as i32);
-                // A worker without memory may end as it likes.
+                // A worker without memory may end in any way.
                 let expected = life.killed || life.starved || life.noticed && noticed;
                 match status.success() {
-                    // Forgotten if the job ends now.
+                    // This is no violation if the job ends now.
                     true if !expected && !done => released.push((Instant::now(), problem)),
                     false if !expected => problems.push(problem),
                     _ => {}

@@ -1,4 +1,4 @@
-//! A control plane with an audit log, and identities whose requests are counted there.
+//! A control plane with an audit log, and accounts whose requests the benchmark counts there.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::jiff::Timestamp;
@@ -11,14 +11,14 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 use varuna_cluster_tests::Cluster;
 
-/// Who asks. Each has all rights: what is counted is who asked.
+/// The accounts that send requests. Each has all rights: they exist only so that requests can be counted by sender.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Who {
     /// The operator.
     Operator,
     /// The coordinators.
     Coordinator,
-    /// Whoever deletes pods and taints nodes.
+    /// The benchmark itself, which deletes pods and taints nodes.
     Signals,
 }
 
@@ -34,11 +34,11 @@ impl Who {
     }
 }
 
-/// Where their accounts are.
+/// Namespace of the service accounts.
 pub(crate) const NAMESPACE: &str = "default";
 
-/// Requests of these accounts, as far as who, what and when. Watches, leases and the question which API groups there are, which the operator asks
-/// for all jobs together every 30 s, are left out: their number does not depend on what happens.
+/// An audit policy that logs the requests of these accounts: sender, object and time. It leaves out watches, leases and the list of API
+/// groups, which the operator requests every 30 s for all jobs together: their number does not depend on events.
 fn policy() -> Value {
     let users: Vec<String> = Who::ALL
         .iter()
@@ -61,11 +61,11 @@ fn policy() -> Value {
 pub(crate) struct Request {
     /// When the API server received it, in seconds since 1970.
     pub(crate) at: f64,
-    /// When it had answered.
+    /// When the API server had answered it, in seconds since 1970.
     pub(crate) done: f64,
     pub(crate) who: Who,
     pub(crate) verb: String,
-    /// With its subresource: `varunajobs/status`.
+    /// The resource with its subresource: `varunajobs/status`.
     pub(crate) resource: String,
     pub(crate) name: String,
     pub(crate) code: u64,
@@ -100,7 +100,7 @@ impl Request {
         })
     }
 
-    /// Whether it changes something that is not a report.
+    /// Whether it changes anything other than a status or an Event.
     pub(crate) fn is_effect(&self) -> bool {
         let reads = ["get", "list"].contains(&self.verb.as_str());
         let reports = ["varunajobs/status", "events"].contains(&self.resource.as_str());
@@ -108,7 +108,7 @@ impl Request {
     }
 }
 
-/// How many requests of each kind there are, the most frequent first.
+/// Number of requests of each kind, the most frequent kind first.
 pub(crate) fn by_kind(requests: &[Request]) -> Vec<(usize, String)> {
     let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
     for r in requests.iter().filter(|r| r.who != Who::Signals) {
@@ -125,13 +125,13 @@ pub(crate) fn by_kind(requests: &[Request]) -> Vec<(usize, String)> {
     kinds
 }
 
-/// The control plane.
+/// A control plane with an audit log.
 pub(crate) struct Audited {
-    /// It.
+    /// The control plane.
     pub(crate) cluster: Cluster,
-    /// For files of the benchmark; the audit log is one.
+    /// Folder for files of the benchmark, including the audit log.
     pub(crate) folder: TempDir,
-    /// How far the log was read.
+    /// Position in the audit log up to which it was read, in bytes.
     read: Cell<u64>,
 }
 
@@ -160,12 +160,12 @@ impl Audited {
         Ok(audited)
     }
 
-    /// A client with one of the identities.
+    /// A client that uses one of the accounts.
     pub(crate) async fn client(&self, who: Who) -> Result<Client> {
         self.cluster.client_as(NAMESPACE, who.account()).await
     }
 
-    /// A kubeconfig with one of the identities.
+    /// A kubeconfig for one of the accounts.
     pub(crate) fn kubeconfig(&self, who: Who) -> Result<PathBuf> {
         let token = self.cluster.token(NAMESPACE, who.account())?;
         let raw = self
@@ -178,13 +178,13 @@ impl Audited {
         Ok(path)
     }
 
-    /// The requests since this was asked last.
+    /// The requests since the last call.
     pub(crate) fn requests(&self) -> Result<Vec<Request>> {
         let mut file = std::fs::File::open(self.folder.path().join("audit.log")).context("the audit log")?;
         file.seek(SeekFrom::Start(self.read.get()))?;
         let mut text = String::new();
         file.read_to_string(&mut text)?;
-        // The last line may not be complete yet.
+        // The last line may be incomplete.
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
         self.read.set(self.read.get() + u64::try_from(whole)?);
         Ok(text[..whole].lines().filter_map(Request::of).collect())

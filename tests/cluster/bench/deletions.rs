@@ -14,7 +14,7 @@ const CONCURRENCY: usize = 32;
 /// Deletes pods of workers.
 pub(crate) struct Deletions {
     pods: Api<Pod>,
-    /// With the identity whose requests are the events.
+    /// The client's account is the one whose requests count as events.
     signals: Api<Pod>,
 }
 
@@ -26,7 +26,7 @@ impl Deletions {
         }
     }
 
-    /// The name of a worker's pod of each of these jobs, where it has one that is not being deleted.
+    /// For each of these jobs, the name of one worker's pod that is not being deleted. Jobs without such a pod are left out.
     pub(crate) async fn pods_of(&self, jobs: impl IntoIterator<Item = usize>) -> Result<Vec<String>> {
         let found = jobs.into_iter().map(|i| async move {
             let selector = format!("{JOB_LABEL}=j{i},{NUMBER_LABEL}");
@@ -42,7 +42,7 @@ impl Deletions {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// Deletes these pods one after the other, with this time between two.
+    /// Deletes these pods one after the other, with this time between two deletions.
     pub(crate) async fn one_by_one(&self, names: &[String], between: Duration) -> Result<()> {
         for name in names {
             self.delete(name).await?;
@@ -51,7 +51,7 @@ impl Deletions {
         Ok(())
     }
 
-    /// Deletes these pods, many at a time.
+    /// Deletes these pods concurrently.
     pub(crate) async fn at_once(&self, names: &[String]) -> Result<()> {
         let all = stream::iter(names).map(|name| self.delete(name));
         all.buffer_unordered(CONCURRENCY).try_collect().await

@@ -1,22 +1,22 @@
-//! How long it took from an event at the API server until the operator's first write for it, by the audit log.
+//! The time from an event at the API server to the operator's first write for it, according to the audit log.
 
 use crate::audit::{Request, Who};
 use std::collections::BTreeMap;
 
-/// Milliseconds from each event to its effect, and events without any.
+/// Milliseconds from each event to its effect, and the number of events without an effect.
 #[derive(Default)]
 pub(crate) struct Effects {
     pub(crate) ms: Vec<f64>,
     pub(crate) missing: usize,
 }
 
-/// The job that an object of this name belongs to: jobs of the benchmark have no hyphen in their names.
+/// The job to which an object of this name belongs. Jobs of the benchmark have no hyphen in their names.
 fn job_of(name: &str) -> &str {
     name.split('-').next().unwrap_or(name)
 }
 
-/// The effects of all events among these requests: a pod that was deleted, a node that was tainted. `on`: the jobs with pods on each of
-/// those nodes. An event is over when it was answered; an effect that came before that took no time.
+/// The effects of all events among these requests; an event is a deleted pod or a tainted node. `on` has the jobs with pods on each tainted
+/// node. The time of an event is the time of its response. An effect before that counts as 0 ms.
 pub(crate) fn effects(requests: &[Request], on: &BTreeMap<String, Vec<String>>) -> Effects {
     let mut writes: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for request in requests.iter().filter(|r| r.is_effect()) {

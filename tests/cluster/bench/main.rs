@@ -1,19 +1,19 @@
-//! `varuna-bench-operator`: how quick the operator is with real workers, and how much it costs with a thousand jobs, on a real API
-//! server with fake nodes. Prints RESULT lines.
+//! `varuna-bench-operator` measures how fast the operator reacts with real workers, and what it costs with a thousand jobs, on a real API
+//! server with fake nodes. It prints RESULT lines.
 //!
 //!   varuna-bench-operator signals ROUNDS WORKER DATA     signal -> plan persisted -> next step, by kind of signal
 //!   varuna-bench-operator scale JOBS PODS NODES REST OPERATOR
-//!       JOBS: numbers of jobs, growing, with commas between them; of PODS pods on NODES nodes, under that operator binary; the last number
-//!       is left at rest for REST seconds
+//!       JOBS: ascending numbers of jobs, separated by commas. Each job has PODS pods. NODES: number of nodes. OPERATOR: path of the operator.
+//!       With the last number of jobs, the cluster is left idle for REST seconds.
 
 mod audit;
 mod deletions;
 mod effects;
 mod operator_process;
-mod played;
 mod results;
 mod scale;
 mod signals;
+mod simulated;
 mod stand_in;
 
 use anyhow::{Context as _, Result, bail};
@@ -50,7 +50,7 @@ async fn main() -> Result<()> {
     }
 }
 
-/// What a process of this machine answers at a path: head and body.
+/// The response of a process on this machine to a GET request: head and body.
 pub(crate) async fn scrape(port: u16, path: &str) -> Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     stream
@@ -61,7 +61,7 @@ pub(crate) async fn scrape(port: u16, path: &str) -> Result<String> {
     Ok(text)
 }
 
-/// The value below which a share of all lies.
+/// The quantile of the values for a share, such as 0.5 for the median.
 pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,11 +1,11 @@
-//! The operator as a process of its own, and what it and the machine cost.
+//! Runs the operator as a separate process, and measures the CPU time and memory of this process and of the machine.
 
 use crate::scrape;
 use anyhow::{Context as _, Result, ensure};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// The operator as a process of its own. Killed with -9 when dropped.
+/// The operator as a separate process. It is killed with SIGKILL when dropped.
 pub(crate) struct Operator {
     process: Child,
     health: u16,
@@ -13,15 +13,15 @@ pub(crate) struct Operator {
     how: HowToStart,
 }
 
-/// What an operator is started with.
+/// Settings for starting an operator.
 #[derive(Clone, Debug)]
 pub(crate) struct HowToStart {
     pub(crate) binary: PathBuf,
-    /// How it reaches the API server.
+    /// The kubeconfig with which it connects to the API server.
     pub(crate) kubeconfig: PathBuf,
-    /// Where its log is written.
+    /// Folder for its log.
     pub(crate) folder: PathBuf,
-    /// Of the jobs, and of the Lease.
+    /// Namespace of the jobs and of the Lease.
     pub(crate) namespace: String,
 }
 
@@ -58,16 +58,16 @@ impl Operator {
         })
     }
 
-    /// Another one, that waits for this one's Lease.
+    /// Starts another operator, which waits for the Lease of this one.
     pub(crate) fn another(&self) -> Result<Operator> {
         Operator::start(self.how.clone())
     }
 
-    /// Starts it again if it has ended because its Lease was lost, as its kubelet would. Returns whether it had.
+    /// Starts it again if it has ended because it lost its Lease, as the kubelet would. Returns whether it was started.
     ///
     /// # Errors
     /// It has ended for another reason.
-    pub(crate) fn keep_up(&mut self) -> Result<bool> {
+    pub(crate) fn restart_if_lease_lost(&mut self) -> Result<bool> {
         let Err(why) = self.check_runs() else {
             return Ok(false);
         };
@@ -79,18 +79,18 @@ impl Operator {
         Ok(true)
     }
 
-    /// What it shows at `/metrics`.
+    /// The text of its `/metrics`.
     pub(crate) async fn metrics(&self) -> Result<String> {
         scrape(self.health, "/metrics").await
     }
 
-    /// Whether it could take over at once.
+    /// Whether it is ready to take over at once.
     pub(crate) async fn is_ready(&self) -> bool {
         let answer = scrape(self.health, "/readyz").await;
         answer.is_ok_and(|text| text.starts_with("HTTP/1.1 200"))
     }
 
-    /// Jobs that it has reconciled and that train.
+    /// Number of jobs that train, as far as it has reconciled them.
     pub(crate) async fn trains(&self) -> usize {
         let text = self.metrics().await.unwrap_or_default();
         let trains = |l: &&str| {
@@ -100,7 +100,7 @@ impl Operator {
     }
 
     /// # Errors
-    /// It has ended: the last lines of its log.
+    /// It has ended; the error has the last lines of its log.
     pub(crate) fn check_runs(&self) -> Result<()> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap_or_default();
         let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
@@ -112,7 +112,7 @@ impl Operator {
         Ok(())
     }
 
-    /// Resident memory in MB, and seconds of CPU so far.
+    /// Resident memory in MB, and CPU time so far in seconds.
     pub(crate) fn cost(&self) -> Result<(f64, f64)> {
         let id = self.process.id();
         let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
@@ -124,14 +124,14 @@ impl Operator {
                 .ok()
         });
         let stat = std::fs::read_to_string(format!("/proc/{id}/stat"))?;
-        // After the name, which may hold anything: user and system time are the 12th and 13th, in hundredths.
+        // After the name, which may contain any characters: user and system time are the 12th and 13th field, in hundredths of a second.
         let rest: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
         let ticks = |i: usize| rest.get(i).and_then(|t| t.parse::<f64>().ok()).unwrap_or(0.0);
         Ok((kb.context("VmRSS")? / 1e3, (ticks(11) + ticks(12)) / 100.0))
     }
 }
 
-/// What the machine has done since it was started: busy and all ticks of its processors.
+/// CPU time of the machine since it was booted: busy and total ticks of all CPUs.
 #[derive(Clone, Copy)]
 pub(crate) struct MachineTime {
     busy: f64,
@@ -149,7 +149,7 @@ impl MachineTime {
             .filter_map(|t| t.parse().ok())
             .collect();
         let all: f64 = ticks.iter().sum();
-        // Idle, and idle with a disk that is waited for.
+        // Idle, and idle while waiting for a disk.
         let idle: f64 = ticks.iter().skip(3).take(2).sum();
         Ok(MachineTime {
             busy: all - idle,
@@ -157,7 +157,7 @@ impl MachineTime {
         })
     }
 
-    /// The share of all processors' time, in percent, that was spent since then.
+    /// The share of the CPU time of all CPUs that was used since then, in percent.
     pub(crate) fn busy_percent(self) -> Result<f64> {
         let now = MachineTime::now()?;
         Ok(100.0 * (now.busy - self.busy) / (now.all - self.all).max(1.0))

@@ -1,17 +1,17 @@
-//! What was measured of many jobs, and its RESULT lines.
+//! The results of the benchmark with many jobs, and their RESULT lines.
 
 use crate::effects::Effects;
 use crate::quantile;
 
-/// What was measured of events.
-pub(crate) struct Answered {
+/// Results for events.
+pub(crate) struct EventResults {
     pub(crate) effects: Effects,
     pub(crate) events: usize,
-    /// Of the machine while they were made, percent.
+    /// CPU use of the machine during the events, in percent.
     pub(crate) busy: f64,
 }
 
-impl Answered {
+impl EventResults {
     pub(crate) fn print(&self, name: &str) {
         let quantile = |share| quantile(&self.effects.ms, share);
         println!("RESULT operator.{name}effect_p50_ms {:.0}", quantile(0.5));
@@ -22,9 +22,9 @@ impl Answered {
     }
 }
 
-/// What was measured of events at once.
+/// Results for many events at once.
 pub(crate) struct Storm {
-    pub(crate) answered: Answered,
+    pub(crate) answered: EventResults,
     /// How often the operator lost its Lease and was started again.
     pub(crate) restarts: usize,
 }
@@ -38,17 +38,17 @@ impl Storm {
     }
 }
 
-/// What was measured at rest.
-pub(crate) struct Rested {
+/// Results for an idle cluster.
+pub(crate) struct IdleResults {
     pub(crate) cores: f64,
     pub(crate) mb: f64,
-    /// Of the machine, percent.
+    /// CPU use of the machine, in percent.
     pub(crate) busy: f64,
-    /// Requests of the operator for each job in a minute.
+    /// Requests of the operator for each job and minute.
     pub(crate) requests: f64,
 }
 
-impl Rested {
+impl IdleResults {
     pub(crate) fn print(&self, name: &str) {
         println!("RESULT operator.{name}rest_cores {:.4}", self.cores);
         println!("RESULT operator.{name}rest_mb {:.0}", self.mb);

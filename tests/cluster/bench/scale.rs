@@ -1,12 +1,12 @@
-//! Very many jobs that train: how soon the operator answers an event, one and a thousand at once, what its process needs at rest, what it
-//! asks of the API server, and how soon another one has taken all jobs over. Each for a growing number of jobs.
+//! Measures the operator with a growing number of training jobs: its latency for single events and for a thousand at once, the resources
+//! and requests that it needs while nothing happens, and the time until another operator has taken over all jobs.
 
 use crate::audit::{Audited, Who, by_kind};
 use crate::deletions::Deletions;
 use crate::effects::effects;
 use crate::operator_process::{HowToStart, MachineTime, Operator};
-use crate::played::{job, node_name};
-use crate::results::{Answered, Rested, Storm};
+use crate::results::{EventResults, IdleResults, Storm};
+use crate::simulated::{job, node_name};
 use crate::stand_in::StandIn;
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, stream};
@@ -23,38 +23,38 @@ use std::time::{Duration, Instant};
 use varuna_cluster_tests::jobs;
 use varuna_operator::decide::objects::{JOB_LABEL, NUMBER_LABEL};
 
-/// Concurrent calls.
-const ABREAST: usize = 32;
-/// What takes longer has failed.
+/// Maximum number of concurrent calls.
+const CONCURRENCY: usize = 32;
+/// Timeout of each wait.
 const LIMIT: Duration = Duration::from_secs(1200);
-/// What an event causes has come to rest after this time, reports and statuses included.
+/// Time after which everything that an event causes has ended, including reports and statuses.
 const SETTLED: Duration = Duration::from_secs(20);
-/// Pods that are deleted one after the other, and the time between two.
+/// Number of pods that are deleted one after the other, and the time between two deletions.
 const DELETED: usize = 40;
 const BETWEEN: Duration = Duration::from_millis(250);
-/// Nodes that are tainted.
+/// Number of nodes that are tainted.
 const TAINTED: usize = 4;
-/// Events of a storm.
+/// Maximum number of events in a storm.
 const STORM: usize = 1000;
-/// How often to check whether a storm is over.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// Rest at a number of jobs that is not the last.
+/// Interval at which the benchmark checks whether a storm is over.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Idle time that is measured for each number of jobs except the last.
 const SHORT_REST: Duration = Duration::from_secs(45);
 
-/// How much.
+/// Size of the cluster.
 pub(crate) struct Size {
-    /// Numbers of jobs, growing.
+    /// Numbers of jobs, ascending.
     pub(crate) jobs: Vec<usize>,
-    /// Pods of each.
+    /// Pods of each job.
     pub(crate) pods: usize,
     pub(crate) nodes: usize,
-    /// At rest with the last number of jobs.
+    /// Idle time that is measured with the last number of jobs.
     pub(crate) rest: Duration,
-    /// The program.
+    /// Path of the operator.
     pub(crate) operator: PathBuf,
 }
 
-/// A process that stands still until this is dropped: one that did for ever would keep the control plane from ending.
+/// A process that is stopped until this is dropped. If it stayed stopped, the control plane could not end.
 struct Paused(Pid);
 
 impl Drop for Paused {
@@ -94,7 +94,7 @@ async fn wait(what: &str, operator: &Operator, mut done: impl AsyncFnMut() -> bo
 async fn each<T>(items: impl IntoIterator<Item = T>, work: impl AsyncFn(T) -> Result<()>) -> Result<()> {
     let work = &work;
     let results: Vec<Result<()>> = stream::iter(items.into_iter().map(|item| work(item)))
-        .buffer_unordered(ABREAST)
+        .buffer_unordered(CONCURRENCY)
         .collect()
         .await;
     results.into_iter().collect()
@@ -105,7 +105,7 @@ fn number(n: usize) -> f64 {
     n as f64
 }
 
-/// How the API server serves the operator's Lease, as the chart says (`templates/flow-control.yaml`).
+/// The flow schema for the operator's Lease, as in the chart (`templates/flow-control.yaml`).
 fn lease_schema(namespace: &str) -> Value {
     let account = json!({ "name": Who::Operator.account(), "namespace": crate::audit::NAMESPACE });
     json!({
@@ -131,7 +131,8 @@ impl Bench {
         let audited = Audited::start()?;
         let client = audited.cluster.client().await?;
         let namespace = audited.cluster.namespace("scale")?;
-        // Nodes without leases would be lost for it, and 5,000 leases are more than this machine can renew. Nothing else of it is needed.
+        // The controller manager would treat nodes without leases as lost, and this machine cannot renew 5,000 leases. The benchmark needs
+        // no other part of it.
         let manager = audited.cluster.component("kube-controller-manager");
         let manager = manager.context("the controller manager")?;
         kill(manager, Signal::SIGSTOP)?;
@@ -164,7 +165,7 @@ impl Bench {
         })
     }
 
-    /// Makes jobs until there are this many, and waits until all of them train.
+    /// Creates jobs until there are this many, and waits until all of them train. Returns the seconds that it took.
     async fn grow(&self, from: usize, to: usize) -> Result<f64> {
         let api = jobs(&self.client, &self.namespace);
         let began = Instant::now();
@@ -188,7 +189,7 @@ impl Bench {
         Ok(took)
     }
 
-    /// Taints a node, so that it announces its end; the jobs with pods there.
+    /// Taints a node, which announces its end. Returns the jobs with pods on it.
     async fn taint(&self, node: &str) -> Result<Vec<String>> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let there = ListParams::default()
@@ -206,8 +207,8 @@ impl Bench {
         Ok(jobs.into_iter().collect())
     }
 
-    /// Some events one after the other, and the requests of operator and coordinators for each.
-    async fn paced(&self, count: usize) -> Result<(Answered, f64)> {
+    /// Causes events one after the other. Returns their results, and the number of requests of operator and coordinators for each event.
+    async fn paced(&self, count: usize) -> Result<(EventResults, f64)> {
         let deleted = (0..DELETED).map(|i| i * 7 % count);
         let deleted: BTreeSet<usize> = deleted.collect();
         let pods = self.deletions.pods_of(deleted).await?;
@@ -217,7 +218,7 @@ impl Bench {
         self.deletions.one_by_one(&pods, BETWEEN).await?;
         let busy = time.busy_percent()?;
         tokio::time::sleep(SETTLED).await;
-        // Of deletions alone: how many pods a node has depends on the size.
+        // Only requests for deletions are counted: the number of pods on a node depends on the size of the cluster.
         let requests = self.audited.requests()?;
         let asked = requests.iter().filter(|r| r.who != Who::Signals).count();
         for (n, kind) in by_kind(&requests) {
@@ -235,7 +236,7 @@ impl Bench {
         let tainted = effects(&self.audited.requests()?, &on);
         found.ms.extend(tainted.ms);
         found.missing += tainted.missing;
-        let answered = Answered {
+        let answered = EventResults {
             effects: found,
             events,
             busy,
@@ -243,8 +244,8 @@ impl Bench {
         Ok((answered, number(asked) / number(events)))
     }
 
-    /// As many events at once as there are jobs, up to a thousand, and what follows until all pods run and all jobs train again, or the time is over. An
-    /// operator that loses its Lease meanwhile is started again.
+    /// Causes as many events at once as there are jobs, at most a thousand, and waits until all pods run and all jobs train again, or until
+    /// the timeout. If the operator loses its Lease meanwhile, it is started again.
     async fn storm(&mut self, count: usize) -> Result<Storm> {
         let pods = self.deletions.pods_of(0..count.min(STORM)).await?;
         self.audited.requests()?;
@@ -258,22 +259,22 @@ impl Bench {
                         deleted?;
                         break time.busy_percent()?;
                     }
-                    () = tokio::time::sleep(LOOK_INTERVAL) => restarts += usize::from(self.operator.keep_up()?),
+                    () = tokio::time::sleep(POLL_INTERVAL) => restarts += usize::from(self.operator.restart_if_lease_lost()?),
                 }
             }
         };
         let all = count * (self.size.pods + 1);
         let mut settles = Instant::now();
         while began.elapsed() < LIMIT && settles.elapsed() < SETTLED {
-            tokio::time::sleep(LOOK_INTERVAL).await;
-            let was_started = self.operator.keep_up()?;
+            tokio::time::sleep(POLL_INTERVAL).await;
+            let was_started = self.operator.restart_if_lease_lost()?;
             restarts += usize::from(was_started);
             if was_started || self.stand_in.running() < all || self.operator.trains().await < count {
                 settles = Instant::now();
             }
         }
         Ok(Storm {
-            answered: Answered {
+            answered: EventResults {
                 effects: effects(&self.audited.requests()?, &BTreeMap::new()),
                 events: pods.len(),
                 busy,
@@ -282,7 +283,7 @@ impl Bench {
         })
     }
 
-    async fn rest(&self, count: usize, time: Duration) -> Result<Rested> {
+    async fn rest(&self, count: usize, time: Duration) -> Result<IdleResults> {
         self.audited.requests()?;
         let (machine, (_, cpu)) = (MachineTime::now()?, self.operator.cost()?);
         tokio::time::sleep(time).await;
@@ -293,7 +294,7 @@ impl Bench {
             println!("{:8.1} a minute: {kind}", number(n) / time.as_secs_f64() * 60.0);
         }
         let asked = requests.iter().filter(|r| r.who == Who::Operator).count();
-        Ok(Rested {
+        Ok(IdleResults {
             cores: (cpu_after - cpu) / time.as_secs_f64(),
             mb,
             busy,
@@ -301,7 +302,7 @@ impl Bench {
         })
     }
 
-    /// Seconds from the death of the leader until another one has looked at all jobs. That one leads from now on.
+    /// Kills the leader and returns the seconds until another operator has reconciled all jobs. That operator is the leader from then on.
     async fn takeover(&mut self, count: usize) -> Result<f64> {
         let next = self.operator.another()?;
         wait("another operator is ready to take over", &next, async || {

@@ -1,5 +1,6 @@
-//! From a signal to the plan without the worker, and to the next committed step: real worker processes, real API server, the
-//! operator and the coordinator in this process; the part of the kubelet is played.
+//! Measures the time from a signal (a pod is evicted, deleted or killed, or its node is tainted) to the plan without that worker, and to
+//! the next committed step. Worker processes and API server are real, operator and coordinator run in this process, and the kubelet is
+//! simulated.
 
 use crate::audit::{Audited, Request, Who, by_kind};
 use crate::{quantile, scrape};
@@ -23,12 +24,12 @@ use varuna_coordinator::record_format;
 use varuna_operator::decide::objects::NUMBER_LABEL;
 
 const KINDS: [&str; 4] = ["evicted", "deleted", "tainted", "killed"];
-/// By kind of signal, milliseconds to the plan and to the step.
+/// For each kind of signal: milliseconds to the plan and to the step.
 type Measured = BTreeMap<&'static str, (Vec<f64>, Vec<f64>)>;
 
 /// Interval at which the step is read.
-const LOOK: Duration = Duration::from_millis(2);
-/// Reports, statuses and Events are written within this time: what follows from one signal joins nothing of the next one.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Time within which reports, statuses and Events are written, so that the effects of two signals do not overlap.
 const REST: Duration = Duration::from_secs(8);
 
 fn job(pool: &str) -> Value {
@@ -50,13 +51,13 @@ struct Bench {
     client: Client,
     namespace: String,
     plans: watch::Receiver<(i64, Instant)>,
-    /// Port at which the coordinator is scraped.
+    /// Port of the coordinator's metrics.
     health: u16,
     processes: Processes,
 }
 
 impl Bench {
-    /// Steps committed, as the coordinator shows them this instant.
+    /// Number of committed steps, according to the coordinator's metrics.
     async fn step(&self) -> Option<f64> {
         let text = scrape(self.health, "/metrics").await.ok()?;
         let line = text.lines().find(|l| l.starts_with("varuna_job_step{"))?;
@@ -70,11 +71,11 @@ impl Bench {
             ensure!(
                 status["phase"] == "Training"
                     && status["plan"]["workers"] == 4
-                    // Not of a plan that another one is about to follow.
+                    // The status may still have the plan before the newest one.
                     && status["plan"]["generation"] == self.plans.borrow().0,
                 "{status}"
             );
-            // Those that were killed stay for their logs.
+            // Killed pods remain, for their logs.
             let running = ListParams::default()
                 .fields("status.phase=Running")
                 .labels(NUMBER_LABEL);
@@ -91,7 +92,7 @@ impl Bench {
         .await
     }
 
-    /// One signal; milliseconds to the plan and to the next step.
+    /// Sends one signal. Returns the milliseconds to the plan and to the next step.
     async fn signal(&mut self, kind: &str) -> Result<(f64, f64)> {
         let name = self.settled().await?;
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
@@ -132,14 +133,14 @@ impl Bench {
         let began = Instant::now();
         while self.step().await.is_none_or(|s| s <= from) {
             ensure!(began.elapsed() < limit, "no step after the plan");
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         let ms = |to: Instant| to.duration_since(at).as_secs_f64() * 1e3;
         Ok((ms(planned), ms(Instant::now())))
     }
 }
 
-/// The generation of the plan in the record, and when it was seen there.
+/// Sends the generation of each new plan in the record, and the time at which it was seen.
 async fn follow(records: Api<VarunaRecord>, tell: watch::Sender<(i64, Instant)>) {
     let mut records = watcher(records, watcher::Config::default())
         .default_backoff()
@@ -217,7 +218,7 @@ pub(crate) async fn run(rounds: u32, worker: PathBuf, data: PathBuf) -> Result<(
     Ok(())
 }
 
-/// The port at which the coordinator is scraped: it listens on this machine, whatever address it reports.
+/// Port of the coordinator's metrics. It listens on this machine, whatever address it reports.
 async fn health_port(client: &Client, namespace: &str) -> Result<u16> {
     let runs = documents(client, namespace, &ApiResource::erase::<VarunaRun>(&()));
     eventually("the coordinator reports", || async {

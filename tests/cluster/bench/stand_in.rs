@@ -1,7 +1,7 @@
-//! Stands in for nodes, kubelets, the scheduler, workers and coordinators of very many jobs, as cheaply as it can: what is measured is the
-//! operator. Coordinators report through the shipped reporter, so that its rates are the real ones.
+//! Simulates the nodes, kubelets, scheduler, workers and coordinators of very many jobs. It uses as little CPU time as possible, because
+//! the operator is what is measured. Coordinators report through the shipped reporter, so that the rate of reports is realistic.
 
-use crate::played::{add_node, answer_probes, node_name};
+use crate::simulated::{add_node, answer_probes, node_name};
 use anyhow::Result;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -25,13 +25,13 @@ use varuna_operator::decide::objects::{COORDINATOR_LABEL, JOB_LABEL, NUMBER_LABE
 use varuna_plan::{Generation, SegmentRange, Step, WorkerId};
 use varuna_protocol::coordinator::{RunMode, RunView, Snapshot, WorkerView};
 
-/// Concurrent calls of the kubelets.
-const ABREAST: usize = 16;
-/// A step is committed this often; it is reported as seldom as the reporter does.
+/// Maximum number of concurrent calls of all kubelets.
+const CONCURRENCY: usize = 16;
+/// Interval at which steps are committed. They are reported less often, as the reporter decides.
 const STEP: Duration = Duration::from_secs(2);
-/// A kubelet reports its node's state this often.
+/// Interval at which a kubelet reports the state of its node.
 const HEARTBEAT: Duration = Duration::from_secs(300);
-/// Not where it listens: an EndpointSlice may not hold a loopback address.
+/// The coordinators do not listen at this address. An EndpointSlice must not contain a loopback address.
 const ADDRESS: &str = "192.0.2.1:7070";
 
 /// One job's coordinator.
@@ -50,7 +50,7 @@ impl Drop for Coordinator {
     }
 }
 
-/// What plays everything but the operator.
+/// The simulation of everything except the operator.
 pub(crate) struct StandIn {
     client: Client,
     coordinators: Client,
@@ -58,9 +58,9 @@ pub(crate) struct StandIn {
     nodes: usize,
     health: SocketAddr,
     jobs: Mutex<BTreeMap<String, Coordinator>>,
-    /// Where each run's orders are shown to its coordinator, as its own watch would.
+    /// For each run, the channel through which its coordinator gets its orders, instead of a watch of its own.
     orders: Mutex<BTreeMap<String, watch::Sender<Option<SeenOrders>>>>,
-    /// Pods that were bound and set running, by uid.
+    /// Uids of pods that were bound and set to running.
     running: Mutex<BTreeSet<String>>,
     bound: AtomicUsize,
     calls: Semaphore,
@@ -68,7 +68,7 @@ pub(crate) struct StandIn {
 }
 
 impl StandIn {
-    /// Adds nodes and begins to play. `pods`: of each job.
+    /// Adds nodes and starts the simulation. `pods` is the number of pods of each job.
     pub(crate) async fn start(
         client: Client,
         coordinators: Client,
@@ -82,7 +82,7 @@ impl StandIn {
         let names: Vec<usize> = (0..nodes).collect();
         let results: Vec<Result<()>> = stream::iter(names)
             .map(|i| add_node(&client, i))
-            .buffer_unordered(ABREAST)
+            .buffer_unordered(CONCURRENCY)
             .collect()
             .await;
         results.into_iter().collect::<Result<Vec<()>>>()?;
@@ -96,7 +96,7 @@ impl StandIn {
             orders: Mutex::default(),
             running: Mutex::default(),
             bound: AtomicUsize::new(0),
-            calls: Semaphore::new(ABREAST),
+            calls: Semaphore::new(CONCURRENCY),
             pods,
         });
         tokio::spawn(Arc::clone(&all).follow_pods());
@@ -106,7 +106,7 @@ impl StandIn {
         Ok(all)
     }
 
-    /// Pods that run.
+    /// Number of running pods.
     pub(crate) fn running(&self) -> usize {
         self.running.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
@@ -147,7 +147,7 @@ impl StandIn {
         let uid = pod.uid().unwrap_or_default();
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if pod.metadata.deletion_timestamp.is_some() {
-            // At once: what a worker takes to leave is not what is measured.
+            // A worker leaves at once, because the time that it needs is not measured here.
             if running.remove(&uid) {
                 self.leaves(&pod);
                 tokio::spawn(async move { this.kill(&pod.name_any()).await });
@@ -175,7 +175,8 @@ impl StandIn {
         let _ = pods.delete(name, &now).await;
     }
 
-    /// As the scheduler and a kubelet do: the pod is bound and runs. Then its worker attaches, or its coordinator reports.
+    /// Does what the scheduler and a kubelet do: binds the pod and sets it to running. Then its worker attaches, or its coordinator
+    /// reports.
     async fn run(&self, pod: Pod) {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let name = pod.name_any();
@@ -250,7 +251,7 @@ impl StandIn {
         }
     }
 
-    /// Another plan, once all workers that are to be there at the start are.
+    /// Changes the state of a job's coordinator. Once all workers that the job starts with are attached, each change makes another plan.
     fn change(&self, job: &str, change: impl Fn(&mut Coordinator)) {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(coordinator) = jobs.get_mut(job) {
@@ -260,7 +261,7 @@ impl StandIn {
                 self.publish(coordinator);
             }
         } else {
-            // Its workers are quicker than its coordinator.
+            // The worker came before its coordinator.
             let mut early = Coordinator {
                 report: watch::channel(None).0,
                 number: 0,
@@ -291,7 +292,7 @@ impl StandIn {
             for coordinator in jobs.values_mut().filter(|c| c.generation > 0) {
                 coordinator.step += 1;
                 let (step, report) = (coordinator.step, &coordinator.report);
-                // As cheaply as a step is noted by a coordinator: nothing but the step changes.
+                // Only the step changes, so that this is as cheap as in a real coordinator.
                 report.send_modify(|report| {
                     if let Some(state) = report.as_mut().and_then(|r| r.state.as_mut()) {
                         state.run.step = Step(step);
@@ -302,7 +303,7 @@ impl StandIn {
         }
     }
 
-    /// The heartbeats of all nodes, one after the other.
+    /// Sends the heartbeats of all nodes, one after the other.
     async fn beat(self: Arc<Self>) {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let interval = HEARTBEAT / u32::try_from(self.nodes.max(1)).unwrap_or(u32::MAX);
@@ -361,7 +362,7 @@ fn report(coordinator: &Coordinator, health: SocketAddr) -> RunStatus {
         max_workers: None,
         spare_copies: None,
     };
-    // Each plan is one sentence.
+    // There is one message for each plan.
     let message = RunMessage {
         number: (coordinator.number << 32) + i64::try_from(coordinator.generation).unwrap_or(i64::MAX) + 1,
         resumed: trains,

@@ -1,4 +1,4 @@
-//! The loss curve of all disturbed runs against the one that an undisturbed run draws.
+//! Compares the losses of all disturbed runs with the loss curve of an undisturbed run.
 
 use crate::job::{small, workers};
 use anyhow::{Context as _, Result, ensure};
@@ -7,27 +7,28 @@ use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 use varuna_cluster_tests::root;
 
-/// Other plans sum in another order: a part in 10^5 for a step, and it grows as runs go on. What is lost or consumed twice shows in
-/// the third digit.
+/// Relative difference that is allowed. Other plans sum in another order, which changes a loss by a part in 10^5, and more in later steps.
+/// If samples were skipped or used twice, the third digit would differ.
 const RELATIVE: f64 = 1e-3;
 
-/// Losses that were seen, by step.
+/// The losses that were scraped, by step.
 #[derive(Default)]
 pub(crate) struct Curve {
     seen: Vec<(u64, f64, &'static str)>,
 }
 
 impl Curve {
-    /// A case saw these losses.
+    /// Adds the losses that a case scraped.
     pub(crate) fn extend(&mut self, case: &'static str, losses: impl IntoIterator<Item = (u64, f64)>) {
         self.seen
             .extend(losses.into_iter().map(|(step, loss)| (step, loss, case)));
     }
 
-    /// Runs the job undisturbed, on this machine and without a cluster, and compares. `has_passed`: whether a case has, which sees losses.
+    /// Runs the job undisturbed on this machine, without a cluster, and compares the losses. `has_passed`: whether a case has passed in
+    /// which losses are scraped.
     ///
     /// # Errors
-    /// A loss is another one, or there should be some.
+    /// A loss differs, or there are none although there should be.
     pub(crate) fn compare(&self, has_passed: bool) -> Result<()> {
         let Some(last) = self.seen.iter().map(|(step, ..)| *step).max() else {
             ensure!(!has_passed, "no case has seen a loss");
@@ -36,7 +37,7 @@ impl Curve {
         let reference = reference(last)?;
         let (mut worst, mut compared) = ((0.0, 0, ""), 0);
         for (step, loss, case) in &self.seen {
-            // A loss is known from the first step on.
+            // Losses are known from the first step on.
             let Some(want) = reference.get(step) else { continue };
             compared += 1;
             let off = ((loss - want) / want).abs();
@@ -59,7 +60,7 @@ impl Curve {
     }
 }
 
-/// Losses by step of the same job with one worker.
+/// The losses of the same job with one worker, by step.
 fn reference(steps: u64) -> Result<BTreeMap<u64, f64>> {
     let folder = tempfile::tempdir()?;
     let mut job = small("reference", workers());

@@ -1,4 +1,4 @@
-//! What helps to understand a case that failed.
+//! Information about the cluster after a failed case.
 
 use crate::world::{OPERATOR, World};
 use anyhow::Result;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use varuna_cluster_tests::root;
 
 impl World {
-    /// The state of the cluster in a few lines: in CI only the end of the output is kept.
+    /// The state of the cluster in a few lines, because CI keeps only the end of the output.
     pub(crate) async fn summary(&self) -> String {
         let kubectl = |arguments: &[&str]| {
             self.cluster
@@ -34,7 +34,7 @@ impl World {
         text
     }
 
-    /// Saves what helps to understand a failure in a folder, and returns the folder.
+    /// Saves information about a failure in a folder, and returns the folder.
     pub(crate) async fn save_diagnostics(&self, case: &str, namespace: &str) -> PathBuf {
         let folder = root().join("runs/e2e").join(case);
         let _ = std::fs::create_dir_all(&folder);
@@ -82,7 +82,7 @@ impl World {
     }
 }
 
-/// The last lines of a text, none of them long.
+/// The last lines of a text, each shortened.
 fn last(text: &str, lines: usize) -> String {
     let all: Vec<&str> = text.lines().collect();
     let from = all.len().saturating_sub(lines);

@@ -1,4 +1,4 @@
-//! Which pods of a job leave a node while it is drained, and what the plan in force was then.
+//! Records which pods of a job are evicted while a node is drained, and which plan was in force at that time.
 
 use crate::job::Job;
 use anyhow::{Context as _, Result, ensure};
@@ -13,17 +13,17 @@ use varuna_api::crd::VarunaRun;
 use varuna_cluster_tests::documents;
 use varuna_operator::decide::objects::worker_selector;
 
-/// Interval at which the pods are read: an eviction needs a new plan in between, which takes longer.
-const LOOK: Duration = Duration::from_millis(100);
+/// Interval at which the pods are read. There is a new plan between two evictions, which takes longer.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A pod that was evicted, and those evicted before it that had a place in the plan in force still.
+/// An evicted pod, and the pods that were evicted before it but still had a place in the plan in force.
 #[derive(Clone, Debug)]
 struct Eviction {
     pod: String,
     before_it: Vec<String>,
 }
 
-/// The evictions from a node, watched until this is dropped.
+/// The evictions from a node, which are recorded until this is dropped.
 pub(crate) struct Evictions {
     seen: Arc<Mutex<Vec<Eviction>>>,
     watch: JoinHandle<()>,
@@ -36,26 +36,26 @@ impl Drop for Evictions {
 }
 
 impl Evictions {
-    /// Watches the job's pods on a node.
+    /// Records evictions of the job's pods from a node.
     pub(crate) fn from(job: &Job, node: &str) -> Evictions {
         let seen: Arc<Mutex<Vec<Eviction>>> = Arc::default();
         let (client, namespace, node) = (job.client.clone(), job.namespace.clone(), node.to_owned());
         let all = Arc::clone(&seen);
         let watch = tokio::spawn(async move {
             loop {
-                // What could not be read is read again.
-                let _ = look(&client, &namespace, &node, &all).await;
-                tokio::time::sleep(LOOK).await;
+                // A failed read is repeated in the next round.
+                let _ = read_pods(&client, &namespace, &node, &all).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         });
         Evictions { seen, watch }
     }
 
-    /// At least `pods` were evicted, and each once the plan in force was without those before it.
+    /// At least `pods` were evicted, and each of them only after a plan without the earlier ones was in force.
     ///
     /// # Errors
     /// One was evicted too early.
-    pub(crate) fn took_turns(&self, pods: usize) -> Result<()> {
+    pub(crate) fn check_one_at_a_time(&self, pods: usize) -> Result<()> {
         let seen = self
             .seen
             .lock()
@@ -73,7 +73,7 @@ impl Evictions {
     }
 }
 
-async fn look(client: &Client, namespace: &str, node: &str, seen: &Mutex<Vec<Eviction>>) -> Result<()> {
+async fn read_pods(client: &Client, namespace: &str, node: &str, seen: &Mutex<Vec<Eviction>>) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let pods = pods
         .list(&ListParams::default().labels(&worker_selector("j")))
@@ -83,7 +83,7 @@ async fn look(client: &Client, namespace: &str, node: &str, seen: &Mutex<Vec<Evi
         p.metadata.deletion_timestamp.is_some() && on == Some(node)
     };
     let going: Vec<String> = pods.iter().filter(goes).map(|p| p.name_any()).collect();
-    // Read after the pods: a plan without a pod stays without it.
+    // The plan is read after the pods. A later plan does not include a pod again that an earlier one left out.
     let placed = placed(client, namespace).await?;
     let mut seen = seen.lock().map_err(|_| anyhow::anyhow!("a panic"))?;
     for pod in going {
@@ -96,7 +96,7 @@ async fn look(client: &Client, namespace: &str, node: &str, seen: &Mutex<Vec<Evi
     Ok(())
 }
 
-/// The pods whose workers have a place in the plan in force, as the coordinator reports it.
+/// The pods whose workers have a place in the plan in force, according to the coordinator's report.
 async fn placed(client: &Client, namespace: &str) -> Result<BTreeSet<String>> {
     let runs = documents(client, namespace, &ApiResource::erase::<VarunaRun>(&()));
     let run = runs

@@ -1,13 +1,13 @@
-//! The images that a cluster of our own is given.
+//! The images that are loaded into a cluster made by the tests.
 
 use anyhow::{Context as _, Result, ensure};
 use std::path::PathBuf;
 use varuna_cluster_tests::root;
 
-/// Tag of this checkout's images: its version.
+/// The tag of this checkout's images, which is its version.
 ///
 /// # Errors
-/// There is no Cargo.toml, or it names none.
+/// There is no Cargo.toml, or it has no version.
 pub(crate) fn tag() -> Result<String> {
     let text = std::fs::read_to_string(root().join("Cargo.toml"))?;
     let line = text.lines().find_map(|l| l.strip_prefix("version = "));
@@ -17,14 +17,14 @@ pub(crate) fn tag() -> Result<String> {
         .to_owned())
 }
 
-/// The image of workers that has the tests' dataset in it.
+/// The image of workers that contains the tests' dataset.
 pub(crate) fn worker_image(tag: &str) -> String {
     format!("localhost/varuna-worker-text:{tag}")
 }
 
-/// Folders of images, as `images/build.sh --text` and `images/next.sh` leave them.
+/// Folder with images of this build, which `images/build.sh --text` makes.
 pub(crate) const IMAGES: &str = ".cache/images";
-/// See above.
+/// Folder with images of a build with a newer protocol version, which `images/next.sh` makes.
 pub(crate) const NEXT_IMAGES: &str = ".cache/images/next";
 
 /// The archives in one of these folders.

@@ -1,4 +1,4 @@
-//! A job in the cluster, watched from its first moment to its last.
+//! A job in the cluster, which is watched from its creation to its end.
 
 use crate::metrics;
 use anyhow::{Context as _, Result, ensure};
@@ -15,9 +15,9 @@ use varuna_cluster_tests::{documents, eventually, jobs};
 use varuna_operator::decide::objects::{COORDINATOR_LABEL, worker_selector};
 
 /// Interval at which the job's status is read.
-const LOOK: Duration = Duration::from_millis(150);
+const POLL_INTERVAL: Duration = Duration::from_millis(150);
 
-/// The job of the tests: small, with real text, and long enough to be disturbed.
+/// The job of the tests. It is small, trains on real text, and runs long enough to be disturbed.
 pub(crate) fn spec(name: &str) -> Value {
     json!({
         "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaJob", "metadata": { "name": name },
@@ -28,17 +28,17 @@ pub(crate) fn spec(name: &str) -> Value {
                 "globalBatchSize": 32, "steps": 1_000_000, "seed": 1,
                 "optimizer": { "learningRate": 0.001, "warmupSteps": 20, "decaySteps": 5000 },
             },
-            // Two stages at least, so that a worker that goes takes a part of the model with it.
+            // At least two stages, so that a lost worker takes a part of the model with it.
             "pipeline": { "minDepth": 2 },
             "elasticity": { "minWorkers": 2, "maxWorkers": 4 },
             "workers": workers(),
-            // Where nodes of workers come and go, that is what a case is about.
+            // The coordinator is on one fixed node, so that cases can add and remove nodes of workers.
             "coordinator": { "template": { "spec": { "nodeSelector": { "varuna.dev/node": "t2" } } } },
         },
     })
 }
 
-/// A job of one worker in one stage, with these of its workers' fields in place of the usual ones.
+/// A job of one worker in one stage. These fields of `workers` replace the usual ones.
 pub(crate) fn small(name: &str, workers: Value) -> Value {
     let mut document = spec(name);
     document["spec"]["pipeline"] = json!({});
@@ -47,7 +47,7 @@ pub(crate) fn small(name: &str, workers: Value) -> Value {
     document
 }
 
-/// Makes a job write checkpoints to this location, opened with these variables of its workers.
+/// Makes a job write checkpoints to this location, which workers open with these environment variables.
 pub(crate) fn with_checkpoints(mut document: Value, uri: &str, variables: Vec<Value>) -> Value {
     document["spec"]["checkpoint"] = json!({ "uri": uri, "intervalSteps": 20 });
     document["spec"]["workers"]["template"]["spec"]["containers"] =
@@ -55,7 +55,7 @@ pub(crate) fn with_checkpoints(mut document: Value, uri: &str, variables: Vec<Va
     document
 }
 
-/// The fields of workers that the jobs of the tests have.
+/// The usual fields of `workers`.
 pub(crate) fn workers() -> Value {
     json!({ "threads": 1 })
 }
@@ -63,9 +63,9 @@ pub(crate) fn workers() -> Value {
 /// The job at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Observation {
-    /// When.
+    /// Time of the observation.
     pub(crate) at: Instant,
-    /// Its status.
+    /// Status of the job.
     pub(crate) status: Value,
 }
 
@@ -74,7 +74,7 @@ impl Observation {
         self.status.pointer(pointer).and_then(Value::as_i64).unwrap_or(0)
     }
 
-    /// Steps committed.
+    /// Number of committed steps.
     pub(crate) fn step(&self) -> i64 {
         self.number("/step")
     }
@@ -84,33 +84,33 @@ impl Observation {
         self.number("/plan/generation")
     }
 
-    /// Workers in the plan.
+    /// Number of workers in the plan.
     pub(crate) fn members(&self) -> i64 {
         self.number("/plan/workers")
     }
 
-    /// Workers in the plan, and those that are there without a place in it.
+    /// Number of attached workers, with or without a place in the plan.
     pub(crate) fn attached(&self) -> i64 {
         self.members() + self.number("/plan/idle")
     }
 
-    /// What the job is doing.
+    /// Phase of the job.
     pub(crate) fn phase(&self) -> &str {
         self.status["phase"].as_str().unwrap_or("")
     }
 }
 
-/// What was seen of a job.
+/// What was observed of a job so far.
 #[derive(Default)]
 struct Seen {
     observations: Vec<Observation>,
-    /// Step and loss, as scraped from the coordinator.
+    /// Step and loss, scraped from the coordinator.
     losses: Vec<(u64, f64)>,
 }
 
 /// A job that is being watched.
 pub(crate) struct Job {
-    /// Its namespace, which is its own.
+    /// Namespace of the job; no other job of the tests has it.
     pub(crate) namespace: String,
     /// A client with all rights.
     pub(crate) client: Client,
@@ -169,7 +169,7 @@ impl Job {
     /// Waits for an observation that satisfies a condition.
     ///
     /// # Errors
-    /// It does not come; with the last observation.
+    /// It did not come; the error has the last observation.
     pub(crate) async fn until(
         &self,
         what: &str,
@@ -183,17 +183,17 @@ impl Job {
         .await
     }
 
-    /// The newest step that its status or its coordinator's metrics have told of: of steps alone the status is told minutes later.
+    /// The newest step in its status or in its coordinator's metrics. The status may be minutes behind.
     fn newest_step(&self) -> i64 {
         let scraped = self.losses().last().map_or(0, |(step, _)| *step);
         let reported = self.now().map_or(0, |n| n.step());
         reported.max(i64::try_from(scraped).unwrap_or(0))
     }
 
-    /// Waits until this number of workers trains, and some steps beyond the present one are committed.
+    /// Waits until this number of workers trains, and a few more steps are committed.
     ///
     /// # Errors
-    /// They do not.
+    /// This did not happen in time.
     pub(crate) async fn trains(&self, members: i64) -> Result<Observation> {
         let from = self.newest_step();
         let what = format!("{members} workers train beyond step {from}");
@@ -203,11 +203,11 @@ impl Job {
         .await
     }
 
-    /// Steps never went down, and none was lost.
+    /// Checks that steps never went down, and that none was lost.
     ///
     /// # Errors
-    /// They did: with the observations before and after.
-    pub(crate) fn never_fell(&self) -> Result<()> {
+    /// A step went down or was lost; the error has the observations before and after.
+    pub(crate) fn check_no_step_lost(&self) -> Result<()> {
         let seen = self
             .seen
             .lock()
@@ -255,7 +255,7 @@ impl Job {
         Ok(pods)
     }
 
-    /// The step that its coordinator has reported last, whoever reads that.
+    /// The last step that its coordinator has reported in the `VarunaRun`.
     ///
     /// # Errors
     /// There is no report.
@@ -273,10 +273,10 @@ impl Job {
             .context("a step")
     }
 
-    /// The pod of its coordinator: the newest, where one takes over from another.
+    /// The pod of its coordinator; the newest, while one takes over from another.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such pod.
     pub(crate) async fn coordinator(&self) -> Result<Pod> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let mut all = pods
@@ -287,10 +287,10 @@ impl Job {
         all.pop().context("no coordinator")
     }
 
-    /// Waits for an Event of this reason whose note contains a text.
+    /// Waits for an Event with this reason whose note contains a text.
     ///
     /// # Errors
-    /// There is none: with all that there are.
+    /// There is none; the error has all Events.
     pub(crate) async fn event(&self, reason: &str, text: &str) -> Result<()> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         eventually(&format!("an Event {reason} with {text:?}"), || async {
@@ -305,7 +305,7 @@ impl Job {
             let found = all
                 .iter()
                 .map(said)
-                // After another reason's sentences, where they were told together.
+                // An Event may join messages with several reasons.
                 .any(|said| {
                     said.split_once(&format!("{reason}: "))
                         .is_some_and(|(_, after)| after.contains(text))
@@ -316,11 +316,11 @@ impl Job {
         .await
     }
 
-    /// A series of the metrics of the operator that leads and of the job's coordinator: the sum of all whose name and labels contain these. A busy
-    /// machine may answer one request too late.
+    /// The sum of all series with this name and these labels, in the metrics of the leading operator and of the job's coordinator. A failed
+    /// request is retried, because a busy machine may respond too late.
     ///
     /// # Errors
-    /// Nobody leads, or there is no such series.
+    /// No operator leads, or there is no such series.
     pub(crate) async fn metric(&self, name: &str, labels: &[&str]) -> Result<f64> {
         eventually(&format!("the metric {name} with {labels:?}"), || async {
             let mut text = metrics::of_operator(&self.client, &self.operator).await?;
@@ -335,7 +335,7 @@ async fn observe(client: Client, namespace: String, seen: Arc<Mutex<Seen>>) {
     let jobs = jobs(&client, &namespace);
     let mut ticks = 0_u32;
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         ticks += 1;
         let answer = tokio::time::timeout(Duration::from_secs(5), jobs.get("j")).await;
         if let (Ok(Ok(job)), Ok(mut seen)) = (answer, seen.lock()) {

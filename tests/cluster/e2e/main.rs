@@ -1,14 +1,14 @@
-//! `varuna-e2e`: the operator end to end, as users get it: helm-installed, as a pod, with worker pods on real kubelets that train
-//! real text while nodes, pods, processes and servers go and come back.
+//! `varuna-e2e`: end-to-end tests of the operator as users install it: by helm, as a pod, with worker pods on real kubelets. The workers
+//! train on real text while nodes, pods, processes and servers go away and come back.
 //!
-//! Options are those of the test harness, names of cases, and:
+//! The options are those of the test harness, names of cases, and:
 //!
-//! * `--ipv6`: every case on a cluster of IPv6 alone, as the case `ipv6` is always;
-//! * `--if-possible`: leave everything out, and say so, where no nodes can be made;
-//! * `--cluster-only`: make the cluster alone, print its kubeconfig, keep it until standard input ends (`given.sh`).
+//! * `--ipv6`: run every case on a cluster with IPv6 only, as the case `ipv6` always does;
+//! * `--if-possible`: skip all cases, with a message, if this machine cannot make nodes;
+//! * `--cluster-only`: only make the cluster, print its kubeconfig, and keep it until standard input ends (`given.sh`).
 //!
-//! Without `KUBECONFIG` it makes a cluster of its own on this machine (root only; see `src/nodes.rs`); with it, it runs on that
-//! one, which must have the images of `images/build.sh --text`, and leaves out what only a cluster of its own can suffer.
+//! Without `KUBECONFIG`, it makes a cluster on this machine (root only; see `src/nodes.rs`). With it, it uses that cluster, which must have
+//! the images of `images/build.sh --text`, and skips the cases that would damage it.
 
 mod cases;
 mod curve;
@@ -32,21 +32,21 @@ use tokio::runtime::Runtime;
 use varuna_cluster_tests::Family;
 use world::World;
 
-/// Options of our own.
+/// Options in addition to those of the test harness.
 const OPTIONS: &[&str] = &["--ipv6", "--if-possible", "--cluster-only"];
 
-/// What the cases share; they run one after another.
+/// What the cases share. They run one after another.
 struct State {
-    /// None where the last one could not be made.
+    /// The cluster; none if the last one could not be made.
     world: Option<World>,
     curve: Curve,
     first_failure: Option<String>,
 }
 
-/// That, and where it runs.
+/// The shared state, and the runtime on which cases run.
 struct Shared {
     runtime: Runtime,
-    /// Of all cases that name none.
+    /// The address family for cases that do not need a certain one.
     family: Family,
     state: Mutex<State>,
 }
@@ -62,7 +62,7 @@ fn main() -> std::process::ExitCode {
 }
 
 fn work() -> Result<()> {
-    // libtest-mimic takes one filter: names of cases and our own option are taken out before it reads the rest.
+    // libtest-mimic accepts one filter. So names of cases and our own options are removed before it reads the rest.
     let (ours, rest): (Vec<_>, Vec<_>) =
         std::env::args().partition(|a| OPTIONS.contains(&a.as_str()) || CASES.iter().any(|c| c.name == a));
     let arguments = Arguments {
@@ -105,7 +105,7 @@ fn keep_cluster(family: Family) -> Result<()> {
     Ok(())
 }
 
-/// A case that is listed only.
+/// A case that is only listed.
 fn listed(case: &'static Case) -> Trial {
     Trial::test(case.name, || Ok(())).with_kind(case.about)
 }
@@ -156,8 +156,8 @@ fn start(runtime: &Runtime, family: Family) -> Result<World> {
 }
 
 impl State {
-    /// Has the cluster be one of this family, by another one in place of ours where it is not. A given one stays.
-    fn bring(&mut self, runtime: &Runtime, family: Family) -> Result<()> {
+    /// Makes sure that the cluster has this address family, by replacing our own cluster if needed. A given cluster stays.
+    fn ensure_family(&mut self, runtime: &Runtime, family: Family) -> Result<()> {
         let fits = |world: &World| world.nodes.is_none() || world.family == family;
         if !self.world.as_ref().is_some_and(fits) {
             self.end_world();
@@ -166,7 +166,7 @@ impl State {
         Ok(())
     }
 
-    /// Ends the cluster, where there is one, and keeps what it had to say: nodes have names that the next ones need.
+    /// Stops the cluster, if there is one, and keeps its last output. The next cluster needs the same node names.
     fn end_world(&mut self) {
         if let Some(mut world) = self.world.take() {
             let said = world.first_failure.take();
@@ -175,7 +175,7 @@ impl State {
     }
 
     fn run(&mut self, runtime: &Runtime, case: &Case, family: Family) -> Result<()> {
-        self.bring(runtime, family)?;
+        self.ensure_family(runtime, family)?;
         let world = self.world.as_mut().context("a cluster")?;
         runtime.block_on(cases::run(case, world, &mut self.curve))
     }

@@ -7,10 +7,10 @@ use kube::{Api, Client, ResourceExt};
 use std::time::Duration;
 use varuna_operator::decide::objects::{COORDINATOR_LABEL, JOB_LABEL};
 
-/// The metrics of the operator that leads.
+/// The metrics of the leading operator.
 ///
 /// # Errors
-/// Nobody leads.
+/// No operator leads.
 pub(crate) async fn of_operator(client: &Client, operator: &str) -> Result<String> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), operator);
     for pod in pods.list(&ListParams::default()).await? {
@@ -19,7 +19,7 @@ pub(crate) async fn of_operator(client: &Client, operator: &str) -> Result<Strin
             pod.name_any()
         );
         let request = http::Request::get(path).body(vec![])?;
-        // One that does not answer does not lead.
+        // A pod that does not answer does not lead.
         if let Ok(Ok(text)) = tokio::time::timeout(Duration::from_secs(2), client.request_text(request)).await
             && text.lines().any(|l| l == "varuna_operator_leader 1")
         {
@@ -29,10 +29,10 @@ pub(crate) async fn of_operator(client: &Client, operator: &str) -> Result<Strin
     anyhow::bail!("no operator leads")
 }
 
-/// The metrics of the coordinator of the job `j`: its namespace may have other jobs.
+/// The metrics of the coordinator of the job `j`; its namespace may have other jobs.
 ///
 /// # Errors
-/// There is none, or it does not answer.
+/// There is no coordinator, or it does not answer.
 pub(crate) async fn of_coordinator(client: &Client, namespace: &str) -> Result<String> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let selector = format!("{COORDINATOR_LABEL},{JOB_LABEL}=j");
@@ -47,7 +47,7 @@ pub(crate) async fn of_coordinator(client: &Client, namespace: &str) -> Result<S
     Ok(answer??)
 }
 
-/// The sum of all series of this name whose labels contain these texts.
+/// The sum of all series with this name whose labels contain these texts.
 ///
 /// # Errors
 /// There is no such series.
@@ -60,7 +60,7 @@ pub(crate) fn sum(text: &str, name: &str, labels: &[&str]) -> Result<f64> {
     Ok(values.iter().sum())
 }
 
-/// The job's step and its loss.
+/// The job's step and loss.
 pub(crate) fn step_and_loss(metrics: &str, namespace: &str) -> Option<(u64, f64)> {
     let value = |name: &str| {
         let head = format!("{name}{{namespace=\"{namespace}\",job_name=\"j\"}} ");

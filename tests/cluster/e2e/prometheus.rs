@@ -1,4 +1,4 @@
-//! A real Prometheus that scrapes the operator and a job's coordinator, as the chart's monitors have it done.
+//! A real Prometheus that scrapes the operator and a job's coordinator, as the chart's monitors configure it.
 
 use anyhow::{Context as _, Result, ensure};
 use kube::{Client, Config};
@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use varuna_cluster_tests::{Cluster, eventually, root};
 
-/// The folder of the programs, where they have been built.
+/// The folder of the programs, if they were built.
 pub(crate) fn programs() -> Option<PathBuf> {
     let folder = root().join(".cache/prometheus");
     folder.join("prometheus").exists().then_some(folder)
 }
 
-/// A process that ends with this.
+/// A process that ends when this is dropped.
 struct Ends(Child);
 
 impl Drop for Ends {
@@ -25,7 +25,7 @@ impl Drop for Ends {
     }
 }
 
-/// The server, and the way by which it reaches pods.
+/// The server, and the proxy through which it reaches pods.
 pub(crate) struct Prometheus {
     _server: Ends,
     _proxy: Ends,
@@ -33,10 +33,10 @@ pub(crate) struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts it with the chart's rules. It scrapes these pods, namespace and name, every second, and keeps its data in `folder`.
+    /// Starts the server with the chart's rules. It scrapes these pods (namespace and name) every second, and keeps its data in `folder`.
     ///
     /// # Errors
-    /// It does not start, or `promtool` finds fault with the rules.
+    /// It does not start, or `promtool` finds an error in the rules.
     pub(crate) async fn start(
         cluster: &Cluster,
         folder: &Path,
@@ -60,7 +60,7 @@ impl Prometheus {
             "rule_files": [root().join("charts/varuna/rules.yaml")],
             "scrape_configs": scrapes,
         });
-        // JSON is YAML.
+        // Each JSON document is also YAML.
         let file = folder.join("prometheus.yaml");
         std::fs::write(&file, configuration.to_string())?;
         let checked = Command::new(programs.join("promtool"))
@@ -96,7 +96,7 @@ impl Prometheus {
             .await?)
     }
 
-    /// What an expression gives now.
+    /// The present result of an expression.
     ///
     /// # Errors
     /// Prometheus refuses it.
@@ -107,11 +107,11 @@ impl Prometheus {
         result.with_context(|| format!("{expression}: {answer}"))
     }
 
-    /// The alerts that it has evaluated without a fault.
+    /// The names of the alerts that it has evaluated without an error.
     ///
     /// # Errors
     /// It does not answer.
-    pub(crate) async fn sound_alerts(&self) -> Result<Vec<String>> {
+    pub(crate) async fn healthy_alerts(&self) -> Result<Vec<String>> {
         let answer: Value = serde_json::from_str(&self.get("/api/v1/rules".to_owned()).await?)?;
         let groups = answer["data"]["groups"].as_array().cloned().unwrap_or_default();
         let rules = groups
@@ -124,7 +124,7 @@ impl Prometheus {
     }
 }
 
-/// `kubectl proxy`, and where it listens.
+/// Starts `kubectl proxy`; returns the process and its address.
 fn proxy(cluster: &Cluster) -> Result<(Ends, String)> {
     let mut process = Ends(
         cluster

@@ -12,12 +12,12 @@ use varuna_cluster_tests::root;
 /// Name of the bucket.
 pub(crate) const BUCKET: &str = "checkpoints";
 
-/// The server; ends with this.
+/// The server, which ends when this is dropped.
 pub(crate) struct Bucket {
     process: Child,
     user: String,
     folder: PathBuf,
-    /// Where it is reached.
+    /// URL of the server.
     pub(crate) endpoint: String,
 }
 
@@ -28,7 +28,7 @@ impl Drop for Bucket {
     }
 }
 
-/// The program, where it has been built.
+/// The program, if it was built.
 pub(crate) fn program() -> Option<PathBuf> {
     ["stores/minio", "kube/minio"]
         .iter()
@@ -37,13 +37,13 @@ pub(crate) fn program() -> Option<PathBuf> {
 }
 
 impl Bucket {
-    /// Starts the server with an empty bucket that this user alone may open, at an address that pods reach.
+    /// Starts the server with an empty bucket that only this user may open, at an address that pods can reach.
     ///
     /// # Errors
     /// It does not start.
     pub(crate) fn start(folder: &Path, host: IpAddr, user: &str) -> Result<Bucket> {
         let program = program().context("MinIO is missing: run scripts/setup-stores.sh")?;
-        // A folder is a bucket.
+        // MinIO treats a folder as a bucket.
         std::fs::create_dir_all(folder.join(BUCKET))?;
         let address = std::net::TcpListener::bind(SocketAddr::new(host, 0))?.local_addr()?;
         let log = File::create(folder.with_extension("log"))?;
@@ -81,7 +81,7 @@ impl Bucket {
         Ok(bucket)
     }
 
-    /// Stops answering, as a store that is down or unreachable, or answers again.
+    /// Stops the server from answering, like a store that is down or unreachable, or lets it answer again.
     pub(crate) fn pause(&self, paused: bool) {
         use nix::sys::signal::{Signal, kill};
         let signal = if paused { Signal::SIGSTOP } else { Signal::SIGCONT };
@@ -98,7 +98,7 @@ impl Bucket {
         let mut keys = Vec::new();
         let mut folders = vec![self.folder.clone()];
         while let Some(folder) = folders.pop() {
-            // The server keeps an object as a folder that has this file.
+            // The server stores an object as a folder with this file.
             if folder.join("xl.meta").exists() {
                 keys.push(folder.strip_prefix(&self.folder)?.display().to_string());
                 continue;
@@ -113,7 +113,7 @@ impl Bucket {
         Ok(keys)
     }
 
-    /// Environment variables of a container that has this bucket's keys and looks for it at an endpoint.
+    /// Environment variables for a container that uses this bucket's keys at an endpoint.
     pub(crate) fn variables(&self, endpoint: &str) -> Vec<Value> {
         vec![
             json!({ "name": "AWS_ACCESS_KEY_ID", "value": self.user }),

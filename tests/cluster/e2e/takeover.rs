@@ -1,5 +1,5 @@
-//! How long a job is without a coordinator, by what the coordinators themselves write: Events are held back for some seconds, so that
-//! nothing can be measured by them.
+//! Measures how long a job has no coordinator, from what the coordinators themselves write. Events come some seconds later, so they cannot
+//! be used for this.
 
 use crate::job::Job;
 use anyhow::{Context as _, Result, ensure};
@@ -13,19 +13,20 @@ use varuna_cluster_tests::{documents, eventually};
 use varuna_coordinator::record_format;
 use varuna_operator::decide::objects::JOB_LABEL;
 
-/// A coordinator whose process is killed is replaced within this time.
+/// Maximum time until a coordinator whose process was killed is replaced.
 pub(crate) const AFTER_KILL_MAX: Duration = Duration::from_secs(5);
-/// One whose node is cut off the network is replaced within this time.
+/// Maximum time until a coordinator whose node was disconnected is replaced.
 pub(crate) const AFTER_CUT_MAX: Duration = Duration::from_secs(15);
 
 impl Job {
-    /// Waits until the coordinator with this number leads the run; the time from `since` to then. It leads once the job's record is of its
-    /// term, which no earlier coordinator can write over, and once its address is in the EndpointSlice, where workers find it. The first coordinator's
-    /// term is 1, and each that takes over has the next one: without a failure in between, terms are numbers of coordinators.
+    /// Waits until the coordinator with this number leads the run, and returns the time from `since` until then. It leads once the job's
+    /// record has its term, which no earlier coordinator can overwrite, and once its address is in the EndpointSlice, where workers find
+    /// it. The first coordinator has term 1, and each that takes over has the next term. So if no takeover fails, the term equals the
+    /// coordinator's number.
     ///
     /// # Errors
-    /// It does not.
-    pub(crate) async fn led_by(&self, number: i64, since: Instant) -> Result<Duration> {
+    /// It did not lead in time.
+    pub(crate) async fn wait_for_leader(&self, number: i64, since: Instant) -> Result<Duration> {
         eventually(&format!("coordinator {number} leads"), || async {
             let term = self.term().await?;
             ensure!(
@@ -49,7 +50,7 @@ impl Job {
         Ok(record_format::decode(&status.record.0)?.term)
     }
 
-    /// Where the coordinator with this number says that workers reach it.
+    /// The address for workers that the coordinator with this number reports.
     async fn reported_address(&self, number: i64) -> Result<SocketAddr> {
         let runs = documents(
             &self.client,
@@ -78,10 +79,10 @@ impl Job {
     }
 }
 
-/// Reports how long a job was without a coordinator, under this name, and fails where that is longer than promised.
+/// Prints how long a job had no coordinator, under this name. Fails if that is longer than promised.
 ///
 /// # Errors
-/// It was.
+/// It took longer.
 pub(crate) fn within(name: &str, took: Duration, promised: Duration) -> Result<()> {
     println!("RESULT {name} {:.1}", took.as_secs_f64());
     ensure!(

@@ -1,4 +1,4 @@
-//! The cluster of the tests with the operator in it, installed as users do.
+//! The cluster of the tests, with the operator installed as users install it.
 
 use crate::images::{IMAGES, NEXT_IMAGES, images, tag, worker_image};
 use crate::job::{Job, with_checkpoints};
@@ -12,46 +12,46 @@ use serde_json::{Value, json};
 use varuna_cluster_tests::nodes::Nodes;
 use varuna_cluster_tests::{Cluster, Family, KueueController, built_kueue, eventually, kueue_queues, root};
 
-/// Where the operator is installed.
+/// Namespace and release of the operator.
 pub(crate) const OPERATOR: &str = "varuna";
-/// The nodes: the first holds the operator, the others the workers.
+/// The nodes: the first one runs the operator, the others run workers.
 pub(crate) const NODES: [u8; 3] = [2, 3, 4];
 /// GPUs of the nodes.
 const GPUS: [u8; 3] = [0, 4, 4];
 
-/// GPUs in a queue: one less than the jobs of the tests may have.
+/// GPUs of a queue: one less than the jobs of the tests may use.
 pub(crate) const QUOTA: u32 = 3;
 
 /// What a case needs besides a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Need {
-    /// A cluster of our own, whose parts can be broken.
+    /// A cluster that the tests made, whose parts they may break.
     OwnCluster,
-    /// A cluster of our own on IPv6 alone.
+    /// A cluster that the tests made, with IPv6 only.
     Ipv6,
     /// A bucket.
     Bucket,
     /// Prometheus.
     Prometheus,
-    /// Images of a build that speaks one version of the protocol more.
+    /// Images of a build that speaks one more version of the protocol.
     NextImages,
     /// Kueue's own controller.
     Kueue,
 }
 
-/// Everything that cases share.
+/// Everything that the cases share.
 pub(crate) struct World {
-    /// Before the cluster: nodes end first.
+    /// The field comes before the cluster, so that the nodes end first.
     pub(crate) nodes: Option<Nodes>,
-    /// The bucket, where there is one.
+    /// The bucket, if there is one.
     pub(crate) bucket: Option<Bucket>,
-    /// Kueue's controller, once a case has wanted it: without it nobody would let go of what it has marked.
+    /// Kueue's controller, once a case has used it. It keeps running, because without it nothing removes its finalizers.
     kueue: Option<KueueController>,
     /// The cluster.
     pub(crate) cluster: Cluster,
     /// A client with all rights.
     pub(crate) client: Client,
-    /// The family of the addresses of a cluster of our own.
+    /// The address family of a cluster that the tests made.
     pub(crate) family: Family,
     /// Tag of the images.
     pub(crate) tag: String,
@@ -61,7 +61,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Makes the cluster, with addresses of this family alone, or takes the given one, and installs the operator.
+    /// Makes a cluster with addresses of this family, or uses the given one, and installs the operator.
     ///
     /// # Errors
     /// Something does not start.
@@ -71,7 +71,7 @@ impl World {
         Ok(world)
     }
 
-    /// The same without the operator.
+    /// Does the same without installing the operator.
     ///
     /// # Errors
     /// Something does not start.
@@ -109,10 +109,10 @@ impl World {
         Ok(world)
     }
 
-    /// Installs the operator with images of this tag, or brings it to them, and checks the installation.
+    /// Installs the operator with images of this tag, or upgrades it to them, and checks the installation.
     ///
     /// # Errors
-    /// It does not come up, or is not whole.
+    /// It does not start, or the installation is incomplete.
     pub(crate) fn install(&self, tag: &str) -> Result<()> {
         let chart = root().join("charts/varuna").to_string_lossy().into_owned();
         let mut set = vec![
@@ -160,7 +160,7 @@ impl World {
         Ok(())
     }
 
-    /// Loads the images of the next build into all nodes; returns their tag.
+    /// Loads the images of the next build into all nodes, and returns their tag.
     ///
     /// # Errors
     /// They cannot be loaded.
@@ -170,10 +170,10 @@ impl World {
         Ok(format!("{}-next", self.tag))
     }
 
-    /// Says how many GPUs a node has, as a device plugin would.
+    /// Sets the number of a node's GPUs, as a device plugin would.
     ///
     /// # Errors
-    /// The node does not come.
+    /// The node does not appear.
     pub(crate) async fn gpus(&self, number: u8, gpus: u8) -> Result<()> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let name = format!("t{number}");
@@ -201,7 +201,7 @@ impl World {
         .await
     }
 
-    /// Why a need is not met; none where it is.
+    /// Why a need is not met; none if it is met.
     pub(crate) fn unmet(&self, need: Need) -> Option<&'static str> {
         match need {
             Need::OwnCluster => self.nodes.is_none().then_some("only on a cluster of its own"),
@@ -234,7 +234,7 @@ impl World {
         if self.nodes.is_none()
             && let Some(spec) = document["spec"].as_object_mut()
         {
-            // It names a node of ours.
+            // The coordinator's template names a node of the tests' own cluster.
             spec.remove("coordinator");
         }
         let namespace = self.cluster.namespace(&format!("e2e-{case}-{}", self.cases))?;
@@ -244,7 +244,7 @@ impl World {
         Job::create(&self.client, &namespace, OPERATOR, document).await
     }
 
-    /// Starts Kueue's controller, unless it runs, and adds a queue for the jobs of a namespace.
+    /// Starts Kueue's controller, unless it is running, and adds a queue for the jobs of a namespace.
     async fn add_queue(&mut self, namespace: &str) -> Result<()> {
         if self.kueue.is_none() {
             let folder = self
@@ -265,7 +265,7 @@ impl World {
         Ok(())
     }
 
-    /// Gives a job checkpoints in the bucket.
+    /// Adds checkpoints in the bucket to a job.
     pub(crate) fn with_checkpoints(&self, document: Value, case: &str) -> Value {
         let uri = format!("s3://{}/{case}-{}", store::BUCKET, self.cases);
         let bucket = self.bucket.as_ref();
@@ -276,21 +276,21 @@ impl World {
         )
     }
 
-    /// The operator's pods that run.
+    /// The operator's pods that are running.
     ///
     /// # Errors
     /// The API server does not answer.
     pub(crate) async fn operators(&self) -> Result<Vec<Pod>> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), OPERATOR);
-        // The pod of `helm test` stays where it ended.
+        // The pod of `helm test` has ended, but remains.
         let operators = ListParams::default().labels("app.kubernetes.io/name=varuna-operator");
         Ok(pods.list(&operators).await?.items)
     }
 
-    /// The name of the pod that leads, by the Lease.
+    /// The name of the pod that leads, according to the Lease.
     ///
     /// # Errors
-    /// None does.
+    /// No pod leads.
     pub(crate) fn leader(&self) -> Result<String> {
         let arguments = [
             "-n",

@@ -1,4 +1,4 @@
-//! Clients of the API server: with all rights, and with those of a service account.
+//! Clients of the API server: with all rights, and with the rights of a service account.
 
 use crate::Cluster;
 use anyhow::Result;
@@ -7,7 +7,7 @@ use kube::{Client, Config};
 use varuna_operator::cluster::connection;
 
 impl Cluster {
-    /// A token of a service account, for as long as any test or benchmark takes.
+    /// A token of a service account that is valid for longer than any test or benchmark takes.
     ///
     /// # Errors
     /// There is no such account.
@@ -28,14 +28,14 @@ impl Cluster {
             token: Some(token.into()),
             ..AuthInfo::default()
         };
-        // The operator's own client, so that the tests cover it as well.
+        // The operator's own client is used, so that the tests cover it as well.
         Ok(connection::client(connection::bounded(config))?)
     }
 
     /// A client with all rights.
     ///
     /// # Errors
-    /// The kubeconfig is of no use.
+    /// The kubeconfig cannot be used.
     pub async fn client(&self) -> Result<Client> {
         let kubeconfig = Kubeconfig::read_from(&self.kubeconfig)?;
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;

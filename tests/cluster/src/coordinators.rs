@@ -1,4 +1,4 @@
-//! Stands in for the kubelets of a namespace's coordinator pods: the coordinator's own program logic, in the process of the test.
+//! Runs the coordinators of a namespace's jobs in the process of the test, with the coordinator's own code, in place of kubelets.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::{Pod, Secret};
@@ -17,14 +17,14 @@ use varuna_operator::decide::objects::{COORDINATOR_LABEL, JOB_LABEL};
 
 /// Interval at which pods are read.
 const EVERY: Duration = Duration::from_millis(100);
-/// Where that takes long, as with very many pods, it is this many times as long.
+/// If reading the pods takes long, as with very many pods, the interval is at least this many times as long.
 const PAUSE: u32 = 20;
-/// A coordinator that is deleted goes on for this time, or until another one is in charge.
+/// A deleted coordinator continues for this many reads of the pods, or until another one is in charge.
 const GRACE: u32 = 100;
-/// Not the address at which they listen: an EndpointSlice may not hold a loopback address.
+/// The coordinators do not listen at this address. An EndpointSlice must not contain a loopback address.
 const ADDRESS: &str = "192.0.2.1";
 
-/// The coordinators of a namespace's jobs. They end with this.
+/// The coordinators of a namespace's jobs. They end when this is dropped.
 pub struct Coordinators(JoinHandle<()>);
 
 impl Drop for Coordinators {
@@ -33,8 +33,8 @@ impl Drop for Coordinators {
     }
 }
 
-/// Runs the coordinators of a namespace's jobs, whichever pods the operator makes for them: with the rights of `own`, where pods are read and
-/// their state is set with those of `client`.
+/// Runs the coordinators of a namespace's jobs, for all pods that the operator creates for them. The coordinators have the rights of `own`;
+/// pods are read and their status is set with the rights of `client`.
 #[must_use]
 pub fn coordinators(client: &Client, own: Client, namespace: &str, folder: &Path) -> Coordinators {
     let mut kubelet = Kubelet {
@@ -47,8 +47,8 @@ pub fn coordinators(client: &Client, own: Client, namespace: &str, folder: &Path
     Coordinators(tokio::spawn(async move {
         loop {
             let began = Instant::now();
-            // What failed is tried again: the API server may be busy.
-            if let Err(error) = kubelet.look().await {
+            // A failure is retried in the next round: the API server may be busy.
+            if let Err(error) = kubelet.reconcile().await {
                 eprintln!("coordinators: {error:#}");
             }
             tokio::time::sleep(EVERY.max(began.elapsed() * PAUSE)).await;
@@ -64,10 +64,10 @@ struct Kubelet {
     running: BTreeMap<String, Running>,
 }
 
-/// One coordinator; ends when dropped.
+/// One coordinator. It ends when dropped.
 struct Running {
     task: JoinHandle<Result<(), varuna_cluster_coordinator::error::Error>>,
-    /// Looks since it was deleted.
+    /// Number of times that the pods were read since it was deleted.
     deleted: u32,
 }
 
@@ -78,7 +78,7 @@ impl Drop for Running {
 }
 
 impl Kubelet {
-    async fn look(&mut self) -> Result<()> {
+    async fn reconcile(&mut self) -> Result<()> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let all = pods
             .list(&ListParams::default().labels(COORDINATOR_LABEL))
@@ -124,7 +124,7 @@ impl Kubelet {
         Ok(())
     }
 
-    /// As the pod says it to the program.
+    /// The configuration that the pod gives the program.
     async fn configuration(&self, pod: &Pod) -> Result<Configuration> {
         let spec = pod.spec.as_ref().context("a spec")?;
         let container = &spec.containers[0];

@@ -1,4 +1,4 @@
-//! Jobs and their documents, as an API server has them.
+//! Jobs and their documents, as an API server returns them.
 
 use anyhow::{Context as _, Result, ensure};
 use kube::api::{ApiResource, DynamicObject, ListParams};
@@ -7,13 +7,13 @@ use varuna_api::crd::{VarunaRecord, api_resource};
 use varuna_operator::decide::ObservedJob;
 use varuna_operator::job_object::JobObject;
 
-/// Jobs of a namespace.
+/// The jobs of a namespace.
 #[must_use]
 pub fn jobs(client: &Client, namespace: &str) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), namespace, &api_resource())
 }
 
-/// A job as the operator observes it: the names of its objects go by it.
+/// A job as the operator observes it, from which the names of its objects follow.
 ///
 /// # Errors
 /// There is no such job.
@@ -31,7 +31,7 @@ pub fn observed_job(object: &JobObject) -> ObservedJob {
 /// The record of the namespace's only job.
 ///
 /// # Errors
-/// There is none, or several.
+/// There is no record, or there are several.
 pub async fn record(client: &Client, namespace: &str) -> Result<VarunaRecord> {
     let records: Api<VarunaRecord> = Api::namespaced(client.clone(), namespace);
     let mut all = records.list(&ListParams::default()).await?.items;
@@ -39,7 +39,7 @@ pub async fn record(client: &Client, namespace: &str) -> Result<VarunaRecord> {
     all.pop().context("one record")
 }
 
-/// Objects of a kind, as documents.
+/// The objects of a kind, as documents.
 #[must_use]
 pub fn documents(client: &Client, namespace: &str, resource: &ApiResource) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), namespace, resource)

@@ -1,4 +1,4 @@
-//! Fake nodes: the API server takes them for nodes whose kubelet is alive.
+//! Fake nodes: they have no kubelet, but send the heartbeats of one, so the API server treats them as ready.
 
 use anyhow::Result;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -14,9 +14,9 @@ use tokio::task::JoinHandle;
 /// Kubernetes marks a node as unreachable after 40 s without a heartbeat.
 const HEARTBEAT: Duration = Duration::from_secs(8);
 
-/// A node without a kubelet: it reports ready until it is dropped. Its pods run when a test sets their status.
+/// A node without a kubelet. It reports that it is ready until it is dropped. Its pods run when a test sets their status.
 pub struct FakeNode {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
     client: Client,
     beat: JoinHandle<()>,
@@ -56,7 +56,7 @@ impl FakeNode {
         let beat = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(HEARTBEAT).await;
-                // The next heartbeat makes up for a missed one.
+                // A missed heartbeat does not matter: the next one follows soon.
                 let _ = beat(&leases, &again).await;
             }
         });
@@ -80,7 +80,7 @@ impl FakeNode {
         Ok(())
     }
 
-    /// Removes the node, as a cloud does with a machine that is gone.
+    /// Removes the node, as a cloud does when a machine is gone.
     ///
     /// # Errors
     /// The API server refuses.

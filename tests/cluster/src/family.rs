@@ -1,9 +1,9 @@
-//! The family of addresses that a cluster of our own has: it has no other.
+//! The address family of a test cluster: either IPv4 only, or IPv6 only.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
-/// A family of addresses. `node.sh` has those of nodes and pods.
+/// An address family. `node.sh` has the addresses of nodes and pods for each family.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Family {
     /// IPv4.
@@ -14,7 +14,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Its name, as `node.sh` takes it.
+    /// The name of the family in the arguments of `node.sh`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -23,7 +23,7 @@ impl Family {
         }
     }
 
-    /// Where the API server of a cluster with nodes listens, and what else pods reach on this machine.
+    /// Address at which the API server of a cluster with nodes listens, and at which pods reach other services on this machine.
     #[must_use]
     pub fn bridge(self) -> IpAddr {
         match self {
@@ -32,12 +32,12 @@ impl Family {
         }
     }
 
-    /// Options of `testcluster up` for a control plane of nodes of this family.
+    /// Options of `testcluster up` for the control plane of a cluster with nodes of this family.
     #[must_use]
     pub fn options(self) -> Vec<String> {
         let mut options = vec!["--bind".to_owned(), self.bridge().to_string()];
         if self == Family::V6 {
-            // Its own are of IPv4. The second address is the one at which pods find the API server.
+            // The default addresses are IPv4. The second address is the one at which pods find the API server.
             let more = [
                 "--api-args",
                 "--service-cluster-ip-range=fd00:96::/112",
@@ -49,10 +49,10 @@ impl Family {
         options
     }
 
-    /// Why this machine cannot make a cluster of this family, where it makes those of IPv4; none where it can.
+    /// Why this machine cannot make a cluster of this family although it can make one with IPv4; none if it can.
     #[must_use]
     pub fn missing(self) -> Option<&'static str> {
-        // A new network namespace has the default.
+        // A new network namespace starts with the default setting.
         let off = Path::new("/proc/sys/net/ipv6/conf/default/disable_ipv6");
         let is_on = std::fs::read_to_string(off).is_ok_and(|text| text.trim() == "0");
         (self == Family::V6 && !is_on).then_some("no IPv6 on this machine")

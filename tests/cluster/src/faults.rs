@@ -1,4 +1,4 @@
-//! A client some of whose requests fail, as they do where an API server is busy, or the way to it breaks.
+//! A client of which some requests fail, as they do if an API server is busy or its connection breaks.
 
 use http::{Method, Request, Response};
 use kube::Client;
@@ -10,13 +10,13 @@ use std::time::Instant;
 /// How a request fails.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// The API server answers with this code, reason and message.
+    /// The API server answers with this status code, reason and message.
     Answer(u16, &'static str, &'static str),
     /// The connection breaks.
     NoAnswer,
 }
 
-/// Requests that fail: their method, the end of their path, and how.
+/// Requests that fail: their method, a part of their path, and how they fail.
 type Failing = (Method, &'static str, Fault);
 
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ struct State {
     failed_at: Vec<Instant>,
 }
 
-/// Which requests of a client fail, and when some did.
+/// Controls which requests of a client fail, and records when they did.
 #[derive(Clone, Debug, Default)]
 pub struct Faults(Arc<Mutex<State>>);
 
@@ -34,7 +34,8 @@ impl Faults {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on requests of this method fail whose path has this in it and, where `part` ends in a slash, one name behind it, else nothing.
+    /// Makes requests with this method fail from now on. Their path must contain `part`, followed by exactly one name if `part` ends in a
+    /// slash, or else by nothing.
     pub fn begin(&self, method: Method, part: &'static str, fault: Fault) {
         *self.state() = State {
             failing: Some((method, part, fault)),
@@ -42,18 +43,18 @@ impl Faults {
         };
     }
 
-    /// From now on none fails.
+    /// Lets all requests pass from now on.
     pub fn end(&self) {
         self.state().failing = None;
     }
 
-    /// When requests have failed since the present kind began to.
+    /// Times of the requests that failed since the last `begin`.
     #[must_use]
     pub fn failed_at(&self) -> Vec<Instant> {
         self.state().failed_at.clone()
     }
 
-    /// How a request fails; none where it does not.
+    /// How a request fails; none if it passes.
     fn meets(&self, request: &Request<Body>) -> Option<Fault> {
         let mut state = self.state();
         let (method, part, fault) = state.failing.clone()?;
@@ -65,7 +66,7 @@ impl Faults {
         })
     }
 
-    /// A client whose requests fail as is said here, and are `client`'s otherwise.
+    /// A client that sends requests through `client`, except for those that fail here.
     #[must_use]
     pub fn client(&self, client: Client) -> Client {
         let namespace = client.default_namespace().to_owned();

@@ -1,7 +1,8 @@
-//! Stands in for the kubelet of a namespace's worker pods: a real worker process for each pod that has a node.
+//! Does what a kubelet does for the worker pods of a namespace: it runs a real worker process for each pod that has a node.
 //!
-//! A pod that is deleted has its process sent SIGTERM, and goes when that has ended; one whose process ended says how. The
-//! Service's address is not reachable here: a proxy stands for it, which goes by the EndpointSlice as kube-proxy does.
+//! When a pod is deleted, its process gets SIGTERM, and the pod is removed when the process has ended. When a process ends, the pod's
+//! status shows how. The Service's address cannot be reached from here, so a proxy takes its place. It follows the EndpointSlice, as
+//! kube-proxy does.
 
 use crate::{documents, observed};
 use anyhow::{Context as _, Result};
@@ -26,25 +27,25 @@ use varuna_operator::decide::objects::{NUMBER_LABEL, coordinator_name, token_nam
 /// Interval at which pods are read.
 const EVERY: Duration = Duration::from_millis(200);
 
-/// What the processes need.
+/// The configuration of the processes.
 pub struct Kubelet {
     client: Client,
     namespace: String,
     job: String,
-    /// The worker binary.
+    /// Path of the worker binary.
     worker: PathBuf,
     /// The dataset, without .bin and .idx.
     data: PathBuf,
-    /// Where logs go.
+    /// Folder for logs.
     folder: PathBuf,
     processes: Processes,
     /// Interval at which pods are read.
     pub every: Duration,
-    /// Where the coordinator's Service is reached.
+    /// Address of the proxy for the coordinator's Service.
     service: SocketAddr,
 }
 
-/// Worker processes by pod.
+/// Worker processes by the name of their pod.
 #[derive(Clone, Default)]
 pub struct Processes(Arc<Mutex<BTreeMap<String, Child>>>);
 
@@ -53,10 +54,10 @@ impl Processes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Kills a pod's process with -9.
+    /// Kills a pod's process with SIGKILL.
     ///
     /// # Errors
-    /// There is none.
+    /// The pod has no process.
     pub fn kill(&self, pod: &str) -> Result<()> {
         Ok(self.all().get_mut(pod).context("no process")?.kill()?)
     }
@@ -72,7 +73,7 @@ impl Drop for Kubelet {
 }
 
 impl Kubelet {
-    /// A kubelet for a job's pods.
+    /// A kubelet for the pods of one job.
     ///
     /// # Errors
     /// No port is free.
@@ -107,18 +108,18 @@ impl Kubelet {
         self.processes.clone()
     }
 
-    /// Works until it is aborted.
+    /// Runs until it is aborted.
     pub async fn work(mut self) {
         loop {
-            // What failed is tried again: the API server may be busy.
-            if let Err(error) = self.look().await {
+            // A failure is retried in the next round: the API server may be busy.
+            if let Err(error) = self.reconcile().await {
                 eprintln!("kubelet: {error:#}");
             }
             tokio::time::sleep(self.every).await;
         }
     }
 
-    async fn look(&mut self) -> Result<()> {
+    async fn reconcile(&mut self) -> Result<()> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         for pod in pods.list(&ListParams::default().labels(NUMBER_LABEL)).await? {
             let name = pod.name_any();
@@ -172,7 +173,7 @@ impl Kubelet {
         Ok(())
     }
 
-    /// False while the coordinator has no address yet.
+    /// Starts a pod's process. Returns false if the coordinator has no address yet.
     async fn start(&mut self, name: &str) -> Result<bool> {
         if backend(&self.client, &self.namespace, &self.job).await.is_err() {
             return Ok(false);
@@ -203,7 +204,7 @@ impl Kubelet {
     }
 }
 
-/// The port of the job's coordinator, whoever runs it now.
+/// The port of the coordinator that is in charge of the job now.
 async fn backend(client: &Client, namespace: &str, job: &str) -> Result<u16> {
     let slices = documents(client, namespace, &ApiResource::erase::<EndpointSlice>(&()));
     let job = observed(client, namespace, job).await?;
@@ -212,12 +213,12 @@ async fn backend(client: &Client, namespace: &str, job: &str) -> Result<u16> {
     Ok(u16::try_from(port)?)
 }
 
-/// Stands in for kube-proxy of the coordinator's Service: each connection goes to where the EndpointSlice says.
+/// Does what kube-proxy does for the coordinator's Service: forwards each connection to the address in the EndpointSlice.
 async fn proxy(listener: TcpListener, client: Client, namespace: String, job: String) {
     while let Ok((mut from, _)) = listener.accept().await {
         let (client, namespace, job) = (client.clone(), namespace.clone(), job.clone());
         tokio::spawn(async move {
-            // A connection that cannot be made is closed: the worker tries again.
+            // If there is no connection to the coordinator, this one is closed, and the worker retries.
             if let Ok(port) = backend(&client, &namespace, &job).await
                 && let Ok(mut to) = TcpStream::connect(("127.0.0.1", port)).await
             {

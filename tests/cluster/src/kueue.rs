@@ -1,4 +1,4 @@
-//! Kueue in a cluster of tests: its definitions, and its own controller where that has been built.
+//! Kueue in a test cluster: its definitions, and its own controller if that was built.
 
 use crate::{Cluster, eventually, log_tail, root};
 use anyhow::{Context as _, Result};
@@ -12,7 +12,7 @@ use varuna_coordinator::Identity;
 use varuna_operator::cluster::workloads::resource;
 use varuna_operator::decide::KueueVersion;
 
-/// A resource of Kueue, in the version that its definitions here serve.
+/// A resource of Kueue, in the version that the definitions in this repository serve.
 #[must_use]
 pub fn kueue_resource(kind: &str) -> ApiResource {
     resource(KueueVersion::V1Beta2, kind)
@@ -44,7 +44,8 @@ impl Cluster {
     }
 }
 
-/// The folder of Kueue's own controller and of its definitions: `VARUNA_KUEUE`, or where `scripts/setup-kueue.sh` puts them. None where it was not built.
+/// The folder with Kueue's own controller and its definitions: `VARUNA_KUEUE`, or the folder of `scripts/setup-kueue.sh`. None if it was
+/// not built.
 #[must_use]
 pub fn built_kueue() -> Option<PathBuf> {
     let given = std::env::var_os("VARUNA_KUEUE").map(PathBuf::from);
@@ -52,7 +53,7 @@ pub fn built_kueue() -> Option<PathBuf> {
     folder.join("manager").exists().then_some(folder)
 }
 
-/// Kueue's own controller, as a process; it ends with this.
+/// Kueue's own controller as a process, which ends when this is dropped.
 pub struct KueueController {
     process: Child,
     log: PathBuf,
@@ -60,15 +61,15 @@ pub struct KueueController {
 
 impl Drop for KueueController {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
 impl KueueController {
-    /// Installs Kueue's definitions and starts its controller without its webhooks: they check and complete what nobody here gets wrong. `folder`: an empty one
-    /// for its certificate, its configuration and its log.
+    /// Installs Kueue's definitions and starts its controller, without its webhooks: they check and complete fields that these tests always
+    /// set correctly. `folder` is an empty folder for its certificate, its configuration and its log.
     ///
     /// # Errors
     /// It was not built, or does not start.
@@ -81,7 +82,7 @@ impl KueueController {
             "health": { "healthProbeBindAddress": "0" }, "metrics": { "bindAddress": "0" },
             "leaderElection": { "leaderElect": false },
             "internalCertManagement": { "enable": false },
-            // An API server of its own, which wants more certificates.
+            // This feature runs an API server, which would need more certificates.
             "featureGates": { "VisibilityOnDemand": false },
             "webhook": { "port": free_port()?, "certDir": certificates },
             "integrations": { "frameworks": ["batch/job"], "externalFrameworks": ["VarunaJob.v1alpha1.varuna.dev"] },
@@ -109,8 +110,8 @@ impl KueueController {
     }
 }
 
-/// A flavour, a ClusterQueue with so many GPUs, and the LocalQueue `team-a` in this namespace; the first two have the namespace's name. A job of higher priority
-/// takes the quota of others.
+/// Objects with the namespace's name: a flavour, and a ClusterQueue with this many GPUs, in which a job of higher priority preempts others.
+/// Also the LocalQueue `team-a` in this namespace.
 #[must_use]
 pub fn kueue_queues(namespace: &str, gpus: u32, node_labels: &Value) -> Vec<Value> {
     let api = "kueue.x-k8s.io/v1beta2";
@@ -127,7 +128,7 @@ pub fn kueue_queues(namespace: &str, gpus: u32, node_labels: &Value) -> Vec<Valu
     ]
 }
 
-/// Applies Kueue's own definitions and waits for them: the controller ends where they are not served yet.
+/// Applies Kueue's own definitions and waits until they are served: otherwise the controller would end.
 fn serve_definitions(cluster: &Cluster, built: &Path) -> Result<()> {
     let definitions = built.join("definitions");
     let definitions = definitions.to_string_lossy();
@@ -143,13 +144,13 @@ fn serve_definitions(cluster: &Cluster, built: &Path) -> Result<()> {
     Ok(())
 }
 
-/// One that nobody listens on: the controller takes no other way to name a free one.
+/// A port that no process listens on. The controller has no setting that would let it choose a free port.
 fn free_port() -> Result<u16> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
     Ok(listener.local_addr()?.port())
 }
 
-/// A certificate of which nobody asks anything.
+/// A certificate for the webhook server, which gets no requests.
 fn certificates(folder: &Path) -> Result<String> {
     let identity = Identity::self_signed()?;
     let to = folder.join("certificates");

@@ -1,7 +1,7 @@
-//! A real control plane for tests, and fake nodes in it.
+//! A real control plane for tests, with fake nodes.
 //!
-//! With `KUBECONFIG` set, the tests run on that cluster (and want `kubectl`); else each test process starts its own from
-//! `.cache/kube/testcluster` (see `scripts/setup-kube.sh`) on free ports; it ends with the process.
+//! With `KUBECONFIG` set, the tests run on that cluster (and need `kubectl`). Otherwise each test process starts its own control plane from
+//! `.cache/kube/testcluster` (see `scripts/setup-kube.sh`) on free ports, which ends with the process.
 
 mod clients;
 mod coordinators;
@@ -35,27 +35,27 @@ use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
 use varuna_operator::health::Health;
 
-/// The control plane is ready in three to ten seconds on two cores. It gives up by itself before this.
+/// Timeout for the start of a control plane, which takes three to ten seconds on two cores. Its own timeout is shorter.
 const START: Duration = Duration::from_secs(330);
-/// What does not come within this does not come.
+/// Timeout of [`eventually`].
 const WAIT: Duration = Duration::from_secs(180);
 
-/// The repository.
+/// Root folder of the repository.
 #[must_use]
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// A cluster with the definition of jobs in it.
+/// A cluster in which the definition of jobs is installed.
 pub struct Cluster {
     kubeconfig: PathBuf,
     kubectl: Vec<PathBuf>,
-    /// Ends with its standard input.
+    /// The control plane; it ends when its standard input is closed.
     _process: Option<Child>,
     folder: Option<TempDir>,
 }
 
-/// The machine's kubectl; where there is none, the one that the tests' own control plane brings.
+/// The machine's kubectl, or else the one that is part of the tests' own control plane.
 fn kubectl() -> Vec<PathBuf> {
     let on_path = |folder: PathBuf| folder.join("kubectl").is_file();
     let own = root().join(".cache/kube/testcluster");
@@ -70,7 +70,7 @@ fn kubectl() -> Vec<PathBuf> {
 /// The cluster of this test process.
 ///
 /// # Panics
-/// There is none: `make test-kube` builds one.
+/// There is no control plane: `make test-kube` builds one.
 pub fn cluster() -> &'static Cluster {
     static CLUSTER: OnceLock<Cluster> = OnceLock::new();
     CLUSTER.get_or_init(|| match Cluster::start() {
@@ -87,7 +87,7 @@ impl Cluster {
         }
     }
 
-    /// The cluster that `KUBECONFIG` names, if it names one.
+    /// The cluster of `KUBECONFIG`; none if that is not set.
     ///
     /// # Errors
     /// The definition of jobs cannot be installed there.
@@ -105,7 +105,7 @@ impl Cluster {
         Ok(Some(cluster))
     }
 
-    /// A control plane of its own, its state in `state` below a folder, with more options for `testcluster up`.
+    /// Starts a control plane whose state is in `state` in this folder, with additional options for `testcluster up`.
     ///
     /// # Errors
     /// The program is missing, or it does not start.
@@ -118,7 +118,7 @@ impl Cluster {
         );
         let dir = folder.path().join("state");
         let log = std::fs::File::create(folder.path().join("log"))?;
-        // A cluster that is a static is never dropped: whoever ends it tidies up.
+        // A cluster in a static is never dropped. So the shell removes the folder when the control plane ends.
         let mut process = Command::new("sh")
             .args(["-c", r#""$@" && rm -rf -- "$0""#])
             .arg(folder.path())
@@ -157,26 +157,26 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Whether it was started by this process; else it was given.
+    /// Whether this process started the cluster.
     #[must_use]
     pub fn is_own(&self) -> bool {
         self.folder.is_some()
     }
 
-    /// Where its state lies, where it is our own.
+    /// Folder of the cluster's state, if this process started it.
     #[must_use]
     pub fn state(&self) -> Option<PathBuf> {
         self.folder.as_ref().map(|f| f.path().join("state"))
     }
 
-    /// The process of one of its components (`kube-apiserver`, ...), where it is our own.
+    /// The process of one of the cluster's components (`kube-apiserver`, ...), if this process started the cluster.
     #[must_use]
     pub fn component(&self, name: &str) -> Option<Pid> {
         let text = std::fs::read_to_string(self.state()?.join(format!("{name}.pid"))).ok()?;
         text.trim().parse().ok().map(Pid::from_raw)
     }
 
-    /// Installs the definitions.
+    /// Installs the definitions of our resources.
     fn define(&self) -> Result<()> {
         let folder = root().join("crds");
         self.kubectl(&["apply", "--server-side", "-f", &folder.to_string_lossy()], "")?;
@@ -194,10 +194,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// Runs kubectl; returns what it printed, warnings included.
+    /// Runs kubectl and returns its output, including warnings.
     ///
     /// # Errors
-    /// It failed: with what it printed.
+    /// It failed; the error has the output.
     pub fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String> {
         let mut command = self.kubectl_command();
         command.args(arguments);
@@ -214,16 +214,16 @@ impl Cluster {
         command
     }
 
-    /// How to reach it, for programs that read a kubeconfig.
+    /// Path of the kubeconfig, for programs that need one.
     #[must_use]
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// Runs helm; returns what it printed.
+    /// Runs helm and returns its output.
     ///
     /// # Errors
-    /// It failed: with what it printed.
+    /// It failed; the error has the output.
     pub fn helm(&self, arguments: &[&str]) -> Result<String> {
         let own = root().join(".cache/kube/helm");
         let mut command = Command::new(if own.exists() { own } else { "helm".into() });
@@ -250,7 +250,7 @@ impl Cluster {
         Ok(text.into_owned())
     }
 
-    /// A namespace of its own for a test.
+    /// Creates a namespace for one test.
     ///
     /// # Errors
     /// The API server refuses.
@@ -258,7 +258,7 @@ impl Cluster {
         let name = format!("{name}-{}", std::process::id());
         self.kubectl(&["create", "namespace", &name], "")?;
         let began = Instant::now();
-        // Pods are refused until the namespace's service account is there.
+        // The API server refuses pods until the namespace has its service account.
         while self
             .kubectl(&["-n", &name, "get", "serviceaccount", "default"], "")
             .is_err()
@@ -270,7 +270,7 @@ impl Cluster {
     }
 }
 
-/// The last lines of what a control plane and its components have said: their logs go with its folder.
+/// The last lines of the logs of a control plane and its components. The logs are deleted with its folder.
 fn last_words(folder: &Path) -> String {
     let state = std::fs::read_dir(folder.join("state"));
     let mut logs: Vec<PathBuf> = state
@@ -287,7 +287,7 @@ fn last_words(folder: &Path) -> String {
         .collect()
 }
 
-/// The last lines of a log; nothing where there is none.
+/// The last lines of a log; empty if there is no log.
 #[must_use]
 pub fn log_tail(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
@@ -296,10 +296,10 @@ pub fn log_tail(log: &Path) -> String {
     tail.join("\n")
 }
 
-/// Waits until `what` is there; fails with the last answer after a while. Watches would be quicker, and longer to read.
+/// Retries until `what` succeeds; after a timeout it returns the last error. Watches would be faster, but need more code.
 ///
 /// # Errors
-/// It did not come.
+/// It did not succeed before the timeout.
 pub async fn eventually<T, F: Future<Output = Result<T>>>(
     what: &str,
     mut ask: impl FnMut() -> F,
@@ -316,11 +316,11 @@ pub async fn eventually<T, F: Future<Output = Result<T>>>(
     }
 }
 
-/// An operator within the test process, for one namespace.
+/// An operator in the test process, which manages one namespace.
 #[must_use]
 pub fn operator(client: Client, namespace: &str) -> JoinHandle<Result<()>> {
     if let Ok(filter) = tracing_subscriber::EnvFilter::try_from_env("VARUNA_LOG") {
-        // A second one is the first one's.
+        // If another test has set the subscriber already, that one is used.
         let _ = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_test_writer()
@@ -358,7 +358,7 @@ pub fn job(name: &str) -> Value {
     })
 }
 
-/// A coordinator that is on no node: a stand-in runs it.
+/// The coordinator's template of a job whose coordinator pod is never scheduled, because the test process runs the coordinator.
 #[must_use]
 pub fn unscheduled() -> Value {
     json!({ "template": { "spec": { "schedulerName": "none" } } })

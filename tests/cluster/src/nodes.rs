@@ -1,6 +1,7 @@
-//! Nodes with real kubelets on this machine, in namespaces of their own: root only. `node.sh` makes them; this holds them.
+//! Nodes with real kubelets on this machine, each in namespaces of its own. This needs root. `node.sh` makes the nodes; this module starts
+//! and stops their processes.
 //!
-//! One set at a time on a machine: names and addresses are fixed, and a lock keeps a second one waiting.
+//! A machine can have one set of nodes at a time: names and addresses are fixed, and a second process waits for a lock.
 
 use crate::family::Family;
 use crate::{log_tail, root};
@@ -15,12 +16,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Held while nodes exist.
+/// Lock file that is held while nodes exist.
 const LOCK: &str = "/run/varuna-test-nodes.lock";
-/// A part of a node starts within seconds, on a busy machine within some more; one that takes longer hangs.
+/// Timeout for the start of a part of a node, which takes a few seconds, or more on a busy machine.
 const START: Duration = Duration::from_secs(120);
 
-/// Waits until something is there; fails with the end of the log of what should have brought it, which goes with the cluster.
+/// Waits until something exists. The error has the end of the log of the process that should have created it, because the log is deleted
+/// with the cluster.
 fn wait_for(what: &str, log: &Path, is_there: impl Fn() -> bool) -> Result<()> {
     let began = Instant::now();
     while !is_there() {
@@ -35,7 +37,7 @@ fn wait_for(what: &str, log: &Path, is_there: impl Fn() -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Why real nodes cannot be made here; none where they can.
+/// Why this machine cannot have real nodes; none if it can.
 #[must_use]
 pub fn missing() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
@@ -70,7 +72,7 @@ pub fn missing() -> Option<String> {
     (!works).then(|| "no network namespaces or bridges here".into())
 }
 
-/// A process group that ends with this.
+/// A process group that is killed when this is dropped.
 struct Group(Child);
 
 impl Group {
@@ -94,7 +96,7 @@ struct Node {
     kubelet: Option<Group>,
     proxy: Option<Group>,
     runtime: Option<Group>,
-    /// Holds the namespaces that the others live in.
+    /// The process that keeps the node's namespaces alive.
     _host: Option<Group>,
 }
 
@@ -116,8 +118,8 @@ impl Drop for Nodes {
 }
 
 impl Nodes {
-    /// Waits until no other test has nodes, removes what a killed one left, and makes the network, of this family alone. `state`
-    /// is the folder that will be the control plane's.
+    /// Waits until no other test has nodes, removes what a killed test left, and creates the network, with addresses of this family only.
+    /// `state` is the folder of the future control plane.
     ///
     /// # Errors
     /// The network cannot be made.
@@ -130,7 +132,7 @@ impl Nodes {
             .open(LOCK)
             .with_context(|| format!("cannot write {LOCK}"))?;
         lock.lock()?;
-        // A run that was killed has left its kubelets: two of one name would kill each other's containers.
+        // A killed test leaves its kubelets running. Two kubelets with the same node name would kill each other's containers.
         let mut left = String::new();
         lock.read_to_string(&mut left)?;
         if !left.is_empty() {
@@ -157,7 +159,7 @@ impl Nodes {
 
     fn script(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(script());
-        // The command, the state, the rest.
+        // Order of the arguments: the command, the state folder, the others.
         command.arg(arguments[0]).arg(&self.state).args(&arguments[1..]);
         command
             .env("TESTCLUSTER", root().join(".cache/kube/testcluster"))
@@ -233,7 +235,7 @@ impl Nodes {
             self.nodes.insert(*number, node);
         }
         for number in numbers {
-            // The script writes its process id once its namespaces are as they must be.
+            // The script writes this file once the namespaces of the node are ready.
             let pid = self.state.join(format!("host{number}/host.pid"));
             let log = self.state.join(format!("host-{number}.log"));
             wait_for(&format!("node t{number} has no namespaces"), &log, || {
@@ -256,7 +258,7 @@ impl Nodes {
     /// Loads archives of images into the containerd of each of these nodes.
     ///
     /// # Errors
-    /// One is not loaded.
+    /// An archive cannot be loaded.
     pub fn load_images(&self, numbers: &[u8], images: &[PathBuf]) -> Result<()> {
         let images: Vec<String> = images.iter().map(|p| p.to_string_lossy().into_owned()).collect();
         let load = |number: &u8| {
@@ -279,7 +281,7 @@ impl Nodes {
         loads.into_iter().collect()
     }
 
-    /// Starts a node's containerd. One that starts again finds the containers that its predecessor has left.
+    /// Starts a node's containerd. It finds the containers of its predecessor.
     ///
     /// # Errors
     /// It cannot be started.
@@ -292,7 +294,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Kills a node's containerd with -9; the containers go on, since their shims are processes of their own.
+    /// Kills a node's containerd with SIGKILL. The containers continue, because their shims are separate processes.
     pub fn kill_runtime(&mut self, number: u8) {
         if let Some(node) = self.nodes.get_mut(&number) {
             node.runtime = None;
@@ -316,14 +318,14 @@ impl Nodes {
         Ok(())
     }
 
-    /// Kills a node's kubelet; its containers go on.
+    /// Kills a node's kubelet. Its containers continue.
     pub fn kill_kubelet(&mut self, number: u8) {
         if let Some(node) = self.nodes.get_mut(&number) {
             node.kubelet = None;
         }
     }
 
-    /// Takes a node off the network, or back.
+    /// Disconnects a node from the network, or connects it again.
     ///
     /// # Errors
     /// There is no such node.

@@ -1,4 +1,4 @@
-//! The chart, by helm itself and a real API server.
+//! The chart, rendered by helm itself and applied to a real API server.
 
 use anyhow::ensure;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};
@@ -23,7 +23,7 @@ fn chart() -> String {
     root().join("charts/varuna").to_string_lossy().into_owned()
 }
 
-/// Everything that can be turned on.
+/// Values that switch on all optional parts of the chart.
 const ALL: &[&str] = &[
     "--set",
     "priorityClass.enabled=true,worker.image=w:1,nodeSignals={my.cloud/},extraEnv[0].name=A,extraEnv[0].value=b",
@@ -107,7 +107,7 @@ fn the_charts_pods_keep_to_the_restricted_pod_security_standard() {
             .unwrap();
         serde_saphyr::from_str(&rendered).unwrap()
     };
-    // A namespace's standard holds for pods: of the Deployment it would only warn.
+    // The Pod Security Standard of a namespace is enforced for pods. For a Deployment, the API server would only warn.
     let mut operator = render("templates/deployment.yaml")["spec"]["template"].clone();
     operator["apiVersion"] = "v1".into();
     operator["kind"] = "Pod".into();
@@ -120,7 +120,8 @@ fn the_charts_pods_keep_to_the_restricted_pod_security_standard() {
     }
 }
 
-/// Installs or upgrades the chart for its own namespace alone; no kubelet would run the Deployment's pods. Returns what helm says.
+/// Installs or upgrades the chart for its own namespace only, without waiting for the Deployment, whose pods no kubelet would run. Returns
+/// helm's output.
 #[expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 fn install(namespace: &str) -> String {
     let chart = chart();
@@ -139,7 +140,7 @@ fn install(namespace: &str) -> String {
     cluster().helm(&arguments).unwrap()
 }
 
-/// The operator does not read Secrets. A coordinator reads neither Secrets nor the record of another job, and does not change its own job.
+/// The operator cannot read Secrets. A coordinator cannot read Secrets or the record of another job, and cannot change its own job.
 #[expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 async fn nobody_reads_secrets_or_the_records_of_others(namespace: &str, job: &ObservedJob, operator: Client) {
     let account = coordinator_name(job);
@@ -172,7 +173,7 @@ async fn nobody_reads_secrets_or_the_records_of_others(namespace: &str, job: &Ob
     );
 }
 
-/// Two workers' pods, and all that a job needs beside them.
+/// Two pods of workers, and all other objects of a job, exist.
 #[expect(clippy::unwrap_used, reason = "a job that is not made has failed the test")]
 async fn everything_is_made(admin: &Client, namespace: &str) {
     let pods: Api<Pod> = Api::namespaced(admin.clone(), namespace);
@@ -221,7 +222,7 @@ async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restrict
         .create(&PostParams::default(), &document)
         .await
         .unwrap();
-    // As the coordinator's pod does, with the rights that the operator has given it.
+    // Writes like the coordinator's pod, with the rights that the operator has given it.
     let own = observed(&admin, &namespace, "j").await.unwrap();
     let account = coordinator_name(&own);
     let coordinator = eventually("the coordinator's account is made", || async {
@@ -252,7 +253,7 @@ async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restrict
     );
     nobody_reads_secrets_or_the_records_of_others(&namespace, &own, limited).await;
     cluster().helm(&["uninstall", "v", "-n", &namespace]).unwrap();
-    // The definition stays, and the job with it.
+    // The definition remains, and with it the job.
     jobs(&admin, &namespace).get("j").await.unwrap();
 }
 
@@ -310,7 +311,7 @@ async fn the_check_of_an_installation_names_every_fault() {
         .client_as(&namespace, "v-varuna-operator")
         .await
         .unwrap();
-    // Nobody leads, as no replica runs.
+    // No operator leads, because no replica runs.
     let found = faults(&client, &installation).await.unwrap();
     assert!(
         matches!(&found[..], [fault] if fault.starts_with("no replica leads: Lease v-varuna-operator")),
@@ -325,7 +326,7 @@ async fn the_check_of_an_installation_names_every_fault() {
         why = candidate.hold() => panic!("{why}"),
     };
     assert_eq!(found, Vec::<String>::new());
-    // An account without any right.
+    // An account without any rights.
     let client = cluster().client_as(&namespace, "default").await.unwrap();
     let found = faults(&client, &installation).await.unwrap();
     for want in [
@@ -367,7 +368,7 @@ fn coordinators_have_the_class_that_is_made_or_the_one_that_is_named() {
     }
 }
 
-/// As docs/kubernetes/install.md says: what belongs to the cluster comes with the first release alone.
+/// A second release, as in docs/kubernetes/install.md: only the first release installs the objects that belong to the whole cluster.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_further_release_looks_after_another_namespace_beside_the_first() {
     let first = cluster().namespace("first-team").unwrap();
@@ -416,13 +417,13 @@ impl InNamespace {
         cluster().kubectl(&[&["-n", &self.0], arguments].concat(), input)
     }
 
-    /// What a command is refused with, empty where it is not.
+    /// The error with which a command is refused; empty if it succeeds.
     fn refusal(&self, arguments: &[&str], input: &str) -> String {
         let said = self.kubectl(arguments, input).err();
         said.map(|e| e.to_string()).unwrap_or_default()
     }
 
-    /// Gives a user the right to a verb on a resource, by a role of this name.
+    /// Gives a user the right to a verb on a resource, with a role of this name.
     fn grant(&self, name: &str, user: &str, verb: &str, resource: &str) -> anyhow::Result<()> {
         let (verb, resource) = (format!("--verb={verb}"), format!("--resource={resource}"));
         self.kubectl(&["create", "role", name, &verb, &resource], "")?;
@@ -445,7 +446,7 @@ impl InNamespace {
     }
 }
 
-/// A file of the chart's templates for this namespace, with this value.
+/// One of the chart's templates, rendered for this namespace with this value.
 fn rendered(file: &str, namespace: &str, value: &str) -> anyhow::Result<String> {
     let chart = chart();
     cluster().helm(&[
@@ -461,7 +462,7 @@ fn rendered(file: &str, namespace: &str, value: &str) -> anyhow::Result<String> 
     ])
 }
 
-/// Which FlowSchema the API server serves a call by, by its uid: it says so in the answer's header.
+/// The uid of the FlowSchema with which the API server handles a call. The response has it in a header.
 fn flow_schema_of(account: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let mut command = cluster().kubectl_command();
     command.args([&format!("--as={account}"), "-v=8"]).args(arguments);
@@ -532,7 +533,7 @@ async fn only_who_may_create_pods_may_make_jobs() {
     );
     let said = said.expect_err("another account for its pods").to_string();
     assert!(said.contains("may not create pods"), "{said}");
-    // Who may create pods may still not say whom they reach.
+    // The right to create pods does not include the right to add network rules.
     inside.grant("pods", "dev", "create", "pods").unwrap();
     eventually("rules of a network policy are refused", || async {
         let rules = "{\"spec\": {\"network\": {\"extraIngress\": [{}]}, \"workers\": {\"image\": \"i:1\"}}}";
@@ -557,7 +558,7 @@ async fn the_roles_of_every_cluster_reach_jobs() {
     let rendered = rendered("roles.yaml", &namespace, "namespaced=true").unwrap();
     let inside = InNamespace(namespace);
     inside.kubectl(&["apply", "-f", "-"], &rendered).unwrap();
-    // The controller manager adds what is aggregated to them.
+    // The controller manager adds the aggregated rules to these roles.
     inside.bind("views", "--clusterrole=view", "viewer").unwrap();
     inside.bind("edits", "--clusterrole=edit", "editor").unwrap();
     let (jobs, scale) = ("varunajobs.varuna.dev", "varunajobs.varuna.dev/scale");
@@ -595,7 +596,7 @@ fn alert_rules_go_by_metrics_that_operator_and_coordinators_have() {
     );
     let rules = of("PrometheusRule");
     assert_eq!(rules["metadata"]["labels"]["release"], "p");
-    // Every metric that there is, with a job and a recovery to show them.
+    // Every metric, with a job and a recovery so that none is missing.
     let metrics = varuna_operator::metrics::Metrics::default();
     metrics.reconciled(std::time::Duration::ZERO, Some("api"));
     let coordinator = varuna_cluster_coordinator::metrics::Metrics::new("ns", "j");
@@ -659,8 +660,8 @@ fn the_dashboard_is_rendered_as_it_is_where_it_is_asked_for() {
     assert_eq!(json(text), json(&written));
 }
 
-/// What the chart renders, by values: a change of a template shows in the review as what it does to a cluster.
-/// `VARUNA_WRITE_GOLDEN=1` writes the files anew.
+/// What the chart renders for several sets of values. So a review shows how a change of a template changes the objects in a cluster.
+/// `VARUNA_WRITE_GOLDEN=1` writes the files again.
 #[test]
 fn what_the_chart_renders_is_what_was_reviewed() {
     let cases: &[(&str, &str)] = &[

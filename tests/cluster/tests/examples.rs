@@ -1,4 +1,4 @@
-//! The examples for clusters: a real API server takes their objects, and the pods that the operator would make of their jobs.
+//! The examples for clusters: a real API server accepts their objects, and the pods that the operator would create for their jobs.
 
 use kube::Resource as _;
 use serde_json::{Value, json};
@@ -10,7 +10,8 @@ use varuna_operator::decide::{
 };
 use varuna_operator::job_object::JobObject;
 
-/// What the operator makes of a new job that waits for no queue: the pods of its workers, that of its coordinator, and other objects.
+/// The objects that the operator creates for a new job that does not wait for a queue: the pods of its workers, the pod of its coordinator,
+/// and other objects.
 fn made_of(document: &Value, namespace: &str) -> (Vec<Value>, Value, Vec<Value>) {
     let mut object = job_of(document, namespace);
     object.meta_mut().labels = None;
@@ -23,7 +24,7 @@ fn made_of(document: &Value, namespace: &str) -> (Vec<Value>, Value, Vec<Value>)
     (pods, coordinator, decision.objects)
 }
 
-/// The job of a document, as an API server would have taken it.
+/// The job of a document, as an API server would store it.
 #[expect(clippy::unwrap_used, reason = "a test's helper")]
 fn job_of(document: &Value, namespace: &str) -> JobObject {
     let mut object: JobObject = serde_json::from_value(document.clone()).unwrap();
@@ -32,7 +33,7 @@ fn job_of(document: &Value, namespace: &str) -> JobObject {
     object
 }
 
-/// A new job, of which nothing is there.
+/// A new job without any objects.
 fn observed(job: ObservedJob) -> Observed {
     Observed {
         job,
@@ -56,7 +57,7 @@ fn observed(job: ObservedJob) -> Observed {
     }
 }
 
-/// The Workload that the operator makes of a new job with a queue; none of a job without.
+/// The Workload that the operator creates for a new job with a queue; none for a job without a queue.
 fn workload_of(document: &Value, namespace: &str) -> Option<Value> {
     let mut observed = observed(observed_job(&job_of(document, namespace)));
     observed.queue.served = Some(KueueVersion::V1Beta2);
@@ -91,7 +92,7 @@ async fn the_examples_and_their_pods_are_taken_by_an_api_server() {
         for part in text.split("\n---\n") {
             let document: Value = serde_saphyr::from_str(part).unwrap();
             if document["kind"] != "VarunaJob" {
-                // Pods are taken only where their service account is.
+                // The API server accepts pods only if their service account exists.
                 apply(&document, &[]);
                 continue;
             }
@@ -112,12 +113,12 @@ async fn the_examples_and_their_pods_are_taken_by_an_api_server() {
                 "{}",
                 path.display()
             );
-            // Of the first group and of the last.
+            // The pods of the first and the last group.
             for pod in [pods.first().unwrap(), pods.last().unwrap()] {
                 apply(pod, &["--dry-run=server"]);
             }
             for mut account in objects.into_iter().filter(|o| o["kind"] == "ServiceAccount") {
-                // Its owner is not there: it would be collected.
+                // Its owner does not exist, so the garbage collector would delete it.
                 account["metadata"]["ownerReferences"] = json!([]);
                 apply(&account, &[]);
             }

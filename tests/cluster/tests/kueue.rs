@@ -1,4 +1,4 @@
-//! Jobs with a queue, on a real API server with Kueue's own definitions. What Kueue's controller writes, the tests write in its place.
+//! Jobs with a queue, on a real API server with Kueue's own definitions. The tests write what Kueue's controller would write.
 #![expect(
     clippy::unwrap_used,
     clippy::too_many_lines,
@@ -15,7 +15,7 @@ use varuna_cluster_tests::{
 };
 use varuna_operator::decide::objects::{INCREMENT_INFIX, NUMBER_LABEL, WORKLOAD_ANNOTATION};
 
-/// A job of up to three workers with a queue, whose pods go to the nodes of its own test, of a class of priority that is of its test as well.
+/// A job of up to three workers with a queue. Its pods go to the nodes of its own test, and its priority class belongs to this test, too.
 fn queued(pool: &str) -> Value {
     let mut job = job("j");
     job["metadata"]["labels"] =
@@ -43,7 +43,7 @@ async fn pods(client: &Client, namespace: &str) -> Result<Vec<Pod>> {
         .items)
 }
 
-/// The job's own Workload.
+/// The first Workload of the job.
 async fn workload(client: &Client, namespace: &str) -> Result<DynamicObject> {
     only_workload(client, namespace, false).await
 }
@@ -91,7 +91,7 @@ async fn job_says(client: &Client, namespace: &str, phase: &str, admitted: (bool
     .unwrap();
 }
 
-/// As Kueue's controller does: changes conditions and the admission of the job's own Workload.
+/// Changes conditions and the admission of the job's first Workload, as Kueue's controller does.
 async fn kueue_writes(
     client: &Client,
     namespace: &str,
@@ -102,7 +102,7 @@ async fn kueue_writes(
     kueue_writes_to(client, &found, conditions, admission).await;
 }
 
-/// The same, of a Workload that was found.
+/// Changes conditions and the admission of this Workload, as Kueue's controller does.
 async fn kueue_writes_to(
     client: &Client,
     found: &DynamicObject,
@@ -132,7 +132,7 @@ async fn kueue_writes_to(
         .unwrap();
 }
 
-/// Makes a WorkloadPriorityClass.
+/// Creates a WorkloadPriorityClass.
 fn priority_class(name: &str, value: i32) {
     let class = json!({
         "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass", "metadata": { "name": name }, "value": value,
@@ -142,7 +142,7 @@ fn priority_class(name: &str, value: i32) {
         .unwrap();
 }
 
-/// Admits the coordinator and so many workers.
+/// Admits the coordinator and this many workers.
 async fn kueue_admits(client: &Client, namespace: &str, workers: u32, flavor: &str) {
     let set = |name: &str, count: u32| json!({ "name": name, "count": count, "flavors": { "cpu": flavor, "nvidia.com/gpu": flavor } });
     let admission = json!({ "clusterQueue": "all", "podSetAssignments": [set("coordinator", 1), set("workers", workers)] });
@@ -154,8 +154,8 @@ async fn kueue_admits(client: &Client, namespace: &str, workers: u32, flavor: &s
     kueue_writes(client, namespace, &conditions, Some(admission)).await;
 }
 
-/// Waits for so many pods of workers and a coordinator's, on nodes of the flavour.
-async fn pods_are(client: &Client, namespace: &str, workers: usize, flavor: &str) {
+/// Waits until there are this many pods of workers and one of a coordinator, on nodes of the flavour.
+async fn wait_for_pods(client: &Client, namespace: &str, workers: usize, flavor: &str) {
     eventually(&format!("{workers} workers and a coordinator"), || async {
         let pods = pods(client, namespace).await?;
         ensure!(pods.len() == workers + 1, "{} pods", pods.len());
@@ -172,8 +172,8 @@ async fn pods_are(client: &Client, namespace: &str, workers: usize, flavor: &str
     .unwrap();
 }
 
-/// Waits until the job is admitted, in these words.
-async fn admitted_says(client: &Client, namespace: &str, words: &str) {
+/// Waits until the message of the condition `Admitted` contains these words.
+async fn wait_for_admitted_message(client: &Client, namespace: &str, words: &str) {
     eventually(&format!("the job is admitted: {words}"), || async {
         let job = jobs(client, namespace).get("j").await?;
         let text = job.data["status"].to_string();
@@ -184,7 +184,7 @@ async fn admitted_says(client: &Client, namespace: &str, words: &str) {
     .unwrap();
 }
 
-/// Both workers that were admitted run: the job asks for the third, has it for a while, and gives back what it grew by alone.
+/// Both admitted workers run, so the job asks for the third one. It is admitted and evicted again: only the increment's pod ends.
 async fn grows_and_shrinks(client: &Client, namespace: &str, flavor: &str) {
     let all: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let runs = Patch::Strategic(json!({ "status": { "phase": "Running" } }));
@@ -209,7 +209,7 @@ async fn grows_and_shrinks(client: &Client, namespace: &str, flavor: &str) {
     );
     let waits = [("QuotaReserved", false, "Pending")];
     kueue_writes_to(client, &asked, &waits, None).await;
-    admitted_says(client, namespace, "asks for more: Kueue says Pending").await;
+    wait_for_admitted_message(client, namespace, "asks for more: Kueue says Pending").await;
 
     let set =
         json!({ "name": "workers", "count": 1, "flavors": { "cpu": flavor, "nvidia.com/gpu": flavor } });
@@ -219,8 +219,8 @@ async fn grows_and_shrinks(client: &Client, namespace: &str, flavor: &str) {
         ("Admitted", true, "Admitted"),
     ];
     kueue_writes_to(client, &asked, &admits, Some(admission)).await;
-    pods_are(client, namespace, 3, flavor).await;
-    admitted_says(client, namespace, "1 more of workers").await;
+    wait_for_pods(client, namespace, 3, flavor).await;
+    wait_for_admitted_message(client, namespace, "1 more of workers").await;
     let name = asked.name_any();
     let added = pods(client, namespace).await.unwrap();
     let added = added
@@ -240,12 +240,12 @@ async fn grows_and_shrinks(client: &Client, namespace: &str, flavor: &str) {
     })
     .await
     .unwrap();
-    pods_are(client, namespace, 2, flavor).await;
+    wait_for_pods(client, namespace, 2, flavor).await;
     let own = workload(client, namespace).await.unwrap();
     assert!(condition(&own, "Admitted").0 && condition(&own, "PodsReady").0);
 }
 
-/// Without a kubelet nobody ends a pod's last grace.
+/// Deletes pods that are terminating, because no kubelet does.
 async fn end_pods(client: &Client, namespace: &str) -> Result<()> {
     let all: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let force = DeleteParams {
@@ -272,7 +272,7 @@ async fn a_job_waits_for_kueue_runs_within_its_admission_and_gives_quota_back_wh
     let _coordinators = coordinators(&client, client.clone(), &namespace, folder.path());
     create(&client, &namespace, queued(&namespace)).await;
     if cluster().is_own() {
-        // The definitions are not there yet: the operator has started without them, and finds them later.
+        // The operator has started before the definitions exist, and finds them later.
         job_says(&client, &namespace, "Queued", (false, "NoKueue"), "install Kueue").await;
     }
     cluster().define_kueue(&client).await.unwrap();
@@ -310,7 +310,7 @@ async fn a_job_waits_for_kueue_runs_within_its_admission_and_gives_quota_back_wh
     .await;
     assert_eq!(pods(&client, &namespace).await.unwrap().len(), 0);
 
-    // Two of three, on a flavour that is made only then: a flavour is needed to place pods.
+    // Two of three workers are admitted, on a flavour that is created only now: the operator needs the flavour to place pods.
     let flavor = format!("{namespace}-spot");
     kueue_admits(&client, &namespace, 2, &flavor).await;
     job_says(
@@ -333,9 +333,9 @@ async fn a_job_waits_for_kueue_runs_within_its_admission_and_gives_quota_back_wh
     cluster()
         .kubectl(&["apply", "-f", "-"], &object.to_string())
         .unwrap();
-    pods_are(&client, &namespace, 2, &flavor).await;
+    wait_for_pods(&client, &namespace, 2, &flavor).await;
 
-    // Preferred from now on, while it holds quota.
+    // The job gets another priority class while it has quota.
     let preferred = format!("{namespace}-preferred");
     priority_class(&preferred, 1000);
     let patch =
@@ -358,7 +358,7 @@ async fn a_job_waits_for_kueue_runs_within_its_admission_and_gives_quota_back_wh
 
     grows_and_shrinks(&client, &namespace, &flavor).await;
 
-    // Evicted: everything ends, then the quota goes back.
+    // The job is evicted: all pods end, and then the quota is given back.
     kueue_writes(&client, &namespace, &[("Evicted", true, "Preempted")], None).await;
     job_says(
         &client,
@@ -387,7 +387,7 @@ async fn a_job_waits_for_kueue_runs_within_its_admission_and_gives_quota_back_wh
     assert_eq!(condition(&released, "Requeued"), (true, "Preempted".into()));
     assert_eq!(released.uid(), asked.uid(), "it keeps its place in the queue");
 
-    // Admitted again, as a whole.
+    // The job is admitted again, with all workers.
     kueue_admits(&client, &namespace, 3, &flavor).await;
     eventually("all three workers", || async {
         end_pods(&client, &namespace).await?;
@@ -401,7 +401,7 @@ async fn a_job_waits_for_kueue_runs_within_its_admission_and_gives_quota_back_wh
     .await
     .unwrap();
 
-    // Suspended: the Workload goes when the last pod has gone.
+    // The job is suspended: the Workload is deleted after the last pod.
     let patch = Patch::Merge(json!({ "spec": { "suspend": true } }));
     jobs(&client, &namespace)
         .patch("j", &PatchParams::default(), &patch)

@@ -1,4 +1,5 @@
-//! A job in a queue of Kueue's own controller (`scripts/setup-kueue.sh` builds it): it, and not a stand-in, admits, admits more, evicts and admits again.
+//! A job in a queue of Kueue's own controller (`scripts/setup-kueue.sh` builds it). The real controller admits the job, admits an
+//! increment, evicts the job and admits it again.
 #![expect(clippy::unwrap_used, reason = "a test that tells a story")]
 
 use anyhow::{Context as _, Result, ensure};
@@ -12,7 +13,7 @@ use varuna_cluster_tests::{
 };
 use varuna_operator::decide::objects::INCREMENT_INFIX;
 
-/// The names of the workers' pods that are not going. What a kubelet would do to those that go is done.
+/// The names of the workers' pods that are not being deleted. Pods that are being deleted are removed, as a kubelet would do.
 async fn workers(client: &Client, namespace: &str) -> Result<Vec<String>> {
     let all: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let force = DeleteParams {
@@ -43,7 +44,7 @@ async fn workers(client: &Client, namespace: &str) -> Result<Vec<String>> {
     Ok(live)
 }
 
-/// The job's own Workload, or its increment.
+/// The job's first Workload, or its increment.
 async fn workload(client: &Client, namespace: &str, is_increment: bool) -> Result<DynamicObject> {
     let all = documents(client, namespace, &kueue_resource("Workload"));
     let all = all.list(&ListParams::default()).await?.items;
@@ -51,7 +52,7 @@ async fn workload(client: &Client, namespace: &str, is_increment: bool) -> Resul
     all.into_iter().find(is_asked).context("no Workload")
 }
 
-/// As a kubelet would: all workers run.
+/// Sets the workers to running, as a kubelet would.
 async fn run(client: &Client, namespace: &str, workers: &[String]) {
     let all: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let runs = Patch::Strategic(json!({ "status": { "phase": "Running" } }));
@@ -61,8 +62,8 @@ async fn run(client: &Client, namespace: &str, workers: &[String]) {
     }
 }
 
-/// Waits for so many workers.
-async fn workers_are(
+/// Waits for this many workers.
+async fn wait_for_workers(
     client: &Client,
     namespace: &str,
     count: usize,
@@ -81,7 +82,7 @@ async fn workers_are(
     .unwrap()
 }
 
-/// Gives the queue so many GPUs.
+/// Gives the queue this many GPUs.
 async fn set_quota(namespace: &str, gpus: u32) {
     for object in kueue_queues(namespace, gpus, &json!({ "varuna.dev/test": namespace })) {
         eventually("Kueue's resources are served", || async {
@@ -104,7 +105,7 @@ fn is_true(object: &DynamicObject, kind: &str) -> bool {
         .any(|c| c["status"] == "True")
 }
 
-/// Says whether a ClusterQueue admits, or lets go of what it has admitted.
+/// Sets whether a ClusterQueue admits Workloads, or also evicts those that it has admitted.
 async fn stop_policy(client: &Client, queue: &str, policy: &str) -> Result<()> {
     let queues: Api<DynamicObject> = Api::all_with(client.clone(), &kueue_resource("ClusterQueue"));
     let patch = Patch::Merge(json!({ "spec": { "stopPolicy": policy } }));
@@ -112,7 +113,7 @@ async fn stop_policy(client: &Client, queue: &str, policy: &str) -> Result<()> {
     Ok(())
 }
 
-/// The queue is drained: Kueue evicts, the pods end, the quota is free.
+/// The queue is drained: Kueue evicts the job, the pods end, and the quota is free.
 async fn drain(client: &Client, namespace: &str) {
     stop_policy(client, namespace, "HoldAndDrain").await.unwrap();
     eventually("the quota is given back", || async {
@@ -159,26 +160,26 @@ async fn kueues_own_controller_admits_a_part_and_the_rest_evicts_and_admits_agai
         .await
         .unwrap();
 
-    // Three are asked for, two GPUs are there.
-    let admitted = workers_are(&client, &namespace, 2, &controller).await;
+    // The job asks for three workers, and there are two GPUs.
+    let admitted = wait_for_workers(&client, &namespace, 2, &controller).await;
     let first = workload(&client, &namespace, false).await.unwrap();
     assert!(is_true(&first, "Admitted"));
 
-    // There is a third: the job grows by it, beside what it has.
+    // Now there is a third GPU: the job grows by an increment.
     run(&client, &namespace, &admitted).await;
     let asks = || workload(&client, &namespace, true);
     eventually("the job asks for one more", asks).await.unwrap();
     set_quota(&namespace, 3).await;
-    let grown = workers_are(&client, &namespace, 3, &controller).await;
+    let grown = wait_for_workers(&client, &namespace, 3, &controller).await;
     assert!(admitted.iter().all(|pod| grown.contains(pod)), "{grown:?}");
     let increment = workload(&client, &namespace, true).await.unwrap();
     assert!(is_true(&increment, "Admitted"));
 
     drain(&client, &namespace).await;
 
-    // And again, with other pods, by the same Workload, which has all of them now.
+    // The job is admitted again, with new pods, by the same Workload, which now has all of them.
     stop_policy(&client, &namespace, "None").await.unwrap();
-    let again = workers_are(&client, &namespace, 3, &controller).await;
+    let again = wait_for_workers(&client, &namespace, 3, &controller).await;
     assert!(again.iter().all(|pod| !grown.contains(pod)), "{again:?}");
     let own = workload(&client, &namespace, false).await.unwrap();
     assert_eq!(own.uid(), first.uid());

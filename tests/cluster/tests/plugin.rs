@@ -1,4 +1,4 @@
-//! `kubectl varuna` on a real API server, with a job whose status the test writes.
+//! `kubectl varuna` on a real API server, with a job whose status is written by the test.
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use varuna_cluster_tests::{cluster, job, root};
 
-/// The program under the name by which kubectl finds it: `VARUNA`, else as `make test-kube` builds it.
+/// The program, with the name by which kubectl finds it: `VARUNA`, or else the one that `make test-kube` builds.
 struct Plugin {
     folder: tempfile::TempDir,
     namespace: String,
@@ -29,7 +29,7 @@ impl Plugin {
         }
     }
 
-    /// Exit code and what was printed.
+    /// The exit code and the output.
     fn run(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let output = Command::new(self.folder.path().join("kubectl-varuna"))
             .args(arguments)
@@ -65,7 +65,7 @@ impl Plugin {
         serde_json::from_str(&self.kubectl(&["get", "vj", "j", "-o", "json"], "")).unwrap()
     }
 
-    /// Makes the job, with this status.
+    /// Creates the job with this status.
     fn make(&self, document: &Value, status: &Value) {
         self.kubectl(&["create", "-f", "-"], &document.to_string());
         let patch = json!({ "status": status }).to_string();

@@ -1,4 +1,4 @@
-//! A job on a real API server with real workers: from `kubectl apply` to Complete, through preemptions.
+//! A job on a real API server with real workers, from `kubectl apply` to Complete, with preemptions.
 #![expect(clippy::too_many_lines, reason = "a test that tells a story")]
 
 use anyhow::{Context as _, Result, ensure};
@@ -14,10 +14,10 @@ use varuna_cluster_tests::{
 use varuna_operator::decide::objects::{COORDINATOR_LABEL, coordinator_pod_name, pod_name, worker_selector};
 
 const STEPS: i64 = 200;
-/// Steps that are added while the job trains.
+/// Number of steps that are added while the job trains.
 const MORE: i64 = 40;
 
-/// The worker binary: `VARUNA_WORKER`, else as `make test-kube` builds it.
+/// The worker binary: `VARUNA_WORKER`, or else the one that `make test-kube` builds.
 fn worker() -> PathBuf {
     let built = root().join("target/debug/varuna-worker");
     let path = std::env::var_os("VARUNA_WORKER").map_or(built, PathBuf::from);
@@ -36,7 +36,7 @@ fn job(pool: &str) -> Value {
             "model": { "layers": 4, "hiddenSize": 128, "heads": 4, "sequenceLength": 64, "vocabularySize": 320 },
             "data": { "path": "elsewhere", "validationFraction": 0.05 },
             "training": { "globalBatchSize": 32, "steps": STEPS, "optimizer": { "learningRate": 0.001 } },
-            // Two stages at least, so that a worker that goes takes a part of the model with it.
+            // At least two stages, so that a lost worker takes a part of the model with it.
             "pipeline": { "minDepth": 2 },
             "elasticity": { "minWorkers": 2, "maxWorkers": 4 },
             "coordinator": unscheduled(),
@@ -45,7 +45,7 @@ fn job(pool: &str) -> Value {
     })
 }
 
-/// The folder of the workers' logs: where the test fails, their ends are printed.
+/// The folder of the workers' logs. If the test fails, the ends of the logs are printed.
 struct Logs(tempfile::TempDir);
 
 impl Drop for Logs {
@@ -110,7 +110,7 @@ async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_t
     let begun = reaches(&client, &namespace, 1, 4).await.unwrap();
     let generation = |status: &Value| status["plan"]["generation"].as_i64().unwrap_or(0);
 
-    // Evicted: the others carry on, and a new pod is taken in.
+    // A pod is evicted: the others continue, and a new pod joins.
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
     let own = observed(&client, &namespace, "j").await.unwrap();
     let (evicted, next) = (pod_name(&own, 1), pod_name(&own, 5));
@@ -137,7 +137,7 @@ async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_t
         "too quick for this test: {replaced}"
     );
 
-    // The node announces its end; its pods move to the other one.
+    // The node announces its end, and its pods move to the other node.
     let _b = FakeNode::add(&client, &format!("{namespace}-b"), &namespace, 4)
         .await
         .unwrap();
@@ -159,7 +159,7 @@ async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_t
     .unwrap();
     assert_ne!(moved["phase"], "Complete", "too quick for this test: {moved}");
 
-    // More steps, while it trains.
+    // More steps are ordered while the job trains.
     let more = json!({ "spec": { "training": { "steps": STEPS + MORE } } });
     jobs(&client, &namespace)
         .patch("j", &PatchParams::default(), &Patch::Merge(&more))
@@ -169,7 +169,7 @@ async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_t
     // Another operator takes over: no step is lost.
     first.abort();
     let _second = operator(client.clone(), &namespace);
-    // Its coordinator is evicted: another one takes over.
+    // The coordinator is evicted: another one takes over.
     let coordinator = coordinator_pod_name(&observed(&client, &namespace, "j").await.unwrap(), 1);
     pods.evict(&coordinator, &EvictParams::default()).await.unwrap();
     eventually("another coordinator is in charge", || async {

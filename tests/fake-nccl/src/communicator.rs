@@ -1,4 +1,4 @@
-//! A communicator of one rank: its state, and the operations that wait for their turn.
+//! A communicator of one rank: its state, and the operations that wait to run.
 
 use crate::connection::Connection;
 use crate::driver::Address;
@@ -19,18 +19,18 @@ pub(crate) const INVALID_USAGE: c_int = 5;
 pub(crate) const REMOTE_ERROR: c_int = 6;
 pub(crate) const IN_PROGRESS: c_int = 7;
 
-/// What the memory of an operation that did not end well holds.
+/// Content of the memory of an operation that failed.
 const GARBAGE: u8 = 0xff;
 
-/// What an operation does.
+/// The kind of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Send(usize),
     Receive(usize),
     AllReduce,
-    /// To this rank.
+    /// A reduction to this rank.
     Reduce(usize),
-    /// From this rank.
+    /// A broadcast from this rank.
     Broadcast(usize),
 }
 
@@ -40,7 +40,7 @@ impl Kind {
         matches!(self, Kind::AllReduce | Kind::Reduce(_) | Kind::Broadcast(_))
     }
 
-    /// What it needs on this rank.
+    /// The connection that the operation needs on this rank.
     fn connection(self, rank: usize) -> Connection {
         match self {
             Kind::AllReduce => Connection::AllReduce,
@@ -66,7 +66,7 @@ pub(crate) struct Operation {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Ended {
     Revoked,
-    /// It waits for being revoked, after the communicator has reported this.
+    /// It waits until it is revoked, after the communicator has reported this error.
     Failed(c_int),
 }
 
@@ -77,7 +77,7 @@ impl From<Revoked> for Ended {
 }
 
 struct Turns {
-    /// What `ncclCommGetAsyncError` says.
+    /// The result of `ncclCommGetAsyncError`.
     state: c_int,
     issued: u64,
     ended: u64,
@@ -91,9 +91,9 @@ pub(crate) struct Communicator {
     turns: Mutex<Turns>,
     changed: Condvar,
     pub(crate) revoked: AtomicBool,
-    /// What its ranks have come to connect for.
+    /// The connections that exist.
     connected: Mutex<BTreeSet<Connection>>,
-    /// Whether a call with it is under way.
+    /// Whether a call that uses it is in progress.
     pub(crate) entered: AtomicBool,
 }
 
@@ -103,13 +103,14 @@ impl Operation {
     }
 
     fn input(&self) -> &[u8] {
-        // SAFETY: who issued the operation says that the memory has so many elements and keeps it until the operation has ended.
+        // SAFETY: the caller that issued the operation promises that the memory has this many elements and lives until the operation has
+        // ended.
         unsafe { std::slice::from_raw_parts(self.from.0, self.bytes()) }
     }
 
-    /// Does something with what it writes to.
+    /// Calls `with` with the memory that the operation writes to.
     fn write<R>(&self, with: impl FnOnce(&mut [u8]) -> R) -> R {
-        // SAFETY: as above, and nobody else uses it meanwhile; input and output are never borrowed at once.
+        // SAFETY: as above, and no other code uses the memory meanwhile; input and output are never borrowed at the same time.
         with(unsafe { std::slice::from_raw_parts_mut(self.to.0, self.bytes()) })
     }
 
@@ -124,7 +125,7 @@ impl Operation {
 }
 
 impl Communicator {
-    /// A rank whose others are still to come; [`Communicator::join`] waits for them.
+    /// A rank that has not met the others yet; [`Communicator::join`] waits for them.
     pub(crate) fn new(ranks: usize, rank: usize) -> Arc<Communicator> {
         Arc::new(Communicator {
             rank,
@@ -153,7 +154,7 @@ impl Communicator {
         }
     }
 
-    /// What `ncclCommGetAsyncError` says: of one that was revoked, whether it still has something to end.
+    /// The result of `ncclCommGetAsyncError`. For a revoked communicator it says whether operations are still running.
     pub(crate) fn state(&self) -> c_int {
         let turns = self.turns.lock();
         match self.is_revoked() {
@@ -167,7 +168,7 @@ impl Communicator {
         self.turns.lock().state = state;
     }
 
-    /// What was done in the background has ended, well unless something says otherwise already.
+    /// The work in the background has ended: successfully, unless an error was recorded before.
     pub(crate) fn settle(&self) {
         let mut turns = self.turns.lock();
         if turns.state == IN_PROGRESS {
@@ -179,28 +180,28 @@ impl Communicator {
         self.revoked.load(Ordering::Relaxed)
     }
 
-    /// What these operations need and was not connected yet: from now on it is.
+    /// The connections that these operations need and that did not exist yet. They count as existing from now on.
     pub(crate) fn connect(&self, operations: &[Operation]) -> Vec<Connection> {
         let mut connected = self.connected.lock();
         let all = operations.iter().map(|o| o.kind.connection(self.rank));
         all.filter(|connection| connected.insert(*connection)).collect()
     }
 
-    /// Says that this rank has come to connect for these.
+    /// Announces that this rank is ready for these connections.
     pub(crate) fn come(&self, connections: &[Connection]) {
         if let Some(mesh) = self.mesh.get() {
             connections.iter().for_each(|connection| mesh.come(*connection));
         }
     }
 
-    /// Waits until the others have come to connect for these, too.
+    /// Waits until the other ranks are ready for these connections, too.
     pub(crate) fn meet(&self, connections: &[Connection]) {
-        // One that is revoked meanwhile ends when its turn comes.
+        // If the communicator is revoked meanwhile, the operation ends when it would run.
         let wait = |mesh: &Mesh| connections.iter().try_for_each(|c| mesh.meet(*c, &self.revoked));
         let _ = self.mesh.get().map(wait);
     }
 
-    /// The turn of operations that are issued now.
+    /// The place in the order of execution for operations that are issued now.
     pub(crate) fn issue(&self) -> u64 {
         let mut turns = self.turns.lock();
         turns.issued += 1;
@@ -212,7 +213,7 @@ impl Communicator {
         self.changed.notify_all();
     }
 
-    /// Waits until nothing runs any more.
+    /// Waits until no operation is running.
     pub(crate) fn drain(&self) {
         let mut turns = self.turns.lock();
         while turns.ended < turns.issued {
@@ -220,7 +221,7 @@ impl Communicator {
         }
     }
 
-    /// Runs what was issued together, when its turn has come. On a stream's thread.
+    /// Runs operations that were issued together, when their turn comes. This is called on a stream's thread.
     pub(crate) fn run(&self, turn: u64, operations: &[Operation]) {
         let result = self.wait_for(turn).and_then(|()| self.together(operations));
         if let Err(ended) = result {
@@ -241,7 +242,7 @@ impl Communicator {
     fn wait_for(&self, turn: u64) -> Result<(), Ended> {
         let mut turns = self.turns.lock();
         while turns.ended < turn {
-            // In turn, even if it is revoked: a communicator never runs two at once.
+            // Operations keep their order even if the communicator is revoked: it never runs two at the same time.
             self.changed.wait_for(&mut turns, Duration::from_millis(2));
         }
         if self.is_revoked() {
@@ -250,7 +251,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Until it is revoked.
+    /// Waits until the communicator is revoked.
     fn hang(&self) {
         let mut turns = self.turns.lock();
         while !self.is_revoked() {
@@ -276,7 +277,7 @@ impl Communicator {
                 _ => self.all_reduce(operation)?,
             }
         }
-        // Those of one peer and direction in order, all others at once.
+        // Operations with the same peer and direction run in order, all others in parallel.
         let mut lanes: Vec<Vec<&Operation>> = Vec::new();
         for operation in pairs {
             match lanes.iter_mut().find(|l| l[0].kind == operation.kind) {
@@ -293,7 +294,7 @@ impl Communicator {
             let ends = threads
                 .into_iter()
                 .map(|t| t.join().unwrap_or(Err(Ended::Failed(SYSTEM_ERROR))));
-            // All are waited for before the first failure counts.
+            // All of them are waited for before the first failure is returned.
             ends.collect::<Vec<_>>().into_iter().collect()
         })
     }
@@ -306,7 +307,7 @@ impl Communicator {
         }
     }
 
-    /// Sends bytes and waits until they were taken.
+    /// Sends bytes and waits until the peer has received them.
     fn give(&self, to: usize, header: [u8; 16], bytes: &[u8]) -> Result<(), Ended> {
         let lane = self.mesh()?.to(to);
         lane.write(&header, &self.revoked)?;
@@ -320,7 +321,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Takes bytes that fit what this rank expects.
+    /// Receives bytes whose header must be the one that this rank expects.
     fn take(&self, from: usize, header: [u8; 16], bytes: &mut [u8]) -> Result<(), Ended> {
         let lane = self.mesh()?.from(from);
         let mut sent = [0; 16];
@@ -334,7 +335,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// The first rank adds all up in the order of the ranks and gives the sum to each, so that all get the same bits.
+    /// The first rank adds up all values in the order of the ranks, and sends the sum to each rank, so that all have the same bits.
     fn all_reduce(&self, operation: &Operation) -> Result<(), Ended> {
         let header = operation.header(true);
         let mut sum = operation.input().to_vec();
@@ -355,7 +356,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// The root adds all up, its own first. The others' memory holds anything afterwards, as NCCL leaves open.
+    /// The root adds up all values, beginning with its own. The memory of the other ranks has undefined content afterwards, as with NCCL.
     fn reduce(&self, operation: &Operation, root: usize) -> Result<(), Ended> {
         let header = operation.header(true);
         if self.rank != root {
@@ -373,7 +374,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// The root gives what it has to each.
+    /// The root sends its value to all ranks.
     fn broadcast(&self, operation: &Operation, root: usize) -> Result<(), Ended> {
         let header = operation.header(true);
         if self.rank != root {

@@ -1,6 +1,6 @@
-//! What the ranks of a communicator connect for.
+//! The connections between the ranks of a communicator.
 
-/// What ranks connect for, each before the first operation that needs it.
+/// A connection, which must exist before the first operation that needs it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Connection {
     AllReduce,

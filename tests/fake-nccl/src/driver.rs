@@ -1,4 +1,4 @@
-//! The functions of the CUDA driver. One device, whose memory is the host's.
+//! The functions of the CUDA driver. There is one device, which uses host memory.
 
 use crate::handles::Handles;
 use crate::stream::{Event, Stream};
@@ -14,16 +14,16 @@ const OUT_OF_MEMORY: c_int = 2;
 pub(crate) const INVALID_HANDLE: c_int = 400;
 const NOT_READY: c_int = 600;
 
-/// The one context.
+/// Handle of the only context.
 const CONTEXT: usize = 0xc0;
-/// What new memory of the device holds: nobody may count on zeros.
+/// Initial content of new device memory: code must not rely on zeros.
 const FILL: u8 = 0xab;
 
 static STREAMS: Handles<Stream> = Handles::new();
 static EVENTS: Handles<Event> = Handles::new();
 static ALLOCATED: Mutex<BTreeMap<usize, Layout>> = Mutex::new(BTreeMap::new());
 
-/// A stream by its handle; 0 is the device's own, which is there when somebody first uses it.
+/// The stream of a handle. Handle 0 is the device's default stream, which is created when it is first used.
 pub(crate) fn stream_of(handle: usize) -> Option<Arc<Stream>> {
     static OWN: OnceLock<Option<Arc<Stream>>> = OnceLock::new();
     match handle {
@@ -32,10 +32,10 @@ pub(crate) fn stream_of(handle: usize) -> Option<Arc<Stream>> {
     }
 }
 
-/// Addresses that go to a stream's thread.
+/// An address that is sent to a stream's thread.
 #[derive(Clone, Copy)]
 pub(crate) struct Address(pub(crate) *mut u8);
-// SAFETY: an address is a number; who uses it answers for what it points to.
+// SAFETY: an address is a number. The code that uses it is responsible for the memory there.
 unsafe impl Send for Address {}
 // SAFETY: as above.
 unsafe impl Sync for Address {}
@@ -49,7 +49,7 @@ fn allocate(bytes: usize) -> Option<usize> {
     if pointer.is_null() {
         return None;
     }
-    // SAFETY: just allocated, so many bytes.
+    // SAFETY: this memory was just allocated with this size.
     unsafe { pointer.write_bytes(FILL, bytes) };
     ALLOCATED.lock().insert(pointer as usize, layout);
     Some(pointer as usize)
@@ -57,7 +57,7 @@ fn allocate(bytes: usize) -> Option<usize> {
 
 fn free(address: usize) -> c_int {
     match ALLOCATED.lock().remove(&address) {
-        // SAFETY: allocated above with this layout, and not freed since.
+        // SAFETY: this memory was allocated above with this layout, and not freed since.
         Some(layout) => unsafe { dealloc(address as *mut u8, layout) },
         None => return INVALID_VALUE,
     }
@@ -78,28 +78,28 @@ unsafe extern "C" fn cuGetErrorName(code: c_int, name: *mut *const c_char) -> c_
         500 => c"CUDA_ERROR_NOT_FOUND",
         _ => return INVALID_VALUE,
     };
-    // SAFETY: the caller's place for a pointer.
+    // SAFETY: the caller passes a valid pointer to a pointer.
     unsafe { *name = text.as_ptr() };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> c_int {
-    // SAFETY: the caller's place for a number.
+    // SAFETY: the caller passes a valid pointer to a number.
     unsafe { *count = 1 };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int {
-    // SAFETY: the caller's place for a number.
+    // SAFETY: the caller passes a valid pointer to a number.
     unsafe { *device = ordinal };
     if ordinal == 0 { SUCCESS } else { INVALID_VALUE }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, _: c_int) -> c_int {
-    // SAFETY: the caller's place for a handle.
+    // SAFETY: the caller passes a valid pointer to a handle.
     unsafe { *context = CONTEXT };
     SUCCESS
 }
@@ -123,7 +123,7 @@ unsafe extern "C" fn cuStreamCreate(stream: *mut usize, _: c_uint) -> c_int {
     let Ok(new) = Stream::start() else {
         return OUT_OF_MEMORY;
     };
-    // SAFETY: the caller's place for a handle.
+    // SAFETY: the caller passes a valid pointer to a handle.
     unsafe { *stream = STREAMS.add(new) };
     SUCCESS
 }
@@ -144,7 +144,7 @@ extern "C" fn cuStreamWaitEvent(stream: usize, event: usize, _: c_uint) -> c_int
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuEventCreate(event: *mut usize, _: c_uint) -> c_int {
-    // SAFETY: the caller's place for a handle.
+    // SAFETY: the caller passes a valid pointer to a handle.
     unsafe { *event = EVENTS.add(Arc::new(Event::default())) };
     SUCCESS
 }
@@ -180,7 +180,7 @@ unsafe extern "C" fn cuEventElapsedTime(ms: *mut f32, start: usize, end: usize) 
     let (Some(start), Some(end)) = (start.at(), end.at()) else {
         return NOT_READY;
     };
-    // SAFETY: the caller's place for a number.
+    // SAFETY: the caller passes a valid pointer to a number.
     unsafe { *ms = end.saturating_duration_since(start).as_secs_f32() * 1e3 };
     SUCCESS
 }
@@ -190,7 +190,7 @@ unsafe extern "C" fn cuMemHostAlloc(pointer: *mut usize, bytes: usize, _: c_uint
     let Some(address) = allocate(bytes) else {
         return OUT_OF_MEMORY;
     };
-    // SAFETY: the caller's place for an address.
+    // SAFETY: the caller passes a valid pointer to an address.
     unsafe { *pointer = address };
     SUCCESS
 }
@@ -202,7 +202,7 @@ extern "C" fn cuMemFreeHost(pointer: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAlloc_v2(pointer: *mut usize, bytes: usize) -> c_int {
-    // SAFETY: by the caller.
+    // SAFETY: the caller's promise is the same.
     unsafe { cuMemHostAlloc(pointer, bytes, 0) }
 }
 
@@ -221,7 +221,7 @@ fn copy(to: *mut c_void, from: *const c_void, bytes: usize, stream: usize) -> c_
     let (to, from) = (Address(to.cast()), Address(from.cast_mut().cast()));
     stream.push(move || {
         let (to, from) = (to, from);
-        // SAFETY: who issued the copy says that both have so many bytes, and keeps them until it has ended.
+        // SAFETY: the caller that issued the copy promises that both have this many bytes and live until it has ended.
         unsafe { std::ptr::copy(from.0, to.0, bytes) };
     });
     SUCCESS

@@ -1,15 +1,15 @@
-//! Faults that a test asks for, by `VARUNA_FAKE_NCCL_FAULT`:
+//! Faults that a test switches on with `VARUNA_FAKE_NCCL_FAULT`:
 //!
 //! * `hang:K`: the K-th operation of this process (the first is 1) never ends by itself.
-//! * `error:K`: the K-th fails: the communicator reports a remote error, and the operation ends when it is revoked.
-//! * `slow:MS`: each takes so many milliseconds longer.
+//! * `error:K`: the K-th operation fails: the communicator reports a remote error, and the operation ends when it is revoked.
+//! * `slow:MS`: each operation takes this many milliseconds longer.
 //! * `stuck-destroy`: freeing a communicator never returns.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What goes wrong with an operation.
+/// The fault of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     Hang,
@@ -42,7 +42,7 @@ static ASKED: LazyLock<Asked> = LazyLock::new(|| {
 });
 static OPERATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// A number of the environment.
+/// A number from an environment variable.
 pub(crate) fn number(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
         Ok(text) => text
@@ -52,7 +52,7 @@ pub(crate) fn number(name: &str, default: u64) -> u64 {
     }
 }
 
-/// What goes wrong with the operation that begins now.
+/// The fault of the operation that begins now.
 pub(crate) fn next() -> Option<Fault> {
     let now = OPERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
     match *ASKED {

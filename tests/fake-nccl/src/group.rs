@@ -1,4 +1,4 @@
-//! Groups: what a thread issues between the start and the end of one, put into streams together.
+//! Groups: the operations that a thread issues between the start and the end of a group are put into streams together.
 
 use crate::communicator::{Communicator, IN_PROGRESS, INVALID_USAGE, Operation, SUCCESS};
 use crate::connection::Connection;
@@ -8,10 +8,10 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long it takes to connect ranks that have come, before an operation is put into its stream.
+/// Time that it takes to connect ranks, before an operation is put into its stream.
 const CONNECTS: Duration = Duration::from_millis(2);
 
-/// What is issued together over one communicator.
+/// The operations that are issued together over one communicator.
 struct Part {
     communicator: Arc<Communicator>,
     stream: Arc<Stream>,
@@ -61,7 +61,7 @@ pub(crate) fn add(communicator: Arc<Communicator>, stream: Arc<Stream>, operatio
         let same = |p: &&mut Part| Arc::ptr_eq(&p.communicator, &communicator);
         match group.parts.iter_mut().find(same) {
             _ if group.depth == 0 => {}
-            // NCCL would order the streams; nobody here needs that.
+            // NCCL would synchronise the streams, but no code here needs that.
             Some(part) if !Arc::ptr_eq(&part.stream, &stream) => group.failed = INVALID_USAGE,
             Some(part) => part.operations.push(operation),
             None => group.parts.push(Part {
@@ -82,7 +82,8 @@ pub(crate) fn add(communicator: Arc<Communicator>, stream: Arc<Stream>, operatio
     }
 }
 
-/// Puts everything into its streams; in the background if ranks are not connected yet for what is needed: then not before all of them have come.
+/// Puts all operations into their streams. If connections are missing, this happens in the background, once all ranks that they need are
+/// ready.
 fn launch(parts: Vec<Part>) -> c_int {
     let parts: Vec<(Part, u64, Vec<Connection>)> = parts
         .into_iter()

@@ -1,11 +1,11 @@
-//! Handles that are given out: numbers, so that one that is not alive is noticed and never followed.
+//! Handles for callers. They are numbers, so that an invalid handle is detected and never dereferenced.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Numbers are never used twice, not even by handles of another kind.
+/// A number is never used twice, not even for another kind of handle.
 static NEXT: AtomicUsize = AtomicUsize::new(0x1000);
 
 /// The live handles of one kind.

@@ -1,6 +1,6 @@
-//! NVRTC, and the driver's functions for kernels: a launch runs the build of the kernel for the host, late, on its stream.
+//! NVRTC, and the driver's functions for kernels. A launch runs the host's build of the kernel on its stream, with the usual delay.
 //!
-//! What NVRTC "compiles" is kept as it is, so that a kernel that the text lacks is not found in it.
+//! NVRTC's "compiled" output is the source text itself, so that a kernel that is missing in the text is not found.
 
 use crate::driver::{INVALID_HANDLE, INVALID_VALUE, SUCCESS, stream_of};
 use crate::handles::Handles;
@@ -13,16 +13,16 @@ use varuna_cuda::HostKernel;
 const NOT_FOUND: c_int = 500;
 /// `NVRTC_ERROR_INVALID_PROGRAM`.
 const INVALID_PROGRAM: c_int = 4;
-/// What the device can do: 9.0.
+/// The device's compute capability: 9.0.
 const CAPABILITY: [c_int; 2] = [9, 0];
-/// Threads of a block that the kernels are written for.
+/// Threads of a block, for which the kernels are written.
 const THREADS: c_uint = 256;
 
 static PROGRAMS: Handles<CString> = Handles::new();
-/// By handle, the text of a module's image.
+/// The text of a module's image, by the module's handle.
 static MODULES: Handles<String> = Handles::new();
 static FUNCTIONS: Handles<HostKernel> = Handles::new();
-/// Functions are never given back.
+/// Functions are never freed.
 static FOUND: Mutex<Vec<(CString, usize)>> = Mutex::new(Vec::new());
 
 #[unsafe(no_mangle)]
@@ -34,14 +34,14 @@ unsafe extern "C" fn nvrtcCreateProgram(
     _: *const *const c_char,
     _: *const *const c_char,
 ) -> c_int {
-    // SAFETY: the caller's text and place for a handle.
+    // SAFETY: the caller passes a valid text and a valid pointer to a handle.
     unsafe { *program = PROGRAMS.add(Arc::new(CStr::from_ptr(source).to_owned())) };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvrtcDestroyProgram(program: *mut usize) -> c_int {
-    // SAFETY: the caller's handle.
+    // SAFETY: the caller passes a valid pointer to a handle.
     PROGRAMS
         .remove(unsafe { *program })
         .map_or(INVALID_PROGRAM, |_| SUCCESS)
@@ -54,11 +54,11 @@ unsafe extern "C" fn nvrtcCompileProgram(
     options: *const *const c_char,
 ) -> c_int {
     let count = usize::try_from(count).unwrap_or(0);
-    // SAFETY: the caller says that there are so many texts.
+    // SAFETY: the caller promises that there are this many texts.
     let options = unsafe { std::slice::from_raw_parts(options, count) };
     // SAFETY: as above.
     let given = |option: &&CStr| options.iter().any(|o| unsafe { CStr::from_ptr(*o) } == *option);
-    // Bits depend on this one.
+    // The bits of results depend on this option.
     let exact = [c"--gpu-architecture=sm_90", c"--fmad=false"].iter().all(given);
     match PROGRAMS.get(program) {
         Some(_) if exact => SUCCESS,
@@ -70,7 +70,7 @@ fn size(program: usize, bytes: *mut usize) -> c_int {
     let Some(text) = PROGRAMS.get(program) else {
         return INVALID_PROGRAM;
     };
-    // SAFETY: the caller's place for a number.
+    // SAFETY: the caller passes a valid pointer to a number.
     unsafe { *bytes = text.as_bytes_with_nul().len() };
     SUCCESS
 }
@@ -80,7 +80,7 @@ fn write(program: usize, to: *mut c_char) -> c_int {
         return INVALID_PROGRAM;
     };
     let bytes = text.as_bytes_with_nul();
-    // SAFETY: the caller has a place of the size that it was told.
+    // SAFETY: the caller's memory has the size that the function above returned.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast(), bytes.len()) };
     SUCCESS
 }
@@ -123,16 +123,16 @@ unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, _
         76 => minor,
         _ => return INVALID_VALUE,
     };
-    // SAFETY: the caller's place for a number.
+    // SAFETY: the caller passes a valid pointer to a number.
     unsafe { *value = found };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuModuleLoadData(module: *mut usize, image: *const c_char) -> c_int {
-    // SAFETY: the caller's image, which the functions above wrote: a text that ends with a zero.
+    // SAFETY: the caller passes an image that the functions above wrote: a text that ends with a zero byte.
     let text = unsafe { CStr::from_ptr(image) }.to_string_lossy().into_owned();
-    // SAFETY: the caller's place for a handle.
+    // SAFETY: the caller passes a valid pointer to a handle.
     unsafe { *module = MODULES.add(Arc::new(text)) };
     SUCCESS
 }
@@ -147,7 +147,7 @@ unsafe extern "C" fn cuModuleGetFunction(function: *mut usize, module: usize, na
     let Some(text) = MODULES.get(module) else {
         return INVALID_HANDLE;
     };
-    // SAFETY: the caller's text.
+    // SAFETY: the caller passes a valid text.
     let name = unsafe { CStr::from_ptr(name) };
     let written = name.to_str().is_ok_and(|n| text.contains(&format!("({n}, ")));
     let Some(kernel) = HostKernel::find(name).filter(|_| written) else {
@@ -163,7 +163,7 @@ unsafe extern "C" fn cuModuleGetFunction(function: *mut usize, module: usize, na
         found.push((name.to_owned(), handle));
         handle
     });
-    // SAFETY: the caller's place for a handle.
+    // SAFETY: the caller passes a valid pointer to a handle.
     unsafe { *function = handle };
     SUCCESS
 }
@@ -189,19 +189,19 @@ unsafe extern "C" fn cuLaunchKernel(
     if blocks == 0 || threads != THREADS || !flat || arguments.is_null() || !extra.is_null() {
         return INVALID_VALUE;
     }
-    // SAFETY: the caller's list, of one.
+    // SAFETY: the caller's list has one element.
     if unsafe { *arguments }.is_null() {
         return INVALID_VALUE;
     }
-    // As many words as hold them, so that they are aligned.
+    // The buffer consists of 64-bit words, so that the arguments are aligned.
     let mut own = vec![0u64; kernel.argument_bytes.div_ceil(8)];
-    // SAFETY: the caller's one argument, of the kernel's size; it may be gone after this call, as with the driver.
+    // SAFETY: the caller's only argument has the kernel's size. As with the driver, it need not live longer than this call.
     unsafe {
         let from: *const u8 = (*arguments).cast();
         std::ptr::copy_nonoverlapping(from, own.as_mut_ptr().cast::<u8>(), kernel.argument_bytes);
     }
     stream.push(move || {
-        // SAFETY: who launched says that the memory is there until the kernel has ended.
+        // SAFETY: the caller that launched the kernel promises that the memory lives until the kernel has ended.
         unsafe { kernel.run(0..u64::from(blocks), own.as_ptr().cast()) };
     });
     SUCCESS

@@ -1,5 +1,5 @@
-//! Connections between the ranks of a communicator, and bytes over them. Whatever waits here ends when the communicator is revoked,
-//! and not before: a peer that is gone is waited for.
+//! Connections between the ranks of a communicator, and transfers of bytes over them. Every wait ends when the communicator is revoked, and
+//! not before: even if a peer is gone, the wait continues.
 
 use crate::connection::Connection;
 use parking_lot::Mutex;
@@ -9,26 +9,26 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Time between two looks at whether the communicator was revoked.
-const LOOK: Duration = Duration::from_millis(2);
+/// Interval at which a wait checks whether the communicator was revoked.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The communicator was revoked.
+/// The error of a wait whose communicator was revoked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Revoked;
 
-/// One direction of a pair of ranks: what the one sends, and the answers to it.
+/// One direction between two ranks: the data that one rank sends, and the answers to it.
 pub(crate) struct Lane(Mutex<UnixStream>);
 
 /// All connections of one rank.
 pub(crate) struct Mesh {
-    /// By rank; none to itself.
+    /// By rank; none for this rank itself.
     outgoing: Vec<Option<Lane>>,
     incoming: Vec<Option<Lane>>,
-    /// Where files tell what a rank has come to connect for.
+    /// Folder with a file for each connection that a rank is ready for.
     folder: PathBuf,
     id: String,
     rank: usize,
-    /// Those of this rank.
+    /// The files of this rank.
     own: Mutex<Vec<PathBuf>>,
 }
 
@@ -38,13 +38,13 @@ fn place(folder: &Path, id: &str, rank: usize) -> PathBuf {
 
 fn lane(stream: UnixStream) -> Option<Lane> {
     stream.set_nonblocking(false).ok()?;
-    stream.set_read_timeout(Some(LOOK)).ok()?;
-    stream.set_write_timeout(Some(LOOK)).ok()?;
+    stream.set_read_timeout(Some(POLL_INTERVAL)).ok()?;
+    stream.set_write_timeout(Some(POLL_INTERVAL)).ok()?;
     Some(Lane(Mutex::new(stream)))
 }
 
 impl Mesh {
-    /// Meets the other ranks. None: another process has this rank already.
+    /// Meets the other ranks. None if another process has this rank already.
     pub(crate) fn join(
         folder: &Path,
         id: &str,
@@ -79,7 +79,7 @@ impl Mesh {
                         *place = Some(lane);
                     }
                 }
-                Err(_) => std::thread::sleep(LOOK),
+                Err(_) => std::thread::sleep(POLL_INTERVAL),
             }
         }
         let _ = std::fs::remove_file(&own);
@@ -101,14 +101,14 @@ impl Mesh {
         place(&self.folder, &format!("{}.{what}", self.id), rank)
     }
 
-    /// Says that this rank has come to connect.
+    /// Announces that this rank is ready for a connection.
     pub(crate) fn come(&self, connection: Connection) {
         let file = self.arrival(connection, self.rank);
         let _ = std::fs::write(&file, "");
         self.own.lock().push(file);
     }
 
-    /// Waits until all that it takes have come.
+    /// Waits until all ranks that it needs are ready.
     pub(crate) fn meet(&self, connection: Connection, revoked: &AtomicBool) -> Result<(), Revoked> {
         let ranks = match connection {
             Connection::Pair { from, to } => vec![from, to],
@@ -124,12 +124,12 @@ impl Mesh {
             if revoked.load(Ordering::Relaxed) {
                 return Err(Revoked);
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
-    /// The lane to a peer: data goes out, answers come in.
+    /// The lane to a peer, on which data is sent and answers are received.
     pub(crate) fn to(&self, peer: usize) -> &Lane {
         self.outgoing[peer].as_ref().expect("a lane to each other rank")
     }
@@ -155,7 +155,7 @@ fn greet(place: &Path, rank: usize) -> Option<Lane> {
 }
 
 impl Lane {
-    /// Does `step` on the stream until it has done all bytes. A closed connection is never done.
+    /// Repeats `step` on the stream until all bytes are transferred. On a closed connection this never ends.
     fn all(
         &self,
         length: usize,
@@ -170,7 +170,7 @@ impl Lane {
             match step(&mut stream, done) {
                 Ok(n) if n > 0 => done += n,
                 Err(e) if [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&e.kind()) => {}
-                Ok(_) | Err(_) => std::thread::sleep(LOOK),
+                Ok(_) | Err(_) => std::thread::sleep(POLL_INTERVAL),
             }
         }
         Ok(())

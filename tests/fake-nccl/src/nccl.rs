@@ -1,4 +1,4 @@
-//! NCCL's functions.
+//! The functions of NCCL.
 
 use crate::communicator::{
     Communicator, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Kind, Operation, REMOTE_ERROR, SUCCESS,
@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 
 static COMMUNICATORS: Handles<Communicator> = Handles::new();
 
-/// `ncclUniqueId`.
+/// The type `ncclUniqueId`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct UniqueId([u8; 128]);
@@ -30,10 +30,10 @@ struct Config {
     blocking: c_int,
 }
 
-/// Bytes of an id that are drawn; the name of a socket must be short.
+/// Number of random bytes in an id: few, because the name of a socket must be short.
 const DRAWN: usize = 8;
 
-/// One call with a communicator. A second one at the same time, from another thread, ends the process: NCCL does not allow it.
+/// A call with a communicator. A second call at the same time, from another thread, ends the process, because NCCL does not allow it.
 struct Entry(Arc<Communicator>);
 
 impl Entry {
@@ -62,7 +62,7 @@ unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
     }
     let mut new = UniqueId([0; 128]);
     new.0[..DRAWN].copy_from_slice(&drawn);
-    // SAFETY: the caller's place for an id.
+    // SAFETY: the caller passes a valid pointer to an id.
     unsafe { *id = new };
     SUCCESS
 }
@@ -75,7 +75,7 @@ unsafe extern "C" fn ncclCommInitRankConfig(
     rank: c_int,
     config: *mut Config,
 ) -> c_int {
-    // SAFETY: the caller's configuration, which is read within this call.
+    // SAFETY: the caller passes a valid configuration, which is read within this call.
     let config = unsafe { &*config };
     let (Ok(ranks), Ok(rank)) = (usize::try_from(ranks), usize::try_from(rank)) else {
         return INVALID_ARGUMENT;
@@ -86,7 +86,7 @@ unsafe extern "C" fn ncclCommInitRankConfig(
     }
     let folder = std::env::var_os("VARUNA_FAKE_NCCL_FOLDER").map_or_else(std::env::temp_dir, PathBuf::from);
     let new = Communicator::new(ranks, rank);
-    // SAFETY: the caller's place for a handle.
+    // SAFETY: the caller passes a valid pointer to a handle.
     unsafe { *communicator = COMMUNICATORS.add(Arc::clone(&new)) };
     let name: String = id.0[..DRAWN].iter().map(|b| format!("{b:02x}")).collect();
     std::thread::spawn(move || new.join(&folder, &name));
@@ -98,7 +98,7 @@ unsafe extern "C" fn ncclCommGetAsyncError(communicator: usize, error: *mut c_in
     let Some(entry) = Entry::of(communicator) else {
         return INVALID_ARGUMENT;
     };
-    // SAFETY: the caller's place for a result.
+    // SAFETY: the caller passes a valid pointer to a result.
     unsafe { *error = entry.0.state() };
     SUCCESS
 }
@@ -121,7 +121,7 @@ extern "C" fn ncclCommFinalize(communicator: usize) -> c_int {
     }
 }
 
-/// Ends a communicator once nothing runs on it: for ever, if a peer is gone and it was not revoked.
+/// Ends a communicator once none of its operations is running. If a peer is gone and the communicator was not revoked, this waits for ever.
 #[unsafe(no_mangle)]
 extern "C" fn ncclCommDestroy(communicator: usize) -> c_int {
     let Some(entry) = Entry::of(communicator) else {
@@ -186,13 +186,13 @@ fn operation(
     group::add(communicator, stream, operation)
 }
 
-/// A rank that is not this one.
+/// The rank of a peer; none if it is invalid or this rank.
 fn other(communicator: &Communicator, peer: c_int) -> Option<usize> {
     let peer = usize::try_from(peer).ok()?;
     (peer < communicator.ranks && peer != communicator.rank).then_some(peer)
 }
 
-/// A rank.
+/// A rank; none if it is invalid.
 fn any(communicator: &Communicator, rank: c_int) -> Option<usize> {
     usize::try_from(rank)
         .ok()

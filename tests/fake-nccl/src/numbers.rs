@@ -1,9 +1,9 @@
-//! The numbers that operations work on, and their sums.
+//! The numbers that operations use, and their sums.
 
 use half::{bf16, f16};
 use std::ffi::c_int;
 
-/// `ncclDataType_t`, as far as anybody uses it.
+/// The values of `ncclDataType_t` that are used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Element {
     Float16 = 6,
@@ -32,7 +32,7 @@ fn each<const N: usize>(sum: &mut [u8], other: &[u8], add: impl Fn([u8; N], [u8;
     }
 }
 
-/// Adds the numbers of `other` to those of `sum`, each sum rounded to the element's precision.
+/// Adds the numbers of `other` to those of `sum`. Each sum is rounded to the element's precision.
 pub(crate) fn add(element: Element, sum: &mut [u8], other: &[u8]) {
     match element {
         Element::Float32 => each(sum, other, |a, b| {

@@ -1,4 +1,4 @@
-//! Streams and events: threads that do what they are told in order, and late.
+//! Streams and events. A stream is a thread that runs its work in order, with a delay.
 
 use crate::faults;
 use parking_lot::{Condvar, Mutex};
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// A queue and its thread, which ends when the stream is dropped and its work is done.
+/// A queue and its thread. The thread ends when the stream is dropped and its work is done.
 pub(crate) struct Stream(Mutex<Sender<Work>>);
 
 static STREAMS: AtomicU64 = AtomicU64::new(0);
 
-/// The next of a sequence of numbers that look random (SplitMix64, Steele et al. 2014).
+/// The next number of a pseudorandom sequence (SplitMix64, Steele et al. 2014).
 fn draw(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
@@ -33,7 +33,7 @@ impl Stream {
             .name(format!("stream {number}"))
             .spawn(move || {
                 for work in inbox {
-                    // At least half of it, so that who forgets to wait is wrong each time.
+                    // At least half of the maximum, so that code that forgets to wait fails every time.
                     let late = most / 2 + draw(&mut state) % (most / 2 + 1);
                     std::thread::sleep(Duration::from_micros(late));
                     work();
@@ -43,16 +43,16 @@ impl Stream {
     }
 
     pub(crate) fn push(&self, work: impl FnOnce() + Send + 'static) {
-        // The thread lives as long as the sender.
+        // The thread runs as long as the sender exists.
         let _ = self.0.lock().send(Box::new(work));
     }
 }
 
-/// How often an event was recorded and how far its streams have come.
+/// How often an event was recorded, and how many of these records its streams have reached.
 #[derive(Default)]
 pub(crate) struct Event {
     counts: Mutex<(u64, u64)>,
-    /// When a stream last came to it.
+    /// When a stream last reached it.
     at: Mutex<Option<Instant>>,
     changed: Condvar,
 }
@@ -70,7 +70,7 @@ impl Event {
         });
     }
 
-    /// What comes next in the stream waits for what was recorded so far.
+    /// Makes later work of the stream wait for all records so far.
     pub(crate) fn hold(self: &Arc<Event>, stream: &Stream) {
         let (own, ticket) = (Arc::clone(self), self.counts.lock().0);
         stream.push(move || {
@@ -81,7 +81,7 @@ impl Event {
         });
     }
 
-    /// When it was come to; none while it is ahead.
+    /// When it was last reached; none while a record is outstanding.
     pub(crate) fn at(&self) -> Option<Instant> {
         self.is_done().then(|| *self.at.lock()).flatten()
     }

@@ -1,4 +1,5 @@
-//! Kernels from their text to their launch, over the stand-ins for NVRTC and the driver: arguments, blocks, and the order of streams.
+//! Kernels from their source text to their launch, with the stand-ins for NVRTC and the driver: arguments, blocks, and the order of
+//! streams.
 
 #![expect(unsafe_code, reason = "arguments of a kernel are pointers")]
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
@@ -11,7 +12,7 @@ use varuna_cuda::{
     Pinned, Stream, run_on_host,
 };
 
-/// Parameters: several blocks, the last one short.
+/// Number of parameters: several blocks, of which the last one is not full.
 const COUNT: usize = 5 * 2048 + 77;
 
 fn stand_in() -> PathBuf {
@@ -29,7 +30,8 @@ fn module(context: &Arc<Context>) -> Module {
     Module::load(context, &image).unwrap()
 }
 
-/// The stand-in is late by 150 to 300 microseconds each time: a thread that a busy machine holds up for some milliseconds still finds it at work.
+/// Each launch of the stand-in is delayed by 150 to 300 microseconds. So even if a busy machine delays a thread by a few milliseconds, the
+/// launches are still running.
 const LAUNCHES: u32 = 200;
 
 fn soon() -> Instant {
@@ -71,7 +73,7 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_ne_bytes()).collect()
 }
 
-/// A buffer of the device with these values, copied in a stream.
+/// A device buffer with these values, which are copied in a stream.
 fn on_device(context: &Arc<Context>, values: &[f32], stream: &Stream) -> Arc<DeviceBuffer> {
     let device = Arc::new(DeviceBuffer::new(context, 4 * COUNT).unwrap());
     let mut pinned = Pinned::new(context, 4 * COUNT).unwrap();
@@ -81,7 +83,7 @@ fn on_device(context: &Arc<Context>, values: &[f32], stream: &Stream) -> Arc<Dev
     device
 }
 
-/// What the host's memory has of the weights after `steps` launches and a copy in another stream, which waits for them or not.
+/// The weights in host memory after `steps` launches and a copy in another stream, which waits for the launches or not.
 fn weights_after(steps: u32, waits: bool) -> Vec<u8> {
     let context = context();
     let (module, compute, copies) = (
@@ -92,7 +94,7 @@ fn weights_after(steps: u32, waits: bool) -> Vec<u8> {
     let buffers = start().map(|values| on_device(&context, &values, &copies));
     for _ in 0..steps {
         let arguments = arguments([0, 1, 2, 3].map(|i: usize| buffers[i].pointer().cast()));
-        // SAFETY: four buffers of this length, which live until the copy below has ended.
+        // SAFETY: the four buffers have this length and live until the copy below has ended.
         let launched = unsafe {
             module.launch(
                 Kernel::Optimizer,
@@ -120,7 +122,7 @@ fn a_launched_optimizer_has_the_bits_of_the_hosts_and_runs_in_the_order_of_its_s
     for _ in 0..LAUNCHES {
         let [w, m, v, g] = &mut own;
         let arguments = arguments([w, m, v, g].map(|values| values.as_mut_ptr()));
-        // SAFETY: four arrays of this length that live through the call.
+        // SAFETY: the four arrays have this length and live longer than the call.
         unsafe {
             run_on_host(
                 Kernel::Optimizer,
@@ -144,7 +146,7 @@ fn time_between_events_is_the_devices_and_not_that_of_the_launches() {
     let first = stream.record_timed().unwrap();
     for _ in 0..LAUNCHES {
         let blocks = u32::try_from(arguments.blocks()).unwrap();
-        // SAFETY: four buffers of this length, which live until the last event below is done.
+        // SAFETY: the four buffers have this length and live until the last event below is complete.
         unsafe { module.launch(Kernel::Optimizer, blocks, (&raw const arguments).cast(), &stream) }.unwrap();
     }
     let last = stream.record_timed().unwrap();
@@ -165,7 +167,7 @@ fn a_launch_without_blocks_does_nothing_and_a_null_argument_is_refused() {
     // SAFETY: no block reads the arguments.
     let nothing = unsafe { module.launch(Kernel::AddColumns, 0, std::ptr::null(), &stream) };
     assert_eq!(nothing, Ok(()));
-    // SAFETY: the stand-in looks before it reads.
+    // SAFETY: the stand-in checks the pointer before it reads.
     let refused = unsafe { module.launch(Kernel::Optimizer, 1, std::ptr::null(), &stream) };
     let of_launch = matches!(
         refused,

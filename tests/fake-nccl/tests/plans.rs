@@ -1,4 +1,4 @@
-//! Whole steps of plans over communicators that behave as NCCL's: each worker is a thread with communicators of its own.
+//! Whole steps of plans over communicators that behave like NCCL's. Each worker is a thread with its own communicators.
 
 #![expect(
     clippy::unwrap_used,
@@ -22,16 +22,16 @@ use varuna_plan::{
     Shape, Stage, Unit, WorkerId,
 };
 
-/// Micro-batches of the evaluation that each step begins with.
+/// Micro-batches of the evaluation at the beginning of each step.
 const EVALUATION: u32 = 3;
-/// Receives that are posted before they are needed.
+/// Number of receives that are posted before they are needed.
 const AHEAD: usize = 1;
 
 fn later() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// A plan of pipelines of so many workers each, over 8 segments with a tied weight, of 5 micro-batches or whole groups.
+/// A plan with pipelines of these depths, over 8 segments with a tied weight, and with 5 micro-batches or whole groups.
 fn plan(kind: ScheduleKind, depths: &[u64]) -> Plan {
     let mut pipelines: Vec<Pipeline> = Vec::new();
     for depth in depths {
@@ -72,7 +72,7 @@ fn plan(kind: ScheduleKind, depths: &[u64]) -> Plan {
     Plan::first(layout, shape)
 }
 
-/// The number that stands for a message: no two of a step have the same.
+/// A number for each message of a step; all of them differ.
 fn number(direction: Direction, message: Message) -> f32 {
     let direction = if direction == Direction::Activation {
         0.0
@@ -91,7 +91,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Makes the communicators of one worker: of its edges and of its groups, by the ids that all know.
+    /// Creates the communicators of one worker, for its edges and groups, from ids that all workers know.
     fn start(me: WorkerId, context: &Arc<Context>, plan: &Plan, ids: &[UniqueId]) -> Worker {
         let reaper = Reaper::start().unwrap();
         let (edges, groups) = (edges(plan), groups(plan));
@@ -160,7 +160,7 @@ impl Worker {
         issue(vec![operation], later()).unwrap().remove(0)
     }
 
-    /// Runs the tasks: each takes what it needs, which must be what was meant for it, and sends on.
+    /// Runs the tasks. Each task receives its input, checks that it is the right message, and sends its output.
     fn step(&self, plan: &Plan) {
         let (pipeline, own) = plan.shape.stages_of(self.me).unwrap();
         let of = &plan.shape.pipelines[pipeline];
@@ -233,7 +233,7 @@ impl Worker {
         sent.iter().for_each(|s| s.wait(later()).unwrap());
     }
 
-    /// Sums each unit over its holders, each of which adds its own number.
+    /// Sums each unit over its holders. Each holder adds its own number.
     fn reduce(&self, plan: &Plan, reading: &Stream) {
         let mut sums: Vec<(f32, Pending<Arc<DeviceBuffer>>)> = Vec::new();
         for unit in reduction_order(&plan.layout) {

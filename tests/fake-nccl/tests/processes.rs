@@ -1,4 +1,4 @@
-//! Ranks as processes that are killed, hang and fail in the middle of a sum.
+//! Ranks as processes that are killed, hang or fail in the middle of a sum.
 
 #![expect(
     clippy::unwrap_used,
@@ -11,7 +11,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 const REVOKED: &str = "error: the communicator was revoked";
 const HANGS: &str = "error: an operation was not done by its deadline";
 
-/// A process that is one rank of its communicators.
+/// A process for one rank.
 struct Rank {
     child: Child,
     input: ChildStdin,
@@ -40,12 +40,12 @@ impl Rank {
         }
     }
 
-    /// Begins a command.
+    /// Sends a command.
     fn tell(&mut self, line: &str) {
         writeln!(self.input, "{line}").unwrap();
     }
 
-    /// The answer to the command that was begun first.
+    /// The answer to the oldest command that was not answered yet.
     fn hear(&mut self) -> String {
         self.output.next().unwrap().unwrap()
     }
@@ -55,7 +55,7 @@ impl Rank {
         self.hear()
     }
 
-    /// SIGKILL, and nothing of it is left.
+    /// Kills the process with SIGKILL.
     fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -69,12 +69,12 @@ impl Drop for Rank {
     }
 }
 
-/// Processes with these faults.
+/// Starts one process for each fault; none means no fault.
 fn start(folder: &tempfile::TempDir, faults: &[Option<&str>]) -> Vec<Rank> {
     faults.iter().map(|fault| Rank::start(folder, *fault)).collect()
 }
 
-/// Makes a communicator of all of them.
+/// Creates a communicator of all processes.
 fn join(ranks: &mut [Rank], name: &str) {
     let (id, count) = (ranks[0].ask("id"), ranks.len());
     for (i, rank) in ranks.iter_mut().enumerate() {
@@ -83,7 +83,7 @@ fn join(ranks: &mut [Rank], name: &str) {
     assert!(ranks.iter_mut().all(|r| r.hear() == "ok"));
 }
 
-/// Tells all the same and compares the answers.
+/// Sends the same command to all processes and compares their answers.
 fn all(ranks: &mut [Rank], line: &str, expected: &str) {
     ranks.iter_mut().for_each(|r| r.tell(line));
     let answers: Vec<String> = ranks.iter_mut().map(Rank::hear).collect();
@@ -93,14 +93,14 @@ fn all(ranks: &mut [Rank], line: &str, expected: &str) {
 #[test]
 fn survivors_of_a_kill_in_the_middle_of_a_sum_revoke_and_go_on_with_a_new_communicator() {
     let folder = tempfile::tempdir().unwrap();
-    // The third hangs in its second sum, so that the others are in the middle of theirs when it is killed.
+    // The third process hangs in its second sum, so that the others are in the middle of theirs when it is killed.
     let mut ranks = start(&folder, &[None, None, Some("hang:2")]);
     join(&mut ranks, "old");
     all(&mut ranks, "sum first old 1", "ok");
     all(&mut ranks, "wait first 20000", "ok");
     all(&mut ranks, "sum second old 2", "ok");
     ranks.pop().unwrap().kill();
-    // As with NCCL, nothing tells them: they hang until they are fenced.
+    // As with NCCL, they get no notice: they hang until they are fenced.
     all(&mut ranks, "wait second 200", HANGS);
     all(&mut ranks, "revoke old", "ok");
     all(&mut ranks, "wait second 20000", REVOKED);

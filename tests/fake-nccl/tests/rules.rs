@@ -1,4 +1,4 @@
-//! The rules of communicators, streams and events, over the fake libraries: all ranks in one process.
+//! The rules of communicators, streams and events, with the fake libraries and all ranks in one process.
 
 #![expect(
     clippy::unwrap_used,
@@ -26,7 +26,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_millis(100)
 }
 
-/// A device and what belongs to it.
+/// A device, with its context and reaper.
 struct Device {
     context: Arc<Context>,
     reaper: Arc<Reaper>,
@@ -34,7 +34,7 @@ struct Device {
 
 impl Device {
     fn open() -> Device {
-        // Beside this test's own program.
+        // The library is in the folder of this test's program.
         let programs = std::env::current_exe().unwrap();
         let library = programs.with_file_name("libvaruna_fake_nccl.so");
         let libraries = Libraries::load_from(&library).unwrap();
@@ -57,7 +57,8 @@ impl Device {
         .unwrap()
     }
 
-    /// The ranks of a new communicator, each of which has had a message from each other one: from then on one thread may issue for all.
+    /// The ranks of a new communicator in which each rank has received a message from each other rank. After that, one thread may issue for
+    /// all ranks.
     fn connected(&self, ranks: u32) -> Vec<Communicator> {
         let all = self.ranks(ranks);
         let exchange = |own: &Communicator| {
@@ -86,13 +87,13 @@ impl Device {
         Stream::new(&self.context).unwrap()
     }
 
-    /// Memory of the device that the stream fills with these bytes; it may not have done so yet.
+    /// Device memory that the stream fills with these bytes, possibly only after this call.
     fn put(&self, bytes: &[u8], stream: &Stream) -> Memory {
         let mut pinned = Pinned::new(&self.context, bytes.len()).unwrap();
         pinned.as_mut_slice().copy_from_slice(bytes);
         let memory = Arc::new(DeviceBuffer::new(&self.context, bytes.len()).unwrap());
         let copy = pinned.copy_to(Arc::clone(&memory), stream).unwrap();
-        // The device goes on with it; its memory is given up, which a test can afford.
+        // The device still uses the memory, so it is leaked.
         drop(copy);
         memory
     }
@@ -136,7 +137,7 @@ fn begin(
     issue(vec![operation], later()).unwrap().remove(0)
 }
 
-/// A sum of these ranks. The first one begins when all have come to it, so each has a thread of its own.
+/// A sum over these ranks. The first sum begins when all ranks have called it, so each rank has a thread of its own.
 fn sum_of(element: Element, ranks: &[(&Communicator, &Memory, &Stream)]) -> Vec<Pending<Memory>> {
     std::thread::scope(|scope| {
         let begun = ranks.iter().map(|(communicator, memory, stream)| {
@@ -233,7 +234,7 @@ fn who_forgets_to_wait_for_an_event_sums_what_was_there_before() {
     let run = |waits: bool| {
         let own = device.put(&bytes(&[1.0; 64]), &communication);
         let theirs = device.put(&bytes(&[2.0; 64]), &other);
-        // What renews it stands behind a message that is sent later.
+        // The buffer is overwritten by work that comes after a later message.
         let message = Arc::new(DeviceBuffer::new(&device.context, 4).unwrap());
         let receive = Action::Receive { from: 0 };
         let shut = begin(&gate[1], receive, &message, Element::Float32, &compute);
@@ -305,7 +306,8 @@ fn counts_that_differ_are_an_error_on_both_sides_and_revoking_ends_it() {
     assert!(send.release(later()).is_some() && take.release(later()).is_some());
 }
 
-/// The beginning of 1F1B between two stages: the first sends two activations before it takes a gradient, the second answers each.
+/// The beginning of 1F1B between two stages: the first stage sends two activations before it receives a gradient; the second answers each
+/// activation with a gradient.
 fn one_forward_one_backward(
     device: &Device,
     down: &[Communicator],
@@ -413,7 +415,7 @@ fn what_was_done_before_a_revoke_stays_done_and_nothing_else_is() {
         second.release(later()).is_some(),
         "the device lets go of its memory"
     );
-    // The stream goes on, and the memory of what was lost holds anything but a sum.
+    // The stream continues, and the memory of the lost operation has undefined content, but not a sum.
     assert_eq!(device.get(&memory[0], &streams[0]), bytes(&[3.0; 8]));
     assert_eq!(device.get(&alone, &streams[0]), vec![0xff; 32]);
     let refused = issue(
@@ -447,7 +449,7 @@ fn a_first_message_waits_for_its_receiver_before_it_is_in_a_stream() {
         element: Element::Float32,
         stream: &out,
     };
-    // Nobody receives: the sender's communicator is revoked, and its memory is free again.
+    // No rank receives: the sender's communicator is revoked, and its memory is free again.
     let late = issue(vec![operation], soon()).unwrap().remove(0);
     let what = "the connection of two ranks";
     assert_eq!(late.is_done(), Err(NcclError::Deadline { what }));
@@ -466,7 +468,8 @@ fn a_first_message_waits_for_its_receiver_before_it_is_in_a_stream() {
 fn memory_that_was_released_is_the_callers_even_if_the_revoke_came_while_ranks_connected() {
     let device = Device::open();
     let mut met = 0;
-    // Whether the revoke comes before the operation or while its ranks connect is for the machine to say: until it was the latter.
+    // It depends on timing whether the revoke comes before the operation or while its ranks connect. This repeats until the latter has
+    // happened.
     for _ in 0..200 {
         let (ranks, stream) = (device.ranks(2), device.stream());
         let memory = device.put(&bytes(&[1.5; 8]), &stream);
@@ -577,7 +580,7 @@ fn a_driver_is_used_without_nccl_and_who_needs_nccl_learns_what_is_wrong_with_it
     let absent = open("libvaruna-absent.so.2");
     let expected = "NCCL is not here; tried libvaruna-absent.so.2 (";
     assert!(why(&absent).starts_with(expected), "{}", why(&absent));
-    // The C library is on every machine, and lacks what an NCCL that is too old lacks.
+    // The C library exists on every machine and lacks these functions, like an NCCL that is too old.
     let expected = "NCCL (libc.so.6) has no function ncclGetUniqueId; NCCL 2.28.9 or later is needed";
     assert_eq!(why(&open("libc.so.6")), expected);
     let context = Context::open(&absent, 0).unwrap();

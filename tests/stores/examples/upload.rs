@@ -1,6 +1,6 @@
-//! Part of `make bench-checkpoint`: uploads to a MinIO on this machine as workers make them, against plain puts of the same bytes.
+//! Part of `make bench-checkpoint`: compares uploads to a MinIO on this machine, as workers make them, with plain puts of the same bytes.
 //!
-//! Prints one line for each round: seconds of a checkpoint (encoding, digests and manifest included), seconds of the plain puts.
+//! Prints one line for each round: the seconds of a checkpoint (with encoding, digests and manifest), and the seconds of the plain puts.
 
 #![expect(clippy::expect_used, reason = "a benchmark that cannot be set up has failed")]
 
@@ -12,9 +12,9 @@ use varuna_checkpoint::{RateLimit, Store};
 use varuna_plan::Unit;
 use varuna_store_tests::{LAYOUT, facts, minio, shard, state};
 
-/// A shard of 24 MiB: GPT-2 large's blocks are of that order.
+/// Elements of a shard of 24 MiB, about the size of a block of GPT-2 large.
 const ELEMENTS: usize = 2 << 20;
-/// As many as a worker has on their way.
+/// Number of concurrent uploads, as in a worker.
 const UPLOADS: usize = 2;
 const SHARDS: u64 = 4;
 

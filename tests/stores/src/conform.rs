@@ -1,4 +1,4 @@
-//! What every store must do.
+//! Checks that a store does everything that checkpoints need.
 
 use varuna_checkpoint::{
     CheckpointError, Claim, Facts, LeaseState, Location, Manifest, RateLimit, Retention, Shard, ShardTensor,
@@ -7,12 +7,12 @@ use varuna_checkpoint::{
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, Layout, StateId, Step, Unit};
 
-/// A small model's.
+/// The layout of a small model.
 pub const LAYOUT: Layout = Layout::new(3, true);
-/// Elements of the large shard: larger than one part of an upload.
+/// Elements of the large shard, which is larger than one part of an upload.
 const LARGE: usize = 2 << 20;
 
-/// A state after so many steps.
+/// A state after this many steps.
 #[must_use]
 pub fn state(step: u64) -> StateId {
     StateId {
@@ -22,7 +22,7 @@ pub fn state(step: u64) -> StateId {
     }
 }
 
-/// A job's.
+/// The facts of a job.
 #[must_use]
 pub fn facts() -> Facts {
     Facts {
@@ -36,7 +36,7 @@ pub fn facts() -> Facts {
     }
 }
 
-/// A shard with one tensor of so many elements.
+/// A shard with one tensor of this many elements.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "any values do")]
 pub fn shard(id: StateId, unit: Unit, elements: usize) -> Shard {
@@ -57,10 +57,10 @@ pub fn shard(id: StateId, unit: Unit, elements: usize) -> Shard {
     }
 }
 
-/// Makes a whole checkpoint; its first unit has so many elements.
+/// Saves a whole checkpoint. Its first unit has this many elements.
 ///
 /// # Panics
-/// When the store fails, or the checkpoint is complete before its last shard.
+/// The store fails, or the checkpoint is complete before its last shard.
 pub async fn save(store: &Store, id: StateId, elements: usize) {
     for unit in LAYOUT.all_units() {
         let complete = store.complete(id).await.expect("a store that answers");
@@ -77,10 +77,10 @@ pub async fn save(store: &Store, id: StateId, elements: usize) {
     assert!(store.complete(id).await.expect("a store that takes a manifest"));
 }
 
-/// Puts a place that is empty through everything that checkpoints need.
+/// Tries everything that checkpoints need in an empty location.
 ///
 /// # Panics
-/// When the store does something else.
+/// The store behaves differently.
 pub async fn conforms(place: Location) {
     let store = Store::new(place, LAYOUT, facts());
     belongs_to_one_run(&store).await;
@@ -105,11 +105,11 @@ pub async fn conforms(place: Location) {
         assert_eq!(read.expect("a sound shard"), shard(state(20), unit, elements));
         assert!(pieces > 0);
     }
-    keeps_house(&store).await;
+    deletes_what_is_no_longer_needed(&store).await;
 }
 
-/// A manifest is created once, whoever tries; what is damaged, late or old goes when its time has come.
-async fn keeps_house(store: &Store) {
+/// A manifest is created only once, even if several processes try. Damaged, late and old files are deleted in time.
+async fn deletes_what_is_no_longer_needed(store: &Store) {
     store
         .location()
         .mark_damaged(state(20), "for the test")
@@ -117,7 +117,7 @@ async fn keeps_house(store: &Store) {
         .expect("a mark");
     let listed = store.location().list().await.expect("a list");
     assert!(listed[1].marked_damaged && !listed[1].is_usable());
-    // A zombie's late upload of a state that was never completed.
+    // A late upload, by a worker that is thought dead, of a state that was never completed.
     let late = shard(state(5), Unit(0), 10).encode().expect("a shard");
     let put = store
         .put_shard(state(5), Unit(0), late, &RateLimit::default())
@@ -141,7 +141,7 @@ async fn keeps_house(store: &Store) {
     is_put_again(store, state(30), state(10)).await;
 }
 
-/// What was found damaged can be deleted and put again; what is sound stays, whoever wants it deleted.
+/// A shard that was found damaged can be deleted and put again. A valid one cannot be deleted.
 async fn is_put_again(store: &Store, damaged: StateId, sound: StateId) {
     let place = store.location();
     place.mark_damaged(damaged, "for the test").await.expect("a mark");
@@ -166,7 +166,7 @@ fn claim(run: &str) -> Claim {
 async fn belongs_to_one_run(store: &Store) {
     let place = store.location();
     let alive = |_: &Claim| false;
-    // Of several that come at once, one.
+    // If several runs claim the location at the same time, one of them gets it.
     let many = ["a", "b", "c"].map(|run| place.claim(claim(run), alive));
     let many = futures::future::join_all(many).await;
     let mut owners: Vec<_> = many.into_iter().filter_map(Result::ok).collect();
@@ -178,14 +178,14 @@ async fn belongs_to_one_run(store: &Store) {
         "{refused:?}"
     );
     assert_eq!(first.renew().await.expect("an answer"), LeaseState::Owner);
-    // Its process has ended for certain.
+    // Its process has certainly ended.
     let second = place
         .claim(claim("second"), |_| true)
         .await
         .expect("a free place");
     let standing = first.renew().await.expect("an answer");
     assert_eq!(standing, LeaseState::Taken("second".to_owned()));
-    // The same run after a restart.
+    // The same run claims it again after a restart.
     let restarted = place.claim(claim("second"), alive).await.expect("its own place");
     assert_eq!(second.renew().await.expect("an answer"), LeaseState::Succeeded);
     restarted.release().await.expect("an answer");
@@ -194,10 +194,10 @@ async fn belongs_to_one_run(store: &Store) {
         .await
         .expect("a place that was given up");
     third.release().await.expect("an answer");
-    // Nobody has it now, but somebody had.
+    // At present no run owns the location, but one did before.
     let standing = first.renew().await.expect("an answer");
     assert_eq!(standing, LeaseState::Taken("third".to_owned()));
-    // Who slept through all that finds that the place is another's.
+    // A run that was suspended all this time finds that the location belongs to another one.
     let fourth = place.claim(claim("fourth"), alive).await.expect("a free place");
     for slept in [&first, &restarted, &third] {
         let standing = slept.renew().await.expect("an answer");

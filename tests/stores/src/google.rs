@@ -1,6 +1,6 @@
-//! Google's XML interface before a fake-gcs-server, which knows the JSON interface alone (it answers 400 to an XML upload).
+//! Google's XML interface in front of a fake-gcs-server, which has only the JSON interface (it answers 400 to an XML upload).
 //!
-//! It translates what `object_store` says and keeps nothing but the parts of uploads under way.
+//! It translates the requests of `object_store`, and stores only the parts of uploads in progress.
 
 use crate::loopback::address;
 use axum::Router;
@@ -13,7 +13,7 @@ use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
 #[derive(Clone)]
-struct Front {
+struct Translator {
     behind: String,
     client: reqwest::Client,
     parts: Arc<Mutex<HashMap<String, BTreeMap<u32, Bytes>>>>,
@@ -21,13 +21,13 @@ struct Front {
 
 type Words = Query<HashMap<String, String>>;
 
-/// Starts it; the address where it answers.
-pub(crate) async fn front(behind: String) -> (String, tokio::task::JoinHandle<()>) {
+/// Starts it, and returns its address.
+pub(crate) async fn start(behind: String) -> (String, tokio::task::JoinHandle<()>) {
     let listener = tokio::net::TcpListener::bind(format!("{}:0", address()))
         .await
         .expect("a free port");
     let endpoint = format!("http://{}", listener.local_addr().expect("a bound socket"));
-    let state = Front {
+    let state = Translator {
         behind,
         client: reqwest::Client::new(),
         parts: Arc::default(),
@@ -43,7 +43,7 @@ pub(crate) async fn front(behind: String) -> (String, tokio::task::JoinHandle<()
     (endpoint, serving)
 }
 
-/// A name as one part of a path.
+/// A name, escaped for use as one part of a path.
 fn escaped(name: &str) -> String {
     let mut out = String::new();
     for byte in name.bytes() {
@@ -60,14 +60,18 @@ fn failed(error: &reqwest::Error) -> Response {
     (StatusCode::BAD_GATEWAY, error.to_string()).into_response()
 }
 
-async fn list(State(front): State<Front>, Path(bucket): Path<String>, Query(words): Words) -> Response {
+async fn list(
+    State(translator): State<Translator>,
+    Path(bucket): Path<String>,
+    Query(words): Words,
+) -> Response {
     let prefix = words.get("prefix").map_or("", String::as_str);
     let url = format!(
         "{}/storage/v1/b/{bucket}/o?prefix={}",
-        front.behind,
+        translator.behind,
         escaped(prefix)
     );
-    let answer = match front.client.get(url).send().await {
+    let answer = match translator.client.get(url).send().await {
         Ok(answer) => answer.text().await.unwrap_or_default(),
         Err(error) => return failed(&error),
     };
@@ -89,7 +93,7 @@ async fn list(State(front): State<Front>, Path(bucket): Path<String>, Query(word
 }
 
 async fn object(
-    State(front): State<Front>,
+    State(translator): State<Translator>,
     method: Method,
     Path((bucket, name)): Path<(String, String)>,
     Query(words): Words,
@@ -99,7 +103,7 @@ async fn object(
     if let Some(part) = words.get("partNumber") {
         let upload = words.get("uploadId").cloned().unwrap_or_default();
         let number = part.parse().unwrap_or(0);
-        let mut parts = front.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut parts = translator.parts.lock().unwrap_or_else(PoisonError::into_inner);
         parts.entry(upload).or_default().insert(number, body);
         return [(header::ETAG, format!("\"{number}\""))].into_response();
     }
@@ -112,7 +116,7 @@ async fn object(
             xml.into_response()
         }
         (Method::POST, Some(upload)) => {
-            let parts = front
+            let parts = translator
                 .parts
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -122,19 +126,19 @@ async fn object(
                 .flat_map(BTreeMap::into_values)
                 .flatten()
                 .collect();
-            let stored = front.put(&bucket, &name, &headers, whole.into()).await;
+            let stored = translator.put(&bucket, &name, &headers, whole.into()).await;
             if stored.status().is_success() {
                 return "<CompleteMultipartUploadResult><ETag>\"1\"</ETag></CompleteMultipartUploadResult>"
                     .into_response();
             }
             stored
         }
-        (Method::PUT, _) => front.put(&bucket, &name, &headers, body).await,
-        (method, _) => front.pass(method, &bucket, &name, &headers).await,
+        (Method::PUT, _) => translator.put(&bucket, &name, &headers, body).await,
+        (method, _) => translator.pass(method, &bucket, &name, &headers).await,
     }
 }
 
-impl Front {
+impl Translator {
     async fn put(&self, bucket: &str, name: &str, headers: &HeaderMap, body: Bytes) -> Response {
         let condition = headers
             .get("x-goog-if-generation-match")
@@ -162,7 +166,7 @@ impl Front {
         }
     }
 
-    /// GET and HEAD of the content, DELETE.
+    /// GET and HEAD of the content, and DELETE.
     async fn pass(&self, method: Method, bucket: &str, name: &str, headers: &HeaderMap) -> Response {
         let url = format!("{}/storage/v1/b/{bucket}/o/{}", self.behind, escaped(name));
         if method == Method::DELETE {
@@ -210,7 +214,7 @@ impl Front {
     }
 }
 
-/// `2026-11-21T13:00:00.123Z` as `Sat, 21 Nov 2026 13:00:00 GMT`.
+/// Converts a time such as `2026-11-21T13:00:00.123Z` into the form `Sat, 21 Nov 2026 13:00:00 GMT`.
 fn http_date(time: &str) -> String {
     chrono::DateTime::parse_from_rfc3339(time)
         .map(|t| {

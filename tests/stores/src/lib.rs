@@ -1,16 +1,16 @@
-//! Real blob stores on loopback for tests, a front that makes them fail, and what every store must do.
+//! Real blob stores on loopback addresses for tests, a proxy that makes them fail, and checks that every store must pass.
 //!
-//! The servers are programs that `scripts/setup-stores.sh` provides. Each has a loopback address of its own, so that no port
-//! is fought over, and ends with its test.
+//! The servers are programs that `scripts/setup-stores.sh` provides. Each has a loopback address of its own, so that ports do not conflict,
+//! and ends with its test.
 
 #![expect(clippy::expect_used, reason = "a test that cannot be set up has failed")]
 
 mod conform;
-mod front;
+mod faulty_proxy;
 mod google;
 mod loopback;
 mod server;
 
 pub use conform::{LAYOUT, conforms, facts, save, shard, state};
-pub use front::{Answer, Front};
+pub use faulty_proxy::{Answer, FaultyProxy};
 pub use server::{Server, azurite, google, minio};

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A loopback address that nobody else uses: of this process and this call.
+/// A loopback address that no other process and no other call gets.
 pub(crate) fn address() -> String {
     static CALLS: AtomicU32 = AtomicU32::new(1);
     let [_, _, high, low] = std::process::id().to_be_bytes();

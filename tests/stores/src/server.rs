@@ -1,4 +1,4 @@
-//! The servers: started on an address of their own, ready when they answer, killed when dropped.
+//! The servers: each starts at an address of its own, is ready when it answers, and is killed when dropped.
 
 use crate::loopback::address;
 use base64::Engine;
@@ -13,7 +13,7 @@ use varuna_checkpoint::Location;
 const PATIENCE: Duration = Duration::from_secs(60);
 const GLANCE: Duration = Duration::from_millis(20);
 const BUCKET: &str = "bucket";
-/// The account that every Azurite has; its key is published.
+/// The account that every Azurite has. Its key is public.
 const AZURE_ACCOUNT: &str = "devstoreaccount1";
 const AZURE_KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
@@ -22,20 +22,20 @@ const AZURE_KEY: &str =
 pub struct Server {
     child: Child,
     folder: TempDir,
-    /// `http://address:port`.
+    /// URL of the server: `http://address:port`.
     pub endpoint: String,
-    /// Of the bucket.
+    /// URI of the bucket.
     pub uri: String,
-    /// What `object_store` must be told, as the environment variables that users set.
+    /// The settings of `object_store`, as the environment variables that users set.
     pub settings: Vec<(String, String)>,
-    front: Option<tokio::task::JoinHandle<()>>,
+    translator: Option<tokio::task::JoinHandle<()>>,
 }
 
 impl Server {
-    /// The bucket, or a folder in it.
+    /// A location: the bucket, or a folder in it.
     ///
     /// # Panics
-    /// When the settings are not understood.
+    /// The settings are not valid.
     #[must_use]
     pub fn place(&self, folder: &str) -> Location {
         let settings = self
@@ -45,10 +45,10 @@ impl Server {
         Location::open_with(&format!("{}/{folder}", self.uri), settings).expect("a valid place")
     }
 
-    /// Puts the files of a dataset into a folder of the bucket; returns the dataset's URL.
+    /// Uploads the files of a dataset to a folder of the bucket. Returns the dataset's URL.
     ///
     /// # Panics
-    /// When a file cannot be read, or the store fails.
+    /// A file cannot be read, or the store fails.
     pub async fn upload_dataset(&self, prefix: &Path, folder: &str) -> String {
         let settings = self
             .settings
@@ -65,7 +65,7 @@ impl Server {
         format!("{}/{folder}/data", self.uri)
     }
 
-    /// The settings with another endpoint, such as that of a [`crate::Front`].
+    /// The settings with another endpoint, such as that of a [`crate::FaultyProxy`].
     #[must_use]
     pub fn settings_by(&self, endpoint: &str) -> Vec<(String, String)> {
         let through = |v: &String| v.replace(&self.endpoint, endpoint);
@@ -80,8 +80,8 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        if let Some(front) = &self.front {
-            front.abort();
+        if let Some(translator) = &self.translator {
+            translator.abort();
         }
     }
 }
@@ -99,7 +99,7 @@ fn program(name: &str) -> PathBuf {
     path
 }
 
-/// Waits until something answers there, whatever it says.
+/// Waits until a server answers at this URL, with any status.
 async fn ready(url: &str, server: &mut Server) {
     let start = Instant::now();
     while reqwest::get(url).await.is_err() {
@@ -112,7 +112,7 @@ async fn ready(url: &str, server: &mut Server) {
     }
 }
 
-/// Where a server's output goes.
+/// The file with the output of a server.
 fn log_of(folder: &TempDir) -> PathBuf {
     folder.path().join("log")
 }
@@ -137,10 +137,10 @@ fn pairs(settings: &[(&str, &str)]) -> Vec<(String, String)> {
 /// S3: a `MinIO`.
 ///
 /// # Panics
-/// When it does not start.
+/// It does not start.
 pub async fn minio() -> Server {
     let folder = TempDir::new().expect("a temporary folder");
-    // A folder in its root is a bucket.
+    // MinIO treats a folder in its root as a bucket.
     std::fs::create_dir_all(folder.path().join("data").join(BUCKET)).expect("a writable folder");
     let address = format!("{}:9000", address());
     let child = start(
@@ -156,7 +156,7 @@ pub async fn minio() -> Server {
     );
     let endpoint = format!("http://{address}");
     let health = format!("{endpoint}/minio/health/ready");
-    // From here on it ends with this, whatever fails.
+    // From here on the process is killed when this is dropped, whatever fails.
     let mut server = Server {
         child,
         folder,
@@ -169,7 +169,7 @@ pub async fn minio() -> Server {
             ("AWS_ALLOW_HTTP", "true"),
         ]),
         endpoint,
-        front: None,
+        translator: None,
     };
     ready(&health, &mut server).await;
     server
@@ -178,7 +178,7 @@ pub async fn minio() -> Server {
 /// Azure: an Azurite.
 ///
 /// # Panics
-/// When it does not start.
+/// It does not start.
 pub async fn azurite() -> Server {
     let folder = TempDir::new().expect("a temporary folder");
     std::fs::create_dir(folder.path().join("data")).expect("a writable folder");
@@ -211,14 +211,14 @@ pub async fn azurite() -> Server {
             ("AZURE_ALLOW_HTTP", "true"),
         ]),
         endpoint,
-        front: None,
+        translator: None,
     };
     ready(&root, &mut server).await;
     make_container(&server.endpoint).await;
     server
 }
 
-/// A container is made by an administrator; here with the account's key (Azure's "Shared Key" scheme).
+/// An administrator would create the container; here it is created with the account's key (Azure's "Shared Key" scheme).
 async fn make_container(endpoint: &str) {
     let (version, date) = ("2021-12-02", "Sat, 21 Nov 2026 12:00:00 GMT");
     let words = format!(
@@ -247,7 +247,7 @@ async fn make_container(endpoint: &str) {
 /// Google: a fake-gcs-server behind [`crate::google`].
 ///
 /// # Panics
-/// When it does not start.
+/// It does not start.
 pub async fn google() -> Server {
     let folder = TempDir::new().expect("a temporary folder");
     let host = address();
@@ -266,7 +266,7 @@ pub async fn google() -> Server {
         uri: format!("gs://{BUCKET}"),
         settings: Vec::new(),
         endpoint: String::new(),
-        front: None,
+        translator: None,
     };
     ready(&format!("{behind}/storage/v1/b"), &mut server).await;
     let bucket = serde_json::json!({ "name": BUCKET }).to_string();
@@ -277,7 +277,7 @@ pub async fn google() -> Server {
         .send()
         .await;
     assert!(made.expect("an answer").status().is_success());
-    let (endpoint, front) = crate::google::front(behind).await;
+    let (endpoint, translator) = crate::google::start(behind).await;
     let account = serde_json::json!({
         "gcs_base_url": endpoint, "disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": "",
     });
@@ -286,6 +286,6 @@ pub async fn google() -> Server {
         ("GOOGLE_ALLOW_HTTP", "true"),
     ]);
     server.endpoint = endpoint;
-    server.front = Some(front);
+    server.translator = Some(translator);
     server
 }

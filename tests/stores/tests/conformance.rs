@@ -1,4 +1,4 @@
-//! Every store does what checkpoints need: in memory, in a folder, and on real servers.
+//! Every store supports what checkpoints need: in memory, in a folder, and on real servers.
 
 use object_store::memory::InMemory;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What is damaged, of another model or of a newer format is refused by name.
+//! Shards that are damaged, belong to another model or have a newer format are refused, and the error names them.
 
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
@@ -7,7 +7,7 @@ use varuna_checkpoint::{CheckpointError, Location, RateLimit, Store, folder_name
 use varuna_plan::Unit;
 use varuna_store_tests::{LAYOUT, facts, save, shard, state as id};
 
-/// A store with one complete checkpoint, and the store behind it.
+/// A store with one complete checkpoint, and the memory in which it is stored.
 async fn one() -> (Store, Arc<InMemory>) {
     let inner = Arc::new(InMemory::new());
     let store = Store::new(Location::over(inner.clone()), LAYOUT, facts());
@@ -62,7 +62,7 @@ async fn a_shard_that_is_cut_short_or_missing_or_anothers_makes_the_checkpoint_u
         error.contains("segment-001.safetensors: it is missing"),
         "{error}"
     );
-    // Of the same length, but of another unit.
+    // A file of the same length, but of another unit.
     inner
         .put(&file, shard(id(10), Unit(2), 50).encode().unwrap().into())
         .await

@@ -1,19 +1,19 @@
-//! Whether a recovery that gave up committed steps had to.
+//! Whether a recovery that gave up committed steps had a reason for that.
 
 use super::{Evidence, Life, Problem, Verdict, protocol};
 use varuna_plan::{Generation, WorkerId};
 use varuna_protocol::coordinator::Event;
 
-/// A stream that was disturbed comes back this long after the end of the fault: its worker may count as silent until then.
+/// Time that a stream may need to come back after the end of a fault. Until then its worker may be silent.
 const BACK_MS: u64 = 6_000;
-/// A recovery of which no fence was logged began no longer before its end.
+/// If no fence was logged for a recovery, it began at most this long before its end.
 const UNKNOWN_BEGIN_MS: u64 = 40_000;
 
-/// A recovery goes back behind a committed step only where all holders of some unit had ended or could not answer.
+/// A recovery goes back before a committed step only if all holders of some unit had ended or could not answer.
 pub(super) fn judge(evidence: &Evidence, verdict: &mut Verdict) {
     let mut running = Generation(0);
     let mut fenced: Option<u64> = None;
-    // Commits before this time are of a history that was given up, or are known to be in the base.
+    // Commits before this time belong to a history that was given up, or are known to be part of the base.
     let mut since = 0;
     for (time, event) in protocol(evidence) {
         match event {
@@ -56,7 +56,7 @@ pub(super) fn judge(evidence: &Evidence, verdict: &mut Verdict) {
     }
 }
 
-/// The last step that somebody committed in this time, and the generation that ran the last published one.
+/// The last step that a worker committed in this period, and the generation that ran the last published step.
 fn reached(evidence: &Evidence, from: u64, to: u64) -> (u64, Generation) {
     let within = |time: u64| from < time && time <= to;
     let published = evidence.published.iter().filter(|m| within(m.time_ms));
@@ -66,7 +66,7 @@ fn reached(evidence: &Evidence, from: u64, to: u64) -> (u64, Generation) {
     (steps.max().unwrap_or(0), ran_by)
 }
 
-/// Whether each unit had a holder under this plan that lived and could answer during the whole time.
+/// Whether each unit had a holder under this plan that was alive and could answer during the whole period.
 fn all_lived(evidence: &Evidence, generation: Generation, (from, to): (u64, u64)) -> bool {
     let lived = |worker: &WorkerId| {
         let life = evidence.lives.iter().find(|l| l.worker == Some(*worker));

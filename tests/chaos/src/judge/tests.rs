@@ -58,7 +58,7 @@ fn undisturbed() -> Vec<Metric> {
     (1..=4).map(|step| metric(1, step, 0)).collect()
 }
 
-/// Two workers with a stage each train four steps; nothing happens.
+/// Two workers with one stage each train four steps, without faults.
 fn quiet() -> Evidence {
     let life = |worker| Life {
         worker: Some(worker),
@@ -90,7 +90,7 @@ fn quiet() -> Evidence {
     }
 }
 
-/// As `quiet`, but the second plan goes back from step 3 to step 1; B ends at some time, or lives.
+/// Like `quiet`, but the second plan goes back from step 3 to step 1. B ends at this time, or stays alive.
 fn rolled_back(b_ends: Option<u64>) -> Evidence {
     let mut evidence = quiet();
     evidence.events.push(event(

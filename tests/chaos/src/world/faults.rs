@@ -1,4 +1,4 @@
-//! Faults: how each begins, and how what it took away is given back.
+//! How each fault begins, and how it is undone.
 
 use super::{Ending, World};
 use crate::disk::SmallDisk;
@@ -16,11 +16,11 @@ use varuna_plan::WorkerId;
 use varuna_run_folder::now_ms;
 
 impl World {
-    /// The number of the worker that a victim stands for now.
+    /// The number of the worker that a victim stands for at present.
     fn number(&self, victim: Victim) -> u32 {
         let count = u32::try_from(self.workers.len()).unwrap_or(u32::MAX).max(1);
         let worker = self.workers.get((victim.0 % count) as usize);
-        // Without workers nobody is meant.
+        // Without workers there is no victim.
         worker.map_or(u32::MAX, |w| w.number)
     }
 
@@ -38,7 +38,7 @@ impl World {
         self.lives.get_mut(&number)
     }
 
-    /// Begins a fault, known by `name` until its end. Returns the workers that it is about.
+    /// Begins a fault with the number `name`. Returns the workers that it affects.
     ///
     /// # Errors
     /// It cannot be injected.
@@ -98,7 +98,7 @@ impl World {
     /// Ends a fault.
     ///
     /// # Errors
-    /// What it took away cannot be given back.
+    /// The fault cannot be undone.
     pub fn end(&mut self, name: usize) -> Result<()> {
         match self.endings.remove(&name) {
             Some(Ending::Replace(count)) => self.missing -= count,
@@ -139,16 +139,16 @@ impl World {
         Ok(())
     }
 
-    /// Ends all faults that are under way.
+    /// Ends all faults in progress.
     ///
     /// # Errors
-    /// As [`World::end`].
+    /// As for [`World::end`].
     pub fn end_all(&mut self) -> Result<()> {
         let names: Vec<usize> = self.endings.keys().copied().collect();
         names.into_iter().try_for_each(|name| self.end(name))
     }
 
-    /// The workers that are killed: in the place of the last holder of a unit another one, or nobody, unless `reckless`.
+    /// The workers to kill. Instead of the last holder of a unit, another worker is killed, or none, unless `reckless`.
     fn victims(&self, victims: &[Victim], reckless: bool) -> Vec<u32> {
         let healthy = |w: &&Worker| {
             let life = self.lives.get(&w.number);
@@ -181,7 +181,7 @@ impl World {
             }
             self.send(*number, Signal::SIGKILL);
         }
-        // Dropped, each is waited for.
+        // Dropping a worker waits for the end of its process.
         self.workers.retain(|w| !numbers.contains(&w.number));
         let killed = before - self.workers.len();
         self.kills[0] += killed as u64;
@@ -213,7 +213,7 @@ impl World {
         self.send(number, Signal::SIGTERM);
     }
 
-    /// Disturbs a part of the network. Returns the workers that the coordinator may not hear because of it.
+    /// Disturbs a part of the network. Returns the workers from which the coordinator may receive nothing because of it.
     fn disturb(&mut self, name: usize, part: Part, condition: Condition) -> Vec<u32> {
         let number = |victim| self.number(victim);
         self.links.disturb(name, rules(part, condition, number));
@@ -236,7 +236,7 @@ impl World {
 
     fn recover(&mut self, numbers: &[u32]) {
         for number in numbers {
-            // Where several faults overlap, the first end closes the last of them: an impairment may look shorter, not gone.
+            // If several faults overlap, the first end closes the last period: a period may look shorter, but is not lost.
             let open = self
                 .life(*number)
                 .and_then(|l| l.impaired_ms.iter_mut().find(|i| i.1 == u64::MAX));
@@ -257,7 +257,7 @@ impl World {
         let pages = std::fs::read_to_string(format!("/proc/{id}/statm")).unwrap_or_default();
         let pages: Option<u64> = pages.split(' ').next().and_then(|p| p.parse().ok());
         if let Some(pages) = pages {
-            // What it has it keeps; it gets nothing more.
+            // The process keeps its memory but can allocate no more.
             self.limit_memory(number, &(pages * 4096).to_string());
         }
     }
@@ -265,7 +265,7 @@ impl World {
     fn limit_memory(&self, number: u32, limit: &str) {
         if let Some(worker) = self.worker(number) {
             let (pid, limit) = (worker.child.id().to_string(), format!("--as={limit}:unlimited"));
-            // Without the program this fault does nothing.
+            // Without the program `prlimit`, this fault has no effect.
             let _ = Command::new("prlimit").args(["--pid", &pid, &limit]).status();
         }
     }
@@ -274,7 +274,7 @@ impl World {
         self.parts.store.with_extension("away")
     }
 
-    /// A file in the place of its folder: every request fails.
+    /// Replaces the store's folder with a file, so that every request fails.
     fn take_store_away(&self) -> Result<()> {
         let store = &self.parts.store;
         std::fs::rename(store, self.away()).context("cannot take the store away")?;

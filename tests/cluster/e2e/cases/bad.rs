@@ -8,7 +8,7 @@ use kube::api::{DynamicObject, PostParams};
 use serde_json::{Value, json};
 use varuna_cluster_tests::{eventually, jobs};
 
-/// What is wrong with the job, the condition and its reason, and a part of its message.
+/// The defect of the job, the condition and its reason, and a part of its message.
 type Bad = (&'static str, &'static str, &'static str, &'static str);
 
 const BAD: [Bad; 5] = [
@@ -70,9 +70,9 @@ impl CaseRun<'_> {
             let document: DynamicObject = serde_json::from_value(self.bad(what))?;
             api.create(&PostParams::default(), &document).await?;
         }
-        let (names, other) = (self.names().await?, self.second_on_one_place().await?);
+        let (names, other) = (self.names().await?, self.second_at_same_location().await?);
         let result = self.all_say_what_is_wrong(&names, &other).await;
-        // Whatever came of it: the cases after this one need the GPUs and the processors.
+        // Deleted even after a failure: later cases need the GPUs and CPUs.
         self.kubectl(&["delete", "namespace", &other, "--wait=false"])?;
         result?;
         for (what, ..) in BAD {
@@ -82,7 +82,8 @@ impl CaseRun<'_> {
         Ok(())
     }
 
-    /// Each job that cannot run says why, the copy of the job in the namespace `other` as well. The job itself trains on with the pods of these names.
+    /// Each job that cannot run says why, including the copy of the job in the namespace `other`. The first job continues to train with the
+    /// pods of these names.
     async fn all_say_what_is_wrong(&self, names: &[String], other: &str) -> Result<()> {
         let api = jobs(&self.job.client, &self.job.namespace);
         let reconciliations = self.reconciliations().await?;
@@ -116,9 +117,9 @@ impl CaseRun<'_> {
         Ok(())
     }
 
-    /// A copy of the job in another namespace, with the same checkpoint location: under another name it would have a folder of
-    /// its own there. Returns the namespace.
-    async fn second_on_one_place(&self) -> Result<String> {
+    /// Creates a copy of the job in another namespace, with the same name and checkpoint location: with another name it would have another
+    /// folder there. Returns the namespace.
+    async fn second_at_same_location(&self) -> Result<String> {
         self.job
             .until("a checkpoint", |l| {
                 l.status["checkpoint"]["newestStep"].as_i64().unwrap_or(0) > 0
@@ -137,7 +138,7 @@ impl CaseRun<'_> {
         Ok(other)
     }
 
-    /// The copy is refused, names the job that owns the location, has not trained at all, and deletes its pods.
+    /// The copy is refused and names the job that owns the location. It has not trained at all, and deletes its pods.
     async fn refused(&self, other: &str) -> Result<()> {
         let api = jobs(&self.job.client, other);
         let owner = format!("{}/j", self.job.namespace);
@@ -162,7 +163,7 @@ impl CaseRun<'_> {
                 && !events.contains("Planned"),
             "the copy has trained: {status}\n{events}"
         );
-        // One whose worker has ended by then is kept for its log.
+        // A pod whose worker has ended by then is kept for its log.
         let runs = "--field-selector=status.phase!=Succeeded,status.phase!=Failed";
         eventually("no pod of the copy runs", || async {
             let pods = self.kubectl(&["-n", other, "get", "pods", "-o", "name", runs])?;
@@ -176,7 +177,7 @@ impl CaseRun<'_> {
         Ok(self.job.pods().await?.iter().map(ResourceExt::name_any).collect())
     }
 
-    /// Reconciliations so far.
+    /// Number of reconciliations so far.
     async fn reconciliations(&self) -> Result<f64> {
         self.job
             .metric("varuna_reconcile_duration_seconds_count", &[])

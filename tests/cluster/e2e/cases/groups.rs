@@ -1,4 +1,4 @@
-//! Workers of several kinds in one job: spot nodes, and nodes that stay.
+//! Workers of several kinds in one job: some on spot nodes, the others on on-demand nodes.
 
 use super::{CaseRun, node_of};
 use anyhow::{Context as _, Result, ensure};
@@ -8,23 +8,23 @@ use std::collections::BTreeSet;
 use varuna_cluster_tests::eventually;
 use varuna_operator::decide::objects::GROUP_LABEL;
 
-/// The node of the spot workers, and that of the others.
+/// The nodes of the spot workers and of the other workers.
 const SPOT: &str = "t3";
-const LASTING: &str = "t4";
-/// What a spot node of a cloud announces its end by.
+const ON_DEMAND: &str = "t4";
+/// The taint with which a cloud announces the end of a spot node.
 const TAINT: &str = "aws-node-termination-handler/spot-itn";
 
-/// Two workers of each kind, each kind on a node of its own.
-pub(super) fn spot_and_lasting() -> Value {
+/// Two workers of each kind; each kind has a node of its own.
+pub(super) fn spot_and_on_demand() -> Value {
     let on = |node: &str| json!({ "varuna.dev/node": node });
     json!([
         { "name": "spot", "maxWorkers": 2, "nodeSelector": on(SPOT) },
-        { "name": "lasting", "minWorkers": 2, "maxWorkers": 2, "nodeSelector": on(LASTING) },
+        { "name": "on-demand", "minWorkers": 2, "maxWorkers": 2, "nodeSelector": on(ON_DEMAND) },
     ])
 }
 
 impl CaseRun<'_> {
-    /// The names of a group's pods, all of which are on its node or on none.
+    /// The names of a group's pods. Each of them is on the group's node, or not scheduled yet.
     async fn of_group(&self, group: &str, node: &str) -> Result<BTreeSet<String>> {
         let pods = self.job.pods().await?;
         let of_group = pods
@@ -42,7 +42,7 @@ impl CaseRun<'_> {
         Ok(of_group.into_iter().map(kube::ResourceExt::name_any).collect())
     }
 
-    /// How many workers of a group run, of how many that it is to have, as the status says.
+    /// The numbers of running and of wanted workers of a group, according to the status.
     fn counted(&self, group: &str) -> Result<(i64, i64)> {
         let status = self.job.now()?.status;
         let all = status["workerGroups"].as_array().context("workerGroups")?;
@@ -51,37 +51,38 @@ impl CaseRun<'_> {
         Ok((number("workers"), number("wanted")))
     }
 
-    async fn counts(&self, spot: i64, lasting: i64) -> Result<()> {
+    async fn wait_for_counts(&self, spot: i64, on_demand: i64) -> Result<()> {
         eventually("the status counts workers by group", || async {
-            let found = (self.counted("spot")?, self.counted("lasting")?);
-            ensure!(found == ((spot, 2), (lasting, 2)), "{found:?}");
+            let found = (self.counted("spot")?, self.counted("on-demand")?);
+            ensure!(found == ((spot, 2), (on_demand, 2)), "{found:?}");
             Ok(())
         })
         .await
     }
 
     pub(super) async fn worker_groups(&mut self) -> Result<()> {
-        let (spot, lasting) = (
+        let (spot, on_demand) = (
             self.of_group("spot", SPOT).await?,
-            self.of_group("lasting", LASTING).await?,
+            self.of_group("on-demand", ON_DEMAND).await?,
         );
-        ensure!(spot.len() == 2 && lasting.len() == 2, "{spot:?} {lasting:?}");
-        self.counts(2, 2).await?;
+        ensure!(spot.len() == 2 && on_demand.len() == 2, "{spot:?} {on_demand:?}");
+        self.wait_for_counts(2, 2).await?;
         let before = self.job.now()?;
         self.kubectl(&["taint", "node", SPOT, &format!("{TAINT}=x:NoSchedule")])?;
-        let result = self.without_spot(before.step(), &lasting).await;
+        let result = self.without_spot(before.step(), &on_demand).await;
         self.kubectl(&["taint", "node", SPOT, &format!("{TAINT}-")])?;
         result?;
-        // The node stays after all: what waited for another one may have it.
+        // The node stays after all, so the pods that wait for a node can use it.
         self.job.trains(4).await?;
-        self.counts(2, 2).await?;
+        self.wait_for_counts(2, 2).await?;
         let now = self.of_group("spot", SPOT).await?;
         ensure!(now.len() == 2 && now.is_disjoint(&spot), "{spot:?} then {now:?}");
         self.is_reported(&before).await
     }
 
-    /// The spot node announces its end: the other group trains on with the same pods, and takes over no place of the first.
-    async fn without_spot(&self, step: i64, lasting: &BTreeSet<String>) -> Result<()> {
+    /// The spot node announces its end. The other group continues to train with the same pods, and creates no pods in place of the spot
+    /// group's.
+    async fn without_spot(&self, step: i64, on_demand: &BTreeSet<String>) -> Result<()> {
         let two = self
             .job
             .until("the workers that stay train on", |l| {
@@ -90,9 +91,9 @@ impl CaseRun<'_> {
             .await?;
         println!("  two trained on from step {}", two.step());
         self.job.event("WorkerNoticed", SPOT).await?;
-        self.counts(0, 2).await?;
-        let now = self.of_group("lasting", LASTING).await?;
-        ensure!(now == *lasting, "{lasting:?} then {now:?}");
+        self.wait_for_counts(0, 2).await?;
+        let now = self.of_group("on-demand", ON_DEMAND).await?;
+        ensure!(now == *on_demand, "{on_demand:?} then {now:?}");
         let waiting = self.of_group("spot", "").await?;
         ensure!(waiting.len() == 2, "{waiting:?} wait for a spot node");
         Ok(())

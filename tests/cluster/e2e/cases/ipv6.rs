@@ -1,4 +1,4 @@
-//! A cluster of one family, IPv6: all that the job's pods listen on, dial and are found at has an address of that.
+//! A cluster with IPv6 only: all addresses at which the job's pods listen, to which they connect, and under which they are found are IPv6.
 
 use super::{CaseRun, node_of};
 use anyhow::{Context as _, Result, ensure};
@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use varuna_operator::decide::objects::JOB_LABEL;
 
-/// Steps of the job: some minutes at most, and more than a worker's replacement takes.
+/// Steps of the job. They take a few minutes at most, and longer than the replacement of a worker.
 const STEPS: i64 = 400;
 
-/// Spreads the job's workers over nodes, and gives it an end.
+/// Spreads the job's workers over nodes, and limits its number of steps.
 pub(super) fn spread_and_short(document: &mut Value) {
     document["spec"]["training"]["steps"] = json!(STEPS);
-    // The first node, without GPUs, counts as well: three workers on one at most.
+    // The first node, without GPUs, counts for the spread as well, so there are at most three workers on one node.
     let spread = json!({
         "maxSkew": 2, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule",
         "labelSelector": { "matchLabels": { JOB_LABEL: "j" } },
@@ -40,7 +40,7 @@ impl CaseRun<'_> {
         Ok(())
     }
 
-    /// The job's pods, Services and EndpointSlices have addresses of the cluster's family alone.
+    /// All addresses of the job's pods, Services and EndpointSlices belong to the cluster's family.
     async fn has_no_other_addresses(&self) -> Result<()> {
         let (client, namespace) = (&self.job.client, &self.job.namespace);
         let family = self.world.family;

@@ -1,4 +1,4 @@
-//! What happens to the job as a whole, and to its operator.
+//! Events that affect the job as a whole, and its operator.
 
 use super::{CaseRun, process_of};
 use crate::job::Observation;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use varuna_cluster_tests::{eventually, jobs};
 use varuna_operator::decide::objects::COORDINATOR_LABEL;
 
-/// How long no operator runs, in seconds, where it is not ten minutes: for tries of the case itself.
+/// Variable with the time without an operator in seconds, to shorten the case. Default: ten minutes.
 const ABSENCE: &str = "VARUNA_E2E_OPERATOR_GONE_SECONDS";
 
 /// How long no operator runs in the case operator-gone.
@@ -25,7 +25,7 @@ fn operator_absence() -> Result<Duration> {
             .with_context(|| format!("{ABSENCE}: {seconds} — seconds, 60 to 3600"))?,
         Err(_) => 600,
     };
-    // The coordinator reports steps once a minute.
+    // After the recovery the coordinator reports steps within 15 s, and again after 30 s: a minute is enough to see them.
     ensure!(
         (60..=3600).contains(&seconds),
         "{ABSENCE}: {seconds} — seconds, 60 to 3600"
@@ -86,7 +86,7 @@ impl CaseRun<'_> {
         Ok(self.job.coordinator().await?.labels()[COORDINATOR_LABEL].parse()?)
     }
 
-    /// Kills the coordinator's process and, at the same moment, a worker's.
+    /// Kills the coordinator's process and a worker's process at the same time.
     pub(super) async fn coordinator_killed(&mut self) -> Result<()> {
         let before = self.job.now()?;
         let pods = self.job.pods().await?;
@@ -95,13 +95,13 @@ impl CaseRun<'_> {
         let began = Instant::now();
         kill(coordinator, Signal::SIGKILL)?;
         kill(worker, Signal::SIGKILL)?;
-        let took = self.job.led_by(2, began).await?;
-        self.goes_on(&before).await?;
+        let took = self.job.wait_for_leader(2, began).await?;
+        self.wait_for_next_plan(&before).await?;
         ensure!(self.coordinator_number().await? == 2, "which coordinator leads?");
         within("operator.coordinator_replaced_s", took, AFTER_KILL_MAX)
     }
 
-    /// The pod of the coordinator is evicted: another one runs before it goes.
+    /// The pod of the coordinator is evicted: another one runs before it ends.
     pub(super) async fn coordinator_evicted(&mut self) -> Result<()> {
         let namespace = self.job.namespace.clone();
         let pod = self.job.coordinator().await?.name_any();
@@ -114,7 +114,7 @@ impl CaseRun<'_> {
         Ok(())
     }
 
-    /// Nobody looks after jobs for ten minutes, in which a worker dies.
+    /// No operator runs for ten minutes, and a worker dies during this time.
     pub(super) async fn operator_gone(&mut self) -> Result<()> {
         let before = self.job.now()?;
         let scale = |replicas: &str| {
@@ -124,13 +124,13 @@ impl CaseRun<'_> {
         };
         scale("0")?;
         let reported = self.without_operator(&before).await;
-        // The cases after this one need it.
+        // Later cases need the operator.
         scale("2")?;
         let reported = reported?;
         self.job
             .until("the operator knows the step", |l| l.step() >= reported)
             .await?;
-        self.goes_on(&before).await?;
+        self.wait_for_next_plan(&before).await?;
         ensure!(
             self.coordinator_number().await? == 1,
             "the coordinator was replaced"
@@ -138,7 +138,7 @@ impl CaseRun<'_> {
         Ok(())
     }
 
-    /// A worker dies while no operator runs; the step that is reported at the end of that time.
+    /// A worker dies while no operator runs. Returns the step that is reported at the end of this time.
     async fn without_operator(&self, before: &Observation) -> Result<i64> {
         eventually("no operator runs", || async {
             let left = self.world.operators().await?.len();
@@ -151,7 +151,7 @@ impl CaseRun<'_> {
             process_of(pods.first().context("a pod")?, "varuna-worker")?,
             Signal::SIGKILL,
         )?;
-        // The case is the absence's length.
+        // The length of this time is the purpose of the case.
         let absence = operator_absence()?;
         tokio::time::sleep(absence).await;
         let reported = self.job.run_step().await?;
@@ -181,14 +181,14 @@ impl CaseRun<'_> {
             .collect();
         ensure!(processes.len() == 4, "{} workers", processes.len());
         kill(server, Signal::SIGSTOP)?;
-        // The case is the outage's length.
+        // The length of the outage is the purpose of the case.
         tokio::time::sleep(Duration::from_secs(60)).await;
         kill(server, Signal::SIGCONT)?;
         let resumed = Instant::now();
         let back = self
             .job
             .until("the status follows again", |l| {
-                // What it said before the outage is not what it says now.
+                // The observation must be newer than the outage.
                 l.at > resumed && l.step() > before.step() && l.phase() == "Training" && l.members() == 4
             })
             .await?;
@@ -271,7 +271,7 @@ impl CaseRun<'_> {
                 l.generation() > before.generation() && l.phase() == "Training" && l.step() > newest + 5
             })
             .await?;
-        // So few steps may be lost from the first one on as well.
+        // Even from the first checkpoint on, this few steps may be lost.
         self.job.event("Run", "from a checkpoint").await?;
         let lost = back.status["stepsLost"].as_i64().unwrap_or(0);
         ensure!(

@@ -33,7 +33,7 @@ struct CaseRun<'a> {
 /// Runs one case on a job of its own.
 ///
 /// # Errors
-/// What was not as it must be.
+/// Something was not as it must be.
 pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Result<()> {
     let mut document = spec("j");
     if case.needs.contains(&Need::Bucket) {
@@ -50,14 +50,14 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
         "worker-groups",
     ];
     if nodes.contains(&case.name) {
-        // Half of the workers go at once: with one stage each, whoever is left holds everything.
+        // Half of the workers are lost at the same time. With one stage in each pipeline, every remaining worker holds everything.
         document["spec"]["pipeline"] = json!({ "maxDepth": 1 });
     }
     if case.name == "eight-workers" {
         document["spec"]["elasticity"] = json!({ "minWorkers": 2, "maxWorkers": 8 });
     }
     if case.name == "worker-groups" {
-        document["spec"]["workerGroups"] = groups::spot_and_lasting();
+        document["spec"]["workerGroups"] = groups::spot_and_on_demand();
     }
     if case.name == "two-workers-a-pod" {
         document["spec"]["workers"]["gpusPerPod"] = json!(2);
@@ -73,7 +73,7 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
         ipv6::spread_and_short(&mut document);
     }
     if case.name == "coordinator-cut" {
-        // Its workers are all on the other node.
+        // All workers of this case are on the other node.
         document["spec"]["coordinator"]["template"]["spec"] =
             json!({ "nodeSelector": { "varuna.dev/node": "t4" } });
         document["spec"]["workers"]["template"] =
@@ -82,22 +82,22 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
     let job = world.job(case.name, document).await?;
     let namespace = job.namespace.clone();
     let mut case_run = CaseRun { world, job };
-    let result = case_run.play(case).await;
+    let result = case_run.run_case(case).await;
     curve.extend(case.name, case_run.job.losses());
     if let Err(error) = result {
         let folder = case_run.world.save_diagnostics(case.name, &namespace).await;
         if case_run.world.first_failure.is_none() {
             case_run.world.first_failure = Some(case_run.world.summary().await);
         }
-        case_run.tidy(&namespace);
+        case_run.delete_job(&namespace);
         return Err(error.context(format!("see {}", folder.display())));
     }
-    case_run.tidy(&namespace);
+    case_run.delete_job(&namespace);
     Ok(())
 }
 
 impl CaseRun<'_> {
-    async fn play(&mut self, case: &Case) -> Result<()> {
+    async fn run_case(&mut self, case: &Case) -> Result<()> {
         let members = match case.name {
             "eight-workers" => 8,
             "kueue" => QUOTA.into(),
@@ -144,15 +144,16 @@ impl CaseRun<'_> {
             "ipv6" => self.ipv6().await?,
             other => bail!("no case is called {other}"),
         }
-        self.job.never_fell()
+        self.job.check_no_step_lost()
     }
 
     fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         self.world.cluster.kubectl(arguments, "")
     }
 
-    /// Ends the job and waits for its pods, which hold GPUs that the next case counts on; the namespace goes when it likes.
-    fn tidy(&self, namespace: &str) {
+    /// Deletes the job and waits until its pods have ended, because the next case needs their GPUs. The namespace is deleted in the
+    /// background.
+    fn delete_job(&self, namespace: &str) {
         let gone = self.kubectl(&["-n", namespace, "delete", "vj", "--all", "--wait=false"]);
         let pods = self.kubectl(&[
             "-n",
@@ -176,8 +177,8 @@ impl CaseRun<'_> {
         Ok(pods.first().context("a pod")?.name_any())
     }
 
-    /// Waits for a plan after `before` with all four workers, and says how long it took to the next step.
-    async fn goes_on(&self, before: &Observation) -> Result<()> {
+    /// Waits for a plan after `before` with all four workers, and prints the time until the next step.
+    async fn wait_for_next_plan(&self, before: &Observation) -> Result<()> {
         let next = self
             .job
             .until("the next step under another plan", |l| {
@@ -192,18 +193,18 @@ impl CaseRun<'_> {
         Ok(())
     }
 
-    /// The same, and the pod is gone.
+    /// Waits for such a plan, and until the pod is gone.
     async fn replaced(&self, before: &Observation, pod: &str) -> Result<()> {
-        self.goes_on(before).await?;
+        self.wait_for_next_plan(before).await?;
         let names: Vec<_> = self.job.pods().await?.iter().map(ResourceExt::name_any).collect();
         ensure!(!names.iter().any(|n| n == pod), "{pod} is still there: {names:?}");
         self.is_reported(before).await
     }
 
-    /// Status, Events and metrics tell of a change since then.
+    /// Status, Events and metrics show a change since `before`.
     async fn is_reported(&self, before: &Observation) -> Result<()> {
         let count = |l: &Observation| l.status["reconfigurations"].as_i64().unwrap_or(0);
-        // Workers on notice train on until their replacements are there.
+        // Workers with a notice train until their replacements have joined.
         let now = self
             .job
             .until("a reconfiguration", |l| count(l) > count(before))
@@ -235,8 +236,8 @@ fn node_of(pod: &Pod) -> &str {
         .unwrap_or("")
 }
 
-/// The process of a program in a pod of a node on this machine, by the control group that its kubelet made. The kernel keeps 15 characters of
-/// a program's name.
+/// The process of a program in a pod on one of this machine's nodes, found by the control group that the kubelet made. The kernel keeps 15
+/// characters of a program's name.
 fn process_of(pod: &Pod, program: &str) -> Result<Pid> {
     let uid = pod.uid().context("a uid")?;
     for entry in std::fs::read_dir("/proc")?.flatten() {

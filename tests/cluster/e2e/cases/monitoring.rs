@@ -1,4 +1,4 @@
-//! What the chart's dashboard and alerts ask for.
+//! The queries of the chart's dashboard and alerts.
 
 use super::{CaseRun, process_of};
 use crate::prometheus::Prometheus;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use varuna_cluster_tests::{eventually, root};
 
 impl CaseRun<'_> {
-    /// A Prometheus scrapes the run while a worker is killed: each query of the dashboard gives data, each alert is evaluated.
+    /// A Prometheus scrapes the run while a worker is killed. Each query of the dashboard must give data, and each alert must be evaluated.
     pub(super) async fn monitoring(&mut self) -> Result<()> {
         let before = self.saved().await?;
         let mut pods: Vec<(String, String)> = self
@@ -31,7 +31,7 @@ impl CaseRun<'_> {
             .context("a cluster of its own")?
             .join("prometheus");
         let prometheus = Prometheus::start(&self.world.cluster, &folder, &pods).await?;
-        // A rate takes two scrapes of each series, before and after.
+        // A rate needs two scrapes of each series, before and after the event.
         eventually("the first scrapes", || async {
             let seen = prometheus.query("count(varuna_job_step)").await?;
             ensure!(!seen.is_empty(), "none");
@@ -42,7 +42,7 @@ impl CaseRun<'_> {
         let workers = self.job.pods().await?;
         let worker = workers.iter().find(|p| p.name_any() == pod).context("the pod")?;
         kill(process_of(worker, "varuna-worker")?, Signal::SIGKILL)?;
-        self.goes_on(&before).await?;
+        self.wait_for_next_plan(&before).await?;
         let expressions = expressions()?;
         eventually("every panel of the dashboard has data", || async {
             let mut empty = vec![];
@@ -58,13 +58,13 @@ impl CaseRun<'_> {
         })
         .await?;
         let alerts = alerts()?;
-        let sound = prometheus.sound_alerts().await?;
+        let sound = prometheus.healthy_alerts().await?;
         ensure!(alerts == sound, "evaluated {sound:?} of {alerts:?}");
         Ok(())
     }
 }
 
-/// Whether a query gave a number at least once: a quantile or a quotient of counts that do not move is an answer, and no data.
+/// Whether a query returned a number at least once. A quantile or a quotient of counts that do not change is NaN, which is no data.
 fn has_number(answer: &[Value]) -> bool {
     let mut values = answer
         .iter()
@@ -72,7 +72,7 @@ fn has_number(answer: &[Value]) -> bool {
     values.any(f64::is_finite)
 }
 
-/// The dashboard's queries, each with its panel.
+/// The queries of the dashboard, each with its panel.
 fn expressions() -> Result<Vec<(String, String)>> {
     let text = std::fs::read_to_string(root().join("charts/varuna/dashboard.json"))?;
     let dashboard: Value = serde_json::from_str(&text)?;

@@ -1,4 +1,4 @@
-//! Nodes that go, with all that runs on them, and come back.
+//! Nodes that go away with all their pods, and come back.
 
 use super::{CaseRun, node_of, process_of};
 use crate::evictions::Evictions;
@@ -57,7 +57,7 @@ impl CaseRun<'_> {
         result
     }
 
-    /// Some clouds announce the end of a node by a condition alone: no taint keeps new pods off it.
+    /// Some clouds announce the end of a node only by a condition, and no taint keeps new pods off the node.
     pub(super) async fn node_announced(&mut self) -> Result<()> {
         let (before, node) = (self.job.now()?, self.busiest().await?);
         let nodes: Api<Node> = Api::all(self.job.client.clone());
@@ -88,7 +88,7 @@ impl CaseRun<'_> {
         result
     }
 
-    /// `kubectl drain`, as an administrator calls it.
+    /// Runs `kubectl drain`, as an administrator would.
     fn drain_node(&self, node: &str) -> Result<String> {
         self.kubectl(&[
             "drain",
@@ -100,15 +100,15 @@ impl CaseRun<'_> {
         ])
     }
 
-    /// Twice the workers of the other cases: half of them go with their node, and come back. On two cores some of so many may compute so slowly that they
-    /// get no place in the plan; then the coordinator has to have said so.
+    /// Twice as many workers as in the other cases: half of them are lost with their node, and come back. On two cores some of so many
+    /// workers may compute so slowly that they get no place in the plan. Then the coordinator must have said so.
     pub(super) async fn eight_workers(&mut self) -> Result<()> {
         let (before, node) = (self.job.now()?, self.busiest().await?);
         let evictions = Evictions::from(&self.job, &node);
         let drained = self.drain_node(&node);
         let result = async {
             drained?;
-            evictions.took_turns(4)?;
+            evictions.check_one_at_a_time(4)?;
             self.job
                 .until("the other four are left, and training goes on", |l| {
                     l.attached() == 4 && l.phase() == "Training" && l.step() > before.step()
@@ -124,7 +124,7 @@ impl CaseRun<'_> {
             with_four.members(),
             with_four.step()
         );
-        // They follow the run before a plan has them, while training goes on.
+        // New workers follow the run while it trains, before a plan includes them.
         eventually(
             "eight are there again and have their places, and training goes on",
             || async {
@@ -158,7 +158,7 @@ impl CaseRun<'_> {
         let drained = self.drain_node(&node);
         let result = async {
             drained?;
-            evictions.took_turns(2)?;
+            evictions.check_one_at_a_time(2)?;
             self.empty(&node).await?;
             self.job.trains(4).await?;
             self.is_reported(&before).await
@@ -189,14 +189,14 @@ impl CaseRun<'_> {
         .await;
         self.network(number, true)?;
         result?;
-        // What ran there knows nothing of what has happened meanwhile: it must not do any harm.
+        // Processes on the node do not know what has happened since, and must do no harm.
         let gpus = 4;
         self.world.gpus(number, gpus).await?;
         self.job.trains(4).await?;
         self.is_reported(&before).await
     }
 
-    /// The coordinator's node is cut off; its workers are elsewhere.
+    /// The coordinator's node is disconnected; its workers are on other nodes.
     pub(super) async fn coordinator_cut(&mut self) -> Result<()> {
         let number = 4;
         ensure!(
@@ -205,13 +205,13 @@ impl CaseRun<'_> {
         );
         let began = std::time::Instant::now();
         self.network(number, false)?;
-        // It may go anywhere now, but where it was.
+        // Its next pod may use any node that is reachable.
         let patch = json!({ "spec": { "coordinator": { "template": null } } });
         let result = async {
             jobs(&self.job.client, &self.job.namespace)
                 .patch("j", &PatchParams::default(), &Patch::Merge(&patch))
                 .await?;
-            let took = self.job.led_by(2, began).await?;
+            let took = self.job.wait_for_leader(2, began).await?;
             self.job.trains(4).await?;
             anyhow::Ok(took)
         }
@@ -219,7 +219,7 @@ impl CaseRun<'_> {
         self.network(number, true)?;
         let took = result?;
         self.world.gpus(number, 4).await?;
-        // The first one hears that another one leads, and ends. Its pod may stay for its log.
+        // The first coordinator learns that another one leads, and ends. Its pod may remain for its log.
         eventually("one coordinator is left", || async {
             let all = self.kubectl(&[
                 "-n",
@@ -267,7 +267,7 @@ impl CaseRun<'_> {
         self.world.nodes.as_mut().context("nodes")?.kill_kubelet(number);
         let result = async {
             self.not_ready(&node).await?;
-            // Its workers train on: they answer, whatever their kubelet does.
+            // Its workers continue to train, because they do not depend on the kubelet.
             let there = self.job.now()?;
             self.job
                 .until("training goes on without the kubelet", |l| {
@@ -292,12 +292,12 @@ impl CaseRun<'_> {
         let (before, node) = (self.job.now()?, self.busiest().await?);
         let number: u8 = node.trim_start_matches('t').parse()?;
         self.world.nodes.as_mut().context("nodes")?.kill_runtime(number);
-        let result = self.nobody_notices(&before).await;
+        let result = self.workers_continue(&before).await;
         self.containerd_back(number).await?;
         result?;
         self.replaced_on(&node).await?;
 
-        // For so long that the kubelet says so: then Kubernetes takes the pods away, and their workers train on until they are replaced.
+        // Long enough for the kubelet to report it. Then Kubernetes deletes the pods, and their workers train until they are replaced.
         let before = self.job.now()?;
         self.world.nodes.as_mut().context("nodes")?.kill_runtime(number);
         let result = async {
@@ -326,8 +326,8 @@ impl CaseRun<'_> {
         self.world.gpus(number, 4).await
     }
 
-    /// Containers are not containerd's children: the same processes train on.
-    async fn nobody_notices(&self, before: &Observation) -> Result<()> {
+    /// Containers are not child processes of containerd, so the same processes continue to train.
+    async fn workers_continue(&self, before: &Observation) -> Result<()> {
         let pods = self.job.pods().await?;
         let workers = pods.iter().map(|p| process_of(p, "varuna-worker"));
         let workers = workers.collect::<Result<Vec<_>>>()?;
@@ -344,8 +344,8 @@ impl CaseRun<'_> {
         Ok(())
     }
 
-    /// The containerd that has started again ends containers of its predecessor and starts others: a worker that is deleted on the
-    /// node goes, and its replacement finds no other place.
+    /// The restarted containerd stops containers of its predecessor and starts new ones: a worker that is deleted ends, and its replacement
+    /// can only run on this node.
     async fn replaced_on(&self, node: &str) -> Result<()> {
         let before = self.job.now()?;
         let pods = self.job.pods().await?;

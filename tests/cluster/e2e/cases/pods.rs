@@ -1,4 +1,4 @@
-//! Pods that go, one at a time: by hand, by a kill, evicted, preempted, scaled away.
+//! Single pods that end: deleted by hand, killed, evicted, preempted, or removed by a smaller `maxWorkers`.
 
 use super::{CaseRun, process_of};
 use anyhow::{Context as _, Result, ensure};
@@ -30,7 +30,7 @@ impl CaseRun<'_> {
         ensure!(pods.len() == 2, "{} pods for four workers", pods.len());
         let before = self.job.now()?;
         kill(process_of(&pods[0], "varuna-worker")?, Signal::SIGKILL)?;
-        self.goes_on(&before).await?;
+        self.wait_for_next_plan(&before).await?;
         let names = |pods: &[Pod]| pods.iter().map(ResourceExt::name_any).collect::<Vec<_>>();
         let now = self.job.pods().await?;
         ensure!(names(&now) == names(&pods), "the pods stay: {:?}", names(&now));
@@ -55,7 +55,7 @@ impl CaseRun<'_> {
         self.world
             .cluster
             .kubectl(&["apply", "-f", "-"], &document.to_string())?;
-        // More than is free: 8 GPUs, 4 of them taken.
+        // More than is free: 4 of 8 GPUs are used.
         for name in ["urgent-1", "urgent-2"] {
             let pod = json!({
                 "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },

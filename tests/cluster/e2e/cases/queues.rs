@@ -1,4 +1,5 @@
-//! A job in a queue of Kueue's own controller: admitted in part, preempted by a job of higher priority, admitted again, and grown by what is free then.
+//! A job in a queue of Kueue's own controller: admitted in part, preempted by a job of higher priority, admitted again, and grown when more
+//! quota is free.
 
 use super::CaseRun;
 use crate::job::{Observation, small, workers};
@@ -10,9 +11,9 @@ use serde_json::{Value, json};
 use varuna_cluster_tests::{documents, eventually, kueue_queues, kueue_resource};
 use varuna_operator::decide::objects::INCREMENT_INFIX;
 
-/// Steps of the job that is preferred.
+/// Steps of the job with higher priority.
 const STEPS: i64 = 60;
-/// The class of that job.
+/// Priority class of that job.
 const PREFERRED: &str = "e2e-preferred";
 
 /// Puts a job into the queue of its namespace.
@@ -62,7 +63,7 @@ impl CaseRun<'_> {
         self.grows(lost).await
     }
 
-    /// There is one GPU more: the job trains with it, and loses no step for that. `lost`: what it had lost before.
+    /// One more GPU is free: the job trains with it, and loses no step. `lost` is the number of steps that it had lost before.
     async fn grows(&self, lost: i64) -> Result<()> {
         for object in kueue_queues(&self.job.namespace, QUOTA + 1, &json!({})) {
             self.world
@@ -75,7 +76,7 @@ impl CaseRun<'_> {
         Ok(())
     }
 
-    /// A short job of two workers in the same queue, and of higher priority.
+    /// Creates a short job of two workers in the same queue, with higher priority.
     async fn create_preferred(&self) -> Result<()> {
         let class = json!({
             "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "WorkloadPriorityClass", "metadata": { "name": PREFERRED }, "value": 1000,
@@ -92,7 +93,7 @@ impl CaseRun<'_> {
         self.create_job(document).await
     }
 
-    /// The own Workload of the job `j`.
+    /// The first Workload of the job `j`.
     async fn workload(&self) -> Result<DynamicObject> {
         let all = documents(&self.job.client, &self.job.namespace, &kueue_resource("Workload"));
         let all = all.list(&ListParams::default()).await?.items;

@@ -3,18 +3,18 @@
 use crate::world::Need;
 use varuna_cluster_tests::Family;
 
-/// A case.
+/// A case of the end-to-end tests.
 pub(crate) struct Case {
-    /// Its name.
+    /// Name of the case.
     pub(crate) name: &'static str,
-    /// What happens.
+    /// Description of the case.
     pub(crate) about: &'static str,
-    /// What it needs.
+    /// What it needs besides a cluster.
     pub(crate) needs: &'static [Need],
 }
 
 impl Case {
-    /// The family of its cluster, where a cluster is made: its own, or else this one.
+    /// The address family of a cluster that is made for the case: the one that the case needs, or else `otherwise`.
     pub(crate) fn family(&self, otherwise: Family) -> Family {
         if self.needs.contains(&Need::Ipv6) {
             Family::V6
@@ -61,7 +61,7 @@ pub(crate) const CASES: &[Case] = &[
     case("scale", "kubectl scale to 2 workers and back", &[]),
     case(
         "node-cut",
-        "a node is cut off the network, then comes back",
+        "a node is disconnected from the network, then comes back",
         &[Need::OwnCluster],
     ),
     case(
@@ -86,12 +86,12 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case(
         "coordinator-evicted",
-        "the pod of the job's coordinator is deleted: another one runs before it goes",
+        "the pod of the job's coordinator is deleted: another one runs before it ends",
         &[],
     ),
     case(
         "coordinator-cut",
-        "the node of the job's coordinator is cut off the network",
+        "the node of the job's coordinator is disconnected from the network",
         &[Need::OwnCluster],
     ),
     case(
@@ -111,7 +111,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case(
         "all-gone",
-        "all workers go at once and come back: resumed from the bucket",
+        "all workers are lost at once and come back: the job resumes from the bucket",
         &[Need::Bucket],
     ),
     case(
@@ -121,7 +121,7 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case(
         "bad-input",
-        "jobs that cannot run say why, and disturb nobody",
+        "jobs that cannot run say why, and do not affect other jobs",
         &[Need::Bucket],
     ),
     case(
@@ -166,31 +166,31 @@ pub(crate) const CASES: &[Case] = &[
     ),
     case(
         "suspend-refused",
-        "a job without checkpoints is not suspended, and trains on",
+        "a job without checkpoints is not suspended, and continues to train",
         &[],
     ),
     case(
         "name-taken",
-        "somebody's Secret, and then somebody's pod, has a name that a job needs: it is left alone and named, and the job goes on when it is gone",
+        "somebody's Secret, and then somebody's pod, has a name that a job needs: it is left alone and named, and the job continues when it is gone",
         &[],
     ),
     case(
         "made-again",
-        "the job is deleted and made again at once: it begins at its first step",
+        "the job is deleted and created again at once: it begins at its first step",
         &[],
     ),
     case(
         "worker-groups",
-        "two spot workers and two that stay: the spot node goes, the others train on, and only spot pods are replaced",
+        "two spot workers and two others: the spot node announces its end, the others continue to train, and only spot pods are replaced",
         &[Need::OwnCluster],
     ),
     case(
         "kueue",
-        "in a queue of Kueue's own controller a job is admitted in part, and preempted by one of higher priority; it goes on when that is complete, and grows when there is more quota",
+        "in a queue of Kueue's own controller a job is admitted in part, and preempted by one of higher priority; it continues when that one is complete, and grows when there is more quota",
         &[Need::OwnCluster, Need::Bucket, Need::Kueue],
     ),
     case("job-deleted", "the job is deleted: nothing of it is left", &[]),
-    // Last: it has a cluster of its own made.
+    // This case is the last, because it makes a cluster of its own.
     case(
         "ipv6",
         "on a cluster without IPv4 a worker's process is killed with -9, and the job trains to its end",

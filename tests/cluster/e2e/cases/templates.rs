@@ -1,4 +1,4 @@
-//! What a job's pods are made from: wrong, corrected, changed while it trains. And a suspension that would lose what was trained.
+//! Pod templates that are wrong, corrected, or changed while the job trains; and a suspension that would lose training progress.
 
 use super::CaseRun;
 use crate::job::small;
@@ -11,7 +11,7 @@ use varuna_cluster_tests::{eventually, jobs, observed};
 use varuna_operator::decide::objects::{JOB_LABEL, pod_name, token_name};
 
 impl CaseRun<'_> {
-    /// A second job of this name with one worker.
+    /// Creates a second job with this name and one worker.
     async fn small_job(&self, name: &str, workers: Value) -> Result<()> {
         self.create_job(small(name, workers)).await
     }
@@ -46,7 +46,8 @@ impl CaseRun<'_> {
     }
 
     pub(super) async fn rejected(&mut self) -> Result<()> {
-        // A kubelet rejects pods with a kernel parameter that it was not told to allow; the API server and the scheduler take them.
+        // The API server and the scheduler accept pods with any kernel parameter, but a kubelet rejects those with parameters that it does
+        // not allow.
         let sysctls = json!([{ "name": "kernel.msgmax", "value": "65536" }]);
         let template = json!({ "spec": { "securityContext": { "sysctls": sysctls } } });
         self.small_job("forbidden", json!({ "template": template }))
@@ -61,7 +62,7 @@ impl CaseRun<'_> {
             Ok(())
         })
         .await?;
-        // Replacements wait 1, 2, 4, 8, 16 s: six pods take half a minute. A hot loop would make hundreds meanwhile.
+        // Replacements wait for 1, 2, 4, 8 and 16 s, so six pods take half a minute. A hot loop would create hundreds in this time.
         let began = std::time::Instant::now();
         let made = eventually("six pods were made", || async {
             let made = self.status_of("forbidden").await?["newestPod"]
@@ -141,7 +142,7 @@ impl CaseRun<'_> {
 
     pub(super) async fn name_taken(&mut self) -> Result<()> {
         let namespace = self.job.namespace.clone();
-        // Names end in digits of the job's uid: the job waits until somebody else has one of them.
+        // The names contain digits of the job's uid. So the job first waits, until somebody else has taken one of the names.
         let mut document = small("other", json!({ "threads": 1 }));
         document["spec"]["suspend"] = true.into();
         self.create_job(document).await?;
@@ -204,12 +205,12 @@ impl CaseRun<'_> {
         .await
     }
 
-    /// Somebody's Secret under the name of the job's token is as it was, and no pod of the job has been given it.
+    /// Somebody else's Secret with the name of the job's token is unchanged, and no pod of the job uses it.
     async fn secret_is_left_alone(&self, secret: &str) -> Result<()> {
         let namespace = self.job.namespace.as_str();
         let token = "jsonpath={.data.token} {.metadata.ownerReferences}";
         let found = self.kubectl(&["-n", namespace, "get", "secret", secret, "-o", token])?;
-        // In base64.
+        // "mine" in base64.
         ensure!(
             found.trim() == "bm90LXRoZS1qb2Jz",
             "the Secret has changed: {found}"

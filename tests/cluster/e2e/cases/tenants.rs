@@ -1,4 +1,4 @@
-//! Two teams that share a cluster and nothing else.
+//! Two teams that share only the cluster.
 
 use super::CaseRun;
 use crate::job::{Job, small, with_checkpoints, workers};
@@ -10,7 +10,8 @@ use serde_json::Value;
 use varuna_cluster_tests::{eventually, jobs};
 
 impl CaseRun<'_> {
-    /// A job of a second team, with a bucket of its own, trains beside the first; one that names the first team's bucket gets nowhere.
+    /// A job of a second team trains beside the first one, with a bucket of its own. A job of that team that names the first team's bucket
+    /// fails.
     pub(super) async fn two_tenants(&mut self) -> Result<()> {
         let state = self.world.cluster.state().context("a cluster of its own")?;
         let own = Bucket::start(
@@ -19,8 +20,8 @@ impl CaseRun<'_> {
             "another-team",
         )?;
         let namespace = self.world.cluster.namespace("e2e-another-team")?;
-        let result = self.share_nothing(&namespace, &own).await;
-        // Whatever came of it: the cases after this one need the GPU and the processors.
+        let result = self.are_isolated(&namespace, &own).await;
+        // Deleted even after a failure: later cases need the GPU and the CPUs.
         self.kubectl(&["delete", "namespace", &namespace, "--wait=false"])?;
         result?;
         self.kubectl(&["-n", &self.job.namespace, "delete", "vj", "thief"])?;
@@ -31,8 +32,8 @@ impl CaseRun<'_> {
         Ok(())
     }
 
-    /// The second team trains in this namespace, with this bucket; neither team gets into the bucket of the other.
-    async fn share_nothing(&self, namespace: &str, own: &Bucket) -> Result<()> {
+    /// The second team trains in this namespace with this bucket. Neither team can access the bucket of the other.
+    async fn are_isolated(&self, namespace: &str, own: &Bucket) -> Result<()> {
         let state = self.world.cluster.state().context("a cluster of its own")?;
         let first = self.world.bucket.as_ref().context("a bucket")?;
         let document = tenants_job("j", own, &own.endpoint);
@@ -42,9 +43,10 @@ impl CaseRun<'_> {
                 l.status["checkpoint"]["newestStep"].as_i64().unwrap_or(0) > 0
             })
             .await?;
-        // Each with its own keys and the other's bucket.
-        self.gets_nowhere(namespace, own, first).await?;
-        self.gets_nowhere(&self.job.namespace, first, own).await?;
+        // Each team uses its own keys and the other team's bucket.
+        self.cannot_use_bucket_of_others(namespace, own, first).await?;
+        self.cannot_use_bucket_of_others(&self.job.namespace, first, own)
+            .await?;
         let folder = |bucket: &str, job: &str| state.join(bucket).join(BUCKET).join(job);
         let written = folder("bucket-of-another", "j");
         ensure!(written.exists(), "{} was not written", written.display());
@@ -55,8 +57,13 @@ impl CaseRun<'_> {
         Ok(())
     }
 
-    /// A job of this namespace with its team's keys cannot use the bucket of another team, and says so.
-    async fn gets_nowhere(&self, namespace: &str, keys: &Bucket, others: &Bucket) -> Result<()> {
+    /// A job in this namespace with its team's keys cannot use the bucket of another team, and says so.
+    async fn cannot_use_bucket_of_others(
+        &self,
+        namespace: &str,
+        keys: &Bucket,
+        others: &Bucket,
+    ) -> Result<()> {
         let thief: DynamicObject = serde_json::from_value(tenants_job("thief", keys, &others.endpoint))?;
         let api = jobs(&self.job.client, namespace);
         api.create(&PostParams::default(), &thief).await?;
@@ -78,7 +85,7 @@ impl CaseRun<'_> {
     }
 }
 
-/// A job of one worker with the keys of this bucket, and checkpoints where `endpoint` is.
+/// A job of one worker with the keys of this bucket, and with checkpoints at `endpoint`.
 fn tenants_job(name: &str, keys: &Bucket, endpoint: &str) -> Value {
     let uri = format!("s3://{BUCKET}");
     with_checkpoints(small(name, workers()), &uri, keys.variables(endpoint))

@@ -1,4 +1,4 @@
-//! Another release of the programs, while a job trains.
+//! An upgrade of the programs while a job trains.
 
 use super::CaseRun;
 use anyhow::{Context as _, Result, ensure};
@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 use varuna_cluster_tests::eventually;
 
 impl CaseRun<'_> {
-    /// Operator, coordinator and workers are brought to a build that speaks a newer version, one after the other, and back.
+    /// Operator, coordinator and workers are upgraded one after the other to a build with a newer protocol version, and downgraded again.
     pub(super) async fn upgrade(&mut self) -> Result<()> {
         let next = self.world.load_next_images()?;
         let result = self.upgrade_one_by_one(&next).await;
-        // The cases after this one run on the build that is tested.
+        // Later cases use the build under test.
         self.world.install(&self.world.tag)?;
         result?;
-        // The older coordinator, with a worker of the newer build among the others.
+        // The older coordinator, with one worker of the newer build.
         self.replace_coordinator(3, &self.world.tag).await
     }
 
@@ -37,7 +37,7 @@ impl CaseRun<'_> {
         Ok(())
     }
 
-    /// The coordinator's pod goes, and the next one has an image of this tag and leads the same workers.
+    /// Deletes the coordinator's pod. The next one has an image with this tag, and leads the same workers.
     async fn replace_coordinator(&self, term: u32, tag: &str) -> Result<()> {
         let pod = self.job.coordinator().await?.name_any();
         self.kubectl(&["-n", &self.job.namespace, "delete", "pod", &pod, "--wait=false"])?;

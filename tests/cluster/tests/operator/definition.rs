@@ -1,4 +1,4 @@
-//! The definition of `VarunaJob`: what an API server takes, refuses and shows by it.
+//! The definition of `VarunaJob`: what an API server accepts, refuses and shows with it.
 
 use super::with;
 use anyhow::{Result, ensure};
@@ -199,7 +199,7 @@ fn a_wrong_job_is_refused_with_what_to_do() {
             .to_string();
         assert!(said.contains(want), "{pointer} = {value}: {said}");
     }
-    // What all these were changed from is admitted.
+    // The valid job, from which all of these were made, is admitted.
     cluster
         .kubectl(
             &["-n", &namespace, "create", "--dry-run=server", "-f", "-"],

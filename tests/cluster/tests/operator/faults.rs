@@ -1,11 +1,12 @@
-//! The API server answers with what no admission has refused, or does not answer: the job says so, and it is tried again later each time.
+//! The API server answers with an error that is no refusal by an admission check, or does not answer at all. The job's status says so, and
+//! the operator retries with a growing backoff.
 
 use super::*;
 use http::Method;
 use std::time::Duration;
 use varuna_cluster_tests::{Fault, Faults};
 
-/// Waits for four tries that fail: at least 1, 2 and 4 s lie between them.
+/// Waits for four failed tries, with at least 1, 2 and 4 s between them.
 async fn tries_come_later_each_time(faults: &Faults) {
     let at = eventually("four tries", || async {
         let at = faults.failed_at();
@@ -15,7 +16,7 @@ async fn tries_come_later_each_time(faults: &Faults) {
     .await
     .unwrap();
     let pauses: Vec<Duration> = at.windows(2).take(3).map(|two| two[1] - two[0]).collect();
-    // The clock of the pause begins a little after the request.
+    // The backoff begins a little after the request.
     let least = [1, 2, 4].map(Duration::from_secs);
     assert!(
         pauses.iter().zip(least).all(|(pause, least)| *pause >= least),
@@ -35,7 +36,7 @@ async fn a_quota_that_others_change_at_the_same_moment_is_named_and_tried_again_
     degraded(&client, &namespace, "PodsRefused", why).await.unwrap();
     tries_come_later_each_time(&faults).await;
     faults.end();
-    live_are(&client, &namespace, &[1, 2]).await.unwrap();
+    wait_for_live_pods(&client, &namespace, &[1, 2]).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -45,7 +46,7 @@ async fn a_pod_that_cannot_be_deleted_is_said_and_no_other_is_made_in_its_place(
     let faults = Faults::default();
     let _operator = operator(faults.client(client.clone()), &namespace);
     create(&client, &namespace, pooled(&namespace, 2)).await.unwrap();
-    live_are(&client, &namespace, &[1, 2]).await.unwrap();
+    wait_for_live_pods(&client, &namespace, &[1, 2]).await.unwrap();
     let why = "admission webhook \"keep.example.com\" denied the request: not today";
     faults.begin(Method::DELETE, "/pods/", Fault::Answer(403, "Forbidden", why));
     let fewer = Patch::Merge(json!({ "spec": { "elasticity": { "maxWorkers": 1 } } }));
@@ -58,7 +59,7 @@ async fn a_pod_that_cannot_be_deleted_is_said_and_no_other_is_made_in_its_place(
     tries_come_later_each_time(&faults).await;
     assert_eq!(live(&client, &namespace).await.unwrap().len(), 2);
     faults.end();
-    live_are(&client, &namespace, &[1]).await.unwrap();
+    wait_for_live_pods(&client, &namespace, &[1]).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -74,5 +75,5 @@ async fn a_connection_that_breaks_is_said_and_all_waits_until_the_next_try() {
         .unwrap();
     tries_come_later_each_time(&faults).await;
     faults.end();
-    live_are(&client, &namespace, &[1]).await.unwrap();
+    wait_for_live_pods(&client, &namespace, &[1]).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! Init containers of a job's pods, whose states a test sets as a kubelet would.
+//! Init containers of a job's pods. The test sets their states, as a kubelet would.
 
 use super::*;
 
@@ -17,7 +17,7 @@ async fn an_init_container_that_cannot_start_or_fails_is_named_and_its_node_is_n
         fetch,
     );
     create(&client, &namespace, job).await.unwrap();
-    live_are(&client, &namespace, &[1]).await.unwrap();
+    wait_for_live_pods(&client, &namespace, &[1]).await.unwrap();
     let first = live(&client, &namespace).await.unwrap().remove(0);
     let init = |state: Value| json!([{ "name": "fetch", "image": "fetch:1", "imageID": "", "ready": false, "restartCount": 0, "state": state }]);
     let pulls = json!({ "waiting": { "reason": "ErrImagePull", "message": "no such image" } });
@@ -36,7 +36,7 @@ async fn an_init_container_that_cannot_start_or_fails_is_named_and_its_node_is_n
     degraded(&client, &namespace, "InitContainersFail", said)
         .await
         .unwrap();
-    // Its replacement may go to the same node.
+    // The replacement may use the same node.
     let second = eventually("a replacement", || async {
         let all = pods(&client, &namespace).await?;
         let made = all.into_iter().find(|p| p.name_any() != first);
@@ -44,7 +44,8 @@ async fn an_init_container_that_cannot_start_or_fails_is_named_and_its_node_is_n
     })
     .await
     .unwrap();
-    // A node that nobody beats the heart of is lost in time, and avoided for that; one that is blamed for a failure would be the second choice.
+    // Nobody sends heartbeats for the first node, so it is lost after a while and then avoided for that reason. A node with a failure would
+    // only be the second choice.
     let affinity = serde_json::to_value(second.spec.unwrap().affinity).unwrap();
     assert!(
         affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"].is_null(),

@@ -52,7 +52,7 @@ async fn pods(client: &Client, namespace: &str) -> Result<Vec<Pod>> {
     Ok(pods)
 }
 
-/// The names of the pods that are not going.
+/// The names of the pods that are not being deleted.
 async fn live(client: &Client, namespace: &str) -> Result<Vec<String>> {
     let pods = pods(client, namespace).await?;
     Ok(pods
@@ -62,8 +62,8 @@ async fn live(client: &Client, namespace: &str) -> Result<Vec<String>> {
         .collect())
 }
 
-/// Waits for the pods of these numbers and no others.
-async fn live_are(client: &Client, namespace: &str, numbers: &[i64]) -> Result<()> {
+/// Waits until exactly the pods with these numbers exist.
+async fn wait_for_live_pods(client: &Client, namespace: &str, numbers: &[i64]) -> Result<()> {
     let job = observed(client, namespace, "j").await?;
     let want: Vec<String> = numbers.iter().map(|number| pod_name(&job, *number)).collect();
     eventually(&format!("pods {want:?}"), || async {
@@ -74,7 +74,7 @@ async fn live_are(client: &Client, namespace: &str, numbers: &[i64]) -> Result<(
     .await
 }
 
-/// As a kubelet would.
+/// Sets the status of a pod, as a kubelet would.
 async fn set_status(client: &Client, namespace: &str, pod: &str, status: Value) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let patch = json!({ "status": status });
@@ -111,7 +111,7 @@ async fn condition(client: &Client, namespace: &str, kind: &str) -> Result<Value
     Ok(all.into_iter().find(|c| c["type"] == kind).unwrap_or_default())
 }
 
-/// Waits until the job is degraded for this reason, with these words.
+/// Waits until the job is degraded for this reason, with these words in the message.
 async fn degraded(client: &Client, namespace: &str, reason: &str, words: &str) -> Result<()> {
     eventually(reason, || async {
         let found = condition(client, namespace, "Degraded").await?;
@@ -136,9 +136,9 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
     let _operator = operator(client.clone(), &namespace);
     let _coordinators = coordinators(&client, client.clone(), &namespace, folder.path());
     create(&client, &namespace, pooled(&namespace, 3)).await.unwrap();
-    live_are(&client, &namespace, &[1, 2, 3]).await.unwrap();
+    wait_for_live_pods(&client, &namespace, &[1, 2, 3]).await.unwrap();
 
-    // Token, service, endpoint and record are there, and owned.
+    // Token, service, endpoint and record exist and have an owner.
     let secrets: Api<Secret> = Api::namespaced(client.clone(), &namespace);
     let job = observed(&client, &namespace, "j").await.unwrap();
     let (token, service) = (token_name(&job), coordinator_name(&job));
@@ -185,7 +185,7 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
         (&format!("j-{}", &uid[..8]), uid)
     );
 
-    // The template came through, and the pods ask for a GPU each.
+    // The template is part of the pods, and each pod requests a GPU.
     let pod = pods(&client, &namespace).await.unwrap().remove(0);
     assert_eq!(pod.labels()["team"], "a");
     assert_eq!(
@@ -200,7 +200,7 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
         "1"
     );
 
-    // Two are on the first node before there is another.
+    // Two pods are on the first node before there is another node.
     eventually("the first node is full", || async {
         let pods = pods(&client, &namespace).await?;
         let bound = pods
@@ -215,7 +215,7 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
         .await
         .unwrap();
 
-    // All are scheduled; a node announces its end: its pods are deleted and replaced before it goes.
+    // All pods are scheduled. A node announces its end: its pods are deleted and replaced before it is gone.
     let on = |node: String| {
         let (client, namespace) = (client.clone(), namespace.clone());
         async move {
@@ -252,10 +252,10 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
     .await
     .unwrap();
 
-    // A node that is gone: its pods are lost, and block nothing.
+    // A node is gone: its pods are lost, and do not block anything.
     let newest = 3 + i64::try_from(gone).unwrap();
     b.remove().await.unwrap();
-    live_are(&client, &namespace, &[newest + 1, newest + 2, newest + 3])
+    wait_for_live_pods(&client, &namespace, &[newest + 1, newest + 2, newest + 3])
         .await
         .unwrap();
     let events: Api<Event> = Api::namespaced(client.clone(), &namespace);
@@ -274,7 +274,7 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
     .await
     .unwrap();
 
-    // The job goes, and everything with it.
+    // When the job is deleted, all of its objects are deleted.
     jobs(&client, &namespace)
         .delete("j", &DeleteParams::default())
         .await
@@ -287,7 +287,7 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
     let records: Api<VarunaRecord> = Api::namespaced(client.clone(), &namespace);
     let params = ListParams::default();
     eventually("everything is collected", || async {
-        // Without a kubelet nobody ends a pod's last grace.
+        // Pods that are terminating are deleted here, because no kubelet does.
         for pod in pods(&client, &namespace).await? {
             if pod.metadata.deletion_timestamp.is_some() {
                 let _ = all.delete(&pod.name_any(), &force).await;
@@ -315,7 +315,7 @@ async fn an_evicted_pod_is_replaced_at_once_and_crashes_end_in_failed_with_the_l
         .unwrap();
     let _operator = operator(client.clone(), &namespace);
     create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();
-    live_are(&client, &namespace, &[1]).await.unwrap();
+    wait_for_live_pods(&client, &namespace, &[1]).await.unwrap();
     let job = observed(&client, &namespace, "j").await.unwrap();
     let end = |code: i32, reason: &str| {
         json!({ "phase": "Failed", "containerStatuses": [{
@@ -330,7 +330,7 @@ async fn an_evicted_pod_is_replaced_at_once_and_crashes_end_in_failed_with_the_l
     set_status(&client, &namespace, &pod_name(&job, 1), evicted)
         .await
         .unwrap();
-    live_are(&client, &namespace, &[2]).await.unwrap();
+    wait_for_live_pods(&client, &namespace, &[2]).await.unwrap();
     for number in 2..8 {
         let pod = pod_name(&job, number);
         eventually(&format!("{pod} is made"), || async {
@@ -376,7 +376,7 @@ async fn of_two_coordinators_one_writes_the_record() {
     let api = records.clone();
     let store = move |uid: &str| ClusterStore::new(api.clone(), "j-1".into(), uid.into(), runtime.clone());
     let mut late = store("u");
-    // Stores block: outside the runtime, as the coordinator has them.
+    // Stores block, so they run outside the async runtime, as in the coordinator.
     let work = std::thread::spawn(move || {
         let (mut a, mut b) = (store("u"), store("u"));
         assert_eq!(a.read().unwrap(), Record::default());
@@ -420,7 +420,7 @@ async fn of_two_coordinators_one_writes_the_record() {
         .await
         .unwrap();
 
-    // A record that was deleted, or is another one of the same name, is no new run to who has known it.
+    // To a store that has known a record, a deleted record, or another record with the same name, is no new run.
     records.delete("j-1", &DeleteParams::default()).await.unwrap();
     late = blocking(late, |late| {
         let gone = late.read().unwrap_err().to_string();
@@ -436,7 +436,7 @@ async fn of_two_coordinators_one_writes_the_record() {
     .await;
 }
 
-/// An empty record, as the operator makes it.
+/// An empty record, as the operator creates it.
 async fn add_record(records: &Api<VarunaRecord>) {
     let spec = RecordSpec {
         uid: "u".into(),
@@ -448,7 +448,7 @@ async fn add_record(records: &Api<VarunaRecord>) {
         .unwrap();
 }
 
-/// Stores block: outside the runtime.
+/// Stores block, so they run outside the async runtime.
 async fn blocking(
     mut store: ClusterStore,
     ask: impl FnOnce(&mut ClusterStore) + Send + 'static,
@@ -530,7 +530,7 @@ async fn a_job_that_another_controller_manages_is_left_alone() {
     );
     let ours = with(ours, "/metadata/name", json!("ours"));
     create(&client, &namespace, ours).await.unwrap();
-    // The operator has seen both by the time at which the second one has a status.
+    // When the second job has a status, the operator has seen both jobs.
     eventually("the operator looks after its own", || async {
         let job = jobs(&client, &namespace).get("ours").await?;
         ensure!(job.data["status"]["newestPod"] == 1, "{}", job.data["status"]);
@@ -549,7 +549,7 @@ async fn others_fields_on_our_objects_stay() {
     let client = cluster().client().await.unwrap();
     let _operator = operator(client.clone(), &namespace);
     create(&client, &namespace, pooled(&namespace, 1)).await.unwrap();
-    live_are(&client, &namespace, &[1]).await.unwrap();
+    wait_for_live_pods(&client, &namespace, &[1]).await.unwrap();
     let job = observed(&client, &namespace, "j").await.unwrap();
     let service = coordinator_name(&job);
     cluster()
@@ -558,7 +558,7 @@ async fn others_fields_on_our_objects_stay() {
             "",
         )
         .unwrap();
-    // It is seen that a field of ours was changed.
+    // The operator notices that a field of its own was changed.
     let label = "app.kubernetes.io/managed-by";
     cluster()
         .kubectl(

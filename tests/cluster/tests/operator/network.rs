@@ -1,4 +1,4 @@
-//! The policies of a job's network, as an API server takes them.
+//! The network policies of a job, as an API server accepts them.
 
 use super::{create, jobs, pooled, with};
 use anyhow::ensure;

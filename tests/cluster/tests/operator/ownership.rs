@@ -1,4 +1,4 @@
-//! Objects with the names of a job's that are not its own, and jobs that follow each other under one name.
+//! Objects that have the names of a job's objects but do not belong to it, and several jobs that have the same name one after the other.
 
 use super::{condition, create, live, pods, pooled};
 use anyhow::{Context as _, ensure};
@@ -13,7 +13,7 @@ use varuna_coordinator::record_format;
 use varuna_operator::decide::objects::{COORDINATOR_LABEL, coordinator_name, pod_name, token_name};
 use varuna_protocol::Record;
 
-/// Something that a user made.
+/// Adds an object that a user has created.
 fn add(namespace: &str, object: &Value) {
     cluster()
         .kubectl(&["-n", namespace, "create", "-f", "-"], &object.to_string())
@@ -34,7 +34,7 @@ async fn says_that_the_name_is_taken(client: &Client, namespace: &str, what: &st
     .unwrap();
 }
 
-/// Another spec is tried without the delay that tries which failed have by now, here one of another age.
+/// Changes the job's spec (here its TTL), which makes the operator retry without the backoff of the failed tries before.
 async fn try_again_at_once(client: &Client, namespace: &str, ttl: u64) {
     let spec = Patch::Merge(json!({ "spec": { "ttlSecondsAfterFinished": ttl } }));
     let (jobs, parameters) = (jobs(client, namespace), PatchParams::default());
@@ -52,7 +52,8 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
     let all_pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
     let labels = json!({ "varuna.dev/job": "j", "varuna.dev/pod-number": "1" });
-    // The gate keeps it off every node. On a node that is not there, the cluster's collector of pods would take it after a minute.
+    // The scheduling gate keeps the pod off every node. The cluster's garbage collector would delete a pod on a node that does not exist
+    // after a minute.
     let pod = json!({ "schedulingGates": [{ "name": "test/stays" }], "containers": [{ "name": "c", "image": "i" }] });
     for object in [
         json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": token }, "stringData": { "token": "mine" } }),
@@ -67,7 +68,7 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
         ..DeleteParams::default()
     };
 
-    // Tried again and again, and by another operator, it stays somebody else's.
+    // After many tries, also by another operator, the object still belongs to the user.
     says_that_the_name_is_taken(&client, &namespace, &format!("Secret {token}")).await;
     let version = || async {
         record(&client, &namespace)
@@ -79,7 +80,7 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     let noted = version().await;
     first_operator.abort();
     assert!(first_operator.await.unwrap_err().is_cancelled());
-    // A message that is there again is the second operator's: its own try, not what the first one left.
+    // The status is reset, so that a new message comes from the second operator.
     let forgotten = Patch::Merge(json!({ "status": { "conditions": null } }));
     jobs(&client, &namespace)
         .patch_status("j", &PatchParams::default(), &forgotten)
@@ -91,7 +92,7 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     );
     let _operator = operator(client.clone(), &namespace);
     says_that_the_name_is_taken(&client, &namespace, &format!("Secret {token}")).await;
-    // An operator that ends in the middle of a try leaves the note that the name is taken, by which the next one knows.
+    // An operator that ends during a try has already noted that the name is taken, so that the next operator knows it.
     assert_eq!(version().await, noted, "a try has changed the record");
     let secret = secrets.get(&token).await.unwrap();
     assert_eq!(secret.data.unwrap()["token"], ByteString(b"mine".to_vec()));
@@ -110,7 +111,7 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
         found.is_some_and(|pod| pod.metadata.deletion_timestamp.is_none()),
         "a pod with the job's label that is not the job's was deleted"
     );
-    // Here the next try comes by itself.
+    // The operator retries by itself.
     all_pods.delete(&first, &now).await.unwrap();
     eventually("the job has its pod", || async {
         let pod = pods(&client, &namespace).await?.pop().context("a pod")?;
@@ -158,7 +159,7 @@ async fn a_run_goes_by_the_job_that_it_began_with_while_workers_hold_it() {
             .unwrap();
     };
     let began = term(1).await;
-    // It means the same, and is another text.
+    // The new text has the same meaning.
     patch("{\"workers\":{\"device\":\"auto\"}}");
     first.abort();
     let _second = operator(client.clone(), &namespace);
@@ -175,7 +176,7 @@ async fn a_run_goes_by_the_job_that_it_began_with_while_workers_hold_it() {
     patch("{\"suspend\":true,\"allowStateLoss\":true}");
     eventually("its pods are gone", || async {
         let left = pods(&client, &namespace).await?;
-        // Without a kubelet nobody ends a pod's last grace.
+        // Pods that are terminating are deleted here, because no kubelet does.
         for pod in left.iter().filter(|p| p.metadata.deletion_timestamp.is_some()) {
             let _ = all.delete(&pod.name_any(), &force).await;
         }
@@ -207,7 +208,7 @@ async fn a_job_that_is_deleted_and_made_again_at_once_knows_nothing_of_the_one_b
     })
     .await
     .unwrap();
-    // As its coordinator leaves it after the last step.
+    // The record as its coordinator leaves it after the last step.
     let records: Api<VarunaRecord> = Api::namespaced(client.clone(), &namespace);
     let done = Record {
         version: 100,

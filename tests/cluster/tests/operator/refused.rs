@@ -1,4 +1,4 @@
-//! A job's conditions report what the API server refuses; it is tried again with a backoff.
+//! A job's conditions report what the API server refuses, and the operator retries with a backoff.
 
 use super::*;
 use k8s_openapi::api::core::v1::{Namespace, ResourceQuota};
@@ -30,7 +30,7 @@ async fn a_quota_holds_pods_back_the_job_says_so_and_goes_on_when_it_is_raised()
     )
     .await
     .unwrap();
-    // The API server charges the quota before it stores the pod that it lets in: the others may be refused first.
+    // The API server charges the quota before it stores the pod that it admits, so it may refuse the other pods first.
     eventually("one pod beside the coordinator, which comes first", || async {
         let there = live(&client, &namespace).await?;
         ensure!(there.len() == 1, "{there:?}");
@@ -43,7 +43,7 @@ async fn a_quota_holds_pods_back_the_job_says_so_and_goes_on_when_it_is_raised()
         .unwrap();
     eventually("all three pods", || async {
         let there = live(&client, &namespace).await?;
-        // Which one had been let in is the API server's choice.
+        // The API server chose which pod it admitted.
         ensure!(there.len() == 3, "{there:?}");
         let found = condition(&client, &namespace, "Degraded").await?;
         ensure!(found["reason"] != "PodsRefused", "{found}");
@@ -71,7 +71,7 @@ async fn a_template_that_makes_no_pod_is_named_and_a_corrected_one_is_tried_at_o
         .patch("j", &PatchParams::default(), &Patch::Merge(&right))
         .await
         .unwrap();
-    live_are(&client, &namespace, &[1]).await.unwrap();
+    wait_for_live_pods(&client, &namespace, &[1]).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -83,13 +83,13 @@ async fn a_namespace_that_is_deleted_takes_its_job_along() {
         .unwrap();
     let _operator = operator(client.clone(), &namespace);
     create(&client, &namespace, pooled(&namespace, 2)).await.unwrap();
-    live_are(&client, &namespace, &[1, 2]).await.unwrap();
+    wait_for_live_pods(&client, &namespace, &[1, 2]).await.unwrap();
     cluster()
         .kubectl(&["delete", "namespace", &namespace, "--wait=false"], "")
         .unwrap();
     let namespaces: Api<Namespace> = Api::all(client.clone());
     eventually("the namespace is gone", || async {
-        // As its kubelet would: pods of a node end before they are gone.
+        // Ends the pods as their kubelet would: pods on a node end before they are deleted.
         for pod in pods(&client, &namespace).await? {
             let now = DeleteParams::default().grace_period(0);
             let api: Api<Pod> = Api::namespaced(client.clone(), &namespace);
@@ -113,7 +113,7 @@ async fn a_webhook_that_does_not_answer_is_named_and_holds_pods_up_only_while_it
         "webhooks": [{
             "name": "down.example.com", "failurePolicy": "Fail", "sideEffects": "None", "timeoutSeconds": 1,
             "admissionReviewVersions": ["v1"],
-            // Nobody listens there.
+            // No process listens there.
             "clientConfig": { "url": "https://127.0.0.1:1/" },
             "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": namespace } },
             "rules": [{ "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"] }],

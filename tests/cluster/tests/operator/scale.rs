@@ -1,6 +1,6 @@
 //! `kubectl scale` and a suspension change a job's pods.
 
-use super::{condition, create, jobs, live, live_are, pods, pooled, with};
+use super::{condition, create, jobs, live, pods, pooled, wait_for_live_pods, with};
 use anyhow::ensure;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams};
@@ -15,22 +15,24 @@ async fn scale_and_suspend_change_the_pods() {
     let client = cluster().client().await.unwrap();
     let _operator = operator(client.clone(), &namespace);
     create(&client, &namespace, pooled(&namespace, 2)).await.unwrap();
-    live_are(&client, &namespace, &[1, 2]).await.unwrap();
+    wait_for_live_pods(&client, &namespace, &[1, 2]).await.unwrap();
     cluster()
         .kubectl(&["-n", &namespace, "scale", "vj/j", "--replicas=4"], "")
         .unwrap();
-    live_are(&client, &namespace, &[1, 2, 3, 4]).await.unwrap();
+    wait_for_live_pods(&client, &namespace, &[1, 2, 3, 4])
+        .await
+        .unwrap();
     cluster()
         .kubectl(&["-n", &namespace, "scale", "vj/j", "--replicas=1"], "")
         .unwrap();
-    live_are(&client, &namespace, &[1]).await.unwrap();
+    wait_for_live_pods(&client, &namespace, &[1]).await.unwrap();
     let suspend = |is: bool| {
         let patch = format!("{{\"spec\":{{\"suspend\":{is},\"allowStateLoss\":true}}}}");
         let arguments = ["-n", &namespace, "patch", "vj", "j", "--type=merge", "-p", &patch];
         cluster().kubectl(&arguments, "").unwrap();
     };
     suspend(true);
-    live_are(&client, &namespace, &[]).await.unwrap();
+    wait_for_live_pods(&client, &namespace, &[]).await.unwrap();
     eventually("the condition says so", || async {
         let suspended = condition(&client, &namespace, "Suspended").await?;
         ensure!(
@@ -42,7 +44,7 @@ async fn scale_and_suspend_change_the_pods() {
     .await
     .unwrap();
     suspend(false);
-    live_are(&client, &namespace, &[5]).await.unwrap();
+    wait_for_live_pods(&client, &namespace, &[5]).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -56,7 +58,7 @@ async fn groups_share_what_the_job_may_have_and_a_lost_pod_is_replaced_in_its_ow
     ]);
     let document = with(pooled(&namespace, 3), "/spec/workerGroups", groups);
     create(&client, &namespace, document).await.unwrap();
-    // Of each group its pods, those with its own selector, and what the status says.
+    // For each group: its pods, the pods that its selector selects, and the numbers in the status.
     let are = async |want: [usize; 2]| {
         eventually(&format!("pods by group {want:?}"), || async {
             let mut count = [0, 0];

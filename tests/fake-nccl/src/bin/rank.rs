@@ -1,4 +1,4 @@
-//! One rank as a process that a test starts and kills: it does what the lines of its input say, and answers each with a line.
+//! One rank as a process that a test starts and kills. It reads one command for each line of its input, and answers with one line each:
 //!
 //! `id`, `init NAME ID RANKS RANK MS`, `sum BUFFER NAME VALUE`, `wait BUFFER MS`, `done BUFFER`, `get BUFFER`, `revoke NAME..`, `drop NAME`,
 //! `idle MS`, `overdue MS`.
@@ -15,10 +15,10 @@ use varuna_cuda::{
 };
 
 type Failure = Box<dyn std::error::Error>;
-/// Numbers in a buffer: enough that a sum does not fit what a socket holds.
+/// Numbers in a buffer: so many that a sum does not fit into a socket's buffer.
 const NUMBERS: usize = 1 << 18;
 
-/// A buffer and the operation that works on it.
+/// A buffer and the operation that uses it.
 struct Sum {
     memory: Arc<DeviceBuffer>,
     pending: Pending<Arc<DeviceBuffer>>,
@@ -107,7 +107,7 @@ impl Rank {
             ["overdue", ms] => {
                 let limit = Duration::from_millis(ms.parse()?);
                 let idle = self.reaper.wait_until_idle(Instant::now() + 2 * limit);
-                // What a worker does then: nothing in this process can be trusted to end.
+                // A worker ends its process in this case, because other ends of this process cannot be relied on.
                 if !idle && self.reaper.is_overdue(limit) {
                     std::process::exit(3);
                 }
@@ -121,7 +121,7 @@ impl Rank {
         Ok(self.sums.get(buffer).ok_or("no such buffer")?)
     }
 
-    /// Begins the sum of a buffer that is full of `value`.
+    /// Begins the sum of a buffer whose numbers are all `value`.
     fn sum(&self, name: &str, value: f32) -> Result<Sum, Failure> {
         let communicator = self.communicators.get(name).ok_or("no such communicator")?;
         let mut pinned = Pinned::new(&self.context, 4 * NUMBERS)?;
@@ -145,10 +145,10 @@ impl Rank {
         Ok(Sum { memory, pending })
     }
 
-    /// The value of all numbers of a buffer.
+    /// The value of a buffer, whose numbers must all be equal.
     fn get(&self, buffer: &str) -> Result<String, Failure> {
         let memory = Arc::clone(&self.of(buffer)?.memory);
-        // A stream of its own: that of the sums may stand still.
+        // The read uses a stream of its own, because the stream of the sums may be blocked.
         let stream = Stream::new(&self.context)?;
         let copy = Pinned::new(&self.context, 4 * NUMBERS)?.copy_from(memory, &stream)?;
         let (pinned, _) = copy.finish(Instant::now() + Duration::from_secs(60))?;

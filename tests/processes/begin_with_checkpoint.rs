@@ -1,4 +1,4 @@
-//! A job that begins with another one's checkpoint, with real processes.
+//! A job that begins with another job's checkpoint, with real processes.
 
 use nix::sys::signal::Signal;
 use std::path::Path;
@@ -14,7 +14,7 @@ fn job(folder: &Path) -> JobFile {
     }
 }
 
-/// All workers die, and two others come.
+/// Kills all workers, and starts two others.
 fn replace_workers(run: &mut Run) {
     for worker in run.wait_for_workers(3) {
         signal(worker.pid, Signal::SIGKILL);
@@ -72,7 +72,7 @@ fn a_job_goes_on_from_another_jobs_checkpoint_and_after_its_first_own_one_from_t
     whole.truncate(20);
     whole.extend(last_of_each(&second.metrics()));
     assert_same_curve(&curve, &whole, STEPS);
-    // The checkpoint of its last step is its own: nothing is left to do, although the other job's is gone.
+    // The job has its own checkpoint of its last step. So it has nothing left to do, although the other job's checkpoint is gone.
     drop(second);
     std::fs::remove_dir_all(base.path().join("elastic")).unwrap();
     let mut third = Run::start(&from(20, ""), 2);
@@ -110,7 +110,7 @@ fn with_the_weights_alone_a_job_begins_at_its_first_step_whatever_the_plan_and_w
         begun < f64::midpoint(seed, last),
         "{begun} with trained weights, {seed} from the seed, {last} at their last step"
     );
-    // Another plan, and all workers die before there is a checkpoint of its own.
+    // The job has another plan, and all workers die before it has a checkpoint of its own.
     let own = TempDir::new().unwrap();
     let mut third = Run::start(&tuned(&own, 2), 3);
     third.wait_for_step(5);

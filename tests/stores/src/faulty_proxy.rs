@@ -1,4 +1,4 @@
-//! A front before a store, which makes it slow, failing, hanging or cut off, and shows the phases of a save.
+//! A proxy in front of a store, which can make the store slow, failing, hanging or unreachable, and shows the phases of a save.
 
 use crate::loopback::address;
 use axum::Router;
@@ -12,18 +12,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// What happens to a request.
+/// How a request is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// This status, and nothing reaches the store.
+    /// With this status; the request does not reach the store.
     Status(u16),
-    /// The connection is reset once a part of the body has been read.
+    /// The connection is reset after a part of the body was read.
     Reset,
-    /// It reaches the store after so long.
+    /// By the store, after this delay.
     Late(Duration),
-    /// It waits, before it reaches the store, until the front changes its mind.
+    /// The request waits, before it reaches the store, until the rule changes.
     Held,
-    /// It reaches the store, whose answer is lost: this status comes in its place, as from a proxy; or the connection is reset.
+    /// The request reaches the store, whose answer is lost: the client gets this status instead, as from a gateway, or a reset connection.
     Lost(Option<u16>),
 }
 
@@ -34,25 +34,25 @@ struct Shared {
     behind: String,
     client: reqwest::Client,
     rule: Arc<Mutex<Rule>>,
-    /// Counts changes of the rule: who is held looks again.
+    /// Counts changes of the rule; requests that are held check the rule again.
     changes: Arc<watch::Sender<u64>>,
     seen: Arc<Mutex<Vec<(String, String)>>>,
 }
 
-/// A running front.
-pub struct Front {
-    /// `http://address:port`.
+/// A running proxy.
+pub struct FaultyProxy {
+    /// URL of the proxy: `http://address:port`.
     pub endpoint: String,
     shared: Shared,
     serving: tokio::task::JoinHandle<()>,
 }
 
-impl Front {
-    /// A front before the server at `behind`; everything passes.
+impl FaultyProxy {
+    /// Starts a proxy in front of the server at `behind`. At first all requests pass.
     ///
     /// # Panics
-    /// When it cannot listen.
-    pub async fn before(behind: &str) -> Front {
+    /// It cannot listen.
+    pub async fn start(behind: &str) -> FaultyProxy {
         let listener = tokio::net::TcpListener::bind(format!("{}:0", address())).await;
         let listener = listener.expect("a free port");
         let endpoint = format!("http://{}", listener.local_addr().expect("a bound socket"));
@@ -71,25 +71,25 @@ impl Front {
         let serving = tokio::spawn(async move {
             let _ = axum::serve(listener, app).await;
         });
-        Front {
+        FaultyProxy {
             endpoint,
             shared,
             serving,
         }
     }
 
-    /// From now on this decides by method and path (with the query) what happens to a request; none = it passes.
+    /// Sets the rule. From the method and the path (with the query) it decides how a request is answered; with none, it passes.
     pub fn rule(&self, rule: impl Fn(&str, &str) -> Option<Answer> + Send + Sync + 'static) {
         *self.shared.rule.lock().unwrap_or_else(PoisonError::into_inner) = Box::new(rule);
         self.shared.changes.send_modify(|n| *n += 1);
     }
 
-    /// Everything passes again.
+    /// Lets all requests pass from now on.
     pub fn pass(&self) {
         self.rule(|_, _| None);
     }
 
-    /// How many requests of this method with this text in their path have come.
+    /// Number of requests so far with this method and this text in their path.
     #[must_use]
     pub fn seen(&self, method: &str, part: &str) -> usize {
         let seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -99,7 +99,7 @@ impl Front {
     }
 }
 
-impl Drop for Front {
+impl Drop for FaultyProxy {
     fn drop(&mut self) {
         self.serving.abort();
     }
@@ -115,15 +115,15 @@ fn reset() -> ! {
     std::panic::resume_unwind(Box::new("the connection is reset"))
 }
 
-async fn pass(State(front): State<Shared>, request: Request) -> Response {
+async fn pass(State(proxy): State<Shared>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let method = parts.method.to_string();
     let path = parts
         .uri
         .path_and_query()
         .map_or(String::new(), ToString::to_string);
-    let mut changes = front.changes.subscribe();
-    front
+    let mut changes = proxy.changes.subscribe();
+    proxy
         .seen
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
@@ -131,11 +131,11 @@ async fn pass(State(front): State<Shared>, request: Request) -> Response {
     let mut body = body.into_data_stream();
     let mut lost = None;
     loop {
-        let answer = front.rule.lock().unwrap_or_else(PoisonError::into_inner)(&method, &path);
+        let answer = proxy.rule.lock().unwrap_or_else(PoisonError::into_inner)(&method, &path);
         match answer {
             None => break,
             Some(Answer::Status(status)) => {
-                // Read to its end: a client that still sends would see a reset instead of the status.
+                // The body is read to its end, because a client that is still sending would see a reset instead of the status.
                 while body.next().await.is_some() {}
                 return answer_with(status);
             }
@@ -148,7 +148,7 @@ async fn pass(State(front): State<Shared>, request: Request) -> Response {
                 break;
             }
             Some(Answer::Held) => {
-                // The front outlives its requests.
+                // The proxy exists longer than its requests.
                 let _ = changes.changed().await;
             }
             Some(Answer::Lost(instead)) => {
@@ -164,7 +164,7 @@ async fn pass(State(front): State<Shared>, request: Request) -> Response {
             Err(_) => reset(),
         }
     }
-    let response = forward(&front, parts, content.into()).await;
+    let response = forward(&proxy, parts, content.into()).await;
     match lost {
         None => response,
         Some(Some(status)) => answer_with(status),
@@ -172,12 +172,12 @@ async fn pass(State(front): State<Shared>, request: Request) -> Response {
     }
 }
 
-/// Headers as they are: the client has signed them, its Host included.
-async fn forward(front: &Shared, parts: axum::http::request::Parts, content: Bytes) -> Response {
+/// Forwards a request with unchanged headers, because the client has signed them, including Host.
+async fn forward(proxy: &Shared, parts: axum::http::request::Parts, content: Bytes) -> Response {
     let path = parts.uri.path_and_query().map_or("/", |p| p.as_str());
-    let request = front
+    let request = proxy
         .client
-        .request(parts.method, format!("{}{path}", front.behind))
+        .request(parts.method, format!("{}{path}", proxy.behind))
         .headers(parts.headers)
         .body(content);
     let Ok(answer) = request.send().await else {

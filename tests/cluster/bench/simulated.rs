@@ -1,4 +1,4 @@
-//! What the stand-in plays besides pods and reports: nodes, jobs, and coordinators that answer probes.
+//! Nodes and jobs of the simulated cluster, and responses to probes of its coordinators.
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Node;
@@ -9,14 +9,14 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Images that a node reports, as real ones do.
+/// Number of images in the status of a node, similar to that of real nodes.
 const IMAGES: usize = 20;
 
 pub(crate) fn node_name(i: usize) -> String {
     format!("bench-{i}")
 }
 
-/// A node that reports what real ones do, but for its lease: the controller manager that reads those is stopped.
+/// Adds a node with a status like that of real nodes, but without a lease: the controller manager, which checks leases, is stopped.
 pub(crate) async fn add_node(client: &Client, i: usize) -> Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
     let name = node_name(i);
@@ -38,7 +38,7 @@ pub(crate) async fn add_node(client: &Client, i: usize) -> Result<()> {
     Ok(())
 }
 
-/// Answers every probe of every coordinator.
+/// Answers the probes of all coordinators.
 pub(crate) async fn answer_probes(listener: TcpListener) {
     while let Ok((stream, _)) = listener.accept().await {
         tokio::spawn(answer_probes_of(stream));
@@ -63,7 +63,7 @@ async fn answer_probes_of(mut stream: TcpStream) {
     }
 }
 
-/// A job whose pods the stand-in binds.
+/// A job whose pods the simulation binds to nodes.
 pub(crate) fn job(name: &str, pods: usize) -> Result<DynamicObject> {
     let unscheduled = json!({ "spec": { "schedulerName": "none" } });
     let document = json!({
