@@ -1,4 +1,4 @@
-//! Everything that is written about metrics names metrics that the operator or a coordinator has: the dashboard, the alert rules, the reference.
+//! The dashboard, the alert rules and the reference page name only metrics that the operator or a coordinator has.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,7 +9,7 @@ const DASHBOARD: &str = include_str!("../../charts/varuna/dashboard.json");
 const RULES: &str = include_str!("../../charts/varuna/rules.yaml");
 const REFERENCE: &str = include_str!("../../docs/reference/observability.md");
 
-/// Names of the families that the pages of the operator and of a coordinator describe; of histograms also those of their series.
+/// Names of the metric families of the operator and of a coordinator; for histograms, the names of their series as well.
 fn published() -> BTreeSet<String> {
     let metrics = Metrics::default();
     metrics.reconciled(Duration::ZERO, Some("api"));
@@ -38,7 +38,7 @@ fn published() -> BTreeSet<String> {
     names.collect()
 }
 
-/// Words of a text that name metrics.
+/// Words of a text that are names of metrics.
 fn named(text: &str) -> BTreeSet<&str> {
     text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
         .filter(|word| word.starts_with("varuna_"))

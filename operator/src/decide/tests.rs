@@ -126,7 +126,7 @@ fn ended(number: i64, code: i32, reason: &str, ago: i64) -> ObservedPod {
     }
 }
 
-/// A pod whose init container ended with this code.
+/// A pod whose init container ended with this exit code.
 fn init_failed(number: i64, code: i32, ago: i64) -> ObservedPod {
     let failed = ended(number, code, "Error", ago);
     ObservedPod {
@@ -184,7 +184,7 @@ fn worker(name: &str, up: bool) -> WorkerView {
     }
 }
 
-/// A run with these workers attached and those detached.
+/// A run with these workers attached, and these detached.
 fn with_workers(mut run: ObservedRun, up: &[&str], down: &[&str]) -> ObservedRun {
     let up = up.iter().map(|name| worker(name, true));
     let workers = up.chain(down.iter().map(|name| worker(name, false)));
@@ -192,14 +192,14 @@ fn with_workers(mut run: ObservedRun, up: &[&str], down: &[&str]) -> ObservedRun
     run
 }
 
-/// Each of its workers runs a stage.
+/// The run with a place in the plan for each of its workers.
 fn all_placed(mut run: ObservedRun) -> ObservedRun {
     let workers = &mut run.snapshot.as_mut().unwrap().workers;
     workers.iter_mut().for_each(|w| w.pipeline = Some(0));
     run
 }
 
-/// A coordinator's pod.
+/// The pod of a coordinator.
 fn coordinator(number: i64, phase: PodPhase) -> ObservedPod {
     ObservedPod {
         name: objects::coordinator_pod_name(&observed(1).job, number),
@@ -300,7 +300,7 @@ fn a_lost_pod_is_replaced_at_once_under_another_name() {
         (vec!["j-w3-u".into()], vec!["j-w2-u"])
     );
     assert!(desired.events.iter().any(|n| n.reason == Reason::WorkerLost));
-    // It stays Terminating for as long as its node is away, and blocks nothing.
+    // The pod is in the state Terminating for as long as its node is away, and does not block anything.
     let next = decide(&carried_out(&observed, &desired));
     assert!(next.create.is_empty() && next.delete.is_empty(), "{next:?}");
 }
@@ -463,7 +463,7 @@ fn pods_that_cannot_be_deleted_wait_together_with_those_in_their_place() {
     let degraded = condition(&waits, ConditionType::Degraded);
     assert_eq!(degraded.reason, "PodsRefused");
     assert!(degraded.message.contains("does not delete"), "{degraded:?}");
-    // Nothing is to be deleted: what is missing is made.
+    // Nothing must be deleted, so the missing pod is created.
     observed.pods.remove(0);
     assert_eq!(names(&decide(&observed)).len(), 1);
 }
@@ -559,7 +559,7 @@ fn the_loss_scale_and_skipped_steps_are_reported_and_stay_while_no_coordinator_s
     assert_eq!(desired.status.skipped_steps, Some(3));
     assert_eq!(desired.status.loss_scale, Some(65_536));
     let mut next = carried_out(&observed, &desired);
-    // A successor that has published no step yet.
+    // The next coordinator has published no step yet.
     next.run = Some(training(5));
     let status = decide(&next).status;
     assert_eq!((status.skipped_steps, status.loss_scale), (Some(3), Some(65_536)));

@@ -54,7 +54,7 @@ fn seen<K>(index: &impl Fill<K>, object: &K) -> Vec<JobRef> {
     index.seen(object)
 }
 
-/// All that a watch shows as it begins anew.
+/// All objects, as a watch shows them when it starts again.
 fn relist<K>(index: &impl Fill<K>, objects: &[K]) -> Vec<JobRef> {
     index.begin();
     let mut changed: Vec<JobRef> = objects.iter().flat_map(|object| index.seen(object)).collect();
@@ -72,7 +72,7 @@ fn a_taint_that_came_while_there_was_no_watch_is_known_by_the_list() {
     seen(&index, &pod("j", 1, "a", &json!({})));
     seen(&index, &pod("k", 1, "b", &json!({})));
     assert_eq!(seen(&index, &node("a", &[], LATER)), [], "a heartbeat");
-    // The watch begins anew: one node is tainted meanwhile, the other is gone.
+    // The watch starts again: meanwhile one node was tainted, and the other is gone.
     let changed = relist(&index, &[node("a", &["karpenter.sh/disrupted"], LATER)]);
     assert_eq!(changed, [job_ref("n", "j"), job_ref("n", "k")]);
     let nodes = index.nodes.lock();
@@ -165,7 +165,7 @@ fn nothing_is_done_twice_while_the_watch_has_not_shown_what_was_done() {
     let going = pod("j", 1, "a", &json!({ "deletionTimestamp": NOON }));
     assert_eq!(seen(&index, &going), [job_ref("n", "j")]);
     assert_eq!(unmet(start), None);
-    // What was refused is not expected.
+    // A refused call is not expected to show.
     expect();
     index.pods.lock().met(&key, "j-w2");
     index.pods.lock().met(&key, "j-w1");
@@ -184,7 +184,7 @@ fn pods_that_a_silent_watch_does_not_show_are_read_and_not_made_again() {
         .pods
         .lock()
         .expect(start, &key, created.into_iter(), deleted.into_iter());
-    // Many calls take a while, and the time to show them begins when they have ended.
+    // Many calls take a while. The time for the watch to show their results starts when they have ended.
     let ended = start + Duration::from_secs(25);
     index.pods.lock().calls_ended(ended, &key);
     let left = unmet(ended).expect("the watch has just got the time to show them");
@@ -205,7 +205,7 @@ fn pods_that_a_silent_watch_does_not_show_are_read_and_not_made_again() {
     };
     assert_eq!(names("j"), ["j-w2", "j-w3"]);
     assert_eq!(names("k"), ["k-w1"], "another job's");
-    // Those that are gone are on no node any more.
+    // Deleted pods are on no node any more.
     index.pods.lock().read(&key, &[]);
     assert_eq!(
         Fill::<NodeObject>::gone(&index, &node("a", &[], NOON)),
@@ -315,7 +315,7 @@ fn an_object_that_somebody_deletes_makes_its_job_be_looked_at() {
     assert!(index.owned.lock().get(&key).unwrap().is_touched);
     assert_eq!(services.gone(&service(5, "b")), [job_ref("n", "j")]);
     assert_eq!(applied(), None);
-    // While there was no watch.
+    // These objects were created while there was no watch.
     relist(&services, &[service(6, "c")]);
     assert_eq!(relist(&services, &[]), [job_ref("n", "j")]);
     assert_eq!(applied(), None);
@@ -372,7 +372,7 @@ fn increments_are_told_from_the_other_workloads_of_their_job() {
     assert_eq!(of_other.workload.unwrap().number, 1);
     assert!(of_other.increments.is_empty() && of_other.earlier.is_empty());
 
-    // As an operator reads a name that knows no increments: what has no number there is none of its Workloads.
+    // How an operator without increments reads a name: if there is no number at this place, it is not one of its Workloads.
     let read = |name: &str| -> Option<i64> {
         let rest = name.strip_prefix(&workload_prefix("j"))?;
         rest.split('-').next()?.parse().ok()

@@ -38,7 +38,7 @@ fn a_jobs_series_come_with_it_and_go_with_it() {
 #[test]
 fn reconciliations_and_errors_are_told_apart_by_bounded_labels() {
     let metrics = Metrics::default();
-    // Before anything has happened.
+    // The metrics before any event.
     let text = metrics.render();
     for error in [Error::Stale, Error::Timeout] {
         let line = format!(r#"varuna_reconcile_errors_total{{kind="{}"}} 0"#, error.kind());

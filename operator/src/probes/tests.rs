@@ -26,7 +26,7 @@ fn a_silence_is_known_after_some_seconds_and_reported_once() {
         Some((3, ProbeAnswer::Answers)),
         "for as long as the connection is held"
     );
-    // The system has tried for some seconds already.
+    // The operating system has retried for some seconds already.
     let since = later - Duration::from_secs(6);
     assert_eq!(target.failed(later, since), None);
     assert_eq!(answer(&target, later), Some((3, ProbeAnswer::Answers)));
@@ -40,7 +40,7 @@ fn a_silence_is_known_after_some_seconds_and_reported_once() {
     assert_eq!(target.failed(silent + RETRY, silent), None, "reported before");
 }
 
-/// A coordinator whose node is cut off is found silent within this time, and then replaced within 15 s of the cut.
+/// A coordinator whose node is disconnected is found silent within this time, so that it is replaced within 15 s of the disconnection.
 #[test]
 fn a_cut_is_noticed_in_time() {
     let noticed = KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_TRIES;
@@ -79,7 +79,7 @@ async fn only_the_right_answer_is_one() {
     drop(listener);
     let error = hold(closed, INTERVAL, count).await;
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
-    // Over the same connection again and again.
+    // All probes use the same connection.
     let (address, asked) = serve(StatusCode::OK).await;
     let held = hold(address, Duration::from_millis(1), count);
     let _ = timeout(Duration::from_secs(5), async {
@@ -92,7 +92,8 @@ async fn only_the_right_answer_is_one() {
     assert!(asked.load(Ordering::Relaxed) >= 3 && answers.load(Ordering::Relaxed) >= 2);
 }
 
-/// Asks a coordinator that takes one connection, answers so many times over it, and then says `last`.
+/// Probes a coordinator that accepts one connection, answers this many times, and then sends `last`. Returns the error and the number of
+/// answers.
 async fn held_by_one_connection(answers: usize, last: &[u8]) -> (ErrorKind, usize) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -136,7 +137,7 @@ async fn a_coordinator_is_asked_over_one_connection() {
 #[tokio::test]
 async fn what_nobody_asked_for_ends_a_connection() {
     let (error, answered) = held_by_one_connection(1, b"HTTP/1.1 200 OK\r\n\r\n").await;
-    // It may come with the answer, while HTTP reads, or after it.
+    // The additional bytes may come together with the answer, while HTTP is reading, or after it.
     let is_known = matches!(error, ErrorKind::Other | ErrorKind::InvalidData);
     assert!(is_known && answered <= 1, "{error:?}, {answered} answers");
 }

@@ -2,7 +2,7 @@
 #![expect(
     clippy::unwrap_used,
     clippy::too_many_lines,
-    reason = "tests that tell a story"
+    reason = "tests of many consecutive events"
 )]
 
 use anyhow::{Context as _, Result, ensure};

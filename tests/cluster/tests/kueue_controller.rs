@@ -1,6 +1,6 @@
 //! A job in a queue of Kueue's own controller (`scripts/setup-kueue.sh` builds it). The real controller admits the job, admits an
 //! increment, evicts the job and admits it again.
-#![expect(clippy::unwrap_used, reason = "a test that tells a story")]
+#![expect(clippy::unwrap_used, reason = "a test of many consecutive events")]
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;

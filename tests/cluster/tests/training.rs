@@ -1,5 +1,5 @@
 //! A job on a real API server with real workers, from `kubectl apply` to Complete, with preemptions.
-#![expect(clippy::too_many_lines, reason = "a test that tells a story")]
+#![expect(clippy::too_many_lines, reason = "a test of many consecutive events")]
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;

@@ -1,17 +1,17 @@
-//! The inputs in the repository: `corpus/<target>/<name>`. Names of seeds begin with `valid-`; each other input once found a
-//! defect, and is named after it.
+//! The inputs in the repository: `corpus/<target>/<name>`. Names of seeds begin with `valid-`. Each other input once found a defect, and is
+//! named after it.
 
 use crate::Target;
 use std::io;
 use std::path::PathBuf;
 
-/// How the names of seeds begin.
+/// Prefix of the names of seeds.
 pub const VALID: &str = "valid-";
 
 /// An input with its name.
 pub type Named = (String, Vec<u8>);
 
-/// Where a target's inputs lie.
+/// Folder of a target's inputs.
 #[must_use]
 pub fn folder(target: &Target) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/corpus")).join(target.name)

@@ -1,4 +1,4 @@
-//! Mutated inputs, one after another; those with a new answer are mutated further.
+//! Runs mutated inputs, one after another. Inputs with a new answer are mutated further.
 
 use crate::corpus::Named;
 use crate::mutate::mutated;
@@ -10,28 +10,28 @@ use std::sync::PoisonError;
 use std::time::Instant;
 use varuna_sim::Rng;
 
-/// Longest answer that is compared with others, characters: some repeat a part of the input.
+/// Answers are compared up to this number of characters, because some repeat a part of the input.
 const ANSWER_CHARS: usize = 96;
-/// Attempts to make an input shorter that still fails in the same way.
+/// Maximum number of attempts to find a shorter input that fails in the same way.
 const SHORTENED: usize = 4000;
 
 /// When to stop.
 #[derive(Clone, Copy, Debug)]
 pub enum Until {
-    /// After so many inputs.
+    /// After this number of inputs.
     Count(u64),
     /// At this time.
     Time(Instant),
 }
 
-/// What was done.
+/// Statistics of an exploration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
-    /// Inputs that were run.
+    /// Number of inputs that were run.
     pub executions: u64,
-    /// Of these, taken by the target.
+    /// Number of inputs that the target accepted.
     pub accepted: u64,
-    /// Different answers.
+    /// Number of different answers.
     pub answers: usize,
 }
 
@@ -39,17 +39,17 @@ pub struct Stats {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{failure}")]
 pub struct Found {
-    /// The shortest one that was found to fail in this way.
+    /// The shortest input that was found to fail in this way.
     pub input: Vec<u8>,
-    /// What happens.
+    /// The failure.
     pub failure: Failure,
 }
 
-/// Explores a target from the inputs of its corpus. The same seed gives the same inputs. `before` is told each input before it is
-/// run: some failures end the process.
+/// Explores a target from the inputs of its corpus. The same seed gives the same inputs. `before` is called with each input before it is
+/// run, because some failures end the process.
 ///
 /// # Errors
-/// The first input that fails.
+/// An input fails.
 pub fn explore(
     target: &Target,
     corpus: &[Named],
@@ -72,7 +72,7 @@ pub fn explore(
             stats.answers = seen.len();
             return Ok(stats);
         }
-        // First the corpus as it is.
+        // The corpus is run first, without mutations.
         let input = match usize::try_from(stats.executions) {
             Ok(at) if at < known => corpus[at].1.clone(),
             _ => mutated(target, &pool, &mut rng),
@@ -90,7 +90,7 @@ pub fn explore(
     }
 }
 
-/// What tells answers apart: the words without numbers and quoted parts, and the magnitude of the memory.
+/// The part of an answer that distinguishes it from others: the words without numbers and quoted parts, and the magnitude of the memory.
 fn in_short(answer: &Answer) -> String {
     let mut short = format!("{} {} ", answer.accepted, answer.taken.max(1).ilog2());
     let mut quoted = false;
@@ -109,7 +109,7 @@ fn in_short(answer: &Answer) -> String {
     short
 }
 
-/// Leaves out parts, as long as the rest fails in the same way.
+/// Removes parts of an input, as long as the rest fails in the same way.
 fn shortened(target: &Target, input: Vec<u8>, failure: Failure, before: &mut impl FnMut(&[u8])) -> Found {
     let mut found = Found { input, failure };
     if matches!(found.failure, Failure::Time { .. }) {

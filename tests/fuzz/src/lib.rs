@@ -1,10 +1,9 @@
-//! Fuzzing of everything that parses what it did not write. A target takes bytes; whatever they are, it must not panic, must not
-//! take much more memory than their length ([`run`]), and must end. Where it takes them, what it has read is written and read
-//! again.
+//! Fuzzing of all code that parses data from outside. A target takes bytes. For any bytes it must not panic, must not use much more memory
+//! than their length ([`run`]), and must end. If it accepts them, the value that was read is written and read again.
 //!
-//! `cargo test -p varuna-fuzz` replays the corpus and a fixed number of mutated inputs; `make fuzz` explores for a minute a target.
-//! There is no instrumentation, which needs a nightly compiler: inputs whose *answer* is new (another error, another amount of
-//! memory) are kept and mutated further. This crate must never be used by a crate that ships.
+//! `cargo test -p varuna-fuzz` replays the corpus and a fixed number of mutated inputs; `make fuzz` explores each target for a minute.
+//! There is no instrumentation, which would need a nightly compiler. Instead, inputs with a new *answer* (another error, another amount of
+//! memory) are kept and mutated further. Crates that are shipped must never use this crate.
 
 pub mod corpus;
 pub mod explore;
@@ -17,10 +16,10 @@ pub use targets::TARGETS;
 
 use std::sync::Mutex;
 
-/// Memory is counted for the process as a whole: held while inputs are run.
+/// Held while inputs are run, because memory is counted for the whole process.
 pub static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// What inputs look like, so that mutations can keep some of their structure.
+/// The form of inputs, so that mutations can keep some of their structure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
     /// Numbers and lengths.
@@ -33,31 +32,31 @@ pub enum Form {
     Proto,
     /// A safetensors file: a header in JSON after its length, and data.
     Safetensors,
-    /// So many inputs in one: the first ones in JSON or bytes, the last one in bytes or as a safetensors file.
+    /// This number of inputs in one: the first ones in JSON or bytes, the last one in bytes or as a safetensors file.
     Parts(usize),
     /// Items of `targets::sequence`, each with a protobuf message or bytes.
     Sequence,
 }
 
-/// A parser, and what is done with what it has read.
+/// A parser, and the code that uses what it has read.
 pub struct Target {
-    /// Its name, and that of its folder in the corpus.
+    /// Name of the target and of its folder in the corpus.
     pub name: &'static str,
-    /// What is parsed, for people.
+    /// Description of what is parsed.
     pub what: &'static str,
-    /// Of its inputs.
+    /// Form of its inputs.
     pub form: Form,
-    /// Words that its inputs may hold.
+    /// Words that its inputs may contain.
     pub words: &'static [&'static str],
-    /// Bytes of memory that it may take for the shortest input.
+    /// Bytes of memory that it may use for the shortest input.
     pub memory: usize,
-    /// Inputs that it takes, made by what writes them, each with a name.
+    /// Inputs that it accepts, each with a name. They are made by the code that writes this format.
     pub seeds: fn() -> Vec<(&'static str, Vec<u8>)>,
-    /// What it said of an input that it took, or why it refused it. Panics where something is broken.
+    /// Runs an input. Returns a description of an accepted input, or the reason why it is refused. Panics if there is a defect.
     pub run: fn(&[u8]) -> Result<String, String>,
 }
 
-/// The target of this name.
+/// The target with this name.
 #[must_use]
 pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|t| t.name == name)

@@ -1,4 +1,4 @@
-//! `varuna-fuzz`: explores targets for a time, replays one input, writes the seeds.
+//! `varuna-fuzz`: explores targets for some time, replays one input, or writes the seeds.
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
@@ -14,9 +14,10 @@ use varuna_fuzz::explore::{Until, explore};
 use varuna_fuzz::run::run;
 use varuna_fuzz::{ONE_AT_A_TIME, TARGETS, Target, corpus, target};
 
-/// Address space of the process that runs the inputs: what takes memory without end must not take the machine's.
+/// Limit of the address space of the process that runs the inputs, so that a target with unbounded memory use does not take all of the
+/// machine's memory.
 const MEMORY_MAX: u64 = 8 << 30;
-/// An input that has not ended after this time never will.
+/// An input that runs longer than this counts as endless.
 const ENDLESS: Duration = Duration::from_secs(60);
 
 #[derive(Parser)]
@@ -92,7 +93,7 @@ fn main() -> Result<ExitCode> {
     }
 }
 
-/// All targets where none is named.
+/// The targets with these names; all targets if there are no names.
 fn named(names: &[String]) -> Result<Vec<&'static Target>> {
     if names.is_empty() {
         return Ok(TARGETS.iter().collect());
@@ -106,7 +107,7 @@ fn present_path(target: &Target, output: &Path) -> PathBuf {
     output.join(format!("{}.present", target.name))
 }
 
-/// Each target in a process of its own, which some failures end.
+/// Explores each target in a separate process, because some failures end the process.
 fn explore_all(targets: &[&Target], seconds: u64, seed: u64, output: &Path) -> Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find this program")?;
     println!("{} targets, {seconds} s each, seed {seed}", targets.len());
@@ -144,7 +145,7 @@ fn explore_all(targets: &[&Target], seconds: u64, seed: u64, output: &Path) -> R
     Ok(ExitCode::SUCCESS)
 }
 
-/// The input that was run last: its length, then itself.
+/// Reads the last input that was run: its length, then the input.
 fn read_present(path: &Path) -> Result<Vec<u8>> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let (length, input) = bytes.split_at_checked(8).unwrap_or((&[], &[]));
@@ -152,7 +153,7 @@ fn read_present(path: &Path) -> Result<Vec<u8>> {
     Ok(input.get(..length).unwrap_or(input).to_vec())
 }
 
-/// Writes an input that fails, and says how to run it again.
+/// Writes an input that fails, and prints how to run it again.
 fn report(target: &Target, input: &[u8], failure: &str, output: &Path) -> Result<()> {
     let digest = Sha256::digest(input);
     let path = output.join(format!(
@@ -196,7 +197,7 @@ fn explore_here(target: &Target, seconds: u64, seed: u64, output: &Path) -> Resu
         frame.clear();
         frame.extend((input.len() as u64).to_le_bytes());
         frame.extend(input);
-        // Without it a failure that ends the process is not known; the next one is.
+        // If this fails, a failure that ends the process is not known; later ones are.
         let _ = present.write_all_at(&frame, 0);
     });
     match found {

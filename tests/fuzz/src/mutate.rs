@@ -1,4 +1,4 @@
-//! Inputs from other inputs: bytes, numbers, words and parts are changed, left out, repeated and exchanged.
+//! Makes inputs from other inputs: bytes, numbers, words and parts are changed, removed, repeated and exchanged.
 
 mod json;
 mod proto;
@@ -9,9 +9,9 @@ use crate::targets::{join, take_part};
 use crate::{Form, Target};
 use varuna_sim::Rng;
 
-/// Longest input. What grows with the square of its input takes seconds for this many bytes.
+/// Maximum length of an input. Code that is quadratic in its input takes seconds for this many bytes.
 const LENGTH_MAX: usize = 1 << 16;
-/// Numbers at which something changes: bounds of types, of steps and generations, and of counts that are allowed.
+/// Numbers at which code may behave differently: bounds of types, of steps and generations, and of counts.
 const NUMBERS: [u64; 22] = [
     0,
     1,
@@ -36,7 +36,7 @@ const NUMBERS: [u64; 22] = [
     1 << 63,
     u64::MAX,
 ];
-/// What may stand where a text holds a number.
+/// Texts that may replace a number in a text.
 const WRITTEN: [&str; 12] = [
     "-1",
     "-0",
@@ -52,7 +52,7 @@ const WRITTEN: [&str; 12] = [
     "\"\"",
 ];
 
-/// A number at which something changes, or near it.
+/// One of these numbers, or one near it.
 fn number(rng: &mut Rng) -> u64 {
     let number = rng.pick(&NUMBERS).unwrap_or(0);
     match rng.below(8) {
@@ -63,7 +63,7 @@ fn number(rng: &mut Rng) -> u64 {
     }
 }
 
-/// How often something of this length may be repeated: up to 2^most times, and in no longer input than there may be.
+/// How often something of this length may be repeated: up to 2^most times, within the maximum length of an input.
 fn times(length: usize, most: u64, rng: &mut Rng) -> usize {
     (1usize << rng.below(most)).min(LENGTH_MAX / length.max(1))
 }
@@ -72,7 +72,7 @@ fn index(rng: &mut Rng, length: usize) -> usize {
     usize::try_from(rng.below(length as u64)).unwrap_or(0)
 }
 
-/// An input made from one of the pool.
+/// An input that is made from one of the pool.
 pub(crate) fn mutated(target: &Target, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
     let mut input = pool.pick(rng).to_vec();
     for _ in 0..1 + rng.below(4) {
@@ -90,7 +90,7 @@ pub(crate) fn mutated(target: &Target, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
     input
 }
 
-/// Another header, its length in front; none where there is no whole one.
+/// Changes the header, and adapts its length in front of it. None if there is no complete header.
 fn mutate_safetensors(input: &[u8], target: &Target, pool: &Pool, rng: &mut Rng) -> Option<Vec<u8>> {
     let (length, rest) = input.split_at_checked(8)?;
     let length = u64::from_le_bytes(*length.as_array()?);
@@ -104,7 +104,7 @@ fn mutate_safetensors(input: &[u8], target: &Target, pool: &Pool, rng: &mut Rng)
     Some([&length, header.as_slice(), data].concat())
 }
 
-/// One of several inputs in one is changed, the lengths in front of them with it.
+/// Changes one of several inputs in one, and adapts the lengths in front of them.
 fn mutate_part(mut input: &[u8], parts: usize, target: &Target, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
     let mut all: Vec<Vec<u8>> = (1..parts).map(|_| take_part(&mut input).to_vec()).collect();
     all.push(input.to_vec());
@@ -206,10 +206,10 @@ fn mutate_bytes(mut input: Vec<u8>, target: &Target, pool: &Pool, rng: &mut Rng)
     input
 }
 
-/// Writes a number over the bytes at this place, in one of the usual widths.
+/// Overwrites the bytes at this position with a number, in one of the usual widths.
 fn overwrite(input: &mut [u8], at: usize, rng: &mut Rng) {
     let width = rng.pick(&[2, 4, 8]).unwrap_or(8);
-    // Lengths are often those of the rest.
+    // Lengths are often the length of the rest.
     let number = if rng.chance(20) {
         (input.len() as u64).wrapping_sub(at as u64 + rng.below(9))
     } else {
@@ -221,7 +221,7 @@ fn overwrite(input: &mut [u8], at: usize, rng: &mut Rng) {
     }
 }
 
-/// Writes another number in the place of one that is written in digits.
+/// Replaces a number that is written in digits.
 fn rewrite_number(input: &mut Vec<u8>, rng: &mut Rng) {
     let begins = |i: &usize| input[*i].is_ascii_digit() && (*i == 0 || !input[*i - 1].is_ascii_digit());
     let starts: Vec<usize> = (0..input.len()).filter(begins).collect();

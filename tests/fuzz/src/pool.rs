@@ -1,16 +1,16 @@
-//! Inputs that are mutated: those of the corpus, and those with a new answer.
+//! The inputs that are mutated: those of the corpus, and those with a new answer.
 
 use crate::corpus::Named;
 use varuna_sim::Rng;
 
-/// Inputs with new answers that are kept for further mutation, of those accepted and those refused.
+/// Maximum number of inputs with new answers, for accepted and for refused ones.
 const KEPT: usize = 2048;
 
-/// Inputs to mutate.
+/// The inputs to mutate.
 pub(crate) struct Pool {
-    /// Those of the corpus, which stay.
+    /// The inputs of the corpus, which stay.
     corpus: Vec<Vec<u8>>,
-    /// Those with a new answer, by whether they were accepted.
+    /// The inputs with a new answer: refused ones and accepted ones.
     new: [Vec<Vec<u8>>; 2],
 }
 
@@ -31,7 +31,7 @@ impl Pool {
         inputs.push(input);
     }
 
-    /// One of them. What was accepted is rare and leads further than what was not.
+    /// Picks one of them. Accepted inputs are rare and more useful, so they are picked more often.
     pub(crate) fn pick(&self, rng: &mut Rng) -> &[u8] {
         let [refused, accepted] = &self.new;
         let from = match rng.below(10) {

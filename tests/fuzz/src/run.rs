@@ -1,4 +1,4 @@
-//! One input to one target, and what counts as a failure: a panic, too much memory, too much time.
+//! Runs one input with one target, and decides what counts as a failure: a panic, too much memory, too much time.
 
 use crate::Target;
 use nix::time::{ClockId, clock_gettime};
@@ -11,44 +11,44 @@ use std::time::Duration;
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-/// A parser may take so many bytes of memory for each byte that it is given: a value of one digit in a JSON document becomes a
-/// node of a tree, one in a table a row with its cells.
+/// Bytes of memory that a parser may use for each byte of its input: a value of one digit in a JSON document becomes a node of a tree, and
+/// one in a table becomes a row with its cells.
 const MEMORY_PER_BYTE: usize = 64;
-/// An input is a few KiB; a parser that needs longer than this does something that grows faster than its input. Ten times what the
+/// An input has a few KiB. A parser that needs longer than this does something that grows faster than its input. This is ten times what the
 /// slowest one takes in a test build.
 const TIME_MAX: Duration = Duration::from_secs(5);
 
-/// What a target did with an input.
+/// The result of running an input.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Answer {
-    /// It took it.
+    /// Whether the target accepted it.
     pub accepted: bool,
-    /// What it said: of an input that was refused, why.
+    /// The target's description, or the reason why it refused the input.
     pub said: String,
-    /// Most bytes that it had taken at one time.
+    /// Peak of the memory that it used, in bytes.
     pub taken: usize,
 }
 
-/// What must never happen, whatever the input.
+/// A failure: something that must not happen for any input.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Failure {
-    /// It panicked.
+    /// The target panicked.
     #[error("panic: {0}")]
     Panic(String),
-    /// It took more memory than the length of the input allows.
+    /// It used more memory than the length of the input allows.
     #[error("{taken} bytes of memory for an input of {length} bytes, {allowed} are allowed")]
     Memory {
-        /// Most bytes that it had taken at one time.
+        /// Peak of the memory that it used, in bytes.
         taken: usize,
         /// Length of the input.
         length: usize,
-        /// What is allowed.
+        /// The limit.
         allowed: usize,
     },
     /// It took too long.
     #[error("{took:?} for an input of {length} bytes, {TIME_MAX:?} are allowed")]
     Time {
-        /// Its time.
+        /// The time that it took.
         took: Duration,
         /// Length of the input.
         length: usize,
@@ -56,7 +56,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Whether both are of one kind, so that one input may stand for the other.
+    /// Whether both failures are of the same kind, so that one input may replace the other.
     #[must_use]
     pub fn is_like(&self, other: &Failure) -> bool {
         match (self, other) {
@@ -66,17 +66,17 @@ impl Failure {
     }
 }
 
-/// Where a panic came from: the first line of its text.
+/// The origin of a panic: the first line of its text.
 fn place(panic: &str) -> &str {
     panic.lines().next().unwrap_or_default()
 }
 
 thread_local! {
-    /// The text of the panic of the present input; none while no input is run.
+    /// The text of the panic of the present input; none while no input is running.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Keeps the texts of panics of targets instead of printing them.
+/// Stores the texts of panics of targets instead of printing them.
 fn watch_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -95,10 +95,10 @@ fn watch_panics() {
     });
 }
 
-/// Runs a target on an input. Only one thread of the process may do so at a time, and no other may take much memory meanwhile.
+/// Runs a target with an input. Only one thread of the process may do so at a time, and other threads must not use much memory meanwhile.
 ///
 /// # Errors
-/// What must never happen.
+/// The input causes a failure.
 pub fn run(target: &Target, input: &[u8]) -> Result<Answer, Failure> {
     watch_panics();
     let length = input.len();
@@ -117,7 +117,7 @@ pub fn run(target: &Target, input: &[u8]) -> Result<Answer, Failure> {
     Ok(answer)
 }
 
-/// What this thread has computed, whatever else the machine does.
+/// The CPU time of this thread, which does not depend on other load of the machine.
 fn busy() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }

@@ -1,4 +1,4 @@
-//! The targets: each parser with seeds, and what is done with what it has read.
+//! The targets: each parser with its seeds, and the code that uses what it has read.
 
 mod checkpoint;
 mod conversation;
@@ -20,9 +20,9 @@ use serde::de::DeserializeOwned;
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, StateId, Step};
 
-/// Memory of a target that only parses: readers take a few buffers.
+/// Memory of a target that only parses: a few buffers.
 const LITTLE: usize = 4 << 20;
-/// Memory of a target that plans, or opens a store.
+/// Memory of a target that makes plans, or opens a store.
 const MORE: usize = 16 << 20;
 
 /// Named inputs.
@@ -58,7 +58,7 @@ pub static TARGETS: &[Target] = &[
     tables::LINKS,
 ];
 
-/// The state that seeds are of.
+/// The state in the seeds.
 const ID: StateId = StateId {
     run_gen: Generation(2),
     step: Step(5),
@@ -69,7 +69,7 @@ fn text(input: &[u8]) -> Result<&str, String> {
     std::str::from_utf8(input).map_err(|e| e.to_string())
 }
 
-/// Writes what was read, and reads that again: nothing may be lost. Texts are compared, as some numbers are not equal to themselves.
+/// Writes a value and reads it again: nothing may be lost. The texts are compared, because some numbers are not equal to themselves.
 fn round_trip<T: Serialize + DeserializeOwned>(value: &T) {
     let written = serde_json::to_string(value).expect("what was read can be written");
     let read: T = serde_json::from_str(&written).expect("what was written can be read");
@@ -77,7 +77,7 @@ fn round_trip<T: Serialize + DeserializeOwned>(value: &T) {
     assert_eq!(again, written, "what is written is read as something else");
 }
 
-/// Several inputs in one: each but the last after its length in two bytes.
+/// Joins several inputs into one. Each except the last follows its length in two bytes.
 pub(crate) fn join(parts: &[&[u8]]) -> Vec<u8> {
     let mut joined = Vec::new();
     for (i, part) in parts.iter().enumerate() {
@@ -89,7 +89,7 @@ pub(crate) fn join(parts: &[&[u8]]) -> Vec<u8> {
     joined
 }
 
-/// Takes what [`join`] has put before the last part; a length may be too great.
+/// Takes a part that [`join`] has put before the last one; a length may be too large.
 pub(crate) fn take_part<'a>(input: &mut &'a [u8]) -> &'a [u8] {
     let length = input.split_off(..2.min(input.len())).unwrap_or_default();
     let length = length.iter().rev().fold(0, |n, b| n << 8 | usize::from(*b));

@@ -1,11 +1,11 @@
-//! The corpus, and a fixed number of mutated inputs for each target. `make fuzz` explores further.
+//! Runs the corpus, and a fixed number of mutated inputs for each target. `make fuzz` explores further.
 
 use varuna_fuzz::corpus::{self, VALID};
 use varuna_fuzz::explore::{Until, explore};
 use varuna_fuzz::run::run;
 use varuna_fuzz::{ONE_AT_A_TIME, TARGETS};
 
-/// Mutated inputs of each target: a few seconds in all.
+/// Number of mutated inputs of each target; all of them together take a few seconds.
 const MUTATED: u64 = 400;
 const SEED: u64 = 1;
 
@@ -60,7 +60,7 @@ fn the_same_seed_gives_the_same_inputs() {
 
 #[test]
 fn every_target_has_a_corpus_with_its_seeds_and_every_corpus_a_target() {
-    // What seeds take would count as what an input of another test takes.
+    // Otherwise the memory of seeds would count for an input of another test.
     let _one = ONE_AT_A_TIME.lock();
     let folder = corpus::folder(&TARGETS[0]);
     let folders = std::fs::read_dir(folder.parent().unwrap()).unwrap();

@@ -8,7 +8,7 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A step of a generation that no fence stops here.
+/// A committed step of a generation that is not fenced in these tests.
 fn committed(step: u64) -> Event {
     Event::Committed {
         id: StateId::INITIAL,
@@ -155,7 +155,7 @@ fn goodput_counts_time_in_training_less_the_steps_that_were_lost() {
     assert_eq!(goodput.ratio(), Some(0.0));
 }
 
-/// A run that trains, in which no step has been committed since its coordinator began.
+/// A run that trains, but has committed no step since its coordinator started.
 fn view(spare_copies: Option<SpareCopiesView>) -> View {
     let run = RunView {
         mode: RunMode::Training,
@@ -205,7 +205,7 @@ fn units_that_one_worker_alone_holds_are_counted_by_their_keepers() {
 #[test]
 fn a_loss_is_never_shown_beside_another_steps_number() {
     let metrics = Metrics::new("ns", "j");
-    // This coordinator has taken over: workers have told it their step, and none has been committed since.
+    // This coordinator has taken over: workers have reported their step, and no step has been committed since.
     metrics.figures.observe(&view(None), ms(1));
     let text = metrics.render();
     assert!(
@@ -218,7 +218,7 @@ fn a_loss_is_never_shown_beside_another_steps_number() {
 #[test]
 fn a_recovery_reads_as_a_sentence_and_its_parts_do_not() {
     let mut watch = Recoveries::default();
-    let story = [
+    let timeline = [
         (0, committed(4)),
         (10, lost()),
         (12, fenced()),
@@ -227,7 +227,7 @@ fn a_recovery_reads_as_a_sentence_and_its_parts_do_not() {
         (430, committed(5)),
     ];
     let mut said = vec![];
-    for (at, event) in &story {
+    for (at, event) in &timeline {
         let measured = watch.observe(ms(*at), event);
         said.extend(measured.iter().filter_map(|m| m.sentence(event, 0)));
     }
@@ -309,9 +309,9 @@ fn a_recovery_that_is_over_says_how_many_workers_it_lost_and_for_how_long_nothin
     let switched = |generation| Event::Switched {
         generation: Generation(generation),
     };
-    let story = [
+    let timeline = [
         (0, committed(4)),
-        // Two are lost, one of them after it had notice.
+        // Two workers are lost, one of them after a notice.
         (5, draining(2)),
         (10, gone(1)),
         (12, fenced()),
@@ -319,19 +319,19 @@ fn a_recovery_that_is_over_says_how_many_workers_it_lost_and_for_how_long_nothin
         (20, collected()),
         (30, planned(false)),
         (430, committed(5)),
-        // One goes as it said, and its end is no loss.
+        // A worker ends after its notice, which does not count as a loss.
         (500, draining(3)),
         (510, planned(true)),
         (540, switched(3)),
         (550, gone(3)),
-        // Another one comes instead.
+        // Another worker joins instead.
         (900, joined(4)),
         (910, planned(true)),
         (940, switched(4)),
     ];
     let mut watch = Recoveries::default();
     let mut over = vec![];
-    for (at, event) in &story {
+    for (at, event) in &timeline {
         let measured = watch.observe(ms(*at), event);
         over.extend(measured.iter().filter_map(|m| m.over(event, 7)));
     }
@@ -383,7 +383,7 @@ fn each_cause_has_its_sentence() {
 
 #[test]
 fn a_recovery_of_each_phase_and_cause_is_counted_from_zero() {
-    // Of another phase or cause this does not compile: it belongs in the list.
+    // A new phase or cause does not compile here until it is added to the list.
     let place_of_phase = |phase| match phase {
         Phase::Collect => 0,
         Phase::Plan => 1,

@@ -1,4 +1,4 @@
-//! The page over HTTP, as a browser gets it.
+//! The page as a browser gets it over HTTP.
 
 use super::*;
 use crate::health::{Shown, Startup, serve};
@@ -82,7 +82,7 @@ fn report() -> RunStatus {
     }
 }
 
-/// What a server answers to a request for this path: head and body.
+/// The response of a server to a GET request for this path: head and body.
 async fn answer(address: SocketAddr, path: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: c\r\nConnection: close\r\n\r\n");
@@ -93,7 +93,7 @@ async fn answer(address: SocketAddr, path: &str) -> (String, String) {
     (head.to_ascii_lowercase(), body.to_owned())
 }
 
-/// A server of these reports.
+/// Starts a server that shows these reports.
 async fn server(reports: watch::Receiver<Option<RunStatus>>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

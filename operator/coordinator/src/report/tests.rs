@@ -60,7 +60,7 @@ fn messages_keep_their_order_and_their_numbers_and_are_bounded() {
     let mut log: VecDeque<(u64, String)> = VecDeque::new();
     for number in 1..=100 {
         log.push_back((number, format!("entry {number}")));
-        // A view shows the newest few, again and again.
+        // Each view has only the newest few messages, so consecutive views overlap.
         if log.len() > 10 {
             log.pop_front();
         }
@@ -116,7 +116,7 @@ fn a_report_reads_back_as_it_was_written() {
     assert_eq!(early.checkpoints, None, "it may not know them all yet");
 }
 
-/// A report of a run with so many workers, every tenth of which has no place.
+/// A report of a run with this many workers; every tenth of them has no place in the plan.
 fn with_workers(count: u64) -> RunStatus {
     let mut view = view(123_456);
     let state = view.snapshot.as_mut().unwrap();
@@ -150,7 +150,7 @@ fn a_report_of_very_many_workers_is_one_that_an_api_server_takes() {
     );
     let bytes = |report: &RunStatus| serde_json::to_string(report).unwrap().len();
     assert!(bytes(&written) < bytes(&some) * 9 / 10, "{}", bytes(&written));
-    // With all fields, as the release before reads them.
+    // The previous release needs all fields to read it.
     let text = serde_json::to_string(&written).unwrap();
     assert_eq!(serde_json::from_str::<RunStatus>(&text).unwrap(), written);
 
@@ -221,7 +221,7 @@ fn while_a_job_trains_workers_without_a_place_and_sentences_wait_for_a_plan_or_s
     let state = planned.snapshot.as_mut().unwrap();
     (state.workers[1].pipeline, state.run.generation, state.run.members) = (Some(1), Generation(3), 2);
     assert_eq!(part(&planned, &said).may_wait(&both), Some(SHOWN));
-    // Whoever waits for workers wants to see them come.
+    // While the run waits for workers, users want to see them join.
     let waiting = |mut view: View| {
         view.snapshot.as_mut().unwrap().run.mode = RunMode::Waiting;
         view

@@ -69,7 +69,7 @@ fn what_is_only_shown_waits_for_what_follows_but_not_longer_for_more() {
     assert_eq!(schedule.due(more, &said(0)), start + STEPS_INTERVAL, "as it was");
 }
 
-/// A run that trains: names of its workers, whether each has a place, and whether it will go.
+/// A run that trains. For each worker: its name, whether it has a place in the plan, and whether it will end.
 fn trains(generation: u64, workers: &[(&str, bool, bool)], messages: i64) -> RunStatus {
     let placed = workers.iter().filter(|(_, placed, _)| *placed);
     let run = RunView {
@@ -112,8 +112,8 @@ fn trains(generation: u64, workers: &[(&str, bool, bool)], messages: i64) -> Run
     }
 }
 
-/// When reports are written, milliseconds after the first change, until the next one of steps alone would be. `changes`: when, and what is
-/// so from then on.
+/// The times at which reports are written, in milliseconds after the first change, until the next regular report of steps is due. `changes`
+/// has the time of each change, and the report that is current from then on.
 fn written(before: &RunStatus, changes: &[(u64, RunStatus)]) -> Vec<u64> {
     let (mut schedule, start) = (Schedule::default(), Instant::now());
     schedule.wrote(start, before);
@@ -124,7 +124,7 @@ fn written(before: &RunStatus, changes: &[(u64, RunStatus)]) -> Vec<u64> {
         let next = changes.get(i + 1).map_or(now + STEPS_INTERVAL, |(next, _)| {
             first + Duration::from_millis(*next)
         });
-        // As often as the coordinator shows a view.
+        // Checked as often as the coordinator publishes a view.
         while now < next {
             if schedule.due(now, report) <= now {
                 schedule.wrote(now, report);
@@ -150,7 +150,7 @@ fn a_worker_that_is_preempted_and_its_replacement_are_two_reports() {
             (replaced + 550, trains(4, &[a, ("c", true, false)], 12)),
         ]
     };
-    // When it has got no place any more, and when the other one has got one.
+    // When the worker has no place any more, and when its replacement has one.
     assert_eq!(written(&before, &changes(4_000)), [600, 7_500]);
     assert_eq!(written(&before, &changes(250)), [600, 3_750]);
 }
@@ -174,7 +174,7 @@ fn failed_writes_come_less_and_less_often_and_no_sooner_than_the_api_server_asks
     assert_eq!(busy(1).pause(turn), Duration::from_secs(2));
 }
 
-/// An API server that gives these answers to writes, one after the other, and when each was asked for.
+/// An API server that gives these answers to writes, one after the other. Also returns the times of the requests.
 fn server(answers: Vec<(u16, serde_json::Value)>) -> (Client, Arc<Mutex<Vec<Instant>>>) {
     let (answers, asked) = (Mutex::new(VecDeque::from(answers)), Arc::new(Mutex::new(vec![])));
     let asked_too = Arc::clone(&asked);
@@ -222,7 +222,7 @@ async fn a_report_that_an_overloaded_api_server_refuses_is_written_when_it_may_b
     assert_eq!(reports.write(newest).await, Ended::Reported);
     let asked = asked.lock();
     let pauses: Vec<Duration> = asked.windows(2).map(|two| two[1] - two[0]).collect();
-    // The first is what the server asks for, the others are the second and third of the backoff, with what chance adds.
+    // The first delay is the one that the server requests; the others are the second and third of the backoff, with jitter.
     let bounds =
         [(9, 10), (2, 5), (4, 9)].map(|(least, most)| Duration::from_secs(least)..Duration::from_secs(most));
     assert_eq!(pauses.len(), bounds.len(), "{pauses:?}");

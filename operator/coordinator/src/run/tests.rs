@@ -12,13 +12,13 @@ use varuna_coordinator::WorkerNotice;
 const JOB: &str = "{apiVersion: varuna.dev/v1alpha1, kind: VarunaJob, metadata: {name: j}, spec: {model: {preset: gpt2-tiny}, \
                    data: {path: d}, training: {globalBatchSize: 8, steps: 10, optimizer: {learningRate: 1e-3}}}}";
 
-/// A coordinator's handle whose orders nobody carries out, and what it is told of nodes.
+/// A coordinator's handle whose orders are not carried out, and the channel for the locations of nodes.
 fn control() -> (Control, Receiver<BTreeMap<String, String>>) {
     let (control, told, _) = control_with_notices();
     (control, told)
 }
 
-/// The same, and what it is told of workers.
+/// The same with the channel for notices about workers.
 fn control_with_notices() -> (
     Control,
     Receiver<BTreeMap<String, String>>,
@@ -117,7 +117,7 @@ async fn where_nodes_are_is_passed_on_once_and_again_when_it_changes() {
     passed.tell(&orders("a"), &control);
     assert!(told.try_recv().is_err(), "it is known");
     passed.tell(&orders("b"), &control);
-    // The channel is full: the next orders tell it.
+    // The channel is full, so these orders are sent again with the next ones.
     passed.tell(&orders("c"), &control);
     assert_eq!(told.try_recv().unwrap(), orders("b").domains);
     passed.tell(&orders("c"), &control);
@@ -139,7 +139,7 @@ async fn a_run_whose_job_is_gone_gives_its_checkpoint_location_up_and_one_that_i
         let (mut control, _told) = control();
         let (abandon, mut abandoned) = channel(1);
         control.abandon = abandon;
-        // It ends once it is told.
+        // The run ends once it gets the order.
         let (ended, given_up) = tokio::sync::oneshot::channel();
         control.outcome = tokio::spawn(async move {
             let told = abandoned.recv().await.is_some();

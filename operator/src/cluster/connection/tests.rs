@@ -21,7 +21,7 @@ fn a_connection_that_says_nothing_ends_and_no_watch_is_cut_by_that() {
     let config = bounded(Config::new("https://cluster.example:6443".parse().unwrap()));
     let silence = config.read_timeout.expect("a bound");
     let watch = u64::from(watches::config().timeout.expect("a bound"));
-    // kube itself takes a watch for dead five seconds after its end.
+    // kube itself treats a watch as dead five seconds after its timeout.
     assert!(silence > Duration::from_secs(watch + 5), "{silence:?}, {watch} s");
     assert!(
         config.reset_reader_on_write,
@@ -42,13 +42,13 @@ async fn a_call_that_is_not_answered_fails() {
 /// What a server does with its connections.
 #[derive(Clone, Copy)]
 enum Server {
-    /// Answers with the version of the protocol in which it is asked.
+    /// It answers with the HTTP version of the request.
     Answers,
-    /// Answers nothing, and is there.
+    /// It answers no request, but the connection is alive.
     Waits,
-    /// Begins answers that do not go on, and is there.
+    /// It starts answers that do not continue, but the connection is alive.
     Stops,
-    /// Holds its connections, and is not there.
+    /// It keeps its connections open, but does not react at all.
     Hangs,
 }
 
@@ -73,7 +73,7 @@ impl Server {
         let is_http2 = connection.get_ref().1.alpn_protocol() == Some(b"h2".as_slice());
         let answer = service_fn(move |request: Request<Incoming>| self.answer(request.version()));
         let io = TokioIo::new(connection);
-        // A client that goes ends it with an error.
+        // If the client closes the connection, the server ends with an error.
         if is_http2 {
             let server = http2::Builder::new(TokioExecutor::new());
             let _ = server.serve_connection(io, answer).await;
@@ -82,7 +82,7 @@ impl Server {
         }
     }
 
-    /// Starts it, with these protocols: how it is reached, and how many connections it has got.
+    /// Starts the server with these protocols. Returns its address, and a counter of its connections.
     async fn start(self, protocols: &[&str]) -> (Config, Arc<AtomicUsize>) {
         let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
         let certificate = made.cert.der().clone();

@@ -27,7 +27,7 @@ fn status(step: i64) -> Status {
     }
 }
 
-/// As `Publisher::report` does.
+/// Does what `Publisher::report` does.
 fn reported(all: &mut Publications, now: Instant, step: i64) {
     let entry = all.jobs.entry("u".into());
     let publication = &mut entry.or_insert_with(|| (job(), Publication::default())).1;
@@ -47,7 +47,7 @@ fn the_latest_status_wins_and_one_is_written_a_second() {
     let work = all.take_due(due).ok().unwrap();
     assert_eq!(work.status.as_deref(), Some(&status(5)));
     assert_eq!(all.take_due(due).err(), Some(None), "one write for all");
-    // What comes while it is written waits for its turn.
+    // A report that comes during the write has to wait.
     reported(&mut all, due, 6);
     assert_eq!(all.take_due(due + DEBOUNCE).err(), Some(None));
     let written = due + DEBOUNCE / 2;
@@ -101,14 +101,14 @@ fn a_write_that_fails_is_tried_again_less_and_less_often() {
     assert_eq!(waits, [1, 2, 4, 8, 16, 30]);
 }
 
-/// The job's object of a version, as the watch shows it.
+/// The job's object with this version, as the watch shows it.
 fn object(version: u64) -> JobObject {
     let metadata =
         json!({ "name": "j", "namespace": "n", "uid": "u", "resourceVersion": version.to_string() });
     serde_json::from_value(json!({ "apiVersion": API_VERSION, "kind": KIND, "metadata": metadata })).unwrap()
 }
 
-/// A publisher that writes version 7 of a job's object, with this status; what it writes, which it has begun with.
+/// A publisher that has started to write version 7 of a job's object with this status, and the write.
 fn writing(step: i64) -> (Publisher, Work) {
     let (client, _) = server(|_| None);
     let recorder = EventRecorder::new(client.clone(), "i".into(), Arc::default());
@@ -133,7 +133,7 @@ async fn a_status_is_kept_until_the_watch_shows_it_and_no_longer() {
     publisher.shown(&object(7));
     assert!(publisher.publications.lock().jobs["u"].1.status.is_none());
     assert_eq!(known(7).unwrap(), None, "the object has it");
-    // A look that has begun with the object before would decide on the status before.
+    // A reconciliation that began with the older object would decide based on the older status.
     assert!(matches!(known(6), Err(Error::Stale)));
 }
 
@@ -201,7 +201,7 @@ async fn a_process_that_ends_writes_what_was_reported_last_statuses_first() {
         all.schedule(uid, later);
     }
     publisher.flush_on_shutdown();
-    // It ends, as nothing is left.
+    // It ends, because nothing is left to write.
     publisher.run().await;
     let asked = asked.lock();
     let methods: Vec<&str> = asked.iter().map(|one| one.method.as_str()).collect();

@@ -1,8 +1,8 @@
-//! Decisions that are carried out in thought: what the cluster is afterwards.
+//! Applies decisions to an observation: the state of the cluster after they were carried out.
 
 use super::*;
 
-/// A decision that could be carried out, and the report on it. Pods of workers and of coordinators are told apart.
+/// A decision that can be carried out, and the report that belongs to it. Pods of workers and of coordinators are separate.
 #[derive(Debug)]
 pub(super) struct Decided {
     pub(super) objects: Vec<Value>,
@@ -45,7 +45,7 @@ pub(super) fn decide(observed: &Observed) -> Decided {
     }
 }
 
-/// What the cluster is once a decision was carried out.
+/// The observation after a decision was carried out.
 pub(super) fn carried_out(observed: &Observed, desired: &Decided) -> Observed {
     let mut next = observed.clone();
     next.pods.retain_mut(|p| {
@@ -70,7 +70,7 @@ pub(super) fn carried_out(observed: &Observed, desired: &Decided) -> Observed {
     next
 }
 
-/// The pods that a decision makes, as a watch shows them at first.
+/// The pods that a decision creates, as a watch shows them at first.
 pub(super) fn next_pods(desired: &Decided) -> Vec<ObservedPod> {
     let shown = |made: &Value| {
         let made = serde_json::from_value(made.clone()).unwrap();

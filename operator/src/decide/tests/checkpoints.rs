@@ -24,7 +24,7 @@ fn a_job_is_suspended_once_a_checkpoint_holds_what_it_has_trained_or_none_comes(
     assert_eq!(condition(&desired, ConditionType::Suspended).reason, "Saving");
     observed.job.status = desired.status;
     let mut later = observed.clone();
-    // Steps after the one that was asked for do not count: else it would never end.
+    // Steps after the requested checkpoint do not count, because otherwise the run would never end.
     later.run = Some(at(22, 20, None));
     assert_eq!(decide(&later).coordinator, CoordinatorGoal::Stop);
     later.run = Some(at(18, 10, Some("403")));
@@ -45,7 +45,7 @@ fn a_job_is_suspended_once_a_checkpoint_holds_what_it_has_trained_or_none_comes(
     );
 }
 
-/// A job that is to be suspended, and has trained 15 steps, of which a checkpoint holds 10.
+/// A job that is to be suspended and has trained 15 steps; its newest checkpoint has 10.
 fn suspended_at_15(run: ObservedRun) -> Observed {
     let mut observed = observed(2);
     observed.job.spec = Ok(spec(2, &format!("  suspend: true\n{SAVES}")));
@@ -239,7 +239,7 @@ fn the_time_of_a_checkpoint_is_when_it_was_first_seen_whichever_coordinator_tell
     assert_eq!(told(&mut observed, Some(20), 1_000), Some(at(1_000)));
 }
 
-/// A job of ten steps that is complete, whose spec asks for `steps`.
+/// A complete job of ten steps whose spec now has `steps`.
 fn complete(steps: u64, more: &str) -> Observed {
     let mut observed = observed(2);
     observed.run = Some(ObservedRun {
@@ -259,7 +259,7 @@ const SAVES: &str = "  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
 
 #[test]
 fn a_complete_job_goes_on_from_its_checkpoint_when_its_steps_are_raised() {
-    // Its coordinator has just ended, or another process leads now.
+    // Its coordinator has just ended, or another operator leads now.
     for run in [complete(25, SAVES).run, None] {
         let observed = Observed {
             run,
@@ -283,7 +283,7 @@ fn a_complete_job_stays_complete_without_more_steps_or_without_a_checkpoint() {
     let desired = decide(&complete(25, ""));
     let message = &condition(&desired, ConditionType::Complete).message;
     assert!(message.contains("asks for more"), "{message}");
-    // One that an earlier release completed has no number to compare with.
+    // A job that was completed under an earlier release has no number of steps to compare with.
     let mut earlier = complete(25, SAVES);
     earlier.job.status.steps = None;
     earlier.run = None;

@@ -1,4 +1,4 @@
-//! The job's coordinator: which pod is in charge, and when another takes its place.
+//! The job's coordinator: which pod is in charge, and when another one takes over.
 
 use super::*;
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ fn orders(goal: RunGoal, coordinator: i64) -> RunSpec {
     }
 }
 
-/// Something that happens to a job.
+/// A change of an observation.
 type Change = Box<dyn Fn(&mut Observed)>;
 
 /// A job that trains under coordinator 1.
@@ -33,7 +33,7 @@ fn served() -> Observed {
     observed
 }
 
-/// What is decided about the coordinator: the one in charge, the number of one that is started, the numbers of those deleted.
+/// The decision about the coordinator: the one in charge, the number of one that is started, the numbers of those that are deleted.
 fn decided(observed: &Observed) -> (i64, Option<i64>, Vec<i64>) {
     let desired = decide(observed);
     let orders = desired.orders.or(observed.orders.clone()).unwrap();
@@ -131,7 +131,7 @@ fn what_cannot_be_started_is_not_tried_under_one_number_after_the_other() {
     );
     observed.failures[0].retry_in = 0;
     assert_eq!(decided(&observed), (2, Some(2), vec![]));
-    // An image of the job's own that is not there.
+    // The job's own coordinator image does not exist.
     let own = "  coordinator: {template: {spec: {containers: [{name: coordinator, image: mine}]}}}\n";
     let mut waits = served();
     waits.job.spec = Ok(spec(1, own));
@@ -143,7 +143,7 @@ fn what_cannot_be_started_is_not_tried_under_one_number_after_the_other() {
     assert_eq!(decided(&waits), (2, Some(2), vec![1]));
 }
 
-/// A new job with this in its spec, whose coordinator's pod was made and has not started.
+/// A new job with this text in its spec. The pod of its coordinator was created and has not started.
 fn with_new_coordinator(extra: &str) -> Observed {
     let mut observed = on_nodes(1);
     observed.job.spec = Ok(spec(1, extra));
@@ -179,7 +179,7 @@ fn a_coordinator_that_does_not_start_is_made_again_once_what_it_is_made_from_is_
         assert_eq!(decided(&observed), (2, Some(2), vec![1]), "{right}");
         let next = carried_out(&observed, &decide(&observed));
         assert_eq!(decided(&next), (2, None, vec![]), "{right}");
-        // An earlier release has made it, and did not say from what.
+        // The pod was created by an earlier release, which did not record its template.
         observed.coordinators[0].made_from = None;
         assert_eq!(decided(&observed), (1, None, vec![]), "{right}");
     }
@@ -211,7 +211,7 @@ fn orders_that_are_refused_end_no_coordinator_that_runs() {
     let desired = decide(&observed);
     assert_eq!(desired.coordinator, CoordinatorGoal::Run);
     assert_eq!(decided(&observed), (1, None, vec![]));
-    // One that is gone is replaced when the time has come.
+    // A coordinator that is gone is replaced after the backoff.
     observed.coordinators.clear();
     assert!(decide(&observed).starts.is_none());
     observed.failures[0].retry_in = 0;
@@ -227,7 +227,7 @@ fn a_coordinator_that_answers_is_kept_whatever_its_node_seems_to_be() {
         answer: ProbeAnswer::Answers,
     });
     assert_eq!(decided(&observed), (1, None, vec![]));
-    // Nobody has asked it yet: another operator has just taken over, and no node seems to answer after an outage.
+    // It was not probed yet, because another operator has just taken over, and after an outage no node seems to be ready.
     observed.coordinator_probe = None;
     observed.run.as_mut().unwrap().health_address = Some("10.0.0.1:8081".parse().unwrap());
     assert_eq!(decided(&observed), (1, None, vec![]));
@@ -242,7 +242,7 @@ fn a_coordinator_that_answers_is_kept_whatever_its_node_seems_to_be() {
         (1, None, vec![]),
         "there is no way to it from here"
     );
-    // What was known of an earlier one says nothing of this one.
+    // The result for an earlier coordinator does not count for this one.
     observed.coordinator_probe = Some(CoordinatorProbe {
         number: 0,
         answer: ProbeAnswer::Silent,
@@ -267,7 +267,7 @@ fn one_that_is_about_to_go_stays_in_charge_until_its_successor_runs() {
         let (in_charge, started, old) = decided(&observed);
         assert_eq!((in_charge, started), (2, None));
         assert_eq!(old.is_empty(), observed.coordinators[0].deleting);
-        // It goes before its successor runs.
+        // The coordinator ends before its successor runs.
         observed.coordinators[1].phase = PodPhase::Pending;
         observed.coordinators.remove(0);
         assert_eq!(decided(&observed), (2, None, vec![]));
@@ -312,7 +312,7 @@ fn a_failure_counts_once_and_the_next_try_waits() {
     assert_eq!(coordinator_failure(&next), None, "it was seen");
     next.failures[0].retry_in = 0;
     assert_eq!(decided(&next), (2, Some(2), vec![]));
-    // One that was taken away, or said how its run ended, has not failed.
+    // A coordinator that was evicted, or that reported the end of its run, has not failed.
     let mut taken = served();
     taken.coordinators[0].phase = PodPhase::Failed;
     taken.coordinators[0].disrupted = Some("EvictionByEvictionAPI".into());
@@ -330,7 +330,7 @@ fn a_failure_counts_once_and_the_next_try_waits() {
 fn a_coordinator_that_runs_and_never_reports_is_replaced_and_counts_as_one_that_failed() {
     let mut observed = served();
     observed.run = Some(ObservedRun::default());
-    // It was ready long before it came to be in charge.
+    // It was ready long before it was put in charge.
     observed.coordinators[0].runs_since = Some(NOW - 300);
     let first = decide(&observed);
     assert_eq!((first.starts.is_some(), first.reconcile_in), (false, Some(60)));
@@ -626,7 +626,7 @@ fn its_pod_opens_the_checkpoint_location_as_the_workers_do_and_computes_nothing(
     assert_eq!(pod["spec"]["containers"][0]["image"], "mine");
 }
 
-/// Something that happens to the pods of coordinators.
+/// A change of the coordinators' pods.
 #[derive(Clone, Copy, Debug)]
 enum Happening {
     Starts,

@@ -1,8 +1,8 @@
-//! How many pods may be evicted at a time.
+//! The number of pods that may be evicted at a time.
 
 use super::*;
 
-/// Of a job with four pods that run and three of them in the plan.
+/// The `minAvailable` of a job with four running pods, of which three are in the plan.
 fn pods_that_stay(mode: RunMode, extra: &str) -> i64 {
     let mut observed = observed(4);
     observed.job.spec = Ok(spec(4, extra));
@@ -53,7 +53,7 @@ fn a_job_that_waits_blocks_a_drain_only_where_its_state_would_be_lost() {
     assert_eq!(pods_that_stay(RunMode::Waiting, checkpoint), 0);
 }
 
-/// Of a job that has trained with four workers, of which the next coordinator has not heard yet.
+/// A job that has trained with four workers; its next coordinator has no reports from them yet.
 fn without_coordinator(run: ObservedRun, extra: &str) -> Observed {
     let mut observed = observed(4);
     observed.job.spec = Ok(spec(4, extra));
@@ -104,7 +104,7 @@ fn who_does_not_run_blocks_nobody() {
     );
 }
 
-/// Eight workers of a plan on two nodes, one of which is drained.
+/// Eight workers of a plan on two nodes, of which one is drained.
 fn two_nodes(mode: RunMode, in_plan: &[i64]) -> Observed {
     let mut observed = observed(8);
     let node = ObservedNode {
@@ -129,7 +129,7 @@ fn two_nodes(mode: RunMode, in_plan: &[i64]) -> Observed {
     observed
 }
 
-/// How many more pods the API server lets go: it counts those that run and are not going.
+/// Number of pods that the API server still allows to evict. It counts running pods that are not being deleted.
 fn may_go(observed: &Observed) -> i64 {
     let counted = observed
         .pods
@@ -152,8 +152,8 @@ fn of_eight_workers_on_two_nodes_one_goes_after_the_other_also_while_replacement
         0,
         "a replacement without a place sets nobody free"
     );
-    // The plan without the first, before the replacement is in it, while its state moves there, and then with it: the same number throughout, so that
-    // nothing is written.
+    // There is a plan without the first pod, then state moves to its replacement, then the replacement is in the plan. The number is always
+    // the same, so nothing is written.
     let without = [2, 3, 4, 5, 6, 7, 8];
     let with = [2, 3, 4, 5, 6, 7, 8, 9];
     for (mode, plan) in [
@@ -171,7 +171,7 @@ fn of_eight_workers_on_two_nodes_one_goes_after_the_other_also_while_replacement
     changing.pods[0].deleting = true;
     changing.pods.push(replacement(9));
     assert_eq!(may_go(&changing), 0);
-    // Its pod is gone before the coordinator has another plan.
+    // The pod is gone before the coordinator has another plan.
     changing.pods.remove(0);
     assert_eq!(may_go(&changing), 0);
 }

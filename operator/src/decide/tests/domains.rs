@@ -1,8 +1,8 @@
-//! Where the nodes of a job's workers are, as its coordinator is told.
+//! The locations of the nodes of a job's workers, as its coordinator gets them.
 
 use super::*;
 
-/// The operator's labels and one of its own.
+/// The domain of a node with these labels, with the operator's labels and one additional label.
 fn domain(labels: &[(&str, &str)]) -> String {
     let labels = labels
         .iter()
@@ -47,7 +47,7 @@ fn the_coordinator_is_told_of_the_nodes_that_its_workers_are_on_and_of_no_others
     let told = |observed: &Observed| decide(observed).orders.unwrap().domains;
     observed.pods = vec![pod(1, PodPhase::Pending)];
     assert_eq!(told(&observed), BTreeMap::new(), "it has no node yet");
-    // As soon as it is bound, before it runs: its worker must not attach first.
+    // As soon as the pod is bound, and before it runs: its worker must not attach earlier.
     observed.pods[0].node = Some("good".into());
     observed.pods.push(ObservedPod {
         node: Some("unknown".into()),

@@ -1,4 +1,4 @@
-//! Crashes, rejections and nodes that fail: how long a replacement waits, where it goes, and when the job has failed.
+//! Crashes, rejections and failing nodes: how long a replacement waits, which nodes it avoids, and when the job fails.
 
 use super::*;
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ fn rejected_on(node: &str, number: i64, ago: i64) -> ObservedPod {
     }
 }
 
-/// What is carried out, and some seconds later.
+/// The observation after the decision was carried out, some seconds later.
 fn later(observed: &Observed, seconds: i64) -> Observed {
     let mut next = carried_out(observed, &decide(observed));
     next.now += seconds;
@@ -111,8 +111,8 @@ fn crashes_are_remembered_when_their_pods_are_gone() {
     }
 }
 
-/// A job whose workers all crash in one round after the other, eight on each of so many nodes: how long their replacements wait after each round, and
-/// after which one the job has failed.
+/// A job whose workers all crash in each round, eight on each of this many nodes. Returns how long the replacements wait after each round,
+/// and after which round the job has failed.
 fn crash_rounds(nodes: u32, rounds: usize, extra: &str) -> (Vec<i64>, Option<usize>) {
     let mut observed = observed(8 * nodes);
     let text = format!("  workers: {{gpusPerPod: 8}}\n{extra}");
@@ -231,7 +231,7 @@ fn a_node_on_which_pods_fail_again_and_again_is_avoided_and_does_not_fail_the_jo
         (&term["operator"], &term["values"][0]),
         (&"NotIn".into(), &"a".into())
     );
-    // Without a worker that runs elsewhere it is not the node's fault.
+    // If no worker runs on another node, the failure is not attributed to the node.
     observed.pods.remove(0);
     assert_eq!(
         condition(&decide(&observed), ConditionType::Failed).status,
@@ -307,7 +307,7 @@ fn a_node_that_announces_its_end_without_a_taint_gets_no_new_pod() {
         required(&desired.create[0])[0]["matchFields"][0]["values"][0],
         "a"
     );
-    // Once the node stays, a pod that finds no other place may have it.
+    // When the node no longer announces its end, a pod without a node may use it.
     let mut next = carried_out(&observed, &desired);
     next.pods.retain(|p| p.number == 2);
     next.pods[0].avoids = BTreeSet::from(["a".to_owned()]);
@@ -322,7 +322,7 @@ fn a_node_that_announces_its_end_without_a_taint_gets_no_new_pod() {
     assert_eq!(*required(&again.create[0]), Value::Null);
 }
 
-/// A job with so many nodes that announce their end besides, in a way that keeps no pod off.
+/// A job with additional nodes that announce their end by a condition, which does not keep pods off.
 fn with_leaving_nodes(max: u32, count: usize) -> Observed {
     let mut observed = on_nodes(max);
     for i in 0..count {
@@ -343,7 +343,7 @@ fn pods_that_go_to_one_leaving_node_after_the_other_are_made_again_after_longer_
     observed.run = Some(all_placed(with_workers(training(3), &["j-w1-u"], &[])));
     let mut waits = vec![];
     for round in 0..6 {
-        // The scheduler finds one of which the pod was not told.
+        // The scheduler chooses a node that the pod does not avoid.
         let pod = observed.pods.last_mut().unwrap();
         let node = (0..100)
             .map(|i| format!("l{i:03}"))
@@ -402,7 +402,7 @@ fn a_worker_that_trains_on_a_leaving_node_is_replaced_at_once_however_many_there
         avoided.contains("l000") && avoided.contains("l099"),
         "those that pods were on come first"
     );
-    // Where a pod is told of all of them, those that have not started are replaced at once as well.
+    // If a pod can avoid all of these nodes, pods that have not started are replaced at once as well.
     let mut few = with_leaving_nodes(1, 10);
     few.job.status = observed.job.status;
     few.pods = vec![ObservedPod {
@@ -420,7 +420,8 @@ fn a_pod_that_finds_no_node_is_made_anew_only_for_a_node_that_it_may_have() {
         avoids: nodes.iter().map(|node| (*node).to_owned()).collect(),
         ..pod(1, PodPhase::Pending)
     };
-    // The last is not among those that new pods are told of, and goes all the same; one that is gone takes no pod.
+    // The pod avoids `l099`, which is not among the nodes that new pods avoid, and still announces its end. The node `gone` cannot run a
+    // pod.
     observed.pods = vec![avoiding(&["l000", "l099", "gone"])];
     assert!(decide(&observed).delete.is_empty());
     observed.nodes.get_mut("l099").unwrap().conditions.clear();
@@ -446,7 +447,7 @@ fn a_node_that_rejects_pods_makes_replacements_wait_longer_each_time() {
                 .iter()
                 .all(|e| e.reason != Reason::WorkerPreempted)
         );
-        // The replacement is rejected a moment later.
+        // The replacement is rejected after two seconds.
         next.now += 2;
         let mut again = rejected_on("a", number + 1, 0);
         let rejection = again.rejected.as_mut().unwrap();
@@ -506,14 +507,14 @@ fn an_init_container_that_fails_is_the_templates_fault_where_nothing_says_that_i
     let failed = condition(&sixth, ConditionType::Failed);
     assert_eq!(failed.reason, "InitContainersFail");
     assert!(failed.message.contains("init container fetch"), "{failed:?}");
-    // It stays failed for the same reason, and another template is tried at once.
+    // The job remains failed for the same reason, and another template is tried at once.
     let mut stays = carried_out(&observed, &sixth);
     assert_eq!(condition(&decide(&stays), ConditionType::Failed), failed);
     stays.job.generation += 1;
     assert_eq!(condition(&decide(&stays), ConditionType::Failed).status, "False");
 }
 
-/// Pods whose init containers failed on the node `a`, oldest first, and one that runs on `b`; all made from these.
+/// Pods whose init containers failed on node `a`, oldest first, and a pod that runs on `b`. All have this template.
 fn init_failures_on_a(numbers: &[i64], runs: (i64, &str), made_from: &str) -> Observed {
     let mut observed = on_nodes(2);
     let ago = |i: usize| 600 - 50 * i64::try_from(i).unwrap();
@@ -546,14 +547,14 @@ fn a_node_on_which_init_containers_fail_again_and_again_while_they_end_well_else
     assert_eq!(avoided(&between), (true, false), "three failures");
     let few = init_failures_on_a(&[2, 4], (3, "t"), "t");
     assert_eq!(avoided(&few), (false, true), "two may be chance");
-    // A bucket that was away for a while, or is away now.
+    // The failure affects all pods: a bucket that was unavailable for a while, or is unavailable now.
     for runs in [1, 9] {
         let observed = init_failures_on_a(&[2, 3, 4, 5], (runs, "t"), "t");
         assert_eq!(avoided(&observed), (false, false), "pod {runs} runs");
     }
     let corrected = init_failures_on_a(&[1, 2, 4], (3, "another"), "t");
     assert_eq!(avoided(&corrected), (false, false), "another template");
-    // Its crashes count for the job no more, however many there are, and it is remembered when the pods are gone.
+    // Its crashes no longer count for the job, however many there are. The node is still avoided when the pods are gone.
     let mut many = init_failures_on_a(&[1, 2, 4, 5, 6, 7, 8, 9], (3, "t"), "t");
     let desired = decide(&many);
     assert_eq!(condition(&desired, ConditionType::Failed).status, "False");
@@ -649,7 +650,7 @@ fn a_job_fails_at_its_deadline_and_is_deleted_some_time_after_its_end() {
     assert!(!super::super::decide(&ended).delete_job);
     ended.now += 1;
     assert!(super::super::decide(&ended).delete_job);
-    // A job that is tried again under another spec is not deleted.
+    // A job that is tried again with another spec is not deleted.
     ended.job.spec = Ok(spec(
         1,
         "  activeDeadlineSeconds: 1000\n  ttlSecondsAfterFinished: 50\n",

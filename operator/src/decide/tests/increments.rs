@@ -1,16 +1,16 @@
-//! Jobs that grow while they run, by more Workloads of Kueue.
+//! Jobs that grow while they run, by additional Workloads of Kueue.
 
 use super::queue::{admission, admitted, evicted, queued, seen, sets, stated, status_of};
 use super::*;
 use proptest::prelude::*;
 use serde_json::json;
 
-/// The first increment of the job.
+/// Name of the first increment of the job.
 const GROWS: &str = "j-q-grow1-u";
-/// Its own Workload.
+/// Name of the job's first Workload.
 const OWN: &str = "j-q1-u";
 
-/// A job of up to so many workers that was admitted with fewer, all of which run.
+/// A job of up to `max` workers that was admitted with fewer, all of which run.
 fn running(max: u32, workers: u32) -> Observed {
     let mut observed = admitted(max, workers, "");
     let numbers = 1..=i64::from(workers);
@@ -20,7 +20,7 @@ fn running(max: u32, workers: u32) -> Observed {
     observed
 }
 
-/// The Workloads that a decision makes.
+/// The Workloads that a decision creates.
 fn made(desired: &Decided) -> Vec<&Value> {
     let made = desired.workload.iter().filter_map(|change| match change {
         WorkloadChange::Create(workload) => Some(workload),
@@ -29,7 +29,7 @@ fn made(desired: &Decided) -> Vec<&Value> {
     made.collect()
 }
 
-/// The only Workload that is made.
+/// The only Workload that the decision creates.
 fn asked(observed: &Observed) -> Value {
     let desired = decide(observed);
     match made(&desired)[..] {
@@ -38,7 +38,7 @@ fn asked(observed: &Observed) -> Value {
     }
 }
 
-/// What a decision does about the Workload of a name.
+/// The changes of the Workload with this name in a decision.
 fn changes<'a>(desired: &'a Decided, of: &str) -> Vec<&'a WorkloadChange> {
     let is_of = |change: &&WorkloadChange| match change {
         WorkloadChange::Create(made) => made["metadata"]["name"] == of,
@@ -49,21 +49,21 @@ fn changes<'a>(desired: &'a Decided, of: &str) -> Vec<&'a WorkloadChange> {
     desired.workload.iter().filter(is_of).collect()
 }
 
-/// A status condition, which came to be now.
+/// A status condition that has just become true.
 fn now(kind: &str, reason: &str, message: &str) -> Condition {
     let mut condition: Condition = serde_json::from_value(stated(kind, true, reason, message)).unwrap();
     condition.last_transition_time = decision::time(NOW);
     condition
 }
 
-/// As Kueue admits so many more workers, on the flavour `spot`.
+/// Kueue's admission of this many more workers, on the flavour `spot`.
 fn admission_on_spot(workers: u32) -> Value {
     let mut status = admission(&[("workers", workers)]);
     status["admission"]["podSetAssignments"][0]["flavors"] = json!({ "nvidia.com/gpu": "spot" });
     status
 }
 
-/// The same job, with the increment that it asks for; its status is this.
+/// The job with the increment that it requests; the increment has this status.
 fn with_increment(mut observed: Observed, status: &Value) -> Observed {
     let mut increment = seen(&asked(&observed), status);
     increment.made = NOW;
@@ -76,7 +76,7 @@ fn with_increment(mut observed: Observed, status: &Value) -> Observed {
     observed
 }
 
-/// A job that runs, whose increment waits for quota.
+/// A running job whose increment waits for quota.
 fn pending(max: u32, workers: u32) -> Observed {
     let full = stated(
         "QuotaReserved",
@@ -87,7 +87,7 @@ fn pending(max: u32, workers: u32) -> Observed {
     with_increment(running(max, workers), &json!({ "conditions": [full] }))
 }
 
-/// A job that runs, whose increment was admitted with so many more workers, which run as well.
+/// A running job whose increment was admitted with this many more workers, which run as well.
 fn grown(max: u32, workers: u32, more: u32) -> Observed {
     let grows = with_increment(running(max, workers), &admission_on_spot(more));
     let mut grown = carried_out(&grows, &decide(&grows));
@@ -98,7 +98,7 @@ fn grown(max: u32, workers: u32, more: u32) -> Observed {
     grown
 }
 
-/// The same, of which Kueue takes the increment back.
+/// The same job after Kueue has evicted the increment.
 fn taken_back(mut observed: Observed) -> Observed {
     let evicted = now("Evicted", "Preempted", "a job of team b is preferred");
     observed.queue.increments[0].conditions.push(evicted);
@@ -112,7 +112,7 @@ fn admitted_message(observed: &Observed) -> String {
     condition.message.clone()
 }
 
-/// For the sentences that users see.
+/// Observations for the test of all messages to users.
 pub(super) fn scenes() -> Vec<Observed> {
     let mut off = grown(4, 3, 1);
     off.queue.increments[0].is_active = false;
@@ -128,7 +128,7 @@ fn a_job_that_was_admitted_in_part_asks_for_the_rest_once_all_of_its_pods_run() 
     assert_eq!(workload["spec"]["queueName"], "team-a");
     assert_eq!(sets(&workload), [("workers", 5, Some(1))]);
     assert_eq!(sets(&asked(&running(4, 3))), [("workers", 1, None)]);
-    // A greater maximum of one that was admitted as a whole.
+    // The maximum is raised after the job was admitted with all of its workers.
     let mut raised = running(3, 3);
     raised.job.spec.as_mut().unwrap().elasticity.max_workers = Some(5);
     assert_eq!(sets(&asked(&raised)), [("workers", 2, Some(1))]);
@@ -212,7 +212,7 @@ fn pods_go_to_the_flavour_of_the_workload_that_they_were_admitted_with_and_are_r
     assert_eq!(own["spec"]["nodeSelector"]["pool"], "on-demand");
     assert_eq!(more["spec"]["nodeSelector"]["pool"], "spot");
     assert!(made(&desired).is_empty(), "not all of them run");
-    // Where the flavour is, is not known yet.
+    // The nodes of the flavour are not known yet.
     let mut unknown = grows;
     unknown.queue.flavors.remove("spot");
     assert_eq!(names(&decide(&unknown)), Vec::<String>::new());
@@ -270,7 +270,7 @@ fn an_increment_that_is_taken_back_costs_its_pods_alone_and_its_quota_goes_with_
     assert_eq!(ended["Finished"], ("True".into(), "Withdrawn".into()));
     assert!(made(&given_back).is_empty());
 
-    // Others have their turn before more is asked for.
+    // Other Workloads have their turn before the job requests an increment again.
     let ended = now("Finished", "Withdrawn", "");
     shrunk.queue.increments[0].conditions.push(ended);
     shrunk.now = NOW + 599;
@@ -315,7 +315,7 @@ fn an_increment_that_waits_follows_the_job_and_is_withdrawn_when_it_waits_for_lo
     late.now = NOW + 600;
     let ended = status_of(changes(&decide(&late), GROWS)[0]);
     assert_eq!(ended["Finished"], ("True".into(), "Withdrawn".into()));
-    // It has quota, and waits for a check.
+    // The increment has quota, and waits for an admission check.
     let mut checked = with_increment(running(8, 3), &admission_on_spot(2));
     checked.queue.increments[0]
         .conditions

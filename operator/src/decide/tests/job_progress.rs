@@ -1,4 +1,4 @@
-//! Speed, time left, goodput, history, rank map.
+//! Speed, remaining time, goodput, history, rank map.
 
 use super::super::job_progress::stage_to_rank_map;
 use super::*;
@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use varuna_api::crd::{HISTORY_MAX, LEFT_OUT_MAX, RECOVERIES_MAX, Recovery, Time};
 use varuna_protocol::coordinator::{LeftOut, LeftOutReason};
 
-/// A job whose coordinator says this, `seconds` after the last report.
+/// The job `seconds` after its last report, when its coordinator reports this.
 fn later(mut before: Observed, seconds: i64, run: ObservedRun) -> Observed {
     before.job.status = decide(&before).status;
     before.now += seconds;
@@ -159,13 +159,13 @@ fn recoveries_of_all_coordinators_are_kept_once_and_the_oldest_go_first() {
     assert_eq!(seconds(&many), newest);
 }
 
-/// Workers of pipelines of these depths; each has one segment a stage.
+/// Workers of pipelines with these depths. Each worker has one stage with one segment.
 fn pipelines(depths: &[u32]) -> Snapshot {
     let mut snapshot = at(RunMode::Training, 1, 1, 1.0).snapshot.unwrap();
     let template = worker("a", true);
     snapshot.workers = vec![];
     for (pipeline, depth) in depths.iter().enumerate() {
-        // In any order: a snapshot lists workers by their ids.
+        // The order does not matter: a snapshot lists workers by their ids.
         for stage in (0..*depth).rev() {
             snapshot.workers.push(WorkerView {
                 pipeline: Some(pipeline),
@@ -230,7 +230,7 @@ fn what_recoveries_cost_is_summed_by_cause_however_often_they_are_reported_and_b
             100 + second,
             if second % 4 == 0 { "joined" } else { "lost" },
         ));
-        // A coordinator reports its newest ten each time, and another one begins anew after the twentieth.
+        // A coordinator reports its newest ten recoveries each time. After the twentieth, another coordinator begins with an empty list.
         let own = if second < 20 { 0 } else { 20 };
         let newest = all[own..].len().saturating_sub(RECOVERIES_MAX);
         let report = ObservedRun {
@@ -249,7 +249,7 @@ fn what_recoveries_cost_is_summed_by_cause_however_often_they_are_reported_and_b
         (of("joined"), of("lost")),
         ((10, 20, 4_000, 0), (30, 60, 12_000, 30))
     );
-    // However many causes there are, what is kept of them is bounded, and each is counted.
+    // The number of causes that are kept is limited, but every recovery is counted.
     let many = ObservedRun {
         recoveries: (0..10).map(|i| recovery(200 + i, &format!("new-{i}"))).collect(),
         ..at(RunMode::Training, 1, 5, 1.0)

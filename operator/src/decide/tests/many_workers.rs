@@ -1,10 +1,10 @@
-//! Looks at jobs with thousands of workers: each must take about as long as the job is large, and not as its square.
+//! Decisions about jobs with thousands of workers: the time must grow linearly with the size of the job, not quadratically.
 
 use super::*;
 
 const WORKERS: i64 = 8_000;
 
-/// A job all of whose workers are attached and were made from an earlier template, on six nodes. Others would take long to write down.
+/// A job with all workers attached, created from an earlier template, on six nodes. (A job with many nodes would need a long definition.)
 fn large(run: ObservedRun) -> Observed {
     let mut observed = on_nodes(8_000);
     let nodes = ["a", "b", "c", "d", "e", "f"];

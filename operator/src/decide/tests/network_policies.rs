@@ -1,4 +1,4 @@
-//! Who may reach a job's pods, and whom they may reach.
+//! The network rules of a job's pods: who may connect to them, and where they may connect to.
 
 use super::*;
 use serde_json::json;
@@ -21,7 +21,7 @@ fn of_workers_and_coordinator(extra: &str) -> (Value, Value) {
     (workers, coordinator)
 }
 
-/// A pod of the job and of nobody else.
+/// A selector of the job's own pods.
 fn own_pods() -> Value {
     json!({ "podSelector": { "matchLabels": { objects::JOB_LABEL: "j" } } })
 }
@@ -46,7 +46,7 @@ fn a_job_is_reached_by_its_own_pods_and_by_probes_alone_and_may_reach_everything
     }
 }
 
-/// Whether a rule lets packets of this protocol through to a port, at this network where it names any.
+/// Whether a rule allows packets of this protocol to a port, in this network if it names networks.
 fn lets_through(policy: &Value, network: Option<&str>, (protocol, port): (&str, u16)) -> bool {
     let rules = policy["spec"]["egress"].as_array().unwrap();
     rules.iter().any(|rule| {
@@ -88,7 +88,7 @@ fn an_isolated_job_reaches_its_own_pods_dns_https_and_the_identity_services_of_c
             .find(|rule| rule["to"].is_null() && rule["ports"].is_null());
         assert_eq!(everything, None);
     }
-    // Workers have no business at the API server.
+    // Only the coordinator needs the API server; workers do not.
     assert!(lets_through(&coordinator, None, ("TCP", 6443)));
     assert!(!lets_through(&workers, None, ("TCP", 6443)));
 }

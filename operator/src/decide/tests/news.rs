@@ -1,4 +1,4 @@
-//! What is news, and that figures change no decision.
+//! Which changes of a status are written, and that figures do not affect decisions.
 
 use super::properties::{any_healthy, any_job};
 use super::*;
@@ -28,7 +28,7 @@ fn time_that_passes_is_no_news_and_everything_else_is() {
     assert_eq!(news(&Status::default(), &counted), News::Facts);
 }
 
-/// A job that trains, at this step.
+/// The status of a job that trains, at this step.
 fn trains(step: i64) -> Status {
     let plan = PlanStatus {
         generation: 3,

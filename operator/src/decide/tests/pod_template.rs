@@ -1,4 +1,4 @@
-//! The pods that are made of a template.
+//! The pods that are created from a template.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! How pods are judged.
+//! The verdicts on pods.
 
 use super::*;
 
@@ -114,7 +114,7 @@ fn a_worker_that_answers_is_not_lost_with_its_kubelet() {
     assert!(matches!(verdict(Some(&run)), PodVerdict::NodeLost(_)));
     run = with_workers(run, &["j-w1-u"], &[]);
     assert_eq!(verdict(Some(&run)), PodVerdict::Running);
-    // Whoever has just taken over has heard of nobody yet.
+    // A coordinator that has just taken over has no reports yet.
     run = with_workers(settling, &[], &[]);
     assert_eq!(verdict(Some(&run)), PodVerdict::Running);
     assert_eq!(verdict(None), PodVerdict::Running);

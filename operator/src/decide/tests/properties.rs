@@ -1,5 +1,6 @@
-//! Properties of decisions about any observation. Pods are drawn as documents of the API, so that what is made of them counts too: several
-//! containers, init containers and sidecars, pods that a node rejects, that cannot start, that were made from an earlier template, that avoid nodes.
+//! Properties of decisions for arbitrary observations. Pods are drawn as API documents, so that reading them is tested too: pods with
+//! several containers, init containers and sidecars, pods that a node rejects, that cannot start, that were created from an earlier
+//! template, or that avoid nodes.
 
 use super::*;
 use crate::decide::pod_verdicts::judge_pods;
@@ -9,7 +10,7 @@ use proptest::prelude::*;
 use serde_json::json;
 use varuna_api::PodGroup;
 
-/// Nodes on which pods are drawn: `dead` does not answer, `gone` is not there, `spot` announces its end.
+/// Nodes of the drawn pods: `dead` does not answer, `gone` does not exist, `spot` announces its end.
 const NODES: [&str; 5] = ["good", "other", "dead", "gone", "spot"];
 
 const GROUPS: &str = "  workerGroups:
@@ -17,7 +18,7 @@ const GROUPS: &str = "  workerGroups:
     - {name: lasting, minWorkers: 1, maxWorkers: 2}
 ";
 
-/// What a pod and its containers are doing. Codes are exit codes.
+/// The states of a pod and its containers. Numbers are exit codes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Doing {
     WaitsForNode,
@@ -41,7 +42,7 @@ struct Drawn {
     deleting: bool,
     disrupted: bool,
     group: Option<&'static str>,
-    /// Made from the present template, an earlier one, or by a release that says nothing.
+    /// Whether it was created from the present template. None if the release that created it did not record the template.
     made_from: Option<bool>,
     avoids: Option<&'static str>,
     /// Seconds since it ended.
@@ -49,7 +50,7 @@ struct Drawn {
 }
 
 impl Drawn {
-    /// The pod that the API server would show.
+    /// The pod as the API server would show it.
     fn pod(&self, job: &Job) -> ObservedPod {
         let time = |at: i64| json!(decision::time(at));
         let mut metadata = json!({
@@ -224,7 +225,8 @@ fn any_observed() -> impl Strategy<Value = Observed> {
         })
 }
 
-/// A job that trains with all its workers, or nearly so: only such a one is brought to another template, and loses workers that run for nothing else.
+/// A job that trains with all of its workers, or nearly all. Only in such a job pods are replaced because of another template, or deleted
+/// although they run.
 pub(super) fn any_healthy() -> impl Strategy<Value = Observed> {
     let pod = (
         proptest::sample::select(&["good", "other", "spot"][..]),
@@ -241,7 +243,7 @@ pub(super) fn any_healthy() -> impl Strategy<Value = Observed> {
                 } else {
                     Doing::Runs
                 },
-                // Most nodes stay.
+                // Most nodes do not announce their end.
                 node: Some(if is_well { "good" } else { node }),
                 deleting: false,
                 disrupted: false,
@@ -268,7 +270,7 @@ fn observe(
 ) -> Observed {
     let mut observed = observed(max);
     let groups = if grouped { GROUPS } else { "" };
-    // More than all groups may have is no spec.
+    // A spec with a greater maximum than all groups together is not valid.
     let max = if grouped { max.min(8) } else { max };
     let suspend = if suspend { "  suspend: true\n" } else { "" };
     let job = spec(max, &format!("{groups}{suspend}"));
@@ -321,7 +323,7 @@ fn judged(observed: &Observed) -> Vec<JudgedPod<'_>> {
     judge_pods(observed, &Workers::of(observed.run.as_ref()))
 }
 
-/// The pods that count against what the job may have, by group.
+/// Number of pods that count against the maximum of the job, or of a group.
 fn live(observed: &Observed, group: Option<&str>) -> usize {
     let pods = judged(observed);
     let live = pods.iter().filter(|p| p.verdict.is_active());

@@ -8,7 +8,7 @@ use serde_json::json;
 
 const QUEUED: &str = "  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
 
-/// A job with a queue, of whose Workload nothing is known, on a cluster with Kueue.
+/// A job with a queue in a cluster with Kueue; it has no Workload yet.
 pub(super) fn queued(max: u32, extra: &str) -> Observed {
     let mut observed = observed(max);
     let mut job = spec(max, &format!("{QUEUED}{extra}"));
@@ -24,7 +24,7 @@ pub(super) fn queued(max: u32, extra: &str) -> Observed {
     observed
 }
 
-/// The Workload that a decision makes.
+/// The Workload that a decision creates.
 pub(super) fn made(desired: &Decided) -> &Value {
     match &desired.workload[..] {
         [WorkloadChange::Create(workload)] => workload,
@@ -32,7 +32,7 @@ pub(super) fn made(desired: &Decided) -> &Value {
     }
 }
 
-/// What the API server shows of a Workload with this status.
+/// A Workload with this status, as the API server shows it.
 pub(super) fn seen(workload: &Value, status: &Value) -> ObservedWorkload {
     let mut object = workload.clone();
     object["metadata"]["resourceVersion"] = "7".into();
@@ -47,7 +47,7 @@ pub(super) fn stated(kind: &str, is: bool, reason: &str, message: &str) -> Value
     json!({ "type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z" })
 }
 
-/// As Kueue admits so many of these sets, on the flavour `on-demand`.
+/// Kueue's admission of these sets with these counts, on the flavour `on-demand`.
 pub(super) fn admission(sets: &[(&str, u32)]) -> Value {
     let sets = sets.iter().map(
         |(name, count)| json!({ "name": name, "count": count, "flavors": { "nvidia.com/gpu": "on-demand", "cpu": "on-demand" } }),
@@ -58,7 +58,7 @@ pub(super) fn admission(sets: &[(&str, u32)]) -> Value {
     })
 }
 
-/// A job whose Workload was admitted with so many workers.
+/// A job whose Workload was admitted with this many workers.
 pub(super) fn admitted(max: u32, workers: u32, extra: &str) -> Observed {
     let mut observed = queued(max, extra);
     let desired = decide(&observed);
@@ -67,7 +67,7 @@ pub(super) fn admitted(max: u32, workers: u32, extra: &str) -> Observed {
     observed
 }
 
-/// The same, from which the queue takes its quota back.
+/// The same job after the queue has taken its quota back.
 pub(super) fn evicted(observed: &Observed, reason: &str) -> Observed {
     let mut evicted = observed.clone();
     let workload = evicted.queue.workload.as_mut().unwrap();
@@ -78,7 +78,7 @@ pub(super) fn evicted(observed: &Observed, reason: &str) -> Observed {
     evicted
 }
 
-/// A run whose newest checkpoint is of this step.
+/// A run whose newest checkpoint has this step.
 fn saved(step: u64, run: ObservedRun) -> ObservedRun {
     ObservedRun {
         checkpoints: Some(RunCheckpoints {
@@ -108,7 +108,7 @@ pub(super) fn status_of(change: &WorkloadChange) -> BTreeMap<String, (String, St
         .collect()
 }
 
-/// For the sentences that users see.
+/// Observations for the test of all messages to users.
 pub(super) fn scenes() -> Vec<Observed> {
     let mut no_kueue = queued(2, "");
     no_kueue.queue = ObservedQueue::default();
@@ -194,7 +194,7 @@ fn the_admitted_count_bounds_the_pods_and_its_flavour_says_where_they_go() {
         condition.message,
         "queue team-a has admitted 1 of coordinator on on-demand, 3 of workers on on-demand"
     );
-    // A pod too many, as after a second admission with less: the newest goes.
+    // There is one pod too many, as after a second admission with fewer: the newest is deleted.
     let mut many = observed;
     many.pods = (1..=4).map(|i| pod(i, PodPhase::Running)).collect();
     assert_eq!(deleted(&decide(&many)), ["j-w4-u"]);
@@ -327,7 +327,7 @@ fn of_several_groups_the_one_that_can_spare_most_may_be_admitted_in_part() {
     let job = observed.job.spec.as_mut().unwrap();
     job.elasticity.min_workers = 8;
     let desired = decide(&observed);
-    // With 3 of the second, 5 of the first are the least: three pods of two.
+    // The second group has 3 workers, so the first needs at least 5: three pods with two workers each.
     let expected = [
         ("varuna-coordinator", 1, None),
         ("spot", 6, Some(3)),
@@ -364,7 +364,7 @@ fn a_workload_without_quota_follows_the_job_and_one_with_quota_is_fixed() {
     assert_eq!(names(&desired).len(), 4);
     let is_patch = |c: &WorkloadChange| matches!(c, WorkloadChange::Patch { .. });
     assert!(!desired.workload.iter().any(is_patch), "{:?}", desired.workload);
-    // The label is gone: what holds quota keeps it, what does not is deleted.
+    // The label was removed: a Workload with quota keeps it, and other Workloads are deleted.
     admitted.job.spec.as_mut().unwrap().queue = None;
     assert_eq!(names(&decide(&admitted)).len(), 4);
     waiting.job.spec.as_mut().unwrap().queue = None;
@@ -388,7 +388,7 @@ fn the_end_of_a_job_and_its_suspension_give_the_quota_back() {
         status_of(&finished.workload[0])["Finished"],
         ("True".into(), "Succeeded".into())
     );
-    // More steps: another Workload, and the one before goes.
+    // More steps are ordered: another Workload is created, and the finished one is deleted.
     let finish = stated("Finished", true, "Succeeded", "");
     let workload = done.queue.workload.as_mut().unwrap();
     workload.conditions.push(serde_json::from_value(finish).unwrap());
@@ -513,7 +513,7 @@ fn without_kueue_the_job_says_so_and_a_run_goes_on() {
     assert_eq!(decide(&observed).coordinator, CoordinatorGoal::Run);
 }
 
-/// A job whose queue's Workloads are being listed, and of which nobody but its workers holds what it has trained.
+/// A job whose Workloads are still being listed, and whose training state exists only in its workers.
 fn being_listed() -> Observed {
     let mut observed = queued(2, "");
     let mut job = spec(2, "  allowStateLoss: true\n");
@@ -527,7 +527,7 @@ fn being_listed() -> Observed {
 fn a_run_goes_on_as_it_is_while_what_kueue_says_is_being_listed() {
     let mut observed = being_listed();
     observed.pods = (1..=4).map(|i| pod(i, PodPhase::Running)).collect();
-    // A pod of an increment, which is not known yet either, and one on a node that goes.
+    // A pod of an increment that is not known yet either, and a pod on a node that announces its end.
     observed.pods[1].workload = Some("j-q-grow1-u".into());
     observed.pods[3].node = Some("spot".into());
     let spot = ObservedNode {
@@ -544,7 +544,7 @@ fn a_run_goes_on_as_it_is_while_what_kueue_says_is_being_listed() {
     assert_eq!((deleted(&goes_on), names(&goes_on).len()), (vec!["j-w4-u"], 0));
     assert_eq!((goes_on.workload.len(), goes_on.reconcile_in), (0, Some(2)));
     assert_eq!(goes_on.status.phase, Some(JobPhase::Training));
-    // Its next coordinator is waited for.
+    // The operator waits before it starts the next coordinator.
     let mut without = observed.clone();
     (without.run, without.coordinators) = (None, vec![]);
     let waits = decide(&without);
@@ -565,7 +565,7 @@ fn nothing_begins_and_nothing_is_asked_for_while_what_kueue_says_is_being_listed
     assert_eq!((names(&waits).len(), waits.starts.is_some()), (0, false));
     assert_eq!((waits.workload.len(), waits.reconcile_in), (0, Some(2)));
     assert_eq!(waits.status.phase, Some(JobPhase::Queued));
-    // What was said before stands.
+    // The earlier message of the condition remains.
     let mut before = admitted(2, 2, "");
     before.job.status = decide(&before).status;
     let said = |observed: &Observed| condition(&decide(observed), ConditionType::Admitted).clone();

@@ -4,7 +4,7 @@ use super::queue::{admission, made, queued, seen};
 use super::*;
 use serde_json::json;
 
-/// A job in a queue on a cluster with some classes; it names this WorkloadPriorityClass, and its pods this PriorityClass.
+/// A job in a queue of a cluster with some priority classes. The job names this WorkloadPriorityClass, and its pods this PriorityClass.
 fn prioritised(workload_class: Option<&str>, pod_class: Option<&str>) -> Observed {
     let template = pod_class.map_or(String::new(), |name| {
         format!("  workers: {{template: {{spec: {{priorityClassName: {name}}}}}}}\n")
@@ -50,7 +50,7 @@ fn the_jobs_label_comes_before_its_pods_class_and_that_before_the_clusters() {
     );
     let mut neither = prioritised(None, None);
     assert_eq!(said(&neither), (None, None));
-    // Two defaults are left by a race.
+    // A race can leave two default classes.
     neither.queue.classes.defaults = BTreeSet::from(["gold".into(), "usual".into()]);
     assert_eq!(
         said(&neither),
@@ -105,12 +105,12 @@ fn another_label_counts_for_a_job_that_waits_and_for_one_that_runs() {
         panic!()
     };
     assert_eq!(patch["spec"]["priorityClassRef"]["name"], "gold");
-    // All else of it is fixed.
+    // Nothing else of the Workload can be changed.
     assert_eq!(patch["spec"].as_object().unwrap().len(), 2);
     after.queue.workload = Some(seen(made(&decide(&prioritised(Some("gold"), None))), &admitted));
     let is_patch = |change: &WorkloadChange| matches!(change, WorkloadChange::Patch { .. });
     assert!(!decide(&after).workload.iter().any(is_patch));
-    // A label that is taken away says nothing of a priority any more.
+    // Without the label, the job no longer has a priority of its own.
     let mut none = prioritised(None, None);
     none.queue.workload = Some(seen(&workload, &json!({})));
     let WorkloadChange::Patch { patch, .. } = &decide(&none).workload[0] else {

@@ -1,4 +1,4 @@
-//! Pods of an earlier template are replaced.
+//! The replacement of pods that were created from an earlier template.
 
 use super::*;
 
@@ -67,7 +67,7 @@ fn running_pods_are_replaced_node_by_node_and_only_while_all_workers_train() {
         &[],
     ));
     assert_eq!(deleted(&decide(&next)), ["j-w3-u", "j-w4-u"]);
-    // Pods of a release that wrote no hash are left alone.
+    // Pods of a release that recorded no hash are not replaced.
     for pod in &mut next.pods {
         pod.made_from = None;
     }
@@ -113,8 +113,8 @@ fn the_only_node_of_a_job_without_checkpoints_keeps_its_pods() {
     assert_eq!(deleted(&decide(&observed)), ["j-w1-u"]);
 }
 
-/// A job that may have four workers and needs `min`: three that train, one on each node, and a fourth that waits for room. All are of an earlier template
-/// but the last. And the identity of the present one.
+/// A job that may have four workers and needs `min`. Three workers train, one on each node, and the pod of the fourth waits for room. All
+/// pods except the last have an earlier template. Also returns the identity of the present template.
 fn waits_for_room(min: u32) -> (Observed, String) {
     let mut observed = on_nodes(4);
     let text = "  checkpoint: {uri: s3://b, intervalSteps: 10}\n  workers: {image: new}\n";
@@ -136,7 +136,7 @@ fn waits_for_room(min: u32) -> (Observed, String) {
     (observed, now)
 }
 
-/// What a job is once the pods of a node are gone: another pod runs there, or none.
+/// The job after the pods of a node are gone. Another pod runs there if `replaced` names its template.
 fn after(observed: &Observed, replaced: Option<&str>, step: u64) -> Observed {
     let desired = decide(observed);
     let mut next = carried_out(observed, &desired);
@@ -192,7 +192,7 @@ fn a_template_that_fits_no_node_costs_a_job_that_waits_for_room_the_workers_of_o
 fn a_preemption_amid_a_rollout_delays_it_until_pods_of_the_new_template_have_trained_for_a_while() {
     let (observed, now) = waits_for_room(1);
     let mut next = after(&observed, Some(&now), 9);
-    // Another one is taken away, and does not come back.
+    // Another pod is preempted, and its replacement finds no node.
     let taken = next.pods.iter().position(|p| p.name == "j-w2-u").unwrap();
     next.pods[taken] = ObservedPod {
         made_from: Some(now.clone()),
@@ -242,7 +242,7 @@ fn a_pod_that_runs_and_never_attaches_is_replaced_where_its_template_was_correct
     assert_eq!(deleted(&desired), ["j-w4-u"]);
     assert_eq!(names(&desired), ["j-w5-u"]);
     assert_eq!(desired.status.rollout, None, "no node was given up");
-    // A coordinator that is new has not heard of all, and one that has a plan may miss it.
+    // A new coordinator does not know all workers yet, and a coordinator with a plan may have lost one.
     observed.run = Some(with_workers(run(RunMode::Settling, 1, 3), &attached, &[]));
     assert!(decide(&observed).delete.is_empty());
     let mut placed = all_placed(with_workers(training(3), &attached, &["j-w4-u"]));
@@ -260,12 +260,12 @@ fn a_pod_that_runs_and_never_attaches_is_replaced_where_its_template_was_correct
 fn a_corrected_image_reaches_a_job_that_waits_for_the_workers_that_never_attach() {
     let (mut observed, _) = waits_for_room(3);
     observed.pods.truncate(3);
-    // The first node's pod was given up for a template whose workers hang.
+    // The pod on the first node was replaced with one whose template makes workers hang.
     observed.pods[0].made_from = Some("hangs".into());
     let both = ["j-w2-u", "j-w3-u"];
     observed.run = Some(all_placed(with_workers(run(RunMode::Waiting, 1, 3), &both, &[])));
     assert_eq!(deleted(&decide(&observed)), ["j-w1-u"]);
-    // One that was part of a plan and is out of reach may be who is waited for.
+    // A worker that was part of a plan and cannot be reached may be the one that the job waits for.
     observed.run = Some(with_workers(run(RunMode::Waiting, 1, 3), &both, &["j-w1-u"]));
     assert!(decide(&observed).delete.is_empty());
 }

@@ -1,4 +1,4 @@
-//! Every sentence that the operator shows to users, in one file that is reviewed as a whole.
+//! Every message that the operator shows to users, in one file that can be reviewed as a whole.
 
 use super::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -266,7 +266,7 @@ fn the_sentences_that_users_see_are_those_that_were_reviewed() {
                 .map(|d| format!("log delete {}: {}", d.name, d.why)),
         );
     }
-    // Sentences of the coordinator and errors of the API server are not the operator's.
+    // Messages of the coordinator and errors of the API server are not written by the operator.
     for reason in Reason::ALL
         .iter()
         .filter(|r| !matches!(r, Reason::Run | Reason::Resumed))

@@ -1,4 +1,4 @@
-//! Jobs that have ended, and whose spec cannot be read any more: somebody has put a label on them, or another release has written it.
+//! Jobs that have ended and whose spec cannot be read any more, because its label was changed, or because another release wrote it.
 
 use super::*;
 
@@ -70,7 +70,7 @@ fn a_job_that_has_failed_stays_so_and_is_tried_again_under_another_spec_that_can
         )
     };
     let mut unread = unreadable(&known);
-    // Under the same spec, which has another label, and under another one.
+    // With the same generation of the spec and another label, and with another generation.
     for generation in [1, 2] {
         unread.job.generation = generation;
         let desired = decide(&unread);

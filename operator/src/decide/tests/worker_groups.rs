@@ -3,7 +3,7 @@
 use super::*;
 use serde_json::json;
 
-/// Two that stay, and spot nodes for the rest.
+/// Two on-demand workers, and spot nodes for the others.
 const GROUPS: &str = "  workers: {template: {spec: {nodeSelector: {gpu: a100}}}}
   workerGroups:
     - {name: spot, maxWorkers: 6, nodeSelector: {spot: 'true'}}
@@ -23,7 +23,7 @@ fn of_group(number: i64, group: &str) -> ObservedPod {
     }
 }
 
-/// Groups of the pods that are made, in order.
+/// The groups of the pods that are created, in order.
 fn groups(decision: &Decided) -> Vec<String> {
     let workers = decision
         .create
@@ -115,7 +115,7 @@ fn another_template_of_a_group_replaces_the_pods_of_that_group_alone() {
         waiting(1, "spot", &spot),
         waiting(2, "spot", "another"),
         waiting(3, "lasting", &lasting),
-        // What is right for the one group is wrong for the other.
+        // The template of one group is wrong for the other group.
         waiting(4, "lasting", &spot),
     ];
     assert_eq!(deleted(&decide(&observed)), ["j-w2-u", "j-w4-u"]);
@@ -160,7 +160,7 @@ fn the_status_counts_the_workers_that_are_attached_once_the_coordinator_has_hear
         8,
         "the next coordinator has heard from nobody yet"
     );
-    // A process that was started again attaches before the coordinator has given up the one before.
+    // A restarted process may attach before the coordinator has noticed the loss of the earlier one.
     assert_eq!(workers(RunMode::Training, &[first; 5]), 4);
     observed.run = None;
     assert_eq!(decide(&observed).status.workers, 8);

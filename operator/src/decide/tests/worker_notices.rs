@@ -1,4 +1,4 @@
-//! What coordinators are told of workers that go, or have ended.
+//! The coordinator is told which workers will end, or have ended.
 
 use super::*;
 
@@ -34,7 +34,7 @@ fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
         ["j-w2-u", "j-w4-u"],
         "one has ended, one has no pod any more"
     );
-    // The coordinator hears of a deletion before the worker does.
+    // The coordinator is told before the worker is deleted.
     observed.nodes.insert(
         "spot".into(),
         ObservedNode {
@@ -48,7 +48,7 @@ fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
     let desired = decide(&observed);
     assert!(deleted(&desired).contains(&"j-w6-u"), "{desired:?}");
     assert_eq!(desired.orders.unwrap().leaving, ["j-w5-u", "j-w6-u"]);
-    // One that has said so itself, and ones that nobody misses.
+    // Workers that have announced their end themselves, and ended workers that no plan needs.
     let snapshot = observed.run.as_mut().unwrap().snapshot.as_mut().unwrap();
     for worker in &mut snapshot.workers {
         (worker.draining, worker.pipeline) = (worker.up, None);
@@ -103,7 +103,7 @@ fn a_new_coordinator_is_told_when_those_end_that_had_notice_before_it() {
     observed.run = Some(all_placed(with_workers(run(RunMode::Settling, 1, 3), &[], &both)));
     let orders = decide(&observed).orders.unwrap();
     assert_eq!(orders.ends_at, BTreeMap::from([("j-w1-u".to_owned(), NOW + 20)]));
-    // It stays in the orders as long as the pod is there: to take it back would be another write.
+    // The notice remains in the orders until the pod is gone, because removing it would cost another write.
     observed.orders = Some(orders);
     observed.run = Some(all_placed(with_workers(training(3), &both, &[])));
     let snapshot = observed.run.as_mut().unwrap().snapshot.as_mut().unwrap();

@@ -1,10 +1,10 @@
-//! Mutations of a JSON document that leave it one.
+//! Mutations of a JSON document whose result is still JSON.
 
 use super::{index, number, times};
 use serde_json::{Value, json};
 use varuna_sim::Rng;
 
-/// Changes one value of the document; none where it is no JSON.
+/// Changes one value of the document; none if it is no JSON.
 pub(super) fn mutate(input: &[u8], words: &[&str], rng: &mut Rng) -> Option<Vec<u8>> {
     let mut document: Value = serde_json::from_slice(input).ok()?;
     let mut places = 0;
@@ -30,7 +30,7 @@ pub(super) fn mutate(input: &[u8], words: &[&str], rng: &mut Rng) -> Option<Vec<
     serde_json::to_vec(&document).ok()
 }
 
-/// Calls for each value, the outer ones first.
+/// Calls `call` for each value, the outer ones first.
 fn visit(value: &mut Value, call: &mut impl FnMut(&mut Value)) {
     call(value);
     match value {
@@ -40,7 +40,7 @@ fn visit(value: &mut Value, call: &mut impl FnMut(&mut Value)) {
     }
 }
 
-/// A value for some place: another place's, a number, a word.
+/// Another value: one from elsewhere in the document, a number, or a word.
 fn other(copy: Value, words: &[&str], rng: &mut Rng) -> Value {
     match rng.below(8) {
         0 => copy,
@@ -84,7 +84,7 @@ fn change(value: &mut Value, new: &mut Option<Value>, rng: &mut Rng) {
                 fields.insert(key, new);
             }
         }
-        // A document within a text.
+        // A JSON document within a text.
         Value::String(text) if how < 5 && text.starts_with('{') => {
             let changed = mutate(text.as_bytes(), &[], rng).and_then(|bytes| String::from_utf8(bytes).ok());
             *text = changed.unwrap_or_default();

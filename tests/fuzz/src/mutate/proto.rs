@@ -1,10 +1,10 @@
-//! Mutations of a protobuf message (<https://protobuf.dev/programming-guides/encoding/>) that leave its framing whole: without
-//! knowing the message, a field is changed, left out, repeated, or exchanged with another.
+//! Mutations of a protobuf message (<https://protobuf.dev/programming-guides/encoding/>) that keep its framing valid. Without knowing the
+//! message type, a field is changed, removed, repeated, or exchanged with another one.
 
 use super::{flipped, index, number, times};
 use varuna_sim::Rng;
 
-/// Messages within messages that are looked into.
+/// Maximum depth of nested messages that are changed.
 const DEPTH: u32 = 12;
 
 enum Content {
@@ -19,7 +19,7 @@ struct Field {
     content: Content,
 }
 
-/// Changes one field of the message or of one within it; none where it is no message.
+/// Changes one field of the message or of a nested one; none if it is no message.
 pub(super) fn mutate(input: &[u8], rng: &mut Rng) -> Option<Vec<u8>> {
     let mut fields = read(input)?;
     change(&mut fields, rng, DEPTH);

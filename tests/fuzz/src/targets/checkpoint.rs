@@ -1,4 +1,4 @@
-//! Checkpoints: manifests, shards, the names in a store with the claims of owners, and Hugging Face folders.
+//! Checkpoints: manifests, shards, the names of objects in a store with the claims of owners, and Hugging Face folders.
 
 use super::{ID, LITTLE, Seeds, join, json, take_part, text};
 use crate::{Form, Target};
@@ -176,7 +176,8 @@ fn shard_seeds() -> Seeds {
     ]
 }
 
-/// With the digest of its data in its header, where it has one: a mutation of the data says nothing else of the reader.
+/// The input with the right digest of its data in the header, if it has one. Otherwise each mutation of the data would only test the
+/// digest.
 fn with_digest(input: &[u8]) -> Option<Vec<u8>> {
     const BLAKE3: &[u8] = br#"blake3\":\""#;
     const SHA256: &[u8] = br#"sha256\":\""#;
@@ -202,7 +203,7 @@ fn run_shard(input: &[u8]) -> Result<String, String> {
     let put = inner.put(&path, PutPayload::from(file.to_vec()));
     block_on(put).expect("memory takes everything");
     let store = Store::new(Location::over(inner), LAYOUT, facts());
-    // The manifest is made from the header alone.
+    // The manifest is made from the header only.
     let complete = block_on(store.complete(ID));
     let shard = match decoded {
         Ok(shard) => shard,
@@ -211,7 +212,7 @@ fn run_shard(input: &[u8]) -> Result<String, String> {
     assert_eq!(complete.ok(), Some(true), "a sound shard makes a checkpoint");
     let manifest = block_on(store.location().manifest(ID)).expect("the manifest was written");
     let loaded = block_on(store.location().load(&manifest, UNIT, || {})).expect("it is sound");
-    // Compared as bytes: a tensor may hold values that are not equal to themselves.
+    // The bytes are compared, because a tensor may have values that are not equal to themselves.
     let bytes = |shard: &Shard| shard.encode().expect("a shard that was read can be written");
     assert_eq!(bytes(&loaded), bytes(&shard));
     let again = Shard::decode(ID, UNIT, &bytes(&shard)).expect("a shard that was written can be read");
@@ -229,7 +230,7 @@ fn listing_seeds() -> Seeds {
     vec![("owned", whole.into_bytes()), ("refused", refused.into_bytes())]
 }
 
-/// A line for each object: its name, and after a space its content.
+/// Each line is an object: its name, and after a space its content.
 fn run_listing(input: &[u8]) -> Result<String, String> {
     let inner = Arc::new(InMemory::new());
     for line in text(input)?.lines() {

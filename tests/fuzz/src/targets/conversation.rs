@@ -1,4 +1,4 @@
-//! What processes say to each other: values for seeds.
+//! Messages between processes, as seeds.
 
 use super::ID;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use varuna_plan::{
 use varuna_protocol::{Inventory, Phase, Prepared, Ran, Status};
 use varuna_wire::Hello;
 
-/// The model of all conversations.
+/// The layout in all messages.
 pub(super) const LAYOUT: Layout = Layout::new(2, false);
 
 /// The step that leads to this state.
@@ -33,7 +33,7 @@ pub(super) fn decision(id: StateId) -> Decision {
     }
 }
 
-/// The gradient of unit 1 that was run at this state, for its spare copy.
+/// The gradient of unit 1 for its spare copy, from a step at this state.
 pub(super) fn prepared(at: StateId) -> PreparedHeader {
     PreparedHeader {
         unit: Unit(1),
@@ -115,7 +115,7 @@ pub(super) fn inventory() -> Inventory {
     }
 }
 
-/// Two stages on two workers.
+/// A plan with two stages on two workers.
 pub(super) fn plan() -> Plan {
     let stage = |worker, start| Stage {
         worker: WorkerId(worker),

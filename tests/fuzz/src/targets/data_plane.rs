@@ -1,4 +1,4 @@
-//! What peers send each other: hellos and frames.
+//! Messages between peers: hellos and frames.
 
 use super::{ID, LITTLE, Seeds};
 use crate::{Form, Target};
@@ -25,7 +25,7 @@ pub(super) const FRAMES: Target = Target {
     what: "frames between workers, with the messages and states in them",
     form: Form::Bytes,
     words: &[],
-    // A long payload, and a long state, are taken memory for ahead of what arrives.
+    // Memory for a long payload or state is allocated before all of it has arrived.
     memory: 96 << 20,
     seeds: frame_seeds,
     run: run_sealed_frames,
@@ -70,7 +70,7 @@ fn run_hello(mut input: &[u8]) -> Result<String, String> {
         "every byte of a hello means something"
     );
     let Answer { version, nonce } = read_answer(&mut input).map_err(said)?.map_err(refused)?;
-    // Any will do where there is one: no proof of the corpus is of a session.
+    // Any binding is as good as another, because no proof of the corpus belongs to a session.
     let binding = hello.encrypted.then_some([5; 32]);
     let greeting = Greeting {
         hello,
@@ -176,7 +176,7 @@ fn state() -> [Frame; 4] {
     ]
 }
 
-/// A gradient of the same unit, before its step is decided.
+/// A gradient of the same unit that is sent before its step is decided.
 fn prepared() -> [Frame; 3] {
     let header = super::conversation::prepared(ID);
     let encoded = header.encode().expect("a header can be written");
@@ -206,7 +206,7 @@ fn gradient() -> [Frame; 3] {
     ]
 }
 
-/// Hardly any input has right checksums. Each is read as it is, and once more with the checksums that its bytes have.
+/// Hardly any mutated input has valid checksums. So each is read unchanged, and once more with corrected checksums.
 fn run_sealed_frames(input: &[u8]) -> Result<String, String> {
     let _ = run_frames(input);
     let mut sealed = input.to_vec();
@@ -214,7 +214,7 @@ fn run_sealed_frames(input: &[u8]) -> Result<String, String> {
     run_frames(&sealed)
 }
 
-/// Corrects the checksums of all frames. See `varuna_frames` for where they lie in a header.
+/// Corrects the checksums of all frames. `varuna_frames` describes their places in a header.
 fn seal(mut bytes: &mut [u8]) {
     const HEADER: usize = 32;
     while bytes.len() >= HEADER {
@@ -228,7 +228,7 @@ fn seal(mut bytes: &mut [u8]) {
     }
 }
 
-/// What a worker does with a connection, until its end.
+/// Does what a worker does with a connection, until it ends.
 fn run_frames(mut input: &[u8]) -> Result<String, String> {
     let limits = Limits::default();
     let mut transfer: Option<Incoming> = None;

@@ -1,4 +1,4 @@
-//! Datasets: `.idx`, `.bin` and `.json`, and texts that they are built from.
+//! Datasets: `.idx`, `.bin` and `.json`, and the texts that datasets are built from.
 
 use super::{LITTLE, MORE, Seeds, join, take_part};
 use crate::{Form, Target};
@@ -74,7 +74,7 @@ pub(super) const TEXT: Target = Target {
     run: run_text,
 };
 
-/// The library panics at some files, in a thread of its own: where a backtrace is asked for, printing it takes some 70 MB.
+/// The library panics at some files, in a separate thread. If backtraces are enabled, printing one takes some 70 MB.
 const PARQUET_MEMORY: usize = 128 << 20;
 
 const TOKENS: &str =
@@ -154,7 +154,7 @@ fn run_index(mut input: &[u8]) -> Result<String, String> {
 }
 
 fn text_seeds() -> Seeds {
-    // The header of gzip and an empty last block: no text at all.
+    // The header of gzip and an empty last block: an empty text.
     let empty = [
         1, 0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     ];
@@ -171,7 +171,7 @@ fn run_text(input: &[u8]) -> Result<String, String> {
     let built = build_in(folder.path(), file, content);
     let (prefix, length) = built.map_err(|e| e.replace(&place, ""))?;
     let summary = info(&prefix).expect("what was built can be opened");
-    // One token for each byte, and one for the end of what is not empty.
+    // One token for each byte, and an end-of-document token if the text is not empty.
     assert_eq!(summary.tokens, length + u64::from(length > 0));
     Ok(file.to_owned())
 }
@@ -187,7 +187,7 @@ fn run_lines(input: &[u8]) -> Result<String, String> {
     let built = build_in(folder.path(), "lines.jsonl", input);
     let (prefix, length) = built.map_err(|e| e.replace(&place, ""))?;
     let summary = info(&prefix).expect("what was built can be opened");
-    // An end for each document that is not empty, and these are the sequences.
+    // Each document that is not empty has an end-of-document token, and such documents are the sequences.
     assert_eq!(summary.tokens, length + summary.sequences);
     Ok(format!("{} documents", summary.documents.min(3)))
 }

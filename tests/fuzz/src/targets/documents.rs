@@ -1,8 +1,8 @@
-//! JSON documents: plans, records, the files of a run folder, recovery parts.
+//! JSON documents: plans, records, the files of a run folder, parts of recoveries.
 
 use super::conversation;
 use super::machines::{CoordinatorRun, coordinator_kind};
-use super::plans::look_at;
+use super::plans::use_plan;
 use super::recording::recorded;
 use super::sequence::Item;
 use super::{ID, LITTLE, MORE, Seeds, json, messages, round_trip, text};
@@ -108,7 +108,7 @@ fn plan_seeds() -> Seeds {
 fn run_plan(input: &[u8]) -> Result<String, String> {
     let plan: Plan = serde_json::from_slice(input).map_err(|e| e.to_string())?;
     round_trip(&plan);
-    Ok(look_at(&plan))
+    Ok(use_plan(&plan))
 }
 
 fn record_seeds() -> Seeds {
@@ -146,7 +146,7 @@ fn record_seeds() -> Seeds {
     ]
 }
 
-/// A coordinator finds the record, and the workers of its plan come back.
+/// A coordinator reads the record, and the workers of its plan attach again.
 fn run_record(input: &[u8]) -> Result<String, String> {
     let record = record_format::decode(input).map_err(|e| e.to_string())?;
     round_trip(&record);
@@ -167,7 +167,7 @@ fn run_record(input: &[u8]) -> Result<String, String> {
     Ok(run.said())
 }
 
-/// Long enough to be compressed.
+/// A record that is long enough to be compressed.
 fn stored_record_seeds() -> Seeds {
     let mut plan = conversation::plan();
     let addresses = (1..=2_000).map(|w| (WorkerId(w), format!("host-{w}:1")));
@@ -196,7 +196,7 @@ fn run_stored_record(input: &[u8]) -> Result<String, String> {
     let record = record_format::decode(input).map_err(|e| e.to_string())?;
     let stored = record_format::encode(&record).map_err(|e| e.to_string())?;
     let again = record_format::decode(&stored).map_err(|e| e.to_string())?;
-    // Texts, since some numbers are not equal to themselves.
+    // The texts are compared, because some numbers are not equal to themselves.
     assert_eq!(
         json(&again),
         json(&record),
@@ -267,7 +267,7 @@ fn run_folder_seeds() -> Seeds {
     ]
 }
 
-/// Each file's type that the document can be read as.
+/// Tries to read the document as each type of the run folder's files.
 fn run_run_folder(input: &[u8]) -> Result<String, String> {
     let mut read = Vec::new();
     if let Ok(metric) = serde_json::from_slice::<Metric>(input) {

@@ -1,5 +1,5 @@
-//! The state machines of the protocol behind the messages that they are told: whatever workers, peers or the coordinator say,
-//! nothing ends the process, and what the machines say can be read.
+//! The state machines of the protocol with arbitrary messages. Whatever workers, peers or the coordinator send, the process must not end,
+//! and the messages of the state machines must be valid.
 
 mod coordinator;
 mod member;
@@ -9,14 +9,14 @@ pub(super) use member::{MemberRun, member_kind, run_member};
 
 use varuna_plan::Step;
 
-/// Items that are looked at.
+/// Maximum number of items that are used.
 const ITEMS_MAX: usize = 400;
-/// Answers to the effects of one input: no machine asks for ever.
+/// Maximum number of answers to the effects of one input: no state machine may request something endlessly.
 const ANSWERS_MAX: usize = 1000;
 /// The run's last step.
 const LAST: Step = Step(20);
 
-/// The first word of what is shown of a value.
+/// The first word of a value's debug text.
 fn word(value: &impl std::fmt::Debug) -> String {
     let shown = format!("{value:?}");
     shown.split([' ', '(', '{']).next().unwrap_or_default().to_owned()

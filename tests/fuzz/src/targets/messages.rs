@@ -72,7 +72,7 @@ fn up_seeds() -> Seeds {
     ]
 }
 
-/// Reads, writes and reads: both messages are the same bytes (some numbers are not equal to themselves).
+/// Reads, writes and reads a message. The bytes of both are compared, because some numbers are not equal to themselves.
 fn run_up(input: &[u8]) -> Result<String, String> {
     let message = v1::Up::decode(input).map_err(|e| e.to_string())?;
     let up = Upward::from_wire(message).map_err(|e| e.to_string())?;
@@ -106,7 +106,7 @@ fn down_seeds() -> Seeds {
         is_final: true,
     };
     let prepare = Order::Prepare(Arc::new(conversation::plan()));
-    // Long enough to be compressed.
+    // A plan that is long enough to be compressed.
     let mut long = conversation::plan();
     let addresses = (1..=300).map(|w| (WorkerId(w), format!("host-{w}:1")));
     long.addresses.extend(addresses);
@@ -134,7 +134,7 @@ fn run_down(input: &[u8]) -> Result<String, String> {
     let again = Downward::from_wire(written.clone()).expect("a message that was written can be read");
     assert_eq!(again.1.to_wire(again.0).encode_to_vec(), written.encode_to_vec());
     if let Downward::Order(Order::Prepare(plan)) = &down {
-        return Ok(super::plans::look_at(plan));
+        return Ok(super::plans::use_plan(plan));
     }
     Ok(kind(&down))
 }
@@ -152,7 +152,7 @@ fn run_status(input: &[u8]) -> Result<String, String> {
     Ok(format!("{:?}", status.run.mode))
 }
 
-/// A run with one worker.
+/// The status of a run with one worker.
 pub(super) fn status_document() -> RunStatus {
     let view = WorkerView {
         id: WorkerId(1),

@@ -1,13 +1,13 @@
-//! What programs do with a plan.
+//! What programs do with a plan that they have read.
 
 use varuna_plan::check::check_plan;
 use varuna_plan::{Plan, schedule};
 
-/// Micro-batches of plans whose schedules are made.
+/// Maximum number of micro-batches of plans whose schedules are made.
 const MICRO_BATCHES_MAX: u64 = 1 << 12;
 
-/// What programs do with a plan that was read; returns what the checker says of it.
-pub(super) fn look_at(plan: &Plan) -> String {
+/// Does with a plan what programs do. Returns the result of the checker.
+pub(super) fn use_plan(plan: &Plan) -> String {
     let shape = &plan.shape;
     let batch = shape.pipelines.last().map_or(0, |p| p.samples.end);
     let members = plan.members();

@@ -1,4 +1,4 @@
-//! A recorded conversation, and the targets that start from it: the machines of the protocol.
+//! A recorded exchange of messages, and the targets that start from it: the state machines of the protocol.
 
 use super::conversation::{self, hello};
 use super::machines::{
@@ -33,7 +33,7 @@ pub(super) const MEMBER: Target = Target {
     run: run_member,
 };
 
-/// Rounds of a recorded conversation: from the hellos to the last step.
+/// Number of rounds of a recorded exchange, from the hellos to the last step.
 const ROUNDS: usize = 30;
 
 fn coordinator_seeds() -> Seeds {
@@ -104,14 +104,14 @@ fn member_seeds() -> Seeds {
     ]
 }
 
-/// What each machine was told in a run of two workers.
+/// The inputs of each state machine in a run with two workers.
 pub(super) struct Recorded {
     pub(super) coordinator: Vec<Item>,
     pub(super) member: Vec<Item>,
     pub(super) record: Record,
 }
 
-/// Runs a coordinator and two members against each other; messages arrive in the round in which they are sent.
+/// Runs a coordinator and two members with each other. Messages arrive in the round in which they are sent.
 pub(super) fn recorded() -> Recorded {
     let ids = [WorkerId(1), WorkerId(2)];
     let mut coordinator = CoordinatorRun::new(1);
@@ -141,7 +141,7 @@ pub(super) fn recorded() -> Recorded {
             }
             told.push(next);
         }
-        // What members say to each other may be answered within the round.
+        // Messages between members may be answered within the round.
         for pass in 0..4 {
             for i in 0..2 {
                 let mut inputs = std::mem::take(&mut down[i]);
@@ -185,7 +185,7 @@ fn pass_on(
             let bytes = postcard::to_stdvec(&message).expect(encode);
             other.push(item(member_kind::PEER, from.0, bytes));
         }
-        // The other one's dial is accepted at the same time.
+        // The other member's connection is accepted at the same time.
         MemberEffect::Connect { generation, .. } => {
             other.push(item(
                 member_kind::CONNECTED,

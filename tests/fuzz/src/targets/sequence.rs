@@ -1,9 +1,9 @@
-//! Inputs of a state machine, one after another: for each its kind, an argument, the length of the rest in two bytes, the rest.
+//! A sequence of inputs for a state machine. Each has its kind, an argument, the length of the payload in two bytes, and the payload.
 
-/// One of them.
+/// One input of the sequence.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Item {
-    /// What it is.
+    /// Kind of the input.
     pub(crate) kind: u8,
     /// A worker, or a time.
     pub(crate) argument: u8,
@@ -11,7 +11,7 @@ pub(crate) struct Item {
     pub(crate) payload: Vec<u8>,
 }
 
-/// Any bytes are a sequence: what is cut short is taken as it is.
+/// Reads a sequence. Any bytes are valid: an input that is cut short ends early.
 pub(crate) fn read(mut input: &[u8]) -> Vec<Item> {
     let mut items = Vec::new();
     while let [kind, argument, rest @ ..] = input {
@@ -34,7 +34,7 @@ pub(crate) fn write(items: &[Item]) -> Vec<u8> {
         payload,
     } in items
     {
-        // What follows is then taken for the next items, as would be with any other damage.
+        // If the length does not fit, the rest is read as the next items, as with any other damage.
         let length = u16::try_from(payload.len()).unwrap_or(u16::MAX);
         out.extend([*kind, *argument]);
         out.extend(length.to_le_bytes());

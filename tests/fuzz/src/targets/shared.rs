@@ -1,5 +1,5 @@
-//! The documents that the operator and a job's coordinator share, each read as its reader does: whoever may write in the namespace can have
-//! changed them, and so can another release.
+//! The documents that the operator and a job's coordinator share, each read like its reader does. Anybody who may write in the namespace,
+//! or another release, may have changed them.
 
 use super::messages::status_document;
 use super::{MORE, Seeds, json, round_trip};
@@ -19,7 +19,7 @@ use varuna_operator::run_object::RunObject;
 use varuna_plan::WorkerId;
 use varuna_protocol::coordinator::{Snapshot, WorkerView};
 
-/// Seconds since 1970.
+/// The present time, in seconds since 1970.
 const NOW: i64 = 1_800_000_000;
 const JOB: &str = "apiVersion: varuna.dev/v1alpha1
 kind: VarunaJob
@@ -30,7 +30,7 @@ spec:
   training: {globalBatchSize: 8, steps: 20, optimizer: {learningRate: 1e-3}}
   elasticity: {minWorkers: 1, maxWorkers: 4}
 ";
-/// Pods of a job: the operator looks at all of them for each one.
+/// Maximum number of pods of a job: the operator compares each of them with all others.
 const PODS: usize = 64;
 
 pub(super) const RUN: Target = Target {
@@ -74,7 +74,7 @@ fn document(goal: &str, status: &RunStatus) -> Vec<u8> {
     }))
 }
 
-/// A run with a worker, and one that is lost.
+/// The status of a run with one attached worker, and one that was lost.
 fn snapshot() -> Snapshot {
     let status = status_document();
     let view = status.workers[0].view.clone();
@@ -155,7 +155,7 @@ fn run(input: &[u8]) -> Result<String, String> {
         let part = ReportedPart::of(&whole);
         assert_eq!(part.may_wait(&part), None, "nothing has changed");
     }
-    // From the values that the coordinator's document is made of: text in which a field is there twice would be refused.
+    // The document is made from values and not from text, because a text in which a field occurs twice would be refused.
     let RunObject {
         orders: read,
         reports: reported,
@@ -179,7 +179,7 @@ fn run(input: &[u8]) -> Result<String, String> {
     ))
 }
 
-/// A job with these orders and this report, and a pod for each worker that the report names.
+/// A job with these orders and this report, and a pod for each worker of the report.
 fn observed(orders: RunSpec, run: Option<ObservedRun>) -> Observed {
     let job = parse_job(JOB).expect("the job is valid");
     let names = |attached| run.iter().flat_map(move |r| r.workers(attached));

@@ -22,7 +22,7 @@ pub(super) const TRACE: Target = Target {
         "\"",
         "1e9",
     ],
-    // A line of eight bytes may name 100,000 nodes.
+    // A line of eight bytes may describe 100,000 nodes.
     memory: 256 << 20,
     seeds: trace_seeds,
     run: run_trace,
@@ -116,7 +116,7 @@ fn profile_seeds() -> Seeds {
     ]
 }
 
-fn look_at(profile: &Profile) -> String {
+fn use_profile(profile: &Profile) -> String {
     let costs = profile.costs();
     let whole = costs.layout().whole();
     let ms = costs.forward_ms(whole, 4);
@@ -129,7 +129,7 @@ fn look_at(profile: &Profile) -> String {
 
 fn run_profile(input: &[u8]) -> Result<String, String> {
     let profile = Profile::read("p.json", text(input)?, None).map_err(|e| e.to_string())?;
-    Ok(look_at(&profile))
+    Ok(use_profile(&profile))
 }
 
 fn links_seeds() -> Seeds {
@@ -143,5 +143,5 @@ fn run_links(input: &[u8]) -> Result<String, String> {
     let written = serde_json::to_string(&estimate()).expect("an estimate can be written");
     let links = Some(("links.csv", text(input)?));
     let profile = Profile::read("p.json", &written, links).map_err(|e| e.to_string())?;
-    Ok(look_at(&profile))
+    Ok(use_profile(&profile))
 }

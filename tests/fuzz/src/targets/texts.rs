@@ -75,7 +75,7 @@ fn seeds() -> Seeds {
     ]
 }
 
-/// What every program does with a job first.
+/// What every program does first with a job.
 fn run(input: &[u8]) -> Result<String, String> {
     let job = parse_job(text(input)?).map_err(|errors| errors.to_string())?;
     let layout = job.layout().undivided();

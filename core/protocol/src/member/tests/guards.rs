@@ -7,7 +7,7 @@ use varuna_plan::state::Chain;
 const STRANGER: WorkerId = WorkerId(3);
 
 /// A state that some other history reached.
-fn elsewhere(run_gen: u64, step: u64) -> StateId {
+fn other_state(run_gen: u64, step: u64) -> StateId {
     StateId {
         run_gen: Generation(run_gen),
         step: Step(step),
@@ -122,7 +122,7 @@ fn rolls_forward_by(decision: Decision) -> bool {
 #[test]
 fn a_gradient_is_applied_only_to_the_state_and_in_the_generation_that_it_belongs_to() {
     assert!(rolls_forward_by(decide(StateId::INITIAL, 1)));
-    assert!(!rolls_forward_by(decide(elsewhere(0, 0), 1)), "of another parent");
+    assert!(!rolls_forward_by(decide(other_state(0, 0), 1)), "of another parent");
     assert!(
         !rolls_forward_by(decide(StateId::INITIAL, 2)),
         "run once more without it"
@@ -163,7 +163,7 @@ fn state_is_not_sent_any_more_once_training_may_change_it() {
 
 #[test]
 fn a_peer_is_sent_the_base_and_no_other_state() {
-    let (mut rig, base) = (Rig::running(), elsewhere(1, 5));
+    let (mut rig, base) = (Rig::running(), other_state(1, 5));
     rig.order(FENCE);
     rig.put(MemberInput::Stopped { prepared: vec![] });
     let both = plan(2, fixed(base, None), &[ME, PEER], &[ME, PEER]);
@@ -176,7 +176,7 @@ fn a_peer_is_sent_the_base_and_no_other_state() {
 
 #[test]
 fn nothing_more_is_taken_over_once_a_fence_waits() {
-    let (mut rig, base) = (Rig::new(), elsewhere(1, 5));
+    let (mut rig, base) = (Rig::new(), other_state(1, 5));
     rig.loading(base);
     rig.fetched(2, 0, base, None);
     rig.order(Order::Fence { upto: Generation(2) });
@@ -193,7 +193,7 @@ fn state_that_is_being_overwritten_is_not_sent_to_peers() {
     let mut rig = Rig::running();
     rig.order(FENCE);
     rig.put(MemberInput::Stopped { prepared: vec![] });
-    let base = elsewhere(1, 5);
+    let base = other_state(1, 5);
     rig.loading(base);
     let adopts = |unit, id| vec![MemberEffect::Adopt { unit: Unit(unit), id }];
     assert_eq!(rig.fetched(2, 0, base, None), adopts(0, base));
@@ -208,7 +208,7 @@ fn state_that_is_being_overwritten_is_not_sent_to_peers() {
 
 #[test]
 fn who_fetched_state_can_tell_the_decision_that_led_to_it() {
-    let (mut rig, decision) = (Rig::new(), decide(elsewhere(1, 5), 1));
+    let (mut rig, decision) = (Rig::new(), decide(other_state(1, 5), 1));
     rig.loading(decision.id);
     for unit in 0..2 {
         rig.fetched(2, unit, decision.id, Some(decision));
@@ -238,7 +238,7 @@ fn a_member_switches_to_no_other_change_than_the_one_that_was_agreed_on() {
 #[test]
 fn a_fetch_that_failed_in_an_earlier_generation_is_not_held_against_this_one() {
     let mut rig = Rig::new();
-    rig.loading(elsewhere(1, 5));
+    rig.loading(other_state(1, 5));
     let failed = |generation, from| MemberInput::FetchFailed {
         generation: Generation(generation),
         from,
@@ -255,9 +255,9 @@ fn a_joiner_learns_its_base_only_from_state_that_it_asked_for_in_this_generation
     let mut rig = Rig::new();
     rig.order(Order::Prepare(plan(4, switch_from(3), &[ME, PEER], &[PEER])));
     rig.connect(4, PEER);
-    assert_eq!(rig.fetched(2, 0, elsewhere(1, 5), None), []);
+    assert_eq!(rig.fetched(2, 0, other_state(1, 5), None), []);
     assert!(!rig.member.status().based);
-    rig.fetched(4, 0, elsewhere(3, 9), None);
+    rig.fetched(4, 0, other_state(3, 9), None);
     assert!(rig.member.status().based);
 }
 

@@ -19,17 +19,17 @@ use varuna_wire::{Downward, Upward, v1};
 /// Samples in a step.
 const BATCH: u64 = 8;
 
-/// What the items of a coordinator are.
+/// The kinds of items for a coordinator.
 pub(in crate::targets) mod coordinator_kind {
-    /// So many times 10 ms pass.
+    /// 10 ms pass, this number of times.
     pub(in crate::targets) const TICK: u8 = 0;
     /// A message of a worker.
     pub(in crate::targets) const UP: u8 = 1;
     /// A worker's stream ends.
     pub(in crate::targets) const DOWN: u8 = 2;
-    /// A record in place of the one that was written.
+    /// A record that replaces the one that was written.
     pub(in crate::targets) const RECORD: u8 = 3;
-    /// Names of checkpoints, in lines.
+    /// Names of checkpoints, one in each line.
     pub(in crate::targets) const CHECKPOINTS: u8 = 4;
     /// The next write is refused.
     pub(in crate::targets) const REFUSE: u8 = 5;
@@ -73,7 +73,7 @@ impl CoordinatorRun {
         self.machine.record()
     }
 
-    /// All words that it has said so far.
+    /// All words that it has sent so far.
     pub(in crate::targets) fn said(&self) -> String {
         self.said.iter().map(String::as_str).collect::<Vec<_>>().join(" ")
     }
@@ -143,7 +143,7 @@ impl CoordinatorRun {
         })
     }
 
-    /// Takes one item; returns what is sent to workers.
+    /// Applies one item. Returns the orders for workers.
     pub(in crate::targets) fn take(&mut self, item: &Item) -> Vec<(WorkerId, Order)> {
         let mut inputs: VecDeque<CoordinatorInput> = self.input(item).into_iter().collect();
         let (mut orders, mut answers) = (Vec::new(), 0);
@@ -186,7 +186,7 @@ impl CoordinatorRun {
     }
 }
 
-/// Feeds a sequence to it; returns what it said.
+/// Applies a sequence of items. Returns the words that the coordinator has sent.
 pub(in crate::targets) fn run_coordinator(input: &[u8]) -> Result<String, String> {
     let mut run = CoordinatorRun::new(7);
     for item in sequence::read(input).iter().take(ITEMS_MAX) {

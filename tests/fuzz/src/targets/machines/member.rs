@@ -1,4 +1,4 @@
-//! A member, and an engine that does at once what it is told.
+//! A member with an engine that does all its work at once.
 
 use super::{ANSWERS_MAX, ITEMS_MAX, LAST, word};
 use crate::targets::conversation::LAYOUT;
@@ -11,15 +11,15 @@ use varuna_plan::{Generation, StateId, WorkerId};
 use varuna_protocol::{Member, MemberConfig, MemberEffect, MemberInput, MemberTiming, Prepared, Time};
 use varuna_wire::{Downward, Upward, v1};
 
-/// What the items of a member are.
+/// The kinds of items for a member.
 pub(in crate::targets) mod member_kind {
-    /// So many times 10 ms pass.
+    /// 10 ms pass, this number of times.
     pub(in crate::targets) const TICK: u8 = 0;
     /// A message of the coordinator.
     pub(in crate::targets) const DOWN: u8 = 1;
     /// A message of a peer.
     pub(in crate::targets) const PEER: u8 = 2;
-    /// A peer has accepted; the generation in eight bytes.
+    /// A peer has accepted a connection; the generation is in eight bytes.
     pub(in crate::targets) const CONNECTED: u8 = 3;
     /// A unit has arrived from a peer.
     pub(in crate::targets) const FETCHED: u8 = 4;
@@ -29,7 +29,7 @@ pub(in crate::targets) mod member_kind {
     pub(in crate::targets) const PREPARED: u8 = 10;
 }
 
-/// A member with an engine that does at once what it is told.
+/// A member with an engine that does all its work at once.
 pub(in crate::targets) struct MemberRun {
     id: WorkerId,
     machine: Member,
@@ -125,7 +125,7 @@ impl MemberRun {
         })
     }
 
-    /// Takes one item; returns the effects.
+    /// Applies one item. Returns the effects.
     pub(in crate::targets) fn take(&mut self, item: &Item) -> Vec<MemberEffect> {
         let mut inputs: VecDeque<MemberInput> = self.input(item).into_iter().collect();
         let (mut all, mut answers) = (Vec::new(), 0);
@@ -150,7 +150,7 @@ impl MemberRun {
     }
 }
 
-/// What a keeper's member is told.
+/// The part of the header that a keeper's member gets.
 fn prepared(header: &PreparedHeader) -> Prepared {
     Prepared {
         run_gen: header.run_gen,
@@ -159,7 +159,7 @@ fn prepared(header: &PreparedHeader) -> Prepared {
     }
 }
 
-/// What the engine answers.
+/// The answer of the engine.
 fn answer(effect: &MemberEffect, me: WorkerId, at: StateId) -> Option<MemberInput> {
     let norm = |unit| {
         let norm = UnitNorm {
@@ -202,7 +202,7 @@ fn answer(effect: &MemberEffect, me: WorkerId, at: StateId) -> Option<MemberInpu
         },
         MemberEffect::Abort => MemberInput::Stopped { prepared: Vec::new() },
         MemberEffect::Apply { decision, .. } => MemberInput::Applied { id: decision.id },
-        // One that is stuck after its last step would run for ever.
+        // A member that does not stop after the last step would run for ever.
         MemberEffect::Run { plan, step, .. } if at.step < LAST => MemberInput::Prepared {
             generation: plan.generation,
             step: *step,
@@ -217,7 +217,7 @@ fn answer(effect: &MemberEffect, me: WorkerId, at: StateId) -> Option<MemberInpu
     })
 }
 
-/// Feeds a sequence to it; returns what it said.
+/// Applies a sequence of items. Returns the words of the member's messages.
 pub(in crate::targets) fn run_member(input: &[u8]) -> Result<String, String> {
     let mut run = MemberRun::new(WorkerId(1));
     for item in sequence::read(input).iter().take(ITEMS_MAX) {
