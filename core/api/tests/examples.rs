@@ -1,4 +1,4 @@
-//! The job files in `examples/` are jobs.
+//! The job files in `examples/` are valid jobs.
 
 use std::path::Path;
 
@@ -10,12 +10,12 @@ fn every_example_is_a_valid_job_with_a_batch_that_its_workers_can_share() {
     for entry in entries.into_iter().flatten() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|e| e == "yaml") {
-            // Those for clusters have other objects before the job.
+            // The examples for clusters have other objects before the job.
             let text = std::fs::read_to_string(&path).unwrap();
             let text = text.split("\n---\n").last().unwrap();
             let job = varuna_api::parse_job(text);
             let job = job.unwrap_or_else(|e| panic!("{}:\n{e}", path.display()));
-            // Every example's text is English, in bytes.
+            // The text of every example is English, tokenized in bytes.
             assert!(
                 job.model.transformer().unwrap().vocabulary_size >= 257,
                 "{}",

@@ -14,10 +14,10 @@ fn root(file: &str) -> PathBuf {
 
 /// A field of the job file, as a row of the page.
 struct Field {
-    /// From the root, as `spec.model.layers`.
+    /// Path from the root, such as `spec.model.layers`.
     path: String,
     kind: String,
-    /// `required`, a value or a few words; empty where leaving the field out is a choice of its own.
+    /// `required`, a value, or a few words. Empty if leaving the field out has a meaning of its own.
     default: String,
     limits: String,
     meaning: String,
@@ -33,7 +33,7 @@ fn list(value: &Value) -> Vec<String> {
     items.filter_map(|v| v.as_str().map(str::to_owned)).collect()
 }
 
-/// The values that there are, where the schema lists them.
+/// The allowed values, if the schema lists them.
 fn values(schema: &Value) -> Vec<String> {
     let items = schema["enum"].as_array().into_iter().flatten();
     let written = |v: &Value| v.as_str().map_or_else(|| v.to_string(), str::to_owned);
@@ -110,7 +110,7 @@ fn default(description: &str) -> (String, String) {
     (meaning.to_owned(), default.to_owned())
 }
 
-/// The schema of a mapping, also of those in a list.
+/// The schema of a mapping, or of the mappings in a list.
 fn mapping(schema: &Value) -> &Value {
     match &schema["items"] {
         items @ Value::Object(_) => items,
@@ -125,7 +125,7 @@ fn collect(schema: &Value, path: &str, found: &mut Vec<Field>) {
         let (meaning, mut absent) = default(field["description"].as_str().unwrap_or_default());
         match values(field).as_slice() {
             _ if required.contains(name) => absent = "required".to_owned(),
-            // The only value that there is.
+            // The only allowed value.
             [only] => absent.clone_from(only),
             _ if field["type"] == "boolean" && absent.is_empty() => absent = "false".to_owned(),
             _ => {}
@@ -152,7 +152,7 @@ fn fields() -> Vec<Field> {
     found
 }
 
-/// The rules between fields of the spec, with the mapping that each belongs to.
+/// The rules between fields of the spec, each with the mapping to which it belongs.
 fn rules(schema: &Value, path: &str, found: &mut Vec<(String, String, bool)>) {
     for rule in schema["x-kubernetes-validations"]
         .as_array()
@@ -167,7 +167,7 @@ fn rules(schema: &Value, path: &str, found: &mut Vec<(String, String, bool)>) {
     }
 }
 
-/// The rows of the fields directly within a mapping, where they are no mappings of known fields themselves.
+/// The rows of the fields directly within a mapping, except mappings with fields of their own.
 fn table(fields: &[Field], of: &str) -> String {
     let mut text = "\n| field | type | default | limits | meaning |\n|---|---|---|---|---|\n".to_owned();
     for f in fields.iter().filter(|f| !is_section(fields, &f.path)) {
@@ -266,25 +266,25 @@ fn a_job_with_every_default_written_out_is_the_same_job() {
     let mut written = 0;
     for field in fields() {
         let value = match (field.kind.as_str(), serde_json::from_str::<Value>(&field.default)) {
-            // There may be several.
+            // A list, which may have several entries.
             _ if field.path.starts_with("spec.workerGroups.") => continue,
             _ if field.path.starts_with("spec.data.train.") => continue,
             // Without a cluster there is no limit.
             _ if field.path == "spec.elasticity.maxWorkers" => continue,
-            // Of rotary positions, which a GPT-2 does not have.
+            // A setting of rotary positions, which GPT-2 does not have.
             _ if field.path.starts_with("spec.model.ropeScaling.") => continue,
-            // Of masked tokens, of which there are none by default.
+            // A setting of masked tokens, which are off by default.
             _ if field.path.starts_with("spec.training.masking.") => continue,
-            // Of a model of one's own, which stands for all other fields of a model.
+            // An exported model would replace all other fields of `model`.
             _ if field.path.starts_with("spec.model.exported.") => continue,
-            // Its own default has no loss scale, which has defaults.
+            // The default precision has no loss scale, whose fields have defaults.
             _ if field.path == "spec.training.precision" => continue,
-            // `adamw` has none.
+            // `adamw`, the default, does not have this field.
             _ if field.path == "spec.training.optimizer.momentum" => continue,
-            // It is another field's value.
+            // The default is the value of another field.
             _ if field.path == "spec.checkpoint.from.uri" => continue,
             (_, Ok(value)) => value,
-            // A default of several words is a description, and no value.
+            // A default of several words is a description, not a value.
             ("text", Err(_)) if field.default.contains(' ') => continue,
             ("text", Err(_)) if !matches!(field.default.as_str(), "" | "required") => json!(field.default),
             _ => continue,

@@ -24,7 +24,7 @@ fn kind(schema: &Value) -> &'static str {
     }
 }
 
-/// A row for each field, those of mappings and of entries of lists after the field that holds them.
+/// A row for each field. The fields of a mapping, or of the entries of a list, come after the mapping or list.
 fn rows(schema: &Value, path: &str, text: &mut String) {
     for (name, field) in schema["properties"].as_object().into_iter().flatten() {
         let path = format!("{path}{name}");

@@ -1,10 +1,11 @@
-//! The troubleshooting page has an entry for every word in which the operator reports, under the heading where users look for it.
+//! The troubleshooting page has an entry for every phase, condition and reason that the operator reports, under the heading where users
+//! look for it.
 
 use varuna_api::{ConditionType, JobPhase, Reason};
 
 const PAGE: &str = include_str!("../../../docs/kubernetes/troubleshooting.md");
 
-/// Words of the first column of the page's tables.
+/// The words in the first column of the page's tables.
 fn entries() -> Vec<&'static str> {
     let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| `"));
     rows.filter_map(|row| row.split_once('`').map(|(word, _)| word))

@@ -1,4 +1,4 @@
-//! Models as Hugging Face folders describe them: what is written is read back, and what cannot be trained is refused.
+//! Models in the format of Hugging Face folders: what is written can be read again, and models that cannot be trained are refused.
 
 use serde_json::{Value, json};
 use varuna_model::presets::{names, preset};
@@ -173,7 +173,7 @@ fn angles_are_read_as_older_and_as_newer_releases_of_the_library_write_them() {
     assert_eq!(Family::read(&newer).unwrap().1, plain);
 }
 
-/// (preset, field of its `config.json`, another value, what is said of it).
+/// (preset, field of its `config.json`, another value, the error).
 const REFUSED: &[(&str, &str, &str, &str)] = &[
     (
         "gpt2-small",

@@ -1,4 +1,4 @@
-//! Models of other features than GPT-2's: what their descriptions say.
+//! Descriptions of models with other features than GPT-2's.
 
 use std::borrow::Cow;
 use varuna_model::presets::preset;
@@ -87,8 +87,8 @@ fn a_qwen_has_heads_of_their_own_width_groups_of_them_and_norms_over_each() {
     let products = 2 * tokens * (768 * 320 + 320 * queries);
     let scores = 4 * tokens * tokens * queries;
     assert!((attention.forward_flops - f64::from(products + scores)).abs() < 0.5);
-    // The norm's output, the product of the three, which the norms of queries and keys look into, each head's queries, keys and
-    // values, what attention makes of them, and the sum.
+    // The norm's output, the three products (which the norms of queries and keys need), the queries, keys and values of each head, the
+    // output of attention, and the sum.
     assert_eq!(attention.saved_elements, 256 * (320 + 768 + 3 * 512 + 512 + 320));
 }
 
@@ -109,8 +109,7 @@ fn all_heads_look_at_one_key_without_copies_of_it() {
     let mut llama = preset("llama-tiny").unwrap();
     llama.features.kv_heads = Some(1);
     let attention = llama.spec().segments[1];
-    // The norm's output, the product, whose values attention looks into, queries and the key as they are turned, what attention makes
-    // of them, and the sum.
+    // The norm's output, the product (whose values attention needs), the rotated queries and keys, the output of attention, and the sum.
     assert_eq!(
         attention.saved_elements,
         256 * (384 + (384 + 2 * 64) + 384 + 64 + 384 + 384)

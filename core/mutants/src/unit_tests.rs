@@ -1,12 +1,12 @@
-//! Which mutants the unit tests of a crate catch: its test binary runs itself once for each.
+//! Which mutants are caught by the unit tests of a crate. The test binary runs itself once for each mutant.
 
 use crate::{CaughtBy, NOTHING, environment};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Whether some unit test fails with the mutant. The first one that does ends the run: of most mutants several would, and this is what takes
-/// the time.
+/// Whether a unit test fails with the mutant. The run ends with the first failure, because for most mutants several tests would fail, and
+/// running them all takes most of the time.
 fn caught(mutant: Option<&str>) -> bool {
     let this = std::env::current_exe().expect("the path of this test binary");
     let mut run = Command::new(this)
@@ -21,14 +21,14 @@ fn caught(mutant: Option<&str>) -> bool {
         .map_while(Result::ok)
         .any(|line| line.ends_with("... FAILED"));
     if failed {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = run.kill();
     }
     let status = run.wait().expect("an end of the test binary");
     failed || !status.success()
 }
 
-/// What is wrong with a table of mutants, name by name. To be called by a test in a module `mutant`, which the runs leave out.
+/// Errors in a table of mutants, by name. Call this in a test of a module `mutant`, which these runs leave out.
 ///
 /// # Panics
 /// The unit tests fail without a mutant, or cannot be run.

@@ -1,8 +1,8 @@
-//! The plans of the examples, and of jobs that use what the examples do not, as digests in `tests/golden`.
+//! Digests, in `tests/golden`, of the plans for the examples and for jobs that use other features.
 //!
-//! One line for each number of workers: the predicted step, then `shape:figures` for a plan from scratch, after the loss of a
-//! worker and after one has joined, first without nodes, then with eight workers on each. A change of the planner shows here as
-//! what it does to plans. `VARUNA_WRITE_GOLDEN=1` writes the files anew.
+//! Each line is for one number of workers. It has the predicted step, and `shape:figures` for three plans: from scratch, after the loss of
+//! a worker, and after a worker has joined; first without nodes, then with eight workers on each node. So a review shows the effect of a
+//! change of the planner on plans. `VARUNA_WRITE_GOLDEN=1` writes the files again.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -21,7 +21,7 @@ use varuna_plan::{
 const WORKERS_PER_NODE: u64 = 8;
 const MIB: u64 = 1 << 20;
 
-/// A job and the numbers of workers that it is planned for.
+/// A job, and the numbers of workers for which plans are made.
 struct Case {
     planner: CostPlanner,
     global_batch_size: u64,
@@ -45,7 +45,7 @@ fn gpt(layers: u32, hidden_size: u32, sequence_length: u32, vocabulary_size: u32
     model.spec()
 }
 
-/// `pipeline.schedule: 1f1b`, which leaves the warm-up factor to the planner.
+/// The settings of `pipeline.schedule: 1f1b`, which leave the warm-up factor to the planner.
 fn one_f_one_b(recompute: &[Recompute]) -> Vec<ScheduleSpec> {
     let kind = |warmup_factor| ScheduleKind::OneForwardOneBackward { warmup_factor };
     let kinds = [2.0, 1.0].map(kind);
@@ -81,7 +81,7 @@ fn case(costs: Costs, min_depth: u32, micro_batch_size: Option<u32>, batch: u64,
     }
 }
 
-/// `examples/demo.yaml`.
+/// The job of `examples/demo.yaml`.
 fn demo() -> Case {
     let costs = Costs::estimate(&gpt(4, 128, 128, 320), Device::CPU_CORE);
     let mut case = case(costs, 2, None, 16, 128);
@@ -90,13 +90,13 @@ fn demo() -> Case {
     case
 }
 
-/// `examples/gpt2-tiny.yaml`.
+/// The job of `examples/gpt2-tiny.yaml`.
 fn gpt2_tiny(most: u64) -> Case {
     let costs = Costs::estimate(&gpt(6, 384, 256, 320), Device::CPU_CORE);
     case(costs, 1, None, 16, most)
 }
 
-/// `bench/data/gpt2-1.5b.yaml` with its measured profile, calibrated.
+/// The job of `bench/data/gpt2-1.5b.yaml` with its measured and calibrated profile.
 fn gpt2_xl_measured() -> Case {
     let profile = include_str!("../../../bench/data/measured/gpt-1.5b-v100-profile.json");
     let links = include_str!("../../../bench/data/measured/p2p-10gbps.csv");
@@ -131,7 +131,7 @@ fn interleaved() -> Case {
     case
 }
 
-/// More state than a device holds, and what is kept of a forward left to the planner.
+/// The state is larger than a device's memory, and the planner may choose to recompute.
 fn recompute() -> Case {
     let device = DeviceKind::named("a100-40g").unwrap();
     let costs = Costs::estimate(&gpt(32, 4096, 1024, 50_304), device.device(false, 2));
@@ -143,7 +143,7 @@ fn recompute() -> Case {
     case
 }
 
-/// Workers of several speeds and sizes.
+/// Workers with different speeds and memory.
 fn uneven() -> Case {
     let mut case = gpt2_tiny(24);
     case.worker = |id| {
@@ -153,7 +153,7 @@ fn uneven() -> Case {
     case
 }
 
-/// Slow workers where pipelines are interleaved.
+/// Interleaved pipelines with slow workers.
 fn uneven_interleaved() -> Case {
     let mut case = interleaved();
     case.workers = vec![8];
@@ -161,7 +161,7 @@ fn uneven_interleaved() -> Case {
     case
 }
 
-/// Workers that take turns on the cores of their node.
+/// Workers that share the cores of their node.
 fn shared_cores() -> Case {
     let mut case = gpt2_tiny(24);
     case.planner.costs.host = Some(Host {
@@ -172,7 +172,7 @@ fn shared_cores() -> Case {
     case
 }
 
-/// The same with workers of several speeds.
+/// The same with workers of different speeds.
 fn shared_cores_uneven() -> Case {
     let mut case = shared_cores();
     case.workers = (1..=10).collect();
@@ -205,14 +205,14 @@ fn request(case: &Case, ids: &[u64], per_node: Option<u64>, parent: Option<&Shap
     }
 }
 
-/// 32 bits of FNV-1a.
+/// The FNV-1a hash of a text, with 32 bits.
 fn digest(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
     })
 }
 
-/// What the plan does, without its reasons, and what is predicted of it to nine digits.
+/// Digests of the plan without its reasons, and of its prediction, rounded to nine digits.
 fn digests(shape: &Shape) -> String {
     let spares: Vec<WorkerId> = shape.spares.iter().map(|s| s.worker).collect();
     let work = (&shape.pipelines, spares, shape.micro_batch_size, shape.schedule);
@@ -247,7 +247,7 @@ fn line(case: &Case, workers: u64) -> String {
         };
         let larger = plan(&more, per_node, None);
         let smaller = plan(&ids[1..], per_node, None);
-        // The worker that goes has the middle of a pipeline as often as its end.
+        // The lost worker has a place in the middle of a pipeline as often as at its end.
         let gone = more[more.len() / 2];
         let left: Vec<u64> = more.iter().copied().filter(|id| *id != gone).collect();
         let after_loss = larger.as_ref().and_then(|p| plan(&left, per_node, Some(p)));

@@ -1,11 +1,11 @@
-//! A schedule that breaks an invariant names few faults, and shows what happened.
+//! If a schedule breaks an invariant, the report names few faults and shows what happened.
 
 use std::collections::BTreeSet;
 use varuna_protocol::Mutant;
 use varuna_sim::World;
 use varuna_sim::shrink::{ATTEMPTS, Shrunk, shrink};
 
-/// The first schedule that catches the mutant, and how many faults it has.
+/// The first schedule that catches the mutant, and the number of its faults.
 fn caught(mutant: Mutant) -> (u64, usize) {
     let breaks = |seed: &u64| World::with_mutant(*seed, mutant).run().is_err();
     let seed = (0..400).find(breaks).expect("the mutant is caught");

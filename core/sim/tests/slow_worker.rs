@@ -1,4 +1,5 @@
-//! A coordinator with the real planner and workers that only report: a slow one is planned around, noise never is.
+//! A coordinator with the real planner, and workers that only report. A slow worker gets less work; noise in the measurements never causes
+//! a change.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -173,7 +174,7 @@ impl Rig {
         Plan::clone(self.store.plan.as_ref().expect("a plan"))
     }
 
-    /// One step of generation 1: everyone reports what it observed. Times are off by up to `noise`.
+    /// Runs one step of generation 1: each worker reports its observed times, which are off by up to `noise`.
     fn run(&mut self, speeds: [f64; 3], noise: f64) {
         let plan = self.plan();
         let costs = costs();

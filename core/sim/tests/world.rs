@@ -1,4 +1,4 @@
-//! Thousands of schedules without a broken invariant; mutants are caught.
+//! Thousands of schedules run without breaking an invariant, and mutants are caught.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use varuna_plan::state::mix;
@@ -6,14 +6,14 @@ use varuna_protocol::{Mutant, Seeds};
 use varuna_sim::{Stats, World};
 
 const SEEDS: usize = 4_000;
-/// Seeds that share a line of the golden file.
+/// Number of seeds of one line of the golden file.
 const SEEDS_PER_LINE: usize = 50;
-/// Digests of the seeds: the first one of the line, all effects of the protocol's machines, all events of the world.
+/// Each line has its first seed, the digest of all effects of the state machines, and the digest of all events of the world.
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/effects.txt");
-/// Set to anything, it makes the test write the golden file instead: only after a change of behaviour that was meant.
+/// If this variable is set, the test writes the golden file instead: only after an intended change of behaviour.
 const UPDATE: &str = "VARUNA_UPDATE_GOLDEN";
 
-/// Some of what the schedules must reach.
+/// Some of the situations that the schedules must reach.
 const REACHED: &[&str] = &[
     "change cancelled: cannot reach",
     "change switched",
@@ -61,7 +61,7 @@ const REACHED: &[&str] = &[
     "the shipped planner plans",
 ];
 
-/// What happened in the seeds of one residue class.
+/// The results of the seeds of one residue class.
 #[derive(Default)]
 struct Ran {
     stats: Stats,
@@ -102,7 +102,7 @@ fn golden_lines(mut digests: Vec<(usize, u64, u64)>) -> Vec<String> {
     digests.chunks(SEEDS_PER_LINE).map(fold).collect()
 }
 
-/// The effects of every seed are those that they were when the golden file was written.
+/// Compares the effects of every seed with the golden file.
 fn compare_with_golden(lines: &[String]) {
     if std::env::var_os(UPDATE).is_some() {
         std::fs::write(GOLDEN, lines.join("\n") + "\n").expect("the golden file can be written");
@@ -136,7 +136,7 @@ fn thousands_of_schedules_with_faults_break_no_invariant_and_end_with_the_same_e
         digests.extend(ran.digests);
     }
     println!("{SEEDS} schedules: {total:?}");
-    // the schedules exercise what they are there for
+    // the schedules reach the situations for which they exist
     let seeds = SEEDS as u64;
     assert_eq!(total.done + total.lost, seeds);
     assert!(total.lost > seeds / 100 && total.lost < seeds / 10, "{total:?}");
@@ -150,10 +150,10 @@ fn thousands_of_schedules_with_faults_break_no_invariant_and_end_with_the_same_e
     compare_with_golden(&golden_lines(digests));
 }
 
-/// Seeds in which a mutant that is expected to be caught by seeds is looked for.
+/// Number of seeds in which a mutant is searched for that the seeds should catch.
 const HUNT: u64 = 400;
 
-/// What is wrong with the table of mutants in this line.
+/// The error in this line of the table of mutants, if there is one.
 fn compare_with_table(mutant: Mutant) -> Option<String> {
     let caught = |from: u64, count: u64| {
         let violation = |seed| World::with_mutant(seed, mutant).run().err();
@@ -208,19 +208,20 @@ fn at_the_end_everyone_is_released_and_the_coordinator_ends() {
     assert!(looked_at > 20);
 }
 
-/// Two coordinators took over at once, and the loser took the winner's record for its own.
+/// Two coordinators took over at the same time, and the loser used the winner's record as its own.
 #[test]
 fn two_coordinators_that_take_over_at_once_do_not_share_a_term() {
     assert_eq!(World::new(4_709).run(), Ok(()));
 }
 
-/// A worker that was loading told the last step of a history that had been given up.
+/// A worker that was loading reported the last step of a history that had been given up.
 #[test]
 fn a_loading_worker_does_not_end_the_run() {
     assert_eq!(World::new(21_567).run(), Ok(()));
 }
 
-/// Nothing else happens in these schedules: where a comparison is due in time, no wrong bits stay beside right ones.
+/// These schedules have no other faults. If a comparison is made soon enough, wrong bits do not remain while other holders have the right
+/// ones.
 #[test]
 fn wrong_bits_are_found_where_others_hold_the_right_ones() {
     let (mut schedules, mut reached) = (0, std::collections::BTreeSet::new());

@@ -5,14 +5,14 @@ use crate::{ConditionType, JobPhase, parse_job};
 use serde_json::{Value, json};
 use varuna_model::{Positions, presets};
 
-/// A job with a model of one's own, which stands for all other fields of a model.
+/// A job with an exported model, which replaces all other fields of `model`.
 const EXPORTED: &str = include_str!("../../testdata/exported.yaml");
 
 fn schema() -> Value {
     serde_json::to_value(definition()).unwrap()["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
 }
 
-/// Every schema below one, with its path.
+/// Collects every schema within a schema, with its path.
 fn each(schema: &Value, path: &str, found: &mut Vec<(String, Value)>) {
     found.push((path.to_owned(), schema.clone()));
     for (name, inner) in schema["properties"].as_object().into_iter().flatten() {
@@ -26,7 +26,7 @@ fn each(schema: &Value, path: &str, found: &mut Vec<(String, Value)>) {
 #[test]
 fn the_committed_definitions_are_the_generated_ones() {
     for definition in definitions() {
-        // Through text, so that 1 and 1.0 are one number.
+        // Both are compared as text that was parsed, so that 1 and 1.0 are the same number.
         let generated: Value =
             serde_saphyr::from_str(&serde_saphyr::to_string(&definition).unwrap()).unwrap();
         for folder in ["crds", "charts/varuna/crd"] {
@@ -149,7 +149,7 @@ fn the_rule_about_angles_knows_the_presets_that_have_them() {
     }
 }
 
-/// Fields that the resolver refuses for what other fields say, with values that the schema takes.
+/// Fields whose values the resolver refuses because of other fields, although the schema accepts them.
 const DEPEND_ON_OTHERS: &[&str] = &[
     "spec.model.hiddenSize",
     "spec.model.heads",
@@ -166,10 +166,10 @@ const DEPEND_ON_OTHERS: &[&str] = &[
     "spec.workers.transport",
     "spec.training.masking.maskToken",
 ];
-/// Fields that have a limit in a cluster alone.
+/// Fields that have a limit only in a cluster.
 const LIMITED_IN_CLUSTERS: &[&str] = &["spec.elasticity.minWorkers", "spec.elasticity.maxWorkers"];
 
-/// Fields that take the place of those beside them, each with what it needs there: the full job has the others.
+/// Fields that exclude fields beside them, which the full job has. Each with the fields that must be set instead.
 const ALONE: &[(&str, &[(&str, &str)])] = &[
     ("spec.model.slidingWindow", &[("preset", "gpt2-small")]),
     ("spec.training.lossScale.static", &[]),
@@ -178,11 +178,11 @@ const ALONE: &[(&str, &[(&str, &str)])] = &[
     ("spec.training.optimizer.momentum", &[("kind", "sgd")]),
 ];
 
-/// Values at the bounds of a field and outside, each with whether the schema takes it.
+/// Values at and beyond the bounds of a field, each with whether the schema accepts it.
 fn values_at_the_bounds(schema: &Value) -> Vec<(Value, bool)> {
     let text = |characters: u64| {
         let text = "a".repeat(usize::try_from(characters).unwrap());
-        // Names below a domain have a slash.
+        // Names with a domain contain a slash.
         match schema["pattern"].as_str() {
             Some(pattern) if pattern.contains('/') => text.replacen("aa", "a/", 1),
             _ => text,
@@ -233,7 +233,7 @@ fn the_resolver_has_the_limits_of_the_schema() {
     each(&schema()["properties"]["spec"], "spec", &mut fields);
     let (mut tried, mut wrong) = (0, Vec::new());
     for (path, schema) in fields {
-        // Of mappings in a list, the first.
+        // For a list of mappings, the first mapping.
         let path = path.replace("[].", ".0.");
         let in_list = path.strip_suffix("[]");
         let error_at = in_list.map_or(path.clone(), |list| format!("{list}.0"));

@@ -12,7 +12,7 @@ mod features;
 mod mistakes;
 mod samples;
 
-/// The smallest job: everything else has a default.
+/// The smallest job: all other fields have defaults.
 pub(crate) const MINIMAL: &str = "
 apiVersion: varuna.dev/v1alpha1
 kind: VarunaJob
@@ -143,7 +143,7 @@ fn the_learning_rate_follows_the_schedule_that_is_named() {
         ("schedule: cosine", Schedule::Cosine),
         ("schedule: linear, warmupSteps: 5", Schedule::Linear),
         ("schedule: constant, warmupSteps: 5", Schedule::Constant),
-        // The last tenth decays, and never a part of the warm-up.
+        // The last tenth of the steps decays, but never a part of the warm-up.
         ("schedule: wsd", stable(180)),
         ("schedule: wsd, decaySteps: 55", stable(50)),
         ("schedule: wsd, warmupSteps: 199", stable(199)),
@@ -435,7 +435,7 @@ fn pods_that_are_made_from_something_else_have_another_hash() {
     ]
     .map(with_workers);
     let mut different = std::collections::BTreeSet::from(hashes);
-    // As of earlier builds: with another one, a new operator would replace the pods of every job.
+    // The value of earlier builds. With another value, a new operator would replace the pods of every job.
     assert_eq!(job.workers.pods_hash(), "2165147c763d0fd9");
     different.insert(job.workers.pods_hash());
     assert_eq!(different.len(), 5);
@@ -490,7 +490,7 @@ fn a_job_survives_its_own_serialisation() {
     for text in [MINIMAL, FULL] {
         let job = parse_job(text).unwrap();
         let mut again: Job = serde_json::from_str(&serde_json::to_string(&job).unwrap()).unwrap();
-        // Not part of what is written for workers.
+        // These fields are not part of what workers get.
         again.lifecycle = job.lifecycle.clone();
         again.coordinator = job.coordinator.clone();
         again.worker_groups = job.worker_groups.clone();
@@ -708,7 +708,7 @@ fn what_a_job_does_not_say_of_its_model_is_as_the_preset_has_it() {
     let llama = model("{preset: llama-tiny}");
     assert!(!llama.tied_head);
     assert!(model("{preset: llama-tiny, tiedHead: true}").tied_head);
-    // Width of a Qwen's heads is its own; one of a Llama follows its width.
+    // The width of a head is independent of the model's width for Qwen, and follows from it for Llama.
     let wider = |name: &str| model(&format!("{{preset: {name}, hiddenSize: 768}}")).head_size();
     assert_eq!((wider("qwen3-tiny"), wider("llama-tiny")), (64, 128));
     let given =

@@ -5,7 +5,7 @@ use crate::layout::SegmentRange;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// How the operations of a step are issued: as this module says, or with one thing wrong.
+/// How the operations of a step are issued: correctly, or with one mistake.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Issued {
     AsPlanned,
@@ -14,7 +14,7 @@ enum Issued {
     TiedWhenFinished,
 }
 
-/// What a property draws for one pipeline.
+/// What a property test draws for one pipeline.
 #[derive(Clone, Debug)]
 struct Drawn {
     workers: usize,
@@ -52,11 +52,12 @@ fn any_pipeline() -> impl Strategy<Value = Drawn> {
     })
 }
 
-/// The pipeline that was drawn, with workers from `first` on and samples from `start` on.
+/// The drawn pipeline, with workers from `first` on and samples from `start` on.
 fn pipeline(drawn: &Drawn, kind: ScheduleKind, micro_batch_size: u32, first: u64, start: u64) -> Pipeline {
     let (workers, samples) = match kind.chunks() {
         1 => (drawn.workers, drawn.samples),
-        // Whole rounds of two workers at least, and whole groups of micro-batches, the last one short.
+        // An interleaved pipeline has at least two workers with several rounds, and whole groups of micro-batches, of which the last one
+        // may be short.
         _ => {
             let workers = drawn.workers.max(2);
             let whole = drawn
@@ -100,7 +101,7 @@ fn plan_of(
     let mut pipelines: Vec<Pipeline> = Vec::new();
     for drawn in drawn {
         let start = pipelines.last().map_or(0, |p| p.samples.end);
-        // The numbers of workers say nothing: those of later pipelines are smaller.
+        // The numbers of workers must not matter, so later pipelines have smaller ones.
         let first = 100 - 10 * pipelines.len() as u64;
         pipelines.push(pipeline(drawn, kind, micro_batch_size, first, start));
     }
@@ -115,7 +116,7 @@ fn plan_of(
     Plan::first(layout, shape)
 }
 
-/// A worker's tasks with what they ask of the communicators.
+/// A worker's tasks, with the communicator operations that each needs.
 fn works(
     me: WorkerId,
     program: &Program,
@@ -179,13 +180,13 @@ fn begins(plan: &Plan, me: WorkerId, issued: Issued) -> Vec<Unit> {
     let mut order: Vec<Unit> = reduction_order(&plan.layout).filter(shared).collect();
     let embeds = plan.segments_of(me).iter().any(|s| s.start == 0);
     if issued == Issued::TiedWhenFinished && !embeds {
-        // Those who hold the head and not the embedding have finished it right after the head.
+        // Workers with the head but without the embedding finish it right after the head.
         order.sort_by_key(|u| (u.0 + 1 < SEGMENTS, std::cmp::Reverse(u.0)));
     }
     order
 }
 
-/// Runs a step of the plan whose workers run these programs.
+/// Runs a step of the plan, in which each worker runs its program.
 fn run(
     plan: &Plan,
     programs: &[BTreeMap<WorkerId, Program>],
@@ -218,7 +219,7 @@ fn run_plan(plan: &Plan, evaluation: u32, how: (usize, usize, Issued)) -> Result
     run(plan, &all, how)
 }
 
-/// Any lists that a checked schedule may have: at each point one of the tasks that can run, on whichever worker.
+/// An arbitrary order that a valid schedule could have: at each point one of the tasks that can run, on any worker.
 fn any_order(plan: &Plan, picks: &[Index]) -> BTreeMap<WorkerId, Program> {
     let of = &plan.shape.pipelines[0];
     let stages = of.stages.len();
@@ -261,8 +262,8 @@ proptest! {
     ) {
         let plan = plan_of(&drawn, kind, recompute, micro_batch_size, tied);
         let posted = run_plan(&plan, evaluation, (run_ahead, ahead, Issued::AsPlanned));
-        // In the schedules that there are receivers need messages in the order in which they are sent, so that no receive waits longer
-        // than it was asked to; a worker has at most four edges that it receives from.
+        // In the existing schedules, receivers need messages in the order in which they are sent, so no receive waits longer than it
+        // should. A worker receives on at most four edges.
         prop_assert!(posted.is_ok_and(|most| most <= 4 * ahead), "{posted:?}");
     }
 
@@ -318,7 +319,7 @@ proptest! {
     }
 }
 
-/// A pipeline of one worker beside one of two: who holds both ends shares the tied weight with the holders of either.
+/// One pipeline with one worker, and one with two. The worker that holds both ends shares the tied weight with the holders of both ends.
 fn uneven() -> Plan {
     let drawn = |workers| Drawn {
         workers,

@@ -6,7 +6,7 @@ use crate::predict::{Speeds, Topology, predict};
 use proptest::prelude::*;
 use varuna_model::{Transformer, gpt2};
 
-/// Of each pipeline: whole groups of interleaved workers.
+/// Samples of each pipeline: whole groups for interleaved schedules.
 const SAMPLES: u64 = 12;
 
 fn costs() -> Costs {
@@ -20,7 +20,7 @@ fn costs() -> Costs {
     Costs::estimate(&gpt.spec(), Device::CPU_CORE)
 }
 
-/// Pipelines of this many stages, all workers different.
+/// A shape with this many pipelines and stages, in which all workers differ.
 fn shape(pipelines: u64, stages: u32, chunks: u32) -> Shape {
     let segments = u32::try_from(costs().segments.len()).unwrap();
     let kind = match chunks {
@@ -65,7 +65,7 @@ fn us(ms: f64) -> u64 {
     (ms * 1e3).round() as u64
 }
 
-/// What the workers would tell of the predicted step, where each one's clock is off by so many microseconds.
+/// The reports of the workers for the predicted step. Each worker's clock is off by this many microseconds.
 fn told(shape: &Shape, clocks_off: &[i64]) -> MeasuredStep {
     let mut workers = BTreeMap::new();
     for trace in predict(&costs(), shape, &Speeds::nominal(), Topology::ONE_NODE).pipelines {
@@ -166,12 +166,12 @@ proptest! {
         for span in &trace.spans {
             let Activity::Compute(instruction) = span.activity else { continue };
             let Some(other) = waits_for(Task { stage: span.stage, instruction }).and_then(at) else { continue };
-            // From the last worker back to the first a message may prove more, which is not looked at.
+            // A message from the last worker back to the first may prove more, but is not considered.
             if span.stage.abs_diff(other.stage) == 1 && (span.stage % trace.workers).abs_diff(other.stage % trace.workers) == 1 {
                 prop_assert!(span.start_ms > other.end_ms - 1e-6, "{:?} before {:?}", span, other);
             }
         }
-        // Nobody's own times are changed, and nothing is before the beginning.
+        // The differences between one worker's own times do not change, and no time is before the beginning.
         let first = trace.spans.iter().map(|s| s.start_ms).fold(f64::INFINITY, f64::min);
         prop_assert!(first.abs() < 1e-9);
         for (w, work) in step.workers.values().enumerate() {
@@ -191,7 +191,7 @@ fn a_clock_that_can_be_right_is_believed() {
     let (exact, off) = (exact.traces(&shape), off.traces(&shape));
     let start =
         |t: &[PipelineTrace], stage| sorted(&t[0]).iter().find(|s| s.stage == stage).unwrap().start_ms;
-    // A microsecond or two are less than any message takes here.
+    // One or two microseconds are less than any message takes here.
     for (stage, by) in [(1, 1e-3), (2, 2e-3)] {
         assert!((start(&off, stage) - start(&exact, stage) - by).abs() < 1e-6);
     }
@@ -209,14 +209,14 @@ fn a_pipeline_is_shown_where_all_its_workers_told_and_a_stranger_changes_nothing
     step.workers.remove(&WorkerId(4));
     assert_eq!(firsts(&step), [0, 2, 3]);
     let before = step.traces(&shape);
-    // By which the other worker's clock would be hours behind.
+    // With this time, the other worker's clock would be hours behind.
     let strange = |stage| MeasuredTask {
         stage,
         instruction: Instruction::Backward(0),
         from_us: 0,
         to_us: 10_000_000_000,
     };
-    // Stages of the other worker, and of none.
+    // Stages of the other worker, and a stage that does not exist.
     let first = step.workers.get_mut(&WorkerId(1)).unwrap();
     first.tasks.extend([strange(1), strange(2), strange(u32::MAX)]);
     step.workers.insert(WorkerId(99), MeasuredWork::default());

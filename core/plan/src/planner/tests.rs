@@ -25,7 +25,7 @@ fn every_policy(kind: ScheduleKind) -> Vec<ScheduleSpec> {
         .to_vec()
 }
 
-/// Of a small model whose embedding and head share a weight.
+/// A planner for a small model whose embedding and head share a weight.
 pub(super) fn planner(min_depth: u32, memory: Option<u64>) -> CostPlanner {
     planner_of(6, min_depth, memory)
 }
@@ -181,7 +181,7 @@ fn state_that_pipelines_share_out_lets_them_be_shallower() {
     };
     assert!(depths(&undivided).iter().all(|depth| *depth >= 2));
     assert_eq!(depths(&divided), [1; 8]);
-    // Fewer workers share out less: their stages must be smaller. Four pipelines of two stages fit, two do not.
+    // Fewer pipelines divide the state into larger parts, so their stages must be smaller. Four pipelines of two stages fit, two do not.
     let of_four = free.holding(6, &divided.layout);
     let halves = [(0, 7), (7, 14)].map(|(start, end)| SegmentRange { start, end });
     let of_half = |range| of_four.costs.memory_bytes(range, 2, 1, Recompute::None);
@@ -200,7 +200,7 @@ fn state_that_pipelines_share_out_lets_them_be_shallower() {
         });
         assert!(planned.count() >= 2);
     }
-    // Thirteen share out in two runs, of which each worker holds twice as much as of one of twelve.
+    // Thirteen workers form two groups that divide the state. In each of them a worker holds twice as much as one of twelve workers.
     let of_twelve = free.holding(2, &divided.layout);
     let memory = of_twelve.costs.memory_bytes(whole, 1, 1, Recompute::None);
     tight.constraints.device_memory_bytes = Some(memory);
@@ -369,7 +369,7 @@ fn stages_recompute_only_as_much_as_their_memory_demands() {
         fitted |= auto.is_some();
         let first = |s: &Shape| s.schedule_of(&s.pipelines[0].stages[0]).recompute;
         seen.extend(auto.as_ref().map(first));
-        // The last stage's backward follows its forward at once.
+        // The last stage's backward follows directly after its forward.
         let last = auto
             .as_ref()
             .map(|s| s.schedule_of(&s.pipelines[0].stages[1]).recompute);
@@ -441,7 +441,7 @@ fn a_longer_warm_up_is_chosen_where_it_hides_the_uneven_stages_and_fits() {
     let factor = |memory: Option<u64>| {
         // Three whole blocks on the first stage, two on the second.
         let mut planner = planner_of(5, 2, memory);
-        // A head that takes little, so that what is kept decides what fits.
+        // A head with little memory, so that the kept activations decide what fits.
         planner.costs = whole_blocks(&Transformer {
             vocabulary_size: 64,
             ..sizes(5)
@@ -457,7 +457,7 @@ fn a_longer_warm_up_is_chosen_where_it_hides_the_uneven_stages_and_fits() {
     };
     let (chosen, roomy) = factor(None).unwrap();
     assert!((chosen - 2.0).abs() < f64::EPSILON);
-    // The least memory that any plan fits into leaves no room for the larger stash.
+    // The least memory into which any plan fits leaves no room for the larger stash.
     let least = (1u64..1 << 16)
         .map(|k| k << 14)
         .find(|m| factor(Some(*m)).is_some())
@@ -486,12 +486,12 @@ fn plans_are_the_same_work_whoever_does_it_and_not_when_cut_otherwise() {
     assert!(!first.same_work(&finer));
 }
 
-/// Eight workers on nodes of their own, of two zones in turn, and the zones of each pipeline's workers.
+/// Eight workers, each on its own node; the nodes alternate between two zones. Returns the zones of each pipeline's workers.
 fn zones_of_pipelines(domain: impl Fn(usize) -> &'static str) -> Vec<BTreeSet<&'static str>> {
     let planner = planner(4, None);
     let mut request = request(&planner, 8, 32);
     for (i, worker) in (0..).zip(&mut request.workers) {
-        // By their names alone, neighbours would be in different zones.
+        // In the order of their names, neighbours would be in different zones.
         worker.node = format!("n{i}");
         worker.domain = domain(i).to_owned();
     }
@@ -510,12 +510,12 @@ fn zones_of_pipelines(domain: impl Fn(usize) -> &'static str) -> Vec<BTreeSet<&'
 fn a_pipeline_stays_within_a_zone_and_its_copy_is_in_another() {
     let zones = zones_of_pipelines(|i| ["a", "b"][i % 2]);
     assert_eq!(zones, [BTreeSet::from(["a"]), BTreeSet::from(["b"])]);
-    // That comes from the domains: without them it is not so.
+    // This is because of the domains: without them the zones are mixed.
     let zones = zones_of_pipelines(|_| "");
     assert!(zones.iter().all(|zones| zones.len() == 2), "{zones:?}");
 }
 
-/// Of each stage, which half of the workers its copies are among.
+/// For each stage, the halves of the workers that hold its copies.
 fn halves_of_stages(request: &PlanRequest, shape: &Shape) -> Vec<BTreeSet<usize>> {
     let half_of = |id: WorkerId| {
         let at = request.workers.iter().position(|w| w.id == id).unwrap();
@@ -529,7 +529,7 @@ fn halves_of_stages(request: &PlanRequest, shape: &Shape) -> Vec<BTreeSet<usize>
     stages.map(of).collect()
 }
 
-/// Four pipelines become two: the halves of their stages' copies, and what moves.
+/// Four pipelines become two. Returns the halves in which each stage has its copies, and the number of bytes that are moved.
 fn fewer(node: fn(usize) -> usize, domain: fn(usize) -> &'static str) -> (Vec<BTreeSet<usize>>, u64) {
     let mut planner = planner(2, None);
     planner.constraints.max_depth = Some(2);
@@ -584,7 +584,7 @@ fn workers_that_hold_the_same_stay_where_the_parent_has_them() {
     let [first, second] = &mut parent.pipelines[..] else {
         panic!("two pipelines: {parent:?}")
     };
-    // By their names alone, each would be in the other pipeline.
+    // In the order of their names, each would be in the other pipeline.
     std::mem::swap(&mut first.stages[1].worker, &mut second.stages[1].worker);
     let again = planner.plan(&request.after(parent.clone())).unwrap();
     assert_eq!(again.pipelines, parent.pipelines);

@@ -6,7 +6,7 @@ use crate::layout::SegmentRange;
 use crate::planner::WorkerInfo;
 use proptest::prelude::*;
 
-/// One pipeline for each list of depths: every stage on a worker of its own.
+/// A pipeline for each depth. Every stage has a worker of its own.
 fn shape(layout: Layout, depths: &[u32]) -> Shape {
     let mut next = 1;
     let mut pipelines = Vec::new();
@@ -43,7 +43,7 @@ fn layout(segments: u32) -> Layout {
     Layout::new(segments, true)
 }
 
-/// The members, each on a node of its own in the domain that the list names.
+/// The members, each on its own node, in the domain from the list.
 fn workers(shape: &Shape, domains: &[&str]) -> Vec<WorkerInfo> {
     let members = shape.members().into_iter().enumerate();
     let info = |(i, id): (usize, WorkerId)| WorkerInfo {
@@ -53,7 +53,7 @@ fn workers(shape: &Shape, domains: &[&str]) -> Vec<WorkerInfo> {
     members.map(info).collect()
 }
 
-/// The keepers of what these workers hold.
+/// The keepers for what these workers hold.
 fn keepers(
     layout: &Layout,
     shape: &Shape,
@@ -69,7 +69,7 @@ fn everyone(_: WorkerId) -> bool {
     true
 }
 
-/// Bytes that each worker keeps.
+/// The number of bytes that each worker keeps.
 fn kept(keepers: &[Option<WorkerId>], costs: &SpareCosts) -> BTreeMap<WorkerId, u64> {
     let mut kept = BTreeMap::new();
     for (unit, keeper) in (0..).map(Unit).zip(keepers) {
@@ -207,7 +207,7 @@ proptest! {
     }
 }
 
-/// Segments of 10, 20 and 30 bytes, and workers with so much room.
+/// Segments of 10, 20 and 30 bytes, and workers with this much free memory.
 fn of_room(room: &[(u64, u64)]) -> SpareCosts {
     SpareCosts {
         copy_bytes: vec![10, 20, 30],
@@ -221,7 +221,7 @@ fn a_member_that_gains_units_needs_room_for_them_and_a_newcomer_is_not_asked() {
     let layout = Layout::new(3, false);
     let (present, next) = (shape(layout, &[2]), shape(layout, &[1, 1, 1]));
     let plan = Plan::first(layout, present);
-    // Worker 2 gains segments 1 and 2, worker 3 segment 0; worker 4 joins.
+    // Worker 2 gains segments 1 and 2, worker 3 gains segment 0, and worker 4 joins.
     let without_room = |room: &[(u64, u64)]| without_room_to_follow(&plan, &next, &of_room(room));
     assert!(without_room(&[(2, 50), (3, 10), (4, 0)]).is_empty());
     assert_eq!(without_room(&[(2, 49), (3, 10)]), [WorkerId(2)]);
@@ -234,7 +234,7 @@ fn a_member_that_gains_units_needs_room_for_them_and_a_newcomer_is_not_asked() {
 #[test]
 fn what_is_followed_lies_beside_the_copies_that_are_kept_unless_it_is_one_of_them() {
     let layout = Layout::new(3, false);
-    // Worker 3 has segment 1 and gets segment 2 as well.
+    // Worker 3 has segment 1 and gains segment 2.
     let next = shape(layout, &[2]);
     let of = |w: u64| Some(WorkerId(w));
     let without_room = |keepers: [Option<WorkerId>; 3], room: u64| {
@@ -332,7 +332,7 @@ fn what_becomes_of_the_wish_has_a_reason() {
         SpareCopyDecision::Kept,
         "only auto weighs"
     );
-    // a tenth of each step waits; half an hour of work is lost once in ten hours
+    // A tenth of each step is spent waiting; half an hour of work is lost once in ten hours.
     assert_eq!(
         auto(expected(100.0, 3.6e7, Some(1.8e6))),
         SpareCopyDecision::LossesTooRare
@@ -347,7 +347,8 @@ fn what_becomes_of_the_wish_has_a_reason() {
 
 #[test]
 fn a_commit_waits_for_all_gradients_of_the_worker_that_sends_most() {
-    // As on Bamboo's p3 nodes (docs/guides/replay.md): a stage's gradient takes 0.8 s of a step of 4 s, and workers change every four minutes.
+    // As on Bamboo's p3 nodes (docs/guides/replay.md): the gradient of a stage takes 0.8 s of a step of 4 s, and workers change every four
+    // minutes.
     let layout = layout(12);
     let shape = shape(layout, &[2]);
     let costs = SpareCosts {

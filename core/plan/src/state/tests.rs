@@ -27,7 +27,7 @@ fn a_decision_sums_its_parts_and_one_overflow_is_enough() {
     assert_eq!(skipped.norm2, f64::INFINITY, "its norm says nothing");
 }
 
-/// Checkpoints are named by it: it must not change from one version to the next.
+/// The names of checkpoints contain the state id, so it must be the same in all versions.
 #[test]
 fn the_same_decisions_lead_to_the_same_state_in_every_version() {
     let first = conclude(&[part(1.5, 0.25, None)]);
@@ -74,7 +74,7 @@ fn which_nan_a_gradient_became_makes_no_other_decision() {
     assert!(first.overflow);
     for x in odd {
         assert_eq!(conclude(&[norm(x)]), first);
-        // So do the parts of a peer that leaves them as they are.
+        // The same is true for a peer's parts that leave the values unchanged.
         let raw = UnitNorm {
             overflow: true,
             ..part(x, x, Some(x))

@@ -35,13 +35,13 @@ use varuna_plan::{Generation, OptimizerProgress, Plan, Planner, StateId, Unit, W
 use varuna_plan::{ScheduleKind, ScheduleSpec, SegmentRange, Shape, Stage, Step};
 
 thread_local! {
-    /// Plans that were made in this test.
+    /// Number of plans that were made in this test.
     static MADE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-    /// What they say of the way there.
+    /// The cost that plans report for moving state.
     static MOVE_MS: std::cell::Cell<f64> = const { std::cell::Cell::new(0.0) };
 }
 
-/// One pipeline of one worker each; the more the faster.
+/// A planner that makes one pipeline for each worker. With more workers the step is faster.
 struct Wide;
 
 impl Planner for Wide {
@@ -77,28 +77,28 @@ impl Planner for Wide {
     }
 }
 
-/// How the store answers when it is asked for its checkpoints.
+/// How the store answers a request for its checkpoints.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Now,
-    /// It does not; somebody remembers what it said before.
+    /// The store does not answer, and an earlier listing is returned.
     FromMemory,
     Never,
 }
 
-/// A coordinator, its store, and workers that say what the test makes them say.
+/// A coordinator, its store, and workers whose messages the test sends.
 struct Rig {
     machine: Coordinator,
     now: Time,
     store: Record,
-    /// Answers to writes are made by the test.
+    /// Whether the test answers writes itself.
     manual: bool,
-    /// So many of the next reads of the record fail, and have no answer.
+    /// Number of next reads of the record that fail without an answer.
     failing_reads: usize,
-    /// The last write.
+    /// The last record that was written.
     written: Option<Record>,
     sent: Vec<(WorkerId, Order)>,
-    /// What the store shows.
+    /// The complete checkpoints in the store.
     complete: Vec<StateId>,
     damaged: Vec<StateId>,
     listing: Answer,
@@ -163,7 +163,7 @@ impl Rig {
                     self.put(CoordinatorInput::Record(record));
                 }
                 CoordinatorEffect::ListCheckpoints => {
-                    // the initial state does not count once a step was committed, whoever lists it
+                    // the initial state does not count once a step was committed, even if it is in the list
                     self.list();
                 }
                 CoordinatorEffect::DiscardCheckpoint { id } => {
@@ -184,7 +184,7 @@ impl Rig {
         }
     }
 
-    /// The worker is heard all the while; it trains nothing.
+    /// The worker keeps reporting, but does not train.
     fn wait_with(&mut self, from: WorkerId, ms: u64) {
         for _ in 0..ms.div_ceil(100) {
             self.wait(100);
@@ -192,7 +192,7 @@ impl Rig {
         }
     }
 
-    /// A report, and the clock's next tick.
+    /// Sends a report, and then the clock's next tick.
     fn say(&mut self, from: WorkerId, report: Report) {
         self.put(CoordinatorInput::Report { from, report });
         self.put(CoordinatorInput::Tick);
@@ -244,7 +244,7 @@ impl Rig {
         self.machine.record().plan.clone().unwrap()
     }
 
-    /// Workers train in generation 1.
+    /// A coordinator whose workers train in generation 1.
     fn training(workers: &[WorkerId]) -> Self {
         Rig::training_with(config(), workers)
     }
@@ -537,7 +537,7 @@ fn a_take_over_whose_outcome_is_unclear_is_repeated_with_a_greater_term() {
     };
     rig.put(CoordinatorInput::Tick);
     let mine = rig.written.clone().unwrap();
-    // another one's record, alike in every number
+    // the record of another coordinator with the same numbers
     rig.store = mine.clone();
     rig.manual = false;
     rig.put(CoordinatorInput::Written {
@@ -611,7 +611,7 @@ fn each_committed_state_is_published_once_also_after_a_restart() {
         Record::default(),
     );
     rig.join(A);
-    // in order from one worker, again from another, and a late one of a history that was given up
+    // in order from one worker, repeated by another, and a late one of a history that was given up
     for (run_gen, step) in [(1, 4), (1, 5), (1, 6), (1, 5), (3, 6), (3, 7), (1, 7), (1, 6)] {
         rig.say(
             A,

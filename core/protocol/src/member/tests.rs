@@ -22,7 +22,7 @@ const ME: WorkerId = WorkerId(1);
 const PEER: WorkerId = WorkerId(2);
 const LAYOUT: Layout = Layout::new(2, false);
 
-/// Both workers hold everything, one pipeline each.
+/// All workers hold everything; each has its own pipeline.
 fn plan(generation: u64, base: Base, members: &[WorkerId], sources: &[WorkerId]) -> Arc<Plan> {
     let all = SegmentRange { start: 0, end: 2 };
     let share = 4 / members.len().max(1) as u64;
@@ -121,7 +121,7 @@ impl Rig {
         self.put(MemberInput::Order { term: 1, order })
     }
 
-    /// Running step 0 of generation 1, with a peer.
+    /// A member that runs step 0 of generation 1 with a peer.
     fn running() -> Self {
         let mut rig = Rig::new();
         rig.order(Order::Prepare(plan(
@@ -223,7 +223,7 @@ impl Rig {
         self.put(MemberInput::Loaded { unit: Unit(unit), id })
     }
 
-    /// Connected and at the initial state; waits for Go.
+    /// A member that is connected, has the initial state, and waits for Go.
     fn ready_in(&mut self, plan: Arc<Plan>) {
         let generation = plan.generation.0;
         self.order(Order::Prepare(plan.clone()));
@@ -236,7 +236,7 @@ impl Rig {
         assert_eq!(self.member.status().phase, Phase::Ready);
     }
 
-    /// Loads the base of generation 2 from its peer.
+    /// A member that loads the base of generation 2 from its peer.
     fn loading(&mut self, base: StateId) {
         self.order(Order::Prepare(plan(2, fixed(base, None), &[ME, PEER], &[PEER])));
         self.connect(2, PEER);
@@ -271,7 +271,7 @@ fn the_inventory_of_a_running_engine_waits_for_its_answer() {
     let effects = rig.order(FENCE);
     assert!(effects.contains(&MemberEffect::Abort));
     assert_eq!(inventory(&effects), None);
-    // the engine had just finished the step when it was told to stop
+    // the engine had just finished the step when it got the order to stop
     assert_eq!(rig.prepare(0), vec![]);
     let effects = rig.put(MemberInput::Stopped {
         prepared: vec![(Unit(1), norm(2.0))],
@@ -316,7 +316,7 @@ fn an_idle_engine_that_waits_for_norms_answers_a_fence_at_once() {
         "the root puts its own in when all are there"
     );
     assert_eq!(inventory.prepared.len(), 2);
-    // the norm that was missing comes too late: the promise holds
+    // the missing norm comes too late, because the member has promised not to commit
     assert_eq!(apply(&rig.peer_norm(0, 0)), None);
 }
 
@@ -343,7 +343,7 @@ fn a_prepared_worker_rolls_forward_by_the_plans_decision() {
 fn norms_of_a_member_that_runs_ahead_wait_and_late_answers_change_nothing() {
     let mut rig = Rig::running();
     rig.peer_norm(0, 0);
-    rig.peer_norm(1, 0); // cannot be, but is bounded
+    rig.peer_norm(1, 0); // this cannot happen, but must not use unlimited memory
     rig.peer_norm(2, 0);
     assert_eq!(rig.member.current.as_ref().unwrap().norms.len(), 2);
     let decision = apply(&rig.prepare(0)).unwrap();
@@ -371,7 +371,7 @@ fn all_armed_members_switch_with_the_commit_and_keep_the_old_connections_until_g
         });
     }
     assert!(rig.member.status().next_connected);
-    // the newcomer asks before the switch: it is answered at the switch
+    // the new worker asks before the switch and is answered at the switch
     let message = PeerMessage::Fetch { unit: Unit(0) };
     let ask = MemberInput::Peer {
         generation: Generation(2),
@@ -555,7 +555,7 @@ fn units_that_queue_behind_another_on_one_connection_are_not_asked_for_again() {
     };
     rig.put(whole);
     rig.now = rig.now.after(Duration::from_millis(800));
-    // neither late bytes of what has arrived, nor those of another's connection move unit 1 on
+    // unit 1 makes no progress by late bytes of a unit that has arrived, nor by bytes of another connection
     rig.put(progress(PEER, 0));
     rig.put(progress(WorkerId(3), 1));
     assert!(asked(rig.put(MemberInput::Tick)));
@@ -630,7 +630,7 @@ fn levels(effects: &[MemberEffect]) -> usize {
     effects.iter().filter(level).count()
 }
 
-/// Else a step would cost the coordinator a message from each worker, and a launch one for each pair of workers.
+/// Otherwise each step would cost the coordinator a message from each worker, and a launch would cost one for each pair of workers.
 #[test]
 fn a_level_is_told_when_it_changes_and_by_heartbeat_and_not_with_every_step() {
     let mut rig = Rig::running();
@@ -649,7 +649,7 @@ fn a_level_is_told_when_it_changes_and_by_heartbeat_and_not_with_every_step() {
     assert_eq!(levels(&rig.put(MemberInput::Drain)), 1);
 }
 
-/// Why the member ends when the clock goes on by so much.
+/// The reason why the member exits after this time, if it does.
 fn exit_after(rig: &mut Rig, time: Duration) -> Option<ExitReason> {
     rig.now = rig.now.after(time);
     let effects = rig.put(MemberInput::Tick);

@@ -12,7 +12,7 @@ use varuna_protocol::{
 };
 use varuna_sim::{EffectsDigest, RandomPlanner, Rng};
 
-/// Digest of the effects of a coordinator with the seed's inputs.
+/// Digest of a coordinator's effects for the inputs of a seed.
 #[must_use]
 pub(crate) fn coordinator_with_arbitrary_inputs(seed: u64) -> u64 {
     let mut draw = Draw { rng: Rng(seed) };

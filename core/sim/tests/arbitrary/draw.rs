@@ -1,15 +1,15 @@
-//! Values that are small, so that they often agree with each other.
+//! Small random values, so that they are often equal.
 
 use varuna_plan::state::{Chain, UnitNorm};
 use varuna_plan::{Decision, Generation, Layout, OptimizerProgress, StateId, Step, Unit, WorkerId};
 use varuna_sim::Rng;
 
-/// The model of all runs.
+/// The layout of the model in all runs.
 pub(crate) const LAYOUT: Layout = Layout::new(2, false);
-/// Inputs of one run.
+/// Number of inputs of one run.
 pub(crate) const INPUTS: usize = 400;
 
-/// Draws values.
+/// A source of random values.
 pub(crate) struct Draw {
     pub(crate) rng: Rng,
 }

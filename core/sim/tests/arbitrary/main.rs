@@ -1,8 +1,8 @@
-//! Arbitrary inputs to one coordinator or one member: what the simulated world never does, such as drains, refused writes,
+//! Arbitrary inputs to one coordinator or one member, including inputs that the simulated world never produces: drains, refused writes,
 //! failed fetches, a Stop in the middle of a write, and reports that contradict each other.
 //!
-//! The machines must take all of it without a panic, and their effects are compared with a golden file. Nothing here checks that
-//! what they do is right.
+//! The state machines must not panic, and their effects are compared with a golden file. These tests do not check that the effects are
+//! correct.
 
 mod coordinator;
 mod draw;
@@ -14,7 +14,7 @@ use varuna_plan::state::mix;
 
 const LINES: u64 = 40;
 const SEEDS_PER_LINE: u64 = 100;
-/// First seed of the line, digest of the coordinator's effects, digest of the member's.
+/// Each line has its first seed, the digest of the coordinator's effects, and the digest of the member's.
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/arbitrary.txt");
 
 #[test]

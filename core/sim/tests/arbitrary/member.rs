@@ -14,7 +14,7 @@ use varuna_sim::{EffectsDigest, Rng};
 
 const ME: WorkerId = WorkerId(1);
 
-/// Digest of the effects of a member with the seed's inputs.
+/// Digest of a member's effects for the inputs of a seed.
 #[must_use]
 pub(crate) fn member_with_arbitrary_inputs(seed: u64) -> u64 {
     let mut draw = Draw { rng: Rng(seed) };
@@ -50,7 +50,7 @@ pub(crate) fn member_with_arbitrary_inputs(seed: u64) -> u64 {
 }
 
 impl Draw {
-    /// What the engine answers, unless it never does.
+    /// The engine's answer; none if it never answers.
     fn answer(&mut self, effect: MemberEffect) -> Option<MemberInput> {
         match effect {
             MemberEffect::Load {

@@ -1,4 +1,4 @@
-//! A job with a model of the user's own.
+//! A job with an exported model.
 
 use super::errors;
 use crate::parse_job;
@@ -17,7 +17,7 @@ fn an_exported_model_is_what_its_section_says() {
         backward_flops: 8000,
         saved_elements: 300,
         working_elements: 50,
-        // Older exports have none.
+        // Older exports have no digest.
         parameters_digest: (name == "embed").then(|| "fedcba9876543210".repeat(4)),
     };
     let expected = Exported {

@@ -1,4 +1,4 @@
-//! What a job says of its model beside sizes.
+//! Fields of `spec.model` other than sizes.
 
 use super::{FULL, MINIMAL, errors, with};
 use crate::resolve::parse_job;
@@ -7,7 +7,7 @@ use varuna_model::{
     Biases, Family, Features, Mlp, Norm, Positions, Real, Rotary, Scaling, Transformer, presets,
 };
 
-/// The minimal job with another model.
+/// The minimal job with this model.
 fn job(model: &str) -> String {
     with(MINIMAL, "preset: gpt2-tiny", model)
 }
@@ -48,7 +48,7 @@ fn every_field_about_a_models_features_that_is_written_is_taken() {
     assert_eq!(job.model.transformer().unwrap().features, features);
 }
 
-/// The model of a `config.json`: that of a preset, but for some fields.
+/// The model of a `config.json`: a preset with some other fields.
 fn published(preset: &str, fields: &Value) -> Transformer {
     let model = presets::preset(preset).unwrap();
     let mut config = Family::of(&model.features).unwrap().config(&model, 7);
@@ -246,7 +246,7 @@ fn every_mistake_about_features_is_named_with_its_field_its_value_and_what_is_al
         };
         assert_eq!(errors(&text), [*want]);
     }
-    // What positions an unknown preset has is not known.
+    // The kind of positions of an unknown preset is not known.
     let unknown = errors(&job("preset: llama4, ropeTheta: 1e4, ropeScaling: {factor: 8}"));
     assert!(
         unknown.len() == 1 && unknown[0].starts_with("spec.model.preset: \"llama4\""),

@@ -1,8 +1,8 @@
-//! Every mistake in a job file, and what is said of it.
+//! Every mistake in a job file, with its error message.
 
 use super::{FULL, MINIMAL, errors, with};
 
-/// (text, replaced by, the error): each is a change of the minimal job, but for those of the full one.
+/// (text, its replacement, the error). Each is a change of the minimal job, or of the full job for fields that only that has.
 const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "varuna.dev/v1alpha1",

@@ -1,4 +1,4 @@
-//! What is done about documents that share a sample, and about tokens that are hidden.
+//! Settings for documents that share a sample, and for masked tokens.
 
 use super::{FULL, MINIMAL, with};
 use crate::resolve::parse_job;

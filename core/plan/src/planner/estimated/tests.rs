@@ -110,14 +110,15 @@ fn a_prediction_that_is_near_enough_is_left_alone_and_what_links_explain_is_not_
     ] {
         assert_eq!(planner.correct(&shape, &asked.workers, observed), None);
     }
-    // No compute at all takes longer than that.
+    // Any compute takes longer than that.
     assert_eq!(planner.correct(&shape, &asked.workers, predicted * 1e-6), None);
     assert_eq!(planner, before);
 }
 
 #[test]
 fn plans_after_a_correction_are_chosen_by_it() {
-    // On a slow link many workers do not pay where compute is as fast as the table says, and do where it is a hundred times slower.
+    // On a slow link it does not pay to use many workers if compute is as fast as in the table, but it does if compute is a hundred times
+    // slower.
     let mut planner = planner();
     planner.meet(&gpu("NVIDIA H100 80GB HBM3"), "a");
     planner.planner.costs.device = Device {
@@ -141,7 +142,7 @@ fn plans_after_a_correction_are_chosen_by_it() {
     );
 }
 
-/// Eight micro-batches in one stage, on a worker whose memory just holds what fused attention keeps of them.
+/// A plan with eight micro-batches in one stage, on a worker whose memory is just enough for the activations that fused attention keeps.
 fn planned_with(reports: &[ScoreMemory], is_met_first: bool) -> Recompute {
     let mut planner = planner();
     let constraints = &mut planner.planner.constraints;
@@ -167,7 +168,7 @@ fn planned_with(reports: &[ScoreMemory], is_met_first: bool) -> Recompute {
     shape.schedule_of(&shape.pipelines[0].stages[0]).recompute
 }
 
-/// Of 12 heads and 256 tokens.
+/// Measured with 12 heads and 256 tokens.
 const SCORES: ScoreMemory = ScoreMemory {
     saved_bytes: 12 * 256 * 256 * 4,
     forward_bytes: 12 * 256 * 256 * 5,

@@ -11,7 +11,7 @@ fn planner(min_depth: u32) -> CostPlanner {
     planner
 }
 
-/// So many workers, so many of them on each node, of which two make a zone.
+/// A request with this many workers, `per_node` on each node, and two nodes in each zone.
 fn request(planner: &CostPlanner, workers: u64, per_node: u64) -> PlanRequest {
     let worker = |i: u64| WorkerInfo {
         domain: format!("zone-{}", i / per_node / 2),
@@ -21,7 +21,7 @@ fn request(planner: &CostPlanner, workers: u64, per_node: u64) -> PlanRequest {
     PlanRequest::first((0..workers).map(worker).collect(), layout, 64)
 }
 
-/// Units of which nobody is left where some node is lost.
+/// Units that have no holder any more after the loss of some node.
 fn lost_with_a_node(request: &PlanRequest, shape: &Shape) -> Vec<Unit> {
     let node = |id: &WorkerId| {
         let worker = request.workers.iter().find(|w| w.id == *id);
@@ -69,7 +69,7 @@ fn pipelines_change_places_where_nothing_is_held_or_that_repays() {
     let planner = planner(4);
     let first = request(&planner, 16, 8);
     let good = planner.plan(&first).unwrap();
-    // Those of a node one after the other.
+    // Pipelines in the order of their nodes.
     let mut by_node: Vec<usize> = (0..good.pipelines.len()).collect();
     by_node.sort_by_key(|i| good.pipelines[*i].stages[0].worker);
     let bad = reordered(&good, &by_node);
@@ -94,7 +94,7 @@ fn pipelines_change_places_where_nothing_is_held_or_that_repays() {
 
 #[test]
 fn a_circle_keeps_those_apart_that_share_something_where_it_can() {
-    // By the letter of their node.
+    // Pipelines by the letter of their node.
     let of = |nodes: &str| {
         let nodes: Vec<char> = nodes.chars().collect();
         let with = |a: &char| nodes.iter().map(|b| (usize::from(a == b), 0)).collect();

@@ -1,4 +1,4 @@
-//! Against every composition there is, where they can all be tried.
+//! Compares the search with all compositions, where it is possible to try them all.
 
 use super::super::search::partitions::{Partition, PartitionSet, Partitioner};
 use super::*;
@@ -8,11 +8,11 @@ use crate::predict::work::{PipelineWork, StepWork};
 use crate::profile::Profile;
 
 const BATCH: u64 = 128;
-/// As in the tables of `docs/internals/planner.md`: shallower pipelines do not fit into the memory of the measured machines.
+/// As in the tables of `docs/internals/planner.md`: on the measured machines there is not enough memory for shallower pipelines.
 const SHALLOWEST: usize = 6;
 const WORKERS: usize = 32;
 
-/// GPT-2 1.5B as it was measured on V100s at 10 Gb/s, calibrated on those measurements.
+/// The costs of GPT-2 1.5B, measured on V100s at 10 Gb/s and calibrated with these measurements.
 fn measured(runtime: Runtime) -> Costs {
     let profile = include_str!("../../../../../bench/data/measured/gpt-1.5b-v100-profile.json");
     let links = include_str!("../../../../../bench/data/measured/p2p-10gbps.csv");
@@ -37,10 +37,10 @@ fn compositions(left: usize, most: usize, now: &mut Vec<usize>, each: &mut dyn F
     }
 }
 
-/// Pipelines that were simulated: depth, pipelines whose rings the partition weighs, micro-batches.
+/// Simulated pipelines by depth, number of pipelines whose rings the partition considers, and number of micro-batches.
 type Groups = BTreeMap<(usize, usize, u32), PipelineGroup>;
 
-/// The step of pipelines of these depths, their partitions weighing the rings or not.
+/// The step time of pipelines with these depths. The partitions may consider the rings or not.
 fn step_ms(
     partitioner: &Partitioner,
     set: &PartitionSet,

@@ -56,7 +56,7 @@ fn step(costs: &Costs, host: &Host, stages: u32, pipelines: usize) -> f64 {
     step_ms(costs, host, &work, Topology::ONE_NODE)
 }
 
-/// The simulator of workers that share nothing.
+/// The step time by the simulator for workers that share no cores.
 fn alone(costs: &Costs, stages: u32, pipelines: usize) -> f64 {
     let work = work(&cuts(costs, stages), &[1.0; 8], 16 / pipelines as u64, pipelines);
     let group = PipelineGroup::new(costs, &work, &work.pipelines[0], pipelines, |_, ms| ms, |_| {});
@@ -67,7 +67,7 @@ fn alone(costs: &Costs, stages: u32, pipelines: usize) -> f64 {
 fn with_cores_for_everyone_it_is_the_simulation_of_workers_that_share_nothing() {
     let costs = costs();
     for (stages, pipelines) in [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2)] {
-        // Each worker computes, sends and reduces at once at most.
+        // Each worker computes, sends and reduces at most one thing at a time.
         let shared = step(&costs, &host(64), stages, pipelines);
         let apart = alone(&costs, stages, pipelines) + costs.device.latency_ms;
         assert!(
@@ -97,7 +97,7 @@ fn workers_beyond_the_cores_gain_nothing_but_their_rings() {
 #[test]
 fn a_bubble_is_time_for_others() {
     let costs = costs();
-    // Four stages on two cores: less than twice as long as on four, since a stage waits about half of its time.
+    // Four stages on two cores take less than twice as long as on four, because a stage waits for about half of its time.
     let (on_two, on_four) = (step(&costs, &host(2), 4, 1), step(&costs, &host(4), 4, 1));
     assert!(
         on_two > on_four * 1.05 && on_two < on_four * 1.9,

@@ -114,7 +114,7 @@ fn a_stage_sends_one_thing_at_a_time() {
         );
         took.makespan_ms()
     };
-    // Both transfers of the inner stage, 8 ms, are longer than its 3 ms of compute: they are the period.
+    // The two transfers of the inner stage take 8 ms, longer than its 3 ms of compute, so they determine the period.
     let period = (makespan(60) - makespan(40)) / 20.0;
     assert!((period - 8.0).abs() < 1e-9, "{period}");
 }

@@ -1,8 +1,8 @@
-//! Plans that are made ahead, and changes that look ahead.
+//! Plans that are prepared in advance, and changes that consider the future.
 
 use super::*;
 
-/// Three workers train, and a plan for a loss is made every 100 ms.
+/// Three workers train, and every 100 ms a plan is prepared for a loss.
 fn warmed() -> Rig {
     let mut config = config();
     config.timing.prepare_plans_every = Duration::from_millis(100);
@@ -70,7 +70,7 @@ fn once_all_plans_are_made_workers_are_looked_at_again_after_a_change_or_a_while
 
 #[test]
 fn plans_made_before_are_dropped_when_the_world_is_another() {
-    // Another worker is there: what was planned without it is not taken.
+    // Another worker has joined, so a plan that was prepared without it is not used.
     let mut rig = warmed();
     rig.join(WorkerId(4));
     let made = MADE.get();
@@ -85,7 +85,7 @@ fn plans_made_before_are_dropped_when_the_world_is_another() {
     rig.wait(200);
     assert_eq!(rig.plan().members(), [A, C, WorkerId(4)]);
     assert!(MADE.get() > made);
-    // One of them answers without its state: the plan for whole survivors is not taken.
+    // One of the survivors has lost a part of its state, so the plan that assumes complete survivors is not used.
     let mut rig = warmed();
     let made = MADE.get();
     rig.put(CoordinatorInput::ProcessEnded { worker: B });
@@ -107,13 +107,13 @@ fn a_change_that_does_not_repay_its_way_is_not_made() {
         rig.wait(200);
         rig.join(C);
         rig.wait(200);
-        // Three in place of two train half as much again: 5 s of standing are worth it within an hour, not within 12 s.
+        // Three workers instead of two train 1.5 times as fast. That is worth 5 s without training within an hour, but not within 12 s.
         assert_eq!(rig.machine.record().next.is_some(), wanted, "{stay_s} s");
         MOVE_MS.set(0.0);
     }
 }
 
-/// A trains in generation 2; the workers have changed 20 times in ten minutes before it.
+/// A trains in generation 2. Before that, the workers have changed 20 times in ten minutes.
 fn restless() -> Rig {
     let mut rig = Rig::training(&[A]);
     rig.machine.shared.config.last_step = Step(1_000_000);
@@ -132,7 +132,7 @@ fn restless() -> Rig {
     rig
 }
 
-/// A trains on, and B is there; whether B is to train too.
+/// A continues to train, and B is attached. Returns whether a plan with B was made in this time.
 fn is_growing(rig: &mut Rig, time: Duration) -> bool {
     for _ in 0..time.as_millis() / 100 {
         rig.wait(100);
@@ -145,7 +145,8 @@ fn is_growing(rig: &mut Rig, time: Duration) -> bool {
     false
 }
 
-/// Twice as fast for 80 s of standing: that repays in 160 s. The workers change every two minutes, then no more.
+/// A plan that is twice as fast costs 80 s without training, so it pays after 160 s. The workers change every two minutes at first, and
+/// then no more.
 #[test]
 fn a_growth_that_did_not_repay_is_made_once_nobody_has_come_or_gone_for_long_enough() {
     let mut rig = restless();
@@ -160,7 +161,7 @@ fn a_growth_that_did_not_repay_is_made_once_nobody_has_come_or_gone_for_long_eno
         let again = rig.machine.thinks_again_in(rig.now);
         again.expect("a change was refused").as_secs()
     };
-    // 21 times 160 s, of which 40 minutes have passed; B has come before the last of the changes.
+    // 21 times 160 s, of which 40 minutes have passed. B has joined before the last of the changes.
     assert!((950..970).contains(&in_secs(&rig)), "{} s", in_secs(&rig));
     rig.put(CoordinatorInput::TimeSkipped(Duration::from_secs(900)));
     assert!(!is_growing(&mut rig, Duration::from_secs(3)));

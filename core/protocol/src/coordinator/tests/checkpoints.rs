@@ -1,9 +1,9 @@
-//! Which checkpoints are ordered, and until when.
+//! Which checkpoints are ordered, and until when the order is repeated.
 
 use super::*;
 
 impl Rig {
-    /// The store's answer.
+    /// The store answers a request for its checkpoints.
     pub(super) fn list(&mut self) {
         if self.listing != Answer::Never {
             self.put(CoordinatorInput::Checkpoints(Listing {
@@ -15,7 +15,7 @@ impl Rig {
     }
 }
 
-/// The steps beyond which a checkpoint was ordered, of all workers.
+/// For each worker, the steps after which a checkpoint was ordered.
 fn saves(rig: &mut Rig) -> BTreeSet<(WorkerId, u64)> {
     let sent = std::mem::take(&mut rig.sent);
     let saves = sent.into_iter().filter_map(|(to, order)| match order {
@@ -39,7 +39,7 @@ fn a_wanted_checkpoint_is_ordered_until_the_store_shows_one_that_is_newer() {
     rig.put(CoordinatorInput::Save);
     rig.wait(100);
     assert_eq!(saves(&mut rig), [(A, 4), (B, 4)].into());
-    // One that is no newer does not do, and later steps do not move the goal.
+    // An older checkpoint does not fulfil the order, and later steps do not change the step that was ordered.
     rig.complete = vec![state(1, 4)];
     rig.status(A, 1, Phase::Running, state(1, 5));
     rig.status(B, 1, Phase::Running, state(1, 5));
@@ -50,7 +50,7 @@ fn a_wanted_checkpoint_is_ordered_until_the_store_shows_one_that_is_newer() {
     saves(&mut rig);
     rig.wait(200);
     assert!(saves(&mut rig).is_empty());
-    // A notice wants one as well.
+    // A notice also causes a checkpoint.
     let status = Status {
         generation: Generation(1),
         phase: Phase::Running,
@@ -83,7 +83,7 @@ fn by_the_clock_a_checkpoint_is_ordered_when_the_newest_is_too_old_and_without_a
         rig.wait(400);
         assert_eq!(!saves(&mut rig).is_empty(), ordered, "{step}");
     }
-    // A new one resets the clock.
+    // A new checkpoint resets the timer.
     rig.complete = vec![state(1, 4)];
     rig.wait(200);
     saves(&mut rig);
@@ -110,10 +110,10 @@ fn before_a_member_goes_without_which_there_is_no_plan_the_last_checkpoint_is_as
         worker: B,
         leaves_in: Some(end.since(rig.now)),
     });
-    // Beyond which steps checkpoints are ordered, and how long before the member's end each is ordered first.
+    // The steps after which checkpoints are ordered, each with the time from the first order until the member's end.
     let mut ordered: Vec<(u64, Duration)> = vec![];
     while rig.now < end {
-        // The store has a step's checkpoint 2 s after it.
+        // The checkpoint of a step is complete 2 s after the step.
         rig.complete = vec![state(1, (rig.now.0 - 2_000_000_000) / 500_000_000)];
         rig.train_both(Duration::from_millis(100));
         for (_, after) in saves(&mut rig) {
@@ -134,7 +134,7 @@ fn at_a_damaged_end() -> Rig {
     at_a_damaged_end_of(true, state(1, 10))
 }
 
-/// All train until the last step; the store shows a damaged checkpoint, by a fresh list or from memory.
+/// All workers train until the last step. The store lists a damaged checkpoint, in a fresh listing or an earlier one.
 fn at_a_damaged_end_of(fresh: bool, damaged: StateId) -> Rig {
     let stored = CoordinatorConfig {
         final_checkpoint: true,
@@ -151,7 +151,7 @@ fn at_a_damaged_end_of(fresh: bool, damaged: StateId) -> Rig {
     rig
 }
 
-/// All answer the fence of the generation with the last state, get ready and run in the next one.
+/// All workers answer the fence of the generation with the last state, and then run in the next generation.
 fn again(rig: &mut Rig, generation: u64) {
     let last = state(1, 10);
     rig.wait(200);
@@ -183,7 +183,7 @@ fn a_damaged_checkpoint_of_the_last_step_is_deleted_and_put_again_by_those_who_h
         (&rig.discarded[..], &told_damaged(&rig)[..]),
         (&[last][..], &[true][..])
     );
-    // Deleted before the plan of those who put it again is written: else they would find it there.
+    // It is deleted before the plan is written by which it is put again; otherwise workers would find the damaged one.
     let plan = rig.plan();
     assert_eq!(plan.generation, Generation(2));
     let base = Base::Fixed {
@@ -224,7 +224,7 @@ fn how_often_the_last_state_is_put_again_outlives_the_coordinators_that_have_it_
         again(&mut rig, generation);
         assert_eq!(told_damaged(&rig), [true], "plan {generation}");
         assert_eq!(u64::from(rig.store.puts_anew), generation);
-        // Another coordinator takes the record over, and finds the new copy damaged.
+        // Another coordinator takes over, and finds that the new copy is damaged.
         let stored = CoordinatorConfig {
             final_checkpoint: true,
             ..config()

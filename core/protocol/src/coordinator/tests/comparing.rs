@@ -1,4 +1,4 @@
-//! What follows from a comparison of the holders' states.
+//! The consequences of comparing the holders' states.
 
 use super::*;
 use crate::message::Digests;
@@ -7,7 +7,7 @@ use crate::trust::Rollback;
 const ALL: [WorkerId; 3] = [A, B, C];
 
 impl Rig {
-    /// A worker's digests of a state: the same bits in both units, but for the second one's.
+    /// Sends a worker's digests of a state. The digest of the first unit is always the same; `bits` is the digest of the second one.
     fn digests(&mut self, from: WorkerId, id: StateId, saved: bool, bits: u64) {
         let units = vec![(Unit(0), 5), (Unit(1), bits)];
         self.say(from, Report::Digests(Digests { id, saved, units }));
@@ -21,7 +21,7 @@ impl Rig {
         found.collect()
     }
 
-    /// All of these answer the fence: they hold the whole model at the state.
+    /// These workers answer the fence; they hold the whole model at this state.
     fn all_answer(&mut self, workers: &[WorkerId], id: StateId) {
         for worker in workers {
             self.answer(*worker, &[(Unit(0), id), (Unit(1), id)]);
@@ -74,7 +74,7 @@ fn holders_that_agree_go_on_and_a_compared_checkpoint_is_written_into_the_record
     assert_eq!(rig.plan().generation, Generation(1));
 }
 
-/// A recovery at a checkpoint may have its shards put once more, by workers whose memory has changed since.
+/// After a recovery that begins at a checkpoint, its shards may be put again by workers whose memory has changed since.
 #[test]
 fn a_checkpoint_that_was_not_complete_when_a_recovery_began_there_is_not_gone_back_to() {
     let at = state(1, 4);
@@ -142,7 +142,7 @@ fn of_three_holders_the_odd_one_is_named_let_go_and_not_resumed_from() {
     assert!(rig.sent.contains(&(C, Order::Release)));
 }
 
-/// The coordinator that made the comparison ends before its recovery has a plan.
+/// The coordinator that has made the comparison ends before its recovery has a plan.
 #[test]
 fn who_was_found_odd_stands_in_the_record_before_anything_follows_from_it() {
     let mut rig = Rig::training(&ALL);
@@ -161,14 +161,14 @@ fn who_was_found_odd_stands_in_the_record_before_anything_follows_from_it() {
     assert_eq!(rig.plan().generation, Generation(2));
     assert_eq!(rig.plan().members(), [A, B]);
     assert!(rig.plan().sources.iter().all(|s| !s.contains(&C)));
-    // A worker of its name is left out as well.
+    // A worker with the same name is left out as well.
     let again = WorkerId(4);
     rig.join_as(again, "w3");
     rig.wait(500);
     assert_eq!(rig.store.next, None);
 }
 
-/// Others start in the place of processes that end.
+/// New processes replace those that end.
 #[test]
 fn an_odd_holder_ends_also_where_too_few_others_are_left_to_go_on() {
     let three = CoordinatorConfig {
@@ -190,7 +190,7 @@ fn an_odd_holder_ends_also_where_too_few_others_are_left_to_go_on() {
     assert_eq!(rig.plan().members(), [A, B, again]);
 }
 
-/// Its process has gone, another one comes from the same machine.
+/// The process of the odd holder has ended, and another one joins from the same machine.
 #[test]
 fn a_worker_from_the_machine_of_an_odd_holder_is_left_out_for_a_while() {
     let mut rig = Rig::training(&ALL);
@@ -224,7 +224,7 @@ fn without_a_compared_checkpoint_the_run_goes_back_to_the_seed() {
     let mut rig = Rig::torn(false);
     rig.all_answer(&[A, B], state(1, 6));
     assert_eq!(rig.base(), (StateId::INITIAL, true));
-    // Nothing was committed since: a recovery begins there again.
+    // No step was committed since, so the recovery begins there again.
     rig.put(CoordinatorInput::StreamDown { from: B });
     rig.say(A, suspect(2, B));
     rig.all_answer(&[A], state(1, 6));
@@ -236,7 +236,7 @@ fn without_a_compared_checkpoint_the_run_goes_back_to_the_seed() {
     assert_eq!(rig.finished, None);
 }
 
-/// The plan of the rollback does not start; who held wrong bits still does, and the newer checkpoint is complete.
+/// The plan of the rollback does not start. The holders of wrong bits still have them, and the newer checkpoint is complete.
 #[test]
 fn what_was_given_up_is_not_resumed_from_by_a_later_recovery_nor_by_another_coordinator() {
     let mut rig = Rig::torn(true);
@@ -290,12 +290,12 @@ fn digests_of_other_plans_of_strangers_and_of_old_states_count_nothing() {
     let mut rig = Rig::training(&[A, B]);
     rig.join(C);
     for (worker, id, bits) in [
-        (A, state(7, 2), 7), // no plan led there
+        (A, state(7, 2), 7), // no plan led to this state
         (B, state(7, 2), 8),
         (A, state(1, 4), 7),
-        (C, state(1, 4), 8), // trains nothing
+        (C, state(1, 4), 8), // it is no member
         (B, state(1, 4), 7),
-        (A, state(1, 2), 7), // older than one that was compared
+        (A, state(1, 2), 7), // older than a state that was compared
         (B, state(1, 2), 8),
         (A, state(1, 6), 7), // B's report is lost
         (A, state(1, 8), 7),

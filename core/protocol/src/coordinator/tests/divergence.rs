@@ -1,4 +1,4 @@
-//! The end of runs whose gradients are not finite any more.
+//! Runs whose gradients are no longer finite come to an end.
 
 use super::*;
 use varuna_plan::{LossScaling, ScaleFactor};
@@ -17,7 +17,7 @@ fn more_failed_steps_in_a_row_than_allowed_end_the_run_and_name_the_first_that_w
     };
     let mut rig = Rig::training_with(config, &[A]);
     let (mut at, mut before) = (StateId::INITIAL, OptimizerProgress::initial(&scaling));
-    // The first of a row only halves the scale; a finite one begins the row anew.
+    // The first failed step only halves the scale. A finite step resets the count.
     let finite = [true, false, false, false, true, false, false];
     for finite in finite {
         let norm2 = if finite { 1.0 } else { f64::NAN };

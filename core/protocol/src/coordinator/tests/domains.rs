@@ -1,4 +1,4 @@
-//! Where workers' nodes are.
+//! The locations of workers' nodes.
 
 use super::*;
 
@@ -26,7 +26,7 @@ fn workers_are_planned_with_where_their_nodes_are_and_no_plan_is_made_for_that_a
     let told = |node: &str, domain: &str| BTreeMap::from([(node.to_owned(), domain.to_owned())]);
     rig.put(CoordinatorInput::Domains(told("n2", "zone-b/rack-7")));
     assert_eq!(domains(&rig), ["", "zone-b/rack-7"]);
-    // What is told takes the place of all that was told before.
+    // New locations replace all earlier ones.
     rig.put(CoordinatorInput::Domains(told("n1", "zone-a")));
     assert_eq!(domains(&rig), ["zone-a", ""]);
     assert_eq!((MADE.get(), rig.sent.len()), (made, sent));

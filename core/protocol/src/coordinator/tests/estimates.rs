@@ -1,4 +1,4 @@
-//! Costs that nobody measured: estimated for what workers have, corrected by what their steps take.
+//! Costs that were not measured: they are estimated from the workers' hardware, and corrected by the observed step times.
 
 use super::*;
 use varuna_model::{Transformer, gpt2};
@@ -22,7 +22,7 @@ fn h100() -> Hardware {
     }
 }
 
-/// A worker that does not know yet what it computes on.
+/// A worker that does not know its hardware yet.
 fn unequipped() -> Hello {
     Hello {
         address: "a:1".into(),
@@ -35,7 +35,7 @@ fn unequipped() -> Hello {
     }
 }
 
-/// One worker on this hardware trains by the shipped planner.
+/// One worker with this hardware trains by the shipped planner.
 fn training_on(hardware: &Hardware) -> Rig {
     training_with(Hello {
         hardware: Some(hardware.clone()),
@@ -43,7 +43,7 @@ fn training_on(hardware: &Hardware) -> Rig {
     })
 }
 
-/// The same with all that the worker says of itself.
+/// The same with this hello of the worker.
 fn training_with(equipped: Hello) -> Rig {
     let layout = model().layout();
     let config = CoordinatorConfig { layout, ..config() };
@@ -62,7 +62,7 @@ fn training_with(equipped: Hello) -> Rig {
     };
     let planner = EstimatedPlanner::new(model().spec(), 4, constraints);
     rig.machine.shared.planner = Box::new(planner);
-    // It knows what it computes on once it has the job.
+    // A worker knows its hardware once it has the job.
     for hello in [unequipped(), equipped] {
         rig.put(CoordinatorInput::StreamUp { from: A, hello });
     }
@@ -78,7 +78,7 @@ fn training_with(equipped: Hello) -> Rig {
     rig
 }
 
-/// Commits the first steps of the run, each after so many milliseconds.
+/// Commits the first steps of the run; each takes this many milliseconds.
 fn commit(rig: &mut Rig, took_ms: &[u64]) {
     let part = UnitNorm {
         norm2: 1.0,
@@ -89,7 +89,7 @@ fn commit(rig: &mut Rig, took_ms: &[u64]) {
     };
     let mut at = StateId::INITIAL;
     for ms in took_ms {
-        // With ticks: it was not paused itself.
+        // With ticks, so that the coordinator does not seem to have been paused.
         rig.wait(*ms);
         let decision = Decision::conclude(at, Generation(1), &[part], None);
         rig.say(A, Report::Committed { decision });
@@ -131,7 +131,7 @@ fn a_worker_whose_attention_makes_scores_gets_micro_batches_that_fit_with_them()
         rig.plan().shape.micro_batch_size
     };
     let fused = samples(None);
-    // Four blocks of it, twice: nearly all of the memory.
+    // The scores of four blocks, kept twice, take nearly all of the memory.
     let scores = ScoreMemory {
         saved_bytes: 100 << 20,
         ..ScoreMemory::default()
@@ -170,7 +170,7 @@ fn steps_that_are_as_predicted_correct_nothing_and_one_odd_step_neither() {
     assert_eq!(rig.machine.run().compute_factor, None);
 }
 
-/// Like [`Wide`], without workers that compute at less than half the others' speed.
+/// Like [`Wide`], but without workers whose speed is less than half of the others'.
 struct LeavesSlowOut;
 
 impl Planner for LeavesSlowOut {
@@ -190,7 +190,7 @@ impl Planner for LeavesSlowOut {
     }
 }
 
-/// Whether it still is slow, nobody can say: only who trains is measured.
+/// Nobody knows whether it is still slow, because only workers that train are measured.
 #[test]
 fn a_worker_that_was_left_out_for_its_speed_is_tried_again_after_a_while() {
     let long = CoordinatorConfig {
@@ -226,7 +226,8 @@ fn a_worker_that_was_left_out_for_its_speed_is_tried_again_after_a_while() {
     assert_eq!(rig.store.next.clone().unwrap().members(), [A, B]);
 }
 
-/// All that is known then is an estimate, and a first step loads libraries: on a loaded machine it costs no second plan.
+/// At that time only an estimate is known, and the first step loads libraries. So a first step that is slow on a busy machine must not
+/// cause a second plan.
 #[test]
 fn the_first_step_of_a_run_has_more_time_than_later_ones_of_which_some_were_seen() {
     let mut rig = Rig::training(&[A]);

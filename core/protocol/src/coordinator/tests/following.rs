@@ -1,4 +1,4 @@
-//! When a change is armed whose newcomers follow the run.
+//! When the members are armed for a change whose new workers follow the run.
 
 use super::*;
 use crate::message::Following;
@@ -16,7 +16,7 @@ fn able() -> Status {
     }
 }
 
-/// Trains in generation 1, with all of the next plan connected, which gives it nothing that it does not have.
+/// A member that trains in generation 1. All of the next plan are connected, and the plan gives the member no new units.
 fn present() -> Status {
     Status {
         following: Following::CaughtUp,
@@ -30,7 +30,7 @@ fn present() -> Status {
     }
 }
 
-/// Has joined generation 2, and is connected.
+/// A worker that has joined generation 2 and is connected.
 fn newcomer(following: Following) -> Report {
     Report::Status(Status {
         generation: Generation(2),
@@ -41,9 +41,9 @@ fn newcomer(following: Following) -> Report {
     })
 }
 
-/// Two workers have a segment each, three all of them. A segment takes 10 bytes where it is followed.
+/// A planner: two workers have one segment each, and three workers have all segments. A segment takes 10 bytes while it is followed.
 struct Widening {
-    /// What each worker's stages leave of its memory.
+    /// Free memory of each worker, beside its stages.
     room_bytes: u64,
 }
 
@@ -77,7 +77,8 @@ impl Planner for Widening {
     }
 }
 
-/// Two workers train with a segment each, and a third one joins, which makes all hold both; everyone is connected in the next plan.
+/// Two workers train with one segment each. A third one joins, so that all of them will hold both segments. All are connected in the next
+/// plan.
 fn widening(room_bytes: u64) -> Rig {
     let mut rig = Rig::with(config(), Record::default());
     rig.machine.shared.planner = Box::new(Widening { room_bytes });
@@ -109,7 +110,7 @@ impl Rig {
         Rig::growing_with(config(), both)
     }
 
-    /// One worker trains and another joins, of which both or one know how to follow; both are connected in the next plan.
+    /// One worker trains and another one joins. Both of them can follow, or only one. Both are connected in the next plan.
     fn growing_with(config: CoordinatorConfig, both: bool) -> Rig {
         let mut rig = Rig::training_with(config, &[A]);
         rig.say(A, Report::Status(present()));
@@ -121,7 +122,7 @@ impl Rig {
         rig
     }
 
-    /// A worker joins that says this first.
+    /// A worker joins and sends this status first.
     fn join_with(&mut self, from: WorkerId, status: Status) {
         let hello = Hello {
             address: format!("{from}:1"),
@@ -156,7 +157,7 @@ impl Rig {
         self.events.contains(&late)
     }
 
-    /// Time passes in which both are heard and a step is committed now and then.
+    /// Lets time pass. Both workers report, and a step is committed from time to time.
     fn train_on(&mut self, time: Duration, following: Following) {
         for _ in 0..time.as_millis() / 100 {
             self.wait(100);
@@ -166,7 +167,7 @@ impl Rig {
         }
     }
 
-    /// Commits steps one by one, each after this time, while the newcomer follows; until so much has passed in all, or the members are armed.
+    /// Commits steps one by one, at this interval, while the new worker follows; until this time is over, or the members are armed.
     fn commit_slowly(&mut self, mut at: StateId, step: Duration, time: Duration) -> StateId {
         let part = UnitNorm {
             norm2: 1.0,
@@ -189,7 +190,7 @@ impl Rig {
         at
     }
 
-    /// Both have switched to the next plan, and load what they lack.
+    /// Both workers have switched to the next plan, and load what they lack.
     fn load_for(&mut self, time: Duration) {
         let loading = Status {
             generation: Generation(2),
@@ -248,7 +249,7 @@ fn where_steps_are_long_newcomers_have_several_steps_to_catch_up() {
     };
     let timing = config.timing;
     let mut rig = Rig::growing_with(config, true);
-    // Longer than a change may take whose steps are short, and its start with it.
+    // Longer than a change with short steps may take, including its start.
     let step = timing.following / 2;
     let several = step * 16;
     assert!(several > timing.following + timing.launch + step * 8);
@@ -268,7 +269,7 @@ fn a_plan_with_a_worker_that_cannot_follow_is_armed_as_soon_as_it_is_connected()
     assert!(rig.is_armed());
 }
 
-/// Each of the two gains a segment while it trains with the other one.
+/// Each of the two workers gains a segment while it trains with the other one.
 #[test]
 fn a_change_is_followed_only_where_the_members_that_gain_by_it_have_room_for_that() {
     let rig = widening(10);
@@ -330,7 +331,7 @@ fn the_time_for_a_start_begins_with_the_switch_and_not_with_the_plan() {
     let timing = config().timing;
     let next = rig.machine.record().next.clone().unwrap();
     let allowed = next.deadline.of(Step(0), &RecentSteps::default()) + timing.launch;
-    // The change waits for its newcomers, and then for a step: all in all longer than a start may take.
+    // The change waits for its new workers, and then for a step; together longer than a start may take.
     rig.train_on(timing.following, Following::Able);
     rig.say(B, newcomer(Following::CaughtUp));
     rig.train_on(allowed, Following::CaughtUp);

@@ -1,13 +1,13 @@
-//! What a coordinator does not take for granted, and what it waits for no longer than it must.
+//! What a coordinator checks before it relies on it, and the limits of its waits.
 
 use super::*;
 
-/// Both units are at the state.
+/// Both units at this state.
 fn all_at(id: StateId) -> [(Unit, StateId); 2] {
     [(Unit(0), id), (Unit(1), id)]
 }
 
-/// The answer of a worker that holds both units, and is prepared for the step that follows where it says so.
+/// The inventory of a worker that holds both units, and that may be prepared for the next step.
 fn inventory(upto: u64, held: StateId, prepared: bool) -> Inventory {
     let (run_gen, step) = (held.run_gen, held.step);
     let part = Prepared {
@@ -45,7 +45,7 @@ impl Rig {
         self.sent.iter().any(|(_, o)| matches!(o, Order::Fence { .. }))
     }
 
-    /// The worker goes on in the generation, at that state.
+    /// The workers continue in this generation at this state.
     fn running(&mut self, workers: &[WorkerId], generation: u64, at: StateId, ms: u64) {
         for _ in 0..ms.div_ceil(50) {
             self.wait(50);
@@ -55,7 +55,7 @@ impl Rig {
         }
     }
 
-    /// Everyone is told to stop and answers.
+    /// The coordinator fences, and these workers answer.
     fn recovered(&mut self, workers: &[WorkerId], held: StateId) {
         self.say(A, suspect(self.store.highest.0, B));
         for worker in workers {
@@ -173,7 +173,7 @@ fn a_run_is_not_done_before_its_members_run_at_the_last_step_in_the_generation_i
         rig.wait(250);
         rig.store.done
     };
-    let before = state(1, 10); // what they had before steps were given up
+    let before = state(1, 10); // the state that they had before steps were given up
     assert!(!done(1, Phase::Running, before));
     assert!(!done(2, Phase::Loading, before));
     assert!(done(2, Phase::Running, state(2, 10)));
@@ -272,7 +272,7 @@ fn a_change_whose_member_was_fenced_past_it_is_recovered_from_at_once() {
 #[test]
 fn a_generation_in_which_nothing_is_committed_for_four_deadlines_is_recovered_from() {
     let mut rig = Rig::training(&[A, B]);
-    // Nothing was observed yet: each of the four is doubled twice.
+    // Nothing was observed yet, so each of the four deadlines is doubled twice.
     let four = Timing::model().deadline_floor * 4 * 4;
     rig.running(&[A, B], 1, StateId::INITIAL, four.as_millis() as u64 - 100);
     assert!(!rig.is_fenced());
@@ -291,7 +291,7 @@ fn workers_that_will_go_are_used_where_too_few_others_are_left() {
     assert_eq!(rig.plan().members(), [A, B]);
 }
 
-/// Of three workers one is lost, and another has notice.
+/// Of three workers one is lost, and another one has a notice.
 fn is_left_with_one_that_stays_and_one_that_goes(rig: &mut Rig) {
     rig.say(A, suspect(1, C));
     rig.put(CoordinatorInput::StreamDown { from: C });
@@ -304,7 +304,7 @@ fn is_left_with_one_that_stays_and_one_that_goes(rig: &mut Rig) {
     }
 }
 
-/// Like [`Wide`], where one worker alone has no room for the model.
+/// Like [`Wide`], but one worker alone has too little memory for the model.
 struct NotAlone;
 
 impl Planner for NotAlone {

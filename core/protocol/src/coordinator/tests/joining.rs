@@ -1,4 +1,4 @@
-//! Workers that join a run, and those that do not come to train.
+//! Workers that join a run, and workers that attach without training.
 
 use super::*;
 

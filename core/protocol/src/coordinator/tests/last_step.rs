@@ -1,4 +1,4 @@
-//! More steps than the job's text says.
+//! A run that gets more steps than its job's text says.
 
 use super::*;
 
@@ -91,7 +91,7 @@ fn an_end_that_was_written_late_does_not_take_more_steps_with_it() {
     rig.wait(300);
     let more = rig.written.take().unwrap();
     assert_eq!((more.last_step, more.done), (MORE, false));
-    // The write of the end happens only now, and takes the place of the other.
+    // The earlier write, which ends the run, takes effect only now, and prevents the later one.
     rig.store = end;
     rig.put(failed(&more));
     rig.wait(300);
@@ -145,7 +145,7 @@ fn with_store() -> CoordinatorConfig {
     }
 }
 
-/// A coordinator of a run that has ended; it is told the number before it reads the record.
+/// A coordinator of a run that has ended. It gets the number of steps before it reads the record.
 fn again(config: CoordinatorConfig, step: Step) -> Rig {
     let mut rig = Rig::with(config.clone(), Record::default());
     rig.machine = Coordinator::new(config, Box::new(Wide));

@@ -1,9 +1,9 @@
-//! How long a generation may take to start.
+//! The time that a generation may take to start.
 
 use super::*;
 use varuna_plan::deadline::RecentSteps;
 
-/// The first step's deadline, which comes on top: nothing was observed yet, so that the least one is doubled twice.
+/// The deadline of the first step, which is added to the time for the start. Nothing was observed yet, so the minimum is doubled twice.
 const STEP_MS: u64 = 1_600;
 const LAUNCH_MS: u64 = 1_500;
 
@@ -26,7 +26,8 @@ fn launching() -> Rig {
     rig
 }
 
-/// The members load and are never ready, until the generation is given up and the next one planned: after how many milliseconds.
+/// The members load and never become ready, until the generation is given up and the next one is planned. Returns the milliseconds until
+/// then.
 fn given_up_after(rig: &mut Rig) -> u64 {
     let generation = rig.store.highest.0;
     let began = rig.now;
@@ -46,7 +47,7 @@ fn given_up_after(rig: &mut Rig) -> u64 {
     u64::try_from(took.as_millis()).unwrap()
 }
 
-/// It is looked at every 100 ms, and the first plan is a little older than its members.
+/// Compares with a tolerance: the coordinator checks every 100 ms, and the first plan is a little older than its members.
 fn is_about(took_ms: u64, expected_ms: u64) -> bool {
     (expected_ms - 100..expected_ms + 200).contains(&took_ms)
 }

@@ -1,12 +1,12 @@
-//! Workers whose end is known beforehand: they train for as long as can be.
+//! Workers whose end is known in advance: they train as long as possible.
 
 use super::*;
 
-/// How long before its end a worker is planned around.
+/// How long before the end of a worker the plan without it is made.
 const LEAD: Duration = Duration::from_secs(8);
 
 impl Rig {
-    /// Two workers train; the second goes in this time, as somebody has seen.
+    /// Two workers train, and there is a notice that the second one ends after this time.
     fn goes_in(time: Duration) -> Rig {
         let mut config = config();
         config.timing.following = LEAD;
@@ -20,7 +20,7 @@ impl Rig {
         rig
     }
 
-    /// Time passes in which both are heard, and a step is committed now and then.
+    /// Lets time pass. Both workers report, and a step is committed from time to time.
     pub(super) fn train_both(&mut self, time: Duration) {
         let next = self
             .machine
@@ -59,7 +59,7 @@ impl Rig {
 }
 
 impl Rig {
-    /// How long before the worker's end the members are armed for the plan without it.
+    /// The time from arming the members for the plan without the worker until the worker's end.
     fn left_when_armed(&mut self, end: Time) -> Duration {
         while self.now < end {
             self.train_both(Duration::from_millis(100));

@@ -1,4 +1,4 @@
-//! A planned change that has taken place is written with whatever is written next.
+//! A planned change that has taken place is recorded with the next write.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Where a recovery resumes.
+//! The state at which a recovery resumes.
 
 use super::super::resume::Evidence;
 use super::*;
@@ -66,8 +66,8 @@ fn a_step_that_all_who_ran_it_are_prepared_for_is_finished_since_that_costs_noth
     assert_eq!(resume(answers, None, &[]), Some(decided().id));
 }
 
-/// Generation 1 reduced step 5; a recovery decided to finish it, somebody applied it and died. Now a worker answers that
-/// had not put in its norm: alone it would prove that nobody committed.
+/// Generation 1 reduced step 5. A recovery decided to finish the step; a worker applied it and died. Now a worker answers that had not sent
+/// its norm: without the persisted decision, this would prove that nobody has committed the step.
 #[test]
 fn a_persisted_decision_binds_the_next_recovery() {
     let parent = [state(1, 5); 2];

@@ -1,8 +1,8 @@
-//! Schedules that an outside review found: each ended a run, stopped it, or held it up for no reason.
+//! Schedules that an external review found. Each of them ended a run, stopped it, or delayed it without a reason.
 
 use super::*;
 
-/// Both units are at the state everywhere.
+/// Both units at this state.
 fn all_at(id: StateId) -> [(Unit, StateId); 2] {
     [(Unit(0), id), (Unit(1), id)]
 }
@@ -18,7 +18,7 @@ fn a_worker_that_is_left_in_an_older_generation_is_told_to_stop() {
     for w in [A, B, C] {
         rig.status(w, 1, Phase::Running, here);
     }
-    // C is cut off: its fence is lost with its stream.
+    // C is disconnected: its fence is lost with its stream.
     rig.put(CoordinatorInput::StreamDown { from: C });
     rig.say(A, suspect(1, C));
     for w in [A, B] {
@@ -91,7 +91,7 @@ fn writes_that_fail_do_not_make_the_deadline_longer() {
             for w in [A, B] {
                 rig.answer(w, &all_at(state(1, 4)));
             }
-            rig.wait(300); // longer than the store is left alone
+            rig.wait(300); // longer than the coordinator waits before it uses the store again
         };
         rig.manual = true;
         for _ in 0..failures {
@@ -210,7 +210,7 @@ fn a_step_that_a_silent_worker_may_have_committed_is_waited_for() {
         step,
         norm: norm(1.0),
     };
-    // A has put in its norm, so B may have committed step 5.
+    // A has sent its norm, so B may have committed step 5.
     rig.say(
         A,
         Report::Inventory(Inventory {
@@ -276,7 +276,7 @@ fn a_run_goes_back_to_a_checkpoint_only_by_what_the_store_says_now() {
     rig.answer(A, &[(Unit(0), state(1, 4))]);
     rig.wait(400);
     assert_eq!(rig.store.highest, Generation(1));
-    // The workers had put a newer one meanwhile.
+    // Meanwhile the workers have put a newer one.
     rig.complete = vec![state(1, 2), state(1, 3)];
     rig.listing = Answer::Now;
     rig.wait(100);
@@ -379,7 +379,7 @@ fn commits_that_were_not_heard_of_are_asked_for_and_published_in_order() {
     rig.wait(50);
     answer(&mut rig, A, 4, 5..=5);
     assert_eq!(published(&rig), [1, 2, 3, 4, 5]);
-    // Nobody knows of steps 6 to 8: they are left out.
+    // No worker knows steps 6 to 8, so they are left out.
     for w in [A, B] {
         rig.status(w, 1, Phase::Running, state(1, 9));
     }
@@ -389,7 +389,7 @@ fn commits_that_were_not_heard_of_are_asked_for_and_published_in_order() {
     assert_eq!(published(&rig).last(), Some(&9));
 }
 
-/// Found by killing real workers: newcomers answered first, and the one that had run the steps was not asked.
+/// Found by killing real workers: new workers answered first, and the worker that had run the steps was not asked.
 #[test]
 fn a_commit_is_asked_of_everyone_that_may_know_it_before_it_is_left_out() {
     let decision = |step: u64| Decision {
@@ -487,7 +487,7 @@ fn a_coordinator_gives_a_run_up_only_while_the_record_is_its_own() {
     rig.status(A, 1, Phase::Running, state(1, 4));
     rig.say(A, suspect(1, B));
     rig.answer(A, &[(Unit(0), state(1, 4))]);
-    // Another coordinator has taken over a moment ago.
+    // Another coordinator has just taken over.
     rig.store.version += 1;
     rig.store.term += 1;
     rig.put(CoordinatorInput::ProcessEnded { worker: B });
@@ -621,12 +621,12 @@ fn a_generation_that_does_not_start_in_time_is_recovered_from() {
         rig.sent.iter().any(|(_, order)| is_fence(order))
     };
     rig.sent.clear();
-    // The time to launch, and that of a first step.
+    // The time for the launch, and for the first step.
     assert!(!loading(&mut rig, 2_500));
     assert!(loading(&mut rig, 1_500));
 }
 
-/// B holds what A does not, and has not answered; then the coordinator was paused for a minute.
+/// B holds units that A does not hold, and has not answered. Then the coordinator is paused for a minute.
 fn paused_while_b_is_waited_for() -> Rig {
     let mut rig = Rig::training(&[A, B]);
     rig.status(A, 1, Phase::Running, state(1, 4));
@@ -643,7 +643,7 @@ fn a_coordinator_that_was_paused_gives_holders_their_time_before_it_gives_the_ru
     assert_eq!(rig.finished, None, "B is connected and may answer");
 }
 
-/// As above, but something else comes before the clock's next tick.
+/// As above, but another input comes before the clock's next tick.
 #[test]
 fn whatever_comes_first_after_a_pause_of_the_coordinator_shows_the_pause() {
     let mut rig = paused_while_b_is_waited_for();
@@ -689,7 +689,7 @@ fn a_record_that_is_older_than_the_one_that_is_known_is_no_answer() {
     );
 }
 
-/// The deadline of the next plan's steps would have been hours.
+/// Otherwise the deadline for steps of the next plan would be hours.
 #[test]
 fn a_pause_of_the_coordinator_does_not_count_as_the_time_of_a_step() {
     let mut rig = Rig::training(&[A, B]);
@@ -708,7 +708,7 @@ fn a_pause_of_the_coordinator_does_not_count_as_the_time_of_a_step() {
     assert!(observed < 100.0, "{observed} ms");
 }
 
-/// Waits until the run is about to be given up; the write that confirms it is not answered.
+/// Waits until the coordinator is about to give up the run. The write that confirms it is not answered.
 fn write_that_gives_up(rig: &mut Rig) -> Record {
     rig.manual = true;
     for _ in 0..40 {
@@ -719,14 +719,14 @@ fn write_that_gives_up(rig: &mut Rig) -> Record {
         if record.waited_ms == rig.store.waited_ms {
             return record;
         }
-        // It is noted how long was waited.
+        // This write records how long the recovery has waited.
         rig.store = record.clone();
         rig.put(CoordinatorInput::Written { ok: true, record });
     }
     panic!("the run is not given up");
 }
 
-/// The store took a while to confirm that no other coordinator had taken over.
+/// Meanwhile the store confirmed only slowly that no other coordinator had taken over.
 #[test]
 fn a_run_is_not_given_up_where_a_holder_came_back_while_that_was_written() {
     let mut rig = Rig::training(&[A, B]);
@@ -747,7 +747,7 @@ fn a_run_is_not_given_up_where_a_holder_came_back_while_that_was_written() {
     assert!(rig.events.iter().any(resumed), "{:?}", rig.events);
 }
 
-/// The last checkpoint was completed meanwhile.
+/// The last checkpoint has become complete meanwhile.
 #[test]
 fn a_run_is_not_given_up_by_what_was_left_long_before_that_was_written() {
     let mut rig = Rig::training(&[A, B]);

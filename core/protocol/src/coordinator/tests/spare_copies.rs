@@ -1,11 +1,11 @@
-//! Who is made a keeper of spare copies.
+//! Which members become keepers of spare copies.
 
 use super::*;
 use crate::message::{Following, Keeping};
 use varuna_plan::SpareCopies;
 use varuna_plan::spare_copies::SpareCopyDecision;
 
-/// One pipeline: a segment for each of two workers.
+/// A planner that makes one pipeline with a segment for each of two workers.
 struct Deep;
 
 impl Planner for Deep {
@@ -28,7 +28,7 @@ impl Planner for Deep {
     }
 }
 
-/// The first plan's keepers, and what was said of them.
+/// The keepers of the first plan, and the event about spare copies.
 fn first_plan(
     wanted: SpareCopies,
     workers: (Keeping, Keeping),
@@ -41,7 +41,7 @@ fn first_plan(
     (rig.plan().keepers.clone(), said.collect())
 }
 
-/// Two workers of which the first plan was made.
+/// Two workers for which the first plan was made.
 fn planned(wanted: SpareCopies, (of_a, of_b): (Keeping, Keeping)) -> Rig {
     let config = CoordinatorConfig {
         spare_copies: wanted,
@@ -51,7 +51,7 @@ fn planned(wanted: SpareCopies, (of_a, of_b): (Keeping, Keeping)) -> Rig {
     let mut rig = Rig::with(config.clone(), Record::default());
     rig.machine = Coordinator::new(config, Box::new(Deep));
     rig.put(CoordinatorInput::Tick);
-    // Of an older build: it follows, and knows nothing of spare copies.
+    // A worker of an older build: it can follow, but does not know spare copies.
     let status = |keeping| Status {
         following: Following::Able,
         keeping,

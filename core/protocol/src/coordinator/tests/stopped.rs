@@ -1,4 +1,4 @@
-//! Runs that are stopped in order, and who takes them up again.
+//! Runs that are stopped in order, and coordinators that continue them.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn close(rig: &mut Rig, from: WorkerId) {
     rig.wait(10);
 }
 
-/// Another coordinator takes over what the store holds; its checkpoint is of step 4.
+/// Another coordinator takes over with the record in the store. There is a checkpoint of step 4.
 fn successor(record: Record, listing: Answer) -> Rig {
     let mut rig = Rig::with(config(), Record::default());
     rig.machine = Coordinator::new(config(), Box::new(Wide));
@@ -74,7 +74,7 @@ fn a_stop_that_cannot_be_noted_ends_all_the_same() {
     let mut rig = stopping();
     rig.answer(A, &[]);
     rig.answer(B, &[]);
-    rig.store.version += 1; // another writes
+    rig.store.version += 1; // another coordinator has written
     close(&mut rig, A);
     close(&mut rig, B);
     rig.wait(10);
@@ -105,7 +105,7 @@ fn nobody_is_waited_for_where_the_run_was_stopped_in_order() {
     assert!(matches!(plan.base, Base::Fixed { id, checkpoint: true, .. } if id == state(1, 4)));
     assert!(!rig.store.is_stopped(), "it goes on");
 
-    // A later generation was persisted since: its members are waited for.
+    // A later generation was persisted since, so the coordinator waits for its members.
     let went_on = Record {
         highest: Generation(2),
         ..stopped
@@ -115,8 +115,8 @@ fn nobody_is_waited_for_where_the_run_was_stopped_in_order() {
     assert_eq!(rig.plan().generation, Generation(1));
 }
 
-/// C comes to a run that was stopped in order while a changed plan was in force, so that no plan says what it began with, and of which no checkpoint
-/// was made.
+/// C joins a run that was stopped in order during a changed plan. So no plan names the state that the run began with, and there is no
+/// checkpoint.
 fn nothing_is_left(may_begin_anew: bool) -> Rig {
     let mut record = stopping().store;
     record.stopped = record.highest;
@@ -148,7 +148,7 @@ fn a_stopped_run_of_which_nothing_is_left_begins_anew_where_that_is_allowed() {
     let mut rig = nothing_is_left(false);
     rig.wait_with(C, 200);
     assert_eq!(rig.plan().generation, Generation(1));
-    // It may be allowed while others are still waited for.
+    // It may be allowed while the coordinator is still waiting for other workers.
     rig.put(CoordinatorInput::MayBeginAnew(true));
     rig.wait_with(C, 200);
     assert_eq!(rig.plan().base, seed);

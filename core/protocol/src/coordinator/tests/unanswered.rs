@@ -1,4 +1,4 @@
-//! Reads of the record that fail, and have no answer.
+//! Reads of the record that fail without an answer.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! A worker that alone cannot read its data is planned around; a store that is away for everybody leaves nobody out.
+//! If only one worker cannot read its data, the next plan is made without it. If the store is unavailable for all workers, no worker is
+//! left out.
 
 use super::*;
 
@@ -12,10 +13,10 @@ fn lacks_data(generation: Generation, about: WorkerId) -> Report {
     }
 }
 
-/// Everyone answers the fence with this state, and the plan that follows is begun.
+/// All workers answer the fence with this state, and the next plan starts.
 pub(super) fn resume(rig: &mut Rig, there: &[WorkerId], at: StateId) {
     let before = rig.plan();
-    // It is planned as soon as all members have answered.
+    // The plan is made as soon as all members have answered.
     let (members, others): (Vec<WorkerId>, Vec<WorkerId>) =
         there.iter().copied().partition(|w| before.has(*w));
     for worker in others.into_iter().chain(members) {
@@ -30,7 +31,7 @@ pub(super) fn resume(rig: &mut Rig, there: &[WorkerId], at: StateId) {
     }
 }
 
-/// These cannot read for the step that runs.
+/// These workers cannot read the data of the step that runs.
 fn cannot_read(rig: &mut Rig, lacking: &[WorkerId], there: &[WorkerId], at: StateId) {
     let generation = rig.plan().generation;
     for worker in lacking {
@@ -39,7 +40,7 @@ fn cannot_read(rig: &mut Rig, lacking: &[WorkerId], there: &[WorkerId], at: Stat
     resume(rig, there, at);
 }
 
-/// All three train, and have done four steps.
+/// Three workers train, and have done four steps.
 pub(super) fn three() -> (Rig, StateId) {
     let (mut rig, at) = (Rig::training(&ALL), state(1, 4));
     for worker in ALL {
@@ -64,7 +65,7 @@ fn a_worker_that_alone_cannot_read_its_data_is_left_out_for_a_while_and_then_tri
     assert!(reason.contains(because), "{reason}");
     let left_out = ALL.map(|worker| rig.left_out(worker).map(|left_out| left_out.reason));
     assert_eq!(left_out, [None, Some(LeftOutReason::NoData), None]);
-    // Another recovery, once its time has come.
+    // Another recovery, once it is allowed.
     rig.now = rig.now.after(Duration::from_secs(6));
     let generation = rig.plan().generation;
     rig.say(A, suspect(generation.0, C));
@@ -115,7 +116,7 @@ fn a_step_that_is_committed_absolves_those_who_could_not_read_before() {
     assert_eq!(rig.plan().members(), [A, C]);
 }
 
-/// What is heard first is who waits for the one that cannot read.
+/// The first report comes from a worker that waits for the one that cannot read.
 #[test]
 fn who_says_so_while_its_step_is_stopped_counts_and_who_is_stuck_does_not() {
     let (mut rig, at) = three();
@@ -138,7 +139,7 @@ fn nobody_can_say_of_another_that_its_data_cannot_be_read() {
     }
 }
 
-/// One worker alone does not hold the model.
+/// A planner for which one worker alone cannot hold the model.
 struct Two;
 
 impl Planner for Two {

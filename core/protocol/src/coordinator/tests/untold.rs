@@ -1,4 +1,4 @@
-//! Commits that were not told, where those who know them do not live long.
+//! Commits that were not reported, and whose witnesses end soon.
 
 use super::*;
 use varuna_plan::Decision;
@@ -27,7 +27,7 @@ fn published(rig: &Rig) -> Vec<u64> {
     rig.events.iter().filter_map(step).collect()
 }
 
-/// The worker answers what it was asked, in order: commits up to this one, and the fence. Then it ends.
+/// The worker answers its orders one after the other: it sends commits up to this one, and answers the fence. Then it ends.
 fn answers_and_ends(rig: &mut Rig, from: WorkerId, upto: u64) {
     let orders: Vec<Order> = rig
         .sent
@@ -59,7 +59,7 @@ fn commits_that_only_one_worker_knows_are_published_in_order_though_it_ends_as_s
             decision: decision(1),
         },
     );
-    // Steps 2 to 8 were committed while no coordinator was there. B is what is left of those who ran them.
+    // Steps 2 to 8 were committed while there was no coordinator. Of the workers that ran them only B is left.
     rig.status(B, 1, Phase::Running, state(1, 8));
     rig.say(B, suspect(1, A));
     answers_and_ends(&mut rig, B, 8);

@@ -1,9 +1,9 @@
-//! How long holders are waited for, and what damaged data does.
+//! How long the coordinator waits for holders, and what it does about damaged data.
 
 use super::*;
 use crate::member::MemberTiming;
 
-/// What A gets from B is damaged on its way, or in the memory of one of them.
+/// The state that A gets from B is damaged during the transfer, or in the memory of one of them.
 #[test]
 fn workers_between_which_data_is_damaged_are_named_and_planned_apart_for_a_while() {
     let mut rig = Rig::training(&[A, B]);
@@ -25,14 +25,14 @@ fn workers_between_which_data_is_damaged_are_named_and_planned_apart_for_a_while
     assert_eq!(rig.plan().members().len(), 1);
 }
 
-/// Holders are waited for far longer than workers take to find another coordinator.
+/// The coordinator waits for holders much longer than workers take to find another coordinator.
 fn patient() -> CoordinatorConfig {
     let mut config = config();
     config.timing.restore = Duration::from_secs(4);
     config
 }
 
-/// B alone has the second unit, and is gone; there is a checkpoint. A answers each of these coordinators.
+/// Only B has the second unit, and B is gone; there is a checkpoint. A answers each of these coordinators.
 fn waits_for_b(store: Record) -> Rig {
     let mut rig = Rig::with(patient(), store);
     rig.complete = vec![state(1, 3)];
@@ -40,7 +40,7 @@ fn waits_for_b(store: Record) -> Rig {
     rig
 }
 
-/// A coordinator is killed before its wait for holders ends, and so is each that follows it.
+/// A coordinator is killed before its wait for holders ends, and so is each later one.
 #[test]
 fn the_wait_for_holders_goes_on_where_an_earlier_coordinator_left_it() {
     let mut rig = Rig::training_with(patient(), &[A, B]);
@@ -63,7 +63,7 @@ fn the_wait_for_holders_goes_on_where_an_earlier_coordinator_left_it() {
     {
         assert!(coordinators < 20, "waited {} ms", rig.store.waited_ms);
         rig = waits_for_b(rig.store);
-        // Less than the wait, more than a take-over and what it takes workers to come back.
+        // Less than the wait, but more than a takeover takes and workers need to come back.
         waits(&mut rig, 1_500);
         coordinators += 1;
     }
@@ -118,7 +118,7 @@ fn a_run_that_may_begin_anew_waits_for_holders_as_long_as_one_that_would_end() {
     assert_eq!((rig.plan().base.clone(), rig.finished), (base, None));
 }
 
-/// Newcomers, which hold nothing, find a new coordinator of a run that A and B train. The store has these checkpoints.
+/// New workers, which hold nothing, find a new coordinator of a run that A and B train. The store has these checkpoints.
 fn found_by_newcomers(complete: &[StateId]) -> Rig {
     let store = Rig::training_with(patient(), &[A, B]).store;
     let mut rig = Rig::with(patient(), store);
@@ -129,7 +129,7 @@ fn found_by_newcomers(complete: &[StateId]) -> Rig {
     rig
 }
 
-/// Time passes in which the newcomers answer.
+/// Lets time pass, in which the new workers answer.
 fn newcomers_answer(rig: &mut Rig, time: Duration) {
     for _ in 0..time.as_millis() / 100 {
         for newcomer in [C, WorkerId(4)] {
@@ -139,13 +139,13 @@ fn newcomers_answer(rig: &mut Rig, time: Duration) {
     }
 }
 
-/// What a new coordinator waits for at least: members that come back, those that are away, and answers.
+/// The minimum time for which a new coordinator waits: for members that come back, for members that are away, and for answers.
 fn settled() -> Duration {
     let timing = Timing::model();
     timing.settle + timing.grace + timing.collect + Duration::from_millis(300)
 }
 
-/// The seed, and a checkpoint that is newer than what the plan in the record began with.
+/// Two lists of checkpoints: only the seed, and a checkpoint that is newer than the base of the plan in the record.
 const KNOWN: [&[StateId]; 2] = [
     &[StateId::INITIAL],
     &[
@@ -158,8 +158,8 @@ const KNOWN: [&[StateId]; 2] = [
     ],
 ];
 
-/// Those who train without a coordinator may take longer to find the next one than newcomers, and have come far: no later plan and no report say so,
-/// and a checkpoint says little.
+/// Workers that train without a coordinator may take longer to find the next one than new workers, and may have done many steps. No later
+/// plan and no report shows that, and a checkpoint shows little of it.
 #[test]
 fn a_new_coordinator_gives_up_no_steps_because_newcomers_hold_nothing() {
     for complete in KNOWN {
@@ -200,7 +200,7 @@ fn a_new_coordinator_waits_for_those_who_trained_no_longer_than_before_any_steps
     }
 }
 
-/// They have put a checkpoint of the last state that they have told of, as workers with notice do, and go.
+/// The members have put a checkpoint of the last state that they have reported, as workers with a notice do, and end.
 #[test]
 fn a_new_coordinator_that_has_heard_how_far_those_who_trained_are_does_not_wait_for_them() {
     let store = Rig::training_with(patient(), &[A, B]).store;
@@ -225,7 +225,7 @@ fn a_new_coordinator_that_has_heard_how_far_those_who_trained_are_does_not_wait_
     assert_eq!(rig.plan().base, base);
 }
 
-/// One of the two members came to the plan with nothing, and has not run a step of it: nobody has.
+/// One of the two members had nothing when the plan began, and has not run a step of it. So nobody has.
 #[test]
 fn a_member_that_answers_shows_that_nobody_is_far_ahead_also_where_it_holds_nothing() {
     let mut rig = found_by_newcomers(KNOWN[1]);
@@ -238,7 +238,7 @@ fn a_member_that_answers_shows_that_nobody_is_far_ahead_also_where_it_holds_noth
     }
 }
 
-/// A recovery was begun, and its coordinator died before any worker had heard of it: the run went on.
+/// A recovery was begun, and its coordinator died before any worker knew of it. The run continued.
 #[test]
 fn what_was_waited_in_a_recovery_that_came_to_nothing_does_not_count_in_the_next_one() {
     let mut before = Rig::training(&[A]).store;
@@ -253,7 +253,7 @@ fn what_was_waited_in_a_recovery_that_came_to_nothing_does_not_count_in_the_next
     assert_eq!(rig.store.waited_ms, 0);
 }
 
-/// Who has just come holds nothing, and shows nothing of what others hold that take longer to answer.
+/// A worker that has just joined holds nothing. Its answer says nothing about holders that take longer to answer.
 #[test]
 fn a_slow_holder_is_waited_for_where_only_newcomers_have_answered() {
     let mut rig = Rig::training_with(patient(), &[A, B]);
@@ -280,7 +280,7 @@ fn a_slow_holder_is_waited_for_where_only_newcomers_have_answered() {
     assert_eq!(rig.plan().base, base);
 }
 
-/// It is connected, and its engine does not end what it has in hand: its process ends within [`MemberTiming::engine`].
+/// The worker is connected, but its engine does not finish its work. Its process ends within [`MemberTiming::engine`].
 #[test]
 fn a_holder_that_is_connected_and_does_not_answer_is_waited_for_no_longer_than_stated() {
     let timing = Timing::model();
@@ -304,7 +304,7 @@ fn a_holder_that_is_connected_and_does_not_answer_is_waited_for_no_longer_than_s
     assert!(shipped.0 < shipped.1, "{shipped:?}");
 }
 
-/// The write of a recovery's plan fails and happens after all, later than the record is read back.
+/// The write of a recovery's plan fails but takes effect later, after the record was read back.
 #[test]
 fn a_plan_that_is_in_the_record_late_is_fenced_before_the_recovery_goes_on() {
     let mut rig = Rig::training_with(patient(), &[A, B]);
@@ -320,7 +320,7 @@ fn a_plan_that_is_in_the_record_late_is_fenced_before_the_recovery_goes_on() {
     let failed = |rig: &mut Rig, record: Record| rig.put(CoordinatorInput::Written { ok: false, record });
     failed(&mut rig, late.clone());
 
-    // It recovers again, and writes how long it has waited for who holds the other unit.
+    // The coordinator recovers again, and records how long it has waited for the holder of the other unit.
     let waits = |rig: &mut Rig| {
         for _ in 0..60 {
             rig.wait_with(A, 100);

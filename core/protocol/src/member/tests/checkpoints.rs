@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Prepares, decides and commits a step with the peer, which wants a checkpoint or not; what this member said of one, and put.
+/// Prepares, decides and commits a step with the peer, which requests a checkpoint or not. Returns whether this member requested one, and
+/// which units it put.
 pub(super) fn step(rig: &mut Rig, step: u64, peer_wants: bool) -> (bool, Vec<(Unit, Step)>) {
     let said = rig.member.checkpoints.is_wanted();
     rig.prepare(step);
@@ -20,13 +21,13 @@ fn one_members_request_makes_all_put_the_same_state_once() {
     let mut rig = Rig::running();
     rig.member.config.checkpoint_every = Some(u64::MAX);
     assert_eq!(step(&mut rig, 0, false), (false, vec![]));
-    // The order reached the peer only; here it comes late and asks for nothing new.
+    // The order reached only the peer. It reaches this member late and requests nothing new.
     let (said, put) = step(&mut rig, 1, true);
     assert!(!said);
     assert_eq!(put, [(Unit(0), Step(2))], "each holder writes its share");
     rig.order(Order::Save { after: Step(1) });
     assert_eq!(step(&mut rig, 2, false), (false, vec![]));
-    // The order reached this member only.
+    // The order reached only this member.
     rig.order(Order::Save { after: Step(3) });
     let (said, put) = step(&mut rig, 3, false);
     assert!(said && put == [(Unit(0), Step(4))], "{put:?}");

@@ -1,4 +1,4 @@
-//! Which states a member has digests made of.
+//! The states of which a member has digests computed.
 
 use super::checkpoints::step;
 use super::*;
@@ -70,7 +70,7 @@ fn the_step_does_not_wait_for_the_digests_and_they_are_told_as_they_come() {
     step(&mut rig, 1, false);
 }
 
-/// After the switch the plan is another one, and what is held may be freed.
+/// After the switch there is another plan, and units may be freed.
 #[test]
 fn the_state_that_a_switch_leads_to_is_compared_by_the_plan_that_led_there() {
     let mut rig = Rig::running();

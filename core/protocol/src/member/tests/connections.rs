@@ -1,10 +1,10 @@
-//! Whom a member connects to.
+//! The peers to which a member connects.
 
 use super::*;
 
 const FAR: WorkerId = WorkerId(5);
 
-/// Nine members with all state each: in a ring they are linked to two, in the tree to a few.
+/// Nine members with the whole state each. Each is linked to two of them in a ring, and to a few in the tree.
 fn nine(generation: u64, base: Base, sources: &[WorkerId]) -> Arc<Plan> {
     let members: Vec<WorkerId> = (1..=9).map(WorkerId).collect();
     let mut plan = Arc::unwrap_or_clone(plan(generation, base, &members, sources));

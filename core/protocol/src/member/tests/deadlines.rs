@@ -1,4 +1,4 @@
-//! When a hang is noticed, where the plan expected steps to be much longer or shorter than they are.
+//! When a hang is detected, if steps are much shorter or longer than the plan expected.
 
 use super::*;
 use crate::message::{Lack, MemoryShortage};
@@ -11,7 +11,7 @@ fn suspects(effects: &[MemberEffect]) -> bool {
         .any(|e| matches!(e, MemberEffect::Report(Report::Suspect { .. })))
 }
 
-/// Runs steps of generation 1, alone, under a plan of this deadline; each takes as long as `took` says.
+/// Runs steps of generation 1 alone, under a plan with this deadline. `took` has the duration of each step.
 fn after_steps(deadline: StepDeadline, took: &[Duration]) -> Rig {
     let mut rig = Rig::new();
     let mut alone = (*plan(1, fixed(StateId::INITIAL, None), &[ME], &[])).clone();
@@ -51,7 +51,7 @@ fn steps_that_take_longer_than_was_expected_have_time_once_some_were_committed()
     assert!(suspects(&rig.put(MemberInput::Tick)));
 }
 
-/// On a loaded machine the engine makes the initial state of a large unit for longer than a link may show nothing.
+/// On a busy machine the engine may take longer to make the initial state of a large unit than a link may be silent.
 #[test]
 fn nobody_is_suspected_while_the_engine_makes_the_initial_state() {
     let mut rig = Rig::new();
@@ -66,7 +66,7 @@ fn nobody_is_suspected_while_the_engine_makes_the_initial_state() {
     assert_eq!(rig.member.status().phase, Phase::Ready);
 }
 
-/// A store that queues, slows down or repeats requests shows nothing for seconds. Where a peer is waited for too, a link may be dead.
+/// A store that queues, throttles or retries requests may be silent for seconds. If the member also waits for a peer, the link may be dead.
 #[test]
 fn a_store_that_is_waited_for_alone_has_more_patience_than_a_link() {
     let old = StateId {

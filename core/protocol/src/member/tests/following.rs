@@ -1,4 +1,4 @@
-//! Following, on both sides: who is sent what and when, and what a newcomer takes.
+//! Following, on both sides: what a source sends and when, and what a new worker accepts.
 
 use super::*;
 use crate::message::Following;
@@ -7,7 +7,7 @@ use crate::message::PeerMessage::Follow;
 const NEWCOMER: WorkerId = WorkerId(3);
 const NEXT: Generation = Generation(2);
 
-/// The plan that a newcomer joins, and follows its sources for.
+/// The plan that a new worker joins. It follows its sources until then.
 fn next(sources: &[WorkerId]) -> Arc<Plan> {
     let base = Base::AtSwitch { from: Generation(1) };
     let mut plan = Arc::unwrap_or_clone(plan(2, base, &[ME, PEER, NEWCOMER], sources));
@@ -54,7 +54,7 @@ fn asks(effects: &[MemberEffect]) -> Vec<PeerMessage> {
 }
 
 impl Rig {
-    /// Trains step 0; a newcomer is connected in the next plan and asks to follow both units.
+    /// A member that trains step 0. A new worker is connected in the next plan and asks to follow both units.
     fn followed() -> Rig {
         let mut rig = Rig::running();
         rig.order(Order::Prepare(next(&[ME, PEER])));
@@ -67,7 +67,7 @@ impl Rig {
         rig
     }
 
-    /// Runs and commits the step; what was done when it was concluded, and when it was committed.
+    /// Runs and commits the step. Returns the effects when it was concluded, and when it was committed.
     fn step(&mut self, step: u64, armed: u64) -> (Vec<MemberEffect>, Vec<MemberEffect>) {
         self.prepare(step);
         let concluded = self.peer_norm(step, armed);
@@ -85,7 +85,7 @@ impl Rig {
         self.put(MemberInput::Forwarded { generation, to, unit });
     }
 
-    /// A newcomer that is connected with those who train, and what it has asked them.
+    /// A new worker that is connected to the members, and the messages that it has sent to them.
     fn newcomer() -> (Rig, Vec<PeerMessage>) {
         let base = Base::AtSwitch { from: Generation(1) };
         let mut plan = Arc::unwrap_or_clone(plan(2, base, &[ME, PEER], &[PEER]));
@@ -105,7 +105,7 @@ impl Rig {
         })
     }
 
-    /// Copies of both units at the state, taken over.
+    /// The worker stores copies of both units at the state.
     fn take_copies(&mut self, decision: Decision) {
         for unit in 0..2 {
             self.fetched(2, unit, decision.id, Some(decision));

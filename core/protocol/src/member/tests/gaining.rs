@@ -8,7 +8,7 @@ const MINE: Unit = Unit(1);
 const GAINED: Unit = Unit(0);
 const NEXT: Generation = Generation(2);
 
-/// One pipeline: the peer holds the unit that this worker will get.
+/// A plan with one pipeline, in which the peer holds the unit that this worker will get.
 fn halves() -> Arc<Plan> {
     let mut plan = Arc::unwrap_or_clone(plan(1, fixed(StateId::INITIAL, None), &[ME], &[]));
     let stage = |worker, start| Stage {
@@ -23,7 +23,7 @@ fn halves() -> Arc<Plan> {
     Arc::new(plan)
 }
 
-/// Both hold everything.
+/// A plan in which both hold everything.
 fn both() -> Arc<Plan> {
     let base = Base::AtSwitch { from: Generation(1) };
     let mut plan = Arc::unwrap_or_clone(plan(2, base, &[ME, PEER], &[]));
@@ -53,7 +53,7 @@ fn applied(effects: &[MemberEffect]) -> Vec<StateId> {
 }
 
 impl Rig {
-    /// Runs step 0 with half of the model, and is connected in the next plan; what it has asked there.
+    /// A member that runs step 0 with half of the model, and is connected in the next plan; and the messages that it has sent there.
     fn gaining() -> (Rig, Vec<PeerMessage>) {
         let mut rig = Rig::new();
         rig.order(Order::Prepare(halves()));
@@ -65,7 +65,7 @@ impl Rig {
         (rig, asks(&effects))
     }
 
-    /// Its own half of a step, and then the peer's; the decision.
+    /// Concludes a step with this member's part and then the peer's. Returns the decision.
     fn conclude(&mut self, step: u64, armed: u64) -> Decision {
         self.put(MemberInput::Prepared {
             generation: Generation(1),
@@ -97,7 +97,7 @@ impl Rig {
         })
     }
 
-    /// Has taken a copy of the state after step 0, and the gradient of step 1.
+    /// A member that has a copy of the state after step 0, and the gradient of step 1.
     fn caught_up() -> (Rig, Decision) {
         let (mut rig, _) = Rig::gaining();
         let (one, _) = rig.commit_step(0, 0);
@@ -163,7 +163,7 @@ fn the_gradient_of_the_step_that_switches_may_come_after_the_switch() {
 #[test]
 fn a_gradient_may_come_before_the_decision_is_known_here_and_its_state_can_be_resumed_from() {
     let (mut rig, two) = Rig::caught_up();
-    // The source has concluded step 2 as a member of the tree that hears of it first.
+    // The source has concluded step 2 as the member of the tree that learns of it first.
     let parts = [norm(1.0), norm(2.0)];
     let three = Decision::conclude(two.id, Generation(1), &parts, None);
     assert_eq!(applied(&rig.followed_gradient(NEXT, three)), [three.id]);

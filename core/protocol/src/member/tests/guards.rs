@@ -6,7 +6,7 @@ use varuna_plan::state::Chain;
 
 const STRANGER: WorkerId = WorkerId(3);
 
-/// A state that some other history reached.
+/// A state of another history.
 fn other_state(run_gen: u64, step: u64) -> StateId {
     StateId {
         run_gen: Generation(run_gen),
@@ -21,7 +21,7 @@ fn switch_from(generation: u64) -> Base {
     }
 }
 
-/// The decision of a step that was run by two units' gradients as in [`Rig::units`].
+/// The decision of a step with the gradients of two units as in [`Rig::units`].
 fn decide(parent: StateId, run_gen: u64) -> Decision {
     let parts: Vec<UnitNorm> = Rig::units().into_iter().map(|(_, n)| n).collect();
     Decision::conclude(parent, Generation(run_gen), &parts, None)
@@ -122,7 +122,10 @@ fn rolls_forward_by(decision: Decision) -> bool {
 #[test]
 fn a_gradient_is_applied_only_to_the_state_and_in_the_generation_that_it_belongs_to() {
     assert!(rolls_forward_by(decide(StateId::INITIAL, 1)));
-    assert!(!rolls_forward_by(decide(other_state(0, 0), 1)), "of another parent");
+    assert!(
+        !rolls_forward_by(decide(other_state(0, 0), 1)),
+        "of another parent"
+    );
     assert!(
         !rolls_forward_by(decide(StateId::INITIAL, 2)),
         "run once more without it"
@@ -197,7 +200,7 @@ fn state_that_is_being_overwritten_is_not_sent_to_peers() {
     rig.loading(base);
     let adopts = |unit, id| vec![MemberEffect::Adopt { unit: Unit(unit), id }];
     assert_eq!(rig.fetched(2, 0, base, None), adopts(0, base));
-    // Meanwhile it is to join a switch, whose state turns out to be the one that unit 0 had before.
+    // Meanwhile it has to join a switch to a plan whose base is the state that unit 0 had before.
     let joined = plan(4, switch_from(3), &[ME, PEER], &[ME, PEER]);
     assert!(accepts(&rig.order(Order::Prepare(joined))));
     rig.connect(4, PEER);
@@ -271,7 +274,7 @@ fn a_plan_that_finds_the_engine_busy_is_entered_when_it_has_stopped() {
     assert_eq!(rig.member.generation(), Generation(2));
 }
 
-/// Asks of a worker that is to load from these sources, after so many of them sent damaged states.
+/// The requests and reports of a worker that has to load from these sources, after this many of them have sent damaged states.
 fn asks_after_damage(sources: &[WorkerId], damaged: usize) -> (Vec<WorkerId>, Vec<Report>) {
     let mut rig = Rig::new();
     let id = StateId {

@@ -9,7 +9,7 @@ use crate::message::{Following, Keeping, Prepared};
 const MINE: Unit = Unit(1);
 const KEPT: Unit = Unit(0);
 
-/// One pipeline: the peer holds unit 0 and keeps unit 1, this worker the other way round.
+/// A plan with one pipeline: the peer holds unit 0 and keeps unit 1; this worker holds unit 1 and keeps unit 0.
 fn kept_plan(generation: u64, base: Base) -> Arc<Plan> {
     let mut plan = Arc::unwrap_or_clone(plan(generation, base, &[ME], &[ME, PEER]));
     let stage = |worker, start| Stage {
@@ -58,7 +58,7 @@ fn is_kept(effects: &[MemberEffect]) -> bool {
 }
 
 impl Rig {
-    /// Runs step 0 of generation 1; what was done at Go.
+    /// A member that runs step 0 of generation 1, and the effects of Go.
     fn keeping() -> (Rig, Vec<MemberEffect>) {
         let mut rig = Rig::new();
         rig.order(Order::Prepare(kept_plan(1, fixed(StateId::INITIAL, None))));
@@ -102,7 +102,7 @@ impl Rig {
         (decision, self.put(MemberInput::Applied { id: decision.id }))
     }
 
-    /// The copy has followed step 1, and step 2 runs; the state that it begins with.
+    /// A member whose copy has followed step 1, while step 2 runs; and the state with which step 2 begins.
     fn in_step() -> (Rig, StateId) {
         let (mut rig, _) = Rig::keeping();
         rig.ran(0);
@@ -147,7 +147,7 @@ fn a_step_is_committed_only_once_its_gradient_is_with_the_keeper() {
     assert_eq!(brought_up(&committed), Some(three.id));
 }
 
-/// What the coordinator is told with these effects, once for each time that it is told anything.
+/// The values of `keeping` in the reports to the coordinator among these effects.
 fn told(effects: &[MemberEffect]) -> Vec<Keeping> {
     let keeping = |e: &MemberEffect| match e {
         MemberEffect::Report(Report::Status(status)) => Some(status.keeping),
@@ -237,7 +237,7 @@ fn a_copy_that_was_lost_is_asked_for_whatever_its_holder_still_sends() {
     rig.commit(&late);
     let given_up = rig.member.current.as_ref().unwrap().kept.given_up();
     let mut asked = vec![];
-    // The late gradient, and then one after the other: its holder knows of nothing.
+    // First a late gradient, and then one after the other: the holder does not know that the copy was given up.
     for step in 2..20 {
         rig.spare_gradient(1, step);
         rig.now = rig.now.after(Duration::from_millis(300));
@@ -251,14 +251,14 @@ fn a_copy_that_was_lost_is_asked_for_whatever_its_holder_still_sends() {
 #[test]
 fn a_step_that_takes_longer_than_gradients_are_waited_for_costs_no_copy() {
     let (mut rig, two) = Rig::in_step();
-    // Longer than `spare_wait`, within the deadline.
+    // Longer than `spare_wait`, but within the deadline.
     for _ in 0..4 {
         rig.now = rig.now.after(Duration::from_millis(200));
         assert_eq!(follows(&rig.put(MemberInput::Tick)), []);
         assert_eq!(rig.member.spare_units_in_step(), [KEPT]);
     }
     rig.ran(2);
-    // The holder's stage ends its step later, by a part of what a step takes.
+    // The holder's stage ends its step later, by a part of the time of a step.
     rig.now = rig.now.after(Duration::from_millis(700));
     rig.put(MemberInput::Tick);
     assert_eq!(rig.member.spare_units_in_step(), [KEPT]);
@@ -429,7 +429,7 @@ fn what_is_done_to_a_spare_copy_says_nothing_of_how_long_a_step_takes() {
     let mut deadline = Duration::ZERO;
     for step in 2..9 {
         if step > 2 {
-            // What was applied at the commit is done late in the next step, on a busy machine.
+            // On a busy machine, the gradient that is applied at the commit is finished late in the next step.
             rig.now = rig.now.after(most);
             rig.loaded(KEPT.0, at);
         }

@@ -1,4 +1,4 @@
-//! More steps than the job's text says.
+//! A run that gets more steps than its job's text says.
 
 use super::*;
 

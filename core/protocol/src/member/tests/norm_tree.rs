@@ -1,4 +1,4 @@
-//! A member in the middle of the tree along which norms are gathered.
+//! A member in the middle of the tree in which norms are gathered.
 
 use super::*;
 use crate::message::Conclusion;
@@ -7,7 +7,7 @@ const ROOT: WorkerId = WorkerId(0);
 const SIBLING: WorkerId = PEER;
 const CHILD: WorkerId = WorkerId(3);
 
-/// Running step 0 of generation 1 with four members: this one has a parent and a child.
+/// A member that runs step 0 of generation 1 with four members. It has a parent and a child in the tree.
 fn in_the_middle() -> Rig {
     let mut rig = Rig::new();
     let mut plan = Arc::unwrap_or_clone(plan(
@@ -78,7 +78,8 @@ fn norms_go_up_once_all_of_the_subtree_has_run_the_step() {
             child(&mut rig)
         };
         let (to, norms) = passed_on(&effects).unwrap();
-        // The root is first holder of all units: the child says more than it could, so that one sees it is passed on.
+        // The root is the first holder of all units. The child sends more norms than it could have, so that the test sees that they are
+        // passed on.
         assert_eq!((to, norms), (ROOT, norms_of(part(1), 0)));
         assert!(put_in(&rig));
         assert_eq!(apply(&effects), None, "only the root decides");

@@ -1,4 +1,4 @@
-//! Schedules that an outside review found: state that was copied to death, or became the base of the wrong plan.
+//! Schedules that an external review found: too many copies of state, and state that became the base of the wrong plan.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn serves(effects: &[MemberEffect]) -> usize {
     effects.iter().filter(serve).count()
 }
 
-/// Each of the members holds the whole model; the sources can give all of it.
+/// A plan in which each member holds the whole model, and the sources can send all of it.
 fn wide_plan(generation: u64, base: Base, layout: Layout, members: &[WorkerId]) -> Arc<Plan> {
     let mut plan = Plan::clone(&plan(generation, base, members, &[ME]));
     plan.layout = layout;
@@ -18,8 +18,8 @@ fn wide_plan(generation: u64, base: Base, layout: Layout, members: &[WorkerId]) 
     Arc::new(plan)
 }
 
-/// What the only holder of 26 units does at the switch to a plan with fifteen more workers, which have asked for all of them,
-/// and when one of them asks again while the first copies are on their way.
+/// The effects of the only holder of 26 units when it switches to a plan with fifteen more workers, which have requested all units; and its
+/// effects when one of them requests again while the first copies are being sent.
 fn growth() -> (Rig, Vec<MemberEffect>, Vec<MemberEffect>) {
     let layout = Layout::new(26, false);
     let everyone: Vec<WorkerId> = (1..=16).map(WorkerId).collect();
@@ -143,7 +143,7 @@ fn a_shard_that_an_earlier_plan_asked_for_does_not_become_the_base_of_a_switch()
         peer: PEER,
     });
     assert!(!rig.member.status().based);
-    // The slow read ends now, whatever number it is given.
+    // The slow read ends now, under any number.
     rig.put(MemberInput::Fetched {
         generation,
         from: ME,

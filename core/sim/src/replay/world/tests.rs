@@ -6,7 +6,7 @@ use varuna_plan::cost::{Costs, Device};
 use varuna_plan::layout::SHARDED_RANGES;
 use varuna_plan::{Constraints, PlanRequest, Recompute, ScheduleKind, ScheduleSpec, WorkerInfo};
 
-/// A model of six segments whose step on two workers takes about a second.
+/// A planner for a model of six segments, with a step of about a second on two workers.
 fn planner(most: u32) -> CostPlanner {
     let sizes = Transformer {
         layers: 6,
@@ -81,7 +81,7 @@ fn sums_up(report: &Report) {
 
 #[test]
 fn state_takes_as_many_bytes_as_the_planner_counts_with_unless_the_parts_name_another_number() {
-    // By the growth.
+    // Bytes that were moved by the growth.
     let moved = |bytes: Option<f64>| {
         let mut setup = setup();
         setup.parts.state_bytes_per_parameter = bytes;
@@ -104,7 +104,7 @@ fn a_loss_and_a_growth_cost_what_their_parts_cost() {
         report.reconfigurations
     );
     assert!(report.reconfigurations.iter().all(|r| r.ran));
-    // detect, plan, connect; some latencies beside
+    // detect, plan, connect, and some latencies
     let pause = report.reconfigurations[1].pause_ms - report.reconfigurations[1].moved_bytes / 0.9e6;
     assert!((174.0..280.0).contains(&pause), "{pause}");
     let growth = &report.reconfigurations[2];
@@ -152,7 +152,7 @@ fn the_same_trace_gives_the_same_bytes() {
     assert_eq!(of(), of());
 }
 
-/// After a change that is meant, put what the test prints into the file.
+/// After an intended change, put the output of the test into the file.
 #[test]
 fn a_small_trace_reads_like_this() {
     let found = crate::replay::text(&replay(&trace(CALM), &setup()).unwrap());
@@ -163,7 +163,7 @@ fn a_small_trace_reads_like_this() {
 fn a_notice_that_is_long_enough_saves_the_step_in_hand_and_is_never_worse_when_longer() {
     let of = |notice_s| replay(&trace(CALM), &Setup { notice_s, ..setup() }).unwrap();
     let mut before = 0.0;
-    // The node stands idle for the last second or two of it, with two of four nodes 0.2 % of this trace.
+    // The node is idle for the last one or two seconds of the notice. With two of four nodes this is 0.2 % of the trace.
     for notice_s in [0.0, 0.5, 5.0, 15.0, 30.0, 60.0, 119.0] {
         let report = of(notice_s);
         sums_up(&report);
@@ -224,17 +224,17 @@ fn a_trace_that_never_has_enough_nodes_is_refused() {
     assert_eq!(why, ReplayError::NoPlan(1));
 }
 
-/// Eight nodes for a minute.
+/// Eight nodes for one minute.
 const EIGHT: &str = "0,add,a\n0,add,b\n0,add,c\n0,add,d\n0,add,e\n0,add,f\n0,add,g\n0,add,h\n60,remove,h\n";
 
-/// The planner where workers have so much memory, MiB.
+/// A planner for workers with this much memory, in MiB.
 fn limited(mib: u64) -> CostPlanner {
     let mut planner = planner(64);
     planner.constraints.device_memory_bytes = Some(mib << 20);
     planner
 }
 
-/// Whether the planner has a plan for eight workers with so much memory.
+/// Whether the planner finds a plan for eight workers with this much memory.
 fn is_planned(layout: Layout, mib: u64) -> bool {
     let worker = |id: u64| WorkerInfo::nominal(WorkerId(id), format!("node{id}"));
     let workers = (1..=8).map(worker).collect();
@@ -242,7 +242,7 @@ fn is_planned(layout: Layout, mib: u64) -> bool {
     limited(mib).explain(&request).is_ok()
 }
 
-/// The least memory with which there is one, MiB.
+/// The least memory, in MiB, for which there is a plan.
 fn least_memory(layout: Layout) -> u64 {
     let (mut too_little, mut enough) = (0, 1 << 14);
     while too_little + 1 < enough {

@@ -184,7 +184,7 @@ proptest! {
             let most: Vec<u32> = (0..specs.len()).map(|s| stash_max(specs[s].kind, specs.len(), s, n)).collect();
             prop_assert_eq!(check::check(&specs, &lists(&specs, n), n, &most), Ok(()));
         }
-        // Asked again it stays; without one of its workers it is a sound plan again.
+        // Planned again, the plan stays the same. Without one of its workers it is still a valid plan.
         let again = asked.clone().after(shape.clone());
         prop_assert_eq!(with.plan(&again), Ok(shape));
         let mut fewer = again;

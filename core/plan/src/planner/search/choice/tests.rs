@@ -1,4 +1,4 @@
-//! Among candidates that the search found, with the times that a test gives them.
+//! The choice among candidates of the search, with step times that the test sets.
 
 use super::*;
 use crate::cost::{Costs, Device};
@@ -56,7 +56,7 @@ fn depths(candidate: &Candidate) -> Vec<usize> {
     candidate.pipelines().iter().map(|p| p.stages.len()).collect()
 }
 
-/// What the search finds for pipelines of these depths, all alike, with these steps in milliseconds, and nothing else.
+/// The result of a search that finds only equal pipelines with these depths and step times in milliseconds.
 fn found<'w>(
     problem: &Problem,
     workers: &'w [WorkerInfo],
@@ -88,7 +88,7 @@ fn found<'w>(
     all
 }
 
-/// The depths that are chosen, however the candidates are listed.
+/// The depth that is chosen, in any order of the candidates.
 fn chosen(problem: &Problem, wanted: [(&[usize], f64); 2]) -> Vec<usize> {
     let workers = &problem.request.workers;
     let of = |wanted: &[(&[usize], f64)]| {
@@ -122,7 +122,7 @@ fn of_plans_that_are_as_fast_the_one_that_moves_less_state_is_taken() {
     for (held, other) in [([2, 2].as_slice(), [1; 4].as_slice()), (&[1; 4], &[2, 2])] {
         let request = first.clone().after(shape(held));
         let problem = problem(&costs, &constraints, &request);
-        // Whoever holds everything moves nothing, whatever comes: there speed decides.
+        // If every worker holds everything, no plan moves state, and the faster plan is chosen.
         let expected = if held.len() == 4 { other } else { held };
         assert_eq!(chosen(&problem, [(held, 100.0), (other, 99.5)]), expected);
     }
