@@ -1,4 +1,4 @@
-//! `varuna plan calibrate`: a profile that is wrong by a factor is put right by the runs that show it.
+//! `varuna plan calibrate`: runs that show that a profile is wrong by a factor correct it.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -20,7 +20,7 @@ spec:
   elasticity: {maxWorkers: 8}
 ";
 
-/// What the command prints as JSON.
+/// The JSON output of the command.
 fn json_of(arguments: &[&Path]) -> Value {
     let mut command = Command::new(env!("CARGO_BIN_EXE_varuna"));
     let output = command.args(arguments).arg("--json").output().unwrap();

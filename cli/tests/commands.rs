@@ -1,4 +1,4 @@
-//! What the command says and how it exits when what it is given cannot be used, and what it leaves behind when it ends.
+//! Error messages and exit codes of commands with invalid arguments or files, and the files that commands leave when they end.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -15,7 +15,7 @@ use varuna_model::presets;
 use varuna_plan::profile::Profile;
 use varuna_plan::{Costs, Device};
 
-/// Far longer than anything here takes; a test that waits so long has failed.
+/// Timeout of all waits, far longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const JOB: &str = "
@@ -51,14 +51,14 @@ impl Place {
         self.path("data")
     }
 
-    /// Writes the job with a change.
+    /// Writes the job with a change. Returns its path.
     fn job(&self, name: &str, change: impl FnOnce(String) -> String) -> String {
         let path = self.path(name);
         std::fs::write(&path, change(JOB.replace("DATA", &self.data()))).unwrap();
         path
     }
 
-    /// A worker program that is a shell script.
+    /// Writes a worker program that is a shell script. Returns its path.
     fn worker(&self, script: &str) -> String {
         let path = self.path("worker.sh");
         std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -80,7 +80,7 @@ impl Place {
         self.command(arguments).output().unwrap()
     }
 
-    /// The command must fail with this code, and say these things.
+    /// Runs a command that must fail with this exit code, and with these parts in its message.
     fn refuses(&self, arguments: &[&str], code: i32, parts: &[&str]) {
         let output = self.varuna(arguments);
         let said = said(&output);
@@ -90,12 +90,12 @@ impl Place {
         }
     }
 
-    /// A run whose workers write their process ids into `pids` and then wait for ever.
+    /// Starts a run whose workers write their process ids into `pids` and then wait for ever.
     fn idle_run(&self, workers: usize) -> Child {
         self.idle_run_with(workers, |_| {})
     }
 
-    /// The same, started by another command.
+    /// The same, with a change of the command.
     fn idle_run_with(&self, workers: usize, change: impl FnOnce(&mut Command)) -> Child {
         let pids = self.path("pids");
         let worker = self.worker(&format!("echo $$ >> {pids}; exec sleep 1000"));
@@ -138,7 +138,7 @@ fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 fn lives(pid: i32) -> bool {
-    // A killed process that nobody has waited for yet is a zombie: it does nothing any more.
+    // A killed process remains as a zombie until its parent waits for it.
     let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = status.rsplit_once(')').map_or("", |(_, rest)| rest.trim_start());
     !state.is_empty() && !state.starts_with('Z')
@@ -247,7 +247,7 @@ fn tokens_of_a_dataset_are_shown_and_an_empty_set_of_a_split_is_said() {
         2,
         &["first token: 8", "below 8"],
     );
-    // Two documents cannot fill three sets.
+    // Two documents are too few for three sets.
     let split = place.varuna(&[&build[..], &["--split", "1,1,1", "--overwrite"]].concat());
     assert!(
         split.status.success() && said(&split).contains("has no tokens"),
@@ -274,7 +274,7 @@ fn a_pipe_that_nobody_reads_any_more_is_no_error() {
     }
 }
 
-/// A file that takes nothing, as on a full disk.
+/// A file that accepts no data, as on a full disk.
 fn full() -> File {
     File::options().write(true).open("/dev/full").unwrap()
 }
@@ -494,7 +494,7 @@ fn a_plan_is_printed_with_its_schedule() {
 #[test]
 fn workers_that_all_fail_before_the_first_step_end_the_run_with_their_words() {
     let place = Place::new();
-    // Libraries may print anything.
+    // Libraries may print arbitrary bytes.
     let worker = place.worker("printf '\\377\\n' >&2; echo the device is on fire >&2; exit 7");
     let run_dir = place.path("run");
     let run = [
@@ -566,7 +566,7 @@ fn a_worker_that_fails_is_started_again_as_often_as_asked() {
     let count = |what: &str| told.lines().filter(|line| line.contains(what)).count();
     assert_eq!(count("has ended: "), 2, "{told}");
     assert_eq!(count("; another one is started in 1 s"), 1, "{told}");
-    // Workers of one machine find each other there, wherever the coordinator listens.
+    // Workers on one machine connect to each other locally, whatever address the coordinator listens on.
     let log = std::fs::read_to_string(Path::new(&run_dir).join("workers/w0.log")).unwrap();
     assert!(
         log.contains("--bind 127.0.0.1:0") || log.contains("--bind [::1]:0"),
@@ -610,7 +610,7 @@ fn a_running_run_is_scaled_and_looked_at_from_outside() {
     let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
     assert_eq!((&status["job"], &status["lastStep"]), (&"tiny".into(), &5.into()));
     let pids = place.pids();
-    // Notice to the two newest; these workers take it as the end.
+    // The two newest workers get a notice, and these workers end at once.
     assert_eq!(place.varuna(&["scale", &folder, "1"]).status.code(), Some(0));
     wait_for("the newest workers' end", || {
         pids.iter().filter(|pid| lives(**pid)).count() == 1
@@ -641,7 +641,7 @@ fn a_status_that_no_coordinator_gives_is_marked_unless_the_run_has_ended() {
     let status: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(status["job"], "tiny");
 
-    // What a run that has ended left behind is its status.
+    // For a run that has ended, the last status is the right one.
     let place = Place::new();
     let mut run = place.idle_run(1);
     signal(&run, Signal::SIGTERM);
@@ -651,7 +651,7 @@ fn a_status_that_no_coordinator_gives_is_marked_unless_the_run_has_ended() {
     assert!(String::from_utf8_lossy(&last.stdout).starts_with("tiny:"));
 }
 
-/// Ctrl-C after another request ends a run at once.
+/// Sends SIGINT after another request to end. The run must end at once.
 fn signal_again(run: &mut Child) {
     let start = Instant::now();
     while run.try_wait().unwrap().is_none() {
@@ -664,7 +664,7 @@ fn signal_again(run: &mut Child) {
 #[test]
 fn each_worker_is_shown_one_gpu_of_those_that_the_user_leaves_unless_it_computes_on_the_processor() {
     let place = Place::new();
-    // A worker that has ended before the first step ends the run, once all have.
+    // If workers end before the first step, the run ends once all of them have ended.
     let worker = place.worker("echo \"$CUDA_VISIBLE_DEVICES\"; exit 1");
     let shown = |device: &str| {
         let job = place.job("gpus.yaml", |t| format!("{t}  workers: {{device: {device}}}\n"));

@@ -1,4 +1,4 @@
-//! What `varuna data build` says beside the dataset.
+//! The messages of `varuna data build`.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Builds in a folder; returns the exit code and what was said beside the output.
+/// Builds a dataset in a folder. Returns the exit code and the text on standard error.
 fn built(folder: &Path, output: &str, more: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_varuna"))
         .args([

@@ -1,4 +1,5 @@
-//! `varuna checkpoint import` and `export`: what comes in goes out again, in other formats and files, with the tokenizer that came with it.
+//! `varuna checkpoint import` and `export`: an imported model can be exported again, in other formats and files, and with its own
+//! tokenizer.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -25,7 +26,7 @@ fn model() -> Transformer {
     }
 }
 
-/// One whose positions are not learned.
+/// A model whose positions are not learned.
 fn rotary() -> Transformer {
     Transformer {
         layers: 2,
@@ -42,7 +43,7 @@ fn rotary() -> Transformer {
     }
 }
 
-/// A unit whose elements count upwards; numbers below 256 are whole in 16 bits.
+/// A unit whose elements count upwards. Numbers below 256 are exact in 16 bits.
 fn shard(model: &Transformer, unit: Unit) -> Shard {
     let mut data = Vec::new();
     let mut tensors = Vec::new();
@@ -67,7 +68,7 @@ fn shard(model: &Transformer, unit: Unit) -> Shard {
     }
 }
 
-/// A published folder, whose tokenizer is one that nobody knows here.
+/// A published folder with an unknown tokenizer.
 fn published(folder: &Path, model: &Transformer) -> Vec<u8> {
     let shards: Vec<(Unit, Shard)> = model.layout().all_units().map(|u| (u, shard(model, u))).collect();
     let tensors = huggingface::export(model, &shards).unwrap();
@@ -88,7 +89,7 @@ fn output(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// What a command that succeeds prints, and what it says beside that.
+/// The standard output and the standard error of a command, which must succeed.
 fn succeeded(output: Output) -> (String, String) {
     let [printed, said] =
         [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
@@ -96,7 +97,7 @@ fn succeeded(output: Output) -> (String, String) {
     (printed, said)
 }
 
-/// What it says beside its output.
+/// The standard error of a command, which must succeed.
 fn varuna(arguments: &[&str]) -> String {
     succeeded(output(arguments)).1
 }
@@ -170,7 +171,7 @@ fn what_was_imported_is_exported_with_its_tokenizer_in_any_format_and_number_of_
     }
 }
 
-/// A job beside `base` that began with it, and has saved a checkpoint of its own since: the same parameters, trained on samples of eight tokens.
+/// A job that began with the job `base`, and has saved a checkpoint of its own: the same parameters, trained on samples of eight tokens.
 fn trained_on(store: &Path, base: &str, job: &str) {
     let (from, to) = (store.join(base), store.join(job));
     let all = names(&from);
@@ -187,7 +188,7 @@ fn trained_on(store: &Path, base: &str, job: &str) {
     write_origin(store, base, job, &manifest["state"]);
 }
 
-/// The store into which the job `base` was imported from a folder of its own.
+/// The store into which the job `base` was imported from a folder.
 fn import_rotary(path: &impl Fn(&str) -> String) -> PathBuf {
     published(Path::new(&path("in")), &rotary());
     let (store, from) = (path("store"), path("in"));
@@ -195,7 +196,7 @@ fn import_rotary(path: &impl Fn(&str) -> String) -> PathBuf {
     PathBuf::from(store)
 }
 
-/// As a run of the job writes it.
+/// Writes `origin.json` like a run of the job.
 fn write_origin(uri: &Path, base: &str, job: &str, state: &Value) {
     let origin = json!({ "uri": uri, "job": base, "weightsOnly": true, "state": state });
     let path = uri.join(job).join("origin.json");
@@ -218,7 +219,7 @@ fn a_job_that_began_with_an_import_is_exported_with_its_tokenizer_its_end_and_it
         let said = |field: &str| config[field].as_u64().unwrap();
         assert_eq!(said("eos_token_id"), 3, "{config}");
         assert_eq!(json_of(out.join("generation_config.json"))["eos_token_id"], 3);
-        // It was trained on samples of 8, and reads those of 16 as before.
+        // The job was trained on samples of 8 tokens, and still reads samples of 16.
         assert_eq!(said("max_position_embeddings"), 16, "{config}");
     }
 }
@@ -289,7 +290,7 @@ fn an_export_whose_tokenizer_cannot_be_found_says_so_and_makes_up_no_end() {
         }
         said
     };
-    // A job that is said to have begun with itself.
+    // A job whose origin is itself.
     let state = json_of(store.join("tuned/origin.json"))["state"].clone();
     write_origin(&store, "tuned", "tuned", &state);
     let said = export("loop");
@@ -309,7 +310,7 @@ fn an_export_whose_tokenizer_cannot_be_found_says_so_and_makes_up_no_end() {
     }
 }
 
-/// Models of every family: with sizes of no preset, and with features that a job can name.
+/// Models of every family, with sizes that no preset has, and with features that a job can set.
 fn of_all_families() -> Vec<Transformer> {
     let sized = |like: &Transformer| Transformer {
         layers: 2,
@@ -373,7 +374,7 @@ fn import(temp: &TempDir, folder: &str, job: &str) -> Output {
     ])
 }
 
-/// Imports the model as job `j`; returns the folder of its checkpoint, and what was printed.
+/// Imports the model as job `j`. Returns the folder of its checkpoint, and the output.
 fn imported(temp: &TempDir, model: &Transformer) -> (PathBuf, String) {
     published(&temp.path().join("in"), model);
     let (printed, _) = succeeded(import(temp, "in", "j"));
@@ -404,7 +405,7 @@ fn an_import_prints_what_a_job_file_has_to_say_to_go_on_from_it() {
         };
         assert_eq!(facts.model, manifest.facts.model, "{printed}");
         manifest.suits(&facts, job.model.layout()).unwrap();
-        // Learned positions are as many as they are.
+        // The number of learned positions cannot be changed.
         let longer = printed.contains("(sequenceLength may be another one)");
         assert_eq!(
             longer,
@@ -431,7 +432,7 @@ fn an_import_says_that_no_job_can_have_its_model_where_none_can() {
     assert!(!printed.contains("spec:"), "{printed}");
 }
 
-/// The files of a folder.
+/// The files of a folder, with their content.
 fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let read = |name: String| {
         let content = std::fs::read(folder.join(&name)).unwrap();
@@ -440,7 +441,7 @@ fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
     names(folder).into_iter().map(read).collect()
 }
 
-/// Checks that a checkpoint is, byte for byte, that of files whose bytes are these, one after the other.
+/// Checks that the files of a checkpoint, joined, have exactly these bytes.
 fn check_checkpoint(checkpoint: &Path, files: &[u8]) {
     let digest = Sha256::digest(files);
     let chain = u64::from_be_bytes(digest[..8].try_into().unwrap());

@@ -1,5 +1,5 @@
-//! Four plans as people read them. A change of the planner, of its model or of its words shows here, and in the review, as what it
-//! does to a plan. `VARUNA_WRITE_GOLDEN=1` writes the files anew.
+//! The text output of several plans. A change of the planner, of its cost model or of its texts changes these files, so a review shows the
+//! effect on plans. `VARUNA_WRITE_GOLDEN=1` writes the files again.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,7 +16,7 @@ spec:
   elasticity: {maxWorkers: 64}
 ";
 
-/// What a plan is asked for with, and what is said.
+/// The arguments of a plan, and its text.
 struct Case {
     name: &'static str,
     model: &'static str,
@@ -26,7 +26,7 @@ struct Case {
 }
 
 const CASES: [Case; 4] = [
-    // A number that no grid fits: pipelines of different depths.
+    // No grid fits this number of workers, so pipelines have different depths.
     Case {
         name: "h100-37",
         model: "{preset: gpt2-xl}",
@@ -34,7 +34,7 @@ const CASES: [Case; 4] = [
         pipeline: "minDepth: 5",
         arguments: &["-n", "37", "--device", "h100-80g"],
     },
-    // More state than a device holds, and neighbours on one node where that can be.
+    // The state is larger than a device's memory, and neighbours are on one node where possible.
     Case {
         name: "a100-nodes-3x4",
         model: "{layers: 32, hiddenSize: 4096, heads: 32, sequenceLength: 1024, vocabularySize: 50304}",
@@ -42,7 +42,7 @@ const CASES: [Case; 4] = [
         pipeline: "minDepth: 5",
         arguments: &["--nodes", "3x4", "--device", "a100-40g"],
     },
-    // A profile that was measured, and links that were.
+    // A measured profile and measured links.
     Case {
         name: "v100-profile-11",
         model: "{layers: 48, hiddenSize: 1600, heads: 16, sequenceLength: 1024, vocabularySize: 50304}",
@@ -50,7 +50,7 @@ const CASES: [Case; 4] = [
         pipeline: "minDepth: 5",
         arguments: &["-n", "11", "--profile", "PROFILE", "--links", "LINKS"],
     },
-    // Few micro-batches for deep pipelines: workers have several stages each.
+    // Deep pipelines with few micro-batches: workers have several stages each.
     Case {
         name: "h100-8-interleaved",
         model: "{preset: gpt2-xl}",

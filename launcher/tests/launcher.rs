@@ -1,4 +1,4 @@
-//! The program with real processes: shells in the place of workers.
+//! The launcher with real processes: shell scripts instead of workers.
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
@@ -28,13 +28,13 @@ fn launcher(arguments: &[&str], script: &str) -> Command {
     command
 }
 
-/// A launcher in a process group of its own: with this ends all that it has started, also where a test fails.
+/// A launcher in its own process group. Dropping this kills all processes of the group, also after a failed test.
 struct Launched(Child);
 
 impl Drop for Launched {
     fn drop(&mut self) {
         if let Ok(id) = i32::try_from(self.0.id()) {
-            // Nothing of it may be left.
+            // No process may be left.
             let _ = killpg(Pid::from_raw(id), Signal::SIGKILL);
         }
         let _ = self.0.wait();
@@ -46,7 +46,7 @@ fn start(command: &mut Command) -> Launched {
     Launched(command.stdout(Stdio::piped()).process_group(0).spawn().unwrap())
 }
 
-/// Tells a launcher to end, and not what it has started.
+/// Sends SIGTERM to a launcher, but not to its child processes.
 #[expect(clippy::unwrap_used, reason = "a test helper")]
 fn terminate(child: &Launched) {
     let process = Pid::from_raw(i32::try_from(child.0.id()).unwrap());
@@ -121,7 +121,7 @@ fn what_the_workers_end_with_after_a_notice_is_what_the_pod_ends_with() {
 fn a_worker_that_fails_again_and_again_ends_the_pod_with_its_code_and_the_others_are_told() {
     let folder = tempfile::tempdir().unwrap();
     let (told, first) = (folder.path().join("told"), folder.path().join("first"));
-    // Whoever makes the folder first stays; the other one fails.
+    // The worker that creates the folder first keeps running; the other one fails.
     let script = format!(
         "if mkdir {first} 2>/dev/null; then trap 'touch {told}; exit 0' TERM; while :; do sleep 0.05; done; fi; exit 3",
         first = first.display(),
@@ -166,11 +166,11 @@ fn a_program_that_is_not_there_ends_the_pod() {
     assert_eq!(ended(child), 127);
 }
 
-/// A coordinator that only hears of ended processes.
-struct Hears(tokio::sync::mpsc::Sender<ProcessEndedRequest>);
+/// A coordinator that only accepts reports of ended processes.
+struct ReportServer(tokio::sync::mpsc::Sender<ProcessEndedRequest>);
 
 #[tonic::async_trait]
-impl Coordinator for Hears {
+impl Coordinator for ReportServer {
     type AttachStream = Pin<Box<dyn Stream<Item = Result<Down, Status>> + Send>>;
 
     async fn attach(&self, _: Request<Streaming<Up>>) -> Result<Response<Self::AttachStream>, Status> {
@@ -197,8 +197,8 @@ impl Coordinator for Hears {
         &self,
         request: Request<ProcessEndedRequest>,
     ) -> Result<Response<ProcessEndedReply>, Status> {
-        let heard = self.0.send(request.into_inner()).await;
-        heard.map_err(|_| Status::unavailable("the test has ended"))?;
+        let reported = self.0.send(request.into_inner()).await;
+        reported.map_err(|_| Status::unavailable("the test has ended"))?;
         Ok(Response::new(ProcessEndedReply {}))
     }
 }
@@ -217,9 +217,9 @@ async fn a_coordinator_on_ipv6_is_told_as_well() {
 async fn told_of_a_killed_worker(bind: &str) {
     let listener = tokio::net::TcpListener::bind(bind).await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let (tell, mut heard) = tokio::sync::mpsc::channel(8);
+    let (tell, mut reported) = tokio::sync::mpsc::channel(8);
     let server = tonic::transport::Server::builder()
-        .add_service(CoordinatorServer::new(Hears(tell)))
+        .add_service(CoordinatorServer::new(ReportServer(tell)))
         .serve_with_incoming(TcpListenerStream::new(listener));
     tokio::spawn(server);
     let script = "trap 'exit 0' TERM; echo $$; while :; do sleep 0.05; done";
@@ -227,7 +227,7 @@ async fn told_of_a_killed_worker(bind: &str) {
     let mut child = start(command.env("VARUNA_WORKER_NAME", "j-w7"));
     let processes = lines(&mut child, 2);
     kill(Pid::from_raw(processes[0].parse().unwrap()), Signal::SIGKILL).unwrap();
-    let told = tokio::time::timeout(PATIENCE, heard.recv())
+    let told = tokio::time::timeout(PATIENCE, reported.recv())
         .await
         .unwrap()
         .unwrap();
@@ -236,7 +236,7 @@ async fn told_of_a_killed_worker(bind: &str) {
         told.host, "j-w7",
         "several pods may have the host name of their node"
     );
-    // A pod that ends while a crashed worker waits for its restart has that worker's exit code.
+    // Waits until the killed worker was restarted: if the pod ended before that, its exit code would be that worker's.
     lines(&mut child, 1);
     terminate(&child);
     assert_eq!(ended(child), 0);

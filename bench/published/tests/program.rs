@@ -1,4 +1,4 @@
-//! The program as `make accuracy` and `make replay` use it.
+//! Runs the program as `make accuracy` and `make replay` do.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -11,7 +11,7 @@ fn data(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data").join(file)
 }
 
-/// What the program prints.
+/// The output of the program.
 fn output(arguments: impl FnOnce(&mut Command)) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_varuna-published"));
     arguments(&mut command);
@@ -20,7 +20,7 @@ fn output(arguments: impl FnOnce(&mut Command)) -> String {
     String::from_utf8(done.stdout).unwrap()
 }
 
-/// Of the file's table that `make replay` writes: each system's goodput on the p3 trace, "at once / patient".
+/// From the table of the file that `make replay` writes: the goodput of each system on the p3 trace, "at once / patient".
 fn documented() -> Vec<(String, String)> {
     let text = include_str!("../../../docs/guides/replay.md");
     let (_, table) = text.split_once("| system | p3:").unwrap();

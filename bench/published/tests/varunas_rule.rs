@@ -1,4 +1,4 @@
-//! Any number of workers: against Varuna's rule, and never slower with one more.
+//! Plans for any number of workers: compared with Varuna's rule, and never slower with one more worker.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 #![expect(clippy::cast_precision_loss, reason = "counts are small")]
@@ -37,7 +37,7 @@ fn plan(planner: &CostPlanner, workers: u64, batch: u64) -> Option<Shape> {
     planner.plan(&request).ok()
 }
 
-/// GPT-2 1.5B as it was measured on V100s at 10 Gb/s, calibrated on those measurements.
+/// The costs of GPT-2 1.5B, measured on V100s at 10 Gb/s and calibrated with these measurements.
 fn gpt2_1_5b() -> Costs {
     let profile = include_str!("../../data/measured/gpt-1.5b-v100-profile.json");
     let links = include_str!("../../data/measured/p2p-10gbps.csv");
@@ -67,17 +67,17 @@ fn gpt2_8_3b() -> (Costs, u64) {
     )
 }
 
-/// The step of a shape on nominal workers, milliseconds.
+/// The step time of a shape on workers of nominal speed, in milliseconds.
 fn step_ms(costs: &Costs, shape: &Shape) -> f64 {
     predict(costs, shape, &Speeds::nominal(), Topology::ONE_NODE).step_ms
 }
 
-/// Varuna's rule under the same cost model: P divides the number of blocks, D = N / P, equal counts, the rest idle; the
-/// best P and micro-batch. Where D does not divide the batch it would drop samples: here each pipeline takes as many as are
-/// needed for the whole batch. Samples a millisecond.
+/// Varuna's rule with the same cost model: P divides the number of blocks, D = N / P, equal numbers of blocks, and the remaining workers
+/// are idle; the best P and micro-batch size. If D does not divide the batch, Varuna would drop samples; here each pipeline takes as many
+/// as are needed for the whole batch. Returns samples per millisecond.
 fn varuna(planner: &CostPlanner, workers: usize, batch: u64) -> Option<f64> {
     let costs = &planner.costs;
-    // Segments of a block: its halves in an estimate, one in the measured profile. Varuna's cut points lie between blocks.
+    // Segments of a block: two halves in an estimate, one in the measured profile. Varuna's cut points are between blocks.
     let halves = if costs.segments[1].kind == SegmentKind::Block {
         1
     } else {
@@ -125,7 +125,7 @@ fn varuna(planner: &CostPlanner, workers: usize, batch: u64) -> Option<f64> {
     best
 }
 
-/// Plans for 1..=most; asserts that no worker more makes a step longer, and gives (workers, step).
+/// Makes plans for 1..=most workers, and asserts that an additional worker never makes a step longer. Returns (workers, step).
 fn steps(planner: &CostPlanner, most: u64, batch: u64) -> Vec<(u64, f64)> {
     let mut steps: Vec<(u64, f64)> = Vec::new();
     for n in 1..=most {

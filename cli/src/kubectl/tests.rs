@@ -16,7 +16,7 @@ fn view(phase: &str, saves: bool) -> JobView {
     }
 }
 
-/// What is said of an answer, and whether whoever asked could do better.
+/// The error message, and whether it is a mistake of the user.
 fn said(error: kube::Error) -> (String, bool) {
     let failure = failure("team", "demo", error);
     (failure.to_string(), matches!(failure, Failure::Input(_)))
@@ -83,12 +83,12 @@ fn a_checkpoint_is_asked_of_jobs_that_train_and_have_a_place_for_it() {
 /// Longer than any answer takes on one machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An API server that gives these answers in turn, each with its HTTP status. It returns what it was asked for.
+/// An API server that gives these answers one after the other, each with its HTTP status. The task returns the requests.
 fn serve(answers: Vec<(&'static str, String)>) -> (Config, JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     let mut config = Config::new(address.parse().unwrap());
-    // No certificates of this machine are needed.
+    // The connection needs no certificates of this machine.
     config.root_cert = Some(Vec::new());
     let served = std::thread::spawn(move || {
         let mut asked = Vec::new();
@@ -110,7 +110,7 @@ fn serve(answers: Vec<(&'static str, String)>) -> (Config, JoinHandle<Vec<String
     (config, served)
 }
 
-/// Must be called within a tokio runtime.
+/// A cluster with this configuration. This must be called within a tokio runtime.
 fn cluster(config: Config) -> Cluster {
     Cluster {
         client: Client::try_from(bounded(config)).unwrap(),

@@ -1,4 +1,4 @@
-//! What is left on a disk of checkpoints that were deleted: nothing.
+//! A deleted checkpoint leaves nothing on a disk.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 use std::path::Path;
@@ -55,7 +55,7 @@ async fn save(store: &Store, id: StateId) {
     assert!(store.complete(id).await.unwrap());
 }
 
-/// The steps whose folders are there, in order.
+/// The steps that have a folder, in order.
 fn steps(folder: &Path) -> Vec<u64> {
     let entries = std::fs::read_dir(folder.join("demo")).unwrap();
     let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
@@ -74,13 +74,13 @@ async fn the_folders_of_deleted_checkpoints_go_with_them() {
         save(&store, id(step)).await;
     }
     let of = |step| folder.join("demo").join(folder_name(id(step)));
-    // An upload that was killed, beside what was finished and where nothing was.
+    // Files of an interrupted upload, both in a folder with finished files and in one without.
     std::fs::write(of(2).join("segment-001.safetensors#1"), "half").unwrap();
     std::fs::create_dir(of(1)).unwrap();
     std::fs::write(of(1).join("segment-000.safetensors#1"), "half").unwrap();
-    // Somebody is about to write there.
+    // A worker is about to write to this folder.
     std::fs::create_dir(of(5)).unwrap();
-    // Not of ours.
+    // A folder that does not belong to Varuna.
     std::fs::create_dir(folder.join("demo/mine")).unwrap();
     let pruned = store.location().prune(&Retention::newest(1)).await.unwrap();
     assert_eq!(pruned.checkpoints, [id(2), id(3)]);

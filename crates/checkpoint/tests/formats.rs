@@ -1,7 +1,7 @@
-//! A checkpoint of each format since version 2 is verified and restored by this build, and saved again as one of the present format.
+//! This build verifies and restores a checkpoint of each format since version 2, and can save it again in the present format.
 //!
-//! `testdata/format-N` is what `varuna run` of a build of that format left of a job of a few steps: 2 of commit 68ab548, 3 of 37cd3d0,
-//! 4 to 7 of the commits that brought them; 5 is of a job with SGD, 6 of one with Muon, 7 of one with sharded state.
+//! `testdata/format-N` was written by `varuna run` of a build with that format, for a job of a few steps: 2 by commit 68ab548, 3 by
+//! 37cd3d0, 4 to 7 by the commits that introduced them. 5 belongs to a job with SGD, 6 to one with Muon, 7 to one with sharded state.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 use object_store::memory::InMemory;
@@ -38,7 +38,7 @@ async fn shards(location: &Location, manifest: &Manifest) -> Vec<Shard> {
     shards
 }
 
-/// A store in memory with these files of the state.
+/// A store in memory with the files of this state.
 async fn store_of(manifest: &Manifest, files: impl Iterator<Item = Vec<u8>>) -> Store {
     let location = Location::over(Arc::new(InMemory::new()));
     let store = Store::new(location, manifest.layout, manifest.facts.clone());
@@ -55,7 +55,7 @@ fn old_file(id: StateId, unit: &str) -> Vec<u8> {
     std::fs::read(folder(2).join(state).join(format!("{unit}.safetensors"))).unwrap()
 }
 
-/// What a fixture's shards hold besides its tensors: applied steps and the loss scale.
+/// The values in each fixture's shards besides the tensors: applied steps, failed steps and the loss scale.
 const HELD: [(u32, u64, Option<LossScale>); 6] = [
     (2, 3, None),
     (3, 3, None),
@@ -96,18 +96,18 @@ async fn a_checkpoint_of_each_format_is_restored_and_saved_again_in_the_present_
         };
         assert!(restored.iter().all(|s| s.moments == moments), "format {format}");
         let elements = |s: &Shard| s.data.len() / (1 + moments.of_parameter());
-        // 257 rows and 8 positions of width 4, a block, and the last norm.
+        // 257 rows and 8 positions of width 4, one block, and the last norm.
         assert_eq!(restored.iter().map(elements).sum::<usize>(), 1312);
 
         let files = restored.iter().map(|shard| shard.encode().unwrap().to_vec());
         let store = store_of(&before, files).await;
         assert!(store.complete(before.state).await.unwrap());
         let after = manifest(store.location()).await;
-        // Older builds read all that they can.
+        // The oldest version that can express it, so that older builds can read it.
         assert_eq!(after.format_version, format.max(4));
         assert!(!after.shards.iter().any(is_sha));
         assert_eq!(shards(store.location(), &after).await, restored);
-        // Whatever its units are, the ranges of a layout are had from it, and whole segments from those.
+        // From any units, ranges of any layout can be loaded, and whole segments too.
         for ranges in [1, 5] {
             let layout = before.layout.in_ranges(ranges);
             let mut elements = 0;
@@ -136,7 +136,7 @@ async fn the_shards_of_the_present_format_are_written_as_its_fixture_was() {
 
 #[tokio::test]
 async fn shards_of_both_digests_make_one_checkpoint() {
-    // A run that was taken over by this build in the middle of a save.
+    // This build took a run over in the middle of a save.
     let old = old();
     let before = manifest(&old).await;
     let restored = shards(&old, &before).await;

@@ -1,4 +1,4 @@
-//! A job that begins with another one's checkpoint.
+//! A job that begins with another job's checkpoint.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 use std::path::Path;
@@ -7,7 +7,7 @@ use varuna_checkpoint::{RateLimit, Shard, ShardTensor, Store, unit_name};
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, StateId, Step};
 
-/// A job of 100 steps that begins with what `from` says, where it says anything.
+/// A job of 100 steps with this text for `from`, if there is any.
 fn job(folder: &Path, name: &str, from: &str) -> Job {
     of_width(16, folder, name, from)
 }
@@ -40,7 +40,7 @@ fn state(step: u64) -> StateId {
     }
 }
 
-/// Parameters of ones, first moments of twos, second moments of threes.
+/// A shard whose parameters are ones, first moments twos, and second moments threes.
 fn shard(store: &Store, id: StateId, unit: varuna_plan::Unit) -> Shard {
     Shard {
         id,
@@ -89,7 +89,7 @@ async fn it_stays_the_checkpoint_that_it_was_while_the_other_job_goes_on() {
         own.location().list().await.unwrap().is_empty(),
         "nothing is copied"
     );
-    // Of a certain step.
+    // From the checkpoint of a given step.
     let of_ten = store(&job(folder.path(), "ten", ", from: {job: base, step: 10}"));
     assert_eq!(of_ten.origin().await.unwrap().unwrap().state, state(10));
     assert_eq!(base.settle_origin().await.unwrap(), None);
@@ -121,7 +121,7 @@ async fn shards_are_read_where_they_lie_whole_or_the_parameters_alone() {
         ..expected
     };
     assert_eq!(weights.load(id, unit, || {}).await.unwrap(), expected);
-    // A state that neither has; and once there is one of its own, that one.
+    // Neither job has this state. Then the job has a checkpoint of its own, which is used.
     assert!(weights.load(state(10), unit, || {}).await.is_err());
     save(&weights, 5).await;
     let own = weights.load(state(5), unit, || {}).await.unwrap();

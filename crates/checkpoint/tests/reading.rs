@@ -1,4 +1,4 @@
-//! Shards are read alike from a disk and from a store of objects, and damage is found in both.
+//! Shards are read in the same way from a disk and from an object store, and damage is found in both.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 use object_store::memory::InMemory;
@@ -17,7 +17,7 @@ const ID: StateId = StateId {
     step: Step(9),
     chain: Chain(7),
 };
-/// More than is asked for or read at once, and no multiple of it.
+/// More elements than are requested or read at a time, and no multiple of that number.
 const LARGE: usize = 1_000_003;
 
 fn shard(unit: Unit) -> Shard {
@@ -64,7 +64,7 @@ async fn save_as(location: Location, layout: Layout, shard: impl Fn(Unit) -> Sha
     (store, manifest)
 }
 
-/// What stands between a shard's bytes and those that are put in their place; none deletes it.
+/// A change of a shard's bytes; none deletes the shard.
 type Change = fn(Vec<u8>) -> Option<Vec<u8>>;
 const CHANGES: [(Change, &str); 4] = [
     (
@@ -160,7 +160,7 @@ fn tensor(name: &str) -> ShardTensor {
     ShardTensor::new(name, vec![elements])
 }
 
-/// A segment of two parameters, in the order in which its model was exported at first.
+/// A segment of two parameters, in the order of the first export of its model.
 fn segment() -> Shard {
     Shard {
         unit: unit_name(LAYOUT, Unit(0)),
@@ -194,7 +194,8 @@ async fn of_parameters_in_another_order_ranges_have_what_the_segment_has_there_i
                 let (unit, arrived) = ((layout, unit), || parts += 1);
                 let read = location.load_unit_in_order(&manifest, unit, Some(&wanted), arrived);
                 assert_eq!(read.await.unwrap(), expected, "{order:?}");
-                // A range of that order is read alone. By their own headers, those of the middle of w look alike in both.
+                // A range is one of the checkpoint's if the order is the same. By their headers alone, those in the middle of `w` look
+                // alike in both orders.
                 let all = of_checkpoint.ranges > 1 && order == ["w", "a"];
                 assert_eq!(parts, if all { 12 } else { 1 }, "{order:?}");
             }

@@ -1,4 +1,4 @@
-//! A launcher knows that a worker's process has ended, and tells it: nobody waits for the worker's silence.
+//! A launcher that notices the end of a worker's process reports it, so nobody waits for a timeout of the worker.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 #[expect(dead_code, reason = "shared with tests that ask for the status")]
@@ -57,7 +57,7 @@ async fn a_worker_whose_process_has_ended_is_done_with_and_one_of_the_same_numbe
         process: 7,
     };
     client.process_ended(ended).await.unwrap();
-    // Its stream is still open: only what was told can have ended it.
+    // Its stream is still open, so only the report can have ended it.
     let attached = |view: &varuna_coordinator::View| -> Vec<u64> {
         let workers = view.snapshot.iter().flat_map(|s| &s.workers);
         workers.filter(|w| w.up).map(|w| w.id.0).collect()

@@ -1,4 +1,4 @@
-//! Who has no token holds nothing at the coordinator's port: no connection for long, no stream, no memory for a message.
+//! A client without the token cannot hold resources at the coordinator's port: no connection for long, no stream, no memory for a message.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 mod server;
@@ -18,7 +18,7 @@ use varuna_coordinator::Identity;
 use varuna_wire::MESSAGE_BYTES_MAX;
 use varuna_wire::v1::{StatusRequest, Up};
 
-/// A stranger's connection has 5 s.
+/// The connection of a stranger ends after 5 s.
 const SOON: Duration = Duration::from_secs(10);
 
 /// Whether the other side has closed the connection.
@@ -39,7 +39,7 @@ async fn silent_connections_are_bounded_keep_no_one_out_and_end() {
         for i in 0..400 {
             let mut socket = TcpStream::connect(&address).await.unwrap();
             if i % 2 == 0 && certificate.is_none() {
-                // Some begin a conversation, and answer nothing.
+                // Some strangers start an HTTP/2 connection and then answer nothing.
                 let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
                 socket.write_all(preface).await.unwrap();
             }
@@ -49,7 +49,7 @@ async fn silent_connections_are_bounded_keep_no_one_out_and_end() {
         status(&address, certificate.as_deref(), TOKEN).await.unwrap();
         assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
         let last = silent.split_off(399);
-        // The oldest had to make room, long before their time was up.
+        // The oldest connections were closed in favour of new ones, long before their timeout.
         let start = Instant::now();
         for socket in silent.drain(..140) {
             assert!(ended(socket).await);
@@ -67,28 +67,28 @@ async fn a_request_without_the_token_is_refused_before_its_message_is_read() {
     let temp = tempfile::TempDir::new().unwrap();
     let (control, address) = coordinator(&temp, None).await;
     let mut client = varuna_wire::connect(&address, None, "wrong").await.unwrap();
-    // A stream whose first message never comes, and which is not waited for.
+    // A stream whose first message never comes. The call does not wait for it.
     let (_open, requests) = channel::<Up>(1);
     let start = Instant::now();
     let refused = client.attach(ReceiverStream::new(requests)).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::Unauthenticated);
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
-    // Half as long a message as there may be.
+    // A message of half of the maximum length.
     let long = "x".repeat(MESSAGE_BYTES_MAX / 2);
     let refused = call(&address, "Status", Some("wrong"), long).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::Unauthenticated);
     control.outcome.abort();
 }
 
-/// The methods that the published protocol has, whatever code knows of them.
+/// The methods of the published protocol, read from its descriptor.
 fn methods() -> Vec<&'static str> {
     let proto = include_str!("../../wire/proto/varuna/v1/coordinator.proto");
     let rpcs = proto.lines().filter_map(|line| line.trim().strip_prefix("rpc "));
     rpcs.map(|rpc| rpc.split_once('(').unwrap().0).collect()
 }
 
-/// Calls a method by its published name, with the token under its published name. A string is a message with one field, which all
-/// requests leave out or ignore here.
+/// Calls a method by its published name, with the token under its published name. The message is a string in a field that all requests lack
+/// or ignore here.
 async fn call(
     address: &str,
     method: &str,
@@ -121,13 +121,13 @@ async fn each_method_of_the_protocol_refuses_who_does_not_show_the_token() {
     let (control, address) = coordinator(&temp, None).await;
     for method in &methods {
         for token in wrong {
-            // The right token in a message is of no use.
+            // The right token within a message has no effect.
             let refused = call(&address, method, token, TOKEN.into()).await;
             let code = refused.expect_err(method).code();
             assert_eq!(code, tonic::Code::Unauthenticated, "{method} with {token:?}");
         }
     }
-    // None of that has ended the run; and with the token each is let in, whatever is made of its empty message.
+    // None of this has ended the run. With the token each call is let in, whatever happens to its empty message.
     status(&address, None, TOKEN).await.unwrap();
     for method in methods {
         let temp = tempfile::TempDir::new().unwrap();
@@ -154,7 +154,7 @@ async fn who_has_shown_the_token_may_stay() {
         let (_open, requests) = channel::<Up>(1);
         let start = Instant::now();
         client.status(StatusRequest {}).await.unwrap();
-        // It has a token and says no hello: its stream ends after its own deadline, and its connection stays.
+        // This client has the token but sends no hello: its stream ends after its own deadline, and its connection stays.
         let late = client.attach(ReceiverStream::new(requests)).await.unwrap_err();
         assert_eq!(late.code(), tonic::Code::DeadlineExceeded);
         assert!(start.elapsed() >= Duration::from_secs(5));

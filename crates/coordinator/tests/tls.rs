@@ -1,4 +1,4 @@
-//! A coordinator that shows a certificate: only over TLS, and only to those that trust this one.
+//! A coordinator with a certificate: clients connect only over TLS, and only if they trust this certificate.
 
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod server;
@@ -20,7 +20,7 @@ async fn only_who_trusts_its_certificate_reaches_the_coordinator() {
         "another's certificate"
     );
     assert!(status(Some("no certificate")).await.is_err());
-    // Commands find it in the run folder.
+    // Commands find the certificate in the run folder.
     let contact = varuna_run_folder::RunFiles::new(temp.path()).contact().unwrap();
     assert_eq!(contact.certificate, Some(identity.certificate));
     control.outcome.abort();

@@ -1,4 +1,4 @@
-//! The coordinator's shell over real gRPC, with workers that have everything but an engine.
+//! The coordinator's shell over real gRPC, with workers that have everything except an engine.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -25,10 +25,10 @@ use varuna_wire::{Downward, Hello, PROTOCOL_VERSION, Upward, VERSIONS};
 const TOKEN: &str = "a-token";
 const RUN: &str = "a-run";
 const STEPS: u64 = 150;
-/// Far longer than anything here takes; a test that waits so long has failed.
+/// Timeout of all waits, far longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Two stages at least, so that every worker holds a part of the model only.
+/// At least two stages, so that each worker holds only a part of the model.
 const JOB: &str = "
 apiVersion: varuna.dev/v1alpha1
 kind: VarunaJob
@@ -118,7 +118,7 @@ impl Run {
         .await;
     }
 
-    /// Waits for the end; every worker must be released, every step published once, with the loss of an undisturbed run.
+    /// Waits for the end of the run. Every worker must be released, and every step published once, with the loss of an undisturbed run.
     async fn finish(self) -> TempDir {
         self.finish_at(STEPS).await
     }
@@ -152,8 +152,8 @@ impl Run {
     }
 }
 
-/// A free port of a loopback address of this process's own: while a coordinator is away, no connection of another process or of its workers can take
-/// its port.
+/// A free port of a loopback address of this process: no connection of another process or of its workers can take the port while the
+/// coordinator is away.
 fn own_address() -> String {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     format!("127.78.{high}.{}:0", low.max(1))
@@ -172,7 +172,7 @@ async fn coordinate_to(folder: &Path, bind: String, steps: u64) -> Control {
     serve(options, folder).await.unwrap()
 }
 
-/// The event log as tools read it.
+/// The event log as JSON.
 fn events(folder: &Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(folder.join("events.jsonl")).unwrap();
     text.lines()
@@ -277,7 +277,7 @@ async fn training_goes_on_while_the_coordinator_is_away_and_its_successor_misses
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_that_cannot_be_written_holds_plans_back_until_it_can() {
     let temp = TempDir::new().unwrap();
-    // In the way of the file that takes the record's place, and not to be removed like one.
+    // A folder with the name of the temporary file for the record; it cannot be removed like a file.
     let obstacle = temp.path().join("record.json.partial");
     std::fs::create_dir_all(obstacle.join("full")).unwrap();
     let control = coordinate(temp.path(), "127.0.0.1:0".into()).await;
@@ -301,7 +301,7 @@ async fn a_record_that_cannot_be_written_holds_plans_back_until_it_can() {
     run.finish().await;
 }
 
-/// A job with checkpoints in this folder, and what its coordinator is given. Its run is called `mine`.
+/// A job with checkpoints in this folder, and the options of its coordinator. The run is called `mine`.
 fn with_checkpoints(folder: &Path) -> (String, Options) {
     let place = folder.join("place");
     std::fs::create_dir_all(&place).unwrap();
@@ -324,7 +324,7 @@ fn with_checkpoints(folder: &Path) -> (String, Options) {
     (text, given)
 }
 
-/// A run of such a job in the same folder, and its workers.
+/// A run of such a job in the same folder, with two workers.
 async fn two_workers(temp: TempDir, text: &str, given: Options) -> Run {
     let folder = RunFolder::open(&temp.path().join("run"), text).unwrap();
     let mut run = Run {
@@ -385,7 +385,7 @@ async fn the_place_of_a_run_that_is_gone_is_free_at_once() {
     place.claim(claim("other"), |_| false).await.unwrap();
 }
 
-/// What the coordinator answers to a hello.
+/// The coordinator's answer to a hello.
 async fn answer(address: &str, hello: Hello) -> Downward {
     answer_to(address, Upward::Hello(hello).to_wire()).await
 }
@@ -440,7 +440,7 @@ async fn workers_of_another_run_or_token_are_refused_with_the_reason() {
     assert_eq!((welcome.job.as_str(), welcome.run), (JOB, RUN.to_owned()));
 }
 
-/// The hello of a build that speaks these versions; builds before there was a range say no oldest one.
+/// The hello of a build with these protocol versions. Builds from before there was a range send no oldest version.
 fn of_versions(oldest: u32, newest: u32) -> varuna_wire::v1::Up {
     let mut up = Upward::Hello(hello(1)).to_wire();
     if let Some(varuna_wire::v1::up::Message::Hello(hello)) = &mut up.message {
@@ -652,7 +652,7 @@ async fn a_worker_with_other_bits_than_two_more_holders_is_named_and_let_go_and_
     );
 }
 
-/// The zones of the workers of each pipeline, where these workers are in one zone and all others of four in another.
+/// For each pipeline, the zones of its workers, if these two workers are in one zone and the other two of four in another zone.
 async fn zones_of_pipelines(together: [u64; 2]) -> Vec<BTreeSet<&'static str>> {
     let zone = |number: u64| {
         if together.contains(&number) {
@@ -686,7 +686,7 @@ async fn zones_of_pipelines(together: [u64; 2]) -> Vec<BTreeSet<&'static str>> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn workers_are_placed_by_where_their_nodes_are_told_to_be() {
-    // Without it, the same workers would be together both times.
+    // Without the locations, the same workers would be together in both cases.
     for together in [[1, 2], [1, 3]] {
         let zones = zones_of_pipelines(together).await;
         let expected = [BTreeSet::from(["zone-a"]), BTreeSet::from(["zone-b"])];

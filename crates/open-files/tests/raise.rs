@@ -1,10 +1,10 @@
-//! The limit of a real process.
+//! The limit of open files of a real process.
 
 use std::fs::File;
 use std::process::Command;
 
 const NAME: &str = "a_process_that_may_open_64_files_opens_100_once_it_has_raised_its_limit";
-/// Set in the process that this test starts of itself.
+/// This variable is set in the child process of this test.
 const CHILD: &str = "VARUNA_TEST_FEW_FILES";
 
 fn open(files: usize) -> std::io::Result<Vec<File>> {

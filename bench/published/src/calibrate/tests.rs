@@ -35,7 +35,7 @@ fn two_constants_fitted_on_half_of_the_published_rows_predict_the_other_half() {
 #[test]
 fn constants_fitted_on_one_pipeline_predict_several() {
     let (profile, rows) = published();
-    // Rows with one pipeline stand where they are fitted on, the others where they are judged.
+    // The constants are fitted to the rows with one pipeline, and judged by the others.
     let (one, many): (Vec<MeasuredRow>, Vec<MeasuredRow>) =
         rows.into_iter().partition(|r| r.data_parallel == 1);
     let mixed: Vec<MeasuredRow> = many

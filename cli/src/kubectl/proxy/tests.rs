@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Longer than any attempt to connect takes on one machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The proxy for `https://a.b.example:6443` in an environment.
+/// The proxy that is used for `https://a.b.example:6443` with these environment variables.
 fn in_environment(named: Option<&str>, environment: &[(&str, &str)]) -> Option<String> {
     let server = Server {
         is_tls: true,
@@ -110,7 +110,7 @@ users: []
     assert_eq!(of_context(&kubeconfig, Some("nowhere")), None);
 }
 
-/// A configuration that needs no certificates of this machine.
+/// A configuration that uses no certificates of this machine.
 fn config() -> Config {
     let mut config = Config::new("https://cluster.example:6443".parse().unwrap());
     config.root_cert = Some(Vec::new());
@@ -134,7 +134,7 @@ fn an_api_server_is_asked_for_through_the_proxy() {
     .unwrap();
     runtime().unwrap().block_on(async {
         let client = Client::try_from(config).unwrap();
-        // The proxy answers nothing, so this fails.
+        // The proxy does not answer, so this fails.
         let answer = tokio::time::timeout(PATIENCE, client.apiserver_version()).await;
         assert!(answer.is_ok_and(|answer| answer.is_err()));
     });

@@ -99,7 +99,7 @@ fn the_plan_shows_the_ranks_of_each_stage() {
 
 #[test]
 fn what_is_in_the_history_and_among_the_events_is_told_once_and_in_order() {
-    let at = 1_795_431_600; // as in the history
+    let at = 1_795_431_600; // the time in the history
     let events = [
         happened(at + 60, "Resumed", "training goes on"),
         happened(at + 3, "Planned", "plan 3: P4xD2 with 8 workers"),

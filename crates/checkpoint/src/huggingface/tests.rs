@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::io;
 use varuna_model::{gpt2, presets};
 
-/// SHA-256 of the file of a small model with a tied and an untied head.
+/// SHA-256 of the file of a small model, with a tied head and with an untied head.
 const DIGESTS: [(bool, &str); 2] = [
     (
         true,
@@ -20,7 +20,7 @@ const DIGESTS: [(bool, &str); 2] = [
     ),
 ];
 
-/// A model's state whose parameters' elements count upwards.
+/// The state of a model; the elements of its parameters count upwards.
 fn counting(model: &Transformer) -> Vec<(Unit, Shard)> {
     let mut next = 0.0f32;
     let shard = |unit: Unit| {
@@ -65,7 +65,7 @@ fn small(tied_head: bool) -> Transformer {
     }
 }
 
-/// A small model of another family: its heads share keys, and are wider together than the model.
+/// A small model of another family. Its heads share keys, and together they are wider than the model.
 fn small_of(preset: &str) -> Transformer {
     let mut model = Transformer {
         features: presets::preset(preset).unwrap().features,
@@ -112,7 +112,7 @@ fn a_llama_and_a_qwen_survive_it_with_queries_keys_and_values_apart() {
             assert_eq!(tensor.shape()[1..], [4]);
             bytemuck::pod_collect_to_vec::<u8, f32>(tensor.data())
         };
-        // Our product's rows are theirs, one after the other: it follows the token table.
+        // The rows of our combined product are the rows of the three published ones, one after the other. It follows the token table.
         let all = [rows("q"), rows("k"), rows("v")].concat();
         let expected: Vec<f32> = (0u16..(8 + 4 + 4) * 4).map(|i| f32::from(i + 21)).collect();
         assert_eq!(all, expected, "{preset}");
@@ -160,14 +160,14 @@ fn a_bert_survives_it_and_is_read_under_the_oldest_names_of_its_norms() {
     }
 }
 
-/// A file whose tensors have other names.
+/// The same file with other names of tensors.
 fn renamed(file: &[u8], name: impl Fn(&str) -> String) -> Vec<u8> {
     let read = SafeTensors::deserialize(file).unwrap();
     let tensors = read.tensors().into_iter().map(|(own, view)| (name(&own), view));
     serialize(tensors, None).unwrap()
 }
 
-/// The tensors of some names as a file, in sixteen bits.
+/// The tensors with certain names as a file, in 16 bits.
 fn narrow(file: &[u8], dtype: Dtype, of: impl Fn(&str) -> bool) -> Vec<u8> {
     struct Narrow(Dtype, Vec<usize>, Vec<u8>);
     impl View for Narrow {
@@ -238,7 +238,7 @@ fn a_file_in_float16_is_read_exactly() {
         let file = narrow(&export(&model, &shards).unwrap(), Dtype::F16, |_| true);
         let found = import(&model, StateId::INITIAL, &[&file]).unwrap();
         for ((_, ours), (_, read)) in shards.iter().zip(&found) {
-            // Numbers up to 2048 survive it as they are.
+            // Numbers up to 2048 are exact in this format.
             assert!(ours.data.iter().all(|value| *value <= 2048.0), "{preset}");
             assert_eq!(ours.data, read.data, "{preset}");
         }
@@ -282,7 +282,7 @@ fn an_export_in_several_files_names_them_in_its_index_and_is_read_again() {
             assert_eq!(index["metadata"]["total_size"], bytes * model.parameter_count());
             let contents: Vec<&[u8]> = files.iter().map(|f| f.content.as_slice()).collect();
             let again = import(&model, StateId::INITIAL, &contents).unwrap();
-            // Numbers up to 256 survive sixteen bits as they are.
+            // Numbers up to 256 are exact in 16 bits.
             let small = |shards: &[(Unit, Shard)]| -> Vec<f32> {
                 let all = shards.iter().flat_map(|(_, s)| s.data.iter().copied());
                 all.take_while(|v| *v < 256.0).collect()
@@ -327,7 +327,7 @@ fn an_index_names_files_of_its_own_folder() {
     }
 }
 
-/// A file in memory that notes what is read of it, and cannot be read any more after so many bytes.
+/// A file in memory that records the reads, and fails after this many bytes.
 struct Noting<'a> {
     content: &'a [u8],
     readable: usize,
@@ -362,7 +362,7 @@ impl Content for Noting<'_> {
     }
 }
 
-/// A model of each way in which tensors lie: (inputs, outputs), apart, under other names.
+/// A model for each way to store tensors: as (inputs, outputs), separately, and under other names.
 fn of_all_families() -> [Transformer; 4] {
     let bert = Transformer {
         features: presets::preset("bert-tiny").unwrap().features,
@@ -391,7 +391,7 @@ fn a_unit_is_read_when_its_turn_comes_and_no_more_than_a_piece_of_it_at_once() {
                 "nothing is read ahead of unit {unit}"
             );
             assert_eq!(made.next().unwrap().unwrap(), (*unit, expected.clone()));
-            // A third of the state: no moment lies in the file.
+            // A third of the state, because the file has no moments.
             all += 4 * expected.data.len() / 3;
         }
         assert!(made.next().is_none());
@@ -448,7 +448,7 @@ fn a_folder_of_another_model_is_refused_by_its_headers_alone() {
     );
 }
 
-/// The same file, whose header says that all numbers are whole ones.
+/// The same file with a header that says that all numbers are integers.
 fn renumbered(file: &[u8]) -> Vec<u8> {
     let (length, _) = SafeTensors::read_metadata(file).unwrap();
     let (start, data) = file.split_at(8 + length);

@@ -31,7 +31,7 @@ fn shard() -> Shard {
     }
 }
 
-/// The shard's file with a change of its header, which keeps its length in front.
+/// The shard's file with a change of its header, whose length in front is corrected.
 fn changed(from: &str, to: &str) -> Vec<u8> {
     let file = shard().encode().unwrap();
     let end = usize::try_from(ShardFacts::header_end(&file).unwrap()).unwrap();
@@ -108,7 +108,7 @@ fn offsets_beyond_every_file_are_refused_by_the_header_alone() {
     assert!(Shard::decode(ID, UNIT, &file).is_err());
 }
 
-/// Reads a file in pieces of these lengths, over and over, the rest in one.
+/// Reads a file in pieces of these lengths, which are used repeatedly.
 fn read(file: &[u8], lengths: &[usize], keep: Keep) -> Result<Shard, CheckpointError> {
     let mut reader = ShardReader::new(ID, UNIT, file.len() as u64, keep);
     let mut rest = file;

@@ -18,7 +18,7 @@ use varuna_run_folder::RunFiles;
 
 const WORKER: WorkerId = WorkerId(1);
 const STREAM: StreamNumber = StreamNumber(1);
-/// Time enough for an order.
+/// Timeout of a wait for an order.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn driver(folder: &TempDir, inbound: &Sender<Inbound>) -> Driver {
@@ -68,7 +68,7 @@ fn hello() -> Hello {
         node: "n".into(),
         host: "h".into(),
         pid: 7,
-        // It has the job: before that no plan uses it.
+        // With the hardware, it counts as a worker that has the job; no plan uses it before that.
         hardware: Some(Hardware::Processor),
         workers_on_gpu: 1,
         memory_bytes: None,
@@ -79,7 +79,7 @@ fn hello() -> Hello {
     }
 }
 
-/// What a worker says first of itself.
+/// The first status of a worker.
 fn first_status(job: &Job) -> Report {
     let mut member = Member::new(MemberConfig {
         follows: false,
@@ -106,7 +106,7 @@ fn is_up(driver: &Driver) -> bool {
 
 #[tokio::test]
 async fn a_worker_whose_queue_is_full_counts_as_gone_at_once() {
-    // The welcome takes one place, the first order the next one.
+    // The welcome takes one place in the queue, and the first order takes the next one.
     for (room, stays) in [(1, false), (2, true)] {
         let temp = TempDir::new().unwrap();
         let (inbound, _inbox) = channel(1);
@@ -146,7 +146,7 @@ async fn a_worker_whose_newest_stream_ends_before_its_welcome_counts_as_gone_at_
     assert!(!is_up(&driver), "the ends of both streams come to nobody");
 }
 
-/// A worker attaches, and answers that it holds nothing.
+/// Attaches a worker, which answers that it holds nothing.
 fn attach_newcomer(driver: &mut Driver, worker: WorkerId, down: DownSender) {
     driver.feed(CoordinatorInput::LastStep(Step(9)));
     driver.feed(CoordinatorInput::Tick);
@@ -164,7 +164,7 @@ fn attach_newcomer(driver: &mut Driver, worker: WorkerId, down: DownSender) {
     driver.feed(CoordinatorInput::Tick);
 }
 
-/// The record of a run that was stopped in order after a change of plan: no plan in it says what the run began with.
+/// The record of a run that was stopped in order after a change of plan: no plan in it names the state that the run began with.
 fn stopped_after_a_change(record: &Record) -> Record {
     let changed = Plan {
         base: Base::AtSwitch { from: Generation(0) },
@@ -206,7 +206,7 @@ async fn a_run_of_which_nothing_is_left_begins_anew_where_its_job_may_lose_its_s
     }
 }
 
-/// The commit that leads to this step.
+/// The decision that leads to this step.
 fn decision(step: u64) -> Decision {
     let state = |step| StateId {
         run_gen: Generation(1),
@@ -236,7 +236,7 @@ async fn a_step_has_a_time_where_its_commit_and_the_one_before_were_told_when_th
     let on_time = |step| Report::Committed {
         decision: decision(step),
     };
-    // It was asked for, since nobody had told it.
+    // The coordinator requested it, because no worker had reported it.
     let late = Report::Commits {
         after: Step(2),
         decisions: vec![decision(3)],

@@ -138,10 +138,10 @@ fn diverged(loss_scale: ScaleFactor) -> Event {
     })
 }
 
-/// An event with the milliseconds of its time and the steps that it costs.
+/// Milliseconds, the event at this time, and the number of steps that it costs.
 type TimedEvent = (u64, Event, u64);
 
-/// Runs with their titles.
+/// Runs, each with its title.
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn runs() -> Vec<(&'static str, Vec<TimedEvent>)> {
     let now = |event| (0, event, 0);

@@ -3,10 +3,10 @@ use std::sync::Arc;
 use varuna_plan::state::mix;
 use varuna_plan::{Plan, WorkerId};
 
-/// As releases before the compression wrote it.
+/// A record that was written by a release without compression.
 const UNCOMPRESSED: &[u8] = include_bytes!("uncompressed.json");
 
-/// The fixture's record with the addresses of so many more workers, whose ids are as random as real ones.
+/// The fixture's record with the addresses of this many additional workers, whose ids are random, like real ones.
 fn of_workers(workers: u64) -> Record {
     let mut record = decode(UNCOMPRESSED).unwrap();
     let plan: &Plan = record.plan.as_ref().unwrap();
@@ -49,7 +49,7 @@ fn what_is_cut_or_damaged_is_refused() {
     let cut = decode(&stored[..stored.len() - 1]).unwrap_err();
     assert!(matches!(cut, RecordFormatError::Compressed(_)), "{cut}");
     let mut damaged = stored.clone();
-    // In the checksum of the text.
+    // A byte of the checksum.
     let at = damaged.len() - 6;
     damaged[at] ^= 1;
     let error = decode(&damaged).unwrap_err();

@@ -15,7 +15,7 @@ const LAST: StateId = StateId {
     chain: Chain(7),
 };
 
-/// A job's location, which is empty.
+/// The empty location of a job.
 fn empty(folder: &TempDir) -> Checkpointing {
     let uri = format!("uri: {}, intervalSteps: 9", folder.path().display());
     Checkpointing {
@@ -75,7 +75,7 @@ async fn a_damaged_checkpoint_is_deleted_when_that_is_asked_for_and_not_before()
     assert_eq!(next_damaged(&mut inbox).await, [LAST]);
     assert_eq!(in_store(&store).await, [LAST]);
     watcher.discard(LAST);
-    // One listing may have been under way.
+    // One listing may have been in progress.
     let first = next_damaged(&mut inbox).await;
     assert!(first.is_empty() || next_damaged(&mut inbox).await.is_empty());
     assert!(
@@ -85,7 +85,7 @@ async fn a_damaged_checkpoint_is_deleted_when_that_is_asked_for_and_not_before()
     watcher.end().await;
 }
 
-/// The task's state, and what tells it to delete.
+/// The task's state, and the channel that orders deletions.
 fn task(given: Checkpointing) -> (Task, watch::Sender<Option<StateId>>) {
     let (_, needed) = watch::channel(Some(Needs::default()));
     let (discarded, discards) = watch::channel(None);
@@ -105,7 +105,7 @@ async fn another_run_is_waited_for_until_its_lease_would_have_expired() {
     let (mut task, _discarded) = task(given);
     assert_eq!(task.own().await, None);
     assert_eq!(task.other_owner(), Some("other"));
-    // It renews its lease, so it lives.
+    // The other run has renewed its lease, so it is alive.
     let since = Instant::now().checked_sub(varuna_checkpoint::LEASE + 2 * INTERVAL);
     task.refused = Some((since.unwrap(), "other".into()));
     assert_eq!(task.own().await, Some(LeaseState::Taken("other".into())));
@@ -127,7 +127,7 @@ async fn only_the_owner_completes_what_lacks_its_manifest() {
         RateLimit::new(None),
     );
     for unit in store.layout().all_units() {
-        // As of a store that lost their contents: whoever looks at them marks the checkpoint.
+        // The content is gone, as if the store had lost it. Any reader would mark the checkpoint as damaged.
         let file = b"no shard".to_vec();
         store.put_shard(before, unit, file, &limit).await.unwrap();
     }
@@ -165,7 +165,7 @@ async fn only_the_owner_deletes_and_what_is_put_anew_is_judged_anew() {
     task.discard().await.unwrap();
     assert!(in_store(&store).await.is_empty());
     assert!(task.verdicts.is_empty());
-    // The order was carried out: a copy that is found damaged later is another matter.
+    // The order was carried out. If a later copy is found damaged, it is not deleted by this order.
     store.location().mark_damaged(LAST, "again").await.unwrap();
     task.discard().await.unwrap();
     assert_eq!(in_store(&store).await, [LAST]);
@@ -179,7 +179,7 @@ fn of_generation(generation: u64, step: u64) -> StateId {
     }
 }
 
-/// Complete checkpoints of a job of the same name that trained a wider model.
+/// Complete checkpoints of a job with the same name and a wider model.
 async fn of_another_model(folder: &TempDir, ids: &[StateId]) {
     let uri = format!("uri: {}, intervalSteps: 9", folder.path().display());
     let mut other = job(Some(&uri));
@@ -261,7 +261,7 @@ async fn nothing_is_deleted_before_it_is_known_what_the_run_needs_and_void_state
     assert_eq!(in_store(&store).await, ids[1..]);
 }
 
-/// Of a job whose store is slow.
+/// The checkpointing of a job whose store is slow.
 fn throttled(slow: ThrottleConfig) -> Checkpointing {
     let location = Location::over(Arc::new(ThrottledStore::new(InMemory::new(), slow)));
     let facts = Facts {

@@ -1,6 +1,6 @@
-//! Workers without an engine: the real `Member` and the real stream to the coordinator around a data plane in memory and
-//! a model whose state is one number for each unit. What a step makes of a state is fixed, so a lost, repeated or
-//! mixed-up step shows.
+//! Workers without an engine: the real `Member` and the real stream to the coordinator, a data plane in memory, and a model whose state is
+//! one number for each unit. The result of a step is a fixed function of the state, so a step that is lost, repeated or mixed up is
+//! detected.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -14,17 +14,17 @@ use varuna_plan::{Decision, Generation, Layout, Plan, StateId, Step, Unit, Worke
 use varuna_protocol::{Digests, Member, MemberConfig, MemberEffect, MemberInput, MemberTiming, Time};
 use varuna_wire::{Downward, Hello, Upward};
 
-/// How often a member sees the clock, and dials are tried.
+/// Interval of a member's ticks, and of attempts to connect.
 const TICK: Duration = Duration::from_millis(5);
-/// How long a step takes.
+/// Duration of a step.
 const STEP: Duration = Duration::from_millis(3);
 
-/// The loss of the step that starts from `step` steps done.
+/// The loss of the step that starts after this many steps.
 pub(crate) fn loss_of(step: Step) -> f64 {
     10.0 / (f64::from(u32::try_from(step.0).expect("few steps")) + 4.0)
 }
 
-/// A unit's part of the norm exchange: the loss rides with the last segment.
+/// A unit's part of the norm exchange. The part of the last segment has the loss.
 fn norm_of(layout: Layout, unit: Unit, step: Step) -> UnitNorm {
     let loss = if unit.0 + 1 == layout.segments {
         loss_of(step)
@@ -40,24 +40,24 @@ fn norm_of(layout: Layout, unit: Unit, step: Step) -> UnitNorm {
     }
 }
 
-/// The data plane of all workers of a test, and what they must agree on.
+/// The data plane of all workers of a test, with the values on which they must agree.
 #[derive(Clone, Default)]
 pub(crate) struct Net(Arc<Mutex<Inner>>);
 
 #[derive(Default)]
 struct Inner {
     inboxes: BTreeMap<WorkerId, UnboundedSender<Said>>,
-    /// Who accepts dials of which generation.
+    /// Workers that accept connections, with their generations.
     open: BTreeSet<(WorkerId, Generation)>,
     connections: BTreeSet<(Generation, WorkerId, WorkerId)>,
-    /// Equal state ids mean equal bits, on every worker.
+    /// The bits of each state and unit: equal state ids must mean equal bits on every worker.
     bits: BTreeMap<(StateId, Unit), u64>,
     newest: Step,
-    /// Its device stores other bits than it was given.
+    /// A worker whose device stores wrong bits.
     faulty: Option<WorkerId>,
 }
 
-/// What reaches a worker over the data plane.
+/// A message of the data plane to a worker.
 enum Said {
     Input(MemberInput),
     State {
@@ -73,12 +73,12 @@ impl Net {
         f(&mut self.0.lock().expect("no worker has failed"))
     }
 
-    /// The most steps that any worker has done.
+    /// The greatest number of steps that any worker has done.
     pub(crate) fn newest(&self) -> Step {
         self.with(|n| n.newest)
     }
 
-    /// From now on the worker's device stores other bits than it was given.
+    /// From now on the worker's device stores wrong bits.
     pub(crate) fn damage(&self, worker: u64) {
         self.with(|n| n.faulty = Some(WorkerId(worker)));
     }
@@ -138,12 +138,12 @@ pub(crate) struct Fake {
 }
 
 impl Fake {
-    /// Starts one.
+    /// Starts a worker.
     pub(crate) fn start(net: &Net, job: &Job, coordinator: String, token: &str, number: u64) -> Fake {
         Fake::start_as(net, job, (coordinator, token.to_owned()), hello(number))
     }
 
-    /// Starts one that attaches to a coordinator, with its token, with this hello.
+    /// Starts a worker with this hello, which attaches to a coordinator with its token.
     pub(crate) fn start_as(net: &Net, job: &Job, to: (String, String), hello: Hello) -> Fake {
         let number = hello.worker.0;
         let id = WorkerId(number);
@@ -182,20 +182,20 @@ impl Fake {
         }
     }
 
-    /// kill -9.
+    /// Kills the worker, as SIGKILL would.
     pub(crate) fn kill(self) {
         self.task.abort();
         self.net.with(|n| n.inboxes.remove(&self.id));
         self.net.close(self.id, |_| true);
     }
 
-    /// Waits until the worker was released.
+    /// Waits until the worker is released.
     pub(crate) async fn released(self) {
         self.task.await.expect("the worker has not failed");
     }
 }
 
-/// What worker `number` says of itself.
+/// The hello of worker `number`.
 pub(crate) fn hello(number: u64) -> Hello {
     Hello {
         worker: WorkerId(number),
@@ -214,7 +214,7 @@ pub(crate) fn hello(number: u64) -> Hello {
     }
 }
 
-/// The two directions of one stream.
+/// The two directions of a stream.
 struct Stream {
     up: tokio::sync::mpsc::Sender<varuna_wire::v1::Up>,
     down: tonic::Streaming<varuna_wire::v1::Down>,
@@ -246,7 +246,7 @@ struct Worker {
     released: bool,
 }
 
-/// The next word on the stream; none when it has ended, never where there is no stream.
+/// The next message of the stream; none once it has ended. Without a stream, this waits for ever.
 async fn next(down: &mut Option<tonic::Streaming<varuna_wire::v1::Down>>) -> Option<(u64, Downward)> {
     match down {
         Some(stream) => Downward::from_wire(stream.message().await.ok().flatten()?).ok(),
@@ -262,7 +262,7 @@ async fn sleep_until(at: Option<tokio::time::Instant>) {
 }
 
 impl Worker {
-    /// Lives with the coordinator of this address and token.
+    /// Runs until the worker is released, with the coordinator at this address.
     async fn live(mut self, hello: Hello, coordinator: (String, String), mut said: UnboundedReceiver<Said>) {
         let mut ticks = tokio::time::interval(TICK);
         let mut down = None;

@@ -1,4 +1,4 @@
-//! A coordinator to which programs connect, or try to.
+//! A coordinator to which clients connect, or try to connect.
 
 use varuna_api::parse_job;
 use varuna_coordinator::{Control, Identity, Options, RunFolder, Timing, serve};
@@ -8,7 +8,7 @@ const JOB: &str = "apiVersion: varuna.dev/v1alpha1\nkind: VarunaJob\nmetadata: {
                    data: {path: d}\n  training: {globalBatchSize: 8, steps: 10, optimizer: {learningRate: 1e-3}}\n";
 pub(crate) const TOKEN: &str = "a-token";
 
-/// A coordinator that nobody has attached to, and its address.
+/// A coordinator without attached workers, and its address.
 pub(crate) async fn coordinator(folder: &tempfile::TempDir, identity: Option<Identity>) -> (Control, String) {
     let options = Options {
         job: parse_job(JOB).unwrap(),
@@ -33,7 +33,7 @@ pub(crate) async fn coordinator(folder: &tempfile::TempDir, identity: Option<Ide
     (control, address)
 }
 
-/// Connects and asks for the status.
+/// Connects and requests the status.
 pub(crate) async fn status(
     address: &str,
     certificate: Option<&str>,

@@ -14,7 +14,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A folder of inputs and outputs.
+/// A folder for inputs and outputs.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -37,12 +37,12 @@ impl Place {
         self.input(name, to.finish().unwrap())
     }
 
-    /// A Parquet file with a column of numbers and one of texts, in groups of 3 rows.
+    /// A Parquet file with a column of numbers and one of texts, in row groups of 3 rows.
     fn parquet(&self, name: &str, texts: &[Option<&str>]) -> PathBuf {
         self.parquet_in_groups(name, texts, 3)
     }
 
-    /// The same in groups of so many rows.
+    /// The same with row groups of this many rows.
     fn parquet_in_groups(&self, name: &str, texts: &[Option<&str>], rows: usize) -> PathBuf {
         let schema = "message rows { REQUIRED INT64 id; OPTIONAL BYTE_ARRAY text (UTF8); }";
         let properties = WriterProperties::builder().set_compression(Compression::SNAPPY);
@@ -82,7 +82,7 @@ impl Place {
         build(&self.request(inputs), &mut |_| ())
     }
 
-    /// The documents of a dataset of bytes, as its index divides them.
+    /// The documents of a dataset of bytes, divided by its index.
     fn documents(&self, name: &str) -> Vec<String> {
         let bin = std::fs::read(self.path(&format!("{name}.bin"))).unwrap();
         let idx = std::fs::read(self.path(&format!("{name}.idx"))).unwrap();
@@ -185,7 +185,7 @@ fn another_field_and_another_format_than_the_names_say_may_be_asked_for() {
     );
 }
 
-/// All files of a build.
+/// All files in the folder, with their content.
 fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let mut files: Vec<_> = std::fs::read_dir(folder)
         .unwrap()
@@ -206,7 +206,7 @@ proptest! {
     #[test]
     fn the_bytes_are_the_same_for_every_number_of_threads(seed: u64, documents in 1u64..1200) {
         let place = Place::new();
-        // Lengths from nothing to thousands of bytes, more than a batch in all.
+        // Lengths from zero to hundreds of bytes; all together more than one batch.
         let length = |i: u64| ((seed ^ i).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as usize * 3;
         let lines: String = (0..documents)
             .map(|i| format!("{{\"text\": \"{i} {}\"}}\n", "w ".repeat(length(i))))
@@ -261,7 +261,7 @@ fn a_split_divides_the_documents_and_each_text_goes_to_one_set() {
         };
         assert!(!set.iter().any(elsewhere));
     }
-    // No dataset for a set without a share, and none under the path itself.
+    // A set with a share of 0 gets no dataset, and with sets there is none under the path itself.
     let other = Place::new();
     let mut request = other.request(vec![other.input("a.txt", "x")]);
     request.split = Some("9,0,1".parse::<Split>().unwrap());
@@ -291,7 +291,7 @@ fn the_tokenizers_files_lie_beside_the_dataset_and_are_found_by_its_path() {
     let found = Tokenizer::open(path.to_str().unwrap(), None).unwrap();
     assert_eq!(found.published(64).unwrap(), given.published(64).unwrap());
     assert_eq!(found.end_of_document(), 50_256);
-    // Another one in its place is no longer the dataset's.
+    // The dataset refuses another tokenizer in its place.
     let json = place.path("data.tokenizer/tokenizer.json");
     let text = std::fs::read_to_string(&json).unwrap();
     std::fs::write(&json, text + " ").unwrap();
@@ -299,7 +299,7 @@ fn the_tokenizers_files_lie_beside_the_dataset_and_are_found_by_its_path() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("SHA-256"), "{error}");
-    // Nor is it overwritten unasked.
+    // It is not overwritten either, unless that is requested.
     let error = build(
         &Build {
             split: None,
@@ -354,7 +354,7 @@ fn the_tokenizer_of_a_jobs_data_is_that_of_all_its_datasets() {
     );
     assert!(of(&[&own, &byte]).is_none(), "two tokenizers");
     assert!(of(&[&own, &foreign]).is_none(), "nobody knows that of the second");
-    // It is part of this program, and found by the size of a model's vocabulary.
+    // This tokenizer is part of the program, and is found by the size of a model's vocabulary.
     assert!(of(&[&byte]).unwrap().kept_with_model().is_none());
 }
 
@@ -372,7 +372,7 @@ fn an_error_names_the_file_and_the_line_or_row_and_leaves_nothing() {
             let left: Vec<String> = files(place.0.path()).into_iter().map(|(name, _)| name).collect();
             assert!(left.iter().all(|name| !name.starts_with("data")), "{left:?}");
         };
-        // The first of two.
+        // The first of two errors.
         let byte = || Tokenizer::Byte;
         check(lines, byte(), "bad.jsonl: line: 70002: invalid type: integer `1`");
         let nulls = ["a", "b", "c", "d"]
@@ -484,11 +484,11 @@ fn files_that_are_no_texts_are_refused_with_what_to_do() {
         refused(place.input(name, content), None, &wants);
     }
     refused(place.gz("a.csv.gz", b"id,text\n"), None, &["a table (.csv)"]);
-    // No line of JSON begins like that.
+    // No line of JSON begins with these bytes.
     let lines = place.input("lines.zst", b"\x28\xb5\x2f\xfd\x04\x00");
     refused(lines, Some(Format::JsonLines), &["format: Zstandard"]);
 
-    // Whoever says that they are texts has them as they are.
+    // With an explicit format of text, the files are used as they are.
     let mut request = place.request(vec![
         place.input("a.csv", "id\n"),
         place.input("a.zip", "PK\x03\x04"),
@@ -517,7 +517,7 @@ fn what_lies_in_a_store_is_neither_read_nor_written_and_no_folder_of_that_name_i
     );
 }
 
-/// Lines of which every hundredth is no JSON. They are long, so that a few thousand of them are three batches.
+/// Lines of which every hundredth is no JSON. They are long, so that a few thousand lines are three batches.
 fn with_malformed() -> String {
     let line = |i: u32| match i % 100 {
         99 => "{\"text\": \"cut off\"\n".to_owned(),
@@ -546,7 +546,7 @@ fn lines_that_are_no_json_are_left_out_up_to_a_number_and_the_same_ones_for_ever
     assert!(first.contains("a.jsonl: line: 100: EOF while parsing"), "{first}");
     let four = built(4);
     assert_eq!((four.sidecar, four.skipped), (one.sidecar, one.skipped));
-    // One too many, in the file behind; and some before.
+    // The limit is exceeded by one, which is found in the second file; and by more, which is found earlier.
     for (most, want) in [
         (30, "b.jsonl: line: 1: expected value"),
         (15, "a.jsonl: line: 1600: EOF"),
@@ -570,7 +570,7 @@ fn a_line_that_is_json_without_a_text_is_never_left_out() {
     request.skip_malformed = 9;
     let error = build(&request, &mut |_| ()).unwrap_err().to_string();
     assert!(error.contains("a.jsonl: line: 2: no field text"), "{error}");
-    // Of several errors it is the first one's.
+    // Of several errors, the first one is reported.
     request.skip_malformed = 0;
     let error = build(&request, &mut |_| ()).unwrap_err().to_string();
     assert!(error.contains("a.jsonl: line: 1: EOF"), "{error}");

@@ -63,7 +63,7 @@ fn a_dataset_without_a_description_is_known_by_its_content() {
         assert_eq!(opened(), opened());
         opened()
     };
-    // As short as one piece, and as long as many.
+    // A short dataset of one piece, and a long one of many.
     for words in [40, 60_000] {
         let text = "word ".repeat(words);
         let own = fingerprint(&text);
@@ -88,7 +88,7 @@ fn damaged_and_unfit_datasets_are_refused_by_name() {
         wrong.contains("vocabulary 257") && wrong.contains("256"),
         "{wrong}"
     );
-    // As Megatron's own tools write datasets: without a description nothing is known of the ids before they are read.
+    // Datasets of Megatron's own tools have no description, so nothing is known about the ids before they are read.
     let description = std::fs::read(with_suffix(&prefix, "json")).unwrap();
     std::fs::remove_file(with_suffix(&prefix, "json")).unwrap();
     let bare = TokenDataset::open(&prefix, 16, 0.0, 3).unwrap();
@@ -121,7 +121,7 @@ fn damaged_and_unfit_datasets_are_refused_by_name() {
 #[test]
 fn a_sample_that_was_announced_is_read_without_the_store() {
     use crate::files::{DataFile, Rig};
-    // Samples of one block and of two.
+    // Samples that are in one block, and in two.
     let (_folder, prefix) = dataset(&"word ".repeat(80_000));
     let content = std::fs::read(with_suffix(&prefix, "bin")).unwrap();
     for (index, is_held_out) in [(0, false), (7, false), (500, false), (0, true), (3, true)] {
@@ -147,7 +147,7 @@ fn a_sample_that_was_announced_is_read_without_the_store() {
     }
 }
 
-/// A dataset whose documents are these texts, each with the end of document behind it.
+/// A dataset with these documents, each followed by the end-of-document token.
 fn documents(texts: &[&str]) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("text.jsonl");
@@ -187,7 +187,7 @@ fn where_each_document_is_a_sample_all_of_them_are_and_know_nothing_of_each_othe
     assert_eq!(trained.collect::<BTreeSet<_>>(), BTreeSet::from(*b"aeim"));
     data.held_out(0, &mut row).unwrap();
     assert_eq!(row, [113, 114, 115, 116, 256, 0], "the last one too");
-    // As windows of a text there are four, since nothing comes after the last one.
+    // As windows over the text there are four, because no token follows the last one.
     assert_eq!(TokenDataset::open(&prefix, 5, 0.0, 3).unwrap().training_len(), 4);
 
     let refused = |texts: &[&str], length| {

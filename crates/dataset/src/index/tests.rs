@@ -4,7 +4,7 @@ use crate::files::Files;
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
 
-/// Bytes of an index with these sizes of sequences and entries of documents.
+/// The bytes of an index with these sizes of sequences and entries of documents.
 fn index_of(token_type: TokenType, sizes: &[i32], documents: &[i64]) -> Vec<u8> {
     let mut bytes = b"MMIDIDX\0\0".to_vec();
     bytes.extend(1_u64.to_le_bytes());
@@ -21,7 +21,7 @@ fn index_of(token_type: TokenType, sizes: &[i32], documents: &[i64]) -> Vec<u8> 
     bytes
 }
 
-/// Two documents: sequences of 3 and 2 tokens, as earlier builds cut them, then one of 4.
+/// Two documents: one with sequences of 3 and 2 tokens, as earlier builds divided them, and one with a sequence of 4.
 fn bytes(token_type: TokenType) -> Vec<u8> {
     index_of(token_type, &[3, 2, 4], &[0, 2, 3])
 }
@@ -44,7 +44,7 @@ fn try_read(bytes: &[u8], bin_len: u64) -> Result<super::Index, DataError> {
 
 #[test]
 fn the_bytes_of_an_index_are_megatrons() {
-    // Written out by hand from the format's description; u16 is code 8. The second document has no tokens.
+    // Written by hand from the description of the format; u16 has code 8. The second document has no tokens.
     let mut want = b"MMIDIDX\0\0".to_vec();
     want.extend(1_u64.to_le_bytes());
     want.push(8);
@@ -147,7 +147,7 @@ fn a_bin_file_of_another_length_is_refused() {
     }
 }
 
-/// Positions of so many tokens from `first` on, one token after the other: `documents` has the sizes of each document's sequences.
+/// Positions of this many tokens from `first` on, computed token by token. `documents` has the sizes of each document's sequences.
 fn positions_by_hand(documents: &[Vec<u32>], first: usize, count: usize) -> Vec<i64> {
     let size = |document: &Vec<u32>| document.iter().sum::<u32>();
     let all: Vec<u32> = documents.iter().flat_map(|d| 0..size(d)).collect();

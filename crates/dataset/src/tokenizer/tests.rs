@@ -33,7 +33,7 @@ fn byte_tokens_are_the_bytes() {
     );
 }
 
-/// The text of tokens that come one by one.
+/// The text of tokens that are decoded one by one.
 fn text_of(encoder: &super::Encoder, tokens: &[u32]) -> Vec<u8> {
     let mut decoder = encoder.decoder();
     tokens.iter().flat_map(|token| decoder.push(*token)).collect()
@@ -57,7 +57,7 @@ fn tokens_are_decoded_to_the_text_they_came_from() {
     }
 }
 
-/// Writes what is published of a tokenizer into a folder.
+/// Writes the published files of a tokenizer into a folder.
 fn publish(tokenizer: &Tokenizer, folder: &std::path::Path) {
     for (name, content) in tokenizer.published(1024).unwrap() {
         std::fs::write(folder.join(name), content).unwrap();
@@ -78,7 +78,7 @@ fn what_is_published_of_a_tokenizer_gives_the_same_tokens_in_the_hugging_face_li
     }
 }
 
-/// A tokenizer of three words that puts a token before each text, with the files that are given beside it.
+/// A tokenizer of three words that adds a token before each text, with these additional files.
 fn words(beside: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let special = |id: u32, content: &str| {
@@ -112,7 +112,7 @@ fn open(folder: &tempfile::TempDir, end: Option<&str>) -> Result<Tokenizer, crat
 #[test]
 fn a_tokenizer_file_gives_its_tokens_and_those_around_a_text_and_a_text_is_never_control() {
     let tokenizer = open(&words(&[]), None).unwrap();
-    // Ids have gaps: all are below the vocabulary.
+    // Ids may have gaps. The vocabulary is greater than all of them.
     assert_eq!(tokenizer.vocabulary(), 10);
     let encoder = tokenizer.encoder().unwrap();
     assert_eq!(encoder.encode(b"Good day").unwrap(), [3, 1, 2]);
@@ -138,7 +138,7 @@ fn the_end_of_a_document_is_the_one_asked_for_or_named_beside_or_a_well_known_on
             None,
             3,
         ),
-        // What is named is not in the vocabulary, or is no token at all: the next place counts.
+        // The named token is not in the vocabulary, or the file is invalid, so the next source is used.
         (&[("tokenizer_config.json", r#"{"eos_token": "<end>"}"#)], None, 4),
         (&[("tokenizer_config.json", "?")], None, 4),
         (&[by_name], Some("<s>"), 3),
@@ -159,7 +159,7 @@ fn a_text_may_spell_tokens_of_control_where_that_is_asked_for_and_it_is_known_wh
     let text = b"good <|im_end|> day";
     assert!(!encoder.encode(text).unwrap().contains(&9));
     assert_eq!(encoder.encode_with_control(text).unwrap(), [3, 1, 9, 2]);
-    // The token before a text is there once, whoever has put it there.
+    // The token before a text occurs only once, even if the text spells it.
     assert_eq!(encoder.encode_with_control(b"<s>good day").unwrap(), [3, 1, 2]);
     assert_eq!(encoder.encode_with_control(b"<s>").unwrap(), [3]);
     assert_eq!(encoder.encode_with_control(b"").unwrap(), [3]);
@@ -192,7 +192,7 @@ fn the_token_that_begins_a_text_is_the_one_that_is_named_or_none() {
         let found = open(&words(&[("tokenizer_config.json", named)]), None).unwrap();
         assert_eq!(found.begin_of_text(), begin, "{named}");
     }
-    // Where there is no such file, what is published makes none up.
+    // Without such a file, the published files have no invented value.
     let found = open(&words(&[]), None).unwrap();
     assert_eq!(found.begin_of_text(), None);
     let published = found.published(16).unwrap();
@@ -235,7 +235,7 @@ fn the_space_before_a_word_is_kept_where_there_were_words_before() {
         String::from_utf8(text).unwrap()
     };
     assert_eq!(text(&prompt, &[2, 4, 1]), " days good");
-    // A text begins without it, also behind the end of another.
+    // A text begins without the space, also after the end of another text.
     for none in [&[] as &[u32], &[3]] {
         assert_eq!(text(none, &[2, 4, 1]), "days good", "{none:?}");
     }
@@ -252,7 +252,7 @@ fn the_space_before_a_word_is_kept_where_there_were_words_before() {
 fn what_is_no_tokenizer_is_refused_by_name() {
     let folder = words(&[]);
     let path = folder.path().join("tokenizer.json");
-    // The library panics at the second.
+    // The library panics at the second one.
     for malformed in ["{}", "{\"decoder\":"] {
         std::fs::write(&path, malformed).unwrap();
         let error = open(&folder, None).unwrap_err().to_string();

@@ -5,10 +5,10 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// Tokens of a sample less one.
+/// Number of tokens of a sample, less one.
 const LENGTH: u32 = 4;
 
-/// Datasets of so many windows, whose tokens tell of their source and of their window.
+/// Datasets with these numbers of windows. Their tokens identify the source and the window.
 fn datasets(folder: &Path, windows: &[u32]) -> Vec<PathBuf> {
     let dataset = |(source, windows): (usize, &u32)| {
         let name = u8::try_from(source).unwrap();
@@ -50,7 +50,7 @@ fn opened(
     TrainingData::open(&data, SampleShape::windows(length), seed)
 }
 
-/// Source and window of a sample.
+/// The source and the window of a sample.
 fn what(data: &TrainingData, index: u64) -> (i64, i64) {
     let mut tokens = [0; LENGTH as usize + 1];
     data.train(index, &mut tokens).unwrap();
@@ -70,7 +70,7 @@ proptest! {
         let (data, other) = (open(), open());
         let steps = 300 / batch;
         let samples: Vec<_> = (0..steps * batch).map(|index| what(&data, index)).collect();
-        // A step's samples, read by another process from the last step backwards.
+        // Another process reads the samples of the steps, from the last step backwards.
         for step in (0..steps).rev() {
             let of_step: Vec<_> = (step * batch..(step + 1) * batch).map(|index| what(&other, index)).collect();
             let at = usize::try_from(step * batch).unwrap();
@@ -122,7 +122,7 @@ fn held_out_samples_are_a_blend_or_those_of_a_dataset_of_their_own() {
     let prefixes = datasets(folder.path(), &[40, 80, 6]);
     let two = sources(&prefixes[..2], &[1.0, 3.0]);
     let blend = opened(&two, &HeldOut::Fraction(0.1), LENGTH, 7).unwrap();
-    // 4 and 8 windows are held out; with one in four of the first, the second ends it.
+    // 4 and 8 windows are held out. One sample in four is from the first source, so the end of the second source ends the held-out samples.
     let mut tokens = [0; 5];
     let held_out: Vec<(i64, i64)> = (0..blend.held_out_len())
         .map(|index| {
@@ -146,7 +146,7 @@ fn held_out_samples_are_a_blend_or_those_of_a_dataset_of_their_own() {
     assert_eq!(with_own.held_out_len(), 6);
     with_own.held_out(5, &mut tokens).unwrap();
     assert_eq!((tokens[0], tokens[2]), (2, 5));
-    // Nothing is taken from the sources then, and both are part of what the data are.
+    // In this case nothing is held out from the sources, and both are part of the data's fingerprint.
     assert!((0..320).any(|index| what(&with_own, index) == (0, 39)));
     let prints: BTreeSet<String> = [
         opened(&two, &HeldOut::Fraction(0.1), LENGTH, 7),
@@ -186,7 +186,7 @@ fn positions_of_a_sample_are_those_of_its_own_tokens() {
         let check = |tokens: &[i64], positions: &[i64]| {
             let mut expected = 0;
             for (i, position) in positions.iter().enumerate() {
-                // The byte tokenizer's end of a document.
+                // The end-of-document token of the byte tokenizer.
                 expected = if i == 0 || tokens[i - 1] == 256 {
                     0
                 } else {

@@ -104,7 +104,7 @@ fn a_frame_of_which_one_bit_was_changed_is_refused() {
     }
 }
 
-/// Reads a frame with such a header, which is refused.
+/// Reads a frame with this header, which must be refused.
 fn refused(kind: u16, format: u16, length: u32, expected: &str) {
     let mut header = Header {
         kind: Kind::Activation,

@@ -1,4 +1,4 @@
-//! Everything that is sent arrives as it was sent, bit for bit, and what must not be sent is refused.
+//! All messages arrive as they were sent, bit for bit, and invalid ones are refused.
 
 mod strategies;
 
@@ -19,7 +19,7 @@ use varuna_plan::{
 use varuna_protocol::{Inventory, MemoryShortage, Order, Prepared, Report, Suspicion, Versions};
 use varuna_wire::{Downward, EncodedPlans, PROTOCOL_VERSION, Upward, VERSIONS, Welcome, WireError, v1};
 
-/// A plan that is as small as one can be.
+/// The smallest possible plan.
 fn small_plan() -> Plan {
     Plan {
         generation: Generation(7),
@@ -49,7 +49,7 @@ fn small_plan() -> Plan {
     }
 }
 
-/// Through the bytes, not only through the generated types.
+/// Encodes and decodes the message, so that not only the generated types are tested.
 fn over_the_wire<M: prost::Message + Default>(message: &M) -> M {
     M::decode(message.encode_to_vec().as_slice()).expect("own bytes are readable")
 }
@@ -83,7 +83,7 @@ proptest! {
     }
 }
 
-/// Field 12 was `bool keeps`: true and 1 are the same bytes, and who reads a bool takes 2 for true.
+/// Field 12 was `bool keeps`: true and 1 have the same bytes, and a reader of a bool treats 2 as true.
 #[test]
 fn a_worker_of_an_earlier_build_that_keeps_spare_copies_is_heard_as_one_that_can() {
     let said = |bytes: &[u8]| v1::WorkerStatus::decode(bytes).unwrap().keeping();
@@ -263,7 +263,7 @@ fn a_version_mismatch_is_told_before_any_other_fault() {
     );
 }
 
-/// It refuses suspicions that it does not know, and leaves out fields.
+/// An older coordinator refuses reasons that it does not know, and ignores unknown fields.
 #[test]
 fn for_an_older_coordinator_a_worker_that_lacks_data_or_memory_is_stuck() {
     let suspects = |why| {
@@ -377,7 +377,7 @@ fn a_plan_is_encoded_once_for_all_workers_that_it_is_sent_to() {
     assert_eq!(bytes(&first).as_ptr(), bytes(&second).as_ptr(), "the same bytes");
 }
 
-/// A plan of this many workers in pipelines of eight, with ids as they are drawn and addresses as pods have them.
+/// A plan with this many workers in pipelines of eight, with random ids and with addresses like those of pods.
 fn plan_of(workers: u64) -> Plan {
     let id = |i: u64| WorkerId((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (i << 40));
     let mut plan = small_plan();
@@ -426,7 +426,7 @@ fn a_long_plan_is_compressed_and_read_back_and_what_unpacks_to_too_much_is_refus
     assert!(!bytes(&small_plan()).starts_with(&[0x1f, 0x8b]));
     let (_, read) = Downward::from_wire(prepared(packed.to_vec())).unwrap();
     assert_eq!(read, Downward::Order(Order::Prepare(Arc::new(long))));
-    // Zeros come to a thousandth.
+    // Zeros are compressed to a thousandth.
     let mut bomb = Vec::new();
     let zeros = std::io::repeat(0).take(1 << 20);
     GzEncoder::new(zeros, Compression::best())
@@ -468,7 +468,7 @@ fn an_order_that_names_no_generation_or_no_plan_is_refused() {
     }
 }
 
-/// Why a plan with this change is refused.
+/// The error of a plan with this change.
 fn refused_plan(change: fn(&mut v1::Plan)) -> String {
     let down = Downward::Order(Order::Prepare(Arc::new(small_plan()))).to_wire(1);
     let Some(v1::down::Order::Prepare(v1::Prepare { plan })) = down.order else {
@@ -503,7 +503,7 @@ fn a_layout_of_ranges_is_read_by_who_knows_them_and_refused_as_one_by_who_does_n
         p.layout = Some(v1::Layout {
             segments: u32::MAX,
             tied: true,
-            // As a build reads it that does not know of them.
+            // The value that a build sees that does not know this field.
             ranges: 0,
             divided_segments: 0,
         });

@@ -21,7 +21,7 @@ use varuna_protocol::{
 use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
 use varuna_wire::{Hello, SegmentTimes, StepMetrics, Upward};
 
-/// Any double but NaN (which is not equal to itself; it has a test of its own).
+/// Any double except NaN, which is not equal to itself and has a test of its own.
 pub(crate) fn real() -> impl Strategy<Value = f64> {
     any::<u64>()
         .prop_map(f64::from_bits)

@@ -4,7 +4,7 @@ use object_store::memory::InMemory;
 
 const SMALL_CACHE: u64 = 4 * BLOCK_BYTES;
 
-/// A store with one object, whose name is "a".
+/// A store with one object named "a".
 pub(crate) struct Rig {
     store: Arc<InMemory>,
     objects: Arc<Objects>,
@@ -30,7 +30,7 @@ impl Rig {
         self.objects.wait_for(put).unwrap();
     }
 
-    /// Bytes in the cache.
+    /// Number of bytes in the cache.
     pub(crate) fn cached_bytes(&self) -> u64 {
         self.objects.cache.weight()
     }
@@ -41,7 +41,7 @@ impl Rig {
         self.objects.wait_for(delete).unwrap();
     }
 
-    /// All announced blocks have come, or failed, when all permits are back.
+    /// Waits for all announced blocks: when all permits are free, each of them has been fetched or has failed.
     pub(crate) fn wait_for_announced(&self) {
         let (announced, all) = (
             Arc::clone(&self.objects.announced),
@@ -112,14 +112,14 @@ fn what_is_cached_is_not_asked_for_again_and_what_was_replaced_is_not_read() {
     let file = rig.open("a").unwrap();
     let mut bytes = [0; 100];
     file.read_exact_at(&mut bytes, 0).unwrap();
-    // Another object of that name, as long as the first.
+    // Another object with this name and the same length.
     rig.put(&[1; 200_000]);
     let mut again = [0; 100];
     file.read_exact_at(&mut again, 0).unwrap();
     assert_eq!(again, bytes, "from the cache");
     let why = file.read_exact_at(&mut again, 100_000).unwrap_err().to_string();
     assert!(why.contains("replaced"), "{why}");
-    // Who opens it anew reads what is there.
+    // If the file is opened again, the new content is read.
     let new = rig.open("a").unwrap();
     new.read_exact_at(&mut again, 0).unwrap();
     assert_eq!(again, [1; 100]);
@@ -163,7 +163,7 @@ fn what_is_announced_is_there_without_being_read() {
     rig.wait_for_announced();
     let cached = |block| rig.objects.cache.peek(&(0, block)).is_some();
     assert_eq!([0, 1, 2, 3, 4].map(cached), [false, true, true, true, false]);
-    // Past the end there is nothing to announce.
+    // Beyond the end of the file, announcements have no effect.
     file.will_read(20 * 65_536..u64::MAX);
 }
 

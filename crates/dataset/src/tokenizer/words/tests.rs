@@ -1,4 +1,4 @@
-//! The tokens of words against the library's own.
+//! Compares the tokens of words with those of the library.
 
 use super::{Cut, Words};
 use proptest::prelude::*;
@@ -6,12 +6,12 @@ use serde_json::{Value, json};
 use std::sync::LazyLock;
 use tokenizers::Tokenizer;
 
-/// Llama 3's words, as its `tokenizer.json` has them.
+/// The pattern of Llama 3's words, from its `tokenizer.json`.
 const LLAMA3_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// GPT-4's words, as minbpe spells them: its possessive quantifiers give nothing back.
+/// The pattern of GPT-4's words, as minbpe has it: its possessive quantifiers never backtrack.
 const GPT4_WORDS: &str = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
 
-/// GPT-2's tokenizer as a `tokenizer.json`, with these changes.
+/// GPT-2's tokenizer as a `tokenizer.json`, with a change.
 fn gpt2_with(change: impl FnOnce(&mut Value)) -> Tokenizer {
     static GPT2: LazyLock<Value> = LazyLock::new(|| {
         let files = crate::Tokenizer::Gpt2.published(1024).unwrap();
@@ -37,8 +37,9 @@ fn added(id: u32, content: &str, special: bool) -> Value {
     json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": special })
 }
 
-/// Tokenizers of the kinds that are tokenized by words: GPT-2's, one with Llama 3's words that puts a token before a text and one behind it, one
-/// with Qwen's normalizer and tokens that texts may spell, one whose pattern leaves most of a text unmatched, and one with GPT-4's words.
+/// Tokenizers of the kinds that are tokenized by words: GPT-2's; one with Llama 3's words that adds a token before a text and one after it;
+/// one with Qwen's normalizer and with tokens that texts may spell; one whose pattern does not match most of a text; and one with GPT-4's
+/// words.
 fn by_words() -> &'static [(&'static str, Tokenizer, Words)] {
     static ALL: LazyLock<Vec<(&str, Tokenizer, Words)>> = LazyLock::new(|| {
         let llama = gpt2_with(|json| {
@@ -87,7 +88,7 @@ fn library(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     tokenizer.encode_fast(text, true).unwrap().get_ids().to_vec()
 }
 
-/// What texts are made of: words, spaces of all kinds, signs that are composed, and tokens of control.
+/// The parts of the texts: words, spaces of all kinds, characters that are composed, and control tokens.
 const PIECES: &[&str] = &[
     "the",
     "The",
@@ -129,12 +130,12 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    // Each has some thousand pieces, and both sides take long in a debug build.
+    // Each case has some thousand pieces, and both sides are slow in a debug build.
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
     fn a_text_has_the_tokens_that_the_library_gives_it(texts in prop::collection::vec(text(), 1..4)) {
         for (name, tokenizer, words) in by_words() {
-            // The second time most words are known.
+            // The second time most words are in the table.
             for text in texts.iter().chain(&texts) {
                 if let Some(ids) = words.encode(tokenizer, text) {
                     prop_assert_eq!(ids, library(tokenizer, text), "{} {:?}", name, text);
@@ -150,7 +151,7 @@ fn texts_are_tokenized_by_words_unless_they_hold_a_token_that_comes_before_words
         let words = Words::of(tokenizer).unwrap();
         let is_quick = matches!(words.cut, Cut::Spaces(_));
         assert_eq!(is_quick, !matches!(*name, "vowels" | "gpt4"), "{name}");
-        // To the fast engine a possessive quantifier is one that is repeated: it would take all signs into the word behind them.
+        // The fast engine treats a possessive quantifier like a greedy one: it would add all signs to the word after them.
         let signs = "wait...?!the end, (\"\u{201c}yes";
         assert_eq!(
             words.encode(tokenizer, signs),
@@ -163,7 +164,7 @@ fn texts_are_tokenized_by_words_unless_they_hold_a_token_that_comes_before_words
             Some(library(tokenizer, text)),
             "{name}"
         );
-        // Of the second the normalizer makes `<K>`.
+        // The normalizer changes the second one into `<K>`.
         for token in ["a <think>", "a <\u{212a}>"] {
             let ids = words.encode(tokenizer, token);
             assert_eq!(ids.is_none(), *name == "qwen", "{name} {token}");
