@@ -1,4 +1,4 @@
-//! The agent around its member: what it does of its own accord, without a coordinator or peers.
+//! The agent around its member: what it does without messages of a coordinator or peers.
 #![expect(clippy::unwrap_used, reason = "this is a test")]
 
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
@@ -24,7 +24,7 @@ use varuna_worker::transport::tcp::StateSource;
 const ME: WorkerId = WorkerId(1);
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Connections that nothing comes over; `link` as long as there is one.
+/// Connections without messages; `link` until there is none any more.
 struct Silent {
     link: Option<Arc<dyn Link>>,
 }
@@ -90,7 +90,7 @@ impl Rig {
         self.coordinator.send(event).await.unwrap();
     }
 
-    /// Has it run a plan in which it is alone, and whose steps may take hours.
+    /// Lets it run a plan in which it is the only member, and whose steps may take hours.
     async fn train(&mut self) {
         let case = Case::default();
         let mut plan = plan(&case, &single(&case));
@@ -119,7 +119,7 @@ impl Rig {
         tokio::time::timeout(PATIENCE, found).await.unwrap()
     }
 
-    /// Why it has ended.
+    /// The error with which it ends.
     async fn end(self) -> AgentError {
         let ended = tokio::time::timeout(PATIENCE, self.agent).await.unwrap();
         ended.unwrap().unwrap_err()
@@ -140,7 +140,7 @@ async fn a_step_over_connections_that_are_gone_is_told_at_once_and_not_at_its_de
         } => Some((generation, about)),
         _ => None,
     };
-    // It cannot know who is to blame, and says that it is itself.
+    // It cannot know which worker is at fault, so it reports itself.
     assert_eq!(rig.report(suspect).await, (Generation(1), ME));
     rig.agent.abort();
 }
@@ -174,7 +174,7 @@ async fn a_refusal_ends_the_worker_with_its_reason() {
     assert!(matches!(rig.end().await, AgentError::Refused(why) if why == "no such job"));
 }
 
-/// Data that cannot be read, now or ever.
+/// Data that cannot be read, either now or ever.
 struct Broken {
     may_pass: bool,
 }
@@ -225,12 +225,12 @@ fn inventory(report: Report) -> Option<Inventory> {
     }
 }
 
-/// Reads of it begin, which the test hears, and never end.
+/// Reads begin, which the test notices, and never end.
 struct Hanging(std::sync::mpsc::SyncSender<()>);
 
 impl Samples for Hanging {
     fn train(&self, _: u64, _: &mut [i64]) -> Result<(), SampleError> {
-        // The test may have heard enough.
+        // The test may not be waiting any more.
         let _ = self.0.send(());
         loop {
             std::thread::park();
@@ -244,7 +244,7 @@ impl Samples for Hanging {
     }
 }
 
-/// Somebody else has the step stopped before its deadline. Who cannot read would else never say so.
+/// The step is stopped before its deadline because of another worker. Otherwise the worker that cannot read would never report it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_whose_data_has_not_come_for_long_says_so_when_its_step_is_stopped() {
     let (begins, begun) = std::sync::mpsc::sync_channel(8);
@@ -263,7 +263,7 @@ async fn a_worker_whose_data_has_not_come_for_long_says_so_when_its_step_is_stop
     rig.agent.abort();
 }
 
-/// All workers that read may read from this store: if they ended, all copies of the state would go with them.
+/// All workers may read from this store: if they ended, all copies of the state would be lost.
 #[tokio::test]
 async fn a_worker_whose_data_cannot_be_read_for_now_fails_its_step_and_keeps_its_state() {
     let away = engine_with(&Case::default(), ME, Broken { may_pass: true });

@@ -1,9 +1,9 @@
-//! What the worker program says of its arguments before it attaches to anything.
+//! Error messages about the worker's arguments, before it connects to anything.
 #![expect(clippy::unwrap_used, reason = "this is a test")]
 
 use std::process::Command;
 
-/// The program's exit code and its last words. Nobody listens where its coordinator should be.
+/// The program's exit code and its last output. No process listens at the coordinator's address.
 fn ended(device: &str) -> (Option<i32>, String) {
     ended_with(&["--coordinator", "127.0.0.1:1", "--device", device])
 }
@@ -36,7 +36,7 @@ fn a_device_that_is_not_there_ends_the_worker_with_the_reason() {
 
 #[test]
 fn a_worker_that_its_peers_could_not_reach_ends_before_it_attaches() {
-    // An address for documentation: were it tried, the worker would try for ever.
+    // An address that is reserved for documentation: if the worker tried to connect to it, it would try for ever.
     let (code, said) = ended_with(&["--coordinator", "192.0.2.1:7070", "--device", "cpu"]);
     assert_eq!(code, Some(1), "{said}");
     for part in ["192.0.2.1:7070", "--advertise HOST", "--bind HOST:PORT"] {

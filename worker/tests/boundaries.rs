@@ -1,4 +1,4 @@
-//! What crosses the boundaries between stages: in which numbers, in how many bytes, and what is refused there.
+//! What is sent across the boundaries between stages: the format of the numbers, the number of bytes, and what the receiver refuses.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
@@ -32,7 +32,7 @@ fn with(precision: Precision) -> Case {
 /// What was sent, by kind of message and format: (elements, bytes).
 type Sent = BTreeMap<(&'static str, ElementFormat), (usize, usize)>;
 
-/// A link that counts.
+/// A link that counts what it sends.
 struct Metered {
     link: Arc<dyn Link>,
     sent: Arc<Mutex<Sent>>,
@@ -91,8 +91,8 @@ fn boundaries_take_the_bytes_of_the_compute_format_and_rings_those_of_fp32() {
         std::mem::take(&mut *sent.lock().unwrap())
     };
     let (wide, narrow) = (sent_with(Precision::Fp32), sent_with(Precision::Bf16));
-    // Two samples of 16 tokens of width 32, twice in a step of each pipeline: three boundaries, and three evaluated samples of
-    // each pipeline before the first step.
+    // Two samples of 16 tokens of width 32, twice in a step of each pipeline; three boundaries; and three evaluated samples of each
+    // pipeline before the first step.
     let sample = 16 * 32;
     let (activations, gradients) = (
         (3 * 4 * STEPS as usize + 3 * 3) * sample,
@@ -109,7 +109,7 @@ fn boundaries_take_the_bytes_of_the_compute_format_and_rings_those_of_fp32() {
     assert_eq!((wide.len(), narrow.len()), (3, 3), "nothing else was sent");
 }
 
-/// Workers of a job that are connected to each other over sockets.
+/// The workers of a job, connected to each other over sockets.
 fn connected(case: &Case, shape: &Shape) -> BTreeMap<WorkerId, (Mesh, Receiver<PeerEvent>)> {
     let generation = Generation(1);
     let boundary = Numerics::from(case.precision).boundary();
@@ -176,7 +176,7 @@ fn a_boundary_that_does_not_fit_ends_the_step_and_names_its_sender() {
             Packet::BFloat16(vec![0; elements - 1]),
             "has 4095 elements in bfloat16",
         ),
-        // A whole number of samples, but not of this micro-batch.
+        // A whole number of samples, but not the size of this micro-batch.
         (
             Packet::BFloat16(vec![0; elements / 2]),
             "has 2048 elements in bfloat16",

@@ -1,4 +1,4 @@
-//! The engine on a device whose memory is not the host's, which needs no GPU: the processor computes, and the host sees copies.
+//! The engine on a device whose memory is not the host's. No GPU is needed: the CPU computes, and the host uses copies.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
@@ -39,7 +39,7 @@ fn memory_apart_changes_no_bit_of_any_plan() {
     }
 }
 
-/// A step alone; returns the next state.
+/// Runs one step alone. Returns the next state.
 fn step(engine: &mut Engine, plan: &Plan, at: StateId) -> StateId {
     let link = LocalMesh::new(&[ONE]).link(ONE);
     let report = engine.run_step(plan, at.step, &link, later()).unwrap();

@@ -1,4 +1,4 @@
-//! Encryption between workers: it carries what the plain data plane carries, and neither a downgrade nor a man in the middle gets in.
+//! Encryption between workers: it transports the same as the plain data plane, and prevents downgrades and men in the middle.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 use std::io::{Read, Write};
@@ -46,7 +46,7 @@ impl Peer {
     fn dial(&self, to: WorkerId, address: SocketAddr) {
         self.mesh.dial(G, to, &address.to_string());
     }
-    /// Whether a dial has succeeded.
+    /// The outcome of a dial.
     fn outcome(&self) -> Result<(), Refusal> {
         match self.next() {
             PeerEvent::Connected { .. } => Ok(()),
@@ -158,14 +158,14 @@ fn an_answer_in_the_clear_gets_no_proof_in_the_clear() {
     socket.read_exact(&mut next).unwrap();
     assert_eq!(next, [22, 3], "the first record of a TLS handshake");
     write_proof(&mut socket, &[3; 32]).unwrap();
-    // It hangs up, and dials again.
+    // The dialer closes the connection, and connects again.
     let mut rest = Vec::new();
     let _ = socket.read_to_end(&mut rest);
     assert!(Hello::read(&mut impostor.accept().unwrap().0).unwrap().is_ok());
     assert!(a.events.try_recv().is_err());
 }
 
-/// A man in the middle: lets both sides greet each other through him, and where they encrypt, has a session with each.
+/// A man in the middle. He forwards the greetings of both sides, and if they encrypt, has a TLS session with each.
 fn in_the_middle(of: SocketAddr, encrypts: bool) -> (SocketAddr, JoinHandle<std::io::Result<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! The engine among failures: what a broken step leaves, and state that moves.
+//! The engine when steps fail, and when state is moved.
 #![expect(clippy::unwrap_used, reason = "this is a test")]
 
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
@@ -36,7 +36,7 @@ fn digests(engine: &Engine) -> Vec<u64> {
         .collect()
 }
 
-/// Trains alone from a state; returns the last one.
+/// Trains alone from a state. Returns the last state.
 fn train_alone(engine: &mut Engine, plan: &Plan, mut at: StateId, steps: u64) -> StateId {
     let link = LocalMesh::new(&[ONE]).link(ONE);
     for _ in 0..steps {
@@ -81,7 +81,7 @@ fn a_broken_step_names_the_units_that_were_reduced_and_they_can_still_be_applied
         tied: false,
         ..Case::default()
     };
-    // One micro-batch: the last stage has reduced its units before it finds that the first stage is dead.
+    // With one micro-batch, the last stage has reduced its units before it notices that the first stage is dead.
     let plan = plan(&case, &shape(&case, &[&[4, 2]], &[8], 8));
     let mesh = LocalMesh::new(&[ONE, TWO]);
     let tag = Tag::Activation {
@@ -139,7 +139,7 @@ fn a_silent_peer_ends_a_step_by_the_deadline_and_a_fence_at_once() {
 
     let link = mesh.link(TWO);
     let running = std::thread::spawn(move || engine.run_step(&plan, Step(0), &link, later()));
-    // Before the engine waits or while it does: either way it ends long before its deadline.
+    // The abort may come before the engine waits, or while it waits. In both cases it ends long before its deadline.
     mesh.link(TWO).abort();
     assert_eq!(
         running.join().unwrap().unwrap_err().error,
@@ -147,7 +147,7 @@ fn a_silent_peer_ends_a_step_by_the_deadline_and_a_fence_at_once() {
     );
 }
 
-/// A link that is fenced once it was asked so many times.
+/// A link that is fenced after this number of calls.
 struct Fenced {
     inner: Arc<dyn Link>,
     asked: AtomicUsize,
@@ -203,7 +203,7 @@ fn a_fence_ends_the_step_of_a_worker_that_waits_for_nobody_before_its_next_task(
     assert_eq!(failure.error, EngineError::Link(LinkError::Aborted));
     assert!(failure.prepared.is_empty());
     assert_eq!(link.asked.load(Ordering::Relaxed), 4, "nothing runs after it");
-    // The same step runs whole afterwards.
+    // The same step can be run completely afterwards.
     let link = fenced(usize::MAX);
     let own: Arc<dyn Link> = Arc::<Fenced>::clone(&link);
     let report = engine.run_step(&plan, Step(0), &own, later()).unwrap();
@@ -283,7 +283,7 @@ fn a_step_that_overflowed_changes_only_what_the_optimizer_counts() {
     }
 }
 
-/// The same tokens in all steps.
+/// Data with the same tokens in all steps.
 struct Same;
 
 impl Samples for Same {
@@ -349,12 +349,12 @@ fn a_step_needs_a_stage_and_the_state_of_its_units() {
     );
 }
 
-/// Data that cannot be thought of.
+/// Data whose reader panics.
 struct Panicking;
 
 impl Samples for Panicking {
     fn train(&self, index: u64, _tokens: &mut [i64]) -> Result<(), SampleError> {
-        panic!("sample {index} is unthinkable")
+        panic!("sample {index} cannot be read")
     }
     fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
         self.train(index, tokens)
@@ -386,7 +386,7 @@ fn a_panic_in_the_engines_thread_is_told_and_not_waited_for() {
     let Event::Fatal(EngineError::Panicked(why)) = event else {
         panic!("another event");
     };
-    assert_eq!(why, "sample 0 is unthinkable");
+    assert_eq!(why, "sample 0 cannot be read");
 }
 
 #[test]
@@ -436,7 +436,7 @@ fn one_bit_of_parameters_or_moments_gives_another_digest_and_equal_bits_the_same
     assert_ne!(digest(&one), digest(&other));
 }
 
-/// The digests come from the engine's own thread at their place in the order of its commands.
+/// The engine's own thread computes the digests, in the order of its commands.
 #[test]
 fn the_state_that_is_compared_is_that_of_its_place_in_the_order() {
     let case = Case::default();

@@ -1,5 +1,5 @@
-//! Models of one's own, which `varuna_export` has written (tests/data/exported, by python/varuna_export/tests/make_fixture.py): any plan trains them as
-//! PyTorch trains the unsplit model.
+//! User-defined models that were exported by `varuna_export` (tests/data/exported, by python/varuna_export/tests/make_fixture.py): under
+//! any plan they are trained as PyTorch trains the unsplit model.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -23,7 +23,7 @@ use varuna_worker::numerics::Numerics;
 use varuna_worker::transport::local::LocalMesh;
 
 const STEPS: u64 = 6;
-/// Of losses, to those of PyTorch and of other plans.
+/// Tolerance of losses, compared with PyTorch and with other plans.
 const TOLERANCE: f64 = 1e-5;
 
 const ADAMW: UpdateRule = UpdateRule::Adamw {
@@ -39,7 +39,7 @@ fn folder(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// The model as its `model.yaml` describes it, in a job.
+/// The model as its `model.yaml` describes it in a job.
 fn described(folder: &Path) -> Exported {
     let section = std::fs::read_to_string(folder.join("model.yaml")).unwrap();
     let section = section.replace('\n', "\n  ");
@@ -61,7 +61,7 @@ fn module(name: &str) -> Module {
     Module::open(&described(&folder(name)).into(), Device::Cpu).unwrap()
 }
 
-/// What PyTorch has computed.
+/// The results of PyTorch.
 struct Reference {
     /// By step and sample.
     rows: Vec<Vec<Vec<i64>>>,
@@ -89,7 +89,7 @@ struct Rows(Vec<Vec<Vec<i64>>>);
 impl Samples for Rows {
     fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
         let [step, sample] = [index / BATCH, index % BATCH].map(|n| usize::try_from(n).unwrap());
-        // What is read ahead of the last step.
+        // Samples after the last step, which are read ahead.
         let step = step % self.0.len();
         tokens.copy_from_slice(&self.0[step][sample]);
         Ok(())
@@ -131,7 +131,7 @@ fn training(rule: UpdateRule, evaluates: bool) -> Training {
     }
 }
 
-/// A plan: per pipeline the numbers of segments of its stages, and its samples.
+/// A plan. For each pipeline: the numbers of segments of its stages, and its samples.
 fn plan(module: &Module, pipelines: &[(&[u32], u64)], micro_batch_size: u32, recompute: Recompute) -> Plan {
     let (mut worker, mut first) = (0, 0);
     let pipelines = pipelines.iter().map(|(stages, samples)| {
@@ -184,7 +184,7 @@ fn engine(module: &Module, rows: &[Vec<Vec<i64>>], training: &Training, me: Work
     })
 }
 
-/// Trains; each worker opens the folder for itself, as processes do.
+/// Trains. Each worker opens the folder separately, as processes do.
 fn train(name: &str, plan: &Plan, training: &Training) -> Trained {
     let rows = Reference::of(name).rows;
     let mesh = LocalMesh::new(&plan.shape.members());
@@ -242,7 +242,7 @@ fn every_plan_trains_as_pytorch_trains_the_unsplit_model() {
             ] {
                 for recompute in [Recompute::None, Recompute::Full] {
                     let plan = plan(&module, pipelines, 2, recompute);
-                    // An evaluation before the first step leaves no module in another mode.
+                    // The evaluation before the first step must not leave a module in evaluation mode.
                     let trained = train(name, &plan, &training(rule, name == "odd"));
                     let what = format!("{name}, {optimizer}, {pipelines:?}, {recompute:?}");
                     assert_curve(&expected, &trained.losses, &what);
@@ -269,7 +269,7 @@ fn all_plans_end_with_the_same_parameters_and_evaluate_alike() {
             .collect::<Vec<_>>()
     };
     assert_curve(&evaluated(&alone), &evaluated(&split), "evaluations");
-    // The first evaluation is of held-out samples that are the first step's.
+    // The held-out samples of the first evaluation are the samples of the first step.
     assert!((alone.evaluations[0].1 - alone.losses[0]).abs() < 0.5);
     for (unit, of_alone) in &alone.parameters {
         let pairs = of_alone.iter().zip(&split.parameters[unit]);
@@ -291,14 +291,14 @@ fn random_operators_draw_the_same_numbers_again_and_others_in_each_step() {
         of(Recompute::Full, &[(&[4], 8)]).losses,
         "recomputed to equal bits"
     );
-    // The same micro-batches.
+    // The micro-batches are the same.
     let split = of(Recompute::None, &[(&[1, 3], 8)]);
     assert_curve(&kept.losses, &split.losses, "in two stages");
-    // In evaluation nothing is left out, so that it depends on no plan.
+    // Dropout is off in evaluations, so they do not depend on the plan.
     let others = of(Recompute::None, &[(&[4], 3), (&[2, 2], 5)]);
     let first = |trained: &Trained| vec![trained.evaluations[0].1];
     assert_curve(&first(&kept), &first(&others), "an evaluation");
-    // The samples of the first step again and again, without learning anything.
+    // The samples of the first step are used in all steps, with a learning rate of zero.
     let plan = plan(&module, &[(&[4], 8)], 2, Recompute::None);
     let rows = Reference::of("noisy").rows;
     let mut same = rows.clone();
@@ -357,7 +357,7 @@ fn a_folder_that_is_not_what_the_job_names_is_refused_with_the_file() {
     };
     assert_eq!(named_by, "spec.model.exported.digest");
 
-    // Values are read when a unit is made, not before.
+    // Initial values are read when a unit is initialised, not before.
     let (temporary, described) = copy(|_| ());
     append(temporary.path().join("segment-1.safetensors"));
     let module = Module::open(&described.into(), Device::Cpu).unwrap();

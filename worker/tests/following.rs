@@ -1,4 +1,5 @@
-//! A unit that is followed: a copy of its state, then the reduced gradient of each step, applied by another engine, comes to the same bits.
+//! A unit that is followed: another engine gets a copy of its state, and then applies the reduced gradient of each step. The result has the
+//! same bits.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -58,16 +59,16 @@ impl Holder {
     }
 }
 
-/// What became of a follower.
+/// The result of a follower.
 #[derive(PartialEq, Debug)]
 struct Followed {
-    /// It holds the holder's very bits.
+    /// Whether it has the same bits as the holder.
     same_bits: bool,
-    /// It followed steps that were skipped.
+    /// Whether it followed skipped steps.
     skipped: bool,
 }
 
-/// An engine follows from step `from` to `to`; the gradients are multiplied by `scale` on their way.
+/// An engine follows from step `from` to step `to`. The gradients are multiplied by `scale` on the way.
 fn follow(case: &Case, (from, to): (u64, u64), scale: f32) -> Followed {
     let mut holder = Holder::new(case);
     let mut follower = engine(case, FOLLOWER);
@@ -155,7 +156,7 @@ fn a_follower_with_any_optimizer_has_equal_bits() {
     }
 }
 
-/// The follower clips by the decision's norm: a gradient that was clipped before it is sent would be clipped twice.
+/// The follower clips by the decision's norm, so a gradient that was clipped before it is sent would be clipped twice.
 #[test]
 fn a_gradient_that_is_not_the_holders_leads_elsewhere() {
     tch::set_num_threads(1);

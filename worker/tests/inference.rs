@@ -1,4 +1,5 @@
-//! A trained model computes what its training computed: by the published formulas, by the engine's own forward, and token by token with a cache.
+//! A trained model computes what it computed in training: compared with the published formulas, with the engine's own forward, and token by
+//! token with a cache.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -15,7 +16,7 @@ use varuna_worker::backend::Backend;
 use varuna_worker::engine::{Engine, Samples};
 use varuna_worker::inference::{Sampling, TrainedModel, Windows};
 
-/// Every family, and what some of its features do that others do not.
+/// Every family, with features in which its models differ.
 fn cases() -> Vec<(&'static str, Case)> {
     let of = |features, tied| Case {
         features,
@@ -36,7 +37,7 @@ fn cases() -> Vec<(&'static str, Case)> {
     ]
 }
 
-/// Larger matrices than the initial ones, so that logits differ by about one, and vectors that are not all ones or zeros.
+/// Makes matrices larger than the initial ones, so that logits differ by about one, and vectors that are not all ones or zeros.
 fn stir(model: &Transformer, unit: Unit, weights: &mut [f32]) {
     let mut rest = weights;
     for parameter in model.parameters(unit) {
@@ -51,7 +52,7 @@ fn stir(model: &Transformer, unit: Unit, weights: &mut [f32]) {
     }
 }
 
-/// A model of a case, as its engine has it, and for inference.
+/// The model of a case, both in its engine and for inference.
 fn models(case: &Case) -> (Engine, TrainedModel) {
     let mut engine = engine(case, WorkerId(1));
     let mut trained = TrainedModel::new(case.model(), Backend::of_processor(case.precision.into()));
@@ -129,7 +130,7 @@ fn the_loss_of_the_trainings_forward_is_that_of_the_logits() {
             .cross_entropy_for_logits(&targets)
             .double_value(&[]);
         let sum = trained.loss_sum().unwrap();
-        // In two batches of unequal size.
+        // The samples in two batches of different sizes.
         let mut taken = 0;
         for (first, count) in [(0, 2), (2, 1)] {
             let windows = windows(rows.narrow(0, first, count), None, None);
@@ -202,7 +203,7 @@ fn token_by_token_with_a_cache_the_logits_are_those_of_the_whole_sequence() {
         let tokens = vec_from_tensor::<i64>(&rows(&model).get(1)).unwrap();
         let whole = Tensor::from_slice(&tokens[..length]).unsqueeze(0);
         let whole = trained.logits(&whole).unwrap().get(0);
-        // Prompts of any length, the rest in pieces of one token or several.
+        // Prompts of any length, and the rest in pieces of one or several tokens.
         for pieces in [vec![1; length], vec![7, 1, 1, 3, 4], vec![length], vec![15, 1]] {
             let mut session = trained.session(model.sequence_length).unwrap();
             let mut at = 0;
@@ -301,7 +302,7 @@ fn a_model_that_sees_both_sides_is_its_formulas_and_goes_on_from_nothing() {
         let model = case.model();
         let length = i64::from(model.sequence_length);
         let rows = rows(&model);
-        // The last token changes what is said of the first.
+        // The last token changes the logits of the first token.
         for count in [length, 7] {
             let tokens = rows.narrow(1, 0, count);
             let expected = formulas::logits(&model, &leaves(&engine, &model), &tokens, None);

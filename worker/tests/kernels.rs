@@ -1,4 +1,5 @@
-//! The engine with kernels of our own, which need no GPU: the host runs them, at once, or late as a stand-in for the driver.
+//! The engine with kernels of our own. No GPU is needed: the host runs them, either at once, or with a delay through a stand-in for the
+//! driver.
 
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;

@@ -1,5 +1,5 @@
-//! fp16 with a loss scale: the curve of single precision within its digits, the same steps skipped under every plan, and what was
-//! counted goes on where a state is moved.
+//! fp16 with a loss scale: the losses equal those of single precision within fp16's digits, the same steps are skipped under every plan,
+//! and the counters continue when a state is moved.
 
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
@@ -16,8 +16,8 @@ use varuna_worker::transport::local::LocalMesh;
 
 const STEPS: u64 = 40;
 const ONE: WorkerId = WorkerId(1);
-/// fp16 has eleven digits of two: a rounding is off by one in 4096 at most, an eighth of what bf16 has. Errors of many roundings mostly
-/// cancel out: 0.8e-4 was seen.
+/// Relative tolerance of losses. fp16 has eleven binary digits, so a rounding is off by at most one in 4096, an eighth of bf16's error. The
+/// errors of many roundings mostly cancel out: 0.8e-4 was observed.
 const OFF: f64 = 3e-4;
 
 fn dynamic(initial: u8, window: u32) -> LossScaling {
@@ -96,7 +96,7 @@ fn gradients_are_the_same_bits_under_large_scales_and_lose_digits_under_small_on
         let scaling = LossScaling::Static(ScaleFactor::two_to(exponent));
         norms(Precision::Fp16, scaling)
     };
-    // Scaling by a power of two rounds nothing, once nothing is below the least numbers of fp16.
+    // Scaling by a power of two causes no rounding, if no number is below the smallest numbers of fp16.
     let large = scaled(17);
     assert_eq!(scaled(16), large);
     let off = |norms: &[f64], exact: &[f64]| {
@@ -105,7 +105,7 @@ fn gradients_are_the_same_bits_under_large_scales_and_lose_digits_under_small_on
     };
     let exact = norms(Precision::Fp32, LossScaling::OFF);
     assert!(off(&large, &exact) < 1e-3, "{}", off(&large, &exact));
-    // Below 2^-14 a number has fewer digits, below 2^-24 none.
+    // Below 2^-14 a number has fewer digits, and below 2^-24 none.
     let lost = [0, 4, 8, 12].map(|exponent| off(&scaled(exponent), &large));
     assert!(lost.is_sorted_by(|a, b| a > b), "{lost:?}");
 }
@@ -146,7 +146,7 @@ fn the_same_steps_are_skipped_under_every_plan_and_by_all_workers() {
 
 #[test]
 fn cuts_alone_change_no_bit_and_neither_does_recomputing() {
-    // Untied, and one micro-batch of the whole batch: nothing is summed in another order.
+    // An untied head, and one micro-batch for the whole batch: no sum has another order.
     let case = Case {
         tied: false,
         ..fp16(dynamic(30, 8))
@@ -181,7 +181,7 @@ fn a_loss_that_is_not_finite_is_skipped_in_every_precision_and_the_state_survive
         for unit in plan.units(ONE) {
             engine.initialise(unit).unwrap();
         }
-        // One parameter that is not a number spoils everything after it.
+        // One parameter that is a NaN makes all later values NaN.
         let mut spoiled = engine.export(Unit(2)).unwrap();
         spoiled.data[0] = f32::NAN;
         engine.import(Unit(2), &spoiled).unwrap();
@@ -220,7 +220,7 @@ fn what_was_counted_goes_on_where_a_state_is_moved() {
     let whole = run(&case, &single(&case), STEPS);
     let (mut engine, mut at, mut losses) = (first, StateId::INITIAL, Vec::new());
     for step in 0..STEPS {
-        // Moved while the scale falls, and later.
+        // The state is moved while the scale decreases, and later.
         if [2, 3, 20].contains(&step) {
             let mut next = common::engine(&case, ONE);
             for unit in engine.held() {

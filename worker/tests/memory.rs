@@ -1,4 +1,4 @@
-//! The planner's memory of a stage against what a real step takes at most, by the allocator.
+//! Compares the planner's memory of a stage with the maximum that a real step allocates.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
@@ -20,18 +20,18 @@ use varuna_worker::model::{attention_shape, score_memory};
 use varuna_worker::transport::local::LocalMesh;
 
 const ME: WorkerId = WorkerId(1);
-/// The first step makes what later ones use again.
+/// The first step allocates memory that later steps use again.
 const STEPS: usize = 2;
-/// State is counted to within this; the rest is alignment and the table of units.
+/// Relative tolerance for state; the difference is alignment and the table of units.
 const STATE_OFF: f64 = 0.02;
-/// Planned over measured, at least: less would let a worker run out of memory.
+/// Minimum of planned over measured memory: with less, a worker could run out of memory.
 const LEAST: f64 = 0.98;
-/// At most: more would leave memory unused.
+/// Maximum of planned over measured memory: with more, memory would be left unused.
 const MOST: f64 = 1.03;
-/// What libtorch's products of 16-bit numbers take for themselves on processors that have no instructions for these.
+/// Memory that libtorch's products of 16-bit numbers need on CPUs without instructions for these formats.
 const SCRATCH: u64 = 1 << 20;
 
-/// All that is done about documents.
+/// All settings for documents.
 const PACKED: Packing = Packing {
     block_mask: true,
     reset_positions: true,
@@ -55,7 +55,7 @@ impl Samples for Counting {
     }
 }
 
-/// A model, how it is computed, and how many micro-batches of which size.
+/// A model, how it is computed, and the number and size of its micro-batches.
 #[derive(Clone, Debug)]
 struct Case {
     model: Transformer,
@@ -129,7 +129,7 @@ impl Case {
         }
     }
 
-    /// Bytes of state, and of all at most, that the planner counts.
+    /// Bytes of state, and maximum bytes, according to the planner.
     fn planned(&self) -> (u64, u64) {
         let link = Link {
             element_bytes: self.precision.element_bytes(),
@@ -149,7 +149,7 @@ impl Case {
         (costs.parameters(whole) * costs.parameter.resident, of(stash))
     }
 
-    /// The same as the allocators count it: after the state is made, and the most of a few steps.
+    /// The same according to the allocators: after the state was made, and the maximum of a few steps.
     fn measured(&self) -> (u64, u64) {
         let backend = Backend::of_processor(self.precision.into());
         let shape = attention_shape(&self.model, self.packing, backend.numerics);
@@ -168,7 +168,7 @@ impl Case {
             engine.initialise(unit).unwrap();
         }
         let link = LocalMesh::new(&[ME]).link(ME);
-        // The long-lived buffers of a worker are no tensors' own memory.
+        // The long-lived buffers of a worker are not allocated as tensors.
         let state = taken_bytes() - before;
         let beside = state - meter.taken().now;
         let mut at = StateId::INITIAL;
@@ -184,7 +184,8 @@ impl Case {
     }
 }
 
-/// Of each kind of attention that keeps other tensors, one like a Llama and one like a Qwen; and a BERT, whose norms come last.
+/// Models whose attention keeps other tensors: one like a Llama and one like a Qwen; and a BERT, which has norms after the residual
+/// additions.
 fn families() -> [Transformer; 3] {
     let of = |preset: &str, kv_heads, inner_size| {
         let mut model = presets::preset(preset).unwrap();
@@ -213,7 +214,7 @@ fn model(layers: u32, hidden_size: u32, sequence_length: u32, vocabulary_size: u
     }
 }
 
-/// Schedules, what is kept of a forward, how attention is computed, and what of a sample is packed.
+/// Schedules, kinds of recompute, kinds of attention, and settings for packed documents.
 fn steps() -> [(ScheduleKind, Recompute, Attention, Packing); 11] {
     let alternating = ScheduleKind::OneForwardOneBackward { warmup_factor: 1.0 };
     let (gpipe, flash, math) = (ScheduleKind::Gpipe, Attention::Flash, Attention::Math);
@@ -233,7 +234,7 @@ fn steps() -> [(ScheduleKind, Recompute, Attention, Packing); 11] {
     ]
 }
 
-/// Without them a step in bf16 takes ten times as long: there the first case of each model stands for the others.
+/// Without these instructions a step in bf16 takes ten times as long, so only the first case of each model is run.
 fn has_bf16_instructions() -> bool {
     #[cfg(target_arch = "x86_64")]
     let has = std::arch::is_x86_feature_detected!("avx512bf16");
@@ -246,16 +247,16 @@ fn has_bf16_instructions() -> bool {
 #[expect(clippy::cast_precision_loss, reason = "sizes of small models")]
 fn the_planner_counts_what_a_step_takes() {
     varuna_torch::keep_freed_memory();
-    // What a thread takes for itself is within the bounds, and one takes two and a half minutes.
+    // The memory that a thread needs itself is within the tolerances, and with one thread the test takes two and a half minutes.
     tch::set_num_threads(2);
     let mut wrong = Vec::new();
-    // Blocks decide the first two, the head the others; of the last its logits exist a chunk at a time.
+    // Blocks need most of the memory of the first two, and the head of the others. The logits of the fourth exist in chunks.
     let models = [
         model(2, 256, 256, 1000),
         model(5, 128, 256, 256),
         model(2, 128, 256, 4000),
         model(1, 64, 256, 8000),
-        // Scores are the most of it.
+        // Attention scores need most of its memory.
         model(2, 128, 512, 256),
     ];
     for (model, precision) in models
@@ -270,7 +271,7 @@ fn the_planner_counts_what_a_step_takes() {
             precision,
             kind,
             recompute,
-            // A head of so many samples takes several chunks.
+            // The head of so many samples is computed in several chunks.
             micro_batches: if model.layers == 1 { 1 } else { 3 },
             micro_batch_size: if model.layers == 1 { 48 } else { 4 },
         };
@@ -280,7 +281,7 @@ fn the_planner_counts_what_a_step_takes() {
             1
         };
         for (kind, recompute, attention, packing) in steps().into_iter().step_by(every) {
-            // Masks and angles are the same whatever the model's other sizes are.
+            // Masks and angles do not depend on the other sizes of the model.
             if packing == PACKED && model.hidden_size != 256 {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The engine over communicators of NCCL, as a stand-in on host memory has them: the same numbers as over a link.
+//! The engine over NCCL communicators of a stand-in in host memory: the same numbers as over a link.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
@@ -23,7 +23,7 @@ use varuna_worker::transport::{Address, EVALUATION, ElementFormat, Link, LinkErr
 
 const STEPS: u64 = 6;
 
-/// The stand-in, beside this test's own program.
+/// The stand-in, which is in the folder of this test's program.
 fn libraries() -> Libraries {
     let library = std::env::current_exe()
         .unwrap()
@@ -40,7 +40,7 @@ fn on(device: Device, precision: Precision) -> Case {
     }
 }
 
-/// A link that counts the tensors that go over it.
+/// A link that counts the tensors that it sends.
 struct Counted {
     inner: Arc<dyn Link>,
     tensors: Arc<AtomicUsize>,
@@ -79,7 +79,8 @@ impl Link for Counted {
     }
 }
 
-/// Trains over links beside which the workers that `has` names have communicators; returns how many tensors went over the links.
+/// Trains over links, with communicators for the workers for which `has` returns true. Also returns the number of tensors that the links
+/// have sent.
 fn run_with(case: &Case, shape: &Shape, has: impl Fn(WorkerId) -> bool) -> (Trained, usize) {
     let (libraries, mesh) = (libraries(), LocalMesh::new(&shape.members()));
     let tensors = Arc::new(AtomicUsize::new(0));
@@ -94,7 +95,7 @@ fn run_with(case: &Case, shape: &Shape, has: impl Fn(WorkerId) -> bool) -> (Trai
     (trained, tensors.load(Ordering::Relaxed))
 }
 
-/// Shapes whose units have at most two holders: two numbers have one sum, so that the order of a sum does not matter.
+/// Shapes whose units have at most two holders: a sum of two numbers does not depend on the order.
 fn shapes(case: &Case) -> Vec<Shape> {
     let mut interleaved = shape(case, &[&[1, 1, 2, 2]], &[8], 2);
     interleaved.schedule.kind = ScheduleKind::Interleaved { chunks: 2 };
@@ -144,7 +145,7 @@ fn sums_of_three_holders_are_the_same_on_all_and_differ_by_rounding_alone() {
     }
 }
 
-/// One-stage pipelines.
+/// Pipelines of one stage each.
 fn side_by_side(case: &Case, workers: u64) -> Shape {
     let depths: Vec<&[u32]> = (0..workers).map(|_| [6].as_slice()).collect();
     let samples: Vec<u64> = (0..workers)
@@ -185,7 +186,7 @@ fn state_that_is_shared_out_is_summed_and_gathered_from_device_to_device() {
             );
         }
     }
-    // Cut in other places: a stage has several communicators, and a boundary before it.
+    // Pipelines with different cuts: a stage has several communicators, and receives a boundary.
     let case = Case {
         sharding: Sharding::Zero1,
         ..on(Device::Apart, Precision::Fp32)
@@ -194,7 +195,7 @@ fn state_that_is_shared_out_is_summed_and_gathered_from_device_to_device() {
     let (over_nccl, tensors) = run_with(&case, &shape, |_| true);
     assert_eq!(tensors, 0);
     assert_losses_close(&run(&case, &shape, STEPS), &over_nccl, 1e-5, "uneven cuts");
-    // Without a communicator for a unit its parameters come in pieces.
+    // Without a communicator for a unit, its parameters are sent in pieces over the link.
     let (mixed, some) = run_with(&case, &shape, |me| me != WorkerId(2));
     assert!(some > 0);
     assert_losses_close(&over_nccl, &mixed, 1e-5, "uneven cuts, one worker without NCCL");
@@ -218,7 +219,7 @@ fn what_one_worker_has_no_nccl_for_goes_over_the_link() {
 
 #[test]
 fn a_fence_ends_a_step_whose_peer_never_comes_and_the_engine_trains_on_with_others() {
-    // With undivided state it waits for the first sum, with shared state for the first parameters.
+    // With undivided state it waits for the first sum, with sharded state for the first parameters.
     for (sharding, workers) in [(Sharding::Off, 2), (Sharding::Zero1, 3)] {
         let case = Case {
             sharding,
@@ -230,7 +231,7 @@ fn a_fence_ends_a_step_whose_peer_never_comes_and_the_engine_trains_on_with_othe
     }
 }
 
-/// A peer that does not come in time is the peer's fault: this worker's device is sound, and its process must not end.
+/// If a peer does not connect in time, this is not a fault of this worker's device, and its process must not end.
 #[test]
 fn a_step_whose_peer_never_comes_ends_by_its_deadline_and_the_engine_trains_on_with_others() {
     for (sharding, workers) in [(Sharding::Off, 2), (Sharding::Zero1, 3)] {
@@ -248,8 +249,8 @@ fn a_step_whose_peer_never_comes_ends_by_its_deadline_and_the_engine_trains_on_w
     }
 }
 
-/// One worker of the plan begins a step, `meanwhile` is done with its link, and it trains on alone; the others meet the ranks, and are never heard
-/// of again. Returns how the step ended.
+/// One worker of the plan begins a step, `meanwhile` is called with its link, and then it trains alone. The other workers meet the ranks,
+/// and do nothing after that. Returns the error of the step.
 fn trains_without_peers(
     case: &Case,
     together: &Plan,
@@ -267,7 +268,7 @@ fn trains_without_peers(
     let others: Vec<_> = others
         .map(|worker| {
             let (met, plan) = (link(*worker), together.clone());
-            // The link is returned: what it made must not end before the step does.
+            // The link is returned, because its communicators must live longer than the step.
             std::thread::spawn(move || (met.communicators(&plan, later()).unwrap().is_some(), met))
         })
         .collect();
@@ -298,7 +299,7 @@ fn trains_without_peers(
     failure.error
 }
 
-/// The units' norms in a step of the whole model on one worker, and the state id after it.
+/// The norms of the units in a step of the whole model on one worker, and the state id after it.
 fn running_alone(case: &Case, engine: &mut Engine) -> (Vec<(Unit, UnitNorm)>, StateId) {
     let (plan, me) = (plan(case, &single(case)), WorkerId(1));
     let link = LocalMesh::new(&[me]).link(me);
@@ -374,7 +375,7 @@ fn workers_agree_on_communicators_over_the_connections_of_a_generation_which_end
     }
 }
 
-/// Runs a test again in a process whose stand-in hangs in this operation: its fault is one of a whole process.
+/// Runs a test again in a process whose stand-in hangs in this operation: a fault applies to a whole process.
 fn again_with_a_hang(test: &str, operation: u32) {
     let mut again = std::process::Command::new(std::env::current_exe().unwrap());
     let output = again
@@ -388,10 +389,10 @@ fn again_with_a_hang(test: &str, operation: u32) {
 
 const FAULT: &str = "VARUNA_FAKE_NCCL_FAULT";
 
-/// How a worker's step ended, and what it has prepared.
+/// The error of a worker's step, and what it has prepared.
 type Ended = (Option<EngineError>, Vec<(Unit, UnitNorm)>);
 
-/// One step of all workers of a plan.
+/// Runs one step of all workers of a plan.
 fn step_of_all(case: &Case, plan: &Plan, libraries: Option<&Libraries>, deadline: Instant) -> Vec<Ended> {
     let mesh = LocalMesh::new(plan.members());
     let begin = |me: &WorkerId| {
@@ -441,8 +442,8 @@ fn only_the_sums_that_were_done_before_a_hang_are_prepared() {
 #[test]
 fn a_sum_whose_second_holder_has_not_got_it_is_not_prepared() {
     if std::env::var_os(FAULT).is_none() {
-        // Three workers with six units: 18 operations bring parameters, the next three sum the parts of the last unit, and this is the first that passes
-        // such a sum on.
+        // Three workers with six units: 18 operations send parameters, the next three sum the parts of the last unit, and this is the first
+        // operation that sends such a sum to its second holder.
         again_with_a_hang("a_sum_whose_second_holder_has_not_got_it_is_not_prepared", 22);
         return;
     }
@@ -459,8 +460,8 @@ fn a_sum_whose_second_holder_has_not_got_it_is_not_prepared() {
     }
 }
 
-/// All workers of a plan run a step, which connects them. Then one of them runs it again, alone, until it is too late. How that ended, and the bytes of
-/// tensors that it has taken and not given back.
+/// All workers of a plan run a step, which connects them. Then one of them runs it again alone, until the deadline. Returns its error, and
+/// the bytes of tensors that it has allocated and not freed.
 fn again_without_peers(case: &Case, plan: &Plan, alone: WorkerId) -> (EngineError, u64) {
     let (libraries, mesh) = (libraries(), LocalMesh::new(plan.members()));
     let begin = |me: &WorkerId| {
@@ -475,7 +476,7 @@ fn again_without_peers(case: &Case, plan: &Plan, alone: WorkerId) -> (EngineErro
             }
             engine.run_step(&plan, at, &link, later()).unwrap();
             if me != alone {
-                // What it has made must not end before the other's step.
+                // Its communicators must live longer than the other worker's step.
                 return (link, None);
             }
             let meter = MemoryMeter::begin(Device::Apart).unwrap();
@@ -505,7 +506,7 @@ fn a_step_that_ends_while_it_receives_gives_back_the_memory_of_what_did_not_come
 
 #[test]
 fn an_evaluation_does_not_run_ahead_of_a_stage_that_takes_nothing() {
-    // Six micro-batches are evaluated before the first is trained on.
+    // Six micro-batches are evaluated before the first one is trained.
     let case = on(Device::Apart, Precision::Fp32);
     let plan = plan(&case, &shape(&case, &[&[2, 4]], &[BATCH], 1));
     let (error, _) = again_without_peers(&case, &plan, WorkerId(1));

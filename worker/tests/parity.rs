@@ -1,4 +1,4 @@
-//! Any plan trains like the unsplit model: engines in threads of one process, over local links.
+//! Any plan trains like the unsplit model. The engines are threads of one process, connected by local links.
 
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
@@ -110,7 +110,7 @@ fn muon_is_its_formulas_under_every_plan_and_recompute() {
         recomputed.schedule.recompute = Recompute::Full;
         for plan in [single(&case), two, recomputed] {
             let ours = run(&case, &plan, STEPS);
-            // The iteration makes small singular values, and their rounding, hundreds of times larger.
+            // The iteration makes small singular values hundreds of times larger, and with them their rounding errors.
             assert_close(&plain, &ours, 1e-4, &format!("tied {tied}, {plan:?}"));
         }
     }
@@ -158,7 +158,7 @@ fn every_plan_draws_the_curve_of_the_unsplit_model() {
 
 #[test]
 fn cuts_alone_inside_blocks_too_change_no_bit() {
-    // Untied, and one micro-batch of the whole batch: nothing is summed in another order.
+    // An untied head, and one micro-batch for the whole batch: no sum has another order.
     let case = Case {
         tied: false,
         ..Case::default()
@@ -196,7 +196,7 @@ fn every_schedule_draws_the_same_curve() {
     }
 }
 
-/// Gives each pipeline's stages to its first workers, round after round.
+/// Assigns the stages of each pipeline to its first workers, in rounds.
 fn interleave(mut shape: Shape, chunks: u32, recompute: Recompute) -> Shape {
     shape.schedule = ScheduleSpec {
         kind: ScheduleKind::Interleaved { chunks },
@@ -274,7 +274,7 @@ fn recompute_gives_the_very_bits_of_keeping_everything() {
             recompute: Recompute::None,
         };
         let keeps = run(&case, &plan, STEPS);
-        // Cut inside a block: the first stage ends with an attention, the second begins with an MLP.
+        // Cut inside a block: the first stage ends with an attention, and the second begins with an MLP.
         for policy in [Recompute::Full, Recompute::Selective] {
             plan.schedule.recompute = policy;
             let recomputes = run(&case, &plan, STEPS);
@@ -311,7 +311,7 @@ fn a_model_learns() {
     assert!(losses[59] < 0.7 * losses[0], "{} to {}", losses[0], losses[59]);
 }
 
-/// What is no more than a rotation by the position.
+/// Positions that are only a rotation.
 const ROTARY: Positions = Positions::Rotary(Rotary {
     theta: Real::new(100.0),
     scaling: None,
@@ -319,7 +319,7 @@ const ROTARY: Positions = Positions::Rotary(Rotary {
 
 type Change = fn(&mut Features);
 
-/// Each feature by itself, in a model that is a GPT-2 otherwise.
+/// Each feature alone, in a model that is otherwise a GPT-2.
 const FEATURES: [(&str, Change); 21] = [
     ("RMS norm", |f| f.norm = Norm::RmsNorm),
     ("another epsilon", |f| f.epsilon = Real::new(0.1)),
@@ -386,7 +386,7 @@ fn each_feature_trains_like_its_formula_and_cut_inside_a_block_and_recomputed_to
     }
 }
 
-/// The same plan with nothing, attention, and everything run again.
+/// The same plan with three kinds of recompute: nothing, attention, and everything.
 fn runs_by_recompute(case: &Case, plan: &Shape, steps: u64) -> [Trained; 3] {
     [Recompute::None, Recompute::Selective, Recompute::Full].map(|recompute| {
         let mut plan = plan.clone();
@@ -422,7 +422,7 @@ fn llama_and_qwen_train_under_every_plan_like_their_formulas() {
     }
 }
 
-/// What is done about documents: each by itself, and all together.
+/// The settings for documents: each alone, and all together.
 const PACKINGS: [(&str, Packing); 4] = [
     (
         "block mask",
@@ -534,7 +534,7 @@ const MASKING: Masking = Masking {
     mask_token: 39,
 };
 
-/// A model that sees both sides and fills masked tokens in.
+/// A bidirectional model that learns to predict masked tokens.
 fn masked(features: Features) -> Case {
     Case {
         dropout: 0.0,

@@ -1,5 +1,5 @@
-//! Narrower numbers: the curve of single precision within their own digits, and the same bits under every plan where no sum is
-//! taken in another order.
+//! Narrower formats: the losses equal those of single precision within their digits, and the bits are the same under all plans in which no
+//! sum has another order.
 
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
@@ -10,7 +10,8 @@ use varuna_model::Features;
 use varuna_plan::{Recompute, WorkerId};
 
 const STEPS: u64 = 40;
-/// bfloat16 has eight digits of two: a rounding is off by one in 512 at most. Errors of many roundings mostly cancel out.
+/// Relative tolerance of losses. bfloat16 has eight binary digits, so a rounding is off by at most one in 512. The errors of many roundings
+/// mostly cancel out.
 const OFF: f64 = 1e-2;
 
 fn bf16() -> Case {
@@ -61,7 +62,7 @@ fn bf16_draws_the_same_curve_under_every_plan() {
 
 #[test]
 fn cuts_alone_change_no_bit_and_neither_does_recomputing() {
-    // Untied, and one micro-batch of the whole batch: nothing is summed in another order.
+    // An untied head, and one micro-batch for the whole batch: no sum has another order.
     let case = Case {
         tied: false,
         ..bf16()
@@ -94,7 +95,7 @@ fn state_is_single_precision_whatever_is_computed_in() {
         wide.initialise(unit).unwrap();
         let state = narrow.export(unit).unwrap();
         assert_eq!(state, wide.export(unit).unwrap(), "{unit}: masters begin alike");
-        // A state of either goes on in the other.
+        // The state of each precision can be used by the other.
         wide.import(unit, &state).unwrap();
         assert_eq!(
             wide.parameters_digest(unit).unwrap(),
@@ -105,7 +106,7 @@ fn state_is_single_precision_whatever_is_computed_in() {
 
 #[test]
 fn a_step_too_small_for_bf16_still_moves_the_masters() {
-    // With the rate of the smallest steps the parameters would stand still in eight digits.
+    // With the learning rate of the smallest steps, parameters with eight digits would not change.
     let case = bf16();
     let trained = run(&case, &single(&case), STEPS);
     let rounded = |x: f32| x.to_bits() & 0xffff == 0;

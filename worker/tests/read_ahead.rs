@@ -1,4 +1,4 @@
-//! Samples are read beside the steps that need them.
+//! Samples are read ahead of the steps that need them.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
@@ -22,16 +22,16 @@ struct State {
     read: Vec<u64>,
     /// The names of the threads that read.
     threads: Vec<String>,
-    /// Samples from this one on cannot be read.
+    /// The first sample that cannot be read.
     away_from: Option<u64>,
 }
 
-/// A store that the test watches and takes away.
+/// A store that the test observes, and can make unavailable.
 #[derive(Clone, Default)]
 struct Store(Arc<(Mutex<State>, Condvar)>);
 
 impl Store {
-    /// Waits until so many samples were read.
+    /// Waits until this many samples were read.
     fn wait_for(&self, count: usize) {
         let (state, changed) = &*self.0;
         let state = state.lock().unwrap();
@@ -79,7 +79,7 @@ impl Samples for Store {
     }
 }
 
-/// An engine with its first state, and its plan: one stage, a micro-batch a step, which reads inputs and targets.
+/// An engine with its first state, and a plan of one stage with one micro-batch for each step, which reads inputs and targets.
 fn start(case: &Case, store: &Store) -> (Engine, Plan) {
     let plan = plan(case, &shape(case, &[&[6]], &[BATCH], 8));
     let mut engine = engine_with(case, ME, store.clone());
@@ -89,7 +89,7 @@ fn start(case: &Case, store: &Store) -> (Engine, Plan) {
     (engine, plan)
 }
 
-/// One step; its loss.
+/// Runs one step and returns its loss.
 fn step(engine: &mut Engine, plan: &Plan, at: &mut StateId) -> Result<f64, EngineError> {
     let link = LocalMesh::new(&[ME]).link(ME);
     let report = engine
@@ -122,7 +122,7 @@ fn a_store_that_is_away_during_a_step_whose_samples_were_read_ahead_does_not_del
         };
         let ((mut engine, plan), mut at) = (start(&case, &store), StateId::INITIAL);
         assert_eq!(step(&mut engine, &plan, &mut at), Ok(losses[0]));
-        // Inputs and targets of the first step, and of the second.
+        // The inputs and targets of the first and of the second step.
         store.wait_for(4 * batch);
         store.take_away_from(0);
         assert_eq!(step(&mut engine, &plan, &mut at), Ok(losses[1]));

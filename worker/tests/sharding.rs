@@ -1,5 +1,5 @@
-//! Optimizer state that the workers of a segment share out (ZeRO-1) draws the curve of state that each of them has: engines in threads of one
-//! process, over local links.
+//! Optimizer state that is divided among the workers of a segment (ZeRO-1) gives the same losses as undivided state. The engines are
+//! threads of one process, connected by local links.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 mod common;
@@ -21,7 +21,7 @@ use varuna_worker::transport::local::LocalMesh;
 
 const STEPS: u64 = 12;
 
-/// The state of undivided units, of those of a layout.
+/// The result with the state of whole segments, from units of this layout.
 fn whole(layout: Layout, trained: Trained) -> Trained {
     let mut parameters = BTreeMap::new();
     for whole in layout.undivided().all_units() {
@@ -45,7 +45,7 @@ fn whole(layout: Layout, trained: Trained) -> Trained {
     }
 }
 
-/// Runs a case with its state shared out, and not; the curves and the states must be the same but for rounding.
+/// Runs a case with and without sharding. Losses and states must be the same except for rounding.
 fn compare(case: &dyn Fn(Sharding) -> Case, shape: &Shape, tolerance: f64, what: &str) {
     let sharded = case(Sharding::Zero1);
     let undivided = run(&case(Sharding::Off), shape, STEPS);
@@ -54,7 +54,7 @@ fn compare(case: &dyn Fn(Sharding) -> Case, shape: &Shape, tolerance: f64, what:
     assert_eq!(undivided.progress, shared.progress, "{what}");
     assert_eq!(undivided.evaluations.len(), shared.evaluations.len(), "{what}");
     assert_losses_close(&undivided, &shared, tolerance, what);
-    // Adam makes as much of the last bits of small gradients as of large ones.
+    // Adam amplifies the last bits of small gradients as much as large gradients.
     assert_close(
         &undivided,
         &whole(sharded.layout(), shared),
@@ -63,7 +63,7 @@ fn compare(case: &dyn Fn(Sharding) -> Case, shape: &Shape, tolerance: f64, what:
     );
 }
 
-/// One-stage pipelines, as many as there are samples to share out.
+/// Pipelines of one stage each, with the samples divided among them.
 fn side_by_side(case: &Case, workers: usize) -> Shape {
     let depths: Vec<&[u32]> = vec![&[6]; workers];
     let samples: Vec<u64> = (0..workers as u64)
@@ -113,7 +113,7 @@ fn every_optimizer_family_and_precision_shares_its_state() {
     };
     of(&|case| case.rule = UpdateRule::Sgd { momentum: 0.9 }, 1e-6, "SGD");
     of(&|case| case.features = LLAMA_LIKE, 1e-6, "Llama");
-    // A copy that is rounded from parameters that differ in the last bit differs in its own.
+    // If parameters differ in the last bit, their rounded copies may differ in the last bit of their own format.
     of(&|case| case.precision = Precision::Bf16, 1e-2, "bf16");
     let scaling = LossScaling::Dynamic {
         initial: ScaleFactor::two_to(24),
@@ -147,7 +147,7 @@ fn the_first_state_of_all_ranges_is_that_of_the_whole_unit() {
 /// Engines of a run, by worker.
 type Engines = BTreeMap<WorkerId, Engine>;
 
-/// Trains on for some steps: a thread for each engine.
+/// Trains for some more steps, with a thread for each engine.
 fn train(case: &Case, shape: &Shape, engines: Engines, at: &mut StateId, steps: u64) -> (Engines, Vec<f64>) {
     let (plan, mesh) = (plan(case, shape), LocalMesh::new(&shape.members()));
     let exchange = Arc::new(common::Exchange::new(shape.members().len()));
@@ -185,7 +185,7 @@ fn train(case: &Case, shape: &Shape, engines: Engines, at: &mut StateId, steps: 
     (engines, losses)
 }
 
-/// What the engines hold, by unit; all holders of a unit have the same bits.
+/// The states of the engines, by unit. All holders of a unit must have the same bits.
 fn states(engines: &Engines) -> BTreeMap<Unit, UnitState> {
     let mut states: BTreeMap<Unit, UnitState> = BTreeMap::new();
     for engine in engines.values() {
@@ -230,7 +230,7 @@ fn whoever_is_lost_the_others_hold_all_and_go_on_with_the_same_curve() {
             sharded.layout().units(),
             "{lost} takes no state with it"
         );
-        // The others under a plan of theirs, which shares out anew.
+        // The remaining workers train under a new plan, which divides the state anew.
         let mut three = side_by_side(&sharded, 3);
         let mut others = engines.keys().copied();
         for pipeline in &mut three.pipelines {
@@ -260,7 +260,7 @@ fn whoever_is_lost_the_others_hold_all_and_go_on_with_the_same_curve() {
 fn where_ranges_share_out_evenly_the_bits_are_those_of_undivided_state_but_for_the_norm() {
     let case = |sharding| Case {
         sharding,
-        // Never clipped: the norm is added up by ranges, which rounds otherwise.
+        // Gradients are never clipped, because the norm is added up by ranges and is rounded differently.
         clip_norm: None,
         ..Case::default()
     };

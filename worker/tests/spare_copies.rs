@@ -1,5 +1,5 @@
-//! Spare copies: two stages that keep each other's units while they train, each gradient taken as soon as its step has run and applied once
-//! the step is decided, hold each other's very bits; and what is kept trains on in the place of what is lost.
+//! Spare copies: two stages keep each other's units while they train. Each gradient is copied as soon as its step has run, and applied once
+//! the step is decided. The copies have the same bits as the originals, and training continues from them after a loss.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -21,21 +21,21 @@ use varuna_worker::transport::local::LocalMesh;
 const A: WorkerId = WorkerId(1);
 const B: WorkerId = WorkerId(2);
 
-/// Two stages.
+/// A shape with two stages.
 fn two_stages(case: &Case) -> Shape {
     shape(case, &[&[3, 3]], &[BATCH], 4)
 }
 
-/// What goes to a keeper.
+/// A message to a keeper.
 enum Sent {
     Copy(Unit, UnitState),
-    /// Of the step that was just run; empty where the unit's norm says that it will be skipped.
+    /// The gradient of the step that was just run. It is empty if the unit's norm says that the step will be skipped.
     Gradient(Unit, Vec<f32>),
-    /// All of this step has been sent.
+    /// Everything of this step was sent.
     Ran,
 }
 
-/// A stage, and the copies that it keeps of the other one.
+/// A stage, and the copies of the other stage's units that it keeps.
 struct Worker {
     me: WorkerId,
     engine: Engine,
@@ -48,13 +48,13 @@ struct Worker {
 }
 
 impl Worker {
-    /// The units that this worker alone holds.
+    /// The units that only this worker holds.
     fn alone(&self) -> Vec<Unit> {
         let units = self.plan.units(self.me).into_iter();
         units.filter(|u| self.plan.holders(*u).len() == 1).collect()
     }
 
-    /// Trains from `at` for so many steps; copies are made before the step `copy`.
+    /// Trains from `at` for this many steps. Copies are made before the step `copy`.
     fn train(&mut self, mut at: StateId, steps: u64, copy: u64) -> StateId {
         tch::set_num_threads(1);
         let own = self.plan.units(self.me);
@@ -91,7 +91,7 @@ impl Worker {
         at
     }
 
-    /// Takes what the holder has sent of a step, and applies its decision.
+    /// Stores what the holder has sent for a step, and applies the decision.
     fn keep(&mut self, copied: bool, decision: &Decision) {
         loop {
             match self.from_holder.recv().unwrap() {
@@ -133,7 +133,7 @@ fn pair(case: &Case, engines: [Engine; 2]) -> [Worker; 2] {
     [worker(A, a, to_b, from_b), worker(B, b, to_a, from_a)]
 }
 
-/// Both train in threads of their own; the state that they reach.
+/// Both workers train, each in its own thread. Returns the state that they reach.
 fn train(workers: [Worker; 2], at: StateId, steps: u64, copy: u64) -> ([Worker; 2], StateId) {
     let threads = workers.map(|mut worker| {
         std::thread::spawn(move || {
@@ -156,7 +156,7 @@ fn first_engines(case: &Case) -> [Engine; 2] {
     })
 }
 
-/// Trains, with copies from step `copy` on; all that is kept is what its holder has, bit for bit. Whether steps were skipped.
+/// Trains, with copies from step `copy` on, and checks that each copy has the bits of its holder. Returns whether steps were skipped.
 fn kept_bits_are_the_holders(case: &Case, steps: u64, copy: u64) -> bool {
     let (workers, _) = train(pair(case, first_engines(case)), StateId::INITIAL, steps, copy);
     let [a, b] = &workers;
@@ -199,8 +199,8 @@ fn a_spare_copy_has_its_holders_bits_in_every_precision_and_through_skipped_step
     assert!(kept_bits_are_the_holders(&case(Precision::Fp16, scaling), 60, 1));
 }
 
-/// A stage is lost after some steps. A new worker takes over what the other one has kept of it, and both come to the very state of a run
-/// that lost nobody.
+/// One stage is lost after some steps. A new worker gets the copies of its units that the other stage has kept, and both reach exactly the
+/// state of a run without a loss.
 #[test]
 fn what_is_kept_trains_on_in_the_place_of_the_lost_stage() {
     let case = Case::default();
@@ -234,7 +234,7 @@ fn what_is_kept_trains_on_in_the_place_of_the_lost_stage() {
     }
 }
 
-/// The optimizer of what is kept runs beside the commands that follow; what they need of it is waited for.
+/// The optimizer for copies runs in parallel with later commands, which wait for it if they need its result.
 #[test]
 fn a_state_is_given_away_with_the_gradients_that_were_ordered_before_it() {
     tch::set_num_threads(1);

@@ -1,4 +1,4 @@
-//! State that is read from, and written to, a device that works late and copies late, which needs no GPU: the driver is a stand-in.
+//! Reading and writing state on a device that computes and copies with a delay. No GPU is needed, because the driver is a stand-in.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
@@ -11,16 +11,16 @@ use varuna_api::UpdateRule;
 use varuna_plan::WorkerId;
 use varuna_torch::{Copies, Device, FlatBuffer, Kernels, MemoryMeter, Streams};
 
-/// Elements of a range that is copied in several pieces, the last of them short.
+/// Elements of a range that is copied in several pieces, of which the last one is shorter.
 const LONG: usize = (5 << 19) + 7;
 
-/// A GPU on which nothing is done when a call returns, and kernels that are launched there.
+/// A GPU on which no work is done when a call returns, and kernels that are launched there.
 fn gpu(copies: Copies) -> (Streams, Kernels) {
     let streams = late::streams(Device::Cuda(0), copies);
     (streams, late::kernels(streams))
 }
 
-/// Numbers that differ from each other.
+/// Numbers that all differ.
 fn numbers(len: usize) -> Vec<f32> {
     (0..len).map(|n| (n % 8191) as f32 / 8191.0).collect()
 }
@@ -35,7 +35,7 @@ fn gradient() -> Tensor {
     Tensor::from_slice(&numbers(LONG))
 }
 
-/// The weights after steps on the processor.
+/// The weights after these steps on the CPU.
 fn expected(steps: u64) -> Vec<f32> {
     let weights = buffer(&vec![1.0; LONG], Streams::HOST);
     let _moments = optimize(Kernels::PROCESSOR, &weights.tensor().unwrap(), &gradient(), steps);
@@ -73,7 +73,7 @@ fn a_reader_on_another_thread_does_not_wait_for_what_is_computed_after_its_share
     let values = numbers(LONG);
     let weights = buffer(&values, streams);
     let share = weights.share().unwrap();
-    // The next step, which takes at least three seconds: the stand-in takes 150 microseconds from one mark to the next.
+    // The next step takes at least three seconds: the stand-in takes 150 microseconds from one mark to the next.
     let marks: Vec<_> = (0..20_000).map(|_| streams.mark().unwrap()).collect();
     let read = std::thread::spawn(move || {
         let mut read = Vec::new();
@@ -100,7 +100,7 @@ fn what_is_written_comes_before_what_is_launched_next_and_after_what_was_launche
         &place.tensor().unwrap(),
         MANY,
     );
-    // The steps are launched and not done: they must not see this.
+    // The steps were launched and are not done. They must not use these values.
     place.set(&vec![-5.0; LONG]).unwrap();
     assert!(weights.copy(0..LONG).unwrap() == expected(MANY));
     assert!(place.copy(0..LONG).unwrap() == vec![-5.0; LONG]);
@@ -112,7 +112,7 @@ fn a_step_that_is_launched_at_once_computes_with_what_is_still_on_its_way() {
     let stepped = |streams: Streams, kernels| {
         let weights = buffer(&numbers(1000), streams);
         let place = FlatBuffer::zeros(1000, Device::Apart, streams).unwrap();
-        // What comes first keeps the copy from being made before the kernel is launched.
+        // Earlier copies delay this copy until after the launch of the kernel.
         let other = || Tensor::zeros([1000i64], (tch::Kind::Float, tch::Device::Cpu));
         let first = (0..20).map(|_| streams.bring(&[0.0f32; 1000], other()).unwrap());
         let _first: Vec<_> = first.collect();
@@ -150,7 +150,7 @@ fn read_and_replace(rule: UpdateRule) {
     for unit in units {
         host.initialise(unit).unwrap();
         let mut state = host.export(unit).unwrap();
-        // Its moments are zeros.
+        // The moments are zeros.
         let all = state.data.len();
         state
             .data
@@ -179,7 +179,7 @@ fn a_long_range_takes_two_pieces_of_pinned_memory_whatever_its_length() {
     let weights = buffer(&values, streams);
     assert!(weights.copy(0..values.len()).unwrap() == values);
     let piece = weights.share().unwrap().piece() * size_of::<f32>();
-    // What is copied to the device is given back with the next such copy.
+    // The pinned memory of a copy to the device is returned with the next such copy.
     weights.wait_for_shares(later()).unwrap();
     weights.set(&values[..1]).unwrap();
     let pinned = streams.pinned_bytes();
@@ -218,7 +218,7 @@ fn a_tensor_that_was_copied_to_is_let_go_of_without_another_copy() {
     let place = Tensor::zeros([1000i64], (tch::Kind::Float, tch::Device::Cpu));
     let coming = streams.bring(&[1.0f32; 1000], place).unwrap();
     drop(coming.arrive().unwrap());
-    // The device has made the copy when it has come to what follows it.
+    // The copy is complete when the device has reached a later mark.
     streams.mark().unwrap().since(&before).unwrap();
     assert_eq!(meter.taken().now, 4000, "the copy has it");
     streams.release_unused();

@@ -1,4 +1,4 @@
-//! The engine on a device that works late and copies late, which needs no GPU: the driver is a stand-in.
+//! The engine on a device that computes and copies with a delay. No GPU is needed, because the driver is a stand-in.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
@@ -21,7 +21,7 @@ fn streams_of(device: Device) -> Streams {
     late::streams(device, Copies::Beside)
 }
 
-/// Streams that are a GPU's: nothing in them is done when a call returns.
+/// Streams of a GPU: no work is done when a call returns.
 fn of_gpu() -> Streams {
     streams_of(Device::Cuda(0))
 }
@@ -52,7 +52,7 @@ fn what_leaves_a_device_late_has_the_bits_of_what_is_copied_at_once() {
         single(&case),
         shape(&case, &[&[2, 4]], &[8], 2),
         shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2),
-        // The stage in the middle shares no unit: it waits for nobody after its last gradient.
+        // The middle stage shares no unit, so it waits for no reduction after its last gradient.
         shape(&case, &[&[1, 3, 2]], &[8], 2),
         interleaved,
         recomputed,
@@ -81,7 +81,7 @@ fn filled(value: f32) -> Tensor {
     Tensor::full([size], f64::from(value), (Kind::Float, tch::Device::Cpu))
 }
 
-/// A tensor's elements once all is done that was begun before.
+/// The elements of a tensor, once all earlier work is done.
 fn fetched(streams: Streams, tensor: &Tensor) -> Vec<f32> {
     match streams.fetch(tensor).unwrap() {
         Some(fetch) => fetch.finish(later(), <[f32]>::to_vec).unwrap(),
@@ -110,7 +110,7 @@ fn a_copy_to_the_host_comes_after_what_was_launched_and_who_does_not_wait_reads_
 /// The weights after a step of the optimizer with a gradient that comes from the host.
 fn step_with(streams: Streams, kernels: Kernels, waits: bool) -> Vec<f32> {
     let (weight, place) = (filled(1.0), filled(0.0));
-    // What comes first keeps the copy from being made before the kernel is launched.
+    // Earlier copies delay this copy until after the launch of the kernel.
     let first = (0..20).map(|_| streams.bring(&[0.0f32; ELEMENTS], filled(0.0)));
     let _first: Vec<_> = first.map(Result::unwrap).collect();
     let coming = streams.bring(&[0.5f32; ELEMENTS], place.shallow_clone()).unwrap();
@@ -121,7 +121,7 @@ fn step_with(streams: Streams, kernels: Kernels, waits: bool) -> Vec<f32> {
     fetched(streams, &weight)
 }
 
-/// The weights after steps whose gradient is overwritten by one from the host after that.
+/// The weights after steps whose gradient is then overwritten by one from the host.
 fn step_before(streams: Streams, kernels: Kernels) -> Vec<f32> {
     let (weight, place) = (filled(1.0), filled(0.1));
     let _moments = optimize(kernels, &weight, &place, MANY);
@@ -153,11 +153,11 @@ fn pinned_memory_of_a_copy_to_the_device_is_not_written_again_before_the_copy_is
         let place = Tensor::zeros([1000i64], (Kind::Float, tch::Device::Cpu));
         streams.bring(&[value; 1000], place).unwrap()
     };
-    // As many at once as a step has, all of one length.
+    // As many copies at the same time as in a step, all with the same length.
     let brought: Vec<_> = (1..=20u8).map(|n| brought(n.into())).collect();
     let arrived = brought.into_iter().map(|b| b.arrive().unwrap());
     let arrived: Vec<Tensor> = arrived.collect();
-    // The device has come to a mark behind all of it.
+    // The device has reached a mark after all of them.
     let (start, end) = (streams.mark().unwrap(), streams.mark().unwrap());
     end.since(&start).unwrap();
     for (n, tensor) in (1u8..).zip(arrived) {
@@ -168,21 +168,21 @@ fn pinned_memory_of_a_copy_to_the_device_is_not_written_again_before_the_copy_is
     assert_eq!(why, "libtorch: 8 bytes for a tensor of 12");
 }
 
-/// The most tasks that a step of sixteen had before a device that is far behind.
+/// The maximum number of tasks that were queued before a slow device, in a step of sixteen tasks.
 fn tasks_ahead(without: Ablations) -> usize {
     let case = Case {
         streams: streams_of(Device::Apart),
         without,
         ..Case::default()
     };
-    // Eight micro-batches: sixteen tasks.
+    // Eight micro-batches are sixteen tasks.
     let plan = plan(&case, &shape(&case, &[&[6]], &[8], 1));
     let me = WorkerId(1);
     let mut engine = engine(&case, me);
     plan.units(me)
         .into_iter()
         .for_each(|u| engine.initialise(u).unwrap());
-    // The device has other work first, for longer than the host takes to hand over all tasks: at least 0.9 s.
+    // The device first has other work, for at least 0.9 s, which is longer than the host needs to queue all tasks.
     for _ in 0..6000 {
         case.streams.mark().unwrap();
     }
@@ -236,7 +236,7 @@ fn whatever_is_left_out_the_same_is_trained() {
             false => assert_close(&trained(&case), &expected, 1e-2, name),
         }
         let told = |case: &Case| format!("{:?} {:?}", case.kernels, case.streams);
-        // The processor's norm and GELU are libtorch's anyway.
+        // On the CPU, norm and GELU are always libtorch's.
         let of_kernels = matches!(
             ablation,
             Ablation::Kernels | Ablation::Optimizer | Ablation::Dropout
@@ -259,7 +259,7 @@ fn a_mark_is_reached_when_the_device_comes_to_it() {
     assert!(streams.are_late() && !Streams::HOST.are_late());
     let (first, second) = (streams.mark().unwrap(), streams.mark().unwrap());
     assert!(!second.is_reached().unwrap());
-    // The stand-in takes at least 150 microseconds from one to the next.
+    // The stand-in takes at least 150 microseconds from one mark to the next.
     assert!(second.since(&first).unwrap().as_micros() >= 100);
     assert!(second.is_reached().unwrap());
     let (first, second) = (Streams::HOST.mark().unwrap(), Streams::HOST.mark().unwrap());

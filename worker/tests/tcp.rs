@@ -1,4 +1,4 @@
-//! The data plane over real sockets: who may connect, what arrives, and how ends are noticed.
+//! The data plane over real sockets: which peers may connect, what arrives, and how the end of a peer is noticed.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 use std::io::Write as _;
@@ -173,7 +173,7 @@ fn gradients_arrive_after_the_state_that_was_sent_before_them_and_in_their_order
     gradients_sent(a, b.id, Unit(4), 3);
 }
 
-/// Waits until the peer was told that so many gradients of the unit have gone out.
+/// Waits until the peer was told that this many gradients of the unit were sent.
 fn gradients_sent(from: &Peer, to: WorkerId, of: Unit, count: usize) {
     let mut sent = 0;
     from.wait(|event| {
@@ -184,7 +184,7 @@ fn gradients_sent(from: &Peer, to: WorkerId, of: Unit, count: usize) {
     });
 }
 
-/// The gradients for a spare copy come before their steps are decided.
+/// The gradients for a spare copy are sent before their steps are decided.
 #[test]
 fn gradients_for_a_spare_copy_arrive_with_their_step_and_norm_after_the_copy_and_in_their_order() {
     let peers = mesh(2);
@@ -279,7 +279,7 @@ fn strangers_and_workers_of_another_generation_are_refused() {
         }
     });
     assert_eq!(why, Refusal::Secret);
-    // Another generation is not refused for good: it may become known. It does here.
+    // Another generation is not refused finally, because it may become known later, as happens here.
     let next = Generation(4);
     a.mesh.open(next, "other");
     a.mesh.dial(next, b.id, &b.mesh.address().to_string());
@@ -287,7 +287,7 @@ fn strangers_and_workers_of_another_generation_are_refused() {
     a.wait(|e| matches!(e, PeerEvent::Connected { generation, .. } if generation == next).then_some(()));
 }
 
-/// Greets a worker as a build with these versions would; the version that both speak then.
+/// Greets a worker like a build with these versions. Returns the version that is used then.
 fn greeted(to: &Peer, from: WorkerId, versions: Versions) -> Result<u32, Refusal> {
     let mut socket = TcpStream::connect(to.mesh.address()).unwrap();
     let hello = Hello {
@@ -338,7 +338,7 @@ fn a_dialer_without_a_common_version_gives_the_peer_up_for_this_generation_alone
     a.mesh.dial(G, WorkerId(2), &address);
     let (mut socket, _) = other.accept().unwrap();
     assert!(Hello::read(&mut socket).unwrap().is_ok());
-    // As a release answers whose oldest version is too new: its newest, then its oldest.
+    // The answer of a release whose oldest version is too new: its newest version, then its oldest.
     let (oldest, newest) = (VERSIONS.newest + 1, VERSIONS.newest + 2);
     let mut answer = vec![3];
     answer.extend([newest, oldest].map(u32::to_le_bytes).concat());
@@ -348,7 +348,7 @@ fn a_dialer_without_a_common_version_gives_the_peer_up_for_this_generation_alone
         _ => None,
     });
     assert_eq!(why, Refusal::Versions(Versions { oldest, newest }));
-    // In the next generation it is asked again: the coordinator may have nobody else.
+    // It is tried again in the next generation, because the coordinator may have no other worker.
     let next = Generation(G.0 + 1);
     a.mesh.open(next, "secret");
     a.mesh.dial(next, WorkerId(2), &address);

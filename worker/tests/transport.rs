@@ -1,4 +1,5 @@
-//! The data plane where it is hard: transfers side by side, what is refused, dead processes, and rings under disorder.
+//! Difficult cases of the data plane: concurrent transfers, refused data, dead processes, and rings whose members start in different
+//! orders.
 #![expect(clippy::unwrap_used, reason = "a test's helpers may panic as the tests do")]
 
 use std::io::{Read, Write};
@@ -29,7 +30,7 @@ fn peer(id: u64) -> Peer {
     bounded_peer(id, 1 << 29)
 }
 
-/// Takes in so many bytes of each sender that wait to be received.
+/// A peer that accepts this many bytes of each sender before they are received.
 fn bounded_peer(id: u64, bytes: usize) -> Peer {
     let (tell, events) = channel();
     let told = move |event| drop(tell.send(event));
@@ -59,7 +60,7 @@ impl Peer {
     fn closed(&self, who: WorkerId) {
         self.wait(|e| matches!(e, PeerEvent::Closed { generation: G, peer } if peer == who).then_some(()));
     }
-    /// What is told up to the end of a peer's connection: whom damaged frames came from, and whose connection it was.
+    /// The events up to the end of a peer's connection: the senders of damaged frames, and the peer whose connection ended.
     fn ends(&self) -> (Vec<WorkerId>, WorkerId) {
         let mut damaged = Vec::new();
         let peer = self.wait(|e| match e {
@@ -80,7 +81,7 @@ impl Peer {
     }
 }
 
-/// Connects all to each other in one generation.
+/// Connects all peers to each other in one generation.
 fn connect(peers: &[Peer], generation: Generation) {
     for a in peers {
         a.mesh.open(generation, SECRET);
@@ -100,7 +101,7 @@ fn mesh(count: u64) -> Vec<Peer> {
     peers
 }
 
-/// Two peers that take in 16 MiB, and a message size of which 40 do not fit into all that lies between them.
+/// Two peers that accept 16 MiB, and a size of messages of which 40 do not fit into all buffers between them.
 fn tight_pair() -> (Vec<Peer>, usize) {
     let peers: Vec<Peer> = (1..=2).map(|id| bounded_peer(id, 16 << 20)).collect();
     connect(&peers, G);
@@ -119,7 +120,7 @@ fn activation(micro_batch: u32) -> Tag {
     }
 }
 
-/// A connection made by hand, up to the dialer's proof; with that proof, if the acceptor has proven itself.
+/// Opens a connection by hand, up to the dialer's proof. The proof is sent if the acceptor has proven itself.
 fn by_hand(
     to: &Peer,
     from: WorkerId,
@@ -153,7 +154,7 @@ fn by_hand(
     (socket, Ok(greeting.prove(secret, Side::Dialer)))
 }
 
-/// A connection made by hand that can send frames.
+/// Opens a connection by hand that can send frames.
 fn connected_by_hand(to: &Peer, from: WorkerId) -> TcpStream {
     let (mut socket, proof) = by_hand(to, from, G, SECRET);
     write_proof(&mut socket, &proof.unwrap()).unwrap();
@@ -172,7 +173,7 @@ fn ended(mut socket: TcpStream) -> bool {
 fn states_of_many_units_sent_at_once_arrive_whole_and_unmixed() {
     let peers = mesh(2);
     let (a, b) = (&peers[0], &peers[1]);
-    // More than may wait in a connection, so that the transfers contend.
+    // More data than may wait in a connection, so that the transfers compete.
     let sizes: Vec<usize> = (0..32)
         .map(|i| [700_003, 0, 1_300_000, 1][i % 4] * (1 + i % 3))
         .collect();
@@ -191,7 +192,7 @@ fn states_of_many_units_sent_at_once_arrive_whole_and_unmixed() {
         a.mesh
             .send_state(G, b.id, header, Box::new(vec![unit as f32; *size]));
     }
-    // A tensor overtakes them.
+    // A tensor is sent before them.
     a.link()
         .send(b.id, activation(0), vec![7.0].into(), later())
         .unwrap();
@@ -228,7 +229,7 @@ fn only_the_generations_secret_opens_a_connection_and_only_for_whom_it_names() {
         Err(Refusal::Generation),
         "a zombie"
     );
-    // Who means another worker, at the address that was that worker's, is told so.
+    // A dialer that wants another worker, which had this address before, is refused with that reason.
     let mut socket = TcpStream::connect(b.mesh.address()).unwrap();
     let hello = Hello {
         versions: VERSIONS,
@@ -240,7 +241,7 @@ fn only_the_generations_secret_opens_a_connection_and_only_for_whom_it_names() {
     };
     hello.write(&mut socket).unwrap();
     assert_eq!(read_answer(&mut socket).unwrap(), Err(Refusal::Secret));
-    // Once the generation is closed, its secret opens nothing.
+    // After the generation is closed, its secret opens no connection.
     b.mesh.close(G);
     assert_eq!(answer(WorkerId(1), G, SECRET), Err(Refusal::Generation));
 }
@@ -255,7 +256,7 @@ fn a_dialer_that_does_not_prove_itself_sends_no_frame() {
         assert!(ended(socket));
     };
     refused(by_hand(&b, WorkerId(1), G, SECRET).0, &[0; 32]);
-    // The proof of another connection, as one who has listened would replay it with all that was said.
+    // The proof of another connection, as an eavesdropper would replay it together with the whole greeting.
     let (_, recorded) = by_hand(&b, WorkerId(1), G, SECRET);
     refused(by_hand(&b, WorkerId(1), G, SECRET).0, &recorded.unwrap());
     // The acceptor's own proof, sent back to it.
@@ -273,7 +274,7 @@ fn a_dialer_that_does_not_prove_itself_sends_no_frame() {
     let reflected = read_proof(&mut socket).unwrap();
     refused(socket, &reflected);
     assert!(b.events.try_recv().is_err(), "nobody has come, so nobody is lost");
-    // The true peer still gets in, and its tensor is its own.
+    // The real peer can still connect, and its tensor arrives unchanged.
     let a = peer(1);
     connect_one_way(&a, &b);
     a.link()
@@ -308,7 +309,7 @@ fn who_answers_for_a_peer_without_its_secret_gets_nothing() {
 fn silent_connections_do_not_keep_a_true_peer_out() {
     let (a, b) = (peer(1), peer(2));
     b.mesh.open(G, SECRET);
-    // More than may greet at once; they are held open and say nothing.
+    // More connections than may greet at the same time. They stay open and send nothing.
     let silent: Vec<TcpStream> = (0..300)
         .map(|_| TcpStream::connect(b.mesh.address()).unwrap())
         .collect();
@@ -411,7 +412,7 @@ fn a_state_that_is_not_what_was_sent_is_a_failed_transfer_and_others_may_follow(
     let mut digester = Digester::new(&encoded);
     digester.add(&[1.0, 2.0]);
     let digest = digester.digest();
-    // The same elements in another order, each frame with the right checksum; then as they were.
+    // First the elements in another order, each frame with the right checksum; then in the right order.
     for parts in [[2.0, 1.0], [1.0, 2.0]] {
         let parts = parts.map(|value| Frame::Part(Unit(4), Step(0), vec![value]));
         let state = [Frame::State(encoded.clone())].into_iter().chain(parts);
@@ -430,7 +431,7 @@ fn a_state_that_is_not_what_was_sent_is_a_failed_transfer_and_others_may_follow(
         _ => None,
     });
     assert_eq!(data, [1.0, 2.0]);
-    // An end that comes too early, or without a state, is no frame of a sound peer.
+    // A correct peer never sends an end too early or without a state.
     Frame::End(Unit(4), Step(0), digest).write(&mut socket).unwrap();
     assert!(ended(socket));
     b.closed(WorkerId(1));
@@ -480,7 +481,7 @@ fn a_fence_wakes_every_wait_at_once_and_accuses_nobody() {
         })
     };
     let receiver = waiting(|link, from| link.recv(from, activation(0), later()).unwrap_err());
-    // b's box and both queues fill: nobody takes anything out.
+    // The mailbox of b and both queues fill up, because no thread receives the data.
     let sender = waiting(|link, to| {
         let mut sent = 0;
         loop {
@@ -506,7 +507,7 @@ fn a_fence_wakes_every_wait_at_once_and_accuses_nobody() {
     assert!(a.events.try_recv().is_err(), "b has done nothing wrong");
 }
 
-/// A test machine may be busy with other tests.
+/// Factor for timeouts, because other tests may keep the machine busy.
 const SLACK: u32 = 10;
 
 #[test]
@@ -542,7 +543,7 @@ fn a_sender_is_held_back_by_a_receiver_that_takes_nothing() {
     );
 }
 
-/// Not a test of its own: the process that `a_killed_process_is_noticed_at_once` kills.
+/// This is no test, but the process that `a_killed_process_is_noticed_at_once` kills.
 #[test]
 fn the_process_that_is_killed() {
     let Ok(address) = std::env::var("VARUNA_TEST_DIAL") else {
@@ -553,7 +554,7 @@ fn the_process_that_is_killed() {
     child.mesh.dial(G, WorkerId(1), &address);
     child.connected(G);
     println!("LISTENS {}", child.mesh.address());
-    // Lives until it is killed, or its parent is gone.
+    // It runs until it is killed, or until its parent is gone.
     let _ = std::io::stdin().read(&mut [0u8]);
 }
 
@@ -605,7 +606,7 @@ fn a_half_closed_connection_counts_as_closed() {
     assert_eq!(b.ends(), (vec![], WorkerId(1)), "nothing was damaged");
 }
 
-/// Reduces units over sockets; each member begins them in its own rotation. Returns each member's results by unit.
+/// Reduces units over sockets. Each member begins with another unit. Returns each member's results by unit.
 fn reduce(peers: &[Peer], step: Step, sizes: &'static [usize]) -> Vec<Vec<Vec<f32>>> {
     reduce_timed(peers, step, sizes)
         .into_iter()
@@ -665,7 +666,7 @@ fn rings_of_any_size_give_all_members_the_same_bits_over_sockets() {
     }
 }
 
-/// Prints how fast the transport is here (`--nocapture`, release build); asserts nothing about time.
+/// Prints the speed of the transport on this machine (`--nocapture`, release build). It checks no times.
 #[test]
 fn throughput_and_latency_are_printed() {
     const UNITS: &[usize] = &[2_000_000; 4];

@@ -35,7 +35,8 @@ fn of_folder(folder: &tempfile::TempDir) -> Checkpoints {
     Checkpoints::over(without_threads(folder, Box::new(|_, _| None))).unwrap()
 }
 
-/// The same without the threads that copy and upload, of a model that is trained on the dataset `data` in the folder, where copies have so much room.
+/// The same without the threads that copy and upload. The model is trained on the dataset `data` in the folder, and copies have this much
+/// room.
 fn without_threads(folder: &tempfile::TempDir, room: Room) -> Arc<Inner> {
     let data = varuna_api::Data {
         train: vec![varuna_api::DataSource {
@@ -89,7 +90,7 @@ async fn upload(
     Arc::clone(inner).upload_one(id, unit, copy).await
 }
 
-/// Puts all units of a state; the results in the units' order.
+/// Puts all units of a state. Returns the results in the order of the units.
 async fn put_all(inner: &Arc<Inner>, id: StateId) -> Vec<Result<Option<JoinHandle<()>>, CheckpointError>> {
     let mut results = Vec::new();
     for unit in SMALL.layout().all_units() {
@@ -108,7 +109,7 @@ async fn listed(inner: &Inner) -> varuna_checkpoint::Listed {
 async fn who_completes_a_checkpoint_and_finds_a_shard_damaged_marks_it() {
     let folder = tempfile::tempdir().unwrap();
     let inner = of_folder(&folder).inner;
-    // Another worker's shard, of which the store has lost the end. It is looked at when those before it are there.
+    // The shard of another worker, whose end is missing in the store. It is checked once all earlier ones are there.
     let (units, limit) = (SMALL.layout(), RateLimit::new(None));
     let mut own: Vec<Unit> = units.all_units().collect();
     let unit = own.pop().unwrap();
@@ -167,7 +168,7 @@ async fn the_tokenizer_of_the_data_is_kept_with_the_first_checkpoint_that_is_com
     let folder = tempfile::tempdir().unwrap();
     let inner = of_folder(&folder).inner;
     let description = folder.path().join("data.json");
-    // It cannot be read now: training does without, and asks again.
+    // It cannot be read now. Training continues without it, and it is tried again later.
     std::fs::write(&description, "{").unwrap();
     let keep = || inner.tokenizer.keep(inner.store.location(), &inner.rate_limit);
     keep().await;
@@ -246,7 +247,7 @@ async fn a_state_that_is_in_the_store_is_not_written_again_until_it_was_discarde
             .join("small")
             .join(varuna_checkpoint::folder_name(id(5)));
         let files = std::fs::read_dir(place).unwrap();
-        // A file that is written again is another file under the same name.
+        // If a file is written again, the new file has the same name and another inode.
         let files = files.map(|f| f.unwrap()).map(|f| (f.file_name(), f.ino()));
         files.collect::<std::collections::BTreeMap<_, _>>()
     };
@@ -255,7 +256,7 @@ async fn a_state_that_is_in_the_store_is_not_written_again_until_it_was_discarde
     assert_eq!(first.len(), SMALL.layout().units() + 1);
     assert!(put_all(&inner, id(5)).await.iter().all(Result::is_ok));
     assert_eq!(files(), first);
-    // What was deleted because it was damaged is written again, whatever this worker has written before.
+    // A checkpoint that was deleted because of damage is written again, although this worker has written it before.
     inner
         .store
         .location()
@@ -274,7 +275,7 @@ fn held(unit: Unit) -> UnitBuffers {
     UnitBuffers::new(&Module::from(SMALL).unit(unit), backend, Moments::Adam).unwrap()
 }
 
-/// Copies a unit's state as the threads do; `is_slow`: the optimizer has waited too long for it by then.
+/// Copies a unit's state as the threads do. `is_slow`: the optimizer has already waited too long for the copy.
 fn copy(inner: &Inner, id: StateId, unit: Unit, is_slow: bool) {
     let mut state = held(unit);
     let read = state.snapshot().unwrap();
@@ -285,7 +286,7 @@ fn copy(inner: &Inner, id: StateId, unit: Unit, is_slow: bool) {
     inner.copy(id, unit, read);
 }
 
-/// Uploads what was copied.
+/// Uploads the copies.
 async fn upload_copied(inner: &Arc<Inner>) {
     loop {
         let next = inner.backlog.lock().next();
@@ -324,7 +325,7 @@ fn a_worker_that_had_no_memory_for_a_checkpoint_is_busy_until_another_plan_gives
     let inner = &checkpoints.inner;
     assert!(!checkpoints.is_busy());
     for given_up in 1..=2 {
-        // The same state may be ordered again: of a recovery, or of the last step.
+        // The same state may be ordered again, by a recovery or for the last step.
         copy(inner, id(3), Unit(1), true);
         assert_eq!(inner.given_up.load(Ordering::Relaxed), given_up);
         assert!(checkpoints.is_busy() && inner.backlog.lock().is_empty());

@@ -128,10 +128,10 @@ fn a_gradient_that_nobody_else_holds_never_reaches_the_hosts_memory() {
             "unit {unit} was copied"
         );
         drop(host);
-        // What a copy would have brought there.
+        // What a copy to the host would have contained.
         let copied = buffers.gradients().unwrap().memory().lease().unwrap();
         let is_zero = copied.copy(0..copied.len()).iter().all(|v| *v == 0.0);
-        // A tied head has a norm, and no table: all units here have parameters.
+        // A tied head has a norm and no table, so all units here have parameters.
         assert!(!is_zero, "unit {unit} has a gradient");
     }
 }
@@ -139,7 +139,7 @@ fn a_gradient_that_nobody_else_holds_never_reaches_the_hosts_memory() {
 #[test]
 fn a_copy_on_the_device_is_read_as_it_was_while_the_optimizer_goes_on() {
     let mut engine = engine(Device::Apart);
-    // Nobody is waited for.
+    // The optimizer does not wait.
     engine.patience = Patience {
         asks_after: Duration::ZERO,
         ends_after: Duration::ZERO,
@@ -165,7 +165,7 @@ fn a_copy_on_the_device_is_read_as_it_was_while_the_optimizer_goes_on() {
     }
 }
 
-/// An engine on the processor that has run its first step, and the decision to apply.
+/// An engine on the CPU that has run its first step, and the decision to apply.
 fn after_a_step(patience: Patience) -> (Engine, Vec<Unit>, Decision) {
     after_a_step_on(Device::Cpu, patience)
 }
@@ -189,7 +189,7 @@ fn after_a_step_on(device: Device, patience: Patience) -> (Engine, Vec<Unit>, De
     (engine, units, decision)
 }
 
-/// What an engine's thread answers to the decision. The agent, which ends with what is fatal, has nothing else of the engine.
+/// The event with which an engine's thread answers the decision. The agent ends after a fatal error, so it uses nothing else of the engine.
 fn applied(engine: Engine, decision: Decision, units: Vec<Unit>) -> Event {
     let (emit, events) = std::sync::mpsc::channel();
     let commands = start(engine, 1, move |event| emit.send(event).unwrap()).unwrap();
@@ -214,7 +214,7 @@ fn a_state_that_does_not_cease_to_be_read_ends_the_worker_by_the_deadline_and_st
     assert_eq!(reader.range(0, reader.elements()).unwrap(), held);
 }
 
-/// A copy of hundreds of gigabytes takes longer than an optimizer may wait: on all workers, at each checkpoint.
+/// A copy of hundreds of gigabytes takes longer than an optimizer may wait, on all workers and for each checkpoint.
 #[test]
 fn who_reads_a_state_too_slowly_is_asked_to_leave_off_and_the_optimizer_goes_on() {
     let patient = Patience {
@@ -222,7 +222,7 @@ fn who_reads_a_state_too_slowly_is_asked_to_leave_off_and_the_optimizer_goes_on(
         ends_after: Duration::from_secs(50),
     };
     let (engine, units, decision) = after_a_step(patient);
-    // Both are slow, of different units; the one that is waited for first may be behind the other in a queue.
+    // Both readers are slow, with different units. The reader for which the optimizer waits first may be behind the other one in a queue.
     let readers = [units[0], units[1]].map(|unit| engine.snapshot(unit).unwrap());
     let reading = std::thread::spawn(move || {
         let [first, second] = readers;
@@ -318,7 +318,7 @@ fn what_a_segment_was_computed_with_goes_with_its_state() {
     engine.free(&units[..1]).unwrap();
     let whole: Vec<Unit> = engine.gathered.keys().copied().collect();
     assert_eq!(whole, [plan.layout.whole_of(units[0])]);
-    // Whoever has no stage any more runs no step.
+    // A worker that has no stage any more runs no step.
     engine.free(&[]).unwrap();
     assert!(engine.gathered.is_empty());
 }

@@ -1,13 +1,13 @@
-//! The reference's forward: each feature by its published formula, in plain operations of libtorch.
+//! The forward of the reference: each feature by its published formula, in plain operations of libtorch.
 
 use tch::{Device, Kind, Tensor};
 use varuna_api::Packing;
 use varuna_model::{Mlp, Norm, Positions, Rotary, Transformer, Unit};
 
-/// A unit's parameter by name.
+/// A parameter, with its unit and name.
 pub(crate) type Leaf = (Unit, String, Tensor);
 
-/// Where documents begin in samples: positions (b, t) of the tokens within theirs, 0 at the first; and what is done about it.
+/// Where documents begin in samples, and how they are treated.
 pub(crate) struct Documents<'a> {
     pub(crate) positions: &'a Tensor,
     pub(crate) packing: Packing,
@@ -16,13 +16,13 @@ pub(crate) struct Documents<'a> {
 struct Formulas<'a> {
     model: &'a Transformer,
     leaves: &'a [Leaf],
-    /// (b, t), from 0 on.
+    /// (b, t): positions of the tokens within their documents, 0 at the first token.
     positions: Tensor,
-    /// (b, t): tokens of different numbers do not see each other.
+    /// (b, t): tokens with different numbers do not attend to each other.
     documents: Tensor,
 }
 
-/// Logits (b, t, v) of tokens (b, t).
+/// Logits (b, t, v) for tokens (b, t).
 pub(crate) fn logits(
     model: &Transformer,
     leaves: &[Leaf],
@@ -184,12 +184,12 @@ impl Formulas<'_> {
     }
 }
 
-/// x times the probability that a normal number is less (Hendrycks and Gimpel 2016).
+/// x times the probability that a normally distributed number is less than x (Hendrycks and Gimpel 2016).
 fn exact_gelu(x: &Tensor) -> Tensor {
     x * ((x / 2f64.sqrt()).erf() + 1.0) / 2.0
 }
 
-/// x (b, h, t, e) under rotary positions, as Llama 3's authors write it: by wavelengths.
+/// x (b, h, t, e) with rotary positions, as in the code of Llama 3's authors: by wavelengths.
 fn turned(x: &Tensor, rotary: &Rotary, positions_bt: &Tensor) -> Tensor {
     let width = x.size()[3];
     let half = width / 2;

@@ -1,4 +1,4 @@
-//! A GPU that works late and copies late: the stand-in for the driver, which lies beside the test programs.
+//! A simulated GPU that computes and copies with a delay: the stand-in for the driver, which is in the folder of the test programs.
 
 use std::path::PathBuf;
 use tch::Tensor;
@@ -10,20 +10,21 @@ pub(crate) fn stand_in() -> PathBuf {
     program.with_file_name("libvaruna_fake_nccl.so")
 }
 
-/// Streams of the stand-in. Those of [`Device::Cuda`] leave what is launched undone when a call returns; with [`Device::Apart`] libtorch computes at once.
+/// Streams of the stand-in. With [`Device::Cuda`], work that was launched is not done when the call returns; with [`Device::Apart`]
+/// libtorch computes at once.
 pub(crate) fn streams(device: Device, copies: Copies) -> Streams {
     Streams::open(&Libraries::load_from(&stand_in()).unwrap(), device, 0, copies).unwrap()
 }
 
-/// Kernels that are compiled, loaded and launched there as on a GPU.
+/// Kernels that are compiled, loaded and launched with the stand-in, as on a GPU.
 pub(crate) fn kernels(streams: Streams) -> Kernels {
     Kernels::compile(streams, &Compiler::load_from(&stand_in()).unwrap()).unwrap()
 }
 
-/// So many steps of the optimizer that a copy which does not wait for them comes before the last, late as it is by itself.
+/// Number of steps of the optimizer. A copy that does not wait for them is made before the last of them, although it is delayed itself.
 pub(crate) const MANY: u64 = 10;
 
-/// Steps of the optimizer on these weights with this gradient. Also the moments, which must live until all is done.
+/// Runs steps of the optimizer on these weights with this gradient. Returns the moments, which must live until everything is done.
 pub(crate) fn optimize(kernels: Kernels, weight: &Tensor, gradient: &Tensor, steps: u64) -> [Tensor; 2] {
     let [first, second] = [0.01, 0.02].map(|value| gradient.full_like(value));
     let of = Parameters {

@@ -44,7 +44,7 @@ const ADAMW: UpdateRule = UpdateRule::Adamw {
     epsilon: 1e-8,
 };
 
-/// What a Llama is made of, at the sizes of these tests: samples are longer than the original ones, so that all of its angles are other ones.
+/// The features of a Llama, with the sizes of these tests. Samples are longer than the original ones, so that all of its angles are scaled.
 pub(crate) const LLAMA_LIKE: Features = Features {
     positions: Positions::Rotary(Rotary {
         theta: Real::new(100.0),
@@ -60,7 +60,7 @@ pub(crate) const LLAMA_LIKE: Features = Features {
     ..llama3::SMALL.features
 };
 
-/// What a Qwen is made of, likewise: its heads together are wider than the model.
+/// The features of a Qwen, with the sizes of these tests. Its heads together are wider than the model.
 pub(crate) const QWEN_LIKE: Features = Features {
     kv_heads: Some(2),
     head_size: Some(12),
@@ -68,10 +68,10 @@ pub(crate) const QWEN_LIKE: Features = Features {
     ..qwen3::SMALL.features
 };
 
-/// What a BERT is made of.
+/// The features of a BERT.
 pub(crate) const BERT_LIKE: Features = bert::BASE.features;
 
-/// What tests vary.
+/// The settings in which tests differ.
 pub(crate) struct Case {
     pub(crate) tied: bool,
     pub(crate) dropout: f64,
@@ -117,7 +117,7 @@ impl Default for Case {
 }
 
 impl Case {
-    /// Two blocks: six segments.
+    /// A model with two blocks, which are six segments with embedding and head.
     pub(crate) fn model(&self) -> Transformer {
         Transformer {
             layers: 2,
@@ -131,7 +131,7 @@ impl Case {
         }
     }
 
-    /// The units of its state.
+    /// The layout of its state.
     pub(crate) fn layout(&self) -> Layout {
         self.sharding.layout(self.model().layout())
     }
@@ -167,7 +167,7 @@ impl Case {
     }
 }
 
-/// Sequences that count upwards in strides: learnable, different for each sample.
+/// Sequences that count upwards with different strides, so that they can be learned and differ for each sample.
 pub(crate) struct Counting;
 
 impl Counting {
@@ -178,7 +178,7 @@ impl Counting {
         }
     }
 
-    /// Documents of 1, 3, 7, 2 and 5 tokens follow each other; where a sample begins among them depends on it.
+    /// The samples consist of consecutive documents of 1, 3, 7, 2 and 5 tokens. The start of a sample depends on its seed.
     fn positions(seed: u64, positions: &mut [i64]) {
         const DOCUMENTS: [i64; 5] = [1, 3, 7, 2, 5];
         let of_all = DOCUMENTS.iter().flat_map(|length| 0..*length).cycle();
@@ -213,7 +213,7 @@ impl Samples for Counting {
     }
 }
 
-/// A shape: per pipeline the numbers of segments of its stages, and its samples.
+/// A shape. For each pipeline: the numbers of segments of its stages, and its samples.
 pub(crate) fn shape(_case: &Case, depths: &[&[u32]], samples: &[u64], micro_batch_size: u32) -> Shape {
     let mut worker = 0;
     let mut first = 0;
@@ -253,27 +253,27 @@ pub(crate) fn shape(_case: &Case, depths: &[&[u32]], samples: &[u64], micro_batc
     }
 }
 
-/// The unsplit model on one worker.
+/// The shape with the whole model on one worker.
 pub(crate) fn single(case: &Case) -> Shape {
     shape(case, &[&[6]], &[BATCH], 4)
 }
 
-/// What a run leaves.
+/// The results of a run.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Trained {
     pub(crate) losses: Vec<f64>,
-    /// By step: whether it was skipped.
+    /// For each step, whether it was skipped.
     pub(crate) overflows: Vec<bool>,
-    /// What the optimizer has counted at the end; equal for all units.
+    /// The optimizer's counters at the end; equal for all units.
     pub(crate) progress: Option<OptimizerProgress>,
-    /// (step that began with it, loss)
+    /// (number of steps before it, loss)
     pub(crate) evaluations: Vec<(usize, f64)>,
     pub(crate) moments: Moments,
-    /// By unit: parameters, and these moments.
+    /// For each unit: its parameters, and then the moments.
     pub(crate) parameters: BTreeMap<Unit, Vec<f32>>,
 }
 
-/// A first plan of this shape.
+/// A first plan with this shape.
 pub(crate) fn plan(case: &Case, shape: &Shape) -> Plan {
     let mut plan = Plan::first(case.layout(), shape.clone());
     plan.addresses = shape.members().iter().map(|w| (*w, String::new())).collect();
@@ -286,7 +286,7 @@ pub(crate) fn engine(case: &Case, me: WorkerId) -> Engine {
     engine_with(case, me, Counting)
 }
 
-/// An engine without state, on other data.
+/// An engine without state, with other data.
 pub(crate) fn engine_with(case: &Case, me: WorkerId, samples: impl Samples + 'static) -> Engine {
     Engine::new(EngineConfig {
         me,
@@ -304,12 +304,12 @@ pub(crate) fn engine_with(case: &Case, me: WorkerId, samples: impl Samples + 'st
     })
 }
 
-/// Far enough for any step here.
+/// A deadline that is far enough for any step here.
 pub(crate) fn later() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// Trains with a shape: a thread for each worker, the norm exchange through a shared table.
+/// Trains with a shape: a thread for each worker, and the norm exchange through a shared table.
 pub(crate) fn run(case: &Case, shape: &Shape, steps: u64) -> Trained {
     let mesh = LocalMesh::new(&shape.members());
     Trained {
@@ -318,7 +318,7 @@ pub(crate) fn run(case: &Case, shape: &Shape, steps: u64) -> Trained {
     }
 }
 
-/// The same over these links.
+/// Trains with a shape over these links.
 pub(crate) fn run_over(
     case: &Case,
     shape: &Shape,
@@ -392,10 +392,10 @@ pub(crate) fn run_engines(
 
 type Put = (usize, BTreeMap<Unit, UnitNorm>);
 
-/// The norm exchange: everyone puts in what it has prepared, everyone gets all units in order.
+/// The norm exchange: every worker adds what it has prepared, and gets all units in order.
 pub(crate) struct Exchange {
     members: usize,
-    /// By step: how many have put in, and what.
+    /// For each step, the number of workers that have added their part, and the parts.
     steps: std::sync::Mutex<BTreeMap<u64, Put>>,
     changed: std::sync::Condvar,
 }
@@ -433,7 +433,7 @@ impl Exchange {
     }
 }
 
-/// Both drew the same curve of losses, but for this part of each loss.
+/// Asserts that both runs have the same losses, within this relative tolerance.
 pub(crate) fn assert_losses_close(a: &Trained, b: &Trained, tolerance: f64, what: &str) {
     assert_eq!(a.losses.len(), b.losses.len());
     for (step, (x, y)) in a.losses.iter().zip(&b.losses).enumerate() {

@@ -9,7 +9,7 @@ use varuna_api::masking::Masking;
 use varuna_model::{ParameterKind, Transformer, Unit};
 use varuna_plan::WorkerId;
 
-/// One graph over the whole batch, and the optimizer by hand-written formulas.
+/// Trains with one graph over the whole batch, and with an optimizer in hand-written formulas.
 pub(crate) fn train(case: &Case, steps: u64) -> Trained {
     assert!(case.dropout == 0.0, "plain libtorch draws other masks");
     let (model, training) = (case.model(), case.training());
@@ -66,7 +66,7 @@ pub(crate) fn train(case: &Case, steps: u64) -> Trained {
         let values = Vec::<f32>::try_from(p.detach().reshape([-1])).unwrap();
         parameters.entry(*unit).or_default().extend(values);
     }
-    // assert_close compares the weights, which come first; the moments are not looked at.
+    // `assert_close` compares the weights, which come first, and not the moments.
     for values in parameters.values_mut() {
         values.resize(
             values.len() * (1 + training.optimizer.rule.moments().of_parameter()),
@@ -82,7 +82,7 @@ pub(crate) fn train(case: &Case, steps: u64) -> Trained {
     }
 }
 
-/// The rows of each of the matrices that a matrix of a block is made of; none for one of no block.
+/// If the parameter is a matrix of a block, the numbers of rows of the matrices of which it consists; otherwise none.
 fn parts(model: &Transformer, unit: Unit, name: &str, p: &Tensor) -> Option<Vec<i64>> {
     let rows = p.size()[0];
     let queries = i64::from(model.heads * model.head_size());
@@ -92,7 +92,7 @@ fn parts(model: &Transformer, unit: Unit, name: &str, p: &Tensor) -> Option<Vec<
     })
 }
 
-/// The mean loss of the targets of a step's batch.
+/// The mean loss over the targets of a step's batch.
 fn batch_loss(case: &Case, leaves: &[Leaf], step: u64) -> Tensor {
     let rows = |fill: fn(u64, &mut [i64])| {
         let mut numbers = vec![0i64; 8 * 17];
@@ -119,7 +119,7 @@ fn batch_loss(case: &Case, leaves: &[Leaf], step: u64) -> Tensor {
         .cross_entropy_for_logits(&targets.reshape([-1]))
 }
 
-/// What is seen of the tokens (b, t + 1) of a step's samples, and what is to be filled in: (b, t) each.
+/// From the tokens (b, t + 1) of a step's samples: the masked tokens and the targets, (b, t) each.
 fn masked(case: &Case, masking: Masking, step: u64, tokens: &Tensor) -> (Tensor, Tensor) {
     let numbers = Vec::<i64>::try_from(tokens.reshape([-1])).unwrap();
     let (mut seen, mut targets) = (vec![], vec![]);
@@ -135,15 +135,15 @@ fn masked(case: &Case, masking: Masking, step: u64, tokens: &Tensor) -> (Tensor,
 }
 
 struct Now {
-    /// From 1 on.
+    /// Number of the step, from 1 on.
     t: i32,
     rate: f64,
     decays: bool,
-    /// Of a matrix of a block: the rows of each of the matrices that it is made of.
+    /// For a matrix of a block: the numbers of rows of the matrices of which it consists.
     parts: Option<Vec<i64>>,
 }
 
-/// One parameter's step by the published formulas.
+/// One step for one parameter, by the published formulas.
 fn update(rule: UpdateRule, now: Now, p: &mut Tensor, g: &Tensor, [first, second]: [&mut Tensor; 2]) {
     let Now {
         t,
@@ -185,7 +185,7 @@ fn update(rule: UpdateRule, now: Now, p: &mut Tensor, g: &Tensor, [first, second
     }
 }
 
-/// By the iteration of Newton and Schulz with Muon's numbers, in double precision.
+/// The Newton-Schulz iteration with Muon's coefficients, in double precision.
 fn orthogonal(of: &Tensor) -> Tensor {
     let of = of.to_kind(tch::Kind::Double);
     let mut x = &of / of.norm();

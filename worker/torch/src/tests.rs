@@ -77,7 +77,7 @@ fn a_tensor_over_a_vec_outlives_its_first_view_and_checks_its_size() {
 
 #[test]
 fn the_bits_of_sixteen_bit_elements_go_in_and_out_as_they_are() {
-    // One, minus two, and the smallest number of each: what a conversion on the way would round to zero.
+    // One, minus two, and the smallest number of each format, which a conversion would round to zero.
     for (kind, bits) in [
         (Kind::BFloat16, [0x3f80u16, 0xc000, 0x0001, 0x7f7f]),
         (Kind::Half, [0x3c00, 0xc000, 0x0001, 0x7bff]),

@@ -1,6 +1,6 @@
-//! Freed memory stays with the heap, however much it is.
+//! Freed memory stays in the heap, whatever its size.
 //!
-//! A program of its own: what the heap does with memory is settled before any other thread allocates, as in the worker.
+//! This is a program of its own, because the heap's settings must be made before any other thread allocates, as in the worker.
 
 #![expect(
     clippy::unwrap_used,
@@ -8,7 +8,7 @@
     reason = "a test without a harness"
 )]
 
-/// Above 2 GiB, which the C library gave back at once.
+/// More than 2 GiB, which the C library returned to the system at once.
 const MANY: usize = 5 << 29;
 
 fn main() {
@@ -16,7 +16,7 @@ fn main() {
     if !cfg!(all(target_os = "linux", target_env = "gnu")) {
         return eprintln!("SKIPPED: the C library is not glibc");
     }
-    // Nothing is written to it, so that no machine needs so much, but where the system counts what is asked for.
+    // Nothing is written to this memory, so the machine does not need it, unless the system counts memory that was only requested.
     let mut memory: Vec<u8> = Vec::new();
     if memory.try_reserve_exact(MANY).is_err() {
         return eprintln!("SKIPPED: this machine does not give {MANY} bytes");
@@ -31,7 +31,7 @@ fn main() {
     );
 }
 
-/// Bytes of the process's data, the heap among them.
+/// Size of the process's data segment, which includes the heap, in bytes.
 fn kept() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmData:")).unwrap();

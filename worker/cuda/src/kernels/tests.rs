@@ -23,7 +23,7 @@ fn every_kernel_is_in_the_hosts_table_and_takes_what_rust_hands_over() {
     assert!(SOURCE.contains(&format!("TILE = {TILE};")));
 }
 
-/// What a unit's optimizer works on.
+/// The state and the copy of a unit, on which its optimizer works.
 #[derive(Clone, PartialEq, Debug)]
 struct State {
     weights: Vec<f32>,
@@ -36,7 +36,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// The same arithmetic, written once more: the compiler of Rust never contracts.
+/// The same arithmetic, implemented a second time: Rust's compiler never contracts product and sum.
 fn reference(state: &mut State, gradients: &[f32], a: &OptimizerArguments) {
     for (i, gradient) in gradients.iter().enumerate() {
         let g = gradient * a.factor;
@@ -53,7 +53,7 @@ fn reference(state: &mut State, gradients: &[f32], a: &OptimizerArguments) {
     }
 }
 
-/// The next of a sequence of numbers that look random (SplitMix64, Steele et al. 2014).
+/// The next number of a pseudorandom sequence (SplitMix64, Steele et al. 2014).
 fn draw(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
@@ -62,8 +62,8 @@ fn draw(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Numbers of all sizes. An infinite moment stays so: squares that overflow have a few places of their own. So have numbers whose squares
-/// stay below the smallest normal one.
+/// Numbers of all magnitudes. An infinite moment remains infinite, so only a few positions have numbers whose squares overflow. A few
+/// others have numbers whose squares are below the smallest normal number.
 fn numbers(count: usize, seed: &mut u64) -> Vec<f32> {
     let number = |place: usize| {
         let drawn = draw(seed);
@@ -84,7 +84,7 @@ fn numbers(count: usize, seed: &mut u64) -> Vec<f32> {
 
 #[test]
 fn a_thousand_steps_have_the_bits_of_the_reference_in_every_format() {
-    // Not a multiple of a tile or of a vector.
+    // No multiple of a tile or of a vector.
     let count = 2 * TILE as usize + 1037;
     for format in [0, Narrow::BFloat16 as i32, Narrow::Float16 as i32] {
         let mut seed = 17;
@@ -115,7 +115,7 @@ fn a_thousand_steps_have_the_bits_of_the_reference_in_every_format() {
                 epsilon: 1e-8,
                 format,
             };
-            // SAFETY: five arrays of this length that live through the call, each used by nothing else.
+            // SAFETY: the five arrays have this length, live longer than the call, and are not used by other code meanwhile.
             unsafe {
                 run_on_host(
                     Kernel::Optimizer,
@@ -153,7 +153,7 @@ fn steps_with_momentum_have_the_bits_of_the_formula_in_every_format() {
         let (mut first, mut copy) = (vec![0.0f32; count], vec![0u16; count]);
         let (mut expected, mut momentum) = (weights.clone(), first.clone());
         for step in 0..100usize {
-            // Sums that overflow would give NaN, whose sign is nobody's to say.
+            // A sum that overflows would give a NaN, whose sign is not defined.
             let gradients = numbers(count, &mut seed);
             let gradients: Vec<f32> = gradients.iter().map(|g| g.clamp(-1e30, 1e30)).collect();
             let arguments = MomentumArguments {
@@ -169,7 +169,7 @@ fn steps_with_momentum_have_the_bits_of_the_formula_in_every_format() {
                 format,
             };
             let blocks = arguments.blocks();
-            // SAFETY: four arrays of this length that live through the call, each used by nothing else.
+            // SAFETY: the four arrays have this length, live longer than the call, and are not used by other code meanwhile.
             unsafe { run_on_host(Kernel::Momentum, blocks, (&raw const arguments).cast(), 2) };
             for (i, gradient) in gradients.iter().enumerate() {
                 let g = gradient * arguments.factor + 0.01 * expected[i];
@@ -190,7 +190,7 @@ fn steps_with_momentum_have_the_bits_of_the_formula_in_every_format() {
 
 #[test]
 fn rounding_to_sixteen_bits_is_right_for_every_upper_half() {
-    // All exponents and signs, with the lower half below, at and above the middle between two neighbours.
+    // All exponents and signs. The lower half is below, at and above the middle between two neighbours.
     let lower = [
         0, 1, 0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff,
     ];
@@ -199,7 +199,7 @@ fn rounding_to_sixteen_bits_is_right_for_every_upper_half() {
     for format in [Narrow::BFloat16, Narrow::Float16] {
         let (mut own, zeros) = (weights.clone(), vec![0.0f32; weights.len()]);
         let (mut first, mut second, mut copy) = (zeros.clone(), zeros.clone(), vec![0u16; weights.len()]);
-        // Nothing moves: the weights are copied alone.
+        // Nothing changes: the weights are only copied.
         let arguments = OptimizerArguments {
             weights: own.as_mut_ptr(),
             first: first.as_mut_ptr(),
@@ -217,7 +217,7 @@ fn rounding_to_sixteen_bits_is_right_for_every_upper_half() {
             epsilon: 1.0,
             format: format as i32,
         };
-        // SAFETY: five arrays of this length that live through the call.
+        // SAFETY: the five arrays have this length and live longer than the call.
         unsafe {
             run_on_host(
                 Kernel::Optimizer,
@@ -236,7 +236,7 @@ fn rounding_to_sixteen_bits_is_right_for_every_upper_half() {
     }
 }
 
-/// Philox4x32-10, written once more.
+/// Philox4x32-10, implemented a second time.
 fn philox(counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     let mut word = counter.map(u64::from);
     for _ in 0..10 {
@@ -256,7 +256,7 @@ fn philox(counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 
 #[test]
 fn dropout_keeps_what_the_published_numbers_say() {
-    // The known answers of Random123, the authors' own library.
+    // The known answers of Random123, which is the authors' own library.
     let published = [
         (
             [0; 4],
@@ -277,7 +277,7 @@ fn dropout_keeps_what_the_published_numbers_say() {
     for (counter, key, expected) in published {
         assert_eq!(philox(counter, key), expected);
     }
-    // Not a multiple of a tile or of the four words of a counter.
+    // No multiple of a tile, or of the four words of a counter.
     let (rows, width) = (5, 2 * TILE as usize + 1037);
     let mut seed = 23;
     let (x, mut y) = (numbers(rows * width, &mut seed), vec![7.0f32; rows * width]);
@@ -295,7 +295,7 @@ fn dropout_keeps_what_the_published_numbers_say() {
         keys,
     };
     let blocks = (rows * width.div_ceil(TILE as usize)) as u64;
-    // SAFETY: two arrays of this length that live through the call, each used by nothing else.
+    // SAFETY: the two arrays have this length, live longer than the call, and are not used by other code meanwhile.
     unsafe { run_on_host(Kernel::Dropout, blocks, (&raw const arguments).cast(), 2) };
     let expected = (0..rows * width).map(|i| {
         let (row, place) = (i / width, i % width);
@@ -311,7 +311,7 @@ fn dropout_keeps_what_the_published_numbers_say() {
     assert!(bits(&y) == bits(&expected.collect::<Vec<_>>()));
 }
 
-/// The compiler, where the set-up has put one; else why there is none. `make nightly` demands it.
+/// The compiler, if the set-up has installed one; otherwise the reason. `make nightly` requires it.
 fn compiler() -> Option<Compiler> {
     let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache");
     let of = |folder| Compiler::load_from(&cache.join(folder));
@@ -331,7 +331,7 @@ fn compiler() -> Option<Compiler> {
     }
 }
 
-/// The part of an assembly text that is this kernel.
+/// The part of an assembly text that belongs to this kernel.
 fn entry<'a>(assembly: &'a str, kernel: &CStr) -> &'a str {
     let head = format!(".entry {}(", kernel.to_str().unwrap());
     let start = assembly.find(&head).unwrap_or_else(|| panic!("no {head}"));
@@ -373,7 +373,7 @@ fn every_kernel_compiles_for_every_gpu_and_optimizer_and_dropout_round_as_the_ho
                 "{vectorised:?} moves 16 bytes at once"
             );
         }
-        // The keys are read where the launch put them, not copied for each thread.
+        // Threads read the keys from the launch's arguments, without local copies.
         let dropout = entry(&assembly, Kernel::Dropout.name());
         for unwanted in ["fma.", ".ftz", ".approx", "mul.f32", "add.f32", ".local"] {
             assert!(!dropout.contains(unwanted), "sm_{major}{minor}: {unwanted}");
@@ -419,7 +419,7 @@ fn a_product_is_each_sum_in_its_order_whatever_the_shapes_and_threads() {
                 of_product,
                 of_other,
             };
-            // SAFETY: four arrays of these sizes that live through the call; nothing else uses the one that is written.
+            // SAFETY: the four arrays have these sizes and live longer than the call, and no other code uses the one that is written.
             unsafe {
                 run_on_host(
                     Kernel::Product,

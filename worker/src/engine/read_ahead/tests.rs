@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use varuna_api::masking::Masking;
 use varuna_torch::NO_TARGET;
 
-/// Each sample has its number, or one more in the held-out split; 13 cannot be read.
+/// Each sample consists of its number, or of the next number in the held-out split. Sample 13 cannot be read.
 struct Numbers;
 
 impl Samples for Numbers {
@@ -27,7 +27,7 @@ impl Samples for Numbers {
     fn held_out_len(&self) -> u64 {
         5
     }
-    // A document begins at each sample's second token, if its number is even, and there is one more.
+    // If its number is even, a document begins at each sample's second token, and the sample contains one more document.
     fn train_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), SampleError> {
         self.train(index, positions)?;
         let second = i64::from(!index.is_multiple_of(2));
@@ -43,7 +43,7 @@ fn later() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-/// What these rows ask for, waited for without being called off.
+/// Reads these rows, without a fence.
 fn take(reader: &ReadAhead, rows: &Rows) -> Result<Vec<i64>, EngineError> {
     reader.take(rows, later(), || Ok(()))
 }
@@ -64,7 +64,7 @@ fn rows() -> impl Strategy<Value = Rows> {
     })
 }
 
-/// What is done with it: expect these, take one, take what is ready.
+/// An action of the test: expect these rows, take one, or take the next if it is ready.
 #[derive(Clone, Debug)]
 enum Act {
     Expect(Vec<Rows>),
@@ -92,7 +92,7 @@ proptest! {
                     expected = VecDeque::from(next.clone());
                     ahead.expect(next).unwrap();
                 }
-                // In turn every second time, so that the thread's reads are used.
+                // Every second time the next expected rows are taken, so that the reads of the thread are used.
                 Act::Take(other) => {
                     let rows = expected.pop_front().unwrap_or(other);
                     let expected = direct.shared.read(&rows, &mut || true).map_err(EngineError::from);
@@ -148,7 +148,7 @@ fn a_count_is_not_taken_for_the_device() {
     assert_eq!(reader.take_ready(), Some((tokens, vec![2; 3])));
 }
 
-/// A store whose reads end when the test says so.
+/// A store whose reads end when the test allows it.
 struct Slow(Mutex<std::sync::mpsc::Receiver<()>>);
 
 impl Samples for Slow {
@@ -180,7 +180,7 @@ fn a_read_that_does_not_end_is_waited_for_until_the_deadline_and_named() {
         matches!(&late, EngineError::Sample(error) if is_named(error) && error.may_pass),
         "{late}"
     );
-    // A fence, long before the deadline.
+    // A fence comes long before the deadline.
     let mut looks = 0;
     let fenced = || {
         looks += 1;
@@ -194,14 +194,14 @@ fn a_read_that_does_not_end_is_waited_for_until_the_deadline_and_named() {
     assert_eq!(looks, 3);
     end.send(()).unwrap();
     assert_eq!(take(&ahead, &rows(7)), Ok(vec![7; 3]));
-    // What is being read and no longer expected is not mistaken for what is.
+    // A read that is no longer expected does not replace the one that is expected.
     ahead.expect(vec![rows(9)]).unwrap();
     end.send(()).unwrap();
     end.send(()).unwrap();
     assert_eq!(take(&ahead, &rows(9)), Ok(vec![9; 3]));
 }
 
-/// A store that is away until the test brings it back.
+/// A store that is unavailable until the test makes it available again.
 #[derive(Default)]
 struct Away {
     is_back: AtomicBool,
@@ -249,7 +249,7 @@ fn what_could_not_be_read_while_the_store_was_away_is_read_again_when_it_is_expe
     assert_eq!(take(&ahead, &rows(8)), Ok(vec![8; 3]));
 }
 
-/// Of this store sample 7 alone cannot be read: that is tried for as long as it is wanted.
+/// A store in which only sample 7 cannot be read. The read is retried for as long as it is expected.
 struct Hole;
 
 impl Samples for Hole {
@@ -291,7 +291,7 @@ fn of_train(samples: &[u64]) -> Rows {
     }
 }
 
-/// Waits until the thread reads.
+/// Waits until the thread is reading.
 fn wait_for_read(ahead: &ReadAhead) {
     while ahead.shared.state.lock().since.is_none() {
         std::thread::sleep(Duration::from_millis(1));
@@ -314,7 +314,7 @@ fn a_read_of_many_samples_is_given_up_after_the_one_that_hangs() {
     ahead.expect(vec![of_train(&[4, 5, 6])]).unwrap();
     wait_for_read(&ahead);
     ahead.expect(vec![of_train(&[9])]).unwrap();
-    // Two reads end, and no third: that of sample 4, and the one that is wanted now.
+    // Only two reads end: the one of sample 4, and the one that is expected now.
     end.send(()).unwrap();
     end.send(()).unwrap();
     assert_eq!(take(&ahead, &of_train(&[9])), Ok(vec![9; 3]));
@@ -350,7 +350,7 @@ fn what_is_expected_is_late_once_its_read_has_taken_long_or_has_failed() {
     wait_for_read(&ahead);
     assert!(!is_late(&ahead, Duration::ZERO));
     assert!(is_late(&ahead, LATE));
-    // The read is under way, but nobody wants it; then the thread has to end it before it can read what is wanted.
+    // The read is in progress, but is not expected any more. The thread has to end it before it can read what is expected.
     ahead.expect(vec![]).unwrap();
     assert!(!is_late(&ahead, LATE));
     ahead.expect(vec![of_train(&[13])]).unwrap();
@@ -365,7 +365,7 @@ fn what_is_expected_is_late_once_its_read_has_taken_long_or_has_failed() {
     assert!(state.is_late(Instant::now()), "13 cannot be read");
 }
 
-/// Says what was announced.
+/// Records the announcements.
 struct Announced(Mutex<Vec<(Split, u64)>>);
 
 impl Samples for Announced {
@@ -409,7 +409,7 @@ fn samples_are_announced_once_and_in_their_order_before_they_are_read() {
         take(&reader, rows).unwrap();
     }
     let all = samples.0.lock().clone();
-    // What is read at once need not be announced.
+    // The sample that is read at once need not be announced.
     let expected: Vec<(Split, u64)> = (20..26).map(|sample| (Split::Train, sample)).collect();
     assert_eq!(all, expected);
 }

@@ -105,7 +105,7 @@ const MUON: MuonStep = MuonStep {
     factor: 0.25,
 };
 
-/// Steps of Muon by its formulas, in double precision: parameters and momentum.
+/// Steps of Muon by its formulas, in double precision. Returns the parameters and the momentum.
 fn published_muon(start: &Tensor, gradients: &[Tensor]) -> [Tensor; 2] {
     let (mut w, mut m) = (
         start.to_kind(Kind::Double),
@@ -166,7 +166,7 @@ fn muons_update_is_near_to_orthogonal_and_of_the_size_of_adams() {
     let (rows, columns) = (48, 96);
     let w = Tensor::zeros([rows * columns], (Kind::Float, tch::Device::Cpu));
     let m = w.zeros_like();
-    // Of very different singular values.
+    // A matrix with very different singular values.
     let scales = Tensor::arange(rows, (Kind::Float, tch::Device::Cpu)).view([rows, 1]) + 1.0;
     let gradient = (random(&[rows, columns], Kind::Float) * scales * 1e-3).reshape([-1]);
     let of = Parameters {
@@ -239,22 +239,22 @@ fn own_and_libtorchs_optimizer_agree_but_for_rounding() {
     }
 }
 
-/// Distance of two tensors, relative to the second.
+/// Distance of two tensors, relative to the second one.
 fn off(own: &Tensor, reference: &Tensor) -> f64 {
     let [own, reference] = [own, reference].map(|t| t.to_kind(Kind::Double));
     (own - &reference).norm().double_value(&[]) / reference.norm().double_value(&[])
 }
 
-/// A parameter with a gradient in single precision, which starts with ones: the backward adds to it.
+/// A parameter with a gradient in single precision that starts with ones, to which the backward adds.
 fn parameter(shape: &[i64], kind: Kind) -> (Tensor, Tensor) {
     let leaf = random(shape, kind).set_requires_grad(true);
     let gradient = Tensor::ones(shape, (Kind::Float, tch::Device::Cpu));
-    // As in a unit: autograd accumulates single precision where it computes in less.
+    // As in a unit: autograd accumulates in single precision even if it computes in a narrower format.
     set_grad(&leaf, &gradient).unwrap();
     (leaf, gradient)
 }
 
-/// How far a format may be off libtorch's in single precision. The rest is the rounding of what goes in and out.
+/// The allowed distance from libtorch's result in single precision, which is the rounding of inputs and outputs.
 fn bound(kind: Kind) -> f64 {
     match kind {
         Kind::Float => 2e-6,
@@ -263,7 +263,7 @@ fn bound(kind: Kind) -> f64 {
     }
 }
 
-/// The double-precision values of a leaf, as a leaf.
+/// A copy of a leaf in double precision, which is a leaf as well.
 fn reference_leaf(t: &Tensor) -> Tensor {
     t.detach().to_kind(Kind::Double).set_requires_grad(true)
 }
@@ -271,7 +271,7 @@ fn reference_leaf(t: &Tensor) -> Tensor {
 #[test]
 fn norm_and_its_backward_are_libtorchs_within_rounding() {
     tch::manual_seed(4);
-    // A width of whole vectors, and one that is none; more rows than a chunk, columns that fill no tile.
+    // One width consists of whole vectors, and the other does not. There are more rows than a chunk, and columns that do not fill a tile.
     for (kind, width) in KINDS.into_iter().flat_map(|kind| [(kind, 300), (kind, 328)]) {
         let rows = 150;
         let x = (random(&[3, 50, width], kind) * 2.0 + 1.0)
@@ -345,7 +345,8 @@ fn the_gradient_of_a_bias_is_the_sum_over_all_rows() {
             gradient.copy()
         };
         let (own, libtorchs) = (of(Kernels::ALL_ON_HOST), of(Kernels::LIBTORCH));
-        // The order of the sum is another one, so this is the kernel's. Sums of so few narrow numbers are exact in any order.
+        // The order of the sum differs from libtorch's, which shows that the kernel was used. For narrow formats, sums of so few numbers
+        // are exact in any order.
         assert!(kind != Kind::Float || own != libtorchs, "{width}");
         let sum = upstream
             .to_kind(Kind::Double)

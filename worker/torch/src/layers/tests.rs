@@ -59,7 +59,7 @@ fn sixteen_bit_parameters_add_to_gradients_of_single_precision() {
     let leaf = |shape: &[i64]| Tensor::randn(shape, CPU).to_kind(half).set_requires_grad(true);
     let (table, w, b) = (leaf(&[5, 3]), leaf(&[4, 3]), leaf(&[4]));
     for t in [&table, &w, &b] {
-        // Of the third decimal, a 16-bit sum near a thousand keeps nothing.
+        // A 16-bit sum near one thousand loses the third decimal.
         set_grad(t, &Tensor::full(t.size(), 1000.001, CPU)).unwrap();
     }
     let y = Kernels::LIBTORCH
@@ -80,7 +80,7 @@ fn sixteen_bit_parameters_add_to_gradients_of_single_precision() {
     }
 }
 
-/// Losses, gradients of `x` and of the table by autograd, in double precision.
+/// Losses, and the gradients of `x` and of the table by autograd, in double precision.
 fn plain(x: &Tensor, w: &Tensor, targets: &Tensor, weight: f64) -> [Tensor; 3] {
     let [x, w] = [x, w].map(|t| t.detach().to_kind(Kind::Double).set_requires_grad(true));
     let loss = x.matmul(&w.transpose(0, 1)).cross_entropy_loss(
@@ -121,7 +121,7 @@ fn the_loss_of_a_head_in_chunks_is_that_of_all_logits() {
             weight: 0.5,
             sum: &sum,
         };
-        // All at once, and in chunks of which the last is shorter; the table as it is, and filled up with rows; by libtorch and by a kernel.
+        // All at once, and in chunks of which the last is shorter; the table alone, and with additional rows; by libtorch, and by a kernel.
         let cases = [(1000, v), (7, v), (1000, 64), (7, 64)];
         let all = [Kernels::LIBTORCH, Kernels::ALL_ON_HOST].map(|kernels| cases.map(|case| (case, kernels)));
         for ((chunk, rows), kernels) in all.into_iter().flatten() {
@@ -385,7 +385,7 @@ fn a_target_outside_the_vocabulary_is_no_number_with_a_kernel_of_our_own() {
     }
 }
 
-/// The loss of one token whose logits are the rows times ones.
+/// The loss of one token whose logits are the product of the rows with ones.
 fn loss_of(rows: &Tensor, target: i64, kernels: Kernels) -> f64 {
     let table = HeadTable {
         rows: rows.shallow_clone(),
@@ -407,7 +407,7 @@ fn loss_of(rows: &Tensor, target: i64, kernels: Kernels) -> f64 {
 
 #[test]
 fn a_logit_that_is_no_number_is_in_the_loss_wherever_it_lies() {
-    // A width of whole vectors, and one that is none, in which each thread of the kernel looks at one column at a time.
+    // One width consists of whole vectors. With the other one, each thread of the kernel reads one column at a time.
     for v in [600i64, 601] {
         for (column, odd) in [
             (3i64, f64::NAN),
@@ -431,13 +431,13 @@ fn a_logit_that_is_no_number_is_in_the_loss_wherever_it_lies() {
 #[test]
 fn logits_of_minus_infinity_take_no_part_in_the_loss() {
     for v in [600i64, 601] {
-        // Whole vectors, and all that some threads of the kernel look at.
+        // Whole vectors are minus infinity, and with them all values that some threads of the kernel read.
         let rows = Tensor::ones([v, 1], CPU);
         for first in [0, 256, 512] {
             let _ = rows.narrow(0, first, 8).fill_(f64::NEG_INFINITY);
         }
         for kernels in [Kernels::LIBTORCH, Kernels::ALL_ON_HOST] {
-            // All others are equal.
+            // All other logits are equal.
             let expected = ((v - 24) as f64).ln();
             let off = (loss_of(&rows, 9, kernels) - expected).abs();
             assert!(off < 1e-5, "{off}, {v}, {kernels:?}");
