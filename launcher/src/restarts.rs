@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(restarts.next(), Some(given_up + KILL_AFTER));
         let before = given_up + KILL_AFTER - Duration::from_millis(1);
         assert_eq!(restarts.overdue(before), Action::None);
-        // A notice of the pod's own end moves nothing.
+        // A notice of the pod's own end does not change that.
         assert_eq!(restarts.stop(), Action::StopAll);
         assert_eq!(restarts.overdue(given_up + KILL_AFTER), Action::KillAll);
         assert_eq!(restarts.overdue(given_up + KILL_AFTER), Action::None);
@@ -252,7 +252,7 @@ mod tests {
         for failure in 0..9 {
             let now = seconds(180 * failure);
             assert_eq!(restarts.ended(now, 0, 1), Action::None);
-            // Those of the last ten minutes alone make it wait: four at most.
+            // Only the failures of the last ten minutes count for the delay, at most four.
             assert!(restarts.next().unwrap() <= now + seconds(8), "{restarts:?}");
             restarts.due(now + seconds(8));
         }

@@ -260,7 +260,8 @@ mod tests {
             .unwrap()
     }
 
-    /// What a look decides on that was called with the first generation of a job, and waited while this happened to it.
+    /// The generation that a reconciliation uses if it was requested with the job's first generation, and these events came while it
+    /// waited.
     fn decided_on(meanwhile: &[Event<JobObject>]) -> Option<i64> {
         let (lead, leads) = watch::channel(false);
         let (fill, watches_filled) = watch::channel(0);

@@ -202,14 +202,14 @@ mod tests {
         assert!(get(address, "/else").await.starts_with("HTTP/1.1 404"));
     }
 
-    /// A proxy may cut a request anywhere.
+    /// A proxy may split a request at any place.
     #[tokio::test]
     async fn a_request_may_come_in_several_segments() {
         let address = start(&Arc::new(Health::new(Arc::default()))).await;
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
         stream.write_all(b"GET /hea").await.unwrap();
-        // The server has read the first part when it serves another connection that came later.
+        // When the server answers a later connection, it has read the first part.
         assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
         let rest = b"lthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
         stream.write_all(rest).await.unwrap();

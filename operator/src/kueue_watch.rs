@@ -189,7 +189,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_api_server_that_does_not_answer_is_not_waited_for_for_ever() {
-        // Of what is served it tells, and then nothing more.
+        // The server answers what it serves, and no other request.
         let version = KueueVersion::ALL[0].version();
         let served =
             json!({ "groupVersion": format!("{}/{version}", KueueVersion::GROUP), "version": version });

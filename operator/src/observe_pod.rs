@@ -259,7 +259,7 @@ mod tests {
             (device.reason.as_str(), device.at - device.made),
             ("UnexpectedAdmissionError", 7)
         );
-        // For its own fault: it used more of the disk than it may.
+        // Evicted because of its own fault: it used more of the disk than allowed.
         assert!(rejected(json!({ "phase": "Failed", "reason": "Evicted" })).is_some());
         let target =
             json!([{ "type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet" }]);

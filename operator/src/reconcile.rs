@@ -440,7 +440,7 @@ mod tests {
             waits.is_ok() && asked.lock().is_empty(),
             "the watch may show it yet"
         );
-        // The time is over at once where it began long ago.
+        // The time is over if the calls ended long ago.
         let long_ago = now.checked_sub(Duration::from_secs(20)).unwrap_or(now);
         context.index.pods.lock().calls_ended(long_ago, &key);
         let looked = reconcile(Arc::new(job), Arc::clone(&context)).await;
@@ -463,7 +463,7 @@ mod tests {
         let reported = ended(Some(at(7)));
         assert!(!shows_its_end(None, &reported), "it is not written yet");
         assert!(shows_its_end(Some(&at(7)), &reported));
-        // It has run again since, and ended.
+        // The job has run again since then, and has ended.
         assert!(!shows_its_end(Some(&at(3)), &reported));
         assert!(!shows_its_end(None, &ended(None)));
     }

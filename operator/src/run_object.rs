@@ -91,7 +91,7 @@ mod tests {
         Snapshot { run, workers }
     }
 
-    /// An object with these parts, as it is read from the text that a server sends.
+    /// The object with these parts, read from the text that a server sends.
     fn read(spec: &Value, status: &Value) -> RunObject {
         let metadata = json!({ "name": "j", "namespace": "n", "managedFields": [{ "manager": "m" }] });
         let document = json!({ "metadata": metadata, "spec": spec, "status": status });

@@ -240,7 +240,7 @@ mod tests {
         let bytes = memory_bytes.unwrap();
         assert!(bytes > 73 * GIB && bytes <= 78 * GIB * 19 / 20, "{bytes}");
         assert_eq!(bytes % UNIT, 0);
-        // A few MiB more or less, as between two equal GPUs.
+        // A difference of a few MiB, as between two equal GPUs.
         assert_eq!(
             of_gpu(gpu(79 * GIB - (3 << 20), 80 * GIB), 0).memory_bytes,
             Some(bytes)
@@ -291,15 +291,15 @@ mod tests {
         };
         let room = |limit, uses, now, most| room_within(limit, uses, now, most) + COPIES_RESERVE;
         assert_eq!(room(16 * GIB, uses, 0, 0), 6 * GIB);
-        // Of what is resident, copies had a part and have freed it.
+        // A part of the resident memory belonged to copies, which have freed it.
         assert_eq!(room(16 * GIB, uses, 0, 3 * GIB), 9 * GIB);
-        // Training has grown into that.
+        // Training has grown into this memory since.
         let grown = HostUse {
             taken: 9 * GIB,
             ..uses
         };
         assert_eq!(room(16 * GIB, grown, 0, 3 * GIB), 7 * GIB);
-        // Others use the machine's memory.
+        // Other processes use the machine's memory.
         let crowded = HostUse {
             available: GIB,
             ..uses

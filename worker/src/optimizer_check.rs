@@ -144,7 +144,7 @@ mod tests {
     fn equal_optimizers_have_equal_bits_and_libtorchs_are_found_to_be_others() {
         let on_host = |kernels| compare((kernels, tch::Device::Cpu), 100, 1003).unwrap();
         assert_eq!(on_host(Kernels::ALL_ON_HOST), [0; 4]);
-        // Of the copy nothing is asked: its rounding may hide the last bits.
+        // The narrow copy is not compared here, because rounding may hide differences in the last bits.
         let [weights, ..] = on_host(Kernels::LIBTORCH);
         assert!(weights > 0, "{weights}");
     }

@@ -404,7 +404,7 @@ mod tests {
     use varuna_api::parse_job;
     use varuna_cuda::{Libraries, LoadError};
 
-    /// The stand-in, beside this test's own program.
+    /// The stand-in, which is in the folder of this test's program.
     fn libraries() -> Result<Libraries, LoadError> {
         let library = std::env::current_exe().unwrap();
         Libraries::load_from(&library.with_file_name("libvaruna_fake_nccl.so"))
@@ -437,7 +437,7 @@ spec:
         assert!(found(&job("none", "auto")).unwrap().is_some(), "it is there");
         assert!(found(&job("none", "nccl")).unwrap().is_some());
         assert!(found(&job("tls", "auto")).unwrap().is_none());
-        // No job file may say so; a worker does not count on that.
+        // A job file with both is refused earlier, but the worker does not rely on that.
         let both = Job {
             network: job("tls", "auto").network,
             ..job("none", "nccl")

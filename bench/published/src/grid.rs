@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn counted_cuts_are_those_of_the_measured_run() {
         let lengths = |p| -> Vec<u32> { counted_cuts(50, p).unwrap().iter().map(|r| r.len()).collect() };
-        // 48 blocks and the head are 49 units; the embedding joins the first stage.
+        // 48 blocks and the head are 49 units; the embedding is part of the first stage.
         assert_eq!(lengths(1), [50]);
         assert_eq!(lengths(6), [9, 8, 8, 8, 9, 8]);
         assert_eq!(lengths(8), [7, 6, 6, 6, 6, 6, 7, 6]);

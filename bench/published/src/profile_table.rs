@@ -249,7 +249,7 @@ mod tests {
         }
     }
 
-    /// The file that the tests of the core and of the command plan with. `VARUNA_UPDATE_GOLDEN=1` writes it anew.
+    /// The file with which the tests of the core and of the command make plans. `VARUNA_UPDATE_GOLDEN=1` writes it again.
     #[test]
     fn the_profile_of_the_v100s_is_made_of_the_published_table() {
         let table = include_str!("../../data/measured/gpt-1.5b-v100-published.json");

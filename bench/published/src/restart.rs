@@ -99,7 +99,7 @@ mod tests {
     use varuna_model::{Transformer, gpt2};
     use varuna_plan::{Constraints, CostPlanner, Costs, Device, Recompute, ScheduleKind, ScheduleSpec};
 
-    /// Pipelines of at least two workers.
+    /// A planner for pipelines with at least two workers.
     fn planner() -> CostPlanner {
         let sizes = Transformer {
             layers: 6,

@@ -279,7 +279,7 @@ mod tests {
             };
             let one_f_one_b = makespan(PaperKind::OneForwardOneBackward);
             assert!((one_f_one_b - busy - others).abs() < 1e-9);
-            // (P - 1) (F + B - W) instead of (P - 1) (F + B + W).
+            // The bubble is (P - 1) (F + B - W) instead of (P - 1) (F + B + W).
             let zero_bubble = makespan(PaperKind::ZeroBubbleH1);
             assert!(
                 (zero_bubble - busy - others / 3.0).abs() < 1e-9,

@@ -364,7 +364,7 @@ mod tests {
                 Some(1),
                 json!({ "eos_token_id": [7, 9], "bos_token_id": 1, "n_layer": 2, "pad_token_id": null }),
             ),
-            // What nobody knows is left out, as it was in the imported folder.
+            // Values that are not known are missing, as in the imported folder.
             (
                 None,
                 json!({ "eos_token_id": [7, 9], "n_layer": 2, "pad_token_id": null }),
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(generation, json!({ "_from_model_config": true }));
     }
 
-    /// The tokenizer of bytes as a folder, whose `tokenizer_config.json` is this.
+    /// The tokenizer of bytes as a folder with this `tokenizer_config.json`.
     fn bytes_with(config: &Value) -> (Tokenizer, Vec<u8>) {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, content: &[u8]| std::fs::write(folder.path().join(name), content).unwrap();

@@ -192,7 +192,7 @@ mod tests {
     use varuna_checkpoint::{Shard, ShardTensor, unit_name};
     use varuna_model::{Unit, gpt2};
 
-    /// A file in memory that notes at each read how many shards are in a folder, and that cannot be read any more after some reads.
+    /// A file in memory that records, for each read, the number of shards in a folder; after some reads it fails.
     struct Watched<'a> {
         content: &'a [u8],
         folder: PathBuf,
@@ -275,7 +275,7 @@ mod tests {
         let runtime = runtime().unwrap();
         let list = || runtime.block_on(store.location().list()).unwrap();
 
-        // Two reads of the header, that of the positions, and some of the first block's attention.
+        // Two reads of the header, one of the positions, and some of the first block's attention.
         let failing = import(5);
         let failed = runtime.block_on(write(&store, &failing, ID, scratch.path()));
         assert_eq!(failed.unwrap_err().to_string(), "the disk is gone");
@@ -287,7 +287,7 @@ mod tests {
         assert!(written.is_ok(), "{written:?}");
         let mut shards = whole.files()[0].shards.borrow().clone();
         shards.dedup();
-        // The first unit's was there before.
+        // The shard of the first unit existed already.
         let expected: Vec<usize> = (1..all.len()).collect();
         assert_eq!(shards, expected, "shards that were there when a unit was read");
         assert!(list()[0].manifest);

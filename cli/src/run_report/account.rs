@@ -173,7 +173,7 @@ mod tests {
         }
     }
 
-    /// Ten steps of 100 ms; a worker is lost, and from step 8 on they are run again by the rest, at half the speed.
+    /// Ten steps of 100 ms. Then a worker is lost, and the others run the steps from 8 on again, at half the speed.
     fn history() -> History {
         let mut steps: Vec<_> = (1..=10).map(|n| step(1, n, 1000 + 100 * n)).collect();
         steps.extend((9..=12).map(|n| step(2, n, 2700 + 200 * (n - 9))));
@@ -226,7 +226,7 @@ mod tests {
     fn all_time_is_accounted_for_by_what_it_was_spent_on() {
         let account = Account::of(&history());
         let ms = Duration::from_millis;
-        // Of 2.2 s: steps 9 and 10 of the first generation, and 0.6 s without a step.
+        // 2.2 s in all: steps 9 and 10 of the first generation were run again, and 0.6 s were without a step.
         let expected = [
             (Spent::Steps, ms(1400)),
             (Spent::Again, ms(200)),
@@ -247,7 +247,7 @@ mod tests {
         );
     }
 
-    /// Stopped at step 10, and continued an hour later by another coordinator.
+    /// The run was stopped at step 10, and continued an hour later by another coordinator.
     #[test]
     fn the_time_in_which_a_run_was_stopped_is_no_time_of_steps() {
         let mut steps: Vec<_> = (1..=10).map(|n| step(1, n, 1000 * n)).collect();
@@ -273,14 +273,14 @@ mod tests {
             (Spent::Recovery(Cause::Takeover), ms(1_500)),
         ];
         assert_eq!(account.spent, expected);
-        // Where workers went on under the new coordinator, nothing stood.
+        // If workers continued while the coordinator changed, no time was lost.
         let steps: Vec<_> = (1..=10).map(|n| step(1, n, 1000 * n)).collect();
         let over = event(5_500, Event::TookOver { term: 2 });
         let account = Account::of(&History::new(steps, vec![over]));
         assert_eq!(account.spent, [(Spent::Steps, ms(9_000))]);
     }
 
-    /// A second coordinator finds that the first one has not got as far as a step.
+    /// A second coordinator takes over before the first step.
     #[test]
     fn what_came_before_the_first_step_is_the_start_of_the_run() {
         let steps: Vec<_> = (1..=10).map(|n| step(2, n, 60_000 + 1000 * n)).collect();

@@ -81,7 +81,7 @@ pub(super) mod tests {
     use varuna_plan::{Generation, StateId, Step};
     use varuna_run_folder::StepFigures;
 
-    /// A published step of this generation and number.
+    /// A published step with this generation and number.
     pub(in super::super) fn step(generation: u64, number: u64, time_ms: u64) -> Metric {
         Metric {
             step: Step(number),
@@ -109,7 +109,7 @@ pub(super) mod tests {
         }
     }
 
-    /// An event of the log.
+    /// An entry of the event log.
     pub(in super::super) fn event(time_ms: u64, event: Event) -> EventEntry {
         EventEntry {
             event: LoggedEvent::Protocol(event),

@@ -123,7 +123,7 @@ mod tests {
         let workers = [1, 2].map(|id| WorkerInfo::nominal(WorkerId(id), "n")).to_vec();
         let request = PlanRequest::first(workers, job.layout(), job.training.global_batch_size);
         let mut shape = planner.explain(&request).unwrap().shape;
-        // As the plan's document has it, which was made with other costs.
+        // The value in the plan's document, which was made with other costs.
         shape.predicted.bubble = 0.987;
         let step = predict(&planner.costs, &shape, &Speeds::nominal(), Topology::ONE_NODE);
         let picture = predicted_by(&planner.costs, &shape);

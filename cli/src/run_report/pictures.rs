@@ -145,7 +145,7 @@ mod tests {
         assert!(draw(&History::new(steps, vec![])).unwrap().speed.is_none());
     }
 
-    /// The numbers of points of the curves: axes and ticks are lines of two points in grey or black.
+    /// The numbers of points of the curves; axes and ticks, which are left out, are grey or black lines of two points.
     fn points_in(svg: &str) -> Vec<usize> {
         let colours =
             [LOSS, EVALUATION, SPEED, WORKERS].map(|RGBColor(r, g, b)| format!("#{r:02X}{g:02X}{b:02X}"));

@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn a_runs_identity_is_stable_and_depends_on_uid_and_text() {
         let base = run_identity("u", MINIMAL);
-        // Workers of the release before repeat it.
+        // Workers of the previous release use this value.
         assert_eq!(
             base,
             "f8c3f7d1ca726db019454595ca282234788fbad978fb9cbe8e3c604c40838591"
@@ -109,7 +109,7 @@ mod tests {
     fn the_model_hash_is_stable_and_depends_on_model_training_and_data() {
         let job = parse_job(MINIMAL).unwrap();
         let base = model_hash(&job.model, &job.training, "data");
-        // Fixed for ever: a checkpoint carries it. Where this line fails, old checkpoints can no longer be loaded.
+        // This value must never change, because checkpoints contain it. If this fails, old checkpoints can no longer be loaded.
         assert_eq!(
             base,
             "ab90aab26eeaa067851afc48008c07fcf1420098b963c6802421a9ef286ab542"

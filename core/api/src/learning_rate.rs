@@ -110,7 +110,7 @@ mod tests {
         }
     }
 
-    /// The last step of the part that keeps the peak.
+    /// The last step at the peak.
     fn peak_until(rate: &LearningRate) -> u64 {
         match rate.schedule {
             Schedule::WarmupStableDecay { stable_steps } => stable_steps,
@@ -145,7 +145,7 @@ mod tests {
 
         #[test]
         fn no_step_changes_the_rate_by_more_than_its_share(rate in any_rate()) {
-            // A cosine is steepest in its middle: pi / 2 times a straight line.
+            // A cosine is steepest in its middle: pi / 2 times as steep as a straight line.
             let decay = rate.decay_steps - peak_until(&rate);
             let most = PI / 2.0 * (rate.peak - rate.min) / decay as f64 + 1e-12 * rate.peak;
             for step in rate.warmup_steps..rate.decay_steps + 10 {
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn the_bits_of_a_cosine_are_those_of_earlier_releases() {
-        // Printed by the release before there was a choice.
+        // Values of the release before the schedule could be chosen.
         let rate = LearningRate {
             peak: 3e-4,
             min: 3e-5,

@@ -94,7 +94,7 @@ mod tests {
     use crate::parse_job;
     use crate::resolve::tests::{MINIMAL, with};
 
-    /// Pods of each group, by its least and most workers and workers in a pod.
+    /// The pods of each group. A group has its minimum and maximum number of workers, and its workers per pod.
     fn pods(most: u32, groups: &[(u32, Option<u32>, u32)]) -> Vec<u32> {
         let groups = groups.iter().enumerate().map(|(i, (least, most, per_pod))| {
             let most = most.map_or(String::new(), |most| format!(", maxWorkers: {most}"));

@@ -52,7 +52,7 @@ mod tests {
                 millions(name)
             );
         }
-        // Published by their authors: the number of elements of the weights' files.
+        // The number of elements in the weights' files that the authors have published.
         for (name, published) in [
             ("llama3.2-1b", 1_235_814_400),
             ("llama3.2-3b", 3_212_749_824),

@@ -103,7 +103,7 @@ mod tests {
             match kind {
                 0 => assert!((ratio - 1.0).abs() < 1e-12, "{turns} turns: {ratio}"),
                 1 => assert!((ratio - 32.0).abs() < 1e-9, "{turns} turns: {ratio}"),
-                // 1/32 at one turn, 1 at four, a straight line in between.
+                // 1/32 at one turn, 1 at four turns, and linear in between.
                 _ => {
                     let kept = (turns - 1.0) / 3.0;
                     let expected = kept + (1.0 - kept) / 32.0;

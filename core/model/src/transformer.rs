@@ -238,7 +238,7 @@ mod tests {
     use crate::parameter::ParameterKind;
     use crate::{gpt2, llama3, presets, qwen3};
 
-    /// A small GPT-2 with a tied and an untied head.
+    /// A small GPT-2 with a tied head, and one with an untied head.
     fn models() -> Vec<Transformer> {
         let small = Transformer {
             layers: 3,
@@ -255,7 +255,7 @@ mod tests {
         vec![small, untied]
     }
 
-    /// The same sizes in other families, of which two have groups of heads.
+    /// The same sizes in other families, of which two have grouped heads.
     fn families() -> Vec<Transformer> {
         let grouped = |features: Features| Transformer {
             features: Features {
@@ -394,7 +394,7 @@ mod tests {
                     t * d
                 )
             );
-            // Its three products come with the loss; only the norm's output is kept.
+            // Its three products are part of the loss; only the norm's output is kept.
             let (flops, kept) = ((0, 3 * t * 2 * v * d), t * d);
             assert_eq!(of(7), (SegmentKind::Head, own_table + 2 * d, flops, kept, t * d));
             assert_eq!(spec.tied_parameters, v * d - own_table);

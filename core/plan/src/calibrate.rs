@@ -185,7 +185,7 @@ mod tests {
         Costs::estimate(&model.spec(), Device::CPU_CORE)
     }
 
-    /// One pipeline of so many equal stages.
+    /// A pipeline with this many equal stages.
     fn shape(costs: &Costs, stages: u32) -> Shape {
         let segments = costs.layout().segments;
         let stage = |s: u32| Stage {
@@ -211,7 +211,7 @@ mod tests {
         }
     }
 
-    /// Steps that a model with these constants makes.
+    /// The measured steps of a model with these constants.
     fn runs(calibration: Calibration) -> Vec<MeasuredRun> {
         let mut costs = costs();
         costs.calibration = calibration;

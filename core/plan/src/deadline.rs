@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_step_that_was_expected_a_thousand_times_too_long_counts_from_the_first_commit_on() {
-        // Steps of 300 ms, planned as 300 s: a GPU's job with the costs of a processor.
+        // Steps of 300 ms that were planned as 300 s: a job on a GPU with the costs of a CPU.
         let deadline = StepDeadline {
             step_ns: 4 * 300_000_000_000,
             floor_ns: 4_000_000_000,

@@ -341,7 +341,7 @@ mod tests {
             let (first, rest) = overflows.split_at(at.min(overflows.len()));
             let whole = run(&scaling, start(&scaling), &overflows);
             let stopped = run(&scaling, start(&scaling), first);
-            // What a checkpoint holds, written and read.
+            // The values in a checkpoint, written and read.
             let text = serde_json::to_string(&(stopped, scaling.saved(stopped.loss_scale))).unwrap();
             let (mut read, saved): (OptimizerProgress, Option<LossScale>) = serde_json::from_str(&text).unwrap();
             read.loss_scale = scaling.resumed(saved);

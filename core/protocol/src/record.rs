@@ -231,7 +231,7 @@ mod tests {
         let written = serde_json::to_string(&with).unwrap();
         let read: Record = serde_json::from_str(&written).unwrap();
         assert_eq!(read, with);
-        // As the release before wrote it.
+        // The record as the previous release wrote it.
         let earlier = text.replace("false}", r#"false,"trust":{"compared":[],"rollbacks":[]}}"#);
         let read: Record = serde_json::from_str(&earlier).unwrap();
         assert_eq!(

@@ -222,7 +222,7 @@ mod tests {
         let mut inventory = Inventory {
             upto: Generation(5),
             units: [(Unit(0), state(2, 40)), (Unit(1), state(3, 50))].into(),
-            // The step that is run from the state that was gone back to leads beyond it.
+            // The step after the state to which the run went back leads to a state beyond it.
             prepared: [(Unit(0), prepared(2, 40)), (Unit(1), prepared(4, 40))].into(),
             ran: Some(ran(2, 40)),
             decision: Some(Decision::conclude(state(3, 50), Generation(3), &[norm], None)),

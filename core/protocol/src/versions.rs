@@ -53,7 +53,7 @@ mod tests {
         assert_eq!(new.common(new), Some(8));
         assert_eq!(old.common(newer), None);
         assert_eq!(newer.common(old), None);
-        // A sender that says nonsense has nothing in common with anybody.
+        // An invalid range has no version in common with any other.
         assert_eq!(speaks(9, 1).common(new), None);
     }
 

@@ -294,7 +294,7 @@ mod tests {
         let began = Instant::now();
         let pruned = location.prune(&Retention::newest(1)).await.unwrap();
         assert_eq!(pruned.checkpoints, [id(1)]);
-        // The manifest first, then 40 shards, 16 at a time.
+        // First the manifest, then 40 shards, 16 at a time.
         assert_eq!(began.elapsed().as_secs(), 4);
         let left = location.list().await.unwrap();
         assert_eq!(left.iter().map(|l| l.id).collect::<Vec<_>>(), [id(2)]);

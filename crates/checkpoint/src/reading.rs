@@ -399,7 +399,8 @@ async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) ->
 mod tests {
     use super::*;
 
-    /// What a request for these bytes brings, two at a time, that is cut after so many. Each byte is its own place.
+    /// The pieces of a response to a request for these bytes, two bytes at a time, which ends after `most` bytes. Each byte's value is its
+    /// position.
     fn cut_after(most: u64, range: &Range<u64>) -> Pieces {
         let end = range.end.min(range.start + most);
         let all: Vec<u8> = (range.start..end).map(|at| u8::try_from(at).unwrap()).collect();

@@ -115,7 +115,7 @@ mod tests {
             for kept in sound.iter().take(keep).chain(&protected).chain(&foreign) {
                 prop_assert!(!deleted.contains(kept));
             }
-            // Wrong bits take no place of right ones, and go with those that are too old.
+            // Checkpoints with wrong bits do not count as kept, and are deleted if they are old enough.
             if let Some(oldest) = sound.get(keep - 1) {
                 let old = |id: &&StateId| *id < oldest && all.iter().any(|l| l.id == **id && l.manifest);
                 let ours = |id: &&StateId| !protected.contains(id) && !foreign.contains(id);
@@ -126,7 +126,7 @@ mod tests {
             for old in sound.iter().skip(keep).filter(|o| !protected.contains(o)) {
                 prop_assert!(deleted.contains(old));
             }
-            // Anything newer than the newest sound one may still be in upload.
+            // Anything newer than the newest valid checkpoint may still be uploading.
             for l in all.iter().filter(|l| sound.first().is_none_or(|n| l.id > *n)) {
                 prop_assert!(!deleted.contains(&l.id));
             }

@@ -144,7 +144,7 @@ mod tests {
     use varuna_plan::state::Chain;
     use varuna_plan::{Generation, StateId};
 
-    /// Of a job that saves every ten steps, or every so many seconds.
+    /// The checkpoints of a job that saves every ten steps, or at this interval in seconds.
     fn checkpoints(interval: &str) -> Checkpoints {
         let job = job(Some(&format!("uri: nowhere, {interval}")));
         let (inbound, _) = tokio::sync::mpsc::channel(1);

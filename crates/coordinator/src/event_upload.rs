@@ -160,7 +160,7 @@ mod tests {
         }
         copies.copy().await.unwrap();
         let store = temp.path().join("store/tensorboard/r");
-        // Whoever has changed the copy sees whether it is written again.
+        // The copies are changed, so that the test sees whether they are written again.
         for name in ["a", "b"] {
             std::fs::write(store.join(name), "changed").unwrap();
         }

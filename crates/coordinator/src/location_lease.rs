@@ -69,7 +69,7 @@ mod tests {
             ..gone
         };
         assert!(!claimant_has_ended(&elsewhere));
-        // The number is in use again.
+        // The process id is used again by another process.
         let again = Claim {
             started: mine.started + 1,
             ..mine

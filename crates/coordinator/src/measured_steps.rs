@@ -48,7 +48,7 @@ mod tests {
     use varuna_plan::document::{Prediction, Recompute, ScheduleKind};
     use varuna_plan::{Layout, Pipeline, SampleRange, ScheduleSpec, SegmentRange, Shape, Stage};
 
-    /// A plan of this many pipelines, each of one worker: 1, 2, ...
+    /// A plan with this many pipelines, each with one worker: 1, 2, ...
     fn plan(generation: u64, pipelines: u64) -> Plan {
         let layout = Layout::new(4, false);
         let pipeline = |i: u64| Pipeline {
@@ -75,7 +75,7 @@ mod tests {
         }
     }
 
-    /// Takes what a worker tells of a step; says which step is complete, and of how many workers.
+    /// Stores a worker's report of a step. Returns which step is complete, and the number of its workers.
     fn take(
         steps: &mut MeasuredSteps,
         plan: &Plan,

@@ -367,7 +367,7 @@ mod tests {
         measured.map(|m| (m.phase, m.cause, m.took.as_millis())).collect()
     }
 
-    /// A step that was under way at the fence, or that is finished by the new plan, is committed by a fenced generation.
+    /// A step that was running at the fence, or that the new plan finishes, is committed by a fenced generation.
     #[test]
     fn a_step_of_a_fenced_generation_ends_no_recovery() {
         let running = Event::Running {

@@ -199,7 +199,7 @@ mod tests {
         let model = job.model.transformer().unwrap();
         let (d, t) = (f64::from(model.hidden_size), f64::from(model.sequence_length));
         let (l, v) = (f64::from(model.layers), f64::from(model.vocabulary_size));
-        // Products with weights: 12 d^2 of a block and the head's v d; scores and their sums over values: 2 t d of a block.
+        // Products with weights: 12 d^2 for a block and v d for the head. Scores, and their sums over values: 2 t d for a block.
         let of_token = 6.0 * (l * 12.0 * d * d + v * d) + 3.0 * l * 2.0 * 2.0 * t * d;
         let step = JobFigures::of(&job);
         let expected = of_token * step.tokens_of_step() as f64;

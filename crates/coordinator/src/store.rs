@@ -214,7 +214,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("record.json");
-        // As a crash of an older build may have left it.
+        // As a crash of an older build may leave it.
         std::fs::write(folder.path().join("record.json.partial"), "half").unwrap();
         let mut store = FileStore::new(path.clone());
         assert!(
@@ -235,7 +235,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        // Each write is flushed to the disk.
+        // Each write is flushed to the disk, which is slow.
         #![proptest_config(proptest::test_runner::Config::with_cases(24))]
         #[test]
         fn a_record_takes_the_place_of_the_version_it_names_and_of_no_other(expects in proptest::collection::vec(0u64..6, 1..30)) {

@@ -185,7 +185,7 @@ mod tests {
         fn every_prefix_has_the_share_of_each_source_within_one_sample(weights in weights(), start in 0u64..1 << 40) {
             let blend = Blend::new(&weights);
             let n: u64 = blend.parts().iter().map(|p| u64::from(*p)).sum();
-            // From the beginning, and from somewhere: counts are known from the numbers of the samples.
+            // From the beginning, and from some other sample: counts follow from the numbers of the samples.
             for from in [0, start - start % n] {
                 let mut counts: Vec<u64> = blend.parts().iter().map(|p| from / n * u64::from(*p)).collect();
                 for k in from..from + n.min(4000) {
@@ -193,7 +193,7 @@ mod tests {
                     prop_assert_eq!(sample.number, counts[sample.source], "each sample of a source is the next one");
                     counts[sample.source] += 1;
                     for (count, part) in counts.iter().zip(blend.parts()) {
-                        // |count - (k + 1) part / n| < 1, in whole numbers.
+                        // |count - (k + 1) part / n| < 1, in integers.
                         let (count, share) = (u128::from(*count) * u128::from(n), u128::from(k + 1) * u128::from(*part));
                         prop_assert!(count.abs_diff(share) < u128::from(n), "sample {}: {:?} of {:?}", k, counts, blend.parts());
                     }
@@ -205,7 +205,7 @@ mod tests {
         fn shares_are_those_of_the_weights(weights in weights()) {
             let blend = Blend::new(&weights);
             let total: f64 = weights.iter().sum();
-            // Of the source itself, and of the sum of all.
+            // The rounding of the source's own part, and of the sum of all parts.
             let rounding = (weights.len() + 1) as f64 / CYCLE_MAX as f64;
             let parts: f64 = blend.parts().iter().map(|p| f64::from(*p)).sum();
             prop_assert!(parts <= (CYCLE_MAX + 8) as f64);
@@ -237,9 +237,9 @@ mod tests {
             (&[1.0, 2.0], &[1, 2]),
             (&[5.0], &[1]),
             (&[0.5, 0.499_999, 0.000_001], &[500_000, 499_999, 1]),
-            // Tokens of two datasets: more parts than a cycle has.
+            // Numbers of tokens of two datasets, which are greater than the number of parts of a cycle.
             (&[300_000_000_000.0, 100_000_000_001.0], &[786_432, 262_144]),
-            // Never nothing.
+            // Each source has at least one part.
             (&[1.0, 1e-12], &[1 << 20, 1]),
         ] {
             let got = Blend::new(weights);
@@ -252,7 +252,7 @@ mod tests {
     fn the_order_never_changes_between_versions() {
         let blend = Blend::new(&[0.5, 0.3, 0.2]);
         let got: Vec<usize> = (0..10).map(|k| blend.at(k).source).collect();
-        // Fixed for ever: a run that is resumed by a later version must see the same samples.
+        // These values must never change: a run that is resumed by a later version must use the same samples.
         assert_eq!(got, PINNED);
     }
 

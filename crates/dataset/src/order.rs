@@ -103,11 +103,11 @@ mod tests {
         };
         let same = |a: &[u64], b: &[u64]| a.iter().zip(b).filter(|(a, b)| a == b).count();
         let base = order(7, 0);
-        // Two random orders of 500 agree at about one place.
+        // Two random orders of 500 agree at about one position.
         for other in [order(7, 1), order(8, 0), order(0, 7), (0..500).collect()] {
             assert!(same(&base, &other) < 10, "{}", same(&base, &other));
         }
-        // No neighbourhoods survive either.
+        // Neighbours do not stay together either.
         let close = base.windows(2).filter(|w| w[0].abs_diff(w[1]) == 1).count();
         assert!(close < 15, "{close}");
     }
@@ -116,7 +116,7 @@ mod tests {
     fn the_order_never_changes_between_versions() {
         let p = Permutation::new(1000, 42, 3);
         let got: Vec<u64> = (0..8).map(|i| p.at(i)).collect();
-        // Fixed for ever: a run that is resumed by a later version must see the same samples.
+        // These values must never change: a run that is resumed by a later version must use the same samples.
         assert_eq!(got, PINNED);
     }
 

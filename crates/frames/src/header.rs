@@ -96,7 +96,7 @@ mod tests {
         };
         assert_eq!(plain.encode()[..4], [4, 0, 0, 0]);
         assert_eq!(Header::decode(&plain.encode()), Ok(plain));
-        // The checksum is the Castagnoli polynomial's: its check value, from RFC 3720's family of test vectors.
+        // The checksum uses the Castagnoli polynomial: this is its check value, from the test vectors of RFC 3720.
         assert_eq!(crc32c::crc32c(b"123456789"), 0xE306_9283);
     }
 

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use varuna_plan::StateId;
 
-    /// An announced state, and what computes its digest.
+    /// An announced state, and the digester of its sender.
     fn incoming(elements: u64) -> (Incoming, Digester) {
         let header = StateHeader {
             unit: Unit(1),

@@ -132,7 +132,7 @@ mod tests {
     use varuna_plan::state::UnitNorm;
     use varuna_plan::{Decision, Generation, StateId, Step, Unit};
 
-    /// A decision, of a step that is skipped or not.
+    /// The decision of a step that is skipped, or of one that is not.
     fn decision(overflow: bool) -> Decision {
         Decision {
             parent: StateId::INITIAL,

@@ -39,7 +39,7 @@ mod tests {
         RunKey { token, run }.secret(Generation(generation))
     }
 
-    /// Computed by Python's `hmac` and `hashlib` from RFC 5869: workers of two builds must come to the same.
+    /// Computed by Python's `hmac` and `hashlib` according to RFC 5869: workers of different builds must derive the same secret.
     #[test]
     fn the_secret_is_hkdf_of_token_run_and_generation() {
         let vectors = [

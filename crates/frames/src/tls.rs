@@ -277,7 +277,7 @@ mod tests {
         acceptor.read_exact(&mut received).unwrap();
         assert!(received == secret);
         drop(writing.join().unwrap());
-        // The end came without a farewell: cut off, as far as the reader can know.
+        // The end came without a close message, so to the reader the connection seems to have been cut.
         let ended = acceptor.read(&mut [0]).unwrap_err();
         assert_eq!(ended.kind(), io::ErrorKind::UnexpectedEof);
     }
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn new_keys_on_the_way_need_no_answer() {
-        // The library changes keys by itself after 2^24 records, a quarter of a terabyte.
+        // The library changes keys by itself only after 2^24 records, a quarter of a terabyte.
         let (mut dialer, mut acceptor) = pair();
         for round in 0..5u8 {
             dialer.write_all(&[round; 100]).unwrap();

@@ -130,7 +130,7 @@ mod tests {
         let with = most_used().unwrap();
         assert!(with >= 64 << 20, "{with}");
         drop(std::hint::black_box(taken));
-        // The kernel counts pages of each processor in batches.
+        // The kernel counts the pages of each CPU in batches.
         assert!(most_used().unwrap() >= with.min(64 << 20));
         let status = "VmPeak:\t  9000 kB\nVmHWM:\t    1234 kB\nVmRSS:\t 1000 kB\n";
         assert_eq!(kib_of(status, "VmHWM:"), Some(1234 << 10));

@@ -168,9 +168,9 @@ mod tests {
             assert_eq!((&given.gpu, given.shown()), (&None, None));
             assert_eq!(given.arguments(), ["--host-memory", "16106127360"]);
         }
-        // In the place of one that has ended, whatever the others hold by now.
+        // The replacement of a worker that has ended gets the same, whatever the others use by now.
         assert_eq!(machine.give(&[None, None, None]).host_bytes, Some(15 << 30));
-        // `varuna scale` to more of them.
+        // After `varuna scale` to more workers.
         assert_eq!(machine.give(&[None; 5]).host_bytes, Some(10 << 30));
     }
 

@@ -79,7 +79,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("file");
         for (text, access) in [("one", Access::Everyone), ("two", Access::OwnerOnly)] {
-            // As a crash may have left it.
+            // As a crash may leave it.
             std::fs::write(temp.path().join("file.partial"), "half").unwrap();
             replace_file(&path, text, access, Durability::Synced).unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);

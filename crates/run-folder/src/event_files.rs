@@ -133,7 +133,8 @@ mod tests {
             .collect()
     }
 
-    /// What a file holds that begins, or continues, with these steps; the ones with `true` begin the steps anew.
+    /// The content of a file that begins with these steps, or continues with them. Steps with `true` are preceded by a mark that the steps
+    /// begin again there.
     fn expected(first: bool, steps: &[(Metric, bool)]) -> Vec<u8> {
         let mut bytes = Vec::new();
         if first {

@@ -321,7 +321,7 @@ mod tests {
         drop(folder);
         let mut successor = RunFolder::open(temp.path(), "job").unwrap();
         assert_eq!(counts(&successor), [0, 0, 1, 1, 2]);
-        // From step 2 on they are run again, and go well.
+        // From step 2 on the steps are run again, and succeed.
         successor.append_metric(run(2, 2, 1.0));
         assert_eq!(counts(&successor), [0; 5]);
         drop(successor);

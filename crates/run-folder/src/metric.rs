@@ -121,7 +121,7 @@ mod tests {
     use super::*;
     use varuna_plan::state::Chain;
 
-    /// A line that release 0.2 wrote.
+    /// A line that was written by release 0.2.
     const OLD: &str = r#"{"step":45,"loss":2.5,"gradientNorm":0.85,"overflow":false,"skippedSteps":0,"generation":2,"workers":4,"plan":"P2xD2","tokens":2048,"stepMs":2058.35,"timeMs":1795344944287,"state":{"run_gen":2,"step":45,"chain":"f88609ce2c1fb6f3"}}"#;
 
     #[test]

@@ -23,7 +23,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// CRC-32C bit by bit, by its definition: polynomial 0x1EDC6F41, both ends reflected.
+    /// CRC-32C bit by bit, by its definition: polynomial 0x1EDC6F41, with input and output reflected.
     fn crc_by_definition(data: &[u8]) -> u32 {
         let mut crc = u32::MAX;
         for byte in data {

@@ -26,7 +26,7 @@ mod tests {
     fn a_connection_that_says_nothing_ends_and_the_watch_is_not_cut_by_that() {
         let config = bounded(Config::new("https://cluster.example:6443".parse().unwrap()));
         let silence = config.read_timeout.expect("a bound");
-        // kube itself takes a watch for dead five seconds after its end.
+        // kube itself treats a watch as dead five seconds after its timeout.
         let watch = Duration::from_secs(u64::from(WATCH_SECONDS) + 5);
         assert!(silence > watch, "{silence:?}, {watch:?}");
         assert!(config.reset_reader_on_write && !config.default_retry);

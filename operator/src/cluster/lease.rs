@@ -239,7 +239,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(1);
     const LONG: Duration = Duration::from_millis(40);
 
-    /// However long a call takes, a leader gives up this long after the try began that renewed last.
+    /// However long a call takes, a leader gives up this long after the start of the try that last renewed the lease.
     #[tokio::test]
     async fn a_leader_gives_up_before_another_may_take_over() {
         assert!(GIVE_UP < Duration::from_secs(u64::from(LENGTH_SECONDS.unsigned_abs())));

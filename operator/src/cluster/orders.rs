@@ -95,7 +95,7 @@ mod tests {
         fixtures::job("j", "uid-j")
     }
 
-    /// The object with these orders and a report of a step, as a server has it.
+    /// The object with these orders and with a report of a step, as a server has it.
     fn run(version: u64, coordinator: i64, step: u64) -> Value {
         let owner = json!([{ "apiVersion": API_VERSION, "kind": KIND, "name": "j", "uid": "uid-j", "controller": true }]);
         json!({
@@ -106,7 +106,7 @@ mod tests {
         })
     }
 
-    /// What writing orders gives where the watch has shown version 5 and the server has version 9 with this in it, and what was asked for.
+    /// The result of writing orders if the watch has shown version 5 and the server has version 9 with these orders; and the requests.
     async fn written_over(now: Value) -> (Result<RunObject, Error>, Vec<Asked>) {
         let answer = move |asked: &Asked| match asked.method.as_str() {
             "GET" => Some((200, now.clone())),

@@ -187,7 +187,7 @@ mod tests {
         }
     }
 
-    /// A pod of which every field is set.
+    /// A pod with a value in every field.
     fn talkative() -> ObservedPod {
         ObservedPod {
             name: "j-w7".into(),
@@ -253,8 +253,8 @@ mod tests {
         assert!(!kept(made_from_another).is_like(&first));
     }
 
-    /// 64,000 of them are 11 MB with their names and uids. A field that few pods need belongs to [`RareFields`], one that all of a job have to
-    /// [`CommonFields`].
+    /// 64,000 of them take 11 MB with their names and uids. A field that few pods have belongs to [`RareFields`], and one that all pods of
+    /// a job share belongs to [`CommonFields`].
     #[test]
     fn a_pod_that_runs_is_small() {
         assert!(size_of::<IndexedPod>() <= 80, "{}", size_of::<IndexedPod>());

@@ -244,7 +244,7 @@ mod tests {
         serde_json::from_value(document).unwrap()
     }
 
-    /// The job's Workload in a version of Kueue's API, which was admitted on a flavour.
+    /// The job's Workload in this version of Kueue's API, admitted on a flavour.
     fn workload(version: KueueVersion) -> DynamicObject {
         let owner =
             json!([{ "apiVersion": API_VERSION, "kind": KIND, "name": "j", "uid": "u", "controller": true }]);
@@ -263,7 +263,7 @@ mod tests {
         )
     }
 
-    /// All that a watch shows as it begins.
+    /// All objects, as a watch shows them when it starts.
     fn list(watch: &impl Fill<DynamicObject>, objects: &[DynamicObject]) {
         watch.begin();
         for object in objects {
@@ -299,14 +299,14 @@ mod tests {
             ..before
         };
         assert_eq!(known(), same);
-        // The new lists come piece by piece.
+        // The new lists arrive in parts.
         Workloads(&index).begin();
         Flavors(&index).begin();
         assert_eq!(known(), same);
         Workloads(&index).seen(&workload(KueueVersion::V1Beta2));
         Workloads(&index).complete();
         assert_eq!(known(), same);
-        // What they do not have is gone.
+        // Objects that are not in the new list are gone.
         list(&Workloads(&index), &[]);
         list(&Flavors(&index), &[]);
         let after = known();
@@ -328,7 +328,7 @@ mod tests {
             assert!(is_being_listed());
             list_classes(&index, PriorityKind::Pod);
             assert!(!is_being_listed());
-            // It is removed, and its Workloads with it.
+            // The resource is removed, and its Workloads with it.
             assert_eq!(serve(None), [job_ref("n", "j")]);
             let gone = index.queues.lock().of(&job());
             assert!(!gone.is_being_listed && gone.workload.is_none());

@@ -236,7 +236,7 @@ mod tests {
 
     const HOPPER: Capability = Capability { major: 9, minor: 0 };
 
-    /// A compiler that refuses all with this number.
+    /// A fake compiler that refuses everything with this result.
     fn refusing(file: &Path, code: i32) {
         let text = file.with_extension("c");
         let functions = [

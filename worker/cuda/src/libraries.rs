@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn another_library_is_refused_by_the_first_function_that_it_lacks() {
-        // The C library is on every machine, and is neither.
+        // The C library exists on every machine, and has none of these functions.
         let why = match Libraries::of(&["libc.so.6"], &NCCL) {
             Err(why) => why.to_string(),
             Ok(_) => panic!("the C library is no driver"),

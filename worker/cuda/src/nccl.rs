@@ -159,7 +159,7 @@ mod tests {
         let own = config(Some(4));
         assert_eq!((own.blocking, own.maxCTAs, own.minCTAs), (0, 4, c_int::MIN));
         assert_eq!((own.magic, own.version), (0xcafe_beef, 22_809));
-        // As a C compiler lays the header's structure out: a length, 14 numbers, two pointers.
+        // The size of the header's structure in C: a length, 14 numbers, two pointers.
         assert_eq!(own.size, 8 + 14 * 4 + 2 * 8);
         assert_eq!(config(None).maxCTAs, c_int::MIN);
     }

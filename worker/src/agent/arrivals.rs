@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    /// The gradient of a step arrives and is kept.
+    /// A step's gradient arrives. Returns whether it is kept.
     fn keep(arrivals: &mut Arrivals, run_gen: u64, step: u64, value: f32) -> bool {
         let header = PreparedHeader {
             unit: UNIT,

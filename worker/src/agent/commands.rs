@@ -55,10 +55,10 @@ mod tests {
         for room in 1..4 {
             let (engine, queue) = sync_channel(room);
             let mut commands = Commands::new(engine);
-            // None of these calls may wait: nobody reads the queue meanwhile.
+            // None of these calls may block, because nobody reads the queue meanwhile.
             (0..10).for_each(|i| commands.push(i).unwrap());
             let mut carried_out: Vec<i32> = queue.try_iter().take(room).collect();
-            // There is room, and a newer command must not take it from those that wait.
+            // There is room in the queue, and a newer command must not overtake those that wait.
             commands.push(10).unwrap();
             while carried_out.len() < 11 {
                 let before = carried_out.len();

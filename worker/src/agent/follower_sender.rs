@@ -132,7 +132,7 @@ mod tests {
     use varuna_plan::{Moments, StateId, Unit, WorkerId};
     use varuna_protocol::PeerMessage;
 
-    /// Connections that tell which units are given to them.
+    /// Connections that report which units they get.
     struct Told(Sender<Unit>);
 
     impl DataPlane for Told {
@@ -217,7 +217,7 @@ mod tests {
             }
             followers.send(recipient(unit), copy).unwrap();
         }
-        // All is done in order, so the first one has been answered by then.
+        // Everything is done in order, so the first request has been answered by then.
         assert_eq!(given.recv(), Ok(other));
         let Ok(AgentEvent::NotCopied(left)) = inbox.try_recv() else {
             panic!("nobody is told that the unit is not sent")

@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn the_measured_step_is_told_however_soon_after_another_one() {
         let mut step_reports = StepReports::new(1, Box::new(|| None));
-        // Of so many none tells a second time within an hour.
+        // With so many members, each worker reports at most once an hour.
         step_reports.members = 1_000_000;
         assert!(ran(&mut step_reports, None).is_some_and(|told| told.measured.is_none()));
         assert_eq!(ran(&mut step_reports, None), None);

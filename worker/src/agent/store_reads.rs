@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    /// A plan that gives this worker all units of a model with three segments.
+    /// A plan that assigns all units of a model with three segments to this worker.
     fn plan(base: Base) -> Plan {
         let segments = SegmentRange { start: 0, end: 3 };
         let pipeline = Pipeline {
@@ -162,7 +162,7 @@ mod tests {
         reads.accept(ME, &plan(base(0)));
         assert_eq!(reads.take_kept(ID, UNIT), Some(state()));
         assert_eq!(reads.take_kept(ID, UNIT), None, "once");
-        // It may be large: no plan that does something else leaves it there.
+        // The state may be large, so it is dropped with every plan that does not use it.
         let forgets: [fn(&mut StoreReads, Plan); 4] = [
             |reads, other| reads.accept(ME, &other),
             |reads, mut switch| {

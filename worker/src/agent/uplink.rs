@@ -180,7 +180,7 @@ mod tests {
         };
         let all: Vec<_> = (0..1000).map(tries_at).collect();
         for attempt in 0..8 {
-            // In slots of a hundredth of the time that has passed.
+            // In slots of a hundredth of the elapsed time.
             let slot = all[0][attempt] / 100;
             let slots: BTreeSet<_> = all
                 .iter()

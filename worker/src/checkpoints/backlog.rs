@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    /// Both units of a state are to be saved, and have been copied.
+    /// Both units of a state are to be saved, and were copied.
     fn save(backlog: &mut Backlog<u64>, step: u64) {
         for unit in UNITS {
             assert!(backlog.admit(id(step), unit));
@@ -159,11 +159,11 @@ mod tests {
         assert_eq!(next(&mut backlog), (id(1), Unit(0)));
         assert!(!backlog.newer_waits(id(5)));
         assert!(backlog.uploaded(id(1), Unit(0)));
-        // The manifest was not written, but a newer state waits: this one will not be complete.
+        // The manifest was not written, but a newer state waits, so this state will not be completed.
         backlog.not_completed(id(1), Unit(0), 1, false);
         assert!(!backlog.0.contains_key(&id(1)));
         assert_eq!(next(&mut backlog).0, id(5));
-        // A copy that was under way when its state gave way.
+        // A copy that was being made when its state was dropped.
         assert!(!backlog.wants(id(3), Unit(0)));
         backlog.add(id(3), Unit(0), 3);
         assert_eq!(backlog.0.len(), 1);

@@ -326,7 +326,7 @@ mod tests {
         }
     }
 
-    /// Another unit of a state is to be copied.
+    /// Announces that another unit of a state will be copied.
     fn note(buffers: &Buffers, step: u64, elements: usize) {
         let units = match &buffers.free.lock().newest {
             Some((newest, units)) if *newest == id(step) => units.len(),
@@ -335,7 +335,7 @@ mod tests {
         buffers.note(id(step), Unit(u32::try_from(units).unwrap()), elements);
     }
 
-    /// A copy of a unit of so many elements, and where its memory is.
+    /// A copy of a unit with this many elements, and the address of its memory.
     fn copy(buffers: &Arc<Buffers>, step: u64, elements: usize) -> (StateCopy, *const f32) {
         note(buffers, step, elements);
         let mut data = buffers.take(elements, || true).unwrap();
@@ -350,7 +350,7 @@ mod tests {
         buffers.free.lock().kept()
     }
 
-    /// Copies may have so many elements together.
+    /// Buffers for this many elements in total.
     fn within(elements: usize) -> Arc<Buffers> {
         Arc::new(Buffers::within(Box::new(move |_, _| Some(bytes_of(elements)))))
     }
@@ -374,7 +374,7 @@ mod tests {
     #[test]
     fn no_more_is_kept_than_a_state_takes() {
         let buffers = Arc::new(Buffers::default());
-        // Two states at a time: one in upload, one that waits.
+        // Two states at a time: one is being uploaded, and one waits.
         let copies: Vec<_> = [1, 2]
             .into_iter()
             .flat_map(|step| (0..3).map(move |_| step))
@@ -382,7 +382,7 @@ mod tests {
             .collect();
         drop(copies);
         assert_eq!(kept(&buffers), 300);
-        // Under the next plan the worker has less.
+        // Under the next plan this worker has fewer units.
         for step in [3, 4, 5] {
             drop(copy(&buffers, step, 100));
         }
@@ -403,7 +403,7 @@ mod tests {
         assert_eq!(buffers.take(100, || true), Err(NotCopied::NoMemory));
         let own = Arc::clone(&buffers);
         let (waits, it_waits) = std::sync::mpsc::channel();
-        // It is not left: it waits as long as it takes. It is asked when it has found no room.
+        // The copy is not given up, but waits as long as necessary. The closure is called when there was no room.
         let is_left = move || waits.send(()).is_err();
         let waiting = std::thread::spawn(move || own.take(100, is_left).unwrap().capacity());
         it_waits.recv().unwrap();
@@ -440,7 +440,8 @@ mod tests {
         );
     }
 
-    /// Where all units together never have room, each of them may have it after the one before: that a store was slow once ends no later checkpoint.
+    /// If there is never room for all units together, each may be copied after the one before. So a store that was slow once does not
+    /// prevent later checkpoints.
     #[test]
     fn after_a_state_that_had_no_memory_none_is_begun_for_a_while_that_doubles_and_ends() {
         let buffers = within(150);
@@ -493,7 +494,7 @@ mod tests {
         for _ in 0..2 {
             buffers.note(id(1), Unit(0), 100);
         }
-        // 100 have room, and 200 would not.
+        // There is room for 100 elements, but not for 200.
         assert!(!buffers.is_short(true, Instant::now()));
     }
 

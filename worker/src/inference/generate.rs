@@ -186,7 +186,7 @@ mod tests {
     use varuna_model::Transformer;
     use varuna_model::presets::preset;
 
-    /// A model all of whose parameters are 0: to it all tokens are equally likely, of which the first is drawn.
+    /// A model whose parameters are all 0: all tokens have the same probability.
     fn zeros() -> TrainedModel {
         let model = Transformer {
             layers: 1,

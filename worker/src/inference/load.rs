@@ -350,7 +350,7 @@ mod tests {
     use varuna_model::presets::preset;
     use varuna_plan::{Moments, StateId};
 
-    /// A checkpoint of a job, as far as its tokenizer goes.
+    /// A checkpoint of a job, without its shards.
     fn chosen(model: &Transformer, folder: &Path, job: &str) -> Chosen {
         let facts = Facts {
             job: job.to_owned(),
@@ -374,7 +374,7 @@ mod tests {
         }
     }
 
-    /// A tokenizer of bytes like our own, in which spaces end a document.
+    /// A tokenizer of bytes like `byte`, except that a space ends a document.
     fn spaces_end(folder: &Path) {
         let mut files = Tokenizer::Byte.published(16).unwrap();
         let config = serde_json::json!({ "eos_token": "\u{120}" }).to_string();
@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(of(None, &tuned).unwrap(), u32::from(b' '));
         assert_eq!(of(None, &other).unwrap(), 256, "the one that fits");
         assert_eq!(of(Some("byte"), &tuned).unwrap(), 256, "the one that is named");
-        // What was imported and cannot be read is not passed over.
+        // An imported tokenizer that cannot be read is an error, and is not skipped.
         std::fs::write(store.join("base/published/tokenizer.json"), "{}").unwrap();
         let why = of(None, &tuned).unwrap_err();
         assert!(
@@ -456,7 +456,7 @@ mod tests {
             "the same one by its path"
         );
         assert_eq!(ends(Some("byte")), [256], "another one");
-        // A folder without a tokenizer that is read here.
+        // Now the folder has no tokenizer that can be read.
         std::fs::remove_file(folder.join("tokenizer.json")).unwrap();
         assert_eq!(ends(Some("byte")), [10, 33, 46, 256]);
         write("config.json", "[");
@@ -473,7 +473,7 @@ mod tests {
         };
         let folder = store.path().join("base/published");
         spaces_end(&folder);
-        // A folder that lies in itself cannot be listed.
+        // A folder that contains itself cannot be listed.
         std::os::unix::fs::symlink(&folder, folder.join("again")).unwrap();
         let chosen = chosen(&model, store.path(), "base");
         let of = |tokenizer: Option<&str>| {

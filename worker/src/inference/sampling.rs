@@ -155,7 +155,7 @@ mod tests {
         for (temperature, top_p) in [(1.0, 1.0), (0.5, 1.0), (2.0, 0.7)] {
             let mut p = probabilities(&logits, temperature);
             if top_p < 1.0 {
-                // The two most likely ones make up the share.
+                // The two most probable tokens are within the share.
                 p[0] = 0.0;
                 p[3] = 0.0;
                 let sum: f64 = p.iter().sum();

@@ -72,7 +72,7 @@ mod tests {
     use varuna_api::Precision;
     use varuna_model::{gpt2, presets};
 
-    /// Two heads of width 8, 16 tokens.
+    /// A model with two heads of width 8, and with samples of 16 tokens.
     fn model() -> Transformer {
         Transformer {
             hidden_size: 16,
@@ -114,7 +114,7 @@ mod tests {
         let mut without = qwen.clone();
         without.features.qk_norm = false;
         let [with, without] = [qwen, without].map(|model| of(&model, Precision::Fp32).saved_bytes);
-        // Fused attention keeps it then as well.
+        // In this case fused attention keeps the scores as well.
         assert_eq!(with, without);
     }
 }

@@ -325,7 +325,7 @@ mod tests {
         let mut bench = bench();
         let found = bench.measure(&[1, 3], 2).unwrap();
         for segment in 0..bench.model.layout().segments {
-            // Sizes 1 and 3 of three samples: three micro-batches, or one, in each of two steps.
+            // Micro-batches of 1 and of 3 samples, for three samples in each of two steps: six or two micro-batches.
             for (size, count) in [(1, 6), (3, 2)] {
                 for work in [Work::Forward, Work::Backward] {
                     assert_eq!(
@@ -352,7 +352,7 @@ mod tests {
         }
     }
 
-    /// Streams whose work the host does not wait for, by the stand-in for the driver.
+    /// Streams of the stand-in for the driver, for whose work the host does not wait.
     #[test]
     fn a_device_that_is_late_is_measured_by_its_own_clock() {
         let library = std::env::current_exe().unwrap();
@@ -369,7 +369,7 @@ mod tests {
         for segment in 0..bench.model.layout().segments {
             for work in [Work::Forward, Work::Backward] {
                 let times = found.of(&[segment], 2, work);
-                // Its clock goes on by at least 150 microseconds from one mark to the next, whatever is computed between them.
+                // The device's clock advances by at least 150 microseconds from one mark to the next, whatever is computed between them.
                 assert!(
                     times.iter().all(|ms| *ms >= 0.14),
                     "{segment} {work:?}: {times:?}"
@@ -385,9 +385,9 @@ mod tests {
         let bench = bench();
         let bytes = super::super::memory::measure(&bench).unwrap();
         let block = bytes[&1];
-        // A boundary of 8 tokens of width 16, in single precision, is the least that a block keeps.
+        // A block keeps at least the boundary of 8 tokens of width 16, in single precision.
         assert!(block.saved >= 8 * 16 * 4, "{block:?}");
-        // The head keeps its norm, and takes the logits of 8 tokens over a vocabulary of 30 in its backward.
+        // The head keeps the output of its norm, and needs the logits of 8 tokens over a vocabulary of 30 in its backward.
         let head = bytes[&5];
         assert!(head.saved >= 8 * 16 * 4 && head.working >= 8 * 30 * 4, "{head:?}");
     }

@@ -255,7 +255,7 @@ mod tests {
             let put = |i| mailbox.put(WorkerId(1), tag(i), message.clone(), Some(Instant::now()));
             (0..20).take_while(|i| put(*i) == Ok(())).count()
         };
-        // With the place that it takes, one counts three times the overhead, the other two times.
+        // With the overhead, a message of the first kind takes three times OVERHEAD, and one of the second kind two times.
         assert_eq!(taken(Packet::Float32(vec![0.0; OVERHEAD / 2])), 4);
         assert_eq!(taken(Packet::BFloat16(vec![0; OVERHEAD / 2])), 6);
     }

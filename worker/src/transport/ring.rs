@@ -194,12 +194,12 @@ mod tests {
         Instant::now() + Duration::from_secs(20)
     }
 
-    /// Reduces units of these sizes among `members` threads; each begins them in its own rotation.
+    /// Reduces units of these sizes among `members` threads. Each thread begins with another unit.
     fn reduce(members: usize, sizes: &[usize]) -> Vec<Vec<Vec<f32>>> {
         reduce_in_slices(members, sizes, |_| None)
     }
 
-    /// The same in slices that are cut so, of a unit of so many elements.
+    /// The same for one unit with this many elements, which is divided into these slices.
     fn reduce_in_slices(
         members: usize,
         sizes: &[usize],
@@ -292,20 +292,20 @@ mod tests {
         assert_eq!(wrong, None);
     }
 
-    /// A backward that outruns the network begins all units at once: more than the neighbours' mailboxes hold.
+    /// A backward that is faster than the network begins all units at once, which is more than the neighbours' mailboxes can hold.
     #[test]
     fn units_whose_windows_together_are_larger_than_a_mailbox_are_reduced_whole() {
         const MIB: usize = 1 << 20;
         let (units, pieces) = (6u32, 4);
         let size = SLICE * 2 * pieces;
         let ids = [WorkerId(1), WorkerId(2)];
-        // For the window of one unit and one piece of each other, and not for half of what all windows come to.
+        // There is room for the window of one unit and for one piece of each other unit, but not for half of all windows.
         let mesh = LocalMesh::bounded(&ids, 11 * MIB);
         let one = |me: WorkerId| {
             let link = mesh.link(me);
             move || {
                 let mut reducer = Reducer::start_within(4, link, me).unwrap();
-                // In opposite orders: what one has in progress first is last on the other.
+                // In opposite orders: the unit that one worker begins first is the last one of the other.
                 for i in 0..units {
                     let unit = if me == ids[0] { i } else { units - 1 - i };
                     let values = vec![1.0f32 + unit as f32; size];

@@ -212,7 +212,7 @@ mod tests {
         Attention::settle(choice, Device::Cpu, SHAPE)
     }
 
-    /// One test, since what is allowed belongs to the process.
+    /// This is one test, because the setting belongs to the process.
     #[test]
     fn what_is_settled_is_what_libtorch_takes_and_what_it_cannot_take_is_refused_by_name() {
         assert_eq!(settle(AttentionChoice::Auto), Ok(Attention::Flash));

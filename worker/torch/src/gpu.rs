@@ -92,7 +92,7 @@ mod tests {
     use std::path::Path;
     use std::process::Command;
 
-    /// A driver with one GPU, which wants a context to be current where its memory is asked for.
+    /// A fake driver with one GPU, which requires a current context for queries of its memory.
     const FAKE: &str = r#"
         #include <stddef.h>
         #include <string.h>

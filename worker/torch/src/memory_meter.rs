@@ -104,7 +104,7 @@ mod tests {
         });
         assert_eq!(elsewhere.join().unwrap(), 100_000);
         let y = &x * &x;
-        // The product keeps its two inputs, which were there, and its output.
+        // The product keeps its two inputs, which existed before, and its output.
         assert_eq!(
             meter.taken(),
             Taken {

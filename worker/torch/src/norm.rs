@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn the_kernel_is_asked_where_it_is_chosen() {
-        // Bits are equal: what tells the two apart is that the kernel takes single precision alone.
+        // The bits are equal. To distinguish the two, the test uses double precision, which the kernel does not accept.
         let doubles = Tensor::ones([5], (Kind::Double, Device::Cpu));
         assert!(BlockSums::<0>::of(Kernels::LIBTORCH, &doubles).is_ok());
         let why = BlockSums::<0>::of(Kernels::ALL_ON_HOST, &doubles).err().unwrap();
@@ -147,7 +147,8 @@ mod tests {
 
     #[test]
     fn the_order_is_the_trees_and_not_another() {
-        // Beside 2^52 a half is lost and a whole is not. The tree adds elements 1 and 2049 to each other first, and 0 and 2048.
+        // Beside 2^52 a half is lost, and a whole number is not. The tree first adds elements 1 and 2049 to each other, and elements 0 and
+        // 2048.
         let large = 2.0f32.powi(26);
         let beside = |places: [usize; 2]| {
             let mut values = vec![0.0f32; BLOCK];

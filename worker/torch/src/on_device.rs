@@ -72,7 +72,7 @@ mod tests {
         let tensor = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0]).view([2, 2]);
         let memory = OnDevice::over(&tensor).unwrap();
         assert_eq!(memory.bytes(), 16);
-        // SAFETY: the memory of four floats that nothing else uses.
+        // SAFETY: the memory of four floats, which no other code uses.
         unsafe { memory.pointer().cast::<f32>().write(7.0) };
         assert_eq!(tensor.double_value(&[0, 0]), 7.0);
         drop(tensor);

@@ -125,7 +125,7 @@ mod tests {
             let found = (at(&turned, [b, t, h, pair]), at(&turned, [b, t, h, pair + 3]));
             assert!((found.0 - expected.0).abs() < 1e-6 && (found.1 - expected.1).abs() < 1e-6);
         }
-        // The gradient of half the sum of squares is the turned tensor itself; turned back it is x.
+        // The gradient of half the sum of squares is the rotated tensor itself; rotated back, it is x.
         backward(&[&turned], &[&turned.detach()]).unwrap();
         let off = (x.grad() - &x).abs().max().double_value(&[]);
         assert!(off < 1e-5, "{off}");

@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(tree_fan_out(1_000, 16), 32);
     }
 
-    /// Pipelines of one stage each, whose workers share out the state of two segments.
+    /// Pipelines with one stage each, whose workers divide the state of two segments.
     fn sharded(workers: u64, ranges: u32) -> Plan {
         let layout = crate::layout::Layout::new(2, true).in_ranges(ranges);
         let mut plan = four_stages();

@@ -145,7 +145,7 @@ mod tests {
         let request = PlanRequest::first(workers.clone(), layout, 8);
         let explained = free.explain(&request).unwrap();
         let plan = Plan::first(layout, explained.shape);
-        // The worker of the second stage takes over the third one's.
+        // The worker of the second stage also gets the third stage.
         let mut next = plan.shape.clone();
         let last = next.pipelines[0].stages.pop().unwrap();
         let stage = &mut next.pipelines[0].stages[1];

@@ -263,7 +263,7 @@ mod tests {
         fn every_generated_schedule_is_sound(spec in any_spec(), workers in 1usize..12, n in 1u32..24) {
             let (specs, lists, n, allowed) = pipeline(spec, workers, n);
             prop_assert_eq!(check(&specs, &lists, n, &allowed), Ok(()));
-            // The bound is no wider than what is kept.
+            // The bound is not greater than the number of activations that are kept.
             for (stage, most) in allowed.iter().enumerate() {
                 let mut less = allowed.clone();
                 less[stage] = most - 1;
@@ -353,7 +353,7 @@ mod tests {
             kind: ScheduleKind::Gpipe,
             recompute: Recompute::None,
         };
-        // Stage 0 wants the gradient of 0 before it sends 1; stage 1 wants 1 before it sends the gradient of 0.
+        // Stage 0 needs the gradient of 0 before it sends 1, and stage 1 needs 1 before it sends the gradient of 0.
         let lists = [[f(0), b(0), f(1), b(1)], [f(0), f(1), b(0), b(1)]];
         let lists = [0, 1].map(|s| lists[s].map(|i| task((s, i))).to_vec());
         let verdict = check(&[spec; 2], &lists, 2, &[2, 2]);

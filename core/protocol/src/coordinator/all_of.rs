@@ -52,7 +52,7 @@ mod tests {
     const EACH: Generation = Generation(1);
 
     proptest! {
-        /// Whatever changes in whatever order, the answer is that of looking at everyone.
+        /// After changes in any order, the answer is the same as if all workers were checked.
         #[test]
         fn it_holds_where_looking_at_everyone_says_so(
             changes in proptest::collection::vec((0..8_u64, any::<bool>(), any::<bool>()), 0..60)

@@ -70,7 +70,7 @@ mod tests {
                 assert!(now.since(since) < FIRST * 100, "never");
             }
             let waited = now.since(since).as_secs() / 60;
-            // It trains, and is slow.
+            // The worker trains, and is slow.
             assert!(chances.due(now, &[]).is_empty());
             waited
         };

@@ -277,7 +277,7 @@ mod tests {
 
     const G: Generation = Generation(3);
 
-    /// Segment 0 and 7 are of their own kinds, the others alike.
+    /// The expected time. Segments 0 and 7 have kinds of their own, and the others are equal.
     fn expected(segment: u32, samples: u32) -> Option<f64> {
         let each = match segment {
             0 => 2.0,
@@ -292,7 +292,7 @@ mod tests {
         1.0 + most * ((mix(seed, 7) % 1000) as f64 / 500.0 - 1.0)
     }
 
-    /// So many steps of workers with (speed, segments); each time off by up to `most`, and one in ten by far more.
+    /// This many steps of workers with (speed, segments). Each time is off by up to `most`, and one in ten by much more.
     fn run(speeds: &mut Speeds, workers: &[(f64, Range<u32>)], steps: u64, most: f64) {
         for step in 0..steps {
             for (w, (speed, range)) in (0..).zip(workers) {

@@ -99,7 +99,7 @@ mod tests {
     const B: WorkerId = WorkerId(2);
     const C: WorkerId = WorkerId(3);
 
-    /// The generation fails, and all answer.
+    /// The generation fails, and all workers answer.
     fn fails(unread: &mut Unread, generation: u64, lacking: &[WorkerId]) -> Finding {
         for worker in lacking {
             unread.note(Generation(generation), *worker);
@@ -132,7 +132,7 @@ mod tests {
             assert_eq!(found, Finding::Nothing);
         }
         assert_eq!(fails(&mut unread, 6, &[A, B, C]), Finding::NobodyReads);
-        // Two in the middle of pipelines, which read where documents are packed.
+        // Two workers in the middle of pipelines, which read data if documents are packed.
         let middle = [WorkerId(8), WorkerId(9)];
         for generation in 7..9 {
             assert_eq!(fails(&mut unread, generation, &middle), nobody());

@@ -96,8 +96,8 @@ mod tests {
         }
     }
 
-    /// What is said of a restore to step 2 at 500 ms, of a recovery that began at 100 ms, with checkpoints of steps 2 and 4, the list of which came
-    /// then.
+    /// The violation by a restore to step 2 at 500 ms, in a recovery that began at 100 ms. There are checkpoints of steps 2 and 4, and the
+    /// store listed those in `shows` at `listed_at`.
     fn verdict(listed_at: u64, shows: &[u64], damaged: &[u64]) -> Option<char> {
         let mut checker = Checker::default();
         checker.recovery_begins(0, 100);

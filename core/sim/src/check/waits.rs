@@ -121,7 +121,7 @@ mod tests {
         }
     }
 
-    /// What is said of a plan that goes back to step 2 while a worker holds step 4, 500 ms after the fence.
+    /// The violation by a plan that goes back to step 2 while a worker holds step 4, 500 ms after the fence.
     fn verdict(heard: StateId, inherited: bool, lives: bool, restore: u64) -> Option<char> {
         let mut checker = Checker::default();
         checker.plans.insert(Generation(1), Arc::new(plan(1)));

@@ -314,7 +314,7 @@ mod tests {
         Elements::Fp16.decode(&bytes, |value| found.push(value));
         assert_eq!(found.len(), 1 << 16);
         for (bits, value) in (0..=u16::MAX).zip(found) {
-            // Sign, exponent and fraction, as IEEE 754 has them.
+            // Sign, exponent and fraction, as in IEEE 754.
             let sign = if bits >> 15 == 1 { -1.0 } else { 1.0 };
             let exponent = i32::from((bits >> 10) & 31);
             let fraction = f64::from(bits & 1023);

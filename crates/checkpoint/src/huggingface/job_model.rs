@@ -156,7 +156,7 @@ mod tests {
     use super::*;
     use varuna_model::{Rotary, bert};
 
-    /// The fields of the text as the guide writes them.
+    /// The text's fields, in the format of the guide.
     fn said(model: &Transformer) -> String {
         let text = job_model(model).expect("a job file says it");
         let fields = text
@@ -170,7 +170,7 @@ mod tests {
         presets::preset(name).unwrap()
     }
 
-    /// A Llama 3 8B with other angles.
+    /// A Llama 3 8B with other rotary angles.
     fn turned(theta: f64, scaling: Option<Scaling>) -> Transformer {
         let mut model = preset("llama3-8b");
         model.features.positions = Positions::Rotary(Rotary {

@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(in_parts([Bytes::new()].into_iter(), 4).count(), 0);
     }
 
-    /// An upload whose part of a number fails, and whose parts take so long.
+    /// An upload in which the part with one number fails, and each part takes this long.
     #[derive(Debug)]
     struct Upload {
         fails_at: usize,
@@ -229,7 +229,7 @@ mod tests {
                 .await
                 .unwrap();
             assert_eq!(upload.most_under_way.load(Ordering::Relaxed), most, "{takes:?}");
-            // Slow ones go one by one from the first that has ended.
+            // Parts that are slow are uploaded one by one, after the first one has ended.
             let took = began.elapsed().as_secs();
             assert!((seconds..=seconds + 1).contains(&took), "{takes:?}: {took} s");
         }

@@ -93,7 +93,7 @@ pub(super) mod tests {
         Store::of_job(&job(Some(&uri)), "").unwrap().unwrap()
     }
 
-    /// Puts the shards of a state but `missing`; the file of `cut` without its end.
+    /// Puts the shards of a state, except `missing`; the file of `cut` lacks its end.
     pub(in crate::store_watcher) async fn put(
         store: &Store,
         id: StateId,
@@ -125,7 +125,7 @@ pub(super) mod tests {
         }
     }
 
-    /// What a listing shows after this: the usable ones, and those that are marked.
+    /// A listing after this call: the usable checkpoints, and those that are marked as damaged.
     async fn listed(unfinished: &mut Unfinished, store: &Store, requested: bool) -> (Vec<u64>, Vec<u64>) {
         let mut all = store.location().list().await.unwrap();
         unfinished.complete(&mut all, store, requested, WITHIN).await;
@@ -152,7 +152,7 @@ pub(super) mod tests {
             let second = listed(&mut unfinished, &store, requested).await;
             assert_eq!(second, (vec![3], vec![]), "a shard of step 6 is missing");
             let found = store.location().list().await.unwrap();
-            // The coordinator of a cluster has not the data, and does not say what would not be so.
+            // A cluster's coordinator does not have the data, so it leaves these fields empty.
             let facts = store.check(&found[0]).await.unwrap().facts;
             assert!(facts.training_hash.is_empty() && facts.data_fingerprint.is_empty());
         }
@@ -189,7 +189,7 @@ pub(super) mod tests {
         }
         let shard = format!("{}.safetensors", unit_name(store.layout(), Unit(1)));
         let path = folder.path().join("small").join(folder_name(id(6))).join(shard);
-        // As after a power cut.
+        // As after a power failure.
         assert!(path.exists());
         std::fs::write(path, "").unwrap();
         assert_eq!(listed(&mut unfinished, &store, true).await, (vec![3], vec![6]));

@@ -220,7 +220,7 @@ mod tests {
             assert!(found.why.contains(why), "{found:?}");
             assert_eq!(found.is_json, is_json, "{found:?}");
         }
-        // Nobody reads the other fields.
+        // Other fields are not read.
         let other = br#"{"name": "\ud800", "text": "a"}"#;
         assert_eq!(field_of(other, "text").unwrap(), "a");
     }

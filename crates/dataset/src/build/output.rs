@@ -265,7 +265,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let prefix = folder.path().join("corpus");
         let partial = folder.path().join("corpus.bin.partial");
-        // As a build that was killed has left it.
+        // As a killed build leaves it.
         fs::write(&partial, "old").unwrap();
         let mut first = Output::create(prefix.clone()).unwrap();
         first.out.write_all(b"tokens").unwrap();

@@ -77,7 +77,7 @@ mod tests {
             counts[split.set_of(text.as_bytes())] += 1;
         }
         for (count, share) in counts.into_iter().zip([0.90, 0.07, 0.03]) {
-            // Six standard deviations at most.
+            // At most six standard deviations.
             let (got, sigma) = (f64::from(count), f64::sqrt(20_000.0 * share * (1.0 - share)));
             assert!((got - 20_000.0 * share).abs() < 6.0 * sigma, "{counts:?}");
         }

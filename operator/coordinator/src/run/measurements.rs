@@ -64,7 +64,7 @@ mod tests {
     use varuna_protocol::coordinator::{RunView, Snapshot};
     use varuna_run_folder::{Metric, StepFigures};
 
-    /// A run that trains; its tenth step was committed a minute after the ninth, since training had paused.
+    /// A run that trains. Its tenth step was committed a minute after the ninth, because training had paused.
     fn view(observed_ms: Option<f64>, tokens_per_second: Option<f64>) -> View {
         let run = RunView {
             mode: RunMode::Training,

@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn what_a_format_can_hold_survives_the_way_in_its_bytes() {
-        // Halves of small numbers are exact in all formats. A transposed tensor does not lie in its order.
+        // Halves of small numbers are exact in all formats. A transposed tensor is not contiguous.
         let x = (Tensor::arange(12, (Kind::Float, tch::Device::Cpu)) / 2.0).view([3, 4]);
         let x = x.transpose(0, 1);
         for format in ElementFormat::ALL {

@@ -425,7 +425,7 @@ mod tests {
             let mut manifest = manifest();
             *manifest.pointer_mut(pointer).unwrap() = value.clone();
             if expected == "segment 1" {
-                // A norm before a matrix.
+                // The norm now comes before a matrix.
                 manifest["segments"][1]["parameters"][1]["kind"] = json!("matrix");
                 manifest["segments"][1]["parameters"][1]["shape"] = json!([2, 4]);
             }

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// The ids that so many ranks agree on, of which these have NCCL.
+    /// The ids on which this many ranks agree, if these of them have NCCL.
     fn meet(has: &[bool]) -> Vec<Option<UniqueId>> {
         let ranks: Vec<WorkerId> = (0..has.len() as u64).map(|i| WorkerId(7 * i + 1)).collect();
         let mesh = LocalMesh::new(&ranks);
@@ -113,7 +113,7 @@ mod tests {
                     rank,
                     deadline: Instant::now() + Duration::from_secs(20),
                 };
-                // Bits that are no number among them.
+                // The bytes include some that are not valid numbers.
                 let draw = || Ok(UniqueId::of_bytes(std::array::from_fn(|i| 255 - i as u8)));
                 meeting.hold(has, draw).unwrap()
             })

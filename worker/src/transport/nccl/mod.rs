@@ -260,7 +260,7 @@ mod tests {
         Libraries::load_from(&library.with_file_name("libvaruna_fake_nccl.so")).unwrap()
     }
 
-    /// Brings what the first of two ranks has to the second, and copies it to the host in the stream that computes; what each rank read there.
+    /// Broadcasts the first rank's value to the second, and copies it to the host in the compute stream. Returns what each rank has read.
     fn brought(waits: bool) -> Vec<Vec<u8>> {
         let (libraries, deadline) = (libraries(), Instant::now() + Duration::from_secs(20));
         let id = UniqueId::draw(&libraries).unwrap();
@@ -309,11 +309,11 @@ mod tests {
     fn a_device_computes_after_what_it_was_told_to_wait_for_while_the_host_goes_on() {
         let ones: Vec<u8> = [1.0f32; 8].iter().flat_map(|v| v.to_ne_bytes()).collect();
         assert_eq!(brought(true), vec![ones.clone(), ones.clone()]);
-        // The stand-in is late enough to show who forgets to wait: not each time, but soon.
+        // Without the wait, the delay of the stand-in causes a wrong result: not each time, but soon.
         assert!((0..50).any(|_| brought(false)[1] != ones));
     }
 
-    /// What a rank of an edge has begun: it sends, or takes, some numbers.
+    /// Begins an operation of an edge's rank, which sends or receives some numbers.
     fn begun(own: &Communicators, edge: Edge, action: Action) -> Pending<OnDevice> {
         let lane = own.edge(edge).unwrap();
         let value = Tensor::ones([1000], (Kind::Float, tch::Device::Cpu));
@@ -348,7 +348,7 @@ mod tests {
             Communicators::make(nccl, wanted, &AtomicBool::new(false), deadline).unwrap()
         };
         let [sends, receives] = [0, 1].map(|_| Nccl::open(&libraries, Device::Apart).unwrap());
-        // The receiver takes one, which connects both, and no more.
+        // The receiver receives only one message, which connects both ranks.
         let receiver = std::thread::spawn(move || {
             let own = made(&receives, 1);
             let first = begun(&own, edge, Action::Receive { from: 0 });

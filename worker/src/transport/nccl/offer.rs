@@ -91,7 +91,7 @@ mod tests {
         assert!(after(&[Some(failed(6)), Some(failed(6)), Some(failed(6))]).is_enabled());
         let fenced = || Some(NcclError::Revoked);
         assert!(after(&[fenced(), fenced(), fenced(), Some(LATE)]).is_enabled());
-        // Both may be a network on which NCCL never works.
+        // Both kinds of errors may come from a network on which NCCL never works.
         let lost: Vec<_> = (0..PEERS_LOST_MAX).map(|_| Some(failed(6))).collect();
         assert!(!after(&lost).is_enabled());
     }

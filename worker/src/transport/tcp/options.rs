@@ -57,7 +57,7 @@ mod tests {
         (mesh, events)
     }
 
-    /// The only connection of a worker: how the kernel asks for its peer, and for how long data may wait.
+    /// The options of a worker's only connection: keepalive, its idle time, interval and number of probes, and the time that data may wait.
     fn options(mesh: &Mesh) -> Option<(bool, Duration, Duration, u32, Option<Duration>)> {
         let open = mesh.shared.open(G).unwrap();
         let peers = open.peers.lock();
@@ -85,7 +85,7 @@ mod tests {
         let asking = (true, IDLE, INTERVAL, TRIES);
         let with = |unsent| Some((asking.0, asking.1, asking.2, asking.3, unsent));
         assert_eq!(options(&dialer), with(Some(UNSENT)));
-        // What arrives comes over a connection that the acceptor has taken.
+        // When data arrives, the acceptor has accepted the connection.
         dialer.send_message(G, WorkerId(2), &PeerMessage::Fetch { unit: Unit(0) });
         let arrived = arrived.recv_timeout(Duration::from_secs(20)).unwrap();
         assert!(matches!(arrived, PeerEvent::Message { .. }));

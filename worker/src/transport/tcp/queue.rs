@@ -253,7 +253,7 @@ mod tests {
     use varuna_frames::{GradientHeader, StateHeader};
     use varuna_plan::{Decision, StateId, Step, Unit};
 
-    /// Until a test has failed.
+    /// Timeout of all waits.
     const PATIENCE: Duration = Duration::from_secs(60);
 
     fn frame(queue: &Queue) -> Option<Frame> {
@@ -276,7 +276,7 @@ mod tests {
         assert!(queue.push_transfer(encoded, header, source));
     }
 
-    /// One element of a device that says when it is read, and answers when it is told to.
+    /// A source with one element. It reports when it is read, and returns when it is allowed to.
     struct SlowSource {
         begun: Sender<()>,
         goes_on: Receiver<()>,
@@ -293,7 +293,8 @@ mod tests {
         }
     }
 
-    /// A queue whose writer is reading a transfer of unit 1; also what lets it read on, and what it takes then.
+    /// A queue whose writer is reading a transfer of unit 1. Also returns the channel that lets it continue, and the thread with the frame
+    /// that it then takes.
     fn reading() -> (Arc<Queue>, Sender<()>, JoinHandle<Option<Frame>>) {
         let queue = Arc::new(Queue::default());
         let ((tell, begun), (go_on, goes_on)) = (channel(), channel());
@@ -305,7 +306,7 @@ mod tests {
         (queue, go_on, writer)
     }
 
-    /// Does this on a thread of its own, in time.
+    /// Runs this on another thread, and checks that it does not block.
     fn at_once(queue: &Arc<Queue>, what: impl FnOnce(&Queue) + Send + 'static) {
         let ((tell, done), own) = (channel(), Arc::clone(queue));
         std::thread::spawn(move || {
@@ -377,7 +378,7 @@ mod tests {
         let part = |unit: u32| Some(Frame::Part(Unit(unit), Step(0), vec![unit as f32]));
         assert_eq!(writer.join().unwrap(), part(1));
         assert_eq!(frame(&queue), Some(Frame::Message(vec![9])));
-        // What was read keeps its place before all others.
+        // The element that was read keeps its place before all others.
         assert_eq!(queue.pop().unwrap().1, Some(Sent::State(Unit(1))));
         assert_eq!(frame(&queue), Some(Frame::State(vec![2])));
         assert_eq!(frame(&queue), part(2));

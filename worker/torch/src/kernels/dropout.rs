@@ -52,7 +52,7 @@ mod tests {
     #[test]
     fn it_follows_the_rows_key_and_its_backward_drops_the_same() {
         let keys = [7u64, u64::MAX, 7];
-        // Not a multiple of the four numbers that a counter gives.
+        // The size is no multiple of the four numbers for each counter.
         let x = Tensor::randn([3, 1001, 3], CPU).set_requires_grad(true);
         for kernels in [Kernels::PROCESSOR, Kernels::LIBTORCH] {
             let x = x.detach().copy().set_requires_grad(true);
@@ -90,7 +90,7 @@ mod tests {
         }
     }
 
-    /// Rows of more than a tile, and more of them than one launch takes; of each format; with elements that are not finite.
+    /// Rows of more than a tile, more rows than one launch takes, each format, and elements that are not finite.
     #[test]
     fn the_kernel_has_the_bits_of_whole_tensors() {
         tch::manual_seed(6);

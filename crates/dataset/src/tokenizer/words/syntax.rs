@@ -103,7 +103,7 @@ mod tests {
             assert!(is_common(common), "{common}");
         }
         for other in [
-            // Possessive, or repeated twice.
+            // Possessive in one engine, and repeated twice in the other.
             r"[^\r\n\p{L}\p{N}]?+\p{L}+",
             r"[^\s\p{L}\p{N}]++",
             r"a*+",
@@ -113,12 +113,12 @@ mod tests {
             r"\++ +\p{L}++",
             r"a{2}{3}",
             r"a**",
-            // Braces that are no count to one of them.
+            // Braces that are no count for one of the engines.
             r"a{,3}",
             r"a{}",
             r"a{ 2 }",
             r"a{b",
-            // Groups and escapes of one engine alone, or that they read otherwise.
+            // Groups and escapes that only one engine knows, or that the engines interpret differently.
             r"(?>a)",
             r"(?=a)",
             r"(?!a)",
@@ -142,7 +142,7 @@ mod tests {
             r"\X",
             r"^a",
             r"a$",
-            // Classes in classes, and what does not end.
+            // Nested classes, and syntax that is not closed.
             r"[[a]]",
             r"[a&&[^b]]",
             r"[[:alpha:]]",

@@ -62,7 +62,7 @@ mod tests {
             actions_of_sum(Layout::new(3, true), Unit(1), (0, 4), ELEMENTS),
             whole
         );
-        // A head without parameters: there is the loss alone, which follows no share.
+        // A head without parameters has only the loss.
         assert_eq!(actions(1, 4, TAIL), vec![vec![(Action::AllReduceSum, 0..TAIL)]]);
     }
 
