@@ -1,4 +1,4 @@
-/* Preloaded into a coordinator: fsync and fdatasync fail while the file that VARUNA_CHAOS_FSYNC names exists. */
+/* Preloaded into a coordinator: fsync and fdatasync fail while the file $VARUNA_CHAOS_FSYNC exists. */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/syscall.h>

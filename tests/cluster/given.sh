@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the end-to-end cases on a cluster that they did not make, as `make e2e KUBECONFIG=...` does: one of the tests' own stands in for it.
+# Runs the end-to-end cases on a cluster that another process has made, as `make e2e KUBECONFIG=...` does. That process is the program of the tests itself.
 #
 #   BINARIES=target/release tests/cluster/given.sh [CASE...]
 set -eu

@@ -1,17 +1,17 @@
 #!/bin/sh
-# Test nodes on this machine: each a kubelet and a containerd of its own in network and mount namespaces of their own. Root only.
+# Test nodes on this machine. Each node is a kubelet and a containerd in their own network and mount namespaces. This needs root.
 #
-#   node.sh net                   the bridge that nodes and API server share
-#   node.sh host STATE N          the namespaces of node tN (N = 2..250), until it is killed
-#   node.sh runtime STATE N       its containerd, until it is killed; the containers outlive it
-#   node.sh images STATE N TAR..  loads image archives into it
-#   node.sh kubelet STATE N ARGS  its kubelet, until it is killed
-#   node.sh proxy STATE N         its kube-proxy, until it is killed
-#   node.sh cut N | node.sh join N    takes the node off the network, and back
-#   node.sh down STATE            removes everything that the above has made; also what an earlier run left
+#   node.sh net                   makes the bridge to which nodes and API server are connected
+#   node.sh host STATE N          holds the namespaces of node tN (N = 2..250) until it is killed
+#   node.sh runtime STATE N       runs its containerd until it is killed; the containers continue
+#   node.sh images STATE N TAR..  loads image archives into its containerd
+#   node.sh kubelet STATE N ARGS  runs its kubelet until it is killed
+#   node.sh proxy STATE N         runs its kube-proxy until it is killed
+#   node.sh cut N | node.sh join N    disconnects the node from the network, or connects it again
+#   node.sh down STATE            removes everything that these commands have made, also in an earlier run
 #
-# STATE is the folder given to `testcluster up`. TESTCLUSTER: that program.
-# FAMILY: v4 (else) or v6, the only family that nodes and pods have addresses of:
+# STATE is the folder that was given to `testcluster up`. The variable TESTCLUSTER is the path of that program.
+# The variable FAMILY is v4 (the default) or v6. Nodes and pods have only addresses of this family:
 #
 #            bridge         node tN        its pods
 #   v4       10.99.0.1/24   10.99.0.N      10.88.N.0/24
@@ -32,7 +32,7 @@ v4)
 v6)
     gateway=fd00:99::1 length=64 all_pods=fd00:88::/32 everywhere=::/0
     forwarding=net.ipv6.conf.all.forwarding
-    # Nobody else is on the bridge, and an address that is still looked for elsewhere cannot be listened on.
+    # The bridge has no other users, and no process can listen on an address while duplicate address detection is running.
     options=nodad
     node_ip() { echo "fd00:99::$1"; }
     pods_of() { echo "fd00:88:$1::/64"; }
@@ -43,17 +43,17 @@ v6)
     ;;
 esac
 
-within() { # within N COMMAND: in the node's namespaces, which its host process holds
+within() { # within N COMMAND: runs it in the node's namespaces, which its host process holds
     pid=$(cat "$state/host$1/host.pid")
     shift
-    # Not `ip netns exec`: that mounts a fresh /sys without the cgroup hierarchies.
+    # `ip netns exec` would mount a new /sys without the cgroup hierarchies.
     exec nsenter --target "$pid" --net --mount "$@"
 }
 
 net() {
     ip link show $bridge >/dev/null 2>&1 && return
     ip link add $bridge type bridge
-    # shellcheck disable=SC2086 # none, or a word
+    # shellcheck disable=SC2086 # empty, or one word
     ip addr add $gateway/$length dev $bridge $options
     ip link set $bridge up
     sysctl -qw $forwarding=1
@@ -64,7 +64,7 @@ host() {
     ip netns add "vt$n"
     ip link add "vt$n" type veth peer name eth0 netns "vt$n"
     ip link set "vt$n" master $bridge up
-    # shellcheck disable=SC2086 # none, or a word
+    # shellcheck disable=SC2086 # empty, or one word
     ip -n "vt$n" addr add "$address/$length" dev eth0 $options
     ip -n "vt$n" link set eth0 up
     ip -n "vt$n" link set lo up
@@ -101,10 +101,10 @@ mount --make-rshared /
 sysctl -qw $forwarding=1
 echo \$\$ >"$dir/host.pid.partial"
 mv "$dir/host.pid.partial" "$dir/host.pid"
-# Waits for ever, with the node's folder in its command line: that is how \`down\` finds it.
+# Waits for ever. Its command line contains the node's folder, by which \`down\` finds it.
 exec tail -f "$dir/host.pid"
 C
-    # A process of its own, and not containerd: who kills that must not take the node's mounts away.
+    # This is a separate process, so that the node's mounts remain if a test kills containerd.
     exec nsenter --net="/run/netns/vt$n" unshare --mount --propagation unchanged sh "$dir/run.sh"
 }
 
@@ -119,7 +119,7 @@ images() {
     tries=0
     until ctr -a "$socket" version >/dev/null 2>&1; do
         tries=$((tries + 1))
-        # What it said goes with the cluster.
+        # The log is deleted with the cluster.
         [ $tries -lt 1200 ] || { echo "containerd does not start" >&2; tail -n 8 "${socket%/*}/containerd.log" >&2; exit 1; }
         sleep 0.1
     done
@@ -142,7 +142,7 @@ C
     within "$n" "$TESTCLUSTER" kube-proxy --config "$state/host$n/proxy.yaml"
 }
 
-# Processes that hold one of the nodes' folders: by their command line, which names the state folder.
+# Processes whose command line contains this text, such as the state folder.
 ours() {
     for entry in /proc/[0-9]*; do
         pid=${entry#/proc/}
@@ -153,7 +153,7 @@ ours() {
 }
 
 down() {
-    # Kubelets first, or they start again what ends; then containers, then what started them.
+    # Kubelets first, because they restart containers; then the processes that started containers, then the containers.
     for pattern in "node --dir $state" "kube-proxy --config $state" "$state/host"; do
         for pid in $(ours "$pattern"); do kill -9 "$pid" 2>/dev/null || true; done
     done
@@ -169,7 +169,7 @@ down() {
         ip link del "$name" 2>/dev/null || true
     done
     ip link del $bridge 2>/dev/null || true
-    # Mounts of the nodes live in namespaces that have ended with their processes; a snapshot may be mounted here all the same.
+    # Mounts of the nodes were in namespaces that have ended with their processes. But snapshots may be mounted in this namespace, too.
     grep -F " $state/host" /proc/mounts | cut -d' ' -f2 | sort -r | while read -r at; do umount -l "$at" 2>/dev/null || true; done
 }
 

@@ -1,4 +1,4 @@
-/* Holds a pod's namespaces: waits for ever, and for the children that nobody else waits for. */
+/* Keeps a pod's namespaces alive: it sleeps for ever, and reaps orphaned processes. */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>

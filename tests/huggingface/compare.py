@@ -1,4 +1,4 @@
-"""`make test-hf`: small random models of each family go from transformers to Varuna and back, and both compute the same.
+"""`make test-hf`: small random models of each family are converted from transformers to Varuna and back, and both compute the same results.
 
 compare.py BINARIES: the folder with varuna and varuna-worker. Nothing is downloaded and nothing is trained.
 """
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 
-# Set before transformers looks: it would ask its server for what is not in a folder.
+# Set before transformers is imported: otherwise it asks its server for files that a folder does not have.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import numpy
@@ -31,9 +31,9 @@ from transformers import (
 from transformers.utils import logging
 
 BINARIES = pathlib.Path(sys.argv[1]).resolve()
-# Logits of single precision may be so far apart. Those of these models are a few units large.
+# Allowed difference of logits in single precision. Those of these models are a few units large.
 ALLOWED = 1e-4
-# The byte tokenizer's: what the model says is text.
+# The vocabulary of the byte tokenizer, so that the output of a model is text.
 VOCABULARY, END, LENGTH = 257, 256, 64
 PROMPT = "In the beginning God created"
 COMMON = dict(vocab_size=VOCABULARY, bos_token_id=END, eos_token_id=END)
@@ -47,7 +47,7 @@ LIKE_LLAMA = dict(
     max_position_embeddings=LENGTH,
     initializer_range=0.15,
 )
-# Angles that are scaled, and samples long enough to see it.
+# Scaled rotary angles. The samples are long enough that the scaling has an effect.
 SCALED = dict(
     rope_type="llama3",
     rope_theta=500.0,
@@ -72,7 +72,7 @@ BERT = dict(
 
 
 def models():
-    """Name, model, and the size at which its files are cut."""
+    """Name, model, and maximum size of its files."""
     gpt2 = GPT2Config(**COMMON, n_positions=LENGTH, n_embd=48, n_layer=3, n_head=4, initializer_range=0.15)
     yield "gpt2", GPT2LMHeadModel(gpt2), "5GB"
     yield "llama", LlamaForCausalLM(LlamaConfig(**LIKE_LLAMA, tie_word_embeddings=False)), "100KB"
@@ -117,12 +117,12 @@ def greedy(model, prompt):
 def check(name, model, size, folder):
     model = model.eval().to(torch.float32)
     with torch.no_grad():
-        # What starts as ones and zeros is drawn too, so that a norm or a bias in the wrong place is seen.
+        # Parameters that start as ones or zeros get random values as well, so that a norm or bias in the wrong place is noticed.
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         if isinstance(model, BertForMaskedLM) and not model.config.tie_word_embeddings:
-            # Nothing computes with it where the head is untied, and no file has it.
+            # With an untied head this bias is not used, and no file has it.
             model.cls.predictions.bias.zero_()
     model.save_pretrained(folder / "in", max_shard_size=size)
     varuna("checkpoint", "import", folder / "store", folder / "in", "--job", name)

@@ -1,4 +1,4 @@
-"""`make test-hf`: a Qwen is trained on packed documents while workers are killed and join; transformers computes the same with it, and it is trained on.
+"""`make test-hf`: a Qwen is trained on packed documents while workers are killed and join. transformers computes the same results with it, and its training is continued.
 
 train.py BINARIES: the folder with varuna and varuna-worker. Nothing is downloaded.
 """
@@ -23,8 +23,8 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "python"))
 from runs import ROOT, metrics, train_through_changes, varuna
 
 LENGTH, STEPS, END = 64, 120, 256
-# What the folder that is imported says: another end of a text than the tokenizer that fits the vocabulary has, one that every text has soon, and
-# longer samples than it is trained on. The tokenizer spells a space so.
+# Values in the imported folder: a space as the end of a text, which differs from the default for this vocabulary and occurs soon in every text; how the tokenizer
+# spells a space; and samples that are longer than those in training.
 SPACE, SPELLED, LONGER = 32, "\u0120", 256
 PROMPT = "And the LORD said unto "
 WINDOWS = 32
@@ -53,7 +53,7 @@ spec:
 
 
 def build(folder):
-    """A dataset of documents that are shorter than a sample, from lines of JSON."""
+    """Builds a dataset from lines of JSON, with documents that are shorter than a sample."""
     text = gzip.decompress((ROOT / "examples/data/text/kjv.txt.gz").read_bytes()).decode()
     lines = [line for line in text.splitlines() if line.strip()][:6000]
     documents = [" ".join(lines[i : i + 1 + i % 2]) for i in range(0, len(lines), 2)]
@@ -68,7 +68,7 @@ def job(folder, name, steps, rate, origin=""):
 
 
 def documents(prefix):
-    """Tokens, and where documents begin, read from Megatron's format."""
+    """Reads a dataset in Megatron's format: its tokens, and where documents begin."""
     index = prefix.with_suffix(".idx").read_bytes()
     assert index[:9] == b"MMIDIDX\0\0" and index[17] == 8, "16-bit tokens"
     sequences, entries = numpy.frombuffer(index, "<u8", 2, 18)
@@ -79,7 +79,7 @@ def documents(prefix):
 
 
 def unpacked_loss(model, prefix):
-    """The mean loss of the targets of some windows, each document by itself."""
+    """The mean loss over the targets of some windows, in which each document is separate."""
     tokens, begins = documents(prefix)
     total, count = 0.0, 0
     for window in range(WINDOWS):
@@ -120,7 +120,7 @@ def change(path, **fields):
 
 
 def publish(model, folder):
-    """Saves a model with a tokenizer and an end of texts that cannot be guessed."""
+    """Saves a model with a tokenizer and an unusual end-of-text token."""
     model.save_pretrained(folder / "in")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / "out" / name, folder / "in")
@@ -130,7 +130,7 @@ def publish(model, folder):
 
 
 def check_end(folder, store):
-    """What was trained on is exported with the tokenizer that its origin was imported with, and its texts end where those did."""
+    """The continued job is exported with the tokenizer of the import with which it began, and its texts end with the same token."""
     varuna("checkpoint", "export", store, folder / "more-out")
     tokenizer = AutoTokenizer.from_pretrained(folder / "more-out")
     model = AutoModelForCausalLM.from_pretrained(folder / "more-out").eval()
@@ -144,7 +144,7 @@ def check_end(folder, store):
     assert made.index(SPACE) == len(made) - 1, made
     ours = json.loads(varuna("generate", store, "--device", "cpu", "--prompt", PROMPT, "--max-tokens", 32, "--temperature", 0, "--json"))
     assert (ours["tokens"], ours["end"]) == (made[:-1], "endOfDocument"), (ours, made)
-    print(f"  texts of what was trained on end where those of the import do: {ours['text']!r}", flush=True)
+    print(f"  texts of the continued job end with the same token as those of the import: {ours['text']!r}", flush=True)
 
 
 def main():
@@ -162,7 +162,7 @@ def main():
         loss, difference = check_loss(model, folder, store)
         check_text(model, folder, store)
 
-        # What transformers has saved is trained on.
+        # A model that transformers has saved is imported, and its training is continued.
         publish(model, folder)
         varuna("checkpoint", "import", folder / "store", folder / "in", "--job", "base")
         difference = max(difference, check_loss(model, folder, folder / "store/base", "--sequence-length", LENGTH)[1])

@@ -1,4 +1,4 @@
-"""`make test-megatron`: datasets that Megatron's own code has written are read by Varuna, and Varuna's by it.
+"""`make test-megatron`: Varuna reads datasets that were written by Megatron's own code, and Megatron reads Varuna's.
 
 compare.py BINARIES: the folder with varuna. Nothing is downloaded.
 """
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import warnings
 
-# Megatron says of each optional package that it is missing.
+# Megatron warns about each optional package that is missing.
 warnings.filterwarnings("ignore")
 
 import numpy
@@ -19,7 +19,7 @@ import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
 BINARIES = pathlib.Path(sys.argv[1]).resolve()
-# The byte tokenizer's token after each document.
+# The end-of-document token of the byte tokenizer.
 END = 256
 
 
@@ -31,16 +31,16 @@ def varuna(*arguments):
 
 
 def written_by_megatron(prefix, dtype, multimodal):
-    """Documents of one to four sequences, as numbers of tokens in each; returns all tokens and how many sequences and documents there are."""
+    """Writes documents of one to four sequences. Returns all tokens, the number of sequences and the number of documents."""
     chance = random.Random(7)
     largest = min(numpy.iinfo(dtype).max, 150_000)
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype, multimodal=multimodal)
     everything, sequences, documents = [], 0, 40
     for document in range(documents):
-        # One document in the middle has no tokens, as of an empty text.
+        # One document in the middle has no tokens, like an empty text.
         lengths = [0] if document == 20 else [chance.randrange(1, 90) for _ in range(chance.randrange(1, 5))]
         tokens = [chance.randrange(largest + 1) for _ in range(sum(lengths))]
-        # Both of its ways to add a document.
+        # Megatron has two ways to add a document.
         if document % 2:
             builder.add_document(torch.tensor(tokens), lengths, [0] * len(lengths) if multimodal else None)
         else:
@@ -77,7 +77,7 @@ def check_ours(folder):
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     prefix = folder / "ours"
     varuna("data", "build", "--tokenizer", "byte", "--output", prefix, source)
-    # An empty text is a document without a sequence, as Megatron's own preprocessing has it.
+    # An empty text is a document without sequences, as in Megatron's own preprocessing.
     expected = [[*text.encode(), END] for text in texts if text]
     begins = [sum(1 for text in texts[:n] if text) for n in range(len(texts) + 1)]
     for mapped in (True, False):

@@ -1,5 +1,5 @@
-"""`make test-own-models`: the models of examples/bring-your-own are exported and trained while workers are killed and join. PyTorch computes the same with
-what they have learned.
+"""`make test-own-models`: the models of examples/bring-your-own are exported, and trained while workers are killed and join. PyTorch computes the same
+results with the trained parameters.
 
 train.py BINARIES: the folder with varuna and varuna-worker. Nothing is downloaded.
 """
@@ -26,7 +26,7 @@ STEPS, INTERVAL, WINDOWS, HELD_OUT = 121, 40, 32, 0.1
 
 
 def images():
-    """Blank images with one bright pixel in one of ten places, which is the label, under noise: an image set that is made on the spot."""
+    """A generated set of images: noise with one bright pixel in one of ten places, which is the label."""
     generator = torch.Generator().manual_seed(3)
     labels = torch.randint(0, vit.CLASSES, (1200,), generator=generator)
     rows = torch.randint(0, 6, (1200, vit.SIDE**2), generator=generator)
@@ -79,7 +79,7 @@ def job(folder, name, exported, data):
 
 
 def held_out(sample, data):
-    """The first windows of the last share of a dataset, which the run has evaluated."""
+    """The first windows of the held-out share of a dataset, which the run has evaluated."""
     index = data.with_suffix(".idx").read_bytes()
     dtype = {1: "<u1", 4: "<i4", 8: "<u2"}[index[17]]
     values = torch.from_numpy(numpy.fromfile(data.with_suffix(".bin"), dtype).astype(numpy.int64))
@@ -96,7 +96,7 @@ def loss_in_pytorch(model, loss, sample, rows):
 
 
 def check(folder, name, make):
-    """The difference of the run's own loss and PyTorch's, on held-out samples, with the checkpoint of that step."""
+    """The difference between the run's own loss and PyTorch's, on held-out samples, for the checkpoint of that step."""
     model, loss, sample, data = make(folder)
     exported = export(model, loss, sample, folder / name)
     steps = train_through_changes(job(folder, name, exported, data), folder / f"{name}-run", STEPS)

@@ -47,14 +47,14 @@ def status(folder):
 
 
 def names(folder, kind):
-    """Names of the workers of all events of a kind. The last line may not be whole yet."""
+    """Names of the workers of all events of a kind. The last line may be incomplete."""
     events = folder / "events.jsonl"
     lines = events.read_text().split("\n")[:-1] if events.exists() else []
     return {event["name"] for event in map(json.loads, lines) if event["event"] == kind}
 
 
 def train_through_changes(job, run_folder, steps):
-    """Four workers; one is killed, one joins. Returns the records of all steps."""
+    """Trains with four workers, of which one is killed; another one joins. Returns the records of all steps."""
     log_file = run_folder.with_suffix(".log")
     with open(log_file, "w") as log:
         process = subprocess.Popen([BINARIES / "varuna", "run", job, "--workers", "4", "--run-dir", run_folder], stdout=log, stderr=log)
@@ -63,7 +63,7 @@ def train_through_changes(job, run_folder, steps):
             found = status(run_folder)
             return found if found["step"] >= steps // 6 and found["workers"] else None
 
-        # Early, so that the one that comes finds steps to train.
+        # Early in the run, so that the new worker has steps to train.
         found = wait_for("a sixth of the steps", process, log_file, under_way)
         os.kill(found["workers"][0]["pid"], signal.SIGKILL)
         wait_for("the loss of a worker", process, log_file, lambda: names(run_folder, "workerLost"))

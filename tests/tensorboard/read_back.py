@@ -1,4 +1,4 @@
-"""Reads event files that Varuna wrote by TensorBoard itself: by its library, and by the server that a browser asks.
+"""Lets TensorBoard itself read event files of Varuna: with its library, and with the server that a browser uses.
 
     read_back.py PROGRAM    PROGRAM FOLDER makes a run folder and prints its steps as a JSON list of [step, loss]
 """
@@ -16,7 +16,7 @@ import urllib.request
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-# Far longer than TensorBoard takes to start and to read a folder.
+# Timeout, far longer than TensorBoard needs to start and to read a folder.
 PATIENCE_S = 120
 
 
@@ -36,7 +36,7 @@ def asked(address, page, **query):
 
 
 def by_server(folder, reader, log):
-    """What the server shows, which reads by the library or by a program of its own (`--load_fast`)."""
+    """The values that the server shows. It reads with the library or with a separate program (`--load_fast`)."""
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--port", "0", "--host", "127.0.0.1"]
     command += ["--load_fast", reader, "--samples_per_plugin", "scalars=100000"]
     with open(log, "w") as output:
@@ -69,7 +69,7 @@ def compare(who, shown, steps):
         assert math.isclose(value, loss, rel_tol=1e-6), (who, step, value, loss)
     evaluated = [step for step, _ in shown["loss/evaluation"]]
     assert evaluated == [step for step, _ in steps if step % 10 == 0], (who, evaluated)
-    # A value of 0 is a value.
+    # A value of 0 must be shown, too.
     assert all(value == 0 for _, value in shown["speed/mfu"]) and len(shown["speed/mfu"]) == len(steps), who
     print(f"{who}: {len(points)} steps, {len(shown)} tags", flush=True)
 

@@ -89,25 +89,25 @@ pub enum Problem {
     WorkerEnded { name: String, status: String },
     #[error("the coordinator ended by itself: {status}")]
     CoordinatorEnded { status: String },
-    #[error("no step was published for {seconds} s after the last fault had ended")]
+    #[error("no step was published in the {seconds} s after the end of the last fault")]
     Stuck { seconds: u64 },
     #[error("the job did not end: the coordinator's exit code is {exit:?}")]
     NotComplete { exit: Option<i32> },
     #[error("a file is damaged: {why}")]
     Damaged { why: String },
-    #[error("checkpoints that say they are complete are not sound: {why}")]
+    #[error("checkpoints that claim to be complete are not valid: {why}")]
     Checkpoints { why: String },
     #[error("after step {after} the next published step is {then}")]
     Order { after: u64, then: u64 },
-    #[error("step {step} is published again, and no recovery went back behind it")]
+    #[error("step {step} is published again, although no recovery went back before it")]
     Again { step: u64 },
     #[error("step {step}: the loss is {loss}, undisturbed {undisturbed}")]
     Loss { step: u64, loss: f64, undisturbed: f64 },
     #[error("the state after step {step} does not follow the one before it")]
     State { step: u64 },
-    #[error("holders of units {units:?} had other bits after step {step}, and nothing had changed any")]
+    #[error("the holders of units {units:?} had different bits after step {step}, although no fault changed any")]
     StatesDiffer { step: u64, units: Vec<u32> },
-    #[error("step {step} was run by generation {generation}, of which there is no plan")]
+    #[error("step {step} was run by generation {generation}, which has no plan")]
     NoPlan { step: u64, generation: u64 },
     #[error("the {what} {number} comes after {before}")]
     Numbers {
@@ -115,10 +115,10 @@ pub enum Problem {
         before: u64,
         number: u64,
     },
-    #[error("the record is not that of a job that has ended: {why}")]
+    #[error("the record does not belong to a job that has ended: {why}")]
     Record { why: String },
     #[error(
-        "{lost} committed steps were lost at step {reached} although holders of every unit lived: generation {generation} resumed from step {base}"
+        "{lost} committed steps were lost at step {reached} although holders of every unit were alive: generation {generation} resumed from step {base}"
     )]
     StepsLost {
         lost: u64,

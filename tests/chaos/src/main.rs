@@ -86,10 +86,10 @@ async fn campaign(arguments: &Arguments) -> Result<ExitCode> {
         fsync: FsyncSwitch::build(&folder)?.is_some(),
     };
     if !settings.disk {
-        println!("left out: a full disk (it takes root to mount one)");
+        println!("left out: a full disk (mounting one needs root)");
     }
     if !settings.fsync {
-        println!("left out: failing fsync (it takes a C compiler)");
+        println!("left out: failing fsync (building it needs a C compiler)");
     }
     let quiet = Request {
         data: dataset(&programs, &folder)?,

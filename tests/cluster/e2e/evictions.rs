@@ -66,7 +66,7 @@ impl Evictions {
             "evicted although one before it had a place still: {seen:#?}"
         );
         println!(
-            "  {} pods were evicted, each under a plan without those before it",
+            "  {} pods were evicted, each of them under a plan without the earlier ones",
             seen.len()
         );
         Ok(())

@@ -85,7 +85,7 @@ fn work() -> Result<()> {
     let missing = varuna_cluster_tests::nodes::missing().or_else(|| family.missing().map(str::to_owned));
     if let (true, Some(why)) = (own, missing) {
         if ours.iter().any(|o| o == "--if-possible") {
-            println!("e2e: LEFT OUT: no real nodes can be made here ({why})");
+            println!("e2e: LEFT OUT: this machine cannot have real nodes ({why})");
             return Ok(());
         }
         bail!("no real nodes can be made here ({why}); KUBECONFIG=... runs the same on another cluster");

@@ -1,7 +1,7 @@
 """Writes crds.yaml from a checkout of Kueue: python3 derive.py KUEUE > crds.yaml
 
-Of the definitions that the tests need, the version that is stored. Descriptions are left out, which are most of the text and which no server judges by; so is the
-conversion, which needs Kueue's webhook. All that an API server checks is there.
+The file has the definitions that the tests need, in the version that is stored. It leaves out descriptions, which are most of the text and have no effect on a server, and the
+conversion, which needs Kueue's webhook. Everything that an API server checks is included.
 """
 import sys
 

@@ -195,7 +195,7 @@ fn a_missing_step_a_repeated_one_and_another_loss_are_found() {
     again.published[4].state = state(2, 4);
     assert_eq!(
         problems(&again),
-        ["step 3 is published again, and no recovery went back behind it"]
+        ["step 3 is published again, although no recovery went back before it"]
     );
     let mut loss = quiet();
     loss.published[1].loss += 1e-3;
@@ -215,7 +215,7 @@ fn a_comparison_that_finds_something_is_a_problem_where_nothing_was_changed() {
             replaced: vec![A],
         },
     ));
-    let expected = "holders of units [1] had other bits after step 3, and nothing had changed any";
+    let expected = "the holders of units [1] had different bits after step 3, although no fault changed any";
     assert_eq!(problems(&evidence), [expected]);
 }
 
@@ -233,6 +233,6 @@ fn numbers_that_do_not_grow_and_a_record_that_is_not_done_are_found() {
     }
     assert_eq!(
         problems(&evidence),
-        ["the record is not that of a job that has ended: it is not done"]
+        ["the record does not belong to a job that has ended: it is not done"]
     );
 }

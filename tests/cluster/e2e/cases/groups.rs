@@ -89,7 +89,7 @@ impl CaseRun<'_> {
                 l.members() == 2 && l.phase() == "Training" && l.step() > step
             })
             .await?;
-        println!("  two trained on from step {}", two.step());
+        println!("  two workers continue from step {}", two.step());
         self.job.event("WorkerNoticed", SPOT).await?;
         self.wait_for_counts(0, 2).await?;
         let now = self.of_group("on-demand", ON_DEMAND).await?;

@@ -120,7 +120,7 @@ impl CaseRun<'_> {
         let with_four = result?;
         self.only_slow_ones_are_idle(&with_four)?;
         println!(
-            "  {} of four trained on from step {}",
+            "  {} of four workers continue from step {}",
             with_four.members(),
             with_four.step()
         );

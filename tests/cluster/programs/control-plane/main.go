@@ -42,7 +42,7 @@ import (
 	"time"
 )
 
-// Pdeathsig follows the thread that forked, so fork from the main one only.
+// The kernel sends Pdeathsig when the thread that forked ends, so fork only from the main thread.
 func init() { runtime.LockOSThread() }
 
 func main() {
@@ -84,7 +84,7 @@ func keyPEM(k *ecdsa.PrivateKey) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: must(x509.MarshalECPrivateKey(k))})
 }
 
-// loadCA reads dir/ca.crt and dir/ca.key, making them if they are not there.
+// loadCA reads dir/ca.crt and dir/ca.key, and creates them if they do not exist.
 func loadCA(dir string) ca {
 	cf, kf := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")
 	if c, err := os.ReadFile(cf); err == nil {
@@ -103,7 +103,7 @@ func loadCA(dir string) ca {
 	return ca{must(x509.ParseCertificate(der)), k, p}
 }
 
-// issue signs a certificate; with names or addresses it is for serving, else for a client.
+// issue signs a certificate. With names or addresses it is for a server, otherwise for a client.
 func (c ca) issue(cn string, org []string, san ...string) (crt, key []byte) {
 	k := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	t := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: cn, Organization: org},
@@ -145,13 +145,13 @@ current-context: t
 
 // ---- the control plane ----
 
-// A component starts within seconds, on a machine that is busy with other tests within some
-// more; one that takes longer hangs.
+// Timeout for the start of a component, which takes a few seconds, or more on a machine that is
+// busy with other tests.
 const startLimit = 100 * time.Second
 
-// freePort names a port that nobody listens on. It is none of those that the kernel gives to
-// whoever wants any (Linux: from 32768 on): the tests that run beside this one take many of
-// these, and one could be gone before its component listens on it.
+// freePort returns a port that no process listens on. It is not from the range that the kernel
+// uses for automatic ports (on Linux from 32768 on): other tests use many of these, and one could
+// be taken before its component listens on it.
 func freePort() string {
 	for {
 		n := must(rand.Int(rand.Reader, big.NewInt(20000)))
@@ -170,8 +170,8 @@ type child struct {
 	err  error
 }
 
-// start runs this binary as one component, its output in dir/name.log. The child dies
-// with us: the kernel signals it when the thread that made it ends.
+// start runs this binary as one component, with its output in dir/name.log. The child dies
+// with this process: the kernel signals it when the thread that started it ends.
 func start(dir, name string, args ...string) (*child, error) {
 	f, err := os.Create(filepath.Join(dir, name+".log"))
 	if err != nil {
@@ -256,7 +256,7 @@ func up(args []string) (err error) {
 	write(p("sa.key"), keyPEM(must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))))
 	write(p("server"), []byte(server))
 	admin := root.kubeconfig(p("admin.kubeconfig"), server, "admin", "system:masters")
-	// Its own identity has too few rights unless every controller gets a service account.
+	// With its own identity it has too few rights, unless every controller has a service account.
 	kcmConf := root.kubeconfig(p("kcm.kubeconfig"), server, "testcluster-kcm", "system:masters")
 	schedConf := root.kubeconfig(p("scheduler.kubeconfig"), server, "system:kube-scheduler")
 
@@ -297,7 +297,7 @@ func up(args []string) (err error) {
 		"--allow-privileged=true", "--profiling=false",
 	}
 	if ip := net.ParseIP(*bind); ip != nil && ip.IsLoopback() {
-		// An Endpoints object may not hold a loopback address.
+		// An Endpoints object must not contain a loopback address.
 		api = append(api, "--endpoint-reconciler-type=none")
 	} else {
 		api = append(api, "--advertise-address="+*bind)
@@ -319,7 +319,7 @@ func up(args []string) (err error) {
 	kcmArgs := append([]string{"--kubeconfig=" + kcmConf, "--authentication-kubeconfig=" + kcmConf, "--authorization-kubeconfig=" + kcmConf,
 		"--secure-port=" + freePort(), "--service-account-private-key-file=" + p("sa.key"), "--root-ca-file=" + p("ca.crt"),
 		"--use-service-account-credentials=false", "--kube-api-qps=200", "--kube-api-burst=400",
-		// One node's eviction every 10 s is the default; a small zone that is mostly down stops evicting.
+		// The default is one node every 10 s, and a small zone whose nodes are mostly down evicts no pods.
 		"--node-eviction-rate=10"}, common...)
 	if *fast {
 		kcmArgs = append(kcmArgs, "--node-monitor-period=1s", "--node-monitor-grace-period=4s", "--node-startup-grace-period=10s")
@@ -331,7 +331,7 @@ func up(args []string) (err error) {
 		"--authorization-kubeconfig=" + schedConf, "--secure-port=" + freePort()}, common...)...); err != nil {
 		return err
 	}
-	// A pod is refused until its namespace's service account is there.
+	// Pods are refused until their namespace has its service account.
 	if err = await(all[2], client, server+"/api/v1/namespaces/default/serviceaccounts/default", startLimit); err != nil {
 		return err
 	}
@@ -355,7 +355,7 @@ func up(args []string) (err error) {
 		case <-stop:
 			return nil
 		case c := <-gone:
-			// A test may kill a component on purpose: say so and go on.
+			// A test may have killed the component on purpose, so this continues.
 			fmt.Printf("%s ended: %v\n", c.name, c.err)
 		}
 	}
