@@ -105,7 +105,9 @@ pub enum Problem {
     Loss { step: u64, loss: f64, undisturbed: f64 },
     #[error("the state after step {step} does not follow the one before it")]
     State { step: u64 },
-    #[error("the holders of units {units:?} had different bits after step {step}, although no fault changed any")]
+    #[error(
+        "the holders of units {units:?} had different bits after step {step}, although no fault changed any"
+    )]
     StatesDiffer { step: u64, units: Vec<u32> },
     #[error("step {step} was run by generation {generation}, which has no plan")]
     NoPlan { step: u64, generation: u64 },
