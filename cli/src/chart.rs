@@ -14,7 +14,7 @@ pub(crate) struct Series<'a> {
     pub(crate) name: &'a str,
     pub(crate) color: RGBColor,
     pub(crate) style: Style,
-    /// In the order of x.
+    /// The points (x, y), in the order of x.
     pub(crate) points: Vec<(f64, f64)>,
 }
 

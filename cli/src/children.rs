@@ -29,7 +29,7 @@ pub(crate) struct Credentials {
 
 /// The children of `varuna run`, in the order of their start.
 pub(crate) struct Children {
-    /// This program.
+    /// Path of this program.
     own: PathBuf,
     program: PathBuf,
     credentials: Credentials,
@@ -45,7 +45,7 @@ struct Running {
     /// Index of its GPU, or of its place.
     gpu: Option<usize>,
     began: Instant,
-    /// It was told to end.
+    /// Whether the worker was told to end.
     leaving: bool,
     child: Child,
 }
@@ -55,9 +55,9 @@ pub(crate) struct Ended {
     pub(crate) name: String,
     pub(crate) process: u32,
     pub(crate) status: std::io::Result<std::process::ExitStatus>,
-    /// It was told to end.
+    /// Whether the worker was told to end.
     pub(crate) told: bool,
-    /// How long it ran.
+    /// How long the process ran.
     pub(crate) ran: Duration,
 }
 
@@ -187,7 +187,7 @@ impl Children {
         Ok(())
     }
 
-    /// How many are running.
+    /// Number of running workers.
     pub(crate) fn count(&self) -> usize {
         self.running.len()
     }

@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
 pub(crate) struct Endpoint<'a> {
     /// `host:port`.
     pub(crate) bind: String,
-    /// Of the run.
+    /// Token of the run.
     pub(crate) token: String,
     /// What is asked beyond the token.
     pub(crate) security: &'a Security,

@@ -24,7 +24,7 @@ pub(crate) enum Failure {
     /// The user stopped the command.
     #[error("stopped by the user")]
     Stopped,
-    /// Anything else.
+    /// Any other error.
     #[error("{0}")]
     Internal(String),
 }

@@ -191,7 +191,7 @@ fn text(status: &RunStatus) -> String {
     text
 }
 
-/// In units.
+/// Describes spare copies; all numbers are numbers of units.
 fn spare_copies(units: usize, kept: usize, in_step: usize) -> String {
     match (units, kept) {
         (0, _) => "spare copies: none are needed, each unit has several holders\n".into(),

@@ -54,7 +54,7 @@ pub(crate) struct Arguments {
     svg: Option<PathBuf>,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Document<'a> {

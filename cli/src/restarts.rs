@@ -19,11 +19,11 @@ pub(crate) const WITHOUT_WORKERS_MAX: Duration = Duration::from_secs(300);
 /// How a worker's process has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct End {
-    /// After what time.
+    /// How long the process ran.
     pub(crate) ran: Duration,
-    /// It was told to end, by `varuna scale`.
+    /// Whether `varuna scale` told the process to end.
     pub(crate) told: bool,
-    /// With exit code 0: the coordinator has released it.
+    /// Whether it ended with exit code 0: the coordinator has released the worker.
     pub(crate) well: bool,
 }
 
@@ -99,7 +99,7 @@ impl WithoutWorkers {
         self.0.map(|since| since + WITHOUT_WORKERS_MAX)
     }
 
-    /// Whether it has.
+    /// Whether the time is over.
     pub(crate) fn is_over(&self, now: Duration) -> bool {
         self.until().is_some_and(|until| until <= now)
     }

@@ -6,9 +6,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// What a signal asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StopRequest {
-    /// To end in order.
+    /// End in order.
     Graceful,
-    /// To end at once: Ctrl-C after another request.
+    /// End at once: the user pressed Ctrl-C again.
     Immediate,
 }
 

@@ -23,23 +23,23 @@ const DELAY_MAX: Duration = Duration::from_secs(30);
 /// A worker's place.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Place {
-    /// It is to be started.
+    /// A worker is to be started.
     Due {
-        /// When.
+        /// Time of the restart.
         at: Duration,
         /// The exit code of the one before; 0 where there was none. The place ends with it where no other one is started any more.
         after: i32,
     },
-    /// It runs.
+    /// The worker is running.
     Running,
-    /// It has ended for good, with this exit code.
+    /// The worker has ended for good, with this exit code.
     Ended(i32),
 }
 
 /// What is to be done because something ended, or the pod is to end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Nothing.
+    /// There is nothing to do.
     None,
     /// All workers that run are told to end.
     StopAll,

@@ -22,7 +22,7 @@ struct LastFailure {
     at: Instant,
     /// Which try failed, where tries are numbered.
     attempt: Option<i64>,
-    /// It was tried again since, and succeeded.
+    /// Whether a later try has succeeded.
     over: bool,
 }
 

@@ -43,7 +43,7 @@ pub struct Context {
     pub credentials: CredentialStore,
     /// Writes statuses and Events.
     pub publisher: Publisher,
-    /// Whether coordinators answer.
+    /// The probes of coordinators.
     pub probes: Probes,
     /// What failed and is not tried again yet.
     pub backoff: Backoff,

@@ -13,10 +13,10 @@ pub enum Error {
     /// The API server refused or did not answer.
     #[error("API server: {0}")]
     Api(#[from] kube::Error),
-    /// This will be refused again unless something is changed.
+    /// The API server refused an object, and will refuse it again unless something is changed.
     #[error("{part:?} refused: {message}")]
     Refused {
-        /// What was refused.
+        /// The part of the job that was refused.
         part: JobPart,
         /// The error's message.
         message: String,
@@ -24,7 +24,7 @@ pub enum Error {
     /// It was decided on what is not so any more: a watch shows it soon.
     #[error("something has changed meanwhile")]
     Stale,
-    /// It took too long.
+    /// A call took too long.
     #[error("no answer within {} s", DEADLINE.as_secs())]
     Timeout,
 }

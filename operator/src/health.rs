@@ -14,13 +14,13 @@ use tokio::net::TcpListener;
 
 /// The lease is read every two seconds. Without an answer for this time the process is not ready.
 const SILENCE: Duration = Duration::from_secs(15);
-/// Without a try for this time the process hangs.
+/// After this time without a try the process is considered stuck.
 const STUCK: Duration = Duration::from_secs(60);
 
 /// The state of this process.
 #[derive(Debug)]
 pub struct Health {
-    /// Everything that is measured.
+    /// Metrics of the operator.
     pub metrics: Arc<Metrics>,
     tried: Mutex<Instant>,
     worked: Mutex<Instant>,

@@ -59,7 +59,7 @@ const CLUSTER_RIGHTS: &[Right] = &[
 /// The lease is watched for this time at most: its holder renews it every two seconds.
 const LEASE_WATCH: Duration = Duration::from_secs(20);
 
-/// What is checked.
+/// The installation that is checked.
 #[derive(Clone, Debug)]
 pub struct Installation {
     /// The namespace that the operator looks after; none = all.

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 /// An installation of Kueue is noticed within this time.
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
-/// After no answer the API server is asked again after this time.
+/// Delay before the next request when the API server did not answer.
 const RETRY: Duration = Duration::from_secs(2);
 
 /// Kinds that are watched: Workloads, flavours and two of classes of priority.

@@ -81,7 +81,7 @@ pub fn priority_class(object: &DynamicObject) -> Option<(i32, bool)> {
     Some((i32::try_from(value).ok()?, is_default))
 }
 
-/// Where a ResourceFlavor is.
+/// The placement that a ResourceFlavor gives.
 #[must_use]
 pub fn flavor(object: &DynamicObject) -> Placement {
     let spec = &object.data["spec"];

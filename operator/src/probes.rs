@@ -47,7 +47,7 @@ const ANSWER_MAX: usize = 4096;
 enum Contact {
     /// A connection is held, and it has answered over that.
     Held,
-    /// There is none since then.
+    /// There is no connection since this time.
     Lost(Instant),
 }
 
@@ -59,7 +59,7 @@ struct Target {
     address: SocketAddr,
     contact: Contact,
     has_answered: bool,
-    /// Its silence was reported.
+    /// Whether its silence was reported.
     is_reported: bool,
     asking: Option<AbortHandle>,
 }

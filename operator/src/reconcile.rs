@@ -275,7 +275,7 @@ async fn find_nodes(pods: &[Arc<IndexedPod>], context: &Context) -> Result<(), E
 /// How far a decision was carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Carried {
-    /// To its end.
+    /// The decision was carried out completely.
     Whole,
     /// Something is left to do, after this time.
     Partly(Duration),

@@ -19,16 +19,16 @@ pub fn job_ref(namespace: &str, name: &str) -> JobRef {
 /// Which job: its names and its uid.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JobIdentity {
-    /// Its name.
+    /// Name of the job.
     pub name: String,
-    /// Its namespace.
+    /// Namespace of the job.
     pub namespace: String,
-    /// Its uid: another object of the same name has another.
+    /// The object's uid: another object of the same name has another.
     pub uid: String,
 }
 
 impl JobIdentity {
-    /// That of a job.
+    /// The identity of a job.
     #[must_use]
     pub fn of(job: &ObservedJob) -> JobIdentity {
         JobIdentity {

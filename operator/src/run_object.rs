@@ -14,11 +14,11 @@ use varuna_api::crd::{RunSpec, VarunaRun};
 #[resource(inherit = VarunaRun)]
 #[serde(from = "ObjectDocument")]
 pub struct RunObject {
-    /// Without what managers have set.
+    /// Metadata without managed fields.
     pub metadata: ObjectMeta,
     /// What its coordinator was ordered to do; none where this release cannot read it.
     pub orders: Option<RunSpec>,
-    /// What its coordinator reports.
+    /// Report of the job's coordinator.
     pub reports: Option<ObservedRun>,
 }
 
@@ -36,7 +36,7 @@ impl From<ObjectDocument> for RunObject {
     }
 }
 
-/// As the operator writes it: reports are the coordinator's.
+/// The object as the operator writes it. The reports belong to the coordinator.
 impl Serialize for RunObject {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut object = serializer.serialize_struct("VarunaRun", 4)?;

@@ -25,10 +25,10 @@ const WATCH_SECONDS: u32 = 45;
 /// One for each kind of object that decisions are made from, one for each kind of other object, and what Kueue says.
 pub const WATCHES: usize = DecidedOn::ALL.len() + ObjectKind::ALL.len() + 1;
 
-/// Which jobs.
+/// The jobs that this process manages.
 #[derive(Clone, Debug)]
 pub struct Scope {
-    /// Only those of this namespace; all where it is none.
+    /// Namespace that is watched; all namespaces if none.
     pub namespace: Option<String>,
 }
 
@@ -55,7 +55,7 @@ impl Scope {
     }
 }
 
-/// How everything is watched.
+/// The configuration of all watches.
 #[must_use]
 pub fn config() -> watcher::Config {
     watcher::Config::default().timeout(WATCH_SECONDS)
@@ -68,13 +68,13 @@ pub(crate) fn labelled() -> watcher::Config {
 
 /// What the watches report to.
 pub struct Reports<'a> {
-    /// Filled by them.
+    /// The index that the watches fill.
     pub index: &'a Index,
     /// Jobs that are to be looked at.
     pub changed: Sender<JobRef>,
     /// How many watches have listed everything once.
     pub filled: &'a watch::Sender<usize>,
-    /// Counts what fails.
+    /// Metrics, which count failures.
     pub metrics: &'a Metrics,
 }
 

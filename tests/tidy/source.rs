@@ -8,14 +8,14 @@ use syn::visit::{self, Visit};
 /// A crate's own sources.
 pub(crate) struct Crate {
     pub(crate) name: String,
-    /// By module path; the root is empty.
+    /// Files by module path; the root's is empty.
     pub(crate) files: BTreeMap<Vec<String>, File>,
 }
 
 /// One source file.
 #[derive(Default)]
 pub(crate) struct File {
-    /// Its path from the repository's root.
+    /// Path from the repository's root.
     pub(crate) name: String,
     /// Paths that begin with `crate`, `super`, `self` or a child module.
     pub(crate) paths: BTreeSet<Vec<String>>,

@@ -9,19 +9,19 @@ use std::str::FromStr;
 pub enum Ablation {
     /// All kernels of our own: libtorch's operators compute instead; dropout then takes many passes instead of one.
     Kernels,
-    /// Only the kernel of the optimizer.
+    /// The kernel of the optimizer.
     Optimizer,
-    /// That of layer norm.
+    /// The kernel of layer norm.
     Norm,
-    /// That of bias and GELU.
+    /// The kernel of bias and GELU.
     Gelu,
-    /// That of dropout.
+    /// The kernel of dropout.
     Dropout,
-    /// That of the loss over a vocabulary.
+    /// The kernel of the loss over a vocabulary.
     Loss,
-    /// That of biases' gradients.
+    /// The kernel of biases' gradients.
     Bias,
-    /// That of the squares of gradients.
+    /// The kernel of the squares of gradients.
     Squares,
     /// Streams for copies: without them, a GPU copies in the stream that computes.
     Streams,
@@ -43,7 +43,7 @@ pub enum Ablation {
 }
 
 impl Ablation {
-    /// All of them.
+    /// All ablations.
     pub const ALL: [Ablation; 16] = [
         Ablation::Kernels,
         Ablation::Optimizer,
@@ -63,7 +63,7 @@ impl Ablation {
         Ablation::Following,
     ];
 
-    /// Its name on the command line.
+    /// Name of the ablation on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -95,7 +95,7 @@ impl Ablations {
     /// Nothing is left out.
     pub const NONE: Ablations = Ablations([false; Ablation::ALL.len()]);
 
-    /// Also without this.
+    /// Adds an ablation.
     #[must_use]
     pub fn and(mut self, ablation: Ablation) -> Ablations {
         self.0[ablation as usize] = true;
@@ -122,11 +122,11 @@ impl fmt::Debug for Ablations {
     }
 }
 
-/// Not the name of something that can be left out.
+/// A name that is not one of an ablation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("--without names {name:?}; allowed are {}, several with commas between", Ablation::ALL.map(Ablation::name).join(", "))]
 pub struct UnknownAblation {
-    /// What was given.
+    /// The name that was given.
     pub name: String,
 }
 

@@ -40,9 +40,9 @@ impl Platform {
 /// What a worker's buffers are made for.
 #[derive(Clone, Copy, Debug)]
 pub struct Backend {
-    /// What tensors lie on.
+    /// Device of the tensors.
     pub device: Device,
-    /// In which numbers is computed.
+    /// Formats of the numbers that are computed with.
     pub numerics: Numerics,
     /// Whose code computes the parts of a step that we have kernels for.
     pub kernels: Kernels,
@@ -55,7 +55,7 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// For the processor.
+    /// The backend for a CPU.
     #[must_use]
     pub fn of_processor(numerics: Numerics) -> Backend {
         Backend {

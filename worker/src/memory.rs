@@ -22,10 +22,10 @@ const COPIES_LEAST: u64 = 64 << 20;
 /// Figures are multiples of this, so that workers of one kind report the same figure and count as equal in plans.
 const UNIT: u64 = 64 << 20;
 
-/// What a worker reports.
+/// What a worker reports about its device and memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Equipment {
-    /// What it computes on.
+    /// The hardware with which it computes.
     pub hardware: Hardware,
     /// Bytes that training may use; none where they are not known.
     pub memory_bytes: Option<u64>,
@@ -142,7 +142,7 @@ pub fn equipment(device: Device, share: Share) -> Result<Equipment, GpuError> {
 /// What a process has of the host's memory, bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct HostUse {
-    /// In memory, without what the system can read from files again.
+    /// Bytes in memory, without what the system can read from files again.
     resident: u64,
     /// Taken from the heap and not freed.
     taken: u64,

@@ -37,7 +37,7 @@ pub struct UnitBuffers {
     /// All master parameters, one after the other.
     weights: Tensor,
     first: Tensor,
-    /// Without elements where the optimizer has none.
+    /// The second moments; without elements if the optimizer has none.
     second: Tensor,
     /// A range of a segment's state has none before they are summed, or sent here.
     gradients: Option<Gradients>,
@@ -48,7 +48,7 @@ pub struct UnitBuffers {
     /// See [`UnitSpec::matrices`].
     matrices: Vec<[usize; 2]>,
     progress: OptimizerProgress,
-    /// Of the state as it is now.
+    /// Those who read the present state.
     readers: Readers,
 }
 
@@ -341,7 +341,7 @@ impl UnitBuffers {
         self.progress
     }
 
-    /// From now on the optimizer has counted this; nothing else changes.
+    /// Sets what the optimizer has counted; nothing else changes.
     pub fn set_progress(&mut self, progress: OptimizerProgress) {
         self.progress = progress;
     }

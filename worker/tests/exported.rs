@@ -63,7 +63,7 @@ fn module(name: &str) -> Module {
 
 /// The results of PyTorch.
 struct Reference {
-    /// By step and sample.
+    /// The rows of each step's samples.
     rows: Vec<Vec<Vec<i64>>>,
     document: Value,
 }

@@ -17,7 +17,7 @@ pub struct TableCalibration {
     /// Mean, over numbers of workers, of how much slower the plan is that the model chooses among the measured ones than the
     /// one that was measured fastest.
     pub mean_regret: f64,
-    /// Worst of them.
+    /// Greatest regret of all tables.
     pub worst_regret: f64,
 }
 

@@ -24,7 +24,7 @@ pub struct MeasuredRow {
 pub struct MeasuredError {
     /// Name of the file.
     pub file: String,
-    /// Counts from 1.
+    /// Line number, from 1 on.
     pub line: u64,
     /// Name of the column.
     pub field: String,

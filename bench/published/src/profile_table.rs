@@ -60,7 +60,7 @@ struct Segment {
 /// A published table that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileTableError {
-    /// Not JSON, or a field is missing or of another type.
+    /// The text is not JSON, or a field is missing or of another type.
     #[error("{file}: {source}")]
     Json {
         /// Name of the file.

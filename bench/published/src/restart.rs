@@ -8,11 +8,11 @@ use varuna_sim::replay::{Ideal, Trace};
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RestartSystem {
-    /// Its name.
+    /// Name of the system.
     pub name: &'static str,
-    /// Nothing is trained for so long after nodes left, seconds.
+    /// Seconds without training after nodes left.
     pub shrink_s: f64,
-    /// Likewise after nodes came, seconds.
+    /// Seconds without training after nodes came.
     pub grow_s: f64,
     /// Training that is done again at each change, seconds.
     pub again_s: f64,

@@ -23,7 +23,7 @@ pub enum Work {
 pub struct Task {
     /// Which part of the work.
     pub work: Work,
-    /// Which micro-batch.
+    /// Number of the micro-batch.
     pub micro_batch: u32,
 }
 

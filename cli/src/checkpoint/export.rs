@@ -13,9 +13,9 @@ use varuna_checkpoint::{Location, Manifest, folder_name};
 use varuna_dataset::Tokenizer;
 use varuna_model::{Family, Model, Positions, Transformer, Unit};
 
-/// What the model is.
+/// File with the description of the model.
 const CONFIG: &str = "config.json";
-/// How text is generated.
+/// File with the settings for generating text.
 const GENERATION: &str = "generation_config.json";
 /// The tokens that begin and end a text.
 const BEGIN_AND_END: [&str; 2] = ["bos_token_id", "eos_token_id"];

@@ -14,9 +14,9 @@ use varuna_wire::address::split;
 /// Where an API server listens.
 #[derive(Clone, Copy)]
 struct Server<'a> {
-    /// Not `http`.
+    /// Whether the scheme is `https`.
     is_tls: bool,
-    /// Without brackets.
+    /// Host name or address, without brackets.
     host: &'a str,
     port: u16,
 }

@@ -16,7 +16,7 @@ pub(super) struct JobView {
     pub(super) uid: String,
     /// `spec.elasticity.maxWorkers`.
     pub(super) most_workers: Option<i64>,
-    /// It names a location for checkpoints.
+    /// Whether the job names a location for checkpoints.
     pub(super) saves: bool,
     pub(super) status: Status,
 }

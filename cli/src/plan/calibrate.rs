@@ -66,7 +66,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 struct Measured {
     name: String,
     shape: Shape,
-    /// At least one.
+    /// Times between two commits, milliseconds; at least one.
     took_ms: Vec<u64>,
 }
 
@@ -119,7 +119,7 @@ fn check(shape: &Shape, costs: &Costs) -> Result<(), PlanError> {
     check_shape(shape, &costs.layout(), batch.unwrap_or(0), &workers)
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 fn document(found: &Calibrated) -> Value {
     let run = |judged: &JudgedRun| {
         json!({

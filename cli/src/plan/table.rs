@@ -10,7 +10,7 @@ use varuna_plan::{
 /// Stages and micro-batches up to which a schedule is listed; larger ones are shown by --svg.
 const LISTED: (usize, u64) = (8, 16);
 
-/// As in the job file.
+/// Name of a way to recompute, as in the job file.
 fn recompute_name(recompute: Recompute) -> &'static str {
     match recompute {
         Recompute::None => "none",
@@ -19,7 +19,7 @@ fn recompute_name(recompute: Recompute) -> &'static str {
     }
 }
 
-/// For example `1f1b w=2, recompute full`.
+/// Text of a schedule, for example `1f1b w=2, recompute full`.
 fn schedule_name(spec: &ScheduleSpec) -> String {
     let order = match spec.kind {
         ScheduleKind::Gpipe => "gpipe".to_owned(),

@@ -13,7 +13,7 @@ pub(super) struct Recovery {
     pub(super) cause: Cause,
     /// How long nothing was trained.
     pub(super) took: Duration,
-    /// Its parts in order.
+    /// Phases of the recovery, in order.
     pub(super) phases: Vec<(Phase, Duration)>,
     /// The plan that followed.
     pub(super) plan: String,

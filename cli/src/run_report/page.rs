@@ -8,7 +8,7 @@ use std::time::Duration;
 use varuna_plan::{Generation, Step};
 use varuna_run_folder::Metric;
 
-/// What the page shows.
+/// The content of the page.
 pub(super) struct Contents<'a> {
     pub(super) job: &'a str,
     pub(super) history: &'a History,
@@ -16,9 +16,9 @@ pub(super) struct Contents<'a> {
     pub(super) pictures: &'a Pictures,
     /// The newest plan of which a step was measured, or else the last one.
     pub(super) plan: Option<Generation>,
-    /// Its measured step.
+    /// The measured step of the newest plan.
     pub(super) measured: Option<&'a MeasuredPicture>,
-    /// Its predicted step, an SVG document.
+    /// The plan's predicted step, an SVG document.
     pub(super) predicted: Option<&'a str>,
 }
 

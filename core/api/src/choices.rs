@@ -47,7 +47,7 @@ pub(crate) enum Decay {
     Linear,
     /// The peak for a while, then a straight line.
     AfterStable,
-    /// None.
+    /// No decay.
     Never,
 }
 

@@ -10,7 +10,7 @@ pub struct JobError {
     pub path: String,
     /// The value found, or `missing`.
     pub value: String,
-    /// What is allowed there.
+    /// Values that are allowed for the field.
     pub allowed: String,
 }
 
@@ -25,7 +25,7 @@ impl JobErrors {
         &self.0
     }
 
-    /// The one that was found first.
+    /// The error that was found first.
     pub(crate) fn first(self) -> JobError {
         self.0.into_iter().next().unwrap_or_else(|| JobError {
             path: "job file".to_owned(),

@@ -25,7 +25,7 @@ pub struct Job {
     pub data: Data,
     /// How the model may be cut.
     pub pipeline: Pipelines,
-    /// Fewest and most workers.
+    /// Minimum and maximum number of workers.
     pub elasticity: Elasticity,
     /// Resources, image and pod template of the workers.
     pub workers: Workers,
@@ -253,7 +253,7 @@ impl WorkerTransport {
     }
 }
 
-/// Where state is saved.
+/// Where checkpoints are saved.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Checkpoint {
@@ -278,7 +278,7 @@ pub struct Checkpoint {
 pub struct CheckpointSource {
     /// Folder or bucket of that job's checkpoints.
     pub uri: String,
-    /// Its name.
+    /// Name of the other job.
     pub job: String,
     /// The checkpoint's step; none = the newest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -316,7 +316,7 @@ pub enum Encryption {
 /// Who may reach a job's pods, and whom they may reach, in a cluster.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct NetworkPolicy {
-    /// What is restricted.
+    /// Directions that are restricted.
     pub restriction: Restriction,
     /// Additional rules for who may reach them, as written: mappings.
     pub extra_ingress: Vec<Value>,
@@ -332,7 +332,7 @@ pub enum Restriction {
     /// They restrict who may reach the job's pods.
     #[default]
     Ingress,
-    /// They restrict both directions.
+    /// Both directions are restricted.
     IngressAndEgress,
 }
 

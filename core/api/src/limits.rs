@@ -76,7 +76,7 @@ pub(crate) const CRASHES: RangeInclusive<u32> = 1..=50;
 pub(crate) const THREADS: RangeInclusive<u32> = 1..=1024;
 /// Checkpoints to keep.
 pub(crate) const KEEP: RangeInclusive<u32> = 1..=1_000_000;
-/// A day.
+/// At most one day.
 pub(crate) const NOTICE_SECONDS: RangeInclusive<u32> = 0..=86_400;
 
 /// Parameters, elements and operations of a segment of an exported model, and of all segments together: 16 bytes for each stay below 2^63.
@@ -87,7 +87,7 @@ pub(crate) const EXPORTED_SEGMENTS_MAX: usize = 1024;
 pub(crate) const OUTPUT_DIMENSIONS_MAX: usize = 8;
 /// Characters of a SHA-256 in hex.
 pub(crate) const DIGEST: RangeInclusive<usize> = 64..=64;
-/// What it looks like.
+/// Pattern of a digest: 64 hex digits.
 #[cfg(feature = "kubernetes")]
 pub(crate) const DIGEST_PATTERN: &str = "^[0-9a-f]{64}$";
 

@@ -33,9 +33,9 @@ const ERRORS_MAX: usize = 100;
 /// How to treat fields that this build does not know.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UnknownFields {
-    /// They are errors: most likely misspelt.
+    /// They are errors, because most likely they are misspelt.
     Refused,
-    /// They are omitted: another release knows them.
+    /// They are ignored, because another release knows them.
     LeftOut,
 }
 

@@ -93,7 +93,7 @@ pub struct Optimizer {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Sharding {
-    /// All.
+    /// Every worker of a segment has all of its optimizer state.
     #[default]
     Off,
     /// Two of them; different ranges of a segment's parameters have different holders (`ZeRO-1`, Rajbhandari et al. 2020, with a second

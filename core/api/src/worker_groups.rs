@@ -8,7 +8,7 @@ use serde_json::Value;
 pub struct PodGroup<'a> {
     /// The group's name; none for a job without groups.
     pub name: Option<&'a str>,
-    /// Their settings.
+    /// Settings of the group's workers.
     pub workers: &'a Workers,
     /// How many there should be.
     pub pods: u32,

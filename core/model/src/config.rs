@@ -13,9 +13,9 @@ pub enum ConfigError {
     Field {
         /// The field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         found: String,
-        /// What is allowed.
+        /// Values that are allowed.
         allowed: &'static str,
     },
     /// The model has features that no family has.
@@ -26,7 +26,7 @@ pub enum ConfigError {
 /// Some rows of one of our parameters as a published tensor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Published {
-    /// Its name.
+    /// Name of the published model.
     pub name: String,
     /// Number of rows of our parameter, following the rows of the earlier tensors in the list.
     pub rows: usize,

@@ -13,7 +13,7 @@ pub struct Exported {
     pub path: String,
     /// SHA-256 of the folder's manifest, 64 hex digits.
     pub digest: String,
-    /// What a sample is.
+    /// Format of a sample.
     pub sample: ExportedSample,
     /// Whether its result depends on how a batch is cut into micro-batches, because it draws random numbers or a sample sees others of its
     /// micro-batch.
@@ -22,7 +22,7 @@ pub struct Exported {
     /// Elements of the parameters that the first and the last segment share; 0 if they share none.
     #[serde(default)]
     pub shared_parameters: u64,
-    /// In order, at least one.
+    /// The segments in order; at least one.
     pub segments: Vec<ExportedSegment>,
 }
 
@@ -30,7 +30,7 @@ pub struct Exported {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExportedSample {
-    /// How many, at least 1.
+    /// How many numbers a sample has, at least 1.
     pub length: u32,
     /// Upper limit (exclusive) of the numbers.
     pub values: u32,
@@ -44,7 +44,7 @@ pub struct ExportedSample {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExportedSegment {
-    /// As the user's model names it.
+    /// Name of the segment in the user's model.
     pub name: String,
     /// Elements of the parameters that only this segment holds.
     pub parameters: u64,

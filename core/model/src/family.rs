@@ -24,7 +24,7 @@ pub enum Family {
 impl Family {
     const ALL: [Family; 4] = [Family::Gpt2, Family::Llama, Family::Qwen3, Family::Bert];
 
-    /// Its `model_type`.
+    /// The family's `model_type`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -72,7 +72,7 @@ pub enum Positions {
     Rotary(Rotary),
 }
 
-/// Which normalisation.
+/// Kind of normalisation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Norm {
@@ -83,7 +83,7 @@ pub enum Norm {
     RmsNorm,
 }
 
-/// Which MLP.
+/// Kind of MLP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Mlp {
@@ -102,22 +102,22 @@ pub enum Mlp {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Biases {
-    /// That of queries, keys and values.
+    /// Whether the linear layers of queries, keys and values have them.
     pub qkv: bool,
-    /// That after attention.
+    /// Whether the linear layer after attention has one.
     pub out: bool,
-    /// Those of the MLP.
+    /// Whether the linear layers of the MLP have them.
     pub mlp: bool,
 }
 
 impl Biases {
-    /// All have one.
+    /// All linear layers have biases.
     pub const ALL: Biases = Biases {
         qkv: true,
         out: true,
         mlp: true,
     };
-    /// None has one.
+    /// No linear layer has a bias.
     pub const NONE: Biases = Biases {
         qkv: false,
         out: false,

@@ -15,7 +15,7 @@ pub const NORM: LayerNames = LayerNames {
 };
 /// The table (v, d) of an untied head. A tied head keeps it with no rows: checkpoints have it.
 pub const TABLE: &str = "lm_head.weight";
-/// Of a masked language model: added to the logits (v).
+/// The bias of a masked language model's head, added to the logits (v).
 pub const BIAS: &str = "lm_head.bias";
 
 /// The forward is only the norm's. The products with the table (logits and both gradients) are computed with the loss, in the backward, a

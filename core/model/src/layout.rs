@@ -19,7 +19,7 @@ use std::ops::Range;
 pub struct Unit(pub u32);
 
 impl Unit {
-    /// For indexing per-unit tables.
+    /// Index of the unit in tables with an entry for each unit.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize
@@ -48,7 +48,7 @@ pub struct SegmentRange {
 }
 
 impl SegmentRange {
-    /// How many segments.
+    /// Number of segments.
     #[must_use]
     pub fn len(self) -> u32 {
         self.end.saturating_sub(self.start)

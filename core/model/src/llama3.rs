@@ -47,7 +47,7 @@ pub const SMALL: Transformer = Transformer {
     ..LARGE
 };
 
-/// Those of Llama 3.2, which read longer samples after a second training.
+/// Features of Llama 3.2, which reads longer samples after a second training.
 const LONGER: Features = Features {
     positions: Positions::Rotary(Rotary {
         scaling: Some(Scaling::llama3(32.0)),

@@ -14,7 +14,7 @@ pub const GATE: LayerNames = LayerNames {
     weight: "mlp.c_gate.weight",
     bias: "mlp.c_gate.bias",
 };
-/// Up: (inner, d).
+/// Names of the first linear layer, (inner, d).
 pub const UP: LayerNames = LayerNames {
     weight: "mlp.c_fc.weight",
     bias: "mlp.c_fc.bias",

@@ -12,9 +12,9 @@ pub const DEVIATION: f64 = 0.02;
 pub enum Initial {
     /// Normal with mean 0 and this standard deviation.
     Normal(f64),
-    /// All zero.
+    /// Zeros.
     Zeros,
-    /// All one.
+    /// Ones.
     Ones,
 }
 
@@ -33,7 +33,7 @@ pub enum ParameterKind {
 }
 
 impl ParameterKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [ParameterKind; 4] = [
         ParameterKind::Matrix,
         ParameterKind::Embedding,
@@ -51,7 +51,7 @@ pub struct Parameter {
     pub shape: Vec<usize>,
     /// Initial value.
     pub initial: Initial,
-    /// What it is.
+    /// Kind of the parameter.
     pub kind: ParameterKind,
     /// Identifies, together with the job's seed, the random stream of its initial values: a block (0: before the first, then one each, then
     /// the head, then the tied weight) and a number within. It does not depend on how blocks are cut into segments.

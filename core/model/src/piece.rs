@@ -18,7 +18,7 @@ pub(crate) struct Sizes {
     pub(crate) tied: bool,
     /// Heads of attention.
     pub(crate) heads: usize,
-    /// Those with keys and values of their own.
+    /// Heads with keys and values of their own.
     pub(crate) kv_heads: usize,
     /// Width of a head.
     pub(crate) head: usize,

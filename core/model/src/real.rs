@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Real(f64);
 
 impl Real {
-    /// This number.
+    /// A real number with this value.
     #[must_use]
     pub const fn new(value: f64) -> Real {
         Real(value)

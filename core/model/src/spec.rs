@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a segment computes.
+/// Kind of a segment, by what it computes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum SegmentKind {
@@ -37,7 +37,7 @@ impl SegmentKind {
 /// One segment. Operations and elements are those of one sample.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SegmentSpec {
-    /// What it computes.
+    /// Kind of the segment.
     pub kind: SegmentKind,
     /// Parameters of its own unit, without a tied weight.
     pub parameters: u64,

@@ -36,7 +36,7 @@ pub struct Transformer {
 }
 
 impl Transformer {
-    /// What a segment computes.
+    /// Kind of a segment.
     #[must_use]
     pub fn kind(&self, segment: u32) -> SegmentKind {
         match segment {

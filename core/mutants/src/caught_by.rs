@@ -33,7 +33,7 @@ pub const fn seeds(invariants: &'static str, from: u64) -> CaughtBy {
     }
 }
 
-/// Both.
+/// Unit tests and seeds.
 #[must_use]
 pub const fn unit_tests_and_seeds(invariants: &'static str, from: u64) -> CaughtBy {
     CaughtBy {

@@ -32,7 +32,7 @@ macro_rules! mutants {
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
         pub enum Mutant { $($(#[$doc])* $name),* }
         impl Mutant {
-            /// All of them.
+            /// All mutants.
             pub const ALL: &'static [Mutant] = &[$(Mutant::$name),*];
 
             /// What is expected to catch it.
@@ -41,7 +41,7 @@ macro_rules! mutants {
                 match self { $(Mutant::$name => $caught_by),* }
             }
 
-            /// Its name.
+            /// Name of the mutant.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Mutant::$name => stringify!($name)),* }

@@ -41,7 +41,7 @@ fn planner(segments: u32) -> CostPlanner {
     }
 }
 
-/// So many workers, eight to a node, and 4 samples for each.
+/// A request with this many workers, eight to a node, and 4 samples for each.
 fn request(planner: &CostPlanner, workers: u64) -> PlanRequest {
     let worker = |i| WorkerInfo::nominal(WorkerId(i), format!("node-{:05}", i / 8));
     let all = (1..=workers).map(worker).collect();

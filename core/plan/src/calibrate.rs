@@ -42,7 +42,7 @@ impl JudgedRun {
     }
 }
 
-/// What a calibration found.
+/// The result of a calibration.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Calibrated {
     /// The costs with the fitted constants.
@@ -51,7 +51,7 @@ pub struct Calibrated {
     pub runs: Vec<JudgedRun>,
     /// Median of the absolute relative error over held-out runs.
     pub median_error: f64,
-    /// Worst of them.
+    /// Greatest relative error of all runs.
     pub worst_error: f64,
 }
 

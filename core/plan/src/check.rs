@@ -20,7 +20,7 @@ pub enum PlanError {
         stage: usize,
         /// Where it had to start.
         expected: u32,
-        /// Where it starts.
+        /// The offset at which it starts.
         found: u32,
     },
     /// A stage without segments.

@@ -40,7 +40,7 @@ pub enum Pass {
 /// One tensor that crosses one boundary.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Message {
-    /// In which part of the step.
+    /// The part of the step in which it is sent.
     pub pass: Pass,
     /// The stage that receives it, an index in the pipeline.
     pub stage: usize,
@@ -107,7 +107,7 @@ struct Program {
 }
 
 impl Program {
-    /// Its tasks in order.
+    /// The tasks of the program, in order.
     fn tasks(&self) -> impl Iterator<Item = (Pass, Task)> + '_ {
         let evaluation = self.evaluation.iter().map(|t| (Pass::Evaluation, *t));
         evaluation.chain(self.training.iter().map(|t| (Pass::Training, *t)))

@@ -117,7 +117,7 @@ pub struct Costs {
     pub device: Device,
     /// False while this is an analytic estimate.
     pub calibrated: bool,
-    /// How tensors move.
+    /// How tensors are sent.
     #[serde(default)]
     pub runtime: Runtime,
     /// Correction factors that make the times agree with measured steps.

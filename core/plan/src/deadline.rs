@@ -31,7 +31,7 @@ pub struct StepDeadline {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EvaluationSteps {
-    /// Every step that is a multiple of this.
+    /// Steps between two evaluations: every multiple of this number begins with one.
     pub interval_steps: u64,
     /// Evaluated samples in units of the global batch, rounded up.
     pub batches: u32,

@@ -23,11 +23,11 @@ pub struct Link {
 /// A kind of device.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct DeviceKind {
-    /// Its name on the command line.
+    /// Name of the kind on the command line.
     pub name: &'static str,
     /// The word in a driver's device name that identifies it; none for what has no driver. Kinds that share a word differ in memory.
     pub driver_word: Option<&'static str>,
-    /// Its memory, bytes.
+    /// Memory of the device, bytes.
     pub memory_bytes: u64,
     /// Peak of dense floating-point operations per second in its data sheet, at the precision that training uses on it.
     pub peak_flops_per_s: f64,
@@ -154,7 +154,7 @@ pub enum Hardware {
     Gpu {
         /// The driver's name for it, for example `NVIDIA H100 80GB HBM3`.
         name: String,
-        /// All its memory, bytes.
+        /// Total memory of the GPU, bytes.
         memory_bytes: u64,
     },
 }

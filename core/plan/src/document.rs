@@ -79,7 +79,7 @@ impl Pipeline {
 pub struct Spare {
     /// The idle worker.
     pub worker: WorkerId,
-    /// Why, for people.
+    /// Reason, as text for users.
     pub reason: String,
 }
 
@@ -167,7 +167,7 @@ pub struct Prediction {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Shape {
-    /// At least one; sample ranges partition `0..M` in order.
+    /// The pipelines, at least one; their sample ranges partition `0..M` in order.
     pub pipelines: Vec<Pipeline>,
     /// Workers that are not used, each with its reason.
     pub spares: Vec<Spare>,
@@ -335,11 +335,11 @@ pub enum Base {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
-    /// Its number.
+    /// Number of the plan.
     pub generation: Generation,
     /// The plan in force when it was made; 0 for the first.
     pub parent: Generation,
-    /// What it starts from.
+    /// The state from which the plan starts.
     pub base: Base,
     /// The model's units.
     pub layout: Layout,

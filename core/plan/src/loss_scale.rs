@@ -84,7 +84,7 @@ pub enum LossScaling {
     /// By a factor that adapts to overflows.
     #[serde(rename_all = "camelCase")]
     Dynamic {
-        /// At the run's start.
+        /// Scale at the run's start.
         initial: ScaleFactor,
         /// The scale is never below it.
         minimum: ScaleFactor,
@@ -94,7 +94,7 @@ pub enum LossScaling {
 }
 
 impl LossScaling {
-    /// None.
+    /// No loss scaling.
     pub const OFF: LossScaling = LossScaling::Static(ScaleFactor::ONE);
 
     /// Whether the loss is left as it is.
@@ -198,7 +198,7 @@ impl OptimizerProgress {
         failed_in_a_row: 0,
     };
 
-    /// Before the first step.
+    /// The counters before the first step.
     #[must_use]
     pub fn initial(scaling: &LossScaling) -> OptimizerProgress {
         OptimizerProgress {

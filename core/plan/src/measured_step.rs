@@ -19,9 +19,9 @@ pub const TASKS_MAX: usize = 4096;
 pub struct MeasuredTask {
     /// Index of the stage in its pipeline.
     pub stage: u32,
-    /// What it did.
+    /// The instruction that was run.
     pub instruction: Instruction,
-    /// When it began, microseconds.
+    /// Time at which it began, in microseconds.
     pub from_us: u64,
     /// When it had ended, microseconds.
     pub to_us: u64,

@@ -73,7 +73,7 @@ pub struct SegmentProfile {
     /// The part of these that is used one chunk at a time: many samples need no more of it than one chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunked: Option<Chunked>,
-    /// By micro-batch size, ascending; at least one.
+    /// Rows in ascending order of the micro-batch size; at least one.
     pub rows: Vec<ProfileRow>,
 }
 
@@ -81,9 +81,9 @@ pub struct SegmentProfile {
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LinkRow {
-    /// Its size, bytes.
+    /// Size of the message, bytes.
     pub bytes: u64,
-    /// Its time, milliseconds.
+    /// Time of the message, milliseconds.
     pub ms: f64,
 }
 
@@ -95,7 +95,7 @@ pub struct RingRow {
     pub holders: u32,
     /// Size of the summed buffer, bytes.
     pub bytes: u64,
-    /// Its time, milliseconds.
+    /// Time of the all-reduce, milliseconds.
     pub ms: f64,
 }
 
@@ -105,11 +105,11 @@ pub struct RingRow {
 pub struct Profile {
     /// [`VERSION`].
     pub version: u64,
-    /// Which model, for people.
+    /// Name of the model, for information.
     pub model: String,
-    /// Which device, for people.
+    /// Name of the device, for information.
     pub device: String,
-    /// Whether it was measured.
+    /// Whether the costs were measured or estimated.
     pub source: Source,
     /// How tensors move in the runtime that it was made for.
     pub runtime: Runtime,
@@ -122,7 +122,7 @@ pub struct Profile {
     pub global_batch_size: Option<u64>,
     /// Parameters of the weight that first and last segment share, or 0.
     pub tied_parameters: u64,
-    /// In order; at least one.
+    /// The segments in order; at least one.
     pub segments: Vec<SegmentProfile>,
     /// Messages between two workers by size, ascending; at least one. The first gives the latency, the last the bandwidth.
     pub links: Vec<LinkRow>,

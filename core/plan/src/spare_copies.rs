@@ -16,12 +16,12 @@ pub use room::without_room_to_follow;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum SpareCopies {
-    /// None are kept.
+    /// No copies are kept.
     #[default]
     Off,
     /// One copy of each unit that only one worker holds, if some worker has memory for it.
     One,
-    /// As `One`, if [`decide`] finds that it repays its cost.
+    /// Like `One`, if [`decide`] finds that it repays its cost.
     Auto,
 }
 
@@ -44,7 +44,7 @@ pub const HOLDERS_PER_KEEPER: usize = 2;
 /// The location of a worker; empty = not known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Location<'a> {
-    /// Its node.
+    /// Node of the worker.
     pub node: &'a str,
     /// Where that node is, from the widest part to the narrowest: `zone-a/block-3`.
     pub domain: &'a str,

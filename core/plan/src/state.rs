@@ -36,9 +36,9 @@ pub enum ImpossibleState {
     /// A decision covers exactly one step: anything else would break the order of states.
     #[error("a decision that leads from {parent} to {id}: the step after the first is allowed")]
     Decision {
-        /// Where it starts.
+        /// The state before the step.
         parent: StateId,
-        /// Where it leads.
+        /// The state after the step.
         id: StateId,
     },
 }

@@ -32,11 +32,11 @@ impl Time {
 pub enum Phase {
     /// No plan; may hold state.
     Idle,
-    /// It sends its state to the plan's members, and has no stage.
+    /// The worker sends its state to the plan's members, and has no stage.
     Source,
     /// Connecting, rolling forward, fetching.
     Loading,
-    /// At the base with all peers connected; waits for Go.
+    /// The worker is at the base and connected to all peers; it waits for Go.
     Ready,
     /// Training.
     Running,
@@ -45,24 +45,24 @@ pub enum Phase {
 /// Whether a worker can follow the units that it will need (see [`PeerMessage::Follow`]), and how far it has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Following {
-    /// It knows nothing of it: a worker of an older version.
+    /// The worker cannot follow: its version is older than this feature.
     #[default]
     Unable,
-    /// It can.
+    /// The worker can follow.
     Able,
-    /// It follows all its units of the plan that it joins, and they are where the run is, or nearly.
+    /// The worker follows all its units of the plan that it joins, and they are at the run's state, or nearly.
     CaughtUp,
 }
 
 /// Whether a worker can keep spare copies of units and let others keep copies of its own (ADR 27), and whether its copies are up to date.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Keeping {
-    /// It knows nothing of it: a worker of an older version. Versions that follow did not always keep.
+    /// The worker cannot keep copies: its version is older than this feature. Versions that can follow could not always keep.
     #[default]
     Unable,
-    /// It can. What it keeps, if anything, is not where the run is.
+    /// The worker can keep copies. Those that it keeps, if any, are not at the run's state.
     Able,
-    /// It keeps copies under its plan, and all of them are where the run is: the loss of their holder costs no committed step.
+    /// The worker keeps copies under its plan, and all of them are at the run's state: the loss of their holder costs no committed step.
     InStep,
 }
 
@@ -74,7 +74,7 @@ pub struct Status {
     pub generation: Generation,
     /// Highest fence obeyed.
     pub fenced: Generation,
-    /// Its phase in that plan.
+    /// The worker's phase in that plan.
     pub phase: Phase,
     /// Whether the base of the present generation is known (not merely announced).
     pub based: bool,
@@ -112,9 +112,9 @@ pub struct Prepared {
 /// The last step that a worker ran, whether or not it committed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Ran {
-    /// In which generation.
+    /// Generation in which the step ran.
     pub generation: Generation,
-    /// From which step.
+    /// Number of steps of the state from which it ran.
     pub step: Step,
     /// Whether it had put its norm into the exchange, so that others may have committed. False proves that nobody committed this step.
     pub norm_put_in: bool,
@@ -151,7 +151,7 @@ pub struct Digests {
 pub enum Suspicion {
     /// Nothing arrives from it any more, or the connection has ended. If it is about the worker itself: it makes no progress.
     Gone,
-    /// It could not be connected to, or fetched from.
+    /// This worker could not connect to the other one, or could not fetch from it.
     Unreachable,
     /// Data from it is damaged: invalid frames, or states that do not match the digest made by their sender. The cause may be its memory,
     /// this worker's, or the network between them.
@@ -215,11 +215,11 @@ pub enum Report {
     Status(Status),
     /// Something is stuck or unreachable in `generation`. Nobody is dropped because of an accusation.
     Suspect {
-        /// In which generation.
+        /// Generation of the suspicion.
         generation: Generation,
         /// The suspected worker (the reporting worker itself if it does not know).
         about: WorkerId,
-        /// What is wrong.
+        /// Kind of the problem.
         why: Suspicion,
     },
     /// The answer to a fence.
@@ -231,7 +231,7 @@ pub enum Report {
     },
     /// The answer to [`Order::Tell`].
     Commits {
-        /// As in the order.
+        /// The step after which commits were requested, as in the order.
         after: Step,
         /// The later commits that this worker knows, oldest first, at most [`TOLD_AT_ONCE`].
         decisions: Vec<Decision>,
@@ -318,13 +318,13 @@ pub enum PeerMessage {
     Decided(Conclusion),
     /// Ask for a unit's state. It is answered only at the base and before Go.
     Fetch {
-        /// Which unit.
+        /// The unit.
         unit: Unit,
     },
     /// Ask for a copy of a unit while its holder trains, and then for the reduced gradient of each step. It also acts as a
     /// [`PeerMessage::Fetch`]: a unit that has not been followed up to the base is sent whole there.
     Follow {
-        /// Which unit.
+        /// The unit.
         unit: Unit,
         /// The state at which it is followed; none if a copy is needed.
         held: Option<StateId>,

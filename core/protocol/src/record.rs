@@ -94,7 +94,7 @@ struct WrittenRecord {
 pub struct ImpossibleRecord {
     /// The field.
     pub field: &'static str,
-    /// Its value.
+    /// Value of the field.
     pub value: u64,
     /// The least that is allowed.
     pub least: u64,

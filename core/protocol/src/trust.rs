@@ -29,7 +29,7 @@ pub struct Trust {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MinorityHolder {
-    /// Its process.
+    /// Id of the worker.
     pub worker: WorkerId,
     /// Its name: a worker that is restarted under this name runs on the same machine.
     pub name: String,

@@ -36,7 +36,7 @@ pub struct Place {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{uri}: {why}")]
 pub struct BadUrl {
-    /// What was given.
+    /// The text that was given.
     pub uri: String,
     /// What is wrong with it.
     pub why: String,

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Instant;
 use varuna_checkpoint::{Location, folder_name};
 
-/// As many as a worker reads at a time.
+/// Units that are read at a time, as in a worker.
 const LOADS: usize = 4;
 
 /// Processor seconds of this process's threads.

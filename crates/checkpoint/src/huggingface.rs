@@ -26,7 +26,7 @@ pub enum HuggingFaceError {
     /// The tensors are not those of the model.
     #[error("tensor {name}: {why}")]
     Tensor {
-        /// Its name in the folder's file.
+        /// Name of the tensor in the folder's file.
         name: String,
         /// What is wrong with it.
         why: String,

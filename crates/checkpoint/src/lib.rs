@@ -40,7 +40,7 @@ pub enum CheckpointError {
     /// The location cannot be used.
     #[error("checkpoint location {uri}: {why}")]
     Location {
-        /// As in the job file.
+        /// The location, as in the job file.
         uri: String,
         /// What is wrong with it.
         why: String,
@@ -63,9 +63,9 @@ pub enum CheckpointError {
     Origin {
         /// The location of the other job's checkpoints.
         uri: String,
-        /// The other job.
+        /// Name of the other job.
         job: String,
-        /// What is wrong.
+        /// Description of the error.
         why: String,
     },
     /// Another run owns the location.

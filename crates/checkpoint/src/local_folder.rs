@@ -95,7 +95,7 @@ impl Location {
             .map_err(disk)
     }
 
-    /// This location's folder, if it is one.
+    /// The folder of this location, if it is one.
     fn folder(&self) -> Result<Option<PathBuf>, CheckpointError> {
         let path = |disk: &std::sync::Arc<object_store::local::LocalFileSystem>| {
             disk.path_to_filesystem(self.root())

@@ -48,7 +48,7 @@ impl Facts {
     }
 }
 
-/// One shard.
+/// An entry for one shard.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShardEntry {
@@ -56,7 +56,7 @@ pub struct ShardEntry {
     pub unit: String,
     /// The file, in the manifest's folder.
     pub file: String,
-    /// Its length.
+    /// Length of the file.
     pub bytes: u64,
     /// The digest of its data (the bytes after the safetensors header), under the name of the hash function.
     #[serde(flatten)]

@@ -51,7 +51,7 @@ pub struct Ownership {
     epoch: u64,
 }
 
-/// What a renewal found.
+/// The result of a renewal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LeaseState {
     /// This owner still owns the location.

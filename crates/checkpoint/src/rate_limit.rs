@@ -12,7 +12,7 @@ pub struct RateLimit {
 }
 
 impl RateLimit {
-    /// None or 0: no limit.
+    /// Makes a limit; none or 0 means no limit.
     #[must_use]
     pub fn new(bytes_per_second: Option<u64>) -> RateLimit {
         RateLimit {

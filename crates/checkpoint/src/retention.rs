@@ -3,7 +3,7 @@
 use crate::listed::Listed;
 use varuna_plan::StateId;
 
-/// What was deleted.
+/// The checkpoints and files that were deleted.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Pruned {
     /// Complete checkpoints.

@@ -40,7 +40,7 @@ const KEY: &str = "varuna";
 pub struct ShardTensor {
     /// The parameter's name within its segment, as in GPT-2's published checkpoints.
     pub name: String,
-    /// Its shape; for a part of a parameter, its number of elements.
+    /// Shape of the tensor; for a part of a parameter, its number of elements.
     pub shape: Vec<usize>,
     /// The shape of the whole parameter, if this is a part of it because the unit is a range of a segment's state.
     pub whole: Option<Vec<usize>>,
@@ -58,7 +58,7 @@ impl ShardTensor {
 pub struct Shard<D = Vec<f32>> {
     /// The state that it belongs to.
     pub id: StateId,
-    /// Its unit's name (see [`crate::unit_name`]).
+    /// Name of the unit (see [`crate::unit_name`]).
     pub unit: String,
     /// Optimizer steps applied (skipped ones not counted).
     pub adam_steps: u64,
@@ -104,7 +104,7 @@ struct Header {
 struct Placed<'a> {
     name: String,
     shape: &'a [usize],
-    /// Its position in the shard's data, in elements.
+    /// Position in the shard's data, in elements.
     at: Range<usize>,
 }
 

@@ -46,7 +46,7 @@ pub enum CoordinatorError {
     /// Two runs must not write to one checkpoint location.
     #[error("run {run} has taken over the checkpoint location")]
     CheckpointsTaken {
-        /// The other run.
+        /// Name of the other run.
         run: String,
     },
 }

@@ -67,7 +67,7 @@ pub(crate) enum Inbound {
 pub(crate) struct Process {
     /// Name of its host; for a pod, the pod's name.
     pub(crate) host: String,
-    /// Its process id on that host.
+    /// Process id of the worker on that host.
     pub(crate) id: u32,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct Process {
 pub enum WorkerNotice {
     /// They will end soon. The time is given if it is known; otherwise it is the job's notice.
     Leaving(String, Option<Duration>),
-    /// They have certainly ended.
+    /// Workers with this name have certainly ended.
     Ended(String),
 }
 

@@ -68,7 +68,7 @@ pub struct Checkpointing {
 pub struct Identity {
     /// The certificate.
     pub certificate: String,
-    /// Its private key.
+    /// Private key of the certificate.
     pub key: String,
 }
 

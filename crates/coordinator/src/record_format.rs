@@ -28,7 +28,7 @@ pub enum RecordFormatError {
     /// Bytes that begin like gzip cannot be unpacked.
     #[error("compressed: {0}")]
     Compressed(#[from] std::io::Error),
-    /// It is longer than any record.
+    /// The file is longer than any record.
     #[error("compressed: {stored} bytes hold more than {allowed} bytes of text")]
     TooLong {
         /// Bytes that are stored.

@@ -27,7 +27,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// As a label.
+    /// The name of the phase in labels.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -57,7 +57,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// As a label.
+    /// The name of the cause in labels.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -71,7 +71,7 @@ impl Cause {
 }
 
 impl Cause {
-    /// As part of a sentence, after "after".
+    /// The cause as part of a sentence, after "after".
     #[must_use]
     pub fn description(self) -> &'static str {
         match self {
@@ -87,11 +87,11 @@ impl Cause {
 /// One completed phase.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Measured {
-    /// Which.
+    /// The phase.
     pub phase: Phase,
     /// The cause of the recovery.
     pub cause: Cause,
-    /// How long it took.
+    /// Duration of the phase.
     pub took: Duration,
     /// Number of workers that were lost or notified until then.
     pub workers: usize,
@@ -100,7 +100,7 @@ pub struct Measured {
 /// A completed recovery or planned change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Over {
-    /// Its cause.
+    /// Cause of the recovery.
     pub cause: Cause,
     /// Number of workers that were lost or notified.
     pub workers: usize,

@@ -33,7 +33,7 @@ const HEADERS_MAX: u32 = 8 << 10;
 
 /// The handle to a running coordinator.
 pub struct Control {
-    /// Where it listens.
+    /// Address at which the coordinator listens.
     pub address: SocketAddr,
     /// The state of the run, updated a few times a second.
     pub view: watch::Receiver<View>,
@@ -54,7 +54,7 @@ pub struct Control {
     pub process_ended: Sender<u32>,
     /// Takes what the caller knows about workers, by name.
     pub notices: Sender<WorkerNotice>,
-    /// How it ended.
+    /// The outcome of the run, once it has ended.
     pub outcome: tokio::task::JoinHandle<Result<Outcome, CoordinatorError>>,
 }
 

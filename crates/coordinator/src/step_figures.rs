@@ -26,7 +26,7 @@ pub(crate) struct StepDone {
     pub(crate) step: Step,
     /// Optimizer steps applied before it.
     pub(crate) applied_before: u64,
-    /// Its own time, if known.
+    /// Time of the step, if known.
     pub(crate) took: Option<Duration>,
     /// Number of steps up to it whose loss was not finite.
     pub(crate) nan_steps: u64,
@@ -50,7 +50,7 @@ pub(crate) struct MemberFacts<'a> {
     pub(crate) hardware: Option<&'a Hardware>,
     /// Number of workers on its GPU, itself included; 0, which builds report that do not know the number, counts as 1.
     pub(crate) workers_on_gpu: u32,
-    /// Its peak memory, bytes, if reported.
+    /// Peak memory of the worker, bytes, if reported.
     pub(crate) peak_memory_bytes: Option<u64>,
 }
 

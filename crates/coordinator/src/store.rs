@@ -13,7 +13,7 @@ pub enum StoreError {
     /// The file system refused.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was attempted.
+        /// The action that failed.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -23,7 +23,7 @@ pub enum StoreError {
     /// A remote store refused or did not answer.
     #[error("cannot {action} the record {name}: {why}")]
     Remote {
-        /// What was attempted.
+        /// The action that failed.
         action: &'static str,
         /// The record.
         name: String,
@@ -35,7 +35,7 @@ pub enum StoreError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the error.
         why: String,
     },
 }

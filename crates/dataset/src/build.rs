@@ -27,7 +27,7 @@ use output::Outputs;
 use skipped::Skips;
 use std::path::PathBuf;
 
-/// What to build.
+/// A request to build a dataset.
 #[derive(Clone, Debug)]
 pub struct Build {
     /// Files of texts, in the order in which their documents are written. Texts and JSON lines that end in `.gz` are decompressed.
@@ -71,7 +71,7 @@ impl Build {
 /// A dataset that was built.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Built {
-    /// Its path, without `.bin` or `.idx`.
+    /// Path of the dataset, without `.bin` or `.idx`.
     pub path: PathBuf,
     /// Bytes of its text, after decompression and without other fields.
     pub text_bytes: u64,

@@ -10,7 +10,7 @@ use std::path::Path;
 /// A summary of a dataset.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Info {
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: u64,
     /// Sequences in the index.
     pub sequences: u64,

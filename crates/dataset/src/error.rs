@@ -29,9 +29,9 @@ pub enum DataError {
         path: PathBuf,
         /// The part of it.
         what: &'static str,
-        /// What was found.
+        /// The value that was found.
         value: String,
-        /// What is allowed.
+        /// Values that are allowed.
         allowed: String,
     },
     /// A thread that tokenizes has ended by a defect of its own.
@@ -66,7 +66,7 @@ pub enum DataError {
         path: PathBuf,
         /// Tokens before it.
         position: u64,
-        /// Its id.
+        /// Id of the token.
         token: i64,
         /// The model's vocabulary.
         model: u32,
@@ -78,7 +78,7 @@ pub enum DataError {
         path: PathBuf,
         /// The first document that was found at another place, or the number of documents: the end of the last one.
         document: u64,
-        /// Where it begins.
+        /// The beginning of the record.
         begins: String,
         /// Numbers in a sample.
         length: u64,
@@ -88,9 +88,9 @@ pub enum DataError {
     Argument {
         /// The name of the argument.
         what: &'static str,
-        /// Its value.
+        /// Value of the argument.
         value: String,
-        /// What is allowed.
+        /// Values that are allowed.
         allowed: String,
     },
 }

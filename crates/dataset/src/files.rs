@@ -32,7 +32,7 @@ pub(crate) struct Files {
 pub(crate) enum DataFile {
     /// A file on this machine, or on a mounted file system.
     Local(File),
-    /// On a store.
+    /// A file on a store.
     #[cfg(feature = "store")]
     Object(objects::ObjectFile),
 }
@@ -122,7 +122,7 @@ impl Files {
 }
 
 impl DataFile {
-    /// Bytes.
+    /// Length of the file, in bytes.
     pub(crate) fn len(&self) -> io::Result<u64> {
         match self {
             DataFile::Local(file) => Ok(file.metadata()?.len()),

@@ -10,7 +10,7 @@ const CHECKED_RECORDS: u64 = 4096;
 /// The shape of a sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SampleShape {
-    /// Its number of tokens, without the token after it.
+    /// Number of tokens of a sample, without the token after it.
     pub length: u32,
     /// Whether each document is one sample of exactly `length` tokens, and the token after it is always 0. Otherwise samples are windows of
     /// the concatenated documents.

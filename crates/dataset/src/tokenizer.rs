@@ -280,7 +280,7 @@ impl Decoder<'_> {
 /// Why a text has no tokens.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NoTokens {
-    /// It is not UTF-8, from this byte on.
+    /// The text is not UTF-8, from this byte on.
     #[error("it is no UTF-8 at byte {0}")]
     NotUtf8(usize),
     /// The tokenizer refuses it, for this reason.

@@ -22,7 +22,7 @@ enum Checks {
     None,
     /// Each frame has its checksums.
     Checksums,
-    /// The same, encrypted.
+    /// Checksums and encryption.
     Tls,
     /// The frames are a state, with its digest.
     Digest,
@@ -98,7 +98,7 @@ fn receive(mut input: impl Read, checks: Checks) {
     }
 }
 
-/// Of this process, in milliseconds.
+/// Processor time of this process, milliseconds.
 fn processor_ms() -> f64 {
     let spent = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     spent.tv_sec as f64 * 1e3 + spent.tv_nsec as f64 / 1e6
@@ -136,7 +136,7 @@ fn quartiles(mut of: Vec<f64>) -> (f64, f64, f64) {
     (of[of.len() / 2], of[of.len() / 4], of[of.len() * 3 / 4])
 }
 
-/// Of one thread.
+/// Measures the throughput of one thread.
 fn alone(what: &str, of: impl Fn(&[f32])) {
     let values = vec![1.5f32; PART_ELEMENTS];
     let start = processor_ms();

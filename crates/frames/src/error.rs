@@ -18,7 +18,7 @@ pub enum FrameError {
     /// The payload was changed on its way.
     #[error("the payload of {kind} has the checksum {computed:08x}; its header says {found:08x}")]
     Payload {
-        /// Of the frame.
+        /// Kind of the frame.
         kind: Kind,
         /// The value in the header.
         found: u32,
@@ -36,39 +36,39 @@ pub enum FrameError {
     /// A tensor in another format than the receiver computes with, or a format for a payload that is no tensor.
     #[error("{kind} in the element format {}; allowed is {expected}", found.map_or("none", ElementFormat::name))]
     OtherFormat {
-        /// Of the frame.
+        /// Kind of the frame.
         kind: Kind,
-        /// In the header.
+        /// Format in the header.
         found: Option<ElementFormat>,
-        /// Allowed, in words.
+        /// Formats that are allowed, in words.
         expected: &'static str,
     },
     /// More than is allowed.
     #[error("{kind} with a payload of {length} bytes; at most {most} are allowed")]
     Long {
-        /// Of the frame.
+        /// Kind of the frame.
         kind: Kind,
-        /// Announced, bytes.
+        /// Announced length, in bytes.
         length: u32,
-        /// Allowed, bytes.
+        /// Maximum length, in bytes.
         most: u32,
     },
     /// A digest of another length.
     #[error("{kind} with a payload of {length} bytes, where a digest of 32 belongs")]
     Digest {
-        /// Of the frame.
+        /// Kind of the frame.
         kind: Kind,
-        /// Announced, bytes.
+        /// Announced length, in bytes.
         length: u32,
     },
     /// A length that is no multiple of an element's.
     #[error("{kind} with a payload of {length} bytes, which is no whole number of {format} elements")]
     Elements {
-        /// Of the frame.
+        /// Kind of the frame.
         kind: Kind,
         /// The format of its elements.
         format: ElementFormat,
-        /// Announced, bytes.
+        /// Announced length, in bytes.
         length: u32,
     },
 }
@@ -79,7 +79,7 @@ pub enum StateError {
     /// A unit that the model does not have.
     #[error("a state or gradient of unit {unit}; there are {units} units")]
     Unit {
-        /// Announced.
+        /// Announced unit.
         unit: Unit,
         /// The number of units of the model.
         units: usize,
@@ -87,19 +87,19 @@ pub enum StateError {
     /// A state or a gradient of another size than the unit's.
     #[error("a state or gradient of unit {unit} with {announced} elements; it has {expected}")]
     Size {
-        /// Announced.
+        /// Announced unit.
         unit: Unit,
-        /// In the header.
+        /// Number of elements in the header.
         announced: u64,
-        /// By the model; of a skipped step's gradient none.
+        /// Number of elements by the model; 0 for a skipped step's gradient.
         expected: u64,
     },
     /// A part or an end without a header before it.
     #[error("a part or the end of unit {unit} at step {step}, and nothing is announced")]
     Unannounced {
-        /// Of the frame.
+        /// Unit of the frame.
         unit: Unit,
-        /// Of the frame.
+        /// Step of the frame.
         step: Step,
     },
     /// A part or an end of another state.
@@ -107,9 +107,9 @@ pub enum StateError {
         "a part or the end of unit {unit} at step {step}, while unit {announced} at step {at} is being received"
     )]
     Other {
-        /// Of the frame.
+        /// Unit of the frame.
         unit: Unit,
-        /// Of the frame.
+        /// Step of the frame.
         step: Step,
         /// The announced unit.
         announced: Unit,
@@ -121,23 +121,23 @@ pub enum StateError {
     Elements {
         /// The unit.
         unit: Unit,
-        /// In the header.
+        /// Step in the header.
         step: Step,
-        /// Received before.
+        /// Number of elements that were received before.
         arrived: u64,
         /// The elements of this part; 0 = the end.
         part: u64,
-        /// In the header.
+        /// Number of elements in the header.
         announced: u64,
     },
-    /// There is no memory for it.
+    /// There is no memory for the state or gradient.
     #[error("no memory for {announced} elements of unit {unit} at step {step}")]
     Memory {
         /// The unit.
         unit: Unit,
-        /// In the header.
+        /// Step in the header.
         step: Step,
-        /// In the header.
+        /// Number of elements in the header.
         announced: u64,
     },
     /// The received data differ from those sent, although each frame's checksum is right.
@@ -147,7 +147,7 @@ pub enum StateError {
     Digest {
         /// The unit.
         unit: Unit,
-        /// In the header.
+        /// Step in the header.
         step: Step,
     },
 }

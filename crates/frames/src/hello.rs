@@ -65,7 +65,7 @@ pub enum Refusal {
         "the peer speaks {0} of the data plane, this build {VERSIONS}; use workers of one release or of neighbouring ones"
     )]
     Versions(Versions),
-    /// They were not given the same job.
+    /// The two workers were not given the same job.
     #[error("one side encrypts (network.encryption of the job file) and the other does not")]
     Encryption,
 }
@@ -173,7 +173,7 @@ fn number(bytes: &[u8]) -> u32 {
 pub enum Side {
     /// Who opened the connection, and sends frames.
     Dialer,
-    /// Who listens.
+    /// The side that accepts the connection.
     Acceptor,
 }
 

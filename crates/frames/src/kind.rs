@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What a frame carries.
+/// Kind of a frame, by its content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A boundary activation.

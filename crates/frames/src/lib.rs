@@ -71,7 +71,7 @@ pub enum Tag {
         step: Step,
         /// The unit.
         unit: Unit,
-        /// Which part.
+        /// Number of the piece.
         piece: u32,
     },
     /// Messages that the ranks of one of the generation's communicators pass around their ring before they use it.

@@ -35,7 +35,7 @@ impl ElementFormat {
         }
     }
 
-    /// As it is called in messages.
+    /// Name of the kind of packet in error messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -75,7 +75,7 @@ impl Packet {
         }
     }
 
-    /// How many there are.
+    /// Number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
         match self {

@@ -10,7 +10,7 @@ use varuna_plan::{Decision, Generation, OptimizerProgress, StateId, Step, Unit};
 pub struct StateHeader {
     /// The unit.
     pub unit: Unit,
-    /// Its state.
+    /// State of the unit.
     pub id: StateId,
     /// The sender's last decision.
     pub decision: Option<Decision>,
@@ -101,7 +101,7 @@ impl PreparedHeader {
     }
 }
 
-/// What a transfer carries.
+/// The header of a transfer, by its content.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum TransferHeader {
     /// The state of a unit.

@@ -81,7 +81,7 @@ impl WorkerResources {
 }
 
 impl Machine {
-    /// Before the first worker is started.
+    /// The machine before the first worker is started.
     pub fn at_start(gpus: Gpus, workers: usize) -> Machine {
         Machine {
             gpus,

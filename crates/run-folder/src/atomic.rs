@@ -11,7 +11,7 @@ use std::path::Path;
 pub enum Access {
     /// Every user of the machine.
     Everyone,
-    /// Only its owner: it holds secrets.
+    /// Only the file's owner: the file holds secrets.
     OwnerOnly,
 }
 

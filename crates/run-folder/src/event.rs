@@ -48,14 +48,14 @@ pub enum CheckpointEvent {
     },
     /// The newest checkpoint is older than a few save intervals.
     CheckpointStale {
-        /// Its step; 0 where there is none.
+        /// Step of the newest checkpoint; 0 where there is none.
         newest_step: Step,
         /// Steps committed since.
         steps_behind: u64,
     },
     /// Another run writes at this run's checkpoint location, so this run ends.
     CheckpointsTaken {
-        /// The other run.
+        /// Name of the other run.
         by: String,
     },
 }

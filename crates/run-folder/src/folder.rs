@@ -16,13 +16,13 @@ pub enum FolderError {
     /// Another process works in it.
     #[error("the run folder {} is held by another coordinator that is still running", .0.display())]
     Held(PathBuf),
-    /// It belongs to another job.
+    /// The folder belongs to another job.
     #[error("the run folder {} holds another job's run; choose another --run-dir", .0.display())]
     OtherJob(PathBuf),
     /// The file system refused.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was attempted.
+        /// The action that failed.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,

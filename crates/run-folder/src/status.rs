@@ -34,7 +34,7 @@ pub struct RunStatus {
 pub struct CheckpointStatus {
     /// Folder name of the newest one that can be resumed from.
     pub newest: Option<String>,
-    /// Its step.
+    /// Step of the newest checkpoint.
     pub newest_step: Option<Step>,
     /// Steps committed since.
     pub steps_behind: Option<u64>,
@@ -49,7 +49,7 @@ pub struct WorkerStatus {
     /// The worker as its coordinator sees it.
     #[serde(flatten)]
     pub view: WorkerView,
-    /// Its process id on `host`.
+    /// Process id of the worker on `host`.
     pub pid: u32,
     /// The host it runs on.
     pub host: String,
@@ -67,16 +67,16 @@ pub struct StepTimings {
     pub step: Step,
     /// The whole step.
     pub step_ms: f64,
-    /// In forwards.
+    /// Milliseconds in forwards.
     pub forward_ms: f64,
-    /// In backwards.
+    /// Milliseconds in backwards.
     pub backward_ms: f64,
-    /// In forwards that were run again for a backward.
+    /// Milliseconds in forwards that were run again for a backward.
     pub recompute_ms: f64,
     /// Waiting for activations and gradients of neighbouring stages.
     pub wait_ms: f64,
     /// Waiting for gradient reductions that compute did not hide.
     pub reduce_ms: f64,
-    /// In the optimizer.
+    /// Milliseconds in the optimizer.
     pub apply_ms: f64,
 }

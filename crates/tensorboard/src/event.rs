@@ -6,7 +6,7 @@ use prost::Message as _;
 /// A value of one step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Scalar {
-    /// Its name; TensorBoard groups names by the part before the first `/`.
+    /// Name of the series; TensorBoard groups names by the part before the first `/`.
     pub tag: &'static str,
     /// The value, which the file holds in single precision.
     pub value: f64,

@@ -61,7 +61,7 @@ pub fn is_refusal(status: &Status) -> bool {
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// A dead host answers no ping: its stream ends after interval + timeout, well within the coordinator's own limit.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
-/// See above.
+/// Timeout of a keepalive probe; the interval above says why there are probes.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The name in a coordinator's certificate, whatever its address: coordinators move.

@@ -26,7 +26,7 @@ pub enum Downward {
     Welcome(Welcome),
     /// The worker is refused, and the stream ends.
     Refused {
-        /// Why, for people.
+        /// Reason, as text for users.
         reason: String,
         /// Whether trying again is useless.
         is_final: bool,

@@ -33,7 +33,7 @@ pub enum WireError {
         field: &'static str,
         /// The value found.
         value: String,
-        /// What is allowed.
+        /// Values that are allowed.
         allowed: &'static str,
     },
 }

@@ -13,19 +13,19 @@ pub struct StepMetrics {
     pub generation: Generation,
     /// The step that was run.
     pub step: Step,
-    /// Whole step.
+    /// Milliseconds of the whole step.
     pub step_ms: f64,
-    /// In forwards.
+    /// Milliseconds in forwards.
     pub forward_ms: f64,
-    /// In backwards.
+    /// Milliseconds in backwards.
     pub backward_ms: f64,
-    /// In forwards that were run again.
+    /// Milliseconds in forwards that were run again.
     pub recompute_ms: f64,
     /// Waiting for neighbours.
     pub wait_ms: f64,
     /// Waiting for reductions.
     pub reduce_ms: f64,
-    /// In the optimizer.
+    /// Milliseconds in the optimizer.
     pub apply_ms: f64,
     /// Tokens of this worker's pipeline in this step.
     pub tokens: u64,

@@ -280,7 +280,7 @@ fn read_pipeline(pipeline: v1::Pipeline) -> Result<Pipeline, WireError> {
     })
 }
 
-/// None where it is unspecified.
+/// Reads what is recomputed; none where it is unspecified.
 fn read_recompute(recompute: i32, message: &'static str) -> Result<Option<Recompute>, WireError> {
     Ok(match v1::Recompute::try_from(recompute) {
         Ok(v1::Recompute::Unspecified) => None,

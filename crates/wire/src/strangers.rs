@@ -14,7 +14,7 @@ pub struct Strangers<T> {
     of_one_source: usize,
     /// Number of the next one.
     next: u64,
-    /// By number, and so by age.
+    /// Waiting connections by number, and so by age.
     waiting: BTreeMap<u64, (IpAddr, T)>,
 }
 

@@ -19,14 +19,14 @@ use varuna_protocol::{
 /// Constraint on lists of units.
 const ONCE: &str = "each unit at most once";
 
-/// What a worker sends.
+/// A message from a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Upward {
     /// First on every stream.
     Hello(Hello),
-    /// From the worker's `Member`.
+    /// A report of the worker's `Member`.
     Report(Report),
-    /// From its engine.
+    /// A step's figures from the worker's engine.
     Metrics(StepMetrics),
 }
 

@@ -10,17 +10,17 @@ use varuna_run_folder::{Metric, RunFiles};
 pub(crate) enum ActKind {
     /// kill -9 of one worker.
     Kill,
-    /// One more worker.
+    /// One worker joins.
     Join,
 }
 
 /// Something the chaos driver did.
 pub(crate) struct Act {
-    /// Of which kind.
+    /// Kind of the act.
     pub(crate) kind: ActKind,
     /// A short text.
     pub(crate) what: String,
-    /// When, milliseconds since 1970.
+    /// Time of the act, in milliseconds since 1970.
     pub(crate) time_ms: u64,
 }
 

@@ -14,15 +14,15 @@ pub enum Error {
     Document {
         /// The kind of object.
         kind: &'static str,
-        /// Its name.
+        /// Name of the document.
         name: String,
-        /// What is wrong.
+        /// Description of the error.
         why: String,
     },
     /// Probes and scrapes cannot be answered.
     #[error("cannot listen on {address} (--health): {source}")]
     Listen {
-        /// Where.
+        /// Address at which it should listen.
         address: SocketAddr,
         /// The system's error.
         source: std::io::Error,
@@ -33,7 +33,7 @@ pub enum Error {
     /// The job's checkpoint location cannot be used.
     #[error("spec.checkpoint.uri: {0}")]
     Store(String),
-    /// It cannot listen, or its run folder cannot be written.
+    /// The coordinator cannot listen, or its run folder cannot be written.
     #[error(transparent)]
     Coordinator(#[from] CoordinatorError),
     /// The run folder cannot be made.

@@ -27,13 +27,13 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'n
 /// What is shown: figures for scrapes, and for people what is reported.
 #[derive(Clone, Debug)]
 pub struct Shown {
-    /// What is measured.
+    /// Metrics of the coordinator.
     pub metrics: Arc<Metrics>,
-    /// Whose page it is.
+    /// Title of the page.
     pub title: Title,
     /// The newest report; none before the coordinator is in charge.
     pub reports: watch::Receiver<Option<RunStatus>>,
-    /// How its start goes.
+    /// Progress of the start.
     pub startup: Arc<Startup>,
 }
 
@@ -46,7 +46,7 @@ pub struct Startup {
 }
 
 impl Startup {
-    /// It is in charge from now on.
+    /// Notes that this coordinator is in charge from now on.
     pub fn begin(&self, now: Instant) {
         self.in_charge.get_or_init(|| now);
     }

@@ -13,11 +13,11 @@ pub(crate) const WATCH_SECONDS: u32 = 45;
 /// What is known of the orders.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Orders {
-    /// They were not read yet.
+    /// The orders were not read yet.
     Unknown,
     /// The job is deleted, and they with it.
     Gone,
-    /// As they were read last.
+    /// The orders as they were last read.
     Given(RunSpec),
 }
 
@@ -43,7 +43,7 @@ impl Orders {
         }
     }
 
-    /// As they were read last, if they were and are still there.
+    /// The orders as they were last read; none if they were not read yet or are gone.
     #[must_use]
     pub fn given(&self) -> Option<&RunSpec> {
         match self {

@@ -15,7 +15,7 @@ const STYLE: &str = "body{font:14px/1.5 system-ui,sans-serif;margin:2em;max-widt
     table{border-collapse:collapse;margin:.5em 0 1.5em}th,td{text-align:left;padding:.15em 1.2em .15em 0;vertical-align:top}\
     th{color:#666;font-weight:normal}.gone{color:#999}.bad{color:#b00020}";
 
-/// Whose page it is.
+/// The job and coordinator to which the page belongs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Title {
     /// Namespace of the job.

@@ -45,7 +45,7 @@ pub struct Messages {
 }
 
 impl Messages {
-    /// Those of the coordinator with this number, which has said nothing yet.
+    /// The messages of the coordinator with this number, which has reported none yet.
     #[must_use]
     pub fn new(coordinator: i64) -> Messages {
         Messages {
@@ -107,7 +107,7 @@ impl Messages {
 /// The coordinator that reports: its number, where it listens, where it answers probes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reporter {
-    /// Its number.
+    /// Number of the coordinator.
     pub number: i64,
     /// Where workers reach it, `ip:port`; none before it listens.
     pub address: Option<String>,
@@ -202,7 +202,7 @@ pub struct ReportedPart {
     acted_on: (i64, Option<String>, Option<RunEnd>, Option<u64>),
     /// Detached workers that have a place in the plan in force.
     missed: BTreeSet<String>,
-    /// All that have one.
+    /// Names of all workers with a place in the plan.
     placed: BTreeSet<String>,
     run: Option<(RunMode, Generation, usize)>,
     /// The store does not answer, or the newest checkpoint is old.
@@ -215,7 +215,7 @@ pub struct ReportedPart {
 }
 
 impl ReportedPart {
-    /// That of a report.
+    /// The part of a report.
     #[must_use]
     pub fn of(status: &RunStatus) -> ReportedPart {
         let state = status.state.as_ref();

@@ -230,7 +230,7 @@ impl Schedule {
         written.unwrap_or_else(|| Instant::now() + interval)
     }
 
-    /// Nothing is written before.
+    /// The time before which nothing is written.
     fn not_before(&self) -> Instant {
         self.written
             .as_ref()
@@ -246,7 +246,7 @@ enum Written {
 
 /// What was read of the object.
 enum Version {
-    /// Its version, and this coordinator is in charge.
+    /// This coordinator is in charge; the version of the object.
     InCharge(u64),
     /// Another coordinator is in charge.
     Deposed,

@@ -29,9 +29,9 @@ const ADJUSTED_CONCURRENTLY: usize = 4;
 /// Which of a job's objects are to be written.
 #[derive(Debug)]
 pub struct Objects {
-    /// Those that are missing.
+    /// Objects that are missing.
     pub missing: Vec<Outdated>,
-    /// Those that are there but not as they should be.
+    /// Objects that exist but are not as they should be.
     pub changed: Vec<Outdated>,
     /// When to look again, as some have to wait.
     pub again_in: Option<Duration>,
@@ -41,7 +41,7 @@ pub struct Objects {
 #[derive(Debug)]
 pub struct Outdated {
     key: ObjectKey,
-    /// Of what it is to be.
+    /// Identity of the object as it should be (see [`identity_of`]).
     identity: String,
     object: Value,
 }
@@ -63,7 +63,7 @@ impl Outdated {
 pub struct Applier {
     client: Client,
     index: Arc<Index>,
-    /// By the job's uid and their own keys.
+    /// What was applied, by the job's uid and the objects' keys.
     applied: Mutex<BTreeMap<String, BTreeMap<ObjectKey, Applied>>>,
     /// Permits to adjust a job's objects.
     adjustments: Semaphore,

@@ -20,7 +20,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(600);
 /// Knows for which jobs there are credentials.
 pub struct CredentialStore {
     client: Client,
-    /// By the job's uid, when its Secret was known to be there.
+    /// For each job, by its uid, when its Secret was known to exist.
     made: Mutex<BTreeMap<String, Instant>>,
 }
 

@@ -55,7 +55,7 @@ enum Action {
 
 #[derive(Debug)]
 struct Recorded {
-    /// Of the Event.
+    /// Name of the Event.
     name: String,
     times: i32,
     at: Instant,
@@ -67,7 +67,7 @@ struct JobHistory {
     tokens: u32,
     refilled: Instant,
     recorded: BTreeMap<(Reason, String), Recorded>,
-    /// Those that stay true, and when they were seen last.
+    /// Sentences that stay true for a while, and when they were last seen.
     lasting: BTreeMap<(Reason, String), Instant>,
 }
 
@@ -155,7 +155,7 @@ pub struct EventRecorder {
     instance: String,
     metrics: Arc<Metrics>,
     deadline: Duration,
-    /// By the job's identity.
+    /// The Events of each job, by the job's identity.
     histories: Mutex<BTreeMap<String, JobHistory>>,
 }
 

@@ -9,11 +9,11 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// What was asked.
+/// A request that the server has received.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Asked {
     pub(crate) method: String,
-    /// With what follows the path.
+    /// The path, with what follows it.
     pub(crate) path: String,
     /// Null where there is none.
     pub(crate) body: Value,

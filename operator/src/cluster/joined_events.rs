@@ -13,10 +13,10 @@ fn place(reason: Reason) -> Option<usize> {
     OF_A_CHANGE.iter().position(|of_a_change| *of_a_change == reason)
 }
 
-/// One Event.
+/// An Event that joins several messages.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct JoinedNote {
-    /// What it tells.
+    /// Content of the Event.
     pub(super) note: EventNote,
     /// The sentences in it, if they stay true for a while: each is looked for again by itself.
     pub(super) lasting: Vec<String>,
@@ -26,7 +26,7 @@ pub(super) struct JoinedNote {
 struct Joined {
     warning: bool,
     lasting: bool,
-    /// By reason, in the order in which the reasons came.
+    /// Texts by reason, in the order in which the reasons came.
     texts: Vec<(Reason, String)>,
     /// One by one, if they stay true for a while.
     sentences: Vec<String>,

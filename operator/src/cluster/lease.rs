@@ -27,9 +27,9 @@ const CALL_DEADLINE: Duration = Duration::from_secs(2);
 pub enum Holder {
     /// No process, or one that has not renewed it in time.
     Nobody,
-    /// This process.
+    /// This process holds the lease.
     This,
-    /// Another process.
+    /// Another process holds the lease.
     Another,
 }
 

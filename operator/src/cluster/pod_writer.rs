@@ -24,7 +24,7 @@ const PODS_CONCURRENTLY: usize = 8;
 pub struct PodDocument(Box<str>);
 
 impl PodDocument {
-    /// That of a pod.
+    /// The document of a pod.
     #[must_use]
     pub fn new(pod: &Value) -> PodDocument {
         PodDocument(pod.to_string().into())

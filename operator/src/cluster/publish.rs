@@ -61,7 +61,7 @@ struct Written {
 struct Publication {
     /// The status that was reported last; none where the watch shows it.
     status: Option<Arc<Status>>,
-    /// That status is not written yet.
+    /// Whether that status is not written yet.
     is_dirty: bool,
     is_being_written: bool,
     /// The version of the object that the last write has made.
@@ -69,7 +69,7 @@ struct Publication {
     /// The newest version of the object that the watch has shown.
     shown: Option<u64>,
     events: Vec<EventNote>,
-    /// When those are due.
+    /// Time at which the Events are due.
     events_due: Option<Instant>,
     failures: u32,
     /// When it is due, if it is.
@@ -96,7 +96,7 @@ impl Publication {
 struct Publications {
     jobs: BTreeMap<String, (JobIdentity, Publication)>,
     due: BTreeSet<(Instant, String)>,
-    /// Nothing more is reported, and nothing waits for what follows.
+    /// Whether nothing more is reported. Then no write waits for later reports.
     is_last: bool,
 }
 
@@ -145,7 +145,7 @@ impl Publications {
         }
     }
 
-    /// From now on nothing waits for what follows.
+    /// Makes all waiting writes due: no later reports are expected.
     fn flush_on_shutdown(&mut self, now: Instant) {
         self.is_last = true;
         let mut due = vec![];

@@ -33,13 +33,13 @@ pub(super) struct CoordinatorPlan {
 /// The state of a coordinator's pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Standing {
-    /// It runs.
+    /// The coordinator is running.
     Runs,
-    /// It will run.
+    /// The coordinator is starting.
     Starts,
-    /// It runs, and will not for long.
+    /// The coordinator is running, but will end soon.
     Leaves,
-    /// It does not run any more, cannot start, or does not answer.
+    /// The coordinator does not run any more, cannot start, or does not answer.
     Gone,
 }
 

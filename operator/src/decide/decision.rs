@@ -11,13 +11,13 @@ use varuna_api::crd::{CrashMoment, RecentFailure, RunSpec, Status, Time};
 /// What the job's coordinator is to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CoordinatorGoal {
-    /// Run.
+    /// The run continues.
     Run,
     /// Run, and make a checkpoint at once.
     RunAndSave,
     /// End the run in an orderly way.
     Stop,
-    /// Not run.
+    /// There is no coordinator.
     Absent,
 }
 
@@ -26,26 +26,26 @@ pub enum CoordinatorGoal {
 pub enum JobOutcome {
     /// The spec is invalid, or cannot be run here: nothing is done. Reason and message.
     Refuse(Reason, String),
-    /// It runs.
+    /// The job runs.
     Run,
     /// It runs until a checkpoint holds its state; then it is suspended, or waits in its queue.
     SaveThenSuspend,
-    /// It is suspended.
+    /// The job is suspended.
     Suspend,
     /// Its queue has not admitted it, or takes its quota back: nothing runs, or not for long.
     Queue,
-    /// It is complete.
+    /// The job is complete.
     Complete,
-    /// It cannot go on. Reason and message.
+    /// The job cannot continue. Reason and message.
     Fail(Reason, String),
 }
 
 /// A pod to delete.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PodDeletion {
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Why, in a sentence.
+    /// Reason, as a sentence.
     pub why: String,
     /// The reason of an Event about it, if users should know.
     pub event: Option<Reason>,
@@ -58,16 +58,16 @@ pub enum WorkloadChange {
     Create(Value),
     /// Merge this into it, if it is of the version that is in there.
     Patch {
-        /// Its name.
+        /// Name of the Workload.
         name: String,
-        /// What is merged.
+        /// The patch to merge.
         patch: Value,
     },
     /// Merge this into its status, likewise.
     PatchStatus {
-        /// Its name.
+        /// Name of the Workload.
         name: String,
-        /// What is merged.
+        /// The patch to merge into the status.
         patch: Value,
     },
     /// Delete it.
@@ -101,11 +101,11 @@ pub struct Decision<'a> {
     pub outcome: JobOutcome,
     /// How far it has come.
     pub progress: Progress,
-    /// Its pods with their states, oldest first.
+    /// The job's pods with their states, oldest first.
     pub pods: Vec<JudgedPod<'a>>,
     /// What its coordinator says of its workers.
     pub(super) workers: Workers<'a>,
-    /// What failed lately.
+    /// Recent failures of pods.
     pub recent_failures: Vec<RecentFailure>,
     /// When workers crashed since the last step.
     pub crash_moments: Vec<CrashMoment>,
@@ -140,7 +140,7 @@ pub struct Decision<'a> {
 /// What is reported of a job once a decision was carried out.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Report {
-    /// Its status.
+    /// Status of the job.
     pub status: Status,
     /// What has changed, for users.
     pub events: Vec<EventNote>,
@@ -151,13 +151,13 @@ pub struct Report {
 /// An Event for users.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EventNote {
-    /// Something is wrong.
+    /// Whether it is a warning.
     pub warning: bool,
     /// It stays true for a while and is found by each reconciliation: it is recorded the first time only.
     pub lasting: bool,
-    /// In one word.
+    /// Reason, in one word.
     pub reason: Reason,
-    /// In a sentence.
+    /// Description, as a sentence.
     pub text: String,
 }
 

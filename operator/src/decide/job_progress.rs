@@ -174,7 +174,7 @@ pub(super) fn left_out(snapshot: &Snapshot) -> Vec<LeftOutWorker> {
     listed.take(LEFT_OUT_MAX).collect()
 }
 
-/// As `kubectl` writes ages: the two greatest units.
+/// A duration in its two greatest units, as `kubectl` writes ages.
 fn duration(seconds: i64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
     if days > 0 {

@@ -14,7 +14,7 @@ use varuna_protocol::coordinator::Snapshot;
 pub struct Observed {
     /// The job.
     pub job: ObservedJob,
-    /// Its pods, those that have ended included.
+    /// The job's pods, those that have ended included.
     pub pods: Vec<ObservedPod>,
     /// The nodes of the cluster, by name.
     pub nodes: BTreeMap<String, ObservedNode>,
@@ -39,37 +39,37 @@ pub struct Observed {
 /// How a job's workers and its coordinator recognise each other.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Credentials {
-    /// What workers show.
+    /// Token with which workers authenticate.
     pub token: String,
-    /// What the coordinator shows.
+    /// Certificate and key of the coordinator.
     pub identity: Identity,
 }
 
 /// The job's object.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ObservedJob {
-    /// Its name.
+    /// Name of the job.
     pub name: String,
-    /// Its namespace.
+    /// Namespace of the job.
     pub namespace: String,
-    /// Its uid: another object with the same name has another uid.
+    /// The job's uid: another object with the same name has another uid.
     pub uid: String,
     /// Generation of its spec.
     pub generation: i64,
-    /// Its spec, or everything that is wrong with it.
+    /// The job's spec, or everything that is wrong with it.
     pub spec: Result<Job, String>,
     /// When a checkpoint was last asked for, as its annotation says.
     pub save_at: Option<String>,
     /// The status that was last written.
     pub status: Status,
-    /// It has a deletion timestamp.
+    /// Whether the object has a deletion timestamp.
     pub deleting: bool,
 }
 
 /// A pod's `status.phase`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PodPhase {
-    /// Not started yet.
+    /// The pod has not started yet.
     #[default]
     Pending,
     /// At least one container runs.
@@ -83,18 +83,18 @@ pub enum PodPhase {
 /// What is known of a coordinator by its probes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CoordinatorProbe {
-    /// Its number.
+    /// Number of the coordinator.
     pub number: i64,
-    /// Whether it answers.
+    /// Result of the probes.
     pub answer: ProbeAnswer,
 }
 
 /// Whether a coordinator answers its probes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProbeAnswer {
-    /// It answers, or was silent for a moment only.
+    /// The coordinator answers, or was silent for a moment only.
     Answers,
-    /// It has answered, and is silent for some seconds.
+    /// The coordinator has answered before, and is silent for some seconds.
     Silent,
     /// It has not answered for some seconds, nor at any time before: perhaps the network lets nothing through to it from here.
     NeverAnswered,
@@ -103,17 +103,17 @@ pub enum ProbeAnswer {
 /// A pod of a worker or of a coordinator.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ObservedPod {
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
     /// Its number, never used twice among the workers or the coordinators of a job.
     pub number: i64,
     /// The group of workers that it is of; none in a job without groups, and for a coordinator.
     pub group: Option<String>,
-    /// Its phase.
+    /// Phase of the pod.
     pub phase: PodPhase,
     /// The node it is bound to.
     pub node: Option<String>,
-    /// It has a deletion timestamp.
+    /// Whether the pod has a deletion timestamp.
     pub deleting: bool,
     /// When it was asked to go, in seconds since 1970; none where nobody has.
     pub deleted_at: Option<i64>,
@@ -149,11 +149,11 @@ pub struct ObservedPod {
 pub struct Rejection {
     /// When the pod was made.
     pub made: i64,
-    /// When.
+    /// Time of the rejection, in seconds since 1970.
     pub at: i64,
     /// `UnexpectedAdmissionError`, `OutOfcpu`, `Evicted`, ...
     pub reason: String,
-    /// In a sentence.
+    /// Reason, as a sentence.
     pub message: String,
 }
 
@@ -167,22 +167,22 @@ impl ObservedPod {
 /// The end of a container.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ContainerEnd {
-    /// When it started.
+    /// Time at which the container started, in seconds since 1970.
     pub started: i64,
-    /// When.
+    /// Time at which the container ended, in seconds since 1970.
     pub at: i64,
     /// Exit code; 128 + signal where a signal ended it.
     pub code: i32,
     /// `Completed`, `Error`, `OOMKilled`, ...
     pub reason: String,
-    /// Its termination message: the last lines of its log.
+    /// The container's termination message: the last lines of its log.
     pub message: String,
 }
 
 /// A node.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ObservedNode {
-    /// Its condition `Ready` is true.
+    /// Whether the node's condition `Ready` is true.
     pub ready: bool,
     /// Keys of its taints.
     pub taints: Vec<String>,
@@ -195,7 +195,7 @@ pub struct ObservedNode {
 /// What a job's coordinator reports. Empty before the one in charge has.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ObservedRun {
-    /// Its state; none until it has read its record.
+    /// The coordinator's state; none until it has read its record.
     pub snapshot: Option<Snapshot>,
     /// Training loss of the last committed step.
     pub loss: Option<f64>,
@@ -205,9 +205,9 @@ pub struct ObservedRun {
     pub loss_scale: Option<u64>,
     /// The state of the checkpoints; none where the job has none.
     pub checkpoints: Option<RunCheckpoints>,
-    /// Where workers reach it.
+    /// Address at which workers reach the coordinator.
     pub address: Option<SocketAddr>,
-    /// Where it answers probes.
+    /// Address at which the coordinator answers probes.
     pub health_address: Option<SocketAddr>,
     /// What has happened lately, oldest first.
     pub messages: Vec<RunMessage>,
@@ -297,7 +297,7 @@ pub enum JobPart {
 /// What could not be carried out, and is not tried again for a while.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// What.
+    /// Part of the job that failed.
     pub part: JobPart,
     /// The error's message.
     pub message: String,

@@ -28,7 +28,7 @@ const SPOT_TAINTS: &[&str] = &[
 ];
 /// What a worker requests if neither the job nor its template says so: a pod without any request is the first to be evicted.
 const WORKER_MILLICORES: u32 = 100;
-/// Likewise.
+/// Memory that a worker requests by default.
 const WORKER_MEBIBYTES: u32 = 256;
 
 /// What the names of our own labels and annotations begin with.

@@ -48,29 +48,29 @@ pub fn cannot_start(reason: &str) -> bool {
 /// The state of a pod.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PodVerdict {
-    /// It runs.
+    /// The pod is running.
     Running,
     /// It waits to start; why it cannot be scheduled, where that is known.
     Pending(Option<String>),
-    /// It cannot start as it is: image or configuration. Reason and message.
+    /// The pod cannot start as it is: image or configuration. Reason and message.
     CannotStart(String, String),
-    /// Its node announces its end: which node, by which signal.
+    /// The pod's node announces its end: which node, and by which signal.
     NodeLeaving(String),
-    /// Its node does not answer or is gone.
+    /// The pod's node does not answer or is gone.
     NodeLost(String),
-    /// It is being deleted.
+    /// The pod is being deleted.
     Terminating,
-    /// It ended because it was preempted or evicted, for this reason.
+    /// The pod ended because it was preempted or evicted, for this reason.
     Preempted(String),
     /// Its node did not take it, or ended it for its own fault.
     Rejected(Rejection),
     /// One of its init containers ended with an error: its name and its end.
     InitFailed(String, ContainerEnd),
-    /// Its process was killed from outside, not for memory.
+    /// The pod's process was killed from outside, not for memory.
     Killed(ContainerEnd),
-    /// Its process ended with an error.
+    /// The pod's process ended with an error.
     Crashed(ContainerEnd),
-    /// It ended well: released by the coordinator.
+    /// The pod ended well: the coordinator released it.
     Released(ContainerEnd),
 }
 
@@ -131,11 +131,11 @@ impl PodVerdict {
 /// The failure of a pod. Times are seconds since 1970.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PodFailure {
-    /// How it failed.
+    /// Kind of the failure.
     pub kind: FailureKind,
     /// When the container that failed started, or the pod was made where none did.
     pub began: i64,
-    /// When it failed.
+    /// Time of the failure, in seconds since 1970.
     pub at: i64,
 }
 
@@ -144,7 +144,7 @@ pub struct PodFailure {
 pub struct JudgedPod<'a> {
     /// The pod.
     pub pod: &'a ObservedPod,
-    /// Its state.
+    /// Verdict on the pod.
     pub verdict: PodVerdict,
 }
 

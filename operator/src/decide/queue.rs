@@ -15,9 +15,9 @@ use varuna_api::{Job, PodGroup, Reason};
 pub(super) enum Standing<'a> {
     /// The job waits for no queue.
     Free,
-    /// It may run, within this admission.
+    /// The job may run, within this admission.
     Admitted(&'a ObservedWorkload),
-    /// It may not run: for this reason and in these words.
+    /// The job may not run. Reason and message.
     Waits(Reason, String),
     /// It is not known yet whether it may run, and why: a run continues as it is, and none begins.
     Unknown(String),

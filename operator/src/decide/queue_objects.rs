@@ -19,7 +19,7 @@ impl KueueVersion {
     /// The API group.
     pub const GROUP: &'static str = "kueue.x-k8s.io";
 
-    /// Only the version, as in `v1beta2`.
+    /// The version alone, as in `v1beta2`.
     #[must_use]
     pub fn version(self) -> &'static str {
         match self {
@@ -28,7 +28,7 @@ impl KueueVersion {
         }
     }
 
-    /// As in `apiVersion`.
+    /// The value of `apiVersion`.
     #[must_use]
     pub fn api_version(self) -> String {
         format!("{}/{}", KueueVersion::GROUP, self.version())
@@ -64,14 +64,14 @@ impl ObservedQueue {
 /// A kind of classes of priority.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum PriorityKind {
-    /// Of Kueue: which Workload a queue prefers.
+    /// Kueue's class: which Workload a queue prefers.
     Workload,
-    /// Of the cluster: which pod the scheduler prefers.
+    /// Kubernetes' class: which pod the scheduler prefers.
     Pod,
 }
 
 impl PriorityKind {
-    /// As in `kind`.
+    /// The value of `kind`.
     #[must_use]
     pub fn kind(self) -> &'static str {
         match self {
@@ -80,7 +80,7 @@ impl PriorityKind {
         }
     }
 
-    /// Its API group.
+    /// API group of the kind.
     #[must_use]
     pub fn group(self) -> &'static str {
         match self {
@@ -95,7 +95,7 @@ impl PriorityKind {
 pub struct PriorityClasses {
     /// Their values, by kind and name.
     pub values: BTreeMap<(PriorityKind, String), i32>,
-    /// Those of pods that name none.
+    /// Names of the classes that pods get that name none.
     pub defaults: BTreeSet<String>,
 }
 
@@ -113,7 +113,7 @@ pub struct Priority {
 /// A Workload.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ObservedWorkload {
-    /// Its name.
+    /// Name of the Workload.
     pub name: String,
     /// Its number among those of the job: increments have numbers of their own.
     pub number: i64,
@@ -121,21 +121,21 @@ pub struct ObservedWorkload {
     pub is_increment: bool,
     /// When it was made, in seconds since 1970.
     pub made: i64,
-    /// Its `resourceVersion`: decisions are written only over this version.
+    /// The Workload's `resourceVersion`: decisions are written only over this version.
     pub version: String,
     /// Generation of its spec.
     pub generation: i64,
     /// Identity of what its spec was made from.
     pub made_from: Option<String>,
-    /// It has a deletion timestamp.
+    /// Whether the Workload has a deletion timestamp.
     pub deleting: bool,
-    /// It may be admitted.
+    /// Whether it may be admitted.
     pub is_active: bool,
     /// Name of the queue that it is in.
     pub queue: String,
     /// Name of its class of priority.
     pub priority_class: Option<String>,
-    /// Its conditions.
+    /// Conditions of the Workload.
     pub conditions: Vec<Condition>,
     /// What was admitted, by set of pods; none where nothing is.
     pub assignments: Option<BTreeMap<String, Assignment>>,
@@ -144,7 +144,7 @@ pub struct ObservedWorkload {
 }
 
 impl ObservedWorkload {
-    /// Its condition of a type.
+    /// The Workload's condition of a type.
     #[must_use]
     pub fn condition(&self, kind: &str) -> Option<&Condition> {
         self.conditions.iter().find(|c| c.type_ == kind)

@@ -10,12 +10,12 @@ use varuna_protocol::coordinator::WorkerView;
 /// Names of workers that are reported to their coordinator.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct WorkerNotices {
-    /// They will end soon.
+    /// Names of workers that will end soon.
     pub(super) leaving: Vec<String>,
     /// When workers end that have less time than the job's notice, in seconds since 1970. Also workers whose coordinator is new, because it
     /// does not know since when they have had notice.
     pub(super) ends_at: BTreeMap<String, i64>,
-    /// They have ended for certain.
+    /// Workers that have ended for certain.
     pub(super) ended: Vec<String>,
 }
 

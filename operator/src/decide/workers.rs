@@ -9,18 +9,18 @@ use std::collections::BTreeSet;
 pub(super) struct Workers<'a> {
     attached: BTreeSet<&'a str>,
     placed: BTreeSet<&'a str>,
-    /// Those that have been part of a plan, attached or not.
+    /// Workers that have been part of a plan, attached or not.
     had_part: BTreeSet<&'a str>,
     /// Steps are committed.
     trains: bool,
-    /// It has heard from those that were there before it.
+    /// Whether the coordinator has had reports of the workers that ran before it started.
     is_settled: bool,
-    /// It leads a run, and knows the plan in force.
+    /// Whether the coordinator leads a run and knows the plan in force.
     has_plan: bool,
 }
 
 impl<'a> Workers<'a> {
-    /// Those of a run; none are known without one.
+    /// The workers of a run; none are known without one.
     pub(super) fn of(run: Option<&'a ObservedRun>) -> Workers<'a> {
         let Some(run) = run else {
             return Workers::default();

@@ -118,7 +118,7 @@ pub(super) fn follow(workload: &ObservedWorkload, spec: &Value) -> Option<Worklo
     })
 }
 
-/// In a Workload that holds quota only the priority follows the job.
+/// The change of a Workload that holds quota: only its priority follows the job.
 pub(super) fn prefer(observed: &Observed, job: &Job, workload: &ObservedWorkload) -> Option<WorkloadChange> {
     let spec = workload_priority::change(observed, job, workload)?;
     Some(WorkloadChange::Patch {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// A pod, as far as decisions are made from it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IndexedPod {
-    /// Its uid.
+    /// UID of the pod.
     pub uid: Box<str>,
     /// Whether it is a coordinator's; else a worker's.
     pub is_coordinator: bool,
@@ -23,7 +23,7 @@ pub struct IndexedPod {
     deleting: bool,
     pub(super) node: Option<Arc<str>>,
     common: Arc<CommonFields>,
-    /// None where all of it is empty.
+    /// Fields that few pods have; none where all of them are empty.
     rare: Option<Box<RareFields>>,
 }
 
@@ -58,7 +58,7 @@ fn owned(text: Option<&str>) -> Option<String> {
 }
 
 impl IndexedPod {
-    /// None where it is neither a worker's nor a coordinator's.
+    /// The pod's entry; none if the pod is neither a worker's nor a coordinator's.
     pub(super) fn of(pod: &Pod) -> Option<IndexedPod> {
         let coordinator = observe_pod::coordinator_pod(pod);
         let is_coordinator = coordinator.is_some();
@@ -127,7 +127,7 @@ impl IndexedPod {
         }
     }
 
-    /// Its name.
+    /// Name of the pod.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

@@ -39,10 +39,10 @@ pub enum DecidedOn {
 }
 
 impl DecidedOn {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [DecidedOn; 3] = [DecidedOn::Pod, DecidedOn::Node, DecidedOn::VarunaRun];
 
-    /// As in `kind`.
+    /// The value of `kind`.
     #[must_use]
     pub const fn kind(self) -> &'static str {
         match self {

@@ -7,11 +7,11 @@ use crate::observe;
 use kube::ResourceExt;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// All nodes.
+/// Index of all nodes.
 #[derive(Debug)]
 pub struct NodeIndex {
     nodes: BTreeMap<String, ObservedNode>,
-    /// Those that announce their end to every job.
+    /// Nodes that announce their end to every job.
     leaving: BTreeSet<String>,
     /// What announces the end of a node for every job.
     signals: Vec<String>,

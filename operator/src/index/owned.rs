@@ -15,16 +15,16 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 /// A kind of object that jobs own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct ObjectKind {
-    /// Its API group; empty for the core.
+    /// API group of the kind; empty for the core group.
     pub group: &'static str,
     /// Version of that.
     pub version: &'static str,
-    /// As in `kind`.
+    /// The value of `kind`.
     pub kind: &'static str,
 }
 
 impl ObjectKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [ObjectKind; 7] = [
         ObjectKind::new("", "v1", "Service"),
         ObjectKind::new("", "v1", "ServiceAccount"),
@@ -46,7 +46,7 @@ pub type ObjectKey = (String, String, String);
 /// An object, as it was seen last.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KnownObject {
-    /// Its uid.
+    /// UID of the object.
     pub uid: String,
     /// The uid of its controller; none where it has none.
     pub owner: Option<String>,
@@ -62,7 +62,7 @@ pub struct KnownObject {
 }
 
 impl KnownObject {
-    /// By its metadata.
+    /// The object with this metadata.
     #[must_use]
     pub fn of(metadata: &ObjectMeta) -> KnownObject {
         let annotations = metadata.annotations.as_ref();

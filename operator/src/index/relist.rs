@@ -24,7 +24,7 @@ impl<K: Ord + Clone> Relist<K> {
         }
     }
 
-    /// Those of the known ones that were not listed.
+    /// Ends the listing and returns the known objects that it did not contain.
     pub(super) fn complete<'a>(&mut self, known: impl Iterator<Item = &'a K>) -> Vec<K>
     where
         K: 'a,

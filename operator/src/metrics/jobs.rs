@@ -43,7 +43,7 @@ impl Figures {
     }
 }
 
-/// All jobs.
+/// The figures of all jobs.
 #[derive(Debug, Default)]
 pub struct Jobs(Mutex<BTreeMap<JobKey, Figures>>);
 

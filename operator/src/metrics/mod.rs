@@ -26,11 +26,11 @@ const RECONCILE: [f64; 12] = [
 /// What became of an Event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EventOutcome {
-    /// It is written.
+    /// The Event was written.
     Written,
-    /// It is counted in an older one of the same text.
+    /// The Event was counted in an older one with the same text.
     Repeated,
-    /// Its job has had too many.
+    /// The Event was dropped, because its job had too many.
     Dropped,
     /// The API server has refused it, or did not answer.
     Failed,

@@ -145,9 +145,9 @@ impl Fault {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Planned {
-    /// Its begin, in milliseconds after the start of the timeline.
+    /// Begin of the fault, in milliseconds after the start of the timeline.
     pub at_ms: u64,
-    /// Its duration, in milliseconds.
+    /// Duration of the fault, in milliseconds.
     pub for_ms: u64,
     /// The fault.
     #[serde(flatten)]
@@ -155,7 +155,7 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Its end, in milliseconds after the start of the timeline.
+    /// End of the fault, in milliseconds after the start of the timeline.
     #[must_use]
     pub fn end_ms(&self) -> u64 {
         self.at_ms + self.for_ms

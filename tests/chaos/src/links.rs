@@ -54,11 +54,11 @@ pub fn rules(part: Part, condition: Condition, number: impl Fn(Victim) -> u32) -
 /// The treatment of a piece of data, or of the end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Treatment {
-    /// It waits until the rules change.
+    /// The data waits until the rules change.
     Hold,
-    /// Its connection is reset.
+    /// The connection is reset.
     Reset,
-    /// It passes after this delay.
+    /// The data passes after this delay.
     After(Duration),
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Lane(Mutex<UnixStream>);
 
 /// All connections of one rank.
 pub(crate) struct Mesh {
-    /// By rank; none for this rank itself.
+    /// Outgoing connections by rank; none for this rank itself.
     outgoing: Vec<Option<Lane>>,
     incoming: Vec<Option<Lane>>,
     /// Folder with a file for each connection that a rank is ready for.

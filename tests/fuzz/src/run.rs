@@ -35,7 +35,7 @@ pub enum Failure {
     /// The target panicked.
     #[error("panic: {0}")]
     Panic(String),
-    /// It used more memory than the length of the input allows.
+    /// The target used more memory than the length of the input allows.
     #[error("{taken} bytes of memory for an input of {length} bytes, {allowed} are allowed")]
     Memory {
         /// Peak of the memory that it used, in bytes.
@@ -45,7 +45,7 @@ pub enum Failure {
         /// The limit.
         allowed: usize,
     },
-    /// It took too long.
+    /// The target took too long.
     #[error("{took:?} for an input of {length} bytes, {TIME_MAX:?} are allowed")]
     Time {
         /// The time that it took.

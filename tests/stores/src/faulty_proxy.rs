@@ -15,11 +15,11 @@ use tokio::sync::watch;
 /// How a request is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// With this status; the request does not reach the store.
+    /// The proxy answers with this status; the request does not reach the store.
     Status(u16),
     /// The connection is reset after a part of the body was read.
     Reset,
-    /// By the store, after this delay.
+    /// The store answers, after this delay.
     Late(Duration),
     /// The request waits, before it reaches the store, until the rule changes.
     Held,

@@ -19,11 +19,11 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 /// What this process is in a communicator that is to be made.
 #[derive(Clone, Debug)]
 pub struct Membership {
-    /// Where its ranks meet.
+    /// Id by which the ranks meet.
     pub id: UniqueId,
     /// Number of its ranks, at least 1.
     pub ranks: u32,
-    /// This process's, below `ranks`.
+    /// Rank of this process, below `ranks`.
     pub rank: u32,
     /// Blocks that a kernel of it may take of the device, at least 1; None: as NCCL likes.
     pub blocks_max: Option<u32>,
@@ -38,9 +38,9 @@ pub struct Communicator(pub(crate) Arc<Inner>);
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Running,
-    /// Its memory holds what it should.
+    /// The operation is done, and its memory holds the result.
     Done,
-    /// It ended, or will, with anything in its memory.
+    /// The operation ended, or will end, and its memory may hold anything.
     Lost(NcclError),
 }
 
@@ -77,7 +77,7 @@ impl Flight {
 pub(crate) enum Phase {
     /// The ranks are meeting.
     Joining,
-    /// Usable.
+    /// The communicator can be used.
     Ready,
     /// Revoked: what ran ends with anything in its memory, nothing more is taken.
     Revoked,

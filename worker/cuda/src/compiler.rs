@@ -43,10 +43,10 @@ pub enum CompileError {
     /// There is no compiler.
     #[error(transparent)]
     Absent(#[from] LoadError),
-    /// It refuses.
+    /// The compiler refuses the text.
     #[error("NVRTC does not compile the kernels for {architecture} (error {code}): {log}")]
     Refused {
-        /// For which GPU.
+        /// Architecture of the GPU.
         architecture: Capability,
         /// NVRTC's result.
         code: i32,

@@ -67,9 +67,9 @@ pub enum CudaError {
     /// There are fewer devices.
     #[error("GPU {number}: the driver shows {count}, which count from 0")]
     NoDevice {
-        /// Which was asked for.
+        /// Number of the requested device.
         number: usize,
-        /// How many there are.
+        /// Number of devices.
         count: usize,
     },
     /// A call failed.
@@ -77,7 +77,7 @@ pub enum CudaError {
     Call {
         /// The driver's function.
         call: &'static str,
-        /// Its result.
+        /// Result of the call.
         code: i32,
         /// The result's name.
         name: String,
@@ -93,7 +93,7 @@ pub enum CudaError {
     /// The device did not come to the end of its work in time.
     #[error("the device has not done {what} by the deadline")]
     Deadline {
-        /// What was waited for.
+        /// What the call waited for.
         what: &'static str,
     },
 }

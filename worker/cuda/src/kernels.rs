@@ -120,7 +120,7 @@ pub struct OptimizerArguments {
     pub first: *mut f32,
     /// Second moments; changed.
     pub second: *mut f32,
-    /// Read only.
+    /// The gradients, which are only read.
     pub gradients: *const f32,
     /// Where the rounded weights go; null where `format` is 0.
     pub copy: *mut u16,
@@ -142,7 +142,7 @@ pub struct OptimizerArguments {
     pub correction2: f32,
     /// Added to the root.
     pub epsilon: f32,
-    /// Of the copy: 0 none, or a [`Narrow`].
+    /// Format of the copy: 0 for no copy, or a [`Narrow`].
     pub format: i32,
 }
 
@@ -180,9 +180,9 @@ impl DropoutArguments {
 pub struct MomentumArguments {
     /// The parameters; changed.
     pub weights: *mut f32,
-    /// Their momentum; changed.
+    /// Momentum of the parameters; changed.
     pub first: *mut f32,
-    /// Read only.
+    /// The gradients, which are only read.
     pub gradients: *const f32,
     /// Where the rounded weights go; null where `format` is 0.
     pub copy: *mut u16,
@@ -196,7 +196,7 @@ pub struct MomentumArguments {
     pub decay: f32,
     /// Learning rate.
     pub rate: f32,
-    /// Of the copy: 0 none, or a [`Narrow`].
+    /// Format of the copy: 0 for no copy, or a [`Narrow`].
     pub format: i32,
 }
 

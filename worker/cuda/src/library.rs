@@ -8,20 +8,20 @@ use std::mem::ManuallyDrop;
 /// Why a library cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
-    /// None of its names can be loaded.
+    /// None of the library's names can be loaded.
     #[error("{library} is not here; tried {} ({why})", .tried.join(", "))]
     Absent {
-        /// Which library.
+        /// Name of the library.
         library: &'static str,
         /// The names, in the order in which they were tried.
         tried: Vec<String>,
         /// What the loader said of the first.
         why: String,
     },
-    /// It has not all functions that are called.
+    /// The library lacks a function that is called.
     #[error("{library} ({name}) has no function {symbol}; {needed} is needed")]
     Lacks {
-        /// Which library.
+        /// Name of the library.
         library: &'static str,
         /// The name by which it was loaded.
         name: String,

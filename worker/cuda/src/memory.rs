@@ -19,7 +19,7 @@ use std::time::Instant;
 pub unsafe trait DeviceMemory: Send + 'static {
     /// Where it begins, an address of the device.
     fn pointer(&self) -> *mut c_void;
-    /// Its length.
+    /// Length of the memory, in bytes.
     fn bytes(&self) -> usize;
 }
 
@@ -126,14 +126,14 @@ impl Pinned {
         })
     }
 
-    /// Its bytes.
+    /// Content of the memory.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: allocated and initialised by `new`; the device writes only while a `Copying` owns this.
         unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
     }
 
-    /// Its bytes.
+    /// Content of the memory.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, and borrowed by nobody else.
         unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub struct Module {
     context: Arc<Context>,
     raw: CUmodule,
-    /// By number.
+    /// Functions by the number of their kernel.
     functions: [CUfunction; Kernel::ALL.len()],
 }
 

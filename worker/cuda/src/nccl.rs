@@ -53,33 +53,33 @@ pub enum NcclError {
     Call {
         /// NCCL's function.
         call: &'static str,
-        /// Its result.
+        /// Result of the call.
         code: i32,
         /// What NCCL says of the result.
         what: String,
-        /// What NCCL noted last.
+        /// NCCL's last error message.
         detail: String,
     },
     /// What was asked for is none.
     #[error("{field} is {value}; allowed is {allowed}")]
     Argument {
-        /// Which argument.
+        /// Name of the argument.
         field: &'static str,
-        /// What it is.
+        /// Value of the argument.
         value: u64,
-        /// What it may be.
+        /// Values that are allowed.
         allowed: String,
     },
-    /// It was not done in time: a peer hangs, or is gone.
+    /// The call was not done in time: a peer hangs, or is gone.
     #[error("{what} was not done by its deadline")]
     Deadline {
-        /// What was waited for.
+        /// What the call waited for.
         what: &'static str,
     },
     /// The communicator was revoked, or its making was stopped: its generation has ended on this worker.
     #[error("the communicator was revoked")]
     Revoked,
-    /// It cannot be loaded.
+    /// The library cannot be loaded.
     #[error(transparent)]
     Absent(#[from] LoadError),
     /// The driver refuses.

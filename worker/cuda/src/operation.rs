@@ -44,57 +44,57 @@ impl Element {
 /// What is done with an operation's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// It goes to this rank.
+    /// Send the memory to a rank.
     Send {
-        /// Another rank.
+        /// The receiving rank.
         to: u32,
     },
-    /// It is overwritten with what this rank sends.
+    /// Overwrite the memory with what a rank sends.
     Receive {
-        /// Another rank.
+        /// The sending rank.
         from: u32,
     },
-    /// It becomes the sum over all ranks, the same bits on each.
+    /// Replace the memory by the sum over all ranks, the same bits on each.
     AllReduceSum,
-    /// On one rank it becomes the sum over all; on the others it may hold anything afterwards.
+    /// Replace the memory on one rank by the sum over all ranks; on the others it may hold anything afterwards.
     ReduceSum {
         /// The rank that has the sum.
         root: u32,
     },
-    /// It becomes what one rank has.
+    /// Replace the memory of all ranks by that of one rank.
     Broadcast {
-        /// That rank.
+        /// Rank of the root.
         root: u32,
     },
 }
 
 /// One operation. It runs after what is in the stream, and after all that was issued with the same communicator before.
 pub struct Operation<'a, M> {
-    /// Over which communicator.
+    /// Communicator of the operation.
     pub communicator: &'a Communicator,
-    /// What to do.
+    /// Kind of the operation.
     pub action: Action,
-    /// With what: whole elements.
+    /// Memory of the operation, a whole number of elements.
     pub memory: M,
     /// What the memory consists of.
     pub element: Element,
-    /// After what.
+    /// Stream with the work after which the operation runs.
     pub stream: &'a Stream,
 }
 
 /// An issued operation. Dropping it while it runs gives its memory up: the device may still use it.
 pub struct Pending<M> {
     communicator: Communicator,
-    /// Its end, or why that could not be recorded.
+    /// The operation's end, or why that could not be recorded.
     flight: Result<Arc<Flight>, NcclError>,
     memory: Option<M>,
 }
 
 /// Operations that NCCL has not seen.
 pub struct Refused<M> {
-    /// Why.
+    /// Reason of the refusal.
     pub error: NcclError,
-    /// Of each operation.
+    /// Memory of each operation.
     pub memory: Vec<M>,
 }
 

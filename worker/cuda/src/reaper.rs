@@ -17,11 +17,11 @@ const LOOK: Duration = Duration::from_millis(200);
 /// How a communicator is freed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Freeing {
-    /// Nothing is wrong with it: it is flushed first.
+    /// Flush it first: nothing is wrong with it.
     Finalize,
-    /// It was revoked, so that what ran on it ends soon.
+    /// Free it without a flush: it was revoked, so that its operations end soon.
     Destroy,
-    /// Its ranks never met, or it has failed.
+    /// Abort it: its ranks never met, or it has failed.
     Abort,
 }
 

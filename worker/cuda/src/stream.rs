@@ -109,7 +109,7 @@ impl Stream {
         self.raw
     }
 
-    /// Of its device.
+    /// Context of the stream's device.
     #[must_use]
     pub fn context(&self) -> &Arc<Context> {
         &self.context

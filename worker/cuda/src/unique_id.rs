@@ -18,7 +18,7 @@ impl std::fmt::Debug for UniqueId {
 
 #[expect(unsafe_code, reason = "calls of NCCL's functions with places of their types")]
 impl UniqueId {
-    /// Its length.
+    /// Length of an id.
     pub const BYTES: usize = 128;
 
     /// Draws one. The process that draws it must live until all ranks have joined.
@@ -42,7 +42,7 @@ impl UniqueId {
         UniqueId(bytes)
     }
 
-    /// To be told to others.
+    /// The id as bytes, to be sent to the other ranks.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; UniqueId::BYTES] {
         &self.0

@@ -29,7 +29,7 @@ use varuna_worker::numerics::Numerics;
 use varuna_worker::transport::data_plane::DataPlane;
 use varuna_worker::transport::tcp::{Mesh, of_job};
 
-/// As in the worker.
+/// Limit of waiting events, as in the worker.
 const EVENTS: usize = 4096;
 /// Bytes that wait from each peer: nothing but what the protocol sends.
 const BYTES_MAX: usize = 4 << 20;
@@ -149,7 +149,7 @@ impl Plane {
     }
 }
 
-/// As random as real ones.
+/// An id that is as random as a real one.
 fn id(number: u64) -> WorkerId {
     WorkerId(mix(number, 1).max(1))
 }

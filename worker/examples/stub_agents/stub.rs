@@ -18,7 +18,7 @@ use varuna_worker::transport::Link;
 pub(crate) struct Stub {
     pub(crate) me: WorkerId,
     pub(crate) step: Duration,
-    /// With the units of the job's model, each of a few numbers.
+    /// The job's model; each of its units has only a few numbers here.
     pub(crate) model: Transformer,
 }
 

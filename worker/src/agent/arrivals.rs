@@ -7,7 +7,7 @@ use varuna_frames::PreparedHeader;
 use varuna_plan::spare_copies::WAITING_GRADIENTS_MAX;
 use varuna_plan::{Decision, Generation, StateId, Step, Unit};
 
-/// What has just arrived.
+/// Data that has just arrived.
 pub(super) enum Staged {
     /// The state of a unit.
     State(Unit, StateId, UnitState),
@@ -24,11 +24,11 @@ struct Waiting {
     gradient: Vec<f32>,
 }
 
-/// All of it.
+/// All data that has arrived.
 #[derive(Default)]
 pub(super) struct Arrivals {
     staged: Option<Staged>,
-    /// By unit, oldest first.
+    /// Waiting data by unit, the oldest first.
     waiting: BTreeMap<Unit, VecDeque<Waiting>>,
 }
 

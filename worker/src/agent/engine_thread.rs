@@ -23,7 +23,7 @@ const WITHOUT_MEMORY_MAX: u32 = 8;
 /// Who receives data of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Recipient {
-    /// Of the connection.
+    /// Generation of the connection.
     pub generation: Generation,
     /// The peer.
     pub to: WorkerId,
@@ -127,7 +127,7 @@ impl Command {
     }
 }
 
-/// What the engine did.
+/// A result of the engine.
 #[expect(missing_docs, reason = "the fields are named by their types")]
 pub enum Event {
     /// A unit is at `id` now.
@@ -147,7 +147,7 @@ pub enum Event {
     Stopped { prepared: Vec<(Unit, UnitNorm)> },
     /// The decision is applied.
     Applied { decision: Decision, took: Duration },
-    /// For a checkpoint.
+    /// A copy of a state for a checkpoint.
     Snapshot {
         unit: Unit,
         id: StateId,
@@ -159,7 +159,7 @@ pub enum Event {
         saved: bool,
         snapshots: Vec<(Unit, UnitSnapshot)>,
     },
-    /// For a peer.
+    /// A state for a peer.
     Exported {
         recipient: Recipient,
         id: StateId,
@@ -180,13 +180,13 @@ pub enum Event {
 /// A step that did not finish.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FailedStep {
-    /// Of its plan.
+    /// Generation of the plan.
     pub generation: Generation,
-    /// Whom it waited for.
+    /// The peer for which the step waited.
     pub about: Option<WorkerId>,
-    /// What this worker itself lacked for it.
+    /// What this worker itself lacked for the step.
     pub lacks: Option<Lack>,
-    /// For people.
+    /// Reason, as text for logs.
     pub why: String,
 }
 

@@ -82,11 +82,11 @@ pub enum AgentError {
 
 /// An event from another task or thread of this worker.
 pub enum AgentEvent {
-    /// Of the engine's thread.
+    /// An event of the engine's thread.
     Engine(Event),
-    /// Of a connection to a peer.
+    /// An event of a connection to a peer.
     Peer(PeerEvent),
-    /// Of the checkpoint store.
+    /// An event of the checkpoint store.
     Store(StoreEvent),
     /// The digests of a state are computed.
     Digested(Digests),
@@ -100,11 +100,11 @@ pub enum StoreEvent {
     Progress(Unit, StateId),
     /// All of it is here.
     Loaded(Unit, StateId, UnitState),
-    /// It could not be read. True: no other try can succeed.
+    /// The unit could not be read. True: no other try can succeed.
     Failed(Unit, StateId, bool),
 }
 
-/// What [`run`] needs.
+/// The arguments of [`run`].
 pub struct AgentParts<E> {
     /// Identity and deadlines.
     pub member: MemberConfig,
@@ -120,11 +120,11 @@ pub struct AgentParts<E> {
     pub uplink: (Sender<Upward>, Receiver<UplinkEvent>),
     /// The run, from which the secrets of generations are derived.
     pub run: RunKey,
-    /// None: the job has no checkpoints.
+    /// The job's checkpoints; none if it has none.
     pub checkpoints: Option<Checkpoints>,
     /// Tokens of this worker's job in one sample, for metrics.
     pub tokens_per_sample: u64,
-    /// For metrics too.
+    /// Memory that was taken, also for metrics.
     pub memory_taken: MemoryTaken,
 }
 

@@ -50,7 +50,7 @@ pub(super) struct StepReports {
     ran: Option<Ran>,
     /// Timings of steps before that are not told.
     from: Instant,
-    /// Of the running plan, as all that follows.
+    /// Number of members of the running plan. The next fields belong to this plan, too.
     members: u32,
     samples: u64,
     generation: Generation,

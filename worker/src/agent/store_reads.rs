@@ -12,9 +12,9 @@ pub(super) enum ReadStep {
     Progress,
     /// All of it is here.
     Loaded,
-    /// It could not be read; another try may succeed.
+    /// The unit could not be read; another try may succeed.
     Failed,
-    /// It could not be read, and no other try can succeed.
+    /// The unit could not be read, and no other try can succeed.
     Refused,
 }
 

@@ -8,7 +8,7 @@ pub(super) struct Backlog<C>(BTreeMap<StateId, Batch<C>>);
 
 /// The units of a state.
 struct Batch<C> {
-    /// Those that are wanted and not in the store yet: to be copied, waiting, or in upload.
+    /// Units that are wanted and not in the store yet: to be copied, waiting, or in upload.
     open: BTreeSet<Unit>,
     waiting: Vec<(Unit, C)>,
     uploading: usize,

@@ -30,7 +30,7 @@ pub(super) enum NotCopied {
     /// There was no memory for it until the optimizer had waited too long, or nobody wanted it any more.
     #[error("there was no memory for the copy")]
     NoMemory,
-    /// Its state was not read to the end.
+    /// The unit's state was not read to the end.
     #[error(transparent)]
     Unread(#[from] ReadError),
 }
@@ -79,7 +79,7 @@ pub(super) struct Buffers {
 
 #[derive(Debug, Default)]
 struct Free {
-    /// The one that was given back first comes first.
+    /// The free buffers; the one that was given back first comes first.
     buffers: Vec<Vec<f32>>,
     /// Elements of the copies that there are.
     out: usize,
@@ -139,7 +139,7 @@ fn bytes_of(elements: usize) -> u64 {
 }
 
 impl Default for Buffers {
-    /// Without a limit.
+    /// Buffers without a limit.
     fn default() -> Buffers {
         Buffers::within(Box::new(|_, _| None))
     }

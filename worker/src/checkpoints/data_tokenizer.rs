@@ -24,7 +24,7 @@ enum NotKept {
 }
 
 impl DataTokenizer {
-    /// That of these data.
+    /// The tokenizer of these data.
     #[must_use]
     pub fn of(data: Data) -> DataTokenizer {
         DataTokenizer {

@@ -70,7 +70,7 @@ struct Forwarded {
     decision: Decision,
     /// Empty where the step is skipped.
     gradient: Vec<f32>,
-    /// With those who still read the unit's state.
+    /// How long the update waits for those who still read the unit's state.
     patience: Patience,
     done: Done,
 }
@@ -89,7 +89,7 @@ struct Thread {
 /// The engine's side.
 #[derive(Default)]
 pub(super) struct BackgroundUpdates {
-    /// It starts with the first gradient: most workers never follow another.
+    /// The thread. It starts with the first gradient, because most workers never follow another.
     thread: Option<Thread>,
     away: BTreeSet<Unit>,
 }
@@ -153,7 +153,7 @@ impl Thread {
     }
 }
 
-/// Until the engine is gone.
+/// Runs the jobs until the engine is gone.
 fn serve(training: &Training, inbox: &Receiver<Job>, give_back: &Sender<UnitBuffers>) {
     let mut units = BTreeMap::new();
     while let Ok(job) = inbox.recv() {
@@ -190,7 +190,7 @@ fn serve(training: &Training, inbox: &Receiver<Job>, give_back: &Sender<UnitBuff
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());

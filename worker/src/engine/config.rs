@@ -13,15 +13,15 @@ use varuna_torch::TorchError;
 /// What an engine is made from.
 #[derive(Clone)]
 pub struct EngineConfig {
-    /// This worker.
+    /// Id of this worker.
     pub me: WorkerId,
     /// The model.
     pub model: Module,
-    /// How it trains.
+    /// Training settings of the job.
     pub training: Training,
-    /// On what, in which numbers, with whose code.
+    /// Device, formats of numbers and kernels.
     pub backend: Backend,
-    /// Its data.
+    /// Data of the job.
     pub samples: Arc<dyn Samples>,
 }
 

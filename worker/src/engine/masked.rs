@@ -15,7 +15,7 @@ pub(super) struct MaskedSamples {
 }
 
 impl MaskedSamples {
-    /// None where a job masks none.
+    /// The masking of a job; none if the job masks nothing.
     #[must_use]
     pub(super) fn of(model: &Module, training: &Training) -> Option<MaskedSamples> {
         Some(MaskedSamples {

@@ -82,13 +82,13 @@ pub enum Work {
 /// One segment's work on one micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lap {
-    /// Whose.
+    /// Number of the segment.
     pub segment: u32,
-    /// Which part of it.
+    /// Kind of work.
     pub work: Work,
     /// Samples in the micro-batch.
     pub samples: u32,
-    /// How long.
+    /// Duration of the work.
     pub took: Duration,
 }
 
@@ -97,7 +97,7 @@ pub struct Lap {
 pub struct StepReport {
     /// Every unit of this worker with its part of the norm.
     pub prepared: Vec<(Unit, UnitNorm)>,
-    /// Where the time went.
+    /// Durations of the parts of the step.
     pub timings: StepTimings,
     /// The same by segment and micro-batch, in the order of the work.
     pub laps: Vec<Lap>,
@@ -110,7 +110,7 @@ pub struct StepReport {
 /// A step that ended early.
 #[derive(Clone, Debug)]
 pub struct StepFailure {
-    /// Why.
+    /// Error that ended the step.
     pub error: EngineError,
     /// Units whose gradients were completely reduced before.
     pub prepared: Vec<(Unit, UnitNorm)>,

@@ -11,7 +11,7 @@ use varuna_plan::{Decision, Unit};
 pub(super) struct Patience {
     /// When they are asked to stop: a checkpoint or a comparison is given up, and a copy for a follower or a keeper is requested again.
     pub(super) asks_after: Duration,
-    /// Then one of them hangs.
+    /// After this time a reader that has not stopped is considered to hang.
     pub(super) ends_after: Duration,
 }
 

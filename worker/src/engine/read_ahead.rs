@@ -52,7 +52,7 @@ type Outcome = std::thread::Result<Numbers>;
 
 #[derive(Default)]
 struct State {
-    /// What is not begun.
+    /// Rows whose reads have not begun.
     wanted: VecDeque<Rows>,
     /// What the thread reads now; none once nobody expects it any more.
     reading: Option<Rows>,
@@ -62,7 +62,7 @@ struct State {
     order: u64,
     /// How many of the first wanted samples were announced.
     announced: usize,
-    /// At most [`READY`].
+    /// Rows that were read; at most [`READY`].
     ready: VecDeque<(Rows, Outcome)>,
     closed: bool,
 }
@@ -86,7 +86,7 @@ pub(super) struct ReadAhead {
 enum Thread {
     NotStarted,
     Started,
-    /// Nothing is expected: who asks reads.
+    /// No reads are expected: whoever needs a sample reads it itself.
     Never,
 }
 
@@ -229,7 +229,7 @@ impl Shared {
 }
 
 impl ReadAhead {
-    /// For the samples of an engine.
+    /// Prepares to read the samples of an engine ahead.
     pub(super) fn of(config: &EngineConfig) -> ReadAhead {
         let row = config.model.sample_length() + 1;
         let masked = MaskedSamples::of(&config.model, &config.training);
@@ -240,7 +240,7 @@ impl ReadAhead {
         }
     }
 
-    /// For samples of `row` tokens, of which some may be masked.
+    /// Prepares to read samples of `row` tokens ahead, of which some may be masked.
     fn new(samples: Arc<dyn Samples>, row: usize, masked: Option<MaskedSamples>) -> ReadAhead {
         ReadAhead {
             shared: Arc::new(Shared {

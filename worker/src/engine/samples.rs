@@ -6,7 +6,7 @@
 pub struct SampleError {
     /// Number in the seeded order.
     pub index: u64,
-    /// What went wrong.
+    /// Description of the error.
     pub why: String,
     /// Another try may succeed later, as where a store is away: the step has failed, and the state is as it was.
     pub may_pass: bool,

@@ -49,9 +49,9 @@ enum Stash {
 
 /// What a segment's forward leaves.
 enum Kept {
-    /// Only its input; its forward will be run again.
+    /// Only the segment's input; its forward will be run again.
     Input(Tensor),
-    /// Its input, and its output with what autograd saved.
+    /// The segment's input, and its output with what autograd saved.
     Graph(Tensor, Tensor),
 }
 
@@ -67,9 +67,9 @@ struct Run<'a> {
     tokens: Tokens<'a>,
     /// This worker's stages, in the pipeline's order.
     places: Vec<Place>,
-    /// This worker's.
+    /// The pipeline of this worker.
     pipeline: &'a Pipeline,
-    /// By stage and micro-batch.
+    /// Kept activations, by stage and micro-batch.
     stash: BTreeMap<(usize, u32), Stash>,
     /// Mean loss of the batch's tokens, as far as they are this pipeline's; and of the evaluated ones, where the step evaluates.
     loss: LossSum,
@@ -88,11 +88,11 @@ pub(super) struct Ordered<'a> {
     pub(super) step: Step,
     pub(super) link: &'a Arc<dyn Link>,
     pub(super) deadline: Instant,
-    /// Its tasks are timed one by one.
+    /// Whether the step's tasks are timed one by one.
     pub(super) is_measured: bool,
 }
 
-/// What a step took.
+/// Durations and results of a step.
 pub(super) struct Done {
     pub(super) timings: StepTimings,
     pub(super) laps: Vec<Lap>,

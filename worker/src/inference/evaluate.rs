@@ -92,7 +92,7 @@ impl Arguments {
         data.held_out_len().min(most.saturating_mul(self.batch.into()))
     }
 
-    /// Those of each batch.
+    /// The samples of each batch.
     fn batches(&self, data: &DatasetSamples) -> impl Iterator<Item = Range<u64>> + use<> {
         let (windows, batch) = (self.windows(data), self.batch);
         let firsts = (0..windows).step_by(batch as usize);
@@ -139,17 +139,17 @@ impl Arguments {
     }
 }
 
-/// What was found.
+/// The output of the command.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Found {
     /// Name of the checkpoint.
     checkpoint: String,
-    /// Its step.
+    /// Step of the checkpoint.
     step: Step,
     /// Mean over these tokens, in nats, or over the windows; null where it is no finite number.
     loss: f64,
-    /// Its exponential, of a language model.
+    /// Exponential of the loss, of a language model.
     #[serde(skip_serializing_if = "Option::is_none")]
     perplexity: Option<f64>,
     /// Windows that were read.
@@ -177,13 +177,13 @@ pub(crate) fn run(arguments: &Arguments, platform: Platform) -> Result<()> {
 
 /// Sums over what was evaluated.
 struct Evaluated {
-    /// Of all losses, in nats.
+    /// Sum of all losses, in nats.
     sum: f64,
-    /// How many losses.
+    /// Number of losses.
     losses: u64,
     windows: u64,
     held_out: u64,
-    /// They are of tokens, not of whole samples.
+    /// Whether the losses are of tokens, not of whole samples.
     of_tokens: bool,
 }
 

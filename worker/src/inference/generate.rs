@@ -37,7 +37,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Why a text ended.
+/// The reason why a text ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 enum Stop {
@@ -49,7 +49,7 @@ enum Stop {
     SequenceLength,
 }
 
-/// What was made.
+/// The output of the command.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Made {

@@ -75,7 +75,7 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
-    /// Its name.
+    /// Name of the checkpoint.
     pub(super) fn name(&self) -> String {
         folder_name(self.manifest.state)
     }
@@ -116,7 +116,7 @@ impl Kept {
         Some(&found.1)
     }
 
-    /// Its tokenizer, if it has one.
+    /// The model's tokenizer, if it has one.
     fn tokenizer(&self) -> Result<Option<Tokenizer>> {
         let read = tokenizer_of(&self.0);
         read.context("the tokenizer that is kept beside the checkpoints; --tokenizer and --data name another")
@@ -232,7 +232,7 @@ impl ModelArguments {
         Ok(trained)
     }
 
-    /// How it computes.
+    /// The backend for these arguments.
     pub(super) fn backend(&self, platform: Platform) -> Result<Backend> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = self.threads.map_or(cores, |threads| threads as usize);

@@ -56,7 +56,7 @@ impl TrainedModel {
         Ok(())
     }
 
-    /// Its sizes and features.
+    /// Sizes and features of the model.
     #[must_use]
     pub fn model(&self) -> &Transformer {
         &self.model

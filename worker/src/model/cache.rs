@@ -10,7 +10,7 @@ use varuna_torch::TorchError;
 pub(super) struct Place {
     /// Position of the first.
     pub(super) first: i64,
-    /// How many.
+    /// Number of tokens.
     pub(super) count: i64,
 }
 
@@ -22,7 +22,7 @@ pub struct Cache {
     seen: i64,
 }
 
-/// Those of one block: (b, g, capacity, e) each, of which the first are filled.
+/// Keys and values of one block: (b, g, capacity, e) each, of which the first are filled.
 pub(super) struct Layer {
     keys: Tensor,
     values: Tensor,
@@ -88,7 +88,7 @@ impl Cache {
         }
     }
 
-    /// Of a block, counted from 1.
+    /// The cache of a block. Blocks are counted from 1.
     pub(super) fn layer(&mut self, block: u32) -> &mut Layer {
         &mut self.layers[block as usize - 1]
     }

@@ -28,7 +28,7 @@ pub enum ExportedError {
     Unreadable {
         /// The file.
         file: PathBuf,
-        /// Why.
+        /// Error of the system.
         why: std::io::Error,
     },
     /// A file is too long to be what it should be.
@@ -36,7 +36,7 @@ pub enum ExportedError {
     TooLong {
         /// The file.
         file: PathBuf,
-        /// How many it has.
+        /// Number of bytes of the file.
         bytes: u64,
     },
     /// A file is another one than the job, or the manifest, names.
@@ -46,11 +46,11 @@ pub enum ExportedError {
     OtherContent {
         /// The file.
         file: PathBuf,
-        /// Its digest.
+        /// Digest of the file.
         found: String,
-        /// Who names another one.
+        /// The document that names another digest.
         named_by: &'static str,
-        /// That one.
+        /// The digest in that document.
         expected: String,
     },
     /// The manifest describes no model that can be trained, or another one than the job.
@@ -74,7 +74,7 @@ pub enum ExportedError {
     Code {
         /// The file.
         file: PathBuf,
-        /// Why.
+        /// Error of libtorch.
         why: TorchError,
     },
 }

@@ -11,7 +11,7 @@ pub(super) fn linear(unit: &UnitParameters, names: LayerNames, x: &Tensor) -> Re
     unit.kernels().linear(x, unit.parameter(names.weight)?, bias)
 }
 
-/// The same under GELU.
+/// A linear layer followed by GELU.
 pub(super) fn linear_gelu(
     unit: &UnitParameters,
     names: LayerNames,

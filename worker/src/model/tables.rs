@@ -14,7 +14,7 @@ use varuna_torch::{Angles, TorchError};
 pub struct Tables(OnceCell<Made>);
 
 pub(super) struct Made {
-    /// Of rotary positions.
+    /// Angles of rotary positions.
     pub(super) angles: Option<Angles>,
     /// (t, t), or (b, 1, t, t): added to the scores; minus infinity for tokens that are not seen.
     pub(super) mask: Option<Tensor>,
@@ -31,7 +31,7 @@ impl Tables {
         self.of(model, backend).map(drop)
     }
 
-    /// Those of the model, on the backend's device.
+    /// The tables of the model, on the backend's device.
     pub(super) fn of(&self, model: &Transformer, backend: Backend) -> Result<&Made, TorchError> {
         if let Some(made) = self.0.get() {
             return Ok(made);

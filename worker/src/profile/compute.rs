@@ -52,7 +52,7 @@ pub(super) struct Bench {
     at: StateId,
 }
 
-/// What was measured.
+/// The times that were measured.
 #[derive(Default)]
 pub(super) struct Samples {
     /// Milliseconds by segment, micro-batch size and work.

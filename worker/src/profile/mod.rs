@@ -53,7 +53,7 @@ pub struct Arguments {
 pub struct PeerArguments {
     #[command(flatten)]
     all: Arguments,
-    /// Its place among the workers, from 1.
+    /// Position among the workers, from 1.
     #[arg(long)]
     place: usize,
 }

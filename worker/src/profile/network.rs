@@ -22,7 +22,7 @@ use varuna_plan::profile::{LinkRow, RingRow};
 use varuna_plan::{Generation, Step, Unit, WorkerId};
 
 const GENERATION: Generation = Generation(1);
-/// Nothing between two processes of one machine takes longer.
+/// Time limit of everything between two processes of one machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Bytes of the longest line: the addresses of many workers.
 const LINE_MAX: u64 = 1 << 20;
@@ -41,7 +41,7 @@ const RINGS: [(usize, usize); 4] = [(1 << 12, 30), (1 << 18, 15), (1 << 21, 8), 
 /// slow for short times.
 const ROUNDS: usize = 11;
 
-/// What the script finds.
+/// The figures that the script measures.
 pub(super) struct Figures {
     pub(super) links: Vec<LinkRow>,
     pub(super) rings: Vec<RingRow>,
@@ -57,7 +57,7 @@ struct Meeting {
     secret: String,
 }
 
-/// Where a peer listens.
+/// Address of a peer.
 #[derive(Serialize, Deserialize)]
 struct Place {
     address: String,

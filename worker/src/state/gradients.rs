@@ -8,7 +8,7 @@ use varuna_torch::{FlatBuffer, LeaseError, TorchError};
 
 /// Gradients, one element for each parameter.
 pub struct Gradients {
-    /// Those of the range.
+    /// The gradients of the range.
     tensor: Tensor,
     memory: FlatBuffer,
     range: Range<usize>,
@@ -32,7 +32,7 @@ impl Gradients {
         })
     }
 
-    /// Those of a range of the parameters, in the same memory.
+    /// The gradients of a range of the parameters, in the same memory.
     ///
     /// # Errors
     /// There are not as many.

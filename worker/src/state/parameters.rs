@@ -13,7 +13,7 @@ use varuna_torch::{HeadTable, Kernels, TorchError, set_grad};
 
 /// The parameters of one unit.
 pub struct UnitParameters {
-    /// By name: views of `copy` or else of the masters.
+    /// The parameters by name: views of `copy`, or else of the masters.
     leaves: Vec<(Cow<'static, str>, Tensor)>,
     /// The parameters in the format that is computed in, where that is not the masters' own.
     copy: Option<ComputeCopy>,
@@ -22,7 +22,7 @@ pub struct UnitParameters {
 
 /// Where the forward finds the parameters of the units that it needs.
 pub trait Units {
-    /// Those of a unit, which must be one of the units that are there.
+    /// The parameters of a unit, which must be one of the units that are there.
     fn parameters_of(&self, unit: Unit) -> &UnitParameters;
 }
 

@@ -12,7 +12,7 @@ use varuna_torch::{TorchError, fill_normal};
 /// What a unit consists of.
 #[derive(Clone, PartialEq, Debug)]
 pub struct UnitSpec {
-    /// Its parameters, in the order of flat buffers.
+    /// The unit's parameters, in the order of flat buffers.
     pub parameters: Vec<Parameter>,
     /// The matrices of a block as an optimizer sees them that treats a matrix as one: (rows, columns), in the order of flat buffers, whose first
     /// elements they are.

@@ -48,9 +48,9 @@ pub enum LinkError {
         from: WorkerId,
         /// The message.
         tag: Tag,
-        /// Of the message.
+        /// Number of elements in the message.
         elements: usize,
-        /// Of the message.
+        /// Format of the message.
         format: ElementFormat,
         /// Elements that are computed with.
         expected: usize,

@@ -28,14 +28,14 @@ pub enum Attention {
 /// Which one is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum AttentionChoice {
-    /// The one that libtorch prefers.
+    /// The kind that libtorch prefers.
     #[default]
     Auto,
-    /// This one, or none.
+    /// Only this kind; an error if it cannot be used.
     Only(Attention),
 }
 
-/// Not the name of a choice.
+/// A name that is not one of a choice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("attention {0:?}; allowed are auto, {all}", all = Attention::ALL.map(Attention::name).join(", "))]
 pub struct UnknownAttention(String);
@@ -45,9 +45,9 @@ pub struct UnknownAttention(String);
 pub enum Seen {
     /// Itself and all before it.
     Before,
-    /// All.
+    /// All positions.
     All,
-    /// Those that a mask lets it see, (t, t) in the format of the elements.
+    /// The tokens that a mask allows, (t, t) in the format of the elements.
     Masked,
 }
 
@@ -60,7 +60,7 @@ pub struct AttentionShape {
     pub sequence: i64,
     /// Width of a head.
     pub width: i64,
-    /// Of the elements.
+    /// Format of the elements.
     pub kind: Kind,
     /// Which tokens a token sees.
     pub seen: Seen,
@@ -77,7 +77,7 @@ impl AttentionShape {
 }
 
 impl Attention {
-    /// All of them.
+    /// All kinds of attention.
     pub const ALL: [Attention; 4] = [
         Attention::Flash,
         Attention::CuDnn,
@@ -85,7 +85,7 @@ impl Attention {
         Attention::Math,
     ];
 
-    /// Its name.
+    /// Name of the kind.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

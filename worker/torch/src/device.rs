@@ -21,7 +21,7 @@ pub enum DeviceChoice {
 /// Why a device was not opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// Not the name of one.
+    /// A name that is not one of a device.
     #[error("device {0:?}; allowed are auto, cpu, cuda and cuda:N with the number N of a GPU")]
     Unknown(String),
     /// libtorch's CUDA part cannot be loaded.
@@ -29,7 +29,7 @@ pub enum DeviceError {
     NoCuda {
         /// The GPU that was asked for.
         number: usize,
-        /// What the loader says.
+        /// Message of the loader.
         why: String,
     },
     /// There are fewer GPUs.

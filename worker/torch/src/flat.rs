@@ -326,7 +326,7 @@ impl Lease {
         }
     }
 
-    /// For the length of a call of this module.
+    /// The elements, for the duration of a call of this module.
     fn elements(&mut self) -> &mut [f32] {
         // SAFETY: initialised memory of this length, kept alive by the Arc; the lease is exclusive, `&mut self` makes this its only slice,
         // and it ends before libtorch can run again on this thread.

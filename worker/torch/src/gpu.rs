@@ -23,11 +23,11 @@ unsafe extern "C" {
 /// A GPU as its driver describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Gpu {
-    /// Its name.
+    /// Name of the GPU.
     pub name: String,
     /// Bytes that nobody has taken; what this process' context takes is not among them.
     pub free_bytes: u64,
-    /// All its bytes.
+    /// Total memory of the GPU, in bytes.
     pub total_bytes: u64,
 }
 

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lent {
-    /// So many readers.
+    /// There are this many readers.
     Shared(u32),
-    /// Who may write, alone.
+    /// There is one writer, which has the memory alone.
     Leased,
 }
 

@@ -37,7 +37,7 @@ impl Angles {
         })
     }
 
-    /// Those of `count` positions from `first` on.
+    /// The angles of `count` positions from `first` on.
     ///
     /// # Errors
     /// There are no angles of some of them.
@@ -53,7 +53,7 @@ impl Angles {
         })
     }
 
-    /// Those of the positions (b, t) that the tokens of some samples have, integers.
+    /// The angles of the positions (b, t) that the tokens of some samples have, integers.
     ///
     /// # Errors
     /// There are no angles of some of them.
@@ -72,7 +72,7 @@ impl Angles {
         Ok(Angles { cosines, sines })
     }
 
-    /// The same angles.
+    /// The same angles, without copying them.
     #[must_use]
     pub fn shallow_clone(&self) -> Angles {
         Angles {

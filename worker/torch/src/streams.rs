@@ -31,12 +31,12 @@ pub enum Copies {
     Beside,
     /// Through pinned memory, in turn with what is computed: a comparison.
     InTurn,
-    /// By libtorch, of pageable memory, and the host waits: a comparison.
+    /// By libtorch, from pageable memory, and the host waits; for comparison.
     Pageable,
 }
 
 pub(crate) struct Gpu {
-    /// Where libtorch computes.
+    /// The stream with which libtorch computes.
     pub(crate) compute: Stream,
     /// Whether libtorch computes on the processor after all, at once: what is in the stream has to be waited for then.
     pub(crate) host_computes: bool,
@@ -66,7 +66,7 @@ enum Point {
 /// A tensor on its way to the host.
 pub struct Fetch {
     copying: Copying<(Pinned, OnDevice)>,
-    /// Of the tensor; its pinned memory may be longer.
+    /// Bytes of the tensor; its pinned memory may be longer.
     bytes: usize,
     gpu: &'static Gpu,
 }
@@ -74,7 +74,7 @@ pub struct Fetch {
 /// A tensor whose elements are on their way from the host.
 pub struct Bring {
     tensor: Tensor,
-    /// None: they have arrived.
+    /// The end of the copy; none if it has arrived.
     arrival: Option<(Event, &'static Gpu)>,
 }
 
@@ -83,7 +83,7 @@ fn refused(error: CudaError) -> TorchError {
 }
 
 impl Streams {
-    /// Of the processor, which has none.
+    /// The streams of the processor, which has none.
     pub const HOST: Streams = Streams(None);
 
     /// Of the GPU of this number. Where `device` is another, its memory is the processor's, which has computed when it hands a tensor over.
@@ -183,7 +183,7 @@ impl Streams {
         self.bring_bytes(bytes, bytes.len(), into)
     }
 
-    /// As [`Streams::bring`], of at most [`PIECE`] floats.
+    /// Like [`Streams::bring`], for at most [`PIECE`] floats.
     pub(crate) fn bring_piece(self, elements: &[f32], into: Tensor) -> Result<Bring, TorchError> {
         self.bring_bytes(bytemuck::cast_slice(elements), PIECE_BYTES, into)
     }

@@ -205,7 +205,7 @@ fn muon(check: &mut Check, written: &OptimizerSpec) -> UpdateRule {
     }
 }
 
-/// Both betas and epsilon.
+/// The two betas and epsilon.
 fn of_adam(check: &mut Check, written: &OptimizerSpec) -> [f64; 3] {
     let at = |field: &str| format!("spec.training.optimizer.{field}");
     let epsilon = Some(written.epsilon.unwrap_or(1e-8));

@@ -61,7 +61,7 @@ pub(super) struct Step<'a> {
     work: &'a [Vec<Work>],
     /// Number of tasks that a worker may issue before the first of them is computed; at least 1.
     run_ahead: usize,
-    /// Who reduces each unit.
+    /// For each unit, the workers that reduce it.
     holders: BTreeMap<Unit, Vec<usize>>,
     workers: Vec<Worker>,
     queues: BTreeMap<(Communicator, usize), VecDeque<Operation>>,

@@ -13,7 +13,7 @@ const MUON_STEP_BYTES: u64 = 5 * SINGLE_BYTES;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ParameterBytes {
-    /// In a worker's memory, during the whole training.
+    /// Bytes in a worker's memory during the whole training.
     pub resident: u64,
     /// Transferred to a worker that is missing it: the master and its moments.
     pub moved: u64,
@@ -39,7 +39,7 @@ impl ParameterBytes {
         ..ParameterBytes::FP32
     };
 
-    /// For training whose activations have elements of `element_bytes` bytes.
+    /// The numbers of bytes for training whose activations have elements of `element_bytes` bytes.
     #[must_use]
     pub fn computing_in(element_bytes: u64) -> ParameterBytes {
         if element_bytes < 4 {

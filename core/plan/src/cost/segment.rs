@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SegmentCost {
-    /// What it computes.
+    /// Kind of the segment.
     #[serde(default)]
     pub kind: SegmentKind,
     /// Forward time per sample.

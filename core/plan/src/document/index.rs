@@ -15,13 +15,13 @@ pub struct PlanIndex(OnceLock<Tables>);
 
 #[derive(Debug)]
 pub(crate) struct Tables {
-    /// Ascending.
+    /// All members, ascending.
     pub(crate) members: Vec<WorkerId>,
     /// Pipeline and first stage of each member.
     places: BTreeMap<WorkerId, (usize, usize)>,
     /// Workers that send state to others, with or without a stage.
     sources: BTreeSet<WorkerId>,
-    /// By unit of the undivided layout: its group, see [`Shape::group`].
+    /// For each unit of the undivided layout, its group; see [`Shape::group`].
     groups: Vec<Vec<WorkerId>>,
     /// By unit: its holders, the owner of its part of the norm first.
     holders: Vec<Vec<WorkerId>>,

@@ -10,7 +10,7 @@ const RUNNERS_UP: usize = 5;
 /// A plan that was not chosen.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RunnerUp {
-    /// As [`Shape::summary`].
+    /// Summary of the shape, as from [`Shape::summary`].
     pub summary: String,
     /// Samples in a micro-batch.
     pub micro_batch_size: u32,
@@ -20,7 +20,7 @@ pub struct RunnerUp {
     pub workers: usize,
     /// Predicted step, milliseconds.
     pub step_ms: f64,
-    /// As [`crate::Prediction::bubble`].
+    /// Bubble of the shape, as in [`crate::Prediction::bubble`].
     pub bubble: f64,
     /// Why it lost, for people.
     pub why: String,

@@ -25,7 +25,7 @@ impl NodeAndZone {
 /// What workers have in common: whether they share a node, and a zone. Smaller is better.
 pub(super) type Common = (bool, bool);
 
-/// Where some workers are.
+/// The locations of some workers.
 #[derive(Default)]
 pub(super) struct Locations(BTreeMap<WorkerId, NodeAndZone>);
 
@@ -45,7 +45,7 @@ impl Locations {
         self.0.get(&worker).copied().unwrap_or_default()
     }
 
-    /// Whether nothing distinguishes them.
+    /// Whether the locations do not distinguish the workers, for example because none is known.
     pub(super) fn are_unknown(&self) -> bool {
         self.0.is_empty()
     }

@@ -222,7 +222,7 @@ fn positions(problem: &Problem, candidate: &Candidate) -> (Vec<Positions>, BTree
 struct Positions {
     range: SegmentRange,
     need: u64,
-    /// Ascending.
+    /// Positions, ascending.
     numbers: Vec<usize>,
 }
 

@@ -26,7 +26,7 @@ pub struct WorkerInfo {
 }
 
 impl WorkerInfo {
-    /// Where it is.
+    /// The location of the worker.
     #[must_use]
     pub fn location(&self) -> Location<'_> {
         Location {

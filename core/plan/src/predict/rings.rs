@@ -15,7 +15,7 @@ pub(crate) struct RingMembers<'a> {
     pub(crate) workers: usize,
     /// When each stage has ended its last backward, milliseconds.
     pub(crate) ends_ms: &'a [f64],
-    /// How many there are.
+    /// Number of members.
     pub(crate) count: usize,
 }
 
@@ -30,13 +30,13 @@ impl RingMembers<'_> {
 /// The end of one stage's step, milliseconds from the step's start.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 pub struct StageEnd {
-    /// Its rings begin.
+    /// Time at which its rings begin, in milliseconds.
     pub rings_from_ms: f64,
-    /// Its rings have ended.
+    /// Time at which its rings have ended, in milliseconds.
     pub rings_to_ms: f64,
-    /// Its optimizer begins.
+    /// Time at which its optimizer begins, in milliseconds.
     pub optimizer_from_ms: f64,
-    /// Its optimizer has ended.
+    /// Time at which its optimizer has ended, in milliseconds.
     pub ms: f64,
 }
 

@@ -39,9 +39,9 @@ pub struct Span {
     pub stage: usize,
     /// What the stage does meanwhile.
     pub activity: Activity,
-    /// When it begins.
+    /// Time at which it begins.
     pub start_ms: f64,
-    /// When it has ended.
+    /// Time at which it has ended.
     pub end_ms: f64,
 }
 

@@ -32,7 +32,7 @@ pub struct StepParts {
 pub struct PipelineTrace {
     /// Index of the first of them in the shape.
     pub first: usize,
-    /// How many there are.
+    /// Number of these pipelines.
     pub count: usize,
     /// Micro-batches that each runs.
     pub micro_batches: u32,
@@ -51,7 +51,7 @@ pub struct PipelineTrace {
 pub struct StepPrediction {
     /// The step time, milliseconds. If the costs have a host, workers take turns on the cores of their nodes.
     pub step_ms: f64,
-    /// Where its time goes.
+    /// The parts of the step time.
     pub parts: StepParts,
     /// Share of the workers' time, 0..1, in which the average one does not compute.
     pub bubble: f64,
@@ -219,7 +219,7 @@ pub(crate) struct StepTotals {
     pub(crate) step_ms: f64,
     pub(crate) parts: StepParts,
     pub(crate) bubble: f64,
-    /// By group and stage.
+    /// The end of each stage, by group and stage.
     pub(crate) ends: Vec<Vec<StageEnd>>,
 }
 

@@ -25,7 +25,7 @@ impl Speeds {
         Speeds::default()
     }
 
-    /// These speeds in steps of 5 %; all other workers are nominal.
+    /// Rounds these speeds to steps of 5 %; all other workers are nominal.
     #[must_use]
     pub fn new(speeds: impl IntoIterator<Item = (WorkerId, f64)>) -> Speeds {
         let rounded = speeds.into_iter().map(|(id, speed)| (id, rounded_speed(speed)));

@@ -8,14 +8,14 @@ use serde_path_to_error::{Path, Segment};
 /// Why a profile, or a table that goes with it, cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
-    /// Not JSON (NaN and Infinity are not).
+    /// The text is not JSON (JSON has no NaN and no Infinity).
     #[error("{file}: line {line}, column {column}: not JSON: {message}")]
     Json {
         /// Name of the file.
         file: String,
-        /// Counts from 1.
+        /// Line number, from 1 on.
         line: usize,
-        /// Counts from 1.
+        /// Column number, from 1 on.
         column: usize,
         /// What the JSON reader says.
         message: String,
@@ -163,7 +163,7 @@ impl Checker<'_> {
         self.require((least..=most).contains(&count), field, count, &allowed)
     }
 
-    /// At least one entry, each key above the one before.
+    /// Checks that there is at least one entry and that each key is greater than the previous one.
     pub(super) fn ascending<K: PartialOrd>(
         &self,
         field: &str,

@@ -36,7 +36,7 @@ pub enum ScheduleError {
     Early {
         /// Index of the stage in its pipeline.
         stage: usize,
-        /// Of which micro-batch.
+        /// Number of the micro-batch.
         micro_batch: u32,
     },
     /// A recompute without need, twice, not directly before its backward, or missing.
@@ -44,7 +44,7 @@ pub enum ScheduleError {
     Recompute {
         /// Index of the stage in its pipeline.
         stage: usize,
-        /// Of which micro-batch.
+        /// Number of the micro-batch.
         micro_batch: u32,
     },
     /// More micro-batches are kept than the bound allows.
@@ -64,7 +64,7 @@ pub enum ScheduleError {
         worker: usize,
         /// Index in its list.
         position: usize,
-        /// Whose task it is.
+        /// The stage of the task.
         stage: usize,
     },
     /// Every worker waits for another.

@@ -21,7 +21,7 @@ pub enum Instruction {
 pub struct Task {
     /// Index of the stage in its pipeline.
     pub stage: usize,
-    /// What to do.
+    /// The instruction of the task.
     pub instruction: Instruction,
 }
 

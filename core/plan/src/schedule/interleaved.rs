@@ -52,7 +52,7 @@ pub(super) fn order(chunks: usize, workers: usize, worker: usize, micro_batches:
     list
 }
 
-/// As [`super::stash_max`].
+/// The same as [`super::stash_max`], for interleaved schedules.
 pub(super) fn stash_max(chunks: usize, stages: usize, stage: usize, micro_batches: u32) -> u32 {
     let workers = (stages / chunks).max(1);
     // From the second backward of a stage on, it keeps the same number at the same points of each group.

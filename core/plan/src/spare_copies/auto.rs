@@ -13,7 +13,7 @@ const LINK_SHARE_MAX: f64 = 0.5;
 /// What is expected of the run. Times in milliseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Expected {
-    /// A step.
+    /// Time of a step.
     pub step_ms: f64,
     /// Expected time until the next change of the set of workers, from observations. All changes are counted, whether losses or not.
     pub change_ms: f64,

@@ -13,7 +13,7 @@ const LONGEST: u32 = 16;
 struct Mark {
     /// The link is avoided until this time.
     until: Time,
-    /// For how long it was avoided the last time.
+    /// How long the link was avoided the last time.
     lasts: Duration,
 }
 

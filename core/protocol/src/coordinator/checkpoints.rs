@@ -31,9 +31,9 @@ pub(super) struct Checkpoints {
 struct Request {
     /// A state beyond this step is requested; not set before the first order.
     after: Option<Step>,
-    /// In which generation it was ordered.
+    /// Generation of the order.
     generation: Generation,
-    /// When it was ordered.
+    /// Time of the order.
     at: Time,
 }
 

@@ -19,7 +19,7 @@ pub(super) struct Churn {
 }
 
 impl Churn {
-    /// Nothing is known yet.
+    /// A churn without any observation yet.
     pub(super) fn expecting(horizon: Duration) -> Self {
         Self {
             since: None,
@@ -42,7 +42,7 @@ impl Churn {
         self.expect_anew(now, prior);
     }
 
-    /// From now on plans use the present estimate.
+    /// Makes plans use the present estimate from now on.
     pub(super) fn expect_anew(&mut self, now: Time, prior: Duration) {
         self.horizon = self.expected(now, prior);
     }

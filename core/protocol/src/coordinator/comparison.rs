@@ -45,7 +45,7 @@ pub(super) enum ComparisonResult {
     },
     /// Holders of these units differ.
     Differ {
-        /// Which units.
+        /// Units whose digests differ.
         units: Vec<Unit>,
         /// Workers whose copies differ from those of the majority; empty if some unit has no majority.
         odd: BTreeSet<WorkerId>,
@@ -58,7 +58,7 @@ impl Comparison {
         self.open.len()
     }
 
-    /// After a rollback, earlier comparisons are no longer valid.
+    /// Forgets earlier comparisons, which are no longer valid after a rollback.
     pub(super) fn begin_anew(&mut self) {
         *self = Self::default();
     }

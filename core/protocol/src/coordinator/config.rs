@@ -200,7 +200,7 @@ impl CoordinatorConfig {
 pub struct Hello {
     /// Where it listens for peers (`host:port`).
     pub address: String,
-    /// For people.
+    /// Name of the worker, for users.
     pub name: String,
     /// The node it runs on.
     pub node: String,
@@ -217,7 +217,7 @@ pub struct Hello {
 /// The complete checkpoints in the store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Listing {
-    /// Their states.
+    /// States of the complete checkpoints.
     pub complete: Vec<StateId>,
     /// Checkpoints that were found damaged. None of them is in `complete`.
     pub damaged: Vec<StateId>,
@@ -274,7 +274,7 @@ pub enum CoordinatorInput {
     Report {
         /// The worker.
         from: WorkerId,
-        /// Its report.
+        /// Report of the worker.
         report: Report,
     },
     /// Where the time of a worker's step went. It is only used to make plans; nothing in the protocol depends on it.
@@ -343,7 +343,7 @@ pub enum CoordinatorEffect {
         /// The state.
         id: StateId,
     },
-    /// For the run's log of events and its metrics.
+    /// An event for the run's log and its metrics.
     Event(Event),
     /// The run has ended for this coordinator: close all streams and end.
     Finish(Outcome),

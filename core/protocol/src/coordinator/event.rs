@@ -15,14 +15,14 @@ use crate::message::Phase;
 pub enum Event {
     /// This coordinator is the leader now.
     TookOver {
-        /// Its term.
+        /// Term of the coordinator.
         term: u64,
     },
     /// A worker's stream came up.
     WorkerJoined {
         /// The worker.
         worker: WorkerId,
-        /// Its name for people.
+        /// Name of the worker, for users.
         name: String,
         /// Where it listens for peers.
         address: String,
@@ -31,28 +31,28 @@ pub enum Event {
     WorkerLost {
         /// The worker.
         worker: WorkerId,
-        /// Its name for people.
+        /// Name of the worker, for users.
         name: String,
     },
     /// A worker was notified that it will be stopped.
     WorkerDraining {
         /// The worker.
         worker: WorkerId,
-        /// Its name for people.
+        /// Name of the worker, for users.
         name: String,
     },
     /// A drained worker was released.
     WorkerReleased {
         /// The worker.
         worker: WorkerId,
-        /// Its name for people.
+        /// Name of the worker, for users.
         name: String,
     },
     /// A plan is persisted.
     Planned {
-        /// Its number.
+        /// Number of the plan.
         generation: Generation,
-        /// Its shape in short.
+        /// Short form of the plan's shape.
         plan: String,
         /// How many workers it uses.
         workers: usize,
@@ -60,14 +60,14 @@ pub enum Event {
         predicted_ms: f64,
         /// Whether this is a planned change; otherwise it is a recovery or the first plan.
         change: bool,
-        /// Why, for people.
+        /// Reason for the plan, as text for users.
         reason: String,
     },
     /// All generations up to `upto` are stopped.
     Fenced {
         /// The last one.
         upto: Generation,
-        /// Why, for people.
+        /// Reason for the fence, as text for users.
         because: String,
     },
     /// The inventories that a recovery is based on.
@@ -132,7 +132,7 @@ pub enum Event {
     Cancelled {
         /// The generation.
         generation: Generation,
-        /// Why, for people.
+        /// Reason, as text for users.
         because: String,
     },
     /// A step was committed: the first report of this state.
@@ -195,14 +195,14 @@ pub enum Event {
     },
     /// There are too few workers: training waits, and state is kept.
     BelowMinimum {
-        /// Usable workers.
+        /// Number of usable workers.
         have: usize,
         /// Needed workers.
         need: usize,
     },
     /// The planner finds no plan for the present workers.
     NoPlan {
-        /// Why, for people.
+        /// Reason, as text for users.
         reason: String,
     },
     /// The record could not be written; nothing changes until it can be.
@@ -212,7 +212,7 @@ pub enum Event {
     },
     /// No holder and no checkpoint is left for these units.
     Lost {
-        /// Which.
+        /// The units that were lost.
         units: Vec<Unit>,
     },
     /// More steps in a row were skipped than the job allows: gradients are no longer finite, and the run ends.
@@ -224,7 +224,7 @@ pub enum Event {
     },
     /// Another coordinator has taken over.
     Deposed {
-        /// Its term.
+        /// Term of the other coordinator.
         by_term: u64,
     },
 }
@@ -274,7 +274,7 @@ pub enum Outcome {
     /// No worker and no checkpoint has the state of these units any more; or the store has damaged each copy of the last step's state
     /// ([`Event::FinalCheckpointDamaged`]).
     StateLost {
-        /// Which.
+        /// The units that were lost.
         units: Vec<Unit>,
     },
 }
@@ -285,7 +285,7 @@ pub enum Outcome {
 pub struct WorkerView {
     /// Its identity: new for every process start.
     pub id: WorkerId,
-    /// Its name for people.
+    /// Name of the worker, for users.
     pub name: String,
     /// The node it runs on.
     pub node: String,

@@ -22,7 +22,7 @@ use varuna_plan::{Base, Infeasible, Plan, Shape, StateId, Unit, WorkerId};
 pub(super) enum Action {
     /// Wait: there are not enough answers or workers yet, or not enough time has passed.
     Wait,
-    /// There is a plan.
+    /// Write the record with the new plan.
     Write(Record),
     /// The record with the time waited so far is written; the recovery keeps waiting meanwhile.
     Note(Record),

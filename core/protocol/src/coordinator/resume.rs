@@ -17,7 +17,7 @@ pub(super) struct Evidence<'a> {
     pub(super) reached: Option<StateId>,
 }
 
-/// Where to resume.
+/// The state at which a recovery resumes.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Resume {
     pub(super) id: StateId,
@@ -33,7 +33,7 @@ pub(super) struct Resume {
 enum Finish {
     /// It can be finished, and has to be: some worker may have committed it.
     Decided(Decision),
-    /// Nobody committed it.
+    /// No member has committed the step.
     Never,
     /// A worker that did not answer may have committed it.
     Unknown,

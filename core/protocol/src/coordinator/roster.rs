@@ -15,12 +15,12 @@ const GONE_MAX: usize = 128;
 #[derive(Default)]
 pub(super) struct Worker {
     pub(super) hello: Option<Hello>,
-    /// Its stream is up.
+    /// Whether its stream is open.
     pub(super) connected: bool,
     pub(super) heard_at: Time,
     pub(super) disconnected_at: Time,
     pub(super) status: Option<Status>,
-    /// Its process has ended for certain.
+    /// Whether the worker's process has ended for certain.
     pub(super) process_ended: bool,
     /// Another component reported that it will leave, and it is planned around.
     pub(super) has_notice: bool,
@@ -83,7 +83,7 @@ impl Roster {
         self.get(id)?.hello.as_ref()
     }
 
-    /// For people.
+    /// Name of a worker, for users.
     pub(super) fn name(&self, id: WorkerId) -> String {
         self.hello(id).map_or_else(|| id.to_string(), |h| h.name.clone())
     }
@@ -131,7 +131,7 @@ impl Roster {
         self.get(id).map_or(Time(0), |w| w.disconnected_at)
     }
 
-    /// Its process has ended for certain.
+    /// Whether the worker's process has ended for certain.
     pub(super) fn has_ended(&self, id: WorkerId) -> bool {
         self.get(id).is_some_and(|w| w.process_ended)
     }
@@ -203,12 +203,12 @@ impl Roster {
         self.get(id)?.leaves_at
     }
 
-    /// Its state was found to be wrong.
+    /// Marks the worker's state as wrong.
     pub(super) fn distrust(&mut self, id: WorkerId) {
         self.changes += u64::from(self.distrusted.insert(id));
     }
 
-    /// Its state was found to be wrong.
+    /// Whether the worker's state was found to be wrong.
     pub(super) fn is_distrusted(&self, id: WorkerId) -> bool {
         !bug!(ResumeFromOddHolder) && self.distrusted.contains(&id)
     }
@@ -219,14 +219,14 @@ impl Roster {
         all.filter(|_| !bug!(ResumeFromOddHolder))
     }
 
-    /// It trains from this step on, if it did not before.
+    /// Notes that the worker trains from this step on, if it did not before.
     pub(super) fn trains_from(&mut self, id: WorkerId, step: Step) {
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.first_step.get_or_insert(step);
         }
     }
 
-    /// Its stream came up; true where it was down.
+    /// Notes that the worker's stream came up; true if it was down.
     pub(super) fn connect(&mut self, id: WorkerId, hello: Hello, now: Time) -> bool {
         let worker = self.workers.entry(id).or_default();
         let joins = !worker.connected;
@@ -240,7 +240,7 @@ impl Roster {
         joins
     }
 
-    /// Its stream is down; true where it was up.
+    /// Notes that the worker's stream is down; true if it was up.
     pub(super) fn disconnect(&mut self, id: WorkerId, now: Time) -> bool {
         let Some(worker) = self.workers.get_mut(&id).filter(|w| w.connected) else {
             return false;
@@ -270,7 +270,7 @@ impl Roster {
         gone.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// It never comes back.
+    /// The process of a worker has ended and never comes back.
     pub(super) fn process_ended(&mut self, id: WorkerId) {
         self.workers.entry(id).or_default().process_ended = true;
     }

@@ -47,7 +47,7 @@ impl SecondChances {
         due
     }
 
-    /// It was fast enough when it was tried, or is gone.
+    /// Forgets a worker that was fast enough when it was tried, or is gone.
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.left_out.remove(&worker);
     }

@@ -18,7 +18,7 @@ use crate::message::{Order, Time};
 use varuna_plan::spare_copies::SpareCopyDecision;
 use varuna_plan::{Base, Plan, Planner, StateId};
 
-/// What outlives every mode.
+/// The part of the coordinator's state that all modes share.
 pub(super) struct Shared {
     pub(super) config: CoordinatorConfig,
     pub(super) planner: Box<dyn Planner + Send>,

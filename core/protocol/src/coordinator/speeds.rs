@@ -34,15 +34,15 @@ const OFF: f64 = 0.25;
 /// What a worker observed in one step: for each segment the median time of one micro-batch's forward and backward together.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Observed {
-    /// In which generation.
+    /// Generation of the step.
     pub generation: Generation,
-    /// Which step.
+    /// Number of the step.
     pub step: Step,
     /// Samples in the micro-batches.
     pub micro_batch_size: u32,
     /// All forwards and backwards of the step, milliseconds.
     pub busy_ms: f64,
-    /// By segment, milliseconds.
+    /// Milliseconds for each segment.
     pub segments: Vec<(u32, f64)>,
 }
 

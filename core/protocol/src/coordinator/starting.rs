@@ -40,7 +40,7 @@ pub(super) struct Settling {
 }
 
 impl Settling {
-    /// From now on.
+    /// Waits from this time on.
     pub(super) fn new(active: Active, shared: &Shared, now: Time) -> Self {
         let until = now.after(shared.config.timing.settle);
         Self { until, active }

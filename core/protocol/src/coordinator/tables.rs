@@ -26,7 +26,7 @@ pub struct CoordinatorTables {
 }
 
 impl Coordinator {
-    /// How much it remembers.
+    /// The sizes of the coordinator's tables.
     #[must_use]
     pub fn tables(&self) -> CoordinatorTables {
         let shared = &self.shared;

@@ -12,7 +12,7 @@ use varuna_plan::WorkerId;
 pub(super) enum Scope {
     /// Everyone's: the clock, the record, the store, the user.
     Everyone,
-    /// One worker's.
+    /// The status of one worker.
     One(WorkerId),
 }
 
@@ -63,7 +63,7 @@ impl Turn<'_> {
 
 /// What a mode asks for next.
 pub(super) enum Next {
-    /// Nothing: the mode continues.
+    /// The mode continues.
     Stay,
     /// The generation cannot continue, for this reason: stop all workers and ask for their inventories.
     Recover(String),

@@ -26,9 +26,9 @@ pub(super) struct Unread {
 /// What follows from a generation.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Finding {
-    /// Nothing, or nothing yet.
+    /// Nothing follows, or not yet.
     Nothing,
-    /// Nobody could read.
+    /// No worker could read.
     NobodyReads,
     /// These workers are not used as readers for a while.
     LeaveOut(Vec<WorkerId>),

@@ -59,7 +59,7 @@ impl Coordinator {
     }
 }
 
-/// For simulations.
+/// Functions for simulations.
 impl Coordinator {
     /// The newest state that a worker has reported to it.
     #[must_use]

@@ -151,7 +151,7 @@ struct FollowedUnit {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Arrived {
     Taken,
-    /// It was taken before, or is older than the copy.
+    /// The gradient was taken before, or is older than the copy.
     Old,
     /// Something before it is missing.
     Gap,

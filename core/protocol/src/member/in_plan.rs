@@ -14,11 +14,11 @@ use varuna_plan::{Generation, Plan, StateId, Unit, WorkerId};
 
 /// How far a worker has come in its plan.
 pub(super) enum Stage {
-    /// It sends state to others and has no stage.
+    /// The worker sends state to others and has no stage.
     Source,
-    /// It connects, rolls forward, fetches.
+    /// The worker connects, rolls forward and fetches state.
     Loading(Transfers),
-    /// At the base with all peers connected; waits for Go.
+    /// The worker is at the base and connected to all peers; it waits for Go.
     Ready,
     Running,
 }

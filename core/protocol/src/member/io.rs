@@ -44,7 +44,7 @@ impl Default for MemberTiming {
 /// The configuration of a member.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemberConfig {
-    /// This worker.
+    /// Id of this worker.
     pub id: WorkerId,
     /// The model's units.
     pub layout: Layout,
@@ -69,7 +69,7 @@ pub enum MemberInput {
     Stream,
     /// The stream to the coordinator has ended.
     StreamDown,
-    /// From the newest stream.
+    /// An order on the newest stream.
     Order {
         /// The coordinator's term; orders of a lower term than the greatest seen are ignored.
         term: u64,
@@ -113,7 +113,7 @@ pub enum MemberInput {
         generation: Generation,
         /// The sender.
         from: WorkerId,
-        /// Which unit.
+        /// The unit.
         unit: Unit,
         /// The state it is at.
         id: StateId,
@@ -126,7 +126,7 @@ pub enum MemberInput {
         generation: Generation,
         /// The sender.
         from: WorkerId,
-        /// Which unit.
+        /// The unit.
         unit: Unit,
     },
     /// A fetch ended without a whole unit. `from` = this worker: the store has no valid shard of it.
@@ -135,7 +135,7 @@ pub enum MemberInput {
         generation: Generation,
         /// The source that was asked.
         from: WorkerId,
-        /// Which unit.
+        /// The unit.
         unit: Unit,
     },
     /// A unit's state was sent completely (see [`MemberEffect::Serve`]).
@@ -144,7 +144,7 @@ pub enum MemberInput {
         generation: Generation,
         /// The receiver.
         to: WorkerId,
-        /// Which unit.
+        /// The unit.
         unit: Unit,
     },
     /// A gradient was sent completely (see [`MemberEffect::Forward`]).
@@ -153,7 +153,7 @@ pub enum MemberInput {
         generation: Generation,
         /// The receiver.
         to: WorkerId,
-        /// Which unit.
+        /// The unit.
         unit: Unit,
     },
     /// The reduced gradient of a step is staged under `(unit, decision.id)`. The member answers at once with
@@ -163,7 +163,7 @@ pub enum MemberInput {
         generation: Generation,
         /// The sender.
         from: WorkerId,
-        /// Which unit.
+        /// The unit.
         unit: Unit,
         /// The decision of its step.
         decision: Decision,
@@ -175,7 +175,7 @@ pub enum MemberInput {
         generation: Generation,
         /// The sender.
         from: WorkerId,
-        /// Which unit.
+        /// The unit.
         unit: Unit,
         /// The generation and step that were run, and the unit's part of the norm exchange, as in [`MemberEffect::ForwardPrepared`].
         prepared: Prepared,
@@ -203,9 +203,9 @@ pub enum MemberInput {
     },
     /// Engine: a unit is at `id` now (the answer to Adopt, to ApplyForwarded, and to Load of the initial state).
     Loaded {
-        /// Which unit.
+        /// The unit.
         unit: Unit,
-        /// Its state.
+        /// State of the unit.
         id: StateId,
     },
     /// Engine: the running step failed for a reason other than Abort. The engine is idle and waits for Abort.
@@ -235,12 +235,12 @@ pub enum MemberEffect {
         generation: Generation,
         /// The peer.
         peer: WorkerId,
-        /// Where it listens.
+        /// Address at which the peer listens.
         address: String,
     },
     /// Close all connections of the generation, end its dials, refuse further ones.
     Disconnect {
-        /// Which one.
+        /// The generation whose connections are closed.
         generation: Generation,
     },
     /// Send on the connection of that generation. Dropped if there is none.
@@ -258,11 +258,11 @@ pub enum MemberEffect {
         generation: Generation,
         /// The receiver.
         to: WorkerId,
-        /// Which unit.
+        /// The unit.
         unit: Unit,
-        /// Its state.
+        /// State of the unit.
         id: StateId,
-        /// Travels with it.
+        /// The decision that is sent with the unit.
         decision: Option<Decision>,
     },
     /// Copy the unit's present state while the next step runs, and send the copy: training waits neither for the network nor for the
@@ -272,9 +272,9 @@ pub enum MemberEffect {
         generation: Generation,
         /// The receiver.
         to: WorkerId,
-        /// Which unit.
+        /// The unit.
         unit: Unit,
-        /// Its state.
+        /// State of the unit.
         id: StateId,
         /// The decision that led to it.
         decision: Option<Decision>,
@@ -285,7 +285,7 @@ pub enum MemberEffect {
         generation: Generation,
         /// The receiver.
         to: WorkerId,
-        /// Which unit.
+        /// The unit.
         unit: Unit,
         /// The decision of the step.
         decision: Decision,
@@ -296,15 +296,15 @@ pub enum MemberEffect {
         generation: Generation,
         /// The receiver.
         to: WorkerId,
-        /// Which unit.
+        /// The unit.
         unit: Unit,
-        /// Travels with it.
+        /// The norm that is sent with the gradient.
         prepared: Prepared,
     },
     /// Keep the gradient that has just arrived for a spare copy until it is applied, even if the connection closes. It is also dropped by
     /// Free, and when the unit is adopted at a later step.
     KeepGradient {
-        /// Which unit.
+        /// The unit.
         unit: Unit,
         /// The step that was run.
         step: Step,
@@ -319,7 +319,7 @@ pub enum MemberEffect {
     },
     /// Stop sending state in this generation: the engine is about to change it.
     StopServing {
-        /// Which one.
+        /// The generation in which nothing is sent any more.
         generation: Generation,
     },
     /// Send a report to the coordinator; dropped while no stream is up.
@@ -331,12 +331,12 @@ pub enum MemberEffect {
         generation: Generation,
         /// The state.
         id: StateId,
-        /// Which unit.
+        /// The unit.
         unit: Unit,
     },
     /// Engine: replace the held unit with the staged one. Answer: Loaded.
     Adopt {
-        /// Which unit.
+        /// The unit.
         unit: Unit,
         /// The state it is staged under.
         id: StateId,
@@ -356,7 +356,7 @@ pub enum MemberEffect {
     Apply {
         /// The decision to apply.
         decision: Decision,
-        /// To which units; each is prepared for it.
+        /// Units that it applies to; each is prepared for it.
         units: Vec<Unit>,
     },
     /// Engine: forget the state of all other units.
@@ -366,9 +366,9 @@ pub enum MemberEffect {
     },
     /// Copy the unit's present state, and put it into the store under `(id, unit)` if it is not there.
     Put {
-        /// Its state.
+        /// State of the unit.
         id: StateId,
-        /// Which unit.
+        /// The unit.
         unit: Unit,
     },
     /// Compute digests of the present state of these units while the next step runs. Answer: Digested, or none if the state is not there.
@@ -377,7 +377,7 @@ pub enum MemberEffect {
         id: StateId,
         /// Whether all members put it into the store.
         saved: bool,
-        /// Which units.
+        /// The units.
         units: Vec<Unit>,
     },
     /// End the process.

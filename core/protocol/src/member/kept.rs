@@ -13,7 +13,7 @@ const DOUBLINGS_MAX: u32 = 6;
 /// A unit whose copy this worker keeps.
 #[derive(Clone, Copy, Debug)]
 struct KeptUnit {
-    /// Its only holder.
+    /// The unit's only holder.
     from: WorkerId,
     /// The state it will have once the engine has done the work it was given; none if it needs a copy.
     at: Option<StateId>,
@@ -166,7 +166,7 @@ impl Kept {
         in_step > 0 && (in_step == self.units.len() || bug!(InStepWithSomeCopies))
     }
 
-    /// Its holder; none for a unit that is not kept.
+    /// The unit's holder; none for a unit that is not kept.
     pub(super) fn holder(&self, unit: Unit) -> Option<WorkerId> {
         self.units.get(&unit).map(|k| k.from)
     }

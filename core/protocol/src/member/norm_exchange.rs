@@ -17,7 +17,7 @@ pub(super) struct NormExchange {
 }
 
 impl NormExchange {
-    /// This member's own part.
+    /// Adds this member's own part.
     pub(super) fn put(&mut self, own: Norms) {
         self.own = Some(own);
     }

@@ -21,7 +21,7 @@ pub struct MemberTables {
 }
 
 impl Member {
-    /// How much it remembers.
+    /// The sizes of the member's tables.
     #[must_use]
     pub fn tables(&self) -> MemberTables {
         let (current, change) = (self.current.as_ref(), self.change.as_ref());

@@ -10,7 +10,7 @@ pub(crate) struct Chosen {
     pub(crate) mutant: Option<Mutant>,
     /// The numbers of its faults that happen; none = all.
     pub(crate) faults: Option<BTreeSet<usize>>,
-    /// Where its picture goes.
+    /// Path of the picture.
     pub(crate) svg: Option<String>,
 }
 

@@ -10,10 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use varuna_plan::{Plan, StateId, Unit, WorkerId};
 use varuna_protocol::Rollback;
 
-/// What comes of them.
+/// The effects of flipped bits.
 #[derive(Default)]
 pub(super) struct Flips {
-    /// Whose copies are wrong.
+    /// Copies that are wrong, with their workers.
     tainted: BTreeSet<(WorkerId, Unit)>,
     /// All wrong bits that were seen: they may come back from a checkpoint or a peer.
     wrong: BTreeMap<(StateId, Unit), BTreeSet<u64>>,
@@ -71,7 +71,7 @@ impl Checker {
         self.flips.is_void(id)
     }
 
-    /// It has wrong bits of something.
+    /// Whether the worker has wrong bits of any state.
     pub(crate) fn is_tainted(&self, worker: WorkerId) -> bool {
         self.flips.tainted.iter().any(|(w, _)| *w == worker)
     }

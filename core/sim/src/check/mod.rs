@@ -25,7 +25,7 @@ use varuna_plan::{Base, Generation, OptimizerProgress, Plan, StateId, Step, Unit
 pub struct Violation {
     /// `a`..`p`.
     pub invariant: char,
-    /// What was seen.
+    /// Description of the violation.
     pub seen: String,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Checker {
     flips: flips::Flips,
     /// What coordinators know of checkpoints.
     restores: restores::Restores,
-    /// What recoveries began with.
+    /// The states with which recoveries began.
     waits: waits::Waits,
     /// The record said that no worker trains any more in the generations from its plan's to its highest. For earlier generations another
     /// recovery asked all workers; one that it left out may still finish a step that others have finished.

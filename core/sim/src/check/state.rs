@@ -8,7 +8,7 @@ use varuna_plan::{Decision, OptimizerProgress, StateId, Unit, WorkerId};
 /// How a worker got a state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Origin {
-    /// By running the step before, as a holder under the plan.
+    /// By running the previous step as a holder under the plan.
     Step,
     /// By the gradient of another worker's step, for a copy that only follows: no comparison includes it.
     Forwarded,

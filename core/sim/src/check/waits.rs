@@ -7,7 +7,7 @@ use super::{Checker, Violation, broken};
 use std::collections::BTreeMap;
 use varuna_plan::{Generation, Plan, StateId, Step, WorkerId};
 
-/// What recoveries began with.
+/// The states with which recoveries began.
 #[derive(Default)]
 pub(super) struct Waits {
     /// When each plan was fenced first, by whichever coordinator.
@@ -18,7 +18,7 @@ pub(super) struct Waits {
 
 /// A recovery's plan.
 pub(crate) struct Decided<'a> {
-    /// Who decides on it.
+    /// The coordinator that decides on it.
     pub(crate) by: usize,
     pub(crate) plan: &'a Plan,
     pub(crate) base: StateId,

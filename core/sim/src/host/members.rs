@@ -17,7 +17,7 @@ pub(crate) struct MemberHost<W> {
     pub(crate) stream: u64,
     /// Generations whose connections it accepts.
     pub(crate) open: BTreeSet<Generation>,
-    /// Its dials that were not yet accepted.
+    /// Dials of this worker that were not yet accepted.
     pub(crate) dials: BTreeSet<(Generation, WorkerId)>,
     pub(crate) local: W,
 }

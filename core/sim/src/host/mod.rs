@@ -36,7 +36,7 @@ pub(crate) enum Message<D> {
     Closed,
     Peer(PeerMessage),
     Report(Report),
-    /// With the coordinator's term.
+    /// An order, with the coordinator's term.
     Order(u64, Order),
     Data(D),
 }
@@ -110,7 +110,7 @@ pub(crate) trait Environment: Sized {
     fn coordinator_effect(host: &mut Host<Self>, c: usize, effect: CoordinatorEffect) -> Done<Self>;
     /// An event of the environment's own.
     fn event(host: &mut Host<Self>, event: Self::Event) -> Done<Self>;
-    /// By how much a process's clock is ahead of the host's.
+    /// How far a process's clock is ahead of the host's.
     fn clock_ahead(&self, _process: Process) -> u64 {
         0
     }

@@ -1,4 +1,4 @@
-//! What happens when.
+//! The queue of events, in the order of time.
 
 use std::collections::BTreeMap;
 

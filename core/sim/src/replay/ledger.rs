@@ -66,7 +66,7 @@ impl Cause {
     }
 }
 
-/// What the job does.
+/// The activity of the job.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Activity {
     /// Training is paused, for this cause.

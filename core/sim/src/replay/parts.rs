@@ -37,7 +37,7 @@ pub struct RecoveryParts {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read the recovery parts {file}: {why}")]
 pub struct PartsError {
-    /// As the caller named it.
+    /// File name, as the caller gave it.
     pub file: String,
     /// Which field, its value, what is allowed.
     pub why: String,

@@ -23,9 +23,9 @@ pub struct Reconfiguration {
     pub at_s: f64,
     /// The plan's generation.
     pub generation: u64,
-    /// What caused it.
+    /// Cause of the reconfiguration.
     pub why: Why,
-    /// Its shape in short form, such as `P4xD2` (4 stages, 2 pipelines).
+    /// The plan's shape in short form, such as `P4xD2` (4 stages, 2 pipelines).
     pub plan: String,
     /// Available nodes.
     pub there: usize,

@@ -35,9 +35,9 @@ pub struct Trace {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot read the trace {file}, line {line}: {field} {why}")]
 pub struct TraceError {
-    /// As the caller named it.
+    /// File name, as the caller gave it.
     pub file: String,
-    /// From 1.
+    /// Line number, from 1 on.
     pub line: u64,
     /// Column.
     pub field: &'static str,
@@ -105,13 +105,13 @@ impl Trace {
         })
     }
 
-    /// When it begins, nanoseconds.
+    /// Time at which the trace begins, nanoseconds.
     #[must_use]
     pub fn start_ns(&self) -> u64 {
         self.moments.first().map_or(0, |m| m.at_ns)
     }
 
-    /// When it ends, nanoseconds.
+    /// Time at which the trace ends, nanoseconds.
     #[must_use]
     pub fn end_ns(&self) -> u64 {
         self.moments.last().map_or(0, |m| m.at_ns)

@@ -90,7 +90,7 @@ pub struct Costs {
 pub struct Unfinished {
     /// Workers at first.
     pub workers: u64,
-    /// Which phase.
+    /// Name of the phase.
     pub phase: &'static str,
     /// The time limit.
     pub within: Duration,

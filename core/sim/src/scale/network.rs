@@ -15,7 +15,7 @@ const LATENCY_NS: u64 = 1_000_000;
 /// Time of a step's forward, backward and reduction.
 const STEP_NS: u64 = 100_000_000;
 
-/// What happens later.
+/// An event at a later time.
 #[derive(Debug)]
 pub(super) enum Timer {
     Deliver(Channel, Message<Infallible>),

@@ -8,7 +8,7 @@ mod text;
 use std::collections::BTreeMap;
 use varuna_plan::WorkerId;
 
-/// Whose row it is.
+/// The process or part to which a row belongs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Row {
     /// A coordinator, in the order in which they started.
@@ -20,9 +20,9 @@ pub enum Row {
 /// The state of a process, as it is drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Look {
-    /// It has ended.
+    /// The process has ended.
     Dead,
-    /// It is stopped (SIGSTOP).
+    /// The process is stopped (SIGSTOP).
     Paused,
     /// A worker without a plan.
     Idle,
@@ -76,7 +76,7 @@ pub enum Kind {
     Violation,
 }
 
-/// Something that happened.
+/// An event in a row.
 #[derive(Clone, PartialEq, Debug)]
 struct Entry {
     at: u64,

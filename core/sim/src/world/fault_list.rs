@@ -123,9 +123,9 @@ impl Fault {
 /// A fault that happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct InjectedFault {
-    /// Its number in the schedule.
+    /// Number of the fault in the schedule.
     pub number: usize,
-    /// Its kind.
+    /// Kind of the fault.
     pub fault: Fault,
     /// When, in milliseconds of the world; what lasts all through a schedule begins at 0.
     pub at: u64,
@@ -160,7 +160,7 @@ pub(super) struct Faults {
     pub(super) only_joins: bool,
     /// Planned changes that were cancelled when all was quiet again.
     pub(super) cancelled_since: u32,
-    /// Those that succeeded then.
+    /// Number of switches that have succeeded since then.
     pub(super) switched_since: u32,
     /// Which faults happen: all, or those of these numbers.
     pub(super) only: Option<BTreeSet<usize>>,
@@ -172,7 +172,7 @@ pub(super) struct Faults {
     pub(super) lasting_cut: usize,
     /// The numbers of bits that change.
     pub(super) flips: BTreeSet<usize>,
-    /// What happened so far.
+    /// Faults that were injected so far.
     pub(super) injected: Vec<InjectedFault>,
 }
 

@@ -22,7 +22,7 @@ const AGAIN: Ms = 100;
 /// at most this many times.
 const TRIES: u32 = 20;
 
-/// What comes of it.
+/// The effects of the loss of a single worker.
 #[derive(Default)]
 pub(super) struct LoneLoss {
     /// The worker that is to die as soon as it has run a step.
@@ -52,7 +52,7 @@ enum Copies {
     Held,
     /// What only it held is kept as spare copies that were up to date. By keeper: how many copies it had given up by then.
     Kept(BTreeMap<WorkerId, u32>),
-    /// There are none: it was the last holder of some unit.
+    /// There are no copies: the worker was the last holder of some unit.
     None,
 }
 
@@ -120,7 +120,7 @@ impl Host<Schedule> {
         }
     }
 
-    /// It dies, if all is still quiet.
+    /// Makes the worker die, if all is still quiet.
     pub(super) fn die_alone(&mut self, w: WorkerId) {
         let Some(plan) = self.quiet_plan().filter(|plan| plan.has(w)) else {
             return;

@@ -47,7 +47,7 @@ type Result = std::result::Result<(), Violation>;
 
 /// Samples per step.
 const BATCH: u64 = 8;
-/// What happens later.
+/// An event at a later time.
 #[derive(Debug)]
 pub(crate) enum Timer {
     Deliver(Channel),
@@ -104,11 +104,11 @@ pub(crate) struct Worker {
     engine: Engine,
     /// Numbers the engine's runs, so that a late event of an older one is ignored.
     runs: u64,
-    /// It dies in its first step.
+    /// Set if the worker dies in its first step.
     crash_loop: Option<CrashLoop>,
     /// The platform announced that it will leave, correctly or not.
     announced: bool,
-    /// It computes slowly until then.
+    /// The worker computes slowly until this time.
     slow_until: u64,
     /// Shards that the store has not taken yet.
     uploads: usize,

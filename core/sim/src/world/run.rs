@@ -21,7 +21,7 @@ use varuna_protocol::{Mutant, Record};
 
 /// The job must end within this many milliseconds of the world after the faults stop.
 const PATIENCE: Ms = 40_000;
-/// This many times as long if the faults only become rarer.
+/// Factor for time limits and numbers of events if the faults only become rarer.
 const RARER: Ms = 3;
 /// Additional milliseconds for each step: a step with an evaluation, over a slow network.
 const STEP_MAX: Ms = 2_000;

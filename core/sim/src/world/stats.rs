@@ -1,4 +1,4 @@
-//! What happened, in numbers.
+//! Statistics of schedules.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ pub struct Stats {
     pub events: u64,
     /// Plans persisted.
     pub generations: u64,
-    /// Of these: planned changes.
+    /// Number of these plans that were planned changes.
     pub planned: u64,
-    /// Of these: recoveries that finish a step.
+    /// Number of these plans that were recoveries which finish a step.
     pub rolled: u64,
-    /// Of these: recoveries from a checkpoint beyond the initial state.
+    /// Number of these plans that were recoveries from a checkpoint beyond the initial state.
     pub restores: u64,
     /// Commits, one for each worker.
     pub commits: u64,

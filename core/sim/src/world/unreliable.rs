@@ -84,7 +84,7 @@ impl Unreliable {
         (unreliable, on)
     }
 
-    /// When faults become rarer.
+    /// The rates of faults for the time in which they become rarer.
     pub(super) fn rarer(self) -> Self {
         let rarely = |rate: u64| rate.min(2);
         Self {

@@ -47,7 +47,7 @@ impl Host<Schedule> {
         self.put(upload.id, upload.unit, upload.state);
     }
 
-    /// Until when the coordinator cannot reach the store, if it cannot now.
+    /// Until when the coordinator cannot reach the store; none if it can now.
     pub(super) fn store_blocked(&self, c: usize) -> Option<Ms> {
         let down = Some(self.env.outage.down_until).filter(|until| *until > self.now());
         self.blocked_until(Node::Coordinator(c), Node::Store).max(down)
@@ -59,7 +59,7 @@ impl Host<Schedule> {
 pub(super) struct Outage {
     /// Nobody reaches it until then.
     pub(super) down_until: Ms,
-    /// It takes no more shards until then.
+    /// The store takes no more shards until then.
     pub(super) full_until: Ms,
 }
 

@@ -19,7 +19,7 @@ impl Host<Schedule> {
         Ok(())
     }
 
-    /// How everybody looks now.
+    /// Records the present state of all processes for the timeline.
     pub(super) fn watch_looks(&mut self) {
         let now = self.now();
         let Some(timeline) = &mut self.env.timeline else {

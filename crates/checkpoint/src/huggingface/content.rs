@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// A file of the folder, wherever it is stored.
 pub trait Content {
-    /// Its length in bytes.
+    /// Length of the content, in bytes.
     fn length(&self) -> u64;
 
     /// Fills `out` with the bytes from `start` on.

@@ -35,7 +35,7 @@ impl Elements {
         }
     }
 
-    /// Its name in `config.json`.
+    /// Name of the format in `config.json`.
     #[must_use]
     pub fn published(self) -> &'static str {
         match self {
@@ -89,9 +89,9 @@ impl View for Tensor {
 /// A complete file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExportedFile {
-    /// Its name in the folder.
+    /// Name of the file in the folder.
     pub name: String,
-    /// All of it.
+    /// Content of the file.
     pub content: Vec<u8>,
 }
 

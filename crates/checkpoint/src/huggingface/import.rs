@@ -40,7 +40,7 @@ enum Elements {
 }
 
 impl Elements {
-    /// None for any other format.
+    /// The elements of this format; none for a format that cannot be imported.
     fn of(dtype: Dtype) -> Option<Elements> {
         match dtype {
             Dtype::F32 => Some(Elements::Fp32),
@@ -91,7 +91,7 @@ struct Tensor {
 struct Source<'a> {
     tensor: &'a Tensor,
     elements: Elements,
-    /// Its rows and columns, if our rows are its columns.
+    /// Rows and columns of the file's tensor, if our rows are its columns.
     transposed: Option<[usize; 2]>,
 }
 

@@ -50,7 +50,7 @@ struct Data {
 struct Destination {
     /// The end of the tensor in the file's data.
     end: usize,
-    /// Its end in the shard's data, in bytes.
+    /// End of the part in the shard's data, in bytes.
     end_in_shard: usize,
 }
 

@@ -9,7 +9,7 @@ use varuna_plan::StateId;
 /// Finds and completes them.
 #[derive(Debug, Default)]
 pub(super) struct Unfinished {
-    /// Those in the previous listing.
+    /// Unfinished checkpoints of the previous listing.
     seen: BTreeSet<StateId>,
 }
 

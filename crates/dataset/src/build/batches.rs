@@ -13,7 +13,7 @@ pub(super) const DOCUMENT_BYTES_MAX: usize = 32 << 20;
 pub(super) enum Stop {
     /// No more batches are wanted.
     NotWanted,
-    /// Something cannot be read.
+    /// An input cannot be read.
     Failed(DataError),
 }
 

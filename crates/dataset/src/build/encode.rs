@@ -134,7 +134,7 @@ fn refused(path: &Path, place: Place, why: NoTokens) -> DataError {
 #[derive(Debug)]
 struct NoText {
     why: String,
-    /// It is JSON, and something else than was expected.
+    /// Whether the line is JSON, but something else than was expected.
     is_json: bool,
 }
 

@@ -218,7 +218,7 @@ pub(super) struct Part {
 /// The content of a part before it is tokenized.
 #[derive(Debug)]
 pub(super) enum Content {
-    /// Its text.
+    /// Text of the document.
     Text(Vec<u8>),
     /// A line of JSON, whose field is its text.
     Line(Vec<u8>),

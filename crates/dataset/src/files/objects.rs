@@ -63,7 +63,7 @@ struct Object {
     path: Path,
     number: u32,
     length: u64,
-    /// Its version, if the store reports one.
+    /// Version of the object, if the store reports one.
     version: Option<String>,
 }
 
@@ -185,7 +185,7 @@ impl Object {
 }
 
 impl ObjectFile {
-    /// Its length in bytes.
+    /// Length of the object, in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.object.length
     }

@@ -13,7 +13,7 @@ pub(crate) struct Documents {
 }
 
 impl Documents {
-    /// Of an open index.
+    /// The documents of an open index.
     pub(crate) fn new(idx: DataFile, path: PathBuf, index: Index) -> Documents {
         Documents { idx, path, index }
     }

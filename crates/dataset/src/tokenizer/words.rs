@@ -50,7 +50,7 @@ pub(super) struct Words {
     before_words: Vec<String>,
     /// The tokens that the tokenizer adds before and after a text.
     around: [Vec<u32>; 2],
-    /// At most one for each thread that is tokenizing.
+    /// Known words; at most one entry for each thread that is tokenizing.
     known: Mutex<Vec<Known>>,
 }
 
@@ -148,7 +148,7 @@ impl Words {
 }
 
 impl Cut {
-    /// None if the library refuses the pattern.
+    /// Compiles a pattern; none if the library refuses it.
     fn by(pattern: &str) -> Option<Cut> {
         let others = pattern
             .strip_suffix(SPACES)

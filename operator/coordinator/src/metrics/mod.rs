@@ -64,7 +64,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Those of a job.
+    /// The metrics of a job.
     #[must_use]
     pub fn new(namespace: &str, job: &str) -> Metrics {
         let mut registry = Registry::with_prefix("varuna");

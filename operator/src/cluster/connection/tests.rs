@@ -42,13 +42,13 @@ async fn a_call_that_is_not_answered_fails() {
 /// What a server does with its connections.
 #[derive(Clone, Copy)]
 enum Server {
-    /// It answers with the HTTP version of the request.
+    /// The server answers with the HTTP version of the request.
     Answers,
-    /// It answers no request, but the connection is alive.
+    /// The server answers no request, but the connection is alive.
     Waits,
-    /// It starts answers that do not continue, but the connection is alive.
+    /// The server starts answers that do not continue, but the connection is alive.
     Stops,
-    /// It keeps its connections open, but does not react at all.
+    /// The server keeps its connections open, but does not react at all.
     Hangs,
 }
 

@@ -25,7 +25,7 @@ pub(super) struct RunAhead {
 }
 
 impl RunAhead {
-    /// How many there are.
+    /// Number of tasks that the device has not done.
     fn count(&mut self) -> Result<usize, EngineError> {
         while let Some(mark) = self.marks.front() {
             if !mark.is_reached()? {

@@ -100,7 +100,7 @@ fn message(tag: Tag) -> Option<(Direction, Message)> {
 }
 
 impl<'a> OverNccl<'a> {
-    /// For one step, whose communicators these are.
+    /// Starts a step over these communicators.
     pub(super) fn start(over_link: OverLink<'a>, own: Arc<Communicators>) -> OverNccl<'a> {
         let (plan, me) = (over_link.plan, over_link.config.me);
         let place = plan.place(me).map_or(0, |(pipeline, _)| pipeline);

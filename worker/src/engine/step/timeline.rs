@@ -22,7 +22,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// With the optimizer, which has just ended and took this long.
+    /// Adds the optimizer, which has just ended and took this long.
     #[must_use]
     pub fn with_optimizer(self, took: Duration) -> MeasuredWork {
         let ended = self.began.elapsed();

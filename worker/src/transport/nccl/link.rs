@@ -25,7 +25,7 @@ pub struct NcclLink {
 }
 
 impl NcclLink {
-    /// Over a generation's link.
+    /// Makes a link over a generation's link.
     #[must_use]
     pub fn new(me: WorkerId, inner: Arc<dyn Link>, nccl: Option<Arc<Nccl>>) -> NcclLink {
         NcclLink {

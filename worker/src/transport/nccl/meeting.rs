@@ -18,7 +18,7 @@ fn packet(id: Option<&UniqueId>) -> Packet {
     Packet::Float32([answer].into_iter().chain(elements).collect())
 }
 
-/// What [`packet`] wrote.
+/// The id in a packet of [`packet`].
 fn id_of(packet: &Packet) -> Option<UniqueId> {
     let Packet::Float32(elements) = packet else {
         return None;
@@ -41,7 +41,7 @@ pub(super) struct Meeting<'a> {
     /// Which one, in the order of the plan.
     pub(super) communicator: u32,
     pub(super) ranks: &'a [WorkerId],
-    /// This worker's place among them.
+    /// This worker's position among them.
     pub(super) rank: usize,
     pub(super) deadline: Instant,
 }

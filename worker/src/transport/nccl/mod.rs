@@ -46,7 +46,7 @@ pub struct Nccl {
 pub struct Lane {
     /// The communicator.
     pub communicator: Communicator,
-    /// Its own.
+    /// The stream of this communicator's operations.
     pub stream: Stream,
 }
 
@@ -121,7 +121,7 @@ pub(crate) enum Wanted {
 }
 
 impl Wanted {
-    /// Its ranks, in order.
+    /// The ranks, in order.
     fn ranks(&self) -> Vec<WorkerId> {
         match self {
             Wanted::Edge(edge) => vec![edge.sender, edge.receiver],

@@ -22,7 +22,7 @@ pub(super) struct Offer {
     refused: bool,
     /// Generations in a row whose communicators were not made although all their ranks have NCCL.
     failures: u32,
-    /// Those of them that a lost peer explains, since communicators were made last.
+    /// Those of these generations that a lost peer explains, since communicators were last made.
     peers_lost: u32,
     /// Generations that still go without.
     pause: u32,

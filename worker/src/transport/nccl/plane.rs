@@ -21,7 +21,7 @@ pub struct NcclPlane<P> {
 }
 
 impl<P: DataPlane> NcclPlane<P> {
-    /// Over these connections. Without NCCL the worker still tells its peers so.
+    /// Makes a data plane over these connections. Without NCCL the worker still tells its peers so.
     #[must_use]
     pub fn new(inner: P, me: WorkerId, nccl: Option<Arc<Nccl>>) -> NcclPlane<P> {
         NcclPlane {

@@ -21,7 +21,7 @@ pub(super) const WINDOW: usize = 8;
 /// that. Smaller units need less room.
 pub(super) const PIECES: usize = 64;
 
-/// What is in progress.
+/// The part of a unit's reduction that is in progress.
 pub(super) struct Flight {
     pieces: usize,
     /// [`PIECES`], but in tests.
@@ -36,7 +36,7 @@ impl Flight {
 
 /// Elements that are summed in place. Ranges lie within them.
 pub trait Summands: Send {
-    /// How many there are.
+    /// Number of elements.
     fn elements(&self) -> usize;
     /// A copy of some of them.
     fn copy(&self, range: Range<usize>) -> Vec<f32>;
@@ -87,7 +87,7 @@ impl Summands for Lease {
 /// Who sums a unit, and who needs which part of the sum.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RingOf {
-    /// In the same order on all of them.
+    /// The members, in the same order on all of them.
     pub members: Vec<WorkerId>,
     /// The slices of the buffer that go round, one for each member: where each begins, and where the last ends. None: equal ones.
     pub slices: Option<Vec<usize>>,
@@ -122,7 +122,7 @@ pub(super) struct Ring<B> {
     pieces: usize,
     /// The first piece that has not started. Pieces start in order, so the earliest unfinished one is in progress everywhere.
     next: usize,
-    /// Those in progress, by their numbers.
+    /// Pieces in progress, by number.
     active: BTreeMap<usize, Piece>,
 }
 

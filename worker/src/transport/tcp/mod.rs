@@ -118,7 +118,7 @@ struct Shared {
     ended: AtomicBool,
     bytes_max: usize,
     greetings: Arc<Greetings>,
-    /// Of connections that begin from now on.
+    /// Limits of connections that begin from now on.
     limits: Mutex<Arc<Limits>>,
     /// Set, if the job encrypts, before the first generation: nothing that a peer says changes it.
     tls: OnceLock<Tls>,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// Silence after which the kernel asks whether the peer is still there.
 const IDLE: Duration = Duration::from_secs(10);
-/// Between two such questions.
+/// Time between two such questions.
 const INTERVAL: Duration = Duration::from_secs(5);
 /// Questions without an answer until the connection ends. The system counts them where the socket has no time limit for its data.
 const TRIES: u32 = 4;
@@ -20,7 +20,7 @@ const UNSENT: Duration = Duration::from_mins(5);
 /// Which end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
-    /// It sends frames.
+    /// The side that sends frames.
     Dialer,
     /// It sends nothing after the greeting, so only keep-alive probes can find a dead peer.
     Acceptor,

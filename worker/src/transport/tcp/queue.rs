@@ -41,7 +41,7 @@ struct Transfer {
     source: Box<dyn StateSource>,
     /// Elements sent so far, after the header.
     sent: usize,
-    /// Of what is sent so far.
+    /// Digest of what is sent so far.
     digester: Digester,
 }
 
@@ -80,12 +80,12 @@ impl Transfer {
 /// The transfer whose next frame is being made, without the lock: a device is read for it, and a digest computed.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum InWork {
-    /// There is none.
+    /// No frame is being made.
     #[default]
     None,
-    /// It comes before all others.
+    /// The transfer is still wanted, and comes before all others.
     Wanted,
-    /// It was dropped meanwhile.
+    /// The transfer was dropped meanwhile.
     Dropped,
 }
 

@@ -33,7 +33,7 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Memory {
-    /// For so many elements, none of which takes memory yet.
+    /// Memory for this many elements. It takes no pages before they are written.
     pub(super) fn new(len: usize) -> Memory {
         Memory {
             len,

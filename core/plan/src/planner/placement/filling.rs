@@ -10,7 +10,7 @@ use crate::planner::locations::{Common, Copies};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Nothing in common.
+/// Neither node nor zone in common.
 const NOTHING: Common = (false, false);
 
 /// Kinds of workers by speed, faster ones first, and the kinds of positions that each may have.
@@ -30,11 +30,11 @@ pub(super) struct Filling<'a> {
     /// The number of each (pipeline, stage).
     numbers: &'a BTreeMap<(usize, usize), usize>,
     pub(super) chosen: Vec<Option<WorkerId>>,
-    /// By kind of worker: the free workers, in order.
+    /// The free workers of each kind, in order.
     free: Vec<VecDeque<WorkerId>>,
-    /// By kind of position: the open position numbers.
+    /// The open position numbers of each kind of position.
     open: Vec<BTreeSet<usize>>,
-    /// By kind of position: the stage that it is a copy of.
+    /// For each kind of position, the stage that it is a copy of.
     stage_of: Vec<usize>,
     stages: Vec<Stage>,
 }

@@ -34,7 +34,7 @@ const ROUNDS: usize = 6;
 
 /// The workers of pipelines of one depth, in order.
 struct Grid {
-    /// By pipeline.
+    /// The workers of each pipeline, in order.
     workers: Vec<Vec<WorkerId>>,
     micro_batch_size: u32,
 }

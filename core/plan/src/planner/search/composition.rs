@@ -158,9 +158,9 @@ pub(in crate::planner) struct Bounds {
     /// Highest rate in micro-batches per millisecond: of a pipeline, and of a worker.
     rate: f64,
     efficiency: f64,
-    /// Fill, in periods.
+    /// Time to fill the pipeline, in periods.
     fill: f64,
-    /// By number of pipelines as in [`ClosedForm::tail_ms`], without latency.
+    /// For numbers of pipelines, the time as in [`ClosedForm::tail_ms`], without latency.
     tails: Vec<(usize, f64)>,
 }
 

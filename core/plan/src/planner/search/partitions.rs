@@ -75,7 +75,7 @@ pub(in crate::planner) struct Policies {
 
 /// What the memory limit means for partitions that were made without regard to it.
 enum MemoryEffect {
-    /// All fit.
+    /// All partitions fit into memory.
     AllFit,
     /// The depths that do not fit cannot be made to fit; these partitions remain.
     SomeFit(Vec<Option<Partition>>),

@@ -18,7 +18,7 @@ const SILENT: u32 = 4;
 /// wait costs few writes, and at most half of what a coordinator has waited is lost with it.
 const FIRST_NOTE: u32 = 16;
 
-/// For how long holders have been waited for.
+/// How long the recovery has waited for holders.
 pub(super) struct HolderWait {
     /// The time waited by earlier coordinators, and by this one until it last wrote it.
     before: Duration,

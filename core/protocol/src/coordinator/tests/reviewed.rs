@@ -643,7 +643,7 @@ fn a_coordinator_that_was_paused_gives_holders_their_time_before_it_gives_the_ru
     assert_eq!(rig.finished, None, "B is connected and may answer");
 }
 
-/// As above, but another input comes before the clock's next tick.
+/// Like the test above, but another input comes before the clock's next tick.
 #[test]
 fn whatever_comes_first_after_a_pause_of_the_coordinator_shows_the_pause() {
     let mut rig = paused_while_b_is_waited_for();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// As in a cluster: far longer than a recovery may take.
+/// The same value as in a cluster: far longer than a recovery may take.
 const WATCH: Duration = Duration::from_secs(300);
 
 fn seldom_reads() -> CoordinatorConfig {

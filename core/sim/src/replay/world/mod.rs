@@ -64,7 +64,7 @@ pub enum ReplayError {
     Ended {
         /// Seconds of the trace.
         at_s: u64,
-        /// How.
+        /// How the run ended.
         outcome: String,
     },
     /// A fault of the replay itself.
@@ -80,7 +80,7 @@ type Result<T = (), E = ReplayError> = std::result::Result<T, E>;
 /// The only coordinator.
 const COORDINATOR: usize = 0;
 
-/// What happens later.
+/// An event at a later time.
 #[derive(Debug)]
 enum Timer {
     Deliver(Channel, Message<Infallible>),

@@ -19,7 +19,7 @@ const STEADY: u32 = 3;
 /// A checkpoint, made at this state of the machines; `steps` of the trace's world were done.
 pub(super) struct Saved {
     pub(super) steps: u64,
-    /// On the trace's clock.
+    /// Time on the trace's clock from which the checkpoint can be used.
     pub(super) available_ns: u64,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Steady {
     /// When something but a commit last happened.
     pub(super) busy_at: u64,
     pub(super) committed_at: u64,
-    /// From commit to commit.
+    /// Time from one commit to the next.
     pub(super) period: u64,
     /// Equal periods in a row.
     pub(super) count: u32,

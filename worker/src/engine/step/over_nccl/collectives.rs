@@ -29,9 +29,9 @@ pub(super) type Part = (Action, Element, OnDevice);
 /// A sum that was begun.
 struct Sum {
     unit: Unit,
-    /// What it consists of.
+    /// The operations of the sum.
     pending: Vec<Pending<OnDevice>>,
-    /// Whether that is all.
+    /// Whether all operations were begun.
     is_begun: bool,
     lease: Lease,
 }
