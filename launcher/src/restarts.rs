@@ -151,7 +151,7 @@ impl Restarts {
         Action::StopAll
     }
 
-    /// With which exit code the pod ends; none while a worker runs or waits: that of the worker that failed too often, else the first one that
+    /// The exit code of the pod; none while a worker runs or waits: that of the worker that failed too often, else the first one that
     /// is not 0.
     #[must_use]
     pub fn outcome(&self) -> Option<i32> {

@@ -36,7 +36,7 @@ pub struct Equipment {
 pub enum SpareMemory {
     /// Nowhere: the device's memory is the host's, or other workers have a share of it.
     None,
-    /// In the memory of this GPU that the driver reports as free, except the reserve. That is for training, which may need more than now.
+    /// The memory of this GPU that the driver reports as free, except the reserve. That is for training, which may need more than now.
     /// Copies last for less than seconds.
     Gpu(usize),
     /// Wherever it is asked for: tests.

@@ -321,7 +321,7 @@ impl UnitBuffers {
         self.gradients.as_ref()
     }
 
-    /// From now on these elements of what the workers of a segment sum are the unit's gradients.
+    /// Makes these elements of the segment's summed gradients the unit's gradients.
     ///
     /// # Errors
     /// There are more or fewer than the unit has.

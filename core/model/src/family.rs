@@ -52,7 +52,7 @@ impl Family {
     /// The family of a `config.json`, and the model that it describes.
     ///
     /// # Errors
-    /// It is of another family, or of a model that cannot be trained here.
+    /// The configuration is of another family, or of a model that cannot be trained here.
     pub fn read(config: &Value) -> Result<(Family, Transformer), ConfigError> {
         let name = &config["model_type"];
         let family = Family::ALL.into_iter().find(|family| name == family.name());

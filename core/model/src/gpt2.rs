@@ -101,7 +101,7 @@ pub(crate) fn config(model: &Transformer, end: u32) -> Value {
 /// The model that a `config.json` describes.
 ///
 /// # Errors
-/// It cannot be trained here.
+/// The model cannot be trained here.
 pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
     let fields = Fields(config);
     fields.only("activation_function", &json!("gelu_new"), "gelu_new")?;

@@ -174,7 +174,7 @@ pub(crate) fn common_config(model: &Transformer, end: u32) -> Value {
 /// The model that a `config.json` describes.
 ///
 /// # Errors
-/// It cannot be trained here.
+/// The model cannot be trained here.
 pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
     let mut model = common_from_config(config)?;
     model.features.bias.mlp = Fields(config).switch("mlp_bias", false)?;

@@ -83,7 +83,7 @@ pub(crate) fn config(model: &Transformer, end: u32) -> Value {
 /// The model that a `config.json` describes.
 ///
 /// # Errors
-/// It cannot be trained here.
+/// The model cannot be trained here.
 pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
     let only = "false: no window is known for some of the blocks";
     Fields(config).only("use_sliding_window", &json!(false), only)?;

@@ -149,7 +149,7 @@ pub fn open_with(uri: &str, settings: impl IntoIterator<Item = (String, String)>
 /// The path of a place on this machine's disk; none if the URL is another store's.
 ///
 /// # Errors
-/// It is not a path on this machine.
+/// The URI is neither a URL nor a path that can be made absolute.
 pub fn local_path(uri: &str) -> Result<Option<PathBuf>, BadUrl> {
     Ok(to_url(uri)?.to_file_path().ok())
 }

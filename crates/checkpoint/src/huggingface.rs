@@ -53,7 +53,7 @@ const FILES_MAX: usize = 2000;
 /// The files that an index (`model.safetensors.index.json`) names, each once.
 ///
 /// # Errors
-/// It names no file, too many files, or one outside the folder.
+/// The index names no file, too many files, or one outside the folder.
 pub fn files_of_index(index: &serde_json::Value) -> Result<Vec<String>, HuggingFaceError> {
     let map = index["weight_map"].as_object();
     let map = map.ok_or_else(|| HuggingFaceError::Index(index["weight_map"].to_string()))?;

@@ -99,7 +99,7 @@ impl Manifest {
     /// Reads a manifest and checks that it is complete and belongs to this state.
     ///
     /// # Errors
-    /// It has another format, is damaged, or belongs to another state.
+    /// The manifest has another format, is damaged, or belongs to another state.
     pub fn decode(id: StateId, text: &[u8]) -> Result<Manifest, CheckpointError> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -139,7 +139,7 @@ impl Manifest {
     /// Checks that a job may continue with this checkpoint's optimizer state.
     ///
     /// # Errors
-    /// It belongs to another optimizer.
+    /// The checkpoint belongs to another optimizer.
     pub fn suits_optimizer(&self, facts: &Facts) -> Result<(), CheckpointError> {
         let (own, of_job) = (self.facts.moments, facts.moments);
         if own == of_job {

@@ -41,7 +41,7 @@ pub enum RecordFormatError {
 /// Encodes a record.
 ///
 /// # Errors
-/// It cannot be written as JSON.
+/// The record cannot be written as JSON.
 pub fn encode(record: &Record) -> Result<Vec<u8>, RecordFormatError> {
     let text = serde_json::to_vec(record)?;
     if text.len() < COMPRESSED_FROM {

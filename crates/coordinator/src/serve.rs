@@ -61,7 +61,7 @@ pub struct Control {
 /// Starts a coordinator on a run folder, with its record in that folder.
 ///
 /// # Errors
-/// It cannot listen, the folder's record cannot be read, or the run cannot have this number of steps.
+/// The coordinator cannot listen, the folder's record cannot be read, or the run cannot have this number of steps.
 pub async fn serve(options: Options, folder: RunFolder) -> Result<Control, CoordinatorError> {
     let mut store = FileStore::new(folder.files().record_path());
     check_steps(&options, &store.read()?)?;
@@ -90,7 +90,7 @@ fn check_steps(options: &Options, record: &Record) -> Result<(), CoordinatorErro
 /// what people read, and may be empty at each start.
 ///
 /// # Errors
-/// It cannot listen, or the folder cannot be written.
+/// The coordinator cannot listen, or the folder cannot be written.
 pub async fn serve_with(
     options: Options,
     folder: RunFolder,

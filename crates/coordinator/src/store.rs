@@ -45,12 +45,12 @@ pub trait RecordStore: Send {
     /// The present record; an empty one if there is none yet.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The record cannot be read.
     fn read(&mut self) -> Result<Record, StoreError>;
     /// Replaces the record if its present version is `expect`. False if the version is another.
     ///
     /// # Errors
-    /// It cannot be written. The record is then either the old or the new one, and the caller reads it again.
+    /// The record cannot be written. It is then either the old or the new one, and the caller reads it again.
     fn compare_and_swap(&mut self, expect: u64, record: &Record) -> Result<bool, StoreError>;
 }
 

@@ -21,7 +21,7 @@ impl Incoming {
     /// Begins the reception of an announced state. `encoded` is the payload of [`crate::Frame::State`].
     ///
     /// # Errors
-    /// It is not the header of a state, or of a state that no unit has.
+    /// `encoded` is not the header of a state, or no unit has such a state.
     pub fn announced(encoded: &[u8], limits: &Limits) -> io::Result<Incoming> {
         Incoming::of(
             TransferHeader::State(StateHeader::decode(encoded)?),
@@ -33,7 +33,7 @@ impl Incoming {
     /// Begins the reception of an announced gradient. `encoded` is the payload of [`crate::Frame::UnitGradient`].
     ///
     /// # Errors
-    /// It is not the header of a gradient, or of a gradient that no unit has.
+    /// `encoded` is not the header of a gradient, or no unit has such a gradient.
     pub fn gradient_announced(encoded: &[u8], limits: &Limits) -> io::Result<Incoming> {
         let header = TransferHeader::Gradient(GradientHeader::decode(encoded)?);
         Incoming::of(header, encoded, limits)

@@ -24,7 +24,7 @@ impl StateHeader {
     /// The payload of [`crate::Frame::State`].
     ///
     /// # Errors
-    /// It cannot be encoded.
+    /// The header cannot be encoded.
     pub fn encode(&self) -> io::Result<Vec<u8>> {
         postcard::to_stdvec(self).map_err(io::Error::other)
     }
@@ -32,7 +32,7 @@ impl StateHeader {
     /// Reads the payload of [`crate::Frame::State`].
     ///
     /// # Errors
-    /// It is no header of a state.
+    /// The payload is not the header of a state.
     pub fn decode(payload: &[u8]) -> io::Result<StateHeader> {
         postcard::from_bytes(payload).map_err(io::Error::other)
     }
@@ -53,7 +53,7 @@ impl GradientHeader {
     /// The payload of [`crate::Frame::UnitGradient`].
     ///
     /// # Errors
-    /// It cannot be encoded.
+    /// The header cannot be encoded.
     pub fn encode(&self) -> io::Result<Vec<u8>> {
         postcard::to_stdvec(self).map_err(io::Error::other)
     }
@@ -61,7 +61,7 @@ impl GradientHeader {
     /// Reads the payload of [`crate::Frame::UnitGradient`].
     ///
     /// # Errors
-    /// It is no header of a gradient.
+    /// The payload is not the header of a gradient.
     pub fn decode(payload: &[u8]) -> io::Result<GradientHeader> {
         postcard::from_bytes(payload).map_err(io::Error::other)
     }
@@ -87,7 +87,7 @@ impl PreparedHeader {
     /// The payload of [`crate::Frame::PreparedGradient`].
     ///
     /// # Errors
-    /// It cannot be encoded.
+    /// The header cannot be encoded.
     pub fn encode(&self) -> io::Result<Vec<u8>> {
         postcard::to_stdvec(self).map_err(io::Error::other)
     }
@@ -95,7 +95,7 @@ impl PreparedHeader {
     /// Reads the payload of [`crate::Frame::PreparedGradient`].
     ///
     /// # Errors
-    /// It is no header of such a gradient.
+    /// The payload is not the header of such a gradient.
     pub fn decode(payload: &[u8]) -> io::Result<PreparedHeader> {
         postcard::from_bytes(payload).map_err(io::Error::other)
     }
@@ -116,7 +116,7 @@ impl TransferHeader {
     /// The payload of the frame that announces it.
     ///
     /// # Errors
-    /// It cannot be encoded.
+    /// The header cannot be encoded.
     pub fn encode(&self) -> io::Result<Vec<u8>> {
         match self {
             TransferHeader::State(state) => state.encode(),

@@ -51,7 +51,7 @@ impl RunFolder {
     /// Opens or makes the folder for a job, and locks it.
     ///
     /// # Errors
-    /// It is locked, belongs to another job, or cannot be written; nothing in it is changed then.
+    /// The folder is locked, belongs to another job, or cannot be written; nothing in it is changed then.
     pub fn open(folder: &Path, job: &str) -> Result<RunFolder, FolderError> {
         let files = RunFiles::new(folder);
         for path in [folder.to_owned(), files.plans_path(), files.workers_path()] {

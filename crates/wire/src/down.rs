@@ -59,7 +59,7 @@ impl Downward {
         }
     }
 
-    /// From the wire: the term and what was sent.
+    /// Reads a message from the wire: the term and what was sent.
     ///
     /// # Errors
     /// A missing field, or a value that is not allowed.

@@ -36,7 +36,7 @@ pub fn to_wire(status: &RunStatus) -> v1::RunStatus {
     }
 }
 
-/// From the wire, checked.
+/// Reads a status from the wire and checks it.
 ///
 /// # Errors
 /// A missing field, or a value that is not allowed.

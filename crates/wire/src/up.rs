@@ -44,7 +44,7 @@ impl Upward {
         }
     }
 
-    /// From the wire, checked.
+    /// Reads a message from the wire and checks it.
     ///
     /// # Errors
     /// Another version, a missing field, or a value that is not allowed.

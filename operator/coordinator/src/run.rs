@@ -74,7 +74,7 @@ pub struct Configuration {
 /// Runs the coordinator until its run has ended, another one is in charge, or the job is gone.
 ///
 /// # Errors
-/// It cannot listen for probes, or its orders cannot be read.
+/// The coordinator cannot listen for probes, or its orders cannot be read.
 pub async fn run(client: Client, configuration: Configuration) -> Result<(), Error> {
     let listen = |source| Error::Listen {
         address: configuration.health,

@@ -93,7 +93,7 @@ fn connector(config: &Config) -> kube::Result<TimeoutConnector<HttpsConnector<Ht
 /// What a call gives within a deadline.
 ///
 /// # Errors
-/// It fails, or takes longer.
+/// The call fails, or does not end before the deadline.
 pub async fn within<T>(deadline: Duration, call: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
     let answer = tokio::time::timeout(deadline, call).await;
     answer.unwrap_or_else(|late| Err(kube::Error::Service(late.into())))

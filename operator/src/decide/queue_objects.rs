@@ -211,7 +211,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Adds it to a pod. If the pod says something else, the queue's value is used: otherwise the pod could be on nodes of somebody else's
+    /// Adds these constraints to a pod. If the pod says something else, the queue's value is used: otherwise the pod could be on nodes of somebody else's
     /// quota.
     pub(super) fn add_to(&self, pod: &mut Value) {
         for (at, more) in [

@@ -23,7 +23,7 @@ impl SmallDisk {
         nix::unistd::geteuid().is_root()
     }
 
-    /// Mounts it at a folder.
+    /// Mounts a small disk at a folder.
     ///
     /// # Errors
     /// The system refuses.

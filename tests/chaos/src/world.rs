@@ -92,7 +92,7 @@ impl World {
     /// Starts the coordinator and the workers.
     ///
     /// # Errors
-    /// They do not start.
+    /// The processes do not start.
     pub async fn start(parts: Parts) -> Result<World> {
         let bind = format!("{}:0", own_address(93));
         let child = coordinator(&parts.paths, &bind, parts.fsync.as_ref())?;

@@ -63,10 +63,10 @@ impl Operator {
         Operator::start(self.how.clone())
     }
 
-    /// Starts it again if it has ended because it lost its Lease, as the kubelet would. Returns whether it was started.
+    /// Starts the process again if it has ended because it lost its Lease, as the kubelet would. Returns whether it was started.
     ///
     /// # Errors
-    /// It has ended for another reason.
+    /// The process has ended for another reason.
     pub(crate) fn restart_if_lease_lost(&mut self) -> Result<bool> {
         let Err(why) = self.check_runs() else {
             return Ok(false);
@@ -100,7 +100,7 @@ impl Operator {
     }
 
     /// # Errors
-    /// It has ended; the error has the last lines of its log.
+    /// The process has ended; the error has the last lines of its log.
     pub(crate) fn check_runs(&self) -> Result<()> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap_or_default();
         let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());

@@ -51,7 +51,7 @@ impl Evictions {
         Evictions { seen, watch }
     }
 
-    /// At least `pods` were evicted, and each of them only after a plan without the earlier ones was in force.
+    /// Checks that at least `pods` were evicted, and each of them only after a plan without the earlier ones was in force.
     ///
     /// # Errors
     /// One was evicted too early.

@@ -129,7 +129,7 @@ impl Job {
     /// Creates the job `j` in a namespace and watches it. `operator` is the operator's namespace.
     ///
     /// # Errors
-    /// It is refused.
+    /// The API server refuses the job.
     pub(crate) async fn create(
         client: &Client,
         namespace: &str,
@@ -169,7 +169,7 @@ impl Job {
     /// Waits for an observation that satisfies a condition.
     ///
     /// # Errors
-    /// It did not come; the error has the last observation.
+    /// No such observation came in time; the error has the last one.
     pub(crate) async fn until(
         &self,
         what: &str,

@@ -36,7 +36,7 @@ impl Prometheus {
     /// Starts the server with the chart's rules. It scrapes these pods (namespace and name) every second, and keeps its data in `folder`.
     ///
     /// # Errors
-    /// It does not start, or `promtool` finds an error in the rules.
+    /// Prometheus does not start, or `promtool` finds an error in the rules.
     pub(crate) async fn start(
         cluster: &Cluster,
         folder: &Path,
@@ -110,7 +110,7 @@ impl Prometheus {
     /// The names of the alerts that it has evaluated without an error.
     ///
     /// # Errors
-    /// It does not answer.
+    /// Prometheus does not answer.
     pub(crate) async fn healthy_alerts(&self) -> Result<Vec<String>> {
         let answer: Value = serde_json::from_str(&self.get("/api/v1/rules".to_owned()).await?)?;
         let groups = answer["data"]["groups"].as_array().cloned().unwrap_or_default();

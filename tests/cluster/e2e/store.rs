@@ -40,7 +40,7 @@ impl Bucket {
     /// Starts the server with an empty bucket that only this user may open, at an address that pods can reach.
     ///
     /// # Errors
-    /// It does not start.
+    /// The store does not start.
     pub(crate) fn start(folder: &Path, host: IpAddr, user: &str) -> Result<Bucket> {
         let program = program().context("MinIO is missing: run scripts/setup-stores.sh")?;
         // MinIO treats a folder as a bucket.

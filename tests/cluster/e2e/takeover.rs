@@ -25,7 +25,7 @@ impl Job {
     /// coordinator's number.
     ///
     /// # Errors
-    /// It did not lead in time.
+    /// The coordinator did not lead in time.
     pub(crate) async fn wait_for_leader(&self, number: i64, since: Instant) -> Result<Duration> {
         eventually(&format!("coordinator {number} leads"), || async {
             let term = self.term().await?;
@@ -82,7 +82,7 @@ impl Job {
 /// Prints how long a job had no coordinator, under this name. Fails if that is longer than promised.
 ///
 /// # Errors
-/// It took longer.
+/// The job had no coordinator for longer than promised.
 pub(crate) fn within(name: &str, took: Duration, promised: Duration) -> Result<()> {
     println!("RESULT {name} {:.1}", took.as_secs_f64());
     ensure!(

@@ -112,7 +112,7 @@ impl World {
     /// Installs the operator with images of this tag, or upgrades it to them, and checks the installation.
     ///
     /// # Errors
-    /// It does not start, or the installation is incomplete.
+    /// The operator does not start, or the installation is incomplete.
     pub(crate) fn install(&self, tag: &str) -> Result<()> {
         let chart = root().join("charts/varuna").to_string_lossy().into_owned();
         let mut set = vec![
@@ -163,7 +163,7 @@ impl World {
     /// Loads the images of the next build into all nodes, and returns their tag.
     ///
     /// # Errors
-    /// They cannot be loaded.
+    /// The images cannot be loaded.
     pub(crate) fn load_next_images(&self) -> Result<String> {
         let nodes = self.nodes.as_ref().context("nodes of its own")?;
         nodes.load_images(&NODES, &images(NEXT_IMAGES)?)?;
@@ -228,7 +228,7 @@ impl World {
     /// Creates a job in a namespace of its own.
     ///
     /// # Errors
-    /// It is refused.
+    /// The API server refuses the job.
     pub(crate) async fn job(&mut self, case: &str, mut document: Value) -> Result<Job> {
         self.cases += 1;
         if self.nodes.is_none()

@@ -72,7 +72,7 @@ impl KueueController {
     /// set correctly. `folder` is an empty folder for its certificate, its configuration and its log.
     ///
     /// # Errors
-    /// It was not built, or does not start.
+    /// Kueue was not built, or does not start.
     pub fn start(cluster: &Cluster, folder: &Path) -> Result<KueueController> {
         let built = built_kueue().context("Kueue's controller is missing, see scripts/setup-kueue.sh")?;
         serve_definitions(cluster, &built)?;

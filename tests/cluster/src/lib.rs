@@ -197,7 +197,7 @@ impl Cluster {
     /// Runs kubectl and returns its output, including warnings.
     ///
     /// # Errors
-    /// It failed; the error has the output.
+    /// The command failed; the error has the output.
     pub fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String> {
         let mut command = self.kubectl_command();
         command.args(arguments);
@@ -223,7 +223,7 @@ impl Cluster {
     /// Runs helm and returns its output.
     ///
     /// # Errors
-    /// It failed; the error has the output.
+    /// The command failed; the error has the output.
     pub fn helm(&self, arguments: &[&str]) -> Result<String> {
         let own = root().join(".cache/kube/helm");
         let mut command = Command::new(if own.exists() { own } else { "helm".into() });
@@ -299,7 +299,7 @@ pub fn log_tail(log: &Path) -> String {
 /// Retries until `what` succeeds; after a timeout it returns the last error. Watches would be faster, but need more code.
 ///
 /// # Errors
-/// It did not succeed before the timeout.
+/// The call did not succeed before the timeout.
 pub async fn eventually<T, F: Future<Output = Result<T>>>(
     what: &str,
     mut ask: impl FnMut() -> F,

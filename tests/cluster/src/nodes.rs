@@ -284,7 +284,7 @@ impl Nodes {
     /// Starts a node's containerd. It finds the containers of its predecessor.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The runtime cannot be started.
     pub fn start_runtime(&mut self, number: u8) -> Result<()> {
         let n = number.to_string();
         let runtime = self.spawn(&format!("runtime-{n}"), &["runtime", &n])?;
@@ -304,7 +304,7 @@ impl Nodes {
     /// Starts a node's kubelet.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The kubelet cannot be started.
     pub fn start_kubelet(&mut self, number: u8) -> Result<()> {
         let n = number.to_string();
         let labels = format!("varuna.dev/node=t{n}");

@@ -20,7 +20,7 @@ pub fn folder(target: &Target) -> PathBuf {
 /// All inputs of a target, by name.
 ///
 /// # Errors
-/// They cannot be read.
+/// The files cannot be read.
 pub fn read(target: &Target) -> io::Result<Vec<Named>> {
     let mut inputs = Vec::new();
     for entry in std::fs::read_dir(folder(target))? {
@@ -39,7 +39,7 @@ pub fn read(target: &Target) -> io::Result<Vec<Named>> {
 /// Writes a target's seeds.
 ///
 /// # Errors
-/// They cannot be written.
+/// The files cannot be written.
 pub fn write_seeds(target: &Target) -> io::Result<()> {
     let folder = folder(target);
     std::fs::create_dir_all(&folder)?;

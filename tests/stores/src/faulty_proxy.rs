@@ -51,7 +51,7 @@ impl FaultyProxy {
     /// Starts a proxy in front of the server at `behind`. At first all requests pass.
     ///
     /// # Panics
-    /// It cannot listen.
+    /// The proxy cannot listen.
     pub async fn start(behind: &str) -> FaultyProxy {
         let listener = tokio::net::TcpListener::bind(format!("{}:0", address())).await;
         let listener = listener.expect("a free port");

@@ -137,7 +137,7 @@ fn pairs(settings: &[(&str, &str)]) -> Vec<(String, String)> {
 /// S3: a `MinIO`.
 ///
 /// # Panics
-/// It does not start.
+/// The server does not start.
 pub async fn minio() -> Server {
     let folder = TempDir::new().expect("a temporary folder");
     // MinIO treats a folder in its root as a bucket.
@@ -178,7 +178,7 @@ pub async fn minio() -> Server {
 /// Azure: an Azurite.
 ///
 /// # Panics
-/// It does not start.
+/// The server does not start.
 pub async fn azurite() -> Server {
     let folder = TempDir::new().expect("a temporary folder");
     std::fs::create_dir(folder.path().join("data")).expect("a writable folder");
@@ -247,7 +247,7 @@ async fn make_container(endpoint: &str) {
 /// Google: a fake-gcs-server behind [`crate::google`].
 ///
 /// # Panics
-/// It does not start.
+/// The server does not start.
 pub async fn google() -> Server {
     let folder = TempDir::new().expect("a temporary folder");
     let host = address();

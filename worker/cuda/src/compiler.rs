@@ -85,10 +85,10 @@ struct Program<'a> {
 }
 
 impl Compiler {
-    /// Loads it from where PyTorch's packages have it, or by its usual names.
+    /// Loads the compiler from where PyTorch's packages have it, or by its usual names.
     ///
     /// # Errors
-    /// It is in none of these places.
+    /// The compiler is in none of these places.
     pub fn load() -> Result<Compiler, LoadError> {
         Compiler::load_beside(folder_of("libc10.so").as_deref(), &NAMES)
     }
@@ -102,10 +102,10 @@ impl Compiler {
         }
     }
 
-    /// Loads it from a folder, or from a file: a stand-in, for tests.
+    /// Loads the compiler from a folder, or from a file: a fake for tests.
     ///
     /// # Errors
-    /// It is not there.
+    /// The compiler is not there.
     pub fn load_from(path: &Path) -> Result<Compiler, LoadError> {
         if !path.is_dir() {
             return Compiler::of(&[path]);

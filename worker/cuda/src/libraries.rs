@@ -32,7 +32,7 @@ impl Libraries {
     /// Loads both from one file: a fake of them, for tests.
     ///
     /// # Errors
-    /// It cannot be loaded or lacks a function of the driver.
+    /// The driver's library cannot be loaded or lacks a function.
     pub fn load_from(path: &Path) -> Result<Libraries, LoadError> {
         Libraries::load_from_two(path, path)
     }
@@ -56,7 +56,7 @@ impl Libraries {
     /// Whether NCCL can be used: it is a worker's own choice to go without.
     ///
     /// # Errors
-    /// It is absent or too old.
+    /// NCCL is absent or too old.
     pub fn require_nccl(&self) -> Result<(), LoadError> {
         self.nccl.as_ref().map(|_| ()).map_err(LoadError::clone)
     }
@@ -64,7 +64,7 @@ impl Libraries {
     /// NCCL's functions.
     ///
     /// # Errors
-    /// It is absent or too old.
+    /// NCCL is absent or too old.
     pub(crate) fn nccl(&self) -> Result<Arc<Nccl>, LoadError> {
         self.nccl.clone()
     }

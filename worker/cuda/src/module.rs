@@ -29,7 +29,7 @@ unsafe impl Sync for Module {}
     reason = "calls of the driver's functions with handles that live"
 )]
 impl Module {
-    /// Loads them.
+    /// Loads the kernels of an image.
     ///
     /// # Errors
     /// The driver refuses: the image is for another kind of GPU.

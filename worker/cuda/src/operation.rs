@@ -338,7 +338,7 @@ impl<M> Pending<M> {
     /// Whether the operation is done.
     ///
     /// # Errors
-    /// It never will be: its communicator was revoked before, or NCCL reports a failure.
+    /// The operation will never be done: its communicator was revoked before, or NCCL reports a failure.
     pub fn is_done(&self) -> Result<bool, NcclError> {
         let flight = self.flight.as_ref().map_err(NcclError::clone)?;
         let inner = &self.communicator.0;

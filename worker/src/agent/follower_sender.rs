@@ -59,7 +59,7 @@ impl FollowerSender {
         }
     }
 
-    /// Sends it after all that was given before, and returns at once.
+    /// Sends the data after all that was given before, and returns at once.
     ///
     /// # Errors
     /// The thread does not start.

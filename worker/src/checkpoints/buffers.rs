@@ -208,7 +208,7 @@ impl Buffers {
     /// An empty vector for this many elements, once there is room for it.
     ///
     /// # Errors
-    /// It is to be left before there is.
+    /// `is_to_be_left` became true before there was memory.
     fn take(&self, elements: usize, is_to_be_left: impl Fn() -> bool) -> Result<Vec<f32>, NotCopied> {
         let began = Instant::now();
         let mut free = self.free.lock();

@@ -33,7 +33,7 @@ impl DataTokenizer {
         }
     }
 
-    /// Keeps it at this location, unless this or another one is there. Each process does this once. Training does not need it, so a failure
+    /// Keeps the tokenizer at this location, unless this or another one is there. Each process does this once. Training does not need it, so a failure
     /// is only logged.
     pub(super) async fn keep(&self, location: &Location, rate_limit: &RateLimit) {
         if self.is_settled.swap(true, Ordering::Relaxed) {

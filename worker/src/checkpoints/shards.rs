@@ -50,7 +50,7 @@ pub(super) fn tensors(model: &Module, layout: Layout, unit: Unit) -> Vec<ShardTe
 /// The state that a shard has.
 ///
 /// # Errors
-/// It is of another model.
+/// The shard is of another model.
 pub(super) fn from_shard(
     model: &Module,
     scaling: &LossScaling,

@@ -261,7 +261,7 @@ impl ReadAhead {
         reader
     }
 
-    /// From now on these will be asked for, in this order. What was read for another order is forgotten.
+    /// Sets the rows that will be needed next, in this order. What was read for another order is forgotten.
     ///
     /// # Errors
     /// The thread does not start.

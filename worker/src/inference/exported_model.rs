@@ -24,7 +24,7 @@ impl TrainedModule {
     /// A model without parameters yet: each unit needs [`TrainedModule::add`].
     ///
     /// # Errors
-    /// Its folder cannot be used.
+    /// The model's folder cannot be used.
     pub(super) fn open(model: Exported, backend: Backend) -> Result<TrainedModule, ExportedError> {
         Ok(TrainedModule {
             module: Module::open(&Model::Exported(model), backend.device)?,

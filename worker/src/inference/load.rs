@@ -203,7 +203,7 @@ impl ModelArguments {
     /// Reads a checkpoint of a transformer and puts its parameters where they are computed with, for samples whose documents are taken so.
     ///
     /// # Errors
-    /// It is damaged or of a user-defined model, or the device has no memory for the model.
+    /// The checkpoint is damaged or of a user-defined model, or the device has no memory for the model.
     pub(super) fn load(&self, chosen: &Chosen, platform: Platform, packing: Packing) -> Result<TrainedModel> {
         let Model::Transformer(model) = &chosen.model else {
             bail!(

@@ -158,7 +158,7 @@ impl ExportedModule {
     /// The initial values of all of a unit's parameters, one after the other.
     ///
     /// # Errors
-    /// They cannot be read, or are others than the manifest says.
+    /// The values cannot be read, or differ from what the manifest says.
     pub(super) fn initial_values(&self, unit: Unit) -> Result<Vec<f32>, ExportedError> {
         let is_shared = Some(unit) == self.layout().tied_unit();
         let segment = self.manifest.segments.get(unit.index());

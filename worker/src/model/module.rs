@@ -66,7 +66,7 @@ impl Module {
     /// The initial values of a unit's parameters, one after the other, where they are not drawn from the job's seed.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The values cannot be read.
     pub fn initial_values(&self, unit: Unit) -> Result<Option<Vec<f32>>, ExportedError> {
         match self {
             Module::Transformer(_) => Ok(None),

@@ -40,7 +40,7 @@ impl Tables {
         Ok(self.0.get_or_init(|| made))
     }
 
-    /// Those of some samples whose tokens have these positions (b, t) within their documents, on the device: 0 where a document begins. `self` are
+    /// The tables for samples whose tokens have these positions (b, t) within their documents, on the device: 0 where a document begins. `self` are
     /// the model's.
     ///
     /// # Errors

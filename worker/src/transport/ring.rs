@@ -62,7 +62,7 @@ impl<B: Summands + 'static> Reducer<B> {
     /// Starts the reduction of a unit among those that compute with it.
     ///
     /// # Panics
-    /// This worker is not one of them.
+    /// This worker is not one of the members.
     pub fn begin(&mut self, step: Step, unit: Unit, of: impl Into<RingOf>, buffer: B, deadline: Instant) {
         let of = of.into();
         let position = of

@@ -111,7 +111,7 @@ impl Device {
     /// Opens a device.
     ///
     /// # Errors
-    /// It is not there.
+    /// The device is not there.
     pub fn open(choice: DeviceChoice) -> Result<Device, DeviceError> {
         if choice == DeviceChoice::Cpu {
             return Ok(Device::Cpu);

@@ -180,7 +180,7 @@ impl FlatBuffer {
         Ok(lease)
     }
 
-    /// As [`FlatBuffer::lease`], but what the host's memory holds is not brought up to date: for who overwrites all of it, or reads none.
+    /// Like [`FlatBuffer::lease`], but does not bring the host's memory up to date: for callers that overwrite all of it, or read none.
     ///
     /// # Errors
     /// Leased or shared already.

@@ -183,7 +183,7 @@ impl Kernels {
         bias: None,
         squares: None,
     };
-    /// For the processor: the optimizer is ours, so that it has the bits of a GPU's, and dropout, which libtorch has not; libtorch's other
+    /// The processor's kernels: the optimizer is ours, so that it has the bits of a GPU's, and dropout, which libtorch has not; libtorch's other
     /// layers are faster there.
     pub const PROCESSOR: Kernels = Kernels {
         optimizer: Some(&HOST),

@@ -81,7 +81,7 @@ fn checked(code: c_int) -> Result<(), TorchError> {
     Err(TorchError(text.lines().next().unwrap_or_default().to_owned()))
 }
 
-/// From now on the allocator keeps what is freed for the next use. A training step frees and takes the same large blocks over and
+/// Makes the allocator keep what is freed for the next use. A training step frees and takes the same large blocks over and
 /// over; by default each would go back to the system and be zeroed, page by page, at its next use. To be called before the first
 /// tensor and the first thread; without effect outside glibc.
 pub fn keep_freed_memory() {
@@ -229,7 +229,7 @@ pub fn tensor_from_vec<T: Pod + Send>(
 /// The bits of a tensor's elements, in their order.
 ///
 /// # Errors
-/// Its elements are of another size than `T`, or libtorch refuses.
+/// The tensor's elements are of another size than `T`, or libtorch refuses.
 pub fn vec_from_tensor<T: Pod>(tensor: &Tensor) -> Result<Vec<T>, TorchError> {
     let kind = tensor.f_kind().map_err(|e| TorchError(e.to_string()))?;
     has_size_of::<T>(kind)?;

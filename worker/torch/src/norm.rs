@@ -36,10 +36,10 @@ pub(crate) fn sum_of_squares_on_device<const TAIL: usize>(
 pub struct BlockSums<const TAIL: usize>(Tensor);
 
 impl<const TAIL: usize> BlockSums<TAIL> {
-    /// Of a flat tensor in single precision, by whoever's code: the bits are the same.
+    /// The sums of a flat tensor in single precision. Libtorch and our kernels give the same bits.
     ///
     /// # Errors
-    /// It is shorter than `TAIL`, or libtorch refuses.
+    /// The tensor is shorter than `TAIL`, or libtorch refuses.
     pub fn of(kernels: Kernels, values: &Tensor) -> Result<BlockSums<TAIL>, TorchError> {
         let mut out: Handle = std::ptr::null_mut();
         let (launcher, block, tail) = (kernels.squares(), BLOCK as i64, TAIL as i64);

@@ -13,10 +13,10 @@ pub struct OnDevice {
 }
 
 impl OnDevice {
-    /// Over a tensor's memory, which must lie in one piece; the tensor stays usable.
+    /// Wraps a tensor's memory, which must be contiguous; the tensor stays usable.
     ///
     /// # Errors
-    /// It lies in pieces, or has elements of an unknown size.
+    /// The tensor is not contiguous, or has elements of an unknown size.
     pub fn over(tensor: &Tensor) -> Result<OnDevice, TorchError> {
         if !tensor.is_contiguous() {
             let shape = tensor.size();

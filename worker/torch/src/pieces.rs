@@ -26,7 +26,7 @@ pub(crate) struct DeviceReader {
 }
 
 impl DeviceReader {
-    /// Of a flat tensor of floats, after what was computed so far.
+    /// Reads a flat tensor of floats, after what was computed so far.
     ///
     /// # Errors
     /// The driver refuses.
@@ -90,7 +90,7 @@ fn overlapped<P, W>(
 /// Replaces the first elements of a flat tensor of floats, after what was computed so far. What is computed with it from here on comes after that.
 ///
 /// # Errors
-/// It has fewer, there is no memory to pin, or the driver reports an error.
+/// The tensor has fewer elements, there is no memory to pin, or the driver reports an error.
 pub(crate) fn write(streams: Streams, elements: &[f32], into: &Tensor) -> Result<(), TorchError> {
     let mut coming: VecDeque<Bring> = VecDeque::new();
     for piece in pieces(0..elements.len()) {

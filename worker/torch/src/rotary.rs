@@ -16,7 +16,7 @@ pub struct Angles {
 }
 
 impl Angles {
-    /// For positions from 0 up to `length`; `frequencies` are the radians of one position, for each pair.
+    /// Angles for positions from 0 up to `length`; `frequencies` are the radians of one position, for each pair.
     ///
     /// # Errors
     /// There is no memory for them.

@@ -86,7 +86,7 @@ impl Streams {
     /// The streams of the processor, which has none.
     pub const HOST: Streams = Streams(None);
 
-    /// Of the GPU of this number. Where `device` is another, its memory is the processor's, which has computed when it hands a tensor over.
+    /// Streams of the GPU of this number. Where `device` is another, its memory is the processor's, which has computed when it hands a tensor over.
     ///
     /// # Errors
     /// The driver refuses.

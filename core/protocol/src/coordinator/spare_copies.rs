@@ -13,7 +13,7 @@ fn milliseconds(time: Duration) -> f64 {
 }
 
 impl Shared {
-    /// By unit: the worker that keeps a copy under this shape. Empty if no copies are kept. A verdict that has changed is emitted as an
+    /// For each unit, the worker that keeps a copy under this shape. Empty if no copies are kept. A verdict that has changed is emitted as an
     /// event.
     pub(super) fn keepers(
         &mut self,

@@ -47,7 +47,7 @@ impl RecoveryParts {
     /// Reads the document.
     ///
     /// # Errors
-    /// It is no such JSON, or a field is negative or not finite.
+    /// The text is not such a JSON document, or a field is negative or not finite.
     pub fn read(file: &str, text: &str) -> Result<RecoveryParts, PartsError> {
         let error = |why: String| PartsError {
             file: file.to_owned(),

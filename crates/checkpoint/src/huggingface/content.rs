@@ -13,7 +13,7 @@ pub trait Content {
     /// Fills `out` with the bytes from `start` on.
     ///
     /// # Errors
-    /// It cannot be read, or is too short.
+    /// The content cannot be read, or is too short.
     fn read_into(&self, start: u64, out: &mut [u8]) -> io::Result<()>;
 }
 
@@ -39,10 +39,10 @@ pub struct LocalFile {
 }
 
 impl LocalFile {
-    /// Opens it.
+    /// Opens a file.
     ///
     /// # Errors
-    /// It cannot be; the error names it.
+    /// The file cannot be opened; the error names it.
     pub fn open(path: &Path) -> io::Result<LocalFile> {
         let opened = File::open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
         let (length, file) = opened.map_err(|e| cannot_read(path, &e))?;

@@ -130,7 +130,7 @@ impl Input {
     /// were read.
     ///
     /// # Errors
-    /// It cannot be read, or is not text.
+    /// The input cannot be read, or is not text.
     pub(super) fn open(&self) -> Result<(Box<dyn Read>, Count), DataError> {
         let file = File::open(&self.path).map_err(DataError::io("open", &self.path))?;
         let count = Count::default();

@@ -41,7 +41,7 @@ impl World {
     /// Begins a fault with the number `name`. Returns the workers that it affects.
     ///
     /// # Errors
-    /// It cannot be injected.
+    /// The fault cannot be injected.
     pub fn begin(&mut self, name: usize, planned: &Planned) -> Result<Vec<u32>> {
         let mut about = Vec::new();
         let ending = match &planned.fault {

@@ -10,7 +10,7 @@ pub trait StateSource: Send {
     /// A copy of some of them.
     ///
     /// # Errors
-    /// They cannot be read from the device.
+    /// The elements cannot be read from the device.
     fn range(&self, start: usize, end: usize) -> Result<Vec<f32>, TorchError>;
 }
 
