@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import resource
 import statistics
 import subprocess
 import sys
@@ -36,10 +35,12 @@ def torch_saves(python, rounds):
 
 
 class Threads:
-    """Processor seconds of the threads of all processes below one, by name. A thread that ends between two looks keeps what the last one saw."""
+    """Processor seconds of the threads of all processes below one, by name, and the peak memory of the largest process. A thread that ends between
+    two looks keeps what the last one saw."""
 
     def __init__(self, process):
         self.root, self.seen, self.end = process, {}, threading.Event()
+        self.peak_mib = 0.0
         self.watcher = threading.Thread(target=self.watch)
         self.watcher.start()
 
@@ -48,6 +49,11 @@ class Threads:
             self.look(self.root)
 
     def look(self, process):
+        try:
+            found = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text(), re.M)
+            self.peak_mib = max(self.peak_mib, int(found[1]) / 1024 if found else 0.0)
+        except (FileNotFoundError, ProcessLookupError):
+            return
         for task in Path(f"/proc/{process}/task").glob("*"):
             try:
                 name = (task / "comm").read_text().strip()
@@ -68,7 +74,7 @@ class Threads:
 
 def one_round(steps, folder):
     """A run: seconds of its steps after the warm-up, by how much each step that follows a checkpoint is longer than the others of its
-    interval, and the processor seconds of a checkpoint's threads for each."""
+    interval, the processor seconds of a checkpoint's threads for each, and the worker's peak memory."""
     manifest = job(steps, 1, max_depth=1)
     manifest["spec"]["checkpoint"] = {"uri": str(folder), "intervalSteps": EVERY, "keep": 2}
     with Run(manifest, 1) as run:
@@ -83,7 +89,7 @@ def one_round(steps, folder):
     for first in range(EVERY + 1, steps - EVERY + 2, EVERY):
         others = [seconds[n] for n in range(first + 1, first + EVERY)]
         longer.append(seconds[first] - median(others))
-    return [s for n, s in seconds.items() if n > WARM_UP], longer, threads.of(OURS) / (steps // EVERY)
+    return [s for n, s in seconds.items() if n > WARM_UP], longer, threads.of(OURS) / (steps // EVERY), threads.peak_mib
 
 
 def noise(values):
@@ -108,11 +114,6 @@ def upload_ratio(rounds):
     return median([float(plain) / float(saved) for saved, plain in times])
 
 
-def peak_mib():
-    """The largest process so far, of those that have ended."""
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
@@ -123,10 +124,9 @@ def main():
     steps, longer, cpus, peers = [], [], [], []
     with tempfile.TemporaryDirectory(prefix="varuna-bench-checkpoint-") as scratch:
         for i in range(arguments.rounds):
-            run, after, cpu = one_round(arguments.steps, Path(scratch) / str(i))
+            run, after, cpu, peak = one_round(arguments.steps, Path(scratch) / str(i))
             steps, longer = steps + run, longer + after
             cpus.append(cpu)
-            peak = peak_mib()
             peers.append(torch_saves(python, 3))
             print(f"  step {median(run):.3f} s, after a checkpoint {median(after) * 1e3:+.0f} ms, cpu {cpu * 1e3:.0f} ms; {peers[-1]}", flush=True)
         last = Path(scratch) / str(arguments.rounds - 1) / "bench"
