@@ -1,7 +1,7 @@
 //! The command line of `varuna-worker`.
 
 use crate::ablation::Ablations;
-use crate::gpu_place::{GpuChoice, GpuPlace};
+use crate::gpu_place::{GpuChoice, GpuPlace, ON_ONE_GPU_MAX};
 use crate::{inference, optimizer_check, profile};
 use anyhow::{Result, bail};
 use clap::Parser;
@@ -63,7 +63,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BYTES")]
     pub(crate) host_memory: Option<u64>,
     /// Number of workers that share this worker's GPU, including this one. Each may use its share of the GPU's memory.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(ON_ONE_GPU_MAX)))]
     pub(crate) workers_on_gpu: u32,
     /// Place of this worker among the N workers of its machine, counted from 0. It takes the GPU of that number among those that the driver shows it,
     /// unless --device names one. For whoever starts workers and cannot count the GPUs.

@@ -6,8 +6,8 @@ use std::fmt;
 use std::str::FromStr;
 use varuna_torch::{Device, DeviceChoice};
 
-/// Most workers on one GPU, as `--workers-on-gpu` has it.
-const ON_ONE_GPU_MAX: usize = 64;
+/// Maximum number of workers on one GPU.
+pub(crate) const ON_ONE_GPU_MAX: u32 = 64;
 
 /// A worker's place among the workers of its machine, counted from 0, and how many there are: `1/4`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,8 +68,8 @@ impl GpuPlace {
         match place.workers.div_ceil(gpus) {
             2.. if !shares => Err(too_few),
             workers => {
-                let workers = u32::try_from(workers.min(ON_ONE_GPU_MAX)).unwrap_or(1);
-                Ok((number, workers))
+                let workers = u32::try_from(workers).unwrap_or(ON_ONE_GPU_MAX);
+                Ok((number, workers.min(ON_ONE_GPU_MAX)))
             }
         }
     }

@@ -222,6 +222,7 @@ fn left_out_to_wire(left_out: &LeftOut) -> v1::LeftOut {
         LeftOutReason::NotNeeded => Some(v1::LeftOutReason::NotNeeded),
         LeftOutReason::NotWorthAChange => Some(v1::LeftOutReason::NotWorthAChange),
         LeftOutReason::New => Some(v1::LeftOutReason::New),
+        LeftOutReason::NoMemory => Some(v1::LeftOutReason::NoMemory),
         LeftOutReason::Unknown => None,
     };
     v1::LeftOut {
@@ -244,6 +245,7 @@ fn read_left_out(left_out: v1::LeftOut) -> Result<LeftOut, WireError> {
         Ok(v1::LeftOutReason::NotNeeded) => LeftOutReason::NotNeeded,
         Ok(v1::LeftOutReason::NotWorthAChange) => LeftOutReason::NotWorthAChange,
         Ok(v1::LeftOutReason::New) => LeftOutReason::New,
+        Ok(v1::LeftOutReason::NoMemory) => LeftOutReason::NoMemory,
         Ok(v1::LeftOutReason::Unspecified) => {
             return Err(WireError::value("LeftOut", "reason", reason, "a reason"));
         }

@@ -74,6 +74,10 @@ impl Shared {
             let why = "the plan that is being prepared uses it";
             return Some((LeftOutReason::New, why.to_owned()));
         }
+        if let Some(limit) = self.quarantine.exhausted.limit(worker) {
+            let why = format!("it ran out of memory, and is planned with {} MiB", limit >> 20);
+            return Some((LeftOutReason::NoMemory, why));
+        }
         if let Some(why) = spare {
             let reason = match self.speeds.is_slow(worker) {
                 true => LeftOutReason::Slow,

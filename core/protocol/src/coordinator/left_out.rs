@@ -24,6 +24,8 @@ pub enum LeftOutReason {
     Unsound,
     /// It could not read its data, which other workers can. It is used again after a while.
     NoData,
+    /// It ran out of memory several times, and no better plan takes less of it.
+    NoMemory,
     /// It and a worker of the plan could not reach one another. It is used again after a while.
     BadLink,
     /// It computes slower than others, and the planner's best plan does without it.
@@ -50,6 +52,7 @@ impl LeftOutReason {
             LeftOutReason::WrongBits => "wrongBits",
             LeftOutReason::Unsound => "unsound",
             LeftOutReason::NoData => "noData",
+            LeftOutReason::NoMemory => "noMemory",
             LeftOutReason::BadLink => "badLink",
             LeftOutReason::Slow => "slow",
             LeftOutReason::MaxWorkers => "maxWorkers",

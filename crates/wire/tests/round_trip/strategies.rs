@@ -559,7 +559,7 @@ fn spare_copies() -> impl Strategy<Value = SpareCopiesView> {
 }
 
 fn left_out() -> impl Strategy<Value = LeftOut> {
-    const REASONS: [LeftOutReason; 11] = [
+    const REASONS: [LeftOutReason; 12] = [
         LeftOutReason::Leaving,
         LeftOutReason::WrongBits,
         LeftOutReason::Unsound,
@@ -570,6 +570,7 @@ fn left_out() -> impl Strategy<Value = LeftOut> {
         LeftOutReason::NotNeeded,
         LeftOutReason::NotWorthAChange,
         LeftOutReason::New,
+        LeftOutReason::NoMemory,
         LeftOutReason::Unknown,
     ];
     (0..REASONS.len(), ".{0,20}").prop_map(|(reason, why)| LeftOut {

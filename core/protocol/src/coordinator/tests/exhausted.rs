@@ -2,6 +2,7 @@
 
 use super::unread::{ALL, resume, three};
 use super::*;
+use crate::coordinator::LeftOutReason;
 use crate::message::MemoryShortage;
 use varuna_plan::WorkerInfo;
 
@@ -57,6 +58,9 @@ fn a_worker_that_runs_out_of_memory_twice_in_a_row_is_not_given_the_same_again()
     assert!(rig.events.iter().any(said), "{:?}", rig.events);
     runs_out(&mut rig, B, &ALL, at);
     assert_eq!(rig.plan().members(), [A, C]);
+    let left_out = rig.left_out(B).unwrap();
+    assert_eq!(left_out.reason, LeftOutReason::NoMemory);
+    assert!(left_out.why.contains("planned with 700 MiB"), "{}", left_out.why);
     let reason = rig.plan().reason.clone();
     assert!(
         reason.contains("; w2 ran out of memory and is planned with 700 MiB"),
