@@ -46,7 +46,8 @@ def row(name, notice, report):
     parts = [loss["transfer"], loss["choice"], loss["rollback"], loss["detect"] + loss["plan"] + loss["connect"], loss["lostStep"]]
     rest = sum(loss.values()) - sum(parts)
     cells = " | ".join(f"{part:.2f}" for part in [*parts, rest])
-    line = f"| {name} | {notice} | **{mean:.2f}** ({min(goodputs):.2f} - {max(goodputs):.2f}) | {cells} | {len(ran)} |"
+    sent = " | ".join(f"{report[field] / 1e12:.2f}" for field in ("movedBytes", "gradientBytes"))
+    line = f"| {name} | {notice} | **{mean:.2f}** ({min(goodputs):.2f} - {max(goodputs):.2f}) | {cells} | {len(ran)} | {sent} |"
     return mean, line
 
 
@@ -64,8 +65,8 @@ def main():
 def report(programs, profile):
     lines = [
         "| trace | notice | goodput, %, mean of five seeds (range) | transfer | choice | rollback | detect, plan, connect "
-        "| unfinished | other | changes |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| unfinished | other | changes | state sent, TB | gradients for followers, TB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     results, peers = {}, {}
     for short, trace, name in TRACES:
@@ -76,7 +77,7 @@ def report(programs, profile):
             lines.append(line)
             results[f"replay.{short}{suffix}_goodput_pct"] = f"{mean:.2f}"
         peers[short] = restarts(programs, trace, profile)
-    lines += ["", "Losses in per cent of the ideal, first seed. The restart-based systems of the last section on the same traces:", ""]
+    lines += ["", "Losses in per cent of the ideal, and what was sent, first seed. The restart-based systems of the last section on the same traces:", ""]
     lines += ["| system | p3: at once / patient, % | V100: at once / patient, % |", "|---|---|---|"]
     for p3, v100 in zip(peers["p3"], peers["v100"]):
         cells = " | ".join(f"{100 * r['goodput']:.1f} / {100 * r['patient']:.1f}" for r in (p3, v100))
