@@ -210,7 +210,7 @@ impl CaseRun<'_> {
         let namespace = self.job.namespace.as_str();
         let token = "jsonpath={.data.token} {.metadata.ownerReferences}";
         let found = self.kubectl(&["-n", namespace, "get", "secret", secret, "-o", token])?;
-        // "mine" in base64.
+        // "not-the-jobs" in base64.
         ensure!(
             found.trim() == "bm90LXRoZS1qb2Jz",
             "the Secret has changed: {found}"
