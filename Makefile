@@ -196,6 +196,7 @@ e2e-given: build-release data ## The cases that any cluster can run, on a cluste
 	BINARIES=target/release tests/cluster/given.sh $(CASES)
 
 bench-operator: build-release data ## The operator: from a signal to the plan and the next step; a thousand jobs that step (25 minutes)
+	$(CARGO) build --release --locked -p varuna-worker --example stub_agents
 	scripts/setup-kube.sh
 	python3 bench/operator.py
 

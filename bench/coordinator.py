@@ -246,7 +246,8 @@ def measure(arguments, workers, in_memory):
     results = {}
     with Cluster(arguments, workers, in_memory) as cluster:
         launch(cluster, results)
-        # The coordinator makes plans ahead meanwhile, as it does most of the time.
+        # Unless it is given time to settle, the coordinator makes plans ahead meanwhile, as it does after each change.
+        time.sleep(arguments.settle)
         steady(cluster, results, arguments.seconds)
         for figure in ("threads", "descriptors"):
             results[f"agents_{figure}"] = sum(a.figures()[figure] for a in cluster.agents)
@@ -283,9 +284,10 @@ def table(measured):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--binaries", type=Path, default=ROOT / "target/release")
-    parser.add_argument("--workers", type=int, nargs="+", default=[64, 256, 1000])
+    parser.add_argument("--workers", type=int, nargs="*", default=[64, 256, 1000])
     parser.add_argument("--tcp", type=int, nargs="*", default=[64], help="likewise, with their connections to one another")
     parser.add_argument("--step-ms", type=int, default=100, help="what a step's computation takes")
+    parser.add_argument("--settle", type=float, default=0, help="seconds before training is measured, in which plans are made ahead")
     parser.add_argument("--seconds", type=float, default=STEADY_S, help="of training that are measured")
     parser.add_argument("--no-table", action="store_true", help="leave docs/benchmarks.md alone")
     a = parser.parse_args()

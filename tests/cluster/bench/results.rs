@@ -46,6 +46,8 @@ pub(crate) struct IdleResults {
     pub(crate) busy: f64,
     /// Requests of the operator for each job and minute.
     pub(crate) requests: f64,
+    /// Requests of a job's coordinator in a minute.
+    pub(crate) coordinator_requests: f64,
 }
 
 impl IdleResults {
@@ -56,6 +58,10 @@ impl IdleResults {
         println!(
             "RESULT operator.{name}rest_requests_per_job_min {:.3}",
             self.requests
+        );
+        println!(
+            "RESULT operator.{name}rest_coordinator_requests_per_min {:.3}",
+            self.coordinator_requests
         );
     }
 }

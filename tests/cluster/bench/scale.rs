@@ -293,12 +293,14 @@ impl Bench {
         for (n, kind) in by_kind(&requests) {
             println!("{:8.1} a minute: {kind}", number(n) / time.as_secs_f64() * 60.0);
         }
-        let asked = requests.iter().filter(|r| r.who == Who::Operator).count();
+        let job_minutes = number(count) * time.as_secs_f64() / 60.0;
+        let of = |who| number(requests.iter().filter(|r| r.who == who).count()) / job_minutes;
         Ok(IdleResults {
             cores: (cpu_after - cpu) / time.as_secs_f64(),
             mb,
             busy,
-            requests: number(asked) / number(count) / (time.as_secs_f64() / 60.0),
+            requests: of(Who::Operator),
+            coordinator_requests: of(Who::Coordinator),
         })
     }
 
