@@ -127,10 +127,19 @@ impl UnitBuffers {
         moments: Moments,
         seed: u64,
     ) -> Result<UnitBuffers, TorchError> {
-        let buffers = UnitBuffers::new(spec, backend, moments)?;
-        spec.set_initial(&buffers.weights, seed)?;
-        buffers.parameters.renew_copy(&buffers.weights);
+        let mut buffers = UnitBuffers::new(spec, backend, moments)?;
+        buffers.set_initial(spec, seed)?;
         Ok(buffers)
+    }
+
+    /// Gives the parameters of a unit, which are zeros, their initial values by the job's seed.
+    ///
+    /// # Errors
+    /// libtorch fails.
+    pub fn set_initial(&mut self, spec: &UnitSpec, seed: u64) -> Result<(), TorchError> {
+        spec.set_initial(&self.weights, seed)?;
+        self.parameters.renew_copy(&self.weights);
+        Ok(())
     }
 
     /// Replaces the parameters. The copy for computation is not renewed.
@@ -143,27 +152,20 @@ impl UnitBuffers {
         set.map(drop).map_err(|e| TorchError(e.to_string()))
     }
 
-    /// The initial state of a unit whose parameters have these values, one after the other.
+    /// Replaces the parameters by these values, one after the other.
     ///
     /// # Errors
     /// There are more or fewer values than the unit has, or libtorch fails.
-    pub fn with_values(
-        spec: &UnitSpec,
-        backend: Backend,
-        moments: Moments,
-        values: &[f32],
-    ) -> Result<UnitBuffers, TorchError> {
-        let buffers = UnitBuffers::new(spec, backend, moments)?;
-        let own = buffers.memory[0].len();
-        if values.len() != own {
-            let given = values.len();
+    pub fn set_values(&mut self, values: &[f32]) -> Result<(), TorchError> {
+        let (given, own) = (values.len(), self.memory[0].len());
+        if given != own {
             return Err(TorchError(format!("{given} initial values for a unit of {own}")));
         }
-        buffers.memory[0]
+        self.memory[0]
             .set(values)
             .map_err(|e| TorchError(e.to_string()))?;
-        buffers.parameters.renew_copy(&buffers.weights);
-        Ok(buffers)
+        self.parameters.renew_copy(&self.weights);
+        Ok(())
     }
 
     /// The master parameters by name: views.

@@ -5,9 +5,10 @@
 //! that were given before.
 
 use super::optimizer::{self, Patience};
+use super::panics::{caught, panic_message};
+use super::without_memory::torn;
 use super::{Engine, EngineError};
 use crate::state::UnitBuffers;
-use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -171,11 +172,17 @@ fn serve(training: &Training, inbox: &Receiver<Job>, give_back: &Sender<UnitBuff
                 } = forwarded;
                 let buffers = units.get_mut(&unit).ok_or(EngineError::NotHeld(unit));
                 let applied = buffers.and_then(|buffers: &mut UnitBuffers| {
-                    let unit = (unit, buffers);
-                    let apply = || optimizer::apply_forwarded(training, &decision, unit, &gradient, patience);
-                    catch_unwind(AssertUnwindSafe(apply))
+                    let device = buffers.parameters().backend().device;
+                    let to = (unit, buffers);
+                    let apply = || optimizer::apply_forwarded(training, &decision, to, &gradient, patience);
+                    catch_unwind(AssertUnwindSafe(|| caught(apply)))
                         .unwrap_or_else(|panic| Err(EngineError::Panicked(panic_message(&*panic))))
+                        .map_err(|error| torn(device, unit, error))
                 });
+                if matches!(applied, Err(EngineError::Torn { .. })) {
+                    // Nobody must take it back.
+                    units.remove(&unit);
+                }
                 done(applied);
             }
             Job::Return(unit) => {
@@ -188,11 +195,4 @@ fn serve(training: &Training, inbox: &Receiver<Job>, give_back: &Sender<UnitBuff
             }
         }
     }
-}
-
-/// The message of a panic.
-pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("for a reason that it did not say").to_owned()
 }

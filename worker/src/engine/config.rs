@@ -3,7 +3,7 @@
 use super::Samples;
 use crate::backend::Backend;
 use crate::model::Module;
-use crate::state::UnitBuffers;
+use crate::state::{UnitBuffers, UnitSpec};
 use std::ops::Range;
 use std::sync::Arc;
 use varuna_api::Training;
@@ -41,12 +41,26 @@ impl EngineConfig {
 
     /// Zeroed buffers for a unit.
     pub(super) fn empty(&self, unit: Unit) -> Result<UnitBuffers, TorchError> {
-        let (layout, backend) = (self.layout(), self.backend);
+        let (spec, moments) = (self.spec_of(unit), self.training.optimizer.rule.moments());
+        match self.layout().ranges {
+            1 => UnitBuffers::new(&spec, self.backend, moments),
+            _ => UnitBuffers::of_range(&spec, self.backend, moments),
+        }
+    }
+
+    /// Zeroed buffers for a unit's state in the host's memory, which nobody computes with.
+    pub(super) fn empty_on_host(&self, unit: Unit) -> Result<UnitBuffers, TorchError> {
+        let host = Backend::of_processor(self.backend.numerics);
         let moments = self.training.optimizer.rule.moments();
+        UnitBuffers::of_range(&self.spec_of(unit), host, moments)
+    }
+
+    fn spec_of(&self, unit: Unit) -> UnitSpec {
+        let layout = self.layout();
         let spec = self.model.unit(layout.whole_of(unit));
         match layout.ranges {
-            1 => UnitBuffers::new(&spec, backend, moments),
-            _ => UnitBuffers::of_range(&spec.range(&self.elements_of(unit)), backend, moments),
+            1 => spec,
+            _ => spec.range(&self.elements_of(unit)),
         }
     }
 }

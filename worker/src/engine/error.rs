@@ -38,6 +38,33 @@ pub enum EngineError {
         /// What libtorch said then.
         why: String,
     },
+    /// There is no memory for a unit's state, neither on the device nor where else it may lie: the process must end.
+    #[error(
+        "there is no memory for the state of unit {unit} ({shortage}): this worker ends, without holding the unit at a new state; a new job is \
+         planned for less by spec.workers.deviceMemory ({why})"
+    )]
+    NoRoom {
+        /// Which unit.
+        unit: Unit,
+        /// What is known of it.
+        shortage: MemoryShortage,
+        /// What libtorch says.
+        why: String,
+    },
+    /// There was no memory within the optimizer's step: the unit may be changed in part, and the process must end.
+    #[error(
+        "there was no memory for the optimizer's step of unit {unit} ({shortage}): the unit may be changed in part, so that it is neither at the \
+         state before the step nor at the one after it; this worker holds it no more and ends, and the run goes on from the unit's other holders, \
+         its spare copy or a checkpoint; a new job is planned for less by spec.workers.deviceMemory ({why})"
+    )]
+    Torn {
+        /// Which unit.
+        unit: Unit,
+        /// What is known of it.
+        shortage: MemoryShortage,
+        /// What libtorch says.
+        why: String,
+    },
     /// The data cannot be read.
     #[error(transparent)]
     Sample(#[from] SampleError),

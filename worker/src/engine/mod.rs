@@ -7,29 +7,31 @@ mod background_updates;
 mod compute;
 mod config;
 mod error;
+mod loading;
 mod masked;
 mod optimizer;
+mod panics;
 mod read_ahead;
 mod samples;
 mod step;
 mod without_memory;
 
 pub use background_updates::Done;
-pub(crate) use background_updates::panic_message;
 pub use compute::Compute;
 pub use config::EngineConfig;
 pub use error::EngineError;
 pub(crate) use masked::{hide, leave_targets};
+pub(crate) use panics::panic_message;
 use samples::Split;
 pub use samples::{SampleError, SamplePart, Samples};
 pub use step::Timeline;
 
-use crate::memory::make_room;
 use crate::model::Tables;
-use crate::state::{GatheredUnit, UnitBuffers, UnitSnapshot, UnitState, on_device, size};
+use crate::state::{GatheredUnit, UnitBuffers, UnitSnapshot, UnitState};
 use crate::transport::Link;
 use background_updates::BackgroundUpdates;
 use optimizer::Patience;
+use panics::caught;
 use read_ahead::ReadAhead;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,7 +39,7 @@ use std::time::{Duration, Instant};
 use step::{Device, Ordered};
 use varuna_plan::measured_step::measured_workers;
 use varuna_plan::state::UnitNorm;
-use varuna_plan::{Generation, OptimizerProgress, Plan, Step, Unit};
+use varuna_plan::{Generation, Plan, Step, Unit};
 use varuna_torch::TorchError;
 
 /// How long the optimizer waits for readers of the state that it would change: a copy or a digest, which take a second or two for
@@ -120,6 +122,8 @@ pub struct StepFailure {
 pub struct Engine {
     config: EngineConfig,
     units: BTreeMap<Unit, UnitBuffers>,
+    /// Units for which the device had no room, in the host's memory: their state alone. None of them is in `units`.
+    on_host: BTreeMap<Unit, UnitBuffers>,
     /// Where units are ranges of segments: what the segments of this worker's stages are computed with, by unit of the undivided layout.
     gathered: BTreeMap<Unit, GatheredUnit>,
     /// The initial values of the undivided unit whose range was made last: its other ranges are mostly made next.
@@ -131,6 +135,8 @@ pub struct Engine {
     begun: (Generation, u32),
     /// [`READERS_ASKED`] and [`SNAPSHOT_WAIT`], but in tests.
     patience: Patience,
+    /// Zeroed buffers on the device: [`EngineConfig::empty`], but in tests.
+    empty: fn(&EngineConfig, Unit) -> Result<UnitBuffers, TorchError>,
 }
 
 impl Engine {
@@ -141,6 +147,7 @@ impl Engine {
             reader: ReadAhead::of(&config),
             config,
             units: BTreeMap::new(),
+            on_host: BTreeMap::new(),
             gathered: BTreeMap::new(),
             initial: None,
             beside: BackgroundUpdates::default(),
@@ -150,60 +157,8 @@ impl Engine {
                 asks_after: READERS_ASKED,
                 ends_after: SNAPSHOT_WAIT,
             },
+            empty: EngineConfig::empty,
         }
-    }
-
-    /// Makes the unit's initial state, from the job's seed or from a user-defined model: the same bits on every worker.
-    ///
-    /// # Errors
-    /// libtorch refuses (out of memory), or the model's values cannot be read.
-    pub fn initialise(&mut self, unit: Unit) -> Result<(), EngineError> {
-        let EngineConfig {
-            model,
-            training,
-            backend,
-            ..
-        } = &self.config;
-        let moments = training.optimizer.rule.moments();
-        let mut buffers = if self.config.layout().ranges > 1 {
-            self.initial_range(unit)?
-        } else {
-            let (spec, backend) = (model.unit(unit), *backend);
-            match model.initial_values(unit)? {
-                Some(values) => UnitBuffers::with_values(&spec, backend, moments, &values)?,
-                None => UnitBuffers::initial(&spec, backend, moments, training.seed)?,
-            }
-        };
-        let training = &self.config.training;
-        buffers.set_progress(OptimizerProgress::initial(&training.loss_scaling));
-        self.units.insert(unit, buffers);
-        Ok(())
-    }
-
-    /// The first state of a unit that is a range of a segment's.
-    fn initial_range(&mut self, unit: Unit) -> Result<UnitBuffers, EngineError> {
-        let EngineConfig {
-            model,
-            training,
-            backend,
-            ..
-        } = &self.config;
-        let whole = self.config.layout().whole_of(unit);
-        if self.initial.as_ref().is_none_or(|(known, _)| *known != whole) {
-            let values = match model.initial_values(whole)? {
-                Some(values) => on_device(values, *backend)?,
-                None => model.unit(whole).initial_values(*backend, training.seed)?,
-            };
-            self.initial = Some((whole, values));
-        }
-        let elements = self.config.elements_of(unit);
-        let mut buffers = self.config.empty(unit)?;
-        if let Some((_, values)) = &self.initial {
-            let refused = |e: tch::TchError| TorchError(e.to_string());
-            let (start, length) = (size(elements.start), size(elements.len()));
-            buffers.set_parameters(&values.f_narrow(0, start, length).map_err(refused)?)?;
-        }
-        Ok(buffers)
     }
 
     /// A copy of the unit's state.
@@ -245,42 +200,6 @@ impl Engine {
         copy.map_err(|e| EngineError::of_buffer(unit, e))
     }
 
-    /// Takes over a unit's state.
-    ///
-    /// # Errors
-    /// The state is of another size, or libtorch refuses.
-    pub fn import(&mut self, unit: Unit, state: &UnitState) -> Result<(), EngineError> {
-        let mut buffers = self.config.empty(unit)?;
-        buffers.import(state)?;
-        self.units.insert(unit, buffers);
-        Ok(())
-    }
-
-    /// Units held, in order.
-    #[must_use]
-    pub fn held(&self) -> Vec<Unit> {
-        let mut held: Vec<Unit> = self.units.keys().chain(self.beside.away()).copied().collect();
-        held.sort_unstable();
-        held
-    }
-
-    /// Drops the state of all other units, the tensors for computing their segments, and the pinned memory for copies of them.
-    ///
-    /// # Errors
-    /// As [`Engine::recall`], or the device's driver reports an error.
-    pub fn free(&mut self, keep: &[Unit]) -> Result<(), EngineError> {
-        let away: Vec<Unit> = self.beside.away().iter().copied().collect();
-        self.recall(&away)?;
-        self.units.retain(|u, _| keep.contains(u));
-        let layout = self.config.layout();
-        let is_kept = |whole: &Unit| keep.iter().any(|unit| layout.whole_of(*unit) == *whole);
-        // The next step makes what it lacks. A worker without a stage runs no step that would free the rest.
-        self.gathered.retain(|whole, _| is_kept(whole));
-        self.initial = None;
-        self.config.backend.streams.release_unused();
-        Ok(make_room(self.config.backend.device)?)
-    }
-
     /// See [`Engine::run_step`].
     fn try_step(
         &mut self,
@@ -290,7 +209,8 @@ impl Engine {
         deadline: Instant,
     ) -> Result<StepReport, StepFailure> {
         let mut prepared = Vec::new();
-        if let Err(error) = self.recall(&plan.units(self.config.me)) {
+        let units = plan.units(self.config.me);
+        if let Err(error) = self.recall(&units).and_then(|()| self.place(&units)) {
             return Err(StepFailure { error, prepared });
         }
         let ordered = Ordered {
@@ -301,7 +221,7 @@ impl Engine {
             is_measured: self.is_measured(plan),
         };
         self.initial = None;
-        if let Err(error) = self.make_gathered(plan) {
+        if let Err(error) = caught(|| self.make_gathered(plan)) {
             return Err(StepFailure { error, prepared });
         }
         let device = Device {
@@ -378,7 +298,8 @@ impl Engine {
     }
 
     fn held_unit(&self, unit: Unit) -> Result<&UnitBuffers, EngineError> {
-        self.units.get(&unit).ok_or(EngineError::NotHeld(unit))
+        let held = self.units.get(&unit).or_else(|| self.on_host.get(&unit));
+        held.ok_or(EngineError::NotHeld(unit))
     }
 }
 

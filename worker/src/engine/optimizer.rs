@@ -1,9 +1,11 @@
 //! A decision and a unit's gradient as a step of the optimizer.
 
-use super::{Engine, EngineError};
+use super::panics::caught;
+use super::without_memory::{torn, without_room};
+use super::{Engine, EngineConfig, EngineError};
 use crate::state::{Gradients, UnitBuffers};
 use std::time::{Duration, Instant};
-use varuna_api::Training;
+use varuna_api::{Training, UpdateRule};
 use varuna_plan::{Decision, Unit};
 
 /// How long the optimizer waits for readers of the state that it would change.
@@ -29,7 +31,8 @@ impl Engine {
     /// applied steps: a skipped step is as if it had not happened. Readers of the state that are too slow are asked to stop.
     ///
     /// # Errors
-    /// A unit is not held or does not cease to be read, or libtorch refuses; the state is then in doubt and the process must end.
+    /// A unit is not held or does not cease to be read, or libtorch refuses; the state is then in doubt and the process must end. After a lack of
+    /// memory the unit is not held any more ([`EngineError::Torn`]).
     pub fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError> {
         // For all units together.
         let [asks, ends] = self.patience.deadlines();
@@ -47,24 +50,65 @@ impl Engine {
     }
 
     fn apply_by(&mut self, decision: &Decision, unit: Unit, deadline: Instant) -> Result<(), EngineError> {
-        let buffers = self.units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
-        apply(&self.config.training, decision, (unit, buffers), deadline)
+        self.change(unit, |training, buffers| {
+            apply(training, decision, (unit, buffers), deadline)
+        })
     }
 
     /// Applies a decision to a unit that this worker follows, with the gradient that one of the unit's holders had ([`Engine::gradient`]): it
-    /// comes to the very same bits as there. Of a skipped step the gradient is empty.
+    /// comes to the very same bits as there. Of a skipped step the gradient is empty. A unit that lies in the host's memory stays there, unless
+    /// the optimizer has other bits there.
     ///
     /// # Errors
-    /// As [`Engine::apply`], and for a gradient of another size.
+    /// As [`Engine::apply`], for a gradient of another size, and where the device has no room for a unit that must be there.
     pub fn apply_forwarded(
         &mut self,
         decision: &Decision,
         unit: Unit,
         gradient: &[f32],
     ) -> Result<(), EngineError> {
-        let buffers = self.units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
-        let unit = (unit, buffers);
-        apply_forwarded(&self.config.training, decision, unit, gradient, self.patience)
+        if !self.has_equal_bits_on_host() {
+            let device = self.config.backend.device;
+            let placed = self.place(&[unit]);
+            placed.map_err(|error| without_room(device, unit, error))?;
+        }
+        let patience = self.patience;
+        self.change(unit, |training, buffers| {
+            apply_forwarded(training, decision, (unit, buffers), gradient, patience)
+        })
+    }
+
+    /// Whether the optimizer comes to the same bits in the host's memory as on the device.
+    fn has_equal_bits_on_host(&self) -> bool {
+        let EngineConfig {
+            training, backend, ..
+        } = &self.config;
+        let is_muon = matches!(training.optimizer.rule, UpdateRule::Muon { .. });
+        backend.kernels.has_own_optimizer() && !is_muon
+    }
+
+    /// Changes a unit's state. A lack of memory meanwhile leaves it changed in part: it is dropped then, so that nobody reads it as that of any
+    /// step.
+    ///
+    /// # Errors
+    /// The unit is not held, or as `change`.
+    pub(super) fn change(
+        &mut self,
+        unit: Unit,
+        change: impl FnOnce(&Training, &mut UnitBuffers) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        let buffers = match self.units.get_mut(&unit) {
+            Some(buffers) => buffers,
+            None => self.on_host.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?,
+        };
+        let device = buffers.parameters().backend().device;
+        let changed = caught(|| change(&self.config.training, buffers));
+        let changed = changed.map_err(|error| torn(device, unit, error));
+        if matches!(changed, Err(EngineError::Torn { .. })) {
+            self.units.remove(&unit);
+            self.on_host.remove(&unit);
+        }
+        changed
     }
 }
 
@@ -104,8 +148,13 @@ pub(super) fn apply_forwarded(
     patience: Patience,
 ) -> Result<(), EngineError> {
     if !decision.overflow {
-        let set = buffers.set_gradient(gradient);
-        set.map_err(|e| EngineError::of_buffer(unit, e))?;
+        let device = buffers.parameters().backend().device;
+        let set = caught(|| {
+            let set = buffers.set_gradient(gradient);
+            set.map_err(|e| EngineError::of_buffer(unit, e))
+        });
+        // The state itself is as it was.
+        set.map_err(|error| without_room(device, unit, error))?;
     }
     let [asks, ends] = patience.deadlines();
     match apply(training, decision, (unit, &mut *buffers), asks) {

@@ -5,17 +5,18 @@ use crate::memory::SpareMemory;
 use crate::numerics::Numerics;
 use crate::state::ReadError;
 use crate::transport::local::LocalMesh;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use varuna_api::training::default_decaying;
 use varuna_api::{LearningRate, Optimizer, Schedule, Sharding, Training, UpdateRule};
 use varuna_model::{Transformer, gpt2};
 use varuna_plan::measured_step::PIPELINES_MAX;
 use varuna_plan::{
-    Decision, LossScaling, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, Shape,
-    Stage, StateId, WorkerId,
+    Decision, LossScaling, OptimizerProgress, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind,
+    ScheduleSpec, Shape, Stage, StateId, WorkerId,
 };
 use varuna_protocol::Lack;
-use varuna_torch::Device;
+use varuna_torch::{Device, Kernels};
 
 const ME: WorkerId = WorkerId(1);
 
@@ -473,4 +474,177 @@ fn a_step_without_memory_fails_like_others_and_many_in_a_row_end_the_worker_with
     for part in ["2048 MiB", "microBatchSize", "recompute", "deviceMemory"] {
         assert!(error.to_string().contains(part), "{error}");
     }
+}
+
+thread_local! {
+    /// How many times in a row the device has no room for another unit.
+    static REFUSALS: Cell<u32> = const { Cell::new(0) };
+}
+
+fn empty_unless_full(config: &EngineConfig, unit: Unit) -> Result<UnitBuffers, TorchError> {
+    let left = REFUSALS.get();
+    REFUSALS.set(left.saturating_sub(1));
+    match left {
+        0 => config.empty(unit),
+        // As tch does where it makes the copy that is computed with.
+        1 => panic!("called `Result::unwrap()` on an `Err` value: Torch({NO_MEMORY:?})"),
+        _ => Err(TorchError(NO_MEMORY.to_owned())),
+    }
+}
+
+/// An engine whose device has no room for a unit, so many times.
+fn full(device: Device, refusals: u32) -> Engine {
+    REFUSALS.set(refusals);
+    let mut engine = engine(device);
+    engine.empty = empty_unless_full;
+    engine
+}
+
+#[test]
+fn a_device_without_room_is_tried_twice_and_where_it_is_the_host_the_worker_ends() {
+    let unit = Unit(1);
+    let mut engine = full(Device::Apart, 1);
+    engine.initialise(unit).unwrap();
+    assert!(engine.units.contains_key(&unit) && engine.on_host.is_empty());
+    let mut engine = full(Device::Apart, 2);
+    engine.initialise(unit).unwrap();
+    assert!(engine.units.is_empty() && engine.on_host.contains_key(&unit));
+    engine.free(&[unit]).unwrap();
+    assert_eq!(engine.held(), [unit]);
+    engine.free(&[]).unwrap();
+    assert!(engine.held().is_empty());
+    let why = full(Device::Cpu, u32::MAX).initialise(unit).unwrap_err();
+    assert!(
+        matches!(why, EngineError::NoRoom { unit: of, .. } if of == unit),
+        "{why}"
+    );
+    assert!(why.to_string().contains("2048 MiB"), "{why}");
+}
+
+#[test]
+fn a_unit_without_room_on_the_device_is_held_in_the_hosts_memory_until_a_step_finds_room() {
+    let mut there = engine(Device::Apart);
+    let plan = alone(&there);
+    let mut units = plan.units(ME);
+    units.sort_unstable();
+    for unit in &units {
+        there.initialise(*unit).unwrap();
+    }
+    let mut here = full(Device::Apart, u32::MAX);
+    here.initialise(units[0]).unwrap();
+    for unit in &units[1..] {
+        here.import(*unit, &there.export(*unit).unwrap()).unwrap();
+    }
+    assert!(here.units.is_empty());
+    assert_eq!(here.held(), units);
+    let link = LocalMesh::new(&[ME]).link(ME);
+    let step = |engine: &mut Engine| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        engine.run_step(&plan, StateId::INITIAL.step, &link, deadline)
+    };
+    let failure = step(&mut here).unwrap_err();
+    assert!(failure.prepared.is_empty());
+    let EngineError::NoMemory { shortage, .. } = &failure.error else {
+        panic!("{}", failure.error)
+    };
+    assert_eq!(shortage.needed_bytes, Some(2 << 30));
+    for unit in &units {
+        // For checkpoints and for peers.
+        let state = there.export(*unit).unwrap();
+        assert_eq!(here.snapshot(*unit).unwrap().copy().unwrap(), state);
+        assert_eq!(here.share(*unit).unwrap().copy().unwrap(), state);
+    }
+    REFUSALS.set(0);
+    for engine in [&mut here, &mut there] {
+        let report = step(engine).unwrap();
+        let parts: Vec<_> = report.prepared.iter().map(|(_, norm)| *norm).collect();
+        let decision = Decision::conclude(StateId::INITIAL, plan.generation, &parts, None);
+        engine.apply(&decision, &units).unwrap();
+    }
+    assert!(here.on_host.is_empty());
+    for unit in units {
+        assert_eq!(
+            here.export(unit).unwrap(),
+            there.export(unit).unwrap(),
+            "unit {unit}"
+        );
+    }
+}
+
+#[test]
+fn ranges_of_a_segment_begin_with_the_same_bits_in_the_hosts_memory() {
+    let (mut there, mut here) = (engine(Device::Apart), full(Device::Apart, u32::MAX));
+    for engine in [&mut there, &mut here] {
+        engine.config.training.optimizer.sharding = Sharding::Zero1;
+    }
+    for unit in alone(&there).units(ME) {
+        there.initialise(unit).unwrap();
+        here.initialise(unit).unwrap();
+        assert_eq!(
+            here.export(unit).unwrap(),
+            there.export(unit).unwrap(),
+            "unit {unit}"
+        );
+    }
+    assert!(here.units.is_empty());
+}
+
+#[test]
+fn a_followed_unit_in_the_hosts_memory_comes_to_the_bits_of_the_device_or_to_none() {
+    let patient = Patience {
+        asks_after: Duration::from_secs(50),
+        ends_after: Duration::from_secs(50),
+    };
+    let (mut holder, units, decision) = after_a_step_on(Device::Apart, patient);
+    let unit = units[0];
+    let before = holder.export(unit).unwrap();
+    let gradient = holder.gradient(unit).unwrap();
+    holder.apply(&decision, &units).unwrap();
+    let mut follower = full(Device::Apart, u32::MAX);
+    follower.import(unit, &before).unwrap();
+    follower.apply_forwarded(&decision, unit, &gradient).unwrap();
+    assert!(follower.on_host.contains_key(&unit));
+    assert_eq!(follower.export(unit).unwrap(), holder.export(unit).unwrap());
+    // The optimizer of libtorch has other bits on other devices.
+    follower.config.backend.kernels = Kernels::LIBTORCH;
+    follower.import(unit, &before).unwrap();
+    let why = follower.apply_forwarded(&decision, unit, &gradient).unwrap_err();
+    assert!(
+        matches!(why, EngineError::NoRoom { unit: of, .. } if of == unit),
+        "{why}"
+    );
+    assert_eq!(follower.export(unit).unwrap(), before, "it is as it was");
+    REFUSALS.set(0);
+    follower.apply_forwarded(&decision, unit, &gradient).unwrap();
+    assert!(follower.on_host.is_empty());
+}
+
+#[test]
+fn a_unit_that_the_optimizer_has_changed_in_part_is_of_no_step_and_not_held_any_more() {
+    let patient = Patience {
+        asks_after: Duration::from_secs(50),
+        ends_after: Duration::from_secs(50),
+    };
+    let (mut engine, units, decision) = after_a_step(patient);
+    let refused = || EngineError::from(TorchError(NO_MEMORY.to_owned()));
+    let why = engine.change(units[0], |_, _| Err(refused())).unwrap_err();
+    let EngineError::Torn { unit, shortage, .. } = &why else {
+        panic!("{why}")
+    };
+    assert_eq!((*unit, shortage.needed_bytes), (units[0], Some(2 << 30)));
+    assert!(
+        why.to_string().contains("neither at the state before the step"),
+        "{why}"
+    );
+    let panics = engine.change(units[1], |_, _| panic!("{NO_MEMORY}"));
+    assert!(matches!(panics, Err(EngineError::Torn { .. })));
+    let other = EngineError::StillRead(units[2]);
+    assert_eq!(engine.change(units[2], |_, _| Err(other.clone())), Err(other));
+    for torn in &units[..2] {
+        assert_eq!(engine.export(*torn).unwrap_err(), EngineError::NotHeld(*torn));
+    }
+    assert_eq!(engine.held().len(), units.len() - 2);
+    // No state id is said of it.
+    let event = applied(engine, decision, units);
+    assert!(matches!(event, Event::Fatal(EngineError::NotHeld(_))));
 }

@@ -1,12 +1,13 @@
-//! Panics of libtorch's operators within a step: tch panics where they fail, and a lack of memory is no defect of this program.
+//! Panics of libtorch's operators: tch panics where they fail, and a lack of memory is no defect of this program.
 
-use super::super::{EngineError, panic_message};
+use super::EngineError;
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use varuna_torch::{TorchError, out_of_memory};
 
-/// Runs a part of a step. A panic for lack of memory is an error of libtorch's: what the part was making is gone with it, and the state of units
-/// is not changed before the step is decided. Other panics go on.
-pub(super) fn caught(part: impl FnOnce() -> Result<(), EngineError>) -> Result<(), EngineError> {
+/// Runs a part of the engine's work. A panic for lack of memory is an error of libtorch's: what the part was making is gone with it, and what it
+/// has changed until then stays changed. Other panics go on.
+pub(super) fn caught<T>(part: impl FnOnce() -> Result<T, EngineError>) -> Result<T, EngineError> {
     match catch_unwind(AssertUnwindSafe(part)) {
         Ok(result) => result,
         Err(panic) => {
@@ -17,6 +18,13 @@ pub(super) fn caught(part: impl FnOnce() -> Result<(), EngineError>) -> Result<(
             }
         }
     }
+}
+
+/// The message of a panic.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("for a reason that it did not say").to_owned()
 }
 
 #[cfg(test)]
@@ -33,7 +41,7 @@ mod tests {
         };
         assert!(matches!(caught(large), Err(EngineError::Torch(_))));
         assert_eq!(caught(|| Ok(())), Ok(()));
-        let other = catch_unwind(|| caught(|| panic!("another reason")));
+        let other = catch_unwind(|| caught::<()>(|| panic!("another reason")));
         assert_eq!(panic_message(&*other.unwrap_err()), "another reason");
     }
 }

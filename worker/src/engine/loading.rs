@@ -1,0 +1,185 @@
+//! State that comes here and goes again: initial values, the state of peers and checkpoints; and where it lies.
+//!
+//! The device may have no room for a unit that comes, above all before a plan starts: until then a worker holds its former units as well. Such a unit lies in the
+//! host's memory, where peers and checkpoints read it as any other. So this worker holds it, whatever becomes of the plan. The first step
+//! that needs the unit brings it to the device, or fails for lack of memory, which is reported as that of any other step.
+
+use super::panics::caught;
+use super::without_memory::{give_back, shortage, without_room};
+use super::{Engine, EngineConfig, EngineError};
+use crate::memory::make_room;
+use crate::state::{UnitBuffers, UnitState, on_device, size};
+use varuna_plan::{OptimizerProgress, Unit};
+use varuna_torch::TorchError;
+
+/// Where a unit's state comes from.
+#[derive(Clone, Copy)]
+enum Origin<'a> {
+    /// The job's seed, or a user-defined model.
+    Initial,
+    /// A peer, a checkpoint, or the host's memory.
+    State(&'a UnitState),
+}
+
+impl Engine {
+    /// Makes the unit's initial state, from the job's seed or from a user-defined model: the same bits on every worker. What is held of the unit
+    /// is given up.
+    ///
+    /// # Errors
+    /// libtorch refuses, there is no memory for it on the host either, or the model's values cannot be read.
+    pub fn initialise(&mut self, unit: Unit) -> Result<(), EngineError> {
+        self.load(unit, Origin::Initial)
+    }
+
+    /// Takes over a unit's state. What is held of the unit is given up.
+    ///
+    /// # Errors
+    /// The state is of another size, libtorch refuses, or there is no memory for it on the host either.
+    pub fn import(&mut self, unit: Unit, state: &UnitState) -> Result<(), EngineError> {
+        self.load(unit, Origin::State(state))
+    }
+
+    /// Units held, in order.
+    #[must_use]
+    pub fn held(&self) -> Vec<Unit> {
+        let here = self.units.keys().chain(self.on_host.keys());
+        let mut held: Vec<Unit> = here.chain(self.beside.away()).copied().collect();
+        held.sort_unstable();
+        held
+    }
+
+    /// Drops the state of all other units, the tensors for computing their segments, and the pinned memory for copies of them.
+    ///
+    /// # Errors
+    /// As [`Engine::recall`], or the device's driver reports an error.
+    pub fn free(&mut self, keep: &[Unit]) -> Result<(), EngineError> {
+        let away: Vec<Unit> = self.beside.away().iter().copied().collect();
+        self.recall(&away)?;
+        self.units.retain(|u, _| keep.contains(u));
+        self.on_host.retain(|u, _| keep.contains(u));
+        let layout = self.config.layout();
+        let is_kept = |whole: &Unit| keep.iter().any(|unit| layout.whole_of(*unit) == *whole);
+        // The next step makes what it lacks. A worker without a stage runs no step that would free the rest.
+        self.gathered.retain(|whole, _| is_kept(whole));
+        self.initial = None;
+        self.config.backend.streams.release_unused();
+        Ok(make_room(self.config.backend.device)?)
+    }
+
+    /// Brings those of these units to the device that lie in the host's memory.
+    ///
+    /// # Errors
+    /// As libtorch says: the device still has no room, for example. The unit stays where it is.
+    pub(super) fn place(&mut self, units: &[Unit]) -> Result<(), EngineError> {
+        for unit in units {
+            let Some(waiting) = self.on_host.get(unit) else {
+                continue;
+            };
+            let state = waiting.export().map_err(|e| EngineError::of_buffer(*unit, e))?;
+            let buffers = self.made(*unit, Origin::State(&state))?;
+            self.on_host.remove(unit);
+            self.units.insert(*unit, buffers);
+            tracing::info!(%unit, "the device has room now for a unit that was in the host's memory");
+        }
+        Ok(())
+    }
+
+    /// Loads a unit to the device, or to the host's memory where the device has no room for it.
+    fn load(&mut self, unit: Unit, from: Origin<'_>) -> Result<(), EngineError> {
+        self.units.remove(&unit);
+        self.on_host.remove(&unit);
+        let mut made = self.made(unit, from);
+        if self.is_short(&made) {
+            self.initial = None;
+            // The next step makes them anew. Gradients that wait for the optimizer stay.
+            self.gathered.clear();
+            give_back(&self.config.backend);
+            made = self.made(unit, from);
+        }
+        if self.is_short(&made) {
+            tracing::warn!(
+                %unit,
+                "the device has no memory for the state of a unit, which lies in the host's memory until a step needs it"
+            );
+            self.initial = None;
+            let buffers = self.made_on_host(unit, from)?;
+            self.on_host.insert(unit, buffers);
+            return Ok(());
+        }
+        let device = self.config.backend.device;
+        let buffers = made.map_err(|error| without_room(device, unit, error))?;
+        self.units.insert(unit, buffers);
+        Ok(())
+    }
+
+    /// Whether it is the device's memory that was short, while the host has its own.
+    fn is_short(&self, made: &Result<UnitBuffers, EngineError>) -> bool {
+        let device = self.config.backend.device;
+        let error = made.as_ref().err();
+        !device.is_host() && error.is_some_and(|error| shortage(device, error).is_some())
+    }
+
+    fn made(&mut self, unit: Unit, from: Origin<'_>) -> Result<UnitBuffers, EngineError> {
+        caught(|| {
+            let mut buffers = (self.empty)(&self.config, unit)?;
+            self.fill(unit, &mut buffers, from)?;
+            Ok(buffers)
+        })
+    }
+
+    fn made_on_host(&mut self, unit: Unit, from: Origin<'_>) -> Result<UnitBuffers, EngineError> {
+        let device = self.config.backend.device;
+        let made = caught(|| {
+            let mut buffers = self.config.empty_on_host(unit)?;
+            self.fill(unit, &mut buffers, from)?;
+            Ok(buffers)
+        });
+        made.map_err(|error| without_room(device, unit, error))
+    }
+
+    fn fill(&mut self, unit: Unit, buffers: &mut UnitBuffers, from: Origin<'_>) -> Result<(), EngineError> {
+        match from {
+            Origin::State(state) => Ok(buffers.import(state)?),
+            Origin::Initial => {
+                self.set_initial(unit, buffers)?;
+                let scaling = &self.config.training.loss_scaling;
+                buffers.set_progress(OptimizerProgress::initial(scaling));
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives zeroed buffers the initial values of their parameters.
+    fn set_initial(&mut self, unit: Unit, buffers: &mut UnitBuffers) -> Result<(), EngineError> {
+        if self.config.layout().ranges > 1 {
+            return self.set_initial_range(unit, buffers);
+        }
+        let EngineConfig { model, training, .. } = &self.config;
+        match model.initial_values(unit)? {
+            Some(values) => buffers.set_values(&values)?,
+            None => buffers.set_initial(&model.unit(unit), training.seed)?,
+        }
+        Ok(())
+    }
+
+    /// The same for a unit that is a range of a segment's.
+    fn set_initial_range(&mut self, unit: Unit, buffers: &mut UnitBuffers) -> Result<(), EngineError> {
+        let EngineConfig { model, training, .. } = &self.config;
+        let whole = self.config.layout().whole_of(unit);
+        if self.initial.as_ref().is_none_or(|(known, _)| *known != whole) {
+            let backend = buffers.parameters().backend();
+            let values = match model.initial_values(whole)? {
+                Some(values) => on_device(values, backend)?,
+                None => model.unit(whole).initial_values(backend, training.seed)?,
+            };
+            self.initial = Some((whole, values));
+        }
+        let elements = self.config.elements_of(unit);
+        if let Some((_, values)) = &self.initial {
+            let refused = |e: tch::TchError| TorchError(e.to_string());
+            let (start, length) = (size(elements.start), size(elements.len()));
+            buffers.set_parameters(&values.f_narrow(0, start, length).map_err(refused)?)?;
+        }
+        Ok(())
+    }
+}
