@@ -48,7 +48,8 @@ pub(crate) struct Arguments {
     /// Number of threads for tensor operations [default: the job file's, or 1]. Another number changes the last bits of results.
     #[arg(long)]
     pub(crate) threads: Option<u32>,
-    /// Device to compute on: auto (the first GPU if there is one, otherwise the CPU), cpu, cuda or cuda:N [default: the job file's].
+    /// Device to compute on: auto (a GPU if there is one, otherwise the CPU), cpu, cuda (a GPU) or cuda:N [default: the job file's]. The GPU of auto and
+    /// cuda is that of --gpu-place, or else the first.
     #[arg(long, env = "VARUNA_DEVICE")]
     pub(crate) device: Option<DeviceChoice>,
     /// Implementation of attention, for comparisons: auto (what libtorch prefers), flash, cudnn, efficient or math.
@@ -66,7 +67,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(ON_ONE_GPU_MAX)))]
     pub(crate) workers_on_gpu: u32,
     /// Place of this worker among the N workers of its machine, counted from 0. It takes the GPU of that number among those that the driver shows it,
-    /// unless --device names one. For whoever starts workers and cannot count the GPUs.
+    /// unless --device names one by its number. For whoever starts workers and cannot count the GPUs.
     #[arg(long, value_name = "I/N", conflicts_with = "workers_on_gpu")]
     gpu_place: Option<GpuPlace>,
     /// With --gpu-place: several workers may have one GPU if there are more workers than GPUs. Without this, the worker ends with an error then.
@@ -155,7 +156,34 @@ fn is_unspecified(address: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::bind_address;
+    use super::*;
+
+    /// The GPU that a worker takes with these arguments.
+    fn gpu(arguments: &[&str]) -> GpuChoice {
+        let needed = ["varuna-worker", "--coordinator", "127.0.0.1:7070"];
+        let all = needed.iter().chain(arguments).copied();
+        Arguments::try_parse_from(all).unwrap().gpu()
+    }
+
+    #[test]
+    fn only_a_gpu_that_is_named_by_its_number_is_not_that_of_the_workers_place() {
+        let by_place = GpuChoice::ByPlace {
+            place: "1/4".parse().unwrap(),
+            shares: false,
+        };
+        for device in ["auto", "cpu", "cuda"] {
+            assert_eq!(
+                gpu(&["--device", device, "--gpu-place", "1/4"]),
+                by_place,
+                "{device}"
+            );
+        }
+        let opened = |workers| GpuChoice::Opened { workers };
+        for device in ["cuda:0", "cuda:3"] {
+            assert_eq!(gpu(&["--device", device, "--gpu-place", "1/4"]), opened(1));
+        }
+        assert_eq!(gpu(&["--device", "cuda", "--workers-on-gpu", "2"]), opened(2));
+    }
 
     #[test]
     fn a_worker_listens_where_its_peers_and_its_coordinator_are() {

@@ -166,6 +166,7 @@ mod tests {
     fn device(choice: DeviceChoice) -> Result<Device, DeviceError> {
         match choice {
             DeviceChoice::Cuda(number) => Ok(Device::Cuda(number)),
+            DeviceChoice::AnyCuda => Ok(Device::Cuda(0)),
             DeviceChoice::Auto | DeviceChoice::Cpu => Ok(Device::Cpu),
         }
     }

@@ -238,7 +238,7 @@ fn device_of(job: &Job, platform: Platform) -> Result<Device> {
     let choice = match job.workers.device {
         WorkerDevice::Auto => DeviceChoice::Auto,
         WorkerDevice::Cpu => DeviceChoice::Cpu,
-        WorkerDevice::Cuda => DeviceChoice::Cuda(0),
+        WorkerDevice::Cuda => DeviceChoice::AnyCuda,
     };
     (platform.device)(choice).context("spec.workers.device of the job file")
 }

@@ -14,6 +14,8 @@ pub enum DeviceChoice {
     Auto,
     /// The processor.
     Cpu,
+    /// A GPU, whichever: the first, unless whoever opens it knows a better one.
+    AnyCuda,
     /// The GPU of this number.
     Cuda(usize),
 }
@@ -52,7 +54,7 @@ impl FromStr for DeviceChoice {
         match name {
             "auto" => Ok(DeviceChoice::Auto),
             "cpu" => Ok(DeviceChoice::Cpu),
-            "cuda" => Ok(DeviceChoice::Cuda(0)),
+            "cuda" => Ok(DeviceChoice::AnyCuda),
             _ => {
                 let number = name.strip_prefix("cuda:").ok_or_else(unknown)?;
                 // No sign and no leading zero: one name for each device.
@@ -71,6 +73,7 @@ impl fmt::Display for DeviceChoice {
         match self {
             DeviceChoice::Auto => f.write_str("auto"),
             DeviceChoice::Cpu => f.write_str("cpu"),
+            DeviceChoice::AnyCuda => f.write_str("cuda"),
             DeviceChoice::Cuda(number) => write!(f, "cuda:{number}"),
         }
     }
@@ -101,6 +104,7 @@ fn choose(choice: DeviceChoice, gpus: Result<usize, String>) -> Result<Device, D
     match (choice, gpus) {
         (DeviceChoice::Cpu, _) | (DeviceChoice::Auto, Err(_) | Ok(0)) => Ok(Device::Cpu),
         (DeviceChoice::Auto, Ok(_)) => Ok(Device::Cuda(0)),
+        (DeviceChoice::AnyCuda, gpus) => choose(DeviceChoice::Cuda(0), gpus),
         (DeviceChoice::Cuda(number), Ok(count)) if number < count => Ok(Device::Cuda(number)),
         (DeviceChoice::Cuda(number), Ok(count)) => Err(DeviceError::NoGpu { number, count }),
         (DeviceChoice::Cuda(number), Err(why)) => Err(DeviceError::NoCuda { number, why }),
@@ -155,7 +159,8 @@ mod tests {
         for (name, choice) in [
             ("auto", DeviceChoice::Auto),
             ("cpu", DeviceChoice::Cpu),
-            ("cuda", DeviceChoice::Cuda(0)),
+            ("cuda", DeviceChoice::AnyCuda),
+            ("cuda:0", DeviceChoice::Cuda(0)),
             ("cuda:12", DeviceChoice::Cuda(12)),
         ] {
             assert_eq!(name.parse(), Ok(choice));
@@ -179,6 +184,8 @@ mod tests {
         assert_eq!(choose(DeviceChoice::Auto, Ok(2)), Ok(Device::Cuda(0)));
         assert_eq!(choose(DeviceChoice::Cpu, Ok(2)), Ok(Device::Cpu));
         assert_eq!(choose(DeviceChoice::Cuda(1), Ok(2)), Ok(Device::Cuda(1)));
+        assert_eq!(choose(DeviceChoice::AnyCuda, Ok(2)), Ok(Device::Cuda(0)));
+        assert!(choose(DeviceChoice::AnyCuda, Ok(0)).is_err());
         let why = choose(DeviceChoice::Cuda(2), Ok(2)).unwrap_err().to_string();
         assert!(why.contains("cuda:2: the driver shows 2 GPUs"), "{why}");
         let why = choose(DeviceChoice::Cuda(0), missing()).unwrap_err().to_string();
