@@ -6,9 +6,11 @@
 //! | module | owns | side effects |
 //! |---|---|---|
 //! | [`restarts`] | which worker is started when, and how the pod ends | none: pure |
+//! | [`shared_gpus`] | whether workers may share GPUs | none: pure |
 //! | [`processes`] | the processes | starts, signals and waits for them |
 //! | [`report`] | what the coordinator is told | gRPC |
 
 pub mod processes;
 pub mod report;
 pub mod restarts;
+pub mod shared_gpus;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use varuna_api::WorkerDevice;
 use varuna_launcher::processes::Processes;
 use varuna_launcher::report::{Coordinator, Reports};
+use varuna_launcher::shared_gpus;
 use varuna_machine::{Gpus, Machine};
 
 /// Longer than the 25 s that a worker counts on after a notice, where the job says nothing else: by then a job that can has planned without it.
@@ -39,7 +40,7 @@ struct Arguments {
     /// Time in seconds that the other workers have to end after a worker has failed too often. Then they are killed.
     #[arg(long, value_name = "SECONDS", default_value_t = KILL_AFTER_SECONDS)]
     kill_after_seconds: u32,
-    /// Program of a worker and its arguments.
+    /// Program of a worker and its arguments. If there are fewer GPUs than workers, the workers need the argument --share-gpus.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     command: Vec<OsString>,
 }
@@ -72,7 +73,12 @@ async fn main() -> Result<ExitCode> {
         token: arguments.token,
         certificate: arguments.certificate,
     }));
-    let machine = Machine::at_start(Gpus::of_machine(arguments.device), workers);
+    let found = Gpus::of_machine(arguments.device);
+    let (gpus, said) = shared_gpus::settle(found, workers, &arguments.command);
+    if let Some(said) = said {
+        tracing::warn!("{said}");
+    }
+    let machine = Machine::at_start(gpus, workers);
     let processes = Processes::new(arguments.command, machine, workers, reports);
     let kill_after = Duration::from_secs(arguments.kill_after_seconds.into());
     let code = processes.run(workers, kill_after).await?;

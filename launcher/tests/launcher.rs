@@ -2,7 +2,7 @@
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::pin::Pin;
@@ -90,6 +90,42 @@ fn workers_get_shares_and_the_pod_ends_well_with_them() {
     let mut alone = start(&mut launcher(&["--workers", "1"], "echo \"alone$*\""));
     assert_eq!(lines(&mut alone, 1), ["alone"], "it has the machine for itself");
     assert_eq!(ended(alone), 0);
+}
+
+#[test]
+fn workers_that_must_share_gpus_are_shown_them_only_if_their_command_says_so_and_the_log_tells() {
+    let script = "echo \"$CUDA_VISIBLE_DEVICES $*\"";
+    let printed = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_varuna-launcher"));
+        command
+            .args(["--workers", "2", "--", "/bin/sh", "-c", script, "worker"])
+            .args(more)
+            .env("CUDA_VISIBLE_DEVICES", "5")
+            .env_remove("VARUNA_COORDINATOR")
+            .env_remove("VARUNA_LOG")
+            .stderr(Stdio::piped());
+        let mut child = start(&mut command);
+        let mut found = lines(&mut child, 2);
+        found.sort_unstable();
+        let mut log = String::new();
+        let mut stderr = child.0.stderr.take().unwrap();
+        stderr.read_to_string(&mut log).unwrap();
+        assert_eq!(ended(child), 0);
+        assert!(log.contains("GPUs (1) than workers (2)"), "{log}");
+        found
+    };
+    for (place, line) in printed(&[]).iter().enumerate() {
+        assert!(
+            line.starts_with("5 ") && line.ends_with(&format!("--gpu-place {place}/2")),
+            "{line}"
+        );
+    }
+    for line in printed(&["--share-gpus"]) {
+        assert!(
+            line.starts_with("5 --share-gpus ") && line.ends_with("--workers-on-gpu 2"),
+            "{line}"
+        );
+    }
 }
 
 #[test]

@@ -15,7 +15,8 @@ pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 pub enum Gpus {
     /// By the names that the variable takes: a number, or what the user wrote. None for workers that compute on the processor.
     Named(Vec<String>),
-    /// No file tells how many there are, or whether there are any. Under WSL, for example, no GPU has a file of its own.
+    /// Each worker counts them itself. No file tells how many there are, or whether there are any (under WSL, for example, no GPU has a file of its
+    /// own), or workers must find out that there are too few.
     Uncounted,
 }
 
@@ -48,6 +49,14 @@ impl Gpus {
                 0 => Gpus::Uncounted,
                 _ => Gpus::Named((0..present).map(|number| number.to_string()).collect()),
             },
+        }
+    }
+
+    /// How many there are, if there are some, but not one for each of so many workers.
+    pub fn fewer_than(&self, workers: usize) -> Option<usize> {
+        match self {
+            Gpus::Named(names) => Some(names.len()).filter(|count| (1..workers).contains(count)),
+            Gpus::Uncounted => None,
         }
     }
 }
@@ -105,6 +114,15 @@ mod tests {
         }
         assert_eq!(Gpus::choose(WorkerDevice::Cpu, Some("0,1"), 2), named(&[]));
         assert_eq!(Gpus::choose(WorkerDevice::Cpu, None, 0), named(&[]));
+    }
+
+    #[test]
+    fn gpus_are_fewer_than_workers_where_some_are_counted() {
+        let gpus = |present| Gpus::choose(WorkerDevice::Auto, None, present);
+        assert_eq!(gpus(2).fewer_than(3), Some(2));
+        assert_eq!(gpus(2).fewer_than(2), None);
+        assert_eq!(gpus(0).fewer_than(3), None);
+        assert_eq!(Gpus::Named(Vec::new()).fewer_than(3), None);
     }
 
     #[test]
