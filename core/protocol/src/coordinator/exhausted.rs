@@ -3,7 +3,8 @@
 //!
 //! A step for which the device has no memory fails, and its worker answers the fence. Once may be chance, for example memory in pieces. But
 //! the same plan would be made again and again. So a worker that runs out in two generations in a row is planned with less than the plan
-//! took, and with still less whenever it runs out again. The worker itself ends if it runs out too often in a row.
+//! took, and with still less whenever it runs out again. The worker itself ends if it runs out too often in a row. One that is started again in its
+//! place has the same device, and is planned with no more.
 
 use std::collections::BTreeMap;
 use varuna_plan::{Generation, WorkerId};
@@ -51,6 +52,15 @@ impl Exhausted {
             if took_part(*worker) {
                 known.fences = 0;
             }
+        }
+    }
+
+    /// A worker has come that is new, in the place of those for which `was_here` holds. It is planned with no more than any of them.
+    pub(super) fn inherit(&mut self, worker: WorkerId, was_here: impl Fn(WorkerId) -> bool) {
+        let before = self.0.iter().filter(|(gone, _)| was_here(**gone));
+        let limit = before.filter_map(|(_, known)| known.limit).min();
+        if limit.is_some() {
+            self.0.entry(worker).or_default().limit = limit;
         }
     }
 
@@ -112,6 +122,26 @@ mod tests {
         assert_eq!(run_out(&mut exhausted, 3), Some(700));
         exhausted.committed(|_| true);
         assert_eq!(exhausted.planned_with(A, Some(1000)), Some(700));
+    }
+
+    #[test]
+    fn who_comes_in_the_place_of_others_has_no_more_than_the_least_of_them() {
+        let mut exhausted = Exhausted::default();
+        for generation in 1..3 {
+            exhausted.note(Generation(generation), A, Some(800));
+            exhausted.note(Generation(generation), B, Some(640));
+        }
+        let (new, other, none) = (WorkerId(3), WorkerId(4), WorkerId(5));
+        exhausted.inherit(new, |_| true);
+        assert_eq!(exhausted.limit(new), Some(560));
+        exhausted.inherit(other, |gone| gone == A);
+        assert_eq!(exhausted.planned_with(other, Some(1000)), Some(700));
+        exhausted.inherit(none, |_| false);
+        assert_eq!(exhausted.limit(none), None);
+        // From then on it is as any worker that is planned with less.
+        exhausted.note(Generation(3), other, Some(640));
+        assert_eq!(exhausted.limit(other), Some(560));
+        assert_eq!(exhausted.limit(A), Some(700));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What follows if workers run out of memory: they are planned with less, unless there is no plan then.
+//! What follows if workers run out of memory: they are planned with less, and so are those that come in their place, unless there is no plan then.
 
 use super::shared::Shared;
 use std::collections::BTreeMap;
@@ -13,6 +13,20 @@ impl Shared {
         };
         let planned = self.needed_bytes(&plan.shape).get(&worker).copied();
         self.quarantine.exhausted.note(generation, worker, planned);
+    }
+
+    /// A new worker has come. A worker that is started again has a new id; it is known by its name and its node. In a pod these are the pod's: all of
+    /// its workers have the same, and the one that comes is taken for any that is gone.
+    pub(super) fn inherit_limit(&mut self, worker: WorkerId) {
+        let roster = &self.roster;
+        let Some(new) = roster.hello(worker) else {
+            return;
+        };
+        let was_here = |gone: WorkerId| {
+            let before = roster.hello(gone).filter(|_| roster.is_disconnected(gone));
+            before.is_some_and(|before| (&before.name, &before.node) == (&new.name, &new.node))
+        };
+        self.quarantine.exhausted.inherit(worker, was_here);
     }
 
     fn needed_bytes(&self, shape: &Shape) -> BTreeMap<WorkerId, u64> {

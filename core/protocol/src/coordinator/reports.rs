@@ -58,8 +58,12 @@ impl Shared {
         if let Some(scores) = hello.scores {
             self.planner.meet_scores(scores);
         }
+        let is_new = self.roster.hello(from).is_none();
         if self.roster.connect(from, hello, turn.now) {
             self.tell_of_joining(from, turn);
+        }
+        if is_new {
+            self.inherit_limit(from);
         }
     }
 

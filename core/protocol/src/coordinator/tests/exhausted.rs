@@ -115,3 +115,53 @@ fn a_worker_without_which_there_is_no_plan_is_planned_with_all_that_it_has() {
         assert_eq!(reason.contains(none), again, "{reason}");
     }
 }
+
+#[test]
+fn a_worker_that_is_started_again_is_planned_with_no_more_than_the_one_before() {
+    let (mut rig, at) = three();
+    rig.machine.shared.planner = Box::new(Needy);
+    for _ in 0..2 {
+        runs_out(&mut rig, B, &ALL, at);
+    }
+    assert_eq!(rig.plan().members(), [A, C]);
+    let [beside, again, other, once_more] = [4, 5, 6, 7].map(WorkerId);
+    let limit = |rig: &Rig, worker| rig.machine.shared.quarantine.exhausted.limit(worker);
+    // Several workers of a pod have its name.
+    rig.join_as(beside, "w2");
+    assert_eq!(limit(&rig, beside), None, "the one before is still here");
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    rig.join_as(again, "w2");
+    assert_eq!(limit(&rig, again), Some(700 << 20));
+    assert_eq!(rig.left_out(again).unwrap().reason, LeftOutReason::NoMemory);
+    rig.join_as(other, "w6");
+    assert_eq!(limit(&rig, other), None);
+    // A worker that comes back is the same, and has what it had.
+    rig.put(CoordinatorInput::StreamDown { from: beside });
+    rig.join_as(beside, "w2");
+    assert_eq!(limit(&rig, beside), None);
+    rig.put(CoordinatorInput::StreamDown { from: again });
+    rig.join_as(once_more, "w2");
+    assert_eq!(limit(&rig, once_more), Some(700 << 20));
+}
+
+#[test]
+fn a_worker_of_the_same_name_on_another_node_has_another_device() {
+    let (mut rig, at) = three();
+    rig.machine.shared.planner = Box::new(Needy);
+    for _ in 0..2 {
+        runs_out(&mut rig, B, &ALL, at);
+    }
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    let hello = Hello {
+        address: "d:1".to_owned(),
+        name: "w2".to_owned(),
+        node: "another".to_owned(),
+        hardware: None,
+        memory_bytes: None,
+        scores: None,
+        speed: 1.0,
+    };
+    let from = WorkerId(4);
+    rig.put(CoordinatorInput::StreamUp { from, hello });
+    assert_eq!(rig.machine.shared.quarantine.exhausted.limit(from), None);
+}
