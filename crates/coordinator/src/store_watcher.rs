@@ -4,6 +4,7 @@
 //! The driver never waits for the store. While the store is slow or fails, the answer is the last known one, so that a recovery from memory
 //! does not depend on the store.
 
+mod checks;
 mod deletion;
 mod lease;
 mod unfinished;
@@ -11,6 +12,7 @@ mod unfinished;
 use crate::inbox::{CheckpointListing, Inbound};
 use crate::options::Checkpointing;
 use crate::store_error;
+use checks::CheckpointCheck;
 pub(crate) use deletion::Needs;
 use deletion::PRUNE_TIMEOUT;
 use lease::while_renewing;
@@ -20,8 +22,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::{Notify, watch};
 use unfinished::Unfinished;
-use varuna_api::CheckpointSource;
-use varuna_checkpoint::{CheckpointError, LeaseState, Listed, folder_name};
+use varuna_checkpoint::LeaseState;
 use varuna_plan::StateId;
 
 /// How often the store is listed without a request.
@@ -34,15 +35,6 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long releasing the location may take.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The result of checking a checkpoint. Manifests never change.
-#[derive(Clone, PartialEq, Eq, Debug)]
-enum CheckpointCheck {
-    Usable,
-    Damaged,
-    /// It is valid, but belongs to another model, optimizer or format, for this reason.
-    Foreign(String),
-}
 
 /// The handle to the task.
 pub(crate) struct StoreWatcher {
@@ -241,108 +233,6 @@ impl Task {
         }
         self.listing.failing = failing;
         self.listing.clone()
-    }
-
-    /// The checkpoints that can be resumed from, and the damaged ones. `completing`: time that may be spent on those without a manifest.
-    async fn usable(
-        &mut self,
-        requested: bool,
-        completing: Duration,
-    ) -> Result<(Vec<StateId>, Vec<StateId>), CheckpointError> {
-        self.discard().await?;
-        let store = &self.given.store;
-        let mut all = store.location().list().await?;
-        if self.standing == Some(LeaseState::Owner) {
-            let unfinished = &mut self.unfinished;
-            unfinished.complete(&mut all, store, requested, completing).await;
-        }
-        let newest = all.iter().map(|l| l.id.run_gen).max();
-        self.listing.newest_generation = self.listing.newest_generation.max(newest.unwrap_or_default());
-        self.verdicts.retain(|id, _| all.iter().any(|l| l.id == *id));
-        let (mut usable, mut foreign) = (Vec::new(), None);
-        for listed in all.iter().filter(|l| l.is_usable()) {
-            match self.check(listed).await? {
-                CheckpointCheck::Usable => usable.push(listed.id),
-                CheckpointCheck::Foreign(why) => foreign = Some((listed.id, why)),
-                CheckpointCheck::Damaged => {}
-            }
-        }
-        match foreign {
-            // The location has someone's results. A run that began anew beside them would sooner or later be mistaken for them.
-            Some((id, why)) if usable.is_empty() => return Err(CheckpointError::Unsuitable { id, why }),
-            None if usable.is_empty() => usable.extend(self.origin(&all).await?),
-            _ => {}
-        }
-        let damaged = all.iter().filter(|l| l.marked_damaged).map(|l| l.id).collect();
-        Ok((usable, damaged))
-    }
-
-    /// The other job's checkpoint with which this job begins. While it is not known which one that is, nothing may begin.
-    async fn origin(&mut self, all: &[Listed]) -> Result<Option<StateId>, CheckpointError> {
-        let store = &self.given.store;
-        let origin = match self.standing {
-            Some(LeaseState::Owner) => store.settle_origin().await?,
-            _ => store.origin().await?,
-        };
-        let Some(origin) = origin else {
-            return Ok(None);
-        };
-        let id = origin.begins_with();
-        if all.iter().any(|l| l.id == id && l.marked_damaged) {
-            return Err(CheckpointError::Origin {
-                uri: origin.source.uri,
-                job: origin.source.job,
-                why: format!(
-                    "{} is damaged: a worker has found it so, and says why in refused.json in this job's folder",
-                    folder_name(origin.state)
-                ),
-            });
-        }
-        if !std::mem::replace(&mut self.said_origin, true) {
-            let checkpoint = folder_name(origin.state);
-            let CheckpointSource {
-                uri,
-                job,
-                weights_only,
-                ..
-            } = &origin.source;
-            tracing::info!(
-                checkpoint,
-                job,
-                uri,
-                weights_only,
-                "begins with another job's checkpoint"
-            );
-        }
-        Ok(Some(id))
-    }
-
-    async fn check(&mut self, listed: &Listed) -> Result<CheckpointCheck, CheckpointError> {
-        if let Some(verdict) = self.verdicts.get(&listed.id) {
-            return Ok(verdict.clone());
-        }
-        let store = &self.given.store;
-        let verdict = match store.check(listed).await {
-            Ok(_) => CheckpointCheck::Usable,
-            Err(error @ CheckpointError::Store(_)) => return Err(error),
-            Err(error) => {
-                tracing::warn!(%error, "a checkpoint cannot be used");
-                match error {
-                    CheckpointError::Damaged { .. } => {
-                        // Retention must not count it among the checkpoints to keep.
-                        store
-                            .location()
-                            .mark_damaged(listed.id, &error.to_string())
-                            .await?;
-                        CheckpointCheck::Damaged
-                    }
-                    CheckpointError::Unsuitable { why, .. } => CheckpointCheck::Foreign(why),
-                    error => CheckpointCheck::Foreign(error.to_string()),
-                }
-            }
-        };
-        self.verdicts.insert(listed.id, verdict.clone());
-        Ok(verdict)
     }
 }
 
