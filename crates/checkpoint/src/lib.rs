@@ -48,6 +48,12 @@ pub enum CheckpointError {
     /// The store answered with an error; another try may succeed.
     #[error("checkpoint store: {0}")]
     Store(#[from] object_store::Error),
+    /// The store does not answer; another try may succeed.
+    #[error("checkpoint store: no answer within {seconds} s")]
+    NoAnswer {
+        /// How long it was waited for.
+        seconds: u64,
+    },
     /// An object's content does not match its name.
     #[error("checkpoint {id}, {file}: {why}")]
     Damaged {
@@ -95,6 +101,6 @@ impl CheckpointError {
     /// Whether the error is permanent, so that trying again cannot succeed.
     #[must_use]
     pub fn is_final(&self) -> bool {
-        !matches!(self, CheckpointError::Store(_))
+        !matches!(self, CheckpointError::Store(_) | CheckpointError::NoAnswer { .. })
     }
 }

@@ -6,13 +6,15 @@ use crate::manifest::Manifest;
 use crate::name::{MANIFEST, REFUSED, folder_name, parse_folder};
 use crate::retention::{Pruned, Retention, prunable};
 use bytes::Bytes;
+use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{ObjectStore, PutMode, PutOptions};
+use object_store::{ObjectMeta, ObjectStore, PutMode, PutOptions};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 use varuna_blob_store::{BadUrl, Place};
 use varuna_plan::StateId;
 
@@ -113,17 +115,31 @@ impl Location {
     /// # Errors
     /// The store fails.
     pub async fn list(&self) -> Result<Vec<Listed>, CheckpointError> {
-        self.listing(&self.root).await
+        self.listing(&self.root, None).await
+    }
+
+    /// Like [`Location::list`], but a store that sends nothing for `silence` has failed. A listing comes page by page, and that of a large
+    /// store may take minutes, so there is no limit on the whole.
+    ///
+    /// # Errors
+    /// The store fails, or does not answer.
+    pub async fn list_within(&self, silence: Duration) -> Result<Vec<Listed>, CheckpointError> {
+        self.listing(&self.root, Some(silence)).await
     }
 
     pub(crate) async fn find(&self, id: StateId) -> Result<Option<Listed>, CheckpointError> {
-        Ok(self.listing(&self.root.child(folder_name(id))).await?.pop())
+        let folder = self.root.child(folder_name(id));
+        Ok(self.listing(&folder, None).await?.pop())
     }
 
-    async fn listing(&self, prefix: &Path) -> Result<Vec<Listed>, CheckpointError> {
+    async fn listing(
+        &self,
+        prefix: &Path,
+        silence: Option<Duration>,
+    ) -> Result<Vec<Listed>, CheckpointError> {
         let mut found: BTreeMap<StateId, Listed> = BTreeMap::new();
         let mut objects = self.inner.list(Some(prefix));
-        while let Some(object) = objects.try_next().await? {
+        while let Some(object) = next_object(&mut objects, silence).await? {
             let Some(mut below) = object.location.prefix_match(&self.root) else {
                 continue;
             };
@@ -200,16 +216,27 @@ impl Location {
         Ok(())
     }
 
-    /// Deletes what [`prunable`] allows. The manifest is deleted first, so that an interrupted deletion leaves an orphan and never a
-    /// checkpoint with missing shards.
+    /// Lists the store, and deletes what [`prunable`] allows.
     ///
     /// # Errors
     /// The store fails; deletions until then are not undone.
     pub async fn prune(&self, retention: &Retention<'_>) -> Result<Pruned, CheckpointError> {
-        let all = self.list().await?;
-        let pruned = prunable(&all, retention);
+        self.prune_listed(&self.list().await?, retention).await
+    }
+
+    /// Deletes what [`prunable`] allows of the checkpoints that a listing has just shown. The manifest is deleted first, so that an
+    /// interrupted deletion leaves an orphan and never a checkpoint with missing shards.
+    ///
+    /// # Errors
+    /// The store fails; deletions until then are not undone.
+    pub async fn prune_listed(
+        &self,
+        all: &[Listed],
+        retention: &Retention<'_>,
+    ) -> Result<Pruned, CheckpointError> {
+        let pruned = prunable(all, retention);
         if !pruned.checkpoints.is_empty() {
-            self.sync_manifests(&all).await?;
+            self.sync_manifests(all).await?;
         }
         for id in pruned.checkpoints.iter().chain(&pruned.orphans) {
             let Some(listed) = all.iter().find(|l| l.id == *id) else {
@@ -223,8 +250,8 @@ impl Location {
             self.remove_empty_folder(*id)?;
         }
         // Folders that an earlier build, or a process that was killed here, has left.
-        if let Some(newest) = retention.newest_of(&all) {
-            self.remove_empty_folders(&all, newest)?;
+        if let Some(newest) = retention.newest_of(all) {
+            self.remove_empty_folders(all, newest)?;
         }
         Ok(pruned)
     }
@@ -262,15 +289,56 @@ impl Location {
     }
 }
 
+/// The next object of a listing; none at its end. `silence`: how long the store may take for it.
+async fn next_object(
+    objects: &mut BoxStream<'static, object_store::Result<ObjectMeta>>,
+    silence: Option<Duration>,
+) -> Result<Option<ObjectMeta>, CheckpointError> {
+    let next = objects.try_next();
+    // Without a limit no timer is needed: callers without a runtime list too.
+    let Some(silence) = silence else {
+        return Ok(next.await?);
+    };
+    let seconds = silence.as_secs();
+    let next = tokio::time::timeout(silence, next).await;
+    Ok(next.map_err(|_| CheckpointError::NoAnswer { seconds })??)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use object_store::memory::InMemory;
     use object_store::throttle::{ThrottleConfig, ThrottledStore};
-    use std::time::Duration;
     use tokio::time::Instant;
     use varuna_plan::state::Chain;
     use varuna_plan::{Generation, Step};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_listing_may_take_as_long_as_it_likes_while_something_comes() {
+        let slow = ThrottleConfig {
+            wait_list_per_entry: Duration::from_secs(20),
+            ..ThrottleConfig::default()
+        };
+        let location = Location::over(Arc::new(ThrottledStore::new(InMemory::new(), slow)));
+        for step in 1..=3 {
+            let id = StateId {
+                run_gen: Generation(1),
+                step: Step(step),
+                chain: Chain(1),
+            };
+            location.create(id, MANIFEST, b"{}".to_vec()).await.unwrap();
+        }
+        let began = Instant::now();
+        let listed = location.list_within(Duration::from_secs(30)).await.unwrap();
+        assert_eq!(listed.len(), 3);
+        assert_eq!(began.elapsed().as_secs(), 60);
+        let error = location.list_within(Duration::from_secs(10)).await.unwrap_err();
+        assert!(
+            matches!(error, CheckpointError::NoAnswer { seconds: 10 }),
+            "{error}"
+        );
+        assert!(!error.is_final(), "another try may succeed");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn shards_of_an_old_checkpoint_are_deleted_side_by_side() {

@@ -22,15 +22,18 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::{Notify, watch};
 use unfinished::Unfinished;
-use varuna_checkpoint::LeaseState;
+use varuna_checkpoint::{CheckpointError, LeaseState, Listed};
 use varuna_plan::StateId;
 
 /// How often the store is listed without a request.
 const INTERVAL: Duration = Duration::from_secs(5);
 /// How long a recovery waits for a fresh answer if an older one is known.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a regular listing may take, and in any case the first one.
-const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the store may send nothing while it is listed. The whole may take minutes: it has as many pages as the store has thousands of
+/// files.
+const LIST_SILENCE: Duration = Duration::from_secs(30);
+/// How long the checks of what was listed may take, and the deletion of a damaged checkpoint before. What is done by then stays done.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a store that has never answered is left alone between two requests.
 const PAUSE: Duration = Duration::from_secs(1);
 /// How long releasing the location may take.
@@ -106,6 +109,16 @@ async fn unless_requested<T>(requests: &Notify, work: impl Future<Output = T>) -
     (tokio::time::timeout(REQUEST_TIMEOUT, work).await.ok(), true)
 }
 
+/// The result of `work`, which may take this long.
+async fn limited<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, CheckpointError>>,
+) -> Result<T, CheckpointError> {
+    let seconds = limit.as_secs();
+    let done = tokio::time::timeout(limit, work).await;
+    done.unwrap_or(Err(CheckpointError::NoAnswer { seconds }))
+}
+
 struct Task {
     given: Checkpointing,
     needed: watch::Receiver<Option<Needs>>,
@@ -113,6 +126,8 @@ struct Task {
     /// Each checkpoint is checked once.
     verdicts: BTreeMap<StateId, CheckpointCheck>,
     unfinished: Unfinished,
+    /// What the last listing showed; none once old checkpoints were deleted by it.
+    listed: Option<Vec<Listed>>,
     listing: CheckpointListing,
     standing: Option<LeaseState>,
     /// Whether the log already says with which other job's checkpoint this one begins.
@@ -133,6 +148,7 @@ impl Task {
             discards,
             verdicts: BTreeMap::new(),
             unfinished: Unfinished::default(),
+            listed: None,
             listing: CheckpointListing::default(),
             standing: None,
             said_origin: false,
@@ -182,8 +198,8 @@ impl Task {
 
     async fn give_up(mut self) {
         self.standing = self.own().await;
-        // At the end only the configured number remains, unless deleting takes long: the next run should not have to wait for it.
-        self.prune(RELEASE_TIMEOUT / 2).await;
+        // At the end only the configured number remains, unless that takes long: the next run should not have to wait for it.
+        self.prune_at_end(RELEASE_TIMEOUT / 2).await;
         if let Some(ownership) = &self.given.ownership
             && let Err(error) = ownership.release().await
         {
@@ -207,23 +223,21 @@ impl Task {
         self.list(true).await
     }
 
-    /// The present knowledge. After a request the store gets less time, if it has answered before. The lease is renewed meanwhile: to list
-    /// thousands of objects may take as long as it lasts.
+    /// The present knowledge. After a request the store gets less time, if it has answered before.
     async fn list(&mut self, requested: bool) -> CheckpointListing {
         let short = requested && self.listing.answered;
-        let timeout = if short { REQUEST_TIMEOUT } else { LIST_TIMEOUT };
-        let (ownership, mut standing) = (self.given.ownership.clone(), self.standing.clone());
-        let usable = tokio::time::timeout(timeout, self.usable(requested, timeout / 2));
-        let usable = while_renewing(ownership.as_ref(), &mut standing, usable).await;
-        self.standing = standing;
-        let failing = match usable {
-            Ok(Ok(usable)) => {
+        let found = if short {
+            limited(REQUEST_TIMEOUT, self.find(true, REQUEST_TIMEOUT / 2)).await
+        } else {
+            self.find(requested, CHECK_TIMEOUT / 2).await
+        };
+        let failing = match found {
+            Ok(found) => {
                 self.listing.answered = true;
-                (self.listing.usable, self.listing.damaged) = usable;
+                (self.listing.usable, self.listing.damaged) = found;
                 None
             }
-            Ok(Err(error)) => Some(store_error::summarize(&error.to_string())),
-            Err(_) => Some(format!("no answer within {} s", timeout.as_secs())),
+            Err(error) => Some(store_error::summarize(&error.to_string())),
         };
         if let Some(why) = failing
             .as_ref()
@@ -233,6 +247,28 @@ impl Task {
         }
         self.listing.failing = failing;
         self.listing.clone()
+    }
+
+    /// Lists the store and checks what it shows: the checkpoints that can be resumed from, and the damaged ones. This may take much longer
+    /// than the lease lasts, so the lease is renewed meanwhile, and only who still has it after the listing writes.
+    async fn find(
+        &mut self,
+        requested: bool,
+        completing: Duration,
+    ) -> Result<(Vec<StateId>, Vec<StateId>), CheckpointError> {
+        let (ownership, mut standing) = (self.given.ownership.clone(), self.standing.clone());
+        let all = while_renewing(ownership.as_ref(), &mut standing, self.all()).await;
+        self.standing = standing.clone();
+        let checking = limited(CHECK_TIMEOUT, self.usable(all?, requested, completing));
+        let usable = while_renewing(ownership.as_ref(), &mut standing, checking).await;
+        self.standing = standing;
+        usable
+    }
+
+    /// All checkpoints in the store, after the deletion of the damaged one that is to be put again.
+    async fn all(&mut self) -> Result<Vec<Listed>, CheckpointError> {
+        limited(CHECK_TIMEOUT, self.discard()).await?;
+        self.given.store.location().list_within(LIST_SILENCE).await
     }
 }
 

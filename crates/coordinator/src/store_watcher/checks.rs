@@ -16,28 +16,29 @@ pub(super) enum CheckpointCheck {
 }
 
 impl Task {
-    /// The checkpoints that can be resumed from, and the damaged ones. `completing`: time that may be spent on those without a manifest.
+    /// Of all that a listing has shown, the checkpoints that can be resumed from, and the damaged ones. `completing`: time that may be spent
+    /// on those without a manifest.
     pub(super) async fn usable(
         &mut self,
+        mut all: Vec<Listed>,
         requested: bool,
         completing: Duration,
     ) -> Result<(Vec<StateId>, Vec<StateId>), CheckpointError> {
-        self.discard().await?;
-        let store = &self.given.store;
-        let mut all = store.location().list().await?;
         if self.standing == Some(LeaseState::Owner) {
-            let unfinished = &mut self.unfinished;
+            let (unfinished, store) = (&mut self.unfinished, &self.given.store);
             unfinished.complete(&mut all, store, requested, completing).await;
         }
         let newest = all.iter().map(|l| l.id.run_gen).max();
         self.listing.newest_generation = self.listing.newest_generation.max(newest.unwrap_or_default());
         self.verdicts.retain(|id, _| all.iter().any(|l| l.id == *id));
         let (mut usable, mut foreign) = (Vec::new(), None);
-        for listed in all.iter().filter(|l| l.is_usable()) {
-            match self.check(listed).await? {
+        for listed in all.iter_mut().filter(|l| l.is_usable()) {
+            let verdict = self.check(listed).await?;
+            match verdict {
                 CheckpointCheck::Usable => usable.push(listed.id),
                 CheckpointCheck::Foreign(why) => foreign = Some((listed.id, why)),
-                CheckpointCheck::Damaged => {}
+                // It has the mark now, which retention must see.
+                CheckpointCheck::Damaged => listed.marked_damaged = true,
             }
         }
         match foreign {
@@ -47,6 +48,7 @@ impl Task {
             _ => {}
         }
         let damaged = all.iter().filter(|l| l.marked_damaged).map(|l| l.id).collect();
+        self.listed = Some(all);
         Ok((usable, damaged))
     }
 
@@ -97,7 +99,7 @@ impl Task {
         let store = &self.given.store;
         let verdict = match store.check(listed).await {
             Ok(_) => CheckpointCheck::Usable,
-            Err(error @ CheckpointError::Store(_)) => return Err(error),
+            Err(error) if !error.is_final() => return Err(error),
             Err(error) => {
                 tracing::warn!(%error, "a checkpoint cannot be used");
                 match error {

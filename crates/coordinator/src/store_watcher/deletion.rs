@@ -2,6 +2,7 @@
 
 use super::{CheckpointCheck, Task};
 use std::time::Duration;
+use tokio::time::Instant;
 use varuna_checkpoint::{CheckpointError, LeaseState, Retention};
 use varuna_plan::StateId;
 
@@ -34,13 +35,35 @@ impl Task {
         Ok(())
     }
 
-    /// Deletes old checkpoints. Only as the owner: another run, or another coordinator of this one, knows better which states are
-    /// needed, and so does the run itself, until it has read its record. Only after an answer of the store: else it is not known which of them
-    /// are this job's. What is not deleted `within` this time goes the next time.
-    pub(super) async fn prune(&mut self, within: Duration) {
-        let needs = self.needed.borrow().clone();
+    /// What the run needs, if old checkpoints may be deleted. Only as the owner: another run, or another coordinator of this one, knows
+    /// better which states are needed, and so does the run itself, until it has read its record. Only after an answer of the store: else it
+    /// is not known which of them are this job's.
+    fn needs(&self) -> Option<Needs> {
         let may = self.standing == Some(LeaseState::Owner) && self.listing.failing.is_none();
-        let Some(needs) = needs.filter(|_| may) else {
+        self.needed.borrow().clone().filter(|_| may)
+    }
+
+    /// Deletes old checkpoints, at the end of the run. One may have been completed since the last listing, so the store is listed once more;
+    /// if that takes long, the last listing is used.
+    pub(super) async fn prune_at_end(&mut self, within: Duration) {
+        if self.needs().is_none() {
+            return;
+        }
+        let end = Instant::now() + within;
+        let listing = tokio::time::timeout(within / 2, self.given.store.location().list()).await;
+        if let Ok(Ok(all)) = listing {
+            self.listed = Some(all);
+        }
+        self.prune(end.saturating_duration_since(Instant::now())).await;
+    }
+
+    /// Deletes old checkpoints of the last listing. The store is not listed again for this: that of a large store may take longer than
+    /// deletions may, and would show little more. What is not deleted `within` this time goes after the next listing.
+    pub(super) async fn prune(&mut self, within: Duration) {
+        let Some(needs) = self.needs() else {
+            return;
+        };
+        let Some(all) = self.listed.take() else {
             return;
         };
         let foreign = self
@@ -54,7 +77,7 @@ impl Task {
             void: &needs.void,
             foreign: &foreign,
         };
-        let pruning = self.given.store.location().prune(&retention);
+        let pruning = self.given.store.location().prune_listed(&all, &retention);
         match tokio::time::timeout(within, pruning).await {
             Ok(Ok(pruned)) if pruned.checkpoints.is_empty() && pruned.orphans.is_empty() => {}
             Ok(Ok(pruned)) => tracing::info!(

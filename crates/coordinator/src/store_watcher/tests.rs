@@ -132,20 +132,17 @@ async fn only_the_owner_completes_what_lacks_its_manifest() {
         store.put_shard(before, unit, file, &limit).await.unwrap();
     }
     let (mut task, _discarded) = task(given);
-    let within = Duration::from_secs(60);
+    let found = |listing: CheckpointListing| (listing.usable, listing.damaged);
     for standing in [
         None,
         Some(LeaseState::Succeeded),
         Some(LeaseState::Taken("other".into())),
     ] {
         task.standing = standing;
-        assert_eq!(task.usable(true, within).await.unwrap(), (vec![], vec![LAST]));
+        assert_eq!(found(task.list(true).await), (vec![], vec![LAST]));
     }
     task.standing = Some(LeaseState::Owner);
-    assert_eq!(
-        task.usable(true, within).await.unwrap(),
-        (vec![], vec![before, LAST])
-    );
+    assert_eq!(found(task.list(true).await), (vec![], vec![before, LAST]));
 }
 
 #[tokio::test]
@@ -248,6 +245,7 @@ async fn nothing_is_deleted_before_it_is_known_what_the_run_needs_and_void_state
     let (_discarded, discards) = watch::channel(None);
     let mut task = Task::new(given, needed, discards);
     task.standing = Some(LeaseState::Owner);
+    assert_eq!(task.list(false).await.usable, ids);
     task.prune(PRUNE_TIMEOUT).await;
     assert_eq!(in_store(&store).await, ids);
     let void = vec![ids[2]];
@@ -297,8 +295,10 @@ async fn deletions_that_take_long_leave_time_to_renew_the_lease_and_to_give_it_u
     let (mut task, _discarded) = task(given);
     assert_eq!(task.own().await, Some(LeaseState::Owner));
     task.standing = Some(LeaseState::Owner);
+    assert_eq!(task.list(false).await.usable, ids);
     let began = tokio::time::Instant::now();
     task.prune(PRUNE_TIMEOUT).await;
+    assert!(began.elapsed() >= PRUNE_TIMEOUT, "there is something to delete");
     assert!(began.elapsed() < varuna_checkpoint::LEASE / 2);
     let began = tokio::time::Instant::now();
     task.give_up().await;
@@ -308,10 +308,13 @@ async fn deletions_that_take_long_leave_time_to_renew_the_lease_and_to_give_it_u
     assert!(next.is_ok(), "the location is free");
 }
 
-/// Of a job with four checkpoints, which takes ten seconds and more to list.
-async fn slow_to_list() -> Checkpointing {
+/// With this wait for each file, all files take ten seconds and more.
+const HALF_A_SECOND: Duration = Duration::from_millis(500);
+
+/// Of a job with four checkpoints, which take this long to list for each of their two dozen files and more.
+async fn slow_to_list(wait_list_per_entry: Duration) -> Checkpointing {
     let given = throttled(ThrottleConfig {
-        wait_list_per_entry: Duration::from_millis(500),
+        wait_list_per_entry,
         ..ThrottleConfig::default()
     });
     for step in 1..=4 {
@@ -323,8 +326,43 @@ async fn slow_to_list() -> Checkpointing {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_store_that_is_listed_for_longer_than_deletions_may_take_is_pruned_all_the_same() {
+    let given = slow_to_list(4 * HALF_A_SECOND).await;
+    let store = given.store.clone();
+    let (mut task, _discarded) = task(given);
+    assert_eq!(task.own().await, Some(LeaseState::Owner));
+    task.standing = Some(LeaseState::Owner);
+    let began = tokio::time::Instant::now();
+    assert_eq!(task.list(false).await.failing, None);
+    let listed = began.elapsed();
+    assert!(listed > PRUNE_TIMEOUT.max(LIST_SILENCE), "only {listed:?}");
+    assert_eq!(task.standing, Some(LeaseState::Owner), "as the last renewal says");
+    task.prune(PRUNE_TIMEOUT).await;
+    assert_eq!(in_store(&store).await, [of_generation(1, 4)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_end_of_a_run_a_store_that_is_slow_to_list_is_pruned_by_the_last_listing() {
+    for (wait, left) in [(HALF_A_SECOND, vec![1, 3, 4]), (Duration::ZERO, vec![4])] {
+        let given = slow_to_list(wait).await;
+        let store = given.store.clone();
+        let (mut task, _discarded) = task(given);
+        task.standing = Some(LeaseState::Owner);
+        task.listed = Some(store.location().list().await.unwrap());
+        // Only step 2 is older than the newest one, as the last listing had it.
+        task.listed
+            .as_mut()
+            .unwrap()
+            .retain(|l| [2, 3].contains(&l.id.step.0));
+        task.prune_at_end(RELEASE_TIMEOUT / 2).await;
+        let steps: Vec<u64> = in_store(&store).await.iter().map(|id| id.step.0).collect();
+        assert_eq!(steps, left, "{wait:?} for each file");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_lease_is_renewed_while_the_store_is_listed() {
-    let given = slow_to_list().await;
+    let given = slow_to_list(HALF_A_SECOND).await;
     let store = given.store.clone();
     let (mut task, _discarded) = task(given);
     assert_eq!(task.own().await, Some(LeaseState::Owner));
@@ -341,7 +379,7 @@ async fn the_lease_is_renewed_while_the_store_is_listed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_run_that_ends_while_the_store_is_listed_gives_its_location_up() {
-    let given = slow_to_list().await;
+    let given = slow_to_list(HALF_A_SECOND).await;
     let store = given.store.clone();
     let (inbound, _inbox) = channel(4);
     let watcher = StoreWatcher::start(given, inbound);
