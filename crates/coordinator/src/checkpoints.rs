@@ -98,7 +98,7 @@ impl Checkpoints {
             complete: self.listing.usable.clone(),
             damaged: self.listing.damaged.clone(),
             newest_generation: self.listing.newest_generation,
-            fresh: self.listing.failing.is_none(),
+            fresh: self.listing.failing.is_none() && !self.listing.under_way,
         })
     }
 
@@ -163,6 +163,7 @@ mod tests {
             damaged: vec![],
             newest_generation: Generation(1),
             failing: failing.map(str::to_owned),
+            under_way: false,
         }
     }
 
@@ -195,6 +196,21 @@ mod tests {
             Some(vec!["taken by other".into()])
         );
         assert!(own.taken("third".into()).is_none());
+    }
+
+    #[test]
+    fn what_was_known_before_a_listing_that_is_under_way_is_not_fresh_and_no_failure() {
+        let mut own = checkpoints("intervalSteps: 10");
+        own.update(listed(&[10], None), Step(10));
+        let before = CheckpointListing {
+            under_way: true,
+            ..listed(&[10], None)
+        };
+        assert!(own.update(before, Step(10)).is_empty());
+        let known = own.usable().unwrap();
+        assert_eq!((known.fresh, known.complete.len()), (false, 1));
+        own.update(listed(&[10], None), Step(10));
+        assert!(own.usable().unwrap().fresh);
     }
 
     #[test]

@@ -176,7 +176,7 @@ impl Task {
                     () = end.notified() => return self.give_up().await,
                 };
             let listing = tokio::select! {
-                listing = self.look(by_request, &requests) => listing,
+                listing = self.look(by_request, &requests, &inbound) => listing,
                 () = end.notified() => return self.give_up().await,
             };
             let pause = !listing.answered;
@@ -207,8 +207,15 @@ impl Task {
         }
     }
 
-    /// What is known after another look at the store.
-    async fn look(&mut self, by_request: bool, requests: &Notify) -> CheckpointListing {
+    /// What is known after another look at the store. A request that comes meanwhile is answered with what was known before, if that takes
+    /// long, and the listing goes on. Recoveries ask without pause: if each request began a listing anew, a store that takes longer to list
+    /// than a request waits would never be listed.
+    async fn look(
+        &mut self,
+        by_request: bool,
+        requests: &Notify,
+        inbound: &Sender<Inbound>,
+    ) -> CheckpointListing {
         if let Some(run) = self.other_owner() {
             return CheckpointListing {
                 failing: Some(format!(
@@ -217,20 +224,31 @@ impl Task {
                 ..CheckpointListing::default()
             };
         }
-        if !by_request && let Some(listing) = unless_requested(requests, self.list(false)).await.0 {
-            return listing;
+        let before = CheckpointListing {
+            under_way: true,
+            ..self.listing.clone()
+        };
+        let work = self.list(by_request);
+        tokio::pin!(work);
+        let mut requested = by_request;
+        loop {
+            if requested && before.answered {
+                match tokio::time::timeout(REQUEST_TIMEOUT, &mut work).await {
+                    Ok(listing) => return listing,
+                    // An error means that the driver has ended, which the next message finds too.
+                    Err(_) => drop(inbound.send(Inbound::Checkpoints(before.clone())).await),
+                }
+            }
+            tokio::select! {
+                listing = &mut work => return listing,
+                () = requests.notified() => requested = true,
+            }
         }
-        self.list(true).await
     }
 
-    /// The present knowledge. After a request the store gets less time, if it has answered before.
+    /// The present knowledge.
     async fn list(&mut self, requested: bool) -> CheckpointListing {
-        let short = requested && self.listing.answered;
-        let found = if short {
-            limited(REQUEST_TIMEOUT, self.find(true, REQUEST_TIMEOUT / 2)).await
-        } else {
-            self.find(requested, CHECK_TIMEOUT / 2).await
-        };
+        let found = self.find(requested).await;
         let failing = match found {
             Ok(found) => {
                 self.listing.answered = true;
@@ -251,15 +269,11 @@ impl Task {
 
     /// Lists the store and checks what it shows: the checkpoints that can be resumed from, and the damaged ones. This may take much longer
     /// than the lease lasts, so the lease is renewed meanwhile, and only who still has it after the listing writes.
-    async fn find(
-        &mut self,
-        requested: bool,
-        completing: Duration,
-    ) -> Result<(Vec<StateId>, Vec<StateId>), CheckpointError> {
+    async fn find(&mut self, requested: bool) -> Result<(Vec<StateId>, Vec<StateId>), CheckpointError> {
         let (ownership, mut standing) = (self.given.ownership.clone(), self.standing.clone());
         let all = while_renewing(ownership.as_ref(), &mut standing, self.all()).await;
         self.standing = standing.clone();
-        let checking = limited(CHECK_TIMEOUT, self.usable(all?, requested, completing));
+        let checking = limited(CHECK_TIMEOUT, self.usable(all?, requested, CHECK_TIMEOUT / 2));
         let usable = while_renewing(ownership.as_ref(), &mut standing, checking).await;
         self.standing = standing;
         usable

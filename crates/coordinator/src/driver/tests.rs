@@ -283,6 +283,7 @@ async fn the_checkpoint_that_a_plan_begins_with_is_kept_from_the_moment_that_the
         damaged: vec![],
         newest_generation: Generation(1),
         failing: None,
+        under_way: false,
     }));
     let start = Instant::now();
     while driver.machine.record().plan.is_none() {

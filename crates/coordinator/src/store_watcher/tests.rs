@@ -377,6 +377,52 @@ async fn the_lease_is_renewed_while_the_store_is_listed() {
     assert_eq!(task.standing, Some(LeaseState::Taken("next".into())));
 }
 
+/// Asks for listings, as a recovery does.
+async fn ask_without_pause(watcher: &StoreWatcher) {
+    loop {
+        watcher.list_now();
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// The next listing that is complete, and how many answers came before it.
+async fn next_complete(inbox: &mut Receiver<Inbound>) -> (CheckpointListing, usize) {
+    let mut before = 0;
+    loop {
+        match inbox.recv().await {
+            Some(Inbound::Checkpoints(listing)) if listing.under_way => before += 1,
+            Some(Inbound::Checkpoints(listing)) => return (listing, before),
+            Some(_) => {}
+            None => panic!("the watcher has ended"),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_slow_to_list_is_listed_while_a_recovery_asks_again_and_again() {
+    let given = slow_to_list(HALF_A_SECOND).await;
+    let store = given.store.clone();
+    let (inbound, mut inbox) = channel(64);
+    let watcher = StoreWatcher::start(given, inbound);
+    let listings = async {
+        let (first, before) = next_complete(&mut inbox).await;
+        assert_eq!((first.failing, first.usable.len()), (None, 4));
+        assert_eq!(before, 0, "nothing was known");
+        put(&store, of_generation(1, 5), None, None).await;
+        assert!(store.complete(of_generation(1, 5)).await.unwrap());
+        // The next listing may have begun before.
+        next_complete(&mut inbox).await;
+        let (last, before) = next_complete(&mut inbox).await;
+        assert_eq!((last.failing, last.usable.len()), (None, 5));
+        assert!(before > 5, "only {before} requests were answered meanwhile");
+    };
+    tokio::select! {
+        () = listings => {}
+        () = ask_without_pause(&watcher) => {}
+    }
+    watcher.end().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_run_that_ends_while_the_store_is_listed_gives_its_location_up() {
     let given = slow_to_list(HALF_A_SECOND).await;
