@@ -21,7 +21,7 @@ use varuna_api::Job;
 use varuna_plan::measured_step::MeasuredWork;
 use varuna_plan::{Generation, Plan, StateId, Step, WorkerId};
 use varuna_protocol::coordinator::{CoordinatorEffect, CoordinatorInput, Outcome};
-use varuna_protocol::{Coordinator, Event, Listing, Order, Time};
+use varuna_protocol::{Coordinator, Event, Listing, Order, RunMode, Time};
 use varuna_run_folder::{CheckpointEvent, RunFolder, RunStatus};
 use varuna_wire::{Downward, EncodedPlans, Hello, Upward, Welcome};
 
@@ -148,14 +148,14 @@ impl Driver {
             Inbound::LastStep(step) => self.feed(CoordinatorInput::LastStep(step)),
             Inbound::Domains(domains) => self.feed(CoordinatorInput::Domains(domains)),
             Inbound::AllowStateLoss(allow) => self.feed(CoordinatorInput::MayBeginAnew(allow)),
-            Inbound::Stop => self.feed(CoordinatorInput::Stop),
+            Inbound::Stop => self.stop(),
             Inbound::Abandon => self.outcome = Some(Outcome::Stopped),
             Inbound::Record(answer) => self.feed(answer),
             Inbound::Checkpoints(listing) => self.take_listing(listing),
             Inbound::LocationTaken(run) => {
                 if let Some(event) = self.checkpoints.taken(run) {
                     self.log_checkpoint(event);
-                    self.feed(CoordinatorInput::Stop);
+                    self.stop();
                 }
             }
             Inbound::ProcessEnded(process) => {
@@ -224,9 +224,26 @@ impl Driver {
         }
     }
 
+    /// Ends the run. The next view comes at once: the process around the coordinator starts no workers for a run that it sees ending.
+    fn stop(&mut self) {
+        self.feed(CoordinatorInput::Stop);
+        self.publisher.hurry_view();
+    }
+
+    /// Whether the run is ending, or has ended.
+    fn is_ending(&self) -> bool {
+        let mode = self.machine.run().mode;
+        matches!(mode, RunMode::Done | RunMode::Stopped | RunMode::Ended)
+    }
+
     fn scale(&self, workers: u32, answer: oneshot::Sender<Result<String, String>>) {
         let request = ScaleRequest { workers, answer };
         let (request, why) = match &self.scale {
+            // Who starts the workers sees it only in the next view, which may be seconds away.
+            Some(_) if self.is_ending() => (
+                request,
+                "the run is ending: no more workers are started or told to end",
+            ),
             Some(scale) => match scale.try_send(request) {
                 Ok(()) => return,
                 Err(error) => (error.into_inner(), "another change is under way"),

@@ -179,6 +179,11 @@ impl Publisher {
         Instant::now() >= self.view_due
     }
 
+    /// The next view may be sent now, however long the last one took.
+    pub(crate) fn hurry_view(&mut self) {
+        self.view_due = Instant::now();
+    }
+
     /// A view was sent, which was begun at `began`.
     pub(crate) fn view_sent(&mut self, began: Instant) {
         self.view_due = next_due(began, Instant::now(), VIEW_INTERVAL);

@@ -164,6 +164,39 @@ fn attach_newcomer(driver: &mut Driver, worker: WorkerId, down: DownSender) {
     driver.feed(CoordinatorInput::Tick);
 }
 
+/// Asks for another number of workers. Returns the place of the answer.
+fn ask_to_scale(driver: &mut Driver, workers: u32) -> oneshot::Receiver<Result<String, String>> {
+    let (answer, told) = oneshot::channel();
+    driver.take(Inbound::Scale(workers, answer));
+    told
+}
+
+#[tokio::test]
+async fn a_run_that_was_told_to_stop_is_not_scaled_however_far_away_its_next_view_was() {
+    let temp = TempDir::new().unwrap();
+    let (inbound, _inbox) = channel(1);
+    let (scale, mut requests) = channel(1);
+    let options = Options {
+        scale: Some(scale),
+        ..options(job(None))
+    };
+    let mut driver = driver_with(&temp, &inbound, options);
+    let (down, _unread) = channel(64);
+    attach_newcomer(&mut driver, WORKER, down);
+    let _told = ask_to_scale(&mut driver, 2);
+    assert_eq!(requests.try_recv().ok().map(|request| request.workers), Some(2));
+    // The last view took long, so the next one would come in two seconds.
+    let began = Instant::now().checked_sub(Duration::from_millis(20)).unwrap();
+    driver.publisher.view_sent(began);
+    assert!(!driver.publisher.view_due());
+    driver.take(Inbound::Stop);
+    assert!(driver.outcome.is_none(), "a worker still has to be released");
+    assert!(driver.publisher.view_due(), "whoever starts workers sees the end");
+    let why = ask_to_scale(&mut driver, 3).await.unwrap().unwrap_err();
+    assert!(why.contains("the run is ending"), "{why}");
+    assert!(requests.try_recv().is_err(), "nobody was asked");
+}
+
 /// The record of a run that was stopped in order after a change of plan: no plan in it names the state that the run began with.
 fn stopped_after_a_change(record: &Record) -> Record {
     let changed = Plan {
