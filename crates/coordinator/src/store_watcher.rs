@@ -134,6 +134,8 @@ struct Task {
     said_origin: bool,
     /// If another run's claim was found: when first, and whose it is.
     refused: Option<(Instant, String)>,
+    /// Why the last claim failed, other than by another run's.
+    claim_failed: Option<String>,
 }
 
 impl Task {
@@ -153,6 +155,7 @@ impl Task {
             standing: None,
             said_origin: false,
             refused: None,
+            claim_failed: None,
         }
     }
 
@@ -216,11 +219,9 @@ impl Task {
         requests: &Notify,
         inbound: &Sender<Inbound>,
     ) -> CheckpointListing {
-        if let Some(run) = self.other_owner() {
+        if let Some(why) = self.unclaimed() {
             return CheckpointListing {
-                failing: Some(format!(
-                    "run {run} owns the checkpoint location; waiting until its lease expires"
-                )),
+                failing: Some(why),
                 ..CheckpointListing::default()
             };
         }

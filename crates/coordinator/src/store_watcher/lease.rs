@@ -2,6 +2,7 @@
 
 use super::{INTERVAL, Task, unless_requested};
 use crate::location_lease::claimant_has_ended;
+use crate::store_error;
 use std::convert::Infallible;
 use std::time::Instant;
 use tokio::sync::Notify;
@@ -27,6 +28,20 @@ impl Task {
         refused.map(|(_, run)| run.as_str())
     }
 
+    /// Why nothing may begin yet: the location is another run's, or it is not known whether it is. None once this run has claimed it.
+    pub(super) fn unclaimed(&self) -> Option<String> {
+        if self.given.ownership.is_some() {
+            return None;
+        }
+        Some(match (self.other_owner(), &self.claim_failed) {
+            (Some(run), _) => {
+                format!("run {run} owns the checkpoint location; waiting until its lease expires")
+            }
+            (None, Some(why)) => format!("the checkpoint location cannot be claimed: {why}"),
+            (None, None) => "the checkpoint location is not claimed yet".to_owned(),
+        })
+    }
+
     /// Claims or renews the right to write; none if the store does not answer.
     pub(super) async fn own(&mut self) -> Option<LeaseState> {
         if let Some(ownership) = &self.given.ownership {
@@ -46,6 +61,7 @@ impl Task {
             }
             Err(error) => {
                 tracing::warn!(%error, "the checkpoint location cannot be claimed now");
+                self.claim_failed = Some(store_error::summarize(&error.to_string()));
                 None
             }
         }

@@ -115,6 +115,29 @@ async fn another_run_is_waited_for_until_its_lease_would_have_expired() {
 }
 
 #[tokio::test]
+async fn nothing_begins_before_the_location_is_claimed_although_the_store_can_be_listed() {
+    let folder = TempDir::new().unwrap();
+    let given = empty(&folder);
+    put(&given.store, LAST, None, None).await;
+    assert!(given.store.complete(LAST).await.unwrap());
+    // No lease can be written or read.
+    let leases = folder.path().join("small/owner");
+    std::fs::write(&leases, "no folder").unwrap();
+    let (mut task, _discarded) = task(given);
+    assert_eq!(task.own().await, None);
+    let (requests, (inbound, _inbox)) = (Notify::new(), channel(4));
+    let listing = task.look(true, &requests, &inbound).await;
+    assert!(!listing.answered && listing.usable.is_empty(), "{listing:?}");
+    let why = listing.failing.unwrap();
+    assert!(why.contains("cannot be claimed"), "{why}");
+    std::fs::remove_file(&leases).unwrap();
+    assert_eq!(task.own().await, Some(LeaseState::Owner));
+    let listing = task.look(true, &requests, &inbound).await;
+    assert!(listing.answered && listing.failing.is_none(), "{listing:?}");
+    assert_eq!(listing.usable, [LAST]);
+}
+
+#[tokio::test]
 async fn only_the_owner_completes_what_lacks_its_manifest() {
     let folder = TempDir::new().unwrap();
     let given = damaged(&folder).await;
