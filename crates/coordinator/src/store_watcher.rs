@@ -183,7 +183,12 @@ impl Task {
                 () = end.notified() => return self.give_up().await,
             };
             let pause = !listing.answered;
-            if inbound.send(Inbound::Checkpoints(listing)).await.is_err() {
+            // At the end of the run the driver reads no messages any more.
+            let sent = tokio::select! {
+                sent = inbound.send(Inbound::Checkpoints(listing)) => sent.is_ok(),
+                () = end.notified() => return self.give_up().await,
+            };
+            if !sent {
                 return;
             }
             if pause {

@@ -459,3 +459,18 @@ async fn a_run_that_ends_while_the_store_is_listed_gives_its_location_up() {
     let next = store.location().claim(claim("next"), |_| false).await;
     assert!(next.is_ok(), "the location is free: {next:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_ends_while_nobody_reads_its_messages_gives_its_location_up() {
+    let given = throttled(ThrottleConfig::default());
+    let store = given.store.clone();
+    let (inbound, _inbox) = channel(1);
+    assert!(inbound.try_send(Inbound::Stop).is_ok(), "now it is full");
+    let watcher = StoreWatcher::start(given, inbound);
+    watcher.list_now();
+    // It waits for room for its first answer by then.
+    tokio::time::sleep(INTERVAL).await;
+    watcher.end().await;
+    let next = store.location().claim(claim("next"), |_| false).await;
+    assert!(next.is_ok(), "the location is free: {next:?}");
+}
