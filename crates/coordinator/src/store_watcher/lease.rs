@@ -1,12 +1,12 @@
 //! The right to write at the location: claims it, renews it, also while the store is listed, and knows which other run may have it.
 
-use super::{INTERVAL, Task, unless_requested};
+use super::{INTERVAL, Task, limited, unless_requested};
 use crate::location_lease::claimant_has_ended;
 use crate::store_error;
 use std::convert::Infallible;
 use std::time::Instant;
 use tokio::sync::Notify;
-use varuna_checkpoint::{CheckpointError, LeaseState, Ownership};
+use varuna_checkpoint::{CheckpointError, LEASE, LeaseState, Ownership};
 
 impl Task {
     /// Claims or renews the right to write. Returns whether a request came meanwhile. Renewing it is one idempotent write, which a request
@@ -42,13 +42,15 @@ impl Task {
         })
     }
 
-    /// Claims or renews the right to write; none if the store does not answer.
+    /// Claims or renews the right to write; none if the store does not answer. What takes longer than a lease lasts is not waited for. A
+    /// claim that is given up may have reached the store; the next one finds it and follows it.
     pub(super) async fn own(&mut self) -> Option<LeaseState> {
         if let Some(ownership) = &self.given.ownership {
             return renewed(ownership).await;
         }
         let location = self.given.store.location();
-        match location.claim(self.given.claim.clone(), claimant_has_ended).await {
+        let claim = location.claim(self.given.claim.clone(), claimant_has_ended);
+        match limited(LEASE, claim).await {
             Ok(ownership) => {
                 self.given.ownership = Some(ownership);
                 Some(LeaseState::Owner)
@@ -56,7 +58,7 @@ impl Task {
             Err(CheckpointError::Owned { run, .. }) => {
                 // An owner that was killed does not renew its lease; one that is alive does.
                 let (since, _) = self.refused.get_or_insert_with(|| (Instant::now(), run.clone()));
-                let is_alive = since.elapsed() >= varuna_checkpoint::LEASE + 2 * INTERVAL;
+                let is_alive = since.elapsed() >= LEASE + 2 * INTERVAL;
                 is_alive.then_some(LeaseState::Taken(run))
             }
             Err(error) => {
@@ -70,7 +72,7 @@ impl Task {
 
 /// What a renewal has found; none if the store does not answer.
 async fn renewed(ownership: &Ownership) -> Option<LeaseState> {
-    let outcome = ownership.renew().await;
+    let outcome = limited(LEASE, ownership.renew()).await;
     outcome
         .inspect_err(|error| tracing::warn!(%error, "the checkpoint location cannot be claimed now"))
         .ok()

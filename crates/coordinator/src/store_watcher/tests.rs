@@ -284,7 +284,14 @@ async fn nothing_is_deleted_before_it_is_known_what_the_run_needs_and_void_state
 
 /// The checkpointing of a job whose store is slow.
 fn throttled(slow: ThrottleConfig) -> Checkpointing {
-    let location = Location::over(Arc::new(ThrottledStore::new(InMemory::new(), slow)));
+    checkpointing(Location::over(Arc::new(ThrottledStore::new(
+        InMemory::new(),
+        slow,
+    ))))
+}
+
+/// The checkpointing of a job at this location.
+fn checkpointing(location: Location) -> Checkpointing {
     let facts = Facts {
         job: "small".into(),
         model: serde_json::Value::Null,
@@ -473,4 +480,27 @@ async fn a_run_that_ends_while_nobody_reads_its_messages_gives_its_location_up()
     watcher.end().await;
     let next = store.location().claim(claim("next"), |_| false).await;
     assert!(next.is_ok(), "the location is free: {next:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_is_said_to_fail_also_where_it_hangs_in_a_claim_or_a_renewal() {
+    let hang = |config: &mut ThrottleConfig| config.wait_list_per_call = Duration::from_secs(3600);
+    for claimed in [false, true] {
+        let inner = Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default()));
+        let mut given = checkpointing(Location::over(inner.clone()));
+        if claimed {
+            let ownership = given.store.location().claim(claim("mine"), |_| false);
+            given.ownership = Some(ownership.await.unwrap());
+        }
+        inner.config_mut(hang);
+        let (inbound, mut inbox) = channel(4);
+        let watcher = StoreWatcher::start(given, inbound);
+        let said = next_complete(&mut inbox);
+        let said = tokio::time::timeout(3 * varuna_checkpoint::LEASE, said).await;
+        let (listing, _) = said.expect("a message about the store");
+        let why = listing.failing.unwrap();
+        assert!(why.contains("no answer within"), "{why}");
+        assert_eq!(why.contains("cannot be claimed"), !claimed, "{why}");
+        watcher.end().await;
+    }
 }
