@@ -2,7 +2,7 @@
 //!
 //! All sentences are listed in `event_text/sentences.txt`, and a test compares them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use varuna_plan::spare_copies::SpareCopyDecision;
 use varuna_plan::{Generation, Layout, Step, Unit, WorkerId};
@@ -11,6 +11,10 @@ use varuna_run_folder::CheckpointEvent;
 
 /// How many workers a sentence names; others are counted. Losing a node takes eight.
 const NAMES_MAX: usize = 8;
+
+/// Maximum number of workers that have gone and whose names are still known. A sentence about a loss comes soon after it, and may be about
+/// all workers of a run; every process that is started is another worker.
+const GONE_MAX: usize = 8192;
 
 /// The sentence about a change in the checkpoint store.
 pub(crate) fn of_checkpoint(event: &CheckpointEvent) -> String {
@@ -51,8 +55,10 @@ struct Resume {
 #[derive(Debug)]
 pub(crate) struct EventText {
     layout: Layout,
-    /// Names of all workers that have joined.
+    /// Names of the workers that have joined.
     names: BTreeMap<WorkerId, String>,
+    /// Those of them that have gone, the last one last.
+    gone: VecDeque<WorkerId>,
     /// Workers that were released: their end is no loss.
     released: BTreeSet<WorkerId>,
     /// When training stopped; none while it runs.
@@ -65,6 +71,7 @@ impl EventText {
         EventText {
             layout,
             names: BTreeMap::new(),
+            gone: VecDeque::new(),
             released: BTreeSet::new(),
             stopped: None,
             resume: None,
@@ -185,8 +192,18 @@ impl EventText {
     fn remember(&mut self, at: Duration, event: &Event, steps_lost: u64) {
         match event {
             Event::WorkerJoined { worker, name, .. } => {
-                self.names.insert(*worker, name.clone());
+                if self.names.insert(*worker, name.clone()).is_some() {
+                    self.gone.retain(|gone| gone != worker);
+                }
                 self.released.remove(worker);
+            }
+            Event::WorkerLost { worker, .. } => {
+                self.gone.push_back(*worker);
+                if self.gone.len() > GONE_MAX
+                    && let Some(oldest) = self.gone.pop_front()
+                {
+                    self.names.remove(&oldest);
+                }
             }
             Event::WorkerReleased { worker, .. } => {
                 self.released.insert(*worker);

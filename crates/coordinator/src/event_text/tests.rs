@@ -369,3 +369,23 @@ fn the_sentence_of_each_event_is_the_one_that_was_reviewed() {
     }
     assert_eq!(table, std::fs::read_to_string(golden).unwrap());
 }
+
+#[test]
+fn the_names_of_workers_that_went_long_ago_are_forgotten_and_no_others() {
+    let mut text = EventText::new(LAYOUT);
+    let last = GONE_MAX as u64 + 3;
+    let mut events = vec![joined(1), lost(1), joined(1)];
+    for number in 2..=last {
+        events.extend([joined(number), lost(number)]);
+    }
+    for event in &events {
+        text.sentence(Duration::ZERO, event, 0);
+    }
+    assert_eq!(
+        text.names.len(),
+        GONE_MAX + 1,
+        "those that have gone, and one that has not"
+    );
+    let said = text.names(&[WorkerId(1), WorkerId(3), WorkerId(4), WorkerId(last)]);
+    assert_eq!(said, format!("w1, {}, w4, w{last}", WorkerId(3)));
+}
