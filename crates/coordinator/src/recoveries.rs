@@ -256,9 +256,15 @@ impl Recoveries {
         self.begun = Some(Begun { at, last: at, kind });
     }
 
+    /// Whether a planned change is measured. Training goes on, so no worker that trains was lost; one that the plan left out may have been,
+    /// and is no cause of the change.
+    fn is_change(&self) -> bool {
+        self.begun.is_some_and(|begun| !begun.is_recovery())
+    }
+
     fn cause(&self) -> Cause {
         match self {
-            Recoveries { lost, .. } if !lost.is_empty() => Cause::Lost,
+            Recoveries { lost, .. } if !lost.is_empty() && !self.is_change() => Cause::Lost,
             Recoveries { notice, .. } if !notice.is_empty() => Cause::Notice,
             Recoveries { takeover: true, .. } => Cause::Takeover,
             Recoveries { joined: true, .. } => Cause::Joined,
@@ -267,6 +273,9 @@ impl Recoveries {
     }
 
     fn workers(&self) -> usize {
+        if self.is_change() {
+            return self.notice.len();
+        }
         self.lost.union(&self.notice).count()
     }
 
@@ -394,6 +403,45 @@ mod tests {
             events.insert(after, (late, committed(1, 2)));
             assert_eq!(told(events), expected, "{late}");
         }
+    }
+
+    #[test]
+    fn a_worker_that_the_plan_left_out_and_that_went_is_no_cause_of_a_later_change() {
+        let change = Event::Planned {
+            generation: Generation(2),
+            plan: "P1xD2".into(),
+            workers: 2,
+            predicted_ms: 1.0,
+            change: true,
+            reason: "w3 joined".into(),
+        };
+        let joined = Event::WorkerJoined {
+            worker: WorkerId(3),
+            name: "w3".into(),
+            address: String::new(),
+        };
+        let switched = Event::Switched {
+            generation: Generation(2),
+        };
+        let mut recoveries = Recoveries::default();
+        let mut measured = Vec::new();
+        let events = [
+            committed(1, 1),
+            lost(),
+            committed(1, 2),
+            joined,
+            change,
+            switched,
+            // The lost one does not count for what comes after the change either.
+            fenced(2),
+            committed(3, 3),
+        ];
+        for event in &events {
+            measured.extend(recoveries.observe(Duration::ZERO, event));
+        }
+        measured.retain(|m| m.phase == Phase::Total);
+        let found: Vec<_> = measured.iter().map(|m| (m.cause, m.workers)).collect();
+        assert_eq!(found, [(Cause::Joined, 0), (Cause::Other, 0)]);
     }
 
     #[test]
