@@ -100,15 +100,8 @@ pub(crate) async fn checkpoints(
     let (Some(store), Some(settings)) = (store, &job.checkpoint) else {
         return Ok(None);
     };
-    let listed = tokio::time::timeout(STORE_TIMEOUT, store.location().list()).await;
-    let listed = listed.map_err(|_| {
-        bad(format!(
-            "{} does not answer within {} s",
-            settings.uri,
-            STORE_TIMEOUT.as_secs()
-        ))
-    })?;
-    let listed = listed.map_err(|e| bad(e.to_string()))?;
+    let listed = store.location().list_within(STORE_TIMEOUT).await;
+    let listed = listed.map_err(|e| bad(format!("{}: {e}", settings.uri)))?;
     if let Some(newest) = listed.iter().rev().find(|l| l.is_usable())
         && let Err(error @ CheckpointError::Unsuitable { .. }) = store.check(newest).await
     {

@@ -77,6 +77,7 @@ impl Run<'_> {
         let own = self.document_tables(place, Split::HeldOut, numbers)?;
         let tables = own.as_ref().unwrap_or(self.tables);
         for segment in place.segments.start..place.segments.end {
+            self.exchange.use_parameters(segment)?;
             x = self.computed(units, segment, &x, &Dropout::OFF, tables)?;
         }
         match place.next {

@@ -68,6 +68,8 @@ impl Run<'_> {
         input: &Tensor,
         (numbers, tables): (&[u64], Option<&Tables>),
     ) -> Result<Tensor, EngineError> {
+        // The wait for parameters is no work of the segment.
+        self.exchange.use_parameters(segment)?;
         let start = self.mark()?;
         let dropout = Dropout {
             probability: self.config.model.dropout(),
@@ -81,16 +83,15 @@ impl Run<'_> {
         Ok(output)
     }
 
-    /// The output of one segment, which is computed with the parameters of this step.
+    /// The output of one segment. What the segment needs of this step's parameters must have come (`Exchange::use_parameters`).
     pub(super) fn computed(
-        &mut self,
+        &self,
         units: Computing<'_>,
         segment: u32,
         input: &Tensor,
         dropout: &Dropout<'_>,
         tables: &Tables,
     ) -> Result<Tensor, EngineError> {
-        self.exchange.use_parameters(segment)?;
         let model = &self.config.model;
         Ok(model.forward(segment, &units, input, dropout, tables)?)
     }
