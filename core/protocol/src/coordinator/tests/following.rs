@@ -341,3 +341,120 @@ fn the_time_for_a_start_begins_with_the_switch_and_not_with_the_plan() {
     let because = "generation 2 did not start in time";
     assert_eq!(rig.fenced(), Some(because), "and no more than that");
 }
+
+/// The decision of a step after `at`.
+fn step_after(at: StateId, generation: u64) -> Decision {
+    Decision::conclude(at, Generation(generation), &[norm(1.0); 2], None)
+}
+
+/// One worker has trained four steps. Another one has followed both units and is about to train with it. There is a checkpoint of the
+/// second step. Returns the decisions of the steps.
+fn with_follower() -> (Rig, Vec<Decision>) {
+    let mut rig = Rig::growing(true);
+    let (mut at, mut decisions) = (StateId::INITIAL, vec![]);
+    for _ in 0..4 {
+        let decision = step_after(at, 1);
+        at = decision.id;
+        decisions.push(decision);
+        rig.wait(50);
+        rig.say(A, Report::Committed { decision });
+        rig.say(A, Report::Status(Status { at, ..present() }));
+        rig.say(B, newcomer(Following::Able));
+    }
+    rig.complete.push(decisions[1].id);
+    rig.say(B, newcomer(Following::CaughtUp));
+    assert!(rig.is_armed());
+    (rig, decisions)
+}
+
+/// The source is gone. The follower says so, is fenced, and reports that it holds both units at the state of this decision.
+fn source_dies(rig: &mut Rig, held: Decision) {
+    rig.say(B, suspect(2, A));
+    rig.put(CoordinatorInput::StreamDown { from: A });
+    let upto = Generation(2);
+    assert!(rig.sent.contains(&(B, Order::Fence { upto })), "{:?}", rig.events);
+    let inventory = Inventory {
+        upto,
+        units: [Unit(0), Unit(1)].map(|unit| (unit, held.id)).into(),
+        prepared: BTreeMap::new(),
+        ran: None,
+        decision: Some(held),
+    };
+    rig.say(B, Report::Inventory(inventory));
+}
+
+/// Asserts that the plan in force has the follower as its only worker and its only source, at the state of this decision.
+fn assert_resumed_by_follower(rig: &Rig, held: Decision) {
+    let plan = rig.plan();
+    assert_eq!((plan.generation, plan.members()), (Generation(3), [B].as_slice()));
+    assert_eq!(plan.sources, [[B], [B]], "each unit has one source");
+    let base = Base::Fixed {
+        id: held.id,
+        decision: Some(held),
+        checkpoint: false,
+    };
+    assert_eq!(plan.base, base);
+    let resumed = Event::Resumed {
+        generation: Generation(3),
+        base: held.id,
+        finished: true,
+        restored: false,
+    };
+    assert!(rig.events.contains(&resumed), "{:?}", rig.events);
+}
+
+/// The steps whose commits were published, in order.
+fn published(rig: &Rig) -> Vec<u64> {
+    let step = |event: &Event| match event {
+        Event::Committed { step, .. } => Some(step.0),
+        _ => None,
+    };
+    rig.events.iter().filter_map(step).collect()
+}
+
+/// A store that does not answer holds nothing up, which shows that no checkpoint is needed.
+#[test]
+fn a_follower_that_becomes_the_only_holder_is_what_the_run_resumes_from_and_no_step_is_lost() {
+    for listing in [Answer::Now, Answer::Never] {
+        let (mut rig, decisions) = with_follower();
+        rig.listing = listing;
+        let newest = decisions[3];
+        source_dies(&mut rig, newest);
+        assert_resumed_by_follower(&rig, newest);
+        let prepare = |(to, order): &(WorkerId, Order)| match order {
+            Order::Prepare(plan) => *to == B && plan.generation == Generation(3),
+            _ => false,
+        };
+        assert!(rig.sent.iter().any(prepare), "it is told");
+        for phase in [Phase::Ready, Phase::Running] {
+            rig.status(B, 3, phase, newest.id);
+        }
+        let generation = Generation(3);
+        assert!(rig.sent.contains(&(B, Order::Go { generation })));
+        let decision = step_after(newest.id, 3);
+        rig.say(B, Report::Committed { decision });
+        assert_eq!(published(&rig), [1, 2, 3, 4, 5], "each step once");
+    }
+}
+
+/// The source died after it had sent the gradient and the decision of a step, and before it reported the commit.
+#[test]
+fn a_step_that_only_the_follower_knows_is_not_lost_with_its_source() {
+    let (mut rig, decisions) = with_follower();
+    let unreported = step_after(decisions[3].id, 1);
+    source_dies(&mut rig, unreported);
+    assert_resumed_by_follower(&rig, unreported);
+    assert_eq!(published(&rig), [1, 2, 3, 4, 5]);
+}
+
+/// The last gradient had not arrived when the source was lost.
+#[test]
+fn a_step_that_the_follower_lacks_is_given_up_only_once_its_source_has_ended() {
+    let (mut rig, decisions) = with_follower();
+    source_dies(&mut rig, decisions[2]);
+    rig.wait(100);
+    assert_eq!(rig.plan().generation, Generation(1), "the source may come back");
+    rig.put(CoordinatorInput::ProcessEnded { worker: A });
+    rig.put(CoordinatorInput::Tick);
+    assert_resumed_by_follower(&rig, decisions[2]);
+}
