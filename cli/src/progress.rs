@@ -95,6 +95,11 @@ impl Progress {
             .map_or(String::new(), |s| format!("  scale {s}"));
         let skipped = counted(metric.skipped_steps, "skipped");
         let nan = counted(metric.figures.nan_steps.unwrap_or(0), "NaN");
+        // The start of the first step is not known, nor is that of the first one after a restart of the coordinator.
+        let took = match self.recent.len() {
+            0 | 1 => String::new(),
+            _ => format!("  {:.0} ms", metric.step_ms),
+        };
         let mean = self.step_ms();
         let speed = mean.map_or(String::new(), |ms| {
             format!("  {:.0} tok/s", metric.tokens as f64 / ms * 1e3)
@@ -102,7 +107,7 @@ impl Progress {
         let left = self.last_step.saturating_sub(metric.step.0) as f64;
         let eta = mean.map_or(String::new(), |ms| format!("  ETA {}", clock(left * ms / 1e3)));
         format!(
-            "step {}/{}  loss {:.4}{eval}{rate}  grad {norm:.3}{scale}{skipped}{nan}{consumed}{speed}{figures}  {} workers {} g{}{eta}",
+            "step {}/{}  loss {:.4}{eval}{rate}  grad {norm:.3}{scale}{skipped}{nan}{consumed}{took}{speed}{figures}  {} workers {} g{}{eta}",
             metric.step, self.last_step, metric.loss, metric.workers, metric.plan, metric.generation,
         )
     }
@@ -226,6 +231,25 @@ mod tests {
             progress.line(&known),
             "step 40/100  loss 2.5000  lr 3.00e-4  grad 0.750  scale 65536  2 skipped  1 NaN  640 samples, 81,920 tokens  \
              150.0 TFLOP/s  MFU 41.2 %  peak 1.50 GiB  4 workers P2xD2 g3"
+        );
+    }
+
+    /// Step 39 was published a second after step 35, and step 40 a second after that.
+    #[test]
+    fn a_line_has_the_time_of_its_own_step_and_the_mean_speed_once_the_step_before_is_known() {
+        let mut progress = Progress::new(100);
+        let last = Metric {
+            step_ms: 1_000.4,
+            ..metric(StepFigures::default())
+        };
+        progress.remember(0, 35);
+        let first = progress.line(&last);
+        assert!(!first.contains(" ms") && !first.contains("tok/s"), "{first}");
+        progress.remember(1_000, 39);
+        progress.remember(2_000, 40);
+        assert_eq!(
+            progress.line(&last),
+            "step 40/100  loss 2.5000  grad 0.750  1000 ms  5120 tok/s  4 workers P2xD2 g3  ETA 0:24"
         );
     }
 }
