@@ -5,25 +5,17 @@
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use varuna_fixtures::{JobFile, Run, assert_same_curve, event, signal};
+use varuna_fixtures::{JobFile, Run, assert_same_curve, event, own_model_path, signal};
 
 const STEPS: u64 = 120;
-
-fn fixture(name: &str) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../worker/tests/data/exported");
-    root.canonicalize().unwrap().join(name)
-}
 
 fn job(model: &str, min_depth: u32) -> JobFile {
     JobFile {
         steps: STEPS,
-        batch: 16,
         min_depth,
-        exported: Some(fixture(model)),
-        data_path: Some(fixture(&format!("{model}-data")).display().to_string()),
-        ..JobFile::default()
+        ..JobFile::own_model(model)
     }
 }
 
@@ -57,7 +49,7 @@ fn a_transformer_of_ones_own_draws_the_curve_of_one_through_a_kill_and_a_growth(
     assert_same_curve(&alone.metrics(), &run.metrics(), STEPS);
 
     // The loss of the checkpoint that was saved before the last evaluation.
-    let data = fixture("decoder-data");
+    let data = own_model_path("decoder-data");
     let place = checkpoints.join("elastic");
     let told = run.varuna(&[
         "evaluate",
@@ -106,7 +98,7 @@ fn a_transformer_of_ones_own_draws_the_curve_of_one_through_a_kill_and_a_growth(
         .into_iter()
         .map(|(name, tensor)| (name, tensor.shape().to_vec()))
         .collect();
-    assert_eq!(found, parameters(&fixture("decoder")));
+    assert_eq!(found, parameters(&own_model_path("decoder")));
 }
 
 /// Names and shapes of all parameters of an exported model.

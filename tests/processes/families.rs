@@ -1,9 +1,13 @@
-//! Elasticity of models other than GPT-2. Each case ends with the losses of the undisturbed run, and with every step once.
+//! Elasticity of models other than GPT-2: presets of other families, and a model of one's own. Each case ends with the losses of the
+//! undisturbed run.
 
 use nix::sys::signal::Signal;
-use varuna_fixtures::{JobFile, Run, assert_same_curve, signal};
+use tempfile::TempDir;
+use varuna_fixtures::{JobFile, Run, assert_same_curve, event, last_of_each, signal};
 
 const STEPS: u64 = 60;
+/// So many that the job still trains when a new worker has joined and a checkpoint was saved.
+const LONG: u64 = 200;
 
 /// The model has rotary positions, grouped heads with a width of their own, norms over queries and keys, and a gated MLP.
 #[test]
@@ -43,9 +47,8 @@ fn a_qwen_that_loses_a_worker_draws_the_curve_of_one() {
 /// The masks depend only on the samples, whichever worker reads them: also a new worker, or one that replaces a lost worker.
 #[test]
 fn a_bert_draws_the_curve_of_one_through_a_kill_and_a_growth() {
-    let steps = 200;
     let job = |min_depth| JobFile {
-        steps,
+        steps: LONG,
         min_depth,
         ..JobFile::bert()
     };
@@ -58,5 +61,70 @@ fn a_bert_draws_the_curve_of_one_through_a_kill_and_a_growth() {
     let curve = alone.metrics();
     let (first, last) = (curve[0].loss, curve[curve.len() - 1].loss);
     assert!(last < first - 0.5, "the loss fell from {first} to {last} alone");
-    assert_same_curve(&curve, &run.metrics(), steps);
+    assert_same_curve(&curve, &run.metrics(), LONG);
+}
+
+/// One life of a job: a worker is killed, another one joins, a checkpoint is saved, and the run ends in order. Then it is started again with
+/// fewer workers, and goes on from the checkpoint under another plan.
+fn assert_same_curve_through_kill_growth_and_restart(job: &JobFile) {
+    let mut alone = Run::start(job, 1);
+    assert_eq!(alone.exit_code(), 0, "{}", alone.report());
+    let curve = alone.metrics();
+    let (first, last) = (curve[0].loss, curve[curve.len() - 1].loss);
+    assert!(last < 0.7 * first, "the loss fell from {first} to {last} alone");
+
+    let store = TempDir::new().expect("a temporary folder");
+    let job = JobFile {
+        min_depth: 2,
+        // No checkpoint is made but the one that is asked for, and the last one.
+        checkpoint: Some(format!("uri: {}, intervalSteps: 100000", store.path().display())),
+        ..job.clone()
+    };
+    let mut run = Run::start(&job, 4);
+    run.wait_for_step(10);
+    run.kill_and_replace(1, 4);
+    let saved = saved_step(&run);
+    signal(run.pid(), Signal::SIGTERM);
+    assert_eq!(run.exit_code(), 130, "{}", run.report());
+    for happened in ["workerLost", "switched"] {
+        assert!(event(&run, happened).is_some(), "{happened}\n{}", run.report());
+    }
+
+    run.start_again(3);
+    assert_eq!(run.exit_code(), 0, "{}", run.report());
+    let resumed = |e: &serde_json::Value| e["event"] == "resumed" && e["restored"] == true;
+    let from_saved = |e: &serde_json::Value| resumed(e) && e["base"]["step"] == saved;
+    assert!(run.events().iter().any(from_saved), "{saved}\n{}", run.report());
+    assert_same_curve(&curve, &last_of_each(&run.metrics()), job.steps);
+}
+
+/// Has a checkpoint made, waits until it is complete, and returns its step.
+fn saved_step(run: &Run) -> u64 {
+    let output = run.varuna(&["checkpoint", "save", "RUN"]);
+    assert!(output.status.success(), "{}", run.report());
+    let name = String::from_utf8_lossy(&output.stdout).into_owned();
+    let step = name.strip_prefix("step-").and_then(|rest| rest.get(..8));
+    let step = step.and_then(|digits| digits.parse().ok());
+    step.unwrap_or_else(|| panic!("{name} is no name of a checkpoint"))
+}
+
+#[test]
+fn a_llama_draws_the_curve_of_one_through_a_kill_a_growth_and_a_restart() {
+    let sizes = ["preset: llama-tiny", "kvHeads: 2", "innerSize: 128"];
+    assert_same_curve_through_kill_growth_and_restart(&JobFile {
+        steps: LONG,
+        layers: 2,
+        model: sizes.map(str::to_owned).into(),
+        learning_rate: 0.001,
+        ..JobFile::default()
+    });
+}
+
+/// A transformer that PyTorch has exported, with a table of weights that two of its segments share.
+#[test]
+fn a_model_of_ones_own_draws_the_curve_of_one_through_a_kill_a_growth_and_a_restart() {
+    assert_same_curve_through_kill_growth_and_restart(&JobFile {
+        steps: LONG,
+        ..JobFile::own_model("decoder")
+    });
 }
