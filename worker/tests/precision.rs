@@ -4,15 +4,21 @@
 #[expect(clippy::unwrap_used, reason = "a part of tests")]
 mod common;
 
-use common::{Case, LLAMA_LIKE, QWEN_LIKE, assert_close, assert_losses_close, engine, run, shape, single};
-use varuna_api::Precision;
+use common::{
+    BERT_LIKE, Case, LLAMA_LIKE, PACKED, QWEN_LIKE, apart, assert_close, assert_losses_close, engine, masked,
+    run, shape, single,
+};
+use varuna_api::{Packing, Precision};
 use varuna_model::Features;
-use varuna_plan::{Recompute, WorkerId};
+use varuna_plan::{Recompute, Shape, WorkerId};
 
 const STEPS: u64 = 40;
 /// Relative tolerance of losses. bfloat16 has eight binary digits, so a rounding is off by at most one in 512. The errors of many roundings
 /// mostly cancel out.
 const OFF: f64 = 1e-2;
+/// The same over few steps and without dropout: several times the difference that models of this size have.
+const OFF_OF_FEW: f64 = 3e-3;
+const FEW: u64 = 20;
 
 fn bf16() -> Case {
     Case {
@@ -21,8 +27,15 @@ fn bf16() -> Case {
     }
 }
 
+/// Two pipelines of unequal cuts and shares.
+fn split(case: &Case, recompute: Recompute) -> Shape {
+    let mut split = shape(case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2);
+    split.schedule.recompute = recompute;
+    split
+}
+
 #[test]
-fn bf16_draws_the_curve_of_fp32_and_not_its_bits() {
+fn bf16_draws_the_curve_of_fp32_and_not_its_bits_whole_and_split() {
     for (tied, features) in [
         (true, Features::GPT2),
         (false, Features::GPT2),
@@ -40,11 +53,64 @@ fn bf16_draws_the_curve_of_fp32_and_not_its_bits() {
             features,
             ..Case::default()
         };
-        let narrow = run(&narrow, &single(&narrow), STEPS);
         let wide = run(&wide, &single(&wide), STEPS);
-        assert_losses_close(&narrow, &wide, OFF, &format!("tied {tied}, {features:?}"));
-        assert_ne!(narrow.losses, wide.losses);
-        assert!(narrow.losses[STEPS as usize - 1] < 0.9 * narrow.losses[0]);
+        for plan in [single(&narrow), split(&narrow, Recompute::Selective)] {
+            let narrow = run(&narrow, &plan, STEPS);
+            assert_losses_close(&narrow, &wide, OFF, &format!("tied {tied}, {features:?}"));
+            assert_ne!(narrow.losses, wide.losses);
+            assert!(narrow.losses[STEPS as usize - 1] < 0.9 * narrow.losses[0]);
+        }
+    }
+}
+
+fn bert() -> Case {
+    masked(BERT_LIKE)
+}
+
+fn llama() -> Case {
+    Case {
+        dropout: 0.0,
+        features: LLAMA_LIKE,
+        ..Case::default()
+    }
+}
+
+#[test]
+fn bf16_draws_the_curve_of_fp32_over_masked_tokens_and_packed_documents() {
+    let without_loss_mask = Packing {
+        mask_loss: false,
+        ..PACKED
+    };
+    let models: [(&str, fn() -> Case, Packing); 3] = [
+        ("BERT", bert, Packing::default()),
+        ("BERT and documents", bert, without_loss_mask),
+        ("Llama and documents", llama, PACKED),
+    ];
+    for (name, model, packing) in models {
+        let of = |precision, packing| Case {
+            precision,
+            packing,
+            ..model()
+        };
+        let (case, wide) = (of(Precision::Bf16, packing), of(Precision::Fp32, packing));
+        let wide = run(&wide, &single(&wide), FEW);
+        let one_text = of(Precision::Fp32, Packing::default());
+        let one_text = run(&one_text, &single(&one_text), FEW);
+        for plan in [
+            single(&case),
+            split(&case, Recompute::Selective),
+            split(&case, Recompute::Full),
+        ] {
+            let narrow = run(&case, &plan, FEW);
+            assert_losses_close(&wide, &narrow, OFF_OF_FEW, name);
+            assert_ne!(narrow.losses, wide.losses, "{name}");
+            let (own, other) = (apart(&wide, &narrow), apart(&one_text, &narrow));
+            let tells = packing.is_off() || other > 2.0 * own;
+            assert!(
+                tells,
+                "{name}: {own:.1e} from its own curve, {other:.1e} from that of one text"
+            );
+        }
     }
 }
 

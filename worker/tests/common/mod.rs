@@ -71,6 +71,31 @@ pub(crate) const QWEN_LIKE: Features = Features {
 /// The features of a BERT.
 pub(crate) const BERT_LIKE: Features = bert::BASE.features;
 
+/// All settings for documents.
+pub(crate) const PACKED: Packing = Packing {
+    block_mask: true,
+    reset_positions: true,
+    mask_loss: true,
+};
+
+pub(crate) const MASKING: Masking = Masking {
+    probability: 0.3,
+    mask_token: 39,
+};
+
+/// A bidirectional model that learns to predict masked tokens.
+pub(crate) fn masked(features: Features) -> Case {
+    Case {
+        dropout: 0.0,
+        features: Features {
+            bidirectional: true,
+            ..features
+        },
+        masking: Some(MASKING),
+        ..Case::default()
+    }
+}
+
 /// The settings in which tests differ.
 pub(crate) struct Case {
     pub(crate) tied: bool,
@@ -442,6 +467,13 @@ pub(crate) fn assert_losses_close(a: &Trained, b: &Trained, tolerance: f64, what
             "{what}: loss at step {step}: {x} and {y}"
         );
     }
+}
+
+/// The largest relative difference of two runs' losses.
+pub(crate) fn apart(a: &Trained, b: &Trained) -> f64 {
+    assert_eq!(a.losses.len(), b.losses.len());
+    let both = a.losses.iter().zip(&b.losses);
+    both.map(|(x, y)| (x - y).abs() / x.abs()).fold(0.0, f64::max)
 }
 
 pub(crate) fn assert_close(a: &Trained, b: &Trained, tolerance: f64, what: &str) {
