@@ -37,8 +37,8 @@ pub use loss_scale::{LossScale, LossScaling, OptimizerProgress, ScaleFactor};
 pub use moments::Moments;
 pub use mutant::Mutant;
 pub use planner::{
-    Constraints, CostPlanner, EstimatedPlanner, Explained, Infeasible, PlanRequest, Planner, RunnerUp,
-    WorkerInfo,
+    Constraints, CostPlanner, Departure, EstimatedPlanner, Explained, Infeasible, PlanRequest, Planner,
+    RunnerUp, WorkerInfo,
 };
 pub use predict::{Speeds, StepParts, StepPrediction, Topology, predict};
 pub use spare_copies::{SpareCopies, SpareCosts};

@@ -115,6 +115,12 @@ varuna_mutants::mutants! {
     IgnoreRedundancy => UNIT_TESTS,
     /// Of two equally fast plans, one that moves more state is not worse.
     MoveFreely => UNIT_TESTS,
+    /// A plan is chosen for which state comes too late that only leaving workers hold, though another plan has it in time.
+    IgnoreDeparture => UNIT_TESTS,
+    /// State that workers that stay hold too counts as lost with those that leave.
+    CountSafeState => UNIT_TESTS,
+    /// A leaving worker sends what it alone holds once, however many pipelines need it.
+    SendOneCopy => UNIT_TESTS,
     /// One worker more makes a step longer.
     MoreMayBeSlower => UNIT_TESTS,
     /// A slow worker trains, and sets everybody's pace.

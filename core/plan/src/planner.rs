@@ -2,12 +2,15 @@
 //!
 //! `search` finds candidates: every number of pipelines and every pair of depths is scored in closed form, the best few are simulated.
 //! `placement` puts workers on a candidate's stages so that little state moves. `refine` improves the choice for workers of unequal speed
-//! and for interleaved schedules. `ring_order` chooses the order of pipelines if state is shared out among them. Pure and deterministic:
-//! the same request gives the same shape.
+//! and for interleaved schedules. `ring_order` chooses the order of pipelines if state is shared out among them. If state would be lost with
+//! workers that leave (`at_risk`), all of this runs again for plans that have it in time. Pure and deterministic: the same request gives
+//! the same shape.
 
+mod at_risk;
 mod candidate;
 mod estimated;
 mod explain;
+mod held_bytes;
 mod infeasible;
 mod locations;
 mod placement;
@@ -25,13 +28,15 @@ use crate::ids::WorkerId;
 use crate::layout::{Layout, SegmentRange};
 use crate::predict::predict;
 use crate::spare_copies::SpareCosts;
+use at_risk::AtRisk;
 use candidate::Candidate;
 use problem::{Problem, speeds, topology};
+use state_moves::Holdings;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use estimated::EstimatedPlanner;
 pub use explain::{Explained, RunnerUp};
-pub use request::{Constraints, Infeasible, PlanRequest, Planner, WorkerInfo};
+pub use request::{Constraints, Departure, Infeasible, PlanRequest, Planner, WorkerInfo};
 
 /// The planner over costs.
 #[derive(Clone, PartialEq, Debug)]
@@ -45,6 +50,13 @@ pub struct CostPlanner {
 impl Planner for CostPlanner {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
         Ok(self.decide(request)?.shape)
+    }
+
+    fn plan_in_time(&self, request: &PlanRequest) -> Result<(Shape, Option<String>), Infeasible> {
+        let decision = self.decide(request)?;
+        let late = decision.late.as_ref().zip(request.departure.as_ref());
+        let haste = late.map(|(late, departure)| explain::haste(late, departure));
+        Ok((decision.shape, haste))
     }
 
     fn expected_ms(&self, segment: u32, samples: u32) -> Option<f64> {
@@ -102,6 +114,8 @@ struct Decision {
     /// All simulated candidates, fastest first, and the one from which the shape is made.
     found: Vec<Candidate>,
     chosen: Candidate,
+    /// The one that would have been chosen if leaving workers had more time to send state.
+    late: Option<Candidate>,
     moved_bytes: u64,
     /// Number of compositions scored in closed form.
     scored: u64,
@@ -123,7 +137,7 @@ impl CostPlanner {
                 .memory_bytes(&decision.shape),
             parts: chosen.parts,
             moved_bytes: decision.moved_bytes,
-            runners_up: explain::runners_up(chosen, &decision.found),
+            runners_up: explain::runners_up(chosen, decision.late.as_ref(), &decision.found),
             scored: decision.scored,
             simulated: decision.found.len(),
             shape: decision.shape,
@@ -137,6 +151,7 @@ impl CostPlanner {
             request,
             topology: topology(&request.workers),
             ranges_held,
+            in_time: None,
         }
     }
 
@@ -167,9 +182,32 @@ impl CostPlanner {
         }
     }
 
-    /// The best shape among those found with the memory per parameter of a worker that holds all ranges, 8 of 12, 6 of 12 and so on: memory
-    /// decides which cuts are possible, and it depends on the number of pipelines.
+    /// The best shape. If its workers would not have state before the workers go that alone hold it, the best shape whose workers have it
+    /// in time, if there is one.
     fn decide(&self, request: &PlanRequest) -> Result<Decision, Infeasible> {
+        let best = self.best(request, None)?;
+        let Some(at_risk) = AtRisk::new(&self.costs, request) else {
+            return Ok(best);
+        };
+        let problem = self.problem(request, request.layout.ranges_held(1));
+        let holdings = Holdings::new(&problem);
+        let is_in_time = |decision: &Decision| holdings.arrives_in_time(&at_risk, &decision.shape);
+        if is_in_time(&best) || !at_risk.allows(1) {
+            return Ok(best);
+        }
+        match self.best(request, Some(&at_risk)) {
+            Ok(other) if is_in_time(&other) => Ok(Decision {
+                late: Some(best.chosen),
+                ..other
+            }),
+            _ => Ok(best),
+        }
+    }
+
+    /// The best shape among those found with the memory per parameter of a worker that holds all ranges, 8 of 12, 6 of 12 and so on: memory
+    /// decides which cuts are possible, and it depends on the number of pipelines. `in_time`: only shapes whose workers have this state in
+    /// time.
+    fn best(&self, request: &PlanRequest, in_time: Option<&AtRisk>) -> Result<Decision, Infeasible> {
         let mut best: Option<Decision> = None;
         // The explanation for workers that hold all ranges is true for all cases.
         let mut why = None;
@@ -177,7 +215,7 @@ impl CostPlanner {
             let planner = self.holding(held, &request.layout);
             let problem = planner.problem(request, held);
             let ms = |d: &Decision| problem.effective_ms(&d.shape.predicted);
-            match planner.decide_holding(request, held) {
+            match planner.decide_holding(request, held, in_time) {
                 Ok(decision) if best.as_ref().is_none_or(|best| ms(&decision) < ms(best)) => {
                     best = Some(decision)
                 }
@@ -189,8 +227,16 @@ impl CostPlanner {
         best.ok_or_else(nothing)
     }
 
-    fn decide_holding(&self, request: &PlanRequest, ranges_held: u64) -> Result<Decision, Infeasible> {
-        let problem = self.problem(request, ranges_held);
+    fn decide_holding(
+        &self,
+        request: &PlanRequest,
+        ranges_held: u64,
+        in_time: Option<&AtRisk>,
+    ) -> Result<Decision, Infeasible> {
+        let problem = Problem {
+            in_time,
+            ..self.problem(request, ranges_held)
+        };
         let workers = infeasible::offered(&problem)?;
         let pools = search::search(problem, &workers);
         let Some((mut chosen, placed)) = search::choice::choose(&problem, &pools, workers.len()) else {
@@ -223,6 +269,7 @@ impl CostPlanner {
             shape,
             found,
             chosen,
+            late: None,
             moved_bytes,
             scored,
         })

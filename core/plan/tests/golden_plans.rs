@@ -202,6 +202,7 @@ fn request(case: &Case, ids: &[u64], per_node: Option<u64>, parent: Option<&Shap
         parent: parent.cloned(),
         horizon_ms: parent.map(|_| 1_800_000.0),
         following: false,
+        departure: None,
     }
 }
 

@@ -118,6 +118,10 @@ impl Planner for EstimatedPlanner {
         self.planner.plan(request)
     }
 
+    fn plan_in_time(&self, request: &PlanRequest) -> Result<(Shape, Option<String>), Infeasible> {
+        self.planner.plan_in_time(request)
+    }
+
     fn expected_ms(&self, segment: u32, samples: u32) -> Option<f64> {
         self.planner.expected_ms(segment, samples)
     }

@@ -1,6 +1,7 @@
 //! Explains a plan: its costs, and those of the next best ones.
 
 use super::candidate::Candidate;
+use super::request::Departure;
 use crate::document::{Recompute, ScheduleSpec, Shape, summary_of};
 use crate::predict::StepParts;
 
@@ -45,30 +46,59 @@ pub struct Explained {
     pub simulated: usize,
 }
 
-/// The next best of these after the chosen one, each kind once.
-pub(super) fn runners_up(chosen: &Candidate, found: &[Candidate]) -> Vec<RunnerUp> {
+/// The next best of these after the chosen one, each kind once. `late`: the one that would have been chosen if there were more time; it
+/// comes first.
+pub(super) fn runners_up(chosen: &Candidate, late: Option<&Candidate>, found: &[Candidate]) -> Vec<RunnerUp> {
     let name = |c: &Candidate| (summary(c), c.work.micro_batch_size, heaviest(c));
     let mut seen = vec![name(chosen)];
     let mut runners_up = Vec::new();
+    if let Some(late) = late {
+        seen.push(name(late));
+        runners_up.push(runner_up(late, why_late(chosen, late)));
+    }
     for c in found {
         if runners_up.len() == RUNNERS_UP || seen.contains(&name(c)) {
             continue;
         }
         seen.push(name(c));
-        runners_up.push(RunnerUp {
-            summary: summary(c),
-            micro_batch_size: c.work.micro_batch_size,
-            schedule: ScheduleSpec {
-                kind: c.work.kind,
-                recompute: heaviest(c),
-            },
-            workers: c.workers(),
-            step_ms: c.step_ms,
-            bubble: c.bubble,
-            why: why(chosen, c),
-        });
+        runners_up.push(runner_up(c, why(chosen, c)));
     }
     runners_up
+}
+
+fn runner_up(candidate: &Candidate, why: String) -> RunnerUp {
+    RunnerUp {
+        summary: summary(candidate),
+        micro_batch_size: candidate.work.micro_batch_size,
+        schedule: ScheduleSpec {
+            kind: candidate.work.kind,
+            recompute: heaviest(candidate),
+        },
+        workers: candidate.workers(),
+        step_ms: candidate.step_ms,
+        bubble: candidate.bubble,
+        why,
+    }
+}
+
+/// Why a plan was not chosen that would have been if leaving workers had more time.
+fn why_late(chosen: &Candidate, late: &Candidate) -> String {
+    let by = chosen.step_ms - late.step_ms;
+    let faster = match by > 0.0 {
+        true => format!("{by:.1} ms faster"),
+        false => "as good".to_owned(),
+    };
+    format!("{faster}, but what only leaving workers hold would come too late")
+}
+
+/// The same as part of a plan's reason, for people.
+pub(super) fn haste(late: &Candidate, departure: &Departure) -> String {
+    format!(
+        "{} ({:.1} ms a step) would not have what only leaving workers hold within the {:.1} s that are left",
+        summary(late),
+        late.step_ms,
+        departure.deadline_ms / 1e3
+    )
 }
 
 fn summary(candidate: &Candidate) -> String {

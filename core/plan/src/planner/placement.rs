@@ -6,10 +6,11 @@
 mod filling;
 
 use super::candidate::Candidate;
+use super::held_bytes::{Held, unit_bytes};
 use super::locations::Locations;
 use super::problem::Problem;
 use super::request::WorkerInfo;
-use super::state_moves::{fetch_ms, holders, unit_bytes};
+use super::state_moves::{fetch_ms, holders};
 use crate::document::{Pipeline, Shape};
 use crate::ids::{Unit, WorkerId};
 use crate::layout::{Layout, SegmentRange};
@@ -29,43 +30,8 @@ pub(super) struct Placed {
     pub(super) move_ms: f64,
     /// Whether some worker's memory cannot hold its old and new state together, which it must until the plan is in force.
     pub(super) exceeds_memory: bool,
-}
-
-/// The bytes of state that a worker holds, as prefix sums over segments.
-struct Held {
-    /// `before[s]`: bytes held of segments `0..s`.
-    before: Vec<u64>,
-    tied: u64,
-}
-
-impl Held {
-    fn new(layout: &Layout, bytes: &[u64], held: &[Unit]) -> Held {
-        let held: BTreeSet<Unit> = held.iter().copied().collect();
-        let of = |unit: Unit| match held.contains(&unit) {
-            true => bytes.get(unit.index()).copied().unwrap_or(0),
-            false => 0,
-        };
-        let whole = |unit: Unit| -> u64 { layout.ranges_of(unit).map(of).sum() };
-        let mut before = vec![0];
-        for s in 0..layout.segments {
-            before.push(before[s as usize] + whole(Unit(s)));
-        }
-        Held {
-            before,
-            tied: layout.tied_unit().map_or(0, whole),
-        }
-    }
-
-    fn of(&self, layout: &Layout, range: SegmentRange) -> u64 {
-        let ends = layout
-            .tied_unit()
-            .is_some_and(|t| layout.undivided().stage_needs(range, t));
-        self.before[range.end as usize] - self.before[range.start as usize] + if ends { self.tied } else { 0 }
-    }
-
-    fn all(&self) -> u64 {
-        self.before.last().copied().unwrap_or(0) + self.tied
-    }
+    /// Whether the workers have state before the workers go that alone hold it, if they must.
+    pub(super) is_in_time: bool,
 }
 
 /// Approximately how much of `bytes` bytes of state one worker holds if `pipelines` pipelines share it out.
@@ -164,19 +130,27 @@ impl WorkerPool {
             moved_bytes: 0,
             move_ms: 0.0,
             exceeds_memory: false,
+            is_in_time: true,
         };
         let mut most = 0;
+        let mut stages: Vec<(SegmentRange, u64)> = Vec::new();
         for group in pairs.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)) {
             let (exceeds_memory, Reverse(kept), ..) = group[0];
             let taken = filling.fill(group);
             placed.exceeds_memory |= exceeds_memory && !taken.is_empty();
             for site in taken {
-                let needed = shared_out(layout, self.whole.of(layout, sites[site].range), pipelines);
+                let range = sites[site].range;
+                let needed = shared_out(layout, self.whole.of(layout, range), pipelines);
                 let lacking = needed.saturating_sub(kept);
                 placed.moved_bytes += lacking;
                 most = most.max(lacking);
+                if problem.in_time.is_some() {
+                    stages.push((range, lacking));
+                }
             }
         }
+        let in_time = problem.in_time;
+        placed.is_in_time = in_time.is_none_or(|at_risk| at_risk.arrives_in_time(pipelines, stages));
         placed.move_ms = fetch_ms(problem, most, placed.moved_bytes, self.holders);
         if self.holders == 0 {
             // All state is made or loaded anyway.

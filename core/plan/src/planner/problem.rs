@@ -1,5 +1,6 @@
 //! One planning problem: the request, the costs of segments, the job's constraints, and what follows from them for a worker or a stage.
 
+use super::at_risk::AtRisk;
 use super::request::{Constraints, PlanRequest, WorkerInfo};
 use crate::cost::Costs;
 use crate::document::{Pipeline, Prediction, Recompute, ScheduleKind, Shape, Stage};
@@ -17,6 +18,8 @@ pub(super) struct Problem<'a> {
     pub(super) topology: Topology,
     /// The maximum number of ranges of a segment's state that these costs assume per worker.
     pub(super) ranges_held: u64,
+    /// If set, only plans are looked for whose workers have this state in time.
+    pub(super) in_time: Option<&'a AtRisk>,
 }
 
 /// The speeds of these workers, for predictions.
@@ -33,6 +36,11 @@ impl Problem<'_> {
     /// Whether this many pipelines share state out as far as the costs assume.
     pub(super) fn shares_enough(&self, pipelines: usize) -> bool {
         self.request.layout.ranges_held(pipelines) <= self.ranges_held || bug!(CountSharesOfOthers)
+    }
+
+    /// Whether a plan may have this many pipelines: they share state out as far as the costs assume, and have it in time if they must.
+    pub(super) fn allows(&self, pipelines: usize) -> bool {
+        self.shares_enough(pipelines) && self.in_time.is_none_or(|at_risk| at_risk.allows(pipelines))
     }
 
     /// Memory of a worker, bytes; the largest number if nothing limits it.

@@ -7,7 +7,7 @@ use crate::ids::{Unit, WorkerId};
 use crate::layout::Layout;
 use crate::spare_copies::{Location, SpareCosts};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A worker that may be planned with.
 #[derive(Clone, PartialEq, Debug)]
@@ -67,6 +67,17 @@ pub struct PlanRequest {
     /// Whether the workers that gain state follow the run (ADR 26), so that the state is there before the switch: training then stops only
     /// for the gradient of the last step.
     pub following: bool,
+    /// The holders that go, if it is known when. None if nobody goes at a known time.
+    pub departure: Option<Departure>,
+}
+
+/// Workers that hold state and go at a known time.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Departure {
+    /// The workers. They are not among those that may be used.
+    pub workers: BTreeSet<WorkerId>,
+    /// Time for which all of them can send state: from the moment when state begins to move until the first of them goes, milliseconds.
+    pub deadline_ms: f64,
 }
 
 impl PlanRequest {
@@ -81,6 +92,7 @@ impl PlanRequest {
             held: BTreeMap::new(),
             horizon_ms: None,
             following: false,
+            departure: None,
         }
     }
 
@@ -117,6 +129,15 @@ pub trait Planner {
     /// # Errors
     /// A sentence that says what is missing.
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible>;
+
+    /// The same. If a better shape was not taken because its workers would not have state before the workers go that alone hold it, also says
+    /// so, for people: a better one should be looked for once those are gone.
+    ///
+    /// # Errors
+    /// A sentence that says what is missing.
+    fn plan_in_time(&self, request: &PlanRequest) -> Result<(Shape, Option<String>), Infeasible> {
+        Ok((self.plan(request)?, None))
+    }
 
     /// The expected time of a forward and backward of a micro-batch of `samples` through a segment on a worker of speed 1, milliseconds.
     /// None if the planner has no costs, which turns feedback off.

@@ -1,21 +1,12 @@
 //! The training state that a plan's workers keep, and the state that they are missing and must fetch.
 
+use super::at_risk::AtRisk;
+use super::held_bytes::unit_bytes;
 use super::problem::Problem;
 use super::request::WorkerInfo;
-use crate::cost::Costs;
-use crate::document::Shape;
+use crate::document::{Shape, Stage};
 use crate::ids::{Unit, WorkerId};
-use crate::layout::Layout;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// State of each unit, those of the tied weight last, bytes.
-pub(super) fn unit_bytes(costs: &Costs, layout: &Layout) -> Vec<u64> {
-    let own = costs.segments.iter().map(|s| s.parameters);
-    let all = own.chain([costs.tied_parameters]);
-    let unit = |parameters: u64| parameters * costs.parameter.moved / u64::from(layout.ranges);
-    let units = all.flat_map(|parameters| std::iter::repeat_n(unit(parameters), layout.ranges as usize));
-    units.collect()
-}
 
 /// Number of workers that hold any state.
 pub(super) fn holders(problem: &Problem) -> u64 {
@@ -102,6 +93,21 @@ impl<'a> Holdings<'a> {
     /// Lower bound of the time for which a shape's workers fetch state, milliseconds.
     pub(super) fn move_ms(&self, shape: &Shape) -> f64 {
         self.moved(shape).1
+    }
+
+    /// Whether a shape's workers have this state before the workers go that alone hold it.
+    pub(super) fn arrives_in_time(&self, at_risk: &AtRisk, shape: &Shape) -> bool {
+        let sums = self.kept_and_lacking(shape);
+        let lacking = |stage: &Stage| sums.get(&stage.worker).map_or(0, |(_, lacking)| *lacking);
+        let stages = shape.pipelines.iter().flat_map(|p| &p.stages);
+        let stages = stages.map(|stage| (stage.segments, lacking(stage)));
+        at_risk.arrives_in_time(shape.pipelines.len(), stages)
+    }
+
+    /// Whether a shape is one of those that are looked for: its workers have state in time, if they must.
+    pub(super) fn is_in_time(&self, shape: &Shape) -> bool {
+        let in_time = self.problem.in_time;
+        in_time.is_none_or(|at_risk| self.arrives_in_time(at_risk, shape))
     }
 
     /// Whether some worker's memory cannot hold all of its stages together with the state that it still has to send, or the worker was not

@@ -1,3 +1,4 @@
+mod departures;
 mod exhaustive;
 
 use super::search::choice::EQUAL;

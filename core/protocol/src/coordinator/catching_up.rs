@@ -9,10 +9,10 @@ use super::turn::Turn;
 use crate::message::{Following, Time};
 use std::time::Duration;
 use varuna_plan::spare_copies::without_room_to_follow;
-use varuna_plan::{Generation, Infeasible, Plan, Shape, WorkerId};
+use varuna_plan::{Generation, Infeasible, Plan, Prediction, Shape, WorkerId};
 
 /// Time for orders, the agreement and Go, besides steps and transfers: as much as a busy network needs.
-const SWITCH: Duration = Duration::from_secs(1);
+pub(super) const SWITCH: Duration = Duration::from_secs(1);
 /// Maximum size of a unit's state, as a multiple of its gradient's.
 const STATE_OF_GRADIENT: u32 = 4;
 /// Minimum number of steps that followers get. Copies are made between two steps: one after the first step, two after the second, then
@@ -120,14 +120,20 @@ fn leaves_first(shared: &Shared, plan: &Plan, next: &Plan) -> Option<Time> {
 /// expects gradients.
 fn time_for_switch(shared: &Shared, next: &Plan, all: bool) -> Duration {
     let predicted = next.shape.predicted;
-    let known = shared.progress.commits.mean_step_time();
-    let step = known.unwrap_or(of_ms(predicted.step_ms));
     let moves = if all {
         of_ms(predicted.move_ms)
     } else {
         longest_move(next)
     };
-    step * 2 + moves + SWITCH
+    time_before_moves(shared, predicted) + moves
+}
+
+/// How long it takes from the order to switch until state moves: the switch waits for a commit. `predicted`: what a step takes while none was
+/// observed.
+fn time_before_moves(shared: &Shared, predicted: Prediction) -> Duration {
+    let known = shared.progress.commits.mean_step_time();
+    let step = known.unwrap_or(of_ms(predicted.step_ms));
+    step * 2 + SWITCH
 }
 
 /// The predicted time to move a plan's state to the workers that are missing it. If the plan is followed, the planner expects only
@@ -162,23 +168,39 @@ pub(super) fn can_follow(shared: &Shared, workers: &[WorkerId]) -> bool {
     workers.iter().all(able)
 }
 
-/// The shape to change to, and the members that have no memory to follow what they gain. If there are any, nobody follows, and the shape is
-/// chosen for that cost: all state moves while training stops.
+/// The shape to change to.
+pub(super) struct ShapeForChange {
+    pub(super) shape: Shape,
+    /// Members that have no memory to follow what they gain. If there are any, nobody follows, and the shape is chosen for that cost: all
+    /// state moves while training stops.
+    pub(super) without_room: Vec<WorkerId>,
+    /// What to add to the reason of the plan if a better shape was not taken for lack of time; empty otherwise.
+    pub(super) haste: String,
+}
+
+/// Chooses the shape to change to. If members leave at a known time, the planner is told how long they can send state.
 pub(super) fn shape_for_change(
     shared: &Shared,
     plan: &Plan,
     pool: &[WorkerId],
-) -> Result<(Shape, Vec<WorkerId>), Infeasible> {
+    now: Time,
+) -> Result<ShapeForChange, Infeasible> {
     let members = plan.members();
     let held = members.iter().map(|w| (*w, plan.units(*w))).collect();
     let mut request = shared.request_for_change(pool, held);
-    let mut shape = shared.planner.plan(&request)?;
+    let before_moves = time_before_moves(shared, plan.shape.predicted);
+    request.departure = shared.departure(pool, &request.held, now, before_moves);
+    let (mut shape, mut haste) = shared.plan_in_time(&request)?;
     let without_room = without_room(shared, plan, &shape);
     if request.following && !without_room.is_empty() {
         request.following = false;
-        shape = shared.planner.plan(&request)?;
+        (shape, haste) = shared.plan_in_time(&request)?;
     }
-    Ok((shape, without_room))
+    Ok(ShapeForChange {
+        shape,
+        without_room,
+        haste,
+    })
 }
 
 /// Members that could follow, but whose memory cannot hold what they would follow in addition to what they train with and keep. A worker
@@ -194,13 +216,15 @@ fn without_room(shared: &Shared, plan: &Plan, next: &Shape) -> Vec<WorkerId> {
     without_room_to_follow(plan, next, &costs)
 }
 
-/// The reason, as text for people, why a change is not followed only because of these workers. It is appended to the reason of the change.
-pub(super) fn no_room(shared: &Shared, without_room: &[WorkerId]) -> String {
-    let sentence = |worker: &WorkerId| {
+/// What to add to the reason of a change, as text for people: why it is not followed if that is only for lack of memory, and why a better
+/// shape was not taken.
+pub(super) fn notes(shared: &Shared, found: &ShapeForChange) -> String {
+    let no_room = |worker: &WorkerId| {
         let name = shared.roster.name(*worker);
         format!("; it is not followed, since {name} has no room for what it gets")
     };
-    without_room.first().map(sentence).unwrap_or_default()
+    let no_room = found.without_room.first().map(no_room).unwrap_or_default();
+    no_room + &found.haste
 }
 
 /// Whether the workers that gain units by a change follow the run until then, which requires that all workers involved can follow.

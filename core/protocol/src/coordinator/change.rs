@@ -2,7 +2,7 @@
 //! happens at a commit.
 
 use super::active::Active;
-use super::catching_up::{follows, may_wait, no_room, shape_for_change, time_to_catch_up};
+use super::catching_up::{follows, may_wait, notes, shape_for_change, time_to_catch_up};
 use super::considered::{Considered, Refused};
 use super::event::Event;
 use super::roster::Worker;
@@ -59,7 +59,7 @@ impl Active {
             let stay = shared.config.timing.stay;
             shared.roster.churn.expect_anew(turn.now, stay);
         }
-        let (shape, without_room) = match shape_for_change(shared, plan, &pool) {
+        let found = match shape_for_change(shared, plan, &pool, turn.now) {
             Ok(found) => found,
             Err(Infeasible(reason)) => {
                 self.refused = None;
@@ -67,15 +67,16 @@ impl Active {
                 return None;
             }
         };
-        let after = shape.members();
+        let after = found.shape.members();
         let fewer = after.len() < members.len();
         let surplus = fewer && shared.max_workers.is_some_and(|most| members.len() > most);
         let present_ms = shared.predicted_ms(plan, members);
-        let better = shared.repays(&shape, present_ms) && (others || slow_gain(&shape, present_ms));
+        let better =
+            shared.repays(&found.shape, present_ms) && (others || slow_gain(&found.shape, present_ms));
         if !(better || surplus || !draining.is_empty()) {
             let idle = pool.iter().any(|w| !plan.has(*w));
             let of_them = others || self.refused.is_some_and(|r| r.is_of(plan));
-            self.refused = (idle && of_them).then(|| Refused::now(shared, plan, &shape, present_ms));
+            self.refused = (idle && of_them).then(|| Refused::now(shared, plan, &found.shape, present_ms));
             return None;
         }
         let reason = match (draining.first(), after.len().cmp(&members.len())) {
@@ -83,18 +84,20 @@ impl Active {
             (None, _) if !others => shared.slowest(members),
             (None, Ordering::Less) => "fewer workers are wanted".to_owned(),
             (None, _) => format!("{} workers in place of {}", after.len(), members.len()),
-        } + &no_room(shared, &without_room);
+        } + &notes(shared, &found);
         let sources = plan
             .layout
             .all_units()
             .map(|u| plan.holders(u).to_vec())
             .collect();
         let from = plan.generation;
-        let mut next = shared.document(Base::AtSwitch { from }, shape, sources, reason);
-        next.following = without_room.is_empty() && follows(shared, plan, &next);
+        let mut next = shared.document(Base::AtSwitch { from }, found.shape, sources, reason);
+        next.following = found.without_room.is_empty() && follows(shared, plan, &next);
         next.keepers = shared.keepers(next.generation, &next.shape, turn);
         self.proposed = next.generation;
         self.refused = None;
+        // Of a plan in haste: a better one is looked for once it runs.
+        self.considered.take_if(|_| !found.haste.is_empty());
         Some(next)
     }
 

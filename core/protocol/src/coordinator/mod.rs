@@ -15,6 +15,7 @@ mod churn;
 mod comparison;
 mod config;
 mod considered;
+mod departures;
 mod distrust;
 mod ending;
 mod event;

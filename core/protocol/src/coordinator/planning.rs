@@ -1,6 +1,6 @@
 //! Requests to the planner, and the plan document made from its answers.
 
-use super::catching_up::can_follow;
+use super::catching_up::{SWITCH, can_follow};
 use super::shared::Shared;
 use crate::message::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -95,17 +95,22 @@ impl Shared {
     }
 
     /// The best shape for these workers after a loss: the one that was prepared, if there is one. Workers that ran out of memory are planned
-    /// with less, unless there is no shape then.
+    /// with less, unless there is no shape then. Also what to add to the reason of the plan.
     pub(super) fn shape_for_recovery(
         &mut self,
         pool: &[WorkerId],
         held: &BTreeMap<WorkerId, Vec<Unit>>,
-    ) -> Result<Shape, Infeasible> {
-        let request = self.request_for_recovery(pool, held.clone());
+        now: Time,
+    ) -> Result<(Shape, String), Infeasible> {
+        let mut request = self.request_for_recovery(pool, held.clone());
+        request.departure = self.departure(pool, held, now, SWITCH);
         let prepared = self.prepared_plans.take(&request);
-        let made = prepared.map_or_else(|| self.planner.plan(&request), Ok);
+        let made = match prepared {
+            Some(shape) => Ok((shape, String::new())),
+            None => self.plan_in_time(&request),
+        };
         made.or_else(|why| match self.with_all_memory(request) {
-            Some(request) => self.planner.plan(&request),
+            Some(request) => self.plan_in_time(&request),
             None => Err(why),
         })
     }
@@ -132,6 +137,7 @@ impl Shared {
             parent: self.record.stored.plan.as_ref().map(|p| p.shape.clone()),
             held,
             horizon_ms: Some(milliseconds(self.roster.churn.horizon())),
+            departure: None,
         }
     }
 

@@ -287,8 +287,8 @@ impl Collecting {
                 held.entry(*worker).or_default().push(unit);
             }
         }
-        let (pool, shape) = self.shape(pool, &held, shared, turn)?;
-        let reason = why(shared, &missing) + &shared.exceptions(turn.now, &shape);
+        let (pool, (shape, haste)) = self.shape(pool, &held, shared, turn)?;
+        let reason = why(shared, &missing) + &shared.exceptions(turn.now, &shape) + &haste;
         if shared.record.stored.plan.is_some() {
             let answered = self.answers.keys().copied().collect();
             turn.event(Event::Collected { answered, missing });
@@ -303,22 +303,22 @@ impl Collecting {
         plan.relay = !bug!(NoRelay) && shared.bad_links.any(turn.now);
         plan.evidence = self.usable(shared);
         plan.keepers = shared.keepers(plan.generation, &plan.shape, turn);
-        // If all workers can follow, this plan was chosen for a short time, and a better one is looked for once it runs.
-        let lasts = !can_follow(shared, &pool);
+        // If all workers can follow, or some leave soon, this plan was chosen for a short time. A better one is looked for once it runs.
+        let lasts = !can_follow(shared, &pool) && haste.is_empty();
         self.interrupted.considered = lasts.then(|| Considered::now(pool, shared, turn.now));
         Some(plan)
     }
 
-    /// The best shape for these workers, and the workers that it was chosen from. Workers that will leave, or that cannot read their data
-    /// at present, are used only if there is no plan without them: training stops until there is one.
+    /// The best shape for these workers, what to add to its reason, and the workers that it was chosen from. Workers that will leave, or that
+    /// cannot read their data at present, are used only if there is no plan without them: training stops until there is one.
     fn shape(
         &self,
         pool: Vec<WorkerId>,
         held: &BTreeMap<WorkerId, Vec<Unit>>,
         shared: &mut Shared,
         turn: &mut Turn<'_>,
-    ) -> Option<(Vec<WorkerId>, Shape)> {
-        let reason = match shared.shape_for_recovery(&pool, held) {
+    ) -> Option<(Vec<WorkerId>, (Shape, String))> {
+        let reason = match shared.shape_for_recovery(&pool, held, turn.now) {
             Ok(shape) => return Some((pool, shape)),
             Err(Infeasible(reason)) => reason,
         };
@@ -332,7 +332,7 @@ impl Collecting {
             if pool == tried {
                 continue;
             }
-            if let Ok(shape) = shared.shape_for_recovery(&pool, held) {
+            if let Ok(shape) = shared.shape_for_recovery(&pool, held, turn.now) {
                 return Some((pool, shape));
             }
             tried = pool;

@@ -178,7 +178,7 @@ fn interleave(
     policies.into_iter().find_map(|recompute| {
         let schedule = ScheduleSpec { kind, recompute };
         let mut made = cut_grid(problem, grid, schedule, offered)?;
-        if holdings.exceeds_memory(&made, offered) {
+        if holdings.exceeds_memory(&made, offered) || !holdings.is_in_time(&made) {
             return None;
         }
         made.predicted.step_ms = problem.predict(&made).step_ms;

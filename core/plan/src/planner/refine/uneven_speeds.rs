@@ -60,6 +60,7 @@ pub(in crate::planner) fn refine(
     let made: Vec<Shape> = bases
         .into_iter()
         .filter_map(|shape| by_speed(&holdings, shape, &offered))
+        .filter(|shape| holdings.is_in_time(shape))
         .collect();
     let judge = |shape: &Shape| Judged {
         exceeds_memory: holdings.exceeds_memory(shape, &offered) && !bug!(IgnoreCrowding),

@@ -23,7 +23,8 @@ struct Preference {
     workers: usize,
 }
 
-/// The candidate to take, with its workers: the most preferred of those within [`EQUAL`] of the best.
+/// The candidate to take, with its workers: the most preferred of those within [`EQUAL`] of the best. If state must arrive in time, it is
+/// chosen among those for which it does.
 pub(in crate::planner) fn choose(
     problem: &Problem,
     pools: &[PoolSearch],
@@ -47,6 +48,9 @@ pub(in crate::planner) fn choose(
         let worker_pool = worker_pools.entry(pool);
         let worker_pool = worker_pool.or_insert_with(|| WorkerPool::new(problem, &pools[pool].workers));
         let placed = worker_pool.place(problem, candidate);
+        if !placed.is_in_time {
+            continue;
+        }
         let effective_ms = problem.effective_step_ms(candidate.step_ms, placed.move_ms);
         best = best.min(effective_ms);
         if candidate.workers() < workers {

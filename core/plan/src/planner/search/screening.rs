@@ -30,8 +30,8 @@ pub(in crate::planner) struct Screening {
     /// At most this many workers may be used.
     workers: usize,
     min_workers: usize,
-    /// By number of pipelines: whether they share state out as far as the costs assume.
-    shares: Vec<bool>,
+    /// By number of pipelines: whether a plan may have that many.
+    allowed: Vec<bool>,
     /// By number of workers used: the factor by which everything slows because workers take turns on cores.
     turns: Vec<f64>,
     /// By number of workers used: the best compositions, in ascending order of step time.
@@ -48,7 +48,7 @@ impl Screening {
         let mut screening = Screening {
             workers,
             min_workers: problem.constraints.min_workers as usize,
-            shares: (0..=workers).map(|n| problem.shares_enough(n)).collect(),
+            allowed: (0..=workers).map(|n| problem.allows(n)).collect(),
             turns: (0..=workers).map(|n| problem.turns(n)).collect(),
             best: vec![Vec::new(); workers + 1],
             best_ms: f64::INFINITY,
@@ -122,7 +122,7 @@ impl Screening {
     /// Keeps a composition if it is among the best for its number of workers.
     fn consider(&mut self, index: usize, set: &PartitionSet, composition: Composition) {
         let workers = composition.workers();
-        if workers < self.min_workers || !self.shares[composition.pipelines()] {
+        if workers < self.min_workers || !self.allowed[composition.pipelines()] {
             return;
         }
         self.scored += 1;

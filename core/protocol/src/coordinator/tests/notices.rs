@@ -1,6 +1,28 @@
 //! Workers whose end is known in advance: they train as long as possible.
 
 use super::*;
+use std::cell::RefCell;
+use varuna_plan::Departure;
+
+thread_local! {
+    /// What the planner was last told of workers that leave.
+    static DEPARTURE: RefCell<Option<Departure>> = const { RefCell::new(None) };
+}
+
+/// Like [`Wide`], but whenever workers leave at a known time, a better shape would be too late.
+struct InHaste;
+
+impl Planner for InHaste {
+    fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
+        Wide.plan(request)
+    }
+
+    fn plan_in_time(&self, request: &PlanRequest) -> Result<(Shape, Option<String>), Infeasible> {
+        DEPARTURE.set(request.departure.clone());
+        let haste = request.departure.as_ref().map(|_| "there is no time".to_owned());
+        Ok((self.plan(request)?, haste))
+    }
+}
 
 /// How long before the end of a worker the plan without it is made.
 const LEAD: Duration = Duration::from_secs(8);
@@ -8,14 +30,20 @@ const LEAD: Duration = Duration::from_secs(8);
 impl Rig {
     /// Two workers train, and there is a notice that the second one ends after this time.
     fn goes_in(time: Duration) -> Rig {
+        Rig::goes_by(Box::new(Wide), Some(time))
+    }
+
+    /// The same with this planner, and perhaps without a known time.
+    fn goes_by(planner: Box<dyn Planner + Send>, time: Option<Duration>) -> Rig {
         let mut config = config();
         config.timing.following = LEAD;
         config.last_step = Step(1_000);
         let mut rig = Rig::training_with(config, &[A, B]);
+        rig.machine.shared.planner = planner;
         rig.train_both(Duration::from_millis(200));
         rig.put(CoordinatorInput::Notice {
             worker: B,
-            leaves_in: Some(time),
+            leaves_in: time,
         });
         rig
     }
@@ -146,4 +174,64 @@ impl Rig {
             _ => None,
         })
     }
+}
+
+#[test]
+fn the_planner_is_told_which_holders_leave_and_how_long_they_can_send_state() {
+    let mut rig = Rig::goes_by(Box::new(InHaste), Some(LEAD / 2));
+    rig.train_both(Duration::from_millis(200));
+    let departure = DEPARTURE.take().unwrap();
+    assert_eq!(departure.workers, BTreeSet::from([B]));
+    // Of four seconds, one and two steps pass before state moves.
+    let left_ms = departure.deadline_ms;
+    assert!((1_500.0..3_000.0).contains(&left_ms), "{left_ms}");
+    let next = rig.machine.record().next.clone().unwrap();
+    assert_eq!(next.reason, "w2 will go; there is no time");
+
+    let mut rig = Rig::goes_by(Box::new(InHaste), None);
+    rig.train_both(Duration::from_millis(200));
+    assert_eq!(DEPARTURE.take(), None, "nobody knows when it goes");
+    let next = rig.machine.record().next.clone().unwrap();
+    assert_eq!(next.reason, "w2 will go");
+}
+
+#[test]
+fn after_a_change_in_haste_a_better_plan_is_looked_for() {
+    let made_after_the_change = |planner: Box<dyn Planner + Send>| {
+        let mut rig = Rig::goes_by(planner, Some(LEAD / 2));
+        rig.train_both(Duration::from_millis(200));
+        assert!(rig.is_changing());
+        let made = MADE.get();
+        for phase in [Phase::Loading, Phase::Ready, Phase::Running] {
+            rig.status(A, 2, phase, state(1, 3));
+        }
+        assert_eq!(rig.plan().generation, Generation(2));
+        rig.wait(100);
+        MADE.get() - made
+    };
+    assert_eq!(made_after_the_change(Box::new(Wide)), 0);
+    assert_eq!(made_after_the_change(Box::new(InHaste)), 1);
+}
+
+#[test]
+fn a_recovery_tells_the_planner_of_holders_that_leave() {
+    let mut rig = Rig::training(&[A, B, C]);
+    rig.machine.shared.planner = Box::new(InHaste);
+    rig.say(A, suspect(1, C));
+    rig.put(CoordinatorInput::StreamDown { from: C });
+    rig.put(CoordinatorInput::Notice {
+        worker: B,
+        leaves_in: Some(config().timing.following / 2),
+    });
+    for worker in [A, B] {
+        let units = [(Unit(0), state(1, 4)), (Unit(1), state(1, 4))];
+        rig.answer(worker, &units);
+    }
+    assert_eq!(rig.plan().members(), [A]);
+    assert_eq!(DEPARTURE.take().unwrap().workers, BTreeSet::from([B]));
+    assert!(
+        rig.plan().reason.ends_with("; there is no time"),
+        "{}",
+        rig.plan().reason
+    );
 }

@@ -21,11 +21,15 @@ struct KnownTooFew {
 
 impl Planner for KnownTooFew {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
+        Ok(self.plan_in_time(request)?.0)
+    }
+
+    fn plan_in_time(&self, request: &PlanRequest) -> Result<(Shape, Option<String>), Infeasible> {
         let there = request.workers.len();
         if there <= self.too_few.get() {
             return Err(Infeasible(format!("no plan for {there} workers")));
         }
-        let found = self.planner.plan(request);
+        let found = self.planner.plan_in_time(request);
         if found.is_err() {
             self.too_few.set(there);
         }

@@ -49,6 +49,7 @@ fn problem<'a>(costs: &'a Costs, constraints: &'a Constraints, request: &'a Plan
         request,
         topology: topology(&request.workers),
         ranges_held: 1,
+        in_time: None,
     }
 }
 

@@ -1,0 +1,36 @@
+//! Tells the planner which holders of state leave and how long they can still send it, so that it prefers plans that have the state in time.
+//! When a worker leaves is known from its notice (`roster`); which plan follows from that is the planner's decision.
+
+use super::shared::Shared;
+use crate::message::Time;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use varuna_plan::{Departure, Infeasible, PlanRequest, Shape, Unit, WorkerId};
+
+impl Shared {
+    /// The holders of state that leave and are not planned with. None if it is not known when any of them does. `before_moves`: the time that
+    /// passes from now until state begins to move.
+    pub(super) fn departure(
+        &self,
+        pool: &[WorkerId],
+        held: &BTreeMap<WorkerId, Vec<Unit>>,
+        now: Time,
+        before_moves: Duration,
+    ) -> Option<Departure> {
+        let leaves = |w: &WorkerId| self.roster.get(*w).is_some_and(|w| w.is_draining()) && !pool.contains(w);
+        let workers: BTreeSet<WorkerId> = held.keys().copied().filter(leaves).collect();
+        let first = self.roster.first_leaves_at(|w| workers.contains(&w))?;
+        let left = first.since(now).saturating_sub(before_moves);
+        Some(Departure {
+            workers,
+            deadline_ms: left.as_secs_f64() * 1e3,
+        })
+    }
+
+    /// The best shape for the request. If a better one was not taken for lack of time, also what to add to the reason of the plan; empty
+    /// otherwise.
+    pub(super) fn plan_in_time(&self, request: &PlanRequest) -> Result<(Shape, String), Infeasible> {
+        let (shape, haste) = self.planner.plan_in_time(request)?;
+        Ok((shape, haste.map(|why| format!("; {why}")).unwrap_or_default()))
+    }
+}
