@@ -2,6 +2,7 @@
 
 use crate::object_document::WithoutManagedFields;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::ObjectMeta;
 use serde::Deserialize;
 
@@ -29,9 +30,18 @@ struct NodeStatus {
 
 /// Why pods are kept away from a node.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 pub(crate) struct NodeTaint {
     pub(crate) key: String,
+    time_added: Option<String>,
+}
+
+impl NodeTaint {
+    /// When it was added, in seconds since 1970; none where it does not say so in a way that can be read.
+    pub(crate) fn added_at(&self) -> Option<i64> {
+        let at: Timestamp = self.time_added.as_deref()?.parse().ok()?;
+        Some(at.as_second())
+    }
 }
 
 /// What a node says of itself.
@@ -74,9 +84,21 @@ mod tests {
             node.taints().map(|taint| taint.key.as_str()).collect::<Vec<_>>(),
             ["k"]
         );
+        assert!(node.taints().all(|taint| taint.added_at().is_none()));
         let ready = &node.conditions()[0];
         assert_eq!((ready.kind.as_str(), ready.status.as_str()), ("Ready", "True"));
         assert_eq!(NodeObject::url_path(&(), None), "/api/v1/nodes");
+    }
+
+    #[test]
+    fn a_taint_may_say_since_when_it_is_there() {
+        let since = json!({ "key": "k", "effect": "NoExecute", "timeAdded": "2027-01-15T08:00:07Z" });
+        let taints = json!([since, { "key": "l", "timeAdded": null }, { "key": "m" }]);
+        let node: NodeObject =
+            serde_json::from_value(json!({ "metadata": { "name": "a" }, "spec": { "taints": taints } }))
+                .unwrap();
+        let added: Vec<_> = node.taints().map(NodeTaint::added_at).collect();
+        assert_eq!(added, [Some(1_800_000_007), None, None]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Converts the cluster's objects to what decisions are made from. Pure.
 
-use crate::decide::{ObservedNode, ObservedRun, Settings};
+use crate::decide::{ObservedNode, ObservedRun, ObservedTaint, Settings};
 use crate::node_object::NodeObject;
 use kube::ResourceExt;
 use serde::de::DeserializeOwned;
@@ -50,10 +50,14 @@ pub(crate) fn readable_fields<T: DeserializeOwned + Default>(mut document: Value
 #[must_use]
 pub fn node(node: &NodeObject, settings: &Settings) -> ObservedNode {
     let conditions = node.conditions();
+    let taints = node.taints().map(|taint| ObservedTaint {
+        key: taint.key.clone(),
+        added_at: taint.added_at(),
+    });
     ObservedNode {
         // A node that says nothing of itself is new.
         ready: conditions.iter().all(|c| c.kind != "Ready" || c.status == "True"),
-        taints: node.taints().map(|t| t.key.clone()).collect(),
+        taints: taints.collect(),
         conditions: conditions
             .iter()
             .filter(|c| c.status == "True")

@@ -44,10 +44,12 @@ pub use events::deletion_events;
 pub use news::{News, news};
 pub use observed::{
     ContainerEnd, CoordinatorProbe, Credentials, Failure, JobPart, Observed, ObservedJob, ObservedNode,
-    ObservedPod, ObservedRun, PodPhase, ProbeAnswer, Rejection, RunEnd, Settings, TOPOLOGY_LABELS,
-    waits_for_server,
+    ObservedPod, ObservedRun, ObservedTaint, PodPhase, ProbeAnswer, Rejection, RunEnd, Settings,
+    TOPOLOGY_LABELS, waits_for_server,
 };
-pub use pod_verdicts::{JudgedPod, NODE_SIGNALS, PodVerdict, announced_end, cannot_start, judge_pod};
+pub use pod_verdicts::{
+    JudgedPod, NODE_SIGNALS, NodeSignal, PodVerdict, announced_end, cannot_start, judge_pod,
+};
 pub use queue_objects::{
     Assignment, KueueVersion, ObservedQueue, ObservedWorkload, Placement, Priority, PriorityClasses,
     PriorityKind,

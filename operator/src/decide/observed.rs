@@ -184,12 +184,31 @@ pub struct ContainerEnd {
 pub struct ObservedNode {
     /// Whether the node's condition `Ready` is true.
     pub ready: bool,
-    /// Keys of its taints.
-    pub taints: Vec<String>,
+    /// Its taints.
+    pub taints: Vec<ObservedTaint>,
     /// Types of its conditions that are true.
     pub conditions: Vec<String>,
     /// Where it is, from the widest part to the narrowest (`zone-a/block-3`); empty where no label says.
     pub domain: String,
+}
+
+/// A taint of a node.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ObservedTaint {
+    /// Key of the taint.
+    pub key: String,
+    /// When it was added, in seconds since 1970; none where it does not say so.
+    pub added_at: Option<i64>,
+}
+
+impl From<&str> for ObservedTaint {
+    /// A taint that does not say since when it is there.
+    fn from(key: &str) -> ObservedTaint {
+        ObservedTaint {
+            key: key.to_owned(),
+            added_at: None,
+        }
+    }
 }
 
 /// What a job's coordinator reports. Empty before the one in charge has.

@@ -5,26 +5,50 @@
 //! worker's container counts: a sidecar may outlive it. An init container that fails is the template's fault, unless there is evidence
 //! against its node (`failures.rs`).
 
-use super::observed::{ContainerEnd, Observed, ObservedNode, ObservedPod, ObservedRun, PodPhase, Rejection};
+use super::observed::{
+    ContainerEnd, Observed, ObservedNode, ObservedPod, ObservedRun, ObservedTaint, PodPhase, Rejection,
+};
 use super::workers::Workers;
 use std::collections::BTreeMap;
 use varuna_api::FailureKind;
 
-/// Signals that announce the end of a node, on any cloud: the prefix of a taint's key, or a condition's type.
-pub const NODE_SIGNALS: &[&str] = &[
-    "ToBeDeletedByClusterAutoscaler",
-    "karpenter.sh/disrupted",
-    "karpenter.sh/disruption",
-    "aws-node-termination-handler/spot-itn",
-    "aws-node-termination-handler/asg-lifecycle-termination",
-    "aws-node-termination-handler/scheduled-maintenance",
-    "remediator.kubernetes.azure.com/unschedulable",
-    "cloud.google.com/impending-node-termination",
-    "node.kubernetes.io/out-of-service",
-    "VMEventScheduled",
-    "DrainInProgress",
-    "GracefulNodeShutdownInProgress",
+/// A signal that announces the end of a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NodeSignal {
+    /// The prefix of a taint's key, or a condition's type.
+    pub name: &'static str,
+    /// How long after the signal the node ends at the earliest, in seconds; none where that is not known, or where the signal's sender deletes
+    /// the pods itself, so that their deletion says it.
+    pub notice_seconds: Option<i64>,
+}
+
+const fn signal(name: &'static str, notice_seconds: Option<i64>) -> NodeSignal {
+    NodeSignal { name, notice_seconds }
+}
+
+/// The signals that are known, on any cloud. One that several events have in common has the shortest of their notices.
+pub const NODE_SIGNALS: &[NodeSignal] = &[
+    // The autoscaler and Karpenter evict the pods.
+    signal("ToBeDeletedByClusterAutoscaler", None),
+    signal("karpenter.sh/disrupted", None),
+    signal("karpenter.sh/disruption", None),
+    // EC2 tells of the end of a spot instance two minutes before.
+    signal("aws-node-termination-handler/spot-itn", Some(120)),
+    // The time of an Auto Scaling group's hook is that group's.
+    signal("aws-node-termination-handler/asg-lifecycle-termination", None),
+    signal("aws-node-termination-handler/scheduled-maintenance", None),
+    // Azure's Preempt of a spot VM comes 30 seconds before, other events minutes.
+    signal("remediator.kubernetes.azure.com/unschedulable", Some(30)),
+    // A spot VM of Compute Engine has 30 seconds; before maintenance a VM with GPUs has an hour.
+    signal("cloud.google.com/impending-node-termination", Some(30)),
+    signal("node.kubernetes.io/out-of-service", None),
+    signal("VMEventScheduled", None),
+    signal("DrainInProgress", None),
+    signal("GracefulNodeShutdownInProgress", None),
 ];
+
+/// How much later than the cloud's notice its taint is there, in seconds: what sets it asks the cloud every few seconds.
+const TAINT_DELAY_SECONDS: i64 = 5;
 
 /// Reasons of a waiting container that do not go away by waiting.
 const CANNOT_START: &[&str] = &[
@@ -165,7 +189,7 @@ pub(super) fn judge_pods<'a>(observed: &'a Observed, workers: &Workers<'_>) -> V
 pub(super) fn node_signals(observed: &Observed) -> Vec<String> {
     let spec = observed.job.spec.as_ref();
     let of_job = spec.map_or(&[][..], |j| &j.disruption.node_signals);
-    let known = NODE_SIGNALS.iter().map(|s| (*s).to_owned());
+    let known = NODE_SIGNALS.iter().map(|s| s.name.to_owned());
     let configured = observed.settings.node_signals.iter().chain(of_job);
     known.chain(configured.cloned()).collect()
 }
@@ -173,11 +197,23 @@ pub(super) fn node_signals(observed: &Observed) -> Vec<String> {
 /// The signal by which a node announces its end, if it does.
 #[must_use]
 pub fn announced_end<'a>(node: &'a ObservedNode, signals: &[String]) -> Option<&'a str> {
-    let announces = |name: &&String| signals.iter().any(|s| name.starts_with(s.as_str()));
-    let taint = node.taints.iter().find(announces);
+    let announces = |key: &&String| signals.iter().any(|s| key.starts_with(s.as_str()));
+    let taint = node.taints.iter().map(|t| &t.key).find(announces);
     // Conditions are matched by name, not by prefix.
     let condition = node.conditions.iter().find(|c| signals.contains(c));
     taint.or(condition).map(String::as_str)
+}
+
+/// When a node ends at the earliest by the taints that announce it, in seconds since 1970. A taint that does not say since when it is there
+/// counts from `since`. None where no taint has a notice of known length, or where that is over at `now`, so that it was another.
+pub(super) fn announced_end_at(node: &ObservedNode, since: i64, now: i64) -> Option<i64> {
+    let end = |taint: &ObservedTaint| {
+        let signal = NODE_SIGNALS.iter().find(|s| taint.key.starts_with(s.name))?;
+        let seconds = signal.notice_seconds? - TAINT_DELAY_SECONDS;
+        Some(taint.added_at.unwrap_or(since).saturating_add(seconds))
+    };
+    let ends = node.taints.iter().filter_map(end);
+    ends.filter(|at| *at > now).min()
 }
 
 /// The state of one pod. A worker that answers its coordinator is not lost, whatever its kubelet does. After an outage of the API server no

@@ -2,6 +2,7 @@
 
 use super::decision::PodDeletion;
 use super::observed::{Observed, ObservedPod};
+use super::pod_verdicts::announced_end_at;
 use super::workers::Workers;
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::crd::{DOMAINS_MAX, NOTICES_MAX};
@@ -12,8 +13,8 @@ use varuna_protocol::coordinator::WorkerView;
 pub(super) struct WorkerNotices {
     /// Names of workers that will end soon.
     pub(super) leaving: Vec<String>,
-    /// When workers end that have less time than the job's notice, in seconds since 1970. Also workers whose coordinator is new, because it
-    /// does not know since when they have had notice.
+    /// When workers end that have less time than the job's notice, in seconds since 1970: because their pods get less, or because their nodes
+    /// end sooner. Also workers whose coordinator is new, because it does not know since when they have had notice.
     pub(super) ends_at: BTreeMap<String, i64>,
     /// Workers that have ended for certain.
     pub(super) ended: Vec<String>,
@@ -56,7 +57,12 @@ pub(super) fn worker_notices(
         .ok()
         .and_then(|j| j.disruption.notice_seconds);
     let hurried = |p: &ObservedPod| -> Option<(String, i64)> {
-        let (since, by) = (p.deleted_at?, p.gone_by?);
+        // The operator deletes a pod as soon as it sees a taint that announces the end of its node.
+        let since = p.deleted_at.unwrap_or(observed.now);
+        let node = p.node.as_ref().filter(|_| !p.has_ended());
+        let node = node.and_then(|name| observed.nodes.get(name));
+        let node_ends_at = node.and_then(|node| announced_end_at(node, since, observed.now));
+        let by = p.gone_by.into_iter().chain(node_ends_at).min()?;
         let hurries = by.saturating_sub(since) < i64::from(notice?) && workers.is_attached(p);
         // What was said stays: to take it back would be another write.
         let was_said = observed

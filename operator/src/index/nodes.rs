@@ -22,7 +22,7 @@ pub struct NodeIndex {
 
 impl NodeIndex {
     pub(super) fn new(settings: Settings) -> NodeIndex {
-        let known = NODE_SIGNALS.iter().map(|signal| (*signal).to_owned());
+        let known = NODE_SIGNALS.iter().map(|signal| signal.name.to_owned());
         let signals = known.chain(settings.node_signals.iter().cloned()).collect();
         NodeIndex {
             nodes: BTreeMap::new(),

@@ -94,7 +94,7 @@ fn pods_are_judged_by_what_the_api_shows_of_them() {
             "Crashed",
         ),
     ];
-    let signals: Vec<String> = NODE_SIGNALS.iter().map(|s| (*s).to_owned()).collect();
+    let signals: Vec<String> = NODE_SIGNALS.iter().map(|s| s.name.to_owned()).collect();
     for (pod, want) in cases {
         let verdict = format!("{:?}", judge_pod(&pod, &nodes, &signals, Some(&training(3))));
         assert!(verdict.starts_with(want), "{pod:?}: {verdict}");

@@ -110,3 +110,85 @@ fn a_new_coordinator_is_told_when_those_end_that_had_notice_before_it() {
     snapshot.workers[0].draining = true;
     assert!(decide(&observed).orders.is_none());
 }
+
+#[test]
+fn the_coordinator_is_told_when_nodes_end_whose_taints_are_of_a_known_length() {
+    let taint = |key: &str, ago: Option<i64>| ObservedTaint {
+        key: key.into(),
+        added_at: ago.map(|seconds| NOW - seconds),
+    };
+    // Seconds until the coordinator is told that the worker ends, of a job with this notice.
+    let told = |taint: &ObservedTaint, notice: Option<u32>| {
+        let mut observed = observed(2);
+        let node = ObservedNode {
+            ready: true,
+            taints: vec![taint.clone()],
+            ..ObservedNode::default()
+        };
+        observed.nodes.insert("spot".into(), node);
+        observed.pods = vec![running_on("spot", 1), pod(2, PodPhase::Running)];
+        observed.run = Some(all_placed(with_workers(training(3), &["j-w1-u", "j-w2-u"], &[])));
+        observed.coordinators = vec![coordinator(1, PodPhase::Running)];
+        observed.job.spec.as_mut().unwrap().disruption.notice_seconds = notice;
+        let decision = decide(&observed);
+        assert!(deleted(&decision).contains(&"j-w1-u"), "{decision:?}");
+        let orders = decision.orders.unwrap();
+        assert!(!orders.ends_at.contains_key("j-w2-u"));
+        orders.ends_at.get("j-w1-u").map(|at| at - NOW)
+    };
+    let aws = "aws-node-termination-handler/spot-itn";
+    let google = "cloud.google.com/impending-node-termination";
+    let azure = "remediator.kubernetes.azure.com/unschedulable";
+    for (key, seconds) in [(aws, 115), (google, 25), (azure, 25)] {
+        assert_eq!(told(&taint(key, Some(0)), Some(300)), Some(seconds), "{key}");
+        assert_eq!(
+            told(&taint(key, Some(20)), Some(300)),
+            Some(seconds - 20),
+            "{key}"
+        );
+        assert_eq!(
+            told(&taint(key, None), Some(300)),
+            Some(seconds),
+            "it came now: {key}"
+        );
+        assert_eq!(told(&taint(key, Some(400)), Some(300)), None, "it is over: {key}");
+        assert_eq!(told(&taint(key, Some(0)), None), None, "the job states no notice");
+    }
+    assert_eq!(
+        told(&taint(aws, Some(0)), Some(30)),
+        None,
+        "the job's notice is shorter"
+    );
+    for of_unknown_length in ["karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"] {
+        assert_eq!(told(&taint(of_unknown_length, Some(0)), Some(300)), None);
+    }
+}
+
+#[test]
+fn of_a_pods_deletion_and_its_nodes_end_the_sooner_one_counts() {
+    let mut observed = observed(1);
+    let node = ObservedNode {
+        ready: true,
+        taints: vec!["aws-node-termination-handler/spot-itn".into()],
+        ..ObservedNode::default()
+    };
+    observed.nodes.insert("spot".into(), node);
+    observed.run = Some(all_placed(with_workers(training(3), &["j-w1-u"], &[])));
+    observed.coordinators = vec![coordinator(1, PodPhase::Running)];
+    observed.job.spec.as_mut().unwrap().disruption.notice_seconds = Some(300);
+    let mut ends_in = |grace: i64| {
+        observed.pods = vec![ObservedPod {
+            deleting: true,
+            deleted_at: Some(NOW - 10),
+            gone_by: Some(NOW - 10 + grace),
+            ..running_on("spot", 1)
+        }];
+        decide(&observed).orders.unwrap().ends_at["j-w1-u"] - NOW
+    };
+    assert_eq!(
+        ends_in(305),
+        105,
+        "the taint has no time: it counts from the deletion"
+    );
+    assert_eq!(ends_in(60), 50);
+}
