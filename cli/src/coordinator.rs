@@ -150,7 +150,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 asked = interrupts.next() => match asked {
                     StopRequest::Graceful => {
                         // One that waits already is enough.
-                        let _ = control.stop.try_send(());
+                        let _ = control.save_and_stop.try_send(());
                     }
                     StopRequest::Immediate => {
                         progress.end();

@@ -20,7 +20,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Train a job on this machine, with a coordinator and worker processes.
 ///
-/// The first Ctrl-C stops the run in order, and the second one ends it at once. SIGTERM and a closed terminal stop it in order. A run that
+/// The first Ctrl-C stops the run in order, after one more checkpoint if the job has a place for it, and the second one ends it at once. SIGTERM and a closed terminal stop it in order. A run that
 /// has lost all its workers waits five minutes for new ones (varuna scale). Then it ends with exit code 1, and --run-dir continues it.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -249,12 +249,17 @@ impl Run {
     /// Somebody asks for the end. Once is enough: the coordinator takes it once.
     async fn stop_asked(&mut self) {
         if !self.ending {
-            self.progress.print("stopping; Ctrl-C again to end at once");
-            self.stop().await;
+            self.progress.print(
+                "stopping, after a checkpoint if the job has a place for it; Ctrl-C again to end at once",
+            );
+            self.ending = true;
+            self.restarts.cancel();
+            // An error means that the coordinator has ended.
+            let _ = self.control.save_and_stop.send(()).await;
         }
     }
 
-    /// Ends the run in order.
+    /// Ends the run in order. No step can follow, so there is nothing to save.
     async fn stop(&mut self) {
         self.ending = true;
         self.restarts.cancel();
@@ -409,6 +414,7 @@ mod tests {
         let control = Control {
             address: ([127, 0, 0, 1], 1).into(),
             view: watch::channel(View::default()).1,
+            save_and_stop: channel(1).0,
             stop: channel(1).0,
             abandon: channel(1).0,
             save: channel(1).0,

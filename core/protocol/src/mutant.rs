@@ -256,9 +256,9 @@ varuna_mutants::mutants! {
     /// A checkpoint of the last step does not end the run.
     IgnoreFinalCheckpoint => unit_tests_and_seeds("f", 0),
     /// A recovery leaves the planned change in the record.
-    RecoveryKeepsNext => seeds("f", 0),
+    RecoveryKeepsNext => unit_tests_and_seeds("f", 0),
     /// The plan of a recovery does not carry the decision that its base needs.
-    RecoverWithoutDecision => seeds("cf", 0),
+    RecoverWithoutDecision => unit_tests_and_seeds("cf", 0),
     /// A drained worker is released while it is not idle.
     ReleaseBusyWorker => UNIT_TESTS,
     /// A member of the next plan that drains does not end the change.

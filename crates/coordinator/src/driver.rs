@@ -25,11 +25,13 @@ use varuna_protocol::{Coordinator, Event, Listing, Order, RunMode, Time};
 use varuna_run_folder::{CheckpointEvent, RunFolder, RunStatus};
 use varuna_wire::{Downward, EncodedPlans, Hello, Upward, Welcome};
 
+mod final_save;
 mod listing;
 mod start;
 #[cfg(test)]
 mod tests;
 
+use final_save::FinalSave;
 use start::{event_upload, machine, planner, protocol_config, report};
 
 /// How often the state machine is told the time.
@@ -57,6 +59,8 @@ pub(crate) struct Driver {
     event_upload: Option<EventUpload>,
     /// The steps that were ordered at the start.
     steps: Step,
+    /// The checkpoint after which the run ends, if it was asked to stop.
+    final_save: Option<FinalSave>,
     outcome: Option<Outcome>,
 }
 
@@ -92,6 +96,7 @@ impl Driver {
             measured_steps: MeasuredSteps::default(),
             publisher: Publisher::new(folder, &job, watchers),
             job,
+            final_save: None,
             outcome: None,
         }
     }
@@ -106,6 +111,7 @@ impl Driver {
                 Some(inbound) = inbox.recv() => self.take(inbound),
                 _ = ticks.tick() => self.feed(CoordinatorInput::Tick),
             }
+            self.continue_final_save();
             let ended = self.outcome.is_some();
             if self.publisher.view_due() || ended {
                 self.publish(ended);
@@ -148,6 +154,7 @@ impl Driver {
             Inbound::LastStep(step) => self.feed(CoordinatorInput::LastStep(step)),
             Inbound::Domains(domains) => self.feed(CoordinatorInput::Domains(domains)),
             Inbound::AllowStateLoss(allow) => self.feed(CoordinatorInput::MayBeginAnew(allow)),
+            Inbound::SaveAndStop => self.save_and_stop(),
             Inbound::Stop => self.stop(),
             Inbound::Abandon => self.outcome = Some(Outcome::Stopped),
             Inbound::Record(answer) => self.feed(answer),
@@ -233,7 +240,7 @@ impl Driver {
     /// Whether the run is ending, or has ended.
     fn is_ending(&self) -> bool {
         let mode = self.machine.run().mode;
-        matches!(mode, RunMode::Done | RunMode::Stopped | RunMode::Ended)
+        self.final_save.is_some() || matches!(mode, RunMode::Done | RunMode::Stopped | RunMode::Ended)
     }
 
     fn scale(&self, workers: u32, answer: oneshot::Sender<Result<String, String>>) {

@@ -46,7 +46,9 @@ pub(crate) enum Inbound {
     Domains(BTreeMap<String, String>),
     /// Whether the job may lose its training progress.
     AllowStateLoss(bool),
-    /// A request to end the run.
+    /// A request to end the run after one more checkpoint, if the job names a location for checkpoints.
+    SaveAndStop,
+    /// A request to end the run now.
     Stop,
     /// The run is gone, and its record too.
     Abandon,

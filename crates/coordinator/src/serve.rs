@@ -37,7 +37,10 @@ pub struct Control {
     pub address: SocketAddr,
     /// The state of the run, updated a few times a second.
     pub view: watch::Receiver<View>,
-    /// Ends the run in an orderly way.
+    /// Ends the run in order after one more checkpoint, if the job names a location for checkpoints. It is waited for as long as training
+    /// goes on and the store answers, a minute at most.
+    pub save_and_stop: Sender<()>,
+    /// Ends the run in order, without another checkpoint.
     pub stop: Sender<()>,
     /// Ends this coordinator because the run itself is gone, as that of a deleted job. No worker is told and nothing is recorded, but the
     /// checkpoint location is released, so that the next run need not wait for it.
@@ -163,6 +166,7 @@ async fn start(
     Ok(Control {
         address,
         view,
+        save_and_stop: forward(&inbound, 1, |()| Inbound::SaveAndStop),
         stop: forward(&inbound, 1, |()| Inbound::Stop),
         abandon: forward(&inbound, 1, |()| Inbound::Abandon),
         save: forward(&inbound, 1, |()| Inbound::Save(None)),

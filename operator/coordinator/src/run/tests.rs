@@ -29,6 +29,7 @@ fn control_with_notices() -> (
     let control = Control {
         address: SocketAddr::from(([127, 0, 0, 1], 0)),
         view: watch::channel(View::default()).1,
+        save_and_stop: channel(1).0,
         stop: channel(1).0,
         abandon: channel(1).0,
         save: channel(1).0,
