@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::time::Duration;
-use varuna_cluster_coordinator::metrics::{self as of_runs, Cause, Measured, Phase};
+use varuna_metrics::{self as of_runs, Cause, Measured, Phase};
 use varuna_operator::metrics::{EventOutcome, Metrics};
 
 const DASHBOARD: &str = include_str!("../../charts/varuna/dashboard.json");

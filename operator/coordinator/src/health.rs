@@ -1,7 +1,6 @@
 //! `/healthz`, `/metrics` and the coordinator's page at `/` over HTTP. The operator asks whether the process answers, and its kubelet asks
 //! whether it has started properly. The reports say what it does.
 
-use crate::metrics::Metrics;
 use crate::page::{Title, page};
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -15,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use varuna_api::crd::RunStatus;
+use varuna_metrics::{Metrics, scrapes};
 use varuna_protocol::coordinator::RunMode;
 
 /// A coordinator that is put in charge must read its record and write its first report within this time. If it does not, another process
@@ -77,11 +77,12 @@ impl Startup {
 
 /// Serves probes, scrapes and the page until the listener fails: the operator then puts another coordinator in charge.
 pub async fn serve(listener: TcpListener, shown: Shown) {
+    let scrapes = scrapes::routes(Arc::clone(&shown.metrics));
     let router = Router::new()
         .route("/", routing::get(show))
         .route("/healthz", routing::get(probe))
-        .route("/metrics", routing::get(scrape))
-        .with_state(shown);
+        .with_state(shown)
+        .merge(scrapes);
     if let Err(error) = axum::serve(listener, router).await {
         tracing::error!(%error, "probes and scrapes are not answered any more");
     }
@@ -92,11 +93,6 @@ async fn probe(State(shown): State<Shown>) -> Result<&'static str, (StatusCode, 
         .startup
         .alive(Instant::now(), shown.reports.borrow().as_ref());
     alive.map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, why))
-}
-
-async fn scrape(State(shown): State<Shown>) -> impl IntoResponse {
-    let content = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(CONTENT_TYPE, content)], shown.metrics.render())
 }
 
 async fn show(State(shown): State<Shown>) -> impl IntoResponse {

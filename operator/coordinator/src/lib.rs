@@ -8,15 +8,13 @@
 //! | [`record`] | the coordinator's record in a `VarunaRecord` | API calls |
 //! | [`report`] | what is reported of a run | none: pure |
 //! | [`reporter`] | when it is written into the `VarunaRun` | API calls |
-//! | [`metrics`] | what is measured of the run | state only |
 //! | [`page`] | what a browser shows of the run | none: pure |
-//! | [`health`] | `/healthz`, `/metrics` and the page at `/` | serves HTTP |
+//! | [`health`] | `/healthz`, `/metrics` (of `varuna-metrics`) and the page at `/` | serves HTTP |
 //! | [`run`] | one coordinator from its start to its end | all of these |
 
 pub mod connection;
 pub mod error;
 pub mod health;
-pub mod metrics;
 pub mod orders;
 pub mod page;
 pub mod record;

@@ -1,6 +1,5 @@
 //! What is reported about a run, and which of its changes cannot wait. Pure.
 
-use crate::metrics::Over;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use std::borrow::Cow;
@@ -10,6 +9,7 @@ use std::time::SystemTime;
 use varuna_api::crd::{
     MESSAGES_MAX, RECOVERIES_MAX, Recovery, RunCheckpoints, RunEnd, RunMessage, RunStatus,
 };
+use varuna_coordinator::recoveries::Over;
 use varuna_coordinator::{CheckpointHealth, CoordinatorError, Outcome, RunMode, View};
 use varuna_plan::{Generation, Layout};
 use varuna_protocol::coordinator::WorkerView;

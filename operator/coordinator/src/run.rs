@@ -1,11 +1,9 @@
 //! One coordinator, from its start to its end: it waits until it is in charge, runs the job's run, and reports.
 
 mod forwarded_orders;
-mod measurements;
 
 use crate::error::Error;
 use crate::health::{self, Shown, Startup};
-use crate::metrics::Metrics;
 use crate::orders::{self, Orders, Turn};
 use crate::page::Title;
 use crate::record::ClusterStore;
@@ -13,7 +11,6 @@ use crate::report::{Messages, Reporter, report, run_end};
 use crate::reporter::{Ended, Reports};
 use forwarded_orders::ForwardedOrders;
 use kube::{Api, Client};
-use measurements::Measurements;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,6 +23,7 @@ use varuna_api::crd::{RecordSpec, RunEnd, RunStatus, VarunaRecord};
 use varuna_api::{Job, parse_job_of_any_release, run_identity};
 use varuna_checkpoint::{Claim, Store};
 use varuna_coordinator::{Checkpointing, Control, Identity, Options, RunFolder, Timing, View, serve_with};
+use varuna_metrics::{Measurements, Metrics};
 use varuna_plan::Layout;
 
 /// A run without checkpoints fails only after its workers were unreachable for this time, because networks and nodes often come back.

@@ -7,10 +7,10 @@ use kube::{Api, Client};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use varuna_api::crd::VarunaRecord;
-use varuna_cluster_coordinator::metrics::{Cause, Measured, Phase};
 use varuna_cluster_tests::{
     cluster, coordinators, documents, eventually, job, jobs, observed, operator, record, root,
 };
+use varuna_metrics::{Cause, Measured, Metrics, Phase};
 use varuna_operator::cluster::lease::Candidate;
 use varuna_operator::decide::ObservedJob;
 use varuna_operator::decide::objects::{
@@ -599,7 +599,7 @@ fn alert_rules_go_by_metrics_that_operator_and_coordinators_have() {
     // Every metric, with a job and a recovery so that none is missing.
     let metrics = varuna_operator::metrics::Metrics::default();
     metrics.reconciled(std::time::Duration::ZERO, Some("api"));
-    let coordinator = varuna_cluster_coordinator::metrics::Metrics::new("ns", "j");
+    let coordinator = Metrics::new("ns", "j");
     coordinator.recovered(&Measured {
         phase: Phase::Total,
         cause: Cause::Lost,

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::health::{Shown, Startup, serve};
-use crate::metrics::Metrics;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use std::net::SocketAddr;
@@ -11,6 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use varuna_api::crd::{Recovery, RunMessage};
+use varuna_metrics::Metrics;
 use varuna_plan::{Generation, SegmentRange, Step, WorkerId};
 use varuna_protocol::coordinator::{LeftOut, LeftOutReason, RunMode, Snapshot};
 

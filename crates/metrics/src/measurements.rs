@@ -1,11 +1,12 @@
 //! Recoveries as they are seen in a coordinator's views.
 
-use crate::metrics::{Metrics, Over, Recoveries};
+use crate::metrics::Metrics;
+use varuna_coordinator::recoveries::{Over, Recoveries};
 use varuna_coordinator::{Event, View};
 
 /// Recoveries as they are seen in views.
-#[derive(Default)]
-pub(super) struct Measurements {
+#[derive(Debug, Default)]
+pub struct Measurements {
     recoveries: Recoveries,
     last_event: u64,
     /// Steps that were given up since the last sentence.
@@ -14,7 +15,7 @@ pub(super) struct Measurements {
 
 impl Measurements {
     /// Measures the events that are new in a view; returns each recovery that is over, with a sentence about it.
-    pub(super) fn observe(&mut self, view: &View, metrics: &Metrics) -> Vec<(String, Over)> {
+    pub fn observe(&mut self, view: &View, metrics: &Metrics) -> Vec<(String, Over)> {
         let mut all_over = vec![];
         let known = self.last_event;
         for (number, at, event) in view.events.iter().filter(|(number, ..)| *number > known) {
