@@ -5,14 +5,14 @@ use parking_lot::Mutex;
 use std::time::{Duration, SystemTime};
 use varuna_coordinator::View;
 use varuna_protocol::coordinator::SpareCopiesView;
+use varuna_run_folder::Metric;
 
 /// What the coordinator published last.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Run {
     pub(crate) step: Option<u64>,
-    pub(crate) loss: Option<f64>,
-    pub(crate) skipped_steps: Option<u64>,
-    pub(crate) loss_scale: Option<u64>,
+    /// The last step and its figures, if it is known here.
+    pub(crate) metric: Option<Metric>,
     pub(crate) observed_ms: Option<f64>,
     pub(crate) predicted_ms: Option<f64>,
     pub(crate) members: usize,
@@ -43,9 +43,7 @@ impl Figures {
         let attached = snapshot.workers.iter().filter(|w| w.up).count();
         let known_step = (snapshot.run.generation.0 > 0).then_some(snapshot.run.step.0);
         run.step = metric.map(|m| m.step.0).or(known_step);
-        run.loss = metric.map(|m| m.loss);
-        run.skipped_steps = metric.map(|m| m.skipped_steps);
-        run.loss_scale = metric.and_then(|m| m.loss_scale);
+        run.metric = metric.cloned();
         run.observed_ms = snapshot.run.observed_ms;
         run.predicted_ms = snapshot.run.predicted_ms;
         run.members = snapshot.run.members;

@@ -4,6 +4,7 @@
 use crate::figures::Run;
 use prometheus_client::registry::Unit;
 use std::time::{SystemTime, UNIX_EPOCH};
+use varuna_run_folder::Metric;
 
 /// What all names begin with.
 pub(crate) const PREFIX: &str = "varuna";
@@ -15,6 +16,8 @@ pub(crate) enum Quantity {
     Number,
     /// Seconds.
     Seconds,
+    /// Bytes.
+    Bytes,
     /// A share, from 0 to 1.
     Ratio,
 }
@@ -25,6 +28,7 @@ impl Quantity {
         match self {
             Quantity::Number => None,
             Quantity::Seconds => Some("seconds"),
+            Quantity::Bytes => Some("bytes"),
             Quantity::Ratio => Some("ratio"),
         }
     }
@@ -86,19 +90,67 @@ pub(crate) const GAUGES: &[Gauge] = &[
         name: "job_loss",
         quantity: Quantity::Number,
         help: "Training loss of the last step, in nats per token",
-        read: |run| one(run.loss),
+        read: |run| of_step(run, |m| Some(m.loss)),
+    },
+    Gauge {
+        name: "job_gradient_norm",
+        quantity: Quantity::Number,
+        help: "L2 norm of the last step's gradient before clipping",
+        read: |run| of_step(run, |m| Some(m.gradient_norm)),
+    },
+    Gauge {
+        name: "job_learning_rate",
+        quantity: Quantity::Number,
+        help: "Learning rate of the last step",
+        read: |run| of_step(run, |m| m.figures.learning_rate),
+    },
+    Gauge {
+        name: "job_tokens_per_second",
+        quantity: Quantity::Number,
+        help: "Tokens per second of the last step, where its own time is known",
+        read: |run| of_step(run, |m| m.figures.tokens_per_second),
+    },
+    Gauge {
+        name: "job_model_flops_per_second",
+        quantity: Quantity::Number,
+        help: "Operations per second that the model needed in the last step, where its own time is known",
+        read: |run| of_step(run, |m| m.figures.model_flops_per_second),
+    },
+    Gauge {
+        name: "job_mfu",
+        quantity: Quantity::Ratio,
+        help: "These operations as a share of what the GPUs can do by their data sheets",
+        read: |run| of_step(run, |m| m.figures.mfu),
+    },
+    Gauge {
+        name: "job_consumed_samples",
+        quantity: Quantity::Number,
+        help: "Samples trained on up to the last step",
+        read: |run| of_step(run, |m| m.figures.consumed_samples.map(whole)),
+    },
+    Gauge {
+        name: "job_consumed_tokens",
+        quantity: Quantity::Number,
+        help: "Tokens trained on up to the last step",
+        read: |run| of_step(run, |m| m.figures.consumed_tokens.map(whole)),
     },
     Gauge {
         name: "job_skipped_steps",
         quantity: Quantity::Number,
         help: "Steps that the optimizer skipped because a gradient or the loss was not finite",
-        read: |run| one(run.skipped_steps.map(whole)),
+        read: |run| of_step(run, |m| Some(whole(m.skipped_steps))),
+    },
+    Gauge {
+        name: "job_nan_steps",
+        quantity: Quantity::Number,
+        help: "Steps whose loss was not a finite number, as far as this run folder has them",
+        read: |run| of_step(run, |m| m.figures.nan_steps.map(whole)),
     },
     Gauge {
         name: "job_loss_scale",
         quantity: Quantity::Number,
         help: "What the loss is multiplied by, where the job scales it",
-        read: |run| one(run.loss_scale.map(whole)),
+        read: |run| of_step(run, |m| m.loss_scale.map(whole)),
     },
     Gauge {
         name: "job_goodput",
@@ -138,6 +190,12 @@ pub(crate) const GAUGES: &[Gauge] = &[
             ])
         },
     },
+    Gauge {
+        name: "job_peak_memory",
+        quantity: Quantity::Bytes,
+        help: "Most memory that a worker of the plan took since it started: tensors on a GPU, the process on a processor",
+        read: |run| of_step(run, |m| m.figures.peak_memory_bytes.map(whole)),
+    },
     // Checkpoints.
     Gauge {
         name: "job_checkpoint_step",
@@ -164,6 +222,11 @@ pub(crate) const GAUGES: &[Gauge] = &[
         read: |run| one(Some(f64::from(u8::from(run.failing)))),
     },
 ];
+
+/// The value of a row that is a figure of the last step.
+fn of_step(run: &Run, figure: fn(&Metric) -> Option<f64>) -> Vec<Sample> {
+    one(run.metric.as_ref().and_then(figure))
+}
 
 /// The value of a row that has one at most.
 fn one(value: Option<f64>) -> Vec<Sample> {

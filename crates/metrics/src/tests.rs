@@ -5,6 +5,7 @@ use std::time::Duration;
 use varuna_coordinator::{RunMode, View};
 use varuna_plan::{Generation, StateId, Step, WorkerId};
 use varuna_protocol::coordinator::{Event, RunView, Snapshot, SpareCopiesView};
+use varuna_run_folder::{Metric, StepFigures};
 
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -215,6 +216,74 @@ fn a_loss_is_never_shown_beside_another_steps_number() {
         "{text}"
     );
     assert!(!text.contains("varuna_job_loss{"), "{text}");
+}
+
+/// A committed step whose figures are all known, or none of them.
+fn metric(is_known: bool) -> Metric {
+    let known = StepFigures {
+        consumed_samples: Some(700),
+        consumed_tokens: Some(90_000),
+        learning_rate: Some(0.25),
+        nan_steps: Some(2),
+        tokens_per_second: Some(995.5),
+        model_flops_per_second: Some(3.5e9),
+        mfu: Some(0.125),
+        peak_memory_bytes: Some(1024),
+    };
+    Metric {
+        step: Step(86),
+        loss: 2.5,
+        eval_loss: None,
+        gradient_norm: 0.75,
+        overflow: false,
+        skipped_steps: 1,
+        loss_scale: is_known.then_some(512),
+        generation: Generation(3),
+        workers: 4,
+        plan: String::new(),
+        tokens: 1000,
+        step_ms: 1.0,
+        time_ms: 0,
+        state: StateId::INITIAL,
+        figures: if is_known { known } else { StepFigures::default() },
+    }
+}
+
+#[test]
+fn figures_of_the_last_step_are_published_where_they_are_known() {
+    let metrics = Metrics::new("ns", "j");
+    let mut view = view(None);
+    let always = [
+        ("loss", "2.5"),
+        ("gradient_norm", "0.75"),
+        ("skipped_steps", "1.0"),
+    ];
+    let where_known = [
+        ("learning_rate", "0.25"),
+        ("tokens_per_second", "995.5"),
+        ("model_flops_per_second", "3500000000.0"),
+        ("mfu_ratio", "0.125"),
+        ("consumed_samples", "700.0"),
+        ("consumed_tokens", "90000.0"),
+        ("nan_steps", "2.0"),
+        ("loss_scale", "512.0"),
+        ("peak_memory_bytes", "1024.0"),
+    ];
+    for is_known in [true, false] {
+        view.metric = Some(metric(is_known));
+        metrics.figures.observe(&view, ms(1));
+        let text = metrics.render();
+        let shown = |(name, value): &(&str, &str)| {
+            let line = format!(r#"varuna_job_{name}{{namespace="ns",job_name="j"}} {value}"#);
+            text.lines().any(|l| l == line)
+        };
+        for figure in &always {
+            assert!(shown(figure), "{figure:?} in:\n{text}");
+        }
+        for figure in &where_known {
+            assert_eq!(shown(figure), is_known, "{figure:?} in:\n{text}");
+        }
+    }
 }
 
 #[test]
