@@ -6,12 +6,20 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use axum::{Router, routing};
 use std::sync::Arc;
+use tokio::net::TcpListener;
 
 /// Answers scrapes of `/metrics`.
 pub fn routes(metrics: Arc<Metrics>) -> Router {
     Router::new()
         .route("/metrics", routing::get(scrape))
         .with_state(metrics)
+}
+
+/// Answers them, and nothing else, until the listener fails.
+pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
+    if let Err(error) = axum::serve(listener, routes(metrics)).await {
+        tracing::error!(%error, "scrapes are not answered any more");
+    }
 }
 
 async fn scrape(State(metrics): State<Arc<Metrics>>) -> impl IntoResponse {

@@ -33,6 +33,16 @@ impl Quantity {
         }
     }
 
+    /// The unit for OpenTelemetry, by UCUM.
+    pub(crate) fn ucum(self) -> Option<&'static str> {
+        match self {
+            Quantity::Number => None,
+            Quantity::Seconds => Some("s"),
+            Quantity::Bytes => Some("By"),
+            Quantity::Ratio => Some("1"),
+        }
+    }
+
     /// The unit for Prometheus, which adds it to the name.
     pub(crate) fn unit(self) -> Option<Unit> {
         self.suffix().map(|suffix| Unit::Other(suffix.to_owned()))
@@ -54,11 +64,31 @@ pub(crate) struct Gauge {
 }
 
 /// A row whose values are times that something took.
+#[derive(Debug)]
 pub(crate) struct Durations {
     /// Its name without what all names begin with and without its unit, which is seconds.
     pub(crate) name: &'static str,
     /// Its meaning.
     pub(crate) help: &'static str,
+}
+
+impl Gauge {
+    /// Its name as Prometheus shows it.
+    pub(crate) fn full_name(&self) -> String {
+        full_name(self.name, self.quantity)
+    }
+}
+
+impl Durations {
+    /// Its name as Prometheus shows it, without the endings of a histogram's series.
+    pub(crate) fn full_name(&self) -> String {
+        full_name(self.name, Quantity::Seconds)
+    }
+}
+
+fn full_name(name: &str, quantity: Quantity) -> String {
+    let unit = quantity.suffix().map_or(String::new(), |unit| format!("_{unit}"));
+    format!("{PREFIX}_{name}{unit}")
 }
 
 /// Recoveries take from tens of milliseconds (peers in one room) to minutes (a checkpoint from a bucket). Seconds. 30 is what the chart's

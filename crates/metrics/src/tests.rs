@@ -1,3 +1,5 @@
+mod otlp;
+
 use super::*;
 use crate::metrics::{CAUSES, PHASES};
 use crate::table::BOUNDS;
