@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use varuna_coordinator::CoordinatorError;
+use varuna_metrics::receiver::ReceiverError;
 
 /// Why a coordinator could not do its work. Another one is started.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +34,9 @@ pub enum Error {
     /// The job's checkpoint location cannot be used.
     #[error("spec.checkpoint.uri: {0}")]
     Store(String),
+    /// Figures cannot be pushed as the variables of OpenTelemetry say.
+    #[error(transparent)]
+    Receiver(#[from] ReceiverError),
     /// The coordinator cannot listen, or its run folder cannot be written.
     #[error(transparent)]
     Coordinator(#[from] CoordinatorError),

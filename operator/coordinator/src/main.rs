@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use varuna_cluster_coordinator::connection::bounded;
 use varuna_cluster_coordinator::run::{Configuration, run};
 use varuna_coordinator::Identity;
+use varuna_metrics::receiver::Receiver;
 use varuna_wire::address::any_beside;
 use varuna_wire::program_version;
 
@@ -83,6 +84,7 @@ async fn main() -> Result<()> {
         address: arguments.address,
         bind: arguments.bind.unwrap_or(SocketAddr::new(any, PORT)),
         health: arguments.health.unwrap_or(SocketAddr::new(any, HEALTH_PORT)),
+        receiver: Receiver::from_environment()?,
         folder: arguments.run_dir,
     };
     Ok(run(client, configuration).await?)

@@ -23,6 +23,8 @@ use varuna_api::crd::{RecordSpec, RunEnd, RunStatus, VarunaRecord};
 use varuna_api::{Job, parse_job_of_any_release, run_identity};
 use varuna_checkpoint::{Claim, Store};
 use varuna_coordinator::{Checkpointing, Control, Identity, Options, RunFolder, Timing, View, serve_with};
+use varuna_metrics::push::Prepared;
+use varuna_metrics::receiver::Receiver;
 use varuna_metrics::{Measurements, Metrics};
 use varuna_plan::Layout;
 
@@ -65,15 +67,26 @@ pub struct Configuration {
     pub bind: SocketAddr,
     /// Where it answers probes and scrapes.
     pub health: SocketAddr,
+    /// Where figures are pushed, if the user names a receiver.
+    pub receiver: Option<Receiver>,
     /// Folder of the run folder; it need not outlive the process.
     pub folder: PathBuf,
+}
+
+impl Configuration {
+    /// Identity of this process among those that push figures.
+    fn instance(&self) -> String {
+        format!("{}/{}/{}", self.namespace, self.run, self.number)
+    }
 }
 
 /// Runs the coordinator until its run has ended, another one is in charge, or the job is gone.
 ///
 /// # Errors
-/// The coordinator cannot listen for probes, or its orders cannot be read.
+/// The coordinator cannot listen for probes, figures cannot be pushed, or its orders cannot be read.
 pub async fn run(client: Client, configuration: Configuration) -> Result<(), Error> {
+    let push = configuration.receiver.as_ref().map(Prepared::new);
+    let push = push.transpose()?;
     let listen = |source| Error::Listen {
         address: configuration.health,
         source,
@@ -93,18 +106,13 @@ pub async fn run(client: Client, configuration: Configuration) -> Result<(), Err
     let answering = health::serve(listener, shown);
     let _answering = AbortOnDrop(tokio::spawn(answering).abort_handle());
     let number = configuration.number;
-    let read = tokio::time::timeout(ORDERS, orders.wait_for(|o| *o != Orders::Unknown));
-    let is_silent = read.await.is_err();
-    if is_silent {
-        return Err(Error::NoOrders(configuration.run));
-    }
-    let turn = orders.wait_for(|o| o.turn(number) != Turn::Wait).await;
-    if !turn.is_ok_and(|orders| orders.turn(number) == Turn::Lead) {
+    if !is_in_charge(&mut orders, &configuration).await? {
         tracing::info!(number, "another coordinator is in charge, or none is wanted");
         return Ok(());
     }
     tracing::info!(number, "in charge");
     startup.begin(Instant::now());
+    let push = push.map(|push| push.start(&metrics, &configuration.instance()));
     let writer = Reports {
         runs,
         name: configuration.run.clone(),
@@ -126,17 +134,35 @@ pub async fn run(client: Client, configuration: Configuration) -> Result<(), Err
     let mut writing = tokio::spawn(write);
     let _writing = AbortOnDrop(writing.abort_handle());
     let ended = lead_until_deposed(&mut lead, &mut writing, &client, &configuration).await;
-    let Some((view, end)) = ended else {
+    if let Some((view, end)) = ended {
+        tracing::info!(number, ?end, "the run has ended");
+        lead.report(&view, Some(end));
+        match tokio::time::timeout(LAST_REPORT, writing).await {
+            Ok(Ok(Ended::Reported | Ended::Deposed | Ended::Gone)) => {}
+            _ => tracing::error!("the end of the run could not be reported"),
+        }
+    } else {
         tracing::info!(number, "another coordinator is in charge, or the job is gone");
-        return Ok(());
-    };
-    tracing::info!(number, ?end, "the run has ended");
-    lead.report(&view, Some(end));
-    match tokio::time::timeout(LAST_REPORT, writing).await {
-        Ok(Ok(Ended::Reported | Ended::Deposed | Ended::Gone)) => {}
-        _ => tracing::error!("the end of the run could not be reported"),
+    }
+    if let Some(push) = push {
+        push.end().await;
     }
     Ok(())
+}
+
+/// Waits until this coordinator is in charge. False if another one is, or if none is wanted.
+async fn is_in_charge(
+    orders: &mut watch::Receiver<Orders>,
+    configuration: &Configuration,
+) -> Result<bool, Error> {
+    let number = configuration.number;
+    let read = tokio::time::timeout(ORDERS, orders.wait_for(|o| *o != Orders::Unknown));
+    let is_silent = read.await.is_err();
+    if is_silent {
+        return Err(Error::NoOrders(configuration.run.clone()));
+    }
+    let turn = orders.wait_for(|o| o.turn(number) != Turn::Wait).await;
+    Ok(turn.is_ok_and(|orders| orders.turn(number) == Turn::Lead))
 }
 
 /// The last view and how the run has ended; none where another coordinator is in charge, or the job is gone.

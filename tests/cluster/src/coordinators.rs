@@ -162,6 +162,7 @@ impl Kubelet {
             address: ADDRESS.parse()?,
             bind: any,
             health: any,
+            receiver: None,
             folder: self.folder.join(pod.name_any()),
         })
     }

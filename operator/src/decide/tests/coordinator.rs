@@ -626,6 +626,37 @@ fn its_pod_opens_the_checkpoint_location_as_the_workers_do_and_computes_nothing(
     assert_eq!(pod["spec"]["containers"][0]["image"], "mine");
 }
 
+/// As docs/reference/observability.md has it for a receiver of OpenTelemetry.
+#[test]
+fn its_own_template_gives_it_variables_that_workers_do_not_get() {
+    let own = "  coordinator:
+    template:
+      spec:
+        containers:
+        - name: coordinator
+          env:
+          - {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: \"http://collector:4318\"}
+          - {name: OTEL_EXPORTER_OTLP_HEADERS, valueFrom: {secretKeyRef: {name: collector, key: headers}}}
+";
+    let mut observed = observed(1);
+    observed.job.spec = Ok(spec(1, own));
+    let desired = decide(&observed);
+    let variable = |pod: &Value, name: &str| {
+        let env = pod["spec"]["containers"][0]["env"].as_array().unwrap();
+        env.iter().find(|e| e["name"] == name).cloned()
+    };
+    let pod = desired.starts.unwrap();
+    let endpoint = variable(&pod, "OTEL_EXPORTER_OTLP_ENDPOINT").unwrap();
+    assert_eq!(endpoint["value"], "http://collector:4318");
+    let headers = variable(&pod, "OTEL_EXPORTER_OTLP_HEADERS").unwrap();
+    assert_eq!(headers["valueFrom"]["secretKeyRef"]["name"], "collector");
+    assert!(variable(&pod, "VARUNA_POD_IP").is_some());
+    assert!(!desired.create.is_empty(), "no worker is made");
+    for worker in &desired.create {
+        assert_eq!(variable(worker, "OTEL_EXPORTER_OTLP_ENDPOINT"), None);
+    }
+}
+
 /// A change of the coordinators' pods.
 #[derive(Clone, Copy, Debug)]
 enum Happening {
