@@ -1,6 +1,7 @@
 //! `varuna coordinator`: a coordinator without workers of its own, and what it shares with `varuna run`.
 
 use crate::access::Security;
+use crate::exports::Exports;
 use crate::failure::Failure;
 use crate::io::show_line;
 use crate::job::{self, JobFile};
@@ -38,6 +39,8 @@ pub(crate) struct Arguments {
     /// Token of the run. Workers and commands must present it.
     #[arg(long, env = "VARUNA_TOKEN", default_value = "", hide_env_values = true)]
     token: String,
+    #[command(flatten)]
+    exports: Exports,
     #[command(flatten)]
     security: Security,
 }
@@ -130,20 +133,25 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     // Perhaps only the workers have the data. If the fingerprint is known here, workers compare theirs with it.
     let fingerprint = job::check_data(&file.job).unwrap_or_default();
     let costs = measured(arguments.profile.as_deref(), &file.job)?;
+    let name = file.job.name.clone();
     let outcome = runtime()?.block_on(async {
+        let exports = arguments.exports.prepare().await?;
         let endpoint = Endpoint {
             bind: arguments.bind.clone(),
             token: arguments.token.clone(),
             security: &arguments.security,
         };
         let mut control = start(file, &arguments.run_dir, endpoint, fingerprint, costs, None).await?;
-        show_line(&format!("coordinator at {}", control.address));
-        let mut progress = Progress::new(steps);
+        // Whoever reads the line may stop the run at once.
         let mut interrupts = Interrupts::listen()?;
+        show_line(&format!("coordinator at {}", control.address));
+        let exports = exports.start(&name, &arguments.run_dir, control.view.clone());
+        let mut progress = Progress::new(steps);
         loop {
             tokio::select! {
                 outcome = &mut control.outcome => {
                     progress.end();
+                    exports.end().await;
                     return outcome.map_err(|e| Failure::Internal(e.to_string()))?.map_err(Failure::from);
                 }
                 Ok(()) = control.view.changed() => progress.show(&control.view.borrow_and_update().clone()),

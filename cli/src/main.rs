@@ -11,6 +11,7 @@ mod children;
 mod coordinator;
 mod costs;
 mod data;
+mod exports;
 mod failure;
 mod inference;
 mod io;

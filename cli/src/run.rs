@@ -3,6 +3,7 @@
 use crate::access::{Security, loopback, token};
 use crate::children::{Children, Credentials, Ended, worker_program};
 use crate::coordinator::{Endpoint, LocalWorkers, measured, runtime, start};
+use crate::exports::{Exports, RunningExports};
 use crate::failure::Failure;
 use crate::io::{new_folder, show_line, warn};
 use crate::job;
@@ -12,6 +13,7 @@ use crate::signals::{Interrupts, StopRequest};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{Receiver, channel};
+use varuna_api::Job;
 use varuna_coordinator::{Control, Outcome, RunMode, ScaleRequest};
 use varuna_machine::{Gpus, Machine};
 
@@ -47,6 +49,8 @@ pub(crate) struct Arguments {
     #[arg(long, env = "VARUNA_WORKER")]
     worker_binary: Option<PathBuf>,
     #[command(flatten)]
+    exports: Exports,
+    #[command(flatten)]
     security: Security,
 }
 
@@ -58,23 +62,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     job::check_model(&file.job)?;
     let fingerprint = job::check_data(&file.job)?;
-    let least = file.job.elasticity.min_workers.max(file.job.pipeline.min_depth) as usize;
-    if arguments.workers == 0 {
-        return Err(Failure::Input("--workers: 0 — at least 1".into()));
-    }
-    if arguments.workers < least {
-        warn(&format!(
-            "varuna: the job needs at least {least} workers; training waits until more join"
-        ));
-    }
+    arguments.check_workers(&file.job)?;
     let costs = measured(arguments.profile.as_deref(), &file.job)?;
     let program = worker_program(arguments.worker_binary.as_deref())?;
-    let folder = arguments.folder(&file.job.name)?;
+    let name = file.job.name.clone();
     let layout = file.job.layout();
     let gpus = Gpus::of_machine(file.job.workers.device);
     let machine = Machine::at_start(gpus, arguments.workers);
     let token = token()?;
     let outcome = runtime()?.block_on(async {
+        let exports = arguments.exports.prepare().await?;
+        let folder = arguments.folder(&name)?;
         let (scale, requests) = channel(1);
         let steps = file.steps;
         let control = start(
@@ -95,6 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         .await
         .inspect_err(|_| arguments.remove_if_empty(&folder))?;
         show_line(&format!("run folder {}", folder.display()));
+        let exports = exports.start(&name, &folder, control.view.clone());
         let children = Children::new(
             program,
             Credentials {
@@ -114,12 +113,26 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         };
         let restarts = Restarts::new(arguments.max_restarts);
         let run = Run::new(control, children, Progress::new(steps), restarts, names);
-        run.supervise(arguments.workers, requests).await
+        run.supervise(arguments.workers, requests, exports).await
     })?;
     Failure::of_outcome(&outcome, &layout)
 }
 
 impl Arguments {
+    /// Refuses a run without workers, and warns of one that cannot begin with so few.
+    fn check_workers(&self, job: &Job) -> Result<(), Failure> {
+        let least = job.elasticity.min_workers.max(job.pipeline.min_depth) as usize;
+        if self.workers == 0 {
+            return Err(Failure::Input("--workers: 0 — at least 1".into()));
+        }
+        if self.workers < least {
+            warn(&format!(
+                "varuna: the job needs at least {least} workers; training waits until more join"
+            ));
+        }
+        Ok(())
+    }
+
     /// The run folder; a new one where the user names none.
     fn folder(&self, job: &str) -> Result<PathBuf, Failure> {
         if let Some(named) = &self.run_dir {
@@ -186,6 +199,7 @@ impl Run {
         mut self,
         workers: usize,
         mut requests: Receiver<ScaleRequest>,
+        exports: RunningExports,
     ) -> Result<Outcome, Failure> {
         let mut signals = Interrupts::listen()?;
         for _ in 0..workers {
@@ -234,6 +248,9 @@ impl Run {
             let _ = tokio::time::timeout(END_TIMEOUT, leave).await;
         }
         self.children.kill_all().await;
+        if !at_once {
+            exports.end().await;
+        }
         match outcome {
             Ok(Outcome::Stopped) if self.given_up => Err(self.names.abandoned()),
             outcome => outcome,
