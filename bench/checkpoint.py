@@ -10,7 +10,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from common import PEERS, ROOT, WARM_UP, Run, job, median, peers_python, publish
+from common import PEERS, ROOT, WARM_UP, Run, job, median, peers_python, publish, threads_of
 
 EVERY = 4
 # Threads whose names begin so work for checkpoints alone.
@@ -54,10 +54,10 @@ class Threads:
             self.peak_mib = max(self.peak_mib, int(found[1]) / 1024 if found else 0.0)
         except (FileNotFoundError, ProcessLookupError):
             return
+        for thread, name, seconds in threads_of(process):
+            self.seen[thread, name] = seconds
         for task in Path(f"/proc/{process}/task").glob("*"):
             try:
-                name = (task / "comm").read_text().strip()
-                self.seen[task.name, name] = int((task / "schedstat").read_text().split()[0]) / 1e9
                 below = (task / "children").read_text().split()
             except (FileNotFoundError, ProcessLookupError):
                 continue

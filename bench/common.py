@@ -169,6 +169,18 @@ def torch_steps(command):
     return [float(s) for s in found[1].split()]
 
 
+def threads_of(process):
+    """The threads of a process: of each its number, its name, and its processor seconds so far. One that ends meanwhile is left out."""
+    found = []
+    for task in Path(f"/proc/{process}/task").glob("*"):
+        try:
+            name = (task / "comm").read_text().strip()
+            found.append((task.name, name, int((task / "schedstat").read_text().split()[0]) / 1e9))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
 def median(values):
     return statistics.median(values)
 

@@ -5,12 +5,15 @@ import random
 import signal
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from common import Run, job, median, percentile, publish
+from common import Run, job, median, percentile, publish, threads_of
 
 STAGES = 2
 CLOCK = os.sysconf("SC_CLK_TCK")
+# The thread of a worker that applies gradients to the copies that it keeps (worker/src/engine/background_updates.rs).
+UPDATES = "spare-copies"
 
 
 def manifest(copies, steps=100_000):
@@ -79,18 +82,61 @@ def cpu_seconds(pids):
     return sum((int(f[11]) + int(f[12])) / CLOCK for f in fields)
 
 
+def update_seconds(pids):
+    """Processor time so far of the threads that apply gradients to the copies that these workers keep."""
+    return sum(seconds for pid in pids for _, name, seconds in threads_of(pid) if name == UPDATES)
+
+
+class Optimizers:
+    """The processor milliseconds of each worker's own optimizer, step by step, as the status says them."""
+
+    def __init__(self, run, pids):
+        self.run, self.pids, self.seen = run, pids, {}
+
+    def look(self):
+        for worker in self.run.status()["workers"]:
+            timings = worker.get("timings") or {}
+            if worker["pid"] in self.pids and "applyCpuMs" in timings:
+                self.seen[worker["pid"], timings["step"]] = timings["applyCpuMs"]
+
+    def for_a_step(self):
+        """Of all workers together."""
+        return sum(median([ms for (pid, _), ms in self.seen.items() if pid == one]) for one in self.pids)
+
+
+@dataclass
+class Steady:
+    """Steps without losses, all in milliseconds. Processor time is for a step, of both workers together."""
+
+    # Of each step.
+    times: list
+    # Of the workers.
+    cpu: float
+    # Of the threads that apply gradients to copies. All units have a copy here, so these do what the optimizers do, once more.
+    updates: float
+    # Of the workers' own optimizers.
+    optimizers: float
+
+
 def steady(copies, steps):
-    """Milliseconds of each of so many steps once copies (where there are some) are in step; processor time of the workers for a step, in
-    milliseconds."""
+    """So many steps once copies (where there are some) are in step."""
     with Run(manifest(copies), STAGES) as run:
         working = run.until("a plan that trains", lambda: in_step(run) if copies else members(run))
         run.until("warm steps", lambda: len(run.lines("metrics.jsonl")) >= 12)
         pids = [w["pid"] for w in working]
-        before, start = cpu_seconds(pids), len(run.lines("metrics.jsonl"))
-        run.until("the measured steps", lambda: len(run.lines("metrics.jsonl")) >= start + steps, 600)
-        used, metrics = cpu_seconds(pids) - before, run.lines("metrics.jsonl")
+        own = Optimizers(run, pids)
+
+        def done():
+            own.look()
+            return len(run.lines("metrics.jsonl")) >= start + steps
+
+        before, updates, start = cpu_seconds(pids), update_seconds(pids), len(run.lines("metrics.jsonl"))
+        run.until("the measured steps", done, 600)
+        used, updated = cpu_seconds(pids) - before, update_seconds(pids) - updates
+        metrics = run.lines("metrics.jsonl")
     times = [m["timeMs"] for m in metrics[start - 1 :]]
-    return [b - a for a, b in zip(times, times[1:])], used * 1e3 / (len(times) - 1)
+    for_a_step = 1e3 / (len(times) - 1)
+    return Steady([b - a for a, b in zip(times, times[1:])], used * for_a_step, updated * for_a_step, own.for_a_step())
 
 
 def measure(number, pairs, steps, seed):
@@ -102,8 +148,10 @@ def measure(number, pairs, steps, seed):
         for copies in (0, 1) if pair % 2 else (1, 0):
             rows[copies].append(steady(copies, steps))
         print(f"  spare copies: pair {pair + 1}/{pairs}", flush=True)
-    times = {c: [median(t) for t, _ in rows[c]] for c in rows}
-    cpu = {c: [u for _, u in rows[c]] for c in rows}
+    times = {c: [median(run.times) for run in rows[c]] for c in rows}
+    cpu = {c: [run.cpu for run in rows[c]] for c in rows}
+    updates, optimizers = [run.updates for run in rows[1]], [run.optimizers for run in rows[1]]
+    ratios = [a / b for a, b in zip(updates, optimizers)]
     costs = [100 * (b - a) / a for a, b in zip(times[0], times[1])]
     body = "\n".join(
         [
@@ -111,10 +159,15 @@ def measure(number, pairs, steps, seed):
             "|---|---|---|",
             f"| a step, ms (median of {pairs} runs of {steps}) | {median(times[0]):.0f} | {median(times[1]):.0f} |",
             f"| processor time of both workers for a step, ms | {median(cpu[0]):.0f} | {median(cpu[1]):.0f} |",
+            f"| of this, of their own optimizers | {median([run.optimizers for run in rows[0]]):.1f} | {median(optimizers):.1f} |",
+            f"| of this, of the updates of the copies | {median([run.updates for run in rows[0]]):.1f} | {median(updates):.1f} |",
             "",
             f"{STAGES} stages in one pipeline, a worker of one thread each, on {os.cpu_count()} cores; `elasticity.spareCopies: 1` or 0, by turns. "
             f"The step takes {median(costs):.1f} % longer with copies (median of the pairs; {min(costs):.1f} to {max(costs):.1f}). "
             "Goal where a core is idle: at most 2 %.",
+            "",
+            f"The updates of the copies take {median(ratios):.2f} times the processor time of the optimizers of the holders, for the same units "
+            f"(median of the runs; {min(ratios):.2f} to {max(ratios):.2f}). Goal: at most 1.3.",
             "",
             f"{len(gaps)} kills -9 of either stage's worker at random moments, no checkpoint, a third worker to take the place: {lost} steps "
             f"lost, no store read (checked). From the kill to the next commit {median(gaps):.0f} ms (p99 {percentile(gaps, 99):.0f}). "
@@ -125,5 +178,6 @@ def measure(number, pairs, steps, seed):
         "spare.steps_lost": f"{lost}",
         "spare.gap_ms": f"{percentile(gaps, 99):.0f}",
         "spare.step_cost_pct": f"{median(costs):.1f}",
+        "spare.optimizer_cpu_ratio": f"{median(ratios):.2f}",
     }
     publish("spare", body, results)

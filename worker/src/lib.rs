@@ -19,4 +19,5 @@ pub mod profile;
 pub mod program;
 pub mod samples;
 pub mod state;
+pub mod stopwatch;
 pub mod transport;

@@ -48,6 +48,7 @@ fn timings(metrics: &StepMetrics) -> StepTimings {
         wait_ms: metrics.wait_ms,
         reduce_ms: metrics.reduce_ms,
         apply_ms: metrics.apply_ms,
+        apply_cpu_ms: metrics.apply_cpu_ms,
     }
 }
 

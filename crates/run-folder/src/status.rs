@@ -79,4 +79,7 @@ pub struct StepTimings {
     pub reduce_ms: f64,
     /// Milliseconds in the optimizer.
     pub apply_ms: f64,
+    /// Processor time of the engine's own thread in the optimizer: all of it where the worker has one thread. `None`: not known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub apply_cpu_ms: Option<f64>,
 }

@@ -27,6 +27,8 @@ pub struct StepMetrics {
     pub reduce_ms: f64,
     /// Milliseconds in the optimizer.
     pub apply_ms: f64,
+    /// Processor time of the engine's own thread in the optimizer, milliseconds. None if the worker does not report it.
+    pub apply_cpu_ms: Option<f64>,
     /// Tokens of this worker's pipeline in this step.
     pub tokens: u64,
     /// Medians by segment; empty if the worker does not report them.
@@ -63,6 +65,7 @@ pub(crate) fn to_wire(m: &StepMetrics) -> v1::StepMetrics {
         wait_ms: m.wait_ms,
         reduce_ms: m.reduce_ms,
         apply_ms: m.apply_ms,
+        apply_cpu_ms: m.apply_cpu_ms,
         tokens: m.tokens,
         segments: m.segments.iter().map(segment_to_wire).collect(),
         micro_batch_size: m.micro_batch_size,
@@ -90,6 +93,7 @@ pub(crate) fn read(m: &v1::StepMetrics) -> StepMetrics {
         wait_ms: ms(m.wait_ms),
         reduce_ms: ms(m.reduce_ms),
         apply_ms: ms(m.apply_ms),
+        apply_cpu_ms: m.apply_cpu_ms.map(ms),
         tokens: m.tokens,
         segments: m.segments.iter().map(segment).collect(),
         micro_batch_size: m.micro_batch_size,

@@ -264,6 +264,7 @@ fn timings_to_wire(timings: &StepTimings) -> v1::StepMetrics {
         wait_ms: timings.wait_ms,
         reduce_ms: timings.reduce_ms,
         apply_ms: timings.apply_ms,
+        apply_cpu_ms: timings.apply_cpu_ms,
         ..v1::StepMetrics::default()
     }
 }
@@ -278,5 +279,6 @@ fn read_timings(timings: &v1::StepMetrics) -> StepTimings {
         wait_ms: timings.wait_ms,
         reduce_ms: timings.reduce_ms,
         apply_ms: timings.apply_ms,
+        apply_cpu_ms: timings.apply_cpu_ms,
     }
 }

@@ -6,6 +6,7 @@
 
 use crate::engine::{Compute, EngineError, Lap, StepFailure, StepTimings, Timeline, panic_message};
 use crate::state::{UnitSnapshot, UnitState};
+use crate::stopwatch::{Took, timed};
 use crate::transport::{Link, LinkError};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -146,7 +147,7 @@ pub enum Event {
     /// Nothing runs any more. `prepared`: the units of the last step whose gradients are completely reduced.
     Stopped { prepared: Vec<(Unit, UnitNorm)> },
     /// The decision is applied.
-    Applied { decision: Decision, took: Duration },
+    Applied { decision: Decision, took: Took },
     /// A copy of a state for a checkpoint.
     Snapshot {
         unit: Unit,
@@ -259,10 +260,8 @@ impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
                 prepared: self.prepared.clone(),
             },
             Command::Apply { decision, units } => {
-                let start = Instant::now();
-                self.engine.apply(&decision, &units)?;
+                let took = timed(|| self.engine.apply(&decision, &units))?;
                 self.prepared.retain(|(u, _)| !units.contains(u));
-                let took = start.elapsed();
                 Event::Applied { decision, took }
             }
             Command::Gradient { recipient, of } => self.gradient(recipient, of)?,

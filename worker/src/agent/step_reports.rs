@@ -1,6 +1,7 @@
 //! What a worker reports about its steps: timings to the coordinator, and to its log whether the spare copies that it keeps are up to date.
 
 use crate::engine::{Lap, StepTimings, Timeline, Work};
+use crate::stopwatch::Took;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use varuna_plan::{Generation, Plan, Step, WorkerId};
@@ -107,7 +108,7 @@ impl StepReports {
     }
 
     /// The timings of the step that was just applied, if it is time to report them, or if this is the step that was measured.
-    pub(super) fn applied(&mut self, apply: Duration) -> Option<StepMetrics> {
+    pub(super) fn applied(&mut self, apply: Took) -> Option<StepMetrics> {
         let Ran {
             generation,
             step,
@@ -124,18 +125,19 @@ impl StepReports {
         Some(StepMetrics {
             generation,
             step,
-            step_ms: ms(t.total + apply),
+            step_ms: ms(t.total + apply.time),
             forward_ms: ms(t.forward),
             backward_ms: ms(t.backward),
             recompute_ms: ms(t.recompute),
             wait_ms: ms(t.wait),
             reduce_ms: ms(t.reduce),
-            apply_ms: ms(apply),
+            apply_ms: ms(apply.time),
+            apply_cpu_ms: Some(ms(apply.processor)),
             tokens: self.samples * self.tokens_per_sample,
             segments,
             micro_batch_size,
             peak_memory_bytes: (self.memory_taken)(),
-            measured: timeline.map(|timeline| timeline.with_optimizer(apply)),
+            measured: timeline.map(|timeline| timeline.with_optimizer(apply.time)),
         })
     }
 
@@ -168,7 +170,10 @@ mod tests {
             Vec::new(),
             timeline,
         );
-        step_reports.applied(Duration::from_millis(3))
+        step_reports.applied(Took {
+            time: Duration::from_millis(3),
+            processor: Duration::from_millis(2),
+        })
     }
 
     #[test]
@@ -176,7 +181,9 @@ mod tests {
         let mut step_reports = StepReports::new(1, Box::new(|| None));
         // With so many members, each worker reports at most once an hour.
         step_reports.members = 1_000_000;
-        assert!(ran(&mut step_reports, None).is_some_and(|told| told.measured.is_none()));
+        let told = ran(&mut step_reports, None).unwrap();
+        assert!(told.measured.is_none());
+        assert_eq!((told.apply_ms, told.apply_cpu_ms), (3.0, Some(2.0)));
         assert_eq!(ran(&mut step_reports, None), None);
         let timeline = Timeline {
             began: Instant::now(),

@@ -192,6 +192,7 @@ pub(crate) fn metrics() -> impl Strategy<Value = StepMetrics> {
             wait_ms: ms[4],
             reduce_ms: ms[5],
             apply_ms: ms[6],
+            apply_cpu_ms: s.is_multiple_of(3).then_some(ms[5]),
             tokens,
             segments: vec![
                 SegmentTimes {
@@ -605,6 +606,7 @@ pub(crate) fn worker_status() -> impl Strategy<Value = WorkerStatus> {
             wait_ms: ms[4],
             reduce_ms: ms[5],
             apply_ms: ms[6],
+            apply_cpu_ms: step.is_multiple_of(3).then_some(ms[5]),
         },
     ));
     (

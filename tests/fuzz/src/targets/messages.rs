@@ -214,6 +214,7 @@ pub(super) fn status_document() -> RunStatus {
                 wait_ms: 0.0,
                 reduce_ms: 0.0,
                 apply_ms: 0.0,
+                apply_cpu_ms: None,
             }),
         }],
     }
