@@ -99,6 +99,10 @@ varuna_mutants::mutants! {
     KeeperThatCannot => UNIT_TESTS,
     /// A copy is kept on its holder's node, or in its zone, where another is to be had.
     KeepNearby => UNIT_TESTS,
+    /// Gradients for spare copies occupy a link for any share of a step.
+    FillLinksWithGradients => UNIT_TESTS,
+    /// The gradients that a keeper receives from one holder leave as much of its link for those of another.
+    ForgetReceivedGradients => UNIT_TESTS,
     /// A worker's sends and receives share the bandwidth of a link.
     BothWaysShareLink => UNIT_TESTS,
     /// The commit waits for all gradients that go to keepers, one after the other.

@@ -19,7 +19,8 @@ pub enum SpareCopies {
     /// No copies are kept.
     #[default]
     Off,
-    /// One copy of each unit that only one worker holds, if some worker has memory for it.
+    /// One copy of each unit that only one worker holds, if some worker has memory for it, and its gradients fit into the links
+    /// ([`LINK_SHARE_MAX`]).
     One,
     /// Like `One`, if [`decide`] finds that it repays its cost.
     Auto,
@@ -40,6 +41,10 @@ pub const WAITING_GRADIENTS_MAX: u32 = 4;
 /// Maximum number of workers whose copies one worker keeps. With one each, all workers have the same load; a second is needed if some
 /// worker has no memory or is too near.
 pub const HOLDERS_PER_KEEPER: usize = 2;
+
+/// Maximum share of a step in which a worker's link may carry gradients for spare copies, in each direction: activations and rings need the
+/// rest. What does not fit is not sent: the copy would never be up to date, and would only slow training down.
+pub const LINK_SHARE_MAX: f64 = 0.5;
 
 /// The location of a worker; empty = not known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,12 +78,32 @@ impl SpareCosts {
     }
 }
 
-/// For each unit, the worker that keeps its spare copy. None for a unit with several holders, and for one for which no worker has memory.
-/// Empty if no copy is kept.
+/// Which workers keep spare copies.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Keepers {
+    /// For each unit, the worker that keeps its spare copy. None for a unit with several holders, and for one that nobody can keep. Empty if
+    /// no copy is kept.
+    pub of_units: Vec<Option<WorkerId>>,
+    /// Whether some unit has no keeper because its gradients would take more of a link than [`LINK_SHARE_MAX`].
+    pub links_too_slow: bool,
+}
+
+/// Why nobody keeps a copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Without {
+    /// No worker that can keep copies has memory for it.
+    Memory,
+    /// Some have memory, but receive too much already.
+    Link,
+}
+
+/// Chooses who keeps the copies of the units that only one worker holds.
 ///
 /// A holder's units go to one keeper if some worker has memory for all of them: that takes only one more connection and one stream. Keepers
 /// are chosen as far away as possible (another zone, then another node), then among those that keep least, then the holder's successor in
-/// the order of pipelines and stages. `able`: whether the worker can hold and keep spare copies.
+/// the order of pipelines and stages. Of a holder whose gradients take more of its link than [`LINK_SHARE_MAX`], nothing is kept: copies of
+/// some of its units alone would not survive its loss. `able`: whether the worker can hold and keep spare copies. `step_ms`: the time of a
+/// step.
 #[must_use]
 pub fn keepers(
     layout: &Layout,
@@ -86,7 +111,8 @@ pub fn keepers(
     locations: &BTreeMap<WorkerId, Location<'_>>,
     able: impl Fn(WorkerId) -> bool,
     costs: &SpareCosts,
-) -> Vec<Option<WorkerId>> {
+    step_ms: f64,
+) -> Keepers {
     let mut alone: BTreeMap<WorkerId, Vec<Unit>> = BTreeMap::new();
     for unit in layout.all_units() {
         if let [holder] = shape.holders(layout, unit)[..]
@@ -104,27 +130,44 @@ pub fn keepers(
         order: members.filter(|w| able(*w) || bug!(KeeperThatCannot)).collect(),
         kept: BTreeMap::new(),
         costs,
+        link_ms: LINK_SHARE_MAX * step_ms,
     };
-    let mut keepers = vec![None; layout.units()];
+    let mut of_units = vec![None; layout.units()];
+    let mut links_too_slow = false;
     for holder in choice.order.clone() {
         let Some(units) = alone.get(&holder) else { continue };
-        let whole = choice.take(holder, units).filter(|_| !bug!(SpreadOneHolder));
+        if !choice.fits_link(choice.send_ms(units)) {
+            links_too_slow = true;
+            continue;
+        }
+        let whole = choice.take(holder, units).ok();
+        let whole = whole.filter(|_| !bug!(SpreadOneHolder));
         for unit in units {
-            if let Some(entry) = keepers.get_mut(unit.index()) {
-                *entry = whole.or_else(|| choice.take(holder, std::slice::from_ref(unit)));
+            let found = match whole {
+                Some(keeper) => Ok(keeper),
+                None => choice.take(holder, std::slice::from_ref(unit)),
+            };
+            links_too_slow |= found == Err(Without::Link);
+            if let Some(entry) = of_units.get_mut(unit.index()) {
+                *entry = found.ok();
             }
         }
     }
-    if keepers.iter().all(Option::is_none) {
-        keepers.clear();
+    if of_units.iter().all(Option::is_none) {
+        of_units.clear();
     }
-    keepers
+    Keepers {
+        of_units,
+        links_too_slow,
+    }
 }
 
 /// The copies that a keeper has been assigned so far.
 #[derive(Clone, Default)]
 struct Kept {
     bytes: u64,
+    /// How long its link receives their gradients in each step, milliseconds.
+    received_ms: f64,
     holders: Vec<WorkerId>,
 }
 
@@ -135,31 +178,56 @@ struct Choice<'a> {
     order: Vec<WorkerId>,
     kept: BTreeMap<WorkerId, Kept>,
     costs: &'a SpareCosts,
+    /// How long gradients may occupy a worker's link in each step and direction, milliseconds.
+    link_ms: f64,
 }
 
 impl Choice<'_> {
-    /// The worker that keeps all these units of the holder; none if no worker has memory for them.
-    fn take(&mut self, holder: WorkerId, units: &[Unit]) -> Option<WorkerId> {
+    /// The worker that keeps all these units of the holder.
+    fn take(&mut self, holder: WorkerId, units: &[Unit]) -> Result<WorkerId, Without> {
         let bytes = units.iter().fold(0_u64, |sum, u| {
             sum.saturating_add(self.costs.copy(self.layout, *u))
         });
-        let at = self.order.iter().position(|w| *w == holder)?;
-        let (before, after) = self.order.split_at(at);
+        let ms = self.send_ms(units);
+        let at = self.order.iter().position(|w| *w == holder);
+        let (before, after) = self.order.split_at(at.ok_or(Without::Memory)?);
         let own = usize::from(!bug!(KeepOwnCopy));
         let others = after.iter().skip(own).chain(before).copied();
-        let keeper = others
-            .filter(|w| self.has_room(*w, holder, bytes))
-            .min_by_key(|w| {
-                let holders = self.kept.get(w).map_or(0, |k| k.holders.len());
-                let holders = if bug!(IgnoreKept) { 0 } else { holders };
-                (self.nearness(holder, *w), holders)
-            })?;
+        let roomy: Vec<WorkerId> = others.filter(|w| self.has_room(*w, holder, bytes)).collect();
+        let lacks = if roomy.is_empty() {
+            Without::Memory
+        } else {
+            Without::Link
+        };
+        let open = roomy.into_iter().filter(|w| self.has_link(*w, ms));
+        let keeper = open.min_by_key(|w| {
+            let holders = self.kept.get(w).map_or(0, |k| k.holders.len());
+            let holders = if bug!(IgnoreKept) { 0 } else { holders };
+            (self.nearness(holder, *w), holders)
+        });
+        let keeper = keeper.ok_or(lacks)?;
         let kept = self.kept.entry(keeper).or_default();
         kept.bytes = kept.bytes.saturating_add(bytes);
+        kept.received_ms += ms;
         if !kept.holders.contains(&holder) {
             kept.holders.push(holder);
         }
-        Some(keeper)
+        Ok(keeper)
+    }
+
+    /// How long the gradients of these units occupy a link in each step, milliseconds.
+    fn send_ms(&self, units: &[Unit]) -> f64 {
+        units.iter().map(|unit| self.costs.send(self.layout, *unit)).sum()
+    }
+
+    fn fits_link(&self, ms: f64) -> bool {
+        ms <= self.link_ms || bug!(FillLinksWithGradients)
+    }
+
+    /// Whether the worker's link can receive more.
+    fn has_link(&self, worker: WorkerId, ms: f64) -> bool {
+        let kept = self.kept.get(&worker).filter(|_| !bug!(ForgetReceivedGradients));
+        self.fits_link(kept.map_or(0.0, |k| k.received_ms) + ms)
     }
 
     fn has_room(&self, worker: WorkerId, holder: WorkerId, bytes: u64) -> bool {

@@ -295,6 +295,12 @@ fn spare_copies(generation: Generation, verdict: SpareCopyDecision, kept: usize)
             count(kept as u64, "unit"),
             if kept == 1 { "has" } else { "have" }
         ),
+        SpareCopyDecision::KeptWhereLinksAllow => format!(
+            "{from} only {} of those that one worker alone holds {} a spare copy: the gradients of the others would take more than half of a step \
+             on some link",
+            count(kept as u64, "unit"),
+            if kept == 1 { "has" } else { "have" }
+        ),
         SpareCopyDecision::NotWanted => format!("{from} no spare copies are wanted"),
         SpareCopyDecision::NothingAlone => {
             format!("{from} no spare copy is needed: several workers hold each unit")

@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(costs.copy_bytes[1], parameters * (16 + 4 * 4));
         assert_eq!(costs.copy_bytes.len(), layout.units());
         let at = workers.iter().map(|w| (w.id, w.location())).collect();
-        let all = keepers(&layout, shape, &at, |_| true, &costs);
+        let all = keepers(&layout, shape, &at, |_| true, &costs, f64::INFINITY).of_units;
         assert_eq!(
             all.iter().flatten().count(),
             layout.units() - 1,
@@ -112,7 +112,7 @@ mod tests {
             [explained.memory_bytes[0].iter().position(|b| *b == most).unwrap()]
         .worker;
         assert_eq!(full.room_bytes[&largest], 0);
-        let some = keepers(&layout, shape, &at, |_| true, &full);
+        let some = keepers(&layout, shape, &at, |_| true, &full, f64::INFINITY).of_units;
         assert!(some.iter().all(|keeper| *keeper != Some(largest)), "{some:?}");
     }
 

@@ -1,14 +1,11 @@
 //! Decides whether spare copies repay their cost.
 
-use super::{SpareCopies, SpareCosts};
+use super::{Keepers, SpareCopies, SpareCosts};
 use crate::document::Shape;
 use crate::ids::{Unit, WorkerId};
 use crate::layout::Layout;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-
-/// Maximum share of a step in which a link may carry gradients for spare copies: activations and rings need the rest.
-const LINK_SHARE_MAX: f64 = 0.5;
 
 /// What is expected of the run. Times in milliseconds.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -42,13 +39,15 @@ pub enum SpareCopyDecision {
     Kept,
     /// Copies are kept of some of them; for the others no worker that can keep copies has memory.
     KeptInPart,
+    /// Copies are kept of some of them; the gradients of the others would occupy some worker's link for more than half of a step.
+    KeptWhereLinksAllow,
     /// The job does not want any.
     NotWanted,
     /// Every unit has several holders.
     NothingAlone,
     /// No worker that can keep copies has memory for one, or no holder can send its gradients.
     NoKeeper,
-    /// The gradients would occupy some worker's link for more than half of a step.
+    /// The gradients would occupy some worker's link for more than half of a step ([`super::LINK_SHARE_MAX`]).
     LinksTooSlow,
     /// The expected cost of losses is lower than what the copies cost in every step.
     LossesTooRare,
@@ -58,7 +57,10 @@ impl SpareCopyDecision {
     /// Whether copies are kept.
     #[must_use]
     pub fn keeps(self) -> bool {
-        matches!(self, SpareCopyDecision::Kept | SpareCopyDecision::KeptInPart)
+        matches!(
+            self,
+            SpareCopyDecision::Kept | SpareCopyDecision::KeptInPart | SpareCopyDecision::KeptWhereLinksAllow
+        )
     }
 }
 
@@ -68,7 +70,7 @@ pub fn decide(
     wanted: SpareCopies,
     layout: &Layout,
     shape: &Shape,
-    keepers: &[Option<WorkerId>],
+    keepers: &Keepers,
     costs: &SpareCosts,
     expected: &Expected,
 ) -> SpareCopyDecision {
@@ -84,24 +86,23 @@ pub fn decide(
     if alone.is_empty() {
         return SpareCopyDecision::NothingAlone;
     }
-    let keeper = |unit: Unit| keepers.get(unit.index()).copied().flatten();
+    let keeper = |unit: Unit| keepers.of_units.get(unit.index()).copied().flatten();
     let streams = alone.iter().filter_map(|(u, h)| Some((*u, *h, keeper(*u)?)));
     let streams: Vec<(Unit, WorkerId, WorkerId)> = streams.collect();
+    // Where all have to fit, a part of the copies is none.
+    if keepers.links_too_slow && (streams.is_empty() || wanted == SpareCopies::Auto) {
+        return SpareCopyDecision::LinksTooSlow;
+    }
     if streams.is_empty() {
         return SpareCopyDecision::NoKeeper;
     }
-    if wanted == SpareCopies::Auto {
-        if busiest_link_ms(layout, &streams, costs) > LINK_SHARE_MAX * expected.step_ms {
-            return SpareCopyDecision::LinksTooSlow;
-        }
-        if !repays(layout, &streams, costs, expected) {
-            return SpareCopyDecision::LossesTooRare;
-        }
+    if wanted == SpareCopies::Auto && !repays(layout, &streams, costs, expected) {
+        return SpareCopyDecision::LossesTooRare;
     }
-    if streams.len() == alone.len() {
-        SpareCopyDecision::Kept
-    } else {
-        SpareCopyDecision::KeptInPart
+    match (streams.len() == alone.len(), keepers.links_too_slow) {
+        (true, _) => SpareCopyDecision::Kept,
+        (false, true) => SpareCopyDecision::KeptWhereLinksAllow,
+        (false, false) => SpareCopyDecision::KeptInPart,
     }
 }
 

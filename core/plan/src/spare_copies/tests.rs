@@ -53,7 +53,7 @@ fn workers(shape: &Shape, domains: &[&str]) -> Vec<WorkerInfo> {
     members.map(info).collect()
 }
 
-/// The keepers for what these workers hold.
+/// The keepers for what these workers hold, if links are fast.
 fn keepers(
     layout: &Layout,
     shape: &Shape,
@@ -62,7 +62,15 @@ fn keepers(
     costs: &SpareCosts,
 ) -> Vec<Option<WorkerId>> {
     let locations = workers.iter().map(|w| (w.id, w.location())).collect();
-    super::keepers(layout, shape, &locations, able, costs)
+    super::keepers(layout, shape, &locations, able, costs, f64::INFINITY).of_units
+}
+
+/// The keepers if a step takes so long.
+fn keepers_within(shape: &Shape, workers: &[WorkerInfo], costs: &SpareCosts, step_ms: f64) -> Keepers {
+    let locations = workers.iter().map(|w| (w.id, w.location())).collect();
+    let segments = shape.pipelines[0].stages.iter().map(|s| s.segments.end).max();
+    let layout = layout(segments.unwrap());
+    super::keepers(&layout, shape, &locations, everyone, costs, step_ms)
 }
 
 fn everyone(_: WorkerId) -> bool {
@@ -285,12 +293,13 @@ fn what_becomes_of_the_wish_has_a_reason() {
         ..SpareCosts::default()
     };
     let infos = workers(&one, &[]);
-    let all = keepers(&layout, &one, &infos, everyone, &costs);
+    let within = |step_ms| keepers_within(&one, &infos, &costs, step_ms);
+    let (all, none) = (within(100.0), Keepers::default());
     let usual = expected(100.0, 600_000.0, Some(300_000.0));
-    let verdict = |wanted, shape: &Shape, keepers: &[Option<WorkerId>], expected: &Expected| {
+    let verdict = |wanted, shape: &Shape, keepers: &Keepers, expected: &Expected| {
         decide(wanted, &layout, shape, keepers, &costs, expected)
     };
-    let auto = |expected: Expected| verdict(SpareCopies::Auto, &one, &all, &expected);
+    let auto = |expected: Expected| verdict(SpareCopies::Auto, &one, &within(expected.step_ms), &expected);
     assert_eq!(
         verdict(SpareCopies::Off, &one, &all, &usual),
         SpareCopyDecision::NotWanted
@@ -300,14 +309,17 @@ fn what_becomes_of_the_wish_has_a_reason() {
         SpareCopyDecision::Kept
     );
     assert_eq!(
-        verdict(SpareCopies::One, &two, &[], &usual),
+        verdict(SpareCopies::One, &two, &none, &usual),
         SpareCopyDecision::NothingAlone
     );
     assert_eq!(
-        verdict(SpareCopies::One, &one, &[], &usual),
+        verdict(SpareCopies::One, &one, &none, &usual),
         SpareCopyDecision::NoKeeper
     );
-    let part = [all[0], None, None, None];
+    let part = Keepers {
+        of_units: vec![all.of_units[0], None, None, None],
+        links_too_slow: false,
+    };
     assert_eq!(
         verdict(SpareCopies::One, &one, &part, &usual),
         SpareCopyDecision::KeptInPart
@@ -328,7 +340,7 @@ fn what_becomes_of_the_wish_has_a_reason() {
         "a commit waits for what one worker sends"
     );
     assert_eq!(
-        verdict(SpareCopies::One, &one, &all, &expected(19.0, 1.0, None)),
+        verdict(SpareCopies::One, &one, &all, &expected(100.0, 3.6e7, Some(1.8e6))),
         SpareCopyDecision::Kept,
         "only auto weighs"
     );
@@ -355,7 +367,7 @@ fn a_commit_waits_for_all_gradients_of_the_worker_that_sends_most() {
         send_ms: vec![800.0 / 6.0; 13],
         ..SpareCosts::default()
     };
-    let all = keepers(&layout, &shape, &workers(&shape, &[]), everyone, &costs);
+    let all = keepers_within(&shape, &workers(&shape, &[]), &costs, 4_000.0);
     let auto = |change_ms| {
         let redo_ms = Expected::redo_ms(4_000.0, None, Some(15));
         let expected = expected(4_000.0, change_ms, redo_ms);
@@ -363,6 +375,65 @@ fn a_commit_waits_for_all_gradients_of_the_worker_that_sends_most() {
     };
     assert_eq!(auto(250_000.0), SpareCopyDecision::LossesTooRare);
     assert_eq!(auto(140_000.0), SpareCopyDecision::Kept);
+}
+
+#[test]
+fn gradients_take_at_most_half_of_a_step_of_the_link_that_sends_them_and_of_the_one_that_receives_them() {
+    let four = shape(layout(4), &[4]);
+    let infos = workers(&four, &[]);
+    let costs = |ms: &[f64]| SpareCosts {
+        send_ms: ms.to_vec(),
+        ..SpareCosts::default()
+    };
+    let of = |w: u64| Some(WorkerId(w));
+    let sent = costs(&[10.0, 10.0, 30.0, 10.0, 0.0]);
+    let all = keepers_within(&four, &infos, &sent, 60.0);
+    assert_eq!(all.of_units, [of(3), of(4), of(5), of(2), None]);
+    assert!(!all.links_too_slow);
+    let some = keepers_within(&four, &infos, &sent, 59.0);
+    assert_eq!(some.of_units, [of(3), of(4), None, of(2), None]);
+    assert!(some.links_too_slow);
+    let usual = expected(59.0, 600_000.0, None);
+    let none = keepers_within(&four, &infos, &sent, 19.0);
+    let verdict = |wanted, found: &Keepers| decide(wanted, &layout(4), &four, found, &sent, &usual);
+    assert_eq!(
+        verdict(SpareCopies::One, &some),
+        SpareCopyDecision::KeptWhereLinksAllow
+    );
+    for (wanted, found) in [(SpareCopies::Auto, &some), (SpareCopies::One, &none)] {
+        assert_eq!(verdict(wanted, found), SpareCopyDecision::LinksTooSlow);
+    }
+
+    // A worker that is far from all others keeps for two holders only if both fit into its link.
+    let five = shape(layout(5), &[5]);
+    let zones = workers(&five, &["a", "a", "a", "a", "b"]);
+    let even = costs(&[10.0; 6]);
+    let kept_far_away = |step_ms| {
+        let found = keepers_within(&five, &zones, &even, step_ms);
+        assert!(found.of_units[..5].iter().all(Option::is_some), "{found:?}");
+        assert!(!found.links_too_slow, "others have time on their links");
+        found.of_units.iter().filter(|k| **k == Some(zones[4].id)).count()
+    };
+    assert_eq!([40.0, 39.0].map(kept_far_away), [2, 1]);
+
+    // If it is the only one with memory, one holder's units have no keeper.
+    let three = shape(layout(3), &[3]);
+    let roomy = SpareCosts {
+        copy_bytes: vec![10; 4],
+        room_bytes: [(2, 0), (3, 0), (4, 100)]
+            .map(|(w, bytes)| (WorkerId(w), bytes))
+            .into(),
+        ..even.clone()
+    };
+    let found = keepers_within(&three, &workers(&three, &[]), &roomy, 39.0);
+    assert_eq!(found.of_units, [of(4), None, None, None]);
+    assert!(found.links_too_slow);
+    let found = keepers_within(&three, &workers(&three, &[]), &roomy, 40.0);
+    assert_eq!(found.of_units, [of(4), of(4), None, None]);
+    assert!(
+        !found.links_too_slow,
+        "the last one has no keeper for lack of memory"
+    );
 }
 
 #[test]

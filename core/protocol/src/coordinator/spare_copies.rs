@@ -33,8 +33,10 @@ impl Shared {
             status.is_some_and(|s| s.keeping != Keeping::Unable) || bug!(KeepersThatCannotFollow)
         };
         let locations = workers.iter().map(|w| (w.id, w.location())).collect();
-        let mut found = keepers(&layout, shape, &locations, able, &costs);
-        let verdict = decide(wanted, &layout, shape, &found, &costs, &self.expected(shape));
+        let expected = self.expected(shape);
+        let found = keepers(&layout, shape, &locations, able, &costs, expected.step_ms);
+        let verdict = decide(wanted, &layout, shape, &found, &costs, &expected);
+        let mut found = found.of_units;
         if !verdict.keeps() {
             found.clear();
         }

@@ -23,8 +23,23 @@ struct KeptUnit {
     in_engine: u32,
     /// When its holder is to be asked again.
     ask_at: Time,
+    /// When the last copy came, if it has not been up to date since.
+    copied_at: Option<Time>,
+    /// How many copies in a row had to be replaced before they were up to date.
+    outrun: u32,
     /// How often the copy was lost because its gradients came too late.
     lost: u32,
+}
+
+impl KeptUnit {
+    /// How long its holder is left alone now. After a copy that does not get up to date, this is twice as long as its gradients have taken so
+    /// far, which is about as long as the copy and they have occupied the link. It doubles with each such copy, so that on a link that is too
+    /// slow they take an ever smaller part of the time. They would otherwise follow each other without a pause.
+    fn pause(&self, now: Time, retry: Duration) -> Duration {
+        let doubled = |pause: Duration, times: u32| pause * (1 << times.min(DOUBLINGS_MAX));
+        let behind = self.copied_at.map_or(Duration::ZERO, |at| now.since(at));
+        doubled(retry, self.lost).max(doubled(behind * 2, self.outrun))
+    }
 }
 
 /// All units whose copies this worker keeps.
@@ -45,6 +60,8 @@ impl Kept {
                 stepped: false,
                 in_engine: 0,
                 ask_at: Time(0),
+                copied_at: None,
+                outrun: 0,
                 lost: 0,
             };
             (unit, kept)
@@ -65,9 +82,10 @@ impl Kept {
     ) -> Vec<(WorkerId, Unit, Option<StateId>)> {
         let mut asks = Vec::new();
         for (unit, kept) in &mut self.units {
-            let in_step = kept.stepped && kept.at == Some(run);
-            if !in_step && now >= kept.ask_at {
-                kept.ask_at = now.after(retry * (1 << kept.lost.min(DOUBLINGS_MAX)));
+            if kept.stepped && kept.at == Some(run) {
+                (kept.copied_at, kept.outrun) = (None, 0);
+            } else if now >= kept.ask_at {
+                kept.ask_at = now.after(kept.pause(now, retry));
                 asks.push((kept.from, *unit, kept.at));
             }
         }
@@ -89,7 +107,9 @@ impl Kept {
         let newer = kept.at.is_none_or(beyond);
         if newer {
             (kept.at, kept.stepped) = (Some(id), false);
-            kept.ask_at = now.after(retry);
+            kept.outrun += u32::from(kept.copied_at.is_some());
+            kept.copied_at = Some(now);
+            kept.ask_at = now.after(kept.pause(now, retry));
             kept.in_engine += 1;
         }
         newer
@@ -123,7 +143,7 @@ impl Kept {
             return Arrived::Gap;
         }
         kept.stepped = true;
-        kept.ask_at = now.after(retry);
+        kept.ask_at = now.after(kept.pause(now, retry));
         Arrived::Taken
     }
 
@@ -176,7 +196,7 @@ impl Kept {
         if let Some(kept) = self.units.get_mut(&unit) {
             (kept.at, kept.stepped) = (None, false);
             kept.lost = kept.lost.saturating_add(1);
-            kept.ask_at = now.after(retry * (1 << kept.lost.min(DOUBLINGS_MAX)));
+            kept.ask_at = now.after(kept.pause(now, retry));
         }
     }
 

@@ -228,6 +228,7 @@ fn runs() -> Vec<(&'static str, Vec<TimedEvent>)> {
                 }),
                 now(spare_copies(SpareCopyDecision::Kept, 4)),
                 now(spare_copies(SpareCopyDecision::KeptInPart, 1)),
+                now(spare_copies(SpareCopyDecision::KeptWhereLinksAllow, 3)),
                 now(spare_copies(SpareCopyDecision::NotWanted, 0)),
                 now(spare_copies(SpareCopyDecision::NothingAlone, 0)),
                 now(spare_copies(SpareCopyDecision::NoKeeper, 0)),

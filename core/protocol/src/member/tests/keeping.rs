@@ -203,6 +203,52 @@ fn a_worker_says_that_its_copies_are_in_step_once_all_of_them_are() {
     assert!(!Kept::default().all_in_step(run(2)), "it keeps nothing");
 }
 
+fn state(step: u64) -> StateId {
+    StateId {
+        run_gen: Generation(1),
+        step: Step(step),
+        ..StateId::INITIAL
+    }
+}
+
+#[test]
+fn over_a_link_that_is_too_slow_for_them_copies_come_less_and_less_often() {
+    let plan = kept_plan(1, fixed(StateId::INITIAL, None));
+    let mut kept = Kept::under(&plan, ME, |_| None);
+    let (from, retry) = ((KEPT, PEER), MemberTiming::default().fetch_retry);
+    let seconds = Duration::from_secs;
+    let (mut now, mut asked) = (Time(0), 0);
+    // A step takes a second.
+    let run = |now: Time| state(now.since(Time(0)).as_secs());
+    while now < Time(0).after(seconds(3_600)) {
+        if kept.asks(now, retry, run(now)).is_empty() {
+            now = now.after(Duration::from_millis(100));
+            continue;
+        }
+        asked += 1;
+        // A copy takes six seconds. Four gradients follow, each of which takes two; then its holder stops.
+        let copied = run(now);
+        now = now.after(seconds(6));
+        assert!(kept.copied((now, retry), from, copied, 0));
+        kept.done(KEPT);
+        for step in copied.step.0..copied.step.0 + 4 {
+            now = now.after(seconds(2));
+            let arrived = kept.gradient((now, retry), from, Step(step), 0);
+            assert!(matches!(arrived, Arrived::Taken));
+            kept.leads_to(KEPT, state(step + 1));
+            kept.done(KEPT);
+        }
+    }
+    assert!((2..12).contains(&asked), "{asked} copies in an hour");
+
+    // Once one is up to date, the next one that is needed is asked for as soon as ever.
+    let at = kept.states()[0].1;
+    assert!(kept.asks(now, retry, at).is_empty() && kept.all_in_step(at));
+    kept.lose(now, retry, KEPT);
+    let soon = now.after(retry * 2);
+    assert_eq!(kept.asks(soon, retry, at), [(PEER, KEPT, None)]);
+}
+
 #[test]
 fn a_gradient_that_comes_too_late_does_not_hold_training_up_and_a_copy_is_asked_for() {
     let (mut rig, _) = Rig::in_step();
