@@ -185,23 +185,25 @@ fn text(status: &RunStatus) -> String {
             "  (compute counts {factor:.3} times the estimate)"
         )),
     );
-    let copies = status.run.spare_copies;
-    text.extend(copies.map(|c| spare_copies(c.units, c.kept, c.in_step)));
+    text.extend(status.run.spare_copies.as_ref().map(|copies| {
+        let why = copies.verdict.as_ref().map(|verdict| verdict.why.as_str());
+        spare_copies([copies.units, copies.kept, copies.in_step], why)
+    }));
     text.extend(status.workers.iter().map(worker));
     text
 }
 
-/// Describes spare copies; all numbers are numbers of units.
-fn spare_copies(units: usize, kept: usize, in_step: usize) -> String {
-    match (units, kept) {
-        (0, _) => "spare copies: none are needed, each unit has several holders\n".into(),
-        (_, 0) => {
-            format!("spare copies: nobody keeps one of the {units} units that one worker alone holds\n")
-        }
+/// Describes spare copies, and why they are kept or not. The numbers are those of units.
+fn spare_copies([units, kept, in_step]: [usize; 3], why: Option<&str>) -> String {
+    let copies = match (units, kept) {
+        (0, _) => return "spare copies: none are needed, each unit has several holders\n".into(),
+        (_, 0) => format!("nobody keeps one of the {units} units that one worker alone holds"),
         _ => format!(
-            "spare copies: of {units} units that one worker alone holds, {kept} are kept by another, {in_step} in step with the run\n"
+            "of {units} units that one worker alone holds, {kept} are kept by another, {in_step} in step with the run"
         ),
-    }
+    };
+    let why = why.map_or(String::new(), |why| format!("\n  ({why})"));
+    format!("spare copies: {copies}{why}\n")
 }
 
 fn worker(worker: &WorkerStatus) -> String {
@@ -311,10 +313,13 @@ mod tests {
     #[test]
     fn a_status_says_how_many_spare_copies_are_of_use() {
         assert_eq!(
-            spare_copies(5, 4, 3),
+            spare_copies([5, 4, 3], None),
             "spare copies: of 5 units that one worker alone holds, 4 are kept by another, 3 in step with the run\n"
         );
-        assert!(spare_copies(5, 0, 0).contains("nobody keeps one of the 5 units"));
-        assert!(spare_copies(0, 0, 0).contains("none are needed"));
+        assert_eq!(
+            spare_copies([5, 0, 0], Some("a loss is expected once in 5 h")),
+            "spare copies: nobody keeps one of the 5 units that one worker alone holds\n  (a loss is expected once in 5 h)\n"
+        );
+        assert!(spare_copies([0, 0, 0], Some("several workers hold each")).ends_with("several holders\n"));
     }
 }

@@ -53,6 +53,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
     use varuna_api::crd::RunGoal;
+    use varuna_plan::spare_copies::SpareCopyDecision;
     use varuna_plan::{Generation, Step, WorkerId};
     use varuna_protocol::coordinator::{LeftOutReason, RunMode, RunView, Snapshot, WorkerView};
 
@@ -105,6 +106,8 @@ mod tests {
         state["run"]["new"] = json!({});
         state["workers"][0]["phase"] = "Dreaming".into();
         state["workers"][0]["leftOut"] = json!({ "reason": "dreamy", "why": "it dreams", "since": 7 });
+        let verdict = json!({ "reason": "keptInDreams", "why": "they are dreamt of" });
+        state["run"]["spareCopies"] = json!({ "units": 2, "kept": 1, "inStep": 0, "verdict": verdict });
         let status = json!({ "coordinator": 2, "state": state, "loss": "much" });
         let run = read(&json!({ "uid": "u", "goal": "Run", "coordinator": 2 }), &status)
             .reports
@@ -118,6 +121,10 @@ mod tests {
             (left_out.reason, left_out.why.as_str()),
             (LeftOutReason::Unknown, "it dreams")
         );
+        let copies = state.run.spare_copies.unwrap();
+        let verdict = copies.verdict.unwrap();
+        assert_eq!((copies.kept, verdict.reason), (1, SpareCopyDecision::Unknown));
+        assert_eq!(verdict.why, "they are dreamt of");
     }
 
     #[test]

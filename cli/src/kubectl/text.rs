@@ -83,6 +83,13 @@ pub(super) fn status(job: &JobView, happened: &[Happened]) -> String {
             worker.name, worker.message
         );
     }
+    if let Some(copies) = status.plan.as_ref().and_then(|plan| plan.spare_copies.as_ref()) {
+        let (kept, units, why) = (copies.kept, copies.units, &copies.message);
+        let _ = writeln!(
+            text,
+            "            spare copies of {kept} of {units} units that one worker alone holds: {why}"
+        );
+    }
     let _ = writeln!(text, "checkpoint  {}", checkpoint(status));
     if let Some(time) = &status.time {
         // If only steps change, they are reported less and less often.

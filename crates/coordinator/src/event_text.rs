@@ -316,6 +316,7 @@ fn spare_copies(generation: Generation, verdict: SpareCopyDecision, kept: usize)
         SpareCopyDecision::LossesTooRare => {
             format!("{from} there are no spare copies: losses are too rare to repay them")
         }
+        SpareCopyDecision::Unknown => format!("{from} {kept} units have a spare copy"),
     }
 }
 

@@ -48,7 +48,7 @@ impl Figures {
         run.predicted_ms = snapshot.run.predicted_ms;
         run.members = snapshot.run.members;
         run.spares = attached.saturating_sub(snapshot.run.members);
-        run.spare_copies = snapshot.run.spare_copies;
+        run.spare_copies.clone_from(&snapshot.run.spare_copies);
         run.failing = view.checkpoints.as_ref().is_some_and(|s| s.failing.is_some());
     }
 

@@ -210,7 +210,7 @@ pub(crate) const GAUGES: &[Gauge] = &[
         quantity: Quantity::Number,
         help: "Units that one worker alone holds, by what is to be said of the keeper of their spare copy",
         read: |run| {
-            let Some(copies) = run.spare_copies else {
+            let Some(copies) = &run.spare_copies else {
                 return vec![];
             };
             by_state([

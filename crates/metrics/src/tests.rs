@@ -197,6 +197,7 @@ fn units_that_one_worker_alone_holds_are_counted_by_their_keepers() {
         units: 7,
         kept: 5,
         in_step: 3,
+        verdict: None,
     };
     metrics.figures.observe(&view(Some(copies)), ms(2));
     let text = metrics.render();

@@ -3,9 +3,12 @@
 use crate::error::{WireError, need};
 use crate::up::{phase_to_wire, read_phase};
 use crate::v1;
+use varuna_plan::spare_copies::SpareCopyDecision;
 use varuna_plan::{Generation, SegmentRange, Step, WorkerId};
 use varuna_protocol::RunMode;
-use varuna_protocol::coordinator::{LeftOut, LeftOutReason, RunView, SpareCopiesView, WorkerView};
+use varuna_protocol::coordinator::{
+    LeftOut, LeftOutReason, RunView, SpareCopiesVerdict, SpareCopiesView, WorkerView,
+};
 use varuna_run_folder::{CheckpointStatus, RunStatus, StepTimings, WorkerStatus};
 
 /// The wire form.
@@ -31,7 +34,7 @@ pub fn to_wire(status: &RunStatus) -> v1::RunStatus {
         min_workers: run.min_workers as u64,
         max_workers: run.max_workers.map(|n| n as u64),
         checkpoint: status.checkpoint.as_ref().map(checkpoint_to_wire),
-        spare_copies: run.spare_copies.map(spare_copies_to_wire),
+        spare_copies: run.spare_copies.as_ref().map(spare_copies_to_wire),
         workers: status.workers.iter().map(worker_to_wire).collect(),
     }
 }
@@ -114,12 +117,56 @@ fn read_mode(mode: i32) -> Result<RunMode, WireError> {
     })
 }
 
-fn spare_copies_to_wire(view: SpareCopiesView) -> v1::SpareCopies {
+fn spare_copies_to_wire(view: &SpareCopiesView) -> v1::SpareCopies {
     v1::SpareCopies {
         units: view.units as u64,
         kept: view.kept as u64,
         in_step: view.in_step as u64,
+        verdict: view.verdict.as_ref().map(verdict_to_wire),
     }
+}
+
+fn verdict_to_wire(verdict: &SpareCopiesVerdict) -> v1::SpareCopiesVerdict {
+    let known = match verdict.reason {
+        SpareCopyDecision::Kept => Some(v1::SpareCopyDecision::Kept),
+        SpareCopyDecision::KeptInPart => Some(v1::SpareCopyDecision::KeptInPart),
+        SpareCopyDecision::KeptWhereLinksAllow => Some(v1::SpareCopyDecision::KeptWhereLinksAllow),
+        SpareCopyDecision::NotWanted => Some(v1::SpareCopyDecision::NotWanted),
+        SpareCopyDecision::NothingAlone => Some(v1::SpareCopyDecision::NothingAlone),
+        SpareCopyDecision::NoKeeper => Some(v1::SpareCopyDecision::NoKeeper),
+        SpareCopyDecision::LinksTooSlow => Some(v1::SpareCopyDecision::LinksTooSlow),
+        SpareCopyDecision::LossesTooRare => Some(v1::SpareCopyDecision::LossesTooRare),
+        SpareCopyDecision::Unknown => None,
+    };
+    v1::SpareCopiesVerdict {
+        decision: known.map_or(OF_A_LATER_RELEASE, i32::from),
+        why: verdict.why.clone(),
+    }
+}
+
+/// Reads what was decided about spare copies. A decision that only a later release knows still has its sentence.
+fn read_verdict(verdict: v1::SpareCopiesVerdict) -> Result<SpareCopiesVerdict, WireError> {
+    let v1::SpareCopiesVerdict { decision, why } = verdict;
+    let reason = match v1::SpareCopyDecision::try_from(decision) {
+        Ok(v1::SpareCopyDecision::Kept) => SpareCopyDecision::Kept,
+        Ok(v1::SpareCopyDecision::KeptInPart) => SpareCopyDecision::KeptInPart,
+        Ok(v1::SpareCopyDecision::KeptWhereLinksAllow) => SpareCopyDecision::KeptWhereLinksAllow,
+        Ok(v1::SpareCopyDecision::NotWanted) => SpareCopyDecision::NotWanted,
+        Ok(v1::SpareCopyDecision::NothingAlone) => SpareCopyDecision::NothingAlone,
+        Ok(v1::SpareCopyDecision::NoKeeper) => SpareCopyDecision::NoKeeper,
+        Ok(v1::SpareCopyDecision::LinksTooSlow) => SpareCopyDecision::LinksTooSlow,
+        Ok(v1::SpareCopyDecision::LossesTooRare) => SpareCopyDecision::LossesTooRare,
+        Ok(v1::SpareCopyDecision::Unspecified) => {
+            return Err(WireError::value(
+                "SpareCopiesVerdict",
+                "decision",
+                decision,
+                "a decision",
+            ));
+        }
+        Err(_) => SpareCopyDecision::Unknown,
+    };
+    Ok(SpareCopiesVerdict { reason, why })
 }
 
 fn read_spare_copies(view: v1::SpareCopies) -> Result<SpareCopiesView, WireError> {
@@ -131,6 +178,7 @@ fn read_spare_copies(view: v1::SpareCopies) -> Result<SpareCopiesView, WireError
         units: units(view.units, "units")?,
         kept: units(view.kept, "kept")?,
         in_step: units(view.in_step, "in_step")?,
+        verdict: view.verdict.map(read_verdict).transpose()?,
     })
 }
 

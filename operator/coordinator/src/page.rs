@@ -3,7 +3,7 @@
 
 use maud::{DOCTYPE, Markup, html};
 use varuna_api::crd::{RunEnd, RunStatus};
-use varuna_protocol::coordinator::{RunView, WorkerView};
+use varuna_protocol::coordinator::{RunView, SpareCopiesView, WorkerView};
 
 /// How many workers are listed: a page with thousands would be useless, and costs time.
 const WORKERS_MAX: usize = 500;
@@ -118,6 +118,7 @@ fn run(run: &RunView, report: &RunStatus) -> Markup {
         ("Workers in it", Some(run.members.to_string())),
         ("Time of a step", milliseconds(run.observed_ms)),
         ("Predicted", milliseconds(run.predicted_ms)),
+        ("Spare copies", run.spare_copies.as_ref().map(spare_copies)),
         ("Newest checkpoint", checkpoint),
     ];
     html! {
@@ -128,6 +129,13 @@ fn run(run: &RunView, report: &RunStatus) -> Markup {
             @if let Some(why) = failing { tr { th { "Store" } td class="bad" { "fails: " (why) } } }
         }
     }
+}
+
+fn spare_copies(view: &SpareCopiesView) -> String {
+    let (units, kept, in_step) = (view.units, view.kept, view.in_step);
+    let why = view.verdict.as_ref();
+    let why = why.map_or(String::new(), |verdict| format!(": {}", verdict.why));
+    format!("{kept} of {units} units that one worker alone holds, {in_step} in step{why}")
 }
 
 fn workers(all: &[WorkerView]) -> Markup {

@@ -6,8 +6,8 @@ use super::events::deletion_events;
 use super::observed::{Observed, ObservedRun, whole};
 use std::collections::BTreeMap;
 use varuna_api::crd::{
-    HISTORY_MAX, HistoryEntry, LEFT_OUT_MAX, LeftOutWorker, RECOVERIES_MAX, Recovery, RecoveryTotals, Status,
-    TimeSpent,
+    HISTORY_MAX, HistoryEntry, LEFT_OUT_MAX, LeftOutWorker, RECOVERIES_MAX, Recovery, RecoveryTotals,
+    SpareCopiesStatus, Status, TimeSpent,
 };
 use varuna_api::{JobPhase, Reason};
 use varuna_protocol::coordinator::Snapshot;
@@ -172,6 +172,18 @@ pub(super) fn left_out(snapshot: &Snapshot) -> Vec<LeftOutWorker> {
         })
     });
     listed.take(LEFT_OUT_MAX).collect()
+}
+
+/// What was decided about spare copies under the plan, if its coordinator knows.
+pub(super) fn spare_copies(snapshot: &Snapshot) -> Option<SpareCopiesStatus> {
+    let view = snapshot.run.spare_copies.as_ref()?;
+    let verdict = view.verdict.as_ref()?;
+    Some(SpareCopiesStatus {
+        units: whole(view.units),
+        kept: whole(view.kept),
+        reason: verdict.reason.as_str().to_owned(),
+        message: verdict.why.clone(),
+    })
 }
 
 /// A duration in its two greatest units, as `kubectl` writes ages.

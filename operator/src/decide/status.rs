@@ -4,7 +4,9 @@ use super::conditions::conditions;
 use super::coordinator;
 use super::decision::{CoordinatorGoal, Decision, JobOutcome, Report, time};
 use super::events::{events, newest_message};
-use super::job_progress::{left_out, note_history, note_progress, note_recoveries, stage_to_rank_map};
+use super::job_progress::{
+    left_out, note_history, note_progress, note_recoveries, spare_copies, stage_to_rank_map,
+};
 use super::objects;
 use super::observed::{Failure, Observed, ObservedPod, ObservedRun, whole};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
@@ -246,6 +248,7 @@ fn plan(run: &ObservedRun, status: &mut Status) {
         workers: whole(snapshot.run.members),
         idle: whole(attached.saturating_sub(snapshot.run.members)),
         left_out: left_out(snapshot),
+        spare_copies: spare_copies(snapshot),
         predicted_step_ms: snapshot.run.predicted_ms.map(|ms| ms.round() as i64),
         observed_step_ms: snapshot.run.observed_ms.map(|ms| ms.round() as i64),
     });

@@ -28,6 +28,7 @@ fn trains() -> JobView {
             "waitingSeconds": 10, "startingSeconds": 0 },
         "plan": { "generation": 3, "shape": "P4xD2", "rankMap": "0,4;1,5;2,6;3,7;", "workers": 8, "idle": 1,
             "leftOut": [{ "name": "demo-w8", "reason": "noData", "message": "it could not read its data" }],
+            "spareCopies": { "units": 2, "kept": 0, "reason": "lossesTooRare", "message": "a loss is expected once in 5 h" },
             "observedStepMs": 270, "predictedStepMs": 293 },
         "recoveryTotals": [{ "cause": "lost", "count": 3, "workersLost": 4, "pauseMs": 2750, "stepsLost": 6 },
             { "cause": "joined", "count": 2 }],
@@ -56,7 +57,8 @@ fn the_status_tells_where_the_time_went_and_what_was_recovered_from() {
          3 losses of workers (4 workers): 2.750 s without training, 6 steps lost\n            \
          2 changes for workers that came: 0.000 s without training, 0 steps lost\n\
          plan        3 (P4xD2) with 8 workers, 1 idle; a step takes 270 ms, predicted 293 ms\n            \
-         demo-w8 is left out: it could not read its data\n\
+         demo-w8 is left out: it could not read its data\n            \
+         spare copies of 0 of 2 units that one worker alone holds: a loss is expected once in 5 h\n\
          checkpoint  of step 170, 6 steps behind\n\
          reported    2026-11-23 12:00:00Z\n\
          recently\n  2026-11-23 11:00:00Z  Planned          plan 3: P4xD2 with 8 workers\n  \

@@ -20,7 +20,7 @@ pub use run::{
 };
 pub use status::{
     CheckpointStatus, CrashMoment, LEFT_OUT_MAX, LeftOutWorker, PlanStatus, RecentFailure, RolloutStatus,
-    Status, Suspending, WorkerGroupStatus,
+    SpareCopiesStatus, Status, Suspending, WorkerGroupStatus,
 };
 
 use crate::manifest::Spec;

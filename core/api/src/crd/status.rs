@@ -229,6 +229,9 @@ pub struct PlanStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub left_out: Vec<LeftOutWorker>,
+    /// Spare copies of training state under this plan. Only for jobs that want them (spec.elasticity.spareCopies).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spare_copies: Option<SpareCopiesStatus>,
     /// Predicted time of a step, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub predicted_step_ms: Option<i64>,
@@ -255,6 +258,27 @@ pub struct LeftOutWorker {
     #[serde(default)]
     pub reason: String,
     /// Reason in a sentence.
+    #[serde(default)]
+    pub message: String,
+}
+
+/// Spare copies of training state under a plan.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SpareCopiesStatus {
+    /// Number of parts of the model that only one worker holds.
+    #[serde(default)]
+    pub units: i64,
+    /// How many of them another worker is to keep a copy of.
+    #[serde(default)]
+    pub kept: i64,
+    /// Decision in one word: kept, keptInPart (no worker has memory for the others), keptWhereLinksAllow (gradients of the others would
+    /// take more than half of a step on some link), nothingAlone (several workers hold each part), noKeeper (no worker has memory for a
+    /// copy), linksTooSlow (gradients would take more than half of a step on some link), lossesTooRare (with auto: losses are expected to
+    /// cost less than copies) or unknown.
+    #[serde(default)]
+    pub reason: String,
+    /// Decision in a sentence.
     #[serde(default)]
     pub message: String,
 }

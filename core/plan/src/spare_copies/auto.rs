@@ -12,8 +12,9 @@ use std::collections::BTreeMap;
 pub struct Expected {
     /// Time of a step.
     pub step_ms: f64,
-    /// Expected time until the next change of the set of workers, from observations. All changes are counted, whether losses or not.
-    pub change_ms: f64,
+    /// Expected time until the next loss of workers, from observations. Workers that come, and those that leave after a notice and are planned
+    /// around, cost no state, so that copies do not help against them.
+    pub loss_ms: f64,
     /// Work that is repeated after a loss of the only copy. None if it is unknown, or if there is no store, so that everything would be
     /// repeated.
     pub redo_ms: Option<f64>,
@@ -51,9 +52,28 @@ pub enum SpareCopyDecision {
     LinksTooSlow,
     /// The expected cost of losses is lower than what the copies cost in every step.
     LossesTooRare,
+    /// A decision of a coordinator of a later release that this one does not know. [`decide`] never makes it.
+    #[serde(other)]
+    Unknown,
 }
 
 impl SpareCopyDecision {
+    /// The serialized name.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            SpareCopyDecision::Kept => "kept",
+            SpareCopyDecision::KeptInPart => "keptInPart",
+            SpareCopyDecision::KeptWhereLinksAllow => "keptWhereLinksAllow",
+            SpareCopyDecision::NotWanted => "notWanted",
+            SpareCopyDecision::NothingAlone => "nothingAlone",
+            SpareCopyDecision::NoKeeper => "noKeeper",
+            SpareCopyDecision::LinksTooSlow => "linksTooSlow",
+            SpareCopyDecision::LossesTooRare => "lossesTooRare",
+            SpareCopyDecision::Unknown => "unknown",
+        }
+    }
+
     /// Whether copies are kept.
     #[must_use]
     pub fn keeps(self) -> bool {
@@ -141,5 +161,5 @@ fn repays(
     } else {
         busiest_link_ms(layout, streams, costs)
     };
-    waited_ms * expected.change_ms < redo_ms * expected.step_ms
+    waited_ms * expected.loss_ms < redo_ms * expected.step_ms
 }

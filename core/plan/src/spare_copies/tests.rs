@@ -276,10 +276,10 @@ fn of_a_segment_in_ranges_the_ranges_that_are_gained_take_room() {
     assert_eq!(without_room(49), [WorkerId(2)]);
 }
 
-fn expected(step_ms: f64, change_ms: f64, redo_ms: Option<f64>) -> Expected {
+fn expected(step_ms: f64, loss_ms: f64, redo_ms: Option<f64>) -> Expected {
     Expected {
         step_ms,
-        change_ms,
+        loss_ms,
         redo_ms,
     }
 }
@@ -359,8 +359,8 @@ fn what_becomes_of_the_wish_has_a_reason() {
 
 #[test]
 fn a_commit_waits_for_all_gradients_of_the_worker_that_sends_most() {
-    // As on Bamboo's p3 nodes (docs/guides/replay.md): the gradient of a stage takes 0.8 s of a step of 4 s, and workers change every four
-    // minutes.
+    // As on Bamboo's p3 nodes (docs/guides/replay.md): the gradient of a stage takes 0.8 s of a step of 4 s, and workers are lost every
+    // four minutes.
     let layout = layout(12);
     let shape = shape(layout, &[2]);
     let costs = SpareCosts {
@@ -368,9 +368,9 @@ fn a_commit_waits_for_all_gradients_of_the_worker_that_sends_most() {
         ..SpareCosts::default()
     };
     let all = keepers_within(&shape, &workers(&shape, &[]), &costs, 4_000.0);
-    let auto = |change_ms| {
+    let auto = |loss_ms| {
         let redo_ms = Expected::redo_ms(4_000.0, None, Some(15));
-        let expected = expected(4_000.0, change_ms, redo_ms);
+        let expected = expected(4_000.0, loss_ms, redo_ms);
         decide(SpareCopies::Auto, &layout, &shape, &all, &costs, &expected)
     };
     assert_eq!(auto(250_000.0), SpareCopyDecision::LossesTooRare);

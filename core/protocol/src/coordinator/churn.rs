@@ -6,7 +6,7 @@ use std::time::Duration;
 /// Events within this time after a change belong to it: nodes leave and come in groups.
 const TOGETHER: Duration = Duration::from_secs(1);
 
-/// Changes in the set of workers since the first plan.
+/// Changes in the set of workers since the first plan, or those of one kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Churn {
     since: Option<Time>,
@@ -52,7 +52,7 @@ impl Churn {
         self.skipped = self.skipped.saturating_add(time);
     }
 
-    /// A worker came, left, or announced that it will leave.
+    /// Such a change.
     pub(super) fn observe(&mut self, now: Time) {
         if self.since.is_none() || self.last.is_some_and(|at| now < at.after(TOGETHER)) {
             return;

@@ -7,6 +7,7 @@ use varuna_plan::{Generation, OptimizerProgress, ScaleFactor, SegmentRange, Stat
 
 use super::left_out::LeftOut;
 use super::run_mode::RunMode;
+use super::spare_copies_view::SpareCopiesView;
 use crate::message::Phase;
 
 /// Something that happened in a run. Losses in nats per token, times in milliseconds.
@@ -369,16 +370,4 @@ pub struct RunView {
     /// Spare copies under the plan in force, if the job wants any.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub spare_copies: Option<SpareCopiesView>,
-}
-
-/// Spare copies of a plan's units. A unit has one keeper at most.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct SpareCopiesView {
-    /// Units that one worker alone holds.
-    pub units: usize,
-    /// How many of them another worker is to keep a copy of.
-    pub kept: usize,
-    /// How many of them have a keeper whose last report says that all its copies are up to date: losing their holder costs no step.
-    pub in_step: usize,
 }

@@ -44,6 +44,7 @@ mod run_mode;
 mod second_chances;
 mod shared;
 mod spare_copies;
+mod spare_copies_view;
 mod speeds;
 mod starting;
 mod step_times;
@@ -57,9 +58,10 @@ mod view;
 pub use config::{
     CoordinatorConfig, CoordinatorEffect, CoordinatorInput, Hello, Listing, TREE_FAN_OUT, Timing,
 };
-pub use event::{Divergence, Event, Outcome, RunView, Snapshot, SpareCopiesView, WorkerView};
+pub use event::{Divergence, Event, Outcome, RunView, Snapshot, WorkerView};
 pub use left_out::{LeftOut, LeftOutReason};
 pub use run_mode::RunMode;
+pub use spare_copies_view::{SpareCopiesVerdict, SpareCopiesView};
 pub use speeds::Observed;
 pub use tables::CoordinatorTables;
 
@@ -173,7 +175,7 @@ impl Coordinator {
             }
             CoordinatorInput::Notice { worker, leaves_in } => shared.notice(worker, leaves_in, turn),
             CoordinatorInput::TimeSkipped(time) => {
-                shared.roster.churn.skip(time);
+                shared.roster.skip(time);
                 return mode;
             }
             CoordinatorInput::Save => shared.want_checkpoint(),

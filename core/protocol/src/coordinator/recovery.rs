@@ -290,8 +290,7 @@ impl Collecting {
         let (pool, (shape, haste)) = self.shape(pool, &held, shared, turn)?;
         let reason = why(shared, &missing) + &shared.exceptions(turn.now, &shape) + &haste;
         if shared.record.stored.plan.is_some() {
-            let answered = self.answers.keys().copied().collect();
-            turn.event(Event::Collected { answered, missing });
+            shared.collected(self.answers.keys().copied().collect(), missing, turn);
         }
         let base = Base::Fixed {
             id: resume.id,

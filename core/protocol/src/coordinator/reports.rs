@@ -95,6 +95,15 @@ impl Shared {
         self.quarantine.ended(now, name, lived);
     }
 
+    /// A recovery is planned with those that answered. Members of the plan in force that did not are lost: nothing was planned around them.
+    pub(super) fn collected(&mut self, answered: Vec<WorkerId>, missing: Vec<WorkerId>, turn: &mut Turn<'_>) {
+        let plan = self.record.stored.plan.as_ref();
+        if plan.is_some_and(|plan| missing.iter().any(|w| plan.has(*w))) {
+            self.roster.losses.observe(turn.now);
+        }
+        turn.event(Event::Collected { answered, missing });
+    }
+
     /// Another component reports that the worker will leave, and perhaps when.
     pub(super) fn notice(&mut self, from: WorkerId, leaves_in: Option<Duration>, turn: &mut Turn<'_>) {
         let leaves_at = leaves_in.or(self.config.notice).map(|time| turn.now.after(time));

@@ -50,6 +50,8 @@ pub(super) struct Roster {
     /// that the check costs nothing where it is made for every message.
     distrusted: BTreeSet<WorkerId>,
     pub(super) churn: Churn,
+    /// Changes by which a plan lost members. Neither growth counts, nor a departure after a notice that was long enough to plan around it.
+    pub(super) losses: Churn,
     /// Workers that leave at a known time. Nearly always empty, so that the check costs nothing where it is made for every message.
     leaving: BTreeSet<WorkerId>,
     /// The location of each node, by name.
@@ -64,10 +66,23 @@ impl Roster {
             workers: BTreeMap::new(),
             distrusted: BTreeSet::new(),
             churn,
+            losses: churn,
             leaving: BTreeSet::new(),
             domains: BTreeMap::new(),
             changes: 0,
         }
+    }
+
+    /// A generation has started.
+    pub(super) fn begin_generation(&mut self, now: Time, prior: Duration) {
+        self.churn.begin_generation(now, prior);
+        self.losses.begin_generation(now, prior);
+    }
+
+    /// Time that the clock did not show.
+    pub(super) fn skip(&mut self, time: Duration) {
+        self.churn.skip(time);
+        self.losses.skip(time);
     }
 
     /// A counter that changes whenever the set of workers that may be planned with changes.

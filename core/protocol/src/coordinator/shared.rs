@@ -12,11 +12,13 @@ use super::progress::{GenerationsWithoutCommit, Progress};
 use super::quarantine::Quarantine;
 use super::record::RecordKeeper;
 use super::roster::Roster;
+use super::spare_copies_view::SpareCopiesVerdict;
 use super::speeds::Speeds;
 use super::turn::Turn;
 use crate::message::{Order, Time};
+use std::collections::BTreeMap;
 use varuna_plan::spare_copies::SpareCopyDecision;
-use varuna_plan::{Base, Plan, Planner, StateId};
+use varuna_plan::{Base, Generation, Plan, Planner, StateId};
 
 /// The part of the coordinator's state that all modes share.
 pub(super) struct Shared {
@@ -53,6 +55,8 @@ pub(super) struct Shared {
 pub(super) struct LastReports {
     pub(super) problem: Option<Event>,
     pub(super) spare_copies: Option<SpareCopyDecision>,
+    /// What was decided about spare copies under the plan in force, and under the newest one that was made.
+    pub(super) copy_verdicts: BTreeMap<Generation, SpareCopiesVerdict>,
 }
 
 impl Shared {
@@ -97,7 +101,7 @@ impl Shared {
         }
         self.progress.at = now;
         self.last_reports.problem = None;
-        self.roster.churn.begin_generation(now, self.config.timing.stay);
+        self.roster.begin_generation(now, self.config.timing.stay);
         self.prepared_plans.forget();
     }
 

@@ -1,11 +1,12 @@
 //! Decides which workers keep spare copies under a new plan (ADR 27).
 
-use super::event::{Event, SpareCopiesView};
+use super::event::Event;
 use super::shared::Shared;
+use super::spare_copies_view::{SpareCopiesVerdict, SpareCopiesView};
 use super::turn::Turn;
-use crate::message::{Keeping, Status};
+use crate::message::{Keeping, Status, Time};
 use std::time::Duration;
-use varuna_plan::spare_copies::{Expected, decide, keepers};
+use varuna_plan::spare_copies::{Expected, SpareCopyDecision, decide, keepers};
 use varuna_plan::{Generation, Shape, SpareCopies, Unit, WorkerId};
 
 fn milliseconds(time: Duration) -> f64 {
@@ -33,13 +34,20 @@ impl Shared {
             status.is_some_and(|s| s.keeping != Keeping::Unable) || bug!(KeepersThatCannotFollow)
         };
         let locations = workers.iter().map(|w| (w.id, w.location())).collect();
-        let expected = self.expected(shape);
+        let expected = self.expected(shape, turn.now);
         let found = keepers(&layout, shape, &locations, able, &costs, expected.step_ms);
         let verdict = decide(wanted, &layout, shape, &found, &costs, &expected);
         let mut found = found.of_units;
         if !verdict.keeps() {
             found.clear();
         }
+        let in_force = self.record.generation();
+        self.last_reports
+            .copy_verdicts
+            .retain(|known, _| *known == in_force);
+        let why = why(verdict, wanted, &expected);
+        let said = SpareCopiesVerdict { reason: verdict, why };
+        self.last_reports.copy_verdicts.insert(generation, said);
         if self.last_reports.spare_copies != Some(verdict) {
             self.last_reports.spare_copies = Some(verdict);
             let kept = found.iter().flatten().count();
@@ -62,7 +70,10 @@ impl Shared {
             let here = |s: &Status| s.generation == plan.generation || bug!(InStepInAnyGeneration);
             status.filter(here).is_some_and(|s| s.keeping == Keeping::InStep)
         };
-        let mut view = SpareCopiesView::default();
+        let mut view = SpareCopiesView {
+            verdict: self.last_reports.copy_verdicts.get(&plan.generation).cloned(),
+            ..SpareCopiesView::default()
+        };
         let mut known: Option<(WorkerId, bool)> = None;
         for unit in plan.layout.all_units().filter(alone) {
             view.units += 1;
@@ -79,7 +90,7 @@ impl Shared {
     }
 
     /// What the run has shown so far. The work that a loss costs is known only if checkpoints are made at intervals of time or of steps.
-    fn expected(&self, shape: &Shape) -> Expected {
+    fn expected(&self, shape: &Shape, now: Time) -> Expected {
         let step = self.progress.commits.mean_step_time();
         let step_ms = step.map_or(shape.predicted.step_ms, milliseconds);
         let is_stored = self.config.final_checkpoint;
@@ -87,8 +98,57 @@ impl Shared {
         let steps = self.config.save_every_steps.filter(|_| is_stored);
         Expected {
             step_ms,
-            change_ms: milliseconds(self.roster.churn.horizon()),
+            loss_ms: milliseconds(self.roster.losses.expected(now, self.config.timing.stay)),
             redo_ms: Expected::redo_ms(step_ms, interval.map(milliseconds), steps),
         }
+    }
+}
+
+/// The decision in a sentence.
+fn why(verdict: SpareCopyDecision, wanted: SpareCopies, expected: &Expected) -> String {
+    let losses = match wanted {
+        SpareCopies::Auto => format!(
+            "; a loss of workers is expected once in {}",
+            time(expected.loss_ms)
+        ),
+        SpareCopies::One | SpareCopies::Off => String::new(),
+    };
+    let all = "each unit that one worker alone holds";
+    match verdict {
+        SpareCopyDecision::Kept => format!("another worker keeps a copy of {all}{losses}"),
+        SpareCopyDecision::KeptInPart => {
+            format!("no worker has memory for a copy of {all}: only some are kept{losses}")
+        }
+        SpareCopyDecision::KeptWhereLinksAllow => {
+            "only some copies are kept: the gradients of the others would take more than half of a step on some link"
+                .to_owned()
+        }
+        SpareCopyDecision::NotWanted => "the job wants none".to_owned(),
+        SpareCopyDecision::NothingAlone => "several workers hold each unit".to_owned(),
+        SpareCopyDecision::NoKeeper => "no worker that could keep a copy has memory for it".to_owned(),
+        SpareCopyDecision::LinksTooSlow => format!(
+            "the gradients would take more than half of a step of {} on some link",
+            time(expected.step_ms)
+        ),
+        SpareCopyDecision::LossesTooRare => format!(
+            "a loss of workers is expected once in {}, and to repeat {} of work: the copies would cost more",
+            time(expected.loss_ms),
+            time(expected.redo_ms.unwrap_or_default())
+        ),
+        SpareCopyDecision::Unknown => String::new(),
+    }
+}
+
+/// A time in the unit that fits it: `90 ms`, `45 s`, `30 min`, `5.5 h`.
+fn time(ms: f64) -> String {
+    let (seconds, minutes, hours) = (ms / 1e3, ms / 60e3, ms / 3600e3);
+    if hours >= 2.0 {
+        format!("{hours:.1} h")
+    } else if minutes >= 2.0 {
+        format!("{minutes:.0} min")
+    } else if seconds >= 10.0 {
+        format!("{seconds:.0} s")
+    } else {
+        format!("{ms:.0} ms")
     }
 }

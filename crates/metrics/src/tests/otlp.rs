@@ -133,6 +133,7 @@ fn all_known() -> View {
         units: 7,
         kept: 5,
         in_step: 3,
+        verdict: None,
     }));
     view.metric = Some(metric(true));
     view.checkpoints = Some(CheckpointHealth {

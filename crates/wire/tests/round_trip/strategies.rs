@@ -7,13 +7,16 @@ use varuna_plan::document::{Recompute, ScheduleKind};
 use varuna_plan::layout::{RANGES_MAX, SEGMENTS_MAX};
 use varuna_plan::measured_step::{MeasuredTask, MeasuredWork};
 use varuna_plan::schedule::Instruction;
+use varuna_plan::spare_copies::SpareCopyDecision;
 use varuna_plan::state::{Chain, UnitNorm};
 use varuna_plan::{
     Base, Decision, EvaluationSteps, Generation, Layout, LossScale, OptimizerProgress, Pipeline, Plan,
     Prediction, SampleRange, ScaleFactor, ScheduleSpec, ScoreMemory, SegmentRange, Shape, Spare, Stage,
     StateId, Step, StepDeadline, Unit, WorkerId,
 };
-use varuna_protocol::coordinator::{LeftOut, LeftOutReason, RunView, SpareCopiesView, WorkerView};
+use varuna_protocol::coordinator::{
+    LeftOut, LeftOutReason, RunView, SpareCopiesVerdict, SpareCopiesView, WorkerView,
+};
 use varuna_protocol::{
     Digests, Following, Inventory, Keeping, MemoryShortage, Order, Phase, Prepared, Ran, Report, RunMode,
     Status, Suspicion,
@@ -556,7 +559,29 @@ pub(crate) fn run_status() -> impl Strategy<Value = RunStatus> {
 }
 
 fn spare_copies() -> impl Strategy<Value = SpareCopiesView> {
-    any::<[usize; 3]>().prop_map(|[units, kept, in_step]| SpareCopiesView { units, kept, in_step })
+    const REASONS: [SpareCopyDecision; 9] = [
+        SpareCopyDecision::Kept,
+        SpareCopyDecision::KeptInPart,
+        SpareCopyDecision::KeptWhereLinksAllow,
+        SpareCopyDecision::NotWanted,
+        SpareCopyDecision::NothingAlone,
+        SpareCopyDecision::NoKeeper,
+        SpareCopyDecision::LinksTooSlow,
+        SpareCopyDecision::LossesTooRare,
+        SpareCopyDecision::Unknown,
+    ];
+    let verdict = (0..REASONS.len(), ".{0,20}").prop_map(|(reason, why)| SpareCopiesVerdict {
+        reason: REASONS[reason],
+        why,
+    });
+    (any::<[usize; 3]>(), proptest::option::of(verdict)).prop_map(|([units, kept, in_step], verdict)| {
+        SpareCopiesView {
+            units,
+            kept,
+            in_step,
+            verdict,
+        }
+    })
 }
 
 fn left_out() -> impl Strategy<Value = LeftOut> {

@@ -11,8 +11,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use varuna_api::crd::{Recovery, RunMessage};
 use varuna_metrics::Metrics;
+use varuna_plan::spare_copies::SpareCopyDecision;
 use varuna_plan::{Generation, SegmentRange, Step, WorkerId};
-use varuna_protocol::coordinator::{LeftOut, LeftOutReason, RunMode, Snapshot};
+use varuna_protocol::coordinator::{LeftOut, LeftOutReason, RunMode, Snapshot, SpareCopiesVerdict};
 
 fn worker(name: &str, pipeline: Option<usize>) -> WorkerView {
     WorkerView {
@@ -46,7 +47,15 @@ fn report() -> RunStatus {
         members: 4,
         min_workers: 2,
         max_workers: None,
-        spare_copies: None,
+        spare_copies: Some(SpareCopiesView {
+            units: 5,
+            kept: 4,
+            in_step: 3,
+            verdict: Some(SpareCopiesVerdict {
+                reason: SpareCopyDecision::KeptInPart,
+                why: "no worker has memory".into(),
+            }),
+        }),
     };
     let gone = WorkerView {
         up: false,
@@ -138,6 +147,7 @@ async fn the_page_shows_the_run_its_workers_and_its_recoveries_as_they_are_now()
         "2.3457 nats per token",
         "P2xD2 (generation 3)",
         "82 ms",
+        "4 of 5 units that one worker alone holds, 3 in step: no worker has memory",
         "j-w1",
         "n-7",
         "pipeline 1, segments 2..4",

@@ -4,7 +4,8 @@ use super::super::job_progress::stage_to_rank_map;
 use super::*;
 use k8s_openapi::jiff::Timestamp;
 use varuna_api::crd::{HISTORY_MAX, LEFT_OUT_MAX, RECOVERIES_MAX, Recovery, Time};
-use varuna_protocol::coordinator::{LeftOut, LeftOutReason};
+use varuna_plan::spare_copies::SpareCopyDecision;
+use varuna_protocol::coordinator::{LeftOut, LeftOutReason, SpareCopiesVerdict, SpareCopiesView};
 
 /// The job `seconds` after its last report, when its coordinator reports this.
 fn later(mut before: Observed, seconds: i64, run: ObservedRun) -> Observed {
@@ -202,6 +203,29 @@ fn the_status_names_the_first_workers_that_the_plan_leaves_out_and_why() {
     let first = &plan.left_out[0];
     assert_eq!((first.name.as_str(), first.reason.as_str()), ("j-w9", "noData"));
     assert_eq!(first.message, "it could not read its data");
+}
+
+#[test]
+fn the_status_says_what_was_decided_about_spare_copies() {
+    let mut trains = at(RunMode::Training, 1, 1, 1.0);
+    let decided = |trains: &ObservedRun| {
+        let decision = decide(&later(long(), 5, trains.clone()));
+        decision.status.plan.unwrap().spare_copies
+    };
+    assert_eq!(decided(&trains), None, "the job wants none");
+    let view = SpareCopiesView {
+        units: 4,
+        verdict: Some(SpareCopiesVerdict {
+            reason: SpareCopyDecision::LossesTooRare,
+            why: "a loss is expected once in 5 h".into(),
+        }),
+        ..SpareCopiesView::default()
+    };
+    trains.snapshot.as_mut().unwrap().run.spare_copies = Some(view);
+    let said = decided(&trains).unwrap();
+    assert_eq!((said.units, said.kept), (4, 0));
+    assert_eq!(said.reason, "lossesTooRare");
+    assert_eq!(said.message, "a loss is expected once in 5 h");
 }
 
 #[test]

@@ -186,6 +186,7 @@ pub(super) fn status_document() -> RunStatus {
             units: 2,
             kept: 2,
             in_step: 1,
+            verdict: None,
         }),
     };
     RunStatus {

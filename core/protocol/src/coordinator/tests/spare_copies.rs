@@ -109,10 +109,12 @@ fn a_worker_that_follows_and_cannot_keep_has_no_part_in_it() {
 fn the_status_counts_the_units_whose_keeper_says_that_it_is_in_step_under_this_plan() {
     let mut rig = planned(SpareCopies::One, (Keeping::Able, Keeping::Able));
     let view = |rig: &Rig| rig.machine.run().spare_copies.unwrap();
+    let verdict = view(&rig).verdict;
     let copies = |in_step| SpareCopiesView {
         units: 2,
         kept: 2,
         in_step,
+        verdict: verdict.clone(),
     };
     assert_eq!(view(&rig), copies(0));
     let says = |generation, keeping| {
@@ -135,8 +137,87 @@ fn the_status_counts_the_units_whose_keeper_says_that_it_is_in_step_under_this_p
     rig.say(A, says(1, Keeping::Able));
     assert_eq!(view(&rig), copies(1));
     let nobody = planned(SpareCopies::One, (Keeping::Able, Keeping::Unable));
-    let without = SpareCopiesView { kept: 0, ..copies(0) };
-    assert_eq!(view(&nobody), without);
+    let nobody = view(&nobody);
+    assert_eq!((nobody.units, nobody.kept, nobody.in_step), (2, 0, 0));
     let off = planned(SpareCopies::Off, (Keeping::Able, Keeping::Able));
     assert_eq!(off.machine.run().spare_copies, None);
+}
+
+#[test]
+fn the_status_says_what_was_decided_under_the_plan_in_force_and_why() {
+    let said = |rig: &Rig| rig.machine.run().spare_copies.unwrap().verdict.unwrap();
+    let able = (Keeping::Able, Keeping::Able);
+    let mut rig = planned(SpareCopies::Auto, able);
+    let kept = said(&rig);
+    assert_eq!(kept.reason, SpareCopyDecision::Kept);
+    assert!(kept.why.ends_with("expected once in 30 min"), "{}", kept.why);
+    let nobody = said(&planned(SpareCopies::One, (Keeping::Able, Keeping::Unable)));
+    assert_eq!(nobody.reason, SpareCopyDecision::NoKeeper);
+    assert!(nobody.why.contains("has memory"), "{}", nobody.why);
+
+    // Plans that are made since, and do not come into force, are another matter; and they are not all remembered.
+    rig.machine.shared.config.spare_copies = SpareCopies::One;
+    let shape = rig.plan().shape.clone();
+    for generation in (7..20).map(Generation) {
+        let mut effects = Vec::new();
+        let mut turn = Turn {
+            now: rig.now,
+            scope: Scope::Everyone,
+            effects: &mut effects,
+        };
+        rig.machine.shared.keepers(generation, &shape, &mut turn);
+        assert_eq!(said(&rig), kept);
+        assert_eq!(rig.machine.shared.last_reports.copy_verdicts.len(), 2);
+    }
+}
+
+/// How many losses were counted: one more divides the time after which the next one is expected.
+fn losses(rig: &Rig) -> u128 {
+    let prior = Duration::from_secs(1 << 20);
+    let expected = rig.machine.shared.roster.losses.expected(rig.now, prior);
+    prior.as_nanos() / expected.as_nanos()
+}
+
+#[test]
+fn only_members_that_nobody_could_plan_around_are_losses() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.put(CoordinatorInput::MaxWorkers(Some(2)));
+    rig.wait(100);
+    // A worker that has no part in the plan comes and goes.
+    rig.join(C);
+    rig.wait(100);
+    rig.put(CoordinatorInput::StreamDown { from: C });
+    // A member is planned around before it goes.
+    let leaving = Status {
+        generation: Generation(1),
+        phase: Phase::Running,
+        draining: true,
+        connected: true,
+        based: true,
+        ..idle()
+    };
+    rig.say(B, Report::Status(leaving));
+    let next = rig.machine.record().next.clone().unwrap();
+    assert_eq!(next.members(), [A]);
+    let source = Status {
+        generation: next.generation,
+        phase: Phase::Source,
+        ..leaving
+    };
+    rig.say(B, Report::Status(source));
+    rig.status(A, next.generation.0, Phase::Ready, state(1, 1));
+    rig.status(A, next.generation.0, Phase::Running, state(1, 1));
+    rig.wait(40);
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    rig.wait(100);
+    assert_eq!(losses(&rig), 0, "{:?}", rig.events);
+
+    let mut rig = Rig::training(&[A, B]);
+    rig.wait(100);
+    rig.say(A, suspect(1, B));
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    let here = state(1, 4);
+    rig.answer(A, &[(Unit(0), here), (Unit(1), here)]);
+    assert_eq!(rig.plan().members(), [A]);
+    assert_eq!(losses(&rig), 1);
 }
