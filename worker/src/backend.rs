@@ -4,6 +4,7 @@
 use crate::ablation::{Ablation, Ablations};
 use crate::memory::SpareMemory;
 use crate::numerics::Numerics;
+use varuna_api::UpdateRule;
 use varuna_cuda::{Libraries, LoadError};
 use varuna_torch::{
     Copies, Device, DeviceChoice, DeviceError, KernelChoice, KernelError, KernelPart, Kernels, Streams,
@@ -66,6 +67,18 @@ impl Backend {
             spare: SpareMemory::None,
             without: Ablations::NONE,
         }
+    }
+
+    /// Whether the optimizer comes to the same bits in the host's memory as on the device. libtorch's does not, nor do the products of Muon.
+    #[must_use]
+    pub fn has_equal_bits_on_host(&self, rule: UpdateRule) -> bool {
+        self.kernels.has_own_optimizer() && !matches!(rule, UpdateRule::Muon { .. })
+    }
+
+    /// Whether spare copies are kept in the host's memory beside the device's.
+    #[must_use]
+    pub fn keeps_copies_on_host(&self, rule: UpdateRule) -> bool {
+        !self.device.is_host() && self.has_equal_bits_on_host(rule)
     }
 
     /// The backend for an open device that this many workers share. Also says why a GPU has no kernels of our own, if they were asked for.

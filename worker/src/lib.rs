@@ -11,6 +11,7 @@ pub mod checkpoints;
 pub mod engine;
 mod gpu_place;
 pub mod inference;
+mod introduction;
 pub mod memory;
 pub mod model;
 pub mod numerics;

@@ -14,6 +14,8 @@ const GPU_RESERVE: u64 = 1 << 30;
 const GPU_FRAGMENTS: u64 = 20;
 /// Kept free in host memory: the program and libtorch, buffers of connections, tokens.
 const HOST_RESERVE: u64 = 256 << 20;
+/// Beside a GPU spare copies may use one part in this many of the host's memory: a checkpoint copies about as much state, that of the worker.
+const SPARE_COPIES_PART: u64 = 2;
 /// Not used for copies of state for checkpoints, because a process needs other memory for short times.
 const COPIES_RESERVE: u64 = 128 << 20;
 /// Copies may always have as much: it is within what is kept free for the program.
@@ -29,6 +31,8 @@ pub struct Equipment {
     pub hardware: Hardware,
     /// Bytes that training may use; none where they are not known.
     pub memory_bytes: Option<u64>,
+    /// Bytes of the host's memory that spare copies may use beside a GPU's; none where they are not known, and without a GPU.
+    pub copies_bytes: Option<u64>,
 }
 
 /// Whether copies of state may be on the device, besides the memory of training. The optimizer need not wait for readers of a copy.
@@ -129,12 +133,16 @@ pub fn host_limit(share: Option<u64>) -> Option<u64> {
 /// The driver does not describe the GPU.
 pub fn equipment(device: Device, share: Share) -> Result<Equipment, GpuError> {
     Ok(match device {
-        Device::Cuda(number) => of_gpu(varuna_torch::gpu(number)?, share.workers_on_gpu),
+        Device::Cuda(number) => Equipment {
+            copies_bytes: beside_gpu(share),
+            ..of_gpu(varuna_torch::gpu(number)?, share.workers_on_gpu)
+        },
         Device::Cpu | Device::Apart => Equipment {
             hardware: Hardware::Processor,
             memory_bytes: share
                 .host_bytes
                 .map(|bytes| host_bytes(bytes.saturating_sub(share.data_bytes))),
+            copies_bytes: None,
         },
     })
 }
@@ -204,7 +212,15 @@ fn of_gpu(gpu: Gpu, workers: u32) -> Equipment {
             name: gpu.name,
             memory_bytes: gpu.total_bytes,
         },
+        copies_bytes: None,
     }
+}
+
+/// What spare copies may use of the host's memory beside a GPU.
+fn beside_gpu(share: Share) -> Option<u64> {
+    let left = share.host_bytes?.saturating_sub(share.data_bytes);
+    let left = left.saturating_sub(HOST_RESERVE);
+    Some(rounded(left / SPARE_COPIES_PART))
 }
 
 fn host_bytes(share: u64) -> u64 {
@@ -235,6 +251,7 @@ mod tests {
         let Equipment {
             hardware,
             memory_bytes,
+            ..
         } = of_gpu(gpu(79 * GIB, 80 * GIB), 1);
         assert_eq!(hardware.planned_as().name, "h100-80g");
         let bytes = memory_bytes.unwrap();
@@ -336,6 +353,13 @@ mod tests {
         };
         let left = equipment(Device::Cpu, with_data).unwrap().memory_bytes;
         assert_eq!(left, Some(3 * GIB - HOST_RESERVE));
+        assert_eq!(given.copies_bytes, None, "copies take memory of training");
+        assert_eq!(
+            beside_gpu(with_data),
+            Some((3 * GIB - HOST_RESERVE) / 2 / UNIT * UNIT)
+        );
+        assert_eq!(beside_gpu(share(None)), None);
+        assert_eq!(beside_gpu(share(Some(1))), Some(0));
         let alone = equipment(Device::Cpu, share(host_limit(None))).unwrap();
         assert!(alone.memory_bytes < varuna_host_memory::available().map(|all| all + UNIT));
         assert_eq!(host_limit(Some(GIB)), Some(GIB));

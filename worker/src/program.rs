@@ -9,7 +9,8 @@ use crate::backend::{Backend, Platform};
 use crate::checkpoints::{Checkpoints, DataTokenizer};
 use crate::engine::{Engine, EngineConfig};
 use crate::gpu_place::placed;
-use crate::memory::{self, Equipment, Share};
+use crate::introduction::{equipped, first_hello, settled};
+use crate::memory::{self, Share};
 use crate::model::{Module, attention_shape, score_memory};
 use crate::samples::DatasetSamples;
 use crate::transport::data_plane::DataPlane;
@@ -24,12 +25,10 @@ use varuna_api::{Encryption, Job, WorkerDevice, WorkerTransport, parse_job_of_an
 use varuna_checkpoint::{RateLimit, Store};
 use varuna_dataset::{SampleShape, TrainingData};
 use varuna_frames::RunKey;
-use varuna_plan::device::Hardware;
 use varuna_plan::{ScoreMemory, Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
 use varuna_torch::{Attention, AttentionChoice, Device, DeviceChoice};
-use varuna_wire::address::host_port;
-use varuna_wire::{Hello, Upward, Welcome, process_host};
+use varuna_wire::{Upward, Welcome};
 
 /// How many events of peers may wait for the agent.
 const EVENTS: usize = 4096;
@@ -85,7 +84,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let me = WorkerId(rand::random::<u64>().max(1));
     let (events, inbox) = channel(EVENTS);
     let mesh = listen(arguments, me, coordinator, events.clone())?;
-    let hello = hello(arguments, me, &mesh);
+    let hello = first_hello(arguments, me, &mesh);
     let to = uplink::Coordinator {
         address: coordinator.to_owned(),
         certificate: arguments.certificate.clone().filter(|c| !c.is_empty()),
@@ -107,7 +106,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     };
     let hello = equipped(hello, device, share)?;
     let (backend, scores) = backend(arguments, ((device, workers_on_gpu), platform), &job)?;
-    let hello = Hello { scores, ..hello };
+    let hello = settled(hello, backend, job.training.optimizer.rule, scores);
     if reports.send(Upward::Hello(hello)).await.is_err() {
         bail!("the stream to {coordinator} ended");
     }
@@ -243,27 +242,6 @@ fn device_of(job: &Job, platform: Platform) -> Result<Device> {
     (platform.device)(choice).context("spec.workers.device of the job file")
 }
 
-/// What a worker says of itself once it knows what it computes on.
-fn equipped(hello: Hello, device: Device, share: Share) -> Result<Hello> {
-    let Equipment {
-        hardware,
-        memory_bytes,
-    } = memory::equipment(device, share).context("cannot tell how much memory training may use")?;
-    let device = match &hardware {
-        Hardware::Processor => device.to_string(),
-        Hardware::Gpu { name, .. } => format!("{device} {name}"),
-    };
-    let mib = memory_bytes.map(|bytes| bytes >> 20);
-    tracing::info!(device, memory_mib = mib, "training may use");
-    Ok(Hello {
-        hardware: Some(hardware),
-        workers_on_gpu: share.workers_on_gpu,
-        memory_bytes,
-        device,
-        ..hello
-    })
-}
-
 /// Listens for peers; what comes from them goes to `events`.
 fn listen(
     arguments: &Arguments,
@@ -281,29 +259,6 @@ fn listen(
         let _ = events.blocking_send(AgentEvent::Peer(event));
     });
     mesh.with_context(|| format!("cannot listen on {bind} (--bind)"))
-}
-
-fn hello(arguments: &Arguments, me: WorkerId, mesh: &Mesh) -> Hello {
-    let host = process_host();
-    let address = match &arguments.advertise {
-        Some(host) => host_port(host, mesh.address().port()),
-        None => mesh.address().to_string(),
-    };
-    Hello {
-        worker: me,
-        name: arguments.name.clone(),
-        address,
-        node: arguments.node.clone().unwrap_or_else(|| host.clone()),
-        host,
-        pid: std::process::id(),
-        hardware: None,
-        workers_on_gpu: arguments.workers_on_gpu,
-        memory_bytes: None,
-        scores: None,
-        device: String::new(),
-        speed: 1.0,
-        run: String::new(),
-    }
 }
 
 /// Waits until the coordinator takes this worker in; it may come up later than its workers.

@@ -184,6 +184,12 @@ impl UnitBuffers {
         views.collect()
     }
 
+    /// Whether they lie in the host's memory.
+    #[must_use]
+    pub fn is_on_host(&self) -> bool {
+        self.parameters.backend().device.is_host()
+    }
+
     /// The parameters as the forward reads them.
     #[must_use]
     pub fn parameters(&self) -> &UnitParameters {

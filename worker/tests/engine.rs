@@ -454,7 +454,8 @@ fn the_state_that_is_compared_is_that_of_its_place_in_the_order() {
         units,
     };
     commands.send(compare).unwrap();
-    commands.send(Command::Free { keep: vec![] }).unwrap();
+    let (keep, copies) = (vec![], vec![]);
+    commands.send(Command::Free { keep, copies }).unwrap();
     let Event::Compared {
         saved: true,
         snapshots,

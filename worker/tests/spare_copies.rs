@@ -5,13 +5,14 @@
 
 mod common;
 
-use common::{BATCH, Case, Exchange, engine, later, plan, run, shape, single};
+use common::{BATCH, Case, Exchange, MUON, engine, later, plan, run, shape, single};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use varuna_api::Precision;
+use varuna_api::{Precision, UpdateRule};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, LossScaling, Plan, ScaleFactor, Shape, StateId, Unit, WorkerId};
+use varuna_torch::{Device, Kernels};
 use varuna_worker::agent::engine_thread::{self, Command, Event, Reader, Recipient};
 use varuna_worker::engine::{Engine, EngineError};
 use varuna_worker::state::UnitState;
@@ -152,12 +153,21 @@ fn first_engines(case: &Case) -> [Engine; 2] {
         for unit in plan.units(me) {
             engine.initialise(unit).unwrap();
         }
+        let all = plan.layout.all_units();
+        let copies: Vec<Unit> = all.filter(|unit| !plan.holders(*unit).contains(&me)).collect();
+        engine.keep_copies(&copies).unwrap();
         engine
     })
 }
 
 /// Trains, with copies from step `copy` on, and checks that each copy has the bits of its holder. Returns whether steps were skipped.
 fn kept_bits_are_the_holders(case: &Case, steps: u64, copy: u64) -> bool {
+    let workers = train_and_compare(case, steps, copy);
+    workers[0].skipped
+}
+
+/// The same. Returns the workers.
+fn train_and_compare(case: &Case, steps: u64, copy: u64) -> [Worker; 2] {
     let (workers, _) = train(pair(case, first_engines(case)), StateId::INITIAL, steps, copy);
     let [a, b] = &workers;
     for (holder, keeper) in [(a, b), (b, a)] {
@@ -170,7 +180,7 @@ fn kept_bits_are_the_holders(case: &Case, steps: u64, copy: u64) -> bool {
             assert!(held == kept, "unit {unit} of worker {}", holder.me);
         }
     }
-    a.skipped
+    workers
 }
 
 #[test]
@@ -197,6 +207,66 @@ fn a_spare_copy_has_its_holders_bits_in_every_precision_and_through_skipped_step
         window: 8,
     };
     assert!(kept_bits_are_the_holders(&case(Precision::Fp16, scaling), 60, 1));
+}
+
+#[test]
+fn beside_a_device_copies_are_in_the_hosts_memory_unless_the_optimizer_has_other_bits_there() {
+    let adamw = Case::default().rule;
+    for (kernels, rule, are_on_host) in [
+        (Kernels::PROCESSOR, adamw, true),
+        (Kernels::PROCESSOR, UpdateRule::Sgd { momentum: 0.9 }, true),
+        (Kernels::PROCESSOR, MUON, false),
+        (Kernels::LIBTORCH, adamw, false),
+    ] {
+        for precision in [Precision::Fp32, Precision::Bf16] {
+            let case = Case {
+                device: Device::Apart,
+                precision,
+                kernels,
+                rule,
+                ..Case::default()
+            };
+            let [a, b] = train_and_compare(&case, 12, 2);
+            for (holder, keeper) in [(&a, &b), (&b, &a)] {
+                for unit in holder.alone() {
+                    assert!(!holder.engine.is_on_host(unit).unwrap(), "unit {unit} is trained");
+                    let kept = keeper.engine.is_on_host(unit).unwrap();
+                    assert_eq!(kept, are_on_host, "unit {unit}, {rule:?}, {kernels:?}");
+                }
+            }
+        }
+    }
+}
+
+/// The keeper of a lost stage takes it over. What it has kept moves to its device, and is trained there as well as on the processor.
+#[test]
+fn a_copy_of_a_unit_that_its_keeper_gets_is_trained_on_the_device() {
+    let trained = |device: Device| {
+        tch::set_num_threads(1);
+        let case = Case {
+            device,
+            ..Case::default()
+        };
+        let ([mut a, _], at) = train(pair(&case, first_engines(&case)), StateId::INITIAL, 6, 2);
+        let alone = plan(&case, &single(&case));
+        let units = alone.units(A);
+        a.engine.keep_copies(&[]).unwrap();
+        for unit in &units {
+            assert_eq!(
+                a.engine.is_on_host(*unit).unwrap(),
+                device.is_host(),
+                "unit {unit}"
+            );
+        }
+        let link = LocalMesh::new(&[A]).link(A);
+        let report = a.engine.run_step(&alone, at.step, &link, later()).unwrap();
+        let norms: Vec<UnitNorm> = report.prepared.iter().map(|(_, norm)| *norm).collect();
+        let decision = Decision::conclude(at, alone.generation, &norms, None);
+        a.engine.apply(&decision, &units).unwrap();
+        let data = |unit: &Unit| a.engine.export(*unit).unwrap().data;
+        units.iter().map(data).collect::<Vec<_>>()
+    };
+    assert!(trained(Device::Apart) == trained(Device::Cpu));
 }
 
 /// One stage is lost after some steps. A new worker gets the copies of its units that the other stage has kept, and both reach exactly the

@@ -89,6 +89,8 @@ varuna_mutants::mutants! {
     SpreadOneHolder => UNIT_TESTS,
     /// A worker keeps copies that it has no room for.
     KeepWithoutRoom => UNIT_TESTS,
+    /// Copies that are kept in the host's memory beside a GPU must fit into what stages leave of the GPU's.
+    KeepApartInTrainingsMemory => UNIT_TESTS,
     /// The spare copies that a worker keeps leave it as much room to follow as if there were none.
     ForgetKeptCopies => UNIT_TESTS,
     /// A worker keeps the copies of any number of others.

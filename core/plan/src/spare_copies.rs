@@ -62,11 +62,25 @@ pub struct SpareCosts {
     pub copy_bytes: Vec<u64>,
     /// Memory of each worker that its stages do not use, bytes. A worker that is not listed has memory for everything.
     pub room_bytes: BTreeMap<WorkerId, u64>,
+    /// Memory for copies of each worker that keeps them beside the memory of training, bytes: in the host's memory beside a GPU's.
+    pub apart_bytes: BTreeMap<WorkerId, u64>,
     /// By unit: how long its gradient occupies a link in each step, milliseconds. A unit that is not listed takes no time.
     pub send_ms: Vec<f64>,
 }
 
 impl SpareCosts {
+    /// Memory of a worker for the copies that it keeps, bytes; none if it has memory for everything.
+    fn copies_room(&self, worker: WorkerId) -> Option<u64> {
+        let apart = self.apart_bytes.get(&worker);
+        let apart = apart.filter(|_| !bug!(KeepApartInTrainingsMemory));
+        apart.or_else(|| self.room_bytes.get(&worker)).copied()
+    }
+
+    /// Whether the copies that a worker keeps take memory that its training could use.
+    fn takes_trainings_memory(&self, keeper: WorkerId) -> bool {
+        !self.apart_bytes.contains_key(&keeper)
+    }
+
     fn copy(&self, layout: &Layout, unit: Unit) -> u64 {
         let whole = self.copy_bytes.get(layout.whole_of(unit).index());
         whole.map_or(0, |bytes| bytes / u64::from(layout.ranges))
@@ -233,7 +247,7 @@ impl Choice<'_> {
     fn has_room(&self, worker: WorkerId, holder: WorkerId, bytes: u64) -> bool {
         let kept = self.kept.get(&worker);
         let there = kept.map_or(0, |k| k.bytes).saturating_add(bytes);
-        let room = self.costs.room_bytes.get(&worker).copied();
+        let room = self.costs.copies_room(worker);
         let known = kept.is_some_and(|k| k.holders.contains(&holder));
         let full = kept.is_some_and(|k| k.holders.len() >= HOLDERS_PER_KEEPER);
         let fits = room.is_none_or(|room| there <= room) || bug!(KeepWithoutRoom);

@@ -105,6 +105,7 @@ impl Rig {
                 node: String::new(),
                 hardware: None,
                 memory_bytes: None,
+                copies_bytes: None,
                 scores: None,
                 speed: 1.0,
             };

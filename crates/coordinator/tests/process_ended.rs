@@ -25,6 +25,7 @@ fn hello(worker: u64, host: &str) -> Hello {
         hardware: None,
         workers_on_gpu: 0,
         memory_bytes: None,
+        copies_bytes: None,
         scores: None,
         device: String::new(),
         speed: 1.0,

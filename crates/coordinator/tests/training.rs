@@ -516,6 +516,7 @@ async fn a_worker_says_what_it_computes_on_once_it_has_the_job() {
             memory_bytes: 16 << 30,
         }),
         memory_bytes: Some(14 << 30),
+        copies_bytes: None,
         scores: None,
         device: "cuda:0 Tesla T4".into(),
         ..hello(1)

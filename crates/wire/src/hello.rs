@@ -32,6 +32,8 @@ pub struct Hello {
     pub workers_on_gpu: u32,
     /// Memory that training may use (bytes); none = not limited.
     pub memory_bytes: Option<u64>,
+    /// Host memory that spare copies may use, if it keeps them there and not in the memory of training (bytes).
+    pub copies_bytes: Option<u64>,
     /// Memory that its attention needs for scores that it materialises; none if it materialises none or does not report it. Each figure is
     /// at most 2^40.
     pub scores: Option<ScoreMemory>,
@@ -54,6 +56,7 @@ pub(crate) fn hello_to_wire(hello: &Hello) -> v1::Hello {
         host: hello.host.clone(),
         pid: hello.pid,
         memory_bytes: hello.memory_bytes,
+        spare_copies_bytes: hello.copies_bytes,
         scores: hello.scores.map(scores_to_wire),
         hardware: hello.hardware.as_ref().map(hardware_to_wire),
         workers_on_gpu: hello.workers_on_gpu,
@@ -108,6 +111,7 @@ pub(crate) fn read_hello(hello: v1::Hello) -> Result<Hello, WireError> {
         hardware: hello.hardware.map(read_hardware).transpose()?,
         workers_on_gpu: hello.workers_on_gpu,
         memory_bytes: hello.memory_bytes,
+        copies_bytes: hello.spare_copies_bytes,
         scores: hello.scores.map(read_scores).transpose()?,
         device: hello.device,
         speed: hello.speed,

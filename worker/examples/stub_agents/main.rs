@@ -216,6 +216,7 @@ fn hello(number: u64, address: String) -> Hello {
         hardware: None,
         workers_on_gpu: 1,
         memory_bytes: None,
+        copies_bytes: None,
         scores: None,
         device: "stub".into(),
         speed: 1.0,

@@ -189,7 +189,10 @@ impl Agent {
     fn free(&mut self, keep: Vec<Unit>) -> Result<(), AgentError> {
         self.arrivals.free();
         self.loading.free();
-        self.command(Command::Free { keep })
+        let plan = self.member.plan();
+        let copies = plan.map_or_else(Vec::new, |plan| plan.kept_by(self.me));
+        let copies = copies.into_iter().map(|(unit, _)| unit).collect();
+        self.command(Command::Free { keep, copies })
     }
 
     /// Starts to read a unit from the store, unless that is under way. The member asks again until it has the unit.

@@ -92,8 +92,8 @@ pub enum Command {
         decision: Decision,
         gradient: Vec<f32>,
     },
-    /// Free the state of all units that are not in `keep`.
-    Free { keep: Vec<Unit> },
+    /// Free the state of all units that are not in `keep`. `copies`: those that are only spare copies from now on, here or still to come.
+    Free { keep: Vec<Unit>, copies: Vec<Unit> },
     /// Give read access to a unit's state as it is now, which is `id`. Answer: [`Event::Snapshot`].
     Snapshot { unit: Unit, id: StateId },
     /// Give read access to these units' state as it is now, which is `id`, to compare it. Answer: [`Event::Compared`].
@@ -270,8 +270,9 @@ impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
                 decision,
                 gradient,
             } => return self.apply_forwarded(unit, &decision, gradient),
-            Command::Free { keep } => {
-                self.engine.free(&keep)?;
+            Command::Free { keep, copies } => {
+                let freed = self.engine.free(&keep);
+                freed.and_then(|()| self.engine.keep_copies(&copies))?;
                 self.prepared.retain(|(u, _)| keep.contains(u));
                 return Ok(());
             }

@@ -2,7 +2,7 @@
 //! a step waits only for the optimizer of its own units.
 //!
 //! The thread owns such a unit's buffers from the first gradient until the engine takes them back. Taking them back waits for all gradients
-//! that were given before.
+//! that were given before. It has only units in the host's memory: on a GPU all work has one order.
 
 use super::optimizer::{self, Patience};
 use super::panics::{caught, panic_message};
@@ -14,6 +14,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use varuna_api::Training;
 use varuna_plan::{Decision, Unit};
+use varuna_torch::Device;
+
+/// Threads of the optimizer for copies beside a GPU, whose host has some cores for each. With one, a copy of a large stage would need longer
+/// for a gradient than the stage for a step.
+const THREADS_BESIDE_GPU: i32 = 4;
 
 /// Is called when a gradient is applied, or with the reason if it is not: then the unit's state cannot be trusted.
 pub type Done = Box<dyn FnOnce(Result<(), EngineError>) + Send>;
@@ -33,8 +38,8 @@ impl Engine {
         Ok(())
     }
 
-    /// As [`Engine::apply_forwarded`], beside the next step where the processor computes: `done` is told from another thread. A GPU has one order
-    /// of its work; there it is done at once.
+    /// As [`Engine::apply_forwarded`], beside the next step if the unit is in the host's memory: `done` is told from another thread. A GPU has one
+    /// order of its work; there it is done at once.
     ///
     /// # Errors
     /// The thread does not start, or has ended. What else may be wrong, `done` is told.
@@ -45,7 +50,8 @@ impl Engine {
         gradient: Vec<f32>,
         done: Done,
     ) -> Result<(), EngineError> {
-        if !self.config.backend.device.is_host() {
+        let is_on_device = self.units.get(&unit).is_some_and(|held| !held.is_on_host());
+        if is_on_device || self.on_host.contains_key(&unit) {
             done(self.apply_forwarded(decision, unit, &gradient));
             return Ok(());
         }
@@ -61,7 +67,17 @@ impl Engine {
             patience: self.patience,
             done,
         };
-        self.beside.apply(&self.config.training, buffers, forwarded)
+        let threads = threads_beside(self.config.backend.device);
+        self.beside
+            .apply((&self.config.training, threads), buffers, forwarded)
+    }
+}
+
+/// Threads of the optimizer for copies. Where the processor computes the steps, the cores are theirs.
+fn threads_beside(device: Device) -> i32 {
+    match device {
+        Device::Cpu | Device::Apart => 1,
+        Device::Cuda(_) => THREADS_BESIDE_GPU,
     }
 }
 
@@ -104,14 +120,14 @@ impl BackgroundUpdates {
     /// Gives a gradient to the thread, and the unit's buffers where it has not got them.
     fn apply(
         &mut self,
-        training: &Training,
+        (training, threads): (&Training, i32),
         buffers: Option<UnitBuffers>,
         forwarded: Forwarded,
     ) -> Result<(), EngineError> {
         let unit = forwarded.unit;
         let thread = match &mut self.thread {
             Some(thread) => thread,
-            none => none.insert(Thread::start(training.clone())?),
+            none => none.insert(Thread::start(training.clone(), threads)?),
         };
         if let Some(buffers) = buffers {
             thread.give(Job::Take(unit, Box::new(buffers)))?;
@@ -135,12 +151,11 @@ fn ended() -> EngineError {
 }
 
 impl Thread {
-    fn start(training: Training) -> Result<Thread, EngineError> {
+    fn start(training: Training, threads: i32) -> Result<Thread, EngineError> {
         let ((jobs, inbox), (give_back, returned)) = (channel(), channel());
         let thread = std::thread::Builder::new().name("spare-copies".into());
         let started = thread.spawn(move || {
-            // The cores are the step's.
-            tch::set_num_threads(1);
+            tch::set_num_threads(threads);
             serve(&training, &inbox, &give_back);
         });
         match started {

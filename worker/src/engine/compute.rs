@@ -20,6 +20,10 @@ pub trait Compute: Send + 'static {
     }
     fn gradient(&self, unit: Unit) -> Result<Vec<f32>, EngineError>;
     fn free(&mut self, keep: &[Unit]) -> Result<(), EngineError>;
+    /// One that has no device has one place for all state.
+    fn keep_copies(&mut self, _copies: &[Unit]) -> Result<(), EngineError> {
+        Ok(())
+    }
     fn recall(&mut self, units: &[Unit]) -> Result<(), EngineError>;
     fn run_step(
         &mut self,
@@ -65,6 +69,10 @@ impl Compute for Engine {
 
     fn free(&mut self, keep: &[Unit]) -> Result<(), EngineError> {
         Engine::free(self, keep)
+    }
+
+    fn keep_copies(&mut self, copies: &[Unit]) -> Result<(), EngineError> {
+        Engine::keep_copies(self, copies)
     }
 
     fn recall(&mut self, units: &[Unit]) -> Result<(), EngineError> {

@@ -84,10 +84,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Loads a unit to the device, or to the host's memory where the device has no room for it.
+    /// Loads a unit to the device, or to the host's memory if it is a spare copy or the device has no room for it.
     fn load(&mut self, unit: Unit, from: Origin<'_>) -> Result<(), EngineError> {
         self.units.remove(&unit);
         self.on_host.remove(&unit);
+        if self.copies.contains(&unit) {
+            let buffers = self.made_on_host(unit, from)?;
+            self.units.insert(unit, buffers);
+            return Ok(());
+        }
         let mut made = self.made(unit, from);
         if self.is_short(&made) {
             self.initial = None;

@@ -7,6 +7,7 @@ mod background_updates;
 mod compute;
 mod config;
 mod error;
+mod host_copies;
 mod loading;
 mod masked;
 mod optimizer;
@@ -33,7 +34,7 @@ use background_updates::BackgroundUpdates;
 use optimizer::Patience;
 use panics::caught;
 use read_ahead::ReadAhead;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use step::{Device, Ordered};
@@ -122,12 +123,15 @@ pub struct StepFailure {
 pub struct Engine {
     config: EngineConfig,
     units: BTreeMap<Unit, UnitBuffers>,
-    /// Units for which the device had no room, in the host's memory: their state alone. None of them is in `units`.
+    /// Units for which the device had no room, in the host's memory: their state alone. None of them is in `units`, which also has the spare
+    /// copies that are kept in the host's memory.
     on_host: BTreeMap<Unit, UnitBuffers>,
     /// Where units are ranges of segments: what the segments of this worker's stages are computed with, by unit of the undivided layout.
     gathered: BTreeMap<Unit, GatheredUnit>,
     /// The initial values of the undivided unit whose range was made last: its other ranges are mostly made next.
     initial: Option<(Unit, tch::Tensor)>,
+    /// Units whose spare copies are kept here, in the host's memory. Empty where they are kept on the device.
+    copies: BTreeSet<Unit>,
     beside: BackgroundUpdates,
     reader: ReadAhead,
     tables: Tables,
@@ -150,6 +154,7 @@ impl Engine {
             on_host: BTreeMap::new(),
             gathered: BTreeMap::new(),
             initial: None,
+            copies: BTreeSet::new(),
             beside: BackgroundUpdates::default(),
             tables: Tables::default(),
             begun: (Generation(0), 0),

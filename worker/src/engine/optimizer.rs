@@ -5,7 +5,7 @@ use super::without_memory::{torn, without_room};
 use super::{Engine, EngineConfig, EngineError};
 use crate::state::{Gradients, UnitBuffers};
 use std::time::{Duration, Instant};
-use varuna_api::{Training, UpdateRule};
+use varuna_api::Training;
 use varuna_plan::{Decision, Unit};
 
 /// How long the optimizer waits for readers of the state that it would change.
@@ -67,8 +67,11 @@ impl Engine {
         unit: Unit,
         gradient: &[f32],
     ) -> Result<(), EngineError> {
-        if !self.has_equal_bits_on_host() {
-            let device = self.config.backend.device;
+        let EngineConfig {
+            training, backend, ..
+        } = &self.config;
+        if !backend.has_equal_bits_on_host(training.optimizer.rule) {
+            let device = backend.device;
             let placed = self.place(&[unit]);
             placed.map_err(|error| without_room(device, unit, error))?;
         }
@@ -76,15 +79,6 @@ impl Engine {
         self.change(unit, |training, buffers| {
             apply_forwarded(training, decision, (unit, buffers), gradient, patience)
         })
-    }
-
-    /// Whether the optimizer comes to the same bits in the host's memory as on the device.
-    fn has_equal_bits_on_host(&self) -> bool {
-        let EngineConfig {
-            training, backend, ..
-        } = &self.config;
-        let is_muon = matches!(training.optimizer.rule, UpdateRule::Muon { .. });
-        backend.kernels.has_own_optimizer() && !is_muon
     }
 
     /// Changes a unit's state. A lack of memory meanwhile leaves it changed in part: it is dropped then, so that nobody reads it as that of any

@@ -44,6 +44,7 @@ pub(super) fn spare_costs(
     SpareCosts {
         copy_bytes: parameters.iter().map(bytes).collect(),
         room_bytes: workers.iter().map(room).collect(),
+        apart_bytes: BTreeMap::new(),
         send_ms: parameters.iter().map(|n| costs.gradient_ms(*n)).collect(),
     }
 }

@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// the plan in force.
 ///
 /// A followed unit needs as much memory as a spare copy: the state, and as many gradients as may wait. A unit whose spare copy a member
-/// already keeps needs nothing more. A newcomer holds only what `next` gives it, which was planned within its memory.
+/// already keeps needs nothing more. Copies that are kept in other memory than that of training leave room. A newcomer holds only what `next`
+/// gives it, which was planned within its memory.
 #[must_use]
 pub fn without_room_to_follow(plan: &Plan, next: &Shape, costs: &SpareCosts) -> Vec<WorkerId> {
     let layout = &plan.layout;
@@ -23,7 +24,8 @@ pub fn without_room_to_follow(plan: &Plan, next: &Shape, costs: &SpareCosts) -> 
             *sum = sum.saturating_add(bytes);
         };
         let keeper = plan.keeper(unit);
-        if let Some(keeper) = keeper.filter(|_| !bug!(ForgetKeptCopies)) {
+        let beside = |keeper: &WorkerId| costs.takes_trainings_memory(*keeper);
+        if let Some(keeper) = keeper.filter(beside).filter(|_| !bug!(ForgetKeptCopies)) {
             add(&mut kept, keeper);
         }
         let here: BTreeSet<WorkerId> = plan.holders(unit).iter().copied().chain(keeper).collect();

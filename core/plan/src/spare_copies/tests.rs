@@ -130,7 +130,7 @@ fn where_nobody_has_room_for_a_stage_its_units_are_spread() {
     let costs = SpareCosts {
         copy_bytes: vec![10; 5],
         room_bytes: [(first, 0), (second, 10)].into(),
-        send_ms: Vec::new(),
+        ..SpareCosts::default()
     };
     let keepers = keepers(&layout, &shape, &workers(&shape, &[]), everyone, &costs);
     assert_eq!(keepers, [Some(second), None, None, None, None]);
@@ -188,7 +188,7 @@ proptest! {
         let costs = SpareCosts {
             copy_bytes: bytes,
             room_bytes: if unlimited { BTreeMap::new() } else { room_of.collect() },
-            send_ms: Vec::new(),
+            ..SpareCosts::default()
         };
         let found = keepers(&layout, &shape, &workers, everyone, &costs);
         let mut holders_of: BTreeMap<WorkerId, BTreeSet<WorkerId>> = BTreeMap::new();
@@ -215,12 +215,44 @@ proptest! {
     }
 }
 
+#[test]
+fn copies_in_the_hosts_memory_are_compared_with_that_and_leave_training_its_own() {
+    let layout = layout(3);
+    let three = shape(layout, &[3]);
+    let costs = SpareCosts {
+        copy_bytes: vec![10; 4],
+        room_bytes: [2, 3, 4].map(|w| (WorkerId(w), 0)).into(),
+        apart_bytes: [(WorkerId(3), 10), (WorkerId(4), 9)].into(),
+        ..SpareCosts::default()
+    };
+    // Worker 3 has memory for one copy, the others for none.
+    let found = keepers(&layout, &three, &workers(&three, &[]), everyone, &costs);
+    assert_eq!(found, [Some(WorkerId(3)), None, None, None]);
+
+    // Worker 3 gains the last segment, for which it has memory beside the copy.
+    let layout = Layout::new(3, false);
+    let plan = Plan {
+        keepers: vec![Some(WorkerId(3)), None, None],
+        ..Plan::first(layout, shape(layout, &[3]))
+    };
+    let next = shape(layout, &[2]);
+    let without_room = |apart: &[WorkerId]| {
+        let costs = SpareCosts {
+            apart_bytes: apart.iter().map(|w| (*w, 1000)).collect(),
+            ..of_room(&[(3, 30)])
+        };
+        without_room_to_follow(&plan, &next, &costs)
+    };
+    assert_eq!(without_room(&[]), [WorkerId(3)]);
+    assert!(without_room(&[WorkerId(3)]).is_empty());
+}
+
 /// Segments of 10, 20 and 30 bytes, and workers with this much free memory.
 fn of_room(room: &[(u64, u64)]) -> SpareCosts {
     SpareCosts {
         copy_bytes: vec![10, 20, 30],
         room_bytes: room.iter().map(|(w, bytes)| (WorkerId(*w), *bytes)).collect(),
-        send_ms: Vec::new(),
+        ..SpareCosts::default()
     }
 }
 

@@ -212,7 +212,7 @@ fn without_room(shared: &Shared, plan: &Plan, next: &Shape) -> Vec<WorkerId> {
         return Vec::new();
     }
     let workers = shared.infos(members);
-    let costs = shared.planner.spare_costs(&plan.shape, &plan.layout, &workers);
+    let costs = shared.spare_costs(&plan.shape, &workers);
     without_room_to_follow(plan, next, &costs)
 }
 

@@ -208,6 +208,8 @@ pub struct Hello {
     pub hardware: Option<Hardware>,
     /// Memory that training may use, where known, bytes.
     pub memory_bytes: Option<u64>,
+    /// Host memory for the spare copies that it keeps, bytes; none if they take memory of training.
+    pub copies_bytes: Option<u64>,
     /// Memory that its attention needs for scores that it materialises; none if it materialises none.
     pub scores: Option<ScoreMemory>,
     /// Measured speed, 1.0 = nominal.

@@ -7,7 +7,7 @@ use super::turn::Turn;
 use crate::message::{Keeping, Status, Time};
 use std::time::Duration;
 use varuna_plan::spare_copies::{Expected, SpareCopyDecision, decide, keepers};
-use varuna_plan::{Generation, Shape, SpareCopies, Unit, WorkerId};
+use varuna_plan::{Generation, Shape, SpareCopies, SpareCosts, Unit, WorkerId, WorkerInfo};
 
 fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
@@ -28,7 +28,7 @@ impl Shared {
         }
         let layout = self.config.layout;
         let workers = self.infos(&shape.members());
-        let costs = self.planner.spare_costs(shape, &self.config.layout, &workers);
+        let costs = self.spare_costs(shape, &workers);
         let able = |w: WorkerId| {
             let status = self.roster.status(w);
             status.is_some_and(|s| s.keeping != Keeping::Unable) || bug!(KeepersThatCannotFollow)
@@ -58,6 +58,15 @@ impl Shared {
             });
         }
         found
+    }
+
+    /// What spare copies would cost under a shape on these workers.
+    pub(super) fn spare_costs(&self, shape: &Shape, workers: &[WorkerInfo]) -> SpareCosts {
+        let apart = |w: &WorkerInfo| Some((w.id, self.roster.hello(w.id)?.copies_bytes?));
+        SpareCosts {
+            apart_bytes: workers.iter().filter_map(apart).collect(),
+            ..self.planner.spare_costs(shape, &self.config.layout, workers)
+        }
     }
 
     /// How up to date the copies of the plan in force are, according to the last reports of their keepers. None if the job wants no copies.

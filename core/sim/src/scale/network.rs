@@ -56,6 +56,7 @@ impl Environment for Scale<'_> {
             node: format!("node-{}", (worker.0 - 1) / 8),
             hardware: None,
             memory_bytes: None,
+            copies_bytes: None,
             scores: None,
             speed: 1.0,
         }

@@ -178,6 +178,7 @@ impl Environment for Schedule {
             node: String::new(),
             hardware: None,
             memory_bytes: None,
+            copies_bytes: None,
             scores: None,
             speed: 1.0,
         }

@@ -84,6 +84,7 @@ impl Draw {
                     node: "n".into(),
                     hardware: None,
                     memory_bytes: None,
+                    copies_bytes: None,
                     scores: None,
                     speed: 1.0,
                 },

@@ -39,6 +39,7 @@ pub(super) fn report(hello: &Hello) -> coordinator::Hello {
         node: hello.node.clone(),
         hardware: hello.hardware.clone(),
         memory_bytes: hello.memory_bytes,
+        copies_bytes: hello.copies_bytes,
         scores: hello.scores,
         speed: hello.speed,
     }

@@ -72,6 +72,7 @@ fn hello() -> Hello {
         hardware: Some(Hardware::Processor),
         workers_on_gpu: 1,
         memory_bytes: None,
+        copies_bytes: None,
         scores: None,
         device: String::new(),
         speed: 1.0,

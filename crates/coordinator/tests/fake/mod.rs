@@ -207,6 +207,7 @@ pub(crate) fn hello(number: u64) -> Hello {
         hardware: None,
         workers_on_gpu: 0,
         memory_bytes: None,
+        copies_bytes: None,
         scores: None,
         device: "none".into(),
         speed: 1.0,

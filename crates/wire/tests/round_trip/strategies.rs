@@ -265,6 +265,7 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
         any::<u32>(),
         proptest::option::of(any::<u64>()),
         proptest::option::of(scores),
+        proptest::option::of(any::<u64>()),
     );
     (who, texts, memory, 0.001..1000.0).prop_map(
         |((worker, name, address, pid), (node, host, device, run), memory, speed)| Hello {
@@ -272,6 +273,7 @@ pub(crate) fn hello() -> impl Strategy<Value = Hello> {
             workers_on_gpu: memory.1,
             memory_bytes: memory.2,
             scores: memory.3,
+            copies_bytes: memory.4,
             worker: WorkerId(worker),
             name,
             address,

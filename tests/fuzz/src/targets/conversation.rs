@@ -61,6 +61,7 @@ pub(super) fn hello(worker: WorkerId) -> Hello {
         hardware: None,
         workers_on_gpu: 1,
         memory_bytes: Some(1 << 30),
+        copies_bytes: None,
         scores: Some(varuna_plan::ScoreMemory {
             saved_bytes: 1 << 20,
             forward_bytes: 3 << 19,

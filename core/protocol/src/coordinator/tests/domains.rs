@@ -12,6 +12,7 @@ fn workers_are_planned_with_where_their_nodes_are_and_no_plan_is_made_for_that_a
             node: node.into(),
             hardware: None,
             memory_bytes: None,
+            copies_bytes: None,
             scores: None,
             speed: 1.0,
         };

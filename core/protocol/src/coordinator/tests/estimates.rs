@@ -30,6 +30,7 @@ fn unequipped() -> Hello {
         node: "n".into(),
         hardware: None,
         memory_bytes: None,
+        copies_bytes: None,
         scores: None,
         speed: 1.0,
     }

@@ -158,6 +158,7 @@ fn a_worker_of_the_same_name_on_another_node_has_another_device() {
         node: "another".to_owned(),
         hardware: None,
         memory_bytes: None,
+        copies_bytes: None,
         scores: None,
         speed: 1.0,
     };

@@ -72,7 +72,7 @@ impl Planner for Widening {
         SpareCosts {
             copy_bytes: vec![10; 2],
             room_bytes: workers.iter().map(|w| (w.id, self.room_bytes)).collect(),
-            send_ms: Vec::new(),
+            ..SpareCosts::default()
         }
     }
 }
@@ -130,6 +130,7 @@ impl Rig {
             node: String::new(),
             hardware: None,
             memory_bytes: None,
+            copies_bytes: None,
             scores: None,
             speed: 1.0,
         };

@@ -119,6 +119,7 @@ fn a_worker_that_came_after_the_plan_says_whether_it_was_considered() {
         node: String::new(),
         hardware: None,
         memory_bytes: None,
+        copies_bytes: None,
         scores: None,
         speed: 1.0,
     };

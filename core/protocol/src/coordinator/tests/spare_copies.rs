@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::message::{Following, Keeping};
-use varuna_plan::SpareCopies;
 use varuna_plan::spare_copies::SpareCopyDecision;
+use varuna_plan::{SpareCopies, SpareCosts, WorkerInfo};
 
 /// A planner that makes one pipeline with a segment for each of two workers.
 struct Deep;
@@ -64,6 +64,7 @@ fn planned(wanted: SpareCopies, (of_a, of_b): (Keeping, Keeping)) -> Rig {
             node: String::new(),
             hardware: None,
             memory_bytes: None,
+            copies_bytes: None,
             scores: None,
             speed: 1.0,
         };
@@ -169,6 +170,43 @@ fn the_status_says_what_was_decided_under_the_plan_in_force_and_why() {
         assert_eq!(said(&rig), kept);
         assert_eq!(rig.machine.shared.last_reports.copy_verdicts.len(), 2);
     }
+}
+
+/// A planner of whose workers none has memory for a copy beside its stage.
+struct Full;
+
+impl Planner for Full {
+    fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
+        Deep.plan(request)
+    }
+
+    fn spare_costs(&self, _: &Shape, _: &Layout, workers: &[WorkerInfo]) -> SpareCosts {
+        SpareCosts {
+            copy_bytes: vec![10; 2],
+            room_bytes: workers.iter().map(|w| (w.id, 0)).collect(),
+            ..SpareCosts::default()
+        }
+    }
+}
+
+#[test]
+fn who_keeps_copies_in_its_hosts_memory_needs_no_room_beside_its_stage() {
+    let mut rig = planned(SpareCopies::One, (Keeping::Able, Keeping::Able));
+    rig.machine.shared.planner = Box::new(Full);
+    let shape = rig.plan().shape.clone();
+    let keepers = |rig: &mut Rig| {
+        let mut effects = Vec::new();
+        let mut turn = Turn {
+            now: rig.now,
+            scope: Scope::Everyone,
+            effects: &mut effects,
+        };
+        rig.machine.shared.keepers(Generation(9), &shape, &mut turn)
+    };
+    assert_eq!(keepers(&mut rig), []);
+    let worker = rig.machine.shared.roster.workers.get_mut(&B).unwrap();
+    worker.hello.as_mut().unwrap().copies_bytes = Some(10);
+    assert_eq!(keepers(&mut rig), [Some(B), None]);
 }
 
 /// How many losses were counted: one more divides the time after which the next one is expected.

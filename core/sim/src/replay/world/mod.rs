@@ -230,6 +230,7 @@ impl Environment for Replay<'_> {
             node: node.clone(),
             hardware: None,
             memory_bytes: None,
+            copies_bytes: None,
             scores: None,
             speed: 1.0,
         }

@@ -92,6 +92,7 @@ impl CoordinatorRun {
                             node: hello.node,
                             hardware: hello.hardware,
                             memory_bytes: hello.memory_bytes,
+                            copies_bytes: hello.copies_bytes,
                             scores: hello.scores,
                             speed: hello.speed,
                         },
