@@ -165,7 +165,7 @@ fn an_answer_in_the_clear_gets_no_proof_in_the_clear() {
     assert!(a.events.try_recv().is_err());
 }
 
-/// A man in the middle. He forwards the greetings of both sides, and if they encrypt, has a TLS session with each.
+/// A man in the middle. He forwards the handshakes of both sides, and if they encrypt, has a TLS session with each.
 fn in_the_middle(of: SocketAddr, encrypts: bool) -> (SocketAddr, JoinHandle<std::io::Result<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

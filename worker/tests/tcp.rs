@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use varuna_frames::{
-    Answer, Frame, GradientHeader, Greeting, Hello, PreparedHeader, Refusal, Side, StateHeader,
+    Answer, Frame, GradientHeader, Handshake, Hello, PreparedHeader, Refusal, Side, StateHeader,
     TransferHeader, VERSIONS, read_answer, read_proof, write_proof,
 };
 use varuna_plan::{Decision, Generation, StateId, Step, Unit, WorkerId};
@@ -287,8 +287,8 @@ fn strangers_and_workers_of_another_generation_are_refused() {
     a.wait(|e| matches!(e, PeerEvent::Connected { generation, .. } if generation == next).then_some(()));
 }
 
-/// Greets a worker like a build with these versions. Returns the version that is used then.
-fn greeted(to: &Peer, from: WorkerId, versions: Versions) -> Result<u32, Refusal> {
+/// Opens a connection to a worker like a build with these versions. Returns the version that is used then.
+fn connect_speaking(to: &Peer, from: WorkerId, versions: Versions) -> Result<u32, Refusal> {
     let mut socket = TcpStream::connect(to.mesh.address()).unwrap();
     let hello = Hello {
         versions,
@@ -301,14 +301,14 @@ fn greeted(to: &Peer, from: WorkerId, versions: Versions) -> Result<u32, Refusal
     hello.write(&mut socket).unwrap();
     let Answer { version, nonce } = read_answer(&mut socket).unwrap()?;
     let theirs = read_proof(&mut socket).unwrap();
-    let greeting = Greeting {
+    let handshake = Handshake {
         hello,
         version,
         nonce,
         binding: None,
     };
-    assert!(greeting.proves("secret", Side::Acceptor, &theirs));
-    write_proof(&mut socket, &greeting.prove("secret", Side::Dialer)).unwrap();
+    assert!(handshake.proves("secret", Side::Acceptor, &theirs));
+    write_proof(&mut socket, &handshake.prove("secret", Side::Dialer)).unwrap();
     let tag = activation(u32::try_from(from.0).unwrap());
     Frame::Tensor(tag, vec![1.0].into()).write(&mut socket).unwrap();
     assert_eq!(to.link().recv(from, tag, later()), Ok(vec![1.0].into()));
@@ -321,11 +321,11 @@ fn workers_one_release_apart_connect_and_others_are_told_which_versions_there_ar
     b.mesh.open(G, "secret");
     let Versions { oldest, newest } = VERSIONS;
     let speaks = |oldest, newest| Versions { oldest, newest };
-    let older = greeted(&b, WorkerId(3), speaks(oldest - 1, oldest));
+    let older = connect_speaking(&b, WorkerId(3), speaks(oldest - 1, oldest));
     assert_eq!(older, Ok(oldest));
-    let newer = greeted(&b, WorkerId(4), speaks(newest, newest + 1));
+    let newer = connect_speaking(&b, WorkerId(4), speaks(newest, newest + 1));
     assert_eq!(newer, Ok(newest));
-    let much_newer = greeted(&b, WorkerId(5), speaks(newest + 1, newest + 2));
+    let much_newer = connect_speaking(&b, WorkerId(5), speaks(newest + 1, newest + 2));
     assert_eq!(much_newer, Err(Refusal::Versions(VERSIONS)), "what b speaks");
 }
 

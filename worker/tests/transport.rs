@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use varuna_frames::{
-    Answer, Digester, ElementFormat, Frame, Greeting, Hello, Limits, Packet, Proof, Refusal, Side,
+    Answer, Digester, ElementFormat, Frame, Handshake, Hello, Limits, Packet, Proof, Refusal, Side,
     StateHeader, VERSIONS, read_answer, read_proof, write_answer, write_proof,
 };
 use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
@@ -141,17 +141,17 @@ fn by_hand(
         Ok(answer) => answer,
         Err(refusal) => return (socket, Err(refusal)),
     };
-    let greeting = Greeting {
+    let handshake = Handshake {
         hello,
         version,
         nonce,
         binding: None,
     };
     let theirs = read_proof(&mut socket).unwrap();
-    if !greeting.proves(secret, Side::Acceptor, &theirs) {
+    if !handshake.proves(secret, Side::Acceptor, &theirs) {
         return (socket, Err(Refusal::Secret));
     }
-    (socket, Ok(greeting.prove(secret, Side::Dialer)))
+    (socket, Ok(handshake.prove(secret, Side::Dialer)))
 }
 
 /// Opens a connection by hand that can send frames.
@@ -256,7 +256,7 @@ fn a_dialer_that_does_not_prove_itself_sends_no_frame() {
         assert!(ended(socket));
     };
     refused(by_hand(&b, WorkerId(1), G, SECRET).0, &[0; 32]);
-    // The proof of another connection, as an eavesdropper would replay it together with the whole greeting.
+    // The proof of another connection, as an eavesdropper would replay it together with the whole handshake.
     let (_, recorded) = by_hand(&b, WorkerId(1), G, SECRET);
     refused(by_hand(&b, WorkerId(1), G, SECRET).0, &recorded.unwrap());
     // The acceptor's own proof, sent back to it.
@@ -309,7 +309,7 @@ fn who_answers_for_a_peer_without_its_secret_gets_nothing() {
 fn silent_connections_do_not_keep_a_true_peer_out() {
     let (a, b) = (peer(1), peer(2));
     b.mesh.open(G, SECRET);
-    // More connections than may greet at the same time. They stay open and send nothing.
+    // More connections than may be in the handshake at the same time. They stay open and send nothing.
     let silent: Vec<TcpStream> = (0..300)
         .map(|_| TcpStream::connect(b.mesh.address()).unwrap())
         .collect();
@@ -372,9 +372,9 @@ fn rubbish_from_a_connected_peer_ends_its_connection_for_both_sides() {
     part.write(&mut socket).unwrap();
     assert!(ended(socket), "a part without a header is refused");
     b.closed(WorkerId(1));
-    let mut stranger = TcpStream::connect(b.mesh.address()).unwrap();
-    stranger.write_all(&[b'G'; 64]).unwrap();
-    assert!(ended(stranger));
+    let mut unknown = TcpStream::connect(b.mesh.address()).unwrap();
+    unknown.write_all(&[b'G'; 64]).unwrap();
+    assert!(ended(unknown));
 }
 
 #[test]

@@ -89,7 +89,7 @@ pub enum PlanError {
     Spare(WorkerId),
     /// A member that was not offered.
     #[error("worker {0} has a stage but was not offered")]
-    Stranger(WorkerId),
+    NotOffered(WorkerId),
     /// Sources do not match the units.
     #[error("the plan lists sources for {found} units of {expected}")]
     Sources {
@@ -193,7 +193,7 @@ pub fn check_shape(
                 return Err(PlanError::Twice(s.worker));
             }
             if !offered.contains(&s.worker) && !bug!(AllowStranger) {
-                return Err(PlanError::Stranger(s.worker));
+                return Err(PlanError::NotOffered(s.worker));
             }
         }
         if segment != layout.segments && !bug!(AllowShortPipeline) {

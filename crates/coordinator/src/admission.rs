@@ -1,8 +1,8 @@
 //! Limits who may hold a connection to the coordinator's port.
 //!
 //! Anyone who reaches the port can connect, and send nothing or open streams. Until a request on a connection shows the run's token, the
-//! connection counts as a stranger's: their number is limited, and each ends after a few seconds whatever it does. The token is checked in
-//! a request's headers, before a byte of its message is read, so that a client without the token cannot use up memory.
+//! connection is unauthenticated: the number of such connections is limited, and each ends after a few seconds whatever it does. The token
+//! is checked in a request's headers, before a byte of its message is read, so that a client without the token cannot use up memory.
 
 use std::future::Future as _;
 use std::io;
@@ -19,36 +19,36 @@ use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tonic::transport::server::{Connected, TlsConnectInfo};
 use tonic::{Request, Status};
-use varuna_wire::{Strangers, shown_token};
+use varuna_wire::{UnauthenticatedConnections, shown_token};
 
 /// How long a connection may take, including its TLS handshake, until a request on it shows the token.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Maximum number of strangers at a time. Each uses a file descriptor, of which a process often may have 1,024; and after a restart of the
-/// coordinator all its workers are strangers for a moment.
+/// Maximum number of unauthenticated connections at a time. Each uses a file descriptor, of which a process often may have 1,024. It must
+/// not be small either: after a restart of the coordinator, the connections of all its workers are unauthenticated for a moment.
 const MAX: usize = 512;
 /// Maximum number of them from one source address. All workers of a node may have the same one.
 const OF_ONE_SOURCE: usize = 256;
 /// Pause after a failed accept: without file descriptors it would fail again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// All strangers of a port. Each is told through its sender when it is admitted. If the sender is dropped instead, the connection has to
-/// make room.
-type All = Arc<Mutex<Strangers<oneshot::Sender<()>>>>;
+/// All unauthenticated connections of a port. Each is notified through its sender when it is admitted. If the sender is dropped instead,
+/// the connection has to make room.
+type All = Arc<Mutex<UnauthenticatedConnections<oneshot::Sender<()>>>>;
 
-/// A connection's place among the strangers.
-pub(crate) struct Stranger {
+/// A connection's entry among the unauthenticated ones.
+pub(crate) struct UnauthenticatedConnection {
     all: All,
     number: u64,
 }
 
-impl Stranger {
+impl UnauthenticatedConnection {
     fn end(&self) -> Option<oneshot::Sender<()>> {
         // Nothing panics while it holds this lock.
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.end(self.number)
     }
 
-    fn is_known(&self) {
+    fn admit(&self) {
         if let Some(tell) = self.end() {
             // An error means that the connection has ended.
             let _ = tell.send(());
@@ -56,7 +56,7 @@ impl Stranger {
     }
 }
 
-impl Drop for Stranger {
+impl Drop for UnauthenticatedConnection {
     fn drop(&mut self) {
         self.end();
     }
@@ -71,10 +71,12 @@ pub(crate) fn admission(
         if !bool::from(shown.as_ref().ct_eq(token.as_bytes())) {
             return Err(Status::unauthenticated("the token is not this run's"));
         }
-        let of_tls = request.extensions().get::<TlsConnectInfo<Arc<Stranger>>>();
-        let of_tcp = request.extensions().get::<Arc<Stranger>>();
-        if let Some(stranger) = of_tls.map(TlsConnectInfo::get_ref).or(of_tcp) {
-            stranger.is_known();
+        let of_tls = request
+            .extensions()
+            .get::<TlsConnectInfo<Arc<UnauthenticatedConnection>>>();
+        let of_tcp = request.extensions().get::<Arc<UnauthenticatedConnection>>();
+        if let Some(unauthenticated) = of_tls.map(TlsConnectInfo::get_ref).or(of_tcp) {
+            unauthenticated.admit();
         }
         Ok(request)
     }
@@ -91,7 +93,7 @@ impl Incoming {
     pub(crate) fn new(listener: TcpListener) -> Incoming {
         Incoming {
             listener,
-            all: Arc::new(Mutex::new(Strangers::new(MAX, OF_ONE_SOURCE))),
+            all: Arc::new(Mutex::new(UnauthenticatedConnections::new(MAX, OF_ONE_SOURCE))),
             pause: None,
         }
     }
@@ -117,10 +119,10 @@ impl Stream for Incoming {
     }
 }
 
-/// A connection that ends by itself while it is a stranger's.
+/// A connection. It ends by itself if its peer does not show the token in time.
 pub(crate) struct Connection {
     socket: TcpStream,
-    stranger: Arc<Stranger>,
+    unauthenticated: Arc<UnauthenticatedConnection>,
     /// Set until the peer has shown the token.
     waiting: Option<Waiting>,
 }
@@ -143,7 +145,7 @@ impl Connection {
         let (number, _displaced) = begun;
         Connection {
             socket,
-            stranger: Arc::new(Stranger {
+            unauthenticated: Arc::new(UnauthenticatedConnection {
                 all: Arc::clone(all),
                 number,
             }),
@@ -172,10 +174,10 @@ impl Connection {
 }
 
 impl Connected for Connection {
-    type ConnectInfo = Arc<Stranger>;
+    type ConnectInfo = Arc<UnauthenticatedConnection>;
 
-    fn connect_info(&self) -> Arc<Stranger> {
-        Arc::clone(&self.stranger)
+    fn connect_info(&self) -> Arc<UnauthenticatedConnection> {
+        Arc::clone(&self.unauthenticated)
     }
 }
 

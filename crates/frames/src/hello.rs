@@ -10,8 +10,8 @@
 //! dialer   -> acceptor   proof (32 bytes)
 //! ```
 //!
-//! A proof is an HMAC-SHA256 over the whole greeting so far and the prover's side, under a key that HKDF derives from the secret for this
-//! generation. Each side draws a nonce for each connection, so a recorded greeting proves nothing later. The dialer's proof comes last and
+//! A proof is an HMAC-SHA256 over the whole handshake so far and the prover's side, under a key that HKDF derives from the secret for this
+//! generation. Each side draws a nonce for each connection, so a recorded handshake proves nothing later. The dialer's proof comes last and
 //! is the confirmation: without it an acceptor could not distinguish a lost connection from one that its dialer gave up.
 //!
 //! **Versions.** Each side speaks all versions from its oldest to its newest, and the acceptor chooses the newest that both know, so that
@@ -48,7 +48,7 @@ const PURPOSE: &[u8] = b"varuna data plane: proofs of a hello";
 
 /// 32 random bytes, used once.
 pub type Nonce = [u8; 32];
-/// See [`Greeting::prove`].
+/// See [`Handshake::prove`].
 pub type Proof = [u8; 32];
 
 /// Why an acceptor refuses a connection.
@@ -179,7 +179,7 @@ pub enum Side {
 
 /// Everything that was exchanged before the proofs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Greeting {
+pub struct Handshake {
     /// The dialer's hello.
     pub hello: Hello,
     /// The version that the acceptor has chosen.
@@ -190,8 +190,8 @@ pub struct Greeting {
     pub binding: Option<Binding>,
 }
 
-impl Greeting {
-    /// One side's proof that it knows the generation's secret and saw the same greeting. The secret itself is never sent.
+impl Handshake {
+    /// One side's proof that it knows the generation's secret and saw the same handshake. The secret itself is never sent.
     #[must_use]
     pub fn prove(&self, secret: &str, side: Side) -> Proof {
         self.mac(secret, side).finalize().into_bytes().into()

@@ -1,4 +1,4 @@
-//! The data plane between workers as bytes: a greeting in which both sides prove their identity, then frames from the dialer to the
+//! The data plane between workers as bytes: a handshake in which both sides prove their identity, then frames from the dialer to the
 //! acceptor. All numbers are little-endian. Checksums detect accidental changes; the hello, and TLS if the job wants it, protect against
 //! attackers.
 //!
@@ -22,7 +22,7 @@ pub use digest::{Digester, StateDigest};
 pub use error::{FrameError, StateError};
 pub use frame::Frame;
 pub use hello::{
-    Answer, Greeting, HELLO_BYTES, Hello, Nonce, Proof, Refusal, Side, VERSIONS, read_answer, read_proof,
+    Answer, HELLO_BYTES, Handshake, Hello, Nonce, Proof, Refusal, Side, VERSIONS, read_answer, read_proof,
     write_answer, write_proof,
 };
 pub use incoming::Incoming;

@@ -17,7 +17,7 @@ pub struct RunKey {
 }
 
 impl RunKey {
-    /// The secret by which the members of a generation authenticate each other (see [`crate::Greeting::prove`]): 64 hex digits. HKDF-SHA256
+    /// The secret by which the members of a generation authenticate each other (see [`crate::Handshake::prove`]): 64 hex digits. HKDF-SHA256
     /// (RFC 5869) with the token as its key, the identity as its salt, and the purpose and the generation (8 bytes, little-endian) as its
     /// context.
     #[must_use]

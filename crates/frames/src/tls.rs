@@ -1,11 +1,11 @@
 //! Encrypts a connection: TLS 1.3 between two workers that know no certificate of each other.
 //!
 //! Each worker signs its own certificate, and accepts any: TLS keeps out eavesdroppers, but does not authenticate the other side. The
-//! greeting's proofs do. They cover the session's exporter (RFC 9266), which differs between the two sessions of a man in the middle, so a
+//! handshake's proofs do. They cover the session's exporter (RFC 9266), which differs between the two sessions of a man in the middle, so a
 //! proof of one session is not valid in another.
 //!
 //! A session is one state machine for both directions, so its two ends could have to wait for each other. Here they cannot: after the
-//! greeting a connection carries frames in one direction. So its writer only writes and its reader only reads. What TLS itself could have
+//! handshake a connection carries frames in one direction. So its writer only writes and its reader only reads. What TLS itself could have
 //! to answer is either switched off (tickets) or needs no answer before the end (a key update).
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -67,7 +67,7 @@ impl Tls {
             .with_protocol_versions(&[&TLS13])?
             .with_no_client_auth()
             .with_single_cert(vec![made.cert.der().clone()], key.into())?;
-        // A ticket would be sent after the greeting, to a dialer that only writes; and no session is resumed.
+        // A ticket would be sent after the handshake, to a dialer that only writes; and no session is resumed.
         server.send_tls13_tickets = 0;
         server.session_storage = Arc::new(NoServerSessionStorage {});
         Ok(Tls {
@@ -121,7 +121,7 @@ impl<S: Read + Write> Encrypted<S> {
 }
 
 impl<S> Encrypted<S> {
-    /// The value that the greeting's proofs cover.
+    /// The value that the handshake's proofs cover.
     #[must_use]
     pub fn binding(&self) -> Binding {
         self.binding
@@ -350,14 +350,14 @@ mod tests {
 
     #[test]
     fn who_speaks_no_tls_is_no_end_of_a_session() {
-        struct Stranger;
-        impl Read for Stranger {
+        struct NotTls;
+        impl Read for NotTls {
             fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
                 buffer.fill(7);
                 Ok(buffer.len())
             }
         }
-        impl Write for Stranger {
+        impl Write for NotTls {
             fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
                 Ok(buffer.len())
             }
@@ -366,8 +366,8 @@ mod tests {
             }
         }
         let tls = Tls::new().unwrap();
-        let refused = |end: io::Result<Encrypted<Stranger>>| end.map(drop).unwrap_err().kind();
-        assert_eq!(refused(tls.dial(Stranger)), io::ErrorKind::InvalidData);
-        assert_eq!(refused(tls.accept(Stranger)), io::ErrorKind::InvalidData);
+        let refused = |end: io::Result<Encrypted<NotTls>>| end.map(drop).unwrap_err().kind();
+        assert_eq!(refused(tls.dial(NotTls)), io::ErrorKind::InvalidData);
+        assert_eq!(refused(tls.accept(NotTls)), io::ErrorKind::InvalidData);
     }
 }

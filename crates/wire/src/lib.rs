@@ -3,7 +3,7 @@
 //!
 //! Messages from the wire are external data: each is checked once, here, with errors that name the field. Other crates use only the
 //! service's client, server and requests from the generated code. This crate decides nothing. It also has the rules of both kinds of
-//! listeners for peers that have not proven themselves ([`Strangers`]).
+//! listeners for peers that have not proven themselves ([`UnauthenticatedConnections`]).
 
 pub mod address;
 pub mod client;
@@ -16,7 +16,7 @@ mod plan;
 mod process_host;
 mod state;
 pub mod status;
-mod strangers;
+mod unauthenticated;
 pub mod up;
 mod version;
 
@@ -39,7 +39,7 @@ pub use error::WireError;
 pub use hello::Hello;
 pub use metrics::{SegmentTimes, StepMetrics};
 pub use process_host::process_host;
-pub use strangers::Strangers;
+pub use unauthenticated::UnauthenticatedConnections;
 pub use up::Upward;
 pub use version::{VERSIONS, program_version};
 

@@ -38,7 +38,7 @@ impl CredentialStore {
     /// already has the name.
     ///
     /// # Errors
-    /// The API server refuses or does not answer, no key can be made, or a stranger has the name.
+    /// The API server refuses or does not answer, no key can be made, or the Secret of that name belongs to somebody else.
     pub async fn make_sure(&self, job: &ObservedJob, present: SecretOwner) -> Result<(), Error> {
         let known = self.made.lock().get(&job.uid).copied();
         if known.is_some_and(|seen| seen.elapsed() < LOOK_AGAIN) {
@@ -50,7 +50,7 @@ impl CredentialStore {
         match secrets.create(&PostParams::default(), &secret).await {
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.is_already_exists() => {
-                if present == SecretOwner::Stranger {
+                if present == SecretOwner::Another {
                     return Err(note_taken_secret(&self.client, job).await?);
                 }
             }

@@ -140,9 +140,9 @@ mod tests {
         let (written, asked) = written_over(run(9, 2, 41)).await;
         assert!(matches!(written, Err(Error::Stale)), "{written:?}");
         assert_eq!(methods(&asked), ["PUT", "GET"]);
-        let mut stranger = run(9, 1, 41);
-        stranger["metadata"]["ownerReferences"][0]["uid"] = "another".into();
-        let (written, asked) = written_over(stranger).await;
+        let mut other_job = run(9, 1, 41);
+        other_job["metadata"]["ownerReferences"][0]["uid"] = "another".into();
+        let (written, asked) = written_over(other_job).await;
         assert!(matches!(written, Err(Error::Stale)), "{written:?}");
         assert_eq!(methods(&asked), ["PUT", "GET"]);
     }

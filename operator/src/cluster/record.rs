@@ -19,7 +19,7 @@ const SECRET_TAKEN: &str = "varuna.dev/secret-name-taken";
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SecretOwner {
     /// Somebody else's: no operator has tried to make the job's yet.
-    Stranger,
+    Another,
     /// The job's, as far as can be known: an operator has made it, or was about to when it ended.
     Job,
 }
@@ -57,11 +57,11 @@ pub async fn begin_run(
             .create(&params, &record)
             .await
             .map_err(Error::refused(JobPart::Coordinator))?;
-        return Ok(SecretOwner::Stranger);
+        return Ok(SecretOwner::Another);
     };
     verify("VarunaRecord", &record.metadata, job)?;
-    // The note goes once the name is free, before the Secret is made: whenever this process ends, a stranger's Secret is not taken for the
-    // job's, nor the job's for a stranger's.
+    // The note goes once the name is free, before the Secret is made: whenever this process ends, somebody else's Secret is not taken for
+    // the job's, nor the job's for somebody else's.
     let was_taken = record.annotations_mut().remove(SECRET_TAKEN).is_some();
     if was_taken && !is_secret_name_free(client, job).await? {
         return Err(secret_taken(job));
@@ -78,7 +78,7 @@ pub async fn begin_run(
             .map_err(Error::changed_or_refused(JobPart::Coordinator))?;
     }
     Ok(if was_taken {
-        SecretOwner::Stranger
+        SecretOwner::Another
     } else {
         SecretOwner::Job
     })

@@ -66,7 +66,7 @@ impl Mesh {
             }
             for peer in (0..ranks).filter(|p| *p != rank) {
                 if outgoing[peer].is_none() {
-                    outgoing[peer] = greet(&place(folder, id, peer), rank);
+                    outgoing[peer] = connect(&place(folder, id, peer), rank);
                 }
             }
             match listener.accept() {
@@ -148,7 +148,7 @@ impl Drop for Mesh {
     }
 }
 
-fn greet(place: &Path, rank: usize) -> Option<Lane> {
+fn connect(place: &Path, rank: usize) -> Option<Lane> {
     let mut stream = UnixStream::connect(place).ok()?;
     stream.write_all(&(rank as u64).to_ne_bytes()).ok()?;
     lane(stream)

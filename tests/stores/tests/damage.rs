@@ -85,8 +85,8 @@ async fn a_manifest_of_a_newer_format_or_another_model_is_refused_by_name() {
     let same = Store::new(Location::over(inner.clone()), LAYOUT, other.clone());
     assert!(same.check(&listed[0]).await.is_ok(), "dropout has no state");
     other.model = serde_json::json!({"layers": 2, "dropout": 0.1});
-    let stranger = Store::new(Location::over(inner.clone()), LAYOUT, other);
-    let error = stranger.check(&listed[0]).await.unwrap_err();
+    let other_model = Store::new(Location::over(inner.clone()), LAYOUT, other);
+    let error = other_model.check(&listed[0]).await.unwrap_err();
     assert!(matches!(error, CheckpointError::Unsuitable { .. }), "{error}");
     let mut manifest = serde_json::to_value(store.location().manifest(id(10)).await.unwrap()).unwrap();
     manifest["formatVersion"] = 1.into();

@@ -90,8 +90,8 @@ fn a_sound_shape_passes_and_each_damage_is_named() {
     );
     let twice = verdict(|s| s.pipelines[1].stages[0].worker = WorkerId(1));
     assert_eq!(twice, Err(PlanError::Twice(WorkerId(1))));
-    let stranger = verdict(|s| s.pipelines[1].stages[0].worker = WorkerId(9));
-    assert_eq!(stranger, Err(PlanError::Stranger(WorkerId(9))));
+    let not_offered = verdict(|s| s.pipelines[1].stages[0].worker = WorkerId(9));
+    assert_eq!(not_offered, Err(PlanError::NotOffered(WorkerId(9))));
     let doubled = verdict(|s| s.pipelines[1].samples.start = 4);
     assert_eq!(
         doubled,

@@ -1,6 +1,6 @@
 use super::*;
 
-const GREETING: Greeting = Greeting {
+const HANDSHAKE: Handshake = Handshake {
     hello: Hello {
         versions: VERSIONS,
         generation: Generation(3),
@@ -16,7 +16,7 @@ const GREETING: Greeting = Greeting {
 
 #[test]
 fn a_hello_and_its_answer_survive_the_wire() {
-    let hello = GREETING.hello;
+    let hello = HANDSHAKE.hello;
     let mut wire = Vec::new();
     hello.write(&mut wire).unwrap();
     let read = Hello::read(&mut wire.as_slice()).unwrap();
@@ -48,7 +48,7 @@ fn hello_of(oldest: u32, newest: u32) -> Vec<u8> {
     let versions = Versions { oldest, newest };
     let hello = Hello {
         versions,
-        ..GREETING.hello
+        ..HANDSHAKE.hello
     };
     hello.write(&mut wire).unwrap();
     wire
@@ -105,11 +105,11 @@ fn an_answer_with_a_version_that_this_build_does_not_speak_is_none() {
 
 #[test]
 fn a_proof_is_of_one_secret_and_side_and_of_all_that_was_said() {
-    let proof = GREETING.prove("s", Side::Dialer);
-    assert!(GREETING.proves("s", Side::Dialer, &proof));
-    assert!(!GREETING.proves("t", Side::Dialer, &proof));
-    assert!(!GREETING.proves("s", Side::Acceptor, &proof));
-    let changed: [fn(&mut Greeting); 11] = [
+    let proof = HANDSHAKE.prove("s", Side::Dialer);
+    assert!(HANDSHAKE.proves("s", Side::Dialer, &proof));
+    assert!(!HANDSHAKE.proves("t", Side::Dialer, &proof));
+    assert!(!HANDSHAKE.proves("s", Side::Acceptor, &proof));
+    let changed: [fn(&mut Handshake); 11] = [
         |g| g.hello.versions.oldest -= 1,
         |g| g.hello.versions.newest += 1,
         |g| g.version -= 1,
@@ -123,7 +123,7 @@ fn a_proof_is_of_one_secret_and_side_and_of_all_that_was_said() {
         |g| g.binding = None,
     ];
     for (i, change) in changed.into_iter().enumerate() {
-        let mut other = GREETING;
+        let mut other = HANDSHAKE;
         change(&mut other);
         assert!(!other.proves("s", Side::Dialer, &proof), "change {i}");
     }

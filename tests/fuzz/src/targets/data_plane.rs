@@ -3,7 +3,7 @@
 use super::{ID, LITTLE, Seeds};
 use crate::{Form, Target};
 use varuna_frames::{
-    Answer, Digester, Frame, GradientHeader, Greeting, Hello, Incoming, Limits, Packet, Side, StateError,
+    Answer, Digester, Frame, GradientHeader, Handshake, Hello, Incoming, Limits, Packet, Side, StateError,
     StateHeader, Tag, VERSIONS, read_answer, read_proof, write_answer, write_proof,
 };
 use varuna_plan::state::UnitNorm;
@@ -32,7 +32,7 @@ pub(super) const FRAMES: Target = Target {
 };
 
 fn hello_seeds() -> Seeds {
-    let greeting = Greeting {
+    let handshake = Handshake {
         hello: Hello {
             versions: VERSIONS,
             generation: Generation(3),
@@ -46,16 +46,16 @@ fn hello_seeds() -> Seeds {
         binding: None,
     };
     let mut wire = Vec::new();
-    greeting.hello.write(&mut wire).expect("memory takes everything");
-    let Greeting { version, nonce, .. } = greeting;
+    handshake.hello.write(&mut wire).expect("memory takes everything");
+    let Handshake { version, nonce, .. } = handshake;
     write_answer(&mut wire, Ok(Answer { version, nonce })).expect("memory takes everything");
     for side in [Side::Acceptor, Side::Dialer] {
-        write_proof(&mut wire, &greeting.prove("secret", side)).expect("memory takes everything");
+        write_proof(&mut wire, &handshake.prove("secret", side)).expect("memory takes everything");
     }
     vec![("proven", wire)]
 }
 
-/// Both sides of a greeting, one after the other.
+/// Both sides of a handshake, one after the other.
 fn run_hello(mut input: &[u8]) -> Result<String, String> {
     let whole = input;
     let said = |e: std::io::Error| e.to_string();
@@ -72,7 +72,7 @@ fn run_hello(mut input: &[u8]) -> Result<String, String> {
     let Answer { version, nonce } = read_answer(&mut input).map_err(said)?.map_err(refused)?;
     // Any binding is as good as another, because no proof of the corpus belongs to a session.
     let binding = hello.encrypted.then_some([5; 32]);
-    let greeting = Greeting {
+    let handshake = Handshake {
         hello,
         version,
         nonce,
@@ -81,7 +81,7 @@ fn run_hello(mut input: &[u8]) -> Result<String, String> {
     let mut proven = Vec::new();
     for side in [Side::Acceptor, Side::Dialer] {
         let proof = read_proof(&mut input).map_err(said)?;
-        proven.push(greeting.proves("secret", side, &proof));
+        proven.push(handshake.proves("secret", side, &proof));
     }
     Ok(format!("{proven:?}"))
 }

@@ -1,7 +1,7 @@
 //! The threads of connections: accept and receive, dial and send.
 
-use super::greet::{Session, accept, dial};
-use super::greetings::Greetings;
+use super::handshake::{Session, accept, dial};
+use super::pending_handshakes::PendingHandshakes;
 use super::queue::{Queue, Sent};
 use super::{Open, PeerEvent, Shared};
 use backon::{BackoffBuilder, ExponentialBuilder};
@@ -35,8 +35,8 @@ pub(super) fn accept_loop(shared: &Arc<Shared>, listener: &TcpListener) {
             }
         };
         let socket = Arc::new(socket);
-        let waiting = match Greetings::begin(&shared.greetings, &socket) {
-            Ok(waiting) => waiting,
+        let pending = match PendingHandshakes::begin(&shared.pending_handshakes, &socket) {
+            Ok(pending) => pending,
             Err(error) => {
                 tracing::debug!(%error, "a connection ended at once");
                 continue;
@@ -44,7 +44,7 @@ pub(super) fn accept_loop(shared: &Arc<Shared>, listener: &TcpListener) {
         };
         let own = Arc::clone(shared);
         let spawned = std::thread::Builder::new().name("peer-in".into()).spawn(move || {
-            match accept(&own, waiting, &socket) {
+            match accept(&own, pending, &socket) {
                 Ok(Some((from, open, session))) => serve(&own, &open, from, (&socket, session)),
                 Ok(None) => {}
                 Err(error) => tracing::debug!(%error, "a connection was not accepted"),

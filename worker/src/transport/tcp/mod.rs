@@ -2,14 +2,14 @@
 //!
 //! A connection belongs to one generation and starts with proofs of its secret from both sides, so that all workers refuse a worker of an
 //! older generation. It uses threads and blocking sockets: there are few connections, and the kernel wakes only the thread that waits.
-//! Traffic is encrypted if the job asks for it ([`Mesh::encrypt`]); otherwise a private network has to keep strangers out.
+//! Traffic is encrypted if the job asks for it ([`Mesh::encrypt`]); otherwise a private network has to keep attackers out.
 
 mod connection;
-mod greet;
-mod greetings;
+mod handshake;
 mod limits;
 mod link;
 mod options;
+mod pending_handshakes;
 mod queue;
 mod states;
 mod transfers;
@@ -17,10 +17,10 @@ mod transfers;
 use super::Link;
 use super::mailbox::{BYTES_MAX, Mailbox};
 use connection::{accept_loop, dial_loop};
-use greetings::Greetings;
 pub use limits::of_job;
 use link::TcpLink;
 use parking_lot::{Condvar, Mutex};
+use pending_handshakes::PendingHandshakes;
 use queue::Queue;
 pub use states::StateSource;
 use std::collections::{BTreeMap, BTreeSet};
@@ -117,7 +117,7 @@ struct Shared {
     emit: Box<dyn Fn(PeerEvent) + Send + Sync>,
     ended: AtomicBool,
     bytes_max: usize,
-    greetings: Arc<Greetings>,
+    pending_handshakes: Arc<PendingHandshakes>,
     /// Limits of connections that begin from now on.
     limits: Mutex<Arc<Limits>>,
     /// Set, if the job encrypts, before the first generation: nothing that a peer says changes it.
@@ -230,7 +230,7 @@ impl Mesh {
             generations,
             emit: Box::new(emit),
             ended,
-            greetings: Arc::default(),
+            pending_handshakes: Arc::default(),
             limits: Mutex::default(),
             tls: OnceLock::new(),
             bytes_max,

@@ -22,7 +22,7 @@ const UNSENT: Duration = Duration::from_mins(5);
 pub(super) enum End {
     /// The side that sends frames.
     Dialer,
-    /// It sends nothing after the greeting, so only keep-alive probes can find a dead peer.
+    /// It sends nothing after the handshake, so only keep-alive probes can find a dead peer.
     Acceptor,
 }
 

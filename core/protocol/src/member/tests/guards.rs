@@ -4,7 +4,7 @@ use super::checkpoints::step;
 use super::*;
 use varuna_plan::state::Chain;
 
-const STRANGER: WorkerId = WorkerId(3);
+const NON_MEMBER: WorkerId = WorkerId(3);
 
 /// A state of another history.
 fn other_state(run_gen: u64, step: u64) -> StateId {
@@ -67,7 +67,7 @@ fn what_a_worker_that_is_no_member_says_of_a_step_does_not_stop_a_checkpoint() {
         units: vec![],
         armed: Generation(0),
     };
-    rig.hear(1, STRANGER, PeerMessage::Norm(busy));
+    rig.hear(1, NON_MEMBER, PeerMessage::Norm(busy));
     let (_, put) = step(&mut rig, 0, false);
     assert_eq!(put, [(Unit(0), Step(1))]);
 }

@@ -18,7 +18,7 @@ use varuna_coordinator::Identity;
 use varuna_wire::MESSAGE_BYTES_MAX;
 use varuna_wire::v1::{StatusRequest, Up};
 
-/// The connection of a stranger ends after 5 s.
+/// An unauthenticated connection ends after 5 s.
 const SOON: Duration = Duration::from_secs(10);
 
 /// Whether the other side has closed the connection.
@@ -39,7 +39,7 @@ async fn silent_connections_are_bounded_keep_no_one_out_and_end() {
         for i in 0..400 {
             let mut socket = TcpStream::connect(&address).await.unwrap();
             if i % 2 == 0 && certificate.is_none() {
-                // Some strangers start an HTTP/2 connection and then answer nothing.
+                // Some of them start an HTTP/2 connection and then answer nothing.
                 let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
                 socket.write_all(preface).await.unwrap();
             }

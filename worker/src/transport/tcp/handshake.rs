@@ -1,7 +1,7 @@
-//! The greeting of a connection, for both sides: it decides who may send frames, and to whom.
+//! The handshake of a connection, for both sides: it decides who may send frames, and to whom.
 
-use super::greetings::Greeting as Waiting;
 use super::options::{self, End};
+use super::pending_handshakes::PendingHandshake;
 use super::{Open, Shared};
 use rand::TryRngCore as _;
 use rand::rngs::OsRng;
@@ -10,12 +10,12 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varuna_frames::{
-    Answer, Encrypted, Greeting, Hello, Nonce, Refusal, Side, VERSIONS, read_answer, read_proof,
+    Answer, Encrypted, Handshake, Hello, Nonce, Refusal, Side, VERSIONS, read_answer, read_proof,
     write_answer, write_proof,
 };
 use varuna_plan::WorkerId;
 
-/// How long a peer may take for all of its part of a greeting.
+/// How long a peer may take for all of its part of a handshake.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The TLS session of a connection, if the job encrypts, without its socket.
@@ -53,13 +53,13 @@ impl Write for Deadline<'_> {
     }
 }
 
-/// Begins a greeting.
+/// Begins a handshake.
 fn begin(socket: &TcpStream, end: End) -> io::Result<Deadline<'_>> {
     options::set(socket, end)?;
     Ok(Deadline(socket, Instant::now() + TIMEOUT))
 }
 
-/// The greeting has ended: reads and writes wait for as long as it takes.
+/// The handshake has ended: reads and writes wait for as long as it takes.
 fn end(socket: &TcpStream) -> io::Result<()> {
     socket.set_read_timeout(None)?;
     socket.set_write_timeout(None)
@@ -88,7 +88,7 @@ fn check(shared: &Shared, hello: Hello) -> Result<(Hello, Arc<Open>), Refusal> {
 /// Checks who has connected. Returns the peer and its generation once both sides have proven themselves.
 pub(super) fn accept(
     shared: &Shared,
-    waiting: Waiting,
+    pending: PendingHandshake,
     socket: &TcpStream,
 ) -> io::Result<Option<(WorkerId, Arc<Open>, Session)>> {
     let mut channel = begin(socket, End::Acceptor)?;
@@ -99,7 +99,7 @@ pub(super) fn accept(
         Err(refusal) => return write_answer(&mut channel, Err(refusal)).map(|()| None),
     };
     let nonce = nonce()?;
-    let mut greeting = Greeting {
+    let mut handshake = Handshake {
         hello,
         version,
         nonce,
@@ -108,13 +108,13 @@ pub(super) fn accept(
     write_answer(&mut channel, Ok(Answer { version, nonce }))?;
     let session = if let Some(tls) = shared.tls.get() {
         let mut inside = tls.accept(channel)?;
-        greeting.binding = Some(inside.binding());
-        let session = prove_first(&mut inside, &greeting, &open.secret);
+        handshake.binding = Some(inside.binding());
+        let session = prove_as_acceptor(&mut inside, &handshake, &open.secret);
         session.map(|()| Some(inside.on(())))
     } else {
-        prove_first(&mut channel, &greeting, &open.secret).map(|()| None)
+        prove_as_acceptor(&mut channel, &handshake, &open.secret).map(|()| None)
     }?;
-    if !waiting.end() || !open.accept(hello.from, socket) {
+    if !pending.end() || !open.accept(hello.from, socket) {
         return Ok(None);
     }
     end(socket)?;
@@ -122,27 +122,31 @@ pub(super) fn accept(
 }
 
 /// The acceptor's proof, and the dialer's after it.
-fn prove_first(channel: &mut (impl Read + Write), greeting: &Greeting, secret: &str) -> io::Result<()> {
-    write_proof(channel, &greeting.prove(secret, Side::Acceptor))?;
+fn prove_as_acceptor(
+    channel: &mut (impl Read + Write),
+    handshake: &Handshake,
+    secret: &str,
+) -> io::Result<()> {
+    write_proof(channel, &handshake.prove(secret, Side::Acceptor))?;
     let proof = read_proof(channel)?;
-    if greeting.proves(secret, Side::Dialer, &proof) {
+    if handshake.proves(secret, Side::Dialer, &proof) {
         return Ok(());
     }
-    let why = format!("the proof is not that of worker {}", greeting.hello.from);
+    let why = format!("the proof is not that of worker {}", handshake.hello.from);
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
 /// The dialer's proof, if the acceptor's is right.
-fn prove_last(
+fn prove_as_dialer(
     channel: &mut (impl Read + Write),
-    greeting: &Greeting,
+    handshake: &Handshake,
     secret: &str,
 ) -> io::Result<Result<(), Refusal>> {
     let proof = read_proof(channel)?;
-    if !greeting.proves(secret, Side::Acceptor, &proof) {
+    if !handshake.proves(secret, Side::Acceptor, &proof) {
         return Ok(Err(Refusal::Secret));
     }
-    write_proof(channel, &greeting.prove(secret, Side::Dialer)).map(Ok)
+    write_proof(channel, &handshake.prove(secret, Side::Dialer)).map(Ok)
 }
 
 /// Connects to a peer. Returns the connection once both sides have proven themselves.
@@ -167,7 +171,7 @@ pub(super) fn dial(
         Ok(answer) => answer,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let mut greeting = Greeting {
+    let mut handshake = Handshake {
         hello,
         version,
         nonce,
@@ -175,10 +179,10 @@ pub(super) fn dial(
     };
     let proven = if let Some(tls) = shared.tls.get() {
         let mut inside = tls.dial(channel)?;
-        greeting.binding = Some(inside.binding());
-        prove_last(&mut inside, &greeting, &open.secret)?.map(|()| Some(inside.on(())))
+        handshake.binding = Some(inside.binding());
+        prove_as_dialer(&mut inside, &handshake, &open.secret)?.map(|()| Some(inside.on(())))
     } else {
-        prove_last(&mut channel, &greeting, &open.secret)?.map(|()| None)
+        prove_as_dialer(&mut channel, &handshake, &open.secret)?.map(|()| None)
     };
     end(&socket)?;
     Ok(proven.map(|session| (socket, session)))

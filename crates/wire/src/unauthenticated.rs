@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 /// All connections of a port whose peer has not proven itself, each with a handle that ends it.
 #[derive(Debug)]
-pub struct Strangers<T> {
+pub struct UnauthenticatedConnections<T> {
     max: usize,
     of_one_source: usize,
     /// Number of the next one.
@@ -18,11 +18,11 @@ pub struct Strangers<T> {
     waiting: BTreeMap<u64, (IpAddr, T)>,
 }
 
-impl<T> Strangers<T> {
+impl<T> UnauthenticatedConnections<T> {
     /// No connections yet. At most `max` may exist at the same time, and at most `of_one_source` from one source.
     #[must_use]
-    pub fn new(max: usize, of_one_source: usize) -> Strangers<T> {
-        Strangers {
+    pub fn new(max: usize, of_one_source: usize) -> UnauthenticatedConnections<T> {
+        UnauthenticatedConnections {
             max,
             of_one_source,
             next: 0,
