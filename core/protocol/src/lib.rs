@@ -7,14 +7,15 @@
 #[macro_use]
 extern crate varuna_mutants;
 
+pub mod comparison_record;
 pub mod coordinator;
 pub mod member;
 pub mod message;
 mod mutant;
 pub mod record;
-pub mod trust;
 mod versions;
 
+pub use comparison_record::{ComparisonRecord, MinorityHolder, Rollback};
 pub use coordinator::{
     Coordinator, CoordinatorConfig, CoordinatorEffect, CoordinatorInput, CoordinatorTables, Divergence,
     Event, Hello, Listing, Outcome, RunMode, Snapshot, TREE_FAN_OUT, Timing,
@@ -26,7 +27,6 @@ pub use message::{
 };
 pub use mutant::Mutant;
 pub use record::Record;
-pub use trust::{MinorityHolder, Rollback, Trust};
 pub use varuna_mutants::{CaughtBy, Seeds};
 pub use versions::Versions;
 

@@ -265,7 +265,7 @@ pub enum Order {
         /// The generation.
         generation: Generation,
     },
-    /// Report the commits after this step: the coordinator was away, or did not hear of them.
+    /// Report the commits after this step: the coordinator was away, or a report was lost.
     Tell {
         /// The last step that it knows.
         after: Step,

@@ -1,6 +1,6 @@
 //! The one persisted document, which a coordinator leaves to its successors.
 
-use crate::trust::Trust;
+use crate::comparison_record::ComparisonRecord;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use varuna_plan::{Generation, Plan, StateId, Step};
@@ -22,8 +22,8 @@ pub struct Record {
     /// The job has ended.
     pub done: bool,
     /// The results of comparisons between holders. Omitted if there were none, as in records of older versions.
-    #[serde(skip_serializing_if = "Trust::is_empty")]
-    pub trust: Trust,
+    #[serde(skip_serializing_if = "ComparisonRecord::is_empty")]
+    pub trust: ComparisonRecord,
     /// The run's last step, if more steps were ordered than its job file says; otherwise 0, which is omitted, as in records of older
     /// versions. It never decreases.
     #[serde(skip_serializing_if = "is_first_step")]
@@ -77,7 +77,7 @@ struct WrittenRecord {
     next: Option<Arc<Plan>>,
     done: bool,
     #[serde(default)]
-    trust: Trust,
+    trust: ComparisonRecord,
     #[serde(default)]
     last_step: Step,
     #[serde(default)]
@@ -158,7 +158,7 @@ impl TryFrom<WrittenRecord> for Record {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trust::{MinorityHolder, Rollback};
+    use crate::comparison_record::{MinorityHolder, Rollback};
     use varuna_plan::WorkerId;
     use varuna_plan::state::Chain;
 
@@ -200,9 +200,9 @@ mod tests {
         }
     }
 
-    fn rolled_back(to: StateId, generation: u64) -> Trust {
+    fn rolled_back(to: StateId, generation: u64) -> ComparisonRecord {
         let generation = Generation(generation);
-        Trust {
+        ComparisonRecord {
             compared: vec![],
             rollbacks: vec![Rollback { to, generation }],
             odd: vec![],
@@ -216,7 +216,7 @@ mod tests {
         assert!(record.trust.is_empty());
         assert_eq!(serde_json::to_string(&record).unwrap(), text);
         let mut trust = rolled_back(state(2, 40), 4);
-        trust.add_odd(MinorityHolder {
+        trust.add_minority_holder(MinorityHolder {
             worker: WorkerId(7),
             name: "w7".into(),
         });
@@ -236,7 +236,7 @@ mod tests {
         let read: Record = serde_json::from_str(&earlier).unwrap();
         assert_eq!(
             (read.trust, read.last_step, read.waited_ms),
-            (Trust::default(), Step(0), 0)
+            (ComparisonRecord::default(), Step(0), 0)
         );
     }
 }

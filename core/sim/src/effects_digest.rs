@@ -12,9 +12,9 @@ use varuna_plan::{
 };
 use varuna_protocol::ExitReason;
 use varuna_protocol::{
-    Conclusion, CoordinatorEffect, Digests, Divergence, Event, Following, Inventory, MemberEffect,
-    MemoryShortage, MinorityHolder, Norms, Order, Outcome, PeerMessage, Phase, Prepared, Ran, Record, Report,
-    Rollback, Status, Suspicion, Trust,
+    ComparisonRecord, Conclusion, CoordinatorEffect, Digests, Divergence, Event, Following, Inventory,
+    MemberEffect, MemoryShortage, MinorityHolder, Norms, Order, Outcome, PeerMessage, Phase, Prepared, Ran,
+    Record, Report, Rollback, Status, Suspicion,
 };
 
 use std::collections::BTreeMap;
@@ -207,9 +207,9 @@ impl<K: Digest, V: Digest> Digest for BTreeMap<K, V> {
 }
 
 /// Adds nothing if there was no comparison, as in jobs that compare nothing.
-impl Digest for Trust {
+impl Digest for ComparisonRecord {
     fn digest(&self, d: &mut EffectsDigest) {
-        let Trust {
+        let ComparisonRecord {
             compared,
             rollbacks,
             odd,
@@ -326,7 +326,7 @@ enums! {
         10 Abort,
         11 Apply { decision, units },
         12 Free { keep },
-        13 Put { id, unit },
+        13 SaveUnit { id, unit },
         14 Exit(reason),
         15 StopServing { generation },
         16 Digest { id, saved, units },

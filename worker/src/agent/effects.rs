@@ -40,7 +40,7 @@ impl Agent {
                 self.command(Command::Initialise { unit })?;
             }
             MemberEffect::Load { generation, id, unit } => self.read(generation, id, unit),
-            MemberEffect::Put { id, unit } => self.put(id, unit)?,
+            MemberEffect::SaveUnit { id, unit } => self.put(id, unit)?,
             MemberEffect::Digest { id, saved, units } => {
                 self.command(Command::Compare { id, saved, units })?
             }

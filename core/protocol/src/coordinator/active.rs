@@ -123,11 +123,11 @@ impl Active {
             .as_ref()
             .is_some_and(|n| self.has_switched(shared, turn, &plan, n));
         let target = next.clone().filter(|_| switched).unwrap_or_else(|| plan.clone());
-        let broken = self.suspected_here(shared);
+        let broken = self.take_suspicion(shared);
         let broken = broken.or_else(|| broken_off(shared, turn, &target));
-        let broken = broken.or_else(|| shared.why_distrusted());
+        let broken = broken.or_else(|| shared.corruption_reason());
         fence_older_generations(shared, turn, &target);
-        shared.tell_last_step(turn);
+        shared.send_last_step(turn);
         if let Some(because) = broken.or_else(|| self.launch(shared, turn, &target)) {
             return Next::Recover(because);
         }
@@ -141,8 +141,8 @@ impl Active {
         if !shared.is_last_step_written() {
             return Next::Write(shared.record.stored.clone());
         }
-        let untold = shared.ask_for_commits(turn);
-        if finished && !untold {
+        let unreported_commits = shared.ask_for_commits(turn);
+        if finished && !unreported_commits {
             return self.finish(shared, turn);
         }
         if finished {
@@ -271,7 +271,7 @@ impl Active {
     }
 
     /// Takes the suspicion that had to wait.
-    fn suspected_here(&mut self, shared: &Shared) -> Option<String> {
+    fn take_suspicion(&mut self, shared: &Shared) -> Option<String> {
         let (generation, because) = self.suspicion.take()?;
         let here = shared.record.plans().any(|p| p.generation == generation);
         here.then_some(because)
@@ -336,7 +336,7 @@ impl Active {
             shared.generation_runs(target, turn.now);
             turn.event(Event::Running { generation });
         }
-        tell_go(shared, turn, target, first, early);
+        send_go(shared, turn, target, first, early);
         None
     }
 }
@@ -376,7 +376,7 @@ fn is_away(shared: &Shared, now: Time, worker: WorkerId) -> bool {
 }
 
 /// Sends Go to all members the first time, and later only to those that still wait for it. Drained workers are released.
-fn tell_go(shared: &mut Shared, turn: &mut Turn<'_>, target: &Plan, first: bool, early: bool) {
+fn send_go(shared: &mut Shared, turn: &mut Turn<'_>, target: &Plan, first: bool, early: bool) {
     let generation = target.generation;
     let scope = if first { Scope::Everyone } else { turn.scope };
     for (to, status) in shared.roster.statuses(scope) {
@@ -388,9 +388,9 @@ fn tell_go(shared: &mut Shared, turn: &mut Turn<'_>, target: &Plan, first: bool,
         }
         let idle = status.phase == Phase::Idle && status.next != generation;
         let may_go = idle || bug!(ReleaseBusyWorker);
-        let leaves = status.draining || shared.roster.is_distrusted(to);
+        let leaves = status.draining || shared.roster.is_corrupt(to);
         if !first && !target.has(to) && leaves && may_go {
-            shared.let_go(to, turn);
+            shared.release_worker(to, turn);
         }
     }
 }

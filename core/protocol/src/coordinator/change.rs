@@ -47,11 +47,11 @@ impl Active {
         let draining: Vec<WorkerId> = members.iter().filter(drains).copied().collect();
         let speeds_changed = shared.update_speeds(members);
         let spares: Vec<WorkerId> = plan.shape.spares.iter().map(|s| s.worker).collect();
-        let second_chance = shared.speeds.give_second_chances(turn.now, &spares);
+        let trial_started = shared.speeds.start_slow_worker_trials(turn.now, &spares);
         let considered = Considered::now(pool.clone(), shared, turn.now);
         let before = self.considered.replace(considered);
         let again = self.refused.is_some_and(|r| r.is_due(shared, turn.now, plan));
-        let others = second_chance || again || before.is_none_or(|c| c.workers != pool);
+        let others = trial_started || again || before.is_none_or(|c| c.workers != pool);
         if !others && !speeds_changed {
             return None;
         }

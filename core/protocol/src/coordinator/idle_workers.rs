@@ -36,7 +36,7 @@ impl Shared {
     fn excluded(&self, plan: &Plan, worker: WorkerId) -> Option<(LeftOutReason, String)> {
         let (now, name) = (self.ticked_at, self.roster.name(worker));
         let said = |reason, why: &str| Some((reason, why.to_owned()));
-        if self.roster.is_distrusted(worker) {
+        if self.roster.is_corrupt(worker) {
             let why = "its state differed from that of the other holders";
             return said(LeftOutReason::WrongBits, why);
         }

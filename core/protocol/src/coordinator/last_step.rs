@@ -34,7 +34,7 @@ impl Shared {
     }
 
     /// Reports the last step in the record to the workers that do not know it: a later coordinator must not end the run before them.
-    pub(super) fn tell_last_step(&mut self, turn: &mut Turn<'_>) {
+    pub(super) fn send_last_step(&mut self, turn: &mut Turn<'_>) {
         let step = self.record.stored.last_step;
         if step <= self.config.last_step || bug!(TellNobodyLastStep) {
             return;
@@ -47,7 +47,7 @@ impl Shared {
     }
 
     /// Whether a run that has ended continues: more steps are ordered than it had, and there is a store, which holds its last state.
-    pub(super) fn goes_on_after(&self, ended: &Record) -> bool {
+    pub(super) fn resumes_after(&self, ended: &Record) -> bool {
         let had = self.config.last_step.max(ended.last_step);
         self.record.ordered_last_step > had && self.config.final_checkpoint
     }

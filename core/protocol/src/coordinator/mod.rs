@@ -15,8 +15,10 @@ mod churn;
 mod comparison;
 mod config;
 mod considered;
+mod corruption;
+mod data_errors;
+mod data_readers;
 mod departures;
-mod distrust;
 mod ending;
 mod event;
 mod exhausted;
@@ -34,15 +36,14 @@ mod planning;
 mod prepared_plans;
 mod progress;
 mod quarantine;
-mod readers;
 mod record;
 mod recovery;
 mod reports;
 mod resume;
 mod roster;
 mod run_mode;
-mod second_chances;
 mod shared;
+mod slow_worker_trials;
 mod spare_copies;
 mod spare_copies_view;
 mod speeds;
@@ -52,7 +53,6 @@ mod tables;
 #[cfg(test)]
 mod tests;
 mod turn;
-mod unread;
 mod view;
 
 pub use config::{
@@ -132,7 +132,8 @@ impl Coordinator {
         match input {
             CoordinatorInput::Tick => {
                 shared.listen(turn);
-                shared.roster.remind(turn.now, shared.config.timing.following);
+                let lead = shared.config.timing.following;
+                shared.roster.mark_leaving(turn.now, lead);
                 if !matches!(mode, Mode::Starting(_)) {
                     shared.record.watch(turn, &shared.config.timing);
                 }
@@ -143,7 +144,7 @@ impl Coordinator {
             CoordinatorInput::Checkpoints(mut listing) => {
                 shared.checkpoints.note_generation(listing.newest_generation);
                 let trust = &shared.record.stored.trust;
-                listing.complete.retain(|id| !trust.is_void(*id));
+                listing.complete.retain(|id| !trust.is_rolled_back(*id));
                 let list = &listing.complete;
                 let last_step = shared.last_step();
                 let last = |c: &varuna_plan::StateId| c.step >= last_step;

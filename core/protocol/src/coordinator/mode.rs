@@ -4,7 +4,7 @@ use super::active::Active;
 use super::config::CoordinatorEffect;
 use super::ending::Ending;
 use super::event::{Event, Outcome};
-use super::persisting::{GivenUp, Persisting, Then};
+use super::persisting::{AfterWrite, GivenUp, Persisting};
 use super::recovery::{Action, Collecting};
 use super::shared::Shared;
 use super::starting::{Settling, Starting};
@@ -78,7 +78,7 @@ impl Mode {
                 Action::Write(record) => persist(collecting.into_interrupted(), record, shared, turn),
                 Action::Note(record) => Mode::Persisting(Persisting::of(
                     shared.record.write(record, turn),
-                    Then::Collecting(collecting),
+                    AfterWrite::Collecting(collecting),
                 )),
                 Action::GiveUp(_) if shared.record.delays_writes(turn.now) => Mode::Collecting(collecting),
                 Action::GiveUp(units) if bug!(GiveUpUnconfirmed) => give_up(units, shared, turn),
@@ -91,7 +91,7 @@ impl Mode {
                             since: turn.now,
                             revived: false,
                         }),
-                        then: Then::Active(collecting.into_interrupted()),
+                        then: AfterWrite::Active(collecting.into_interrupted()),
                     })
                 }
             },
@@ -118,7 +118,7 @@ impl Mode {
             return self; // an old answer: the store is asked again
         }
         match self {
-            Mode::Starting(_) if record.done && !shared.goes_on_after(&record) => {
+            Mode::Starting(_) if record.done && !shared.resumes_after(&record) => {
                 // the run had already ended; its workers still have to be told
                 shared.record.term = record.term;
                 shared.record.stored = record;
@@ -126,7 +126,7 @@ impl Mode {
             }
             Mode::Starting(starting) => {
                 let write = shared.record.take_over(record, turn);
-                Mode::TakingOver(Persisting::of(write, Then::Active(starting.into_active())))
+                Mode::TakingOver(Persisting::of(write, AfterWrite::Active(starting.into_active())))
             }
             _ if shared.record.is_superseded(&record) => {
                 turn.event(Event::Deposed { by_term: record.term });
@@ -152,7 +152,7 @@ impl Mode {
                 match then {
                     // An earlier write took effect late, and put a plan into the record that this recovery's fence does not cover. Unless
                     // it is fenced, it could run while the outcome of the next write is still unclear.
-                    Then::Collecting(collecting) if shared.record.stored.highest > fenced => {
+                    AfterWrite::Collecting(collecting) if shared.record.stored.highest > fenced => {
                         let because = "a write of the record has happened late".to_owned();
                         recover(collecting.into_interrupted(), because, shared, turn)
                     }
@@ -213,13 +213,13 @@ impl Mode {
         turn: &mut Turn<'_>,
     ) -> Mode {
         // without a Hello it can neither be planned with nor sent anything
-        if !shared.heard(from, turn) {
+        if !shared.note_message(from, turn) {
             return self;
         }
         match report {
             Report::Status(status) => shared.status(from, status, turn),
             Report::Inventory(mut inventory) => {
-                inventory.forget_void(&shared.record.stored.trust);
+                inventory.forget_rolled_back(&shared.record.stored.trust);
                 shared.inventory(from, &inventory, turn);
                 let asked = bug!(CountStaleInventory) || inventory.upto == shared.record.stored.highest;
                 self.note_revival();
@@ -256,7 +256,7 @@ impl Mode {
         match self {
             Mode::Collecting(collecting)
             | Mode::Persisting(Persisting {
-                then: Then::Collecting(collecting),
+                then: AfterWrite::Collecting(collecting),
                 ..
             }) => Some(collecting),
             _ => None,
@@ -274,7 +274,7 @@ impl Mode {
     ) -> Mode {
         // This counts also if the step is already being stopped: what another worker reported first does not show who can read.
         match why {
-            Suspicion::NoData if about == from => shared.note_unread(from, generation),
+            Suspicion::NoData if about == from => shared.note_data_error(from, generation),
             Suspicion::NoMemory(_) if about == from => shared.note_exhausted(from, generation),
             _ => {}
         }
@@ -318,31 +318,31 @@ pub(super) fn persist(active: Active, record: Record, shared: &mut Shared, turn:
         }
     }
     let write = shared.record.write(record, turn);
-    Mode::Persisting(Persisting::of(write, Then::Active(active)))
+    Mode::Persisting(Persisting::of(write, AfterWrite::Active(active)))
 }
 
 /// The record now has this coordinator's term.
-fn taken_over(then: Then, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+fn taken_over(then: AfterWrite, record: Record, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
     shared.record.taken_over(record);
-    shared.distrust_as_written(turn.now);
+    shared.mark_recorded_corrupt(turn.now);
     shared.progress.at = turn.now;
     turn.event(Event::TookOver {
         term: shared.record.term,
     });
     if !shared.record.stored.may_train() {
-        return go_on(then, shared, turn);
+        return continue_after_write(then, shared, turn);
     }
-    let Then::Active(active) = then else {
+    let AfterWrite::Active(active) = then else {
         return go_back(then);
     };
     Mode::Settling(Settling::new(active, shared, turn.now))
 }
 
 /// Returns to the mode before the write.
-fn go_back(then: Then) -> Mode {
+fn go_back(then: AfterWrite) -> Mode {
     match then {
-        Then::Active(active) => Mode::Active(active),
-        Then::Collecting(collecting) => Mode::Collecting(collecting),
+        AfterWrite::Active(active) => Mode::Active(active),
+        AfterWrite::Collecting(collecting) => Mode::Collecting(collecting),
     }
 }
 
@@ -357,9 +357,9 @@ fn persisted(persisting: Persisting, record: Record, shared: &mut Shared, turn: 
     let before = std::mem::replace(&mut shared.record.stored, record);
     shared.record.note_write();
     match given_up {
-        Some(given_up) if given_up.is_to_be_looked_at_again(turn.now, &shared.config.timing) => {
+        Some(given_up) if given_up.needs_recheck(turn.now, &shared.config.timing) => {
             let because = "what is left may have changed before the run was given up".to_owned();
-            let Then::Active(active) = then else {
+            let AfterWrite::Active(active) = then else {
                 return go_back(then);
             };
             return recover(active, because, shared, turn);
@@ -370,11 +370,11 @@ fn persisted(persisting: Persisting, record: Record, shared: &mut Shared, turn: 
     if shared.record.is_recovery_from(&before) || bug!(EveryWriteIsProgress) {
         shared.progress.at = turn.now; // a planned change must never postpone the detection of a death
     }
-    shared.tell_of_write(&before, turn);
-    go_on(then, shared, turn)
+    shared.emit_write(&before, turn);
+    continue_after_write(then, shared, turn)
 }
 
-fn go_on(then: Then, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
+fn continue_after_write(then: AfterWrite, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
     if shared.record.stored.done {
         turn.event(Event::Done {
             step: shared.last_step(),

@@ -14,12 +14,12 @@ pub(super) struct Persisting {
     /// taken over.
     pub(super) given_up: Option<GivenUp>,
     /// The mode that follows once the write is done or has failed.
-    pub(super) then: Then,
+    pub(super) then: AfterWrite,
 }
 
 impl Persisting {
     /// A write after which the run is not given up.
-    pub(super) fn of(write: WriteAttempt, then: Then) -> Self {
+    pub(super) fn of(write: WriteAttempt, then: AfterWrite) -> Self {
         Self {
             write,
             given_up: None,
@@ -29,23 +29,23 @@ impl Persisting {
 
     /// Whether the write only notes the waiting time of a recovery, which continues meanwhile.
     pub(super) fn is_of_wait(&self) -> bool {
-        matches!(self.then, Then::Collecting(_))
+        matches!(self.then, AfterWrite::Collecting(_))
     }
 }
 
 /// The mode that continues after a write.
-pub(super) enum Then {
+pub(super) enum AfterWrite {
     /// The plan in force.
     Active(Active),
     /// A recovery that waits.
     Collecting(Collecting),
 }
 
-impl Then {
+impl AfterWrite {
     pub(super) fn active(&mut self) -> &mut Active {
         match self {
-            Then::Active(active) => active,
-            Then::Collecting(collecting) => collecting.interrupted(),
+            AfterWrite::Active(active) => active,
+            AfterWrite::Collecting(collecting) => collecting.interrupted(),
         }
     }
 }
@@ -61,7 +61,7 @@ pub(super) struct GivenUp {
 impl GivenUp {
     /// Whether the loss has to be checked again: a worker came back, or the write took so long that a checkpoint may have been completed
     /// meanwhile.
-    pub(super) fn is_to_be_looked_at_again(&self, now: Time, timing: &Timing) -> bool {
+    pub(super) fn needs_recheck(&self, now: Time, timing: &Timing) -> bool {
         let late = now > self.since.after(timing.restore) && !bug!(GiveUpLate);
         late || (self.revived && !bug!(GiveUpOnRevived))
     }

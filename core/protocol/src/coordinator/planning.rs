@@ -41,7 +41,7 @@ impl Shared {
 
     fn pool_of(&self, now: Time, from: &[WorkerId], is_sound: impl Fn(&str) -> bool) -> Vec<WorkerId> {
         let least = self.config.min_workers;
-        let trusted = from.iter().filter(|w| !self.roster.is_distrusted(**w));
+        let trusted = from.iter().filter(|w| !self.roster.is_corrupt(**w));
         let from: &[WorkerId] = &trusted.copied().collect::<Vec<_>>();
         let sound = |w: &&WorkerId| is_sound(&self.roster.name(**w));
         let sound: Vec<WorkerId> = from.iter().filter(sound).copied().collect();

@@ -18,12 +18,12 @@ pub(super) struct Progress {
     pub(super) commits: Commits,
     /// The times of the last steps of this generation.
     recent: (Generation, RecentSteps),
-    untold: Untold,
+    unreported_commits: UnreportedCommits,
 }
 
 /// Commits that the coordinator knows to exist but that nobody reported to it: it was away, or a report was lost.
 #[derive(Default)]
-pub(super) struct Untold {
+pub(super) struct UnreportedCommits {
     since: Option<Time>,
     /// Number of workers that were asked and did not know the next commit.
     misses: usize,
@@ -66,7 +66,7 @@ impl Progress {
             at: Time(0),
             commits: Commits::after(published),
             recent: (Generation(0), RecentSteps::default()),
-            untold: Untold::default(),
+            unreported_commits: UnreportedCommits::default(),
         }
     }
 
@@ -76,53 +76,53 @@ impl Progress {
     }
 
     /// Since when there have been known commits that nobody reported, and how many workers did not know them.
-    pub(super) fn untold(&mut self, now: Time) -> Option<(Time, usize)> {
+    pub(super) fn unreported_commits(&mut self, now: Time) -> Option<(Time, usize)> {
         if self.best.step <= self.commits.step() {
-            self.untold = Untold::default();
+            self.unreported_commits = UnreportedCommits::default();
             return None;
         }
-        let since = *self.untold.since.get_or_insert(now);
-        Some((since, self.untold.misses))
+        let since = *self.unreported_commits.since.get_or_insert(now);
+        Some((since, self.unreported_commits.misses))
     }
 
     /// Notes how many workers may know the commits that were not reported.
     pub(super) fn note_candidates(&mut self, count: usize) {
-        self.untold.candidates = count;
+        self.unreported_commits.candidates = count;
     }
 
     /// Takes the commits after `after` that a worker reported, and returns those to be published. `alone`: only this worker was asked, so
     /// others are asked next if it does not know the next commit.
-    pub(super) fn take_told(
+    pub(super) fn take_reported(
         &mut self,
         now: Time,
         after: Step,
-        mut told: Vec<Decision>,
+        mut reported: Vec<Decision>,
         alone: bool,
     ) -> Vec<Decision> {
         let known = self.commits.step();
-        told.retain(|d| d.id.step > known);
+        reported.retain(|d| d.id.step > known);
         // The answer to an earlier order counts if it continues the last published state.
         let goes_on = |d: &Decision| after == known || self.commits.is_last(d.parent);
-        let next = told
+        let next = reported
             .first()
             .is_some_and(|d| d.id.step == known.next() && goes_on(d));
         if !next {
             if after != known || !alone {
                 return Vec::new();
             }
-            self.untold.misses += 1;
+            self.unreported_commits.misses += 1;
             let (least, most) = ASKED_FOR_COMMIT;
-            if self.untold.misses < self.untold.candidates.clamp(least, most) {
+            if self.unreported_commits.misses < self.unreported_commits.candidates.clamp(least, most) {
                 return Vec::new();
             }
-            if told.is_empty() {
+            if reported.is_empty() {
                 self.commits.before = Some(self.best);
                 self.commits.last = None;
             }
         }
-        self.untold.misses = 0;
-        told.retain(|d| self.commits.first(now, d));
-        told
+        self.unreported_commits.misses = 0;
+        reported.retain(|d| self.commits.first(now, d));
+        reported
     }
 
     /// How long the plan's present step may take.

@@ -2,8 +2,8 @@
 //! again, and those that cannot read the job's data while others can. Each such fault costs a fence of the whole generation. Workers are
 //! identified by name, since a restarted worker has a new id.
 
+use super::data_errors::DataErrors;
 use super::exhausted::Exhausted;
-use super::unread::Unread;
 use crate::message::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,7 +20,7 @@ const NAMES_MAX: usize = 1_024;
 #[derive(Default)]
 pub(super) struct Quarantine {
     /// Reports of workers that cannot read their data, before anything follows from them.
-    pub(super) unread: Unread,
+    pub(super) data_errors: DataErrors,
     /// Workers that ran out of memory: they are used, with less.
     pub(super) exhausted: Exhausted,
     unsound: Names,
@@ -70,7 +70,7 @@ impl Quarantine {
     }
 
     /// A worker's bits differed from those of the others: its machine may do so again. This is never forgiven.
-    pub(super) fn had_wrong_bits(&mut self, now: Time, name: &str) {
+    pub(super) fn note_corruption(&mut self, now: Time, name: &str) {
         self.unsound.note(now, name, FORGIVEN + 1);
     }
 

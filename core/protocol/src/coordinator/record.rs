@@ -2,9 +2,9 @@
 
 use super::config::{CoordinatorEffect, Timing};
 use super::turn::Turn;
+use crate::comparison_record::Rollback;
 use crate::message::Time;
 use crate::record::Record;
-use crate::trust::Rollback;
 use std::sync::Arc;
 use std::time::Duration;
 use varuna_plan::{Base, Decision, Generation, Plan, StateId, Step};

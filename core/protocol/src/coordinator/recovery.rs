@@ -120,8 +120,8 @@ impl Collecting {
 
     pub(super) fn step(&mut self, shared: &mut Shared, turn: &mut Turn<'_>) -> Action {
         self.ask_again(shared, turn);
-        shared.let_distrusted_go(turn);
-        shared.leave_out_distrusted(&mut self.answers);
+        shared.release_corrupt(turn);
+        shared.exclude_corrupt(&mut self.answers);
         let missing = self.find_missing(shared, turn.scope);
         let stopped = shared.record.stored.is_stopped();
         let gone = stopped || missing.iter().all(|w| shared.roster.is_disconnected(*w));
@@ -179,7 +179,7 @@ impl Collecting {
                 expected.extend(plan.members());
                 expected.extend(plan.sources.iter().flatten());
             }
-            expected.retain(|w| !answers.contains_key(w) && !shared.roster.is_distrusted(*w));
+            expected.retain(|w| !answers.contains_key(w) && !shared.roster.is_corrupt(*w));
             expected
         })
     }
@@ -240,7 +240,7 @@ impl Collecting {
             tip: true,
         };
         match self.plan(resume, missing, shared, turn) {
-            Some(plan) => Action::Write(shared.with_odd(shared.record.with_rollback(plan, to))),
+            Some(plan) => Action::Write(shared.with_minority_holders(shared.record.with_rollback(plan, to))),
             None => Action::Wait,
         }
     }
@@ -279,7 +279,7 @@ impl Collecting {
         if shared.record.delays_writes(turn.now) {
             return None;
         }
-        shared.judge_readers(turn.now, |w| self.answers.contains_key(w));
+        shared.check_data_readers(turn.now, |w| self.answers.contains_key(w));
         let pool = self.pool(shared, turn)?;
         let mut held: BTreeMap<WorkerId, Vec<Unit>> = BTreeMap::new();
         for (unit, sources) in shared.config.layout.all_units().zip(&resume.sources) {

@@ -45,7 +45,7 @@ impl Shared {
         for worker in self.roster.forget_gone(is_needed) {
             self.outbox.forget(worker);
             self.speeds.forget(worker);
-            self.quarantine.unread.forget(worker);
+            self.quarantine.data_errors.forget(worker);
             self.quarantine.exhausted.forget(worker);
         }
     }
@@ -60,14 +60,14 @@ impl Shared {
         }
         let is_new = self.roster.hello(from).is_none();
         if self.roster.connect(from, hello, turn.now) {
-            self.tell_of_joining(from, turn);
+            self.emit_joined(from, turn);
         }
         if is_new {
             self.inherit_limit(from);
         }
     }
 
-    fn tell_of_joining(&self, worker: WorkerId, turn: &mut Turn<'_>) {
+    fn emit_joined(&self, worker: WorkerId, turn: &mut Turn<'_>) {
         if let Some(Hello { name, address, .. }) = self.roster.hello(worker) {
             turn.event(Event::WorkerJoined {
                 worker,
@@ -87,7 +87,7 @@ impl Shared {
 
     /// Notes that a member ended. One that ends within its first steps may do so again and again.
     fn judge_end(&mut self, worker: WorkerId, name: &str, now: Time) {
-        if !self.record.plans().any(|p| p.has(worker)) || self.roster.is_distrusted(worker) {
+        if !self.record.plans().any(|p| p.has(worker)) || self.roster.is_corrupt(worker) {
             return;
         }
         let first = self.roster.get(worker).and_then(|w| w.first_step);
@@ -108,22 +108,22 @@ impl Shared {
     pub(super) fn notice(&mut self, from: WorkerId, leaves_in: Option<Duration>, turn: &mut Turn<'_>) {
         let leaves_at = leaves_in.or(self.config.notice).map(|time| turn.now.after(time));
         if self.roster.take_notice(from, leaves_at) {
-            self.will_go(from, turn);
+            self.note_leaving(from, turn);
         }
-        self.roster.remind(turn.now, self.config.timing.following);
+        self.roster.mark_leaving(turn.now, self.config.timing.following);
     }
 
-    fn will_go(&mut self, worker: WorkerId, turn: &mut Turn<'_>) {
+    fn note_leaving(&mut self, worker: WorkerId, turn: &mut Turn<'_>) {
         self.want_checkpoint();
         let name = self.roster.name(worker);
         turn.event(Event::WorkerDraining { worker, name });
     }
 
     /// A worker sent something. False if it never sent a Hello.
-    pub(super) fn heard(&mut self, from: WorkerId, turn: &mut Turn<'_>) -> bool {
-        let back = self.roster.heard(from, turn.now);
+    pub(super) fn note_message(&mut self, from: WorkerId, turn: &mut Turn<'_>) -> bool {
+        let back = self.roster.note_message(from, turn.now);
         if back == Some(true) {
-            self.tell_of_joining(from, turn);
+            self.emit_joined(from, turn);
         }
         back.is_some()
     }
@@ -131,11 +131,11 @@ impl Shared {
     /// Takes a worker's status.
     pub(super) fn status(&mut self, from: WorkerId, status: Status, turn: &mut Turn<'_>) {
         if self.roster.take_status(from, status) {
-            self.will_go(from, turn);
+            self.note_leaving(from, turn);
             let leaves_at = self.config.notice.map(|time| turn.now.after(time));
             if leaves_at.is_some() {
                 self.roster.take_notice(from, leaves_at);
-                self.roster.remind(turn.now, self.config.timing.following);
+                self.roster.mark_leaving(turn.now, self.config.timing.following);
             }
         }
         if matches!(status.phase, Phase::Running | Phase::Loading | Phase::Ready) {
@@ -150,7 +150,7 @@ impl Shared {
             self.progress.at = now;
             if !bug!(NeverResetFailedGenerations) {
                 self.without_commit.generations = 0;
-                self.absolve(at);
+                self.clear_faults(at);
             }
         }
     }
@@ -207,7 +207,7 @@ impl Shared {
     /// Publishes a commit that is reported for the first time.
     pub(super) fn publish(&mut self, decision: Decision, turn: &mut Turn<'_>) {
         if self.progress.publishes(turn.now, &decision) {
-            self.tell_of_commit(&decision, turn);
+            self.emit_commit(&decision, turn);
         }
     }
 
@@ -230,8 +230,8 @@ impl Shared {
         alone: bool,
         turn: &mut Turn<'_>,
     ) {
-        for decision in self.progress.take_told(turn.now, after, decisions, alone) {
-            self.tell_of_commit(&decision, turn);
+        for decision in self.progress.take_reported(turn.now, after, decisions, alone) {
+            self.emit_commit(&decision, turn);
         }
     }
 
@@ -239,7 +239,7 @@ impl Shared {
     /// while an answer is worth waiting for.
     pub(super) fn ask_for_commits(&mut self, turn: &mut Turn<'_>) -> bool {
         let timing = self.config.timing;
-        let Some((since, misses)) = self.progress.untold(turn.now) else {
+        let Some((since, misses)) = self.progress.unreported_commits(turn.now) else {
             return false;
         };
         if turn.now < since.after(timing.repeat) {
@@ -260,7 +260,7 @@ impl Shared {
         turn.now < since.after(timing.settle)
     }
 
-    fn tell_of_commit(&mut self, decision: &Decision, turn: &mut Turn<'_>) {
+    fn emit_commit(&mut self, decision: &Decision, turn: &mut Turn<'_>) {
         let progress = decision.after(&self.config.loss_scaling);
         turn.event(Event::Committed {
             id: decision.id,
@@ -288,7 +288,7 @@ impl Shared {
     }
 
     /// Emits events for what a write changed.
-    pub(super) fn tell_of_write(&mut self, before: &Record, turn: &mut Turn<'_>) {
+    pub(super) fn emit_write(&mut self, before: &Record, turn: &mut Turn<'_>) {
         if self.record.stored.trust.rollbacks != before.trust.rollbacks {
             self.comparison.begin_anew();
         }

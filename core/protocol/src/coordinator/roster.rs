@@ -48,7 +48,7 @@ pub(super) struct Roster {
     pub(super) workers: BTreeMap<WorkerId, Worker>,
     /// Workers whose state was found to be wrong. These processes are never planned with again, nor resumed from. Nearly always empty, so
     /// that the check costs nothing where it is made for every message.
-    distrusted: BTreeSet<WorkerId>,
+    corrupt: BTreeSet<WorkerId>,
     pub(super) churn: Churn,
     /// Changes by which a plan lost members. Neither growth counts, nor a departure after a notice that was long enough to plan around it.
     pub(super) losses: Churn,
@@ -64,7 +64,7 @@ impl Roster {
     pub(super) fn new(churn: Churn) -> Self {
         Self {
             workers: BTreeMap::new(),
-            distrusted: BTreeSet::new(),
+            corrupt: BTreeSet::new(),
             churn,
             losses: churn,
             leaving: BTreeSet::new(),
@@ -153,7 +153,7 @@ impl Roster {
 
     /// Notes that the worker sent something: a stream that was silent for too long is alive after all. None if it never sent a Hello; true
     /// if it was thought to be gone.
-    pub(super) fn heard(&mut self, id: WorkerId, now: Time) -> Option<bool> {
+    pub(super) fn note_message(&mut self, id: WorkerId, now: Time) -> Option<bool> {
         let worker = self.workers.get_mut(&id).filter(|w| w.hello.is_some())?;
         worker.heard_at = now;
         let back = !std::mem::replace(&mut worker.connected, true);
@@ -174,7 +174,7 @@ impl Roster {
     }
 
     /// Another component reports that the worker will leave, and perhaps when. True if that is new. If the time is known, the worker is
-    /// planned around once [`Roster::remind`] finds that the time has come.
+    /// planned around once [`Roster::mark_leaving`] finds that the time has come.
     pub(super) fn take_notice(&mut self, id: WorkerId, leaves_at: Option<Time>) -> bool {
         let Some(worker) = self.workers.get_mut(&id).filter(|w| w.connected) else {
             return false;
@@ -197,7 +197,7 @@ impl Roster {
     }
 
     /// Marks the workers that leave within `lead` as planned around.
-    pub(super) fn remind(&mut self, now: Time, lead: Duration) {
+    pub(super) fn mark_leaving(&mut self, now: Time, lead: Duration) {
         let due = |w: &Worker| !w.has_notice && w.leaves_at.is_some_and(|at| now.after(lead) >= at);
         for id in &self.leaving {
             if let Some(worker) = self.workers.get_mut(id).filter(|w| due(w)) {
@@ -219,18 +219,18 @@ impl Roster {
     }
 
     /// Marks the worker's state as wrong.
-    pub(super) fn distrust(&mut self, id: WorkerId) {
-        self.changes += u64::from(self.distrusted.insert(id));
+    pub(super) fn mark_corrupt(&mut self, id: WorkerId) {
+        self.changes += u64::from(self.corrupt.insert(id));
     }
 
     /// Whether the worker's state was found to be wrong.
-    pub(super) fn is_distrusted(&self, id: WorkerId) -> bool {
-        !bug!(ResumeFromOddHolder) && self.distrusted.contains(&id)
+    pub(super) fn is_corrupt(&self, id: WorkerId) -> bool {
+        !bug!(ResumeFromOddHolder) && self.corrupt.contains(&id)
     }
 
     /// Whose state was found to be wrong.
-    pub(super) fn distrusted(&self) -> impl Iterator<Item = WorkerId> {
-        let all = self.distrusted.iter().copied();
+    pub(super) fn corrupt(&self) -> impl Iterator<Item = WorkerId> {
+        let all = self.corrupt.iter().copied();
         all.filter(|_| !bug!(ResumeFromOddHolder))
     }
 
@@ -280,7 +280,7 @@ impl Roster {
         for (_, id) in &gone {
             self.workers.remove(id);
             self.leaving.remove(id);
-            self.distrusted.remove(id);
+            self.corrupt.remove(id);
         }
         gone.into_iter().map(|(_, id)| id).collect()
     }

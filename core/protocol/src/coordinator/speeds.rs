@@ -5,7 +5,7 @@
 //! itself: it reports speeds, and when they may be examined again.
 
 use super::observed_costs::ObservedCosts;
-use super::second_chances::SecondChances;
+use super::slow_worker_trials::SlowWorkerTrials;
 use crate::message::Time;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -62,7 +62,7 @@ pub(super) struct Speeds {
     off: usize,
     said: bool,
     /// Workers that are left out because they were slow.
-    second_chances: SecondChances,
+    slow_worker_trials: SlowWorkerTrials,
     /// What the step times say about the cost estimates of all workers.
     pub(super) costs: ObservedCosts,
 }
@@ -135,7 +135,7 @@ impl Speeds {
         for (worker, estimate) in &estimates.speeds {
             let held = self.speeds.entry(*worker).or_insert(1.0);
             if *estimate >= SOUND {
-                self.second_chances.forget(*worker);
+                self.slow_worker_trials.forget(*worker);
             }
             if (estimate / *held - 1.0).abs() > BAND {
                 *held = *estimate;
@@ -157,10 +157,10 @@ impl Speeds {
 
     /// Forgets, after a while, the speed of workers left out as slow: nothing more is observed about a worker that does not train. It may
     /// then be planned with again, and is judged anew. True if there is one.
-    pub(super) fn give_second_chances(&mut self, now: Time, spares: &[WorkerId]) -> bool {
+    pub(super) fn start_slow_worker_trials(&mut self, now: Time, spares: &[WorkerId]) -> bool {
         let slow = spares.iter().copied().filter(|w| self.is_slow(*w));
         let slow: Vec<WorkerId> = slow.collect();
-        let due = self.second_chances.due(now, &slow);
+        let due = self.slow_worker_trials.due(now, &slow);
         for worker in &due {
             self.speeds.remove(worker);
         }
@@ -168,7 +168,7 @@ impl Speeds {
     }
 
     pub(super) fn forget(&mut self, worker: WorkerId) {
-        self.second_chances.forget(worker);
+        self.slow_worker_trials.forget(worker);
         self.speeds.remove(&worker);
         self.windows.remove(&worker);
         let fresh = self.fresh.remove(&worker);

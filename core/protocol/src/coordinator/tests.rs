@@ -1,6 +1,7 @@
 mod ahead;
 mod checkpoints;
 mod comparing;
+mod data_errors;
 mod divergence;
 mod domains;
 mod estimates;
@@ -18,8 +19,7 @@ mod reviewed;
 mod spare_copies;
 mod stopped;
 mod unanswered;
-mod unread;
-mod untold;
+mod unreported_commits;
 mod waiting;
 
 use super::*;
@@ -42,9 +42,9 @@ thread_local! {
 }
 
 /// A planner that makes one pipeline for each worker. With more workers the step is faster.
-struct Wide;
+struct DataParallelPlanner;
 
-impl Planner for Wide {
+impl Planner for DataParallelPlanner {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
         MADE.set(MADE.get() + 1);
         let n = request.workers.len() as u64;
@@ -123,7 +123,7 @@ fn config() -> CoordinatorConfig {
 
 impl Rig {
     fn with(config: CoordinatorConfig, store: Record) -> Self {
-        let machine = Coordinator::new(config, Box::new(Wide));
+        let machine = Coordinator::new(config, Box::new(DataParallelPlanner));
         let mut rig = Rig {
             machine,
             now: Time(1),
@@ -530,7 +530,7 @@ fn a_take_over_whose_outcome_is_unclear_is_repeated_with_a_greater_term() {
         manual: true,
         ..Rig::with(config(), Record::default())
     };
-    rig.machine = Coordinator::new(config(), Box::new(Wide));
+    rig.machine = Coordinator::new(config(), Box::new(DataParallelPlanner));
     rig.store = Record {
         version: 5,
         term: 3,

@@ -69,7 +69,7 @@ impl Coordinator {
 
     /// The time until it reconsiders a change that would not have repaid its cost, if no worker comes or goes until then.
     #[must_use]
-    pub fn thinks_again_in(&self, now: Time) -> Option<Duration> {
+    pub fn time_to_reconsider(&self, now: Time) -> Option<Duration> {
         let shared = &self.shared;
         let Mode::Active(active) = &self.mode else {
             return None;

@@ -3,7 +3,7 @@
 
 use super::followed::Arrived;
 use super::in_plan::PlannedChange;
-use super::transfers::{Ask, Transfers};
+use super::transfers::{TransferAction, Transfers};
 use super::{Member, MemberEffect, MemberInput};
 use crate::message::{Following, PeerMessage, Phase, Time};
 use std::collections::BTreeSet;
@@ -74,8 +74,8 @@ impl Member {
                 .asked
                 .ask_peer(now, retry, unit, &sources, false, |w| connections.has(w))
             {
-                Some(Ask::Dial(peer)) => connections.dial(peer, &change.plan, effects),
-                Some(Ask::Fetch(to)) => {
+                Some(TransferAction::Dial(peer)) => connections.dial(peer, &change.plan, effects),
+                Some(TransferAction::Fetch(to)) => {
                     let held = change.followed.at(unit);
                     effects.push(MemberEffect::Send {
                         generation,
@@ -132,7 +132,7 @@ impl Member {
                     self.replace(unit, decision.id);
                     effects.push(MemberEffect::ApplyForwarded { unit, decision });
                 }
-                self.tell_change(effects);
+                self.report_status_change(effects);
             }
             _ => {}
         }
@@ -269,10 +269,10 @@ impl Member {
             effects.push(MemberEffect::ApplyForwarded { unit, decision });
         }
         if switched {
-            self.tell(effects);
+            self.report_status(effects);
             self.load(now, effects);
         } else {
-            self.tell_change(effects);
+            self.report_status_change(effects);
         }
     }
 

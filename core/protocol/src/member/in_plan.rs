@@ -121,7 +121,7 @@ impl InPlan {
     }
 
     /// The worker that this one waits for while it loads: a member that is not connected, or the source of the first missing unit.
-    pub(super) fn hanging_on(&self, me: WorkerId, holdings: &Holdings) -> Option<WorkerId> {
+    pub(super) fn awaited_peer(&self, me: WorkerId, holdings: &Holdings) -> Option<WorkerId> {
         if let Some(unmet) = self.unmet(me) {
             return Some(unmet);
         }
@@ -134,7 +134,7 @@ impl InPlan {
     }
 
     /// Whether everything that is missing was requested from the store, and no peer is waited for.
-    pub(super) fn hangs_on_store(&self, me: WorkerId, holdings: &Holdings) -> bool {
+    pub(super) fn waits_only_for_store(&self, me: WorkerId, holdings: &Holdings) -> bool {
         let Stage::Loading(transfers) = &self.stage else {
             return false;
         };

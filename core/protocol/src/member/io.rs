@@ -365,7 +365,7 @@ pub enum MemberEffect {
         keep: Vec<Unit>,
     },
     /// Copy the unit's present state, and put it into the store under `(id, unit)` if it is not there.
-    Put {
+    SaveUnit {
         /// State of the unit.
         id: StateId,
         /// The unit.

@@ -3,7 +3,7 @@
 use super::connections::Connections;
 use super::holdings::same;
 use super::in_plan::{InPlan, PlannedChange, Stage};
-use super::transfers::Ask;
+use super::transfers::TransferAction;
 use super::{Engine, Member, MemberEffect};
 use crate::message::{PeerMessage, Phase, Suspicion, Time};
 use std::sync::Arc;
@@ -68,7 +68,7 @@ impl Member {
     pub(super) fn relay(&mut self, effects: &mut Vec<MemberEffect>) {
         if let Some(current) = self.current.as_ref().filter(|c| c.plan.relay) {
             let at_base = self.holdings.units_at(current.base);
-            effects.extend(at_base.map(|(unit, id)| MemberEffect::Put { id, unit }));
+            effects.extend(at_base.map(|(unit, id)| MemberEffect::SaveUnit { id, unit }));
         }
     }
 
@@ -90,7 +90,7 @@ impl Member {
         if lacking.is_empty() && current.base.is_some() && connected {
             current.stage = Stage::Ready;
             current.progress_at = now;
-            self.tell(effects);
+            self.report_status(effects);
         }
     }
 
@@ -115,8 +115,8 @@ impl Member {
         }
         let (based, connections) = (current.base.is_some(), &mut current.connections);
         match transfers.ask_peer(now, retry, unit, &sources, based, |w| connections.has(w)) {
-            Some(Ask::Dial(peer)) => connections.dial(peer, &current.plan, effects),
-            Some(Ask::Fetch(to)) => {
+            Some(TransferAction::Dial(peer)) => connections.dial(peer, &current.plan, effects),
+            Some(TransferAction::Fetch(to)) => {
                 let held = current.followed.at(unit);
                 let message = if follows && !based {
                     PeerMessage::Follow { unit, held }
@@ -228,7 +228,7 @@ impl Member {
             effects.push(MemberEffect::Adopt { unit, id });
         }
         if first {
-            self.tell(effects);
+            self.report_status(effects);
         }
     }
 

@@ -90,7 +90,7 @@ pub struct Member {
     exited: bool,
     heartbeat_at: Time,
     /// The status that was last reported.
-    told: Option<Status>,
+    reported: Option<Status>,
     /// Since when there is no stream to a coordinator.
     stream_lost_at: Option<Time>,
     /// When a step was last committed or a plan was last entered.
@@ -118,7 +118,7 @@ impl Member {
             draining: false,
             exited: false,
             heartbeat_at: Time(0),
-            told: None,
+            reported: None,
             stream_lost_at: None,
             advanced_at: Time(0),
         }
@@ -196,26 +196,26 @@ impl Member {
         }
     }
 
-    fn tell(&mut self, effects: &mut Vec<MemberEffect>) {
+    fn report_status(&mut self, effects: &mut Vec<MemberEffect>) {
         let status = self.status();
-        self.told = Some(status);
+        self.reported = Some(status);
         effects.push(MemberEffect::Report(Report::Status(status)));
     }
 
     /// Reports the status if it has changed since the last report. The step alone is no reason: it is known from commits, which one member
     /// reports for all, and from heartbeats. Otherwise each step would cost the coordinator a message from every worker, and a launch one
     /// from every worker for each of its peers.
-    fn tell_change(&mut self, effects: &mut Vec<MemberEffect>) {
+    fn report_status_change(&mut self, effects: &mut Vec<MemberEffect>) {
         let status = self.status();
-        let known = |told: Status| {
+        let known = |reported: Status| {
             Status {
                 at: status.at,
-                ..told
+                ..reported
             } == status
         };
         let finished = self.finished();
-        if finished || bug!(TellEveryStep) || !self.told.is_some_and(known) {
-            self.tell(effects);
+        if finished || bug!(TellEveryStep) || !self.reported.is_some_and(known) {
+            self.report_status(effects);
         }
     }
 
@@ -240,7 +240,7 @@ impl Member {
             MemberInput::Tick => self.tick(now, effects),
             MemberInput::Stream => {
                 self.stream_lost_at = None;
-                self.tell(effects);
+                self.report_status(effects);
             }
             MemberInput::StreamDown => self.stream_lost_at = self.stream_lost_at.or(Some(now)),
             MemberInput::Order { term, order } => {
@@ -280,7 +280,7 @@ impl Member {
             MemberInput::Digested(digests) => effects.push(MemberEffect::Report(Report::Digests(digests))),
             MemberInput::Drain => {
                 self.draining = true;
-                self.tell(effects);
+                self.report_status(effects);
             }
         }
     }
@@ -291,7 +291,7 @@ impl Member {
         self.keep(now, effects);
         if now >= self.heartbeat_at {
             self.heartbeat_at = now.after(self.config.timing.heartbeat);
-            self.tell(effects);
+            self.report_status(effects);
         }
         self.watch(now, effects);
         self.watch_change(now, effects);
@@ -351,7 +351,7 @@ impl Member {
             Phase::Loading => {
                 let waits =
                     current.base.is_some() || (current.unmet(me).is_some() && !bug!(HideDeadLinkOfChange));
-                let times = match current.hangs_on_store(me, &self.holdings) {
+                let times = match current.waits_only_for_store(me, &self.holdings) {
                     true => STORE_PATIENCE,
                     false => 1,
                 };
@@ -364,7 +364,7 @@ impl Member {
             return;
         }
         current.progress_at = now;
-        match current.hanging_on(me, &self.holdings) {
+        match current.awaited_peer(me, &self.holdings) {
             Some(peer) if loading => self.suspect(peer, Suspicion::Unreachable, effects),
             _ => self.suspect(me, Suspicion::Gone, effects),
         }

@@ -43,7 +43,7 @@ impl Member {
             self.note_progress(now);
             self.run(effects);
         }
-        self.tell(effects);
+        self.report_status(effects);
     }
 
     pub(super) fn exit(&mut self, reason: ExitReason, effects: &mut Vec<MemberEffect>) {
@@ -58,7 +58,7 @@ impl Member {
         }
         let ignored = bug!(IgnoreFenceOfPresent) && self.generation() == upto && upto.0 > 0;
         if self.generation() > upto || ignored {
-            return self.tell(effects);
+            return self.report_status(effects);
         }
         if bug!(CommitAfterFence) && self.phase() == Phase::Running {
             self.fenced = self.fenced.max(upto);
@@ -132,7 +132,7 @@ impl Member {
         let change = self.change.as_ref();
         let replaced = change.is_some_and(|c| c.plan.generation >= g) && !bug!(OlderChangeReplacesNewer);
         if old || replaced || !plan.involves(self.config.id) || plan.layout != self.config.layout {
-            return self.tell(effects);
+            return self.report_status(effects);
         }
         match plan.base {
             Base::AtSwitch { from } if from == self.generation() => {
@@ -165,7 +165,7 @@ impl Member {
                 self.enter(now, plan, Some(id), effects);
             }
         }
-        self.tell(effects);
+        self.report_status(effects);
     }
 
     /// Finishes the step that this worker is prepared for, with a decision that another worker has applied or may have applied.
@@ -207,7 +207,7 @@ impl Member {
             Phase::Loading if bug!(GoEarly) => self.start(now, effects),
             _ => return,
         }
-        self.tell(effects);
+        self.report_status(effects);
     }
 
     /// Gives up all state except that of `keep`. This is the only place where state is given up.

@@ -20,7 +20,7 @@ impl Member {
                 change.suspect_at = None;
             }
             if new {
-                self.tell_change(effects);
+                self.report_status_change(effects);
                 self.follow_next(now, effects);
             }
         } else if let Some(current) = self.current_in(generation)
@@ -29,7 +29,7 @@ impl Member {
             current.progress_at = now;
             self.serve(effects);
             self.load(now, effects);
-            self.tell_change(effects);
+            self.report_status_change(effects);
         }
     }
 
@@ -49,7 +49,7 @@ impl Member {
                 if !bug!(ForgetLostLinkOfChange) {
                     change.suspect_at = Some(now);
                 }
-                self.tell_change(effects);
+                self.report_status_change(effects);
             }
             return;
         }

@@ -264,7 +264,7 @@ impl Member {
         if bug!(DigestAfterSwitch) {
             self.compare(saved, effects);
         }
-        self.tell_change(effects);
+        self.report_status_change(effects);
         self.copy_for_followers(effects);
         self.copy_for_keepers(effects);
         self.run(effects);
@@ -308,7 +308,7 @@ impl Member {
         };
         let here = self.holdings.units_at(Some(self.at));
         let here = here.filter(|(unit, _)| own.contains(unit) && (all || mine(*unit)));
-        effects.extend(here.map(|(unit, id)| MemberEffect::Put { id, unit }));
+        effects.extend(here.map(|(unit, id)| MemberEffect::SaveUnit { id, unit }));
     }
 
     pub(super) fn on_stopped(

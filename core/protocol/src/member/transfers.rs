@@ -16,7 +16,7 @@ struct Fetch {
 
 /// What to do next for a unit.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) enum Ask {
+pub(super) enum TransferAction {
     /// Connect to this source; then it can be asked.
     Dial(WorkerId),
     /// Ask this source.
@@ -64,7 +64,7 @@ impl Transfers {
         sources: &[WorkerId],
         based: bool,
         is_connected: impl Fn(WorkerId) -> bool,
-    ) -> Option<Ask> {
+    ) -> Option<TransferAction> {
         let present = self.fetches.get_mut(&unit);
         if let Some(fetch) = present {
             let connected = is_connected(fetch.from);
@@ -73,7 +73,7 @@ impl Transfers {
             let again = late && !based && sources.contains(&fetch.from);
             if connected && (fetch.dialled || again) {
                 (fetch.dialled, fetch.asked_at) = (false, now);
-                return Some(Ask::Fetch(fetch.from));
+                return Some(TransferAction::Fetch(fetch.from));
             }
             if !late {
                 return None;
@@ -91,9 +91,9 @@ impl Transfers {
         let dialled = !is_connected(from);
         self.note_asked(now, unit, from, dialled);
         Some(if dialled {
-            Ask::Dial(from)
+            TransferAction::Dial(from)
         } else {
-            Ask::Fetch(from)
+            TransferAction::Fetch(from)
         })
     }
 

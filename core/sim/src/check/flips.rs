@@ -50,7 +50,7 @@ impl Flips {
     }
 
     /// Given up by a rollback.
-    pub(super) fn is_void(&self, id: StateId) -> bool {
+    pub(super) fn is_rolled_back(&self, id: StateId) -> bool {
         let mut rollbacks = self.rollbacks.iter();
         rollbacks.any(|r| id > r.to && id.run_gen < r.generation)
     }
@@ -67,8 +67,8 @@ impl Checker {
     }
 
     /// The state was given up by a rollback.
-    pub(crate) fn is_void(&self, id: StateId) -> bool {
-        self.flips.is_void(id)
+    pub(crate) fn is_rolled_back(&self, id: StateId) -> bool {
+        self.flips.is_rolled_back(id)
     }
 
     /// Whether the worker has wrong bits of any state.
@@ -109,8 +109,8 @@ impl Checker {
             }
         }
         self.flips.rollbacks.push(rollback);
-        let void = &self.flips;
-        self.had.retain(|_, id| !void.is_void(*id));
+        let flips = &self.flips;
+        self.had.retain(|_, id| !flips.is_rolled_back(*id));
         self.top = Some(to);
         self.given_up = true;
         Ok(())

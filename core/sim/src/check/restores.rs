@@ -59,7 +59,10 @@ impl Checker {
             return Ok(());
         }
         let newer = complete.iter().rev().take_while(|id| **id > base);
-        let newer: Vec<StateId> = newer.filter(|id| !self.flips.is_void(**id)).copied().collect();
+        let newer: Vec<StateId> = newer
+            .filter(|id| !self.flips.is_rolled_back(**id))
+            .copied()
+            .collect();
         let Some(newest) = newer.first() else {
             return Ok(());
         };

@@ -32,7 +32,7 @@ impl Checker {
             return broken('b', format!("two states of one step: {known} and {id}"));
         }
         self.reached(id);
-        if !self.flips.is_void(id) {
+        if !self.flips.is_rolled_back(id) {
             self.had.insert((worker, unit), id);
         }
         self.counts(id, state.progress)?;
@@ -81,7 +81,7 @@ impl Checker {
 
     /// Somebody has this state.
     pub(super) fn reached(&mut self, id: StateId) {
-        if self.top < Some(id) && !self.flips.is_void(id) {
+        if self.top < Some(id) && !self.flips.is_rolled_back(id) {
             self.top = Some(id);
             self.given_up = false;
         }

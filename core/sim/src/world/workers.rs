@@ -79,7 +79,7 @@ impl Host<Schedule> {
             | MemberEffect::ForwardPrepared { .. } => {
                 self.send_for_followers(w, effect);
             }
-            MemberEffect::Put { id, unit } => {
+            MemberEffect::SaveUnit { id, unit } => {
                 if let Some(Held { state, .. }) = engine.held.get(&unit).copied() {
                     let from = w;
                     self.upload(Upload {

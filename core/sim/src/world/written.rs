@@ -41,7 +41,7 @@ impl Host<Schedule> {
             .store
             .manifests
             .iter()
-            .filter(|id| **id != StateId::INITIAL && !self.env.checker.is_void(**id));
+            .filter(|id| **id != StateId::INITIAL && !self.env.checker.is_rolled_back(**id));
         let saved = saved.find(since);
         if let Some(id) = saved {
             return broken('j', format!("state of {units:?} given up, {id} is in the store"));
@@ -78,7 +78,7 @@ impl Host<Schedule> {
                 .any(|w| self.members[*w].machine.held().get(&unit) == Some(&id))
         };
         let whole = |id: &&StateId| self.env.job.layout.all_units().all(|u| holds(u, **id));
-        let mut counting = states.iter().filter(|id| !self.env.checker.is_void(**id));
+        let mut counting = states.iter().filter(|id| !self.env.checker.is_rolled_back(**id));
         match counting.find(whole) {
             Some(id) => broken(
                 'j',

@@ -43,7 +43,10 @@ impl Driver {
         });
         // A rollback goes to the newest compared checkpoint, which may be older than those that are kept.
         let compared = record.trust.newest_compared(&usable.complete);
-        let void = usable.complete.iter().filter(|id| record.trust.is_void(**id));
+        let void = usable
+            .complete
+            .iter()
+            .filter(|id| record.trust.is_rolled_back(**id));
         Needs {
             protected: bases.chain(compared).collect(),
             void: void.copied().collect(),

@@ -408,7 +408,7 @@ impl Worker {
                 }];
             }
             MemberEffect::Load { .. }
-            | MemberEffect::Put { .. }
+            | MemberEffect::SaveUnit { .. }
             | MemberEffect::Copy { .. }
             | MemberEffect::Forward { .. }
             | MemberEffect::ForwardPrepared { .. }

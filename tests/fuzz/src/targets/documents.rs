@@ -9,7 +9,7 @@ use super::{ID, LITTLE, MORE, Seeds, json, messages, round_trip, text};
 use crate::{Form, Target};
 use varuna_coordinator::record_format;
 use varuna_plan::{Generation, Plan, ScheduleKind, StateId, Step, Unit, WorkerId};
-use varuna_protocol::{Event, Record, Rollback, Trust};
+use varuna_protocol::{ComparisonRecord, Event, Record, Rollback};
 use varuna_run_folder::{CheckpointEvent, Contact, EventEntry, LoggedEvent, Metric, RunStatus, StepFigures};
 use varuna_sim::replay::RecoveryParts;
 
@@ -126,7 +126,7 @@ fn record_seeds() -> Seeds {
             .into(),
         ),
         done: false,
-        trust: Trust::default(),
+        trust: ComparisonRecord::default(),
         last_step: Step(0),
         waited_ms: 0,
         puts_anew: 0,
@@ -179,7 +179,7 @@ fn stored_record_seeds() -> Seeds {
         plan: Some(plan.into()),
         next: None,
         done: false,
-        trust: Trust::default(),
+        trust: ComparisonRecord::default(),
         last_step: Step(40),
         waited_ms: 0,
         puts_anew: 0,

@@ -114,7 +114,7 @@ impl Collecting {
         missing.extend(shared.roster.workers.keys().filter(|w| !answered(w)));
         let timing = &shared.config.timing;
         let waited = |patience: Duration| self.holder_wait.is_over(now, patience, shared);
-        let gone = |w: &WorkerId| is_long_gone(*w, shared, now);
+        let gone = |w: &WorkerId| is_certainly_lost(*w, shared, now);
         let all_gone = !missing.is_empty() && missing.iter().all(gone);
         let longest = waited((timing.restore * SILENT).max(timing.lost)) || bug!(GiveUpOnConnected);
         // State that the last workers put may still be on its way to the store.
@@ -158,7 +158,7 @@ fn patience(missing: &[WorkerId], shared: &Shared) -> Duration {
 
 /// Whether the worker has ended, or its stream has been down for so long that state held only by it is lost. For a worker that left before
 /// this coordinator started, the total waiting time counts, since it is not known to have gone.
-fn is_long_gone(worker: WorkerId, shared: &Shared, now: Time) -> bool {
+fn is_certainly_lost(worker: WorkerId, shared: &Shared, now: Time) -> bool {
     let timing = &shared.config.timing;
     let away = if bug!(GiveUpBeforeRestore) {
         timing.grace

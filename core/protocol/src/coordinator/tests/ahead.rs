@@ -114,7 +114,7 @@ fn a_change_that_does_not_repay_its_way_is_not_made() {
 }
 
 /// A trains in generation 2. Before that, the workers have changed 20 times in ten minutes.
-fn restless() -> Rig {
+fn rig_with_many_changes() -> Rig {
     let mut rig = Rig::training(&[A]);
     rig.machine.shared.config.last_step = Step(1_000_000);
     let churn = &mut rig.machine.shared.roster.churn;
@@ -149,7 +149,7 @@ fn is_growing(rig: &mut Rig, time: Duration) -> bool {
 /// then no more.
 #[test]
 fn a_growth_that_did_not_repay_is_made_once_nobody_has_come_or_gone_for_long_enough() {
-    let mut rig = restless();
+    let mut rig = rig_with_many_changes();
     MOVE_MS.set(80_000.0);
     assert!(!is_growing(&mut rig, Duration::from_millis(200)));
     rig.join(B);
@@ -158,7 +158,7 @@ fn a_growth_that_did_not_repay_is_made_once_nobody_has_come_or_gone_for_long_eno
     assert!(!is_growing(&mut rig, Duration::from_secs(3)));
     assert_eq!(MADE.get(), made, "the planner is not asked before that");
     let in_secs = |rig: &Rig| {
-        let again = rig.machine.thinks_again_in(rig.now);
+        let again = rig.machine.time_to_reconsider(rig.now);
         again.expect("a change was refused").as_secs()
     };
     // 21 times 160 s, of which 40 minutes have passed. B has joined before the last of the changes.
@@ -169,5 +169,5 @@ fn a_growth_that_did_not_repay_is_made_once_nobody_has_come_or_gone_for_long_eno
     let grows = is_growing(&mut rig, Duration::from_secs(3));
     MOVE_MS.set(0.0);
     assert!(grows, "{:?}", rig.events);
-    assert_eq!(rig.machine.thinks_again_in(rig.now), None);
+    assert_eq!(rig.machine.time_to_reconsider(rig.now), None);
 }

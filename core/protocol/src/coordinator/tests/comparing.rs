@@ -1,8 +1,8 @@
 //! The consequences of comparing the holders' states.
 
 use super::*;
+use crate::comparison_record::Rollback;
 use crate::message::Digests;
-use crate::trust::Rollback;
 
 const ALL: [WorkerId; 3] = [A, B, C];
 

@@ -171,14 +171,14 @@ fn steps_that_are_as_predicted_correct_nothing_and_one_odd_step_neither() {
     assert_eq!(rig.machine.run().compute_factor, None);
 }
 
-/// Like [`Wide`], but without workers whose speed is less than half of the others'.
+/// Like [`DataParallelPlanner`], but without workers whose speed is less than half of the others'.
 struct LeavesSlowOut;
 
 impl Planner for LeavesSlowOut {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
         let (fast, slow): (Vec<_>, Vec<_>) = request.workers.iter().cloned().partition(|w| w.speed > 0.5);
         let workers = fast;
-        let mut shape = Wide.plan(&PlanRequest {
+        let mut shape = DataParallelPlanner.plan(&PlanRequest {
             workers,
             ..request.clone()
         })?;

@@ -1,6 +1,6 @@
 //! A worker that runs out of memory under the same plan again gets less to hold; if there is no such plan, all that it has counts.
 
-use super::unread::{ALL, resume, three};
+use super::data_errors::{ALL, resume, three};
 use super::*;
 use crate::coordinator::LeftOutReason;
 use crate::message::MemoryShortage;
@@ -9,7 +9,7 @@ use varuna_plan::WorkerInfo;
 /// What a pipeline of one worker takes, bytes.
 const TAKES: u64 = 800 << 20;
 
-/// Like [`Wide`], where each worker needs memory for the whole model.
+/// Like [`DataParallelPlanner`], where each worker needs memory for the whole model.
 struct Needy;
 
 impl Planner for Needy {
@@ -19,7 +19,7 @@ impl Planner for Needy {
             .retain(|w| w.memory_bytes.is_none_or(|has| has >= TAKES));
         match fits.workers.len() {
             0 => Err(Infeasible("no worker has room for the model".to_owned())),
-            _ => Wide.plan(&fits),
+            _ => DataParallelPlanner.plan(&fits),
         }
     }
 

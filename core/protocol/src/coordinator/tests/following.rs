@@ -42,14 +42,14 @@ fn newcomer(following: Following) -> Report {
 }
 
 /// A planner: two workers have one segment each, and three workers have all segments. A segment takes 10 bytes while it is followed.
-struct Widening {
+struct GrowingPlanner {
     /// Free memory of each worker, beside its stages.
     room_bytes: u64,
 }
 
-impl Planner for Widening {
+impl Planner for GrowingPlanner {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
-        let mut shape = Wide.plan(request)?;
+        let mut shape = DataParallelPlanner.plan(request)?;
         if let [first, second] = &request.workers[..] {
             let stage = |worker: WorkerId, start: u32| Stage {
                 recompute: None,
@@ -81,7 +81,7 @@ impl Planner for Widening {
 /// plan.
 fn widening(room_bytes: u64) -> Rig {
     let mut rig = Rig::with(config(), Record::default());
-    rig.machine.shared.planner = Box::new(Widening { room_bytes });
+    rig.machine.shared.planner = Box::new(GrowingPlanner { room_bytes });
     for worker in [A, B] {
         rig.join(worker);
         rig.answer(worker, &[]);

@@ -287,12 +287,12 @@ fn workers_that_will_go_are_used_where_too_few_others_are_left() {
         ..config()
     };
     let mut rig = Rig::training_with(few, &[A, B, C]);
-    is_left_with_one_that_stays_and_one_that_goes(&mut rig);
+    lose_one_and_notify_another(&mut rig);
     assert_eq!(rig.plan().members(), [A, B]);
 }
 
 /// Of three workers one is lost, and another one has a notice.
-fn is_left_with_one_that_stays_and_one_that_goes(rig: &mut Rig) {
+fn lose_one_and_notify_another(rig: &mut Rig) {
     rig.say(A, suspect(1, C));
     rig.put(CoordinatorInput::StreamDown { from: C });
     rig.put(CoordinatorInput::Notice {
@@ -304,14 +304,14 @@ fn is_left_with_one_that_stays_and_one_that_goes(rig: &mut Rig) {
     }
 }
 
-/// Like [`Wide`], but one worker alone has too little memory for the model.
-struct NotAlone;
+/// Like [`DataParallelPlanner`], but one worker alone has too little memory for the model.
+struct MemoryLimitedPlanner;
 
-impl Planner for NotAlone {
+impl Planner for MemoryLimitedPlanner {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
         match request.workers.len() {
             1 => Err(Infeasible("one worker has no room for the model".into())),
-            _ => Wide.plan(request),
+            _ => DataParallelPlanner.plan(request),
         }
     }
 }
@@ -319,8 +319,8 @@ impl Planner for NotAlone {
 #[test]
 fn workers_that_will_go_are_used_where_there_is_no_plan_without_them() {
     let mut rig = Rig::training(&[A, B, C]);
-    rig.machine.shared.planner = Box::new(NotAlone);
-    is_left_with_one_that_stays_and_one_that_goes(&mut rig);
+    rig.machine.shared.planner = Box::new(MemoryLimitedPlanner);
+    lose_one_and_notify_another(&mut rig);
     assert_eq!(rig.plan().members(), [A, B]);
     let without = |e: &Event| matches!(e, Event::NoPlan { .. });
     assert!(!rig.events.iter().any(without), "{:?}", rig.events);

@@ -148,7 +148,7 @@ fn with_store() -> CoordinatorConfig {
 /// A coordinator of a run that has ended. It gets the number of steps before it reads the record.
 fn again(config: CoordinatorConfig, step: Step) -> Rig {
     let mut rig = Rig::with(config.clone(), Record::default());
-    rig.machine = Coordinator::new(config, Box::new(Wide));
+    rig.machine = Coordinator::new(config, Box::new(DataParallelPlanner));
     rig.store = ended();
     rig.complete = vec![state(1, 10)];
     rig.put(CoordinatorInput::LastStep(step));

@@ -33,7 +33,7 @@ impl Planner for Narrow {
         };
         Ok(Shape {
             spares: idle.iter().map(|w| spare(w.id)).collect(),
-            ..Wide.plan(&used)?
+            ..DataParallelPlanner.plan(&used)?
         })
     }
 }
@@ -72,7 +72,7 @@ type Case = (LeftOutReason, fn(&mut Rig));
 fn each_reason_for_which_a_worker_is_not_planned_with_is_named() {
     let cases: [Case; 6] = [
         (LeftOutReason::WrongBits, |rig| {
-            rig.machine.shared.roster.distrust(B);
+            rig.machine.shared.roster.mark_corrupt(B);
         }),
         (LeftOutReason::Leaving, |rig| {
             let draining = Status {
@@ -88,7 +88,7 @@ fn each_reason_for_which_a_worker_is_not_planned_with_is_named() {
             rig.machine.shared.quarantine.could_not_read(rig.now, "w2");
         }),
         (LeftOutReason::Unsound, |rig| {
-            rig.machine.shared.quarantine.had_wrong_bits(rig.now, "w2");
+            rig.machine.shared.quarantine.note_corruption(rig.now, "w2");
         }),
         (LeftOutReason::BadLink, |rig| {
             let least = Duration::from_secs(10);

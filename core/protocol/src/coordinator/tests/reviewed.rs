@@ -588,7 +588,7 @@ fn rather_than_two_that_cannot_reach_one_another_one_in_quarantine_is_used() {
     config.min_workers = 2;
     let mut rig = Rig::training_with(config, &[A, B]);
     rig.join(C);
-    rig.machine.shared.quarantine.had_wrong_bits(rig.now, "w3");
+    rig.machine.shared.quarantine.note_corruption(rig.now, "w3");
     let why = Suspicion::Unreachable;
     let unreachable = Report::Suspect {
         generation: Generation(1),
@@ -770,7 +770,7 @@ fn a_coordinator_that_is_stopped_before_it_took_over_orders_nothing() {
         manual: true,
         ..Rig::with(config(), Record::default())
     };
-    rig.machine = Coordinator::new(config(), Box::new(Wide));
+    rig.machine = Coordinator::new(config(), Box::new(DataParallelPlanner));
     rig.put(CoordinatorInput::Tick);
     let record = rig.written.clone().expect("its term");
     rig.sent.clear();

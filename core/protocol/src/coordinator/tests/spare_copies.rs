@@ -6,11 +6,11 @@ use varuna_plan::spare_copies::SpareCopyDecision;
 use varuna_plan::{SpareCopies, SpareCosts, WorkerInfo};
 
 /// A planner that makes one pipeline with a segment for each of two workers.
-struct Deep;
+struct TwoStagePlanner;
 
-impl Planner for Deep {
+impl Planner for TwoStagePlanner {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
-        let mut shape = Wide.plan(request)?;
+        let mut shape = DataParallelPlanner.plan(request)?;
         let stage = |(worker, start): (WorkerId, u32)| Stage {
             recompute: None,
             worker,
@@ -49,7 +49,7 @@ fn planned(wanted: SpareCopies, (of_a, of_b): (Keeping, Keeping)) -> Rig {
         ..config()
     };
     let mut rig = Rig::with(config.clone(), Record::default());
-    rig.machine = Coordinator::new(config, Box::new(Deep));
+    rig.machine = Coordinator::new(config, Box::new(TwoStagePlanner));
     rig.put(CoordinatorInput::Tick);
     // A worker of an older build: it can follow, but does not know spare copies.
     let status = |keeping| Status {

@@ -17,7 +17,7 @@ fn close(rig: &mut Rig, from: WorkerId) {
 /// Another coordinator takes over with the record in the store. There is a checkpoint of step 4.
 fn successor(record: Record, listing: Answer) -> Rig {
     let mut rig = Rig::with(config(), Record::default());
-    rig.machine = Coordinator::new(config(), Box::new(Wide));
+    rig.machine = Coordinator::new(config(), Box::new(DataParallelPlanner));
     (rig.store, rig.listing) = (record, listing);
     rig.complete.push(state(1, 4));
     rig.put(CoordinatorInput::Tick);

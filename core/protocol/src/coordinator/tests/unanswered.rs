@@ -5,7 +5,7 @@ use super::*;
 /// The same value as in a cluster: far longer than a recovery may take.
 const WATCH: Duration = Duration::from_secs(300);
 
-fn seldom_reads() -> CoordinatorConfig {
+fn config_with_rare_reads() -> CoordinatorConfig {
     let mut config = config();
     config.timing.watch = WATCH;
     config
@@ -13,7 +13,7 @@ fn seldom_reads() -> CoordinatorConfig {
 
 #[test]
 fn after_a_refused_write_the_record_is_read_until_that_is_answered() {
-    let mut rig = Rig::training_with(seldom_reads(), &[A]);
+    let mut rig = Rig::training_with(config_with_rare_reads(), &[A]);
     rig.wait(100);
     rig.manual = true;
     rig.join(B);
@@ -39,9 +39,9 @@ fn after_a_refused_write_the_record_is_read_until_that_is_answered() {
 fn after_a_refused_take_over_the_record_is_read_until_that_is_answered() {
     let mut rig = Rig {
         manual: true,
-        ..Rig::with(seldom_reads(), Record::default())
+        ..Rig::with(config_with_rare_reads(), Record::default())
     };
-    rig.machine = Coordinator::new(seldom_reads(), Box::new(Wide));
+    rig.machine = Coordinator::new(config_with_rare_reads(), Box::new(DataParallelPlanner));
     rig.put(CoordinatorInput::Tick);
     let record = rig.written.take().expect("its term");
     rig.failing_reads = 2;
@@ -53,7 +53,7 @@ fn after_a_refused_take_over_the_record_is_read_until_that_is_answered() {
 
 #[test]
 fn a_store_that_answers_no_reads_is_asked_less_and_less_often() {
-    let mut rig = Rig::training_with(seldom_reads(), &[A]);
+    let mut rig = Rig::training_with(config_with_rare_reads(), &[A]);
     rig.wait(100);
     rig.manual = true;
     rig.join(B);

@@ -10,7 +10,7 @@ pub(super) fn step(rig: &mut Rig, step: u64, peer_wants: bool) -> (bool, Vec<(Un
     let decision = apply(&rig.peer_norms(step, 0, peer_wants)).unwrap();
     let effects = rig.put(MemberInput::Applied { id: decision.id });
     let put = effects.iter().filter_map(|e| match e {
-        MemberEffect::Put { unit, id } => Some((*unit, id.step)),
+        MemberEffect::SaveUnit { unit, id } => Some((*unit, id.step)),
         _ => None,
     });
     (said, put.collect())
@@ -55,7 +55,7 @@ fn a_checkpoint_that_is_due_is_left_out_by_all_while_one_members_store_is_busy()
     let effects = rig.put(MemberInput::Applied {
         id: decision.unwrap().id,
     });
-    let puts = |effects: &[MemberEffect]| effects.iter().any(|e| matches!(e, MemberEffect::Put { .. }));
+    let puts = |effects: &[MemberEffect]| effects.iter().any(|e| matches!(e, MemberEffect::SaveUnit { .. }));
     assert!(!puts(&effects));
     let (_, put) = step(&mut rig, 1, false);
     assert_eq!(put, [(Unit(0), Step(2))]);

@@ -122,11 +122,11 @@ fn a_member_says_what_it_lacks_whether_its_step_breaks_or_is_stopped() {
         needed_bytes: Some(7 << 20),
         free_bytes: None,
     };
-    says_what_it_lacks(Lack::Data, Suspicion::NoData);
-    says_what_it_lacks(Lack::Memory(shortage), Suspicion::NoMemory(shortage));
+    reports_shortage(Lack::Data, Suspicion::NoData);
+    reports_shortage(Lack::Memory(shortage), Suspicion::NoMemory(shortage));
 }
 
-fn says_what_it_lacks(lack: Lack, why: Suspicion) {
+fn reports_shortage(lack: Lack, why: Suspicion) {
     let lacks = |generation| MemberInput::StepLacks(Generation(generation), lack);
     let said = [MemberEffect::Report(Report::Suspect {
         generation: Generation(1),

@@ -68,7 +68,7 @@ impl Host<Replay<'_>> {
                 }
                 self.after(0, Timer::Answer(w, MemberInput::Loaded { unit, id }));
             }
-            MemberEffect::Put { id, .. } => self.ordered_save(id),
+            MemberEffect::SaveUnit { id, .. } => self.ordered_save(id),
             MemberEffect::ApplyForwarded { unit, decision } => {
                 let id = decision.id;
                 self.after(0, Timer::Answer(w, MemberInput::Loaded { unit, id }));

@@ -82,7 +82,7 @@ impl Host<Replay<'_>> {
             return Ok(());
         }
         let until = self.outside().unwrap_or(0).min(self.env.trace.end_ns());
-        let left = until.saturating_sub(self.real()).min(self.thinks_again_in());
+        let left = until.saturating_sub(self.real()).min(self.time_to_reconsider());
         let steps = (left / period).saturating_sub(1);
         if steps > 0 {
             let before = self.env.account.ledger.steps;
@@ -99,10 +99,10 @@ impl Host<Replay<'_>> {
     }
 
     /// The time until the coordinator reconsiders a change that would not have repaid its cost, nanoseconds.
-    fn thinks_again_in(&self) -> u64 {
+    fn time_to_reconsider(&self) -> u64 {
         let now = Time(self.now());
         let coordinator = self.coordinators.first().map(|c| &c.machine);
-        let again = coordinator.and_then(|machine| machine.thinks_again_in(now));
+        let again = coordinator.and_then(|machine| machine.time_to_reconsider(now));
         again.map_or(u64::MAX, |time| {
             u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
         })

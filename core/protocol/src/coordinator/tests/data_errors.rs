@@ -140,13 +140,13 @@ fn nobody_can_say_of_another_that_its_data_cannot_be_read() {
 }
 
 /// A planner for which one worker alone cannot hold the model.
-struct Two;
+struct TwoWorkerPlanner;
 
-impl Planner for Two {
+impl Planner for TwoWorkerPlanner {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
         match request.workers.len() {
             0 | 1 => Err(Infeasible("two workers are needed".to_owned())),
-            _ => Wide.plan(request),
+            _ => DataParallelPlanner.plan(request),
         }
     }
 }
@@ -154,7 +154,7 @@ impl Planner for Two {
 #[test]
 fn a_worker_without_which_there_is_no_plan_stays_until_another_comes() {
     let (mut rig, at) = (Rig::training(&[A, B]), state(1, 4));
-    rig.machine.shared.planner = Box::new(Two);
+    rig.machine.shared.planner = Box::new(TwoWorkerPlanner);
     for worker in [A, B] {
         rig.status(worker, 1, Phase::Running, at);
     }

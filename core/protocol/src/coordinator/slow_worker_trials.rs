@@ -13,7 +13,7 @@ const FIRST: Duration = Duration::from_secs(10 * 60);
 const DOUBLINGS: u32 = 4;
 
 #[derive(Default)]
-pub(super) struct SecondChances {
+pub(super) struct SlowWorkerTrials {
     left_out: BTreeMap<WorkerId, LeftOut>,
 }
 
@@ -24,7 +24,7 @@ struct LeftOut {
     trials: u32,
 }
 
-impl SecondChances {
+impl SlowWorkerTrials {
     /// The slow spares that are due for a trial. A worker that is no longer a slow spare is being tried, or is gone.
     pub(super) fn due(&mut self, now: Time, slow_spares: &[WorkerId]) -> Vec<WorkerId> {
         if bug!(NoSecondChance) {
@@ -61,22 +61,22 @@ mod tests {
     fn a_worker_that_is_slow_at_each_trial_is_tried_ever_less_often_and_one_that_is_not_as_soon_as_at_first()
     {
         let worker = WorkerId(3);
-        let mut chances = SecondChances::default();
+        let mut trials = SlowWorkerTrials::default();
         let mut now = Time(1);
-        let mut wait = |chances: &mut SecondChances| {
+        let mut wait = |trials: &mut SlowWorkerTrials| {
             let since = now;
-            while chances.due(now, &[worker]).is_empty() {
+            while trials.due(now, &[worker]).is_empty() {
                 now = now.after(Duration::from_secs(60));
                 assert!(now.since(since) < FIRST * 100, "never");
             }
             let waited = now.since(since).as_secs() / 60;
             // The worker trains, and is slow.
-            assert!(chances.due(now, &[]).is_empty());
+            assert!(trials.due(now, &[]).is_empty());
             waited
         };
-        let waits: Vec<u64> = (0..6).map(|_| wait(&mut chances)).collect();
+        let waits: Vec<u64> = (0..6).map(|_| wait(&mut trials)).collect();
         assert_eq!(waits, [10, 20, 40, 80, 160, 160]);
-        chances.forget(worker);
-        assert_eq!(wait(&mut chances), 10);
+        trials.forget(worker);
+        assert_eq!(wait(&mut trials), 10);
     }
 }

@@ -16,7 +16,7 @@ pub const ODD_MAX: usize = 64;
 /// The results of comparisons between holders.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Trust {
+pub struct ComparisonRecord {
     /// States that were put into the store and on which all holders agreed; oldest first.
     pub compared: Vec<StateId>,
     /// Steps that were given up because holders differed; oldest first.
@@ -51,7 +51,7 @@ impl Rollback {
     }
 }
 
-impl Trust {
+impl ComparisonRecord {
     /// Whether nothing is recorded.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -60,7 +60,7 @@ impl Trust {
 
     /// Whether the state was given up because it may follow from wrong bits.
     #[must_use]
-    pub fn is_void(&self, id: StateId) -> bool {
+    pub fn is_rolled_back(&self, id: StateId) -> bool {
         !bug!(ResumeFromVoidState) && self.rollbacks.iter().any(|r| r.gives_up(id))
     }
 
@@ -80,7 +80,7 @@ impl Trust {
 
     /// All holders agreed on a state that was put into the store.
     pub(crate) fn add_compared(&mut self, id: StateId) {
-        if !self.compared.contains(&id) && !self.is_void(id) {
+        if !self.compared.contains(&id) && !self.is_rolled_back(id) {
             self.compared.push(id);
             self.compared.sort_unstable();
         }
@@ -89,7 +89,7 @@ impl Trust {
     }
 
     /// A worker was found with other bits than a majority.
-    pub(crate) fn add_odd(&mut self, odd: MinorityHolder) {
+    pub(crate) fn add_minority_holder(&mut self, odd: MinorityHolder) {
         if self.odd.iter().any(|o| o.worker == odd.worker) {
             return;
         }
@@ -114,22 +114,23 @@ impl Trust {
 
 impl Inventory {
     /// Removes what is no longer valid since a rollback.
-    pub(crate) fn forget_void(&mut self, trust: &Trust) {
+    pub(crate) fn forget_rolled_back(&mut self, trust: &ComparisonRecord) {
         if trust.rollbacks.is_empty() {
             return;
         }
-        let leads_to_void = |run_gen: Generation, step: Step| {
+        let leads_to_rolled_back = |run_gen: Generation, step: Step| {
             let id = StateId {
                 run_gen,
                 step: step.next(),
                 ..StateId::INITIAL
             };
-            trust.is_void(id)
+            trust.is_rolled_back(id)
         };
-        self.units.retain(|_, id| !trust.is_void(*id));
-        self.prepared.retain(|_, p| !leads_to_void(p.run_gen, p.step));
-        self.ran = self.ran.filter(|r| !leads_to_void(r.generation, r.step));
-        self.decision = self.decision.filter(|d| !trust.is_void(d.id));
+        self.units.retain(|_, id| !trust.is_rolled_back(*id));
+        self.prepared
+            .retain(|_, p| !leads_to_rolled_back(p.run_gen, p.step));
+        self.ran = self.ran.filter(|r| !leads_to_rolled_back(r.generation, r.step));
+        self.decision = self.decision.filter(|d| !trust.is_rolled_back(d.id));
     }
 }
 
@@ -149,8 +150,8 @@ mod tests {
         }
     }
 
-    fn rolled_back(to: StateId, generation: u64) -> Trust {
-        let mut trust = Trust::default();
+    fn rolled_back(to: StateId, generation: u64) -> ComparisonRecord {
+        let mut trust = ComparisonRecord::default();
         let generation = Generation(generation);
         trust.add_rollback(Rollback { to, generation });
         trust
@@ -159,20 +160,20 @@ mod tests {
     #[test]
     fn a_rollback_gives_up_what_lies_between_its_state_and_its_generation() {
         let trust = rolled_back(state(2, 40), 4);
-        for (id, void) in [
+        for (id, expected) in [
             (state(2, 40), false),
             (state(1, 90), false),
             (state(2, 41), true),
             (state(3, 60), true),
             (state(4, 41), false),
         ] {
-            assert_eq!(trust.is_void(id), void, "{id}");
+            assert_eq!(trust.is_rolled_back(id), expected, "{id}");
         }
     }
 
     #[test]
     fn the_newest_compared_checkpoint_that_is_complete_is_gone_back_to() {
-        let mut trust = Trust::default();
+        let mut trust = ComparisonRecord::default();
         for step in [20, 40, 60] {
             trust.add_compared(state(1, step));
         }
@@ -183,7 +184,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_and_what_was_given_up_is_not_gone_back_to() {
-        let mut trust = Trust::default();
+        let mut trust = ComparisonRecord::default();
         for step in 1..=20 {
             trust.add_compared(state(1, step));
         }
@@ -227,7 +228,7 @@ mod tests {
             ran: Some(ran(2, 40)),
             decision: Some(Decision::conclude(state(3, 50), Generation(3), &[norm], None)),
         };
-        inventory.forget_void(&trust);
+        inventory.forget_rolled_back(&trust);
         assert_eq!(inventory.units, [(Unit(0), state(2, 40))].into());
         assert_eq!(inventory.prepared, [(Unit(1), prepared(4, 40))].into());
         assert_eq!((inventory.ran, inventory.decision), (None, None));

@@ -11,7 +11,7 @@ const FENCES: u32 = 3;
 
 /// What workers have reported about their data.
 #[derive(Default)]
-pub(super) struct Unread {
+pub(super) struct DataErrors {
     /// The last generation in which a worker reported that its data cannot be read.
     generation: Generation,
     /// The workers that reported it.
@@ -34,7 +34,7 @@ pub(super) enum Finding {
     LeaveOut(Vec<WorkerId>),
 }
 
-impl Unread {
+impl DataErrors {
     /// The last generation in which a worker reported that its data cannot be read.
     pub(super) fn generation(&self) -> Generation {
         self.generation
@@ -100,11 +100,11 @@ mod tests {
     const C: WorkerId = WorkerId(3);
 
     /// The generation fails, and all workers answer.
-    fn fails(unread: &mut Unread, generation: u64, lacking: &[WorkerId]) -> Finding {
+    fn fails(data_errors: &mut DataErrors, generation: u64, lacking: &[WorkerId]) -> Finding {
         for worker in lacking {
-            unread.note(Generation(generation), *worker);
+            data_errors.note(Generation(generation), *worker);
         }
-        unread.judge(&BTreeSet::from([A, B, C]))
+        data_errors.judge(&BTreeSet::from([A, B, C]))
     }
 
     fn nobody() -> Finding {
@@ -113,42 +113,45 @@ mod tests {
 
     #[test]
     fn a_generation_counts_once_however_often_it_is_looked_at_and_whoever_speaks_late() {
-        let mut unread = Unread::default();
+        let mut data_errors = DataErrors::default();
         for generation in 1..3 {
-            assert_eq!(fails(&mut unread, generation, &[B]), nobody());
-            assert_eq!(fails(&mut unread, generation, &[B, C]), Finding::Nothing);
+            assert_eq!(fails(&mut data_errors, generation, &[B]), nobody());
+            assert_eq!(fails(&mut data_errors, generation, &[B, C]), Finding::Nothing);
         }
-        assert_eq!(fails(&mut unread, 2, &[B]), Finding::Nothing);
-        assert_eq!(fails(&mut unread, 1, &[C]), Finding::Nothing, "an older one");
-        assert_eq!(fails(&mut unread, 3, &[B]), Finding::LeaveOut(vec![B]));
-        assert_eq!(fails(&mut unread, 4, &[]), Finding::Nothing);
+        assert_eq!(fails(&mut data_errors, 2, &[B]), Finding::Nothing);
+        assert_eq!(fails(&mut data_errors, 1, &[C]), Finding::Nothing, "an older one");
+        assert_eq!(fails(&mut data_errors, 3, &[B]), Finding::LeaveOut(vec![B]));
+        assert_eq!(fails(&mut data_errors, 4, &[]), Finding::Nothing);
     }
 
     #[test]
     fn as_many_have_to_read_as_cannot() {
-        let mut unread = Unread::default();
+        let mut data_errors = DataErrors::default();
         for generation in 1..6 {
-            let found = fails(&mut unread, generation, &[B, C]);
+            let found = fails(&mut data_errors, generation, &[B, C]);
             assert_eq!(found, Finding::Nothing);
         }
-        assert_eq!(fails(&mut unread, 6, &[A, B, C]), Finding::NobodyReads);
+        assert_eq!(fails(&mut data_errors, 6, &[A, B, C]), Finding::NobodyReads);
         // Two workers in the middle of pipelines, which read data if documents are packed.
         let middle = [WorkerId(8), WorkerId(9)];
         for generation in 7..9 {
-            assert_eq!(fails(&mut unread, generation, &middle), nobody());
+            assert_eq!(fails(&mut data_errors, generation, &middle), nobody());
         }
-        assert_eq!(fails(&mut unread, 9, &middle), Finding::LeaveOut(middle.to_vec()));
+        assert_eq!(
+            fails(&mut data_errors, 9, &middle),
+            Finding::LeaveOut(middle.to_vec())
+        );
     }
 
     #[test]
     fn a_commit_absolves_those_who_took_part_in_it() {
-        let mut unread = Unread::default();
+        let mut data_errors = DataErrors::default();
         for generation in 1..4 {
-            fails(&mut unread, generation, &[B]);
+            fails(&mut data_errors, generation, &[B]);
         }
-        unread.committed(|worker| worker != B);
-        assert_eq!(fails(&mut unread, 4, &[B]), Finding::LeaveOut(vec![B]));
-        unread.committed(|_| true);
-        assert_eq!(fails(&mut unread, 5, &[B]), nobody());
+        data_errors.committed(|worker| worker != B);
+        assert_eq!(fails(&mut data_errors, 4, &[B]), Finding::LeaveOut(vec![B]));
+        data_errors.committed(|_| true);
+        assert_eq!(fails(&mut data_errors, 5, &[B]), nobody());
     }
 }
