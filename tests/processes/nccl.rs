@@ -1,6 +1,6 @@
 //! Whole runs with a stand-in for NCCL that has one process for each rank. Workers are killed during sums and transfers of boundaries.
 //!
-//! The workers are `worker/examples/worker_apart`: the shipped program with a device whose memory is not the host's, and with a driver and
+//! The workers are `worker/examples/worker_separate_memory`: the shipped program with a device whose memory is not the host's, and with a driver and
 //! an NCCL that run late. Without a GPU, this is the closest to a node with several GPUs.
 
 use nix::sys::signal::Signal;
@@ -22,7 +22,7 @@ fn job(transport: &str) -> JobFile {
 fn start(transport: &str) -> Run {
     // Each operation takes a few milliseconds longer, so that a kill happens while operations are running.
     let slow = ("VARUNA_FAKE_NCCL_FAULT".to_owned(), "slow:2".to_owned());
-    Run::start_workers(&job(transport), 4, "examples/worker_apart", &[slow])
+    Run::start_workers(&job(transport), 4, "examples/worker_separate_memory", &[slow])
 }
 
 fn undisturbed_over_tcp() -> Vec<Metric> {
@@ -70,7 +70,12 @@ fn state_that_four_pipelines_share_out_survives_kills_over_nccl() {
         ..job(transport)
     };
     let slow = ("VARUNA_FAKE_NCCL_FAULT".to_owned(), "slow:2".to_owned());
-    let mut run = Run::start_workers(&job("nccl", "zero1"), 4, "examples/worker_apart", &[slow]);
+    let mut run = Run::start_workers(
+        &job("nccl", "zero1"),
+        4,
+        "examples/worker_separate_memory",
+        &[slow],
+    );
     for step in [8, 25] {
         run.wait_for_step(step);
         run.kill_and_replace(1, 4);
@@ -82,7 +87,7 @@ fn state_that_four_pipelines_share_out_survives_kills_over_nccl() {
     let count = |kind: &str| events.iter().filter(|e| e["event"] == kind).count();
     assert!(count("fenced") >= 2, "{logs}");
     assert_eq!(count("lost"), 0, "{logs}");
-    let mut undisturbed = Run::start_workers(&job("tcp", "none"), 1, "examples/worker_apart", &[]);
+    let mut undisturbed = Run::start_workers(&job("tcp", "none"), 1, "examples/worker_separate_memory", &[]);
     assert_eq!(undisturbed.exit_code(), 0, "{}", undisturbed.report());
     assert_curve_within(ROUNDING, &undisturbed.metrics(), &run.metrics(), steps);
 }
@@ -90,7 +95,7 @@ fn state_that_four_pipelines_share_out_survives_kills_over_nccl() {
 #[test]
 fn a_worker_whose_nccl_is_absent_trains_over_tcp_with_the_others_and_says_so_once() {
     let without = ("VARUNA_APART_WITHOUT_NCCL".to_owned(), "w2".to_owned());
-    let mut run = Run::start_workers(&job("auto"), 4, "examples/worker_apart", &[without]);
+    let mut run = Run::start_workers(&job("auto"), 4, "examples/worker_separate_memory", &[without]);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
     let logs = run.logs();
     let said = |what: &str| logs.lines().filter(|line| line.contains(what)).count();
@@ -119,12 +124,12 @@ fn a_profile_of_a_gpu_has_the_devices_times_the_estimated_memory_and_no_shared_c
             "--json",
         ])
         .arg("--worker-binary")
-        .arg(varuna_fixtures::program("examples/worker_apart"))
+        .arg(varuna_fixtures::program("examples/worker_separate_memory"))
         .output()
         .unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     let profile: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
-    assert_eq!(profile["device"], "cpu (memory apart)");
+    assert_eq!(profile["device"], "cpu (separate memory)");
     assert_eq!(profile["host"], serde_json::Value::Null);
     let told = profile["measured"].as_str().unwrap();
     assert!(told.contains("attention flash; memory estimated"), "{told}");

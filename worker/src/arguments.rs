@@ -21,7 +21,7 @@ use varuna_wire::address::{any_beside, loopback_beside, split};
 )]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    pub(crate) instead: Option<Instead>,
+    pub(crate) command: Option<Command>,
     /// Address of the coordinator (host:port).
     #[arg(long, env = "VARUNA_COORDINATOR", required = true)]
     pub(crate) coordinator: Option<String>,
@@ -96,7 +96,7 @@ impl Arguments {
 
 /// What this program does instead of training.
 #[derive(clap::Subcommand)]
-pub(crate) enum Instead {
+pub(crate) enum Command {
     /// Measure a job's model on this machine, and print a profile (see `varuna profile`).
     Profile(profile::Arguments),
     #[command(hide = true)]

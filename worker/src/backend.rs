@@ -103,7 +103,7 @@ impl Backend {
         let streams = match device {
             Device::Cpu => Streams::HOST,
             Device::Cuda(number) => Streams::open(&(platform.libraries)()?, device, number, copies)?,
-            Device::Apart => Streams::open(&(platform.libraries)()?, device, 0, copies)?,
+            Device::CpuSeparateMemory => Streams::open(&(platform.libraries)()?, device, 0, copies)?,
         };
         let (kernels, why) = Kernels::open(device, streams, choice);
         let left_out = PARTS.into_iter().filter(|(ablation, _)| without.has(*ablation));

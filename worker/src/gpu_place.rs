@@ -99,7 +99,7 @@ pub(crate) enum GpuChoice {
 pub(crate) fn placed(found: Device, choice: GpuChoice, platform: Platform) -> Result<(Device, u32)> {
     let (place, shares) = match (choice, found) {
         (GpuChoice::ByPlace { place, shares }, Device::Cuda(_)) => (place, shares),
-        (GpuChoice::ByPlace { .. }, Device::Cpu | Device::Apart) => return Ok((found, 1)),
+        (GpuChoice::ByPlace { .. }, Device::Cpu | Device::CpuSeparateMemory) => return Ok((found, 1)),
         (GpuChoice::Opened { workers }, _) => return Ok((found, workers)),
     };
     let libraries = (platform.libraries)().context("--gpu-place")?;

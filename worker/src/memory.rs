@@ -54,7 +54,7 @@ impl SpareMemory {
         match device {
             Device::Cuda(number) if workers_on_gpu <= 1 => SpareMemory::Gpu(number),
             Device::Cpu | Device::Cuda(_) => SpareMemory::None,
-            Device::Apart => SpareMemory::Plenty,
+            Device::CpuSeparateMemory => SpareMemory::Plenty,
         }
     }
 
@@ -86,7 +86,7 @@ pub fn make_room(device: Device) -> Result<(), TorchError> {
         Device::Cuda(number) if varuna_torch::gpu(number).is_ok_and(|gpu| is_short(&gpu)) => {
             varuna_torch::release_cached()
         }
-        Device::Cpu | Device::Cuda(_) | Device::Apart => Ok(()),
+        Device::Cpu | Device::Cuda(_) | Device::CpuSeparateMemory => Ok(()),
     }
 }
 
@@ -101,7 +101,7 @@ pub fn shortage(device: Device, error: &str) -> Option<MemoryShortage> {
     let OutOfMemory { asked_bytes } = varuna_torch::out_of_memory(error)?;
     let free_bytes = match device {
         Device::Cuda(number) => varuna_torch::gpu(number).ok().map(|gpu| gpu.free_bytes),
-        Device::Cpu | Device::Apart => varuna_host_memory::available(),
+        Device::Cpu | Device::CpuSeparateMemory => varuna_host_memory::available(),
     };
     Some(MemoryShortage {
         needed_bytes: asked_bytes,
@@ -137,7 +137,7 @@ pub fn equipment(device: Device, share: Share) -> Result<Equipment, GpuError> {
             copies_bytes: beside_gpu(share),
             ..of_gpu(varuna_torch::gpu(number)?, share.workers_on_gpu)
         },
-        Device::Cpu | Device::Apart => Equipment {
+        Device::Cpu | Device::CpuSeparateMemory => Equipment {
             hardware: Hardware::Processor,
             memory_bytes: share
                 .host_bytes
@@ -198,7 +198,7 @@ fn anonymous_bytes(status: &str) -> Option<u64> {
 pub fn most_taken(device: Device) -> Option<u64> {
     match device {
         Device::Cuda(number) => varuna_torch::most_taken_by_tensors(number),
-        Device::Cpu | Device::Apart => varuna_host_memory::most_used(),
+        Device::Cpu | Device::CpuSeparateMemory => varuna_host_memory::most_used(),
     }
 }
 
@@ -276,14 +276,14 @@ mod tests {
         ] {
             assert!(!shared.has(0));
         }
-        assert!(SpareMemory::of(Device::Apart, 1).has(u64::MAX));
+        assert!(SpareMemory::of(Device::CpuSeparateMemory, 1).has(u64::MAX));
     }
 
     #[test]
     fn what_libtorch_keeps_is_given_back_where_less_than_the_reserve_is_free() {
         assert!(is_short(&gpu(GPU_RESERVE - 1, 80 * GIB)));
         assert!(!is_short(&gpu(GPU_RESERVE, 80 * GIB)));
-        for without_cache in [Device::Cpu, Device::Apart] {
+        for without_cache in [Device::Cpu, Device::CpuSeparateMemory] {
             assert_eq!(make_room(without_cache), Ok(()));
         }
     }

@@ -4,7 +4,7 @@
 use crate::ablation::Ablation;
 use crate::agent::uplink::{self, UplinkEvent};
 use crate::agent::{self, AgentEvent, AgentParts};
-use crate::arguments::{Arguments, Instead, bind_address};
+use crate::arguments::{Arguments, Command, bind_address};
 use crate::backend::{Backend, Platform};
 use crate::checkpoints::{Checkpoints, DataTokenizer};
 use crate::engine::{Engine, EngineConfig};
@@ -51,13 +51,13 @@ pub fn run(platform: Platform) -> Result<()> {
         )
         .init();
     varuna_open_files::raise();
-    match &arguments.instead {
-        Some(Instead::Profile(arguments)) => return profile::run(arguments, platform),
-        Some(Instead::ProfilePeer(arguments)) => return profile::peer(arguments, platform),
-        Some(Instead::CheckOptimizer(arguments)) => return optimizer_check::run(arguments, platform),
-        Some(Instead::Generate(arguments)) => return inference::generate(arguments, platform),
-        Some(Instead::Evaluate(arguments)) => return inference::evaluate(arguments, platform),
-        Some(Instead::Logits(arguments)) => return inference::logits(arguments, platform),
+    match &arguments.command {
+        Some(Command::Profile(arguments)) => return profile::run(arguments, platform),
+        Some(Command::ProfilePeer(arguments)) => return profile::peer(arguments, platform),
+        Some(Command::CheckOptimizer(arguments)) => return optimizer_check::run(arguments, platform),
+        Some(Command::Generate(arguments)) => return inference::generate(arguments, platform),
+        Some(Command::Evaluate(arguments)) => return inference::evaluate(arguments, platform),
+        Some(Command::Logits(arguments)) => return inference::logits(arguments, platform),
         None => {}
     }
     let coordinator = arguments.coordinator.clone().context("--coordinator is needed")?;
@@ -227,7 +227,7 @@ fn nccl((device, platform): (Device, Platform), encryption: Encryption) -> Resul
         bail!("NCCL does not encrypt what it sends, and network.encryption of the job file is tls");
     }
     match device {
-        Device::Cuda(_) | Device::Apart => Ok(Nccl::open(&(platform.libraries)()?, device)?),
+        Device::Cuda(_) | Device::CpuSeparateMemory => Ok(Nccl::open(&(platform.libraries)()?, device)?),
         Device::Cpu => bail!("NCCL needs a GPU, and this worker computes on {device}"),
     }
 }
@@ -327,7 +327,7 @@ fn backend(
         return Ok((backend, None));
     };
     let shape = attention_shape(model, job.training.packing, backend.numerics);
-    let attention = Attention::settle(arguments.attention, device, shape).context("--attention")?;
+    let attention = Attention::select(arguments.attention, device, shape).context("--attention")?;
     let scores = score_memory(model, attention, backend.numerics);
     // Nobody asked for it.
     if let (AttentionChoice::Auto, Some(scores)) = (arguments.attention, scores) {
@@ -388,7 +388,7 @@ spec:
             libraries,
             ..Platform::MACHINE
         };
-        let found = |job: &Job| nccl_of_job((Device::Apart, platform), job);
+        let found = |job: &Job| nccl_of_job((Device::CpuSeparateMemory, platform), job);
         assert!(found(&job("none", "auto")).unwrap().is_some(), "it is there");
         assert!(found(&job("none", "nccl")).unwrap().is_some());
         assert!(found(&job("tls", "auto")).unwrap().is_none());

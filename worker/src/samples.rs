@@ -64,12 +64,12 @@ impl Samples for DatasetSamples {
         self.read_while(SamplePart::HeldOut, index, tokens, &mut || true)
     }
 
-    fn will_train(&self, index: u64) {
-        self.0.will_train(index);
+    fn prefetch_train(&self, index: u64) {
+        self.0.prefetch_train(index);
     }
 
-    fn will_hold_out(&self, index: u64) {
-        self.0.will_hold_out(index);
+    fn prefetch_held_out(&self, index: u64) {
+        self.0.prefetch_held_out(index);
     }
 
     fn train_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), SampleError> {

@@ -248,7 +248,7 @@ impl UnitBuffers {
 
     /// Asks readers of the present state to stop: copies and digests do so soon.
     pub fn ask_readers(&mut self) {
-        std::mem::take(&mut self.readers).ask();
+        std::mem::take(&mut self.readers).ask_to_stop();
     }
 
     /// Waits until no snapshot reads the state any more. A copy takes milliseconds and mostly ends during the step before.

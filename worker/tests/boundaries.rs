@@ -45,7 +45,7 @@ impl Link for Metered {
             Tag::Gradient { .. } => "gradient",
             Tag::Ring { .. } => "ring",
             Tag::Parameters { .. } => "parameters",
-            Tag::Meeting { .. } => "meeting",
+            Tag::CommunicatorId { .. } => "communicator id",
         };
         let mut sent = self.sent.lock().unwrap();
         let (elements, bytes) = sent.entry((kind, packet.format())).or_default();
@@ -64,8 +64,8 @@ impl Link for Metered {
     ) -> Result<Option<(Address, Packet)>, LinkError> {
         self.link.recv_any(wanted, deadline)
     }
-    fn poke(&self) {
-        self.link.poke();
+    fn wake(&self) {
+        self.link.wake();
     }
     fn abort(&self) {
         self.link.abort();

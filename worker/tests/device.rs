@@ -35,7 +35,11 @@ fn memory_apart_changes_no_bit_of_any_plan() {
             ];
             plans.iter().map(|plan| run(&case, plan, STEPS)).collect()
         };
-        assert_eq!(trained(Device::Apart), trained(Device::Cpu), "{precision:?}");
+        assert_eq!(
+            trained(Device::CpuSeparateMemory),
+            trained(Device::Cpu),
+            "{precision:?}"
+        );
     }
 }
 
@@ -58,7 +62,7 @@ fn state_moves_between_devices_and_trains_on_as_if_it_had_stayed() {
         stays.initialise(unit).unwrap();
     }
     let at = step(&mut stays, &plan, StateId::INITIAL);
-    let mut moved = engine(&case(Device::Apart), ONE);
+    let mut moved = engine(&case(Device::CpuSeparateMemory), ONE);
     for unit in stays.held() {
         moved.import(unit, &stays.export(unit).unwrap()).unwrap();
     }

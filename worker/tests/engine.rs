@@ -171,8 +171,8 @@ impl Link for Fenced {
         self.inner.recv_any(wanted, deadline)
     }
 
-    fn poke(&self) {
-        self.inner.poke();
+    fn wake(&self) {
+        self.inner.wake();
     }
 
     fn abort(&self) {

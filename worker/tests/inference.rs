@@ -38,7 +38,7 @@ fn cases() -> Vec<(&'static str, Case)> {
 }
 
 /// Makes matrices larger than the initial ones, so that logits differ by about one, and vectors that are not all ones or zeros.
-fn stir(model: &Transformer, unit: Unit, weights: &mut [f32]) {
+fn perturb(model: &Transformer, unit: Unit, weights: &mut [f32]) {
     let mut rest = weights;
     for parameter in model.parameters(unit) {
         let (own, others) = rest.split_at_mut(parameter.elements());
@@ -60,7 +60,7 @@ fn models(case: &Case) -> (Engine, TrainedModel) {
         engine.initialise(unit).unwrap();
         let mut state = engine.export(unit).unwrap();
         let weights = state.data.len() / 3;
-        stir(&case.model(), unit, &mut state.data[..weights]);
+        perturb(&case.model(), unit, &mut state.data[..weights]);
         engine.import(unit, &state).unwrap();
         trained.add(unit, state.data[..weights].to_vec()).unwrap();
     }

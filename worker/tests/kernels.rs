@@ -49,10 +49,10 @@ fn own_kernels_and_libtorchs_train_alike() {
 
 #[test]
 fn launched_kernels_have_the_bits_of_the_hosts() {
-    let kernels = late::kernels(late::streams(Device::Apart, Copies::Beside));
+    let kernels = late::kernels(late::streams(Device::CpuSeparateMemory, Copies::Beside));
     for precision in [Precision::Fp32, Precision::Bf16] {
-        let launched = trained(kernels, Device::Apart, precision, single);
-        let on_host = trained(Kernels::ALL_ON_HOST, Device::Apart, precision, single);
+        let launched = trained(kernels, Device::CpuSeparateMemory, precision, single);
+        let on_host = trained(Kernels::ALL_ON_HOST, Device::CpuSeparateMemory, precision, single);
         assert_eq!(launched, on_host, "{precision:?}");
     }
 }

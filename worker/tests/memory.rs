@@ -153,7 +153,7 @@ impl Case {
     fn measured(&self) -> (u64, u64) {
         let backend = Backend::of_processor(self.precision.into());
         let shape = attention_shape(&self.model, self.packing, backend.numerics);
-        Attention::settle(AttentionChoice::Only(self.attention), backend.device, shape).unwrap();
+        Attention::select(AttentionChoice::Only(self.attention), backend.device, shape).unwrap();
         let meter = MemoryMeter::begin(backend.device).unwrap();
         let before = taken_bytes();
         let mut engine = Engine::new(EngineConfig {

@@ -48,7 +48,7 @@ struct Counted {
 
 impl Link for Counted {
     fn send(&self, to: WorkerId, tag: Tag, packet: Packet, deadline: Instant) -> Result<(), LinkError> {
-        if !matches!(tag, Tag::Meeting { .. }) {
+        if !matches!(tag, Tag::CommunicatorId { .. }) {
             self.tensors.fetch_add(1, Ordering::Relaxed);
         }
         self.inner.send(to, tag, packet, deadline)
@@ -66,8 +66,8 @@ impl Link for Counted {
         self.inner.recv_any(wanted, deadline)
     }
 
-    fn poke(&self) {
-        self.inner.poke();
+    fn wake(&self) {
+        self.inner.wake();
     }
 
     fn abort(&self) {
@@ -115,11 +115,11 @@ fn shapes(case: &Case) -> Vec<Shape> {
 #[test]
 fn a_step_over_nccl_has_the_bits_of_one_over_the_link() {
     for precision in [Precision::Fp32, Precision::Bf16] {
-        for shape in shapes(&on(Device::Apart, precision)) {
+        for shape in shapes(&on(Device::CpuSeparateMemory, precision)) {
             let case = Case {
                 // With two pipelines it would have three holders.
                 tied: shape.pipelines.len() == 1,
-                ..on(Device::Apart, precision)
+                ..on(Device::CpuSeparateMemory, precision)
             };
             let (over_nccl, tensors) = run_with(&case, &shape, |_| true);
             assert_eq!(
@@ -135,7 +135,7 @@ fn a_step_over_nccl_has_the_bits_of_one_over_the_link() {
 
 #[test]
 fn sums_of_three_holders_are_the_same_on_all_and_differ_by_rounding_alone() {
-    let case = on(Device::Apart, Precision::Fp32);
+    let case = on(Device::CpuSeparateMemory, Precision::Fp32);
     let shape = shape(&case, &[&[6], &[6], &[3, 3]], &[3, 3, 2], 2);
     let (over_nccl, tensors) = run_with(&case, &shape, |_| true);
     let over_link = run(&case, &shape, STEPS);
@@ -167,7 +167,7 @@ fn state_that_is_shared_out_is_summed_and_gathered_from_device_to_device() {
         let case = Case {
             tied,
             sharding: Sharding::Zero1,
-            ..on(Device::Apart, precision)
+            ..on(Device::CpuSeparateMemory, precision)
         };
         let shape = side_by_side(&case, workers);
         let (over_nccl, tensors) = run_with(&case, &shape, |_| true);
@@ -189,7 +189,7 @@ fn state_that_is_shared_out_is_summed_and_gathered_from_device_to_device() {
     // Pipelines with different cuts: a stage has several communicators, and receives a boundary.
     let case = Case {
         sharding: Sharding::Zero1,
-        ..on(Device::Apart, Precision::Fp32)
+        ..on(Device::CpuSeparateMemory, Precision::Fp32)
     };
     let shape = shape(&case, &[&[1, 3, 2], &[4, 2], &[2, 2, 2], &[6]], &[2, 2, 3, 1], 1);
     let (over_nccl, tensors) = run_with(&case, &shape, |_| true);
@@ -203,7 +203,7 @@ fn state_that_is_shared_out_is_summed_and_gathered_from_device_to_device() {
 
 #[test]
 fn what_one_worker_has_no_nccl_for_goes_over_the_link() {
-    let case = on(Device::Apart, Precision::Fp32);
+    let case = on(Device::CpuSeparateMemory, Precision::Fp32);
     let shape = shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2);
     let reference = run(&case, &shape, STEPS);
     let close = |trained: &Trained| {
@@ -223,7 +223,7 @@ fn a_fence_ends_a_step_whose_peer_never_comes_and_the_engine_trains_on_with_othe
     for (sharding, workers) in [(Sharding::Off, 2), (Sharding::Zero1, 3)] {
         let case = Case {
             sharding,
-            ..on(Device::Apart, Precision::Fp32)
+            ..on(Device::CpuSeparateMemory, Precision::Fp32)
         };
         let together = plan(&case, &side_by_side(&case, workers));
         let error = trains_without_peers(&case, &together, later, |link| link.abort());
@@ -237,7 +237,7 @@ fn a_step_whose_peer_never_comes_ends_by_its_deadline_and_the_engine_trains_on_w
     for (sharding, workers) in [(Sharding::Off, 2), (Sharding::Zero1, 3)] {
         let case = Case {
             sharding,
-            ..on(Device::Apart, Precision::Fp32)
+            ..on(Device::CpuSeparateMemory, Precision::Fp32)
         };
         let together = plan(&case, &side_by_side(&case, workers));
         let deadline = || Instant::now() + Duration::from_secs(2);
@@ -313,7 +313,7 @@ fn running_alone(case: &Case, engine: &mut Engine) -> (Vec<(Unit, UnitNorm)>, St
 
 #[test]
 fn workers_agree_on_communicators_over_the_connections_of_a_generation_which_end_with_it() {
-    let case = on(Device::Apart, Precision::Bf16);
+    let case = on(Device::CpuSeparateMemory, Precision::Bf16);
     let shape = shape(&case, &[&[2, 4]], &[8], 2);
     let generation = plan(&case, &shape).generation;
     let (libraries, members) = (libraries(), shape.members());
@@ -364,7 +364,7 @@ fn workers_agree_on_communicators_over_the_connections_of_a_generation_which_end
         assert!(plane.link(generation).is_none() && !plane.is_stuck());
         let sent = link.send(
             WorkerId(9),
-            Tag::Meeting {
+            Tag::CommunicatorId {
                 communicator: 0,
                 round: 0,
             },
@@ -376,7 +376,7 @@ fn workers_agree_on_communicators_over_the_connections_of_a_generation_which_end
 }
 
 /// Runs a test again in a process whose stand-in hangs in this operation: a fault applies to a whole process.
-fn again_with_a_hang(test: &str, operation: u32) {
+fn run_again_with_hang(test: &str, operation: u32) {
     let mut again = std::process::Command::new(std::env::current_exe().unwrap());
     let output = again
         .args(["--exact", test])
@@ -422,12 +422,12 @@ fn is_late(error: Option<&EngineError>) -> bool {
 fn only_the_sums_that_were_done_before_a_hang_are_prepared() {
     if std::env::var_os(FAULT).is_none() {
         // Two workers with six units: the first four of their operations are the sums of the last two units.
-        again_with_a_hang("only_the_sums_that_were_done_before_a_hang_are_prepared", 5);
+        run_again_with_hang("only_the_sums_that_were_done_before_a_hang_are_prepared", 5);
         return;
     }
     let case = Case {
         tied: false,
-        ..on(Device::Apart, Precision::Fp32)
+        ..on(Device::CpuSeparateMemory, Precision::Fp32)
     };
     let plan = plan(&case, &shape(&case, &[&[6], &[6]], &[4, 4], 2));
     let whole = step_of_all(&case, &plan, None, later());
@@ -444,13 +444,13 @@ fn a_sum_whose_second_holder_has_not_got_it_is_not_prepared() {
     if std::env::var_os(FAULT).is_none() {
         // Three workers with six units: 18 operations send parameters, the next three sum the parts of the last unit, and this is the first
         // operation that sends such a sum to its second holder.
-        again_with_a_hang("a_sum_whose_second_holder_has_not_got_it_is_not_prepared", 22);
+        run_again_with_hang("a_sum_whose_second_holder_has_not_got_it_is_not_prepared", 22);
         return;
     }
     let case = Case {
         tied: false,
         sharding: Sharding::Zero1,
-        ..on(Device::Apart, Precision::Fp32)
+        ..on(Device::CpuSeparateMemory, Precision::Fp32)
     };
     let plan = plan(&case, &side_by_side(&case, 3));
     let soon = Instant::now() + Duration::from_secs(4);
@@ -479,7 +479,7 @@ fn again_without_peers(case: &Case, plan: &Plan, alone: WorkerId) -> (EngineErro
                 // Its communicators must live longer than the other worker's step.
                 return (link, None);
             }
-            let meter = MemoryMeter::begin(Device::Apart).unwrap();
+            let meter = MemoryMeter::begin(Device::CpuSeparateMemory).unwrap();
             let soon = Instant::now() + Duration::from_millis(200);
             let failure = engine.run_step(&plan, at, &link, soon).unwrap_err();
             (link, Some((failure.error, meter.taken().now)))
@@ -494,7 +494,7 @@ fn again_without_peers(case: &Case, plan: &Plan, alone: WorkerId) -> (EngineErro
 fn a_step_that_ends_while_it_receives_gives_back_the_memory_of_what_did_not_come() {
     let case = Case {
         evaluate: false,
-        ..on(Device::Apart, Precision::Fp32)
+        ..on(Device::CpuSeparateMemory, Precision::Fp32)
     };
     // One micro-batch, and so one boundary.
     let plan = plan(&case, &shape(&case, &[&[2, 4]], &[BATCH], 8));
@@ -507,7 +507,7 @@ fn a_step_that_ends_while_it_receives_gives_back_the_memory_of_what_did_not_come
 #[test]
 fn an_evaluation_does_not_run_ahead_of_a_stage_that_takes_nothing() {
     // Six micro-batches are evaluated before the first one is trained.
-    let case = on(Device::Apart, Precision::Fp32);
+    let case = on(Device::CpuSeparateMemory, Precision::Fp32);
     let plan = plan(&case, &shape(&case, &[&[2, 4]], &[BATCH], 1));
     let (error, _) = again_without_peers(&case, &plan, WorkerId(1));
     let EngineError::Link(LinkError::Deadline { tag, .. }) = &error else {

@@ -104,7 +104,7 @@ fn step(engine: &mut Engine, plan: &Plan, at: &mut StateId) -> Result<f64, Engin
 
 fn cases() -> [Case; 2] {
     let apart = Case {
-        device: Device::Apart,
+        device: Device::CpuSeparateMemory,
         streams: Streams::HOST,
         ..Case::default()
     };

@@ -125,7 +125,11 @@ fn every_optimizer_family_and_precision_shares_its_state() {
         case.scaling = scaling;
     };
     of(&fp16, 1e-2, "fp16");
-    of(&|case| case.device = Device::Apart, 1e-6, "memory apart");
+    of(
+        &|case| case.device = Device::CpuSeparateMemory,
+        1e-6,
+        "memory apart",
+    );
 }
 
 #[test]

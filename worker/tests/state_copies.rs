@@ -26,7 +26,7 @@ fn numbers(len: usize) -> Vec<f32> {
 }
 
 fn buffer(values: &[f32], streams: Streams) -> FlatBuffer {
-    let buffer = FlatBuffer::zeros(values.len(), Device::Apart, streams).unwrap();
+    let buffer = FlatBuffer::zeros(values.len(), Device::CpuSeparateMemory, streams).unwrap();
     buffer.set(values).unwrap();
     buffer
 }
@@ -92,7 +92,7 @@ fn a_reader_on_another_thread_does_not_wait_for_what_is_computed_after_its_share
 fn what_is_written_comes_before_what_is_launched_next_and_after_what_was_launched_before() {
     let (streams, kernels) = gpu(Copies::Beside);
     let weights = buffer(&vec![1.0; LONG], streams);
-    let place = FlatBuffer::zeros(LONG, Device::Apart, streams).unwrap();
+    let place = FlatBuffer::zeros(LONG, Device::CpuSeparateMemory, streams).unwrap();
     place.set(&numbers(LONG)).unwrap();
     let _moments = optimize(
         kernels,
@@ -111,10 +111,10 @@ fn a_step_that_is_launched_at_once_computes_with_what_is_still_on_its_way() {
     let (streams, kernels) = gpu(Copies::Beside);
     let stepped = |streams: Streams, kernels| {
         let weights = buffer(&numbers(1000), streams);
-        let place = FlatBuffer::zeros(1000, Device::Apart, streams).unwrap();
+        let place = FlatBuffer::zeros(1000, Device::CpuSeparateMemory, streams).unwrap();
         // Earlier copies delay this copy until after the launch of the kernel.
         let other = || Tensor::zeros([1000i64], (tch::Kind::Float, tch::Device::Cpu));
-        let first = (0..20).map(|_| streams.bring(&[0.0f32; 1000], other()).unwrap());
+        let first = (0..20).map(|_| streams.copy_to_device(&[0.0f32; 1000], other()).unwrap());
         let _first: Vec<_> = first.collect();
         place.set(&[0.5; 1000]).unwrap();
         let _moments = optimize(kernels, &weights.tensor().unwrap(), &place.tensor().unwrap(), 1);
@@ -146,7 +146,10 @@ fn read_and_replace(rule: UpdateRule) {
         (engine(&case, WorkerId(1)), units)
     };
     let (mut host, units) = on(Device::Cpu, Streams::HOST);
-    let (mut device, _) = on(Device::Apart, late::streams(Device::Apart, Copies::Beside));
+    let (mut device, _) = on(
+        Device::CpuSeparateMemory,
+        late::streams(Device::CpuSeparateMemory, Copies::Beside),
+    );
     for unit in units {
         host.initialise(unit).unwrap();
         let mut state = host.export(unit).unwrap();
@@ -214,9 +217,9 @@ fn pinned_memory_of_sizes_that_no_copy_asks_for_any_more_is_given_back() {
 fn a_tensor_that_was_copied_to_is_let_go_of_without_another_copy() {
     let (streams, _) = gpu(Copies::Beside);
     let before = streams.mark().unwrap();
-    let meter = MemoryMeter::begin(Device::Apart).unwrap();
+    let meter = MemoryMeter::begin(Device::CpuSeparateMemory).unwrap();
     let place = Tensor::zeros([1000i64], (tch::Kind::Float, tch::Device::Cpu));
-    let coming = streams.bring(&[1.0f32; 1000], place).unwrap();
+    let coming = streams.copy_to_device(&[1.0f32; 1000], place).unwrap();
     drop(coming.arrive().unwrap());
     // The copy is complete when the device has reached a later mark.
     streams.mark().unwrap().since(&before).unwrap();

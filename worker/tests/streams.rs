@@ -28,7 +28,7 @@ fn of_gpu() -> Streams {
 
 fn trained(streams: Streams, precision: Precision, rule: UpdateRule, shape: &Shape) -> Trained {
     let case = Case {
-        device: Device::Apart,
+        device: Device::CpuSeparateMemory,
         streams,
         precision,
         rule,
@@ -65,7 +65,7 @@ fn what_leaves_a_device_late_has_the_bits_of_what_is_copied_at_once() {
             (Precision::Bf16, common::MUON),
         ] {
             assert_eq!(
-                trained(streams_of(Device::Apart), precision, rule, &shape),
+                trained(streams_of(Device::CpuSeparateMemory), precision, rule, &shape),
                 trained(Streams::HOST, precision, rule, &shape),
                 "{precision:?} {rule:?} {}",
                 shape.summary()
@@ -111,9 +111,11 @@ fn a_copy_to_the_host_comes_after_what_was_launched_and_who_does_not_wait_reads_
 fn step_with(streams: Streams, kernels: Kernels, waits: bool) -> Vec<f32> {
     let (weight, place) = (filled(1.0), filled(0.0));
     // Earlier copies delay this copy until after the launch of the kernel.
-    let first = (0..20).map(|_| streams.bring(&[0.0f32; ELEMENTS], filled(0.0)));
+    let first = (0..20).map(|_| streams.copy_to_device(&[0.0f32; ELEMENTS], filled(0.0)));
     let _first: Vec<_> = first.map(Result::unwrap).collect();
-    let coming = streams.bring(&[0.5f32; ELEMENTS], place.shallow_clone()).unwrap();
+    let coming = streams
+        .copy_to_device(&[0.5f32; ELEMENTS], place.shallow_clone())
+        .unwrap();
     if waits {
         drop(coming.arrive().unwrap());
     }
@@ -126,7 +128,7 @@ fn step_before(streams: Streams, kernels: Kernels) -> Vec<f32> {
     let (weight, place) = (filled(1.0), filled(0.1));
     let _moments = optimize(kernels, &weight, &place, MANY);
     let coming = streams
-        .bring(&[-5.0f32; ELEMENTS], place.shallow_clone())
+        .copy_to_device(&[-5.0f32; ELEMENTS], place.shallow_clone())
         .unwrap();
     drop(coming.arrive().unwrap());
     fetched(streams, &weight)
@@ -151,7 +153,7 @@ fn pinned_memory_of_a_copy_to_the_device_is_not_written_again_before_the_copy_is
     let streams = of_gpu();
     let brought = |value: f32| {
         let place = Tensor::zeros([1000i64], (Kind::Float, tch::Device::Cpu));
-        streams.bring(&[value; 1000], place).unwrap()
+        streams.copy_to_device(&[value; 1000], place).unwrap()
     };
     // As many copies at the same time as in a step, all with the same length.
     let brought: Vec<_> = (1..=20u8).map(|n| brought(n.into())).collect();
@@ -164,14 +166,18 @@ fn pinned_memory_of_a_copy_to_the_device_is_not_written_again_before_the_copy_is
         assert_eq!(Vec::<f32>::try_from(&tensor).unwrap(), [f32::from(n); 1000]);
     }
     let place = Tensor::zeros([3i64], (Kind::Float, tch::Device::Cpu));
-    let why = streams.bring(&[1.0f32; 2], place).err().unwrap().to_string();
+    let why = streams
+        .copy_to_device(&[1.0f32; 2], place)
+        .err()
+        .unwrap()
+        .to_string();
     assert_eq!(why, "libtorch: 8 bytes for a tensor of 12");
 }
 
 /// The maximum number of tasks that were queued before a slow device, in a step of sixteen tasks.
 fn tasks_ahead(without: Ablations) -> usize {
     let case = Case {
-        streams: streams_of(Device::Apart),
+        streams: streams_of(Device::CpuSeparateMemory),
         without,
         ..Case::default()
     };
@@ -198,7 +204,7 @@ fn the_host_is_two_tasks_ahead_of_a_late_device_and_no_further_or_none_where_tha
 }
 
 fn device(_: DeviceChoice) -> Result<Device, DeviceError> {
-    Ok(Device::Apart)
+    Ok(Device::CpuSeparateMemory)
 }
 
 fn libraries() -> Result<Libraries, LoadError> {
@@ -210,10 +216,15 @@ fn whatever_is_left_out_the_same_is_trained() {
     let opened = |without| {
         let platform = Platform { device, libraries };
         let precision = Precision::Bf16;
-        let backend = Backend::open(platform, (Device::Apart, 1), precision.into(), without);
+        let backend = Backend::open(
+            platform,
+            (Device::CpuSeparateMemory, 1),
+            precision.into(),
+            without,
+        );
         let Backend { kernels, streams, .. } = backend.unwrap().0;
         Case {
-            device: Device::Apart,
+            device: Device::CpuSeparateMemory,
             precision,
             kernels,
             streams,

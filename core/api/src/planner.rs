@@ -203,7 +203,7 @@ spec:
             assert_eq!(refusal(processor, "cpu"), None);
             assert_eq!(refusal(processor, "auto"), None);
         }
-        for unknown in ["a device of mine", "cpu (memory apart)"] {
+        for unknown in ["a device of mine", "cpu (separate memory)"] {
             assert_eq!(refusal(unknown, "cpu"), None);
             assert_eq!(refusal(unknown, "cuda"), None);
         }

@@ -66,7 +66,7 @@ fn fingerprint_of(bin: &DataFile, path: &Path, index: &Index) -> Result<String, 
     let mut starts: Vec<u64> = spaced.filter_map(|at| u64::try_from(at).ok()).collect();
     starts.dedup();
     for start in &starts {
-        bin.will_read(*start..start.saturating_add(PIECE_BYTES));
+        bin.prefetch(*start..start.saturating_add(PIECE_BYTES));
     }
     for start in starts {
         bin.read_exact_at(&mut piece, start)
@@ -260,25 +260,25 @@ impl TokenDataset {
         self.window_positions(self.training_window(index)?, positions)
     }
 
-    /// Announces that a training sample will be read soon ([`DataFile::will_read`]).
-    pub(crate) fn will_train(&self, index: u64) {
+    /// Announces that a training sample will be read soon ([`DataFile::prefetch`]).
+    pub(crate) fn prefetch_train(&self, index: u64) {
         if let Ok(window) = self.training_window(index) {
-            self.will_read(window);
+            self.prefetch(window);
         }
     }
 
     /// The same for a held-out sample.
-    pub(crate) fn will_hold_out(&self, index: u64) {
+    pub(crate) fn prefetch_held_out(&self, index: u64) {
         if let Ok(window) = self.held_out_window(index) {
-            self.will_read(window);
+            self.prefetch(window);
         }
     }
 
-    fn will_read(&self, window: u64) {
+    fn prefetch(&self, window: u64) {
         let (length, width) = (u64::from(self.shape.length), self.index.token_type.width() as u64);
         let first = window * length;
         let end = first + length + u64::from(!self.shape.records);
-        self.bin.will_read(first * width..end * width);
+        self.bin.prefetch(first * width..end * width);
     }
 
     /// The window of a training sample.

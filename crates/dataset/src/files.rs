@@ -141,11 +141,11 @@ impl DataFile {
     }
 
     /// Announces that these bytes will be read soon. They are loaded in the background, or not at all; the reader gets any errors.
-    pub(crate) fn will_read(&self, range: Range<u64>) {
+    pub(crate) fn prefetch(&self, range: Range<u64>) {
         // For a local file the system reads ahead, and a page costs little.
         #[cfg(feature = "store")]
         if let DataFile::Object(object) = self {
-            object.will_read(range);
+            object.prefetch(range);
         }
         #[cfg(not(feature = "store"))]
         let _ = range;
@@ -177,7 +177,7 @@ impl Read for InOrder<'_> {
         let count = bytes.len().min(left);
         let ahead = end.min(self.at.saturating_add(AHEAD_BYTES));
         if ahead > self.announced {
-            self.file.will_read(self.announced..ahead);
+            self.file.prefetch(self.announced..ahead);
             self.announced = ahead;
         }
         let bytes = &mut bytes[..count];

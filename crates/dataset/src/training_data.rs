@@ -116,15 +116,15 @@ impl TrainingData {
     }
 
     /// Announces that a training sample will be read soon. Data on a store are then loaded in the background.
-    pub fn will_train(&self, index: u64) {
+    pub fn prefetch_train(&self, index: u64) {
         let BlendSample { source, number } = self.blend.at(index);
-        self.sources[source].will_train(number);
+        self.sources[source].prefetch_train(number);
     }
 
     /// The same for a held-out sample.
-    pub fn will_hold_out(&self, index: u64) {
+    pub fn prefetch_held_out(&self, index: u64) {
         if let Ok((source, number)) = self.held_out_sample(index) {
-            source.will_hold_out(number);
+            source.prefetch_held_out(number);
         }
     }
 

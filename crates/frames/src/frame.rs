@@ -66,7 +66,9 @@ impl Frame {
                 } => (Kind::Gradient, micro_batch, stage, step),
                 Tag::Ring { step, unit, round } => (Kind::Ring, unit.0, round, step),
                 Tag::Parameters { step, unit, piece } => (Kind::Parameters, unit.0, piece, step),
-                Tag::Meeting { communicator, round } => (Kind::Meeting, communicator, round, Step(0)),
+                Tag::CommunicatorId { communicator, round } => {
+                    (Kind::CommunicatorId, communicator, round, Step(0))
+                }
             },
             Frame::Message(_) => (Kind::Message, 0, 0, Step(0)),
             Frame::State(_) => (Kind::State, 0, 0, Step(0)),
@@ -143,7 +145,7 @@ impl Frame {
                 unit,
                 piece: second,
             },
-            Kind::Meeting => Tag::Meeting {
+            Kind::CommunicatorId => Tag::CommunicatorId {
                 communicator: first,
                 round: second,
             },

@@ -20,7 +20,7 @@ pub enum Kind {
     /// The end of a state, or of a unit's gradient, with its digest.
     End = 7,
     /// Messages between the ranks of a communicator before they use it.
-    Meeting = 8,
+    CommunicatorId = 8,
     /// The header of a unit's reduced gradient, for a worker that follows the unit.
     UnitGradient = 9,
     /// The header of a unit's reduced gradient before its step is decided, for the worker that keeps the unit's spare copy.
@@ -43,7 +43,7 @@ impl Kind {
             5 => Kind::State,
             6 => Kind::Part,
             7 => Kind::End,
-            8 => Kind::Meeting,
+            8 => Kind::CommunicatorId,
             9 => Kind::UnitGradient,
             10 => Kind::PreparedGradient,
             11 => Kind::Parameters,
@@ -62,7 +62,7 @@ impl fmt::Display for Kind {
             Kind::State => "a header of a state",
             Kind::Part => "a part of a state",
             Kind::End => "the end of a state",
-            Kind::Meeting => "a meeting of a communicator's ranks",
+            Kind::CommunicatorId => "the id of a communicator",
             Kind::UnitGradient => "a header of a unit's gradient",
             Kind::PreparedGradient => "a header of a unit's gradient for its spare copy",
             Kind::Parameters => "a part of a unit's parameters",

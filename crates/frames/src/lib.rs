@@ -27,7 +27,7 @@ pub use hello::{
 };
 pub use incoming::Incoming;
 pub use kind::Kind;
-pub use limits::{Limits, MEETING_ELEMENTS, PART_ELEMENTS};
+pub use limits::{COMMUNICATOR_ID_ELEMENTS, Limits, PART_ELEMENTS};
 pub use packet::{ElementFormat, Packet};
 pub use secret::RunKey;
 pub use tls::{Binding, Encrypted, Tls, TlsError};
@@ -75,7 +75,7 @@ pub enum Tag {
         piece: u32,
     },
     /// Messages that the ranks of one of the generation's communicators pass around their ring before they use it.
-    Meeting {
+    CommunicatorId {
         /// Which, in the order of the plan.
         communicator: u32,
         /// 0: whether all ranks are able to; 1: the id under which they meet.

@@ -9,8 +9,8 @@ use varuna_plan::Moments;
 pub const PART_ELEMENTS: usize = 1 << 18;
 /// Longest header of a state or a gradient, bytes: numbers and names of states.
 const STATE_HEADER: u32 = 1 << 10;
-/// Elements of a meeting's message: an answer, and the 128 bytes of an id.
-pub const MEETING_ELEMENTS: u32 = 33;
+/// Elements of a message about a communicator's id: an answer, and the 128 bytes of the id.
+pub const COMMUNICATOR_ID_ELEMENTS: u32 = 33;
 /// Longest digest, bytes.
 const DIGEST: u32 = 32;
 /// Bytes of an element of a state or a gradient, whose numbers are float32.
@@ -58,7 +58,7 @@ impl Limits {
                 let element = self.tensor_format(header)?.bytes();
                 self.tensor_elements.saturating_mul(element)
             }
-            Kind::Meeting => MEETING_ELEMENTS * self.tensor_format(header)?.bytes(),
+            Kind::CommunicatorId => COMMUNICATOR_ID_ELEMENTS * self.tensor_format(header)?.bytes(),
             _ if found.is_some() => {
                 let expected = "none";
                 return Err(FrameError::OtherFormat {
@@ -85,7 +85,7 @@ impl Limits {
             kind, format: found, ..
         } = *header;
         let own = match kind {
-            Kind::Ring | Kind::Meeting => Some(ElementFormat::Float32),
+            Kind::Ring | Kind::CommunicatorId => Some(ElementFormat::Float32),
             _ => self.boundary_format,
         };
         let fits = |format: &ElementFormat| own.is_none_or(|own| own == *format);
@@ -173,7 +173,7 @@ mod tests {
             (Kind::Gradient, Some(Float16), 20),
             (Kind::Ring, Some(Float32), 40),
             (Kind::Parameters, Some(BFloat16), 20),
-            (Kind::Meeting, Some(Float32), 132),
+            (Kind::CommunicatorId, Some(Float32), 132),
             (Kind::Message, None, 7),
             (Kind::State, None, 1024),
             (Kind::UnitGradient, None, 1024),
@@ -208,7 +208,7 @@ mod tests {
             (Some(Float32), Kind::Gradient, [false, true, false, false]),
             (Some(BFloat16), Kind::Ring, [false, true, false, false]),
             (Some(BFloat16), Kind::Parameters, [false, false, true, false]),
-            (Some(BFloat16), Kind::Meeting, [false, true, false, false]),
+            (Some(BFloat16), Kind::CommunicatorId, [false, true, false, false]),
             (Some(BFloat16), Kind::Message, [true, false, false, false]),
             (None, Kind::Part, [true, false, false, false]),
         ] {

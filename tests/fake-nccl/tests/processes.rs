@@ -164,7 +164,7 @@ fn a_process_that_is_killed_before_all_have_met_lets_the_others_end_by_their_dea
     let why = ranks[0].ask(&format!("init all {id} 2 0 200"));
     assert_eq!(
         why,
-        "error: the meeting of a communicator's ranks was not done by its deadline"
+        "error: the initialization of a communicator was not done by its deadline"
     );
     all(&mut ranks, "idle 20000", "true");
 }

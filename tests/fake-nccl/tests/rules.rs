@@ -514,7 +514,7 @@ fn a_rank_that_never_comes_ends_the_making_by_deadline_or_by_a_stop() {
         let stop = AtomicBool::new(stop);
         init(&device.context, &device.reaper, &[first], &stop, deadline).err()
     };
-    let what = "the meeting of a communicator's ranks";
+    let what = "the initialization of a communicator";
     assert_eq!(make(false, soon()), Some(NcclError::Deadline { what }));
     assert_eq!(make(true, later()), Some(NcclError::Revoked));
     assert!(device.reaper.wait_until_idle(later()), "what was begun is freed");

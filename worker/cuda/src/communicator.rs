@@ -75,7 +75,7 @@ impl Flight {
 /// What operations may be done with a communicator.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// The ranks are meeting.
+    /// The ranks are connecting to each other.
     Joining,
     /// The communicator can be used.
     Ready,
@@ -242,7 +242,7 @@ pub fn init(
             }
             if Instant::now() >= deadline {
                 return Err(NcclError::Deadline {
-                    what: "the meeting of a communicator's ranks",
+                    what: "the initialization of a communicator",
                 });
             }
             std::thread::sleep(POLL);

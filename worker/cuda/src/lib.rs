@@ -43,5 +43,5 @@ pub use unique_id::UniqueId;
 
 use std::time::Duration;
 
-/// Time between two looks at something that a library does in the background: far below a step, far above what a look costs.
+/// Time between two checks of something that a library does in the background: far below a step, far above what a check costs.
 const POLL: Duration = Duration::from_micros(50);

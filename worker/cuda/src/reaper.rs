@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 /// How long what runs on a communicator may take to end, before it is aborted.
 const FLUSH: Duration = Duration::from_secs(2);
-/// How often the thread looks whether its owner is still there.
-const LOOK: Duration = Duration::from_millis(200);
+/// How often the thread checks whether its owner still exists.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How a communicator is freed.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -103,7 +103,7 @@ fn run(reaper: &Weak<Reaper>) {
     while let Some(reaper) = reaper.upgrade() {
         let mut work = reaper.work.lock();
         let Some(job) = work.waiting.pop_front() else {
-            reaper.changed.wait_for(&mut work, LOOK);
+            reaper.changed.wait_for(&mut work, POLL_INTERVAL);
             continue;
         };
         work.since = Some(Instant::now());

@@ -9,7 +9,9 @@ use varuna_model::Transformer;
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Decision, Moments, Plan, Step, Unit, WorkerId};
 use varuna_worker::backend::Backend;
-use varuna_worker::engine::{Compute, Done, EngineError, Lap, StepFailure, StepReport, StepTimings, Work};
+use varuna_worker::engine::{
+    Compute, Done, EngineError, SegmentTiming, StepFailure, StepReport, StepTimings, Work,
+};
 use varuna_worker::numerics::Numerics;
 use varuna_worker::state::{UnitBuffers, UnitSnapshot, UnitSpec, UnitState};
 use varuna_worker::transport::Link;
@@ -91,16 +93,18 @@ impl Compute for Stub {
         };
         let units = plan.units(self.me);
         let took = self.step / (2 * u32::try_from(units.len()).unwrap_or(1).max(1));
-        let lap = |segment: u32, work| Lap {
+        let timing = |segment: u32, work| SegmentTiming {
             segment,
             work,
             samples: 1,
             took,
         };
         let works = [Work::Forward, Work::Backward];
-        let laps = units.iter().flat_map(|unit| works.map(|work| lap(unit.0, work)));
+        let segment_timings = units
+            .iter()
+            .flat_map(|unit| works.map(|work| timing(unit.0, work)));
         Ok(StepReport {
-            laps: laps.collect(),
+            segment_timings: segment_timings.collect(),
             timeline: None,
             tasks_ahead: 0,
             prepared: units.iter().map(|unit| (*unit, norm)).collect(),

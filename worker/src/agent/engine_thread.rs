@@ -4,7 +4,7 @@
 //! `Link::abort`, which ends every wait of the running step, and the [`Command::Quiesce`] that follows; its answer proves that the engine
 //! itself has stopped, not only its control task.
 
-use crate::engine::{Compute, EngineError, Lap, StepFailure, StepTimings, Timeline, panic_message};
+use crate::engine::{Compute, EngineError, SegmentTiming, StepFailure, StepTimings, Timeline, panic_message};
 use crate::state::{UnitSnapshot, UnitState};
 use crate::stopwatch::{Took, timed};
 use crate::transport::{Link, LinkError};
@@ -139,7 +139,7 @@ pub enum Event {
         step: Step,
         units: Vec<(Unit, UnitNorm)>,
         timings: StepTimings,
-        laps: Vec<Lap>,
+        segment_timings: Vec<SegmentTiming>,
         timeline: Option<Timeline>,
     },
     /// The step failed, or was stopped by a fence.
@@ -359,7 +359,7 @@ impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
                     step,
                     units: report.prepared,
                     timings: report.timings,
-                    laps: report.laps,
+                    segment_timings: report.segment_timings,
                     timeline: report.timeline,
                 })
             }

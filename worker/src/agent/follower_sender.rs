@@ -96,7 +96,7 @@ fn send_all(
             Sending::Copy(header, snapshot) => match snapshot.copy() {
                 Ok(copy) => mesh.send_state(generation, to, header, Box::new(copy.data)),
                 Err(error) => {
-                    say(&error, recipient);
+                    log_copy_error(&error, recipient);
                     // Nothing is sent of it: without an answer it would count as on its way for ever. An error means that the agent has ended.
                     let _ = events.blocking_send(AgentEvent::NotCopied(recipient));
                 }
@@ -106,7 +106,7 @@ fn send_all(
     }
 }
 
-fn say(error: &ReadError, Recipient { to, unit, .. }: Recipient) {
+fn log_copy_error(error: &ReadError, Recipient { to, unit, .. }: Recipient) {
     match error {
         ReadError::LeftOff => tracing::warn!(
             %to, %unit,
@@ -133,9 +133,9 @@ mod tests {
     use varuna_protocol::PeerMessage;
 
     /// Connections that report which units they get.
-    struct Told(Sender<Unit>);
+    struct RecordingPlane(Sender<Unit>);
 
-    impl DataPlane for Told {
+    impl DataPlane for RecordingPlane {
         fn open(&self, _: Generation, _: &str) {}
         fn dial(&self, _: Generation, _: WorkerId, _: &str) {}
         fn close(&self, _: Generation) {}
@@ -181,7 +181,7 @@ mod tests {
         let [late, sent] = [Unit(1), Unit(2)];
         let (told, given) = channel();
         let (events, mut inbox) = tokio::sync::mpsc::channel(4);
-        let mut followers = FollowerSender::new(Arc::new(Told(told)), events);
+        let mut followers = FollowerSender::new(Arc::new(RecordingPlane(told)), events);
         // A planned change was called off; the generation before it goes on.
         followers.close(Generation(4));
         for (generation, unit) in [(4, late), (3, sent)] {
@@ -203,7 +203,7 @@ mod tests {
         let [slow, other] = [Unit(1), Unit(2)];
         let (told, given) = channel();
         let (events, mut inbox) = tokio::sync::mpsc::channel(4);
-        let mut followers = FollowerSender::new(Arc::new(Told(told)), events);
+        let mut followers = FollowerSender::new(Arc::new(RecordingPlane(told)), events);
         let recipient = |unit| Recipient {
             generation: Generation(3),
             to: WorkerId(7),

@@ -42,10 +42,11 @@ impl Agent {
                 step,
                 units,
                 timings,
-                laps,
+                segment_timings,
                 timeline,
             } => {
-                self.step_reports.ran((generation, step), timings, laps, timeline);
+                self.step_reports
+                    .ran((generation, step), timings, segment_timings, timeline);
                 MemberInput::Prepared {
                     generation,
                     step,

@@ -1,6 +1,6 @@
 //! What a worker reports about its steps: timings to the coordinator, and to its log whether the spare copies that it keeps are up to date.
 
-use crate::engine::{Lap, StepTimings, Timeline, Work};
+use crate::engine::{SegmentTiming, StepTimings, Timeline, Work};
 use crate::stopwatch::Took;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ use varuna_wire::{SegmentTimes, StepMetrics};
 const METRICS_PAUSE: Duration = Duration::from_millis(4);
 
 /// Median times of full micro-batches by segment, and the samples of a full micro-batch.
-fn medians(laps: &[Lap]) -> (u32, Vec<SegmentTimes>) {
-    let whole = laps.iter().map(|l| l.samples).max().unwrap_or(0);
+fn medians(segment_timings: &[SegmentTiming]) -> (u32, Vec<SegmentTimes>) {
+    let whole = segment_timings.iter().map(|l| l.samples).max().unwrap_or(0);
     let mut by_segment: BTreeMap<u32, BTreeMap<Work, Vec<Duration>>> = BTreeMap::new();
-    for lap in laps.iter().filter(|l| l.samples == whole) {
-        let works = by_segment.entry(lap.segment).or_default();
-        works.entry(lap.work).or_default().push(lap.took);
+    for timing in segment_timings.iter().filter(|l| l.samples == whole) {
+        let works = by_segment.entry(timing.segment).or_default();
+        works.entry(timing.work).or_default().push(timing.took);
     }
     let times = |(segment, mut works): (u32, BTreeMap<Work, Vec<Duration>>)| {
         let mut median = |work| {
@@ -43,7 +43,7 @@ struct Ran {
     generation: Generation,
     step: Step,
     timings: StepTimings,
-    laps: Vec<Lap>,
+    segment_timings: Vec<SegmentTiming>,
     timeline: Option<Timeline>,
 }
 
@@ -95,14 +95,14 @@ impl StepReports {
         &mut self,
         (generation, step): (Generation, Step),
         timings: StepTimings,
-        laps: Vec<Lap>,
+        segment_timings: Vec<SegmentTiming>,
         timeline: Option<Timeline>,
     ) {
         self.ran = Some(Ran {
             generation,
             step,
             timings,
-            laps,
+            segment_timings,
             timeline,
         });
     }
@@ -113,7 +113,7 @@ impl StepReports {
             generation,
             step,
             timings: t,
-            laps,
+            segment_timings,
             timeline,
         } = self.ran.take()?;
         if Instant::now() < self.from && timeline.is_none() {
@@ -121,7 +121,7 @@ impl StepReports {
         }
         self.from = Instant::now() + METRICS_PAUSE * self.members;
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
-        let (micro_batch_size, segments) = medians(&laps);
+        let (micro_batch_size, segments) = medians(&segment_timings);
         Some(StepMetrics {
             generation,
             step,

@@ -13,7 +13,7 @@ use varuna_plan::{OptimizerProgress, StateId, Unit};
 /// A free buffer may be larger than the unit that uses it by up to this share of the unit, so that little memory is wasted.
 const SPARE: usize = 8;
 /// How often a thread that waits for memory checks whether there is some.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// If no optimizer has asked for the state in this time, nobody trains: it is the state of the last step. The memory of a step is free
 /// then, and has room for one unit.
 const IDLE: Duration = Duration::from_secs(120);
@@ -188,8 +188,8 @@ impl Buffers {
         snapshot: &UnitSnapshot,
         is_wanted: impl Fn() -> bool,
     ) -> Result<StateCopy, NotCopied> {
-        let is_to_be_left = || snapshot.is_to_be_left() || !is_wanted();
-        let mut data = self.take(snapshot.elements(), is_to_be_left)?;
+        let must_stop = || snapshot.must_stop() || !is_wanted();
+        let mut data = self.take(snapshot.elements(), must_stop)?;
         match snapshot.append_to(&mut data) {
             Ok(()) => Ok(self.hold(snapshot.progress(), data)),
             Err(error) => {
@@ -208,8 +208,8 @@ impl Buffers {
     /// An empty vector for this many elements, once there is room for it.
     ///
     /// # Errors
-    /// `is_to_be_left` became true before there was memory.
-    fn take(&self, elements: usize, is_to_be_left: impl Fn() -> bool) -> Result<Vec<f32>, NotCopied> {
+    /// `must_stop` became true before there was memory.
+    fn take(&self, elements: usize, must_stop: impl Fn() -> bool) -> Result<Vec<f32>, NotCopied> {
         let began = Instant::now();
         let mut free = self.free.lock();
         let found = loop {
@@ -222,11 +222,11 @@ impl Buffers {
             }
             // Whoever is asked may have a copy to give back.
             drop(free);
-            if is_to_be_left() {
+            if must_stop() {
                 return Err(NotCopied::NoMemory);
             }
             free = self.free.lock();
-            self.changed.wait_for(&mut free, LOOK);
+            self.changed.wait_for(&mut free, POLL_INTERVAL);
         };
         let mut data = found.unwrap_or_default();
         data.clear();

@@ -4,7 +4,7 @@
 //! The thread owns such a unit's buffers from the first gradient until the engine takes them back. Taking them back waits for all gradients
 //! that were given before. It has only units in the host's memory: on a GPU all work has one order.
 
-use super::optimizer::{self, Patience};
+use super::optimizer::{self, ReaderTimeouts};
 use super::panics::{caught, panic_message};
 use super::without_memory::torn;
 use super::{Engine, EngineError};
@@ -56,7 +56,7 @@ impl Engine {
             return Ok(());
         }
         let buffers = self.units.remove(&unit);
-        if buffers.is_none() && !self.beside.away().contains(&unit) {
+        if buffers.is_none() && !self.beside.units_in_background().contains(&unit) {
             return Err(EngineError::NotHeld(unit));
         }
         let decision = *decision;
@@ -64,7 +64,7 @@ impl Engine {
             unit,
             decision,
             gradient,
-            patience: self.patience,
+            reader_timeouts: self.reader_timeouts,
             done,
         };
         let threads = threads_beside(self.config.backend.device);
@@ -88,7 +88,7 @@ struct Forwarded {
     /// Empty where the step is skipped.
     gradient: Vec<f32>,
     /// How long the update waits for those who still read the unit's state.
-    patience: Patience,
+    reader_timeouts: ReaderTimeouts,
     done: Done,
 }
 
@@ -113,7 +113,7 @@ pub(super) struct BackgroundUpdates {
 
 impl BackgroundUpdates {
     /// The units that the thread has.
-    pub(super) fn away(&self) -> &BTreeSet<Unit> {
+    pub(super) fn units_in_background(&self) -> &BTreeSet<Unit> {
         &self.away
     }
 
@@ -182,14 +182,15 @@ fn serve(training: &Training, inbox: &Receiver<Job>, give_back: &Sender<UnitBuff
                     unit,
                     decision,
                     gradient,
-                    patience,
+                    reader_timeouts,
                     done,
                 } = forwarded;
                 let buffers = units.get_mut(&unit).ok_or(EngineError::NotHeld(unit));
                 let applied = buffers.and_then(|buffers: &mut UnitBuffers| {
                     let device = buffers.parameters().backend().device;
                     let to = (unit, buffers);
-                    let apply = || optimizer::apply_forwarded(training, &decision, to, &gradient, patience);
+                    let apply =
+                        || optimizer::apply_forwarded(training, &decision, to, &gradient, reader_timeouts);
                     catch_unwind(AssertUnwindSafe(|| caught(apply)))
                         .unwrap_or_else(|panic| Err(EngineError::Panicked(panic_message(&*panic))))
                         .map_err(|error| torn(device, unit, error))

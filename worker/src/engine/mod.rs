@@ -31,7 +31,7 @@ use crate::model::Tables;
 use crate::state::{GatheredUnit, UnitBuffers, UnitSnapshot, UnitState};
 use crate::transport::Link;
 use background_updates::BackgroundUpdates;
-use optimizer::Patience;
+use optimizer::ReaderTimeouts;
 use panics::caught;
 use read_ahead::ReadAhead;
 use std::collections::{BTreeMap, BTreeSet};
@@ -71,7 +71,7 @@ pub struct StepTimings {
     pub total: Duration,
 }
 
-/// What a [`Lap`] was spent on.
+/// What a [`SegmentTiming`] was spent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Work {
     /// A forward.
@@ -84,7 +84,7 @@ pub enum Work {
 
 /// One segment's work on one micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lap {
+pub struct SegmentTiming {
     /// Number of the segment.
     pub segment: u32,
     /// Kind of work.
@@ -103,7 +103,7 @@ pub struct StepReport {
     /// Durations of the parts of the step.
     pub timings: StepTimings,
     /// The same by segment and micro-batch, in the order of the work.
-    pub laps: Vec<Lap>,
+    pub segment_timings: Vec<SegmentTiming>,
     /// When each task ran, where this step is measured.
     pub timeline: Option<Timeline>,
     /// The most tasks that waited on the device when it was given another one: a fence waits for them. 0 on the CPU.
@@ -138,7 +138,7 @@ pub struct Engine {
     /// How many steps of the newest generation were begun.
     begun: (Generation, u32),
     /// [`READERS_ASKED`] and [`SNAPSHOT_WAIT`], but in tests.
-    patience: Patience,
+    reader_timeouts: ReaderTimeouts,
     /// Zeroed buffers on the device: [`EngineConfig::empty`], but in tests.
     empty: fn(&EngineConfig, Unit) -> Result<UnitBuffers, TorchError>,
 }
@@ -158,7 +158,7 @@ impl Engine {
             beside: BackgroundUpdates::default(),
             tables: Tables::default(),
             begun: (Generation(0), 0),
-            patience: Patience {
+            reader_timeouts: ReaderTimeouts {
                 asks_after: READERS_ASKED,
                 ends_after: SNAPSHOT_WAIT,
             },
@@ -241,7 +241,7 @@ impl Engine {
             Ok(done) => Ok(StepReport {
                 prepared,
                 timings: done.timings,
-                laps: done.laps,
+                segment_timings: done.segment_timings,
                 timeline: done.timeline,
                 tasks_ahead: done.tasks_ahead,
             }),

@@ -10,14 +10,14 @@ use varuna_plan::{Decision, Unit};
 
 /// How long the optimizer waits for readers of the state that it would change.
 #[derive(Clone, Copy)]
-pub(super) struct Patience {
+pub(super) struct ReaderTimeouts {
     /// When they are asked to stop: a checkpoint or a comparison is given up, and a copy for a follower or a keeper is requested again.
     pub(super) asks_after: Duration,
     /// After this time a reader that has not stopped is considered to hang.
     pub(super) ends_after: Duration,
 }
 
-impl Patience {
+impl ReaderTimeouts {
     /// When it asks, and when it ends.
     fn deadlines(self) -> [Instant; 2] {
         let now = Instant::now();
@@ -35,7 +35,7 @@ impl Engine {
     /// memory the unit is not held any more ([`EngineError::Torn`]).
     pub fn apply(&mut self, decision: &Decision, units: &[Unit]) -> Result<(), EngineError> {
         // For all units together.
-        let [asks, ends] = self.patience.deadlines();
+        let [asks, ends] = self.reader_timeouts.deadlines();
         for unit in units {
             match self.apply_by(decision, *unit, asks) {
                 Err(EngineError::StillRead(_)) => {
@@ -139,7 +139,7 @@ pub(super) fn apply_forwarded(
     decision: &Decision,
     (unit, buffers): (Unit, &mut UnitBuffers),
     gradient: &[f32],
-    patience: Patience,
+    reader_timeouts: ReaderTimeouts,
 ) -> Result<(), EngineError> {
     if !decision.overflow {
         let device = buffers.parameters().backend().device;
@@ -150,7 +150,7 @@ pub(super) fn apply_forwarded(
         // The state itself is as it was.
         set.map_err(|error| without_room(device, unit, error))?;
     }
-    let [asks, ends] = patience.deadlines();
+    let [asks, ends] = reader_timeouts.deadlines();
     match apply(training, decision, (unit, &mut *buffers), asks) {
         Err(EngineError::StillRead(_)) => {
             buffers.ask_readers();

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub(super) const READY: usize = 2;
 
 /// How often a waiting reader checks whether it should still wait.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A read that takes longer is late. Reads from a store that answers are far shorter, and the deadline of a step is longer.
 const LATE: Duration = Duration::from_secs(2);
@@ -186,8 +186,8 @@ impl Shared {
         let of_tokens = |rows: &&Rows| matches!(rows.field, Field::Tokens | Field::MaskedTargets);
         for rows in coming.iter().filter(of_tokens) {
             let announce = |sample: &u64| match rows.split {
-                Split::Train => self.samples.will_train(*sample),
-                Split::HeldOut => self.samples.will_hold_out(*sample),
+                Split::Train => self.samples.prefetch_train(*sample),
+                Split::HeldOut => self.samples.prefetch_held_out(*sample),
             };
             rows.samples.iter().for_each(announce);
         }
@@ -299,16 +299,16 @@ impl ReadAhead {
         Ok(())
     }
 
-    /// What these rows ask for. While it waits it calls `goes_on` again and again, whose error ends the wait: the read stays under way.
+    /// What these rows ask for. While it waits it calls `while_waiting` again and again, whose error ends the wait: the read stays under way.
     ///
     /// # Errors
-    /// A sample cannot be read, or was not read by the deadline, or `goes_on` says why it is not waited for. Where the read panicked, so does
+    /// A sample cannot be read, or was not read by the deadline, or `while_waiting` says why it is not waited for. Where the read panicked, so does
     /// this.
     pub(super) fn take(
         &self,
         rows: &Rows,
         deadline: Instant,
-        mut goes_on: impl FnMut() -> Result<(), EngineError>,
+        mut while_waiting: impl FnMut() -> Result<(), EngineError>,
     ) -> Result<Vec<i64>, EngineError> {
         let mut state = self.shared.state.lock();
         while state.begun().chain(&state.wanted).next() == Some(rows) {
@@ -318,10 +318,10 @@ impl ReadAhead {
                 let read = outcome.unwrap_or_else(|panic| resume_unwind(panic));
                 return read.map_err(EngineError::from);
             }
-            let look = deadline.min(Instant::now() + LOOK);
-            if self.shared.changed.wait_until(&mut state, look).timed_out() {
+            let until = deadline.min(Instant::now() + POLL_INTERVAL);
+            if self.shared.changed.wait_until(&mut state, until).timed_out() {
                 drop(state);
-                goes_on()?;
+                while_waiting()?;
                 if Instant::now() >= deadline {
                     return Err(late(rows).into());
                 }
@@ -329,7 +329,7 @@ impl ReadAhead {
             }
         }
         drop(state);
-        self.read_here(rows, deadline, goes_on)
+        self.read_here(rows, deadline, while_waiting)
     }
 
     /// Reads on the thread that asks. A fence, and the deadline, end this as they end a wait.
@@ -337,10 +337,10 @@ impl ReadAhead {
         &self,
         rows: &Rows,
         deadline: Instant,
-        mut goes_on: impl FnMut() -> Result<(), EngineError>,
+        mut while_waiting: impl FnMut() -> Result<(), EngineError>,
     ) -> Result<Vec<i64>, EngineError> {
         let mut ended = None;
-        let mut wanted = || match goes_on() {
+        let mut wanted = || match while_waiting() {
             Ok(()) => Instant::now() < deadline,
             Err(error) => {
                 ended = Some(error);

@@ -63,9 +63,9 @@ pub trait Samples: Send + Sync {
     /// Samples in the held-out split.
     fn held_out_len(&self) -> u64;
     /// A sample will be read soon, with others: where reads take long, they can be under way together.
-    fn will_train(&self, _index: u64) {}
+    fn prefetch_train(&self, _index: u64) {}
     /// The same of a sample of the held-out split.
-    fn will_hold_out(&self, _index: u64) {}
+    fn prefetch_held_out(&self, _index: u64) {}
     /// The positions of a sample's tokens within their documents: 0 at the sample's first token and at the first one of each document. Samples
     /// are one document each where this is not said.
     ///

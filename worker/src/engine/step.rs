@@ -7,7 +7,7 @@ mod evaluation;
 mod exchange;
 mod gather;
 mod loss;
-mod over_nccl;
+mod nccl_exchange;
 mod place;
 mod reduction;
 mod segments;
@@ -15,15 +15,15 @@ mod timeline;
 mod tokens;
 
 use super::panics::caught;
-use super::{EngineConfig, EngineError, Lap, Split, StepTimings, Work};
+use super::{EngineConfig, EngineError, SegmentTiming, Split, StepTimings, Work};
 use crate::model::Tables;
 use crate::state::Computing;
 use crate::transport::{Link, Tag};
 use ahead::RunAhead;
 pub(super) use device::Device;
-use exchange::{Exchange, OverLink};
+use exchange::{Exchange, LinkExchange};
 use loss::LossSum;
-use over_nccl::{OverNccl, of_link};
+use nccl_exchange::{NcclExchange, of_link};
 use place::{Place, small};
 use segments::Marked;
 use std::collections::BTreeMap;
@@ -94,7 +94,7 @@ pub(super) struct Ordered<'a> {
 /// Durations and results of a step.
 pub(super) struct Done {
     pub(super) timings: StepTimings,
-    pub(super) laps: Vec<Lap>,
+    pub(super) segment_timings: Vec<SegmentTiming>,
     pub(super) timeline: Option<Timeline>,
     pub(super) tasks_ahead: usize,
 }
@@ -128,10 +128,10 @@ pub(super) fn run(
         tables,
     } = device;
     let units = Computing::of(plan, units, gathered);
-    let over_link = OverLink::start(config, plan, step, link, deadline)?;
+    let link_exchange = LinkExchange::start(config, plan, step, link, deadline)?;
     let exchange: Box<dyn Exchange> = match communicators {
-        Some(communicators) => Box::new(OverNccl::start(over_link, communicators)),
-        None => Box::new(over_link),
+        Some(communicators) => Box::new(NcclExchange::start(link_exchange, communicators)),
+        None => Box::new(link_exchange),
     };
     let mut run = Run {
         config,
@@ -171,16 +171,16 @@ pub(super) fn run(
     });
     if let Err(error) = result {
         // A recovery may still finish the step if these and the other workers' cover the model.
-        run.salvage(units, prepared)?;
+        run.collect_finished(units, prepared)?;
         return Err(error);
     }
     let ended = Instant::now();
     run.timings.total = ended - start;
     let timeline = run.timeline(ended)?;
-    let laps = run.laps()?;
+    let segment_timings = run.segment_timings()?;
     Ok(Done {
         timings: run.timings,
-        laps,
+        segment_timings,
         timeline,
         tasks_ahead: run.ahead.most,
     })
@@ -206,7 +206,7 @@ impl Run<'_> {
         for (position, task) in list.iter().enumerate() {
             let place = places[&task.stage];
             self.before_task()?;
-            let laps = self.marked.len();
+            let segment_timings = self.marked.len();
             match task.instruction {
                 Instruction::Forward(m) => self.forward(place, units, m, is_recomputed(list, position))?,
                 Instruction::Recompute(m) => self.recompute(place, units, m)?,
@@ -219,7 +219,7 @@ impl Run<'_> {
             }
             self.after_task()?;
             if let Some(marks) = &mut self.task_marks {
-                marks.add(*task, laps..self.marked.len());
+                marks.add(*task, segment_timings..self.marked.len());
             }
         }
         self.reduce_tied(units)?;
@@ -361,7 +361,7 @@ impl Run<'_> {
                 backward(&[&output], &[&of_output])?;
             }
             drop(output);
-            self.lap(segment, Work::Backward, self.sample_count(micro_batch), start)?;
+            self.note_timing(segment, Work::Backward, self.sample_count(micro_batch), start)?;
             if segment > 0 {
                 let of_input = input.grad();
                 // A segment of a user's model may let nothing through.

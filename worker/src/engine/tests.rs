@@ -111,7 +111,7 @@ fn alone(engine: &Engine) -> Plan {
 
 #[test]
 fn a_gradient_that_nobody_else_holds_never_reaches_the_hosts_memory() {
-    let mut engine = engine(Device::Apart);
+    let mut engine = engine(Device::CpuSeparateMemory);
     let plan = alone(&engine);
     for unit in plan.units(ME) {
         engine.initialise(unit).unwrap();
@@ -139,9 +139,9 @@ fn a_gradient_that_nobody_else_holds_never_reaches_the_hosts_memory() {
 
 #[test]
 fn a_copy_on_the_device_is_read_as_it_was_while_the_optimizer_goes_on() {
-    let mut engine = engine(Device::Apart);
+    let mut engine = engine(Device::CpuSeparateMemory);
     // The optimizer does not wait.
-    engine.patience = Patience {
+    engine.reader_timeouts = ReaderTimeouts {
         asks_after: Duration::ZERO,
         ends_after: Duration::ZERO,
     };
@@ -167,14 +167,14 @@ fn a_copy_on_the_device_is_read_as_it_was_while_the_optimizer_goes_on() {
 }
 
 /// An engine on the CPU that has run its first step, and the decision to apply.
-fn after_a_step(patience: Patience) -> (Engine, Vec<Unit>, Decision) {
-    after_a_step_on(Device::Cpu, patience)
+fn after_a_step(reader_timeouts: ReaderTimeouts) -> (Engine, Vec<Unit>, Decision) {
+    after_a_step_on(Device::Cpu, reader_timeouts)
 }
 
 /// The same on a device.
-fn after_a_step_on(device: Device, patience: Patience) -> (Engine, Vec<Unit>, Decision) {
+fn after_a_step_on(device: Device, reader_timeouts: ReaderTimeouts) -> (Engine, Vec<Unit>, Decision) {
     let mut engine = engine(device);
-    engine.patience = patience;
+    engine.reader_timeouts = reader_timeouts;
     let plan = alone(&engine);
     let units = plan.units(ME);
     for unit in &units {
@@ -200,7 +200,7 @@ fn applied(engine: Engine, decision: Decision, units: Vec<Unit>) -> Event {
 
 #[test]
 fn a_state_that_does_not_cease_to_be_read_ends_the_worker_by_the_deadline_and_stays_as_it_was() {
-    let soon = Patience {
+    let soon = ReaderTimeouts {
         asks_after: Duration::from_millis(10),
         ends_after: Duration::from_millis(20),
     };
@@ -218,7 +218,7 @@ fn a_state_that_does_not_cease_to_be_read_ends_the_worker_by_the_deadline_and_st
 /// A copy of hundreds of gigabytes takes longer than an optimizer may wait, on all workers and for each checkpoint.
 #[test]
 fn who_reads_a_state_too_slowly_is_asked_to_leave_off_and_the_optimizer_goes_on() {
-    let patient = Patience {
+    let patient = ReaderTimeouts {
         asks_after: Duration::from_millis(20),
         ends_after: Duration::from_secs(50),
     };
@@ -230,11 +230,11 @@ fn who_reads_a_state_too_slowly_is_asked_to_leave_off_and_the_optimizer_goes_on(
         while second.digest().is_ok() {}
         assert_eq!(second.digest(), Err(ReadError::LeftOff));
         drop(second);
-        assert!(first.is_to_be_left());
+        assert!(first.must_stop());
         assert_eq!(first.copy(), Err(ReadError::LeftOff));
     });
     let before = engine.snapshot(units[2]).unwrap();
-    assert!(!before.is_to_be_left());
+    assert!(!before.must_stop());
     drop(before);
     let event = applied(engine, decision, units);
     assert!(matches!(event, Event::Applied { .. }), "a reader was waited for");
@@ -243,7 +243,7 @@ fn who_reads_a_state_too_slowly_is_asked_to_leave_off_and_the_optimizer_goes_on(
 
 #[test]
 fn who_reads_a_state_after_the_optimizer_went_on_is_not_asked_for_what_was_before() {
-    let at_once = Patience {
+    let at_once = ReaderTimeouts {
         asks_after: Duration::ZERO,
         ends_after: Duration::from_secs(50),
     };
@@ -259,12 +259,12 @@ fn who_reads_a_state_after_the_optimizer_went_on_is_not_asked_for_what_was_befor
 
 #[test]
 fn a_state_that_a_connection_reads_has_no_copy_on_the_device() {
-    let nobody_waits = Patience {
+    let nobody_waits = ReaderTimeouts {
         asks_after: Duration::ZERO,
         ends_after: Duration::ZERO,
     };
     for (reader, is_read_itself) in [(Reader::Connection, true), (Reader::Copy, false)] {
-        let (engine, units, decision) = after_a_step_on(Device::Apart, nobody_waits);
+        let (engine, units, decision) = after_a_step_on(Device::CpuSeparateMemory, nobody_waits);
         let (emit, events) = std::sync::mpsc::channel();
         let commands = start(engine, 1, move |event| emit.send(event).unwrap()).unwrap();
         let next = || events.recv_timeout(Duration::from_secs(60)).unwrap();

@@ -273,7 +273,7 @@ fn of_samples(
     chosen.read(|unit, shard| trained.add(unit, shard))?;
     let (width, mut sum) = (shape.length as usize + 1, 0.0);
     for windows in arguments.batches(&data) {
-        windows.clone().for_each(|window| data.will_hold_out(window));
+        windows.clone().for_each(|window| data.prefetch_held_out(window));
         let rows = rows(windows, width, |window, row| data.held_out(window, row))?;
         sum += trained.loss(&rows)?;
     }
@@ -341,7 +341,9 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn read(&self, windows: Range<u64>) -> Result<Windows> {
-        windows.clone().for_each(|window| self.data.will_hold_out(window));
+        windows
+            .clone()
+            .for_each(|window| self.data.prefetch_held_out(window));
         let read = |window, row: &mut [i64]| self.data.held_out(window, row);
         let positions = match self.packing.is_off() {
             true => None,

@@ -225,7 +225,7 @@ impl ModelArguments {
     ) -> Result<TrainedModel> {
         let backend = self.backend(platform)?;
         let shape = asked(attention_shape(model, packing, backend.numerics));
-        Attention::settle(AttentionChoice::Auto, backend.device, shape)?;
+        Attention::select(AttentionChoice::Auto, backend.device, shape)?;
         let mut trained = TrainedModel::new(model.clone(), backend);
         chosen.read(|unit, shard| Ok(trained.add(unit, parameters(shard))?))?;
         tracing::info!(checkpoint = chosen.name(), device = %backend.device, "the model is loaded");

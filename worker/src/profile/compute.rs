@@ -1,7 +1,7 @@
 //! Compute: whole steps of a real engine on one stage, taken apart by segment.
 
 use crate::backend::Backend;
-use crate::engine::{Engine, EngineConfig, EngineError, Lap, SampleError, StepReport, Work};
+use crate::engine::{Engine, EngineConfig, EngineError, SampleError, SegmentTiming, StepReport, Work};
 use crate::model::Module;
 use crate::transport::Link;
 use crate::transport::local::LocalMesh;
@@ -56,10 +56,10 @@ pub(super) struct Bench {
 #[derive(Default)]
 pub(super) struct Samples {
     /// Milliseconds by segment, micro-batch size and work.
-    laps: BTreeMap<(u32, u32, Work), Vec<f64>>,
+    segment_timings: BTreeMap<(u32, u32, Work), Vec<f64>>,
     /// Milliseconds of the optimizer by unit.
     optimizer: BTreeMap<Unit, Vec<f64>>,
-    /// Milliseconds of a step that are in no lap: zeroing, norms, tokens.
+    /// Milliseconds of a step that are in no timing of a segment: zeroing, norms, tokens.
     rest: Vec<f64>,
     tied: Option<Unit>,
     segments: u32,
@@ -71,22 +71,22 @@ fn ms(took: Duration) -> f64 {
 }
 
 impl Samples {
-    fn take(&mut self, laps: &[Lap], warm: bool) {
-        for lap in laps.iter().filter(|_| warm) {
-            let key = (lap.segment, lap.samples, lap.work);
-            self.laps.entry(key).or_default().push(ms(lap.took));
+    fn take(&mut self, segment_timings: &[SegmentTiming], warm: bool) {
+        for timing in segment_timings.iter().filter(|_| warm) {
+            let key = (timing.segment, timing.samples, timing.work);
+            self.segment_timings.entry(key).or_default().push(ms(timing.took));
         }
     }
 
-    /// All laps of segments of one kind.
+    /// All timings of segments of one kind.
     pub(super) fn of(&self, segments: &[u32], samples: u32, work: Work) -> Vec<f64> {
-        let laps = segments
+        let segment_timings = segments
             .iter()
-            .filter_map(|s| self.laps.get(&(*s, samples, work)));
-        laps.flatten().copied().collect()
+            .filter_map(|s| self.segment_timings.get(&(*s, samples, work)));
+        segment_timings.flatten().copied().collect()
     }
 
-    /// The optimizer of a segment of this kind, with its share of what a step takes beside its laps. A tied weight counts
+    /// The optimizer of a segment of this kind, with its share of what a step takes besides the timings of its segments. A tied weight counts
     /// at both ends: where they are one stage, once too often.
     #[expect(clippy::cast_precision_loss, reason = "parameter counts")]
     pub(super) fn optimizer_ms(&self, segments: &[u32]) -> f64 {
@@ -212,8 +212,9 @@ impl Bench {
         }
         self.at = decision.id;
         if warm && plan.shape.schedule.recompute == Recompute::None {
-            let laps: Duration = report.laps.iter().map(|l| l.took).sum();
-            into.rest.push(ms(report.timings.total.saturating_sub(laps)));
+            let segment_timings: Duration = report.segment_timings.iter().map(|l| l.took).sum();
+            into.rest
+                .push(ms(report.timings.total.saturating_sub(segment_timings)));
         }
         Ok(report)
     }
@@ -239,13 +240,13 @@ impl Bench {
                 let whole = largest / u64::from(*size) * u64::from(*size);
                 let plan = self.plan(whole, *size, Recompute::None);
                 let report = self.step(&plan, &mut found, warm)?;
-                found.take(&report.laps, warm);
+                found.take(&report.segment_timings, warm);
                 // Two micro-batches are recomputed; their forwards keep nothing and do not count.
                 if round < 2 || round == repeats {
                     let plan = self.plan(u64::from(size * 2), *size, Recompute::Full);
                     let report = self.step(&plan, &mut found, false)?;
-                    let again: Vec<Lap> = report
-                        .laps
+                    let again: Vec<SegmentTiming> = report
+                        .segment_timings
                         .into_iter()
                         .filter(|l| l.work == Work::Recompute)
                         .collect();
@@ -260,7 +261,7 @@ impl Bench {
     pub(super) fn lap_ms(&mut self) -> Result<f64, EngineError> {
         let plan = self.plan(2, 1, Recompute::None);
         let report = self.step(&plan, &mut Samples::default(), false)?;
-        Ok(report.laps.iter().map(|l| ms(l.took)).sum())
+        Ok(report.segment_timings.iter().map(|l| ms(l.took)).sum())
     }
 }
 
@@ -358,7 +359,7 @@ mod tests {
         let library = std::env::current_exe().unwrap();
         let library = library.with_file_name("libvaruna_fake_nccl.so");
         let libraries = varuna_cuda::Libraries::load_from(&library).unwrap();
-        let device = varuna_torch::Device::Apart;
+        let device = varuna_torch::Device::CpuSeparateMemory;
         let mut bench = bench_on(Backend {
             device,
             streams: varuna_torch::Streams::open(&libraries, device, 0, varuna_torch::Copies::Beside)

@@ -126,7 +126,7 @@ impl Arguments {
         }
         let attention = model.transformer().map(|model| {
             let shape = attention_shape(model, job.training.packing, backend.numerics);
-            Attention::settle(AttentionChoice::Auto, device, shape)
+            Attention::select(AttentionChoice::Auto, device, shape)
         });
         let attention = attention.transpose()?;
         Ok(Bench::new(model, &job.training, backend, attention)?)
@@ -308,7 +308,7 @@ fn assemble(
 fn device_name(device: Device) -> Result<String> {
     match device {
         Device::Cuda(number) => Ok(varuna_torch::gpu(number)?.name),
-        Device::Cpu | Device::Apart => Ok(device.to_string()),
+        Device::Cpu | Device::CpuSeparateMemory => Ok(device.to_string()),
     }
 }
 
@@ -355,7 +355,7 @@ mod tests {
             device: DeviceChoice::Cuda(0),
             ..auto
         };
-        assert!(!named.settled(Device::Apart).shares_cores());
+        assert!(!named.settled(Device::CpuSeparateMemory).shares_cores());
     }
 
     #[test]

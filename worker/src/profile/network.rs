@@ -51,7 +51,7 @@ pub(super) struct Figures {
 
 /// What the leader tells a peer.
 #[derive(Serialize, Deserialize)]
-struct Meeting {
+struct PeerSetup {
     /// Addresses by place.
     addresses: Vec<String>,
     secret: String,
@@ -95,7 +95,7 @@ struct Station {
 }
 
 /// How many compute at once at most.
-fn crowd(arguments: &Arguments, job: &Job) -> usize {
+fn concurrent_max(arguments: &Arguments, job: &Job) -> usize {
     // GPUs share no cores with each other.
     if !arguments.shares_cores() {
         return 1;
@@ -118,16 +118,16 @@ pub(super) fn lead(arguments: &Arguments, job: &Job, bench: &mut Bench) -> Resul
         addresses.push(said.address);
     }
     let secret = format!("{:032x}", rand::random::<u128>());
-    let meeting = Meeting { addresses, secret };
-    let line = serde_json::to_string(&meeting)?;
+    let setup = PeerSetup { addresses, secret };
+    let line = serde_json::to_string(&setup)?;
     for child in &mut peers.0 {
         let stdin = child.stdin.as_mut().context("a peer takes no input")?;
         writeln!(stdin, "{line}").context("a peer takes no input")?;
     }
-    let mut station = Station::join(0, mesh, &events, &meeting)?;
+    let mut station = Station::join(0, mesh, &events, &setup)?;
     let links = station.messages()?;
     let rings = station.rings()?;
-    let slowdown = station.crowds(crowd(arguments, job), Some(bench))?;
+    let slowdown = station.slowdowns(concurrent_max(arguments, job), Some(bench))?;
     Ok(Figures {
         links,
         rings,
@@ -154,15 +154,15 @@ pub(super) fn follow((arguments, platform): (&Arguments, Platform), job: &Job, p
     };
     println!("{}", serde_json::to_string(&own)?);
     let line = one_line(io::stdin().lock()).context("the leader has gone")?;
-    let meeting: Meeting = serde_json::from_str(&line).context("the leader has gone")?;
-    let mut station = Station::join(place, mesh, &events, &meeting)?;
+    let setup: PeerSetup = serde_json::from_str(&line).context("the leader has gone")?;
+    let mut station = Station::join(place, mesh, &events, &setup)?;
     let _ = station.messages()?;
     let _ = station.rings()?;
-    let crowd = crowd(arguments, job);
-    let mut bench = (place < crowd)
+    let concurrent_max = concurrent_max(arguments, job);
+    let mut bench = (place < concurrent_max)
         .then(|| arguments.bench(job, platform))
         .transpose()?;
-    let _ = station.crowds(crowd, bench.as_mut())?;
+    let _ = station.slowdowns(concurrent_max, bench.as_mut())?;
     // A process that ends closes its connections, so the leader ends all others.
     let _ = one_line(io::stdin().lock());
     Ok(())
@@ -208,9 +208,9 @@ fn start_peer(arguments: &Arguments, place: usize) -> Result<Child> {
 
 impl Station {
     /// Connects to all others.
-    fn join(place: usize, mesh: Mesh, events: &Receiver<PeerEvent>, meeting: &Meeting) -> Result<Station> {
-        mesh.open(GENERATION, &meeting.secret);
-        let others = (0..).zip(&meeting.addresses).filter(|(other, _)| *other != place);
+    fn join(place: usize, mesh: Mesh, events: &Receiver<PeerEvent>, setup: &PeerSetup) -> Result<Station> {
+        mesh.open(GENERATION, &setup.secret);
+        let others = (0..).zip(&setup.addresses).filter(|(other, _)| *other != place);
         let mut missing = 0;
         for (other, address) in others {
             mesh.dial(GENERATION, id(other), address);
@@ -228,7 +228,7 @@ impl Station {
         }
         Ok(Station {
             place,
-            count: meeting.addresses.len(),
+            count: setup.addresses.len(),
             link: mesh.link(GENERATION).context("the generation is not open")?,
             number: 0,
             _mesh: mesh,
@@ -261,7 +261,7 @@ impl Station {
         for (elements, times) in MESSAGES {
             let mut found = Vec::new();
             for _ in 0..times {
-                found.push(self.there_and_back(elements)? / 2.0);
+                found.push(self.round_trip(elements)? / 2.0);
             }
             let (ms, _) = middle(&found);
             if self.place == 0 && self.count > 1 {
@@ -280,7 +280,7 @@ impl Station {
         Ok(rows)
     }
 
-    fn there_and_back(&mut self, elements: usize) -> Result<f64> {
+    fn round_trip(&mut self, elements: usize) -> Result<f64> {
         self.number += 1;
         let tag = Tag::Activation {
             stage: 0,
@@ -326,7 +326,7 @@ impl Station {
     }
 
     /// Compute time of the leader in parallel with this many others, relative to alone, measured in turn.
-    fn crowds(&mut self, most: usize, mut bench: Option<&mut Bench>) -> Result<Vec<f64>> {
+    fn slowdowns(&mut self, most: usize, mut bench: Option<&mut Bench>) -> Result<Vec<f64>> {
         let mut found = vec![Vec::new(); most];
         for round in 0..=ROUNDS {
             for (others, found) in found.iter_mut().enumerate() {

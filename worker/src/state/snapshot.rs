@@ -6,7 +6,7 @@ use varuna_frames::Digester;
 use varuna_plan::OptimizerProgress;
 use varuna_torch::{Share, TorchError};
 
-/// Elements that are copied between two looks at whether the copy is still wanted: 64 MiB, which take milliseconds.
+/// Elements that are copied between two checks whether the copy is still wanted: 64 MiB, which take milliseconds.
 const COPIED_AT_ONCE: usize = 1 << 24;
 
 /// Why a state was not read to its end.
@@ -25,11 +25,11 @@ pub enum ReadError {
 pub(super) struct Readers(Arc<AtomicBool>);
 
 impl Readers {
-    pub(super) fn ask(&self) {
+    pub(super) fn ask_to_stop(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    fn are_asked(&self) -> bool {
+    fn are_asked_to_stop(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -60,12 +60,12 @@ impl UnitSnapshot {
 
     /// The optimizer has waited too long for this to be dropped.
     #[must_use]
-    pub fn is_to_be_left(&self) -> bool {
-        self.readers.are_asked()
+    pub fn must_stop(&self) -> bool {
+        self.readers.are_asked_to_stop()
     }
 
-    fn still_wanted(&self) -> Result<(), ReadError> {
-        match self.is_to_be_left() {
+    fn check_not_stopped(&self) -> Result<(), ReadError> {
+        match self.must_stop() {
             true => Err(ReadError::LeftOff),
             false => Ok(()),
         }
@@ -113,7 +113,7 @@ impl UnitSnapshot {
         let mut piece = Vec::new();
         for part in &self.parts {
             for start in (0..part.len()).step_by(part.piece()) {
-                self.still_wanted()?;
+                self.check_not_stopped()?;
                 piece.clear();
                 part.append(start..part.len().min(start + part.piece()), &mut piece)?;
                 digester.add(&piece);
@@ -130,7 +130,7 @@ impl UnitSnapshot {
     pub(crate) fn append_to(&self, data: &mut Vec<f32>) -> Result<(), ReadError> {
         for part in &self.parts {
             for start in (0..part.len()).step_by(COPIED_AT_ONCE) {
-                self.still_wanted()?;
+                self.check_not_stopped()?;
                 part.append(start..part.len().min(start + COPIED_AT_ONCE), data)?;
             }
         }

@@ -85,9 +85,9 @@ impl Link for LocalLink {
         self.own()?.take_any(wanted, deadline)
     }
 
-    fn poke(&self) {
+    fn wake(&self) {
         if let Ok(own) = self.own() {
-            own.poke();
+            own.wake();
         }
     }
 

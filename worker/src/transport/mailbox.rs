@@ -137,7 +137,7 @@ impl Mailbox {
     }
 
     /// Wakes a waiting [`Mailbox::take_any`].
-    pub fn poke(&self) {
+    pub fn wake(&self) {
         self.state.lock().poked = true;
         self.changed.notify_all();
     }
@@ -300,7 +300,7 @@ mod tests {
                 let taken = mailbox.take_any(&wanted, later());
                 assert_eq!(taken, Ok(Some(((a, tag(t)), packet(&[t as f32])))));
             }
-            mailbox.poke();
+            mailbox.wake();
             assert_eq!(
                 mailbox.take_any(&wanted, later()),
                 Ok(None),
@@ -316,7 +316,7 @@ mod tests {
         let mailbox = Arc::new(Mailbox::default());
         let own = Arc::clone(&mailbox);
         let waiter = std::thread::spawn(move || own.take_any(&BTreeSet::new(), later()));
-        mailbox.poke();
+        mailbox.wake();
         assert_eq!(waiter.join().unwrap(), Ok(None));
     }
 }

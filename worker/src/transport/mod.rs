@@ -100,7 +100,7 @@ pub trait Link: Send + Sync {
     fn recv(&self, from: WorkerId, tag: Tag, deadline: Instant) -> Result<Packet, LinkError>;
 
     /// Waits for one of several messages; returns its sender and tag, and its packet. Where several have come, it is the one of the
-    /// greatest sender and tag: the units whose gradients are finished first have the greatest numbers. Returns `None` if [`Link::poke`]
+    /// greatest sender and tag: the units whose gradients are finished first have the greatest numbers. Returns `None` if [`Link::wake`]
     /// was called since the last return, so that the caller can change `wanted`.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ pub trait Link: Send + Sync {
     ) -> Result<Option<(Address, Packet)>, LinkError>;
 
     /// Wakes a thread that waits in [`Link::recv_any`].
-    fn poke(&self);
+    fn wake(&self);
 
     /// Ends the generation on this worker: every waiting and every later call returns [`LinkError::Aborted`].
     fn abort(&self);

@@ -19,7 +19,7 @@ use unit::{Flight, PIECES, Ring};
 pub use unit::{MESSAGE_ELEMENTS, RingOf, Summands};
 use varuna_plan::{Step, Unit, WorkerId};
 
-/// How long the thread waits in the link when there are no rings; a poke wakes it.
+/// How long the thread waits in the link when there are no rings; [`Link::wake`] wakes it.
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// Reduces the units of one worker and returns their buffers with the sums. Dropping it ends its thread, once the link is
@@ -75,7 +75,7 @@ impl<B: Summands + 'static> Reducer<B> {
             // A failure here means that the thread has ended with an error, which `wait` returns.
             let _ = jobs.send(ring);
         }
-        self.link.poke();
+        self.link.wake();
     }
 
     /// Waits for the next completely reduced unit.
@@ -96,7 +96,7 @@ impl<B: Summands + 'static> Reducer<B> {
 impl<B> Reducer<B> {
     fn end_thread(&mut self) {
         self.jobs = None;
-        self.link.poke();
+        self.link.wake();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -10,7 +10,7 @@ pub(crate) fn stand_in() -> PathBuf {
     program.with_file_name("libvaruna_fake_nccl.so")
 }
 
-/// Streams of the stand-in. With [`Device::Cuda`], work that was launched is not done when the call returns; with [`Device::Apart`]
+/// Streams of the stand-in. With [`Device::Cuda`], work that was launched is not done when the call returns; with [`Device::CpuSeparateMemory`]
 /// libtorch computes at once.
 pub(crate) fn streams(device: Device, copies: Copies) -> Streams {
     Streams::open(&Libraries::load_from(&stand_in()).unwrap(), device, 0, copies).unwrap()

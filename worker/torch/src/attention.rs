@@ -101,7 +101,7 @@ impl Attention {
     ///
     /// # Errors
     /// The way that was asked for does not take this shape here, or there is no memory for one sample.
-    pub fn settle(
+    pub fn select(
         choice: AttentionChoice,
         device: Device,
         shape: AttentionShape,
@@ -208,45 +208,45 @@ mod tests {
         seen: Seen::Before,
     };
 
-    fn settle(choice: AttentionChoice) -> Result<Attention, TorchError> {
-        Attention::settle(choice, Device::Cpu, SHAPE)
+    fn select(choice: AttentionChoice) -> Result<Attention, TorchError> {
+        Attention::select(choice, Device::Cpu, SHAPE)
     }
 
     /// This is one test, because the setting belongs to the process.
     #[test]
     fn what_is_settled_is_what_libtorch_takes_and_what_it_cannot_take_is_refused_by_name() {
-        assert_eq!(settle(AttentionChoice::Auto), Ok(Attention::Flash));
+        assert_eq!(select(AttentionChoice::Auto), Ok(Attention::Flash));
         let only_math = AttentionChoice::Only(Attention::Math);
-        assert_eq!(settle(only_math), Ok(Attention::Math));
+        assert_eq!(select(only_math), Ok(Attention::Math));
         assert_eq!(
             preferred(Device::Cpu, SHAPE),
             Ok(Some(Attention::Math)),
             "it stays so"
         );
-        let why = settle(AttentionChoice::Only(Attention::CuDnn)).unwrap_err();
+        let why = select(AttentionChoice::Only(Attention::CuDnn)).unwrap_err();
         assert_eq!(
             why.0,
             "cudnn has no attention on cpu of 2 heads of width 8, 16 tokens, in Float"
         );
-        assert_eq!(settle(AttentionChoice::Auto), Ok(Attention::Flash));
+        assert_eq!(select(AttentionChoice::Auto), Ok(Attention::Flash));
         assert_eq!(preferred(Device::Cpu, SHAPE), Ok(Some(Attention::Flash)));
         let masked = AttentionShape {
             seen: Seen::Masked,
             ..SHAPE
         };
-        let settle_masked = |choice| Attention::settle(choice, Device::Cpu, masked);
-        assert_eq!(settle_masked(AttentionChoice::Auto), Ok(Attention::Flash));
-        let why = settle_masked(AttentionChoice::Only(Attention::Efficient)).unwrap_err();
+        let select_masked = |choice| Attention::select(choice, Device::Cpu, masked);
+        assert_eq!(select_masked(AttentionChoice::Auto), Ok(Attention::Flash));
+        let why = select_masked(AttentionChoice::Only(Attention::Efficient)).unwrap_err();
         assert!(why.0.ends_with("in Float, with a mask"), "{why}");
         let both_sides = AttentionShape {
             seen: Seen::All,
             ..SHAPE
         };
-        let settle_both = |choice| Attention::settle(choice, Device::Cpu, both_sides);
-        assert_eq!(settle_both(AttentionChoice::Auto), Ok(Attention::Flash));
-        let why = settle_both(AttentionChoice::Only(Attention::CuDnn)).unwrap_err();
+        let select_both = |choice| Attention::select(choice, Device::Cpu, both_sides);
+        assert_eq!(select_both(AttentionChoice::Auto), Ok(Attention::Flash));
+        let why = select_both(AttentionChoice::Only(Attention::CuDnn)).unwrap_err();
         assert!(why.0.ends_with("in Float, of both sides"), "{why}");
-        assert_eq!(settle(AttentionChoice::Auto), Ok(Attention::Flash));
+        assert_eq!(select(AttentionChoice::Auto), Ok(Attention::Flash));
     }
 
     #[test]

@@ -88,7 +88,7 @@ pub enum Device {
     Cuda(usize),
     /// The processor, with memory that the host sees only as copies, as a GPU's: what is forgotten to be copied gives wrong
     /// numbers, without a GPU. No name opens it; it is for tests.
-    Apart,
+    CpuSeparateMemory,
 }
 
 /// Loads libtorch's CUDA part once. It must come before anything that asks libtorch about CUDA, which remembers that there is none.
@@ -128,7 +128,7 @@ impl Device {
     #[must_use]
     pub fn tensors(self) -> tch::Device {
         match self {
-            Device::Cpu | Device::Apart => tch::Device::Cpu,
+            Device::Cpu | Device::CpuSeparateMemory => tch::Device::Cpu,
             Device::Cuda(number) => tch::Device::Cuda(number),
         }
     }
@@ -145,7 +145,7 @@ impl fmt::Display for Device {
         match self {
             Device::Cpu => f.write_str("cpu"),
             Device::Cuda(number) => write!(f, "cuda:{number}"),
-            Device::Apart => f.write_str("cpu (memory apart)"),
+            Device::CpuSeparateMemory => f.write_str("cpu (separate memory)"),
         }
     }
 }

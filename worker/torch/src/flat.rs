@@ -9,7 +9,7 @@ mod share;
 
 use crate::pieces::{self, DeviceReader};
 use crate::squares::sum_of_squares;
-use crate::{Bring, Device, Streams, TorchError, copy, norm};
+use crate::{Device, HostToDeviceCopy, Streams, TorchError, copy, norm};
 use memory::{Memory, host_tensor};
 pub use share::Share;
 use std::ops::Range;
@@ -170,7 +170,7 @@ impl FlatBuffer {
 
     /// Exclusive access for as long as the lease lives; a second lease is refused. A tensor operation on the buffer meanwhile (ask
     /// [`FlatBuffer::is_leased`]) mixes its numbers with the lease's, as with two tch tensors over one storage. What is written reaches a
-    /// device with memory of its own by [`Lease::bring`].
+    /// device with memory of its own by [`Lease::copy_to_device`].
     ///
     /// # Errors
     /// Leased or shared already, or libtorch refuses.
@@ -301,14 +301,14 @@ impl Lease {
         unsafe { self.memory.elements()[range].to_vec() }
     }
 
-    /// Begins to copy the elements to a tensor on a device, as [`Streams::bring`] does. They are read before this returns.
+    /// Begins to copy the elements to a tensor on a device, as [`Streams::copy_to_device`] does. They are read before this returns.
     ///
     /// # Errors
-    /// As those of [`Streams::bring`].
-    pub fn bring(&self, streams: Streams, into: Tensor) -> Result<Bring, TorchError> {
+    /// As those of [`Streams::copy_to_device`].
+    pub fn copy_to_device(&self, streams: Streams, into: Tensor) -> Result<HostToDeviceCopy, TorchError> {
         // SAFETY: this lease is out, and the reference ends here.
         let elements = unsafe { self.memory.elements() };
-        streams.bring(elements, into)
+        streams.copy_to_device(elements, into)
     }
 
     /// Replaces the elements from `start` on.

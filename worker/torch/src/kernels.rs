@@ -231,7 +231,7 @@ impl Kernels {
     pub fn open(device: Device, streams: Streams, choice: KernelChoice) -> (Kernels, Option<KernelError>) {
         match (choice, device) {
             (KernelChoice::Libtorch, _) => (Kernels::LIBTORCH, None),
-            (KernelChoice::Auto, Device::Cpu | Device::Apart) => (Kernels::PROCESSOR, None),
+            (KernelChoice::Auto, Device::Cpu | Device::CpuSeparateMemory) => (Kernels::PROCESSOR, None),
             (KernelChoice::Auto, Device::Cuda(_)) => {
                 let compiler = Compiler::load().map_err(KernelError::from);
                 match compiler.and_then(|compiler| Kernels::compile(streams, &compiler)) {

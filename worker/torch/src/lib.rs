@@ -35,7 +35,7 @@ pub use on_device::OnDevice;
 pub use out_of_memory::{OutOfMemory, out_of_memory};
 pub use rotary::Angles;
 pub use script::{Call, ScriptModule};
-pub use streams::{Bring, Copies, Fetch, Mark, Streams};
+pub use streams::{Copies, Fetch, HostToDeviceCopy, Mark, Streams};
 
 use bytemuck::Pod;
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -1,7 +1,7 @@
 //! Long ranges of numbers between a device's memory and the host's: piece by piece, through a bounded amount of pinned memory, beside what is
 //! computed. A unit's state has gigabytes; pinned memory for all of it would be taken from whatever else runs on the machine.
 
-use crate::streams::{Bring, Fetch, Gpu, PIECE};
+use crate::streams::{Fetch, Gpu, HostToDeviceCopy, PIECE};
 use crate::{Streams, TorchError, vec_from_tensor};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -92,7 +92,7 @@ fn overlapped<P, W>(
 /// # Errors
 /// The tensor has fewer elements, there is no memory to pin, or the driver reports an error.
 pub(crate) fn write(streams: Streams, elements: &[f32], into: &Tensor) -> Result<(), TorchError> {
-    let mut coming: VecDeque<Bring> = VecDeque::new();
+    let mut coming: VecDeque<HostToDeviceCopy> = VecDeque::new();
     for piece in pieces(0..elements.len()) {
         if coming.len() == AT_ONCE {
             // Its pinned memory takes the next piece.
@@ -101,7 +101,7 @@ pub(crate) fn write(streams: Streams, elements: &[f32], into: &Tensor) -> Result
                 .map_or(Ok(()), |b| b.made(Instant::now() + STUCK))?;
         }
         let to = part(into, piece.clone())?;
-        coming.push_back(streams.bring_piece(&elements[piece], to)?);
+        coming.push_back(streams.copy_piece_to_device(&elements[piece], to)?);
     }
     coming.into_iter().try_for_each(|b| b.arrive().map(drop))
 }

@@ -80,7 +80,7 @@ impl ScriptModule {
     /// The bytes are no module, or the module has no such attribute.
     pub fn load(bytes: &[u8], device: Device, slots: &[Vec<String>]) -> Result<ScriptModule, TorchError> {
         let gpu = match device {
-            Device::Cpu | Device::Apart => -1,
+            Device::Cpu | Device::CpuSeparateMemory => -1,
             Device::Cuda(number) => count(number)?,
         };
         let paths = slots.iter().flatten().map(|path| text(path));

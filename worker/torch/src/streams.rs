@@ -44,7 +44,7 @@ pub(crate) struct Gpu {
     /// Copies to the host; none where they are made in the stream that computes.
     fetches: Option<Stream>,
     /// Copies to the device: one stream for both would let them wait for each other.
-    brings: Option<Stream>,
+    to_device: Option<Stream>,
     /// Pinned memory that no copy uses. Pieces of long ranges all take as much as the longest.
     unused: PinnedPool,
     /// Copies to the device that nobody has seen the end of: their pinned memory must not be written before.
@@ -72,7 +72,7 @@ pub struct Fetch {
 }
 
 /// A tensor whose elements are on their way from the host.
-pub struct Bring {
+pub struct HostToDeviceCopy {
     tensor: Tensor,
     /// The end of the copy; none if it has arrived.
     arrival: Option<(Event, &'static Gpu)>,
@@ -108,7 +108,7 @@ impl Streams {
             host_computes,
             copies,
             fetches: of_its_own().transpose()?,
-            brings: of_its_own().transpose()?,
+            to_device: of_its_own().transpose()?,
             unused: PinnedPool::default(),
             coming: Mutex::default(),
         })))))
@@ -178,18 +178,31 @@ impl Streams {
     ///
     /// # Errors
     /// The bytes are not as many as the tensor's, there is no memory to pin, or the driver refuses.
-    pub fn bring<T: Pod>(self, elements: &[T], into: Tensor) -> Result<Bring, TorchError> {
+    pub fn copy_to_device<T: Pod>(
+        self,
+        elements: &[T],
+        into: Tensor,
+    ) -> Result<HostToDeviceCopy, TorchError> {
         let bytes: &[u8] = bytemuck::cast_slice(elements);
-        self.bring_bytes(bytes, bytes.len(), into)
+        self.copy_bytes_to_device(bytes, bytes.len(), into)
     }
 
-    /// Like [`Streams::bring`], for at most [`PIECE`] floats.
-    pub(crate) fn bring_piece(self, elements: &[f32], into: Tensor) -> Result<Bring, TorchError> {
-        self.bring_bytes(bytemuck::cast_slice(elements), PIECE_BYTES, into)
+    /// Like [`Streams::copy_to_device`], for at most [`PIECE`] floats.
+    pub(crate) fn copy_piece_to_device(
+        self,
+        elements: &[f32],
+        into: Tensor,
+    ) -> Result<HostToDeviceCopy, TorchError> {
+        self.copy_bytes_to_device(bytemuck::cast_slice(elements), PIECE_BYTES, into)
     }
 
     /// `room` is how much memory is pinned for them.
-    fn bring_bytes(self, bytes: &[u8], room: usize, into: Tensor) -> Result<Bring, TorchError> {
+    fn copy_bytes_to_device(
+        self,
+        bytes: &[u8],
+        room: usize,
+        into: Tensor,
+    ) -> Result<HostToDeviceCopy, TorchError> {
         let memory = OnDevice::over(&into)?;
         let own = varuna_cuda::DeviceMemory::bytes(&memory);
         if own != bytes.len() {
@@ -201,9 +214,9 @@ impl Streams {
                 copy_bytes(&into, bytes)?;
                 None
             }
-            Some(gpu) => Some((gpu.bring(bytes, room, memory).map_err(refused)?, gpu)),
+            Some(gpu) => Some((gpu.copy_to_device(bytes, room, memory).map_err(refused)?, gpu)),
         };
-        Ok(Bring {
+        Ok(HostToDeviceCopy {
             tensor: into,
             arrival,
         })
@@ -249,12 +262,12 @@ impl Gpu {
     }
 
     /// The point behind the copy. The memory stays with the copy until the device has made it.
-    fn bring(&self, bytes: &[u8], room: usize, memory: OnDevice) -> Result<Event, CudaError> {
+    fn copy_to_device(&self, bytes: &[u8], room: usize, memory: OnDevice) -> Result<Event, CudaError> {
         self.reclaim()?;
         let mut pinned = self.pinned(room)?;
         pinned.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         // What was computed so far may still use what lay in the tensor's memory before.
-        let stream = self.after_compute(self.brings.as_ref())?;
+        let stream = self.after_compute(self.to_device.as_ref())?;
         let copying = pinned.copy_to(memory, stream)?;
         let arrival = stream.record()?;
         self.coming().push_back(copying);
@@ -324,7 +337,7 @@ fn copy_bytes(into: &Tensor, bytes: &[u8]) -> Result<(), TorchError> {
     crate::copy(into, &host)
 }
 
-impl Bring {
+impl HostToDeviceCopy {
     /// The tensor: what is computed with it from here on comes after the copy.
     ///
     /// # Errors
@@ -341,7 +354,7 @@ impl Bring {
     }
 }
 
-impl Bring {
+impl HostToDeviceCopy {
     /// Waits until the copy is made.
     ///
     /// # Errors

@@ -130,8 +130,8 @@ fn a_sample_that_was_announced_is_read_without_the_store() {
         data.bin = DataFile::Object(rig.open("a").unwrap());
         let mut tokens = vec![0; 1001];
         match is_held_out {
-            true => data.will_hold_out(index),
-            false => data.will_train(index),
+            true => data.prefetch_held_out(index),
+            false => data.prefetch_train(index),
         }
         rig.wait_for_announced();
         assert!(

@@ -196,7 +196,7 @@ impl ObjectFile {
         if end > self.object.length {
             return Err(ErrorKind::UnexpectedEof.into());
         }
-        self.will_read(offset..end);
+        self.prefetch(offset..end);
         let (mut rest, mut at) = (bytes, offset);
         while !rest.is_empty() {
             let (block, within) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
@@ -222,7 +222,7 @@ impl ObjectFile {
     }
 
     /// Loads the blocks of these bytes into the cache in the background.
-    pub(crate) fn will_read(&self, range: Range<u64>) {
+    pub(crate) fn prefetch(&self, range: Range<u64>) {
         let Some(runtime) = &self.objects.runtime else {
             return;
         };

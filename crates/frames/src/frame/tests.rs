@@ -36,7 +36,7 @@ fn frames_survive_the_wire() {
             Packet::Float32(vec![0.25; 17]),
         ),
         Frame::Tensor(
-            Tag::Meeting {
+            Tag::CommunicatorId {
                 communicator: 3,
                 round: 1,
             },
@@ -158,12 +158,7 @@ fn lengths_and_kinds_that_no_frame_has_are_refused() {
         "a part of a state with a payload of 1048580 bytes; at most 1048576",
     );
     refused(7, 0, 31, "the end of a state with a payload of 31 bytes");
-    refused(
-        8,
-        0,
-        0,
-        "a meeting of a communicator's ranks in the element format none",
-    );
+    refused(8, 0, 0, "the id of a communicator in the element format none");
     refused(
         9,
         0,

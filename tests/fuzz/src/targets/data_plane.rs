@@ -110,7 +110,7 @@ fn tensors() -> [Frame; 5] {
         micro_batch: 2,
     };
     let (communicator, round) = (1, 1);
-    let meeting = Tag::Meeting { communicator, round };
+    let communicator_id = Tag::CommunicatorId { communicator, round };
     [
         Frame::Tensor(tag, Packet::Float32(vec![1.0, -0.5])),
         Frame::Tensor(tag, Packet::BFloat16(vec![0x3f80, 0xbf00])),
@@ -123,7 +123,7 @@ fn tensors() -> [Frame; 5] {
             },
             Packet::Float32(vec![0.25; 3]),
         ),
-        Frame::Tensor(meeting, Packet::Float32(vec![1.0; 33])),
+        Frame::Tensor(communicator_id, Packet::Float32(vec![1.0; 33])),
     ]
 }
 

@@ -181,17 +181,17 @@ fn a_read_that_does_not_end_is_waited_for_until_the_deadline_and_named() {
         "{late}"
     );
     // A fence comes long before the deadline.
-    let mut looks = 0;
+    let mut checks = 0;
     let fenced = || {
-        looks += 1;
-        match looks < 3 {
+        checks += 1;
+        match checks < 3 {
             true => Ok(()),
             false => Err(EngineError::from(LinkError::Aborted)),
         }
     };
     let ended = ahead.take(&rows(7), later(), fenced);
     assert_eq!(ended, Err(EngineError::from(LinkError::Aborted)));
-    assert_eq!(looks, 3);
+    assert_eq!(checks, 3);
     end.send(()).unwrap();
     assert_eq!(take(&ahead, &rows(7)), Ok(vec![7; 3]));
     // A read that is no longer expected does not replace the one that is expected.
@@ -323,10 +323,10 @@ fn a_read_of_many_samples_is_given_up_after_the_one_that_hangs() {
 #[test]
 fn a_fence_and_the_deadline_end_a_read_where_nothing_is_read_ahead() {
     let reader = ReadAhead::without(Arc::new(Hole), 3, None);
-    let mut looks = 0;
+    let mut checks = 0;
     let fenced = || {
-        looks += 1;
-        match looks < 3 {
+        checks += 1;
+        match checks < 3 {
             true => Ok(()),
             false => Err(EngineError::from(LinkError::Aborted)),
         }
@@ -378,10 +378,10 @@ impl Samples for Announced {
     fn held_out_len(&self) -> u64 {
         Numbers.held_out_len()
     }
-    fn will_train(&self, index: u64) {
+    fn prefetch_train(&self, index: u64) {
         self.0.lock().push((Split::Train, index));
     }
-    fn will_hold_out(&self, index: u64) {
+    fn prefetch_held_out(&self, index: u64) {
         self.0.lock().push((Split::HeldOut, index));
     }
 }

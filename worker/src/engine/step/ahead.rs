@@ -11,8 +11,8 @@ use varuna_torch::Mark;
 
 /// Tasks that the device may still have before it when the next is handed over: one runs, one waits, and it is never idle.
 pub(super) const AHEAD: usize = 2;
-/// Time between two looks at the device.
-const LOOK: Duration = Duration::from_micros(50);
+/// Time between two checks of the device.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 const LATE: &str = "it has not done its part of the step";
 
 /// The tasks that the device may not have done yet.
@@ -44,14 +44,14 @@ impl Run<'_> {
             true => 0,
             false => AHEAD,
         };
-        self.exchange.carry_on()?;
+        self.exchange.poll_pending()?;
         while self.ahead.count()? > bound {
             // If the device is only slow, a plan without this worker is made; if it hangs, the process ends.
             if Instant::now() >= self.deadline + ENDING {
                 return Err(EngineError::Device(LATE.to_owned()));
             }
-            std::thread::sleep(LOOK);
-            self.exchange.carry_on()?;
+            std::thread::sleep(POLL_INTERVAL);
+            self.exchange.poll_pending()?;
         }
         self.ahead.most = self.ahead.most.max(self.ahead.count()?);
         Ok(())

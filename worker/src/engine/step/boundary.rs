@@ -63,7 +63,7 @@ pub(super) fn brought(packet: Packet, shape: &[i64], backend: &Backend) -> Resul
     }
     let on = (kind_of(packet.format()), backend.device.tensors());
     let place = Tensor::f_empty(shape, on).map_err(|e| TorchError(e.to_string()))?;
-    Ok(backend.streams.bring(packet.bytes(), place)?.arrive()?)
+    Ok(backend.streams.copy_to_device(packet.bytes(), place)?.arrive()?)
 }
 
 /// A tensor over a packet's memory.

@@ -52,7 +52,7 @@ pub(super) trait Exchange {
 
     /// Continues operations that waited for the device, as far as the device has come. Never waits. Fails if the generation was fenced: a
     /// step that waits for nobody would not notice that before its end.
-    fn carry_on(&mut self) -> Result<(), EngineError>;
+    fn poll_pending(&mut self) -> Result<(), EngineError>;
 
     /// Ends all sums; returns the units that were completely summed and not returned yet. An error means that the process must end.
     fn stop(&mut self) -> Result<Vec<Summed>, EngineError>;
@@ -72,7 +72,7 @@ impl PendingDeviceCopy {
 }
 
 /// Packets over a [`Link`] through the host's memory, and rings of them.
-pub(super) struct OverLink<'a> {
+pub(super) struct LinkExchange<'a> {
     pub(super) config: &'a EngineConfig,
     pub(super) plan: &'a Plan,
     pub(super) step: Step,
@@ -85,7 +85,7 @@ pub(super) struct OverLink<'a> {
     pub(super) deadline: Instant,
 }
 
-impl<'a> OverLink<'a> {
+impl<'a> LinkExchange<'a> {
     /// # Errors
     /// The reduction's thread does not start.
     pub(super) fn start(
@@ -97,7 +97,7 @@ impl<'a> OverLink<'a> {
     ) -> Result<Self, EngineError> {
         let reducer = Reducer::start(Arc::clone(link), config.me)
             .map_err(|e| EngineError::Thread("that sums gradients", e.to_string()))?;
-        Ok(OverLink {
+        Ok(LinkExchange {
             config,
             plan,
             step,
@@ -110,7 +110,7 @@ impl<'a> OverLink<'a> {
     }
 
     /// Sends on what has reached the host; waits for the rest, too, if told so: before this worker waits for others, who may wait for it.
-    pub(super) fn settle(&mut self, waits: bool) -> Result<(), EngineError> {
+    pub(super) fn flush_fetched(&mut self, waits: bool) -> Result<(), EngineError> {
         // A device that is merely slow is planned around.
         let end = self.deadline + ENDING;
         while self
@@ -139,7 +139,7 @@ impl<'a> OverLink<'a> {
     }
 }
 
-impl Exchange for OverLink<'_> {
+impl Exchange for LinkExchange<'_> {
     fn send(&mut self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError> {
         let format = self.config.backend.numerics.boundary();
         let narrow = tensor.detach().to_kind(kind_of(format));
@@ -147,7 +147,7 @@ impl Exchange for OverLink<'_> {
             Some(fetch) => {
                 self.leaving
                     .push_back(PendingDeviceCopy::Boundary { fetch, to, tag });
-                self.settle(false)
+                self.flush_fetched(false)
             }
             None => Ok(self
                 .link
@@ -156,7 +156,7 @@ impl Exchange for OverLink<'_> {
     }
 
     fn receive(&mut self, from: WorkerId, tag: Tag, shape: &[usize]) -> Result<Tensor, EngineError> {
-        self.settle(true)?;
+        self.flush_fetched(true)?;
         let packet = self.link.recv(from, tag, self.deadline)?;
         let own = (shape.iter().product(), self.config.backend.numerics.boundary());
         if (packet.elements(), packet.format()) != own {
@@ -179,7 +179,7 @@ impl Exchange for OverLink<'_> {
             let lease = gradient.lease_unread().map_err(refused)?;
             self.leaving
                 .push_back(PendingDeviceCopy::Gradient { fetch, unit, lease });
-            return self.settle(false);
+            return self.flush_fetched(false);
         }
         let lease = gradient.lease().map_err(refused)?;
         let ring = ring_of(self.plan, unit, lease.len());
@@ -189,18 +189,18 @@ impl Exchange for OverLink<'_> {
 
     fn next(&mut self) -> Result<Summed, EngineError> {
         // Also where no unit is shared: the last boundary may still be on its way to the host, and no later call would send it.
-        self.settle(true)?;
+        self.flush_fetched(true)?;
         match self.alone.pop_front() {
             Some(alone) => Ok(alone),
             None => Ok(over_ring(self.reducer.wait()?)),
         }
     }
 
-    fn carry_on(&mut self) -> Result<(), EngineError> {
+    fn poll_pending(&mut self) -> Result<(), EngineError> {
         if self.link.is_aborted() {
             return Err(LinkError::Aborted.into());
         }
-        self.settle(false)
+        self.flush_fetched(false)
     }
 
     fn stop(&mut self) -> Result<Vec<Summed>, EngineError> {

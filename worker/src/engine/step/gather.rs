@@ -22,7 +22,7 @@ const PIECE: usize = MESSAGE_ELEMENTS as usize - 1;
 const AHEAD: usize = 4;
 
 /// Parameters of a segment that are sent or received: of one range, or of several one after the other.
-struct Travelling {
+struct ParameterTransfer {
     /// The first.
     unit: Unit,
     elements: Range<usize>,
@@ -30,7 +30,7 @@ struct Travelling {
     peers: Vec<WorkerId>,
 }
 
-impl Travelling {
+impl ParameterTransfer {
     fn pieces(&self) -> usize {
         self.elements.len().div_ceil(PIECE)
     }
@@ -38,8 +38,8 @@ impl Travelling {
 
 /// Joins adjacent ranges with the same peers. This makes fewer messages, each of which costs a round trip between host and device. Sender
 /// and receiver come to the same result, because all ranges of a sender's slice have the same receivers.
-fn together(ranges: impl Iterator<Item = Travelling>) -> Vec<Travelling> {
-    let mut all: Vec<Travelling> = Vec::new();
+fn merge_adjacent(ranges: impl Iterator<Item = ParameterTransfer>) -> Vec<ParameterTransfer> {
+    let mut all: Vec<ParameterTransfer> = Vec::new();
     for range in ranges {
         match all.last_mut() {
             Some(last) if last.peers == range.peers && last.elements.end == range.elements.start => {
@@ -77,20 +77,20 @@ impl Run<'_> {
 
     fn gather_unit(&mut self, whole: Unit, here: &GatheredUnit) -> Result<(), EngineError> {
         let (plan, me) = (self.plan, self.config.me);
-        let of = |unit: Unit, peers: Vec<WorkerId>| Travelling {
+        let of = |unit: Unit, peers: Vec<WorkerId>| ParameterTransfer {
             elements: plan.layout.elements_of(unit, here.elements()),
             unit,
             peers,
         };
         let units = || plan.layout.ranges_of(whole);
         let sent = units().map(|unit| of(unit, plan.receivers_of(me, unit)));
-        let sent = together(sent.filter(|range| !range.peers.is_empty()));
+        let sent = merge_adjacent(sent.filter(|range| !range.peers.is_empty()));
         let received = units().filter_map(|unit| Some(of(unit, vec![plan.sender_of(me, unit)?])));
-        let received = together(received);
+        let received = merge_adjacent(received);
         let pieces = sent
             .iter()
             .chain(&received)
-            .map(Travelling::pieces)
+            .map(ParameterTransfer::pieces)
             .max()
             .unwrap_or(0);
         for turn in 0..pieces + AHEAD {
@@ -106,7 +106,12 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn send_piece(&mut self, here: &GatheredUnit, of: &Travelling, number: usize) -> Result<(), EngineError> {
+    fn send_piece(
+        &mut self,
+        here: &GatheredUnit,
+        of: &ParameterTransfer,
+        number: usize,
+    ) -> Result<(), EngineError> {
         let Some((elements, tag)) = self.piece(of, number) else {
             return Ok(());
         };
@@ -115,7 +120,12 @@ impl Run<'_> {
         peers.try_for_each(|to| self.exchange.send(*to, tag, &values))
     }
 
-    fn take_piece(&mut self, here: &GatheredUnit, of: &Travelling, number: usize) -> Result<(), EngineError> {
+    fn take_piece(
+        &mut self,
+        here: &GatheredUnit,
+        of: &ParameterTransfer,
+        number: usize,
+    ) -> Result<(), EngineError> {
         let Some((elements, tag)) = self.piece(of, number) else {
             return Ok(());
         };
@@ -127,7 +137,7 @@ impl Run<'_> {
     }
 
     /// A piece's elements, and its name on the way; none where the range has fewer pieces.
-    fn piece(&self, of: &Travelling, number: usize) -> Option<(Range<usize>, Tag)> {
+    fn piece(&self, of: &ParameterTransfer, number: usize) -> Option<(Range<usize>, Tag)> {
         let start = of.elements.start + number * PIECE;
         let tag = Tag::Parameters {
             step: self.step,
@@ -144,7 +154,7 @@ mod tests {
 
     #[test]
     fn ranges_of_the_same_peers_that_lie_together_are_sent_together() {
-        let range = |unit, elements, peer| Travelling {
+        let range = |unit, elements, peer| ParameterTransfer {
             unit: Unit(unit),
             elements,
             peers: vec![WorkerId(peer)],
@@ -155,7 +165,7 @@ mod tests {
             range(2, 9..12, 2),
             range(4, 15..20, 2),
         ];
-        let found = together(ranges.into_iter());
+        let found = merge_adjacent(ranges.into_iter());
         let found: Vec<_> = found.iter().map(|t| (t.unit.0, t.elements.clone())).collect();
         assert_eq!(found, [(0, 0..9), (2, 9..12), (4, 15..20)]);
     }

@@ -13,7 +13,7 @@ use varuna_plan::state::UnitNorm;
 use varuna_torch::{BlockSums, TorchError, read_block_sums};
 
 /// Norms that lie on the device.
-type Unread = Vec<(Unit, BlockSums<TAIL>)>;
+type DeviceNorms = Vec<(Unit, BlockSums<TAIL>)>;
 
 impl Run<'_> {
     /// Hands the gradient of `segment`, which its last backward has finished, to the reduction.
@@ -49,29 +49,29 @@ impl Run<'_> {
     ) -> Result<(), EngineError> {
         let start = Instant::now();
         let count = self.plan.whole_units(self.config.me).len();
-        let mut unread = Unread::new();
+        let mut device_norms = DeviceNorms::new();
         let mut next = |run: &mut Self| {
             let summed = run.exchange.next()?;
-            run.arrive(units, summed, &mut unread, prepared)
+            run.arrive(units, summed, &mut device_norms, prepared)
         };
         let result = (0..count).try_for_each(|_| next(self));
         // Those that are summed count, whatever became of the others.
-        let read = self.read(unread, prepared);
+        let read = self.read(device_norms, prepared);
         self.timings.reduce = start.elapsed();
         result.and(read)
     }
 
     /// The same for sums that were done before the step was stopped.
-    pub(super) fn salvage(
+    pub(super) fn collect_finished(
         &mut self,
         units: Computing<'_>,
         prepared: &mut Vec<(Unit, UnitNorm)>,
     ) -> Result<(), EngineError> {
-        let mut unread = Unread::new();
+        let mut device_norms = DeviceNorms::new();
         for summed in self.exchange.stop()? {
-            self.arrive(units, summed, &mut unread, prepared)?;
+            self.arrive(units, summed, &mut device_norms, prepared)?;
         }
-        self.read(unread, prepared)
+        self.read(device_norms, prepared)
     }
 
     /// Brings a sum to where the optimizer takes it from, and finds the norms of the units there that this worker holds.
@@ -79,7 +79,7 @@ impl Run<'_> {
         &self,
         units: Computing<'_>,
         summed: Summed,
-        unread: &mut Unread,
+        device_norms: &mut DeviceNorms,
         prepared: &mut Vec<(Unit, UnitNorm)>,
     ) -> Result<(), EngineError> {
         let Summed { unit, lease, on_host } = summed;
@@ -87,7 +87,7 @@ impl Run<'_> {
         let (memory, backend) = (gradients.memory(), &self.config.backend);
         let is_host = backend.device.is_host();
         if on_host && !is_host {
-            let coming = lease.bring(backend.streams, memory.tensor()?)?;
+            let coming = lease.copy_to_device(backend.streams, memory.tensor()?)?;
             drop(coming.arrive()?);
         }
         drop(lease);
@@ -101,15 +101,19 @@ impl Run<'_> {
                 prepared.push((unit, self.norm(unit, found)));
             } else {
                 let own = memory.narrow(own.start..own.end + TAIL)?;
-                unread.push((unit, BlockSums::of(backend.kernels, &own)?));
+                device_norms.push((unit, BlockSums::of(backend.kernels, &own)?));
             }
         }
         Ok(())
     }
 
     /// Reads all norms from the device at once: the one time in a step that the host waits for its numbers.
-    fn read(&self, unread: Unread, prepared: &mut Vec<(Unit, UnitNorm)>) -> Result<(), EngineError> {
-        let (units, sums): (Vec<_>, Vec<_>) = unread.into_iter().unzip();
+    fn read(
+        &self,
+        device_norms: DeviceNorms,
+        prepared: &mut Vec<(Unit, UnitNorm)>,
+    ) -> Result<(), EngineError> {
+        let (units, sums): (Vec<_>, Vec<_>) = device_norms.into_iter().unzip();
         for (unit, found) in units.into_iter().zip(read_block_sums(&sums)?) {
             prepared.push((unit, self.norm(unit, found)));
         }

@@ -1,13 +1,13 @@
 //! Forwards of a stage's segments, each timed, cut from each other.
 
-use super::{EngineError, Kept, Lap, Place, Run, Split, Work};
+use super::{EngineError, Kept, Place, Run, SegmentTiming, Split, Work};
 use crate::model::Tables;
 use crate::model::dropout::Dropout;
 use crate::state::Computing;
 use tch::Tensor;
 use varuna_torch::Mark;
 
-/// A [`Lap`] whose time the device knows.
+/// A [`SegmentTiming`] whose time the device knows.
 pub(super) struct Marked {
     segment: u32,
     work: Work,
@@ -18,7 +18,7 @@ pub(super) struct Marked {
 
 impl Run<'_> {
     /// Notes the work of a segment that began at `start` and has just been handed to the device.
-    pub(super) fn lap(
+    pub(super) fn note_timing(
         &mut self,
         segment: u32,
         work: Work,
@@ -39,9 +39,9 @@ impl Run<'_> {
         Ok(self.config.backend.streams.mark()?)
     }
 
-    /// All laps, as the device's clock has them, and their sums. The device has done all of it.
-    pub(super) fn laps(&mut self) -> Result<Vec<Lap>, EngineError> {
-        let mut laps = Vec::with_capacity(self.marked.len());
+    /// All timings, as the device's clock has them, and their sums. The device has done all of it.
+    pub(super) fn segment_timings(&mut self) -> Result<Vec<SegmentTiming>, EngineError> {
+        let mut segment_timings = Vec::with_capacity(self.marked.len());
         for marked in std::mem::take(&mut self.marked) {
             let took = marked.end.since(&marked.start)?;
             *match marked.work {
@@ -49,14 +49,14 @@ impl Run<'_> {
                 Work::Recompute => &mut self.timings.recompute,
                 Work::Backward => &mut self.timings.backward,
             } += took;
-            laps.push(Lap {
+            segment_timings.push(SegmentTiming {
                 segment: marked.segment,
                 work: marked.work,
                 samples: marked.samples,
                 took,
             });
         }
-        Ok(laps)
+        Ok(segment_timings)
     }
 
     /// The forward of one segment for samples of these numbers, with tables of their own where they have some.
@@ -79,7 +79,7 @@ impl Run<'_> {
         };
         let tables = tables.unwrap_or(self.tables);
         let output = self.computed(units, segment, input, &dropout, tables)?;
-        self.lap(segment, work, numbers.len(), start)?;
+        self.note_timing(segment, work, numbers.len(), start)?;
         Ok(output)
     }
 

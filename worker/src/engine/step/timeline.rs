@@ -41,14 +41,14 @@ pub(super) struct TaskMarks {
     began: Instant,
     began_us: u64,
     start: Mark,
-    /// Each task, and which of the step's laps are its own.
+    /// Each task, and which of the step's timings are its own.
     tasks: Vec<(Task, Range<usize>)>,
 }
 
 impl TaskMarks {
-    /// Another task was handed over, with these laps.
-    pub(super) fn add(&mut self, task: Task, laps: Range<usize>) {
-        self.tasks.push((task, laps));
+    /// Another task was handed over, with these timings.
+    pub(super) fn add(&mut self, task: Task, segment_timings: Range<usize>) {
+        self.tasks.push((task, segment_timings));
     }
 }
 
@@ -67,7 +67,7 @@ impl Run<'_> {
         }))
     }
 
-    /// All tasks, as the device's clock has them, of a step whose gradients were reduced at `ended`. The device has done all of it, and the laps were
+    /// All tasks, as the device's clock has them, of a step whose gradients were reduced at `ended`. The device has done all of it, and the timings were
     /// not taken yet.
     pub(super) fn timeline(&mut self, ended: Instant) -> Result<Option<Timeline>, EngineError> {
         let Some(marks) = self.task_marks.take() else {
@@ -75,8 +75,8 @@ impl Run<'_> {
         };
         let reduced = ended.duration_since(marks.began);
         let mut tasks = Vec::with_capacity(marks.tasks.len());
-        for (task, laps) in marks.tasks {
-            let own = &self.marked[laps];
+        for (task, segment_timings) in marks.tasks {
+            let own = &self.marked[segment_timings];
             let (Some(first), Some(last)) = (own.first(), own.last()) else {
                 continue;
             };

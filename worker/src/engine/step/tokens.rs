@@ -9,13 +9,13 @@ use crate::model::{Tables, targets_within_documents};
 use tch::{Kind, Tensor};
 use varuna_plan::Step;
 use varuna_plan::schedule::{Instruction, Task};
-use varuna_torch::{Bring, TorchError};
+use varuna_torch::{HostToDeviceCopy, TorchError};
 
 /// The data that a step reads, and which of it is being copied to the device.
 pub(super) struct Tokens<'a> {
     pub(super) reader: &'a mut ReadAhead,
     /// The data that is needed next. It is copied to the device while other work is computed.
-    coming: Option<(Rows, Bring)>,
+    coming: Option<(Rows, HostToDeviceCopy)>,
 }
 
 impl<'a> Tokens<'a> {
@@ -155,7 +155,7 @@ impl Run<'_> {
             samples,
         };
         let read = self.take(&rows)?;
-        self.bring_next()?;
+        self.copy_next_to_device()?;
         Ok(read.first().copied().unwrap_or(0).unsigned_abs())
     }
 
@@ -222,7 +222,7 @@ impl Run<'_> {
                 self.on_device(read)?
             }
         };
-        self.bring_next()?;
+        self.copy_next_to_device()?;
         Ok(all.view([-1, self.sample_length() + 1]))
     }
 
@@ -234,17 +234,17 @@ impl Run<'_> {
             deadline,
             ..
         } = self;
-        tokens.reader.take(rows, *deadline, || exchange.carry_on())
+        tokens.reader.take(rows, *deadline, || exchange.poll_pending())
     }
 
     /// Begins to bring what is asked for next to the device, if it is read already.
-    fn bring_next(&mut self) -> Result<(), EngineError> {
+    fn copy_next_to_device(&mut self) -> Result<(), EngineError> {
         let Backend { device, streams, .. } = self.config.backend;
         if device.is_host() {
             return Ok(());
         }
         if let Some((rows, tokens)) = self.tokens.reader.take_ready() {
-            let coming = streams.bring(&tokens, place(&tokens, &self.config.backend)?)?;
+            let coming = streams.copy_to_device(&tokens, place(&tokens, &self.config.backend)?)?;
             self.tokens.coming = Some((rows, coming));
         }
         Ok(())
@@ -256,7 +256,7 @@ impl Run<'_> {
             return Ok(Tensor::from_slice(&tokens));
         }
         let place = place(&tokens, &self.config.backend)?;
-        Ok(streams.bring(&tokens, place)?.arrive()?)
+        Ok(streams.copy_to_device(&tokens, place)?.arrive()?)
     }
 }
 

@@ -1,8 +1,8 @@
 //! A generation's link with communicators beside it.
 
 use super::super::{Address, Link, LinkError, Packet, Tag};
-use super::meeting::Meeting;
-use super::{Communicators, EDGE_BLOCKS, Nccl, Wanted, wanted};
+use super::id_exchange::IdExchange;
+use super::{Communicators, EDGE_BLOCKS, Nccl, PlannedCommunicator, planned_communicators};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,16 +39,20 @@ impl NcclLink {
     }
 
     /// Agrees with the other ranks of each communicator of this worker whether it is made; returns those that are.
-    fn meet(&self, plan: &Plan, deadline: Instant) -> Result<Vec<(Wanted, Membership)>, LinkError> {
+    fn agree_on_communicators(
+        &self,
+        plan: &Plan,
+        deadline: Instant,
+    ) -> Result<Vec<(PlannedCommunicator, Membership)>, LinkError> {
         let mut memberships = Vec::new();
         // One answer for all communicators of the generation.
         let nccl = self.nccl.as_ref().filter(|nccl| nccl.offers());
-        for (communicator, wanted) in (0u32..).zip(wanted(plan)) {
+        for (communicator, wanted) in (0u32..).zip(planned_communicators(plan)) {
             let ranks = wanted.ranks();
             let Some(rank) = ranks.iter().position(|w| *w == self.me) else {
                 continue;
             };
-            let meeting = Meeting {
+            let id_exchange = IdExchange {
                 link: &*self.inner,
                 communicator,
                 ranks: &ranks,
@@ -59,7 +63,7 @@ impl NcclLink {
                 Some(nccl) => UniqueId::draw(nccl.context.libraries()),
                 None => Err(NcclError::Revoked),
             };
-            let Some(id) = meeting.hold(nccl.is_some(), draw)? else {
+            let Some(id) = id_exchange.agree(nccl.is_some(), draw)? else {
                 continue;
             };
             let small = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -67,7 +71,7 @@ impl NcclLink {
                 id,
                 ranks: small(ranks.len()),
                 rank: small(rank),
-                blocks_max: matches!(wanted, Wanted::Edge(_)).then_some(EDGE_BLOCKS),
+                blocks_max: matches!(wanted, PlannedCommunicator::Edge(_)).then_some(EDGE_BLOCKS),
             };
             memberships.push((wanted, membership));
         }
@@ -75,7 +79,7 @@ impl NcclLink {
     }
 
     fn make(&self, plan: &Plan, deadline: Instant) -> Result<Option<Arc<Communicators>>, LinkError> {
-        let memberships = self.meet(plan, deadline)?;
+        let memberships = self.agree_on_communicators(plan, deadline)?;
         let Some(nccl) = &self.nccl else {
             return Ok(self.made.get_or_init(|| None).clone());
         };
@@ -85,7 +89,7 @@ impl NcclLink {
             other => LinkError::Nccl(other),
         })?);
         let made = self.made.get_or_init(|| Some(made)).clone();
-        // The fence may have come after the last look of those that made them.
+        // The fence may have come after the last check of the threads that made them.
         if self.aborted.load(Ordering::SeqCst) {
             made.iter().for_each(|made| made.abort());
             return Err(LinkError::Aborted);
@@ -111,8 +115,8 @@ impl Link for NcclLink {
         self.inner.recv_any(wanted, deadline)
     }
 
-    fn poke(&self) {
-        self.inner.poke();
+    fn wake(&self) {
+        self.inner.wake();
     }
 
     fn abort(&self) {

@@ -1,10 +1,10 @@
 //! NCCL between the devices of a generation's workers, in addition to the generation's link.
 //!
-//! The link carries the messages by which ranks find each other (`meeting.rs`), and all data of communicators of which not all ranks have
+//! The link carries the messages by which ranks find each other (`id_exchange.rs`), and all data of communicators of which not all ranks have
 //! NCCL. Which communicators there are follows from the plan (`varuna_plan::communicators`).
 
+mod id_exchange;
 mod link;
-mod meeting;
 mod offer;
 mod plane;
 
@@ -27,8 +27,8 @@ use varuna_torch::{Device, OnDevice};
 /// The most blocks of the device that a boundary's communicator uses. It occupies them while it waits for a peer, and a worker has up to
 /// four edges; the rest is for computing.
 const EDGE_BLOCKS: u32 = 4;
-/// Time between two looks at boundaries that are on their way.
-const LOOK: Duration = Duration::from_micros(50);
+/// Time between two checks of boundaries that are being sent.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// How long the reaper may take to free one communicator, before the process is given up.
 const FREEING: Duration = Duration::from_secs(10);
 
@@ -67,7 +67,7 @@ impl Nccl {
     pub fn open(libraries: &Libraries, device: Device) -> Result<Arc<Nccl>, NcclError> {
         let number = match device {
             Device::Cuda(number) => number,
-            Device::Cpu | Device::Apart => 0,
+            Device::Cpu | Device::CpuSeparateMemory => 0,
         };
         libraries.require_nccl()?;
         let context = Context::open(libraries, number)?;
@@ -115,36 +115,39 @@ impl Nccl {
 }
 
 /// A communicator that a plan needs.
-pub(crate) enum Wanted {
+pub(crate) enum PlannedCommunicator {
     Edge(Edge),
     Group(Group),
 }
 
-impl Wanted {
+impl PlannedCommunicator {
     /// The ranks, in order.
     fn ranks(&self) -> Vec<WorkerId> {
         match self {
-            Wanted::Edge(edge) => vec![edge.sender, edge.receiver],
-            Wanted::Group(group) => group.holders.clone(),
+            PlannedCommunicator::Edge(edge) => vec![edge.sender, edge.receiver],
+            PlannedCommunicator::Group(group) => group.holders.clone(),
         }
     }
 }
 
 /// All communicators of a plan, in the order in which everybody makes them.
-pub(crate) fn wanted(plan: &Plan) -> Vec<Wanted> {
-    let edges = edges(plan).into_iter().map(Wanted::Edge);
-    edges.chain(groups(plan).into_iter().map(Wanted::Group)).collect()
+pub(crate) fn planned_communicators(plan: &Plan) -> Vec<PlannedCommunicator> {
+    let edges = edges(plan).into_iter().map(PlannedCommunicator::Edge);
+    edges
+        .chain(groups(plan).into_iter().map(PlannedCommunicator::Group))
+        .collect()
 }
 
 impl Communicators {
     /// Makes those for which there is an id.
     fn make(
         nccl: &Arc<Nccl>,
-        memberships: Vec<(Wanted, Membership)>,
+        memberships: Vec<(PlannedCommunicator, Membership)>,
         stop: &AtomicBool,
         deadline: Instant,
     ) -> Result<Communicators, NcclError> {
-        let (wanted, memberships): (Vec<Wanted>, Vec<Membership>) = memberships.into_iter().unzip();
+        let (wanted, memberships): (Vec<PlannedCommunicator>, Vec<Membership>) =
+            memberships.into_iter().unzip();
         let made = init(&nccl.context, &nccl.reaper, &memberships, stop, deadline);
         if !memberships.is_empty() {
             nccl.note(made.as_ref().err());
@@ -159,8 +162,8 @@ impl Communicators {
             let stream = Stream::new(&nccl.context)?;
             let lane = Lane { communicator, stream };
             match wanted {
-                Wanted::Edge(edge) => drop(own.edges.insert(edge, lane)),
-                Wanted::Group(group) => own.groups.push((group, lane)),
+                PlannedCommunicator::Edge(edge) => drop(own.edges.insert(edge, lane)),
+                PlannedCommunicator::Group(group) => own.groups.push((group, lane)),
             }
         }
         let (edges, groups) = (own.edges.len(), own.groups.len());
@@ -222,12 +225,12 @@ impl Communicators {
                     what: "the sending of boundaries",
                 });
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
     /// Lets go of all boundaries on their way, after [`Communicators::abort`]; false if the device has not by the deadline.
-    pub(crate) fn let_go(&self, deadline: Instant) -> bool {
+    pub(crate) fn release_boundaries(&self, deadline: Instant) -> bool {
         let sent = std::mem::take(&mut *self.sent.lock());
         sent.into_iter()
             .all(|pending| pending.release(deadline).is_some())
@@ -277,7 +280,7 @@ mod tests {
                     rank,
                     blocks_max: None,
                 };
-                let wanted = vec![(Wanted::Group(group), membership)];
+                let wanted = vec![(PlannedCommunicator::Group(group), membership)];
                 let own = Communicators::make(&nccl, wanted, &AtomicBool::new(false), deadline).unwrap();
                 let lane = own.of_unit(Unit(0)).unwrap();
                 let value = Tensor::from_slice(&[f32::from(rank == 0); 8]);
@@ -344,10 +347,10 @@ mod tests {
                 rank,
                 blocks_max: None,
             };
-            let wanted = vec![(Wanted::Edge(edge), membership)];
+            let wanted = vec![(PlannedCommunicator::Edge(edge), membership)];
             Communicators::make(nccl, wanted, &AtomicBool::new(false), deadline).unwrap()
         };
-        let [sends, receives] = [0, 1].map(|_| Nccl::open(&libraries, Device::Apart).unwrap());
+        let [sends, receives] = [0, 1].map(|_| Nccl::open(&libraries, Device::CpuSeparateMemory).unwrap());
         // The receiver receives only one message, which connects both ranks.
         let receiver = std::thread::spawn(move || {
             let own = made(&receives, 1);
@@ -359,7 +362,7 @@ mod tests {
         let send = || begun(&own, edge, Action::Send { to: 1 });
         send().wait(deadline).unwrap();
         let receiver = receiver.join().unwrap();
-        let meter = MemoryMeter::begin(Device::Apart).unwrap();
+        let meter = MemoryMeter::begin(Device::CpuSeparateMemory).unwrap();
         let [first, second, third] = [send(), send(), send()];
         own.keep(first);
         own.keep(second);
@@ -369,7 +372,7 @@ mod tests {
         assert!(matches!(full, Err(NcclError::Deadline { .. })), "{full:?}");
         own.abort();
         own.keep(third);
-        assert!(own.let_go(deadline));
+        assert!(own.release_boundaries(deadline));
         assert_eq!(meter.taken().now, 0);
         drop(receiver);
     }
@@ -386,7 +389,7 @@ mod tests {
                 detail,
             }
         };
-        let nccl = Nccl::open(&libraries, Device::Apart).unwrap();
+        let nccl = Nccl::open(&libraries, Device::CpuSeparateMemory).unwrap();
         nccl.note(Some(&failed(6)));
         assert!(nccl.offers(), "the peer is gone, and others come");
         nccl.note(Some(&failed(5)));

@@ -191,7 +191,7 @@ impl<B: Summands> Ring<B> {
             };
             self.next += 1;
             flight.pieces += 1;
-            self.go_on(link, piece, awaited)?;
+            self.continue_round(link, piece, awaited)?;
         }
         Ok(())
     }
@@ -230,7 +230,7 @@ impl<B: Summands> Ring<B> {
     }
 
     /// Sends a round's slice, and notes what comes back.
-    fn go_on(
+    fn continue_round(
         &mut self,
         link: &dyn Link,
         piece: Piece,
@@ -277,7 +277,7 @@ impl<B: Summands> Ring<B> {
         }
         piece.round += 1;
         if piece.round < self.rounds() {
-            self.go_on(link, piece, awaited)?;
+            self.continue_round(link, piece, awaited)?;
         } else {
             flight.pieces = flight.pieces.saturating_sub(1);
             self.fill(link, awaited, flight)?;

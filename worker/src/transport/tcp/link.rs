@@ -41,8 +41,8 @@ impl Link for TcpLink {
         self.open.mailbox.take_any(wanted, deadline)
     }
 
-    fn poke(&self) {
-        self.open.mailbox.poke();
+    fn wake(&self) {
+        self.open.mailbox.wake();
     }
 
     fn abort(&self) {

@@ -279,7 +279,7 @@ mod tests {
     /// A source with one element. It reports when it is read, and returns when it is allowed to.
     struct SlowSource {
         begun: Sender<()>,
-        goes_on: Receiver<()>,
+        proceed: Receiver<()>,
     }
 
     impl StateSource for SlowSource {
@@ -288,7 +288,7 @@ mod tests {
         }
         fn range(&self, _: usize, _: usize) -> Result<Vec<f32>, TorchError> {
             self.begun.send(()).unwrap();
-            self.goes_on.recv().unwrap();
+            self.proceed.recv().unwrap();
             Ok(vec![1.0])
         }
     }
@@ -297,13 +297,13 @@ mod tests {
     /// that it then takes.
     fn reading() -> (Arc<Queue>, Sender<()>, JoinHandle<Option<Frame>>) {
         let queue = Arc::new(Queue::default());
-        let ((tell, begun), (go_on, goes_on)) = (channel(), channel());
-        transfer_of(&queue, 1, Box::new(SlowSource { begun: tell, goes_on }));
+        let ((tell, begun), (let_proceed, proceed)) = (channel(), channel());
+        transfer_of(&queue, 1, Box::new(SlowSource { begun: tell, proceed }));
         assert_eq!(frame(&queue), Some(Frame::State(vec![1])));
         let own = Arc::clone(&queue);
         let writer = std::thread::spawn(move || frame(&own));
         begun.recv_timeout(PATIENCE).unwrap();
-        (queue, go_on, writer)
+        (queue, let_proceed, writer)
     }
 
     /// Runs this on another thread, and checks that it does not block.
@@ -371,10 +371,10 @@ mod tests {
 
     #[test]
     fn who_adds_frames_does_not_wait_while_a_transfer_is_read_from_a_device() {
-        let (queue, go_on, writer) = reading();
+        let (queue, let_proceed, writer) = reading();
         at_once(&queue, |queue| queue.push_message(vec![9]));
         at_once(&queue, |queue| transfer(queue, 2, 1));
-        go_on.send(()).unwrap();
+        let_proceed.send(()).unwrap();
         let part = |unit: u32| Some(Frame::Part(Unit(unit), Step(0), vec![unit as f32]));
         assert_eq!(writer.join().unwrap(), part(1));
         assert_eq!(frame(&queue), Some(Frame::Message(vec![9])));
@@ -386,16 +386,16 @@ mod tests {
 
     #[test]
     fn a_transfer_that_is_dropped_while_it_is_read_is_not_sent_on() {
-        let (queue, go_on, writer) = reading();
+        let (queue, let_proceed, writer) = reading();
         at_once(&queue, Queue::close);
-        go_on.send(()).unwrap();
+        let_proceed.send(()).unwrap();
         assert_eq!(writer.join().unwrap(), None);
-        let (queue, go_on, writer) = reading();
+        let (queue, let_proceed, writer) = reading();
         at_once(&queue, |queue| {
             queue.drop_states();
             transfer(queue, 2, 0);
         });
-        go_on.send(()).unwrap();
+        let_proceed.send(()).unwrap();
         assert_eq!(writer.join().unwrap(), Some(Frame::State(vec![2])));
         assert_eq!(queue.pop().unwrap().1, Some(Sent::State(Unit(2))));
     }

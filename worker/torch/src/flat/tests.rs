@@ -62,7 +62,7 @@ fn tensors_and_leases_see_the_same_memory_in_turn() {
 
 #[test]
 fn memory_apart_is_copied_for_who_reads_it_and_back_where_that_is_asked_for() {
-    let buffer = FlatBuffer::zeros(3, Device::Apart, Streams::HOST).unwrap();
+    let buffer = FlatBuffer::zeros(3, Device::CpuSeparateMemory, Streams::HOST).unwrap();
     let mut tensor = buffer.tensor().unwrap();
     let seen = || Vec::<f32>::try_from(buffer.tensor().unwrap()).unwrap();
     let _ = tensor.fill_(1.0);
@@ -85,7 +85,7 @@ fn memory_apart_is_copied_for_who_reads_it_and_back_where_that_is_asked_for() {
 
 #[test]
 fn memory_apart_takes_none_of_the_host_s_before_somebody_leases_it() {
-    let buffer = FlatBuffer::zeros(3, Device::Apart, Streams::HOST).unwrap();
+    let buffer = FlatBuffer::zeros(3, Device::CpuSeparateMemory, Streams::HOST).unwrap();
     buffer.set(&[1.0, 2.0, 3.0]).unwrap();
     assert_eq!(all(&buffer.share().unwrap()), [1.0, 2.0, 3.0]);
     let (squares, [last]) = buffer.sum_of_squares::<1>(0..2).unwrap();

@@ -134,7 +134,7 @@ fn what_is_announced_stays_until_it_is_read_in_a_cache_that_is_full() {
     for block in 0..500 {
         file.read_exact_at(&mut byte, block * BLOCK_BYTES).unwrap();
     }
-    file.will_read(500 * BLOCK_BYTES..540 * BLOCK_BYTES);
+    file.prefetch(500 * BLOCK_BYTES..540 * BLOCK_BYTES);
     rig.wait_for_announced();
     let there = (500..540).filter(|block| rig.objects.cache.peek(&(0, *block)).is_some());
     assert_eq!(there.count(), 40);
@@ -145,7 +145,7 @@ fn a_block_that_could_not_be_announced_is_read_when_the_store_is_back() {
     let rig = Rig::new(&content(200_000), SMALL_CACHE);
     let file = rig.open("a").unwrap();
     rig.delete();
-    file.will_read(0..BLOCK_BYTES);
+    file.prefetch(0..BLOCK_BYTES);
     rig.wait_for_announced();
     let gone = file.read_exact_at(&mut [0; 9], 0).unwrap_err();
     assert_eq!(gone.kind(), ErrorKind::NotFound);
@@ -159,12 +159,12 @@ fn what_is_announced_is_there_without_being_read() {
     let content = content(10 * 65_536);
     let rig = Rig::new(&content, 16 * SMALL_CACHE);
     let file = rig.open("a").unwrap();
-    file.will_read(65_536..4 * 65_536);
+    file.prefetch(65_536..4 * 65_536);
     rig.wait_for_announced();
     let cached = |block| rig.objects.cache.peek(&(0, block)).is_some();
     assert_eq!([0, 1, 2, 3, 4].map(cached), [false, true, true, true, false]);
     // Beyond the end of the file, announcements have no effect.
-    file.will_read(20 * 65_536..u64::MAX);
+    file.prefetch(20 * 65_536..u64::MAX);
 }
 
 #[test]

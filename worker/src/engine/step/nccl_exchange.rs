@@ -6,7 +6,7 @@ mod collectives;
 
 use super::super::EngineError;
 use super::evaluation::evaluated;
-use super::exchange::{ENDING, Exchange, OverLink, Summed, sizes};
+use super::exchange::{ENDING, Exchange, LinkExchange, Summed, sizes};
 use crate::state::GatheredUnit;
 use crate::transport::nccl::{Communicators, Lane};
 use crate::transport::{EVALUATION, ElementFormat, LinkError, Tag};
@@ -39,8 +39,8 @@ struct Incoming {
 }
 
 /// Operations over communicators.
-pub(super) struct OverNccl<'a> {
-    over_link: OverLink<'a>,
+pub(super) struct NcclExchange<'a> {
+    link_exchange: LinkExchange<'a>,
     own: Arc<Communicators>,
     pipeline: &'a Pipeline,
     incoming: BTreeMap<Edge, Incoming>,
@@ -85,7 +85,7 @@ fn message(tag: Tag) -> Option<(Direction, Message)> {
         Tag::Gradient {
             stage, micro_batch, ..
         } => (Direction::Gradient, stage, micro_batch),
-        Tag::Ring { .. } | Tag::Parameters { .. } | Tag::Meeting { .. } => return None,
+        Tag::Ring { .. } | Tag::Parameters { .. } | Tag::CommunicatorId { .. } => return None,
     };
     let (pass, micro_batch) = match number.checked_sub(EVALUATION) {
         Some(evaluation) => (Pass::Evaluation, evaluation),
@@ -99,14 +99,14 @@ fn message(tag: Tag) -> Option<(Direction, Message)> {
     Some((direction, message))
 }
 
-impl<'a> OverNccl<'a> {
+impl<'a> NcclExchange<'a> {
     /// Starts a step over these communicators.
-    pub(super) fn start(over_link: OverLink<'a>, own: Arc<Communicators>) -> OverNccl<'a> {
-        let (plan, me) = (over_link.plan, over_link.config.me);
+    pub(super) fn start(link_exchange: LinkExchange<'a>, own: Arc<Communicators>) -> NcclExchange<'a> {
+        let (plan, me) = (link_exchange.plan, link_exchange.config.me);
         let place = plan.place(me).map_or(0, |(pipeline, _)| pipeline);
         let pipeline = &plan.shape.pipelines[place];
         let size = u64::from(plan.shape.micro_batch_size.max(1));
-        let evaluation = samples(&over_link, pipeline, Pass::Evaluation).div_ceil(size);
+        let evaluation = samples(&link_exchange, pipeline, Pass::Evaluation).div_ceil(size);
         let evaluation = u32::try_from(evaluation).unwrap_or(u32::MAX);
         let here = |wire: &Wire| wire.edge.receiver == me && own.edge(wire.edge).is_some();
         let wires = wires(plan, place, evaluation).into_iter().filter(here);
@@ -119,14 +119,14 @@ impl<'a> OverNccl<'a> {
             };
             (incoming.wire.edge, incoming)
         });
-        let of = (over_link.config, plan, over_link.step);
-        OverNccl {
+        let of = (link_exchange.config, plan, link_exchange.step);
+        NcclExchange {
             incoming: incoming.collect(),
             inbox: BTreeMap::new(),
-            collectives: Collectives::new(of, Arc::clone(&own), over_link.deadline),
+            collectives: Collectives::new(of, Arc::clone(&own), link_exchange.deadline),
             pipeline,
             own,
-            over_link,
+            link_exchange,
         }
     }
 
@@ -139,14 +139,14 @@ impl<'a> OverNccl<'a> {
         memory: OnDevice,
     ) -> Result<Pending<OnDevice>, NcclError> {
         let operation = vec![(action, element, memory)];
-        let issued = issue_together(&self.own, lane, operation, self.over_link.deadline)?;
+        let issued = issue_together(&self.own, lane, operation, self.link_exchange.deadline)?;
         issued.into_iter().next().ok_or(NcclError::Revoked)
     }
 
     /// Samples of a message's micro-batch: the last of a pass may be short.
     fn samples_of(&self, message: Message) -> u64 {
-        let size = u64::from(self.over_link.plan.shape.micro_batch_size.max(1));
-        let all = samples(&self.over_link, self.pipeline, message.pass);
+        let size = u64::from(self.link_exchange.plan.shape.micro_batch_size.max(1));
+        let all = samples(&self.link_exchange, self.pipeline, message.pass);
         size.min(all.saturating_sub(u64::from(message.micro_batch) * size))
     }
 
@@ -158,7 +158,7 @@ impl<'a> OverNccl<'a> {
             Direction::Activation => stage.segments.start,
             Direction::Gradient => stage.segments.end,
         });
-        self.over_link.config.model.input_shape(segment, samples)
+        self.link_exchange.config.model.input_shape(segment, samples)
     }
 
     /// Posts the receives that are due when the next message of an edge is needed; `late` is what it means that the sender did not come in time.
@@ -175,7 +175,7 @@ impl<'a> OverNccl<'a> {
         incoming.posted = upto.max(from);
         incoming.needed += 1;
         let next = incoming.wire.sent[from..incoming.posted].to_vec();
-        let config = self.over_link.config;
+        let config = self.link_exchange.config;
         let (element, kind) = element(config.backend.numerics.boundary());
         for message in next {
             let shape = sizes(&self.shape_of(edge, message));
@@ -197,7 +197,7 @@ impl<'a> OverNccl<'a> {
 }
 
 /// Samples of a pipeline in one pass of the step.
-fn samples(of: &OverLink<'_>, pipeline: &Pipeline, pass: Pass) -> u64 {
+fn samples(of: &LinkExchange<'_>, pipeline: &Pipeline, pass: Pass) -> u64 {
     match pass {
         Pass::Training => pipeline.samples.len(),
         Pass::Evaluation => {
@@ -215,9 +215,9 @@ fn stuck() -> EngineError {
     ))
 }
 
-impl Exchange for OverNccl<'_> {
+impl Exchange for NcclExchange<'_> {
     fn send(&mut self, to: WorkerId, tag: Tag, tensor: &Tensor) -> Result<(), EngineError> {
-        let config = self.over_link.config;
+        let config = self.link_exchange.config;
         let known = message(tag).and_then(|(direction, message)| {
             let lane = self.own.edge(Edge {
                 sender: config.me,
@@ -227,12 +227,14 @@ impl Exchange for OverNccl<'_> {
             Some((lane?, message.pass))
         });
         let Some((lane, pass)) = known else {
-            return self.over_link.send(to, tag, tensor);
+            return self.link_exchange.send(to, tag, tensor);
         };
         let late = |error| of_nccl(error, LinkError::Deadline { from: to, tag });
         if pass == Pass::Evaluation {
-            self.over_link.settle(true)?;
-            let room = self.own.wait_for_room(EVALUATED_AHEAD, self.over_link.deadline);
+            self.link_exchange.flush_fetched(true)?;
+            let room = self
+                .own
+                .wait_for_room(EVALUATED_AHEAD, self.link_exchange.deadline);
             room.map_err(late)?;
         }
         let (element, kind) = element(config.backend.numerics.boundary());
@@ -248,18 +250,18 @@ impl Exchange for OverNccl<'_> {
         let known = message(tag).map(|(direction, message)| {
             let edge = Edge {
                 sender: from,
-                receiver: self.over_link.config.me,
+                receiver: self.link_exchange.config.me,
                 direction,
             };
             (edge, message)
         });
         let Some((edge, message)) = known.filter(|(edge, _)| self.incoming.contains_key(edge)) else {
-            return self.over_link.receive(from, tag, shape);
+            return self.link_exchange.receive(from, tag, shape);
         };
         let late = LinkError::Deadline { from, tag };
         self.post(edge, &late)?;
-        self.over_link.settle(true)?;
-        let (deadline, at) = (self.over_link.deadline, (edge, message));
+        self.link_exchange.flush_fetched(true)?;
+        let (deadline, at) = (self.link_exchange.deadline, (edge, message));
         // It stays in the inbox until it has come: what does not come is waited for when the step is stopped, and its memory would be given up
         // otherwise.
         let coming = self.inbox.get(&at).ok_or(LinkError::Unknown(from))?;
@@ -280,33 +282,33 @@ impl Exchange for OverNccl<'_> {
     fn begin(&mut self, unit: Unit, gradient: &FlatBuffer) -> Result<(), EngineError> {
         match self.collectives.begin(unit, gradient)? {
             true => Ok(()),
-            false => self.over_link.begin(unit, gradient),
+            false => self.link_exchange.begin(unit, gradient),
         }
     }
 
     fn next(&mut self) -> Result<Summed, EngineError> {
-        self.over_link.settle(true)?;
+        self.link_exchange.flush_fetched(true)?;
         self.collectives.parameters_came()?;
         match self.collectives.next()? {
             Some(sum) => Ok(sum),
-            None => self.over_link.next(),
+            None => self.link_exchange.next(),
         }
     }
 
-    fn carry_on(&mut self) -> Result<(), EngineError> {
-        self.over_link.carry_on()?;
-        self.collectives.carry_on()
+    fn poll_pending(&mut self) -> Result<(), EngineError> {
+        self.link_exchange.poll_pending()?;
+        self.collectives.poll_pending()
     }
 
     fn stop(&mut self) -> Result<Vec<Summed>, EngineError> {
         // A failed step is never continued. What is done is noted before the rest is revoked.
         self.own.abort();
-        let mut summed = self.over_link.stop()?;
+        let mut summed = self.link_exchange.stop()?;
         self.collectives.stop(&mut summed)?;
         for (_, pending) in std::mem::take(&mut self.inbox) {
             pending.release(Instant::now() + ENDING).ok_or_else(stuck)?;
         }
-        match self.own.let_go(Instant::now() + ENDING) {
+        match self.own.release_boundaries(Instant::now() + ENDING) {
             true => Ok(summed),
             false => Err(stuck()),
         }

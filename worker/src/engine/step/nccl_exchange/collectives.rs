@@ -163,7 +163,7 @@ impl<'a> Collectives<'a> {
     }
 
     /// Fails where parameters that the device waits for did not come well, or in time: a device that waits for a peer is not one that hangs.
-    pub(super) fn carry_on(&mut self) -> Result<(), EngineError> {
+    pub(super) fn poll_pending(&mut self) -> Result<(), EngineError> {
         while let Some((unit, pending)) = self.used.front() {
             match pending.is_done() {
                 Ok(true) => drop(self.used.pop_front()),

@@ -9,7 +9,7 @@ use varuna_worker::backend::Platform;
 fn device(choice: DeviceChoice) -> Result<Device, DeviceError> {
     match choice {
         DeviceChoice::Cpu => Ok(Device::Cpu),
-        DeviceChoice::Auto | DeviceChoice::AnyCuda | DeviceChoice::Cuda(_) => Ok(Device::Apart),
+        DeviceChoice::Auto | DeviceChoice::AnyCuda | DeviceChoice::Cuda(_) => Ok(Device::CpuSeparateMemory),
     }
 }
 
