@@ -159,11 +159,11 @@ fn build_datasets(arguments: &BuildArguments) -> Result<(), Failure> {
     let bar = Bar::of_bytes("tokenizing", sizes.map(|file| file.len()).sum());
     let built = build(&request, &mut |bytes| bar.add(bytes)).map_err(bad)?;
     drop(bar);
-    say_what_was_built(&built);
+    print_built(&built);
     Ok(())
 }
 
-fn say_what_was_built(built: &[Built]) {
+fn print_built(built: &[Built]) {
     for dataset in built {
         print_line(&format!(
             "{}: {} tokens of {} ({} documents, {} bytes of text)",

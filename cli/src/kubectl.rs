@@ -19,7 +19,7 @@ use kube::{Api, Client, Config, ResourceExt as _};
 use serde_json::json;
 use std::error::Error as _;
 use std::time::Duration;
-use text::{Happened, JobView};
+use text::{JobEvent, JobView};
 use varuna_api::JobPhase;
 use varuna_api::crd::{SAVE_AT, Status, api_resource};
 
@@ -149,7 +149,7 @@ impl Cluster {
     }
 
     /// The job's Events and its history, oldest first.
-    async fn happened(&self, job: &JobView) -> Result<Vec<Happened>, Failure> {
+    async fn happened(&self, job: &JobView) -> Result<Vec<JobEvent>, Failure> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let of_job = format!("involvedObject.kind=VarunaJob,involvedObject.uid={}", job.uid);
         let mut page = ListParams::default().fields(&of_job).limit(EVENTS_PER_PAGE);
@@ -267,7 +267,7 @@ fn unusable(error: KubeconfigError) -> Failure {
     }
 }
 
-fn happened(event: &Event) -> Option<Happened> {
+fn happened(event: &Event) -> Option<JobEvent> {
     let series = event
         .series
         .as_ref()
@@ -277,7 +277,7 @@ fn happened(event: &Event) -> Option<Happened> {
     let at = series
         .or(last)
         .or_else(|| event.event_time.as_ref().map(|t| t.0))?;
-    Some(Happened {
+    Some(JobEvent {
         at,
         reason: event.reason.clone().unwrap_or_default(),
         text: event.message.clone().unwrap_or_default(),

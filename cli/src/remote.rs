@@ -217,12 +217,12 @@ fn worker(worker: &WorkerStatus) -> String {
         worker.view.step,
         worker.pid,
         worker.host,
-        remark(worker),
+        exclusion_text(worker),
     )
 }
 
 /// Why a worker has no part in the plan, or that it will have none.
-fn remark(worker: &WorkerStatus) -> String {
+fn exclusion_text(worker: &WorkerStatus) -> String {
     match &worker.view.left_out {
         Some(left_out) => format!("  (left out: {})", left_out.why),
         None if worker.view.draining => "  (leaving)".to_owned(),
@@ -282,8 +282,8 @@ mod tests {
     fn an_error_is_told_with_its_causes_and_none_of_them_twice() {
         #[derive(Debug, thiserror::Error)]
         #[error("{0}")]
-        struct Told(&'static str, #[source] Option<Box<Told>>);
-        let cause = Told("cannot connect", Some(Box::new(Told("refused", None))));
+        struct TestError(&'static str, #[source] Option<Box<TestError>>);
+        let cause = TestError("cannot connect", Some(Box::new(TestError("refused", None))));
         assert_eq!(
             with_causes("transport error", Some(&cause)),
             "transport error: cannot connect: refused"

@@ -38,7 +38,7 @@ impl Place {
         std::fs::write(place.path("text.txt"), "in the beginning ".repeat(60)).unwrap();
         let text = place.path("text.txt");
         let built = place.varuna(&["data", "build", "--tokenizer", "byte", "-o", &place.data(), &text]);
-        assert_eq!(built.status.code(), Some(0), "{}", said(&built));
+        assert_eq!(built.status.code(), Some(0), "{}", output_text(&built));
         place.job("job.yaml", |text| text);
         place
     }
@@ -83,10 +83,13 @@ impl Place {
     /// Runs a command that must fail with this exit code, and with these parts in its message.
     fn refuses(&self, arguments: &[&str], code: i32, parts: &[&str]) {
         let output = self.varuna(arguments);
-        let said = said(&output);
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        let output_text = output_text(&output);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output_text}");
         for part in parts {
-            assert!(said.contains(part), "{arguments:?} does not say {part:?}: {said}");
+            assert!(
+                output_text.contains(part),
+                "{arguments:?} does not say {part:?}: {output_text}"
+            );
         }
     }
 
@@ -125,7 +128,7 @@ impl Place {
     }
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -137,7 +140,7 @@ fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-fn lives(pid: i32) -> bool {
+fn is_alive(pid: i32) -> bool {
     // A killed process remains as a zombie until its parent waits for it.
     let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = status.rsplit_once(')').map_or("", |(_, rest)| rest.trim_start());
@@ -237,7 +240,7 @@ fn tokens_of_a_dataset_are_shown_and_an_empty_set_of_a_split_is_said() {
     };
     let built = place.varuna(&build);
     assert!(
-        built.status.success() && !said(&built).contains("no tokens"),
+        built.status.success() && !output_text(&built).contains("no tokens"),
         "{built:?}"
     );
     assert_eq!(show(&["--first", "1", "--count", "4"]), "[110,101,256,116]\n");
@@ -250,7 +253,7 @@ fn tokens_of_a_dataset_are_shown_and_an_empty_set_of_a_split_is_said() {
     // Two documents are too few for three sets.
     let split = place.varuna(&[&build[..], &["--split", "1,1,1", "--overwrite"]].concat());
     assert!(
-        split.status.success() && said(&split).contains("has no tokens"),
+        split.status.success() && output_text(&split).contains("has no tokens"),
         "{split:?}"
     );
 }
@@ -269,8 +272,13 @@ fn a_pipe_that_nobody_reads_any_more_is_no_error() {
         let (unread, stdout) = std::io::pipe().unwrap();
         drop(unread);
         let output = place.command(arguments).stdout(stdout).output().unwrap();
-        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", said(&output));
-        assert_eq!(said(&output), "", "{arguments:?}");
+        assert_eq!(
+            output.status.code(),
+            Some(0),
+            "{arguments:?}: {}",
+            output_text(&output)
+        );
+        assert_eq!(output_text(&output), "", "{arguments:?}");
     }
 }
 
@@ -285,11 +293,11 @@ fn what_standard_output_does_not_take_is_an_error_and_standard_error_may_take_no
     let (data, missing) = (place.data(), place.path("missing"));
     let output = place.command(&["data", "info", &data]).stdout(full()).output();
     let output = output.unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", output_text(&output));
     assert!(
-        said(&output).contains("cannot write to standard output: "),
+        output_text(&output).contains("cannot write to standard output: "),
         "{}",
-        said(&output)
+        output_text(&output)
     );
     let output = place.command(&["data", "info", &missing]).stderr(full()).output();
     assert_eq!(output.unwrap().status.code(), Some(2));
@@ -305,8 +313,8 @@ fn a_run_whose_log_cannot_be_written_goes_on_and_logs_in_files_have_no_colours()
     let mut status = place.command(&["status", &folder]);
     status.env("VARUNA_LOG", "trace").env_remove("NO_COLOR");
     let status = status.output().unwrap();
-    assert_eq!(status.status.code(), Some(0), "{}", said(&status));
-    let log = said(&status);
+    assert_eq!(status.status.code(), Some(0), "{}", output_text(&status));
+    let log = output_text(&status);
     assert!(!log.is_empty() && !log.contains('\u{1b}'), "{log}");
     signal(&run, Signal::SIGTERM);
     assert_eq!(run.wait().unwrap().code(), Some(130));
@@ -464,7 +472,7 @@ fn commands_reach_a_coordinator_over_tls_by_its_run_folder() {
         if status.status.success() {
             break status;
         }
-        assert!(start.elapsed() < PATIENCE, "{}", said(&status));
+        assert!(start.elapsed() < PATIENCE, "{}", output_text(&status));
         std::thread::sleep(Duration::from_millis(50));
     };
     assert!(String::from_utf8_lossy(&status.stdout).contains("tiny"));
@@ -477,7 +485,7 @@ fn a_plan_is_printed_with_its_schedule() {
     let place = Place::new();
     let output = place.varuna(&["plan", &place.path("job.yaml"), "-n", "3"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
     for part in [
         "plan ",
         "pipeline 0: samples 0..",
@@ -531,8 +539,12 @@ fn a_worker_program_without_a_folder_in_its_name_is_the_one_here_and_runs_of_one
     let both = [one.spawn().unwrap(), other.spawn().unwrap()];
     for child in both {
         let output = child.wait_with_output().unwrap();
-        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-        assert!(said(&output).contains("i am the one here"), "{}", said(&output));
+        assert_eq!(output.status.code(), Some(1), "{}", output_text(&output));
+        assert!(
+            output_text(&output).contains("i am the one here"),
+            "{}",
+            output_text(&output)
+        );
     }
     let folders = std::fs::read_dir(place.path("runs")).unwrap().count();
     assert_eq!(folders, 2);
@@ -556,11 +568,11 @@ fn a_worker_that_fails_is_started_again_as_often_as_asked() {
         &worker,
     ];
     let ended = place.varuna(&run);
-    assert_eq!(ended.status.code(), Some(1), "{}", said(&ended));
+    assert_eq!(ended.status.code(), Some(1), "{}", output_text(&ended));
     assert!(
-        said(&ended).contains("the last log line of w1"),
+        output_text(&ended).contains("the last log line of w1"),
         "{}",
-        said(&ended)
+        output_text(&ended)
     );
     let told = String::from_utf8_lossy(&ended.stdout).into_owned();
     let count = |what: &str| told.lines().filter(|line| line.contains(what)).count();
@@ -579,10 +591,10 @@ fn no_worker_outlives_a_run_that_is_killed() {
     let place = Place::new();
     let mut run = place.idle_run(2);
     let pids = place.pids();
-    assert!(pids.iter().all(|pid| lives(*pid)));
+    assert!(pids.iter().all(|pid| is_alive(*pid)));
     signal(&run, Signal::SIGKILL);
     run.wait().unwrap();
-    wait_for("the workers' end", || !pids.iter().any(|pid| lives(*pid)));
+    wait_for("the workers' end", || !pids.iter().any(|pid| is_alive(*pid)));
 }
 
 #[test]
@@ -593,7 +605,7 @@ fn a_run_that_is_asked_to_end_takes_its_workers_along_and_says_so() {
         let pids = place.pids();
         signal(&run, ask);
         assert_eq!(run.wait().unwrap().code(), Some(130), "{ask}");
-        assert!(!pids.iter().any(|pid| lives(*pid)), "{ask}: a worker is left");
+        assert!(!pids.iter().any(|pid| is_alive(*pid)), "{ask}: a worker is left");
     }
 }
 
@@ -603,7 +615,7 @@ fn a_running_run_is_scaled_and_looked_at_from_outside() {
     let mut run = place.idle_run(1);
     let folder = place.path("run");
     let scaled = place.varuna(&["scale", &folder, "3"]);
-    assert_eq!(scaled.status.code(), Some(0), "{}", said(&scaled));
+    assert_eq!(scaled.status.code(), Some(0), "{}", output_text(&scaled));
     wait_for("the new workers' start", || place.pids().len() == 3);
     place.refuses(&["scale", &folder, "0"], 2, &["0 workers cannot train"]);
     let status = place.varuna(&["status", &folder, "--json"]);
@@ -613,7 +625,7 @@ fn a_running_run_is_scaled_and_looked_at_from_outside() {
     // The two newest workers get a notice, and these workers end at once.
     assert_eq!(place.varuna(&["scale", &folder, "1"]).status.code(), Some(0));
     wait_for("the newest workers' end", || {
-        pids.iter().filter(|pid| lives(**pid)).count() == 1
+        pids.iter().filter(|pid| is_alive(**pid)).count() == 1
     });
     signal(&run, Signal::SIGTERM);
     signal_again(&mut run);
@@ -647,7 +659,7 @@ fn a_status_that_no_coordinator_gives_is_marked_unless_the_run_has_ended() {
     signal(&run, Signal::SIGTERM);
     run.wait().unwrap();
     let last = place.varuna(&["status", &place.path("run")]);
-    assert_eq!((last.status.code(), said(&last)), (Some(0), String::new()));
+    assert_eq!((last.status.code(), output_text(&last)), (Some(0), String::new()));
     assert!(String::from_utf8_lossy(&last.stdout).starts_with("tiny:"));
 }
 
@@ -684,7 +696,7 @@ fn each_worker_is_shown_one_gpu_of_those_that_the_user_leaves_unless_it_computes
             .env("CUDA_VISIBLE_DEVICES", "5,GPU-7")
             .output()
             .unwrap();
-        assert_eq!(done.status.code(), Some(1), "{}", said(&done));
+        assert_eq!(done.status.code(), Some(1), "{}", output_text(&done));
         let log = |i| std::fs::read_to_string(Path::new(&folder).join(format!("workers/w{i}.log"))).unwrap();
         [0, 1, 2].map(|i| log(i).trim().to_owned())
     };

@@ -46,7 +46,7 @@ impl Reports {
         let (queue, ends) = channel(WAITING_MAX);
         Reports {
             queue: Some(queue),
-            task: Some(tokio::spawn(tell_all(to, ends))),
+            task: Some(tokio::spawn(report_ends(to, ends))),
         }
     }
 
@@ -68,11 +68,11 @@ impl Reports {
     }
 }
 
-async fn tell_all(to: Coordinator, mut ends: Receiver<u32>) {
+async fn report_ends(to: Coordinator, mut ends: Receiver<u32>) {
     let host = process_host();
     while let Some(process) = ends.recv().await {
         for attempt in 1..=TRIES {
-            match timeout(DEADLINE, tell(&to, &host, process)).await {
+            match timeout(DEADLINE, report_end(&to, &host, process)).await {
                 Ok(Ok(())) => break,
                 Ok(Err(error)) => tracing::debug!(process, attempt, error, "the coordinator was not told"),
                 Err(_) => tracing::debug!(process, attempt, "the coordinator does not answer"),
@@ -82,7 +82,7 @@ async fn tell_all(to: Coordinator, mut ends: Receiver<u32>) {
     }
 }
 
-async fn tell(to: &Coordinator, host: &str, process: u32) -> Result<(), String> {
+async fn report_end(to: &Coordinator, host: &str, process: u32) -> Result<(), String> {
     let certificate = to.certificate.as_deref().filter(|c| !c.is_empty());
     let connected = connect(&to.address, certificate, &to.token).await;
     let mut client = connected.map_err(|e| e.to_string())?;

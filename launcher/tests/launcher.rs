@@ -241,16 +241,16 @@ impl Coordinator for ReportServer {
 
 #[tokio::test]
 async fn the_coordinator_is_told_of_a_worker_that_was_killed() {
-    told_of_a_killed_worker("127.0.0.1:0").await;
+    check_killed_worker_is_reported("127.0.0.1:0").await;
 }
 
 #[tokio::test]
 async fn a_coordinator_on_ipv6_is_told_as_well() {
-    told_of_a_killed_worker("[::1]:0").await;
+    check_killed_worker_is_reported("[::1]:0").await;
 }
 
 #[expect(clippy::unwrap_used, reason = "a test helper")]
-async fn told_of_a_killed_worker(bind: &str) {
+async fn check_killed_worker_is_reported(bind: &str) {
     let listener = tokio::net::TcpListener::bind(bind).await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let (tell, mut reported) = tokio::sync::mpsc::channel(8);

@@ -89,7 +89,7 @@ pub async fn run_until(
         watches_filled: watches_filled.clone(),
         jobs: store.clone(),
     };
-    let work = look_at_jobs(jobs, writer, requests, gate, Arc::clone(&context));
+    let work = reconcile_jobs(jobs, writer, requests, gate, Arc::clone(&context));
     let index = Arc::clone(&context.index);
     let reports = Reports {
         index: &index,
@@ -117,7 +117,7 @@ pub async fn run_until(
 }
 
 /// Looks at jobs when they change, when it is asked for, and when a look has said so. Never ends.
-async fn look_at_jobs(
+async fn reconcile_jobs(
     jobs: Api<JobObject>,
     writer: Writer<JobObject>,
     requests: Receiver<JobRef>,

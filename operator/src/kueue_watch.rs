@@ -30,7 +30,7 @@ pub(crate) async fn run(
     jobs: impl Fn() -> Vec<JobRef> + Send + Sync,
 ) {
     let mut is_counted = false;
-    let mut served = look(client, scope).await;
+    let mut served = usable_version(client, scope).await;
     loop {
         let changed = to.index.queues.lock().set_served(served);
         for job in changed.into_iter().chain(jobs()) {
@@ -124,7 +124,7 @@ async fn changes(client: &Client, scope: &Scope, served: Option<KueueVersion>) -
         if is_served.is_err() || is_served.is_ok_and(|version| version == served && served.is_some()) {
             continue;
         }
-        let now = look(client, scope).await;
+        let now = usable_version(client, scope).await;
         if now != served {
             return now;
         }
@@ -132,7 +132,7 @@ async fn changes(client: &Client, scope: &Scope, served: Option<KueueVersion>) -
 }
 
 /// The version of Kueue's API that is served and that the operator may read.
-async fn look(client: &Client, scope: &Scope) -> Option<KueueVersion> {
+async fn usable_version(client: &Client, scope: &Scope) -> Option<KueueVersion> {
     loop {
         match usable(client, scope, DEADLINE).await {
             Ok(version) => return version,
@@ -184,7 +184,7 @@ async fn usable(client: &Client, scope: &Scope, deadline: Duration) -> kube::Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::fake_server::{Asked, server};
+    use crate::cluster::fake_server::{ReceivedRequest, server};
     use serde_json::json;
 
     #[tokio::test]
@@ -195,7 +195,7 @@ mod tests {
             json!({ "groupVersion": format!("{}/{version}", KueueVersion::GROUP), "version": version });
         let group = json!({ "name": KueueVersion::GROUP, "versions": [served], "preferredVersion": served });
         let groups = json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": [group] });
-        let (client, _) = server(move |asked: &Asked| {
+        let (client, _) = server(move |asked: &ReceivedRequest| {
             let tells = asked.path.trim_end_matches('/') == "/apis";
             tells.then(|| (200, groups.clone()))
         });

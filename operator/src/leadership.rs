@@ -9,9 +9,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::{oneshot, watch};
 
-/// Where the Lease is, and who wants it.
+/// Settings of the Lease: where it is, and who holds it.
 #[derive(Clone, Debug)]
-pub struct Candidacy {
+pub struct LeaseOptions {
     /// How the API server is reached.
     pub config: Config,
     /// Namespace of the Lease.
@@ -48,14 +48,14 @@ impl Leadership {
 ///
 /// # Errors
 /// The system starts no thread.
-pub fn start(candidacy: Candidacy, health: Arc<Health>) -> Result<Leadership> {
+pub fn start(options: LeaseOptions, health: Arc<Health>) -> Result<Leadership> {
     let (told, leads) = watch::channel(false);
     let (tell_end, ended) = oneshot::channel();
     let (stop, stopped) = oneshot::channel();
     let work = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let result = match runtime {
-            Ok(runtime) => runtime.block_on(hold(candidacy, health, &told, stopped)),
+            Ok(runtime) => runtime.block_on(hold(options, health, &told, stopped)),
             Err(error) => Err(error.into()),
         };
         if let Err(error) = result {
@@ -75,19 +75,19 @@ pub fn start(candidacy: Candidacy, health: Arc<Health>) -> Result<Leadership> {
 
 /// Answers probes, and holds the Lease until it is lost or the process stops.
 async fn hold(
-    candidacy: Candidacy,
+    options: LeaseOptions,
     health: Arc<Health>,
     told: &watch::Sender<bool>,
     mut stopped: oneshot::Receiver<()>,
 ) -> Result<()> {
-    let listener = tokio::net::TcpListener::bind(candidacy.probes)
+    let listener = tokio::net::TcpListener::bind(options.probes)
         .await
-        .with_context(|| format!("cannot listen on {} (--health)", candidacy.probes))?;
+        .with_context(|| format!("cannot listen on {} (--health)", options.probes))?;
     // Its calls come one after another, and must not wait behind others on a shared connection.
-    let client = Client::try_from(candidacy.config).context("the cluster's configuration cannot be used")?;
-    let leases = Api::namespaced(client, &candidacy.namespace);
-    let identity = candidacy.identity.clone();
-    let mut candidate = Candidate::new(leases, candidacy.lease, identity.clone(), Arc::clone(&health));
+    let client = Client::try_from(options.config).context("the cluster's configuration cannot be used")?;
+    let leases = Api::namespaced(client, &options.namespace);
+    let identity = options.identity.clone();
+    let mut candidate = Candidate::new(leases, options.lease, identity.clone(), Arc::clone(&health));
     let lead = async {
         candidate.acquire().await;
         tracing::info!(identity, "leads");

@@ -10,7 +10,7 @@ use varuna_operator::controller::{self, Scope};
 use varuna_operator::decide::Settings;
 use varuna_operator::health::Health;
 use varuna_operator::installation::{self, Installation};
-use varuna_operator::leadership::{self, Candidacy};
+use varuna_operator::leadership::{self, LeaseOptions};
 use varuna_wire::address::any_beside;
 
 /// The operator keeps very many small objects, and parses what it reads into more. With the C library's allocator it took 1.6 times the processor time at
@@ -95,7 +95,7 @@ async fn main() -> Result<()> {
         any_beside(&arguments.address.to_string()),
         HEALTH_PORT,
     ));
-    let candidacy = Candidacy {
+    let lease = LeaseOptions {
         config,
         namespace: arguments.lease_namespace,
         lease: arguments.lease_name,
@@ -103,7 +103,7 @@ async fn main() -> Result<()> {
         probes,
     };
     let stopped = stopped()?;
-    let mut leadership = leadership::start(candidacy, Arc::clone(&health))?;
+    let mut leadership = leadership::start(lease, Arc::clone(&health))?;
     let scope = Scope {
         namespace: arguments.namespace.clone(),
     };

@@ -14,7 +14,7 @@ pub fn reports(orders: &RunSpec, status: &str) -> Option<ObservedRun> {
     if orders.goal == RunGoal::None {
         return None;
     }
-    let status: RunStatus = lenient(status);
+    let status: RunStatus = parse_known_fields(status);
     if status.coordinator != orders.coordinator {
         return Some(ObservedRun::default());
     }
@@ -33,7 +33,7 @@ pub fn reports(orders: &RunSpec, status: &str) -> Option<ObservedRun> {
 }
 
 /// A JSON document with only those of its fields that this release can read.
-fn lenient<T: DeserializeOwned + Default>(text: &str) -> T {
+fn parse_known_fields<T: DeserializeOwned + Default>(text: &str) -> T {
     serde_json::from_str(text)
         .unwrap_or_else(|_| readable_fields(serde_json::from_str(text).unwrap_or_default()))
 }

@@ -75,7 +75,7 @@ fn numbered(pod: &Pod, label: &str, container: &str) -> Option<ObservedPod> {
         node: pod.spec.as_ref().and_then(|s| s.node_name.clone()),
         deleting: pod.metadata.deletion_timestamp.is_some(),
         deleted_at: deleted_at(pod),
-        gone_by: gone_by(pod),
+        deletion_deadline: deletion_deadline(pod),
         disrupted,
         unschedulable,
         waiting: waiting(status),
@@ -95,13 +95,13 @@ fn numbered(pod: &Pod, label: &str, container: &str) -> Option<ObservedPod> {
 }
 
 /// When a pod that was asked to go has to be gone: what its deletion timestamp says.
-fn gone_by(pod: &Pod) -> Option<i64> {
+fn deletion_deadline(pod: &Pod) -> Option<i64> {
     Some(pod.metadata.deletion_timestamp.as_ref()?.0.as_second())
 }
 
 /// When a pod was asked to go.
 fn deleted_at(pod: &Pod) -> Option<i64> {
-    Some(gone_by(pod)?.saturating_sub(pod.metadata.deletion_grace_period_seconds.unwrap_or(0)))
+    Some(deletion_deadline(pod)?.saturating_sub(pod.metadata.deletion_grace_period_seconds.unwrap_or(0)))
 }
 
 /// Reasons in a pod's status with which a kubelet ends a pod that did nothing wrong. An eviction for pressure of the node has the condition
@@ -308,11 +308,11 @@ mod tests {
             pulls,
             ("ImagePullBackOff".into(), "init container fetch: why".into())
         );
-        let goes_on = pod(json!([
+        let restarting = pod(json!([
             container("mesh", &waits("PodInitializing")),
             container("fetch", &waits("CrashLoopBackOff"))
         ]));
-        assert_eq!(goes_on.0, "CrashLoopBackOff");
+        assert_eq!(restarting.0, "CrashLoopBackOff");
         let statuses = json!([
             container("worker", &waits("ContainerCreating")),
             container("proxy", &waits("ErrImagePull"))

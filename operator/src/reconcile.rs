@@ -307,7 +307,7 @@ async fn carry_out(
     if decision.starts_coordinator {
         let text = seen.object.run_document().to_string();
         let secret = begin_run(&context.client, job, &text, decision.takes_present_spec).await?;
-        context.credentials.make_sure(job, secret).await?;
+        context.credentials.ensure(job, secret).await?;
     }
     if let Some(orders) = &decision.orders {
         let written = orders::write(&context.client, job, orders, seen.run.as_deref()).await?;
@@ -384,7 +384,7 @@ fn observed_job(object: &JobObject, context: &Context) -> ObservedJob {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::fake_server::{Asked, refusal, server};
+    use crate::cluster::fake_server::{ReceivedRequest, refusal, server};
     use crate::decide::Settings;
     use crate::decide::objects::NUMBER_LABEL;
     use crate::health::Health;
@@ -413,7 +413,7 @@ mod tests {
             "spec": { "containers": [] }, "status": { "phase": "Pending" },
         });
         let list = json!({ "apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": [pod] });
-        let (client, asked) = server(move |asked: &Asked| {
+        let (client, asked) = server(move |asked: &ReceivedRequest| {
             if asked.path.contains("/pods?") {
                 Some((200, list.clone()))
             } else {

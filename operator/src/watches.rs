@@ -2,7 +2,7 @@
 //! to look at. They decide nothing.
 
 use crate::decide::objects::JOB_LABEL;
-use crate::index::{DecidedOn, Fill, Index, ObjectKind, OfKind};
+use crate::index::{DecidedOn, Fill, Index, KindIndex, ObjectKind};
 use crate::job_object::JobObject;
 use crate::metrics::Metrics;
 use crate::node_object::NodeObject;
@@ -88,7 +88,7 @@ pub async fn run(client: &Client, scope: &Scope, to: &Reports<'_>) {
         let api =
             scope.documents::<PartialObjectMeta<DynamicObject>>(client, &ApiResource::from_gvk(&of_kind));
         let events = watch_objects(api, labelled()).default_backoff();
-        async move { fill(kind.kind, events, &OfKind(to.index, kind), to).await }
+        async move { fill(kind.kind, events, &KindIndex(to.index, kind), to).await }
     });
     futures::join!(
         fill::<Pod, _>(DecidedOn::Pod.kind(), pods, to.index, to),

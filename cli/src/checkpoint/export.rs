@@ -68,7 +68,7 @@ fn size(text: &str) -> Result<u64, String> {
 }
 
 /// Files beside the tensors.
-struct Beside {
+struct AdditionalFiles {
     config: Value,
     generation: Value,
     others: Vec<(String, Vec<u8>)>,
@@ -91,8 +91,8 @@ pub(super) async fn export(arguments: &Arguments) -> Result<(), Failure> {
     let manifest = choose(&location, arguments.name.as_deref()).await?;
     let model: Model = serde_json::from_value(manifest.facts.model.clone())
         .map_err(|e| Failure::Input(format!("{}: model: {e}", folder_name(manifest.state))))?;
-    let beside = match &model {
-        Model::Transformer(model) => Some(beside(&location, model, arguments).await?),
+    let additional_files = match &model {
+        Model::Transformer(model) => Some(additional_files(&location, model, arguments).await?),
         Model::Exported(_) if arguments.tokenizer.is_some() => {
             let refused = "--tokenizer: this is a model of one's own, which has none; allowed with a model of the presets' families";
             return Err(Failure::Input(refused.to_owned()));
@@ -101,9 +101,9 @@ pub(super) async fn export(arguments: &Arguments) -> Result<(), Failure> {
     };
     std::fs::create_dir_all(folder)
         .map_err(|e| Failure::Input(format!("cannot create {}: {e}", folder.display())))?;
-    let written = match (&model, beside) {
-        (Model::Transformer(model), Some(beside)) => {
-            write_all(&location, &manifest, model, arguments, beside).await
+    let written = match (&model, additional_files) {
+        (Model::Transformer(model), Some(additional_files)) => {
+            write_all(&location, &manifest, model, arguments, additional_files).await
         }
         _ => write_own(&location, &manifest, arguments).await,
     };
@@ -126,13 +126,13 @@ async fn write_all(
     manifest: &Manifest,
     model: &Transformer,
     arguments: &Arguments,
-    beside: Beside,
+    additional_files: AdditionalFiles,
 ) -> Result<(), Failure> {
     let folder: &Path = &arguments.folder;
     write_tensors(location, manifest, model, arguments).await?;
-    write(&folder.join(CONFIG), to_json(&beside.config)?)?;
-    write(&folder.join(GENERATION), to_json(&beside.generation)?)?;
-    for (name, content) in beside.others {
+    write(&folder.join(CONFIG), to_json(&additional_files.config)?)?;
+    write(&folder.join(GENERATION), to_json(&additional_files.generation)?)?;
+    for (name, content) in additional_files.others {
         write(&folder.join(name), content)?;
     }
     Ok(())
@@ -185,7 +185,11 @@ async fn write_tensors(
     }
 }
 
-async fn beside(location: &Location, model: &Transformer, arguments: &Arguments) -> Result<Beside, Failure> {
+async fn additional_files(
+    location: &Location,
+    model: &Transformer,
+    arguments: &Arguments,
+) -> Result<AdditionalFiles, Failure> {
     let (files, unread) = location.published_or_of_origin().await?;
     if let Some(why) = unread {
         warn(&format!(
@@ -198,11 +202,11 @@ async fn beside(location: &Location, model: &Transformer, arguments: &Arguments)
         false => None,
     };
     let (mut config, mut generation) = configs(model, added.as_ref(), arguments.dtype)?;
-    kept.say_length(model, &mut config);
+    kept.write_length(model, &mut config);
     // Another tokenizer than the import's has its own tokens.
     if named.is_none() || added.as_ref().is_some_and(|added| kept.has(added)) {
         let end = added.as_ref().map(Tokenizer::end_of_document);
-        kept.say_ends(end, &mut config, &mut generation);
+        kept.write_special_tokens(end, &mut config, &mut generation);
     }
     let others = match added {
         Some(tokenizer) => tokenizer
@@ -216,7 +220,7 @@ async fn beside(location: &Location, model: &Transformer, arguments: &Arguments)
             model.vocabulary_size
         ));
     }
-    Ok(Beside {
+    Ok(AdditionalFiles {
         config,
         generation,
         others,
@@ -287,11 +291,11 @@ impl Kept {
     /// Whether this is the tokenizer that is kept.
     fn has(&self, tokenizer: &Tokenizer) -> bool {
         let mut others = self.others.iter();
-        others.any(|(name, content)| name == TOKENIZER && tokenizer.came_from(content))
+        others.any(|(name, content)| name == TOKENIZER && tokenizer.was_made_from(content))
     }
 
     /// A model with rotary positions has no parameters that belong to one: training on shorter samples takes nothing from what it can read.
-    fn say_length(&self, model: &Transformer, config: &mut Value) {
+    fn write_length(&self, model: &Transformer, config: &mut Value) {
         let kept = self.config.as_ref().and_then(|said| said[LONGEST].as_u64());
         let longer = kept.filter(|length| *length > u64::from(model.sequence_length));
         if let (Positions::Rotary(_), Some(longer)) = (model.features.positions, longer) {
@@ -301,7 +305,7 @@ impl Kept {
 
     /// The tokens that begin, end and fill up a text. `end`: that of the tokenizer that is added to the export; it is used if the import
     /// says nothing.
-    fn say_ends(&self, end: Option<u32>, config: &mut Value, generation: &mut Value) {
+    fn write_special_tokens(&self, end: Option<u32>, config: &mut Value, generation: &mut Value) {
         if let Some(said) = &self.config {
             for field in BEGIN_AND_END.into_iter().chain(["pad_token_id"]) {
                 match said.get(field) {
@@ -371,7 +375,7 @@ mod tests {
             ),
         ] {
             let (mut config, mut generation) = (own.clone(), json!({}));
-            kept.say_ends(end, &mut config, &mut generation);
+            kept.write_special_tokens(end, &mut config, &mut generation);
             assert_eq!(config, expected);
             assert_eq!(
                 generation,
@@ -436,9 +440,9 @@ mod tests {
             (varuna_model::bert::BASE, 512),
         ] {
             let (mut config, _) = configs(&model, None, Elements::Fp32).unwrap();
-            kept(&json!({ "max_position_embeddings": 131_072 })).say_length(&model, &mut config);
+            kept(&json!({ "max_position_embeddings": 131_072 })).write_length(&model, &mut config);
             assert_eq!(config["max_position_embeddings"], longest);
-            kept(&json!({ "max_position_embeddings": 16 })).say_length(&model, &mut config);
+            kept(&json!({ "max_position_embeddings": 16 })).write_length(&model, &mut config);
             assert_eq!(config["max_position_embeddings"], longest);
         }
     }

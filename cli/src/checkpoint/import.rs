@@ -44,7 +44,7 @@ pub(super) async fn import(location: &Location, folder: &Path, job: &str) -> Res
         folder_name(id),
         model.layers,
         model.parameter_count(),
-        how_to_go_on(&model, job)
+        resume_instructions(&model, job)
     ));
     Ok(())
 }
@@ -132,7 +132,7 @@ async fn write<C: Content>(
 }
 
 /// What a job file has to say to go on from an import.
-fn how_to_go_on(model: &Transformer, job: &str) -> String {
+fn resume_instructions(model: &Transformer, job: &str) -> String {
     let Some(said) = huggingface::job_model(model) else {
         let features = serde_json::to_string(&model.features).unwrap_or_default();
         return format!(

@@ -23,21 +23,21 @@ pub(super) struct JobView {
 
 /// Something that happened to a job.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Happened {
+pub(super) struct JobEvent {
     pub(super) at: Timestamp,
     pub(super) reason: String,
     pub(super) text: String,
 }
 
 /// Events and history together, oldest first. An entry that is in both is shown once: the operator writes both within a few seconds.
-pub(super) fn merged(status: &Status, events: impl Iterator<Item = Happened>) -> Vec<Happened> {
-    let mut all: Vec<Happened> = events.collect();
+pub(super) fn merged(status: &Status, events: impl Iterator<Item = JobEvent>) -> Vec<JobEvent> {
+    let mut all: Vec<JobEvent> = events.collect();
     for entry in &status.history {
-        let known = |event: &Happened| {
+        let known = |event: &JobEvent| {
             event.text == entry.text && (event.at.as_second() - entry.at.0.as_second()).abs() <= 10
         };
         if !all.iter().any(known) {
-            all.push(Happened {
+            all.push(JobEvent {
                 at: entry.at.0,
                 reason: entry.reason.clone(),
                 text: entry.text.clone(),
@@ -53,7 +53,7 @@ fn or_dash(text: Option<impl ToString>) -> String {
 }
 
 /// Phase, progress, time, plan, checkpoint, what is wrong, latest recoveries.
-pub(super) fn status(job: &JobView, happened: &[Happened]) -> String {
+pub(super) fn status(job: &JobView, happened: &[JobEvent]) -> String {
     let status = &job.status;
     let mut text = format!("{}/{}: {}", job.namespace, job.name, or_dash(status.phase));
     let _ = writeln!(
@@ -104,12 +104,12 @@ pub(super) fn status(job: &JobView, happened: &[Happened]) -> String {
             let _ = writeln!(text, "{kind}: {}: {}", condition.reason, condition.message);
         }
     }
-    let recoveries = |h: &&Happened| {
+    let recoveries = |h: &&JobEvent| {
         [Reason::Resumed, Reason::Planned]
             .iter()
             .any(|reason| h.reason == reason.as_str())
     };
-    let recent: Vec<&Happened> = happened.iter().rev().filter(recoveries).take(RECENT).collect();
+    let recent: Vec<&JobEvent> = happened.iter().rev().filter(recoveries).take(RECENT).collect();
     if !recent.is_empty() {
         let _ = writeln!(text, "recently");
     }
@@ -210,7 +210,7 @@ pub(super) fn plan(job: &JobView) -> Result<String, Failure> {
 }
 
 /// A line for each.
-pub(super) fn events(happened: &[Happened]) -> String {
+pub(super) fn events(happened: &[JobEvent]) -> String {
     happened
         .iter()
         .fold(String::new(), |text, happened| text + &line(happened) + "\n")
@@ -225,7 +225,7 @@ fn seconds(ms: i64) -> String {
     format!("{}.{:03}", ms / 1000, (ms % 1000).abs())
 }
 
-fn line(happened: &Happened) -> String {
+fn line(happened: &JobEvent) -> String {
     let at = shown_time(happened.at);
     format!("{at}  {:<16} {}", happened.reason, happened.text)
 }

@@ -26,7 +26,7 @@ const REQUESTS_AT_ONCE: usize = 4;
 /// Fresh memory for the whole file costs more than reading does.
 const BUFFER_BYTES: usize = 256 << 10;
 /// Interval at which slowly arriving bytes are reported. The receiver is patient for seconds, so it need not hear of each piece.
-const TOLD_EVERY: Duration = Duration::from_millis(250);
+const CALL_INTERVAL: Duration = Duration::from_millis(250);
 
 impl Location {
     /// Reads a unit's shard and checks length and digest. `arrived` is called for each part that arrives, and regularly during a slow one.
@@ -245,7 +245,7 @@ async fn read_object(
     let mut parts = futures::stream::iter(requests).buffered(REQUESTS_AT_ONCE);
     while let Some(part) = parts.try_next().await? {
         reader = beside(move || reader.push(&part).map(|()| reader)).await?;
-        arrivals.tell();
+        arrivals.call();
     }
     Ok(reader)
 }
@@ -288,9 +288,9 @@ where
 }
 
 /// The callback for arriving bytes, shared by concurrent requests.
-struct Arrivals<'a, F>(Mutex<Told<'a, F>>);
+struct Arrivals<'a, F>(Mutex<Callback<'a, F>>);
 
-struct Told<'a, F> {
+struct Callback<'a, F> {
     arrived: &'a mut F,
     /// When it was last called.
     at: Instant,
@@ -299,23 +299,23 @@ struct Told<'a, F> {
 impl<'a, F: FnMut()> Arrivals<'a, F> {
     fn new(arrived: &'a mut F) -> Arrivals<'a, F> {
         let at = Instant::now();
-        Arrivals(Mutex::new(Told { arrived, at }))
+        Arrivals(Mutex::new(Callback { arrived, at }))
     }
 
     /// Some bytes have arrived.
     fn note(&self) {
-        self.tell_after(TOLD_EVERY);
+        self.call_after(CALL_INTERVAL);
     }
 
     /// A part has arrived.
-    fn tell(&self) {
-        self.tell_after(Duration::ZERO);
+    fn call(&self) {
+        self.call_after(Duration::ZERO);
     }
 
-    fn tell_after(&self, pause: Duration) {
+    fn call_after(&self, pause: Duration) {
         // An error means that the callback has panicked, which ends the read.
-        let Ok(mut told) = self.0.lock() else { return };
-        let Told { arrived, at } = &mut *told;
+        let Ok(mut callback) = self.0.lock() else { return };
+        let Callback { arrived, at } = &mut *callback;
         if at.elapsed() >= pause {
             *at = Instant::now();
             (*arrived)();

@@ -6,10 +6,10 @@ use crate::event_upload::EventUpload;
 use crate::inbox::{DownSender, Inbound, StreamNumber, WorkerNotice};
 use crate::measured_steps::MeasuredSteps;
 use crate::options::{Options, ScaleRequest};
-use crate::publisher::{Publisher, Told};
+use crate::publisher::{CommitReport, Publisher};
 use crate::record_client::RecordClient;
 use crate::status::{observed, run_status};
-use crate::step_figures::{MemberFigures, tells_new_commit};
+use crate::step_figures::{MemberFigures, is_new_commit};
 use crate::streams::Streams;
 use crate::view::View;
 use std::collections::VecDeque;
@@ -137,7 +137,7 @@ impl Driver {
                 worker,
                 number,
                 message,
-            } => self.hear(worker, number, message),
+            } => self.handle_message(worker, number, message),
             Inbound::Detached { worker, number } => {
                 if self.streams.detach(worker, number) {
                     self.feed(CoordinatorInput::StreamDown { from: worker });
@@ -188,7 +188,7 @@ impl Driver {
     }
 
     /// Handles a worker's message, if it came on its newest stream.
-    fn hear(&mut self, worker: WorkerId, number: StreamNumber, message: Upward) {
+    fn handle_message(&mut self, worker: WorkerId, number: StreamNumber, message: Upward) {
         let Some(stream) = self.streams.current(worker, number) else {
             return;
         };
@@ -284,31 +284,36 @@ impl Driver {
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
             let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            let is_new = tells_new_commit(&input);
+            let is_new = is_new_commit(&input);
             let mut effects = Vec::new();
             self.machine.handle(Time(now), input, &mut effects);
             let commits = effects.iter().filter(|effect| is_commit(effect)).count();
-            let told_late = !is_new || commits > 1;
+            let reported_late = !is_new || commits > 1;
             for effect in effects {
                 match effect {
-                    CoordinatorEffect::Event(event) => self.log(Duration::from_nanos(now), event, told_late),
+                    CoordinatorEffect::Event(event) => {
+                        self.log(Duration::from_nanos(now), event, reported_late)
+                    }
                     effect => inputs.extend(self.carry_out(effect)),
                 }
             }
         }
         if self.machine.record().version != self.needs_told {
-            self.tell_needs();
+            self.send_needs();
         }
     }
 
-    fn log(&mut self, at: Duration, event: Event, told_late: bool) {
+    fn log(&mut self, at: Duration, event: Event, reported_late: bool) {
         let run = self.machine.run();
         let Event::Committed { generation, .. } = event else {
             return self.publisher.event(at, event, &run);
         };
         let members = self.members(generation);
-        let told = Told { told_late, members };
-        self.publisher.committed(at, event, &run, told);
+        let report = CommitReport {
+            reported_late,
+            members,
+        };
+        self.publisher.committed(at, event, &run, report);
     }
 
     /// The figures of the members of a generation; empty if another plan is in force by now.

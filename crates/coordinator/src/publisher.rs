@@ -29,9 +29,9 @@ type Marks = (u64, Option<u64>, Option<StateId>);
 
 /// How a commit was reported.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Told {
+pub(crate) struct CommitReport {
     /// Whether it was reported some time after it was made, as one of several or because it was asked for: its own time is then unknown.
-    pub(crate) told_late: bool,
+    pub(crate) reported_late: bool,
     /// The figures of its workers.
     pub(crate) members: MemberFigures,
 }
@@ -90,7 +90,7 @@ impl Publisher {
     }
 
     /// A committed step, reported at the time `at` since the coordinator's start: either when it was made, or late.
-    pub(crate) fn committed(&mut self, at: Duration, event: Event, run: &RunView, told: Told) {
+    pub(crate) fn committed(&mut self, at: Duration, event: Event, run: &RunView, report: CommitReport) {
         let Event::Committed {
             id,
             generation,
@@ -109,9 +109,11 @@ impl Publisher {
         let done = StepDone {
             step,
             applied_before: progress.adam_steps.saturating_sub(u64::from(!overflow)),
-            took: self.clock.told((step, generation), at, told.told_late, evaluated),
+            took: self
+                .clock
+                .note_commit((step, generation), at, report.reported_late, evaluated),
             nan_steps: self.folder.nan_steps_before(step) + u64::from(!loss.is_finite()),
-            members: told.members,
+            members: report.members,
         };
         let metric = Metric {
             step,

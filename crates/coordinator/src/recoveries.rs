@@ -99,7 +99,7 @@ pub struct Measured {
 
 /// A completed recovery or planned change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Over {
+pub struct CompletedRecovery {
     /// Cause of the recovery.
     pub cause: Cause,
     /// Number of workers that were lost or notified.
@@ -113,14 +113,14 @@ pub struct Over {
 impl Measured {
     /// The recovery or change that this phase completes; none if it only completes a part. `event` and `lost` as for the sentence.
     #[must_use]
-    pub fn over(&self, event: &Event, lost: u64) -> Option<Over> {
+    pub fn completed(&self, event: &Event, lost: u64) -> Option<CompletedRecovery> {
         let pause = match (self.phase, event) {
             (Phase::Total, Event::Committed { .. }) => self.took,
             (Phase::Total, Event::Switched { .. }) => Duration::ZERO,
             _ => return None,
         };
         let Measured { cause, workers, .. } = *self;
-        Some(Over {
+        Some(CompletedRecovery {
             cause,
             workers,
             pause,
@@ -155,14 +155,14 @@ enum Kind {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Begun {
+struct RecoveryStart {
     at: Duration,
     /// End of the last phase.
     last: Duration,
     kind: Kind,
 }
 
-impl Begun {
+impl RecoveryStart {
     fn is_recovery(&self) -> bool {
         matches!(self.kind, Kind::Recovery { .. })
     }
@@ -171,7 +171,7 @@ impl Begun {
 /// Measures the recoveries of one job, and tracks their possible causes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Recoveries {
-    begun: Option<Begun>,
+    begun: Option<RecoveryStart>,
     /// Whether steps were committed: everything before that is the start of the job and not a recovery.
     trained: bool,
     /// Workers that were lost without notice.
@@ -220,7 +220,7 @@ impl Recoveries {
     fn fenced(&mut self, at: Duration, upto: Generation) {
         match &mut self.begun {
             // A recovery that is interrupted by another loss continues.
-            Some(Begun {
+            Some(RecoveryStart {
                 last,
                 kind: Kind::Recovery { fenced },
                 ..
@@ -253,7 +253,7 @@ impl Recoveries {
     }
 
     fn begin(&mut self, at: Duration, kind: Kind) {
-        self.begun = Some(Begun { at, last: at, kind });
+        self.begun = Some(RecoveryStart { at, last: at, kind });
     }
 
     /// Whether a planned change is measured. Training goes on, so no worker that trains was lost; one that the plan left out may have been,
@@ -368,7 +368,7 @@ mod tests {
         }
     }
 
-    fn told(events: impl IntoIterator<Item = (u64, Event)>) -> Vec<(Phase, Cause, u128)> {
+    fn recorded(events: impl IntoIterator<Item = (u64, Event)>) -> Vec<(Phase, Cause, u128)> {
         let mut recoveries = Recoveries::default();
         let measured = events
             .into_iter()
@@ -401,7 +401,7 @@ mod tests {
             ];
             let after = events.iter().position(|(at, _)| *at > late).unwrap();
             events.insert(after, (late, committed(1, 2)));
-            assert_eq!(told(events), expected, "{late}");
+            assert_eq!(recorded(events), expected, "{late}");
         }
     }
 
@@ -457,6 +457,6 @@ mod tests {
             (Phase::Step, Cause::Takeover, 300),
             (Phase::Total, Cause::Takeover, 300),
         ];
-        assert_eq!(told(events), expected);
+        assert_eq!(recorded(events), expected);
     }
 }

@@ -126,7 +126,7 @@ impl JobFigures {
 
 /// Whether a worker reports a commit that was just made. A commit that was asked for, or that is in an inventory, was made some time
 /// before.
-pub(crate) fn tells_new_commit(input: &CoordinatorInput) -> bool {
+pub(crate) fn is_new_commit(input: &CoordinatorInput) -> bool {
     let CoordinatorInput::Report { report, .. } = input else {
         return false;
     };
@@ -142,19 +142,19 @@ pub(crate) struct StepClock {
 }
 
 impl StepClock {
-    /// Takes a commit that is reported at `now`, either late (`told_late`) or when it was made. Returns the step's own time. None after a
+    /// Takes a commit that is reported at `now`, either late (`reported_late`) or when it was made. Returns the step's own time. None after a
     /// pause between generations, if this commit or the one before was reported late, or if its step began with an evaluation.
-    pub(crate) fn told(
+    pub(crate) fn note_commit(
         &mut self,
         (step, generation): (Step, Generation),
         now: Duration,
-        told_late: bool,
+        reported_late: bool,
         evaluated: bool,
     ) -> Option<Duration> {
-        let before = self.last.replace((step, generation, now, !told_late));
+        let before = self.last.replace((step, generation, now, !reported_late));
         let (last, of, at, on_time) = before?;
         let follows = last.next() == step && of == generation;
-        let known = follows && on_time && !told_late && !evaluated;
+        let known = follows && on_time && !reported_late && !evaluated;
         known.then(|| now.saturating_sub(at))
     }
 }
@@ -279,36 +279,45 @@ mod tests {
         let first = Generation(1);
         let mut clock = StepClock::default();
         assert_eq!(
-            clock.told((Step(8), first), ms(50), false, false),
+            clock.note_commit((Step(8), first), ms(50), false, false),
             None,
             "since when?"
         );
-        assert_eq!(clock.told((Step(9), first), ms(70), false, false), Some(ms(20)));
         assert_eq!(
-            clock.told((Step(10), first), ms(99), false, true),
+            clock.note_commit((Step(9), first), ms(70), false, false),
+            Some(ms(20))
+        );
+        assert_eq!(
+            clock.note_commit((Step(10), first), ms(99), false, true),
             None,
             "an evaluation"
         );
-        assert_eq!(clock.told((Step(11), first), ms(110), false, false), Some(ms(11)));
         assert_eq!(
-            clock.told((Step(12), first), ms(900), true, false),
+            clock.note_commit((Step(11), first), ms(110), false, false),
+            Some(ms(11))
+        );
+        assert_eq!(
+            clock.note_commit((Step(12), first), ms(900), true, false),
             None,
             "told late"
         );
-        assert_eq!(clock.told((Step(13), first), ms(900), true, false), None);
+        assert_eq!(clock.note_commit((Step(13), first), ms(900), true, false), None);
         assert_eq!(
-            clock.told((Step(14), first), ms(901), false, false),
+            clock.note_commit((Step(14), first), ms(901), false, false),
             None,
             "since it was told, not done"
         );
-        assert_eq!(clock.told((Step(15), first), ms(921), false, false), Some(ms(20)));
         assert_eq!(
-            clock.told((Step(16), Generation(2)), ms(2000), false, false),
+            clock.note_commit((Step(15), first), ms(921), false, false),
+            Some(ms(20))
+        );
+        assert_eq!(
+            clock.note_commit((Step(16), Generation(2)), ms(2000), false, false),
             None,
             "a recovery"
         );
         assert_eq!(
-            clock.told((Step(12), Generation(2)), ms(2020), false, false),
+            clock.note_commit((Step(12), Generation(2)), ms(2020), false, false),
             None,
             "given up"
         );

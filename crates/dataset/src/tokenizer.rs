@@ -149,7 +149,7 @@ impl Tokenizer {
     }
     /// Whether it came from a `tokenizer.json` of this content.
     #[must_use]
-    pub fn came_from(&self, json: &[u8]) -> bool {
+    pub fn was_made_from(&self, json: &[u8]) -> bool {
         let mut files = self.files().iter();
         files.any(|(name, content)| name == file::JSON && content == json)
     }

@@ -1,7 +1,7 @@
 //! Recoveries as they are seen in a coordinator's views.
 
 use crate::metrics::Metrics;
-use varuna_coordinator::recoveries::{Over, Recoveries};
+use varuna_coordinator::recoveries::{CompletedRecovery, Recoveries};
 use varuna_coordinator::{Event, View};
 
 /// Recoveries as they are seen in views.
@@ -15,14 +15,14 @@ pub struct Measurements {
 
 impl Measurements {
     /// Measures the events that are new in a view; returns each recovery that is over, with a sentence about it.
-    pub fn observe(&mut self, view: &View, metrics: &Metrics) -> Vec<(String, Over)> {
+    pub fn observe(&mut self, view: &View, metrics: &Metrics) -> Vec<(String, CompletedRecovery)> {
         let mut all_over = vec![];
         let known = self.last_event;
         for (number, at, event) in view.events.iter().filter(|(number, ..)| *number > known) {
             self.last_event = *number;
             for measured in self.recoveries.observe(*at, event) {
                 metrics.recovered(&measured);
-                let over = measured.over(event, self.lost);
+                let over = measured.completed(event, self.lost);
                 if let Some(over) = measured.sentence(event, self.lost).zip(over) {
                     self.lost = 0;
                     all_over.push(over);

@@ -407,7 +407,7 @@ fn a_recovery_that_is_over_says_how_many_workers_it_lost_and_for_how_long_nothin
     let mut over = vec![];
     for (at, event) in &timeline {
         let measured = watch.observe(ms(*at), event);
-        over.extend(measured.iter().filter_map(|m| m.over(event, 7)));
+        over.extend(measured.iter().filter_map(|m| m.completed(event, 7)));
     }
     let found: Vec<_> = over
         .iter()

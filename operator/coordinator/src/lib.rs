@@ -4,7 +4,7 @@
 //! | module | owns | side effects |
 //! |---|---|---|
 //! | [`connection`] | how long the API server is waited for | none: pure |
-//! | [`orders`] | what the operator has ordered, and whose turn it is | an API watch; the turn is pure |
+//! | [`orders`] | what the operator has ordered, and the role of this coordinator | an API watch; the role is pure |
 //! | [`record`] | the coordinator's record in a `VarunaRecord` | API calls |
 //! | [`report`] | what is reported of a run | none: pure |
 //! | [`reporter`] | when it is written into the `VarunaRun` | API calls |

@@ -21,9 +21,9 @@ pub enum Orders {
     Given(RunSpec),
 }
 
-/// Whose turn it is.
+/// What a coordinator has to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Turn {
+pub enum Role {
     /// Another coordinator is in charge, or none yet: wait.
     Wait,
     /// This coordinator is in charge.
@@ -33,13 +33,13 @@ pub enum Turn {
 }
 
 impl Orders {
-    /// Whether it is the turn of the coordinator with this number.
+    /// The role of the coordinator with this number.
     #[must_use]
-    pub fn turn(&self, number: i64) -> Turn {
+    pub fn role(&self, number: i64) -> Role {
         match self {
-            Orders::Unknown => Turn::Wait,
-            Orders::Gone => Turn::Leave,
-            Orders::Given(spec) => turn(spec, number),
+            Orders::Unknown => Role::Wait,
+            Orders::Gone => Role::Leave,
+            Orders::Given(spec) => role(spec, number),
         }
     }
 
@@ -59,14 +59,14 @@ impl Orders {
     }
 }
 
-/// Whether it is the turn of the coordinator with this number.
+/// The role of the coordinator with this number.
 #[must_use]
-pub fn turn(spec: &RunSpec, number: i64) -> Turn {
+pub fn role(spec: &RunSpec, number: i64) -> Role {
     match number.cmp(&spec.coordinator) {
-        std::cmp::Ordering::Greater => Turn::Wait,
-        std::cmp::Ordering::Less => Turn::Leave,
-        std::cmp::Ordering::Equal if spec.goal == RunGoal::None => Turn::Leave,
-        std::cmp::Ordering::Equal => Turn::Lead,
+        std::cmp::Ordering::Greater => Role::Wait,
+        std::cmp::Ordering::Less => Role::Leave,
+        std::cmp::Ordering::Equal if spec.goal == RunGoal::None => Role::Leave,
+        std::cmp::Ordering::Equal => Role::Lead,
     }
 }
 
@@ -181,18 +181,18 @@ mod tests {
     fn the_coordinator_of_the_ordered_number_leads_earlier_ones_leave_and_later_ones_wait() {
         let orders = given(RunGoal::Run, 3);
         assert_eq!(
-            [2, 3, 4].map(|n| orders.turn(n)),
-            [Turn::Leave, Turn::Lead, Turn::Wait]
+            [2, 3, 4].map(|n| orders.role(n)),
+            [Role::Leave, Role::Lead, Role::Wait]
         );
         let none = given(RunGoal::None, 3);
         assert_eq!(
-            [2, 3, 4].map(|n| none.turn(n)),
-            [Turn::Leave, Turn::Leave, Turn::Wait]
+            [2, 3, 4].map(|n| none.role(n)),
+            [Role::Leave, Role::Leave, Role::Wait]
         );
-        assert_eq!(given(RunGoal::Stop, 3).turn(3), Turn::Lead);
+        assert_eq!(given(RunGoal::Stop, 3).role(3), Role::Lead);
         assert_eq!(
-            (Orders::Unknown.turn(3), Orders::Gone.turn(3)),
-            (Turn::Wait, Turn::Leave)
+            (Orders::Unknown.role(3), Orders::Gone.role(3)),
+            (Role::Wait, Role::Leave)
         );
     }
 

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use varuna_api::crd::{
     MESSAGES_MAX, RECOVERIES_MAX, Recovery, RunCheckpoints, RunEnd, RunMessage, RunStatus,
 };
-use varuna_coordinator::recoveries::Over;
+use varuna_coordinator::recoveries::CompletedRecovery;
 use varuna_coordinator::{CheckpointHealth, CoordinatorError, Outcome, RunMode, View};
 use varuna_plan::{Generation, Layout};
 use varuna_protocol::coordinator::WorkerView;
@@ -71,7 +71,7 @@ impl Messages {
     }
 
     /// Takes a recovery or a change of plan that is over at this time.
-    pub fn recovered(&mut self, at: SystemTime, over: &Over) {
+    pub fn recovered(&mut self, at: SystemTime, over: &CompletedRecovery) {
         let Some(at) = time(at) else { return };
         let number = |n: u128| i64::try_from(n).unwrap_or(i64::MAX);
         self.recoveries.push_back(Recovery {

@@ -1,7 +1,7 @@
 //! Writes the reports of a coordinator into the status of its `VarunaRun`: at once if something has changed on which the operator acts, a
 //! moment later if it is only shown, and from time to time if only steps were committed.
 
-use crate::orders::{SeenOrders, Turn, orders_of, turn};
+use crate::orders::{Role, SeenOrders, orders_of, role};
 use crate::report::{ReportedPart, bounded};
 use backon::{BackoffBuilder, ExponentialBuilder};
 use kube::Api;
@@ -161,7 +161,7 @@ impl Reports {
             .as_ref()
             .filter(|seen| written.is_none_or(|written| written < seen.version))
         {
-            Some(seen) => (turn(&seen.spec, self.number) != Turn::Leave).then_some(seen.version),
+            Some(seen) => (role(&seen.spec, self.number) != Role::Leave).then_some(seen.version),
             None => written,
         }
     }
@@ -171,7 +171,7 @@ impl Reports {
         let Some(object) = within(self.runs.get_opt(&self.name)).await? else {
             return Ok(Version::Gone);
         };
-        if orders_of(&object).is_some_and(|spec| turn(&spec, self.number) == Turn::Leave) {
+        if orders_of(&object).is_some_and(|spec| role(&spec, self.number) == Role::Leave) {
             return Ok(Version::Deposed);
         }
         let version = object.metadata.resource_version.unwrap_or_default();

@@ -4,7 +4,7 @@ mod forwarded_orders;
 
 use crate::error::Error;
 use crate::health::{self, Shown, Startup};
-use crate::orders::{self, Orders, Turn};
+use crate::orders::{self, Orders, Role};
 use crate::page::Title;
 use crate::record::ClusterStore;
 use crate::report::{Messages, Reporter, report, run_end};
@@ -258,11 +258,11 @@ impl Lead {
                 abandon(control).await;
                 return None;
             }
-            if orders.turn(self.by.number) == Turn::Leave {
+            if orders.role(self.by.number) == Role::Leave {
                 return None;
             }
             if let Orders::Given(spec) = &orders {
-                told.tell(spec, &control);
+                told.forward(spec, &control);
             }
             tokio::select! {
                 outcome = &mut control.outcome => {

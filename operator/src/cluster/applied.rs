@@ -80,9 +80,13 @@ impl Applied {
     }
 
     /// How much longer it is left alone before it is applied as this; none if that time is over.
-    pub(super) fn left_alone_for(&self, now: Instant, identity: &str) -> Option<Duration> {
+    pub(super) fn backoff_left(&self, now: Instant, identity: &str) -> Option<Duration> {
         // A change that this program wants does not wait.
-        let pause = if self.is_as(identity) { self.pause } else { BETWEEN };
+        let pause = if self.has_identity(identity) {
+            self.pause
+        } else {
+            BETWEEN
+        };
         let left = (self.at? + pause).saturating_duration_since(now);
         (!left.is_zero()).then_some(left)
     }
@@ -91,14 +95,14 @@ impl Applied {
     pub(super) fn next_pause(&self, now: Instant, identity: &str) -> Duration {
         let since = self.at.map(|at| now.duration_since(at));
         let is_soon = since.is_some_and(|since| since < 2 * self.pause + QUIET);
-        if is_soon && self.is_as(identity) {
+        if is_soon && self.has_identity(identity) {
             BETWEEN_MAX.min(2 * self.pause)
         } else {
             BETWEEN
         }
     }
 
-    fn is_as(&self, identity: &str) -> bool {
+    fn has_identity(&self, identity: &str) -> bool {
         self.identity.as_deref() == Some(identity)
     }
 }
@@ -138,16 +142,16 @@ mod tests {
         let mut fought = applied(now);
         let mut pauses = vec![];
         for _ in 0..11 {
-            let left = fought.left_alone_for(now, "a").expect("it was applied just now");
+            let left = fought.backoff_left(now, "a").expect("it was applied just now");
             pauses.push(left.as_secs());
             now += left;
-            assert_eq!(fought.left_alone_for(now, "a"), None);
+            assert_eq!(fought.backoff_left(now, "a"), None);
             fought.pause = fought.next_pause(now, "a");
             fought.at = Some(now);
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
         let soon = now + BETWEEN;
-        assert_eq!(fought.left_alone_for(soon, "b"), None, "what is wanted anew");
+        assert_eq!(fought.backoff_left(soon, "b"), None, "what is wanted anew");
         assert_eq!(fought.next_pause(soon, "b"), BETWEEN);
         let later = now + 2 * BETWEEN_MAX + QUIET;
         assert_eq!(fought.next_pause(later, "a"), BETWEEN, "after it was quiet");
@@ -156,7 +160,7 @@ mod tests {
             identity: None,
             ..applied(now)
         };
-        assert_eq!(of_another_leader.left_alone_for(now, "a"), None);
+        assert_eq!(of_another_leader.backoff_left(now, "a"), None);
         assert_eq!(of_another_leader.next_pause(now, "a"), BETWEEN);
     }
 

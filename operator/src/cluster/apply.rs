@@ -111,7 +111,7 @@ impl Applier {
                 wait(BETWEEN);
                 continue;
             }
-            if let Some(left) = before.left_alone_for(now, &identity) {
+            if let Some(left) = before.backoff_left(now, &identity) {
                 wait(left);
                 continue;
             }
@@ -290,7 +290,7 @@ async fn apply_to(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::fake_server::{Asked, server};
+    use crate::cluster::fake_server::{ReceivedRequest, server};
     use crate::fixtures;
     use serde_json::json;
 
@@ -309,7 +309,7 @@ mod tests {
             "metadata": { "name": "j-workers", "namespace": "n", "uid": "b" },
         });
         let answer = document.clone();
-        let (client, asked) = server(move |_: &Asked| Some((201, answer.clone())));
+        let (client, asked) = server(move |_: &ReceivedRequest| Some((201, answer.clone())));
         let (applier, job) = (applier(client), job());
         let outdated = || vec![Outdated::new(key(&document), "identity".into(), &document)];
         let others = applier.adjustments.try_acquire_many(4).unwrap();

@@ -39,7 +39,7 @@ impl CredentialStore {
     ///
     /// # Errors
     /// The API server refuses or does not answer, no key can be made, or the Secret of that name belongs to somebody else.
-    pub async fn make_sure(&self, job: &ObservedJob, present: SecretOwner) -> Result<(), Error> {
+    pub async fn ensure(&self, job: &ObservedJob, present: SecretOwner) -> Result<(), Error> {
         let known = self.made.lock().get(&job.uid).copied();
         if known.is_some_and(|seen| seen.elapsed() < LOOK_AGAIN) {
             return Ok(());

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// A request that the server has received.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct ReceivedRequest {
     pub(crate) method: String,
     /// The path, with what follows it.
     pub(crate) path: String,
@@ -20,20 +20,20 @@ pub(crate) struct Asked {
 }
 
 /// All that was asked, in the order in which it was answered.
-pub(crate) type AllAsked = Arc<Mutex<Vec<Asked>>>;
+pub(crate) type ReceivedRequests = Arc<Mutex<Vec<ReceivedRequest>>>;
 
 /// A client of a server that answers so: a code and a document, or nothing at all.
 pub(crate) fn server(
-    answer: impl Fn(&Asked) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
-) -> (Client, AllAsked) {
-    let all = AllAsked::default();
+    answer: impl Fn(&ReceivedRequest) -> Option<(u16, Value)> + Clone + Send + Sync + 'static,
+) -> (Client, ReceivedRequests) {
+    let all = ReceivedRequests::default();
     let kept = Arc::clone(&all);
     let handler = move |request: Request| {
         let (answer, kept) = (answer.clone(), Arc::clone(&kept));
         async move {
             let (parts, body) = request.into_parts();
             let body = to_bytes(body, usize::MAX).await.unwrap_or_default();
-            let asked = Asked {
+            let asked = ReceivedRequest {
                 method: parts.method.to_string(),
                 path: parts.uri.to_string(),
                 body: serde_json::from_slice(&body).unwrap_or_default(),

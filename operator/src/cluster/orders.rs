@@ -86,7 +86,7 @@ fn document(metadata: ObjectMeta, orders: &RunSpec) -> RunObject {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::fake_server::{Asked, refusal, server};
+    use crate::cluster::fake_server::{ReceivedRequest, refusal, server};
     use crate::fixtures;
     use serde_json::{Value, json};
     use varuna_api::manifest::{API_VERSION, KIND};
@@ -107,8 +107,8 @@ mod tests {
     }
 
     /// The result of writing orders if the watch has shown version 5 and the server has version 9 with these orders; and the requests.
-    async fn written_over(now: Value) -> (Result<RunObject, Error>, Vec<Asked>) {
-        let answer = move |asked: &Asked| match asked.method.as_str() {
+    async fn written_over(now: Value) -> (Result<RunObject, Error>, Vec<ReceivedRequest>) {
+        let answer = move |asked: &ReceivedRequest| match asked.method.as_str() {
             "GET" => Some((200, now.clone())),
             _ if asked.body["metadata"]["resourceVersion"] == "9" => Some((200, asked.body.clone())),
             _ => refusal(409, "Conflict"),
@@ -124,7 +124,7 @@ mod tests {
         (written, asked)
     }
 
-    fn methods(asked: &[Asked]) -> Vec<&str> {
+    fn methods(asked: &[ReceivedRequest]) -> Vec<&str> {
         asked.iter().map(|one| one.method.as_str()).collect()
     }
 

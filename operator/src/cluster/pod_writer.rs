@@ -70,11 +70,11 @@ impl PodWriter {
         let coordinator: Vec<_> = coordinator.iter().map(create).collect();
         let workers: Vec<_> = workers.iter().map(create).collect();
         let creations = async {
-            some_at_a_time(coordinator).await?;
-            some_at_a_time(workers).await
+            concurrently(coordinator).await?;
+            concurrently(workers).await
         };
         // Both to their end: one that fails does not leave the other half done.
-        let (deleted, created) = futures::join!(some_at_a_time(deletions), creations);
+        let (deleted, created) = futures::join!(concurrently(deletions), creations);
         self.index.pods.lock().calls_ended(Instant::now(), &key);
         // Where both fail, the next try finds that deletions fail still.
         created.and(deleted)
@@ -147,7 +147,7 @@ impl PodWriter {
 }
 
 /// Makes calls, several at a time. After a failure no call is started; those under way are waited for, to know what was done.
-async fn some_at_a_time(calls: Vec<impl Future<Output = Result<(), Error>>>) -> Result<(), Error> {
+async fn concurrently(calls: Vec<impl Future<Output = Result<(), Error>>>) -> Result<(), Error> {
     let mut calls = calls.into_iter();
     let mut begun: FuturesUnordered<_> = calls.by_ref().take(PODS_CONCURRENTLY).collect();
     let mut result = Ok(());
@@ -163,7 +163,7 @@ async fn some_at_a_time(calls: Vec<impl Future<Output = Result<(), Error>>>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::fake_server::{Asked, refusal, server};
+    use crate::cluster::fake_server::{ReceivedRequest, refusal, server};
     use crate::fixtures;
     use serde_json::json;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -178,14 +178,16 @@ mod tests {
 
     /// How a call about a pod ended to which the server answers so, and whether the watch is expected to show the pod then.
     async fn called(answer: Option<(u16, Value)>, creates: bool) -> (Result<(), Error>, bool) {
-        let (client, _) = server(move |asked: &Asked| match (asked.method.as_str(), &answer) {
-            // It is another's.
-            ("GET", _) => Some((
-                200,
-                json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "j-w1" } }),
-            )),
-            (_, answer) => answer.clone(),
-        });
+        let (client, _) = server(
+            move |asked: &ReceivedRequest| match (asked.method.as_str(), &answer) {
+                // It is another's.
+                ("GET", _) => Some((
+                    200,
+                    json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "j-w1" } }),
+                )),
+                (_, answer) => answer.clone(),
+            },
+        );
         let (writer, job) = (writer(client), job());
         let key = (job.namespace.clone(), job.name.clone());
         let called = if creates {
@@ -243,7 +245,7 @@ mod tests {
             }
         };
         let calls = (0..100).map(|i| call(i == 3)).collect();
-        let result = some_at_a_time(calls).await;
+        let result = concurrently(calls).await;
         assert!(matches!(result, Err(Error::Stale)), "{result:?}");
         let (begun, ended) = (begun.into_inner(), ended.into_inner());
         assert!((PODS_CONCURRENTLY..100).contains(&begun), "{begun}");

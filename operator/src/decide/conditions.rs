@@ -1,9 +1,9 @@
 //! The conditions of a job.
 
 use super::decision::{JobOutcome, time};
-use super::job_outcome::asks_for_more;
+use super::job_outcome::wants_more_steps;
 use super::observed::{Observed, ObservedRun};
-use super::queue::{self, Standing};
+use super::queue::{self, AdmissionState};
 use super::suspend::would_lose_state;
 use varuna_api::crd::{Condition, Status};
 use varuna_api::{ConditionType, JobPhase, Reason};
@@ -75,7 +75,7 @@ fn complete(observed: &Observed, outcome: &JobOutcome) -> Statement {
                 .job
                 .spec
                 .as_ref()
-                .is_ok_and(|job| asks_for_more(observed, job)) =>
+                .is_ok_and(|job| wants_more_steps(observed, job)) =>
         {
             (
                 true,
@@ -101,11 +101,13 @@ fn failed(outcome: &JobOutcome) -> Statement {
 fn admitted(observed: &Observed) -> Option<Condition> {
     let kind = ConditionType::Admitted;
     let job = observed.job.spec.as_ref().ok()?;
-    let (is, reason, message) = match queue::standing(observed, job) {
-        Standing::Free => return None,
-        Standing::Admitted(workload) => (true, Reason::QuotaReserved, queue::admitted(observed, workload)),
-        Standing::Waits(reason, why) => (false, reason, why),
-        Standing::Unknown(why) => match observed.job.status.condition(kind) {
+    let (is, reason, message) = match queue::admission_state(observed, job) {
+        AdmissionState::Free => return None,
+        AdmissionState::Admitted(workload) => {
+            (true, Reason::QuotaReserved, queue::admitted(observed, workload))
+        }
+        AdmissionState::Waits(reason, why) => (false, reason, why),
+        AdmissionState::Unknown(why) => match observed.job.status.condition(kind) {
             Some(known) => return Some(known.clone()),
             None => (false, Reason::WaitsForQuota, why),
         },

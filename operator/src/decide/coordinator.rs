@@ -32,7 +32,7 @@ pub(super) struct CoordinatorPlan {
 
 /// The state of a coordinator's pod.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Standing {
+enum CoordinatorPodState {
     /// The coordinator is running.
     Runs,
     /// The coordinator is starting.
@@ -43,7 +43,7 @@ enum Standing {
     Gone,
 }
 
-fn standing(observed: &Observed, avoid: &AvoidedNodes, pod: &ObservedPod) -> Standing {
+fn pod_state(observed: &Observed, avoid: &AvoidedNodes, pod: &ObservedPod) -> CoordinatorPodState {
     let node = pod.node.as_ref().map(|name| observed.nodes.get(name));
     let node_answers = node.is_none_or(|node| node.is_some_and(|n| n.ready));
     let probe = observed.coordinator_probe.as_ref();
@@ -62,18 +62,20 @@ fn standing(observed: &Observed, avoid: &AvoidedNodes, pod: &ObservedPod) -> Sta
     let signals = node_signals(observed);
     let verdict = judge_pod(pod, &observed.nodes, &signals, None);
     match verdict {
-        _ if !answers => Standing::Gone,
-        PodVerdict::Running if never_reports(observed, pod) => Standing::Gone,
-        PodVerdict::Running => Standing::Runs,
-        PodVerdict::NodeLeaving(_) | PodVerdict::Terminating if is_up(pod) => Standing::Leaves,
+        _ if !answers => CoordinatorPodState::Gone,
+        PodVerdict::Running if never_reports(observed, pod) => CoordinatorPodState::Gone,
+        PodVerdict::Running => CoordinatorPodState::Runs,
+        PodVerdict::NodeLeaving(_) | PodVerdict::Terminating if is_up(pod) => CoordinatorPodState::Leaves,
         // Another pod may be placed on such a node as well: it is not told of all of them.
-        PodVerdict::NodeLeaving(_) if avoid.incomplete && pod.phase == PodPhase::Pending => Standing::Starts,
+        PodVerdict::NodeLeaving(_) if avoid.incomplete && pod.phase == PodPhase::Pending => {
+            CoordinatorPodState::Starts
+        }
         PodVerdict::Pending(_) | PodVerdict::CannotStart(..)
             if !another_may_start(observed, avoid, &signals, pod, &verdict) =>
         {
-            Standing::Starts
+            CoordinatorPodState::Starts
         }
-        _ => Standing::Gone,
+        _ => CoordinatorPodState::Gone,
     }
 }
 
@@ -213,7 +215,7 @@ pub(super) fn plan_coordinator(
     };
     CoordinatorPlan {
         orders: known
-            .is_none_or(|known| says_more(&orders, known))
+            .is_none_or(|known| has_new_orders(&orders, known))
             .then_some(orders),
         start: next.or(Some(number)).filter(|n| *n > newest),
         delete: superseded(&observed.coordinators, number, next),
@@ -222,7 +224,7 @@ pub(super) fn plan_coordinator(
 
 /// Whether orders say more than those that are there. Notices that are no longer needed stay until something else is ordered: names of pods
 /// are never used again, so that they stay true.
-fn says_more(orders: &RunSpec, known: &RunSpec) -> bool {
+fn has_new_orders(orders: &RunSpec, known: &RunSpec) -> bool {
     let told = RunSpec {
         leaving: known.leaving.clone(),
         ends_at: known.ends_at.clone(),
@@ -259,8 +261,8 @@ fn in_charge(observed: &Observed, avoid: &AvoidedNodes) -> (i64, Option<i64>) {
         .map(|o| o.coordinator);
     let pods = &observed.coordinators;
     let of_present = pods.iter().find(|p| Some(p.number) == present);
-    let present = present.zip(of_present.map(|p| standing(observed, avoid, p)));
-    if let Some((number, Standing::Runs | Standing::Starts)) = present {
+    let present = present.zip(of_present.map(|p| pod_state(observed, avoid, p)));
+    if let Some((number, CoordinatorPodState::Runs | CoordinatorPodState::Starts)) = present {
         return (number, None);
     }
     let next = newest_number(observed).saturating_add(1);
@@ -268,12 +270,14 @@ fn in_charge(observed: &Observed, avoid: &AvoidedNodes) -> (i64, Option<i64>) {
     let successor = pods
         .iter()
         .filter(|p| p.number > after)
-        .map(|p| (p.number, standing(observed, avoid, p)))
-        .filter(|(_, s)| matches!(s, Standing::Runs | Standing::Starts))
-        .min_by_key(|(number, s)| (*s != Standing::Runs, *number));
+        .map(|p| (p.number, pod_state(observed, avoid, p)))
+        .filter(|(_, s)| matches!(s, CoordinatorPodState::Runs | CoordinatorPodState::Starts))
+        .min_by_key(|(number, s)| (*s != CoordinatorPodState::Runs, *number));
     match (present, successor) {
-        (Some((number, Standing::Leaves)), Some((successor, Standing::Starts))) => (number, Some(successor)),
-        (Some((number, Standing::Leaves)), None) => (number, Some(next)),
+        (Some((number, CoordinatorPodState::Leaves)), Some((successor, CoordinatorPodState::Starts))) => {
+            (number, Some(successor))
+        }
+        (Some((number, CoordinatorPodState::Leaves)), None) => (number, Some(next)),
         (_, Some((successor, _))) => (successor, None),
         (_, None) => (next, None),
     }

@@ -107,7 +107,7 @@ fn document(
     spec.insert("containers".into(), containers.into());
     complete(&mut spec, observed, job, settings);
     avoid_nodes(&mut spec, avoid);
-    prefer_lasting_nodes(&mut spec);
+    avoid_spot_nodes(&mut spec);
     json!({ "apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec })
 }
 
@@ -265,7 +265,7 @@ fn mount(container: &mut Value, worker: &Value) {
 }
 
 /// A node that may be taken away at any time is the second choice.
-fn prefer_lasting_nodes(spec: &mut Map<String, Value>) {
+fn avoid_spot_nodes(spec: &mut Map<String, Value>) {
     let not_spot: Vec<Value> = SPOT_LABELS
         .iter()
         .map(|(key, value)| json!({ "key": key, "operator": "NotIn", "values": [value] }))

@@ -252,7 +252,7 @@ pub(super) fn note_moved(failures: &mut Vec<RecentFailure>, pods: &[&ObservedPod
 /// Whether a failure of an init container is its node's fault and not the template's: a pod from the same template runs on another node,
 /// and init containers failed on this node both before and after that pod was created. A failure that affects all nodes, such as a bucket
 /// that was away for a while, counts against none of them.
-fn is_its_nodes_fault(failure: &RecentFailure, failures: &[RecentFailure], pods: &[JudgedPod<'_>]) -> bool {
+fn is_node_fault(failure: &RecentFailure, failures: &[RecentFailure], pods: &[JudgedPod<'_>]) -> bool {
     let here = |f: &&RecentFailure| f.node == failure.node && f.made_from == failure.made_from;
     let numbers = || failures.iter().filter(here).filter_map(|f| f.number);
     let (Some(made_from), Some(first), Some(last)) = (&failure.made_from, numbers().min(), numbers().max())
@@ -279,7 +279,7 @@ pub(super) fn avoided_nodes(
     // that is gone takes no pod.
     let is_excused = |f: &RecentFailure| match f.kind.as_str() {
         kind if kind == FailureKind::Left.as_str() => true,
-        kind if kind == FailureKind::InitFailed.as_str() => !is_its_nodes_fault(f, failures, pods),
+        kind if kind == FailureKind::InitFailed.as_str() => !is_node_fault(f, failures, pods),
         _ => false,
     };
     let mut failures_on: BTreeMap<&String, usize> = BTreeMap::new();

@@ -8,7 +8,7 @@ use super::decision::{JobOutcome, WorkloadChange};
 use super::objects::increment_name;
 use super::observed::Observed;
 use super::pod_verdicts::{JudgedPod, PodVerdict};
-use super::queue::{PodLimit, Standing, pod_limits, standing};
+use super::queue::{AdmissionState, PodLimit, admission_state, pod_limits};
 use super::queue_objects::ObservedWorkload;
 use super::workload::{finish, follow, has_gone, make, note_ready, pod_set, prefer, spec_of};
 use serde_json::Value;
@@ -33,11 +33,11 @@ pub(super) fn increment_changes(
     if !observed.queue.may_be_changed() {
         return vec![];
     }
-    let standing = standing(observed, job);
-    let (JobOutcome::Run, Standing::Admitted(own)) = (outcome, &standing) else {
+    let admission_state = admission_state(observed, job);
+    let (JobOutcome::Run, AdmissionState::Admitted(own)) = (outcome, &admission_state) else {
         return give_back(observed, outcome, pods);
     };
-    let limits = pod_limits(observed, job, &standing);
+    let limits = pod_limits(observed, job, &admission_state);
     // Another queue counts from the next admission on.
     let queue = job.queue.as_deref().filter(|queue| *queue == own.queue);
     let growth = Growth {

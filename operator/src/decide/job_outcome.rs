@@ -5,7 +5,7 @@ use super::decision::{JobOutcome, Progress};
 use super::failures::crash_limit;
 use super::observed::{ContainerEnd, Observed, ObservedRun, RunEnd};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
-use super::queue::{Standing, standing};
+use super::queue::{AdmissionState, admission_state};
 use super::suspend::{waits_for_checkpoint, would_lose_state};
 use super::time_limits::seconds_left;
 use varuna_api::crd::Condition;
@@ -48,14 +48,14 @@ fn steps_at_end(observed: &Observed) -> Option<i64> {
 }
 
 /// The spec asks for more steps than a run that has ended had.
-pub(super) fn asks_for_more(observed: &Observed, job: &Job) -> bool {
+pub(super) fn wants_more_steps(observed: &Observed, job: &Job) -> bool {
     let wanted = i64::try_from(job.training.steps).unwrap_or(i64::MAX);
     steps_at_end(observed).is_some_and(|had| wanted > had)
 }
 
 /// A run that has ended goes on: from its last checkpoint, or not at all.
-fn goes_on(observed: &Observed, job: &Job) -> bool {
-    job.checkpoint.is_some() && asks_for_more(observed, job)
+fn is_resumed(observed: &Observed, job: &Job) -> bool {
+    job.checkpoint.is_some() && wants_more_steps(observed, job)
 }
 
 /// The condition `Failed`, if it is true of the present spec.
@@ -70,7 +70,7 @@ fn end(observed: &Observed) -> Option<JobOutcome> {
     let complete = observed.job.status.if_true(ConditionType::Complete).is_some();
     let ended = observed.run.as_ref().and_then(|r| r.ended.as_ref());
     let spec = observed.job.spec.as_ref();
-    if (complete || ended == Some(&RunEnd::Done)) && !spec.is_ok_and(|job| goes_on(observed, job)) {
+    if (complete || ended == Some(&RunEnd::Done)) && !spec.is_ok_and(|job| is_resumed(observed, job)) {
         return Some(JobOutcome::Complete);
     }
     // A job that failed is tried again when its spec is changed.
@@ -129,11 +129,13 @@ pub(super) fn job_outcome(observed: &Observed, pods: &[JudgedPod<'_>], crashes: 
             JobOutcome::Suspend
         };
     }
-    match standing(observed, job) {
-        Standing::Waits(..) if waits_for_checkpoint(observed, job) => return JobOutcome::SaveThenSuspend,
-        Standing::Waits(..) => return JobOutcome::Queue,
-        Standing::Unknown(_) if !is_under_way(observed) => return JobOutcome::Queue,
-        Standing::Unknown(_) | Standing::Free | Standing::Admitted(_) => {}
+    match admission_state(observed, job) {
+        AdmissionState::Waits(..) if waits_for_checkpoint(observed, job) => {
+            return JobOutcome::SaveThenSuspend;
+        }
+        AdmissionState::Waits(..) => return JobOutcome::Queue,
+        AdmissionState::Unknown(_) if !is_under_way(observed) => return JobOutcome::Queue,
+        AdmissionState::Unknown(_) | AdmissionState::Free | AdmissionState::Admitted(_) => {}
     }
     if crashes < crash_limit(job) {
         return JobOutcome::Run;

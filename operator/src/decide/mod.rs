@@ -59,7 +59,7 @@ pub use status::report;
 use job_outcome::{job_outcome, progress};
 use observed::postponed;
 use pods::{plan_pods, stop_pods};
-use queue::Standing;
+use queue::AdmissionState;
 use varuna_api::{Job, Reason};
 use workers::Workers;
 
@@ -137,13 +137,13 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
 /// Plans the pods of a job that runs, within what its queue has admitted. A job that is about to lose its quota gets no more pods. If the
 /// admission of a job is not known, its pods change only because of nodes and the cluster.
 fn plan_admitted_pods(observed: &Observed, job: &Job, decision: &mut Decision<'_>) {
-    let standing = queue::standing(observed, job);
-    let limits = queue::pod_limits(observed, job, &standing);
+    let admission_state = queue::admission_state(observed, job);
+    let limits = queue::pod_limits(observed, job, &admission_state);
     plan_pods(observed, job, &limits, decision);
-    match standing {
-        Standing::Free | Standing::Admitted(_) => {}
-        Standing::Waits(..) => decision.create.clear(),
-        Standing::Unknown(_) => {
+    match admission_state {
+        AdmissionState::Free | AdmissionState::Admitted(_) => {}
+        AdmissionState::Waits(..) => decision.create.clear(),
+        AdmissionState::Unknown(_) => {
             let is_forced = |reason: Reason| reason != Reason::RollingUpdate;
             decision.delete.retain(|d| d.event.is_some_and(is_forced));
             decision.create.clear();
@@ -183,10 +183,12 @@ fn place_coordinator(observed: &Observed, decision: &mut Decision<'_>) {
         (Some(number), Ok(job)) => {
             let mut pod =
                 coordinator_pod::pod(&observed.job, job, number, &decision.avoid, &observed.settings);
-            let is_placed = match queue::standing(observed, job) {
-                Standing::Admitted(workload) => queue::place_coordinator(observed, job, workload, &mut pod),
-                Standing::Unknown(_) => false,
-                Standing::Free | Standing::Waits(..) => true,
+            let is_placed = match queue::admission_state(observed, job) {
+                AdmissionState::Admitted(workload) => {
+                    queue::place_coordinator(observed, job, workload, &mut pod)
+                }
+                AdmissionState::Unknown(_) => false,
+                AdmissionState::Free | AdmissionState::Waits(..) => true,
             };
             if !is_placed {
                 // Where it may go is known soon.

@@ -118,7 +118,7 @@ pub struct ObservedPod {
     /// When it was asked to go, in seconds since 1970; none where nobody has.
     pub deleted_at: Option<i64>,
     /// When it has to be gone, where it was asked to go.
-    pub gone_by: Option<i64>,
+    pub deletion_deadline: Option<i64>,
     /// Reason of its condition DisruptionTarget, or of its status where the kubelet ended it for another pod or a shutdown.
     pub disrupted: Option<String>,
     /// Why it cannot be scheduled.

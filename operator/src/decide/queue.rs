@@ -12,7 +12,7 @@ use varuna_api::{Job, PodGroup, Reason};
 
 /// What the queue says of a job.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) enum Standing<'a> {
+pub(super) enum AdmissionState<'a> {
     /// The job waits for no queue.
     Free,
     /// The job may run, within this admission.
@@ -48,33 +48,33 @@ impl PodLimit<'_> {
 }
 
 /// What the queue says of the job.
-pub(super) fn standing<'a>(observed: &'a Observed, job: &Job) -> Standing<'a> {
+pub(super) fn admission_state<'a>(observed: &'a Observed, job: &Job) -> AdmissionState<'a> {
     let queue = &observed.queue;
     let name = job.queue.as_ref().or(queue.workload.as_ref().map(|w| &w.queue));
     if let Some(name) = name.filter(|_| queue.is_being_listed) {
-        return Standing::Unknown(format!("what Kueue says of queue {name} is being listed"));
+        return AdmissionState::Unknown(format!("what Kueue says of queue {name} is being listed"));
     }
     let workload = present(observed).filter(|w| job.queue.is_some() || w.holds_quota());
     let Some(workload) = workload else {
         let Some(name) = &job.queue else {
-            return Standing::Free;
+            return AdmissionState::Free;
         };
         if queue.served.is_some() {
             if let Err(why) = workload_priority::priority(observed, job) {
-                return Standing::Waits(Reason::WaitsForQuota, why);
+                return AdmissionState::Waits(Reason::WaitsForQuota, why);
             }
             let message = format!("queue {name} has not been asked yet");
-            return Standing::Waits(Reason::WaitsForQuota, message);
+            return AdmissionState::Waits(Reason::WaitsForQuota, message);
         }
         // Removing Kueue ends no run.
         if observed.run.as_ref().is_some_and(|r| r.ended.is_none()) {
-            return Standing::Free;
+            return AdmissionState::Free;
         }
         let message = format!(
             "the job names queue {name}, and the API server serves no Workloads of Kueue that this operator can use: install Kueue, or \
              remove the label"
         );
-        return Standing::Waits(Reason::NoKueue, message);
+        return AdmissionState::Waits(Reason::NoKueue, message);
     };
     let name = &workload.queue;
     if let Some(evicted) = workload.if_true("Evicted") {
@@ -82,7 +82,7 @@ pub(super) fn standing<'a>(observed: &'a Observed, job: &Job) -> Standing<'a> {
             "queue {name} takes its quota back ({}): {}",
             evicted.reason, evicted.message
         );
-        return Standing::Waits(Reason::Evicted, why);
+        return AdmissionState::Waits(Reason::Evicted, why);
     }
     if workload.deleting || !workload.is_active {
         let what = if workload.deleting {
@@ -91,13 +91,13 @@ pub(super) fn standing<'a>(observed: &'a Observed, job: &Job) -> Standing<'a> {
             "not active"
         };
         let message = format!("Workload {} is {what}", workload.name);
-        return Standing::Waits(Reason::Evicted, message);
+        return AdmissionState::Waits(Reason::Evicted, message);
     }
     if workload.is_admitted() {
-        return Standing::Admitted(workload);
+        return AdmissionState::Admitted(workload);
     }
     let why = why_not_admitted(workload);
-    Standing::Waits(Reason::WaitsForQuota, format!("queue {name}: {why}"))
+    AdmissionState::Waits(Reason::WaitsForQuota, format!("queue {name}: {why}"))
 }
 
 /// Why a Workload is not admitted yet, in Kueue's words.
@@ -136,10 +136,10 @@ pub(super) fn coordinator_set(groups: &[PodGroup<'_>]) -> &'static str {
 pub(super) fn pod_limits<'a>(
     observed: &'a Observed,
     job: &'a Job,
-    standing: &Standing<'a>,
+    admission_state: &AdmissionState<'a>,
 ) -> Vec<PodLimit<'a>> {
     let groups = job.pod_groups().into_iter();
-    let Standing::Admitted(own) = standing else {
+    let AdmissionState::Admitted(own) = admission_state else {
         let of_job = |group| PodLimit {
             group,
             workload: None,
@@ -206,16 +206,16 @@ pub(super) fn place_coordinator(
 /// The first message of a job that waits in its queue.
 pub(super) fn waits_for(observed: &Observed) -> Option<String> {
     let job = observed.job.spec.as_ref().ok()?;
-    match standing(observed, job) {
-        Standing::Waits(_, why) | Standing::Unknown(why) => Some(why),
-        Standing::Free | Standing::Admitted(_) => None,
+    match admission_state(observed, job) {
+        AdmissionState::Waits(_, why) | AdmissionState::Unknown(why) => Some(why),
+        AdmissionState::Free | AdmissionState::Admitted(_) => None,
     }
 }
 
 /// Seconds until a job is looked at again if its admission is not known yet: no watch reports that a list is complete without it.
 pub(super) fn known_in(observed: &Observed) -> Option<i64> {
     let job = observed.job.spec.as_ref().ok()?;
-    matches!(standing(observed, job), Standing::Unknown(_)).then_some(LISTED_SECONDS)
+    matches!(admission_state(observed, job), AdmissionState::Unknown(_)).then_some(LISTED_SECONDS)
 }
 
 /// What was admitted, and what more is waited for, in words.

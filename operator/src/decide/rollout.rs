@@ -144,8 +144,8 @@ impl<'p, 'a> RolloutCheck<'p, 'a> {
         }
         let is_complete = self.running().filter(|p| self.trains(p)).count() >= self.wanted;
         let may_be_fewer =
-            || self.waits_for_room() && self.can_spare(run, given_up) && self.last_is_replaced(run);
-        (!is_complete && !may_be_fewer()).then(|| self.what_lacks())
+            || self.waits_for_room() && self.can_spare(run, given_up) && self.last_node_is_replaced(run);
+        (!is_complete && !may_be_fewer()).then(|| self.missing_pods_text())
     }
 
     fn running(&self) -> impl Iterator<Item = &'p JudgedPod<'a>> {
@@ -193,7 +193,7 @@ impl<'p, 'a> RolloutCheck<'p, 'a> {
     }
 
     /// Whether the node that was given up last has been replaced, as far as that can be told.
-    fn last_is_replaced(&self, run: &ObservedRun) -> bool {
+    fn last_node_is_replaced(&self, run: &ObservedRun) -> bool {
         let Some(last) = &self.observed.job.status.rollout else {
             return true;
         };
@@ -203,7 +203,7 @@ impl<'p, 'a> RolloutCheck<'p, 'a> {
     }
 
     /// What keeps a job that trains from giving a node up, in words: the first pod that is not where it is to be.
-    fn what_lacks(&self) -> String {
+    fn missing_pods_text(&self) -> String {
         let mut active = self.pods.iter().filter(|p| p.verdict.is_active());
         match active.find(|p| !self.trains(p)) {
             Some(p) if p.verdict == PodVerdict::Running => {

@@ -16,7 +16,7 @@ use super::queue::{known_in, waits_for};
 use super::rollout::rollout_status;
 use super::suspend::suspending;
 use super::time_limits::{deleted_in, note_times, seconds_left};
-use super::worker_notices::told_in;
+use super::worker_notices::seconds_until_notice;
 use std::collections::{BTreeMap, BTreeSet};
 use varuna_api::crd::{CheckpointStatus, PlanStatus, Status, WorkerGroupStatus};
 use varuna_api::{ConditionType, Job, JobPhase, PodGroup, Reason};
@@ -76,7 +76,7 @@ pub fn report(observed: &Observed, decision: &Decision<'_>, failures: &[Failure]
             .chain(decision.replace_in)
             .chain(deadline)
             .chain(deletion)
-            .chain(told_in(observed))
+            .chain(seconds_until_notice(observed))
             .chain(known_in(observed))
             .chain(silence)
             .min(),

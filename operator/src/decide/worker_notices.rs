@@ -40,7 +40,7 @@ pub(super) fn worker_notices(
     };
     let pods: BTreeMap<&str, &ObservedPod> = observed.pods.iter().map(|p| (p.name.as_str(), p)).collect();
     let deleted: BTreeSet<&str> = deletions.iter().map(|d| d.name.as_str()).collect();
-    let is_silent = |name: &str| pods.get(name).and_then(|p| says_so_in(observed, p)) == Some(0);
+    let is_silent = |name: &str| pods.get(name).and_then(|p| seconds_for_own_notice(observed, p)) == Some(0);
     let leaves = |worker: &&WorkerView| {
         let name = worker.name.as_str();
         worker.up && !worker.draining && (deleted.contains(name) || is_silent(name))
@@ -62,7 +62,7 @@ pub(super) fn worker_notices(
         let node = p.node.as_ref().filter(|_| !p.has_ended());
         let node = node.and_then(|name| observed.nodes.get(name));
         let node_ends_at = node.and_then(|node| announced_end_at(node, since, observed.now));
-        let by = p.gone_by.into_iter().chain(node_ends_at).min()?;
+        let by = p.deletion_deadline.into_iter().chain(node_ends_at).min()?;
         let hurries = by.saturating_sub(since) < i64::from(notice?) && workers.is_attached(p);
         // What was said stays: to take it back would be another write.
         let was_said = observed
@@ -89,14 +89,17 @@ pub(super) fn worker_notices(
 }
 
 /// Seconds that the worker of a pod that somebody deletes still has to say that it will go; none where nobody deletes it.
-fn says_so_in(observed: &Observed, pod: &ObservedPod) -> Option<i64> {
+fn seconds_for_own_notice(observed: &Observed, pod: &ObservedPod) -> Option<i64> {
     let since = pod.deleted_at.filter(|_| pod.deleting)?;
     Some((since + SAYS_SO_SECONDS - observed.now).max(0))
 }
 
 /// Seconds until the coordinator is to be told of a worker that does not say itself that it will go.
-pub(super) fn told_in(observed: &Observed) -> Option<i64> {
-    let left = observed.pods.iter().filter_map(|p| says_so_in(observed, p));
+pub(super) fn seconds_until_notice(observed: &Observed) -> Option<i64> {
+    let left = observed
+        .pods
+        .iter()
+        .filter_map(|p| seconds_for_own_notice(observed, p));
     left.filter(|seconds| *seconds > 0).min()
 }
 

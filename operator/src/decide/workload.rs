@@ -52,7 +52,7 @@ pub(super) fn workload_changes(
             correct(observed, job, workload)
         }
         (Some(workload), JobOutcome::Run) => {
-            let note_ready = || note_ready(observed, workload, enough_run(job, pods));
+            let note_ready = || note_ready(observed, workload, has_enough_running(job, pods));
             prefer(observed, job, workload).or_else(note_ready)
         }
         _ => None,
@@ -235,7 +235,7 @@ pub(super) fn finish(
 }
 
 /// Whether as many workers run as training needs.
-fn enough_run(job: &Job, pods: &[JudgedPod<'_>]) -> bool {
+fn has_enough_running(job: &Job, pods: &[JudgedPod<'_>]) -> bool {
     let groups = job.pod_groups();
     let workers = |p: &&JudgedPod<'_>| {
         let group = groups.iter().find(|g| g.name == p.pod.group.as_deref());

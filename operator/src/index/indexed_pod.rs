@@ -41,7 +41,7 @@ struct CommonFields {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct RareFields {
     deleted_at: Option<i64>,
-    gone_by: Option<i64>,
+    deletion_deadline: Option<i64>,
     disrupted: Option<String>,
     unschedulable: Option<String>,
     waiting: Option<(String, String)>,
@@ -70,7 +70,7 @@ impl IndexedPod {
     fn new(uid: String, owner: Option<String>, is_coordinator: bool, pod: ObservedPod) -> IndexedPod {
         let rare = RareFields {
             deleted_at: pod.deleted_at,
-            gone_by: pod.gone_by,
+            deletion_deadline: pod.deletion_deadline,
             disrupted: pod.disrupted,
             unschedulable: pod.unschedulable,
             waiting: pod.waiting,
@@ -112,7 +112,7 @@ impl IndexedPod {
             node: owned(self.node.as_deref()),
             deleting: self.deleting,
             deleted_at: rare.deleted_at,
-            gone_by: rare.gone_by,
+            deletion_deadline: rare.deletion_deadline,
             disrupted: rare.disrupted,
             unschedulable: rare.unschedulable,
             waiting: rare.waiting,
@@ -188,7 +188,7 @@ mod tests {
     }
 
     /// A pod with a value in every field.
-    fn talkative() -> ObservedPod {
+    fn pod_with_every_field() -> ObservedPod {
         ObservedPod {
             name: "j-w7".into(),
             number: 7,
@@ -197,7 +197,7 @@ mod tests {
             node: Some("a".into()),
             deleting: true,
             deleted_at: Some(3),
-            gone_by: Some(33),
+            deletion_deadline: Some(33),
             disrupted: Some("Preempting".into()),
             unschedulable: Some("no room".into()),
             waiting: Some(("ErrImagePull".into(), "no such image".into())),
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_of_a_pod_is_all_that_was_observed() {
-        for pod in [talkative(), ObservedPod::default()] {
+        for pod in [pod_with_every_field(), ObservedPod::default()] {
             let kept = IndexedPod::new("u".into(), Some("o".into()), true, pod.clone());
             assert_eq!(kept.observed(), pod);
             assert_eq!(
@@ -233,13 +233,13 @@ mod tests {
     #[test]
     fn pods_are_alike_whatever_they_do_not_have_in_common() {
         let kept = |pod: ObservedPod| IndexedPod::new("u".into(), Some("o".into()), false, pod);
-        let first = kept(talkative());
+        let first = kept(pod_with_every_field());
         let other = ObservedPod {
             name: "j-w8".into(),
             number: 8,
             node: None,
             ended: None,
-            ..talkative()
+            ..pod_with_every_field()
         };
         let mut second = kept(other.clone());
         assert!(second.is_like(&first) && !second.shares_with(&first));
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(second.observed(), other);
         let made_from_another = ObservedPod {
             made_from: Some("4567".into()),
-            ..talkative()
+            ..pod_with_every_field()
         };
         assert!(!kept(made_from_another).is_like(&first));
     }

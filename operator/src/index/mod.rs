@@ -14,7 +14,7 @@ mod workloads;
 pub use documents::resource_version;
 pub use indexed_pod::IndexedPod;
 pub use nodes::NodeIndex;
-pub use owned::{KnownObject, ObjectKey, ObjectKind, OfKind, OwnedIndex};
+pub use owned::{KindIndex, KnownObject, ObjectKey, ObjectKind, OwnedIndex};
 pub use pods::{Expected, JobPods, PodIndex};
 pub use priorities::{Priorities, PriorityIndex};
 pub use runs::RunIndex;

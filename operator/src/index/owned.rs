@@ -117,9 +117,9 @@ impl OwnedIndex {
 
 /// The part of an index that a watch of one kind of object fills.
 #[derive(Clone, Copy, Debug)]
-pub struct OfKind<'a>(pub &'a Index, pub ObjectKind);
+pub struct KindIndex<'a>(pub &'a Index, pub ObjectKind);
 
-impl OfKind<'_> {
+impl KindIndex<'_> {
     fn key(&self, metadata: &ObjectMeta) -> ObjectKey {
         (
             self.1.kind.to_owned(),
@@ -129,7 +129,7 @@ impl OfKind<'_> {
     }
 }
 
-impl Fill<PartialObjectMeta<DynamicObject>> for OfKind<'_> {
+impl Fill<PartialObjectMeta<DynamicObject>> for KindIndex<'_> {
     fn begin(&self) {
         let mut owned = self.0.owned.lock();
         owned.relists.entry(self.1.kind).or_default().begin();

@@ -293,7 +293,7 @@ fn pods_of_a_job_have_once_what_they_have_in_common() {
 #[test]
 fn an_object_that_somebody_deletes_makes_its_job_be_looked_at() {
     let index = index();
-    let services = OfKind(&index, ObjectKind::ALL[0]);
+    let services = KindIndex(&index, ObjectKind::ALL[0]);
     let key = ("Service".to_owned(), "n".to_owned(), "s".to_owned());
     let applied = || {
         index

@@ -12,8 +12,8 @@ fn job(status: serde_json::Value) -> JobView {
     }
 }
 
-fn happened(at: i64, reason: &str, text: &str) -> Happened {
-    Happened {
+fn happened(at: i64, reason: &str, text: &str) -> JobEvent {
+    JobEvent {
         at: Timestamp::from_second(at).unwrap(),
         reason: reason.into(),
         text: text.into(),
@@ -120,6 +120,6 @@ fn what_is_in_the_history_and_among_the_events_is_told_once_and_in_order() {
     );
 }
 
-fn events_of(happened: &[Happened]) -> String {
+fn events_of(happened: &[JobEvent]) -> String {
     events(happened)
 }

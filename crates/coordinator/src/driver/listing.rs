@@ -14,7 +14,7 @@ impl Driver {
         for event in self.checkpoints.update(listing, step) {
             self.log_checkpoint(event);
         }
-        self.tell_needs();
+        self.send_needs();
         if let Some(usable) = self.checkpoints.usable() {
             self.feed(CoordinatorInput::Checkpoints(usable));
         }
@@ -22,7 +22,7 @@ impl Driver {
 
     /// Tells the store watcher which checkpoints the run needs, with each listing and as soon as the record changes. A plan may start from
     /// a checkpoint that becomes too old to be kept once another upload completes.
-    pub(super) fn tell_needs(&mut self) {
+    pub(super) fn send_needs(&mut self) {
         self.needs_told = self.machine.record().version;
         // Before the record is read, it is not known what the run needs.
         let is_known = self.machine.run().mode != RunMode::Starting;

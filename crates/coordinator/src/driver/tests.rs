@@ -117,7 +117,7 @@ async fn a_worker_whose_queue_is_full_counts_as_gone_at_once() {
         driver.attach(STREAM, hello(), down);
         assert!(is_up(&driver), "its stream is up before the first order");
         let report = first_status(&driver.job);
-        driver.hear(WORKER, STREAM, Upward::Report(report));
+        driver.handle_message(WORKER, STREAM, Upward::Report(report));
         let start = Instant::now();
         while unread.len() < 2 && is_up(&driver) {
             assert!(start.elapsed() < PATIENCE, "neither an order nor a lost worker");
@@ -153,7 +153,7 @@ fn attach_newcomer(driver: &mut Driver, worker: WorkerId, down: DownSender) {
     driver.feed(CoordinatorInput::Tick);
     driver.attach(STREAM, Hello { worker, ..hello() }, down);
     let report = first_status(&driver.job);
-    driver.hear(worker, STREAM, Upward::Report(report));
+    driver.handle_message(worker, STREAM, Upward::Report(report));
     let inventory = Inventory {
         upto: driver.machine.record().highest,
         units: BTreeMap::new(),
@@ -161,7 +161,7 @@ fn attach_newcomer(driver: &mut Driver, worker: WorkerId, down: DownSender) {
         ran: None,
         decision: None,
     };
-    driver.hear(worker, STREAM, Upward::Report(Report::Inventory(inventory)));
+    driver.handle_message(worker, STREAM, Upward::Report(Report::Inventory(inventory)));
     driver.feed(CoordinatorInput::Tick);
 }
 
@@ -277,7 +277,7 @@ async fn a_step_has_a_time_where_its_commit_and_the_one_before_were_told_when_th
     };
     let reports = [on_time(1), on_time(2), late, on_time(4), on_time(5)];
     let timed = reports.map(|report| {
-        driver.hear(WORKER, STREAM, Upward::Report(report));
+        driver.handle_message(WORKER, STREAM, Upward::Report(report));
         let metric = driver.publisher.last_metric().unwrap();
         (metric.step.0, metric.figures.tokens_per_second.is_some())
     });

@@ -46,7 +46,7 @@ pub(crate) struct Net(Arc<Mutex<Inner>>);
 
 #[derive(Default)]
 struct Inner {
-    inboxes: BTreeMap<WorkerId, UnboundedSender<Said>>,
+    inboxes: BTreeMap<WorkerId, UnboundedSender<DataMessage>>,
     /// Workers that accept connections, with their generations.
     open: BTreeSet<(WorkerId, Generation)>,
     connections: BTreeSet<(Generation, WorkerId, WorkerId)>,
@@ -58,7 +58,7 @@ struct Inner {
 }
 
 /// A message of the data plane to a worker.
-enum Said {
+enum DataMessage {
     Input(MemberInput),
     State {
         unit: Unit,
@@ -92,7 +92,7 @@ impl Net {
                 n.connections.remove(&(generation, a, b));
                 let other = if a == me { b } else { a };
                 if let Some(inbox) = n.inboxes.get(&other) {
-                    let _ = inbox.send(Said::Input(MemberInput::Closed { generation, peer: me }));
+                    let _ = inbox.send(DataMessage::Input(MemberInput::Closed { generation, peer: me }));
                 }
             }
         });
@@ -108,12 +108,12 @@ impl Net {
         })
     }
 
-    fn deliver(&self, generation: Generation, from: WorkerId, to: WorkerId, said: Said) {
+    fn deliver(&self, generation: Generation, from: WorkerId, to: WorkerId, message: DataMessage) {
         self.with(|n| {
             let joined = n.connections.contains(&(generation, from, to))
                 || n.connections.contains(&(generation, to, from));
             if let Some(inbox) = n.inboxes.get(&to).filter(|_| joined) {
-                let _ = inbox.send(said);
+                let _ = inbox.send(message);
             }
         });
     }
@@ -147,7 +147,7 @@ impl Fake {
     pub(crate) fn start_as(net: &Net, job: &Job, to: (String, String), hello: Hello) -> Fake {
         let number = hello.worker.0;
         let id = WorkerId(number);
-        let (inbox, said) = unbounded_channel();
+        let (inbox, message) = unbounded_channel();
         net.with(|n| n.inboxes.insert(id, inbox));
         let config = MemberConfig {
             follows: false,
@@ -174,7 +174,7 @@ impl Fake {
             up: None,
             released: false,
         };
-        let task = tokio::spawn(worker.live(hello, to, said));
+        let task = tokio::spawn(worker.live(hello, to, message));
         Fake {
             id,
             net: net.clone(),
@@ -264,13 +264,18 @@ async fn sleep_until(at: Option<tokio::time::Instant>) {
 
 impl Worker {
     /// Runs until the worker is released, with the coordinator at this address.
-    async fn live(mut self, hello: Hello, coordinator: (String, String), mut said: UnboundedReceiver<Said>) {
+    async fn live(
+        mut self,
+        hello: Hello,
+        coordinator: (String, String),
+        mut message: UnboundedReceiver<DataMessage>,
+    ) {
         let mut ticks = tokio::time::interval(TICK);
         let mut down = None;
         while !self.released {
             let until = self.running.as_ref().map(|r| r.0);
             tokio::select! {
-                Some(said) = said.recv() => self.said(said),
+                Some(message) = message.recv() => self.handle_message(message),
                 word = next(&mut down) => match word {
                     Some((_, Downward::Welcome(_))) => self.feed(MemberInput::Stream),
                     Some((term, Downward::Order(order))) => self.feed(MemberInput::Order { term, order }),
@@ -299,10 +304,10 @@ impl Worker {
         self.feed(MemberInput::Tick);
     }
 
-    fn said(&mut self, said: Said) {
-        match said {
-            Said::Input(input) => self.feed(input),
-            Said::State {
+    fn handle_message(&mut self, message: DataMessage) {
+        match message {
+            DataMessage::Input(input) => self.feed(input),
+            DataMessage::State {
                 unit,
                 id,
                 bits,
@@ -361,7 +366,7 @@ impl Worker {
                     from: me,
                     message,
                 };
-                self.net.deliver(generation, me, to, Said::Input(input));
+                self.net.deliver(generation, me, to, DataMessage::Input(input));
             }
             MemberEffect::Serve {
                 generation,
@@ -382,7 +387,7 @@ impl Worker {
                     generation,
                     me,
                     to,
-                    Said::State {
+                    DataMessage::State {
                         unit,
                         id,
                         bits,

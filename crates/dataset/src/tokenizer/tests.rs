@@ -208,8 +208,8 @@ fn a_tokenizer_came_from_the_file_that_it_was_read_from() {
     let folder = words(&[]);
     let json = std::fs::read(folder.path().join("tokenizer.json")).unwrap();
     let found = open(&folder, None).unwrap();
-    assert!(found.came_from(&json) && !found.came_from(b"{}"));
-    assert!(!Tokenizer::Byte.came_from(&json));
+    assert!(found.was_made_from(&json) && !found.was_made_from(b"{}"));
+    assert!(!Tokenizer::Byte.was_made_from(&json));
 }
 
 #[test]

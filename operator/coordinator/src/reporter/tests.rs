@@ -40,7 +40,7 @@ fn a_change_is_due_at_once_and_steps_less_and_less_often() {
     assert_eq!(steps, later + STEPS_INTERVAL, "soon again after a change");
 }
 
-fn said(messages: i64) -> RunStatus {
+fn report_with_messages(messages: i64) -> RunStatus {
     let message = |number| varuna_api::crd::RunMessage {
         number,
         resumed: false,
@@ -55,18 +55,22 @@ fn said(messages: i64) -> RunStatus {
 #[test]
 fn what_is_only_shown_waits_for_what_follows_but_not_longer_for_more() {
     let (mut schedule, start) = (Schedule::default(), Instant::now());
-    schedule.wrote(start, &said(0));
+    schedule.wrote(start, &report_with_messages(0));
     let changed = start + Duration::from_secs(5);
-    let due = schedule.due(changed, &said(1));
+    let due = schedule.due(changed, &report_with_messages(1));
     assert_eq!(due, changed + Duration::from_secs(3));
     let more = changed + Duration::from_secs(1);
-    assert_eq!(schedule.due(more, &said(2)), due);
+    assert_eq!(schedule.due(more, &report_with_messages(2)), due);
     let end = RunStatus {
         end: Some(varuna_api::crd::RunEnd::Done),
-        ..said(2)
+        ..report_with_messages(2)
     };
     assert!(schedule.due(more, &end) <= more, "the end waits for nothing");
-    assert_eq!(schedule.due(more, &said(0)), start + STEPS_INTERVAL, "as it was");
+    assert_eq!(
+        schedule.due(more, &report_with_messages(0)),
+        start + STEPS_INTERVAL,
+        "as it was"
+    );
 }
 
 /// A run that trains. For each worker: its name, whether it has a place in the plan, and whether it will end.
@@ -108,7 +112,7 @@ fn trains(generation: u64, workers: &[(&str, bool, bool)], messages: i64) -> Run
     let workers = workers.collect();
     RunStatus {
         state: Some(Snapshot { run, workers }),
-        ..said(messages)
+        ..report_with_messages(messages)
     }
 }
 

@@ -20,7 +20,7 @@ pub(super) struct ForwardedOrders {
 
 impl ForwardedOrders {
     /// Passes on orders that were not passed on yet. A worker that is reported twice was away in between.
-    pub(super) fn tell(&mut self, spec: &RunSpec, control: &Control) {
+    pub(super) fn forward(&mut self, spec: &RunSpec, control: &Control) {
         if self.goal != Some(spec.goal) {
             // If a channel is full, it was asked before; if it is closed, the coordinator has ended.
             match spec.goal {

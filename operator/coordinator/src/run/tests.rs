@@ -67,11 +67,11 @@ async fn a_time_that_becomes_shorter_is_passed_on_as_what_is_left_of_it() {
         Ok(WorkerNotice::Leaving(name, Some(within))) if name == "w1" => within,
         other => panic!("{other:?}"),
     };
-    passed.tell(&ends(at), &control);
+    passed.forward(&ends(at), &control);
     assert!(within(noticed.try_recv()) > Duration::from_secs(50));
-    passed.tell(&ends(at), &control);
+    passed.forward(&ends(at), &control);
     assert!(noticed.try_recv().is_err(), "it is known");
-    passed.tell(&ends(at - 100), &control);
+    passed.forward(&ends(at - 100), &control);
     assert_eq!(within(noticed.try_recv()), Duration::ZERO);
 }
 
@@ -102,9 +102,9 @@ async fn whether_the_state_may_be_lost_is_passed_on_as_it_is_now() {
         ..orders("a")
     };
     for allowed in [false, true, false] {
-        passed.tell(&ordered(allowed), &control);
+        passed.forward(&ordered(allowed), &control);
         assert_eq!(told.try_recv(), Ok(allowed), "also what it began with");
-        passed.tell(&ordered(allowed), &control);
+        passed.forward(&ordered(allowed), &control);
         assert!(told.try_recv().is_err(), "it is known");
     }
 }
@@ -113,15 +113,15 @@ async fn whether_the_state_may_be_lost_is_passed_on_as_it_is_now() {
 async fn where_nodes_are_is_passed_on_once_and_again_when_it_changes() {
     let (control, mut told) = control();
     let mut passed = ForwardedOrders::default();
-    passed.tell(&orders("a"), &control);
+    passed.forward(&orders("a"), &control);
     assert_eq!(told.try_recv().unwrap(), orders("a").domains);
-    passed.tell(&orders("a"), &control);
+    passed.forward(&orders("a"), &control);
     assert!(told.try_recv().is_err(), "it is known");
-    passed.tell(&orders("b"), &control);
+    passed.forward(&orders("b"), &control);
     // The channel is full, so these orders are sent again with the next ones.
-    passed.tell(&orders("c"), &control);
+    passed.forward(&orders("c"), &control);
     assert_eq!(told.try_recv().unwrap(), orders("b").domains);
-    passed.tell(&orders("c"), &control);
+    passed.forward(&orders("c"), &control);
     assert_eq!(told.try_recv().unwrap(), orders("c").domains);
 }
 

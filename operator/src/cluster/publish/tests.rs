@@ -1,5 +1,5 @@
 use super::*;
-use crate::cluster::fake_server::{Asked, refusal, server};
+use crate::cluster::fake_server::{ReceivedRequest, refusal, server};
 use std::sync::Arc;
 use varuna_api::{JobPhase, Reason};
 
@@ -176,7 +176,7 @@ fn another_phase_is_written_before_figures() {
 #[tokio::test]
 async fn a_process_that_ends_writes_what_was_reported_last_statuses_first() {
     let document = json!({ "apiVersion": API_VERSION, "kind": KIND, "metadata": { "name": "j", "namespace": "n", "resourceVersion": "7" } });
-    let answer = move |asked: &Asked| match asked.method.as_str() {
+    let answer = move |asked: &ReceivedRequest| match asked.method.as_str() {
         "PATCH" => Some((200, document.clone())),
         _ => Some((201, asked.body.clone())),
     };
@@ -234,7 +234,7 @@ async fn what_stays_true_leaves_room_for_what_happens() {
 
 #[tokio::test]
 async fn a_status_is_written_to_the_status_of_its_job_and_of_the_answer_only_the_version_is_read() {
-    let answer = |asked: &Asked| {
+    let answer = |asked: &ReceivedRequest| {
         if asked.path.contains("/gone/") {
             return refusal(404, "NotFound");
         }

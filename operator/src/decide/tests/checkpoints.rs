@@ -128,7 +128,7 @@ fn a_job_without_any_checkpoint_is_not_suspended_while_none_comes() {
     let saving = decide(&observed);
     assert_eq!(saving.coordinator, CoordinatorGoal::RunAndSave);
     let mut next = carried_out(&observed, &saving);
-    let goes_on = |observed: &Observed, why: &str| {
+    let continues = |observed: &Observed, why: &str| {
         let decided = decide(observed);
         assert_eq!(decided.coordinator, CoordinatorGoal::Run, "{why}");
         let suspended = condition(&decided, ConditionType::Suspended);
@@ -136,16 +136,16 @@ fn a_job_without_any_checkpoint_is_not_suspended_while_none_comes() {
         decided
     };
     next.run = Some(at(None, Some("403")));
-    goes_on(&next, "the store fails");
+    continues(&next, "the store fails");
     next.run = Some(at(None, None));
     next.now += suspend::WAIT_MAX_SECONDS;
-    let late = goes_on(&next, "none has come in time");
+    let late = continues(&next, "none has come in time");
     let mut next = carried_out(&next, &late);
     next.run = Some(at(None, None));
-    let still = goes_on(&next, "the wait does not begin anew");
+    let still = continues(&next, "the wait does not begin anew");
     let mut next = carried_out(&next, &still);
     next.run = Some(ObservedRun::default());
-    goes_on(&next, "another coordinator has not reported yet");
+    continues(&next, "another coordinator has not reported yet");
     next.run = Some(at(Some(20), None));
     assert_eq!(decide(&next).coordinator, CoordinatorGoal::Stop);
     next.run = Some(at(None, Some("403")));

@@ -659,7 +659,7 @@ fn its_own_template_gives_it_variables_that_workers_do_not_get() {
 
 /// A change of the coordinators' pods.
 #[derive(Clone, Copy, Debug)]
-enum Happening {
+enum PodEvent {
     Starts,
     Crashes,
     IsDeleted,
@@ -668,25 +668,25 @@ enum Happening {
     IsSilent,
 }
 
-fn happen(observed: &mut Observed, what: Happening, which: usize) {
+fn happen(observed: &mut Observed, what: PodEvent, which: usize) {
     let count = observed.coordinators.len();
     if count == 0 {
         return;
     }
     let pod = &mut observed.coordinators[which % count];
     match what {
-        Happening::Starts if pod.phase == PodPhase::Pending => {
+        PodEvent::Starts if pod.phase == PodPhase::Pending => {
             pod.phase = PodPhase::Running;
             pod.node = Some("good".into());
         }
-        Happening::Crashes if pod.phase == PodPhase::Running => {
+        PodEvent::Crashes if pod.phase == PodPhase::Running => {
             pod.phase = PodPhase::Failed;
             pod.ended = ended(1, 137, "Error", 1).ended;
         }
-        Happening::IsDeleted => pod.deleting = true,
-        Happening::Vanishes => drop(observed.coordinators.remove(which % count)),
-        Happening::NodeLeaves if pod.phase == PodPhase::Running => pod.node = Some("spot".into()),
-        Happening::IsSilent => {
+        PodEvent::IsDeleted => pod.deleting = true,
+        PodEvent::Vanishes => drop(observed.coordinators.remove(which % count)),
+        PodEvent::NodeLeaves if pod.phase == PodPhase::Running => pod.node = Some("spot".into()),
+        PodEvent::IsSilent => {
             observed.coordinator_probe = Some(CoordinatorProbe {
                 number: pod.number,
                 answer: ProbeAnswer::Silent,
@@ -700,8 +700,8 @@ proptest! {
     #[test]
     fn after_whatever_happens_one_coordinator_is_in_charge_and_runs(
         happenings in proptest::collection::vec((prop_oneof![
-            4 => Just(Happening::Starts), 1 => Just(Happening::Crashes), 1 => Just(Happening::IsDeleted),
-            1 => Just(Happening::Vanishes), 1 => Just(Happening::NodeLeaves), 1 => Just(Happening::IsSilent),
+            4 => Just(PodEvent::Starts), 1 => Just(PodEvent::Crashes), 1 => Just(PodEvent::IsDeleted),
+            1 => Just(PodEvent::Vanishes), 1 => Just(PodEvent::NodeLeaves), 1 => Just(PodEvent::IsSilent),
         ], 0_usize..4), 0..30)
     ) {
         let mut observed = served();
@@ -726,7 +726,7 @@ proptest! {
         for _ in 0..8 {
             observed.coordinators.retain(|p| !p.deleting);
             for which in 0..observed.coordinators.len() {
-                happen(&mut observed, Happening::Starts, which);
+                happen(&mut observed, PodEvent::Starts, which);
             }
             step(&mut observed, &mut in_charge, &mut newest);
         }

@@ -36,13 +36,17 @@ fn nobody_may_go_while_a_worker_of_the_plan_was_told_to_and_hands_on_what_it_hol
     let all: Vec<i64> = (1..=8).collect();
     for mode in [RunMode::Training, RunMode::Changing] {
         let mut leaving = two_nodes(mode, &all);
-        assert_eq!(may_go(&leaving), 1, "{mode:?}");
+        assert_eq!(evictions_allowed(&leaving), 1, "{mode:?}");
         let workers = &mut leaving.run.as_mut().unwrap().snapshot.as_mut().unwrap().workers;
         workers[3].draining = true;
-        assert_eq!(may_go(&leaving), 0, "{mode:?}");
+        assert_eq!(evictions_allowed(&leaving), 0, "{mode:?}");
         let workers = &mut leaving.run.as_mut().unwrap().snapshot.as_mut().unwrap().workers;
         workers[3].pipeline = None;
-        assert_eq!(may_go(&leaving), 1, "{mode:?}: it has handed on what it held");
+        assert_eq!(
+            evictions_allowed(&leaving),
+            1,
+            "{mode:?}: it has handed on what it held"
+        );
     }
 }
 
@@ -68,9 +72,9 @@ fn nobody_may_go_while_the_next_coordinator_has_not_heard_from_the_workers() {
     let checkpoint = "  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
     for extra in ["", checkpoint] {
         let silent = without_coordinator(ObservedRun::default(), extra);
-        assert_eq!(may_go(&silent), 0, "it has not reported");
+        assert_eq!(evictions_allowed(&silent), 0, "it has not reported");
         let settling = without_coordinator(run(RunMode::Settling, 1, 5), extra);
-        assert_eq!(may_go(&settling), 0, "it has reported");
+        assert_eq!(evictions_allowed(&settling), 0, "it has reported");
     }
     let mut fails = without_coordinator(ObservedRun::default(), checkpoint);
     fails.failures = vec![Failure {
@@ -78,12 +82,16 @@ fn nobody_may_go_while_the_next_coordinator_has_not_heard_from_the_workers() {
         message: "no such image".into(),
         retry_in: 4,
     }];
-    assert_eq!(may_go(&fails), 4, "none comes, and a checkpoint holds the state");
+    assert_eq!(
+        evictions_allowed(&fails),
+        4,
+        "none comes, and a checkpoint holds the state"
+    );
     fails.job.spec = Ok(spec(4, ""));
-    assert_eq!(may_go(&fails), 0, "the state would be lost");
+    assert_eq!(evictions_allowed(&fails), 0, "the state would be lost");
     let mut new = without_coordinator(ObservedRun::default(), "");
     new.job.status.plan = None;
-    assert_eq!(may_go(&new), 4, "nobody holds anything yet");
+    assert_eq!(evictions_allowed(&new), 4, "nobody holds anything yet");
 }
 
 #[test]
@@ -130,7 +138,7 @@ fn two_nodes(mode: RunMode, in_plan: &[i64]) -> Observed {
 }
 
 /// Number of pods that the API server still allows to evict. It counts running pods that are not being deleted.
-fn may_go(observed: &Observed) -> i64 {
+fn evictions_allowed(observed: &Observed) -> i64 {
     let counted = observed
         .pods
         .iter()
@@ -142,13 +150,13 @@ fn may_go(observed: &Observed) -> i64 {
 fn of_eight_workers_on_two_nodes_one_goes_after_the_other_also_while_replacements_start() {
     let all: Vec<i64> = (1..=8).collect();
     let mut drained = two_nodes(RunMode::Training, &all);
-    assert_eq!(may_go(&drained), 1);
+    assert_eq!(evictions_allowed(&drained), 1);
     drained.pods[0].deleting = true;
-    assert_eq!(may_go(&drained), 0, "the first has a place still");
+    assert_eq!(evictions_allowed(&drained), 0, "the first has a place still");
     let replacement = |number| pod(number, PodPhase::Running);
     drained.pods.push(replacement(9));
     assert_eq!(
-        may_go(&drained),
+        evictions_allowed(&drained),
         0,
         "a replacement without a place sets nobody free"
     );
@@ -164,14 +172,14 @@ fn of_eight_workers_on_two_nodes_one_goes_after_the_other_also_while_replacement
         let mut next = two_nodes(mode, plan);
         next.pods[0].deleting = true;
         next.pods.push(replacement(9));
-        assert_eq!(may_go(&next), 1, "{mode:?} {plan:?}");
+        assert_eq!(evictions_allowed(&next), 1, "{mode:?} {plan:?}");
         assert_eq!(budget(&next)["spec"]["minAvailable"], 7, "{mode:?} {plan:?}");
     }
     let mut changing = two_nodes(RunMode::Changing, &all);
     changing.pods[0].deleting = true;
     changing.pods.push(replacement(9));
-    assert_eq!(may_go(&changing), 0);
+    assert_eq!(evictions_allowed(&changing), 0);
     // The pod is gone before the coordinator has another plan.
     changing.pods.remove(0);
-    assert_eq!(may_go(&changing), 0);
+    assert_eq!(evictions_allowed(&changing), 0);
 }

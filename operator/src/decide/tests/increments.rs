@@ -99,7 +99,7 @@ fn grown(max: u32, workers: u32, more: u32) -> Observed {
 }
 
 /// The same job after Kueue has evicted the increment.
-fn taken_back(mut observed: Observed) -> Observed {
+fn after_eviction(mut observed: Observed) -> Observed {
     let evicted = now("Evicted", "Preempted", "a job of team b is preferred");
     observed.queue.increments[0].conditions.push(evicted);
     observed
@@ -116,7 +116,7 @@ fn admitted_message(observed: &Observed) -> String {
 pub(super) fn scenes() -> Vec<Observed> {
     let mut off = grown(4, 3, 1);
     off.queue.increments[0].is_active = false;
-    vec![pending(4, 3), grown(4, 3, 1), taken_back(grown(4, 3, 1)), off]
+    vec![pending(4, 3), grown(4, 3, 1), after_eviction(grown(4, 3, 1)), off]
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn an_increment_that_is_taken_back_costs_its_pods_alone_and_its_quota_goes_with_
     let mut observed = grown(4, 3, 1);
     let all = ["j-w1-u", "j-w2-u", "j-w3-u", "j-w4-u"];
     observed.run = Some(with_workers(training(5), &all, &[]));
-    let taken = taken_back(observed);
+    let taken = after_eviction(observed);
     let shrinks = decide(&taken);
     assert_eq!(shrinks.coordinator, CoordinatorGoal::Run);
     assert_eq!(deleted(&shrinks), ["j-w4-u"]);

@@ -20,7 +20,7 @@ const GROUPS: &str = "  workerGroups:
 
 /// The states of a pod and its containers. Numbers are exit codes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Doing {
+enum PodState {
     WaitsForNode,
     WaitsForImage,
     WaitsForConfig,
@@ -37,7 +37,7 @@ enum Doing {
 #[derive(Clone, Debug)]
 struct Drawn {
     number: i64,
-    doing: Doing,
+    doing: PodState,
     node: Option<&'static str>,
     deleting: bool,
     disrupted: bool,
@@ -98,23 +98,23 @@ impl Drawn {
         let runs = || json!({ "running": {} });
         let initializing = || waiting("PodInitializing");
         let (phase, mesh, fetch, worker) = match self.doing {
-            Doing::WaitsForNode => (
+            PodState::WaitsForNode => (
                 "Pending",
                 waiting("PodInitializing"),
                 initializing(),
                 initializing(),
             ),
-            Doing::WaitsForImage => ("Pending", runs(), ended(0), waiting("ImagePullBackOff")),
-            Doing::WaitsForConfig => ("Pending", runs(), ended(0), waiting("CreateContainerConfigError")),
-            Doing::InitRuns => ("Pending", runs(), runs(), initializing()),
-            Doing::InitWaitsForImage => ("Pending", runs(), waiting("ErrImagePull"), initializing()),
-            Doing::InitFailed(code) => ("Failed", ended(137), ended(code), initializing()),
-            Doing::Runs => ("Running", runs(), ended(0), runs()),
-            Doing::RunsBesideCrashingSidecar => ("Running", waiting("CrashLoopBackOff"), ended(0), runs()),
-            Doing::WorkerEndedBesideSidecar(code) => ("Running", runs(), ended(0), ended(code)),
-            Doing::Ended(0) => ("Succeeded", ended(137), ended(0), ended(0)),
-            Doing::Ended(code) => ("Failed", ended(137), ended(0), ended(code)),
-            Doing::Rejected => {
+            PodState::WaitsForImage => ("Pending", runs(), ended(0), waiting("ImagePullBackOff")),
+            PodState::WaitsForConfig => ("Pending", runs(), ended(0), waiting("CreateContainerConfigError")),
+            PodState::InitRuns => ("Pending", runs(), runs(), initializing()),
+            PodState::InitWaitsForImage => ("Pending", runs(), waiting("ErrImagePull"), initializing()),
+            PodState::InitFailed(code) => ("Failed", ended(137), ended(code), initializing()),
+            PodState::Runs => ("Running", runs(), ended(0), runs()),
+            PodState::RunsBesideCrashingSidecar => ("Running", waiting("CrashLoopBackOff"), ended(0), runs()),
+            PodState::WorkerEndedBesideSidecar(code) => ("Running", runs(), ended(0), ended(code)),
+            PodState::Ended(0) => ("Succeeded", ended(137), ended(0), ended(0)),
+            PodState::Ended(code) => ("Failed", ended(137), ended(0), ended(code)),
+            PodState::Rejected => {
                 let (reason, at) = ("UnexpectedAdmissionError", decision::time(at));
                 return json!({ "phase": "Failed", "reason": reason, "message": "no healthy device", "startTime": at });
             }
@@ -136,20 +136,20 @@ impl Drawn {
     }
 }
 
-fn any_doing() -> impl Strategy<Value = Doing> {
+fn any_pod_state() -> impl Strategy<Value = PodState> {
     let code = prop_oneof![Just(1), Just(137), Just(143)];
     prop_oneof![
-        1 => Just(Doing::WaitsForNode),
-        1 => Just(Doing::WaitsForImage),
-        1 => Just(Doing::WaitsForConfig),
-        1 => Just(Doing::InitRuns),
-        1 => Just(Doing::InitWaitsForImage),
-        1 => code.clone().prop_map(Doing::InitFailed),
-        4 => Just(Doing::Runs),
-        1 => Just(Doing::RunsBesideCrashingSidecar),
-        1 => prop_oneof![Just(0), code.clone()].prop_map(Doing::WorkerEndedBesideSidecar),
-        2 => prop_oneof![Just(0), code].prop_map(Doing::Ended),
-        1 => Just(Doing::Rejected),
+        1 => Just(PodState::WaitsForNode),
+        1 => Just(PodState::WaitsForImage),
+        1 => Just(PodState::WaitsForConfig),
+        1 => Just(PodState::InitRuns),
+        1 => Just(PodState::InitWaitsForImage),
+        1 => code.clone().prop_map(PodState::InitFailed),
+        4 => Just(PodState::Runs),
+        1 => Just(PodState::RunsBesideCrashingSidecar),
+        1 => prop_oneof![Just(0), code.clone()].prop_map(PodState::WorkerEndedBesideSidecar),
+        2 => prop_oneof![Just(0), code].prop_map(PodState::Ended),
+        1 => Just(PodState::Rejected),
     ]
 }
 
@@ -167,7 +167,7 @@ fn any_pod() -> impl Strategy<Value = Drawn> {
     ];
     (
         1_i64..40,
-        any_doing(),
+        any_pod_state(),
         proptest::sample::select(&NODES[..]),
         any::<(bool, bool)>(),
         (group, proptest::option::of(any::<bool>()), avoids),
@@ -175,11 +175,14 @@ fn any_pod() -> impl Strategy<Value = Drawn> {
     )
         .prop_map(
             |(number, doing, node, (deleting, disrupted), (group, made_from, avoids), ago)| {
-                let over = matches!(doing, Doing::Ended(_) | Doing::Rejected | Doing::InitFailed(_));
+                let over = matches!(
+                    doing,
+                    PodState::Ended(_) | PodState::Rejected | PodState::InitFailed(_)
+                );
                 Drawn {
                     number,
                     doing,
-                    node: Some(node).filter(|_| doing != Doing::WaitsForNode),
+                    node: Some(node).filter(|_| doing != PodState::WaitsForNode),
                     deleting: deleting && number % 3 == 0,
                     disrupted: disrupted && over,
                     group,
@@ -239,9 +242,9 @@ pub(super) fn any_healthy() -> impl Strategy<Value = Observed> {
             .map(|((node, (beside, is_well), made_from), number)| Drawn {
                 number,
                 doing: if beside {
-                    Doing::RunsBesideCrashingSidecar
+                    PodState::RunsBesideCrashingSidecar
                 } else {
-                    Doing::Runs
+                    PodState::Runs
                 },
                 // Most nodes do not announce their end.
                 node: Some(if is_well { "good" } else { node }),
@@ -475,9 +478,9 @@ proptest! {
             number, doing, node: Some(node), deleting: false, disrupted: false, group: None, made_from: None, avoids: None, ago,
         };
         let crashed = failures.iter().map(|(node, ago, init)| {
-            (*node, if *init { Doing::InitFailed(1) } else { Doing::Ended(1) }, 20 + ago)
+            (*node, if *init { PodState::InitFailed(1) } else { PodState::Ended(1) }, 20 + ago)
         });
-        let rejected = rejections.iter().map(|(node, ago)| (*node, Doing::Rejected, *ago));
+        let rejected = rejections.iter().map(|(node, ago)| (*node, PodState::Rejected, *ago));
         observed.pods = crashed.chain(rejected).zip(1..).map(|((node, doing, ago), number)| drawn(number, node, doing, ago).pod(&job)).collect();
         prop_assert!(!is_failed(&decide(&observed)));
     }

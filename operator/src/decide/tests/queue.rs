@@ -538,12 +538,15 @@ fn a_run_goes_on_as_it_is_while_what_kueue_says_is_being_listed() {
     observed.nodes.insert("spot".into(), spot);
     observed.coordinators = vec![coordinator(1, PodPhase::Running)];
     observed.run = Some(training(5));
-    let goes_on = decide(&observed);
-    assert_eq!(goes_on.coordinator, CoordinatorGoal::Run);
-    assert_eq!(goes_on.orders.as_ref().unwrap().goal, RunGoal::Run);
-    assert_eq!((deleted(&goes_on), names(&goes_on).len()), (vec!["j-w4-u"], 0));
-    assert_eq!((goes_on.workload.len(), goes_on.reconcile_in), (0, Some(2)));
-    assert_eq!(goes_on.status.phase, Some(JobPhase::Training));
+    let continued = decide(&observed);
+    assert_eq!(continued.coordinator, CoordinatorGoal::Run);
+    assert_eq!(continued.orders.as_ref().unwrap().goal, RunGoal::Run);
+    assert_eq!(
+        (deleted(&continued), names(&continued).len()),
+        (vec!["j-w4-u"], 0)
+    );
+    assert_eq!((continued.workload.len(), continued.reconcile_in), (0, Some(2)));
+    assert_eq!(continued.status.phase, Some(JobPhase::Training));
     // The operator waits before it starts the next coordinator.
     let mut without = observed.clone();
     (without.run, without.coordinators) = (None, vec![]);

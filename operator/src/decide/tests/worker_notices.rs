@@ -68,7 +68,7 @@ fn the_coordinator_is_told_when_workers_end_that_have_less_time_than_the_jobs_no
     let deleted = |number, grace: i64| ObservedPod {
         deleting: true,
         deleted_at: Some(NOW - 1),
-        gone_by: Some(NOW - 1 + grace),
+        deletion_deadline: Some(NOW - 1 + grace),
         ..pod(number, PodPhase::Running)
     };
     observed.pods = vec![deleted(1, 10), deleted(2, 35)];
@@ -79,7 +79,7 @@ fn the_coordinator_is_told_when_workers_end_that_have_less_time_than_the_jobs_no
     assert_eq!(orders.ends_at, BTreeMap::from([("j-w1-u".to_owned(), NOW + 9)]));
     observed.orders = Some(orders);
     assert!(decide(&observed).orders.is_none(), "it is told once");
-    observed.pods[0].gone_by = Some(NOW + 2);
+    observed.pods[0].deletion_deadline = Some(NOW + 2);
     let sooner = decide(&observed).orders.unwrap().ends_at;
     assert_eq!(sooner.values().copied().collect::<Vec<_>>(), [NOW + 2]);
 }
@@ -92,7 +92,7 @@ fn a_new_coordinator_is_told_when_those_end_that_had_notice_before_it() {
     let goes = ObservedPod {
         deleting: true,
         deleted_at: Some(NOW - 100),
-        gone_by: Some(NOW + 20),
+        deletion_deadline: Some(NOW + 20),
         ..pod(1, PodPhase::Running)
     };
     observed.pods = vec![goes, pod(2, PodPhase::Running)];
