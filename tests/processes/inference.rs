@@ -47,12 +47,12 @@ impl Trained {
 
 const PROMPT: &str = "In the beginning";
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 fn succeeded(output: Output) -> Vec<u8> {
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     output.stdout
 }
 
@@ -66,7 +66,7 @@ fn a_checkpoint_generates_text_and_has_the_loss_that_its_run_found() {
     let trained = Trained::new(store.path(), JobFile::default());
     its_loss_is_that_of_the_run(&trained);
     its_text_follows_from_prompt_settings_and_seed(&trained);
-    what_cannot_be_done_is_refused(&trained);
+    check_refusals(&trained);
 }
 
 /// The loss that the run found before its 21st step.
@@ -109,8 +109,12 @@ fn a_berts_checkpoint_has_the_loss_of_masked_tokens_that_its_run_found() {
         ),
         (trained.generate("12", &[]), "the model is bidirectional"),
     ] {
-        assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
-        assert!(said(&refused).contains(part), "{part}: {}", said(&refused));
+        assert_eq!(refused.status.code(), Some(2), "{}", output_text(&refused));
+        assert!(
+            output_text(&refused).contains(part),
+            "{part}: {}",
+            output_text(&refused)
+        );
     }
 }
 
@@ -169,7 +173,7 @@ fn its_text_follows_from_prompt_settings_and_seed(trained: &Trained) {
     assert_eq!(long["tokens"].as_array().map(Vec::len), Some(64 - 16 + 1));
 }
 
-fn what_cannot_be_done_is_refused(trained: &Trained) {
+fn check_refusals(trained: &Trained) {
     for (arguments, part) in [
         (
             ["--step", "7"],
@@ -179,7 +183,11 @@ fn what_cannot_be_done_is_refused(trained: &Trained) {
         (["--tokenizer", "gpt2"], "allowed are at most 257"),
     ] {
         let refused = trained.generate("12", &arguments);
-        assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
-        assert!(said(&refused).contains(part), "{arguments:?}: {}", said(&refused));
+        assert_eq!(refused.status.code(), Some(2), "{}", output_text(&refused));
+        assert!(
+            output_text(&refused).contains(part),
+            "{arguments:?}: {}",
+            output_text(&refused)
+        );
     }
 }

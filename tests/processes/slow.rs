@@ -1,7 +1,7 @@
 //! A slow worker among real processes. This is in a file of its own, because other tests that run at the same time would slow down all
 //! workers.
 
-use varuna_fixtures::{JobFile, Run, Slowed, assert_same_curve};
+use varuna_fixtures::{JobFile, Run, SlowedProcess, assert_same_curve};
 use varuna_plan::{Base, Generation, Plan, WorkerId};
 
 /// Number of segments that a worker computes in a step of a plan; a segment counts once for each sample.
@@ -40,7 +40,7 @@ fn a_slow_worker_is_found_and_given_less_to_do_without_a_recovery() {
     let mut run = Run::start(&job, 3);
     let workers = run.wait_for_workers(3);
     let slow = &workers[1].view;
-    let load = Slowed::start(workers[1].pid);
+    let load = SlowedProcess::start(workers[1].pid);
     let generation = run.wait_for("a plan for the slow worker", |run| {
         let workers = run.status()?.workers;
         let speed = workers.iter().find(|w| w.view.id == slow.id)?.view.speed;

@@ -93,7 +93,7 @@ impl Damage {
 
     /// Changes the lowest bit of the weight's fraction at all positions where the weight still is, including copies for uploads. The
     /// process may have ended before.
-    fn do_it(&self) {
+    fn flip_bits(&self) {
         let pid = Pid::from_raw(i32::try_from(self.pid).unwrap());
         let _ = kill(pid, Signal::SIGSTOP);
         for place in &self.places {
@@ -129,7 +129,7 @@ fn damage_one_of(workers: usize) -> Found {
     let differ = run.wait_for("the comparison that finds it", |run| {
         let differ = event(run, "statesDiffer");
         if differ.is_none() {
-            damage.do_it();
+            damage.flip_bits();
         }
         differ
     });

@@ -306,7 +306,7 @@ impl Engine {
     }
 
     /// A fence that interrupts the optimizer leaves torn state (a seeded bug).
-    pub(crate) fn tear(&mut self) {
+    pub(crate) fn corrupt_state(&mut self) {
         if self.applying.take().is_some() {
             for held in self.held.values_mut() {
                 held.state.bits = mix(held.state.bits, 0xBAD);

@@ -1,7 +1,7 @@
 //! The processes of a run. They all end when the program that started them ends.
 
 use crate::disk::FsyncSwitch;
-use crate::proxy::{Before, Links, forward};
+use crate::proxy::{ForwardTarget, Links, forward};
 use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -113,15 +113,15 @@ impl Worker {
             .env("VARUNA_LOG", "info,varuna_worker=debug")
             .spawn()
             .context("cannot start varuna-worker")?;
-        let before = |before, listener, to| tokio::spawn(forward(Arc::clone(links), listener, before, to));
+        let start = |target, listener, to| tokio::spawn(forward(Arc::clone(links), listener, target, to));
         Ok(Worker {
             number,
             child,
             id: None,
             log,
             forwarders: [
-                before(Before::Coordinator(number), uplink, coordinator),
-                before(Before::Worker(number), peers, bind),
+                start(ForwardTarget::Coordinator(number), uplink, coordinator),
+                start(ForwardTarget::Worker(number), peers, bind),
             ],
         })
     }

@@ -42,7 +42,7 @@ impl Links {
     }
 
     /// Removes the rules of this fault.
-    pub fn mend(&self, fault: usize) {
+    pub fn remove_rules(&self, fault: usize) {
         self.rules.send_modify(|all| {
             all.remove(&fault);
         });
@@ -62,7 +62,7 @@ impl Links {
 
 /// The process behind a forwarder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Before {
+pub enum ForwardTarget {
     /// A worker's listener for its peers.
     Worker(u32),
     /// The coordinator, for connections of this worker only.
@@ -80,7 +80,7 @@ enum Dialer {
 struct Reset;
 
 /// Forwards connections until the task is aborted.
-pub async fn forward(links: Arc<Links>, listener: TcpListener, before: Before, to: SocketAddr) {
+pub async fn forward(links: Arc<Links>, listener: TcpListener, target: ForwardTarget, to: SocketAddr) {
     loop {
         // An error concerns only one connection, or is temporary.
         let Ok((stream, _)) = listener.accept().await else {
@@ -89,7 +89,7 @@ pub async fn forward(links: Arc<Links>, listener: TcpListener, before: Before, t
         let links = Arc::clone(&links);
         tokio::spawn(async move {
             let mut stream = stream;
-            if connection(&links, &mut stream, before, to).await.is_none() {
+            if connection(&links, &mut stream, target, to).await.is_none() {
                 // With this option, dropping the socket resets the connection instead of closing it.
                 let _ = stream.set_zero_linger();
             }
@@ -98,23 +98,28 @@ pub async fn forward(links: Arc<Links>, listener: TcpListener, before: Before, t
 }
 
 /// Forwards one connection until it ends. None if it should be reset.
-async fn connection(links: &Links, stream: &mut TcpStream, before: Before, to: SocketAddr) -> Option<()> {
+async fn connection(
+    links: &Links,
+    stream: &mut TcpStream,
+    target: ForwardTarget,
+    to: SocketAddr,
+) -> Option<()> {
     stream.set_nodelay(true).ok()?;
     let mut first = Vec::new();
-    let (dialer, acceptor) = match before {
-        Before::Coordinator(number) => (Dialer::Known(Place::Worker(number)), Place::Coordinator),
-        Before::Worker(number) => {
+    let (dialer, acceptor) = match target {
+        ForwardTarget::Coordinator(number) => (Dialer::Known(Place::Worker(number)), Place::Coordinator),
+        ForwardTarget::Worker(number) => {
             first.resize(HELLO_BYTES, 0);
             stream.read_exact(&mut first).await.ok()?;
             let (hello, _) = Hello::read(&mut first.as_slice()).ok()?.ok()?;
             (Dialer::Worker(hello.from), Place::Worker(number))
         }
     };
-    let forth = Way {
+    let forth = ForwardDirection {
         links,
         ends: Ends::From(dialer, acceptor),
     };
-    let back = Way {
+    let back = ForwardDirection {
         links,
         ends: Ends::To(acceptor, dialer),
     };
@@ -144,12 +149,12 @@ enum Ends {
 }
 
 /// One direction of a connection.
-struct Way<'a> {
+struct ForwardDirection<'a> {
     links: &'a Links,
     ends: Ends,
 }
 
-impl Way<'_> {
+impl ForwardDirection<'_> {
     fn treatment(&self, bytes: usize, chance: f64) -> Treatment {
         let known = |dialer| match dialer {
             Dialer::Known(place) => place,
@@ -221,7 +226,12 @@ mod tests {
         let behind = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let front = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, to) = (front.local_addr().unwrap(), behind.local_addr().unwrap());
-        tokio::spawn(forward(Arc::clone(links), front, Before::Coordinator(3), to));
+        tokio::spawn(forward(
+            Arc::clone(links),
+            front,
+            ForwardTarget::Coordinator(3),
+            to,
+        ));
         let dialer = TcpStream::connect(address).await.unwrap();
         (dialer, behind.accept().await.unwrap().0)
     }
@@ -250,7 +260,7 @@ mod tests {
             acceptor.try_read(&mut byte).unwrap_err().kind(),
             std::io::ErrorKind::WouldBlock
         );
-        links.mend(1);
+        links.remove_rules(1);
         acceptor.read_exact(&mut byte).await.unwrap();
         assert_eq!(byte, [2]);
     }
@@ -262,7 +272,7 @@ mod tests {
         links.disturb(1, rule(None, Condition::Reset));
         assert!(dialer.read(&mut [0]).await.is_err());
         assert!(acceptor.read(&mut [0]).await.is_err());
-        links.mend(1);
+        links.remove_rules(1);
         let (dialer, mut acceptor) = pair(&links).await;
         drop(dialer);
         assert_eq!(acceptor.read(&mut [0]).await.unwrap(), 0);

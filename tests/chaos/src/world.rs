@@ -134,7 +134,7 @@ impl World {
     /// A program cannot be started.
     pub async fn supervise(&mut self) -> Result<()> {
         self.reap();
-        self.look_after_coordinator()?;
+        self.restart_coordinator_if_due()?;
         for worker in &mut self.workers {
             if worker.id.is_none() {
                 worker.id = worker.read_id();
@@ -198,7 +198,7 @@ impl World {
         });
     }
 
-    fn look_after_coordinator(&mut self) -> Result<()> {
+    fn restart_coordinator_if_due(&mut self) -> Result<()> {
         let ended = self
             .coordinator
             .as_mut()

@@ -13,7 +13,7 @@ use varuna_cluster_tests::Cluster;
 
 /// The accounts that send requests. Each has all rights: they exist only so that requests can be counted by sender.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Who {
+pub(crate) enum Account {
     /// The operator.
     Operator,
     /// The coordinators.
@@ -22,14 +22,14 @@ pub(crate) enum Who {
     Signals,
 }
 
-impl Who {
-    const ALL: [Who; 3] = [Who::Operator, Who::Coordinator, Who::Signals];
+impl Account {
+    const ALL: [Account; 3] = [Account::Operator, Account::Coordinator, Account::Signals];
 
     pub(crate) fn account(self) -> &'static str {
         match self {
-            Who::Operator => "bench-operator",
-            Who::Coordinator => "bench-coordinator",
-            Who::Signals => "bench-signals",
+            Account::Operator => "bench-operator",
+            Account::Coordinator => "bench-coordinator",
+            Account::Signals => "bench-signals",
         }
     }
 }
@@ -40,7 +40,7 @@ pub(crate) const NAMESPACE: &str = "default";
 /// An audit policy that logs the requests of these accounts: sender, object and time. It leaves out watches, leases and the list of API
 /// groups, which the operator requests every 30 s for all jobs together: their number does not depend on events.
 fn policy() -> Value {
-    let users: Vec<String> = Who::ALL
+    let users: Vec<String> = Account::ALL
         .iter()
         .map(|who| format!("system:serviceaccount:{NAMESPACE}:{}", who.account()))
         .collect();
@@ -63,7 +63,7 @@ pub(crate) struct Request {
     pub(crate) at: f64,
     /// When the API server had answered it, in seconds since 1970.
     pub(crate) done: f64,
-    pub(crate) who: Who,
+    pub(crate) who: Account,
     pub(crate) verb: String,
     /// The resource with its subresource: `varunajobs/status`.
     pub(crate) resource: String,
@@ -75,7 +75,7 @@ impl Request {
     fn of(line: &str) -> Option<Request> {
         let entry: Value = serde_json::from_str(line).ok()?;
         let account = entry["user"]["username"].as_str()?.rsplit(':').next()?;
-        let who = Who::ALL.into_iter().find(|who| who.account() == account)?;
+        let who = Account::ALL.into_iter().find(|who| who.account() == account)?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let seconds = |field: &str| {
             let at: Timestamp = entry[field].as_str()?.parse().ok()?;
@@ -104,14 +104,14 @@ impl Request {
     pub(crate) fn is_effect(&self) -> bool {
         let reads = ["get", "list"].contains(&self.verb.as_str());
         let reports = ["varunajobs/status", "events"].contains(&self.resource.as_str());
-        self.who == Who::Operator && !reads && !reports
+        self.who == Account::Operator && !reads && !reports
     }
 }
 
 /// Number of requests of each kind, the most frequent kind first.
 pub(crate) fn by_kind(requests: &[Request]) -> Vec<(usize, String)> {
     let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
-    for r in requests.iter().filter(|r| r.who != Who::Signals) {
+    for r in requests.iter().filter(|r| r.who != Account::Signals) {
         let answer = if r.code < 300 {
             String::new()
         } else {
@@ -150,7 +150,7 @@ impl Audited {
             folder,
             read: Cell::new(0),
         };
-        for who in Who::ALL {
+        for who in Account::ALL {
             let kubectl = |arguments: &[&str]| audited.cluster.kubectl(arguments, "");
             let (name, role) = (who.account(), "--clusterrole=cluster-admin");
             kubectl(&["-n", NAMESPACE, "create", "serviceaccount", name])?;
@@ -161,12 +161,12 @@ impl Audited {
     }
 
     /// A client that uses one of the accounts.
-    pub(crate) async fn client(&self, who: Who) -> Result<Client> {
+    pub(crate) async fn client(&self, who: Account) -> Result<Client> {
         self.cluster.client_as(NAMESPACE, who.account()).await
     }
 
     /// A kubeconfig for one of the accounts.
-    pub(crate) fn kubeconfig(&self, who: Who) -> Result<PathBuf> {
+    pub(crate) fn kubeconfig(&self, who: Account) -> Result<PathBuf> {
         let token = self.cluster.token(NAMESPACE, who.account())?;
         let raw = self
             .cluster

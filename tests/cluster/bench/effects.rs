@@ -1,6 +1,6 @@
 //! The time from an event at the API server to the operator's first write for it, according to the audit log.
 
-use crate::audit::{Request, Who};
+use crate::audit::{Account, Request};
 use std::collections::BTreeMap;
 
 /// Milliseconds from each event to its effect, and the number of events without an effect.
@@ -23,7 +23,10 @@ pub(crate) fn effects(requests: &[Request], on: &BTreeMap<String, Vec<String>>) 
         writes.entry(job_of(&request.name)).or_default().push(request.at);
     }
     let mut found = Effects::default();
-    for event in requests.iter().filter(|r| r.who == Who::Signals && r.code < 300) {
+    for event in requests
+        .iter()
+        .filter(|r| r.who == Account::Signals && r.code < 300)
+    {
         let jobs: Vec<&str> = match (event.verb.as_str(), event.resource.as_str()) {
             ("delete", "pods") => vec![job_of(&event.name)],
             ("patch", "nodes") => {

@@ -10,12 +10,12 @@ pub(crate) struct Operator {
     process: Child,
     health: u16,
     log: PathBuf,
-    how: HowToStart,
+    options: OperatorOptions,
 }
 
 /// Settings for starting an operator.
 #[derive(Clone, Debug)]
-pub(crate) struct HowToStart {
+pub(crate) struct OperatorOptions {
     pub(crate) binary: PathBuf,
     /// The kubeconfig with which it connects to the API server.
     pub(crate) kubeconfig: PathBuf,
@@ -33,34 +33,34 @@ impl Drop for Operator {
 }
 
 impl Operator {
-    pub(crate) fn start(how: HowToStart) -> Result<Operator> {
+    pub(crate) fn start(options: OperatorOptions) -> Result<Operator> {
         let health = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let path = how.folder.join(format!("operator-{health}.log"));
+        let path = options.folder.join(format!("operator-{health}.log"));
         let log = std::fs::File::create(&path)?;
-        let process = Command::new(&how.binary)
-            .args(["--namespace", &how.namespace, "--address", "127.0.0.1"])
+        let process = Command::new(&options.binary)
+            .args(["--namespace", &options.namespace, "--address", "127.0.0.1"])
             .args(["--coordinator-image", "c:1", "--worker-image", "w:1"])
             .args(["--identity", &format!("bench-{health}")])
-            .args(["--lease-namespace", &how.namespace])
+            .args(["--lease-namespace", &options.namespace])
             .args(["--health", &format!("127.0.0.1:{health}")])
-            .env("KUBECONFIG", &how.kubeconfig)
+            .env("KUBECONFIG", &options.kubeconfig)
             .env("VARUNA_LOG", "warn")
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()
-            .with_context(|| format!("cannot start {}", how.binary.display()))?;
+            .with_context(|| format!("cannot start {}", options.binary.display()))?;
         Ok(Operator {
             process,
             health,
             log: path,
-            how,
+            options,
         })
     }
 
     /// Starts another operator, which waits for the Lease of this one.
     pub(crate) fn another(&self) -> Result<Operator> {
-        Operator::start(self.how.clone())
+        Operator::start(self.options.clone())
     }
 
     /// Starts the process again if it has ended because it lost its Lease, as the kubelet would. Returns whether it was started.

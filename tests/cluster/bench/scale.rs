@@ -1,10 +1,10 @@
 //! Measures the operator with a growing number of training jobs: its latency for single events and for a thousand at once, the resources
 //! and requests that it needs while nothing happens, and the time until another operator has taken over all jobs.
 
-use crate::audit::{Audited, Who, by_kind};
+use crate::audit::{Account, Audited, by_kind};
 use crate::deletions::Deletions;
 use crate::effects::effects;
-use crate::operator_process::{HowToStart, MachineTime, Operator};
+use crate::operator_process::{MachineTime, Operator, OperatorOptions};
 use crate::results::{EventResults, IdleResults, Storm};
 use crate::simulated::{job, node_name};
 use crate::stand_in::StandIn;
@@ -107,7 +107,7 @@ fn number(n: usize) -> f64 {
 
 /// The flow schema for the operator's Lease, as in the chart (`templates/flow-control.yaml`).
 fn lease_schema(namespace: &str) -> Value {
-    let account = json!({ "name": Who::Operator.account(), "namespace": crate::audit::NAMESPACE });
+    let account = json!({ "name": Account::Operator.account(), "namespace": crate::audit::NAMESPACE });
     json!({
         "apiVersion": "flowcontrol.apiserver.k8s.io/v1", "kind": "FlowSchema",
         "metadata": { "name": "bench-leader-election" },
@@ -137,21 +137,21 @@ impl Bench {
         let manager = manager.context("the controller manager")?;
         kill(manager, Signal::SIGSTOP)?;
         let manager = Paused(manager);
-        let coordinators = audited.client(Who::Coordinator).await?;
+        let coordinators = audited.client(Account::Coordinator).await?;
         let stand_in =
             StandIn::start(client.clone(), coordinators, &namespace, size.nodes, size.pods).await?;
-        let kubeconfig = audited.kubeconfig(Who::Operator)?;
+        let kubeconfig = audited.kubeconfig(Account::Operator)?;
         let schema = lease_schema(&namespace).to_string();
         audited
             .cluster
             .kubectl(&["apply", "--server-side", "-f", "-"], &schema)?;
-        let operator = Operator::start(HowToStart {
+        let operator = Operator::start(OperatorOptions {
             binary: size.operator.clone(),
             kubeconfig,
             folder: audited.folder.path().to_owned(),
             namespace: namespace.clone(),
         })?;
-        let signals = audited.client(Who::Signals).await?;
+        let signals = audited.client(Account::Signals).await?;
         Ok(Bench {
             _manager: manager,
             deletions: Deletions::new(&client, &signals, &namespace),
@@ -220,7 +220,7 @@ impl Bench {
         tokio::time::sleep(SETTLED).await;
         // Only requests for deletions are counted: the number of pods on a node depends on the size of the cluster.
         let requests = self.audited.requests()?;
-        let asked = requests.iter().filter(|r| r.who != Who::Signals).count();
+        let asked = requests.iter().filter(|r| r.who != Account::Signals).count();
         for (n, kind) in by_kind(&requests) {
             println!("{:6.2} {kind}", number(n) / number(events));
         }
@@ -299,8 +299,8 @@ impl Bench {
             cores: (cpu_after - cpu) / time.as_secs_f64(),
             mb,
             busy,
-            requests: of(Who::Operator),
-            coordinator_requests: of(Who::Coordinator),
+            requests: of(Account::Operator),
+            coordinator_requests: of(Account::Coordinator),
         })
     }
 

@@ -2,7 +2,7 @@
 //! the next committed step. Worker processes and API server are real, operator and coordinator run in this process, and the kubelet is
 //! simulated.
 
-use crate::audit::{Audited, Request, Who, by_kind};
+use crate::audit::{Account, Audited, Request, by_kind};
 use crate::{quantile, scrape};
 use anyhow::{Context as _, Result, ensure};
 use futures::StreamExt as _;
@@ -187,8 +187,8 @@ pub(crate) async fn run(rounds: u32, worker: PathBuf, data: PathBuf) -> Result<(
     kubelet.every = Duration::from_millis(10);
     let processes = kubelet.processes();
     let kubelet = tokio::spawn(kubelet.work());
-    let operator = operator(audited.client(Who::Operator).await?, &namespace);
-    let own = audited.client(Who::Coordinator).await?;
+    let operator = operator(audited.client(Account::Operator).await?, &namespace);
+    let own = audited.client(Account::Coordinator).await?;
     let coordinators = coordinators(&client, own, &namespace, &folder.path().join("run"));
     let document: DynamicObject = serde_json::from_value(job(&namespace))?;
     jobs(&client, &namespace)
@@ -271,8 +271,8 @@ fn report(all: &Measured, requests: &[Request]) {
     println!("RESULT operator.signals {}", every.0.len());
     #[expect(clippy::cast_precision_loss, reason = "counts")]
     let each = |n: usize| n as f64 / every.0.len() as f64;
-    let of = |who: Who| each(requests.iter().filter(|r| r.who == who).count());
-    let (operator, coordinator) = (of(Who::Operator), of(Who::Coordinator));
+    let of = |who: Account| each(requests.iter().filter(|r| r.who == who).count());
+    let (operator, coordinator) = (of(Account::Operator), of(Account::Coordinator));
     for (n, kind) in by_kind(requests) {
         println!("{:6.2} {kind}", each(n));
     }

@@ -136,14 +136,14 @@ impl Cluster {
             if let Some(status) = process.try_wait()? {
                 bail!(
                     "the control plane ended with {status}\n{}",
-                    last_words(folder.path())
+                    log_tails(folder.path())
                 );
             }
             ensure!(
                 began.elapsed() < START,
                 "the control plane is not ready after {} s\n{}",
                 START.as_secs(),
-                last_words(folder.path())
+                log_tails(folder.path())
             );
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -271,7 +271,7 @@ impl Cluster {
 }
 
 /// The last lines of the logs of a control plane and its components. The logs are deleted with its folder.
-fn last_words(folder: &Path) -> String {
+fn log_tails(folder: &Path) -> String {
     let state = std::fs::read_dir(folder.join("state"));
     let mut logs: Vec<PathBuf> = state
         .into_iter()

@@ -142,7 +142,7 @@ fn install(namespace: &str) -> String {
 
 /// The operator cannot read Secrets. A coordinator cannot read Secrets or the record of another job, and cannot change its own job.
 #[expect(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
-async fn nobody_reads_secrets_or_the_records_of_others(namespace: &str, job: &ObservedJob, operator: Client) {
+async fn check_access_to_secrets_and_records(namespace: &str, job: &ObservedJob, operator: Client) {
     let account = coordinator_name(job);
     let refused =
         |answer: kube::Result<()>| matches!(answer, Err(kube::Error::Api(status)) if status.is_forbidden());
@@ -251,7 +251,7 @@ async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restrict
         pod.items[0].spec.as_ref().unwrap().service_account_name,
         Some(account)
     );
-    nobody_reads_secrets_or_the_records_of_others(&namespace, &own, limited).await;
+    check_access_to_secrets_and_records(&namespace, &own, limited).await;
     cluster().helm(&["uninstall", "v", "-n", &namespace]).unwrap();
     // The definition remains, and with it the job.
     jobs(&admin, &namespace).get("j").await.unwrap();

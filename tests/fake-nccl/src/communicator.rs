@@ -169,7 +169,7 @@ impl Communicator {
     }
 
     /// The work in the background has ended: successfully, unless an error was recorded before.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn finish_setup(&self) {
         let mut turns = self.turns.lock();
         if turns.state == IN_PROGRESS {
             turns.state = SUCCESS;
@@ -188,9 +188,11 @@ impl Communicator {
     }
 
     /// Announces that this rank is ready for these connections.
-    pub(crate) fn come(&self, connections: &[Connection]) {
+    pub(crate) fn announce(&self, connections: &[Connection]) {
         if let Some(mesh) = self.mesh.get() {
-            connections.iter().for_each(|connection| mesh.come(*connection));
+            connections
+                .iter()
+                .for_each(|connection| mesh.announce(*connection));
         }
     }
 

@@ -109,7 +109,7 @@ fn launch(parts: Vec<Part>) -> c_int {
     }
     for (part, _, new) in &parts {
         part.communicator.set_state(IN_PROGRESS);
-        part.communicator.come(new);
+        part.communicator.announce(new);
     }
     std::thread::spawn(move || {
         std::thread::sleep(CONNECTS);
@@ -117,7 +117,7 @@ fn launch(parts: Vec<Part>) -> c_int {
             let communicator = Arc::clone(&part.communicator);
             communicator.meet(&new);
             push(part, turn);
-            communicator.settle();
+            communicator.finish_setup();
         }
     });
     IN_PROGRESS

@@ -102,7 +102,7 @@ impl Mesh {
     }
 
     /// Announces that this rank is ready for a connection.
-    pub(crate) fn come(&self, connection: Connection) {
+    pub(crate) fn announce(&self, connection: Connection) {
         let file = self.arrival(connection, self.rank);
         let _ = std::fs::write(&file, "");
         self.own.lock().push(file);

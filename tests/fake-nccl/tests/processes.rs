@@ -41,18 +41,18 @@ impl Rank {
     }
 
     /// Sends a command.
-    fn tell(&mut self, line: &str) {
+    fn send_command(&mut self, line: &str) {
         writeln!(self.input, "{line}").unwrap();
     }
 
     /// The answer to the oldest command that was not answered yet.
-    fn hear(&mut self) -> String {
+    fn read_answer(&mut self) -> String {
         self.output.next().unwrap().unwrap()
     }
 
     fn ask(&mut self, line: &str) -> String {
-        self.tell(line);
-        self.hear()
+        self.send_command(line);
+        self.read_answer()
     }
 
     /// Kills the process with SIGKILL.
@@ -78,15 +78,15 @@ fn start(folder: &tempfile::TempDir, faults: &[Option<&str>]) -> Vec<Rank> {
 fn join(ranks: &mut [Rank], name: &str) {
     let (id, count) = (ranks[0].ask("id"), ranks.len());
     for (i, rank) in ranks.iter_mut().enumerate() {
-        rank.tell(&format!("init {name} {id} {count} {i} 20000"));
+        rank.send_command(&format!("init {name} {id} {count} {i} 20000"));
     }
-    assert!(ranks.iter_mut().all(|r| r.hear() == "ok"));
+    assert!(ranks.iter_mut().all(|r| r.read_answer() == "ok"));
 }
 
 /// Sends the same command to all processes and compares their answers.
 fn all(ranks: &mut [Rank], line: &str, expected: &str) {
-    ranks.iter_mut().for_each(|r| r.tell(line));
-    let answers: Vec<String> = ranks.iter_mut().map(Rank::hear).collect();
+    ranks.iter_mut().for_each(|r| r.send_command(line));
+    let answers: Vec<String> = ranks.iter_mut().map(Rank::read_answer).collect();
     assert!(answers.iter().all(|a| a == expected), "{line}: {answers:?}");
 }
 
@@ -151,7 +151,7 @@ fn a_process_that_cannot_free_a_communicator_ends_itself() {
     all(&mut ranks, "revoke all", "ok");
     all(&mut ranks, "drop all", "ok");
     assert_eq!(ranks[0].ask("overdue 300"), "ok");
-    ranks[1].tell("overdue 300");
+    ranks[1].send_command("overdue 300");
     assert_eq!(ranks[1].child.wait().unwrap().code(), Some(3));
 }
 

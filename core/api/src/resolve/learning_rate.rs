@@ -9,7 +9,7 @@ use crate::manifest::OptimizerSpec;
 /// `steps`: those of the run, where a decay ends that does not say where.
 pub(super) fn learning_rate(check: &mut Check, written: &OptimizerSpec, steps: u64) -> LearningRate {
     let decay = check.choice(&at("schedule"), written.schedule.clone(), &DECAYS);
-    refuse_what_means_nothing(check, written, decay);
+    refuse_unused_fields(check, written, decay);
     let peak = check.above_zero(
         &at("learningRate"),
         written.learning_rate,
@@ -67,7 +67,7 @@ fn at_most(check: &mut Check, (field, value): (&str, u64), (limit, most): (&str,
     }
 }
 
-fn refuse_what_means_nothing(check: &mut Check, written: &OptimizerSpec, decay: Decay) {
+fn refuse_unused_fields(check: &mut Check, written: &OptimizerSpec, decay: Decay) {
     let mut refuse = |field: &str, value: Option<String>, allowed: &str| {
         if let Some(value) = value {
             check.0.push(&at(field), value, allowed);

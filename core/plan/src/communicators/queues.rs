@@ -97,7 +97,7 @@ impl<'a> Step<'a> {
             }
             let communicators: BTreeSet<Communicator> = self.queues.keys().map(|(c, _)| *c).collect();
             for communicator in communicators {
-                moved |= self.meet(communicator)?;
+                moved |= self.match_heads(communicator)?;
             }
             if !moved {
                 break;
@@ -172,7 +172,7 @@ impl<'a> Step<'a> {
     }
 
     /// Lets the heads of a communicator's two queues meet.
-    fn meet(&mut self, communicator: Communicator) -> Result<bool, Failure> {
+    fn match_heads(&mut self, communicator: Communicator) -> Result<bool, Failure> {
         let heads: Vec<(usize, Operation)> = self
             .queues
             .range((communicator, 0)..=(communicator, usize::MAX))

@@ -19,7 +19,7 @@ pub struct ScoreMemory {
 impl ScoreMemory {
     /// The part that costs do not include yet if they already include `counted`: the additional memory that is kept, and the whole
     /// temporary memory.
-    pub(crate) fn beyond(self, counted: ScoreMemory) -> ScoreMemory {
+    pub(crate) fn excess_over(self, counted: ScoreMemory) -> ScoreMemory {
         ScoreMemory {
             saved_bytes: self.saved_bytes.saturating_sub(counted.saved_bytes),
             ..self

@@ -66,7 +66,7 @@ fn us(ms: f64) -> u64 {
 }
 
 /// The reports of the workers for the predicted step. Each worker's clock is off by this many microseconds.
-fn told(shape: &Shape, clocks_off: &[i64]) -> MeasuredStep {
+fn reported(shape: &Shape, clocks_off: &[i64]) -> MeasuredStep {
     let mut workers = BTreeMap::new();
     for trace in predict(&costs(), shape, &Speeds::nominal(), Topology::ONE_NODE).pipelines {
         for (index, pipeline) in shape
@@ -122,7 +122,7 @@ fn what_is_told_of_a_step_comes_to_its_trace() {
     for (pipelines, stages, chunks) in [(1, 1, 1), (1, 3, 1), (3, 4, 1), (1, 4, 2), (2, 6, 2)] {
         let shape = shape(pipelines, stages, chunks);
         let expected = predict(&costs(), &shape, &Speeds::nominal(), Topology::ONE_NODE).pipelines;
-        let traces = told(&shape, &[0]).traces(&shape);
+        let traces = reported(&shape, &[0]).traces(&shape);
         assert_eq!(traces.len() as u64, pipelines);
         for (index, trace) in traces.iter().enumerate() {
             let expected = &expected[0];
@@ -156,7 +156,7 @@ proptest! {
         clocks_off in prop::collection::vec(-50_000..50_000i64, 1..6),
     ) {
         let shape = shape(1, stages, chunks);
-        let step = told(&shape, &clocks_off);
+        let step = reported(&shape, &clocks_off);
         let traces = step.traces(&shape);
         let trace = &traces[0];
         let at = |task: Task| {
@@ -177,8 +177,8 @@ proptest! {
         for (w, work) in step.workers.values().enumerate() {
             let own: Vec<&Span> = trace.spans.iter().filter(|s| s.stage % trace.workers == w).collect();
             for (span, task) in own.iter().zip(&work.tasks) {
-                let (since, told) = (span.start_ms - own[0].start_ms, task.from_us - work.tasks[0].from_us);
-                prop_assert!((since - milliseconds(told)).abs() < 1e-6);
+                let (since, reported) = (span.start_ms - own[0].start_ms, task.from_us - work.tasks[0].from_us);
+                prop_assert!((since - milliseconds(reported)).abs() < 1e-6);
             }
         }
     }
@@ -187,7 +187,7 @@ proptest! {
 #[test]
 fn a_clock_that_can_be_right_is_believed() {
     let shape = shape(1, 3, 1);
-    let (exact, off) = (told(&shape, &[0]), told(&shape, &[0, 1, 2]));
+    let (exact, off) = (reported(&shape, &[0]), reported(&shape, &[0, 1, 2]));
     let (exact, off) = (exact.traces(&shape), off.traces(&shape));
     let start =
         |t: &[PipelineTrace], stage| sorted(&t[0]).iter().find(|s| s.stage == stage).unwrap().start_ms;
@@ -200,7 +200,7 @@ fn a_clock_that_can_be_right_is_believed() {
 #[test]
 fn a_pipeline_is_shown_where_all_its_workers_told_and_a_stranger_changes_nothing() {
     let shape = shape(6, 2, 1);
-    let mut step = told(&shape, &[0]);
+    let mut step = reported(&shape, &[0]);
     let measured = measured_workers(&shape);
     assert_eq!(measured, (1..=8).map(WorkerId).collect());
     let firsts =
@@ -241,7 +241,7 @@ fn nothing_measured_is_no_picture() {
 
 #[test]
 fn a_measured_step_is_read_back_from_its_text() {
-    let step = told(&shape(2, 2, 1), &[5]);
+    let step = reported(&shape(2, 2, 1), &[5]);
     let text = serde_json::to_string(&step).unwrap();
     assert_eq!(serde_json::from_str::<MeasuredStep>(&text).unwrap(), step);
     assert!(

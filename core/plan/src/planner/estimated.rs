@@ -147,7 +147,7 @@ impl Planner for EstimatedPlanner {
         self.planner.learn(factors);
     }
 
-    fn meet(&mut self, hardware: &Hardware, node: &str) {
+    fn note_worker(&mut self, hardware: &Hardware, node: &str) {
         // The first worker's device is the reference. Later ones of another kind are counted by their speed, so that corrections of
         // segments stay valid.
         let Some(reference) = self.reference else {
@@ -173,7 +173,7 @@ impl Planner for EstimatedPlanner {
             return;
         }
         // Workers of one job differ only if their devices do; all stages are counted with the largest need.
-        self.planner.costs.add_scores(scores.beyond(self.scores));
+        self.planner.costs.add_scores(scores.excess_over(self.scores));
         self.scores = self.scores.max(scores);
     }
 

@@ -95,7 +95,7 @@ impl WorkerPool {
         let pipelines = request
             .parent
             .iter()
-            .flat_map(|p| as_listed(layout, p).into_iter().enumerate());
+            .flat_map(|p| in_search_order(layout, p).into_iter().enumerate());
         let parent =
             pipelines.flat_map(|(i, p)| p.stages.iter().enumerate().map(move |(j, s)| (s.worker, (i, j))));
         let all: Vec<Unit> = layout.all_units().collect();
@@ -163,7 +163,7 @@ impl WorkerPool {
 
 /// The parent's pipelines in the order in which a search lists them: deep ones first, among these the ones with more samples. If state is
 /// shared out, the parent may have them in another order ([`super::ring_order`]).
-fn as_listed<'p>(layout: &Layout, parent: &'p Shape) -> Vec<&'p Pipeline> {
+fn in_search_order<'p>(layout: &Layout, parent: &'p Shape) -> Vec<&'p Pipeline> {
     let mut pipelines: Vec<&Pipeline> = parent.pipelines.iter().collect();
     if layout.ranges > 1 {
         pipelines.sort_by_key(|p| (Reverse(p.stages.len()), Reverse(p.samples.len())));

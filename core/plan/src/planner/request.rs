@@ -166,7 +166,7 @@ pub trait Planner {
     }
 
     /// Notes that a worker on this hardware and node takes part from now on. Estimated costs are those of the workers' hardware.
-    fn meet(&mut self, _hardware: &Hardware, _node: &str) {}
+    fn note_worker(&mut self, _hardware: &Hardware, _node: &str) {}
 
     /// Notes that a worker takes part whose attention materialises scores, so that estimated memory includes them from now on. Measured
     /// memory already includes what the measured attention keeps, and stays as it is.

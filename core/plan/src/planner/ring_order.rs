@@ -36,7 +36,7 @@ pub(super) fn order(problem: &Problem, shape: &mut Shape) -> Option<u64> {
     let locations = Locations::new(&workers);
     let holdings = Holdings::new(problem);
     let judge = |order: &[usize]| Ordered::new(&holdings, &locations, reordered(shape, order));
-    let mut best = judge(&as_the_parents(request.parent.as_ref(), shape));
+    let mut best = judge(&in_parent_order(request.parent.as_ref(), shape));
     let pipelines = shape.pipelines.len();
     let is_ring = (RANGE_HOLDERS + 1..=PIPELINES_MAX).contains(&pipelines);
     if is_ring && best.at_risk > (0, 0) && !bug!(NeighboursShareNode) {
@@ -44,7 +44,10 @@ pub(super) fn order(problem: &Problem, shape: &mut Shape) -> Option<u64> {
         // Rotated orders have the same neighbours but other ranges, so one of them may move less.
         let is_one_run = request.layout.is_shared_out(pipelines);
         let turns = if is_one_run { pipelines } else { 1 };
-        let others: Vec<Ordered> = turned(&circle, turns).iter().map(|order| judge(order)).collect();
+        let others: Vec<Ordered> = rotations(&circle, turns)
+            .iter()
+            .map(|order| judge(order))
+            .collect();
         let least = others
             .iter()
             .map(|o| o.effective_ms)
@@ -112,7 +115,7 @@ fn reordered(shape: &Shape, order: &[usize]) -> Shape {
 }
 
 /// An order that puts each pipeline where the parent has the pipeline with most of its workers; new ones come last.
-fn as_the_parents(parent: Option<&Shape>, shape: &Shape) -> Vec<usize> {
+fn in_parent_order(parent: Option<&Shape>, shape: &Shape) -> Vec<usize> {
     let parent = parent.iter().flat_map(|p| p.pipelines.iter().enumerate());
     let at: BTreeMap<WorkerId, usize> = parent
         .flat_map(|(i, p)| p.stages.iter().map(move |s| (s.worker, i)))
@@ -228,7 +231,7 @@ fn improved(mut circle: Vec<usize>, shared: &[Vec<Shared>]) -> Vec<usize> {
 }
 
 /// The circle started at each of its first `turns` places, forwards and backwards.
-fn turned(circle: &[usize], turns: usize) -> Vec<Vec<usize>> {
+fn rotations(circle: &[usize], turns: usize) -> Vec<Vec<usize>> {
     let mut orders = Vec::with_capacity(2 * turns);
     for turn in 0..turns {
         let mut order = circle.to_vec();

@@ -68,7 +68,7 @@ impl AttentionMemory {
 }
 
 /// For each position, the minimum of its value and all that follow, except the last.
-fn least_from_there(values: &[f64]) -> Vec<f64> {
+fn suffix_minima(values: &[f64]) -> Vec<f64> {
     let mut least = values.to_vec();
     for at in (0..values.len().saturating_sub(2)).rev() {
         least[at] = least[at].min(least[at + 1]);
@@ -122,7 +122,7 @@ impl StageSums {
             kept: [bytes(&|s| s.saved_bytes), bytes(&SegmentCost::kept_selectively)],
             working: both.map(working),
             again: both.map(again),
-            least_transfer: least_from_there(&transfer),
+            least_transfer: suffix_minima(&transfer),
             transfer,
             taken: [Recompute::None, Recompute::Selective]
                 .map(|policy| costs.segments.iter().map(|s| s.taken(samples, policy)).collect()),
@@ -278,11 +278,11 @@ mod tests {
         let mut muon = costs.clone();
         muon.parameter = muon.parameter.keeping(Moments::Muon);
         for costs in [costs, muon, own] {
-            say_the_same(&costs);
+            assert_sums_match(&costs);
         }
     }
 
-    fn say_the_same(costs: &Costs) {
+    fn assert_sums_match(costs: &Costs) {
         for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
             let sums = StageSums::new(costs, 3, recompute, 1.0);
             for (start, end) in [(0, 12), (0, 3), (2, 5), (11, 12)] {

@@ -102,10 +102,10 @@ impl Progress {
         let known = self.commits.step();
         reported.retain(|d| d.id.step > known);
         // The answer to an earlier order counts if it continues the last published state.
-        let goes_on = |d: &Decision| after == known || self.commits.is_last(d.parent);
+        let continues = |d: &Decision| after == known || self.commits.is_last(d.parent);
         let next = reported
             .first()
-            .is_some_and(|d| d.id.step == known.next() && goes_on(d));
+            .is_some_and(|d| d.id.step == known.next() && continues(d));
         if !next {
             if after != known || !alone {
                 return Vec::new();

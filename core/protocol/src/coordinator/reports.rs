@@ -53,7 +53,7 @@ impl Shared {
     pub(super) fn stream_up(&mut self, from: WorkerId, hello: Hello, turn: &mut Turn<'_>) {
         self.outbox.forget(from);
         if let Some(hardware) = &hello.hardware {
-            self.planner.meet(hardware, &hello.node);
+            self.planner.note_worker(hardware, &hello.node);
         }
         if let Some(scores) = hello.scores {
             self.planner.meet_scores(scores);

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         (Some("mutants"), _) => {
             let wanted = |m: &&Mutant| args.get(2).is_none_or(|n| *n == format!("{m:?}"));
             let all = Mutant::ALL.iter().filter(wanted);
-            all.filter(|m| !mutants::hunt(**m, number(1).unwrap_or(0)))
+            all.filter(|m| !mutants::check_table(**m, number(1).unwrap_or(0)))
                 .count()
                 == 0
         }

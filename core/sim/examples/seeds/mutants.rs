@@ -8,10 +8,10 @@ use varuna_protocol::{Mutant, Seeds};
 use varuna_sim::World;
 
 /// As in the tests of `varuna-sim`: in so many seeds from the table's on, one catches the mutant.
-const HUNT: u64 = 400;
+const SEEDS_MAX: u64 = 400;
 
 /// Whether the table is right about the mutant.
-pub(crate) fn hunt(mutant: Mutant, count: u64) -> bool {
+pub(crate) fn check_table(mutant: Mutant, count: u64) -> bool {
     let expected = mutant.caught_by();
     let from = expected.seeds.map_or(0, |s| s.from);
     let caught = (from..from + count).find_map(|seed| {
@@ -54,36 +54,36 @@ fn unit_tests_fail(tested: Tested, mutant: Option<&str>) -> bool {
 /// Whether one of the seeds that the table names breaks an invariant.
 fn seeds_catch(mutant: Mutant) -> bool {
     let breaks = |Seeds { from, .. }: Seeds| {
-        (from..from + HUNT).any(|seed| World::with_mutant(seed, mutant).run().is_err())
+        (from..from + SEEDS_MAX).any(|seed| World::with_mutant(seed, mutant).run().is_err())
     };
     mutant.caught_by().seeds.is_some_and(breaks)
 }
 
 /// A mutant of one of the crates.
 #[derive(Clone, Copy)]
-enum Either {
+enum AnyMutant {
     Plan(varuna_plan::Mutant),
     Protocol(Mutant),
 }
 
-impl Either {
-    fn all() -> Vec<Either> {
-        let plan = varuna_plan::Mutant::ALL.iter().copied().map(Either::Plan);
-        let protocol = Mutant::ALL.iter().copied().map(Either::Protocol);
+impl AnyMutant {
+    fn all() -> Vec<AnyMutant> {
+        let plan = varuna_plan::Mutant::ALL.iter().copied().map(AnyMutant::Plan);
+        let protocol = Mutant::ALL.iter().copied().map(AnyMutant::Protocol);
         plan.chain(protocol).collect()
     }
 
     fn name(self) -> &'static str {
         match self {
-            Either::Plan(mutant) => mutant.name(),
-            Either::Protocol(mutant) => mutant.name(),
+            AnyMutant::Plan(mutant) => mutant.name(),
+            AnyMutant::Protocol(mutant) => mutant.name(),
         }
     }
 
     fn is_caught(self) -> bool {
         match self {
-            Either::Plan(mutant) => unit_tests_fail(Tested::Plan, Some(mutant.name())),
-            Either::Protocol(mutant) => {
+            AnyMutant::Plan(mutant) => unit_tests_fail(Tested::Plan, Some(mutant.name())),
+            AnyMutant::Protocol(mutant) => {
                 unit_tests_fail(Tested::Protocol, Some(mutant.name())) || seeds_catch(mutant)
             }
         }
@@ -92,7 +92,7 @@ impl Either {
 
 /// Prints the mutants that nothing catches, and how many there are; true where there are none.
 pub(crate) fn survivors() -> bool {
-    let mutants = Either::all();
+    let mutants = AnyMutant::all();
     let names: BTreeSet<&str> = mutants.iter().map(|m| m.name()).collect();
     assert_eq!(names.len(), mutants.len(), "two mutants have one name");
     for tested in [Tested::Plan, Tested::Protocol] {

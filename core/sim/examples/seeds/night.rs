@@ -13,9 +13,9 @@ const BLOCK: u64 = 100;
 /// Violations that are shrunk; of the others, the seed is printed.
 const SHRUNK_MAX: usize = 10;
 
-/// What some of the seeds came to.
+/// The results of some of the seeds.
 #[derive(Default)]
-struct Came {
+struct SeedResults {
     stats: Stats,
     broken: Vec<u64>,
     panicked: Vec<u64>,
@@ -26,7 +26,7 @@ struct Came {
 pub(crate) fn run(from: u64, count: u64, jobs: u64) -> bool {
     let since = Instant::now();
     let next = AtomicU64::new(from);
-    let came: Vec<Came> = std::thread::scope(|scope| {
+    let results: Vec<SeedResults> = std::thread::scope(|scope| {
         let jobs: Vec<_> = (0..jobs.max(1))
             .map(|_| scope.spawn(|| run_blocks(&next, from + count)))
             .collect();
@@ -35,8 +35,8 @@ pub(crate) fn run(from: u64, count: u64, jobs: u64) -> bool {
             .collect()
     });
     let seconds = since.elapsed().as_secs_f64();
-    let mut total = Came::default();
-    for part in came {
+    let mut total = SeedResults::default();
+    for part in results {
         total.stats.add(&part.stats);
         total.broken.extend(part.broken);
         total.panicked.extend(part.panicked);
@@ -56,12 +56,12 @@ pub(crate) fn run(from: u64, count: u64, jobs: u64) -> bool {
     violations == 0
 }
 
-fn run_blocks(next: &AtomicU64, end: u64) -> Came {
-    let mut came = Came::default();
+fn run_blocks(next: &AtomicU64, end: u64) -> SeedResults {
+    let mut results = SeedResults::default();
     loop {
         let first = next.fetch_add(BLOCK, Ordering::Relaxed);
         if first >= end {
-            return came;
+            return results;
         }
         for seed in first..end.min(first + BLOCK) {
             let ran = catch_unwind(|| {
@@ -71,10 +71,10 @@ fn run_blocks(next: &AtomicU64, end: u64) -> Came {
             });
             match ran {
                 Ok((result, stats)) => {
-                    came.stats.add(&stats);
-                    came.broken.extend(result.is_err().then_some(seed));
+                    results.stats.add(&stats);
+                    results.broken.extend(result.is_err().then_some(seed));
                 }
-                Err(_) => came.panicked.push(seed),
+                Err(_) => results.panicked.push(seed),
             }
         }
     }
@@ -99,7 +99,7 @@ fn print_reached(stats: &Stats) {
     }
 }
 
-fn print_violations(total: &Came) {
+fn print_violations(total: &SeedResults) {
     for seed in &total.panicked {
         println!("seed {seed} panics; replay: {}", replay(*seed));
     }

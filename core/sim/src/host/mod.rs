@@ -102,7 +102,7 @@ pub(crate) trait Environment: Sized {
     fn send(host: &mut Host<Self>, channel: Channel, message: Message<Self::Data>);
     /// Dials again a peer that has not accepted.
     fn redial(host: &mut Host<Self>, worker: WorkerId, generation: Generation, peer: WorkerId);
-    /// A message from a peer arrives. Messages for the member are passed on to [`Host::hear_peer`].
+    /// A message from a peer arrives. Messages for the member are passed on to [`Host::receive_from_peer`].
     fn from_peer(host: &mut Host<Self>, link: Link, message: Message<Self::Data>) -> Done<Self>;
     /// Carries out the member effects that the host does not: all except reports and messages to peers.
     fn member_effect(host: &mut Host<Self>, worker: WorkerId, effect: MemberEffect) -> Done<Self>;
@@ -355,7 +355,7 @@ impl<E: Environment> Host<E> {
     }
 
     /// Tells a member what came from a peer.
-    pub(crate) fn hear_peer(&mut self, link: Link, message: Message<E::Data>) -> Done<E> {
+    pub(crate) fn receive_from_peer(&mut self, link: Link, message: Message<E::Data>) -> Done<E> {
         let (from, to, generation) = link;
         let input = match message {
             Message::Closed => MemberInput::Closed {

@@ -10,7 +10,7 @@ const REPORT_NS: u64 = 100_000_000;
 
 /// A transfer of one unit.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Parcel {
+pub(crate) struct UnitTransfer {
     pub(crate) unit: Unit,
     pub(crate) content: Content,
     pub(crate) bytes: f64,
@@ -31,12 +31,12 @@ pub(crate) enum Content {
 pub(crate) type Route = (Generation, Option<WorkerId>, WorkerId);
 
 /// Whole units, and units of which a part has arrived.
-pub(crate) type Arrivals = (Vec<(Route, Parcel)>, Vec<(Route, Unit)>);
+pub(crate) type Arrivals = (Vec<(Route, UnitTransfer)>, Vec<(Route, Unit)>);
 
 pub(crate) struct Network {
     /// Bytes per nanosecond in each direction of each interface.
     rate: f64,
-    routes: BTreeMap<Route, VecDeque<Parcel>>,
+    routes: BTreeMap<Route, VecDeque<UnitTransfer>>,
     at: u64,
     /// Wake-ups of an older version are ignored.
     pub(crate) version: u64,
@@ -91,7 +91,7 @@ impl Network {
     }
 
     /// Appends a unit to those that wait on its connection.
-    pub(crate) fn send(&mut self, now: u64, route: Route, parcel: Parcel) {
+    pub(crate) fn send(&mut self, now: u64, route: Route, parcel: UnitTransfer) {
         self.advance(now);
         self.routes.entry(route).or_default().push_back(parcel);
         self.version += 1;
@@ -145,8 +145,8 @@ impl Network {
 mod tests {
     use super::*;
 
-    fn parcel(unit: u32, bytes: f64) -> Parcel {
-        Parcel {
+    fn parcel(unit: u32, bytes: f64) -> UnitTransfer {
+        UnitTransfer {
             unit: Unit(unit),
             content: Content::State(StateId::INITIAL, None),
             bytes,

@@ -6,7 +6,7 @@ use serde::Serialize;
 /// The reason for a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Why {
+pub enum PlanCause {
     /// The first plan.
     Start,
     /// A member was lost.
@@ -24,7 +24,7 @@ pub struct Reconfiguration {
     /// The plan's generation.
     pub generation: u64,
     /// Cause of the reconfiguration.
-    pub why: Why,
+    pub why: PlanCause,
     /// The plan's shape in short form, such as `P4xD2` (4 stages, 2 pipelines).
     pub plan: String,
     /// Available nodes.

@@ -1,6 +1,6 @@
 //! The report as text for a terminal.
 
-use crate::replay::report::{Report, Why};
+use crate::replay::report::{PlanCause, Report};
 use std::fmt::Write;
 
 /// Reconfigurations that are listed; the rest is only counted.
@@ -51,7 +51,7 @@ fn reconfigurations(out: &mut String, report: &Report) {
         report.reconfigurations.len(),
         report.reconfigurations.len() - ran.len()
     );
-    for (why, label) in [(Why::Loss, "after a loss"), (Why::Change, "planned")] {
+    for (why, label) in [(PlanCause::Loss, "after a loss"), (PlanCause::Change, "planned")] {
         let mut pauses: Vec<f64> = ran.iter().filter(|r| r.why == why).map(|r| r.pause_ms).collect();
         pauses.sort_by(f64::total_cmp);
         let Some(worst) = pauses.last() else { continue };

@@ -74,7 +74,7 @@ impl Environment for Scale<'_> {
     fn from_peer(host: &mut Host<Self>, link: Link, message: Message<Infallible>) -> Result<(), Infallible> {
         let (_, to, generation) = link;
         match host.members.alive(to) {
-            Some(worker) if worker.open.contains(&generation) => host.hear_peer(link, message),
+            Some(worker) if worker.open.contains(&generation) => host.receive_from_peer(link, message),
             _ => Ok(()),
         }
     }

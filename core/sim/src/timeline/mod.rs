@@ -19,7 +19,7 @@ pub enum Row {
 
 /// The state of a process, as it is drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Look {
+pub enum ProcessState {
     /// The process has ended.
     Dead,
     /// The process is stopped (SIGSTOP).
@@ -38,29 +38,29 @@ pub enum Look {
     Coordinates,
 }
 
-impl Look {
-    const ALL: [Look; 8] = [
-        Look::Dead,
-        Look::Paused,
-        Look::Idle,
-        Look::Source,
-        Look::Loading,
-        Look::Ready,
-        Look::Running,
-        Look::Coordinates,
+impl ProcessState {
+    const ALL: [ProcessState; 8] = [
+        ProcessState::Dead,
+        ProcessState::Paused,
+        ProcessState::Idle,
+        ProcessState::Source,
+        ProcessState::Loading,
+        ProcessState::Ready,
+        ProcessState::Running,
+        ProcessState::Coordinates,
     ];
 
     /// Its letter in the text, its colour in the picture, and what it is called.
     fn shown(self) -> (char, &'static str, &'static str) {
         match self {
-            Look::Dead => (' ', "none", "ended"),
-            Look::Paused => ('z', "#9e9e9e", "paused"),
-            Look::Idle => ('.', "#e0e0e0", "idle"),
-            Look::Source => ('s', "#90caf9", "serves"),
-            Look::Loading => ('l', "#ffcc80", "loads"),
-            Look::Ready => ('r', "#fff59d", "ready"),
-            Look::Running => ('=', "#a5d6a7", "trains"),
-            Look::Coordinates => ('-', "#ce93d8", "coordinates"),
+            ProcessState::Dead => (' ', "none", "ended"),
+            ProcessState::Paused => ('z', "#9e9e9e", "paused"),
+            ProcessState::Idle => ('.', "#e0e0e0", "idle"),
+            ProcessState::Source => ('s', "#90caf9", "serves"),
+            ProcessState::Loading => ('l', "#ffcc80", "loads"),
+            ProcessState::Ready => ('r', "#fff59d", "ready"),
+            ProcessState::Running => ('=', "#a5d6a7", "trains"),
+            ProcessState::Coordinates => ('-', "#ce93d8", "coordinates"),
         }
     }
 }
@@ -89,8 +89,8 @@ struct Entry {
 #[derive(Default)]
 pub struct Timeline {
     entries: Vec<Entry>,
-    /// When the look of each row changed.
-    looks: BTreeMap<Row, Vec<(u64, Look)>>,
+    /// When the state of each row changed.
+    states: BTreeMap<Row, Vec<(u64, ProcessState)>>,
     end: u64,
 }
 
@@ -102,26 +102,26 @@ impl Timeline {
         self.entries.push(entry);
     }
 
-    /// How a process looks at `at`.
-    pub fn look(&mut self, at: u64, row: Row, look: Look) {
+    /// Records the state of a process at `at`.
+    pub fn record_state(&mut self, at: u64, row: Row, state: ProcessState) {
         self.end = self.end.max(at);
-        let looks = self.looks.entry(row).or_default();
-        if looks.last().is_none_or(|(_, last)| *last != look) {
-            looks.push((at, look));
+        let states = self.states.entry(row).or_default();
+        if states.last().is_none_or(|(_, last)| *last != state) {
+            states.push((at, state));
         }
     }
 
-    /// A row's looks, each with its begin and end; nothing where the process has ended.
-    fn spans(&self, row: Row) -> Vec<(u64, u64, Look)> {
-        let looks = self.looks.get(&row).map_or(&[][..], Vec::as_slice);
-        let ends = looks.iter().skip(1).map(|(at, _)| *at).chain([self.end]);
-        let spans = looks.iter().zip(ends);
-        let all = spans.map(|((from, look), to)| (*from, to, *look));
-        all.filter(|(.., look)| *look != Look::Dead).collect()
+    /// A row's states, each with its begin and end; nothing where the process has ended.
+    fn spans(&self, row: Row) -> Vec<(u64, u64, ProcessState)> {
+        let states = self.states.get(&row).map_or(&[][..], Vec::as_slice);
+        let ends = states.iter().skip(1).map(|(at, _)| *at).chain([self.end]);
+        let spans = states.iter().zip(ends);
+        let all = spans.map(|((from, state), to)| (*from, to, *state));
+        all.filter(|(.., state)| *state != ProcessState::Dead).collect()
     }
 
     fn rows(&self) -> impl Iterator<Item = Row> {
-        self.looks.keys().copied()
+        self.states.keys().copied()
     }
 }
 

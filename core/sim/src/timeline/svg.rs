@@ -42,8 +42,8 @@ impl Timeline {
 
     fn draw_row(&self, svg: &mut String, top: u64, row: Row) {
         let _ = writeln!(svg, "<text x=\"4\" y=\"{}\">{}</text>", top + 13, row.name());
-        for (from, to, look) in self.spans(row) {
-            let (_, colour, name) = look.shown();
+        for (from, to, state) in self.spans(row) {
+            let (_, colour, name) = state.shown();
             let (x, y) = (self.x(from), top + 2);
             let width = (self.x(to) - x).max(1);
             let height = LINE - 4;

@@ -1,6 +1,6 @@
 //! The picture as text: a line for each process, then a line for each thing that happened.
 
-use super::{Kind, Look, Row, Timeline};
+use super::{Kind, ProcessState, Row, Timeline};
 use std::fmt::Write;
 
 /// Columns of the picture.
@@ -13,7 +13,7 @@ impl Timeline {
     pub fn text(&self) -> String {
         let mut text = String::new();
         let column_ms = self.column_ms();
-        let legend = Look::ALL.map(Look::shown);
+        let legend = ProcessState::ALL.map(ProcessState::shown);
         let legend = legend.iter().filter(|(letter, ..)| *letter != ' ');
         let legend: Vec<String> = legend
             .map(|(letter, _, name)| format!("{letter} {name}"))
@@ -55,8 +55,8 @@ impl Timeline {
     fn letters(&self, row: Row) -> Vec<char> {
         let mut letters = vec![' '; self.column(self.end) + 1];
         let spans = self.spans(row);
-        for (from, to, look) in &spans {
-            letters[self.column(*from)..=self.column(*to)].fill(look.shown().0);
+        for (from, to, state) in &spans {
+            letters[self.column(*from)..=self.column(*to)].fill(state.shown().0);
         }
         if let Some((_, to, _)) = spans.last().filter(|(_, to, _)| *to < self.end) {
             letters[self.column(*to)] = 'x';

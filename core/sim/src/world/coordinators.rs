@@ -47,7 +47,7 @@ impl Host<Schedule> {
     }
 
     /// A coordinator has taken over. Others notice when they read the record; if that is seldom, the platform tells them.
-    pub(super) fn tell_of_take_over(&mut self, record: &Record) {
+    pub(super) fn announce_take_over(&mut self, record: &Record) {
         for c in 0..self.coordinators.len() {
             let other = &self.coordinators[c];
             if self.env.job.seldom_reads && other.alive && other.machine.term() < record.term {

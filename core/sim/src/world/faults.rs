@@ -17,7 +17,7 @@ pub(super) fn stays(m: &MemberHost<Worker>) -> bool {
 
 impl Host<Schedule> {
     /// Perhaps hits a worker that has just committed, accepted, freed, or (`loaded`) rolled forward or fetched.
-    pub(super) fn perhaps_hit(&mut self, w: WorkerId, loaded: bool) {
+    pub(super) fn maybe_crash(&mut self, w: WorkerId, loaded: bool) {
         if self.env.faults.ended_at.is_some() {
             return;
         }
@@ -28,12 +28,12 @@ impl Host<Schedule> {
             && late
             && faults.hits < HITS_MAX
             && rng.chance(40)
-            && self.begin_hit(w)
+            && self.count_crash(w)
         {
             self.after_random(0, 30, Timer::Kill(w));
         }
         let Schedule { faults, rng, .. } = &mut self.env;
-        if faults.hits < 4 && rng.below(1000) < faults.hit_rate * 5 && self.begin_hit(w) {
+        if faults.hits < 4 && rng.below(1000) < faults.hit_rate * 5 && self.count_crash(w) {
             match self.env.rng.below(4) {
                 0 => {
                     let until = self.now() + self.env.rng.range(200, 2500);
@@ -46,7 +46,7 @@ impl Host<Schedule> {
     }
 
     /// Counts a hit. Returns whether it happens.
-    fn begin_hit(&mut self, w: WorkerId) -> bool {
+    fn count_crash(&mut self, w: WorkerId) -> bool {
         let faults = &mut self.env.faults;
         let number = faults.first_hit + faults.hits;
         faults.hits += 1;

@@ -50,7 +50,7 @@ impl Host<Schedule> {
                 unit,
                 prepared,
             } => {
-                self.perhaps_dies_alone(w);
+                self.maybe_die_alone(w);
                 self.forward_prepared((w, to, generation), unit, prepared);
             }
             _ => {}
@@ -157,7 +157,7 @@ impl Host<Schedule> {
                     .checker
                     .set(w, unit, held.id, held.state, Origin::Forwarded)?;
             }
-            self.perhaps_hit(w, true);
+            self.maybe_crash(w, true);
         }
         let id = decision.id;
         self.member(w, MemberInput::Loaded { unit, id })

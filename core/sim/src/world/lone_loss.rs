@@ -113,7 +113,7 @@ impl Host<Schedule> {
     }
 
     /// A worker has run a step, and sends its gradients to a keeper.
-    pub(super) fn perhaps_dies_alone(&mut self, w: WorkerId) {
+    pub(super) fn maybe_die_alone(&mut self, w: WorkerId) {
         if self.env.lone_loss.armed == Some(w) {
             self.env.lone_loss.armed = None;
             self.after_random(0, 12, Timer::LoneDeath(w));

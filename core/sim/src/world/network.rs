@@ -238,7 +238,7 @@ impl Host<Schedule> {
                 if message == Message::Closed {
                     self.break_step(link)?;
                 }
-                return self.hear_peer(link, message);
+                return self.receive_from_peer(link, message);
             }
         };
         self.member(to, input)

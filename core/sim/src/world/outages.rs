@@ -48,7 +48,7 @@ impl Host<Schedule> {
                 && a == w
             {
                 self.env.network.reset.insert((a.min(b), a.max(b), generation));
-                self.hear_peer((a, b, generation), Message::Closed)?;
+                self.receive_from_peer((a, b, generation), Message::Closed)?;
             }
         }
         if let Some(c) = self.members[w].coordinator {

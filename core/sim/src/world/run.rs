@@ -46,7 +46,7 @@ impl Schedule {
     }
 
     /// The user raises the number of steps of a job that has ended, once: other coordinators and workers resume it.
-    fn goes_on(&mut self) -> bool {
+    fn resume_with_more_steps(&mut self) -> bool {
         let last = self.last_step();
         if self.job.goes_on_after_end && self.job.final_checkpoint && !self.faults.only_joins {
             self.job.goes_on_after_end = false;
@@ -147,9 +147,9 @@ impl World {
             self.host.env.stats.simulated_ms = now;
             self.host.step(event)?;
             self.host.check_lone_loss()?;
-            self.host.watch_looks();
+            self.host.record_states();
             let env = &mut self.host.env;
-            if env.store.record.done && !env.goes_on() {
+            if env.store.record.done && !env.resume_with_more_steps() {
                 env.stats.done = 1;
                 return self.finish();
             }
@@ -175,7 +175,7 @@ impl World {
 
     /// Only joins happen in this schedule: no faults.
     #[must_use]
-    pub fn is_calm(&self) -> bool {
+    pub fn has_no_faults(&self) -> bool {
         self.host.env.faults.only_joins
     }
 

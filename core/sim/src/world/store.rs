@@ -225,7 +225,7 @@ impl Host<Schedule> {
             self.check_persisted(record)?;
             let before = std::mem::replace(&mut self.env.store.record, record.clone());
             if record.term > before.term {
-                self.tell_of_take_over(record);
+                self.announce_take_over(record);
             }
             if before.done && !record.done {
                 self.start_missing_workers();

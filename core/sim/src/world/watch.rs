@@ -3,7 +3,7 @@
 use super::{Result, Schedule};
 use crate::check::{Violation, coordinator_is_bounded, member_is_bounded};
 use crate::host::Host;
-use crate::timeline::{Kind, Look, Row};
+use crate::timeline::{Kind, ProcessState, Row};
 use varuna_protocol::{Event, Phase};
 
 impl Host<Schedule> {
@@ -20,30 +20,30 @@ impl Host<Schedule> {
     }
 
     /// Records the present state of all processes for the timeline.
-    pub(super) fn watch_looks(&mut self) {
+    pub(super) fn record_states(&mut self) {
         let now = self.now();
         let Some(timeline) = &mut self.env.timeline else {
             return;
         };
         for (c, coordinator) in self.coordinators.iter().enumerate() {
-            let look = match (coordinator.alive, coordinator.paused > now) {
-                (false, _) => Look::Dead,
-                (true, true) => Look::Paused,
-                (true, false) => Look::Coordinates,
+            let state = match (coordinator.alive, coordinator.paused > now) {
+                (false, _) => ProcessState::Dead,
+                (true, true) => ProcessState::Paused,
+                (true, false) => ProcessState::Coordinates,
             };
-            timeline.look(now, Row::Coordinator(c), look);
+            timeline.record_state(now, Row::Coordinator(c), state);
         }
         for (id, worker) in self.members.iter() {
-            let look = match worker.machine.status().phase {
-                _ if !worker.alive => Look::Dead,
-                _ if worker.paused > now => Look::Paused,
-                Phase::Idle => Look::Idle,
-                Phase::Source => Look::Source,
-                Phase::Loading => Look::Loading,
-                Phase::Ready => Look::Ready,
-                Phase::Running => Look::Running,
+            let state = match worker.machine.status().phase {
+                _ if !worker.alive => ProcessState::Dead,
+                _ if worker.paused > now => ProcessState::Paused,
+                Phase::Idle => ProcessState::Idle,
+                Phase::Source => ProcessState::Source,
+                Phase::Loading => ProcessState::Loading,
+                Phase::Ready => ProcessState::Ready,
+                Phase::Running => ProcessState::Running,
             };
-            timeline.look(now, Row::Worker(id), look);
+            timeline.record_state(now, Row::Worker(id), state);
         }
     }
 

@@ -63,7 +63,7 @@ impl Host<Schedule> {
         match effect {
             MemberEffect::Accepted(plan) => {
                 self.env.checker.accepted(w, &plan)?;
-                self.perhaps_hit(w, false);
+                self.maybe_crash(w, false);
             }
             MemberEffect::Connect { generation, peer, .. } => self.send_data(w, peer, generation, Data::Dial),
             MemberEffect::Disconnect { generation } => self.disconnect(w, generation),
@@ -160,7 +160,7 @@ impl Host<Schedule> {
                 self.crash_again(w);
             }
             MemberEffect::Abort => {
-                engine.tear();
+                engine.corrupt_state();
                 if engine.job.is_some() {
                     self.after_random(0, 10, Timer::Stop(w));
                 }
@@ -201,7 +201,7 @@ impl Host<Schedule> {
                 if allowed || !self.env.has(Mutant::FreeBeforeGo) {
                     self.env.checker.freed(w, &keep);
                 }
-                self.perhaps_hit(w, false);
+                self.maybe_crash(w, false);
             }
             _ => {}
         }
@@ -243,7 +243,7 @@ impl Host<Schedule> {
                         .retain(|(u, _, step), _| *u != unit || *step >= id.step);
                     engine.reduced.units.remove(&unit);
                     self.env.checker.set(w, unit, id, state, Origin::Taken)?;
-                    self.perhaps_hit(w, true);
+                    self.maybe_crash(w, true);
                 }
                 self.member(w, MemberInput::Loaded { unit, id })
             }
@@ -266,14 +266,14 @@ impl Host<Schedule> {
                 self.env.checker.set(w, unit, held.id, held.state, Origin::Step)?;
             }
         }
-        self.perhaps_hit(w, !commit);
+        self.maybe_crash(w, !commit);
         if commit {
             let reduced = &self.members[w].local.engine.reduced;
             let layout = self.env.job.layout;
             let checker = &mut self.env.checker;
             checker.committed(w, layout, BATCH, generation, &decision, reduced)?;
             self.env.stats.commits += 1;
-            self.perhaps_hit(w, false);
+            self.maybe_crash(w, false);
         }
         self.env.hash = varuna_plan::state::mix(self.env.hash, id.chain.0);
         self.member(w, MemberInput::Applied { id })

@@ -49,7 +49,7 @@ pub(super) struct Words {
     /// Tokens that are found in a text before it is cut into words. A text that has one is left to the library.
     before_words: Vec<String>,
     /// The tokens that the tokenizer adds before and after a text.
-    around: [Vec<u32>; 2],
+    added_tokens: [Vec<u32>; 2],
     /// Known words; at most one entry for each thread that is tokenizing.
     known: Mutex<Vec<Known>>,
 }
@@ -89,12 +89,12 @@ impl Words {
             alphabet: ByteLevel::new(false, false, false),
             composes,
             before_words,
-            around: around(tokenizer)?,
+            added_tokens: added_tokens(tokenizer)?,
             known: Mutex::default(),
         })
     }
 
-    /// The tokens of a text, including those around it; none if it has to be left to the library.
+    /// The tokens of a text, including those that are added around it; none if it has to be left to the library.
     pub(super) fn encode(&self, tokenizer: &Tokenizer, text: &str) -> Option<Vec<u32>> {
         let composed = self.composed(text)?;
         let has_other = |text: &str| {
@@ -105,7 +105,7 @@ impl Words {
         if text.is_empty() || has_other(text) || has_other(&composed) {
             return None;
         }
-        let [before, behind] = &self.around;
+        let [before, behind] = &self.added_tokens;
         let mut known = self.known.lock().pop().unwrap_or_default();
         let mut ids = before.clone();
         let all = self
@@ -215,7 +215,7 @@ fn isolated(split: &Split) -> Option<&str> {
 }
 
 /// The tokens that are added before and after any text, determined from two texts.
-fn around(tokenizer: &Tokenizer) -> Option<[Vec<u32>; 2]> {
+fn added_tokens(tokenizer: &Tokenizer) -> Option<[Vec<u32>; 2]> {
     let ids = |text: &str, whole| {
         let encoded = tokenizer.encode_fast(text, whole).ok()?;
         Some(encoded.get_ids().to_vec())
@@ -225,9 +225,9 @@ fn around(tokenizer: &Tokenizer) -> Option<[Vec<u32>; 2]> {
         return None;
     }
     let at = whole.windows(bare.len()).position(|part| part == bare)?;
-    let around = [whole[..at].to_vec(), whole[at + bare.len()..].to_vec()];
-    let other = [&around[0][..], &ids("b c", false)?, &around[1]].concat();
-    (ids("b c", true)? == other).then_some(around)
+    let added_tokens = [whole[..at].to_vec(), whole[at + bare.len()..].to_vec()];
+    let other = [&added_tokens[0][..], &ids("b c", false)?, &added_tokens[1]].concat();
+    (ids("b c", true)? == other).then_some(added_tokens)
 }
 
 #[cfg(test)]

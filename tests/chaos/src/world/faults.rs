@@ -120,7 +120,7 @@ impl World {
                 }
             }
             Some(Ending::Mend(about)) => {
-                self.links.mend(name);
+                self.links.remove_rules(name);
                 self.recover(&about);
             }
             Some(Ending::FreeDisk) => {
@@ -270,20 +270,20 @@ impl World {
         }
     }
 
-    fn away(&self) -> PathBuf {
+    fn renamed_store(&self) -> PathBuf {
         self.parts.store.with_extension("away")
     }
 
     /// Replaces the store's folder with a file, so that every request fails.
     fn take_store_away(&self) -> Result<()> {
         let store = &self.parts.store;
-        std::fs::rename(store, self.away()).context("cannot take the store away")?;
+        std::fs::rename(store, self.renamed_store()).context("cannot take the store away")?;
         std::fs::write(store, "").context("cannot take the store away")
     }
 
     fn give_store_back(&self) -> Result<()> {
         let store = &self.parts.store;
         std::fs::remove_file(store).context("cannot give the store back")?;
-        std::fs::rename(self.away(), store).context("cannot give the store back")
+        std::fs::rename(self.renamed_store(), store).context("cannot give the store back")
     }
 }

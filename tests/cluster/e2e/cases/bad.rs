@@ -71,7 +71,7 @@ impl CaseRun<'_> {
             api.create(&PostParams::default(), &document).await?;
         }
         let (names, other) = (self.names().await?, self.second_at_same_location().await?);
-        let result = self.all_say_what_is_wrong(&names, &other).await;
+        let result = self.check_reported_errors(&names, &other).await;
         // Deleted even after a failure: later cases need the GPUs and CPUs.
         self.kubectl(&["delete", "namespace", &other, "--wait=false"])?;
         result?;
@@ -84,7 +84,7 @@ impl CaseRun<'_> {
 
     /// Each job that cannot run says why, including the copy of the job in the namespace `other`. The first job continues to train with the
     /// pods of these names.
-    async fn all_say_what_is_wrong(&self, names: &[String], other: &str) -> Result<()> {
+    async fn check_reported_errors(&self, names: &[String], other: &str) -> Result<()> {
         let api = jobs(&self.job.client, &self.job.namespace);
         let reconciliations = self.reconciliations().await?;
         for (what, kind, reason, words) in BAD {

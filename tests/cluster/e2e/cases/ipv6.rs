@@ -14,7 +14,7 @@ use varuna_operator::decide::objects::JOB_LABEL;
 const STEPS: i64 = 400;
 
 /// Spreads the job's workers over nodes, and limits its number of steps.
-pub(super) fn spread_and_short(document: &mut Value) {
+pub(super) fn spread_workers_and_limit_steps(document: &mut Value) {
     document["spec"]["training"]["steps"] = json!(STEPS);
     // The first node, without GPUs, counts for the spread as well, so there are at most three workers on one node.
     let spread = json!({

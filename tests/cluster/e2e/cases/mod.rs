@@ -70,7 +70,7 @@ pub(crate) async fn run(case: &Case, world: &mut World, curve: &mut Curve) -> Re
         queues::in_queue(&mut document);
     }
     if case.name == "ipv6" {
-        ipv6::spread_and_short(&mut document);
+        ipv6::spread_workers_and_limit_steps(&mut document);
     }
     if case.name == "coordinator-cut" {
         // All workers of this case are on the other node.

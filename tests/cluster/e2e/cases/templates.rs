@@ -163,10 +163,10 @@ impl CaseRun<'_> {
             .cluster
             .kubectl(&["-n", &namespace, "apply", "-f", "-"], &foreign.to_string())?;
         self.patch_spec("other", json!({ "suspend": false })).await?;
-        self.says_whose_the_name_is(&format!("Secret {secret}")).await?;
-        self.secret_is_left_alone(&secret).await?;
+        self.wait_for_name_taken(&format!("Secret {secret}")).await?;
+        self.check_secret_is_unchanged(&secret).await?;
         self.kubectl(&["-n", &namespace, "delete", "secret", &secret])?;
-        self.says_whose_the_name_is(&format!("Pod {taken}")).await?;
+        self.wait_for_name_taken(&format!("Pod {taken}")).await?;
         let phase = [
             "-n",
             &namespace,
@@ -192,7 +192,7 @@ impl CaseRun<'_> {
         Ok(())
     }
 
-    async fn says_whose_the_name_is(&self, object: &str) -> Result<()> {
+    async fn wait_for_name_taken(&self, object: &str) -> Result<()> {
         eventually("the job says whose the name is", || async {
             let degraded = self.condition_of("other", "Degraded").await?;
             let message = degraded["message"].as_str().unwrap_or("");
@@ -206,7 +206,7 @@ impl CaseRun<'_> {
     }
 
     /// Somebody else's Secret with the name of the job's token is unchanged, and no pod of the job uses it.
-    async fn secret_is_left_alone(&self, secret: &str) -> Result<()> {
+    async fn check_secret_is_unchanged(&self, secret: &str) -> Result<()> {
         let namespace = self.job.namespace.as_str();
         let token = "jsonpath={.data.token} {.metadata.ownerReferences}";
         let found = self.kubectl(&["-n", namespace, "get", "secret", secret, "-o", token])?;

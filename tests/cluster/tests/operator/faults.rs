@@ -7,7 +7,7 @@ use std::time::Duration;
 use varuna_cluster_tests::{Fault, Faults};
 
 /// Waits for four failed tries, with at least 1, 2 and 4 s between them.
-async fn tries_come_later_each_time(faults: &Faults) {
+async fn check_backoff(faults: &Faults) {
     let at = eventually("four tries", || async {
         let at = faults.failed_at();
         ensure!(at.len() >= 4, "{}", at.len());
@@ -34,7 +34,7 @@ async fn a_quota_that_others_change_at_the_same_moment_is_named_and_tried_again_
     let _operator = operator(faults.client(client.clone()), &namespace);
     create(&client, &namespace, pooled(&namespace, 2)).await.unwrap();
     degraded(&client, &namespace, "PodsRefused", why).await.unwrap();
-    tries_come_later_each_time(&faults).await;
+    check_backoff(&faults).await;
     faults.end();
     wait_for_live_pods(&client, &namespace, &[1, 2]).await.unwrap();
 }
@@ -56,7 +56,7 @@ async fn a_pod_that_cannot_be_deleted_is_said_and_no_other_is_made_in_its_place(
         .unwrap();
     let said = format!("the API server does not delete the job's pods: {why}");
     degraded(&client, &namespace, "PodsRefused", &said).await.unwrap();
-    tries_come_later_each_time(&faults).await;
+    check_backoff(&faults).await;
     assert_eq!(live(&client, &namespace).await.unwrap().len(), 2);
     faults.end();
     wait_for_live_pods(&client, &namespace, &[1]).await.unwrap();
@@ -73,7 +73,7 @@ async fn a_connection_that_breaks_is_said_and_all_waits_until_the_next_try() {
     degraded(&client, &namespace, "ServerFails", "does not answer as it should")
         .await
         .unwrap();
-    tries_come_later_each_time(&faults).await;
+    check_backoff(&faults).await;
     faults.end();
     wait_for_live_pods(&client, &namespace, &[1]).await.unwrap();
 }

@@ -20,7 +20,7 @@ fn add(namespace: &str, object: &Value) {
         .unwrap();
 }
 
-async fn says_that_the_name_is_taken(client: &Client, namespace: &str, what: &str) {
+async fn wait_for_name_taken(client: &Client, namespace: &str, what: &str) {
     eventually(&format!("the job names {what}"), || async {
         let degraded = condition(client, namespace, "Degraded").await?;
         let message = degraded["message"].as_str().unwrap_or_default();
@@ -69,7 +69,7 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     };
 
     // After many tries, also by another operator, the object still belongs to the user.
-    says_that_the_name_is_taken(&client, &namespace, &format!("Secret {token}")).await;
+    wait_for_name_taken(&client, &namespace, &format!("Secret {token}")).await;
     let version = || async {
         record(&client, &namespace)
             .await
@@ -91,7 +91,7 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
         Value::Null
     );
     let _operator = operator(client.clone(), &namespace);
-    says_that_the_name_is_taken(&client, &namespace, &format!("Secret {token}")).await;
+    wait_for_name_taken(&client, &namespace, &format!("Secret {token}")).await;
     // An operator that ends during a try has already noted that the name is taken, so that the next operator knows it.
     assert_eq!(version().await, noted, "a try has changed the record");
     let secret = secrets.get(&token).await.unwrap();
@@ -99,13 +99,13 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
     secrets.delete(&token, &now).await.unwrap();
     try_again_at_once(&client, &namespace, 1_000).await;
 
-    says_that_the_name_is_taken(&client, &namespace, &format!("Service {service}")).await;
+    wait_for_name_taken(&client, &namespace, &format!("Service {service}")).await;
     let found = services.get(&service).await.unwrap();
     assert_eq!(found.spec.unwrap().ports.unwrap()[0].port, 80);
     services.delete(&service, &now).await.unwrap();
     try_again_at_once(&client, &namespace, 1_001).await;
 
-    says_that_the_name_is_taken(&client, &namespace, &format!("Pod {first}")).await;
+    wait_for_name_taken(&client, &namespace, &format!("Pod {first}")).await;
     let found = all_pods.get_opt(&first).await.unwrap();
     assert!(
         found.is_some_and(|pod| pod.metadata.deletion_timestamp.is_none()),

@@ -51,13 +51,13 @@ fn costs_are_those_of_the_device_that_workers_have() {
     };
     let mut planner = planner();
     assert_eq!(*planner.costs(), of("cpu-core", true), "nobody has said anything");
-    planner.meet(&gpu("NVIDIA H100 80GB HBM3"), "a");
+    planner.note_worker(&gpu("NVIDIA H100 80GB HBM3"), "a");
     assert_eq!(*planner.costs(), of("h100-80g", true));
-    planner.meet(&gpu("NVIDIA H100 80GB HBM3"), "a");
+    planner.note_worker(&gpu("NVIDIA H100 80GB HBM3"), "a");
     assert_eq!(*planner.costs(), of("h100-80g", true), "still one node");
-    planner.meet(&gpu("NVIDIA H100 80GB HBM3"), "b");
+    planner.note_worker(&gpu("NVIDIA H100 80GB HBM3"), "b");
     assert_eq!(*planner.costs(), of("h100-80g", false));
-    planner.meet(&gpu("NVIDIA H100 80GB HBM3"), "a");
+    planner.note_worker(&gpu("NVIDIA H100 80GB HBM3"), "a");
     assert_eq!(*planner.costs(), of("h100-80g", false));
     let shape = planner.plan(&request(8)).unwrap();
     assert!(shape.predicted.step_ms < 100.0 && !shape.predicted.calibrated);
@@ -66,7 +66,7 @@ fn costs_are_those_of_the_device_that_workers_have() {
 #[test]
 fn what_the_job_keeps_stays_with_the_costs_of_any_device() {
     let mut planner = planner().masking(1000).keeping(Moments::Muon);
-    planner.meet(&gpu("NVIDIA H100 80GB HBM3"), "a");
+    planner.note_worker(&gpu("NVIDIA H100 80GB HBM3"), "a");
     assert_eq!(planner.costs().mask_bytes, 1000);
     assert!(planner.costs().parameter.matrix_step > 0);
 }
@@ -74,7 +74,7 @@ fn what_the_job_keeps_stays_with_the_costs_of_any_device() {
 #[test]
 fn a_gpu_that_the_table_does_not_know_is_planned_as_the_stated_one() {
     let mut planner = planner();
-    planner.meet(&gpu("Graphics 9000"), "a");
+    planner.note_worker(&gpu("Graphics 9000"), "a");
     assert_eq!(
         planner.costs().device,
         DeviceKind::named("a100-40g").unwrap().device(true, 2)
@@ -85,7 +85,7 @@ fn a_gpu_that_the_table_does_not_know_is_planned_as_the_stated_one() {
 fn workers_of_another_kind_count_by_their_speed() {
     let mut planner = planner();
     assert_eq!(planner.speed_of(&gpu("Tesla T4")).to_bits(), 1.0_f64.to_bits());
-    planner.meet(&gpu("NVIDIA A100-SXM4-80GB"), "a");
+    planner.note_worker(&gpu("NVIDIA A100-SXM4-80GB"), "a");
     assert!((planner.speed_of(&gpu("NVIDIA A100-SXM4-80GB")) - 1.0).abs() < 1e-12);
     let h100 = planner.speed_of(&gpu("NVIDIA H100 80GB HBM3"));
     assert!((h100 - 989.0 * 0.40 / (312.0 * 0.45)).abs() < 1e-9, "{h100}");
@@ -95,7 +95,7 @@ fn workers_of_another_kind_count_by_their_speed() {
 #[test]
 fn a_prediction_that_is_near_enough_is_left_alone_and_what_links_explain_is_not_put_on_compute() {
     let mut planner = planner();
-    planner.meet(&gpu("NVIDIA A100-SXM4-80GB"), "a");
+    planner.note_worker(&gpu("NVIDIA A100-SXM4-80GB"), "a");
     let asked = request(4);
     let shape = planner.plan(&asked).unwrap();
     let predicted = planner.predicted_ms(&shape, &asked.workers).unwrap();
@@ -120,7 +120,7 @@ fn plans_after_a_correction_are_chosen_by_it() {
     // On a slow link it does not pay to use many workers if compute is as fast as in the table, but it does if compute is a hundred times
     // slower.
     let mut planner = planner();
-    planner.meet(&gpu("NVIDIA H100 80GB HBM3"), "a");
+    planner.note_worker(&gpu("NVIDIA H100 80GB HBM3"), "a");
     planner.planner.costs.device = Device {
         bytes_per_s: 1e9,
         latency_ms: 0.1,
@@ -158,12 +158,12 @@ fn planned_with(reports: &[ScoreMemory], is_met_first: bool) -> Recompute {
     let needed = planner.costs().memory_bytes(whole, 8, 4, Recompute::None);
     asked.workers[0].memory_bytes = Some(needed);
     if is_met_first {
-        planner.meet(&Hardware::Processor, "n");
+        planner.note_worker(&Hardware::Processor, "n");
     }
     for scores in reports {
         planner.meet_scores(*scores);
     }
-    planner.meet(&Hardware::Processor, "n");
+    planner.note_worker(&Hardware::Processor, "n");
     let shape = planner.plan(&asked).unwrap();
     shape.schedule_of(&shape.pipelines[0].stages[0]).recompute
 }
@@ -217,7 +217,7 @@ proptest! {
         exponent in -2.0f64..4.0,
     ) {
         let mut planner = planner();
-        planner.meet(&Hardware::Processor, "a");
+        planner.note_worker(&Hardware::Processor, "a");
         let asked = request(workers);
         let shape = planner.plan(&asked).unwrap();
         let mut real = planner.planner.clone();

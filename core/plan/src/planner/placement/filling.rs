@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 const NOTHING: Common = (false, false);
 
 /// Kinds of workers by speed, faster ones first, and the kinds of positions that each may have.
-pub(super) type OfKind = BTreeMap<(Reverse<u64>, usize), Vec<usize>>;
+pub(super) type WorkersByKind = BTreeMap<(Reverse<u64>, usize), Vec<usize>>;
 
 /// The copies of one range of segments.
 #[derive(Clone, Copy, Default)]
@@ -70,10 +70,10 @@ impl<'a> Filling<'a> {
     /// Fills positions for pairs of kinds that are equally good. Returns the kind of each position that was filled.
     pub(super) fn fill(&mut self, group: &[(bool, Reverse<u64>, usize, usize)]) -> Vec<usize> {
         let mut taken = Vec::new();
-        let mut of_kind = OfKind::new();
+        let mut by_kind = WorkersByKind::new();
         for (_, _, k, s) in group {
             if !self.free[*k].is_empty() && !self.open[*s].is_empty() {
-                of_kind
+                by_kind
                     .entry((Reverse(self.pool.kinds[*k].speed), *k))
                     .or_default()
                     .push(*s);
@@ -81,8 +81,8 @@ impl<'a> Filling<'a> {
         }
         // The second round is for positions that waited for a worker in another place, which then took another position.
         for is_patient in [true, false] {
-            let mut waits = self.stay(&of_kind, is_patient, &mut taken);
-            waits |= self.take_over(&of_kind, is_patient, &mut taken);
+            let mut waits = self.stay(&by_kind, is_patient, &mut taken);
+            waits |= self.take_over(&by_kind, is_patient, &mut taken);
             if !waits {
                 break;
             }
@@ -92,12 +92,12 @@ impl<'a> Filling<'a> {
 
     /// Places workers that can stay at their position in the parent. Returns whether some of them did not stay, for the sake of the other
     /// copies.
-    fn stay(&mut self, of_kind: &OfKind, is_patient: bool, taken: &mut Vec<usize>) -> bool {
+    fn stay(&mut self, by_kind: &WorkersByKind, is_patient: bool, taken: &mut Vec<usize>) -> bool {
         let mut waits = false;
         if self.pool.parent.is_empty() {
             return waits;
         }
-        for ((speed, k), sites) in of_kind {
+        for ((speed, k), sites) in by_kind {
             let mut left = VecDeque::new();
             for worker in self.free[*k].clone() {
                 let number = self.parents_number(worker);
@@ -106,7 +106,7 @@ impl<'a> Filling<'a> {
                     left.push_back(worker);
                     continue;
                 };
-                if is_patient && self.is_better_somewhere(of_kind, *speed, site, self.common(worker, site)) {
+                if is_patient && self.has_better_worker(by_kind, *speed, site, self.common(worker, site)) {
                     waits = true;
                     left.push_back(worker);
                     continue;
@@ -120,9 +120,9 @@ impl<'a> Filling<'a> {
     }
 
     /// Places free workers on open positions, both in order. Returns whether something was left for a worker of another kind.
-    fn take_over(&mut self, of_kind: &OfKind, is_patient: bool, taken: &mut Vec<usize>) -> bool {
+    fn take_over(&mut self, by_kind: &WorkersByKind, is_patient: bool, taken: &mut Vec<usize>) -> bool {
         let mut waits = false;
-        for ((speed, k), sites) in of_kind {
+        for ((speed, k), sites) in by_kind {
             let mut open: Vec<(usize, usize)> = Vec::new();
             for s in sites {
                 open.extend(self.open[*s].iter().map(|n| (*n, *s)));
@@ -133,7 +133,7 @@ impl<'a> Filling<'a> {
                 let Some(worker) = self.free[*k].get(at).copied() else {
                     break;
                 };
-                if is_patient && self.is_better_somewhere(of_kind, *speed, site, self.common(worker, site)) {
+                if is_patient && self.has_better_worker(by_kind, *speed, site, self.common(worker, site)) {
                     waits = true;
                     continue;
                 }
@@ -187,9 +187,9 @@ impl<'a> Filling<'a> {
 
     /// Whether there is a free worker that is as good and as fast, has no position of its own, and would have less in common with the other
     /// copies than `common`.
-    fn is_better_somewhere(
+    fn has_better_worker(
         &self,
-        of_kind: &OfKind,
+        by_kind: &WorkersByKind,
         speed: Reverse<u64>,
         site: usize,
         common: Common,
@@ -197,7 +197,7 @@ impl<'a> Filling<'a> {
         if common == NOTHING {
             return false;
         }
-        let same = of_kind
+        let same = by_kind
             .iter()
             .filter(|((other, _), sites)| *other == speed && sites.contains(&site));
         let mut free = same.flat_map(|((_, k), _)| &self.free[*k]);

@@ -31,7 +31,7 @@ pub(in crate::planner) fn name(
         .iter()
         .map(|p| p.workers.iter().map(|w| w.id).collect())
         .collect();
-    let beyond: Vec<Option<(usize, f64)>> = pools.iter().map(|p| p.best_beyond(used.len())).collect();
+    let beyond: Vec<Option<(usize, f64)>> = pools.iter().map(|p| p.best_above(used.len())).collect();
     let reason = |worker: &WorkerInfo| {
         if used.len() >= most {
             return format!("the job uses at most {most} workers (elasticity.maxWorkers)");

@@ -27,8 +27,8 @@ pub(super) struct PoolSearch<'w> {
 
 impl PoolSearch<'_> {
     /// The least number of workers above `used` that some good composition uses, and its score.
-    pub(super) fn best_beyond(&self, used: usize) -> Option<(usize, f64)> {
-        self.screening.best_beyond(used)
+    pub(super) fn best_above(&self, used: usize) -> Option<(usize, f64)> {
+        self.screening.best_above(used)
     }
 
     /// Compositions that were scored.

@@ -191,7 +191,7 @@ impl<'a> Partitioner<'a> {
                     for allowed in std::iter::once(policies).chain(alike) {
                         let allowed = restricted(allowed);
                         let policy = |r: SegmentRange, later: u32| {
-                            self.quickest_that_fits(&sums, &allowed, r, (later, stashes[later as usize]))
+                            self.fastest_that_fits(&sums, &allowed, r, (later, stashes[later as usize]))
                         };
                         let by_depth = self.cut(&sums, &policy, &stashes);
                         found.push((vec![*kind], allowed, by_depth));
@@ -288,7 +288,7 @@ impl<'a> Partitioner<'a> {
 
     /// The fastest of these policies under which a stage with `later` stages behind it, which keeps `stash` micro-batches, fits into
     /// memory.
-    fn quickest_that_fits(
+    fn fastest_that_fits(
         &self,
         sums: &StageSums,
         policies: &Policies,
@@ -318,7 +318,7 @@ impl<'a> Partitioner<'a> {
         let sums = &set.sums;
         let policy = |r: SegmentRange, later: u32| {
             let stash = stashes.get(later as usize)?;
-            self.quickest_that_fits(sums, &set.policies, r, (later, *stash))
+            self.fastest_that_fits(sums, &set.policies, r, (later, *stash))
         };
         let cost = |r: SegmentRange, later: u32| Some(sums.stage_cost(r, policy(r, later)?));
         let tail = |r: SegmentRange| ClosedForm::stage_tail_ms(sums, r, pipelines);

@@ -167,7 +167,7 @@ impl Screening {
     }
 
     /// The least number of workers above `used` that some kept composition uses, and its best score.
-    pub(in crate::planner) fn best_beyond(&self, used: usize) -> Option<(usize, f64)> {
+    pub(in crate::planner) fn best_above(&self, used: usize) -> Option<(usize, f64)> {
         let beyond = self.best.iter().enumerate().skip(used + 1);
         let first = |(n, list): (usize, &Vec<Scored>)| list.first().map(|e| (n, e.step_ms));
         beyond.filter_map(first).next()

@@ -4,7 +4,7 @@ use super::members::{LAST_STEP, nanoseconds};
 use super::{Account, COORDINATOR, Replay, ReplayError, Result, Setup};
 use crate::host::{self, Host};
 use crate::replay::ledger::{Activity, Cause};
-use crate::replay::report::{Loss, Reconfiguration, Report, Why};
+use crate::replay::report::{Loss, PlanCause, Reconfiguration, Report};
 use crate::replay::trace::Trace;
 use std::cell::Cell;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use varuna_protocol::{Coordinator, CoordinatorConfig, CoordinatorEffect, Coordin
 
 /// The planner. A coordinator below its minimum asks at every tick; if the number of workers is no greater than one that was too small
 /// before, the answer is known.
-struct KnownTooFew {
+struct InfeasibilityCache {
     planner: CostPlanner,
     too_few: Cell<usize>,
 }
 
-impl Planner for KnownTooFew {
+impl Planner for InfeasibilityCache {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
         Ok(self.plan_in_time(request)?.0)
     }
@@ -48,7 +48,7 @@ pub(super) fn coordinator(setup: &Setup) -> Coordinator {
         },
         ..CoordinatorConfig::new(setup.layout, setup.global_batch_size, LAST_STEP)
     };
-    let planner = KnownTooFew {
+    let planner = InfeasibilityCache {
         planner: setup.planner.clone(),
         too_few: Cell::new(0),
     };
@@ -135,9 +135,9 @@ impl Host<Replay<'_>> {
             } => {
                 let first = self.env.account.report.reconfigurations.is_empty();
                 let why = match (first, change) {
-                    (true, _) => Why::Start,
-                    (false, true) => Why::Change,
-                    (false, false) => Why::Loss,
+                    (true, _) => PlanCause::Start,
+                    (false, true) => PlanCause::Change,
+                    (false, false) => PlanCause::Loss,
                 };
                 let entry = Reconfiguration {
                     at_s: self.seconds(),

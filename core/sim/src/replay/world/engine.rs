@@ -3,7 +3,7 @@
 use super::members::nanoseconds;
 use super::{Replay, Result, Timer};
 use crate::host::Host;
-use crate::replay::net::{Content, Parcel, Route};
+use crate::replay::net::{Content, Route, UnitTransfer};
 use varuna_plan::state::UnitNorm;
 use varuna_plan::{Generation, StateId, Step, Unit, WorkerId};
 use varuna_protocol::{MemberEffect, MemberInput, Phase};
@@ -145,7 +145,11 @@ impl Host<Replay<'_>> {
     }
 
     /// Something has arrived as a whole: its sender hears of that, too.
-    fn arrived(&mut self, (generation, from, to): Route, Parcel { unit, content, .. }: Parcel) -> Result {
+    fn arrived(
+        &mut self,
+        (generation, from, to): Route,
+        UnitTransfer { unit, content, .. }: UnitTransfer,
+    ) -> Result {
         if let Some(source) = from {
             let sent = match content {
                 Content::State(..) => MemberInput::Served { generation, to, unit },

@@ -3,7 +3,7 @@
 use super::{COORDINATOR, Replay, Result, Timer, Worker};
 use crate::host::{Channel, Event, Host, Message, Process};
 use crate::replay::ledger::{Activity, Cause};
-use crate::replay::net::{Content, Parcel, Route};
+use crate::replay::net::{Content, Route, UnitTransfer};
 use std::time::Duration;
 use varuna_plan::{Generation, Step, Unit, WorkerId};
 use varuna_protocol::{CoordinatorInput, MemberConfig, MemberEffect, MemberTiming, Timing};
@@ -216,7 +216,7 @@ impl Host<Replay<'_>> {
         } else {
             self.env.account.report.gradient_bytes += bytes;
         }
-        let parcel = Parcel {
+        let parcel = UnitTransfer {
             unit,
             content,
             bytes: bytes / share,

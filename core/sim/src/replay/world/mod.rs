@@ -248,7 +248,7 @@ impl Environment for Replay<'_> {
         let (from, to, generation) = link;
         let open = host.members[to].open.contains(&generation);
         if open && (message == Message::Closed || host.linked(generation, from, to)) {
-            host.hear_peer(link, message)?;
+            host.receive_from_peer(link, message)?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::replay::Cause;
-use crate::replay::report::Why;
+use crate::replay::report::PlanCause;
 use varuna_model::{Transformer, gpt2};
 use varuna_plan::cost::{Costs, Device};
 use varuna_plan::layout::SHARDED_RANGES;
@@ -96,10 +96,10 @@ fn state_takes_as_many_bytes_as_the_planner_counts_with_unless_the_parts_name_an
 fn a_loss_and_a_growth_cost_what_their_parts_cost() {
     let report = replay(&trace(CALM), &setup()).unwrap();
     sums_up(&report);
-    let whys: Vec<Why> = report.reconfigurations.iter().map(|r| r.why).collect();
+    let whys: Vec<PlanCause> = report.reconfigurations.iter().map(|r| r.why).collect();
     assert_eq!(
         whys,
-        [Why::Start, Why::Loss, Why::Change],
+        [PlanCause::Start, PlanCause::Loss, PlanCause::Change],
         "{:?}",
         report.reconfigurations
     );
@@ -175,7 +175,7 @@ fn a_notice_that_is_long_enough_saves_the_step_in_hand_and_is_never_worse_when_l
         before = report.goodput;
     }
     let noticed = of(60.0);
-    assert!(noticed.reconfigurations.iter().all(|r| r.why != Why::Loss));
+    assert!(noticed.reconfigurations.iter().all(|r| r.why != PlanCause::Loss));
     assert_eq!(percent(&noticed, Cause::Detect), 0.0);
 }
 
