@@ -8,7 +8,7 @@ use varuna_wire::client::connect;
 use varuna_wire::process_host;
 use varuna_wire::v1::ProcessEndedRequest;
 
-/// Ends that wait to be told.
+/// Maximum number of ends that wait to be reported.
 const WAITING_MAX: usize = 64;
 /// A try that takes longer has failed.
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -53,7 +53,7 @@ impl Reports {
     /// A worker's process has ended.
     pub fn ended(&self, process: u32) {
         if let Some(queue) = &self.queue {
-            // Whoever cannot be told for so long finds out by itself.
+            // If the queue is full, the coordinator notices the end by itself.
             let _ = queue.try_send(process);
         }
     }

@@ -1,11 +1,11 @@
 //! Which workers of a pod are started when, and with which exit code the pod ends. Pure: times are given, and nothing is done here.
 //!
-//! A worker that ends with an error is started again after 1, 2, 4, ... seconds. One that fails too often takes the pod with it: its
-//! device may be broken, and whoever made the pod can make another one elsewhere. So does one that fails every few minutes for an hour: it never
-//! fails often at a time, but each failure costs the whole job a recovery. A worker that ends well was released, and is not started again.
+//! A worker that ends with an error is started again after 1, 2, 4, ... seconds. One that fails too often ends the pod: its
+//! device may be broken, and the operator can create another pod on another node. So does one that fails every few minutes for an hour: it
+//! never fails often at a time, but each failure costs the whole job a recovery. A worker that ends well was released, and is not started again.
 //!
-//! The others have a while to go once one of them has failed too often. Those that still run then are killed: a notice alone ends no worker, as
-//! the job may be too small to release anybody, and a pod that stays is never replaced.
+//! Once one worker has failed too often, the others have some time to end. Those that still run then are killed: a notice alone ends no
+//! worker, because the job may be too small to release one, and a pod that stays is never replaced.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ enum Place {
 pub enum Action {
     /// There is nothing to do.
     None,
-    /// All workers that run are told to end.
+    /// All workers that run are asked to end.
     StopAll,
     /// All workers that run are killed.
     KillAll,
@@ -95,7 +95,7 @@ impl Restarts {
         due
     }
 
-    /// When something is to be done next without anything else happening: a worker is due, or those that were told to end are killed.
+    /// When something is to be done next without anything else happening: a worker is due, or those that were asked to end are killed.
     #[must_use]
     pub fn next(&self) -> Option<Duration> {
         let times = self.places.iter().filter_map(|place| match place {

@@ -107,8 +107,8 @@ impl Backoff {
             .collect()
     }
 
-    /// Everything was carried out, including what had failed before and was due (`tried`). A part that failed again meanwhile (a
-    /// coordinator may end at any time) is not over.
+    /// Everything was carried out, including what had failed before and was due (`tried`). A part that failed again in the meantime
+    /// (a coordinator may end at any time) still counts as failed.
     pub fn succeeded(&self, job: &ObservedJob, tried: &[Failure]) {
         self.succeeded_at(Instant::now(), job, tried);
     }

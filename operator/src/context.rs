@@ -56,7 +56,7 @@ pub struct Context {
 
 impl Context {
     /// A context in which nothing has happened yet. `instance`: the name of this process, for Events; `changed`: where jobs are named that
-    /// are to be looked at.
+    /// have to be reconciled.
     #[must_use]
     pub fn new(
         client: Client,

@@ -1,4 +1,4 @@
-//! The controller: which jobs are looked at, and when. Decides nothing about them.
+//! The controller: which jobs are reconciled, and when. Decides nothing about them.
 
 use crate::cluster::connection::within;
 use crate::context::Context;
@@ -27,12 +27,12 @@ pub use crate::watches::Scope;
 
 /// Requests to reconcile a job that may wait in the queue.
 const REQUESTS_MAX: usize = 1024;
-/// How long a process that ends may still write the last reports: its pod has 15 s, and the next leader waits meanwhile.
+/// How long a process that ends may still write the last reports: its pod has 15 s, and the next leader waits for this.
 const LAST_WRITES: Duration = Duration::from_secs(3);
 /// What is known of deleted jobs is forgotten within this time.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Runs the controller until the process ends. Watches at once; jobs are looked at while `leads`. `instance`: the name of this process, for
+/// Runs the controller until the process ends. Watches at once; jobs are reconciled while `leads` is true. `instance`: the name of this process, for
 /// Events.
 ///
 /// # Errors
@@ -49,7 +49,8 @@ pub async fn run(
     run_until(client, scope, settings, instance, health, leads, never).await
 }
 
-/// The same until the process is `stopped`: then no job is looked at any more, and what was reported last is written, as far as that takes a moment.
+/// The same until the process is `stopped`: then no job is reconciled any more, and the last reports are written, for [`LAST_WRITES`] at
+/// most.
 ///
 /// # Errors
 /// The resource of jobs is not installed.
@@ -116,7 +117,7 @@ pub async fn run_until(
     Ok(())
 }
 
-/// Looks at jobs when they change, when it is asked for, and when a look has said so. Never ends.
+/// Reconciles jobs when they change, when it is requested, and at the time that their last reconciliation has named. Never ends.
 async fn reconcile_jobs(
     jobs: Api<JobObject>,
     writer: Writer<JobObject>,
@@ -168,7 +169,7 @@ async fn report_filled_caches(health: &Health, mut filled: watch::Receiver<usize
     std::future::pending().await
 }
 
-/// When jobs may be looked at, and as what.
+/// Decides when a job may be reconciled, and in which version.
 #[derive(Clone)]
 struct Gate {
     leads: watch::Receiver<bool>,
@@ -181,7 +182,7 @@ impl Gate {
         match self.opened(&object, &context.reconciliations).await? {
             // Boxed: one that waits at the gate takes little memory.
             Some((job, _turn)) => Box::pin(reconcile(job, Arc::clone(&context))).await,
-            // Another job of that name has asked for a look of its own.
+            // Another job of that name has its own reconciliation.
             None => Ok(Action::await_change()),
         }
     }

@@ -42,7 +42,7 @@ impl Error {
         }
     }
 
-    /// The same of an object that was there: one that is gone or of another version has changed meanwhile.
+    /// The same for an object that existed: if it is gone or has another version, it has changed in the meantime.
     pub(crate) fn changed_or_refused(part: JobPart) -> impl Fn(kube::Error) -> Error {
         let refused = Error::refused(part);
         move |error| match error {
@@ -51,7 +51,8 @@ impl Error {
         }
     }
 
-    /// What has failed and why, where it waits longer each time and the job says so; none where a watch shows soon what is to be done.
+    /// What has failed and why, if it is retried after a growing pause and shown in the job's status; none if a watch will soon show what has
+    /// to be done.
     pub(crate) fn failure(&self) -> Option<(JobPart, String)> {
         match self {
             Error::Refused { part, message } => Some((*part, message.clone())),

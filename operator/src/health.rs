@@ -49,7 +49,7 @@ impl Health {
         }
     }
 
-    /// What does the work goes on, whether it leads or not. The lease has a thread of its own.
+    /// The task that does the work has made progress, whether this process leads or not. The lease has its own thread.
     pub fn worked(&self) {
         *self.worked.lock() = Instant::now();
     }
@@ -59,7 +59,7 @@ impl Health {
         self.caches_filled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the process is alive: it still tries to read its lease, and its work goes on, whatever the API server does.
+    /// Whether the process is alive: it still tries to read its lease, and its work makes progress, whatever the API server does.
     ///
     /// # Errors
     /// Why not.

@@ -16,7 +16,7 @@ pub type Right = (&'static str, &'static str, &'static [&'static str]);
 /// Verbs on what the operator makes for a job by server-side apply, and watches.
 const MADE: &[&str] = &["get", "list", "watch", "create", "patch"];
 
-/// Rights on the objects of jobs, in each namespace that is looked after. The chart's role grants these and no others.
+/// Rights on the objects of jobs, in each namespace that the operator manages. The chart's role grants these and no others.
 pub const JOB_RIGHTS: &[Right] = &[
     ("varuna.dev", "varunajobs", &["list", "watch", "delete"]),
     ("varuna.dev", "varunajobs/status", &["patch"]),
@@ -62,7 +62,7 @@ const LEASE_WATCH: Duration = Duration::from_secs(20);
 /// The installation that is checked.
 #[derive(Clone, Debug)]
 pub struct Installation {
-    /// The namespace that the operator looks after; none = all.
+    /// The namespace that the operator manages; none = all.
     pub namespace: Option<String>,
     /// Namespace of the Lease.
     pub lease_namespace: String,

@@ -88,7 +88,7 @@ impl Resource for JobObject {
 }
 
 impl JobObject {
-    /// The labels that say of what queue the job is, and with what priority.
+    /// The labels that name the job's queue and its priority.
     #[must_use]
     pub fn queue_labels(&self) -> BTreeMap<String, String> {
         let of_queue = |name: &String| [QUEUE_LABEL, PRIORITY_CLASS_LABEL].contains(&name.as_str());
@@ -104,7 +104,7 @@ impl JobObject {
         self.labels().contains_key(QUEUE_LABEL)
     }
 
-    /// Whether another controller looks after the job. A job whose spec cannot be read otherwise is left to it as well.
+    /// Whether another controller manages the job. This is also known of a job whose spec cannot be read otherwise.
     #[must_use]
     pub fn is_managed_by_another(&self) -> bool {
         self.is_managed_by_another

@@ -21,8 +21,8 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Kinds that are watched: Workloads, flavours and two of classes of priority.
 const KINDS: usize = 4;
 
-/// Watches what Kueue has wherever it is served. `jobs`: all jobs with a queue, which are looked at again when that changes. Never
-/// ends.
+/// Watches Kueue's objects while the API server serves them. `jobs`: all jobs with a queue, which are reconciled again when that changes.
+/// Never ends.
 pub(crate) async fn run(
     client: &Client,
     scope: &Scope,

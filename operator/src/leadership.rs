@@ -1,5 +1,5 @@
-//! The thread that holds the Lease and answers probes, with a runtime and a connection of its own: whatever the rest of the process does,
-//! it renews in time, or the process gives up before another one may take over.
+//! The thread that holds the Lease and answers probes, with its own runtime and connection: whatever the rest of the process does,
+//! it renews the Lease in time, or the process gives up before another one may take over.
 
 use crate::cluster::lease::Candidate;
 use crate::health::{self, Health};
@@ -24,7 +24,7 @@ pub struct LeaseOptions {
     pub probes: SocketAddr,
 }
 
-/// What the thread tells the rest of the process, and is told by it.
+/// The messages between the thread and the rest of the process.
 pub struct Leadership {
     /// Whether this process leads.
     pub leads: watch::Receiver<bool>,

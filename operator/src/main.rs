@@ -132,8 +132,8 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// The allocator asks for huge pages, and what is left of many small objects would keep each of them: with a hundred jobs of 64 pods this process took
-/// 119 MB with them and 71 without. A sandbox that knows nothing of them may refuse, and it goes on.
+/// The allocator asks for huge pages, and each of them would stay in use because of a few small objects: with a hundred jobs of 64 pods this
+/// process took 119 MB with huge pages and 71 MB without. A sandbox that does not know them may refuse; then the process continues with them.
 fn decline_huge_pages() {
     if let Err(error) = nix::sys::prctl::set_thp_disable(true) {
         tracing::warn!(%error, "huge pages cannot be declined; this process will take more memory");

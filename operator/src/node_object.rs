@@ -44,7 +44,7 @@ impl NodeTaint {
     }
 }
 
-/// What a node says of itself.
+/// A condition that a node reports.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct NodeCondition {

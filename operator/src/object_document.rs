@@ -1,12 +1,12 @@
-//! How objects are read that come often.
+//! Reads objects that arrive often, and keeps only the fields that are needed.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, OwnerReference, Time};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 
-/// All of [`ObjectMeta`] but what managers have set: nobody reads that, it is often the longest part of an object, and each of its fields would
-/// become a value of its own.
+/// All of [`ObjectMeta`] except the managed fields: they are never used here, are often the longest part of an object, and each of their
+/// fields would become a separate value.
 #[derive(Deserialize)]
 #[serde(remote = "ObjectMeta", rename_all = "camelCase")]
 pub(crate) struct WithoutManagedFields {

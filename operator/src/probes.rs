@@ -1,6 +1,6 @@
 //! Whether coordinators answer. They are asked over HTTP, because Kubernetes takes 40 s to notice that a node is cut off: a coordinator
 //! that has answered and then is silent for some seconds is replaced on another node. A false alarm costs a change of coordinators, during
-//! which training goes on.
+//! which training continues.
 //!
 //! A connection is held to each coordinator. The system's keep-alive finds that the other end is gone, so that a thousand coordinators cost
 //! no work while they answer; they are asked again now and then, since a process that hangs keeps its connections.
@@ -24,8 +24,8 @@ use tokio::sync::mpsc::Sender;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-/// A coordinator to which a connection is held is asked this often. A process that hangs is found by its kubelet sooner (its liveness probe); this is for one
-/// whose kubelet does not look.
+/// A coordinator to which a connection is held is asked this often. If its process hangs, its kubelet finds that sooner, by the liveness
+/// probe; this is for a coordinator whose kubelet does not probe it.
 const INTERVAL: Duration = Duration::from_secs(120);
 /// A connection or an answer that takes longer does not come.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -126,7 +126,7 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// Asks nobody yet. `changed`: where jobs are named whose coordinators have become silent.
+    /// Asks no coordinator yet. `changed`: where jobs are named whose coordinators have become silent.
     #[must_use]
     pub fn new(changed: Sender<JobRef>) -> Probes {
         Probes {
@@ -135,8 +135,8 @@ impl Probes {
         }
     }
 
-    /// Asks a job's coordinator from now on, at this address; with another address it starts again from the beginning. None = nobody. Must
-    /// be called within a runtime.
+    /// Asks a job's coordinator from now on, at this address; with another address it starts again from the beginning. None = the job
+    /// has no coordinator to ask. Must be called within a runtime.
     pub fn follow(&self, uid: &str, job: &JobRef, coordinator: Option<(i64, SocketAddr)>) {
         let mut targets = self.targets.lock();
         let Some((number, address)) = coordinator else {
@@ -189,7 +189,7 @@ async fn ask(targets: Arc<Targets>, uid: String, number: i64, address: SocketAdd
         };
         let error = hold(address, INTERVAL, answered).await;
         let now = Instant::now();
-        // The system has tried for a while before it said so.
+        // The system has tried for a while before it reported the end.
         let silent_for = match error.kind() {
             ErrorKind::TimedOut => KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_TRIES,
             _ => Duration::ZERO,
@@ -246,7 +246,7 @@ async fn exchange(stream: TcpStream, address: SocketAddr) -> Result<TcpStream> {
             Err(Error::from(ErrorKind::Other))
         }
     };
-    // It ends when nobody sends over it any more.
+    // It ends when its sender is dropped.
     let connection = async { connection.without_shutdown().await.map_err(cause) };
     let ((), parts) = tokio::try_join!(ask, connection)?;
     if parts.read_buf.is_empty() {

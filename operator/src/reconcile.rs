@@ -28,17 +28,18 @@ use std::time::{Duration, Instant};
 use varuna_api::crd::{Status, Time};
 
 /// Without any event a job is reconciled at this interval: no watch promises every event. Longer than the longest pause between two reports of a
-/// coordinator (300 s): a job that trains undisturbed is looked at once for each report, and not once more just before it.
+/// coordinator (300 s): a job that trains undisturbed is reconciled once for each report, and not once more just before it.
 const INTERVAL: Duration = Duration::from_secs(420);
-/// One to a process that does not lead is repeated after this time.
+/// A reconciliation in a process that does not lead is repeated after this time.
 const RETRY: Duration = Duration::from_secs(10);
-/// One that came too early is, if no watch shows the change before; and so is one that reported more than figures.
+/// A reconciliation that came too early is repeated after this time, if no watch shows the change before. So is one that reported more than
+/// figures.
 const SOON: Duration = Duration::from_secs(1);
 
 /// Reconciles a job, and measures it.
 ///
 /// # Errors
-/// Something has changed meanwhile; all of it is tried again. What is refused or not answered is reported instead, and tried again later each time.
+/// Something has changed in the meantime; all of it is tried again. What is refused or not answered is reported instead, and tried again later each time.
 pub async fn reconcile(object: Arc<JobObject>, context: Arc<Context>) -> Result<Action, Error> {
     let began = Instant::now();
     let mut failed = None;
@@ -57,7 +58,7 @@ async fn within<T>(call: impl Future<Output = Result<T, Error>>) -> Result<T, Er
 /// Notes that something has failed, for the report, and when it is tried again.
 ///
 /// # Errors
-/// Something has changed meanwhile: there is nothing to report.
+/// Something has changed in the meantime: there is nothing to report.
 fn note_failure(
     job: &ObservedJob,
     error: Error,
@@ -87,7 +88,7 @@ async fn reconcile_job(
     let key = (job.namespace.clone(), job.name.clone());
     let unmet = context.index.pods.lock().unmet(Instant::now(), &key);
     if let Some(left) = unmet.filter(|left| !left.is_zero()) {
-        // The watch shows soon what was done, and that makes this job be looked at again.
+        // The watch will show what was done, and then this job is reconciled again.
         return Ok(Action::requeue(left));
     }
     let seen = observe(job, object, unmet.is_some(), context, failed).await?;
@@ -97,7 +98,7 @@ async fn reconcile_job(
     let pods = pods_to_create(&mut decision);
     let mut latest = INTERVAL;
     if !waits_for_server(&observed.failures) {
-        // First: once the pods are gone nobody can tell why, and carrying it out may fail or be cut short by the deadline.
+        // This comes first: once the pods are gone, the reasons are no longer known, and the actions may fail or be ended by the deadline.
         for note in deletion_events(&decision) {
             context.publisher.note(job, &note);
         }
@@ -122,7 +123,7 @@ async fn reconcile_job(
     if news == News::Facts {
         latest = SOON;
     }
-    // Nor does one that is cut off tell of pods.
+    // A watch that is cut off does not report pods either.
     let unmet = context.index.pods.lock().unmet(Instant::now(), &key);
     let latest = latest.min(unmet.unwrap_or(INTERVAL)).max(SOON);
     Ok(Action::requeue(again.clamp(SOON, latest)))
@@ -226,7 +227,8 @@ async fn pods_of(
     (pods, unread)
 }
 
-/// Reads a job's pods as they are now: pods that were made, and that a watch that is cut off does not show, would be made once more.
+/// Reads a job's pods from the API server. Otherwise pods that were created, but that the watch does not show because it is cut off, would be
+/// created once more.
 async fn read_pods(key: &JobKey, context: &Context) -> Result<(), Error> {
     let (namespace, job) = key;
     let pods: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
@@ -237,8 +239,8 @@ async fn read_pods(key: &JobKey, context: &Context) -> Result<(), Error> {
     Ok(())
 }
 
-/// The nodes that a job has to do with: those of its pods, those that these were told to avoid, those on which something failed lately, and those that
-/// announce their end.
+/// The nodes that matter to a job: those of its pods, those that its pods have to avoid, those on which something failed lately, and those
+/// that announce their end.
 fn nodes_of(
     job: &ObservedJob,
     pods: &[Arc<IndexedPod>],
@@ -443,8 +445,8 @@ mod tests {
         // The time is over if the calls ended long ago.
         let long_ago = now.checked_sub(Duration::from_secs(20)).unwrap_or(now);
         context.index.pods.lock().calls_ended(long_ago, &key);
-        let looked = reconcile(Arc::new(job), Arc::clone(&context)).await;
-        assert!(looked.is_ok(), "{looked:?}");
+        let reconciled = reconcile(Arc::new(job), Arc::clone(&context)).await;
+        assert!(reconciled.is_ok(), "{reconciled:?}");
         let first = asked.lock()[0].clone();
         assert_eq!(first.method, "GET");
         assert!(first.path.contains("namespaces/n/pods?"), "{}", first.path);

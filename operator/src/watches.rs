@@ -1,5 +1,5 @@
-//! The watches: they fill the index from the start of the process, so that a new leader knows the cluster already, and they say which jobs
-//! to look at. They decide nothing.
+//! The watches: they fill the index from the start of the process, so that a new leader knows the cluster already, and they name the
+//! jobs that have to be reconciled. They decide nothing.
 
 use crate::decide::objects::JOB_LABEL;
 use crate::index::{DecidedOn, Fill, Index, KindIndex, ObjectKind};
@@ -70,7 +70,7 @@ pub(crate) fn labelled() -> watcher::Config {
 pub struct Reports<'a> {
     /// The index that the watches fill.
     pub index: &'a Index,
-    /// Jobs that are to be looked at.
+    /// Jobs that have to be reconciled.
     pub changed: Sender<JobRef>,
     /// How many watches have listed everything once.
     pub filled: &'a watch::Sender<usize>,

@@ -101,6 +101,6 @@ pub(crate) const NODE_SIGNALS_MAX: usize = 64;
 pub(crate) const NODE_SIGNAL: RangeInclusive<usize> = 1..=253;
 /// Characters of the name of a controller, as those of a Job of Kubernetes.
 pub(crate) const MANAGER: RangeInclusive<usize> = 3..=63;
-/// What such a name looks like: a domain, and a name below it.
+/// Pattern of such a name: a domain, and a name below it.
 #[cfg(feature = "kubernetes")]
 pub(crate) const MANAGER_PATTERN: &str = "^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9_.~/-]+$";

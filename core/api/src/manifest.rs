@@ -57,7 +57,7 @@ pub const KIND: &str = "VarunaJob";
 pub const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
 /// Label of a job in a queue, and the WorkloadPriorityClass by which that queue prefers it to others. Kueue's own name for it.
 pub const PRIORITY_CLASS_LABEL: &str = "kueue.x-k8s.io/priority-class";
-/// `spec.managedBy` of jobs that the operator looks after, as it does after those that leave the field out.
+/// `spec.managedBy` of jobs that the operator manages. It also manages jobs without this field.
 pub const OPERATOR: &str = "varuna.dev/operator";
 
 /// The whole file.

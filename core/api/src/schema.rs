@@ -41,7 +41,7 @@ pub(crate) fn text(characters: RangeInclusive<usize>) -> impl Transform {
     with(json!({ "minLength": characters.start(), "maxLength": characters.end() }))
 }
 
-/// A text of so many characters that looks like this.
+/// A text of so many characters that matches this pattern.
 pub(crate) fn pattern(pattern: &str, characters: RangeInclusive<usize>) -> impl Transform {
     let (shortest, longest) = characters.into_inner();
     with(json!({ "pattern": pattern, "minLength": shortest, "maxLength": longest }))

@@ -34,7 +34,7 @@ mod tests;
 use final_save::FinalSave;
 use start::{event_upload, machine, planner, protocol_config, report};
 
-/// How often the state machine is told the time.
+/// How often the state machine gets the time.
 const TICK: Duration = Duration::from_millis(20);
 /// How long streams stay open after the end, so that workers read their last message.
 const LAST_MESSAGES: Duration = Duration::from_millis(300);
@@ -52,7 +52,7 @@ pub(crate) struct Driver {
     streams: Streams,
     plans: EncodedPlans,
     checkpoints: Checkpoints,
-    /// The version of the record from which the store watcher was last told what the run needs.
+    /// The version of the record from which the needs of the run were last sent to the store watcher.
     needs_told: u64,
     measured_steps: MeasuredSteps,
     publisher: Publisher,

@@ -42,7 +42,7 @@ pub struct Control {
     pub save_and_stop: Sender<()>,
     /// Ends the run in order, without another checkpoint.
     pub stop: Sender<()>,
-    /// Ends this coordinator because the run itself is gone, as that of a deleted job. No worker is told and nothing is recorded, but the
+    /// Ends this coordinator because the run itself is gone, as that of a deleted job. No worker is informed and nothing is recorded, but the
     /// checkpoint location is released, so that the next run need not wait for it.
     pub abandon: Sender<()>,
     /// Orders a checkpoint of the next step.

@@ -1,10 +1,10 @@
-//! Recoveries as they are seen in a coordinator's views.
+//! Measures recoveries from a coordinator's views.
 
 use crate::metrics::Metrics;
 use varuna_coordinator::recoveries::{CompletedRecovery, Recoveries};
 use varuna_coordinator::{Event, View};
 
-/// Recoveries as they are seen in views.
+/// Recoveries that were measured.
 #[derive(Debug, Default)]
 pub struct Measurements {
     recoveries: Recoveries,

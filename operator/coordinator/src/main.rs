@@ -95,7 +95,7 @@ fn read(folder: &Path, name: &str) -> Result<String> {
     std::fs::read_to_string(&path).with_context(|| format!("cannot read {} (--credentials)", path.display()))
 }
 
-/// A pod that is evicted has some seconds left: training goes on under this coordinator until the next one is in charge.
+/// A pod that is evicted has some seconds left: training continues under this coordinator until the next one is in charge.
 fn ignore_termination() -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;

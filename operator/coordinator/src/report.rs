@@ -139,7 +139,7 @@ pub fn report(by: &Reporter, view: &View, messages: &Messages, end: Option<RunEn
     }
 }
 
-/// A report as it is written: small enough for an API server, however many workers there are. An operator of the previous release cannot
+/// Shortens a report before it is written, so that an API server accepts it, however many workers there are. An operator of the previous release cannot
 /// read a worker without all of its fields, so all of them are written, shortened.
 #[must_use]
 pub fn bounded(report: &RunStatus) -> Cow<'_, RunStatus> {

@@ -58,7 +58,7 @@ impl Reports {
         self.write_and_tell(reports, || {}).await
     }
 
-    /// The same; tells each time that a report is written.
+    /// The same; calls `written` after each report that was written.
     pub async fn write_and_tell(
         self,
         mut reports: watch::Receiver<Option<RunStatus>>,
@@ -203,7 +203,7 @@ impl Schedule {
             self.changed = None;
             return self.steps_due();
         };
-        // What may wait less begins a wait of its own: what follows from it soon is to be in the same report.
+        // A change that may wait less long starts another wait, so that its consequences are in the same report.
         let (_, since) = *self.changed.insert(match self.changed {
             Some((known, since)) if known <= wait => (known, since),
             _ => (wait, now),

@@ -331,7 +331,7 @@ async fn start(
     Ok((control, job))
 }
 
-/// The record's spec. Asked for until the API server answers: it may be away while a job goes on.
+/// The record's spec. It is requested until the API server answers: the server may be unavailable while a job trains.
 async fn read_record(records: &Api<VarunaRecord>, name: &str) -> Result<RecordSpec, Error> {
     loop {
         match tokio::time::timeout(ANSWER, records.get(name)).await {
@@ -373,7 +373,7 @@ fn options(
         identity: configuration.identity.clone(),
         host: None,
         expected_workers: None,
-        // The job's text does not say it: it may change while the run goes on.
+        // This is not taken from the job's text, because it may change while the job runs.
         allow_state_loss: ordered.is_some_and(|spec| spec.allow_state_loss),
         timing: Timing {
             lost: LOST,

@@ -11,7 +11,7 @@ pub(super) const REAPPLY: Duration = Duration::from_secs(7200);
 /// The first of several changes of an object is applied at once, and what follows after this time.
 pub(super) const BETWEEN: Duration = Duration::from_secs(1);
 /// If somebody changes our fields back each time that they are applied, the pause doubles each time, up to this. So the API server is not
-/// kept busy for ever, and fields that nobody changes any more are soon ours again.
+/// kept busy for ever, and fields that nobody else changes any more soon have our values again.
 const BETWEEN_MAX: Duration = Duration::from_secs(300);
 /// If nobody has changed an object for this time, plus twice its pause, the pause starts again from the beginning.
 const QUIET: Duration = Duration::from_secs(10);
@@ -42,7 +42,7 @@ pub(super) struct Applied {
 }
 
 impl Applied {
-    /// Another leader has applied it. It is as that leader left it, or somebody has written it since.
+    /// Another leader has applied the object. It is unchanged since then, or somebody else has written it.
     pub(super) fn found(known: &KnownObject, now: Instant) -> Applied {
         let again = if known.is_touched {
             now

@@ -1,7 +1,7 @@
 //! Makes a job's objects what a decision wants them to be; its pods: `pod_writer.rs`. Server-side apply: fields that others set on them stay.
 //!
 //! Apply is forced. So it is used only on an object that is known to be the job's, and names its uid: the API server then refuses to change
-//! another object that has taken the name meanwhile.
+//! another object that was created under this name in the meantime.
 
 use super::applied::{Applied, BETWEEN, REAPPLY, least};
 use super::ownership::verify;
@@ -33,7 +33,7 @@ pub struct Objects {
     pub missing: Vec<Outdated>,
     /// Objects that exist but are not as they should be.
     pub changed: Vec<Outdated>,
-    /// When to look again, as some have to wait.
+    /// When to reconcile again, because some have to wait.
     pub again_in: Option<Duration>,
 }
 
@@ -156,7 +156,7 @@ impl Applier {
                     of_job.insert(key.clone(), applied);
                     owned.written(key, written);
                 }
-                // Whatever is there, the next look makes sure of it.
+                // Whatever is there, the next reconciliation corrects it.
                 Err(error) => {
                     owned.forget(&key);
                     return Err(error);
@@ -250,7 +250,7 @@ impl Applier {
 fn job_deleted(answer: kube::Result<()>) -> Result<(), Error> {
     match answer {
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-        // It was changed, or another one has its name: the next look decides. Ask for one, since no watch reports a written status.
+        // It was changed, or another one has its name: the next reconciliation decides. Ask for one, since no watch reports a written status.
         Err(kube::Error::Api(status)) if status.is_conflict() => Err(Error::Stale),
         answer => answer.map_err(Error::from),
     }

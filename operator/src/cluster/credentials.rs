@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use varuna_coordinator::Identity;
 
-/// A Secret is looked for again after this time: somebody may have deleted it, and new pods need it.
+/// After this time, the Secret is created again if it is missing: somebody may have deleted it, and new pods need it.
 const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
 /// Knows for which jobs there are credentials.

@@ -34,8 +34,8 @@ const KEPT_FOR_OTHERS: u32 = BURST / 2;
 const SAME: Duration = Duration::from_secs(600);
 /// Sentences remembered for each job.
 const REMEMBERED: usize = 32;
-/// How many sentences that stay true are remembered. Each look finds all of them again, perhaps one for each pod, and a forgotten one would
-/// become another Event. As many as pods that go at once in a large job; they take 0.6 MB.
+/// How many sentences that stay true are remembered. Each reconciliation finds all of them again, perhaps one for each pod, and a forgotten
+/// one would become another Event. As many as pods that go at once in a large job; they take 0.6 MB.
 const LASTING_REMEMBERED: usize = 4096;
 /// An Event that takes longer to write is lost: others wait for it.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -118,7 +118,7 @@ impl JobHistory {
         })
     }
 
-    /// The sentences that stay true which an Event of this reason tells.
+    /// Remembers the sentences that stay true and that an Event of this reason contains.
     fn remember_lasting(&mut self, now: Instant, reason: Reason, texts: &[String]) {
         for text in texts {
             if self.lasting.len() >= LASTING_REMEMBERED {

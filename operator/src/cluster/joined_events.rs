@@ -18,7 +18,7 @@ fn place(reason: Reason) -> Option<usize> {
 pub(super) struct JoinedNote {
     /// Content of the Event.
     pub(super) note: EventNote,
-    /// The sentences in it, if they stay true for a while: each is looked for again by itself.
+    /// The sentences in it, if they stay true for a while: whether it was recorded is checked for each of them separately.
     pub(super) lasting: Vec<String>,
 }
 
@@ -97,7 +97,7 @@ impl Joined {
 }
 
 /// The Events for sentences that came together: one Event for each reason, and one for all sentences about one change of plan, as far as
-/// there is room. Warnings keep their reasons, because people and alert rules look for them. A sentence that stays true for a while is
+/// there is room. Warnings keep their reasons, because people and alert rules search for them. A sentence that stays true for a while is
 /// recorded once, so it is never joined with others.
 pub(super) fn joined(notes: &[EventNote]) -> Vec<JoinedNote> {
     let mut all: Vec<Joined> = vec![];

@@ -179,7 +179,7 @@ impl Candidate {
         };
         match written {
             Ok(_) => Ok(true),
-            // Another process was quicker: the next read tells which.
+            // Another process was faster: the next read shows which.
             Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => Ok(false),
             Err(error) => Err(error.to_string()),
         }

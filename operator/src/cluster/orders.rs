@@ -9,7 +9,7 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use varuna_api::crd::RunSpec;
 
-/// How often orders are written over the object as it was just read, before the next look decides again.
+/// How often orders are written over the object as it was just read, before the next reconciliation decides again.
 const TRIES: u32 = 3;
 
 /// Writes orders: into a new object if there is none, else over the version on which the decision was based (`present`). A report that the

@@ -1,5 +1,5 @@
-//! Publishes reports on jobs in a separate task: a job's status if it changed, then its Events. No look at a job waits for this, and it
-//! never delays pods or orders.
+//! Publishes reports on jobs in a separate task: a job's status if it changed, then its Events. No reconciliation waits for this, and
+//! it never delays pods or orders.
 //!
 //! The latest status wins, with at most one write a second for each job. Each decision builds on the status before it. So until the watch
 //! shows what was written, the last reported status is used instead ([`Publisher::status`]).
@@ -34,7 +34,8 @@ use varuna_api::manifest::{API_VERSION, KIND};
 const DEBOUNCE: Duration = Duration::from_secs(1);
 /// All other changes: what follows from a preemption until its replacement trains is reported within this time, and is one write then.
 const FIGURES_DEBOUNCE: Duration = Duration::from_secs(8);
-/// Sentences that come within this time are published together: nobody acts on them, and a preemption with all that follows takes as long.
+/// Sentences within this time are published together: no program acts on them, and a preemption with all its consequences takes about as
+/// long.
 const EVENTS_DEBOUNCE: Duration = FIGURES_DEBOUNCE;
 /// Jobs that are published at the same time: few, because pods and orders use the same API server.
 const CONCURRENCY: usize = 4;
@@ -227,7 +228,7 @@ impl Publisher {
     /// The status to use instead of the one in a job's object of this version, because that is older; none if the object is up to date.
     ///
     /// # Errors
-    /// The object is older, and the watch has shown a newer one since it was taken: that is to be looked at instead.
+    /// The object is older, and the watch has shown a newer one since it was taken: that one has to be reconciled instead.
     pub fn status(&self, uid: &str, version: Option<u64>) -> Result<Option<Status>, Error> {
         let mut publications = self.publications.lock();
         let Some((_, publication)) = publications.jobs.get_mut(uid) else {
@@ -341,11 +342,11 @@ impl Publisher {
             tracing::warn!(%error, job = work.job.name, namespace = work.job.namespace, "the status is not written");
         }
         let version = written.map(Option::flatten);
-        // An earlier write may have told it meanwhile.
+        // An earlier write may have recorded it in the meantime.
         let uid = &work.job.uid;
-        let untold = work.events.iter().filter(|note| !self.recorder.knows(uid, note));
-        let untold: Vec<EventNote> = untold.cloned().collect();
-        for event in joined(&untold) {
+        let unrecorded = work.events.iter().filter(|note| !self.recorder.knows(uid, note));
+        let unrecorded: Vec<EventNote> = unrecorded.cloned().collect();
+        for event in joined(&unrecorded) {
             self.recorder.record(&work.job, &event.note, &event.lasting).await;
         }
         let mut publications = self.publications.lock();
@@ -372,7 +373,7 @@ impl Publisher {
         }
     }
 
-    /// Forgets what is old enough to be told again.
+    /// Forgets sentences that are old enough to be recorded again.
     pub fn forget_old(&self) {
         self.recorder.forget_old();
     }

@@ -11,11 +11,12 @@ use kube::{Api, Client, ResourceExt as _};
 use varuna_api::crd::{RecordSpec, VarunaRecord};
 use varuna_api::with_steps_of;
 
-/// Annotation of a record: the name of the job's Secret, if somebody else had taken it when the credentials were to be created. It stays as
-/// long as the name is taken.
+/// Annotation of a record: the name of the job's Secret, if a Secret of this name existed already when the credentials were to be created.
+/// The annotation stays as long as that Secret does.
 const SECRET_TAKEN: &str = "varuna.dev/secret-name-taken";
 
-/// Who owns the Secret with the job's credentials, if there is one. The Secret itself cannot tell, because Secrets are not read.
+/// Who owns the Secret with the job's credentials, if there is one. The Secret itself cannot be asked, because the operator may not read
+/// Secrets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SecretOwner {
     /// Somebody else's: no operator has tried to make the job's yet.
@@ -84,7 +85,7 @@ pub async fn begin_run(
     })
 }
 
-/// Notes that the name of the job's Secret is somebody else's, so that the next try does not take that for the job's. Returns what to say.
+/// Notes that the Secret of this name belongs to somebody else, so that the next try does not take it for the job's. Returns the message.
 ///
 /// # Errors
 /// The API server refuses or does not answer.

@@ -61,7 +61,7 @@ fn accepted(observed: &Observed, outcome: &JobOutcome) -> Statement {
     }
 }
 
-/// The end of a job as it was known, while its spec cannot be read: nobody has looked at whether it is to go on.
+/// The end of a job as it was known, while its spec cannot be read: it was not checked whether the job has to continue.
 fn end_before(observed: &Observed, outcome: &JobOutcome, kind: ConditionType) -> Option<Condition> {
     let is_unread = matches!(outcome, JobOutcome::Refuse(Reason::InvalidSpec, _));
     let known = observed.job.status.if_true(kind);

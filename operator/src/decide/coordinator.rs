@@ -66,7 +66,7 @@ fn pod_state(observed: &Observed, avoid: &AvoidedNodes, pod: &ObservedPod) -> Co
         PodVerdict::Running if never_reports(observed, pod) => CoordinatorPodState::Gone,
         PodVerdict::Running => CoordinatorPodState::Runs,
         PodVerdict::NodeLeaving(_) | PodVerdict::Terminating if is_up(pod) => CoordinatorPodState::Leaves,
-        // Another pod may be placed on such a node as well: it is not told of all of them.
+        // Another pod may be placed on such a node as well, because a pod cannot name all of them.
         PodVerdict::NodeLeaving(_) if avoid.incomplete && pod.phase == PodPhase::Pending => {
             CoordinatorPodState::Starts
         }
@@ -86,7 +86,7 @@ fn silent_since(observed: &Observed, status: &Status, pod: &ObservedPod) -> Opti
         .run
         .as_ref()
         .filter(|_| orders.coordinator == pod.number)?;
-    // While the API server does not answer nobody can report.
+    // While the API server does not answer, no coordinator can report.
     if *run != ObservedRun::default() || waits_for_server(&observed.failures) {
         return None;
     }

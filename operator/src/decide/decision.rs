@@ -90,7 +90,7 @@ pub struct AvoidedNodes {
     pub never: BTreeSet<String>,
     /// Nodes on which something failed lately: others are preferred.
     pub rather_not: BTreeSet<String>,
-    /// More nodes announce their end than a pod can be told to avoid: it may be placed on one of the others.
+    /// More nodes announce their end than a pod can name as nodes to avoid, so it may be placed on one of the others.
     pub incomplete: bool,
 }
 
@@ -103,7 +103,7 @@ pub struct Decision<'a> {
     pub progress: Progress,
     /// The job's pods with their states, oldest first.
     pub pods: Vec<JudgedPod<'a>>,
-    /// What its coordinator says of its workers.
+    /// The workers, as its coordinator reports them.
     pub(super) workers: Workers<'a>,
     /// Recent failures of pods.
     pub recent_failures: Vec<RecentFailure>,
@@ -113,11 +113,12 @@ pub struct Decision<'a> {
     pub avoid: AvoidedNodes,
     /// What its coordinator is to do.
     pub coordinator: CoordinatorGoal,
-    /// Orders that are to be written into its `VarunaRun`; none where those that are there stand.
+    /// Orders that have to be written into its `VarunaRun`; none if its present orders are still valid.
     pub orders: Option<RunSpec>,
     /// A coordinator is started: the job has to have its record first.
     pub starts_coordinator: bool,
-    /// Whether a coordinator that starts now takes the job as it is now. Else the job as it was when its run began: workers hold that.
+    /// Whether a coordinator that starts now uses the present spec. Otherwise it uses the spec with which the run began, because workers
+    /// hold state of that.
     pub takes_present_spec: bool,
     /// Objects that are to be as written here.
     pub objects: Vec<Value>,

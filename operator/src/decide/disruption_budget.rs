@@ -41,7 +41,7 @@ fn pods_that_stay(observed: &Observed, pods: &[JudgedPod<'_>]) -> i64 {
     let all = whole(running.len());
     let has_checkpoints = observed.job.spec.as_ref().is_ok_and(|j| j.checkpoint.is_some());
     if run.is_settling() && observed.job.status.plan.is_some() {
-        // The workers hold the state, and nobody can make a plan without a leaving worker before the next coordinator has heard from all of
+        // The workers hold the state. No plan without a leaving worker can be made before the next coordinator has reports from all of
         // them. If no coordinator can start, a drain must not wait for one, unless the state would be lost.
         let comes =
             cannot_start(observed).is_none() && !postponed(&observed.failures, &[JobPart::Coordinator]);

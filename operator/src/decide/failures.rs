@@ -71,7 +71,7 @@ fn seconds(failure: &RecentFailure) -> i64 {
 }
 
 /// The entry on this pod's node to which its failure belongs. A worker that started after another one had failed does not belong to that
-/// failure: a replacement that fails at once is a failure of its own.
+/// failure: a replacement that fails at once is another failure.
 fn moment<'a>(
     known: &'a [RecentFailure],
     pod: &ObservedPod,
@@ -138,7 +138,7 @@ fn began(moment: &CrashMoment) -> i64 {
 }
 
 /// The moment that a crash is part of. `before`: when the last one on its node was; a crash that follows another one of a moment on the same node is not
-/// part of that. Nodes tell of their pods in any order, so a moment that began a little later may be its own as well.
+/// part of that. Nodes report their pods in any order, so the crash may also belong to a moment that began a little later.
 fn moment_of(moments: &[CrashMoment], at: i64, before: Option<i64>) -> Option<usize> {
     let later = moments.partition_point(|m| began(m) <= at);
     let earlier = later.checked_sub(1).filter(|i| {
@@ -218,8 +218,8 @@ pub(super) fn replaced_at(
     failure.at + (1_i64 << doubled.min(16)).min(DELAY_MAX_SECONDS)
 }
 
-/// When pods that hold nothing are deleted on nodes that announce their end, and created again. If there are more such nodes than pods can
-/// be told of, each new pod may land on the next one. This counts as a failure of that node, and each further one within ten minutes makes
+/// When pods that hold nothing are deleted on nodes that announce their end, and created again. If there are more such nodes than a pod
+/// can name as nodes to avoid, each new pod may land on the next one. This counts as a failure of that node, and each further one within ten minutes makes
 /// the next pod wait twice as long.
 pub(super) fn moved_at(failures: &[RecentFailure], now: i64) -> i64 {
     let is_rejection = |f: &&RecentFailure| f.kind == FailureKind::Rejected.as_str();
@@ -329,8 +329,8 @@ fn leaving_nodes<'a>(
     leaving
 }
 
-/// Whether a pod was told to avoid a node that it may use now. Nodes that are gone do not count, since they take no pod. Nor do nodes that
-/// announce their end, since a pod is not told of all of them. Neither is worth losing the pod's place in the scheduler's queue. `signals`:
+/// Whether a pod avoids a node that it may use now. Nodes that are gone do not count, since they take no pod. Nor do nodes that
+/// announce their end, since a pod does not name all of them. Neither is worth losing the pod's place in the scheduler's queue. `signals`:
 /// what announces the end of a node.
 pub(super) fn avoids_too_much(
     observed: &Observed,

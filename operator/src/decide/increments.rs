@@ -14,13 +14,13 @@ use super::workload::{finish, follow, has_gone, make, note_ready, pod_set, prefe
 use serde_json::Value;
 use varuna_api::{Job, PodGroup};
 
-/// The most increments of a job. Each is one more Workload that Kueue counts and chooses from, and that every look at the job reads.
+/// The most increments of a job. Each is one more Workload that Kueue counts and chooses from, and that every reconciliation of the job reads.
 const INCREMENTS_MAX: usize = 8;
 /// How long an increment waits for quota. In a queue that admits in strict order (`StrictFIFO`) all later Workloads wait behind it.
 const ASKS_SECONDS: i64 = 600;
 /// How long after an increment got no quota, or lost it, no other one is created, so that other jobs have their turn.
 const RESTS_SECONDS: i64 = 600;
-/// The reason of an increment's end where its job goes on.
+/// The reason of an increment's end if its job continues.
 const WITHDRAWN: &str = "Withdrawn";
 
 /// What is to be done about the job's increments.

@@ -53,7 +53,7 @@ pub(super) fn wants_more_steps(observed: &Observed, job: &Job) -> bool {
     steps_at_end(observed).is_some_and(|had| wanted > had)
 }
 
-/// A run that has ended goes on: from its last checkpoint, or not at all.
+/// Whether a run that has ended is resumed. It can only be resumed from its last checkpoint.
 fn is_resumed(observed: &Observed, job: &Job) -> bool {
     job.checkpoint.is_some() && wants_more_steps(observed, job)
 }

@@ -3,7 +3,7 @@
 //!
 //! Pods are numbered, and a number is never used again. So a lost pod blocks nothing: a pod with the next number replaces it while
 //! Kubernetes still waits for the lost node. Which workers train, and how, is not decided here: the coordinator takes every worker that
-//! attaches, and the process of a deleted pod tells it after its SIGTERM.
+//! attaches, and the process of a deleted pod informs it after its SIGTERM.
 
 mod checkpoint_location;
 mod conditions;
@@ -198,7 +198,7 @@ fn place_coordinator(observed: &Observed, decision: &mut Decision<'_>) {
             decision.create.insert(0, pod);
             decision.orders = plan.orders;
         }
-        // Without a spec that can be read no coordinator can be started; training goes on without.
+        // Without a spec that can be read no coordinator can be started; training continues without one.
         (Some(_), Err(_)) => {}
         (None, _) => decision.orders = plan.orders,
     }

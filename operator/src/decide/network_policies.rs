@@ -10,7 +10,8 @@ use super::observed::ObservedJob;
 use serde_json::{Value, json};
 use varuna_api::{Job, Restriction};
 
-/// DNS, as pods ask for it, and as it is reached where the network looks behind the Service's address (OpenShift's serves at 5353).
+/// DNS: the port of the Service, and the port of its pods, because some networks apply policies after the Service's address was translated
+/// (OpenShift's DNS pods serve at 5353).
 const DNS_PORTS: [u16; 2] = [53, 5353];
 /// Buckets and tokens of identities, wherever they are: their addresses change from day to day.
 const HTTPS_PORT: u16 = 443;

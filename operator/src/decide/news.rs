@@ -8,7 +8,7 @@ use varuna_api::crd::{Condition, Status};
 pub enum News {
     /// Only time has passed. That is not worth a write; the next write includes it.
     Nothing,
-    /// How far the job has come and how fast it is. The look that reports them has decided with them.
+    /// How far the job has come and how fast it is. The reconciliation that reports them has decided with them.
     Figures,
     /// More: the next decision may be another one.
     Facts,
@@ -36,7 +36,7 @@ pub fn news(before: &Status, after: &Status) -> News {
     }
 }
 
-/// Replaces the figures: what the look that reports them has decided with.
+/// Replaces the figures: the reconciliation that reports them has decided with them.
 pub(super) fn set_figures(of: &mut Status, by: &Status) {
     of.step = by.step;
     of.progress.clone_from(&by.progress);

@@ -25,7 +25,7 @@ pub(crate) const WORKER: &str = "worker";
 pub(crate) const COORDINATOR: &str = "coordinator";
 /// Annotation of a pod: the identity of what it was made from.
 pub const MADE_FROM_ANNOTATION: &str = "varuna.dev/made-from";
-/// Annotation of a pod: the nodes that it was told to avoid, with commas between them.
+/// Annotation of a pod: the nodes that it has to avoid, with commas between them.
 pub const AVOIDS_ANNOTATION: &str = "varuna.dev/avoided-nodes";
 
 /// Annotation of a worker's pod: the increment that it was admitted with. Others were admitted with the job's Workload, or wait for no queue.

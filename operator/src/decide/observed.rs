@@ -115,9 +115,9 @@ pub struct ObservedPod {
     pub node: Option<String>,
     /// Whether the pod has a deletion timestamp.
     pub deleting: bool,
-    /// When it was asked to go, in seconds since 1970; none where nobody has.
+    /// When its deletion was requested, in seconds since 1970; none if it was not.
     pub deleted_at: Option<i64>,
-    /// When it has to be gone, where it was asked to go.
+    /// When it has to be gone, if its deletion was requested.
     pub deletion_deadline: Option<i64>,
     /// Reason of its condition DisruptionTarget, or of its status where the kubelet ended it for another pod or a shutdown.
     pub disrupted: Option<String>,
@@ -132,7 +132,7 @@ pub struct ObservedPod {
     pub ended: Option<ContainerEnd>,
     /// How it failed where none of its containers did.
     pub rejected: Option<Rejection>,
-    /// Nodes that it was told to avoid.
+    /// Nodes that it has to avoid.
     pub avoids: BTreeSet<String>,
     /// Identity of what it was made from; none where an earlier release made it.
     pub made_from: Option<String>,
@@ -261,7 +261,7 @@ impl ObservedRun {
         self.snapshot.as_ref().is_some_and(|s| s.run.mode.is_training())
     }
 
-    /// Whether it has not yet heard from the workers that it found in its record.
+    /// Whether it still waits for reports of the workers that it found in its record.
     #[must_use]
     pub fn is_settling(&self) -> bool {
         self.snapshot.as_ref().is_none_or(|s| s.run.mode.is_settling())
@@ -275,7 +275,7 @@ impl ObservedRun {
         placed.map(|w| w.name.as_str()).collect()
     }
 
-    /// Whether a worker with a stage under the plan in force was told that it will go.
+    /// Whether a worker with a stage under the plan in force will leave.
     #[must_use]
     pub fn a_placed_worker_leaves(&self) -> bool {
         let mut workers = self.snapshot.iter().flat_map(|s| &s.workers);
@@ -366,7 +366,7 @@ pub const TOPOLOGY_LABELS: &[&str] = &[
     "nvidia.com/gpu.clique",
 ];
 
-/// Characters of a node's domain at most: each coordinator is told those of its workers' nodes.
+/// Maximum number of characters of a node's domain: the orders of each coordinator contain the domains of its workers' nodes.
 const DOMAIN_MAX: usize = 512;
 
 impl Settings {

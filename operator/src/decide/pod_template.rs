@@ -26,7 +26,7 @@ const SPOT_TAINTS: &[&str] = &[
     "cloud.google.com/gke-preemptible",
     "kubernetes.azure.com/scalesetpriority",
 ];
-/// What a worker requests if neither the job nor its template says so: a pod without any request is the first to be evicted.
+/// What a worker requests if neither the job nor its template names a request: a pod without any request is the first to be evicted.
 const WORKER_MILLICORES: u32 = 100;
 /// Memory that a worker requests by default.
 const WORKER_MEBIBYTES: u32 = 256;
@@ -183,7 +183,7 @@ pub(super) fn note_avoided(meta: &mut Value, avoid: &AvoidedNodes) {
     }
 }
 
-/// Keeps the pod off some nodes, by their names: whatever labels say of a node, its name is unique.
+/// Keeps the pod off some nodes, by their names: names are unique, labels are not.
 pub(super) fn avoid_nodes(spec: &mut Map<String, Value>, avoid: &AvoidedNodes) {
     if avoid.never.is_empty() && avoid.rather_not.is_empty() {
         return;

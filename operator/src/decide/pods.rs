@@ -31,7 +31,7 @@ pub(super) fn newest_created(observed: &Observed, create: &[Value]) -> i64 {
 }
 
 /// Plans the pods of a job that runs, within these limits: creates those that are missing and whose place is known, deletes those that are
-/// too many or cannot go on. Groups do not lend each other places: a borrowed place would not go back when the first group can get its pod.
+/// too many or cannot continue. Groups do not lend each other places: a borrowed place would not be returned when the first group can get its pod.
 /// The same holds for the admissions of a queue.
 pub(super) fn plan_pods(
     observed: &Observed,
@@ -130,8 +130,8 @@ fn clear_failed<'a>(observed: &Observed, decision: &mut Decision<'a>) -> (Vec<&'
     (waiting, replace_in)
 }
 
-/// Deletes pods on nodes that announce their end. If new pods cannot be told of all such nodes, the replacement of a pod that holds nothing
-/// may land on another one. Such pods stay for a while, and count. Returns those that wait, and in how many seconds they go.
+/// Deletes pods on nodes that announce their end. If new pods cannot name all such nodes, the replacement of a pod that holds nothing may
+/// land on another one. Such pods stay for a while, and count. Returns those that wait, and in how many seconds they are deleted.
 fn clear_leaving<'a>(
     observed: &Observed,
     decision: &mut Decision<'a>,

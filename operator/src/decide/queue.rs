@@ -10,7 +10,7 @@ use super::workload_priority;
 use serde_json::Value;
 use varuna_api::{Job, PodGroup, Reason};
 
-/// What the queue says of a job.
+/// Whether the queue has admitted a job.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum AdmissionState<'a> {
     /// The job waits for no queue.
@@ -23,7 +23,7 @@ pub(super) enum AdmissionState<'a> {
     Unknown(String),
 }
 
-/// Kueue's objects are listed within a moment; a job whose admission is not known before is looked at again after this time.
+/// Kueue's objects are listed within a moment; a job whose admission is not known before is reconciled again after this time.
 const LISTED_SECONDS: i64 = 2;
 
 /// How many pods of a group there may be.
@@ -47,7 +47,7 @@ impl PodLimit<'_> {
     }
 }
 
-/// What the queue says of the job.
+/// Whether the queue has admitted the job.
 pub(super) fn admission_state<'a>(observed: &'a Observed, job: &Job) -> AdmissionState<'a> {
     let queue = &observed.queue;
     let name = job.queue.as_ref().or(queue.workload.as_ref().map(|w| &w.queue));
@@ -106,7 +106,7 @@ fn why_not_admitted(workload: &ObservedWorkload) -> &str {
         let condition = workload.condition(kind).filter(|c| c.status != "True")?;
         Some(condition.message.as_str())
     });
-    said.unwrap_or("it has not been looked at yet")
+    said.unwrap_or("Kueue has not considered the job yet")
 }
 
 /// The Workload that counts. A finished one belongs to an earlier run.
@@ -212,7 +212,7 @@ pub(super) fn waits_for(observed: &Observed) -> Option<String> {
     }
 }
 
-/// Seconds until a job is looked at again if its admission is not known yet: no watch reports that a list is complete without it.
+/// Seconds until a job is reconciled again if its admission is not known yet: no watch reports that a list is complete without it.
 pub(super) fn known_in(observed: &Observed) -> Option<i64> {
     let job = observed.job.spec.as_ref().ok()?;
     matches!(admission_state(observed, job), AdmissionState::Unknown(_)).then_some(LISTED_SECONDS)

@@ -211,8 +211,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Adds these constraints to a pod. If the pod says something else, the queue's value is used: otherwise the pod could be on nodes of somebody else's
-    /// quota.
+    /// Adds these constraints to a pod. If the pod has another value, the queue's value is used: otherwise the pod could use nodes of
+    /// another queue's quota.
     pub(super) fn add_to(&self, pod: &mut Value) {
         for (at, more) in [
             ("/metadata/labels", &self.labels),

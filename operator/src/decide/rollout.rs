@@ -65,7 +65,7 @@ pub(super) fn replaced_now<'a>(
     }
 }
 
-/// What the status says of a rollout. `given_up`: whether the pods of another node are replaced now. None once no pod of an earlier template is
+/// The rollout, as the status shows it. `given_up`: whether the pods of another node are replaced now. None once no pod of an earlier template is
 /// left.
 pub(super) fn rollout_status(
     observed: &Observed,
@@ -117,7 +117,7 @@ fn never_had_a_plan(observed: &Observed) -> bool {
     observed.job.status.plan.is_none() && run.is_some_and(|run| run.generation() == 0)
 }
 
-/// What is looked at before a node is given up.
+/// What is checked before a node's pods are replaced.
 struct RolloutCheck<'p, 'a> {
     observed: &'p Observed,
     pods: &'p [JudgedPod<'a>],
@@ -128,7 +128,8 @@ struct RolloutCheck<'p, 'a> {
 }
 
 impl<'p, 'a> RolloutCheck<'p, 'a> {
-    /// Why these pods, all of one node, are not given up now; none where the job trains, would go on without them, and would still have its state.
+    /// Why these pods, all of one node, are not replaced now; none if the job trains, would continue without them, and would still have its
+    /// state.
     fn blocking_reason(&self, given_up: &[&ObservedPod]) -> Option<String> {
         let run = self.observed.run.as_ref().filter(|r| r.ended.is_none());
         let snapshot = run.and_then(|r| r.snapshot.as_ref());
@@ -156,7 +157,7 @@ impl<'p, 'a> RolloutCheck<'p, 'a> {
         pod.verdict == PodVerdict::Running && self.workers.is_attached(pod.pod)
     }
 
-    /// A pod that has not ended yet. On a node that is lost nobody can say when it does: it is not waited for, unless its worker answers.
+    /// A pod that has not ended yet. On a node that is lost it is not known when it ends: it is not waited for, unless its worker answers.
     fn leaving(&self) -> Option<&ObservedPod> {
         let mut leaving = self.pods.iter().filter(|p| p.verdict == PodVerdict::Terminating);
         let is_there =
@@ -192,7 +193,7 @@ impl<'p, 'a> RolloutCheck<'p, 'a> {
         spec.is_ok_and(|job| left >= least(job))
     }
 
-    /// Whether the node that was given up last has been replaced, as far as that can be told.
+    /// Whether the pods of the last such node have been replaced, as far as that is known.
     fn last_node_is_replaced(&self, run: &ObservedRun) -> bool {
         let Some(last) = &self.observed.job.status.rollout else {
             return true;
@@ -202,7 +203,7 @@ impl<'p, 'a> RolloutCheck<'p, 'a> {
         whole(run.workers(true).count()) >= last.workers || (waited && self.pods.iter().any(trains))
     }
 
-    /// What keeps a job that trains from giving a node up, in words: the first pod that is not where it is to be.
+    /// Why a job that trains cannot spare a node now, in words: the first pod that does not train.
     fn missing_pods_text(&self) -> String {
         let mut active = self.pods.iter().filter(|p| p.verdict.is_active());
         match active.find(|p| !self.trains(p)) {

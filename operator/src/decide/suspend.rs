@@ -53,8 +53,8 @@ pub(super) fn would_lose_state(observed: &Observed, job: &Job) -> bool {
         && !job.lifecycle.allow_state_loss
 }
 
-/// Whether the run of a suspended job goes on until it has made a checkpoint, which it does at the next step. Where the store has not answered this
-/// coordinator yet, what the status knows of the checkpoints counts.
+/// Whether the run of a suspended job continues until it has made a checkpoint, which it does at the next step. If the store has not answered
+/// this coordinator yet, the checkpoints in the status count.
 pub(super) fn waits_for_checkpoint(observed: &Observed, job: &Job) -> bool {
     let run = observed.run.as_ref().filter(|run| run.ended.is_none());
     let (Some(_), Some(run)) = (&job.checkpoint, run) else {

@@ -20,13 +20,13 @@ pub(super) struct WorkerNotices {
     pub(super) ended: Vec<String>,
 }
 
-/// How long a worker has to say itself that it will go, once its pod is being deleted. The kubelet's signal reaches it within a second, and
+/// How long a worker has to report itself that it will leave, once its pod is being deleted. The kubelet's signal reaches it within a second, and
 /// its coordinator reports it within three.
 const SAYS_SO_SECONDS: i64 = 5;
 
-/// The coordinator hears of a pod that the operator is about to delete before the deletion. A pod that somebody else deletes has already
-/// had the kubelet's signal, and its worker says so. If it does not, its process has missed the signal: a process that has just started may
-/// not receive it.
+/// The coordinator is informed of a pod that the operator is about to delete before the deletion. A pod that somebody else deletes has
+/// already had the kubelet's signal, and its worker reports that. If the worker does not, its process has missed the signal: a process that
+/// has just started may not receive it.
 ///
 /// A detached worker has ended for certain when its container has, or its pod is gone; a pod that is only being deleted, or whose node is
 /// silent, may still have a process. If the run trains without it, its coordinator need not know.
@@ -88,13 +88,13 @@ pub(super) fn worker_notices(
     }
 }
 
-/// Seconds that the worker of a pod that somebody deletes still has to say that it will go; none where nobody deletes it.
+/// Seconds that the worker of a pod that somebody deletes still has to report itself that it will leave; none if the pod is not deleted.
 fn seconds_for_own_notice(observed: &Observed, pod: &ObservedPod) -> Option<i64> {
     let since = pod.deleted_at.filter(|_| pod.deleting)?;
     Some((since + SAYS_SO_SECONDS - observed.now).max(0))
 }
 
-/// Seconds until the coordinator is to be told of a worker that does not say itself that it will go.
+/// Seconds until the coordinator has to be informed of a worker that does not report itself that it will leave.
 pub(super) fn seconds_until_notice(observed: &Observed) -> Option<i64> {
     let left = observed
         .pods
@@ -103,7 +103,7 @@ pub(super) fn seconds_until_notice(observed: &Observed) -> Option<i64> {
     left.filter(|seconds| *seconds > 0).min()
 }
 
-/// Where the nodes of the job's workers are, as far as their labels say. A pod is made before it has a node, so it cannot bring this along; it is
+/// Where the nodes of the job's workers are, as far as their labels say. A pod is made before it has a node, so the pod cannot carry this; it is
 /// known as soon as the pod is bound, before its image is pulled.
 pub(super) fn domains(observed: &Observed) -> BTreeMap<String, String> {
     let pods = observed.pods.iter().filter(|p| !p.has_ended());

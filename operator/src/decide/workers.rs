@@ -1,5 +1,5 @@
-//! What a job's coordinator reports about its workers, by the names of their pods. This is made once for each look at a job. A job may have
-//! thousands of pods and workers, and a search through all workers for each pod would take longer than everything else.
+//! What a job's coordinator reports about its workers, by the names of their pods. This is made once for each reconciliation. A job
+//! may have thousands of pods and workers, and a search through all workers for each pod would take longer than everything else.
 
 use super::observed::{ObservedPod, ObservedRun, PodPhase};
 use std::collections::BTreeSet;

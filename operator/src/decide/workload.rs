@@ -1,4 +1,4 @@
-//! The job's Workload: the document that asks Kueue for quota, and tells Kueue how the job is doing.
+//! The job's Workload: the document that asks Kueue for quota, and shows Kueue the state of the job.
 
 use super::decision::{AvoidedNodes, JobOutcome, WorkloadChange, time};
 use super::objects::{
@@ -68,7 +68,7 @@ fn is_idle(observed: &Observed, pods: &[JudgedPod<'_>]) -> bool {
     stopped && all.all(|pod| has_gone(observed, pod))
 }
 
-/// Whether a pod no longer needs quota. A pod on a lost node counts as gone, because nobody can tell whether it has ended.
+/// Whether a pod no longer needs quota. A pod on a lost node counts as gone, because it cannot be known whether it has ended.
 pub(super) fn has_gone(observed: &Observed, pod: &ObservedPod) -> bool {
     let node = pod.node.as_ref().map(|name| observed.nodes.get(name));
     let is_lost = node.is_some_and(|node| node.is_none_or(|node| !node.ready));
@@ -264,7 +264,7 @@ pub(super) fn note_ready(
     })
 }
 
-/// The Workload's status with these conditions: type, whether it is true, reason, message. All others stay, as they are one list.
+/// The Workload's status with these conditions: type, whether it is true, reason, message. All other conditions are included, because the patch replaces the whole list.
 fn status_patch(
     observed: &Observed,
     workload: &ObservedWorkload,

@@ -9,7 +9,7 @@ use varuna_api::Job;
 /// The job's priority; none = 0.
 ///
 /// # Errors
-/// The job names a class that does not exist; a sentence that says so.
+/// The job names a class that does not exist; the error is a sentence.
 pub(super) fn priority(observed: &Observed, job: &Job) -> Result<Option<Priority>, String> {
     let classes = &observed.queue.classes;
     let (kind, name) = if let Some(name) = &job.workload_priority_class {

@@ -1,5 +1,5 @@
-//! What the watches have shown, reduced to the data on which decisions depend and sorted by job. So the cost of a look at a job depends on
-//! the size of the job, not of the cluster. State only: no clock, no I/O.
+//! What the watches have shown, reduced to the data on which decisions depend and sorted by job. So the cost of a reconciliation depends
+//! on the size of the job, not of the cluster. State only: no clock, no I/O.
 
 mod documents;
 mod indexed_pod;
@@ -67,19 +67,19 @@ pub struct Index {
     pub runs: Mutex<RunIndex>,
     /// All other objects of jobs.
     pub owned: Mutex<OwnedIndex>,
-    /// What Kueue says of jobs with a queue.
+    /// Kueue's objects for jobs with a queue.
     pub queues: Mutex<QueueIndex>,
 }
 
 /// An index that a watch fills. Each method returns the jobs for which something has changed that decisions are made from.
 pub trait Fill<K>: Send + Sync {
-    /// All objects are listed from now on, because the watch has begun anew.
+    /// The watch has started again and lists all objects from now on.
     fn begin(&self);
-    /// An object is as it is here.
+    /// The watch has shown this version of an object.
     fn seen(&self, object: &K) -> Vec<JobRef>;
     /// An object is gone.
     fn gone(&self, object: &K) -> Vec<JobRef>;
-    /// All that there are were listed: those that were not are gone.
+    /// All objects were listed: those that were not are gone.
     fn complete(&self) -> Vec<JobRef>;
 }
 

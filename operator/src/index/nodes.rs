@@ -68,7 +68,7 @@ impl NodeIndex {
         self.put(name, observe::node(node, &self.settings))
     }
 
-    /// Notes a node that was read apart from the watch, unless that has shown it meanwhile.
+    /// Notes a node that was read separately, unless the watch has shown it in the meantime.
     pub(super) fn read(&mut self, node: &NodeObject) {
         let name = node.name_any();
         if !self.knows(&name) {

@@ -50,7 +50,7 @@ pub struct KnownObject {
     pub uid: String,
     /// The uid of its controller; none where it has none.
     pub owner: Option<String>,
-    /// Identity of what it was applied as; none where nothing says it.
+    /// Identity of what it was applied as; none if it has no such annotation.
     pub applied: Option<String>,
     /// Identity of the fields of it that are this program's: it changes when somebody else sets or removes one.
     pub fields: u64,
@@ -104,7 +104,7 @@ impl OwnedIndex {
         self.objects.get(key)
     }
 
-    /// An object is as it is here, as a write has answered.
+    /// The answer to a write has shown this version of an object.
     pub fn written(&mut self, key: ObjectKey, object: KnownObject) {
         self.objects.insert(key, object);
     }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A watch that has not shown what was done within this time may be cut off: then the pods are read, as they are there all the same.
+/// A watch that has not shown what was done within this time may be cut off. Then the pods are read, because they exist all the same.
 const EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The pods of a job, by name.

@@ -26,7 +26,7 @@ impl RunIndex {
         self.runs.get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
-    /// A run is as it is here, as a watch has shown or a write has answered: what is older is left out. The job, where something has changed.
+    /// A watch or the answer to a write has shown this version of a run. Older versions are ignored. Returns the job, if something has changed.
     pub fn seen(&mut self, run: &RunObject) -> Option<JobRef> {
         let key = (run.namespace()?, run.name_any());
         self.relist.seen(&key);

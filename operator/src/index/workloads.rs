@@ -1,4 +1,4 @@
-//! What Kueue says of the jobs that have a queue: their Workloads, and where flavours are.
+//! Kueue's objects for jobs with a queue: their Workloads, and the nodes of flavours.
 
 use super::Fill;
 use super::Index;
@@ -94,7 +94,8 @@ impl QueueIndex {
         found.map(|workload| workload.uid.clone())
     }
 
-    /// A Workload is as it is here, as a watch has shown or a write has answered: what is older is left out. The job, where something has changed.
+    /// A watch or the answer to a write has shown this version of a Workload. Older versions are ignored. Returns the job, if something has
+    /// changed.
     pub fn seen(&mut self, workload: &DynamicObject) -> Option<JobRef> {
         let key = (workload.namespace()?, workload.name_any());
         self.listed_workloads.seen(&key);
@@ -124,8 +125,8 @@ impl QueueIndex {
 
     /// Another version of Kueue's API is served from now on, or none. The jobs that have to do with that.
     ///
-    /// All versions have the same objects. So known objects are kept from one version to the next until the new lists say otherwise: if a
-    /// Workload were forgotten meanwhile, its job's run would end. If Kueue is gone, nothing is known any more. If Kueue is new, nothing is
+    /// All versions have the same objects. So known objects are kept from one version to the next until the new lists are complete: if a
+    /// Workload were forgotten in between, its job's run would end. If Kueue is gone, nothing is known any more. If Kueue is new, nothing is
     /// known before everything is listed.
     pub fn set_served(&mut self, served: Option<KueueVersion>) -> Vec<JobRef> {
         if self.served == served {

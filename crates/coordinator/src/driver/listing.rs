@@ -8,7 +8,7 @@ use varuna_protocol::coordinator::CoordinatorInput;
 use varuna_protocol::{Listing, RunMode};
 
 impl Driver {
-    /// Takes a listing of the checkpoint store: reports changes to people, and tells the machine what it can resume from.
+    /// Takes a listing of the checkpoint store: reports changes to people, and passes to the state machine what it can resume from.
     pub(super) fn take_listing(&mut self, listing: CheckpointListing) {
         let step = self.machine.run().step;
         for event in self.checkpoints.update(listing, step) {

@@ -35,7 +35,7 @@ impl ForwardedOrders {
             let _ = control.save.try_send(());
         }
         self.save_at.clone_from(&spec.save_at);
-        // If the channel is full, the next orders tell it again.
+        // If the channel is full, this is sent again with the next orders.
         if spec.steps > self.steps && control.steps.try_send(spec.steps).is_ok() {
             self.steps = spec.steps;
         }
@@ -57,7 +57,7 @@ impl ForwardedOrders {
         self.ends_at.retain(|name, _| spec.ends_at.contains_key(name));
         for (name, at) in &spec.ends_at {
             let notice = WorkerNotice::Leaving(name.clone(), Some(time_until(*at, SystemTime::now())));
-            // If the channel is full, the next orders tell it again.
+            // If the channel is full, this is sent again with the next orders.
             if self.ends_at.get(name) != Some(at) && control.notices.try_send(notice).is_ok() {
                 self.ends_at.insert(name.clone(), *at);
             }
@@ -65,7 +65,7 @@ impl ForwardedOrders {
         for (names, known, notice) in notices {
             known.retain(|name| names.contains(name));
             for name in names {
-                // If the channel is full, the next orders tell it again.
+                // If the channel is full, this is sent again with the next orders.
                 if !known.contains(name) && control.notices.try_send(notice(name.clone())).is_ok() {
                     known.insert(name.clone());
                 }

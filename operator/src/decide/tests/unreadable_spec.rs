@@ -79,7 +79,7 @@ fn a_job_that_has_failed_stays_so_and_is_tried_again_under_another_spec_that_can
         assert_eq!(desired.status.phase, Some(JobPhase::Failed));
         assert_eq!(desired.status.completion_time, failed.status.completion_time);
         let next = decide(&carried_out(&unread, &desired));
-        assert_eq!(next.status, desired.status, "a look changes nothing");
+        assert_eq!(next.status, desired.status, "a reconciliation changes nothing");
         unread = carried_out(&unread, &desired);
     }
     unread.job.spec = Ok(spec(1, ""));

@@ -491,7 +491,7 @@ async fn a_job_whose_record_is_gone_begins_no_second_run() {
     assert_eq!(
         found.unwrap_err().to_string(),
         "0 records",
-        "a record was made, or none could be looked for"
+        "a record was made, or it could not be read whether there is one"
     );
 }
 
@@ -531,7 +531,7 @@ async fn a_job_that_another_controller_manages_is_left_alone() {
     let ours = with(ours, "/metadata/name", json!("ours"));
     create(&client, &namespace, ours).await.unwrap();
     // When the second job has a status, the operator has seen both jobs.
-    eventually("the operator looks after its own", || async {
+    eventually("the operator manages its own job", || async {
         let job = jobs(&client, &namespace).get("ours").await?;
         ensure!(job.data["status"]["newestPod"] == 1, "{}", job.data["status"]);
         Ok(())
