@@ -1,11 +1,11 @@
-//! The words in which the operator reports on a job: phases, condition types and reasons.
+//! The names that the operator uses in its reports on a job: phases, condition types and reasons.
 //!
-//! The status, its conditions, the Events, the metrics and the documentation in the CRD all take these words from here, so that
-//! a word cannot be in one of them and missing in another.
+//! The status, its conditions, the Events, the metrics and the documentation in the CRD all take these names from here, so that
+//! a name cannot be in one of them and missing in another.
 
 use std::fmt;
 
-/// An enum whose variants are written as they are called.
+/// An enum whose variants are serialized by their names.
 macro_rules! words {
     ($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident,)* }) => {
         $(#[$about])*
@@ -16,13 +16,13 @@ macro_rules! words {
             /// All of them, in the order in which they are documented.
             pub const ALL: &[$name] = &[$($name::$variant),*];
 
-            /// The word as users see it.
+            /// The name, as users see it.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $($name::$variant => stringify!($variant),)* }
             }
 
-            /// The variant of this word; none where there is no such word.
+            /// The variant with this name, if there is one.
             #[must_use]
             pub fn parse(word: &str) -> Option<$name> {
                 $name::ALL.iter().copied().find(|w| w.as_str() == word)
@@ -48,7 +48,7 @@ words! {
         Starting,
         /// Steps are committed.
         Training,
-        /// A worker was lost, and training goes on soon.
+        /// A worker was lost, and training will continue soon.
         Recovering,
         /// Too few workers are attached.
         Waiting,
@@ -56,7 +56,7 @@ words! {
         Suspended,
         /// The last step is committed.
         Complete,
-        /// The job cannot go on.
+        /// The job cannot continue.
         Failed,
         /// The spec is invalid, or its checkpoint location belongs to another run.
         Refused,
@@ -82,7 +82,7 @@ words! {
         Suspended,
         /// The last step is committed.
         Complete,
-        /// The job cannot go on.
+        /// The job cannot continue.
         Failed,
     }
 }
@@ -94,11 +94,11 @@ words! {
         Crashed,
         /// Its worker was killed from outside, not for memory.
         Killed,
-        /// Its node did not take it.
+        /// Its node did not accept it.
         Rejected,
         /// One of its init containers ended with an error: its worker never started.
         InitFailed,
-        /// Its worker ended well although the job runs.
+        /// Its worker ended without an error although the job runs.
         Left,
     }
 }
@@ -132,9 +132,9 @@ words! {
         ObjectsRefused,
         /// Degraded: the API server refuses the job's pods, or to delete them.
         PodsRefused,
-        /// Degraded: the API server does not answer the operator, or not in time.
+        /// Degraded: the API server does not answer the operator, or answers too late.
         ServerFails,
-        /// Degraded: an object that is not the job's has the name of one that the job needs.
+        /// Degraded: an object that does not belong to the job has a name that the job needs.
         NameTaken,
         /// Degraded: the coordinator cannot start, or has ended with an error.
         CoordinatorFails,
@@ -142,7 +142,7 @@ words! {
         PodsCannotStart,
         /// Degraded: the scheduler finds no node.
         PodsCannotBeScheduled,
-        /// Degraded: a node does not take the job's pods.
+        /// Degraded: a node does not accept the job's pods.
         PodsRejected,
         /// Degraded, Failed: an init container of the job's pods ends with an error.
         InitContainersFail,
@@ -150,7 +150,7 @@ words! {
         WorkersCrash,
         /// CheckpointStale: the job has no checkpoints.
         NoCheckpoints,
-        /// CheckpointStale: the store does not answer or refuses.
+        /// CheckpointStale: the store does not answer, or refuses a request.
         StoreFails,
         /// CheckpointStale: the newest checkpoint is several intervals old.
         NoneForLong,
@@ -158,15 +158,15 @@ words! {
         Fresh,
         /// Suspended: `spec.suspend` is false.
         SuspendIsFalse,
-        /// Suspended: the run goes on until a checkpoint holds its state.
+        /// Suspended: the run continues until a checkpoint contains its state.
         Saving,
-        /// Suspended: the job goes on, as its state would be lost.
+        /// Suspended: the job continues, because its state would be lost.
         WouldLoseState,
         /// Suspended: the run is being stopped.
         Stopping,
         /// Suspended: nothing runs.
         SuspendIsTrue,
-        /// Complete: steps are left.
+        /// Complete: there are steps left to train.
         StepsLeft,
         /// Complete: the last step is committed.
         LastStep,
@@ -182,13 +182,13 @@ words! {
         Phase,
         /// Event: a new plan is in force.
         Planned,
-        /// Event: what the coordinator reports.
+        /// Event: a message of the coordinator.
         Run,
-        /// Event: training goes on after a recovery or a change of plan.
+        /// Event: training continues after a recovery or a change of plan.
         Resumed,
         /// Event: pods of an earlier template are replaced.
         RollingUpdate,
-        /// Event: a worker's node announced that it will go.
+        /// Event: a worker's node announced its end.
         WorkerNoticed,
         /// Event: a worker's node does not answer or is gone.
         WorkerLost,

@@ -2,7 +2,8 @@
 
 use std::ops::{Range, RangeInclusive};
 
-/// Steps, samples and seconds: micro-batch indices and sample offsets are products of these; 2^40 of either is years of training.
+/// Steps, samples and seconds. Micro-batch indices and sample offsets are products of these, and must not overflow; 2^40 is more than years
+/// of training need.
 pub(crate) const COUNT: RangeInclusive<u64> = 1..=1 << 40;
 /// Steps that may be 0.
 pub(crate) const COUNT_OR_NONE: RangeInclusive<u64> = 0..=*COUNT.end();
@@ -32,7 +33,7 @@ pub(crate) const LEARNING_RATE_MAX: f64 = 10.0;
 pub(crate) const MIN_LEARNING_RATE: RangeInclusive<f64> = 0.0..=LEARNING_RATE_MAX;
 /// Adam's epsilon is above 0 and at most this.
 pub(crate) const EPSILON_MAX: f64 = 1.0;
-/// Probability that a token is masked: with less most batches would have no target.
+/// Probability that a token is masked. With a smaller one, most batches would have no target.
 pub(crate) const MASK_PROBABILITY: RangeInclusive<f64> = 0.001..=0.999;
 /// A token of the largest vocabulary.
 #[cfg(feature = "kubernetes")]
@@ -56,7 +57,8 @@ pub(crate) fn loss_scales() -> Vec<u64> {
 /// Bytes of what a micro-batch sends from a stage to the next: the length of a message between workers has 32 bits.
 pub(crate) const BOUNDARY_BYTES: u64 = u32::MAX as u64;
 
-/// At w (P - 1 - s) warm-up forwards a larger factor only stashes more: no schedule gains from it.
+/// Warm-up factor w: a stage runs w (P - 1 - s) warm-up forwards. A larger factor than this only keeps more activations, and no schedule
+/// becomes faster.
 pub(crate) const WARMUP_FACTOR: RangeInclusive<f64> = 1.0..=16.0;
 /// Segments of a model: two for each layer, the embedding and the head. The resolver knows the job's own number.
 #[cfg(feature = "kubernetes")]
@@ -70,7 +72,7 @@ pub(crate) const WORKERS_OF_A_GROUP: RangeInclusive<u32> = 0..=100_000;
 pub(crate) const WORKER_GROUPS_MAX: usize = 16;
 /// GPUs, and so workers, in a pod.
 pub(crate) const GPUS_PER_POD: RangeInclusive<u32> = 1..=64;
-/// Failures after which a job fails, or a node is avoided: the job's status remembers no more.
+/// Failures after which a job fails, or a node is avoided. The job's status keeps no more failures than this.
 pub(crate) const CRASHES: RangeInclusive<u32> = 1..=50;
 /// Threads of a worker.
 pub(crate) const THREADS: RangeInclusive<u32> = 1..=1024;

@@ -3,7 +3,7 @@
 //! These types only define the fields. Which fields must be there, their defaults and their limits are decided in
 //! one place, `resolve`, so that all errors of a file can be shown at once. The comments here become the field's help.
 //!
-//! The attributes for `kubernetes` say what an API server refuses by itself, and with which message. They take limits and names
+//! The attributes for `kubernetes` state what an API server refuses by itself, and with which message. They take limits and names
 //! from `limits` and `choices`, as the resolver does. There is no `serde(default)`: an option needs none, and `KubeSchema` copies a struct
 //! without its `Default`.
 
@@ -53,9 +53,9 @@ pub use workers::WorkersSpec;
 pub const API_VERSION: &str = "varuna.dev/v1alpha1";
 /// `kind` of a job file.
 pub const KIND: &str = "VarunaJob";
-/// Label of a job that waits for the admission of a queue of Kueue, and that queue's name. Kueue's own name for it.
+/// Label of a job: the name of the queue of Kueue whose admission it waits for. Kueue defines this label.
 pub const QUEUE_LABEL: &str = "kueue.x-k8s.io/queue-name";
-/// Label of a job in a queue, and the WorkloadPriorityClass by which that queue prefers it to others. Kueue's own name for it.
+/// Label of a job in a queue: the WorkloadPriorityClass that determines its priority there. Kueue defines this label.
 pub const PRIORITY_CLASS_LABEL: &str = "kueue.x-k8s.io/priority-class";
 /// `spec.managedBy` of jobs that the operator manages. It also manages jobs without this field.
 pub const OPERATOR: &str = "varuna.dev/operator";
@@ -104,7 +104,7 @@ pub struct Metadata {
         validation = ("!has(self.workerGroups) || self.workerGroups.exists(g, !has(g.maxWorkers)) || self.workerGroups.map(g, has(g.maxWorkers) ? g.maxWorkers : 0).sum() >= (has(self.elasticity.minWorkers) ? self.elasticity.minWorkers : 1)",
             "raise maxWorkers of a group, or lower elasticity.minWorkers: the groups must be able to hold that many"),
         validation = ("has(self.training.masking) == (has(self.model.bidirectional) ? self.model.bidirectional : has(self.model.preset) && self.model.preset.startsWith('bert-'))",
-            "give training.masking where model.bidirectional is true, as it is in a BERT, and only there: a model that sees the next token cannot learn to predict it"),
+            "set training.masking if model.bidirectional is true, as it is for BERT, and only then: a model that sees the next token cannot learn to predict it"),
         validation = ("!has(self.training.masking) || !has(self.model.vocabularySize) || self.training.masking.maskToken < self.model.vocabularySize",
             "make training.masking.maskToken less than model.vocabularySize"),
         validation = ("!has(self.training.masking) || !has(self.data.packing) || !has(self.data.packing.maskLoss) || !self.data.packing.maskLoss",
@@ -119,7 +119,7 @@ pub struct Metadata {
         validation = ("self.data == oldSelf.data",
             "data cannot change: make a new job"),
         validation = ("self.training.globalBatchSize == oldSelf.training.globalBatchSize && self.training.optimizer == oldSelf.training.optimizer && has(self.training.microBatchSize) == has(oldSelf.training.microBatchSize) && (!has(self.training.microBatchSize) || self.training.microBatchSize == oldSelf.training.microBatchSize) && has(self.training.seed) == has(oldSelf.training.seed) && (!has(self.training.seed) || self.training.seed == oldSelf.training.seed) && has(self.training.precision) == has(oldSelf.training.precision) && (!has(self.training.precision) || self.training.precision == oldSelf.training.precision) && has(self.training.lossScale) == has(oldSelf.training.lossScale) && (!has(self.training.lossScale) || self.training.lossScale == oldSelf.training.lossScale) && has(self.training.skipLimit) == has(oldSelf.training.skipLimit) && (!has(self.training.skipLimit) || self.training.skipLimit == oldSelf.training.skipLimit) && has(self.training.masking) == has(oldSelf.training.masking) && (!has(self.training.masking) || self.training.masking == oldSelf.training.masking) && has(self.training.evaluation) == has(oldSelf.training.evaluation) && (!has(self.training.evaluation) || self.training.evaluation == oldSelf.training.evaluation)",
-            "training cannot change, but for training.steps, which can grow: make a new job"),
+            "training cannot change, except for training.steps, which can grow: make a new job"),
         validation = ("self.training.steps >= oldSelf.training.steps",
             "training.steps can grow, not shrink: suspend the job or delete it to end it sooner"),
         validation = ("has(self.pipeline) == has(oldSelf.pipeline) && (!has(self.pipeline) || self.pipeline == oldSelf.pipeline)",
@@ -129,24 +129,24 @@ pub struct Metadata {
         validation = ("(has(self.network) && has(self.network.encryption) ? self.network.encryption : 'none') == (has(oldSelf.network) && has(oldSelf.network.encryption) ? oldSelf.network.encryption : 'none')",
             "network.encryption cannot change: make a new job"),
         validation = ("(has(self.network) && has(self.network.policy) ? self.network.policy : 'ingress') == (has(oldSelf.network) && has(oldSelf.network.policy) ? oldSelf.network.policy : 'ingress')",
-            "network.policy cannot change (extraIngress and extraEgress can; a rule {} lets everything through): make a new job"),
+            "network.policy cannot change (extraIngress and extraEgress can; a rule {} allows everything): make a new job"),
         validation = ("has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
-            "managedBy cannot change, as two controllers would look after the job for a while: make a new job"),
+            "managedBy cannot change, because two controllers would manage the job for a while: make a new job"),
         validation = ("has(self.integrity) == has(oldSelf.integrity) && (!has(self.integrity) || self.integrity == oldSelf.integrity)", "integrity cannot change: make a new job"),
         validation = ("!(has(self.suspend) && self.suspend) || (has(oldSelf.suspend) && oldSelf.suspend) || has(self.checkpoint) || (has(self.allowStateLoss) && self.allowStateLoss)",
-            "the job saves no checkpoints, so that suspending it would lose all that it has trained: set allowStateLoss to true to do it all the same"),
+            "the job saves no checkpoints, so suspending it would lose all training progress: to suspend it anyway, set allowStateLoss to true"),
         validation = ("has(self.workerGroups) == has(oldSelf.workerGroups) && (!has(self.workerGroups) || oldSelf.workerGroups.all(o, self.workerGroups.exists(g, g.name == o.name)))",
-            "groups of workers cannot go, nor come to a job without any, as their pods would end all at once: set maxWorkers of a group to 0 to empty it, or make a new job"),
+            "groups of workers cannot be removed, and a job without groups cannot get any, because all affected pods would end at once: set maxWorkers of a group to 0 to empty it, or make a new job"),
         validation = ("has(self.elasticity.minWorkers) == has(oldSelf.elasticity.minWorkers) && (!has(self.elasticity.minWorkers) || self.elasticity.minWorkers == oldSelf.elasticity.minWorkers)",
             "elasticity.minWorkers cannot change: make a new job (maxWorkers can)"),
         validation = ("(has(self.workers) && has(self.workers.threads) ? self.workers.threads : 0) == (has(oldSelf.workers) && has(oldSelf.workers.threads) ? oldSelf.workers.threads : 0)",
-            "workers.threads cannot change, as it changes the last bits of results: make a new job"),
+            "workers.threads cannot change, because it changes the last bits of results: make a new job"),
         validation = ("(has(self.workers) && has(self.workers.device) ? self.workers.device : 'auto') == (has(oldSelf.workers) && has(oldSelf.workers.device) ? oldSelf.workers.device : 'auto')",
-            "workers.device cannot change, as it changes the last bits of results: make a new job"),
+            "workers.device cannot change, because it changes the last bits of results: make a new job"),
         validation = ("(has(self.workers) && has(self.workers.transport) ? self.workers.transport : 'auto') == (has(oldSelf.workers) && has(oldSelf.workers.transport) ? oldSelf.workers.transport : 'auto')",
-            "workers.transport cannot change, as it changes the last bits of results: make a new job"),
+            "workers.transport cannot change, because it changes the last bits of results: make a new job"),
         validation = ("(has(self.workers) && has(self.workers.deviceMemory) ? string(self.workers.deviceMemory) : '') == (has(oldSelf.workers) && has(oldSelf.workers.deviceMemory) ? string(oldSelf.workers.deviceMemory) : '')",
-            "workers.deviceMemory cannot change, as plans are made for it: make a new job"),
+            "workers.deviceMemory cannot change, because plans depend on it: make a new job"),
     )
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -192,8 +192,8 @@ pub struct Spec {
     /// Time in seconds after which a job that is complete or has failed is deleted, together with its pods and their logs. Default: never.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT_OR_NONE)))]
     pub ttl_seconds_after_finished: Option<u64>,
-    /// Whether the job may lose its training progress. If true, the job can be suspended without a complete checkpoint, and it begins anew
-    /// instead of failing when its state is lost. Default: false.
+    /// Whether the job may lose its training progress. If true, the job can be suspended without a complete checkpoint, and it starts again
+    /// from the beginning instead of failing when its state is lost. Default: false.
     pub allow_state_loss: Option<bool>,
     /// Whether the job is suspended. If true, the operator stops the run and deletes its pods. The run continues when the field is false
     /// again. Default: false.
@@ -214,9 +214,9 @@ pub struct Spec {
         validation = ("!has(self.microBatchSize) || self.globalBatchSize % self.microBatchSize == 0",
             "make microBatchSize a divisor of globalBatchSize, or leave it out: the planner chooses one"),
         validation = ("!has(self.optimizer.warmupSteps) || self.optimizer.warmupSteps <= (has(self.optimizer.decaySteps) ? self.optimizer.decaySteps : self.steps)",
-            "make optimizer.warmupSteps at most decaySteps (steps, where decaySteps is left out)"),
+            "make optimizer.warmupSteps at most decaySteps (or steps, without decaySteps)"),
         validation = ("!has(self.optimizer.stableSteps) || self.optimizer.stableSteps <= (has(self.optimizer.decaySteps) ? self.optimizer.decaySteps : self.steps)",
-            "make optimizer.stableSteps at most decaySteps (steps, where decaySteps is left out)"),
+            "make optimizer.stableSteps at most decaySteps (or steps, without decaySteps)"),
         validation = ("!has(self.lossScale) || (has(self.precision) && self.precision == 'fp16')",
             "leave lossScale out, or make precision fp16: wider numbers need no loss scale"),
     )

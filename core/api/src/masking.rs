@@ -20,7 +20,7 @@ pub struct Masking {
     pub mask_token: u32,
 }
 
-/// Which tokens of one sample are masked, and what replaces them. It is the same under every plan and on every worker.
+/// Which tokens of one sample are masked, and what replaces them. The mask is the same under every plan and on every worker.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleMask {
     masking: Masking,

@@ -1,4 +1,4 @@
-//! Amounts of memory as Kubernetes spells them: `300Mi`, `1.5Gi`, `2G`, `1048576`.
+//! Amounts of memory in the notation of Kubernetes: `300Mi`, `1.5Gi`, `2G`, `1048576`.
 
 use serde_json::Value;
 

@@ -14,7 +14,7 @@ const STEPS: &str = "spec.training.steps";
 /// Maximum number of characters of a value that are shown.
 const SHOWN_MAX: usize = 60;
 
-/// The number of steps that a job wants of the run that began with the text `begun`. `now`: its present text. Texts that differ only in
+/// The number of steps that a job requests of the run that began with the text `begun`. `now`: its present text. Texts that differ only in
 /// form are the same job.
 ///
 /// # Errors

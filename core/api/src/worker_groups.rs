@@ -24,8 +24,8 @@ impl<'a> PodGroup<'a> {
     }
 }
 
-/// Number of pods of each group for at most `most` workers: first its `minWorkers`, then as many of the rest as it may have. Pods are
-/// whole: a group whose pods hold several workers may leave some for the next.
+/// Number of pods of each group for at most `most` workers. Each group first gets its `minWorkers`, and then, in order, as many of the rest
+/// as it may have. Only whole pods are counted, so a group whose pods hold several workers may leave some workers for the next group.
 pub(crate) fn pods_of_groups(groups: &[WorkerGroup], most: u32) -> Vec<u32> {
     let mut counts = vec![0; groups.len()];
     let mut left = most;

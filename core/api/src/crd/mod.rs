@@ -2,9 +2,9 @@
 //! coordinator share.
 //!
 //! kube-derive makes the definition: names, columns and subresources from the attributes here, the schema from
-//! [`crate::manifest::Spec`], where limits and rules stand at the fields, and from [`Status`]. `make crds` writes them into
-//! `crds/`, and a test holds the two equal. The resolver also checks what no rule can: the operator parses each job
-//! with `parse_job` and reports errors in a condition. The derived types are used for nothing else, because jobs are read untyped.
+//! [`crate::manifest::Spec`], whose fields have the limits and rules, and from [`Status`]. `make crds` writes the definitions into
+//! `crds/`, and a test checks that these files are up to date. The resolver also checks what no rule can express: the operator parses each
+//! job with `parse_job` and reports errors in a condition. The derived types are used for nothing else, because jobs are read untyped.
 
 mod progress;
 mod record;
@@ -46,7 +46,7 @@ use serde::{Deserialize, Serialize};
         status_replicas_path = ".status.workers",
         label_selector_path = ".status.selector"
     ),
-    // What `kubectl get vj` answers: is it training, how fast, what did it lose.
+    // `kubectl get vj` shows whether the job trains, how fast, and what it has lost.
     printcolumn(name = "Phase", json_path = ".status.phase", type_ = "string", description = "Phase of the job: what it is doing."),
     printcolumn(name = "Step", json_path = ".status.progress", type_ = "string", description = "Committed steps and all steps of the run."),
     printcolumn(name = "Loss", json_path = ".status.loss", type_ = "string", description = "Training loss of the last committed step."),
@@ -61,16 +61,16 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "Lost", json_path = ".status.stepsLost", type_ = "integer", priority = 1, description = "Number of steps that had to be trained again."),
     printcolumn(name = "Checkpoint", json_path = ".status.checkpoint.newestStep", type_ = "integer", priority = 1, description = "Step of the newest complete checkpoint."),
     printcolumn(name = "Message", json_path = ".status.message", type_ = "string", priority = 1, description = "What the job waits for, or why it failed."),
-    // Pods and services are named after the job; 63 is the limit of theirs.
+    // Pods and services are named after the job, and their names have at most 63 characters.
     validation = ("size(self.metadata.name) <= 40", "choose a name of at most 40 characters: pods are named after the job"),
     validation = ("!self.metadata.name.contains('.')", "choose a name without dots: services are named after the job"),
 )]
 struct JobSpec(Spec);
 
-/// The annotation of a job that asks for a checkpoint: any text that it did not have before, by custom the time.
+/// The annotation of a job that requests a checkpoint: each new text requests one. Usually it is the time.
 pub const SAVE_AT: &str = "varuna.dev/save-at";
 
-/// The resource, as clients of an API server name it.
+/// The resource, for clients of an API server.
 #[must_use]
 pub fn api_resource() -> ApiResource {
     VarunaJob::api_resource()
@@ -100,14 +100,14 @@ fn adapted(mut definition: CustomResourceDefinition) -> CustomResourceDefinition
     definition
 }
 
-/// Changes what kube-derive writes otherwise than our parser reads or than API servers like.
+/// Changes parts of the schema that kube-derive writes differently from what our parser accepts, or that API servers warn of.
 fn adapt(schema: &mut JSONSchemaProps) {
     if let Some(text) = &mut schema.description {
         *text = text.replace('\n', " ").replace('`', "");
     }
-    // A server drops a null where the field is not nullable, and else keeps it for our parser, which refuses it.
+    // If a field is not nullable, a server drops a null. Otherwise the server keeps it, and our parser refuses it.
     schema.nullable = None;
-    // A server warns of formats that it does not know (`uint32`); 64 signed bits hold all of ours.
+    // A server warns of formats that it does not know (`uint32`). 64 signed bits are enough for all of our fields.
     if schema.format.as_ref().is_some_and(|f| f.starts_with("uint")) {
         schema.format = Some("int64".into());
     }

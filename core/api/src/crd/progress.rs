@@ -5,9 +5,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Entries of a job's history; the oldest go first.
+/// Maximum number of entries of a job's history; the oldest are removed first.
 pub const HISTORY_MAX: usize = 20;
-/// Recoveries that are kept; the oldest go first.
+/// Maximum number of recoveries that are kept; the oldest are removed first.
 pub const RECOVERIES_MAX: usize = 10;
 
 /// How the time since the job's first training was spent, in whole seconds. Time in which the job was queued, suspended, refused, complete
@@ -49,7 +49,7 @@ impl TimeSpent {
         }
     }
 
-    /// The share of the time in which steps were trained that stayed, 0 to 1; none before any time has passed.
+    /// The share of the time that was spent on steps that were not lost later, 0 to 1; none before any time has passed.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "seconds are far below 2^52")]
     pub fn goodput(&self) -> Option<f64> {

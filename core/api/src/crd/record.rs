@@ -1,11 +1,11 @@
-//! The custom resource `VarunaRecord`: what a coordinator persists, and the job as its run began. Written by the programs alone.
+//! The custom resource `VarunaRecord`: what a coordinator persists, and the job with which its run began. Only the programs write it.
 
 use k8s_openapi::ByteString;
 use kube_derive::CustomResource;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-/// Most characters of a record: an API server and its store take objects of 1.5 MiB.
+/// Maximum number of characters of a record: an API server and its store accept objects of 1.5 MiB.
 const RECORD_CHARACTERS_MAX: usize = 1_400_000;
 
 /// Identity of the run to which this record belongs. The operator writes it; a coordinator may change only the status.

@@ -1,5 +1,5 @@
-//! The custom resource `VarunaRun`: what a job's coordinator is to do, and what it reports. The spec is written by the operator alone, the
-//! status by the coordinator alone, so neither needs to reach the other.
+//! The custom resource `VarunaRun`: what a job's coordinator should do, and what it reports. Only the operator writes the spec, and only the
+//! coordinator writes the status, so neither needs to reach the other.
 
 use super::progress::{RECOVERIES_MAX, Recovery};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use varuna_protocol::coordinator::Snapshot;
 
-/// Most names of workers in a notice. A job that loses more at once tells of the rest when these are gone.
+/// Maximum number of workers in a notice. If a job loses more at once, the rest are named once these have ended.
 pub const NOTICES_MAX: usize = 4096;
-/// Most nodes of which a coordinator is told where they are.
+/// Maximum number of nodes whose location is in a coordinator's orders.
 pub const DOMAINS_MAX: usize = 4096;
-/// Most messages in a report.
+/// Maximum number of messages in a report.
 pub const MESSAGES_MAX: usize = 64;
 
 /// Orders of the operator to the job's coordinator.
@@ -38,7 +38,7 @@ pub struct RunSpec {
     pub uid: String,
     /// What the coordinator should do.
     pub goal: RunGoal,
-    /// Number of the coordinator in charge. A coordinator with a greater number waits for its turn. One with a smaller number ends.
+    /// Number of the coordinator in charge. A coordinator with a greater number waits. One with a smaller number ends.
     #[schemars(range(min = 1))]
     pub coordinator: i64,
     /// Number of the newest coordinator that was started. It is the one in charge, or one that waits to take over.
@@ -49,7 +49,7 @@ pub struct RunSpec {
     #[serde(default)]
     #[schemars(range(min = 0))]
     pub steps: u64,
-    /// Whether the run begins anew if its training state is lost.
+    /// Whether the run starts again from the beginning if its training state is lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub allow_state_loss: bool,
     /// The coordinator saves a checkpoint at once for each new value.

@@ -240,7 +240,7 @@ pub struct PlanStatus {
     pub observed_step_ms: Option<i64>,
 }
 
-/// Workers that a plan's status lists as left out; the others are only counted.
+/// Maximum number of workers that a plan's status lists as left out; the others are only counted.
 pub const LEFT_OUT_MAX: usize = 10;
 
 /// An attached worker that the plan does not use.
@@ -253,8 +253,7 @@ pub struct LeftOutWorker {
     /// name ended within their first steps, or had wrong bits), noData (it could not read its data), noMemory (it ran out of memory
     /// several times), badLink (it and a worker of the plan could not reach one another), slow (it computes slower than others),
     /// maxWorkers (no more workers are wanted), notNeeded (the best plan does without it), notWorthAChange (a plan with it would not
-    /// repay the cost of the change), new (the plan was made before it
-    /// could be used) or unknown.
+    /// repay the cost of the change), new (the plan was made before it could be used) or unknown.
     #[serde(default)]
     pub reason: String,
     /// Reason in a sentence.
@@ -302,7 +301,7 @@ pub struct CheckpointStatus {
     pub failing: Option<String>,
 }
 
-/// A phase as its word. A word that only another version of the operator knows is read as none.
+/// A phase as text. A phase that only another version of the operator knows is read as none.
 mod phase_word {
     use super::{Deserialize, Deserializer, JobPhase, Serializer};
 
@@ -324,7 +323,7 @@ fn phase_description() -> String {
     format!("Phase of the job: {}.", listed(JobPhase::ALL))
 }
 
-/// Kubernetes' conditions, in a list that is merged by `type`: else one writer's conditions would replace all others.
+/// Kubernetes' conditions, in a list that is merged by `type`. Otherwise one writer's conditions would replace all others.
 fn conditions(_: &mut SchemaGenerator) -> Schema {
     let text = |about: &str| json_schema!({ "type": "string", "description": about });
     json_schema!({

@@ -23,8 +23,8 @@ pub struct CheckpointSpec {
     /// Folder or URI of a bucket (`s3://`, `gs://`, `az://`) for checkpoints. The job uses the subfolder with its own name. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::text(limits::TEXT)))]
     pub uri: Option<String>,
-    /// Checkpoint of another job with the same model, from which this job begins. It must stay where it is until this job has a checkpoint
-    /// of its own. Default: none, which means that the job begins from its seed.
+    /// Checkpoint of another job with the same model, from which this job begins. It must not be moved or deleted until this job has
+    /// saved a checkpoint. Default: none, which means that the job begins from its seed.
     pub from: Option<CheckpointSourceSpec>,
     /// Steps between two checkpoints. At least one of `intervalSteps` and `intervalSeconds` is required.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT)))]
@@ -54,8 +54,8 @@ pub struct CheckpointSourceSpec {
     /// Step of the checkpoint. Default: the newest complete checkpoint when the job starts.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT_OR_NONE)))]
     pub step: Option<u64>,
-    /// Whether only the parameters are loaded. If true, the optimizer, the learning rate and the step count begin anew. If false, the job
-    /// continues after the checkpoint's step. Default: false.
+    /// Whether only the parameters are loaded. If true, the optimizer, the learning rate and the step count start from the beginning. If
+    /// false, the job continues after the checkpoint's step. Default: false.
     pub weights_only: Option<bool>,
 }
 

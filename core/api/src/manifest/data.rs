@@ -30,7 +30,7 @@ pub struct DataSpec {
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::text(limits::TEXT)))]
     pub path: Option<String>,
     /// Datasets that are mixed for training, instead of `path`. After any number of samples, each dataset has contributed its share, to
-    /// within one sample. A dataset begins anew when all of its samples were used.
+    /// within one sample. When all samples of a dataset were used, it starts again.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::mappings(limits::DATASETS_MAX)))]
     pub train: Option<Vec<DataSourceSpec>>,
     /// Path or URL of an indexed dataset of which all samples are used for evaluation, such as the one that `varuna data build --split`

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
     x_kube(
         crates(kube_core = "::kube_core"),
         validation = ("!has(self.static) || !(has(self.initial) || has(self.minimum) || has(self.window))",
-            "give static, or initial, minimum and window: a static scale never changes"),
+            "set either static, or initial, minimum and window: a static scale never changes"),
         validation = ("(has(self.minimum) ? self.minimum : 1) <= (has(self.initial) ? self.initial : 65536)",
             "make minimum at most initial"),
     )

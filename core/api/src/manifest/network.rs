@@ -15,9 +15,9 @@ use serde_json::Value;
     x_kube(
         crates(kube_core = "::kube_core"),
         validation = ("!has(self.extraIngress) || !has(self.policy) || self.policy != 'none'",
-            "leave extraIngress out, or make policy ingress or isolated: with none, anybody may come in"),
+            "leave extraIngress out, or make policy ingress or isolated: with none, everyone can reach the pods"),
         validation = ("!has(self.extraEgress) || (has(self.policy) && self.policy == 'isolated')",
-            "leave extraEgress out, or make policy isolated: with any other, pods may reach everything"),
+            "leave extraEgress out, or make policy isolated: with any other policy, pods can reach everything"),
     )
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
     x_kube(
         crates(kube_core = "::kube_core"),
         validation = ("has(self.factor) || (has(self.kind) && self.kind == 'none')",
-            "give factor, by which slow angles become slower, or make kind none"),
+            "set factor, by which slow angles become slower, or make kind none"),
         validation = ("!has(self.kind) || self.kind != 'none' || !(has(self.factor) || has(self.lowFrequencyFactor) || has(self.highFrequencyFactor) || has(self.originalSequenceLength))",
-            "give kind none alone: angles stay as ropeTheta has them"),
+            "leave all other fields of ropeScaling out: with kind none, angles are not scaled"),
         validation = ("(has(self.lowFrequencyFactor) ? self.lowFrequencyFactor : 1.0) < (has(self.highFrequencyFactor) ? self.highFrequencyFactor : 4.0)",
-            "make highFrequencyFactor (4 where left out) more than lowFrequencyFactor (1 where left out)"),
+            "make highFrequencyFactor (default 4) more than lowFrequencyFactor (default 1)"),
     )
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

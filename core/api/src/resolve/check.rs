@@ -119,7 +119,7 @@ impl Check {
         })
     }
 
-    /// The name of a controller: one below a domain.
+    /// The name of a controller: a domain, a slash and a name.
     pub(super) fn manager(&mut self, path: &str, value: &str) {
         let (least, most) = (limits::MANAGER.start(), limits::MANAGER.end());
         if !limits::MANAGER.contains(&value.len()) || !is_name_below_a_domain(value) {
@@ -128,7 +128,7 @@ impl Check {
         }
     }
 
-    /// A DNS label (RFC 1123), as Kubernetes wants names that become parts of other names.
+    /// A DNS label (RFC 1123). Kubernetes requires this of names that become parts of other names.
     pub(super) fn label(&mut self, path: &str, value: Option<String>) -> String {
         let allowed = "1 to 63 of a-z, 0-9 and -, neither first nor last a -";
         let value = self.required(path, value, allowed);

@@ -6,7 +6,7 @@ use crate::learning_rate::{LearningRate, Schedule};
 use crate::limits;
 use crate::manifest::OptimizerSpec;
 
-/// `steps`: those of the run, where a decay ends that does not say where.
+/// `steps`: the steps of the run, which are the end of the decay if the job does not set one.
 pub(super) fn learning_rate(check: &mut Check, written: &OptimizerSpec, steps: u64) -> LearningRate {
     let decay = check.choice(&at("schedule"), written.schedule.clone(), &DECAYS);
     refuse_unused_fields(check, written, decay);
@@ -54,7 +54,7 @@ fn at(field: &str) -> String {
     format!("spec.training.optimizer.{field}")
 }
 
-/// The last tenth of the steps decays: what the authors of the schedule used (Hu et al. 2024).
+/// The last tenth of the steps decays, as in the experiments of the schedule's authors (Hu et al. 2024).
 fn default_stable(warmup_steps: u64, decay_steps: u64) -> u64 {
     (decay_steps - decay_steps / 10).max(warmup_steps)
 }

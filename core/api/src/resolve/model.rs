@@ -36,7 +36,7 @@ fn transformer(check: &mut Check, written: ModelSpec) -> Transformer {
         let usual = presets::usual_names();
         check.0.push(&at("preset"), quoted(name), listed(&usual));
     }
-    // With a preset of an unknown name the sizes left out are not errors of their own.
+    // If the preset is unknown, missing sizes are not reported as further errors.
     let complete = written.preset.is_some();
     let mut size =
         |field: &str, value: Option<u32>, of: fn(&Transformer) -> u32, limit: RangeInclusive<u32>| {
@@ -65,7 +65,7 @@ fn transformer(check: &mut Check, written: ModelSpec) -> Transformer {
         dropout: check.fraction(&at("dropout"), dropout.unwrap_or(0.0), "p"),
         features: base.map(|m| m.features).unwrap_or_default(),
     };
-    // Nor is it known what positions an unknown preset has.
+    // It is also not known what positions an unknown preset has.
     if !is_unknown {
         model.features.positions = rotary::positions(check, &written, model.features.positions);
     }
@@ -76,7 +76,7 @@ fn transformer(check: &mut Check, written: ModelSpec) -> Transformer {
     model
 }
 
-/// The preset's, with those that the job gives.
+/// The preset's features, with the job's changes.
 fn features(check: &mut Check, written: ModelSpec, mut features: Features) -> Features {
     let mut replace = |field: &str, value: Option<u32>, of: &mut Option<u32>, limit| {
         if let Some(value) = value {
@@ -111,7 +111,7 @@ fn features(check: &mut Check, written: ModelSpec, mut features: Features) -> Fe
         let epsilon = check.above_zero(&at("normEpsilon"), Some(epsilon), limits::NORM_EPSILON_MAX);
         features.epsilon = Real::new(epsilon);
     }
-    // One switch for both, as published models have it.
+    // One option for both, as in published models.
     if let Some(bias) = written.attention_bias {
         (features.bias.qkv, features.bias.out) = (bias, bias);
     }
@@ -123,7 +123,7 @@ fn features(check: &mut Check, written: ModelSpec, mut features: Features) -> Fe
     features
 }
 
-/// Whether the heads' sizes fit each other and the model's.
+/// Whether the sizes of the heads are consistent with each other and with the model.
 fn heads_fit(check: &mut Check, model: &Transformer) -> bool {
     let Transformer {
         hidden_size, heads, ..

@@ -8,7 +8,8 @@ use crate::manifest::PipelineSpec;
 use varuna_model::Model;
 use varuna_plan::{ScheduleKind, ScheduleSpec};
 
-/// Where the job file names none: twice the least warm-up takes up uneven stages and jitter, where its larger stash fits.
+/// Warm-up factors if the job sets none. Twice the minimum warm-up tolerates uneven stages and jitter, if there is memory for the additional
+/// activations.
 const WARMUP_FACTORS: [f64; 2] = [2.0, 1.0];
 /// Stages of each worker that the planner tries where the job allows interleaving.
 const CHUNKS: [u32; 3] = [2, 3, 4];

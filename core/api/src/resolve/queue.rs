@@ -1,9 +1,9 @@
-//! The queue of a job: a label, as Kueue has it of all kinds of jobs.
+//! The queue of a job. It is a label, as with all kinds of jobs that Kueue manages.
 
 use super::check::{Check, quoted};
 use crate::manifest::{Metadata, PRIORITY_CLASS_LABEL, QUEUE_LABEL, Spec};
 
-/// The name of the job's queue. One that may take its quota back at any time is only for a job whose state outlives that.
+/// The name of the job's queue. A queue may take its quota back at any time, so the job must save checkpoints or allow the loss of its state.
 pub(super) fn queue(check: &mut Check, metadata: &Metadata, spec: &Spec) -> Option<String> {
     let name = metadata.labels.as_ref()?.get(QUEUE_LABEL)?;
     let path = format!("metadata.labels.{QUEUE_LABEL}");
@@ -16,7 +16,7 @@ pub(super) fn queue(check: &mut Check, metadata: &Metadata, spec: &Spec) -> Opti
     Some(check.label(&path, Some(name.clone())))
 }
 
-/// The name of the class of priority that the job has in its queue.
+/// The name of the job's priority class in its queue.
 pub(super) fn workload_priority_class(check: &mut Check, metadata: &Metadata) -> Option<String> {
     let name = metadata.labels.as_ref()?.get(PRIORITY_CLASS_LABEL)?;
     let path = format!("metadata.labels.{PRIORITY_CLASS_LABEL}");

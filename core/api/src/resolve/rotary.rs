@@ -9,7 +9,7 @@ use varuna_model::{Positions, Real, Rotary, Scaling};
 const THETA: &str = "spec.model.ropeTheta";
 const SCALING: &str = "spec.model.ropeScaling";
 
-/// The preset's, with what the job gives.
+/// The preset's rotary positions, with the job's changes.
 pub(super) fn positions(check: &mut Check, written: &ModelSpec, positions: Positions) -> Positions {
     let Positions::Rotary(preset) = positions else {
         refuse(check, written);

@@ -96,7 +96,7 @@ fn group(check: &mut Check, at: &str, written: WorkerGroupSpec, base: &Workers) 
     }
 }
 
-/// A group's own document over that of all workers.
+/// Merges a group's document over that of all workers.
 fn merged(own: Option<Value>, base: Option<&Value>) -> Option<Value> {
     let Some(mut own) = own else {
         return base.cloned();
@@ -107,7 +107,7 @@ fn merged(own: Option<Value>, base: Option<&Value>) -> Option<Value> {
     Some(own)
 }
 
-/// Checks that the groups' least fits into the job's most, and the job's least into the groups' most.
+/// Checks that the groups' minima fit into the job's maximum, and the job's minimum into the groups' maxima.
 fn fit(check: &mut Check, groups: &[WorkerGroup], elasticity: &mut Elasticity) {
     let least = groups
         .iter()
@@ -135,7 +135,7 @@ fn fit(check: &mut Check, groups: &[WorkerGroup], elasticity: &mut Elasticity) {
     elasticity.max_workers = Some(limit.min(most).max(elasticity.min_workers));
 }
 
-/// Checks that the job's least fits into whole pods: with fewer workers the job would wait for ever.
+/// Checks that whole pods can hold the job's minimum of workers: with fewer workers the job would wait for ever.
 fn fit_in_whole_pods(check: &mut Check, groups: &[WorkerGroup], elasticity: &Elasticity) {
     // Without a maximum, as on one machine, there can be as many pods as it takes.
     let Some(most) = elasticity.max_workers else {

@@ -126,7 +126,7 @@ pub(super) fn network(check: &mut Check, written: &NetworkSpec) -> Network {
     }
 }
 
-/// Refuses a transport that cannot do what the network asks of it. With `auto` tensors go over TCP then.
+/// Refuses a transport that cannot encrypt if the network requires encryption. With `auto`, tensors then use TCP.
 pub(super) fn encrypted_transport(check: &mut Check, workers: &Workers, network: Network) {
     if (workers.transport, network.encryption) == (WorkerTransport::Nccl, Encryption::Tls) {
         let allowed = "auto or tcp, as spec.network.encryption is tls: NCCL does not encrypt what it sends";
@@ -166,7 +166,7 @@ pub(super) fn network_policy(check: &mut Check, written: NetworkSpec) -> Network
             written.extra_ingress,
             in_vain(
                 restriction == Restriction::None,
-                "none, as spec.network.policy is none: anybody may come in",
+                "none, because spec.network.policy is none: everyone can reach the pods",
             ),
         ),
         extra_egress: rules(
@@ -174,7 +174,7 @@ pub(super) fn network_policy(check: &mut Check, written: NetworkSpec) -> Network
             written.extra_egress,
             in_vain(
                 restriction != Restriction::IngressAndEgress,
-                "none, unless spec.network.policy is isolated: pods may reach everything",
+                "none, unless spec.network.policy is isolated: pods can reach everything",
             ),
         ),
     }

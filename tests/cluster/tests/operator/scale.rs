@@ -104,5 +104,5 @@ async fn groups_share_what_the_job_may_have_and_a_lost_pod_is_replaced_in_its_ow
     let said = kubectl(&["patch", "vj", "j", "--type=merge", "-p", gone])
         .unwrap_err()
         .to_string();
-    assert!(said.contains("groups of workers cannot go"), "{said}");
+    assert!(said.contains("groups of workers cannot be removed"), "{said}");
 }

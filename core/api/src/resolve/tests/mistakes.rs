@@ -552,12 +552,12 @@ const OF_FULL: &[(&str, &str, &str)] = &[
     (
         "policy: isolated",
         "policy: ingress",
-        "spec.network.extraEgress: 1 rules — none, unless spec.network.policy is isolated: pods may reach everything",
+        "spec.network.extraEgress: 1 rules — none, unless spec.network.policy is isolated: pods can reach everything",
     ),
     (
         "policy: isolated, extraIngress: [{ports: [{port: 9400}]}], extraEgress: [{to: [{ipBlock: {cidr: 10.0.0.0/8}}]}]",
         "policy: none, extraIngress: [{}]",
-        "spec.network.extraIngress: 1 rules — none, as spec.network.policy is none: anybody may come in",
+        "spec.network.extraIngress: 1 rules — none, because spec.network.policy is none: everyone can reach the pods",
     ),
     (
         "extraIngress: [{ports: [{port: 9400}]}]",
