@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_coordinator_that_gives_no_answer_is_no_bad_input_and_is_not_waited_for_for_ever() {
+    fn silent_coordinator_is_an_error_after_a_deadline() {
         let contact = Contact {
             address: "[::1]:7".into(),
             token: String::new(),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_of_a_run_that_has_not_ended_is_marked_where_it_is_not_the_coordinators() {
+    fn outdated_status_is_marked() {
         let failure = Failure::Internal("no coordinator answers at [::1]:7 (refused)".into());
         let said = |mode| outdated(mode, &failure, Some(SystemTime::UNIX_EPOCH)).map(|f| f.to_string());
         assert_eq!(

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_fail_are_started_again_later_each_time_as_often_as_asked() {
+    fn failing_workers_are_restarted_with_growing_delays() {
         let mut restarts = Restarts::new(8);
         let mut now = seconds(10);
         for delay in [1, 2, 4, 8, 16, 32, 60, 60] {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_workers_says_so_once_and_waits_for_as_long_each_time() {
+    fn run_without_workers_warns_once_per_wait() {
         let mut alone = WithoutWorkers::default();
         assert!(!alone.note(seconds(1), false));
         assert_eq!((alone.until(), alone.is_over(seconds(9999))), (None, false));

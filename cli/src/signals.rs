@@ -59,7 +59,7 @@ mod tests {
     use nix::sys::signal::{Signal as Kind, raise};
 
     #[test]
-    fn a_command_ends_at_once_by_ctrl_c_after_another_request_and_by_no_other_signal() {
+    fn only_ctrl_c_after_a_request_ends_a_command_at_once() {
         runtime().unwrap().block_on(async {
             let mut interrupts = Interrupts::listen().unwrap();
             for (kind, asked) in [

@@ -38,7 +38,7 @@ fn published(step: u32, generation: u32, time_ms: f64) -> String {
 }
 
 #[test]
-fn a_run_whose_last_plan_has_just_begun_is_refused_with_the_number_of_its_steps() {
+fn calibrate_refuses_a_plan_with_too_few_steps() {
     let folder = tempfile::tempdir().unwrap();
     let [profile, run] = ["profile.json", "run"].map(|name| folder.path().join(name));
     let costs = Costs::estimate(&presets::preset("gpt2-tiny").unwrap().spec(), Device::CPU_CORE);

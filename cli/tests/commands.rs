@@ -152,7 +152,7 @@ fn signal(child: &Child, signal: Signal) {
 }
 
 #[test]
-fn a_job_that_cannot_be_run_is_refused_with_every_field_its_value_and_what_is_allowed() {
+fn invalid_job_is_refused_with_field_value_and_limits() {
     let place = Place::new();
     let plan = |job: &str, parts: &[&str]| place.refuses(&["plan", job, "-n", "2"], 2, parts);
     plan("nowhere.yaml", &["nowhere.yaml", "cannot read"]);
@@ -224,7 +224,7 @@ fn data_that_cannot_be_used_is_told_before_any_worker_starts() {
 }
 
 #[test]
-fn tokens_of_a_dataset_are_shown_and_an_empty_set_of_a_split_is_said() {
+fn data_show_prints_tokens_and_reports_an_empty_split() {
     let place = Place::new();
     std::fs::write(
         place.path("few.jsonl"),
@@ -288,7 +288,7 @@ fn full() -> File {
 }
 
 #[test]
-fn what_standard_output_does_not_take_is_an_error_and_standard_error_may_take_nothing() {
+fn failing_stdout_is_an_error_and_failing_stderr_is_not() {
     let place = Place::new();
     let (data, missing) = (place.data(), place.path("missing"));
     let output = place.command(&["data", "info", &data]).stdout(full()).output();
@@ -304,7 +304,7 @@ fn what_standard_output_does_not_take_is_an_error_and_standard_error_may_take_no
 }
 
 #[test]
-fn a_run_whose_log_cannot_be_written_goes_on_and_logs_in_files_have_no_colours() {
+fn run_continues_without_its_log_and_log_files_have_no_colors() {
     let place = Place::new();
     let mut run = place.idle_run_with(1, |command| {
         command.env("VARUNA_LOG", "trace").stdout(full()).stderr(full());
@@ -500,7 +500,7 @@ fn a_plan_is_printed_with_its_schedule() {
 }
 
 #[test]
-fn workers_that_all_fail_before_the_first_step_end_the_run_with_their_words() {
+fn workers_that_all_fail_at_start_end_the_run_with_their_logs() {
     let place = Place::new();
     // Libraries may print arbitrary bytes.
     let worker = place.worker("printf '\\377\\n' >&2; echo the device is on fire >&2; exit 7");
@@ -527,7 +527,7 @@ fn workers_that_all_fail_before_the_first_step_end_the_run_with_their_words() {
 }
 
 #[test]
-fn a_worker_program_without_a_folder_in_its_name_is_the_one_here_and_runs_of_one_second_have_a_folder_each() {
+fn worker_binary_is_a_local_file_and_run_folders_are_unique() {
     let place = Place::new();
     place.worker("echo i am the one here >&2; exit 7");
     let job = place.path("job.yaml");
@@ -598,7 +598,7 @@ fn no_worker_outlives_a_run_that_is_killed() {
 }
 
 #[test]
-fn a_run_that_is_asked_to_end_takes_its_workers_along_and_says_so() {
+fn stopped_run_stops_its_workers() {
     for ask in [Signal::SIGTERM, Signal::SIGINT] {
         let place = Place::new();
         let mut run = place.idle_run(2);
@@ -632,7 +632,7 @@ fn a_running_run_is_scaled_and_looked_at_from_outside() {
 }
 
 #[test]
-fn a_status_that_no_coordinator_gives_is_marked_unless_the_run_has_ended() {
+fn stale_status_is_marked_unless_the_run_has_ended() {
     let place = Place::new();
     let mut run = place.idle_run(1);
     let folder = place.path("run");
@@ -674,7 +674,7 @@ fn signal_again(run: &mut Child) {
 }
 
 #[test]
-fn each_worker_is_shown_one_gpu_of_those_that_the_user_leaves_unless_it_computes_on_the_processor() {
+fn each_worker_sees_one_of_the_visible_gpus() {
     let place = Place::new();
     // If workers end before the first step, the run ends once all of them have ended.
     let worker = place.worker("echo \"$CUDA_VISIBLE_DEVICES\"; exit 1");

@@ -116,7 +116,7 @@ fn json_of(path: PathBuf) -> Value {
 }
 
 #[test]
-fn what_was_imported_is_exported_with_its_tokenizer_in_any_format_and_number_of_files() {
+fn import_exports_with_tokenizer_in_any_format_and_file_count() {
     let temp = TempDir::new().unwrap();
     let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
     let tensors = published(Path::new(&path("in")), &model());
@@ -204,7 +204,7 @@ fn write_origin(uri: &Path, base: &str, job: &str, state: &Value) {
 }
 
 #[test]
-fn a_job_that_began_with_an_import_is_exported_with_its_tokenizer_its_end_and_its_length() {
+fn job_from_an_import_exports_its_tokenizer_end_and_length() {
     let temp = TempDir::new().unwrap();
     let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
     let store = import_rotary(&path);
@@ -225,7 +225,7 @@ fn a_job_that_began_with_an_import_is_exported_with_its_tokenizer_its_end_and_it
 }
 
 #[test]
-fn an_export_with_the_imported_tokenizer_by_name_is_that_without_a_name_and_a_guess_is_said() {
+fn export_uses_the_imported_tokenizer_and_reports_guesses() {
     let temp = TempDir::new().unwrap();
     let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
     let model = Transformer {
@@ -273,7 +273,7 @@ fn an_export_with_the_imported_tokenizer_by_name_is_that_without_a_name_and_a_gu
 }
 
 #[test]
-fn an_export_whose_tokenizer_cannot_be_found_says_so_and_makes_up_no_end() {
+fn export_without_a_tokenizer_says_so_and_names_no_end_token() {
     let temp = TempDir::new().unwrap();
     let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
     let store = import_rotary(&path);
@@ -464,7 +464,7 @@ fn check_checkpoint(checkpoint: &Path, files: &[u8]) {
 }
 
 #[test]
-fn an_import_is_byte_for_byte_the_state_of_its_files_in_one_file_or_several() {
+fn import_equals_its_files_byte_for_byte() {
     let temp = TempDir::new().unwrap();
     let path = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
     let (whole, _) = imported(&temp, &model());
@@ -492,7 +492,7 @@ fn an_import_is_byte_for_byte_the_state_of_its_files_in_one_file_or_several() {
 }
 
 #[test]
-fn an_import_that_was_cut_off_is_gone_on_with_by_the_same_files_alone() {
+fn interrupted_import_resumes_only_with_the_same_files() {
     let temp = TempDir::new().unwrap();
     let (checkpoint, _) = imported(&temp, &model());
     published(&temp.path().join("others"), &rotary());

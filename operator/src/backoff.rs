@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_waits_longer_each_time_and_not_at_all_under_another_spec() {
+    fn refused_parts_back_off_until_the_spec_changes() {
         let (backoff, start) = (Backoff::default(), Instant::now());
         let mut now = start;
         let mut waits = vec![];

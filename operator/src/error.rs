@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_has_changed_meanwhile_is_looked_at_again_and_not_reported() {
+    fn changed_object_is_reconciled_again_without_a_report() {
         let error = |code| Error::changed_or_refused(JobPart::Coordinator)(answer(code));
         assert!(matches!(error(409), Error::Stale) && error(409).failure().is_none());
         assert!(matches!(error(500), Error::Refused { .. }));

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_of_another_release_is_kept_but_for_what_is_new_in_it() {
+    fn status_of_another_release_keeps_known_fields() {
         let complete = json!({ "type": "Complete", "status": "True", "reason": "LastStep", "message": "m",
             "lastTransitionTime": "2026-01-01T00:00:00Z" });
         let status = json!({ "phase": "Hibernating", "step": 7, "plan": "P2xD2", "newestPod": 3, "newField": {},
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_of_another_controller_is_known_by_its_name_also_where_nothing_else_can_be_read() {
+    fn job_of_another_controller_is_recognized_unread() {
         let managed_by = |manager: &Value| {
             object(&json!({ "managedBy": manager, "training": 7 }), &json!({})).is_managed_by_another()
         };

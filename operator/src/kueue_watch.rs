@@ -188,7 +188,7 @@ mod tests {
     use serde_json::json;
 
     #[tokio::test]
-    async fn an_api_server_that_does_not_answer_is_not_waited_for_for_ever() {
+    async fn silent_api_server_is_not_awaited_for_ever() {
         // The server answers what it serves, and no other request.
         let version = KueueVersion::ALL[0].version();
         let served =

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sidecar_whose_name_begins_as_the_workers_does_counts_as_any_other() {
+    fn sidecar_with_a_similar_name_is_no_worker() {
         let running = json!({ "running": {} });
         for name in ["worker-logs", "worker-1", "my-worker"] {
             let statuses = json!([container(name, &terminated(0)), container("worker", &running)]);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_its_node_does_not_take_was_rejected_and_one_that_made_room_was_not() {
+    fn rejected_pod_differs_from_a_preempted_one() {
         let rejected = |status: Value| observed(status).rejected;
         let device = rejected(json!({
             "phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices",
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn an_init_container_that_fails_is_no_rejection_and_a_sidecar_that_ends_with_its_pod_is_neither() {
+    fn init_failure_and_sidecar_end_are_no_rejection() {
         let worker = |state: &Value| json!([container("worker", state)]);
         let initializing = json!({ "waiting": { "reason": "PodInitializing" } });
         let ended = |mesh: i32, fetch: i32, worker: &Value| {

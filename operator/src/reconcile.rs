@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pods_that_were_made_and_that_no_watch_shows_are_read_before_anything_is_decided() {
+    async fn pods_that_no_watch_shows_are_read_first() {
         let owner =
             json!([{ "apiVersion": API_VERSION, "kind": KIND, "name": "j", "uid": "u", "controller": true }]);
         let labels = json!({ JOB_LABEL: "j", NUMBER_LABEL: "1" });

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_only_a_later_release_knows_hide_nothing_else_of_a_report() {
+    fn unknown_words_hide_nothing_else_of_a_report() {
         let mut state = serde_json::to_value(snapshot()).unwrap();
         state["run"]["mode"] = "hibernating".into();
         state["run"]["new"] = json!({});

@@ -53,7 +53,7 @@ fn assert_published(of: &str, text: &str, least: usize) {
 }
 
 #[test]
-fn the_dashboard_the_alerts_and_the_reference_name_metrics_that_there_are() {
+fn dashboard_alerts_and_reference_name_existing_metrics() {
     assert_published("charts/varuna/dashboard.json", DASHBOARD, 15);
     assert_published("charts/varuna/rules.yaml", RULES, 6);
     assert_published("docs/reference/observability.md", REFERENCE, 15);

@@ -26,7 +26,7 @@ fn replace_workers(run: &mut Run) {
 }
 
 #[test]
-fn a_job_goes_on_from_another_jobs_checkpoint_and_after_its_first_own_one_from_that() {
+fn job_starts_from_another_jobs_checkpoint() {
     let (base, own) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let mut first = Run::start(
         &JobFile {
@@ -81,7 +81,7 @@ fn a_job_goes_on_from_another_jobs_checkpoint_and_after_its_first_own_one_from_t
 }
 
 #[test]
-fn with_the_weights_alone_a_job_begins_at_its_first_step_whatever_the_plan_and_whoever_dies() {
+fn weights_only_start_begins_at_step_zero() {
     let base = TempDir::new().unwrap();
     let mut first = Run::start(&job(base.path()), 1);
     assert_eq!(first.exit_code(), 0, "{}", first.report());

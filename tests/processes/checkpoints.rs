@@ -30,7 +30,7 @@ fn run_again(run: &Run, from: u64, to: u64) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_complete_run_goes_on_with_more_steps_and_its_curve_does_not_bend() {
+fn complete_run_continues_with_more_steps() {
     let store = TempDir::new().unwrap();
     let begun = JobFile {
         steps: 20,
@@ -84,7 +84,7 @@ fn complete(store: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn after_the_loss_of_all_workers_new_ones_resume_from_the_newest_checkpoint() {
+fn new_workers_resume_from_the_newest_checkpoint() {
     let store = TempDir::new().unwrap();
     let mut run = Run::start(&job(store.path()), 3);
     run.wait_for("two checkpoints", |_| {
@@ -111,7 +111,7 @@ fn after_the_loss_of_all_workers_new_ones_resume_from_the_newest_checkpoint() {
 }
 
 #[test]
-fn another_run_on_the_same_place_goes_on_from_there_under_another_plan() {
+fn later_run_resumes_under_another_plan() {
     let store = TempDir::new().unwrap();
     let mut first = Run::start(
         &JobFile {
@@ -150,7 +150,7 @@ fn another_run_on_the_same_place_goes_on_from_there_under_another_plan() {
 }
 
 #[test]
-fn a_checkpoint_that_lacks_its_manifest_alone_is_completed_and_resumed_from() {
+fn checkpoint_without_manifest_is_completed() {
     let store = TempDir::new().unwrap();
     let mut first = Run::start(&job(store.path()), 2);
     first.wait_for("two checkpoints", |_| {
@@ -174,7 +174,7 @@ fn a_checkpoint_that_lacks_its_manifest_alone_is_completed_and_resumed_from() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_refused_and_the_one_before_it_is_used() {
+fn damaged_checkpoint_is_skipped() {
     let store = TempDir::new().unwrap();
     let mut first = Run::start(&job(store.path()), 2);
     first.wait_for("two checkpoints", |_| {
@@ -232,7 +232,7 @@ fn a_store_that_fails_stops_nobody_and_the_run_says_so() {
 }
 
 #[test]
-fn a_place_with_another_models_checkpoints_is_refused_before_any_worker_starts() {
+fn location_of_another_model_is_refused_early() {
     let store = TempDir::new().unwrap();
     let mut first = Run::start(&job(store.path()), 1);
     first.wait_for("a checkpoint", |_| {
@@ -308,7 +308,7 @@ fn a_run_without_a_checkpoint_location_refuses_to_save() {
 }
 
 #[test]
-fn a_second_run_on_the_same_place_is_refused_while_the_first_lives() {
+fn second_run_on_a_location_is_refused() {
     let store = TempDir::new().unwrap();
     let job = rarely(store.path(), "intervalSteps: 5");
     let mut first = Run::start(&job, 1);
@@ -327,7 +327,7 @@ fn a_second_run_on_the_same_place_is_refused_while_the_first_lives() {
 
 /// The checkpoints are on a small disk in the run's mount namespace. The test accesses it through the run's process.
 #[test]
-fn a_full_disk_stops_nobody_and_checkpoints_go_on_when_there_is_room() {
+fn full_disk_stops_nobody() {
     let disk = TempDir::new().unwrap();
     // The disk has room for several states without the ballast, because an older one may still be uploading when the ballast is deleted.
     let mut run = Run::start_on_small_disk(&job(disk.path()), 2, disk.path(), "16m");

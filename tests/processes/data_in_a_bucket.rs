@@ -85,7 +85,7 @@ fn curve(job: &JobFile) -> Vec<Metric> {
 }
 
 #[test]
-fn packed_documents_of_a_bucket_train_through_a_kill_as_those_of_a_disk_do() {
+fn packed_dataset_in_a_bucket_trains_through_a_kill() {
     let data = Data::new();
     let mut run = data.run(2);
     let workers = run.wait_for_workers(2);

@@ -94,7 +94,7 @@ fn sgd_draws_its_curve_through_a_kill_a_growth_and_a_restore() {
 
 /// Steps are sent over TLS, and after the kill whole states as well.
 #[test]
-fn encryption_between_workers_changes_no_loss_and_costs_no_recovery() {
+fn encryption_changes_no_loss_and_no_recovery() {
     let mut run = Run::start(
         &JobFile {
             encryption: "tls",
@@ -116,7 +116,7 @@ fn encryption_between_workers_changes_no_loss_and_costs_no_recovery() {
 
 /// The best cut of one block is between its attention and its MLP, with two stages as well as with three.
 #[test]
-fn a_worker_killed_under_a_plan_that_cuts_inside_a_block_costs_no_step() {
+fn kill_under_a_plan_that_cuts_a_block_costs_no_step() {
     let job = |min_depth| JobFile {
         layers: 1,
         hidden: 128,
@@ -150,7 +150,7 @@ fn a_worker_killed_under_a_plan_that_cuts_inside_a_block_costs_no_step() {
 }
 
 #[test]
-fn an_interleaved_pipeline_loses_a_worker_and_is_interleaved_again() {
+fn interleaved_pipeline_recovers_from_a_loss() {
     let job = JobFile {
         pipeline: vec!["schedule: interleaved".to_owned()],
         ..two_stages()
@@ -177,7 +177,7 @@ fn an_interleaved_pipeline_loses_a_worker_and_is_interleaved_again() {
 }
 
 #[test]
-fn several_workers_killed_at_once_cost_no_step_while_a_holder_of_each_segment_lives() {
+fn simultaneous_kills_cost_no_step_with_holders_left() {
     let mut run = Run::start(&JobFile::default(), 4);
     run.wait_for_step(8);
     let workers = run.wait_for_workers(4);
@@ -237,7 +237,7 @@ fn a_worker_with_notice_is_planned_around_before_it_goes() {
 }
 
 #[test]
-fn a_hung_worker_is_found_by_its_deadline_and_harmless_when_it_wakes() {
+fn hung_worker_is_found_and_harmless_later() {
     let mut run = Run::start(&two_stages(), 4);
     run.wait_for_step(10);
     let workers = run.wait_for_workers(4);
@@ -256,7 +256,7 @@ fn a_hung_worker_is_found_by_its_deadline_and_harmless_when_it_wakes() {
 }
 
 #[test]
-fn below_the_minimum_training_waits_and_goes_on_when_a_worker_joins() {
+fn training_waits_below_the_minimum_of_workers() {
     let mut run = Run::start(
         &JobFile {
             min_workers: 2,
@@ -279,7 +279,7 @@ fn below_the_minimum_training_waits_and_goes_on_when_a_worker_joins() {
 }
 
 #[test]
-fn the_loss_of_a_segments_last_holder_names_the_segments_and_has_its_own_exit_code() {
+fn loss_of_a_last_holder_has_its_own_exit_code() {
     let mut run = Run::start(&two_stages(), 2);
     run.wait_for_step(8);
     let workers = run.wait_for_workers(2);
@@ -291,7 +291,7 @@ fn the_loss_of_a_segments_last_holder_names_the_segments_and_has_its_own_exit_co
 }
 
 #[test]
-fn training_goes_on_while_the_coordinator_is_away_and_the_next_one_takes_it_up() {
+fn next_coordinator_takes_over_running_training() {
     let mut run = Run::start_apart(&two_stages(), 4);
     run.wait_for_step(10);
     run.wait_for_workers(4);
@@ -332,7 +332,7 @@ fn assert_on_ipv6(run: &Run) {
 }
 
 #[test]
-fn a_run_on_ipv6_survives_the_loss_of_a_worker_and_answers_commands() {
+fn ipv6_run_survives_a_loss_and_answers_commands() {
     let mut run = Run::start_on(&two_stages(), 4, "[::1]:0");
     let workers = run.wait_for_workers(4);
     let status = run.varuna(&["status", "RUN"]);

@@ -30,7 +30,7 @@ fn alone(model: &str) -> Run {
 }
 
 #[test]
-fn a_transformer_of_ones_own_draws_the_curve_of_one_through_a_kill_and_a_growth() {
+fn exported_transformer_trains_through_kill_and_growth() {
     let alone = alone("decoder");
     let folder = tempfile::tempdir().unwrap();
     let (checkpoints, exported) = (folder.path().join("checkpoints"), folder.path().join("exported"));

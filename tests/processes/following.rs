@@ -48,7 +48,7 @@ fn plan_in_force(run: &Run) -> Option<Plan> {
 
 /// A pipeline of three stages whose second worker ends at a known time. The others get its segments, and train meanwhile.
 #[test]
-fn members_that_get_units_by_a_change_follow_them_while_they_train() {
+fn gaining_members_follow_while_training() {
     let job = JobFile {
         min_depth: 2,
         spec: vec!["disruption: {noticeSeconds: 4}".into()],
@@ -87,7 +87,7 @@ fn members_that_get_units_by_a_change_follow_them_while_they_train() {
 }
 
 #[test]
-fn where_a_worker_leaves_following_out_a_change_is_made_without_it_and_no_loss_is_another() {
+fn change_without_following_keeps_the_losses() {
     let settings = [("VARUNA_WITHOUT".to_owned(), "following".to_owned())];
     let mut run = Run::start_with(&job(), 1, &settings);
     run.wait_for_step(8);

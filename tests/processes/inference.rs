@@ -61,7 +61,7 @@ fn json(output: Output) -> Value {
 }
 
 #[test]
-fn a_checkpoint_generates_text_and_has_the_loss_that_its_run_found() {
+fn checkpoint_generates_text_and_reproduces_the_loss() {
     let store = TempDir::new().unwrap();
     let trained = Trained::new(store.path(), JobFile::default());
     its_loss_is_that_of_the_run(&trained);
@@ -77,7 +77,7 @@ fn own_loss(trained: &Trained) -> f64 {
 }
 
 #[test]
-fn a_berts_checkpoint_has_the_loss_of_masked_tokens_that_its_run_found() {
+fn bert_checkpoint_reproduces_the_masked_loss() {
     let store = TempDir::new().unwrap();
     let trained = Trained::new(store.path(), JobFile::bert());
     let own = own_loss(&trained);

@@ -53,7 +53,7 @@ fn assert_same(undisturbed: &[Metric], run: &[Metric]) {
 }
 
 #[test]
-fn a_worker_killed_while_the_scale_falls_and_one_that_joins_change_neither_scale_nor_skipped_steps() {
+fn kill_and_join_do_not_change_the_loss_scale() {
     let mut run = Run::start(&fp16(2), 4);
     let workers = run.wait_for_workers(4);
     run.wait_for_step(2);
@@ -67,7 +67,7 @@ fn a_worker_killed_while_the_scale_falls_and_one_that_joins_change_neither_scale
 }
 
 #[test]
-fn a_run_that_is_restored_goes_on_with_the_scale_of_its_checkpoint() {
+fn restored_run_continues_with_its_loss_scale() {
     let store = TempDir::new().unwrap();
     let mut run = Run::start(&saving(store.path(), 1), 3);
     let workers = run.wait_for_workers(3);
@@ -99,7 +99,7 @@ fn a_run_that_is_restored_goes_on_with_the_scale_of_its_checkpoint() {
 }
 
 #[test]
-fn a_run_whose_gradients_are_never_finite_ends_and_names_the_step_and_the_field() {
+fn diverged_run_ends_and_names_the_step() {
     let job = JobFile {
         training: vec![
             "precision: fp16".into(),

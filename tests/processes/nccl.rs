@@ -34,7 +34,7 @@ fn undisturbed_over_tcp() -> Vec<Metric> {
 }
 
 #[test]
-fn survivors_of_kills_in_the_middle_of_steps_go_on_over_nccl_with_the_losses_of_tcp() {
+fn nccl_survivors_keep_the_losses_of_tcp() {
     let mut run = start("nccl");
     for step in [8, 25] {
         run.wait_for_step(step);
@@ -93,7 +93,7 @@ fn state_that_four_pipelines_share_out_survives_kills_over_nccl() {
 }
 
 #[test]
-fn a_worker_whose_nccl_is_absent_trains_over_tcp_with_the_others_and_says_so_once() {
+fn worker_without_nccl_trains_over_tcp_with_others() {
     let without = ("VARUNA_APART_WITHOUT_NCCL".to_owned(), "w2".to_owned());
     let mut run = Run::start_workers(&job("auto"), 4, "examples/worker_separate_memory", &[without]);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
@@ -108,7 +108,7 @@ fn a_worker_whose_nccl_is_absent_trains_over_tcp_with_the_others_and_says_so_onc
 }
 
 #[test]
-fn a_profile_of_a_gpu_has_the_devices_times_the_estimated_memory_and_no_shared_cores() {
+fn gpu_profile_has_device_times_and_estimated_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = varuna_fixtures::prepare(folder.path(), &job("auto"));
     let done = std::process::Command::new(varuna_fixtures::program("varuna"))

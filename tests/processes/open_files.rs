@@ -42,7 +42,7 @@ fn limits(child: &Child) -> Option<(u64, u64)> {
 }
 
 #[test]
-fn all_programs_that_hold_many_connections_raise_their_limit_of_open_files() {
+fn programs_raise_their_limit_of_open_files() {
     let temp = TempDir::new().unwrap();
     let job = prepare(temp.path(), &JobFile::default());
     let job = job.to_str().unwrap();

@@ -52,7 +52,7 @@ fn without_workers(store: &TempDir) -> Run {
 }
 
 #[test]
-fn a_worker_that_dies_in_training_is_replaced_and_the_run_goes_on_from_its_checkpoint_to_the_last_step() {
+fn dead_worker_is_restarted_and_the_run_completes() {
     let store = TempDir::new().unwrap();
     let mut run = Run::start_restarting(&job(&store, STEPS), 1, 1);
     run.wait_for("a checkpoint", |run| event(run, "checkpointed"));
@@ -83,7 +83,7 @@ fn a_worker_that_dies_in_training_is_replaced_and_the_run_goes_on_from_its_check
 }
 
 #[test]
-fn after_the_last_restart_a_run_without_workers_waits_and_can_be_ended_in_order() {
+fn run_without_restarts_left_waits_and_can_be_stopped() {
     let store = TempDir::new().unwrap();
     let mut run = without_workers(&store);
     signal(run.pid(), Signal::SIGTERM);
@@ -92,7 +92,7 @@ fn after_the_last_restart_a_run_without_workers_waits_and_can_be_ended_in_order(
 
 #[test]
 #[ignore = "it waits for workers for five minutes: make nightly"]
-fn a_run_that_stays_without_workers_ends_with_exit_code_1_and_names_the_command_that_continues_it() {
+fn run_without_workers_ends_and_names_the_command() {
     let store = TempDir::new().unwrap();
     let mut run = without_workers(&store);
     assert_eq!(run.exit_code_after(WITHOUT_WORKERS), 1, "{}", run.report());

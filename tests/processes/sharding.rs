@@ -22,8 +22,7 @@ fn side_by_side(sharding: &str) -> JobFile {
 }
 
 #[test]
-fn a_job_whose_pipelines_share_state_out_draws_the_curve_of_one_through_kills_and_growth_and_goes_back_to_nothing()
- {
+fn sharded_job_keeps_its_curve_through_kills_and_growth() {
     let mut alone = Run::start(&side_by_side("none"), 1);
     assert_eq!(alone.exit_code(), 0, "{}", alone.report());
     let mut run = Run::start(&side_by_side("zero1"), 4);

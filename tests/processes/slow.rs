@@ -25,7 +25,7 @@ fn made_for(plans: &[Plan], name: &str, worker: WorkerId) -> Option<Generation> 
 }
 
 #[test]
-fn a_slow_worker_is_found_and_given_less_to_do_without_a_recovery() {
+fn slow_worker_is_found_and_gets_less_work() {
     let job = JobFile {
         // Enough for two checks: speeds are checked every 20 steps.
         steps: 50,

@@ -89,7 +89,7 @@ fn said(run: &Run) -> String {
 }
 
 #[test]
-fn each_stage_of_the_only_pipeline_is_killed_by_turns_and_no_step_is_lost() {
+fn each_stage_can_be_killed_without_losing_a_step() {
     let mut run = Run::start(&stages(2), 2);
     let kills = [(0, 0), (1, 3), (0, 11), (1, 23)];
     for (stage, late_ms) in kills {
@@ -115,7 +115,7 @@ fn each_stage_of_the_only_pipeline_is_killed_by_turns_and_no_step_is_lost() {
 
 /// The middle stage keeps its neighbour's units, and another worker keeps the middle stage's.
 #[test]
-fn a_keeper_that_dies_costs_no_step_and_neither_does_the_death_of_its_holder_afterwards() {
+fn death_of_keeper_and_holder_costs_no_step() {
     let mut run = Run::start(&stages(3), 4);
     let members = wait_for_copies(&mut run);
     let generation = run.status().map(|s| s.run.generation);

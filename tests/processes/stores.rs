@@ -120,7 +120,7 @@ fn a_worker_dies_just_after_a_manifest_is_written() {
 }
 
 #[test]
-fn everything_dies_in_the_middle_of_a_save_and_the_next_run_resumes_from_the_last_complete_one() {
+fn run_resumes_after_all_die_during_a_save() {
     let store = Store::new();
     let mut first = store.run(2);
     store.wait_for(&mut first, "PUT", "manifest.json", 2);
@@ -180,7 +180,7 @@ fn a_store_that_says_it_is_full_stops_nobody() {
 }
 
 #[test]
-fn a_store_that_resets_connections_in_the_middle_of_uploads_stops_nobody() {
+fn connection_resets_during_uploads_stop_nobody() {
     store_that(Answer::Reset);
 }
 
@@ -289,7 +289,7 @@ fn a_clock_that_jumps_back_stops_nobody() {
 }
 
 #[test]
-fn a_store_that_is_slow_makes_checkpoints_rarer_and_training_no_slower() {
+fn slow_store_makes_checkpoints_rarer_only() {
     let store = Store::new();
     store
         .proxy

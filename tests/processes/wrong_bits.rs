@@ -148,7 +148,7 @@ fn damage_one_of(workers: usize) -> Found {
 }
 
 #[test]
-fn of_three_workers_the_one_whose_memory_has_changed_is_replaced_and_no_step_is_lost() {
+fn corrupt_worker_of_three_is_replaced() {
     let Found {
         run,
         differ,
@@ -175,7 +175,7 @@ fn of_three_workers_the_one_whose_memory_has_changed_is_replaced_and_no_step_is_
 }
 
 #[test]
-fn of_two_workers_nobody_can_tell_and_the_run_goes_back_to_a_compared_checkpoint() {
+fn corrupt_worker_of_two_causes_a_rollback() {
     let Found {
         run, differ, resumed, ..
     } = damage_one_of(2);

@@ -23,7 +23,7 @@ fn needs(packages: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn the_worker_the_simulator_and_the_command_line_compile_no_kubernetes_types() {
+fn worker_simulator_and_cli_have_no_kubernetes_types() {
     let kubernetes = |name: &String| name == "k8s-openapi" || name.starts_with("kube");
     assert!(needs(&["varuna-operator"]).iter().any(kubernetes));
     let packages = ["varuna-worker", "varuna-sim", "varuna"];

@@ -148,7 +148,7 @@ fn reach(
 }
 
 #[test]
-fn the_core_reaches_no_runtime_no_network_no_cluster_and_no_libtorch() {
+fn core_has_no_runtime_network_cluster_or_libtorch() {
     let needs = needs();
     for name in CORE {
         let reached = &needs[*name];
@@ -172,7 +172,7 @@ fn nothing_but_the_worker_links_libtorch() {
 }
 
 #[test]
-fn cuda_is_reached_by_its_own_crate_and_the_stand_in_is_part_of_no_program() {
+fn only_one_crate_reaches_cuda_and_no_program_the_stand_in() {
     let needs = needs();
     assert!(needs["varuna-cuda"].contains("cudarc"));
     for (name, reached) in &needs {

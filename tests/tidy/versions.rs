@@ -40,7 +40,7 @@ fn images(text: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn examples_image_files_and_the_chart_name_the_version_of_the_workspace() {
+fn version_is_the_same_everywhere() {
     let version = version();
     let chart = read("charts/varuna/Chart.yaml");
     for line in [

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_of_a_coordinator_on_another_machine_must_say_where_its_peers_reach_it() {
+    fn remote_coordinator_requires_an_advertised_address() {
         for coordinator in [
             "10.0.0.1:7070",
             "[fd00::2]:7070",

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn each_worker_of_a_machine_has_a_gpu_of_its_own_where_there_are_enough() {
+    fn each_worker_has_its_own_gpu_if_possible() {
         for shares in [false, true] {
             assert_eq!(all(4, 4, shares), Ok(vec![(0, 1), (1, 1), (2, 1), (3, 1)]));
             assert_eq!(all(2, 8, shares), Ok(vec![(0, 1), (1, 1)]));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_are_fewer_gpus_workers_share_them_only_if_that_is_asked_for() {
+    fn workers_share_gpus_only_on_request() {
         assert_eq!(all(3, 2, true), Ok(vec![(0, 2), (1, 2), (0, 2)]));
         let why = all(3, 2, false).unwrap_err().to_string();
         for part in ["0/3", "shows 2 GPUs", "--share-gpus"] {
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_driver_is_asked_how_many_gpus_there_are_only_by_who_has_one_and_was_told_its_place() {
+    fn driver_is_asked_only_by_placed_workers_with_a_gpu() {
         let platform = Platform { device, libraries };
         let by_place = |text: &str, shares| GpuChoice::ByPlace {
             place: place(text),

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_alone_on_its_gpu_may_use_what_is_free_less_the_reserve() {
+    fn single_worker_may_use_free_memory_less_the_reserve() {
         let Equipment {
             hardware,
             memory_bytes,
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_leave_a_gpu_its_reserve_and_go_nowhere_where_others_have_a_share() {
+    fn copies_leave_the_reserve_and_need_an_unshared_gpu() {
         assert!(has_room_for(&gpu(15 * GIB, 80 * GIB), 10 * GIB));
         assert!(!has_room_for(&gpu(15 * GIB, 80 * GIB), 10 * GIB + 1));
         assert!(!has_room_for(&gpu(4 * GIB, 80 * GIB), 1));
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_libtorch_keeps_is_given_back_where_less_than_the_reserve_is_free() {
+    fn cached_memory_is_released_below_the_reserve() {
         assert!(is_short(&gpu(GPU_RESERVE - 1, 80 * GIB)));
         assert!(!is_short(&gpu(GPU_RESERVE, 80 * GIB)));
         for without_cache in [Device::Cpu, Device::CpuSeparateMemory] {
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_have_what_training_leaves_of_the_limit_and_the_machine() {
+    fn copies_use_what_training_leaves() {
         let uses = HostUse {
             resident: 10 * GIB,
             taken: 6 * GIB,
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn on_the_processor_a_worker_may_use_the_share_that_it_was_given() {
+    fn cpu_worker_uses_its_given_share() {
         let share = |host_bytes| Share {
             host_bytes,
             data_bytes: 0,

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_optimizers_have_equal_bits_and_libtorchs_are_found_to_be_others() {
+    fn equal_optimizers_match_and_others_are_found() {
         let on_host = |kernels| compare((kernels, tch::Device::Cpu), 100, 1003).unwrap();
         assert_eq!(on_host(Kernels::ALL_ON_HOST), [0; 4]);
         // The narrow copy is not compared here, because rounding may hide differences in the last bits.

@@ -383,7 +383,7 @@ spec:
     }
 
     #[test]
-    fn where_the_network_encrypts_no_tensor_goes_over_nccl_which_does_not() {
+    fn encrypted_network_does_not_use_nccl() {
         let platform = Platform {
             libraries,
             ..Platform::MACHINE

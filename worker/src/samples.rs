@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_fails_for_a_moment_is_repeated_and_one_that_cannot_succeed_is_not() {
+    fn transient_read_failure_is_repeated() {
         let mut tries = 0;
         let read_later = || {
             tries += 1;
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_is_away_is_told_from_data_that_nobody_will_ever_read() {
+    fn unavailable_store_differs_from_unreadable_data() {
         let soon = ExponentialBuilder::new()
             .with_min_delay(Duration::from_millis(1))
             .with_max_times(2);

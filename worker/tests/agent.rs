@@ -131,7 +131,7 @@ fn own() -> Engine {
 }
 
 #[tokio::test]
-async fn a_step_over_connections_that_are_gone_is_told_at_once_and_not_at_its_deadline() {
+async fn step_over_lost_connections_fails_at_once() {
     let mut rig = Rig::start(own(), None);
     rig.train().await;
     let suspect = |report| match report {
@@ -146,7 +146,7 @@ async fn a_step_over_connections_that_are_gone_is_told_at_once_and_not_at_its_de
 }
 
 #[tokio::test]
-async fn the_coordinator_of_another_run_ends_the_worker_and_that_of_its_own_does_not() {
+async fn coordinator_of_another_run_ends_the_worker() {
     let rig = Rig::start(own(), None);
     let welcome = |run: &str| {
         UplinkEvent::Up(Welcome {
@@ -246,7 +246,7 @@ impl Samples for Hanging {
 
 /// The step is stopped before its deadline because of another worker. Otherwise the worker that cannot read would never report it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_whose_data_has_not_come_for_long_says_so_when_its_step_is_stopped() {
+async fn missing_data_is_reported_when_the_step_stops() {
     let (begins, begun) = std::sync::mpsc::sync_channel(8);
     let hanging = engine_with(&Case::default(), ME, Hanging(begins));
     let mut rig = Rig::start(hanging, Some(LocalMesh::new(&[ME]).link(ME)));
@@ -265,7 +265,7 @@ async fn a_worker_whose_data_has_not_come_for_long_says_so_when_its_step_is_stop
 
 /// All workers may read from this store: if they ended, all copies of the state would be lost.
 #[tokio::test]
-async fn a_worker_whose_data_cannot_be_read_for_now_fails_its_step_and_keeps_its_state() {
+async fn unreadable_data_fails_the_step_and_keeps_the_state() {
     let away = engine_with(&Case::default(), ME, Broken { may_pass: true });
     let mut rig = Rig::start(away, Some(LocalMesh::new(&[ME]).link(ME)));
     rig.train().await;
@@ -301,7 +301,7 @@ impl Samples for Full {
 
 /// If it ended, it would be started again, and the same plan would end it again.
 #[tokio::test]
-async fn a_worker_whose_device_has_no_memory_for_a_step_says_so_and_keeps_its_state() {
+async fn lack_of_device_memory_fails_the_step_and_keeps_the_state() {
     let full = engine_with(&Case::default(), ME, Full);
     let mut rig = Rig::start(full, Some(LocalMesh::new(&[ME]).link(ME)));
     rig.train().await;

@@ -35,7 +35,7 @@ fn a_device_that_is_not_there_ends_the_worker_with_the_reason() {
 }
 
 #[test]
-fn a_worker_that_its_peers_could_not_reach_ends_before_it_attaches() {
+fn unreachable_worker_ends_before_it_attaches() {
     // An address that is reserved for documentation: if the worker tried to connect to it, it would try for ever.
     let (code, said) = ended_with(&["--coordinator", "192.0.2.1:7070", "--device", "cpu"]);
     assert_eq!(code, Some(1), "{said}");

@@ -76,7 +76,7 @@ impl Link for Metered {
 }
 
 #[test]
-fn boundaries_take_the_bytes_of_the_compute_format_and_rings_those_of_fp32() {
+fn boundaries_use_the_compute_format_and_rings_fp32() {
     let sent_with = |precision| {
         let case = with(precision);
         let plan = shape(&case, &[&[2, 3, 1], &[4, 2]], &[4, 4], 2);
@@ -154,7 +154,7 @@ fn sockets_carry_each_precision_to_the_same_bits_as_memory() {
 }
 
 #[test]
-fn a_boundary_that_does_not_fit_ends_the_step_and_names_its_sender() {
+fn wrong_boundary_ends_the_step_and_names_its_sender() {
     let case = with(Precision::Bf16);
     let case = Case {
         evaluate: false,
@@ -209,7 +209,7 @@ fn a_boundary_that_does_not_fit_ends_the_step_and_names_its_sender() {
 }
 
 #[test]
-fn a_part_of_a_reduction_that_does_not_fit_ends_it_and_names_its_sender() {
+fn wrong_ring_part_ends_the_step_and_names_its_sender() {
     use varuna_plan::Unit;
     use varuna_worker::transport::ring::Reducer;
     for packet in [Packet::BFloat16(vec![0; 4]), Packet::Float32(vec![0.0; 5])] {

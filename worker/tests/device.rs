@@ -54,7 +54,7 @@ fn step(engine: &mut Engine, plan: &Plan, at: StateId) -> StateId {
 }
 
 #[test]
-fn state_moves_between_devices_and_trains_on_as_if_it_had_stayed() {
+fn state_moves_between_devices_without_a_difference() {
     let case = |device| on(device, Precision::Bf16);
     let plan = plan(&case(Device::Cpu), &single(&case(Device::Cpu)));
     let mut stays = engine(&case(Device::Cpu), ONE);

@@ -68,7 +68,7 @@ fn activation(micro_batch: u32) -> Tag {
 }
 
 #[test]
-fn large_frames_and_states_go_both_ways_at_once_and_arrive_as_they_were_sent() {
+fn large_encrypted_transfers_go_both_ways() {
     const FRAMES: u32 = 24;
     const ELEMENTS: usize = 1_000_003;
     let peers = [peer(1, true), peer(2, true)];
@@ -122,7 +122,7 @@ fn large_frames_and_states_go_both_ways_at_once_and_arrive_as_they_were_sent() {
 }
 
 #[test]
-fn the_end_of_an_encrypted_peer_is_noticed_by_both_of_its_connections() {
+fn both_connections_notice_an_encrypted_peers_end() {
     let (a, b) = (peer(1, true), peer(2, true));
     a.dial(b.id, b.mesh.address());
     a.outcome().unwrap();
@@ -196,7 +196,7 @@ fn in_the_middle(of: SocketAddr, encrypts: bool) -> (SocketAddr, JoinHandle<std:
 }
 
 #[test]
-fn a_man_in_the_middle_reads_what_is_not_encrypted_and_gets_no_proof_where_it_is() {
+fn man_in_the_middle_gets_no_proof_with_encryption() {
     let (a, b) = (peer(1, false), peer(2, false));
     let (address, man) = in_the_middle(b.mesh.address(), false);
     a.dial(b.id, address);

@@ -50,7 +50,7 @@ fn train_alone(engine: &mut Engine, plan: &Plan, mut at: StateId, steps: u64) ->
 }
 
 #[test]
-fn a_broken_step_leaves_the_weights_alone_and_runs_again_to_the_same_bits() {
+fn broken_step_keeps_weights_and_repeats_exactly() {
     let case = Case::default();
     let two = plan(&case, &shape(&case, &[&[6], &[6]], &[4, 4], 2));
     let mut broken = initialised(&case, ONE, &two);
@@ -76,7 +76,7 @@ fn a_broken_step_leaves_the_weights_alone_and_runs_again_to_the_same_bits() {
 }
 
 #[test]
-fn a_broken_step_names_the_units_that_were_reduced_and_they_can_still_be_applied() {
+fn broken_step_names_reduced_units() {
     let case = Case {
         tied: false,
         ..Case::default()
@@ -119,7 +119,7 @@ fn a_broken_step_names_the_units_that_were_reduced_and_they_can_still_be_applied
 }
 
 #[test]
-fn a_silent_peer_ends_a_step_by_the_deadline_and_a_fence_at_once() {
+fn silent_peer_ends_a_step_at_the_deadline() {
     let case = Case::default();
     let plan = plan(&case, &shape(&case, &[&[3, 3]], &[8], 4));
     let mesh = LocalMesh::new(&[ONE, TWO]);
@@ -185,7 +185,7 @@ impl Link for Fenced {
 }
 
 #[test]
-fn a_fence_ends_the_step_of_a_worker_that_waits_for_nobody_before_its_next_task() {
+fn fence_ends_a_step_that_waits_for_nobody() {
     let case = Case::default();
     // Eight micro-batches in one stage: sixteen tasks, and no message.
     let plan = plan(&case, &shape(&case, &[&[6]], &[8], 1));
@@ -256,7 +256,7 @@ fn move_and_train_on(case: &Case) {
 }
 
 #[test]
-fn a_step_that_overflowed_changes_only_what_the_optimizer_counts() {
+fn overflow_changes_only_counters() {
     let case = Case::default();
     let plan = plan(&case, &single(&case));
     let mut engine = initialised(&case, ONE, &plan);
@@ -302,7 +302,7 @@ impl Samples for Same {
 }
 
 #[test]
-fn a_skipped_step_is_as_if_it_had_not_been_for_the_rate_and_the_corrections() {
+fn skipped_step_does_not_affect_rate_and_corrections() {
     let case = Case {
         dropout: 0.0,
         ..Case::default()
@@ -411,7 +411,7 @@ fn a_snapshot_reads_any_part_of_a_state() {
 }
 
 #[test]
-fn one_bit_of_parameters_or_moments_gives_another_digest_and_equal_bits_the_same() {
+fn digest_changes_with_any_bit() {
     let case = Case::default();
     let alone = plan(&case, &single(&case));
     let unit = Unit(1);

@@ -211,7 +211,7 @@ fn assert_curve(expected: &[f64], found: &[f64], what: &str) {
 }
 
 #[test]
-fn pipelines_that_share_state_out_train_as_pytorch_trains_the_unsplit_model() {
+fn sharded_pipelines_match_pytorch() {
     for name in ["mlp", "decoder", "odd"] {
         let (reference, module) = (Reference::of(name), module(name));
         let mut sharded = training(ADAMW, false);
@@ -279,7 +279,7 @@ fn all_plans_end_with_the_same_parameters_and_evaluate_alike() {
 }
 
 #[test]
-fn random_operators_draw_the_same_numbers_again_and_others_in_each_step() {
+fn random_operators_repeat_within_a_step() {
     let module = module("noisy");
     let of = |recompute, pipelines: &[(&[u32], u64)]| {
         let plan = plan(&module, pipelines, 2, recompute);
@@ -318,7 +318,7 @@ fn random_operators_draw_the_same_numbers_again_and_others_in_each_step() {
 }
 
 #[test]
-fn a_folder_that_is_not_what_the_job_names_is_refused_with_the_file() {
+fn wrong_folder_is_refused_with_the_file() {
     let copy = |change: fn(&Path)| {
         let temporary = tempfile::tempdir().unwrap();
         for entry in std::fs::read_dir(folder("decoder")).unwrap() {

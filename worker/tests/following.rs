@@ -116,7 +116,7 @@ fn a_follower_has_equal_bits_after_a_thousand_steps() {
 }
 
 #[test]
-fn a_follower_has_equal_bits_in_every_precision_and_through_skipped_steps() {
+fn follower_matches_in_every_precision() {
     tch::set_num_threads(1);
     let case = |precision, scaling| Case {
         precision,

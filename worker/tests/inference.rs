@@ -143,7 +143,7 @@ fn the_loss_of_the_trainings_forward_is_that_of_the_logits() {
 }
 
 #[test]
-fn the_loss_of_packed_documents_is_that_of_each_document_by_itself() {
+fn packed_loss_equals_the_loss_of_each_document() {
     let packing = Packing {
         block_mask: true,
         reset_positions: true,
@@ -195,7 +195,7 @@ fn the_loss_of_packed_documents_is_that_of_each_document_by_itself() {
 }
 
 #[test]
-fn token_by_token_with_a_cache_the_logits_are_those_of_the_whole_sequence() {
+fn cached_logits_equal_those_of_the_whole_sequence() {
     for (name, case) in cases() {
         let (_, trained) = models(&case);
         let model = case.model();
@@ -224,7 +224,7 @@ fn token_by_token_with_a_cache_the_logits_are_those_of_the_whole_sequence() {
 }
 
 #[test]
-fn the_most_likely_text_is_the_same_every_time_and_with_or_without_a_cache() {
+fn greedy_text_is_reproducible_with_and_without_cache() {
     for (name, case) in cases() {
         let (_, trained) = models(&case);
         let greedy = Sampling::new(0.0, 1.0, 0).unwrap();
@@ -289,7 +289,7 @@ fn what_is_not_there_or_not_allowed_is_refused() {
 }
 
 #[test]
-fn a_model_that_sees_both_sides_is_its_formulas_and_goes_on_from_nothing() {
+fn bidirectional_model_matches_its_formulas() {
     for features in [Features::GPT2, QWEN_LIKE, BERT_LIKE] {
         let case = Case {
             features: Features {

@@ -71,7 +71,7 @@ fn fp16_draws_the_curve_of_fp32_and_not_its_bits() {
 }
 
 #[test]
-fn gradients_are_the_same_bits_under_large_scales_and_lose_digits_under_small_ones() {
+fn large_scales_keep_gradient_bits_and_small_ones_do_not() {
     let norms = |precision, scaling| -> Vec<f64> {
         let case = Case {
             precision,
@@ -111,7 +111,7 @@ fn gradients_are_the_same_bits_under_large_scales_and_lose_digits_under_small_on
 }
 
 #[test]
-fn a_scale_that_is_too_large_falls_until_steps_are_finite_and_rises_after_a_window() {
+fn too_large_scale_falls_and_rises_after_a_window() {
     let case = fp16(dynamic(32, 6));
     let trained = run(&case, &single(&case), STEPS);
     let skipped = skipped(&trained);
@@ -130,7 +130,7 @@ fn a_scale_that_is_too_large_falls_until_steps_are_finite_and_rises_after_a_wind
 }
 
 #[test]
-fn the_same_steps_are_skipped_under_every_plan_and_by_all_workers() {
+fn skipped_steps_are_the_same_under_every_plan() {
     let case = fp16(dynamic(32, 8));
     let unsplit = run(&case, &shape(&case, &[&[6]], &[8], 2), STEPS);
     for (name, plan) in [
@@ -169,7 +169,7 @@ fn cuts_alone_change_no_bit_and_neither_does_recomputing() {
 }
 
 #[test]
-fn a_loss_that_is_not_finite_is_skipped_in_every_precision_and_the_state_survives() {
+fn infinite_loss_is_skipped_in_every_precision() {
     for precision in [Precision::Fp32, Precision::Bf16, Precision::Fp16] {
         let case = Case {
             precision,

@@ -134,7 +134,7 @@ fn a_step_over_nccl_has_the_bits_of_one_over_the_link() {
 }
 
 #[test]
-fn sums_of_three_holders_are_the_same_on_all_and_differ_by_rounding_alone() {
+fn sums_of_three_holders_are_equal_on_all() {
     let case = on(Device::CpuSeparateMemory, Precision::Fp32);
     let shape = shape(&case, &[&[6], &[6], &[3, 3]], &[3, 3, 2], 2);
     let (over_nccl, tensors) = run_with(&case, &shape, |_| true);
@@ -155,7 +155,7 @@ fn side_by_side(case: &Case, workers: u64) -> Shape {
 }
 
 #[test]
-fn state_that_is_shared_out_is_summed_and_gathered_from_device_to_device() {
+fn shared_state_is_reduced_and_gathered_on_devices() {
     for (precision, tied, workers, tolerance) in [
         (Precision::Fp32, true, 2, 1e-5),
         (Precision::Fp32, true, 3, 1e-5),
@@ -218,7 +218,7 @@ fn what_one_worker_has_no_nccl_for_goes_over_the_link() {
 }
 
 #[test]
-fn a_fence_ends_a_step_whose_peer_never_comes_and_the_engine_trains_on_with_others() {
+fn fence_ends_a_step_without_its_peer() {
     // With undivided state it waits for the first sum, with sharded state for the first parameters.
     for (sharding, workers) in [(Sharding::Off, 2), (Sharding::Zero1, 3)] {
         let case = Case {
@@ -233,7 +233,7 @@ fn a_fence_ends_a_step_whose_peer_never_comes_and_the_engine_trains_on_with_othe
 
 /// If a peer does not connect in time, this is not a fault of this worker's device, and its process must not end.
 #[test]
-fn a_step_whose_peer_never_comes_ends_by_its_deadline_and_the_engine_trains_on_with_others() {
+fn deadline_ends_a_step_without_its_peer() {
     for (sharding, workers) in [(Sharding::Off, 2), (Sharding::Zero1, 3)] {
         let case = Case {
             sharding,
@@ -312,7 +312,7 @@ fn running_alone(case: &Case, engine: &mut Engine) -> (Vec<(Unit, UnitNorm)>, St
 }
 
 #[test]
-fn workers_agree_on_communicators_over_the_connections_of_a_generation_which_end_with_it() {
+fn workers_agree_on_communicators_of_a_generation() {
     let case = on(Device::CpuSeparateMemory, Precision::Bf16);
     let shape = shape(&case, &[&[2, 4]], &[8], 2);
     let generation = plan(&case, &shape).generation;
@@ -491,7 +491,7 @@ fn again_without_peers(case: &Case, plan: &Plan, alone: WorkerId) -> (EngineErro
 }
 
 #[test]
-fn a_step_that_ends_while_it_receives_gives_back_the_memory_of_what_did_not_come() {
+fn ended_step_returns_the_memory_of_its_receives() {
     let case = Case {
         evaluate: false,
         ..on(Device::CpuSeparateMemory, Precision::Fp32)
@@ -505,7 +505,7 @@ fn a_step_that_ends_while_it_receives_gives_back_the_memory_of_what_did_not_come
 }
 
 #[test]
-fn an_evaluation_does_not_run_ahead_of_a_stage_that_takes_nothing() {
+fn evaluation_does_not_run_ahead_of_a_blocked_stage() {
     // Six micro-batches are evaluated before the first one is trained.
     let case = on(Device::CpuSeparateMemory, Precision::Fp32);
     let plan = plan(&case, &shape(&case, &[&[2, 4]], &[BATCH], 1));

@@ -35,7 +35,7 @@ fn one_worker_trains_like_plain_libtorch_on_the_whole_batch() {
 }
 
 #[test]
-fn schedule_and_weight_decay_are_plain_libtorchs_under_every_plan() {
+fn schedule_and_weight_decay_match_libtorch() {
     let of = |schedule, kinds: &[ParameterKind]| Case {
         dropout: 0.0,
         schedule,
@@ -364,7 +364,7 @@ const FEATURES: [(&str, Change); 21] = [
 const BF16_OFF: f64 = 3e-3;
 
 #[test]
-fn each_feature_trains_like_its_formula_under_every_plan_and_recompute_and_in_bf16() {
+fn each_feature_matches_its_formula_in_every_plan_and_in_bf16() {
     let steps = 10;
     let of = |features, precision| Case {
         dropout: 0.0,
@@ -498,7 +498,7 @@ fn packed_documents_train_like_their_formulas_under_every_plan() {
 }
 
 #[test]
-fn packed_documents_that_are_recomputed_have_the_bits_of_those_that_are_kept() {
+fn recomputed_packed_documents_have_equal_bits() {
     let case = Case {
         features: LLAMA_LIKE,
         packing: PACKED,
@@ -538,7 +538,7 @@ fn packed_documents_are_evaluated_alike_under_every_plan() {
 }
 
 #[test]
-fn masked_tokens_are_filled_in_as_the_formulas_do_under_every_plan() {
+fn masked_training_matches_the_formulas() {
     let of_documents = Packing {
         mask_loss: false,
         ..PACKED
@@ -577,7 +577,7 @@ fn masked_tokens_are_filled_in_as_the_formulas_do_under_every_plan() {
 }
 
 #[test]
-fn masked_samples_that_are_recomputed_have_the_bits_of_those_that_are_kept() {
+fn recomputed_masked_samples_have_equal_bits() {
     for features in [QWEN_LIKE, BERT_LIKE] {
         let case = masked(features);
         let plan = shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2);

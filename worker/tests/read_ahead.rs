@@ -112,7 +112,7 @@ fn cases() -> [Case; 2] {
 }
 
 #[test]
-fn a_store_that_is_away_during_a_step_whose_samples_were_read_ahead_does_not_delay_it() {
+fn unavailable_store_does_not_delay_prefetched_steps() {
     let batch = usize::try_from(BATCH).unwrap();
     for case in cases() {
         let (undisturbed, store) = (Store::default(), Store::default());
@@ -177,7 +177,7 @@ fn whatever_the_schedule_all_that_a_step_reads_was_expected() {
 }
 
 #[test]
-fn where_reading_ahead_is_left_out_the_step_reads_what_it_needs_when_it_needs_it() {
+fn step_without_read_ahead_reads_on_demand() {
     let (store, without) = (Store::default(), Ablations::NONE.and(Ablation::ReadAhead));
     let case = Case {
         without,
@@ -196,7 +196,7 @@ fn where_reading_ahead_is_left_out_the_step_reads_what_it_needs_when_it_needs_it
 }
 
 #[test]
-fn a_sample_that_cannot_be_read_fails_the_step_that_needs_it_and_no_other() {
+fn unreadable_sample_fails_only_its_step() {
     for case in cases() {
         let store = Store::default();
         store.take_away_from(BATCH + 3);

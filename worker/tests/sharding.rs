@@ -73,7 +73,7 @@ fn side_by_side(case: &Case, workers: usize) -> Shape {
 }
 
 #[test]
-fn shared_state_trains_like_state_that_everybody_has_under_every_plan_and_recompute() {
+fn sharded_training_matches_under_every_plan() {
     for (tied, sharded) in [(true, 3), (false, 4), (true, 5), (true, 8), (true, 1), (false, 2)] {
         let case = |sharding| Case {
             tied,
@@ -203,7 +203,7 @@ fn states(engines: &Engines) -> BTreeMap<Unit, UnitState> {
 }
 
 #[test]
-fn whoever_is_lost_the_others_hold_all_and_go_on_with_the_same_curve() {
+fn others_hold_all_after_any_loss() {
     let case = |sharding| Case {
         sharding,
         ..Case::default()
@@ -261,7 +261,7 @@ fn whoever_is_lost_the_others_hold_all_and_go_on_with_the_same_curve() {
 }
 
 #[test]
-fn where_ranges_share_out_evenly_the_bits_are_those_of_undivided_state_but_for_the_norm() {
+fn evenly_sharded_state_has_equal_bits_except_the_norm() {
     let case = |sharding| Case {
         sharding,
         // Gradients are never clipped, because the norm is added up by ranges and is rounded differently.

@@ -189,7 +189,7 @@ fn a_spare_copy_has_its_holders_bits_after_many_steps() {
 }
 
 #[test]
-fn a_spare_copy_has_its_holders_bits_in_every_precision_and_through_skipped_steps() {
+fn spare_copy_matches_in_every_precision() {
     let case = |precision, scaling| Case {
         precision,
         scaling,
@@ -306,7 +306,7 @@ fn what_is_kept_trains_on_in_the_place_of_the_lost_stage() {
 
 /// The optimizer for copies runs in parallel with later commands, which wait for it if they need its result.
 #[test]
-fn a_state_is_given_away_with_the_gradients_that_were_ordered_before_it() {
+fn given_state_includes_earlier_gradients() {
     tch::set_num_threads(1);
     let case = Case::default();
     let (alone, unit) = (plan(&case, &single(&case)), Unit(1));

@@ -68,7 +68,7 @@ fn what_is_read_comes_after_what_was_launched_and_is_whole() {
 }
 
 #[test]
-fn a_reader_on_another_thread_does_not_wait_for_what_is_computed_after_its_share() {
+fn reader_does_not_wait_for_later_work() {
     let (streams, _) = gpu(Copies::Beside);
     let values = numbers(LONG);
     let weights = buffer(&values, streams);
@@ -89,7 +89,7 @@ fn a_reader_on_another_thread_does_not_wait_for_what_is_computed_after_its_share
 }
 
 #[test]
-fn what_is_written_comes_before_what_is_launched_next_and_after_what_was_launched_before() {
+fn write_is_ordered_between_launches() {
     let (streams, kernels) = gpu(Copies::Beside);
     let weights = buffer(&vec![1.0; LONG], streams);
     let place = FlatBuffer::zeros(LONG, Device::CpuSeparateMemory, streams).unwrap();
@@ -107,7 +107,7 @@ fn what_is_written_comes_before_what_is_launched_next_and_after_what_was_launche
 }
 
 #[test]
-fn a_step_that_is_launched_at_once_computes_with_what_is_still_on_its_way() {
+fn launched_step_uses_state_still_in_transfer() {
     let (streams, kernels) = gpu(Copies::Beside);
     let stepped = |streams: Streams, kernels| {
         let weights = buffer(&numbers(1000), streams);
@@ -124,7 +124,7 @@ fn a_step_that_is_launched_at_once_computes_with_what_is_still_on_its_way() {
 }
 
 #[test]
-fn a_units_state_that_lies_on_a_device_is_read_and_replaced_with_all_bits() {
+fn device_state_is_read_and_replaced_exactly() {
     for rule in [
         Case::default().rule,
         UpdateRule::Sgd { momentum: 0.9 },
@@ -176,7 +176,7 @@ fn read_and_replace(rule: UpdateRule) {
 }
 
 #[test]
-fn a_long_range_takes_two_pieces_of_pinned_memory_whatever_its_length() {
+fn long_range_uses_two_pinned_pieces() {
     let (streams, _) = gpu(Copies::Beside);
     let values = numbers(4 * LONG);
     let weights = buffer(&values, streams);
@@ -193,7 +193,7 @@ fn a_long_range_takes_two_pieces_of_pinned_memory_whatever_its_length() {
 }
 
 #[test]
-fn pinned_memory_of_sizes_that_no_copy_asks_for_any_more_is_given_back() {
+fn unused_pinned_memory_is_released() {
     let (streams, _) = gpu(Copies::Beside);
     let fetched = |elements: i64| {
         let tensor = Tensor::ones([elements], (tch::Kind::Float, tch::Device::Cpu));
@@ -214,7 +214,7 @@ fn pinned_memory_of_sizes_that_no_copy_asks_for_any_more_is_given_back() {
 }
 
 #[test]
-fn a_tensor_that_was_copied_to_is_let_go_of_without_another_copy() {
+fn copied_tensor_is_released_without_another_copy() {
     let (streams, _) = gpu(Copies::Beside);
     let before = streams.mark().unwrap();
     let meter = MemoryMeter::begin(Device::CpuSeparateMemory).unwrap();

@@ -39,7 +39,7 @@ fn trained(streams: Streams, precision: Precision, rule: UpdateRule, shape: &Sha
 }
 
 #[test]
-fn what_leaves_a_device_late_has_the_bits_of_what_is_copied_at_once() {
+fn late_copy_has_the_bits_of_an_immediate_one() {
     let case = Case::default();
     let mut interleaved = shape(&case, &[&[1, 1, 2, 2]], &[8], 2);
     interleaved.schedule.kind = ScheduleKind::Interleaved { chunks: 2 };
@@ -98,7 +98,7 @@ fn step_on(streams: Streams, kernels: Kernels) -> [Vec<f32>; 2] {
 }
 
 #[test]
-fn a_copy_to_the_host_comes_after_what_was_launched_and_who_does_not_wait_reads_old_numbers() {
+fn copy_to_host_follows_earlier_launches() {
     let streams = of_gpu();
     let kernels = late::kernels(streams);
     let [at_once, fetched] = step_on(streams, kernels);
@@ -135,7 +135,7 @@ fn step_before(streams: Streams, kernels: Kernels) -> Vec<f32> {
 }
 
 #[test]
-fn a_copy_to_the_device_lies_between_what_was_computed_before_it_and_what_comes_after() {
+fn copy_to_device_is_ordered_between_computations() {
     let streams = of_gpu();
     let kernels = late::kernels(streams);
     let expected = step_with(Streams::HOST, Kernels::PROCESSOR, true);
@@ -149,7 +149,7 @@ fn a_copy_to_the_device_lies_between_what_was_computed_before_it_and_what_comes_
 }
 
 #[test]
-fn pinned_memory_of_a_copy_to_the_device_is_not_written_again_before_the_copy_is_made() {
+fn pinned_memory_is_not_reused_before_the_copy() {
     let streams = of_gpu();
     let brought = |value: f32| {
         let place = Tensor::zeros([1000i64], (Kind::Float, tch::Device::Cpu));
@@ -198,7 +198,7 @@ fn tasks_ahead(without: Ablations) -> usize {
 }
 
 #[test]
-fn the_host_is_two_tasks_ahead_of_a_late_device_and_no_further_or_none_where_that_is_left_out() {
+fn host_is_two_tasks_ahead_of_a_late_device() {
     assert_eq!(tasks_ahead(Ablations::NONE), 2);
     assert_eq!(tasks_ahead(Ablations::NONE.and(Ablation::Ahead)), 0);
 }

@@ -130,7 +130,7 @@ fn tensors_messages_and_states_arrive_as_they_were_sent() {
 }
 
 #[test]
-fn gradients_arrive_after_the_state_that_was_sent_before_them_and_in_their_order() {
+fn gradients_arrive_after_the_state_in_order() {
     let peers = mesh(2);
     let (a, b) = (&peers[0], &peers[1]);
     let unit = Unit(4);
@@ -186,7 +186,7 @@ fn gradients_sent(from: &Peer, to: WorkerId, of: Unit, count: usize) {
 
 /// The gradients for a spare copy are sent before their steps are decided.
 #[test]
-fn gradients_for_a_spare_copy_arrive_with_their_step_and_norm_after_the_copy_and_in_their_order() {
+fn spare_copy_gradients_arrive_with_step_and_norm() {
     let peers = mesh(2);
     let (a, b) = (&peers[0], &peers[1]);
     let unit = Unit(4);
@@ -316,7 +316,7 @@ fn connect_speaking(to: &Peer, from: WorkerId, versions: Versions) -> Result<u32
 }
 
 #[test]
-fn workers_one_release_apart_connect_and_others_are_told_which_versions_there_are() {
+fn neighbouring_releases_connect_and_others_get_the_range() {
     let b = peer(2);
     b.mesh.open(G, "secret");
     let Versions { oldest, newest } = VERSIONS;
@@ -330,7 +330,7 @@ fn workers_one_release_apart_connect_and_others_are_told_which_versions_there_ar
 }
 
 #[test]
-fn a_dialer_without_a_common_version_gives_the_peer_up_for_this_generation_alone() {
+fn incompatible_peer_is_given_up_for_one_generation() {
     let a = peer(1);
     a.mesh.open(G, "secret");
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -372,7 +372,7 @@ fn the_end_of_a_peer_is_told_once_and_ends_every_wait() {
 }
 
 #[test]
-fn a_fence_ends_every_wait_and_closing_a_generation_tells_the_peers() {
+fn fence_ends_waits_and_close_informs_peers() {
     let peers = mesh(2);
     let (a, b) = (&peers[0], &peers[1]);
     let (link, from) = (a.link(), b.id);

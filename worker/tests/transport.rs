@@ -214,7 +214,7 @@ fn states_of_many_units_sent_at_once_arrive_whole_and_unmixed() {
 }
 
 #[test]
-fn only_the_generations_secret_opens_a_connection_and_only_for_whom_it_names() {
+fn connection_requires_the_secret_and_the_right_worker() {
     let b = peer(2);
     b.mesh.open(G, SECRET);
     let answer = |from, generation, secret| by_hand(&b, from, generation, secret).1.map(drop);
@@ -364,7 +364,7 @@ fn a_second_connection_of_a_connected_peer_carries_nothing() {
 }
 
 #[test]
-fn rubbish_from_a_connected_peer_ends_its_connection_for_both_sides() {
+fn invalid_bytes_end_the_connection_on_both_sides() {
     let b = peer(2);
     b.mesh.open(G, SECRET);
     let part = Frame::Part(Unit(0), Step(0), vec![1.0]);
@@ -378,7 +378,7 @@ fn rubbish_from_a_connected_peer_ends_its_connection_for_both_sides() {
 }
 
 #[test]
-fn a_frame_that_was_changed_on_its_way_is_not_taken_and_ends_its_connection() {
+fn changed_frame_ends_its_connection() {
     let b = peer(2);
     b.mesh.open(G, SECRET);
     let mut socket = connected_by_hand(&b, WorkerId(1));
@@ -397,7 +397,7 @@ fn a_frame_that_was_changed_on_its_way_is_not_taken_and_ends_its_connection() {
 }
 
 #[test]
-fn a_state_that_is_not_what_was_sent_is_a_failed_transfer_and_others_may_follow() {
+fn changed_state_is_a_failed_transfer() {
     let b = peer(2);
     b.mesh.open(G, SECRET);
     let mut socket = connected_by_hand(&b, WorkerId(1));
@@ -647,7 +647,7 @@ fn reduce_timed(peers: &[Peer], step: Step, sizes: &'static [usize]) -> Vec<(Vec
 }
 
 #[test]
-fn rings_of_any_size_give_all_members_the_same_bits_over_sockets() {
+fn rings_give_all_members_the_same_bits() {
     const SIZES: &[usize] = &[0, 1, 7919, 300_007, 64, 65_536];
     for count in [1, 2, 3, 5, 6] {
         let peers = mesh(count);
@@ -698,7 +698,7 @@ fn throughput_and_latency_are_printed() {
 }
 
 #[test]
-fn frames_beyond_what_the_job_can_send_end_the_connection_of_whoever_sends_them() {
+fn oversized_frames_end_the_connection() {
     let b = peer(2);
     b.mesh.limit(Limits {
         tensor_elements: 4,

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_costs_its_pause_at_each_change_and_patience_saves_some() {
+    fn each_change_costs_a_restart_pause_and_waiting_avoids_some() {
         let planner = planner();
         let text = "time_s,event,node\n0,add,a\n0,add,b\n100,add,c\n130,remove,c\n200,remove,a\n";
         let trace = Trace::read("t.csv", text, 1).unwrap();

@@ -34,7 +34,7 @@ fn documented() -> Vec<(String, String)> {
 }
 
 #[test]
-fn a_published_table_becomes_a_profile_that_the_comparisons_plan_with() {
+fn published_table_becomes_a_profile_for_plans() {
     let folder = tempfile::tempdir().unwrap();
     let profile = folder.path().join("calibrated.json");
     let found = output(|command| {

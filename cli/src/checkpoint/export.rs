@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_begins_with_the_token_that_the_tokenizer_names_or_with_none_that_is_known() {
+    fn text_begins_with_the_begin_token_of_the_tokenizer() {
         for (said, begin) in [(json!({}), None), (json!({ "bos_token": "a" }), Some(97))] {
             let (tokenizer, _) = bytes_with(&said);
             let model = &varuna_model::llama3::SMALL;
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tokenizer_that_was_imported_is_known_again_by_whatever_path_it_is_named() {
+    fn imported_tokenizer_is_recognized_by_any_path() {
         let (tokenizer, json) = bytes_with(&json!({}));
         let kept = Kept::of(vec![
             ("config.json".to_owned(), b"{}".to_vec()),

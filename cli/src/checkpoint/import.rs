@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_is_read_when_the_one_before_it_is_put_and_half_an_import_is_no_checkpoint() {
+    fn import_reads_units_one_by_one_and_ends_with_the_checkpoint() {
         let scratch = tempfile::tempdir().unwrap();
         let model = small();
         let units = model.layout().all_units();

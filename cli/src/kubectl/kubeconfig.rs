@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_the_list_that_are_missing_are_left_out_and_an_empty_current_context_is_none() {
+    fn missing_files_and_empty_context_are_ignored() {
         let temp = tempfile::tempdir().unwrap();
         let [missing, one, two] = ["missing", "one", "two"].map(|name| temp.path().join(name));
         std::fs::write(&one, file("", "a", "https://first.example")).unwrap();

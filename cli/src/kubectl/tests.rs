@@ -23,7 +23,7 @@ fn said(error: kube::Error) -> (String, bool) {
 }
 
 #[test]
-fn a_job_that_is_missing_is_told_from_a_cluster_without_varuna_and_from_one_in_trouble() {
+fn missing_job_missing_definition_and_server_error_differ() {
     let api = |message: &str, reason: &str, code| Refusal::failure(message, reason).with_code(code);
     let details: StatusDetails = serde_json::from_value(json!({ "name": "demo" })).unwrap();
     let missing = api("not found", "NotFound", 404).with_details(details);
@@ -68,7 +68,7 @@ fn a_connection_that_fails_is_told_with_its_cause() {
 }
 
 #[test]
-fn a_checkpoint_is_asked_of_jobs_that_train_and_have_a_place_for_it() {
+fn save_requires_a_training_job_with_a_checkpoint_location() {
     for phase in ["Training", "Recovering", "Suspended", "Pending"] {
         assert!(check_saves(&view(phase, true)).is_ok(), "{phase}");
     }
@@ -131,7 +131,7 @@ fn an_api_server_in_trouble_is_not_asked_again_in_silence() {
 }
 
 #[test]
-fn all_events_of_a_job_are_asked_for_also_where_they_come_in_parts() {
+fn all_pages_of_events_are_read() {
     let list = |next: &str, second: u32, text: &str| {
         json!({
             "apiVersion": "v1", "kind": "EventList", "metadata": { "continue": next },

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_model_hash_is_stable_and_depends_on_model_training_and_data() {
+    fn model_hash_depends_on_model_training_and_data() {
         let job = parse_job(MINIMAL).unwrap();
         let base = model_hash(&job.model, &job.training, "data");
         // This value must never change, because checkpoints contain it. If this fails, old checkpoints can no longer be loaded.

@@ -131,7 +131,7 @@ mod tests {
         }
 
         #[test]
-        fn after_the_warm_up_the_rate_never_rises_and_ends_at_the_minimum(rate in any_rate()) {
+        fn rate_never_rises_after_the_warmup_and_ends_at_the_minimum(rate in any_rate()) {
             for step in rate.warmup_steps..rate.decay_steps + 10 {
                 let (now, next) = (rate.at(step), rate.at(step + 1));
                 prop_assert!(next <= now, "{now} at {step}, then {next}");
@@ -213,7 +213,7 @@ mod tests {
     ];
 
     #[test]
-    fn without_a_decay_a_schedule_steps_from_the_peak_to_the_minimum() {
+    fn schedule_without_decay_steps_from_peak_to_minimum() {
         for schedule in [
             Schedule::Cosine,
             Schedule::Linear,

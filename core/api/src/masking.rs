@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_differ_by_seed_sample_and_split_and_those_held_out_do_not_by_seed() {
+    fn masks_depend_on_seed_sample_and_split() {
         let chosen = |mask: SampleMask| (0..200).map(|place| mask.is_chosen(place)).collect::<Vec<_>>();
         let masking = masking(0.15);
         let one = chosen(masking.of_trained(1000, 5, 3));

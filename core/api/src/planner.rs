@@ -174,7 +174,7 @@ spec:
     }
 
     #[test]
-    fn a_profile_of_another_kind_of_device_than_the_jobs_is_refused_where_both_are_known() {
+    fn profile_of_another_kind_of_device_is_refused() {
         let auto = job("auto");
         let refusal = |profiled: &str, device: &str| {
             let profile = Profile::of_costs(&unmeasured_costs(&auto), "gpt2-tiny".into(), profiled.into());

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_is_taken_up_again_keeps_its_curve_and_its_checkpoints() {
+    fn resumed_run_keeps_its_curve_and_checkpoints() {
         let document = |text: &str| -> Value { serde_saphyr::from_str(text).unwrap() };
         let mut now = document(&more(500));
         now["spec"]["workers"]["image"] = "another".into();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 #[test]
-fn every_example_is_a_valid_job_with_a_batch_that_its_workers_can_share() {
+fn every_example_is_a_valid_job() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let mut seen = 0;
     let entries = [folder.clone(), folder.join("kubernetes")].map(|f| std::fs::read_dir(f).unwrap());

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn an_undivided_unit_has_all_workers_that_compute_with_it_as_holders() {
+    fn undivided_unit_is_held_by_all_workers_that_compute_with_it() {
         let layout = Layout::new(3, false);
         assert_eq!(layout.places_of(Unit(1), 4), [0, 1, 2, 3]);
         assert_eq!(layout.elements_of(Unit(1), 9), 0..9);

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transformer_is_written_as_in_all_releases_and_an_exported_model_under_its_name() {
+    fn serialized_form_of_models_is_stable() {
         let gpt2 = presets::preset("gpt2-tiny").unwrap();
         let own = serde_json::to_value(&gpt2).unwrap();
         let model = Model::from(gpt2);

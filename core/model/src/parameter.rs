@@ -153,7 +153,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_cover_each_element_once_and_say_of_each_what_its_kind_says(
+        fn ranges_cover_each_element_once(
             kinds in prop::collection::vec((any_kind(), 0usize..5), 0..12),
             chosen in prop::collection::btree_set(any_kind(), 0..=4),
         ) {

@@ -78,7 +78,7 @@ mod tests {
     };
 
     #[test]
-    fn the_first_pair_turns_by_one_radian_a_token_and_the_others_slower() {
+    fn first_rotary_pair_turns_by_one_radian_per_token() {
         let found = PLAIN.frequencies(8);
         let expected = [1.0, 0.037_606, 0.001_414_2, 0.000_053_183];
         assert_eq!(found.len(), expected.len());
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn llama_3s_scaling_keeps_fast_pairs_and_slows_slow_ones_by_the_factor() {
+    fn llama3_scaling_keeps_fast_pairs_and_slows_slow_ones() {
         let (plain, scaled) = (PLAIN.frequencies(64), SCALED.frequencies(64));
         let mut kinds = [0; 3];
         for (plain, scaled) in plain.iter().zip(&scaled) {

@@ -30,7 +30,7 @@ fn every_preset_has_a_family_whose_config_describes_it() {
 }
 
 #[test]
-fn the_tensors_of_a_parameter_have_all_of_its_rows_and_every_name_is_there_once() {
+fn tensors_of_a_parameter_cover_its_rows_with_unique_names() {
     for name in names() {
         let model = preset(name).unwrap();
         let family = Family::of(&model.features).unwrap();
@@ -159,7 +159,7 @@ fn a_berts_tensors_have_their_published_names() {
 }
 
 #[test]
-fn angles_are_read_as_older_and_as_newer_releases_of_the_library_write_them() {
+fn rotary_settings_of_old_and_new_libraries_are_read() {
     let model = preset("llama3.2-1b").unwrap();
     let mut newer = config(&model);
     let mut rope = newer["rope_scaling"].take();

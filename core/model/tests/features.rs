@@ -57,7 +57,7 @@ fn its_segments_have_other_tensors_and_costs() {
 }
 
 #[test]
-fn a_qwen_has_heads_of_their_own_width_groups_of_them_and_norms_over_each() {
+fn qwen_has_head_width_groups_and_head_norms() {
     let qwen = preset("qwen3-tiny").unwrap();
     assert_eq!((qwen.heads, qwen.kv_heads(), qwen.head_size()), (8, 2, 64));
     assert_eq!(

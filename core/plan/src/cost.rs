@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn sixteen_bits_halve_activations_and_add_a_copy_of_the_parameters() {
+    fn sixteen_bits_halve_activations_and_add_a_parameter_copy() {
         let wide = costs(true);
         let narrow = Costs::estimate(
             &Transformer {
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn attention_that_is_run_again_keeps_what_documents_need_for_one_micro_batch_alone() {
+    fn recomputed_attention_keeps_document_tables_of_one_batch() {
         let plain = costs(true);
         let packed = Costs {
             packing_bytes: 1000,
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_of_muon_takes_memory_for_the_largest_matrix_once_nothing_is_kept_any_more() {
+    fn muon_needs_memory_for_the_largest_matrix() {
         let adam = costs(true);
         let muon = Costs {
             parameter: adam.parameter.keeping(Moments::Muon),
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_segment_of_a_model_of_ones_own_takes_counts_wherever_it_is() {
+    fn working_memory_of_exported_segments_counts_everywhere() {
         let segment = |working_bytes| SegmentCost {
             kind: SegmentKind::Block,
             working_bytes,

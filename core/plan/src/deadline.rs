@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_are_slower_than_expected_have_time_but_not_without_end() {
+    fn slow_steps_get_a_bounded_deadline() {
         let deadline = deadline(0);
         let mut recent = RecentSteps::default();
         for step in 1..=7 {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_was_expected_a_thousand_times_too_long_counts_from_the_first_commit_on() {
+    fn overestimated_step_counts_from_the_first_commit() {
         // Steps of 300 ms that were planned as 300 s: a job on a GPU with the costs of a CPU.
         let deadline = StepDeadline {
             step_ns: 4 * 300_000_000_000,
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_steps_are_never_given_more_than_was_expected_nor_less_than_after_fruitless_generations() {
+    fn deadline_of_first_steps_is_bounded_on_both_sides() {
         let deadline = StepDeadline {
             floor_ns: 40_000_000,
             ..deadline(2)
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn an_evaluation_has_time_of_its_own_and_says_nothing_of_other_steps() {
+    fn evaluation_has_its_own_deadline() {
         let deadline = deadline(0);
         let mut recent = RecentSteps::default();
         assert_eq!(deadline.of(Step(100), &recent), MS * 400);

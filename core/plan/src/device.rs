@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_device_is_found_by_its_name_and_others_are_refused_with_the_list() {
+    fn devices_are_found_by_name() {
         for kind in &DEVICES {
             assert_eq!(DeviceKind::named(kind.name), Ok(kind));
             assert!(kind.usable_bytes() < kind.memory_bytes && kind.device(true, 2).flops_per_s > 0.0);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_drivers_give_the_kind_and_what_is_not_in_the_table_is_planned_as_its_middle() {
+    fn driver_names_map_to_devices_of_the_table() {
         let gpu = |name: &str, gib: u64| Hardware::Gpu {
             name: name.to_owned(),
             memory_bytes: gib * GIB,

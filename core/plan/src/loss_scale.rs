@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overflow_halves_the_scale_and_a_window_of_clean_steps_doubles_it() {
+    fn overflow_halves_the_scale_and_clean_steps_double_it() {
         let scaling = dynamic(16, 0, 3);
         let factors = |overflows: &[bool]| -> Vec<u64> {
             (0..=overflows.len())

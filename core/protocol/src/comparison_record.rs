@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rollback_gives_up_what_lies_between_its_state_and_its_generation() {
+    fn rollback_invalidates_states_between_target_and_generation() {
         let trust = rolled_back(state(2, 40), 4);
         for (id, expected) in [
             (state(2, 40), false),
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_compared_checkpoint_that_is_complete_is_gone_back_to() {
+    fn rollback_target_is_the_newest_complete_compared_checkpoint() {
         let mut trust = ComparisonRecord::default();
         for step in [20, 40, 60] {
             trust.add_compared(state(1, step));

@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn builds_one_release_apart_speak_the_older_ones_version_and_others_none() {
+    fn neighbouring_releases_use_the_older_version() {
         let (old, new, newer) = (speaks(6, 7), speaks(7, 8), speaks(8, 9));
         assert_eq!(old.common(new), Some(7));
         assert_eq!(new.common(old), Some(7), "whichever side is newer");

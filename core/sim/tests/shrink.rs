@@ -19,7 +19,7 @@ fn numbers(shrunk: &Shrunk) -> BTreeSet<usize> {
 }
 
 #[test]
-fn a_schedule_that_fails_is_shrunk_to_few_faults_that_still_break_the_same_invariant() {
+fn failing_schedule_is_shrunk_to_few_faults() {
     for mutant in [Mutant::ForgetNorm, Mutant::AnswerFenceOnce, Mutant::NewestByEach] {
         let (seed, all) = caught(mutant);
         let shrunk = shrink(seed, Some(mutant)).expect("it fails");
@@ -60,7 +60,7 @@ fn a_schedule_without_its_faults_ends_and_injects_none() {
 }
 
 #[test]
-fn a_timeline_has_a_row_for_everybody_and_names_every_fault_and_the_violation() {
+fn timeline_shows_all_rows_faults_and_the_violation() {
     let (failing, _) = caught(Mutant::ForgetNorm);
     for (seed, mutant) in [(3, None), (11, None), (failing, Some(Mutant::ForgetNorm))] {
         let mut world = World::with_faults(seed, mutant, None);

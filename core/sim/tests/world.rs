@@ -123,7 +123,7 @@ fn compare_with_golden(lines: &[String]) {
 }
 
 #[test]
-fn thousands_of_schedules_with_faults_break_no_invariant_and_end_with_the_same_effects_as_before() {
+fn schedules_keep_invariants_and_golden_effects() {
     let halves = std::thread::scope(|scope| {
         let other = scope.spawn(|| Ran::seeds(1, 2));
         [Ran::seeds(0, 2), other.join().unwrap()]
@@ -168,7 +168,7 @@ fn compare_with_table(mutant: Mutant) -> Option<String> {
 }
 
 #[test]
-fn seeds_catch_the_mutants_that_the_table_says_by_the_invariants_that_they_break() {
+fn seeds_catch_the_mutants_of_the_table() {
     let next = AtomicUsize::new(0);
     let worker = || {
         let mine = std::iter::from_fn(|| Mutant::ALL.get(next.fetch_add(1, Ordering::Relaxed)));

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_variables_and_those_of_other_programs_are_no_settings_of_a_store() {
+    fn empty_and_foreign_variables_are_ignored() {
         use std::os::unix::ffi::OsStringExt;
         let of = |name: &str, value: &[u8]| (OsString::from(name), OsString::from_vec(value.to_vec()));
         let settings = settings_of([

@@ -306,7 +306,7 @@ mod tests {
     use varuna_model::{Transformer, presets};
 
     #[test]
-    fn a_checkpoint_suits_its_model_with_longer_samples_only_where_positions_have_no_parameters() {
+    fn longer_samples_suit_only_models_without_learned_positions() {
         let facts = |model: &Transformer| Facts {
             job: "j".into(),
             model: serde_json::to_value(model).unwrap(),
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_named_by_the_fields_of_the_job_file_that_make_it_equal() {
+    fn difference_is_named_by_the_fields_of_the_job() {
         let model = |fields: &str| {
             let text = format!(
                 "{{apiVersion: varuna.dev/v1alpha1, kind: VarunaJob, metadata: {{name: j}}, spec: {{model: {{{fields}}}, data: {{path: d}},
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_suits_a_model_that_was_exported_anew_with_the_same_parameters() {
+    fn re_exported_model_with_equal_parameters_is_suitable() {
         let exported = |digest: &str, parameters: u64, flops: u64| {
             serde_json::json!({ "exported": {
                 "path": digest, "digest": digest, "sample": { "length": 8, "values": 9 }, "sharedParameters": 4,
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_with_as_many_parameters_of_other_names_is_refused_with_the_segment_where_both_sides_say() {
+    fn other_parameter_names_are_refused_with_the_segment() {
         let layout = Layout::new(2, false);
         let facts = |digests: [Option<&str>; 2]| {
             let segments = ["embed", "head"].iter().zip(digests).map(|(name, digest)| {

@@ -293,7 +293,7 @@ mod tests {
     use std::sync::Arc;
 
     #[tokio::test(start_paused = true)]
-    async fn a_claim_that_finds_the_lease_of_its_own_run_takes_the_next_epoch() {
+    async fn claim_over_its_own_lease_takes_the_next_epoch() {
         let second = ThrottleConfig {
             wait_put_per_call: Duration::from_secs(1),
             ..ThrottleConfig::default()

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_datasets_tokenizer_is_kept_once_and_never_over_what_was_imported() {
+    async fn tokenizer_of_the_dataset_is_kept_once() {
         let location = Location::over(Arc::new(InMemory::new())).below("job");
         assert!(location.lacks_tokenizer().await.unwrap());
         location

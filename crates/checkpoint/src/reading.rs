@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_takes_too_long_is_followed_by_one_for_the_rest_as_long_as_something_comes() {
+    async fn slow_request_is_continued_by_another() {
         let asked = Mutex::new(Vec::new());
         let request = |range: Range<u64>| {
             asked.lock().unwrap().push(range.start);
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn bytes_that_trickle_in_are_told_of_as_they_come_and_not_piece_by_piece() {
+    async fn trickling_bytes_are_reported_as_they_arrive() {
         let request = |range: Range<u64>| {
             let pieces = futures::stream::iter(range).then(|_| async {
                 tokio::time::sleep(Duration::from_millis(100)).await;

@@ -95,7 +95,7 @@ async fn the_folders_of_deleted_checkpoints_go_with_them() {
 }
 
 #[tokio::test]
-async fn a_folder_that_an_earlier_build_left_empty_goes_once_a_newer_checkpoint_is_complete() {
+async fn empty_folder_of_an_older_build_is_removed() {
     let scratch = tempfile::tempdir().unwrap();
     let folder = scratch.path();
     let store = store(folder);
@@ -110,7 +110,7 @@ async fn a_folder_that_an_earlier_build_left_empty_goes_once_a_newer_checkpoint_
 }
 
 #[tokio::test]
-async fn the_folder_of_a_discarded_checkpoint_goes_too_and_is_made_again() {
+async fn folder_of_a_discarded_checkpoint_is_removed() {
     let scratch = tempfile::tempdir().unwrap();
     let store = store(scratch.path());
     save(&store, id(7)).await;

@@ -71,7 +71,7 @@ const SCALE: LossScale = LossScale {
 };
 
 #[tokio::test]
-async fn a_checkpoint_of_each_format_is_restored_and_saved_again_in_the_present_one() {
+async fn every_checkpoint_format_is_restored_and_upgraded() {
     assert_eq!(
         HELD[HELD.len() - 1].0,
         FORMAT_VERSION,
@@ -122,7 +122,7 @@ async fn a_checkpoint_of_each_format_is_restored_and_saved_again_in_the_present_
 }
 
 #[tokio::test]
-async fn the_shards_of_the_present_format_are_written_as_its_fixture_was() {
+async fn present_shard_format_matches_its_fixture() {
     for format in [4, 5, 6, FORMAT_VERSION] {
         let location = saved(format);
         let written = manifest(&location).await;

@@ -69,7 +69,7 @@ async fn save(store: &Store, step: u64) {
 }
 
 #[tokio::test]
-async fn it_stays_the_checkpoint_that_it_was_while_the_other_job_goes_on() {
+async fn origin_stays_fixed_while_the_other_job_continues() {
     let folder = tempfile::tempdir().unwrap();
     let base = store(&job(folder.path(), "base", ""));
     save(&base, 10).await;

@@ -171,7 +171,7 @@ fn segment() -> Shard {
 }
 
 #[tokio::test]
-async fn of_parameters_in_another_order_ranges_have_what_the_segment_has_there_in_that_order() {
+async fn reordered_ranges_have_the_right_parameters() {
     let undivided = Layout::new(1, false);
     let layout = undivided.in_ranges(12);
     for of_checkpoint in [layout, undivided] {
@@ -213,7 +213,7 @@ async fn of_parameters_in_another_order_ranges_have_what_the_segment_has_there_i
 }
 
 #[tokio::test]
-async fn a_listing_that_lags_behind_the_store_makes_no_sound_checkpoint_a_damaged_one() {
+async fn late_listing_does_not_make_a_checkpoint_damaged() {
     let inner = Arc::new(InMemory::new());
     let (store, _) = save(Location::over(inner.clone())).await;
     let mut listed = store.location().list().await.unwrap().remove(0);

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_notice_is_for_the_workers_of_its_name_and_who_is_attached_has_not_ended() {
+    fn notice_needs_a_matching_name_and_attached_have_not_ended() {
         let (leaving, ended) = (
             WorkerNotice::Leaving("w1".into(), None),
             WorkerNotice::Ended("w1".into()),

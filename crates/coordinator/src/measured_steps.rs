@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_step_takes_the_place_of_one_that_some_worker_never_told() {
+    fn newer_measured_step_replaces_an_incomplete_one() {
         let (mut steps, first, second) = (MeasuredSteps::default(), plan(1, 2), plan(2, 2));
         assert_eq!(take(&mut steps, &first, (1, 7), 1), None);
         assert_eq!(

@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_went_with_a_run_that_was_stopped_are_not_what_the_next_coordinator_recovers_from() {
+    fn workers_of_a_stopped_run_are_no_cause_of_a_recovery() {
         let events = [
             (0, committed(1, 1)),
             (100, lost()),

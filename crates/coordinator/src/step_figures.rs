@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_model_takes_is_six_operations_for_a_parameter_of_a_product_and_a_token_and_the_scores() {
+    fn model_flops_are_six_per_parameter_and_token_plus_scores() {
         let job = crate::test_job::job(None);
         let model = job.model.transformer().unwrap();
         let (d, t) = (f64::from(model.hidden_size), f64::from(model.sequence_length));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_follow_from_the_steps_own_time_and_are_left_out_without_one() {
+    fn rates_need_the_steps_own_time() {
         let job = job();
         let [h100, a100] = ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"].map(gpu);
         let members = [(&h100, 7), (&a100, 9)].map(|(gpu, bytes)| MemberFacts {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn one_member_whose_device_is_not_known_leaves_no_share_of_the_peak() {
+    fn unknown_device_of_one_member_hides_the_utilization() {
         let h100 = gpu("NVIDIA H100 80GB HBM3");
         for hardware in [None, Some(&Hardware::Processor), Some(&gpu("Some GPU"))] {
             let other = MemberFacts {
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_has_a_time_where_nothing_but_the_step_lies_between_two_commits() {
+    fn step_time_excludes_everything_but_the_step() {
         let ms = Duration::from_millis;
         let first = Generation(1);
         let mut clock = StepClock::default();

@@ -238,7 +238,7 @@ mod tests {
         // Each write is flushed to the disk, which is slow.
         #![proptest_config(proptest::test_runner::Config::with_cases(24))]
         #[test]
-        fn a_record_takes_the_place_of_the_version_it_names_and_of_no_other(expects in proptest::collection::vec(0u64..6, 1..30)) {
+        fn record_replaces_only_the_named_version(expects in proptest::collection::vec(0u64..6, 1..30)) {
             let folder = tempfile::tempdir().unwrap();
             let mut store = FileStore::new(folder.path().join("record.json"));
             let mut present = Record::default();

@@ -34,7 +34,7 @@ fn hello(worker: u64, host: &str) -> Hello {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_whose_process_has_ended_is_done_with_and_one_of_the_same_number_in_another_pod_is_not() {
+async fn ended_process_is_known_by_number_and_pod() {
     let temp = tempfile::TempDir::new().unwrap();
     let (mut control, address) = coordinator(&temp, None).await;
     let mut client = varuna_wire::connect(&address, None, TOKEN).await.unwrap();

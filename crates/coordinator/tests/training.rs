@@ -244,7 +244,7 @@ async fn a_joining_worker_is_taken_in_without_a_recovery() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn training_goes_on_while_the_coordinator_is_away_and_its_successor_misses_no_step() {
+async fn training_continues_without_a_coordinator() {
     let mut run = Run::start(4).await;
     run.wait_for_step(20).await;
     let address = run.address();
@@ -275,7 +275,7 @@ async fn training_goes_on_while_the_coordinator_is_away_and_its_successor_misses
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_record_that_cannot_be_written_holds_plans_back_until_it_can() {
+async fn plans_wait_until_the_record_can_be_written() {
     let temp = TempDir::new().unwrap();
     // A folder with the name of the temporary file for the record; it cannot be removed like a file.
     let obstacle = temp.path().join("record.json.partial");
@@ -450,8 +450,7 @@ fn of_versions(oldest: u32, newest: u32) -> varuna_wire::v1::Up {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_of_the_next_release_is_taken_in_and_one_without_a_common_version_is_never_refused_finally()
-{
+async fn next_release_attaches_and_incompatible_ones_may_retry() {
     let run = Run::start(0).await;
     let address = run.address();
     let next = answer_to(&address, of_versions(PROTOCOL_VERSION, PROTOCOL_VERSION + 1)).await;
@@ -537,7 +536,7 @@ async fn a_worker_says_what_it_computes_on_once_it_has_the_job() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_standalone_coordinator_answers_commands_and_starts_no_workers() {
+async fn standalone_coordinator_answers_commands() {
     let run = Run::start(0).await;
     let mut client = varuna_wire::connect(&run.address(), None, TOKEN).await.unwrap();
     let status = client.status(StatusRequest {}).await.unwrap().into_inner();
@@ -564,7 +563,7 @@ async fn stopping_releases_the_workers_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_trains_on_when_more_steps_are_ordered_and_under_the_coordinator_that_follows() {
+async fn run_continues_when_more_steps_are_ordered() {
     let mut run = Run::start(2).await;
     run.wait_for_step(5).await;
     let more = STEPS + 40;
@@ -623,7 +622,7 @@ async fn a_port_in_use_is_told_by_its_address() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_with_other_bits_than_two_more_holders_is_named_and_let_go_and_no_step_is_lost() {
+async fn minority_worker_is_released_without_losing_a_step() {
     let mut run = Run::start(6).await;
     run.wait_for_step(20).await;
     let pipelines = run

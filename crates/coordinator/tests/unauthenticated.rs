@@ -63,7 +63,7 @@ async fn silent_connections_are_bounded_keep_no_one_out_and_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_without_the_token_is_refused_before_its_message_is_read() {
+async fn request_without_token_is_refused_unread() {
     let temp = tempfile::TempDir::new().unwrap();
     let (control, address) = coordinator(&temp, None).await;
     let mut client = varuna_wire::connect(&address, None, "wrong").await.unwrap();
@@ -109,7 +109,7 @@ async fn call(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_method_of_the_protocol_refuses_who_does_not_show_the_token() {
+async fn every_method_requires_the_token() {
     let methods = methods();
     assert!(
         methods.contains(&"Attach") && methods.contains(&"Stop"),

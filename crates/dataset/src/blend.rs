@@ -215,7 +215,7 @@ mod tests {
         }
 
         #[test]
-        fn the_longest_prefix_takes_all_of_one_source_and_of_none_too_many(weights in weights(), lengths in prop::collection::vec(0u64..3000, 9)) {
+        fn longest_prefix_exhausts_one_source_exactly(weights in weights(), lengths in prop::collection::vec(0u64..3000, 9)) {
             let blend = Blend::new(&weights);
             let lengths = &lengths[..weights.len()];
             let prefix = blend.prefix_of(lengths);

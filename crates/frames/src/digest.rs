@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_digest_is_that_of_header_and_elements_however_they_are_cut() {
+    fn digest_is_independent_of_how_data_is_cut() {
         let mut whole = b"head".to_vec();
         for element in [1.0f32, -2.5, 3.0] {
             whole.extend(element.to_le_bytes());

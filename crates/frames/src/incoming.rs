@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gradient_for_a_spare_copy_survives_the_wire_and_names_the_step_that_was_run() {
+    fn gradient_for_a_spare_copy_round_trips_with_its_step() {
         let header = PreparedHeader {
             unit: Unit(1),
             run_gen: varuna_plan::Generation(3),

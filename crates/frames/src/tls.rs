@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_of_a_session_know_its_binding_and_no_other_session_has_it() {
+    fn only_both_ends_of_a_session_know_its_binding() {
         let ((a, b), (c, _)) = (pair(), pair());
         assert_eq!(a.binding(), b.binding());
         assert_ne!(a.binding(), c.binding());

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_that_a_process_had_grows_with_it_and_stays_when_memory_is_given_back() {
+    fn peak_memory_grows_and_stays() {
         let taken = vec![1u8; 64 << 20];
         let with = most_used().unwrap();
         assert!(with >= 64 << 20, "{with}");
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_available_is_read_in_bytes_and_anything_else_is_not_known() {
+    fn available_memory_is_parsed_in_bytes() {
         let text = "MemTotal:       65842532 kB\nMemFree:         1234 kB\nMemAvailable:   41943040 kB\n";
         assert_eq!(machine_available(text), Some(40 << 30));
         for text in [
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_in_a_group_use_is_not_there_and_what_it_keeps_of_files_is() {
+    fn group_limit_counts_others_but_not_cached_files() {
         let statistics = "anon 6000\nfile 900\ninactive_file 300\nactive_file 100\n";
         assert_eq!(
             group_available("10000\n", Some("7000\n"), Some(statistics)),

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_take_gpus_in_turn_and_a_replacement_takes_the_free_one() {
+    fn workers_take_gpus_in_turn() {
         let mut taken = Vec::new();
         for _ in 0..5 {
             taken.push(least_taken(3, &taken).unwrap());
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_are_counted_by_their_device_files_or_by_the_folders_of_the_driver() {
+    fn gpus_are_counted_by_device_files_or_driver_folders() {
         let files = names(&["null", "nvidia3", "nvidia12", "nvidiactl", "nvidia-uvm", "nvidia"]);
         let folders = names(&["0000:01:00.0", "0000:02:00.0", "0000:03:00.0"]);
         assert_eq!(count(&files, &folders), 2);

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_divided_where_the_system_does_not_say_what_there_is() {
+    fn unknown_amounts_are_not_divided() {
         let unknown = Machine {
             available: None,
             ..machine(processor(), 2)

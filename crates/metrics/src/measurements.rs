@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_takes_what_was_observed_or_follows_from_its_rate_and_no_pause_where_one_of_them_is_known() {
+    fn step_time_is_observed_or_follows_from_the_rate() {
         assert_eq!(step_ms(&view(Some(100.0), Some(4000.0))), 100.0);
         assert_eq!(step_ms(&view(None, Some(4000.0))), 250.0);
         assert_eq!(step_ms(&view(None, None)), 60_000.0);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_are_lost_after_a_pause_cost_goodput_what_they_took_without_it() {
+    fn steps_lost_after_a_pause_cost_their_own_time() {
         let metrics = Metrics::new("ns", "j");
         let mut view = view(Some(100.0), None);
         for seconds in [0, 10] {

@@ -69,7 +69,7 @@ fn told(watch: &mut Recoveries, events: &[(u64, Event)]) -> Vec<(&'static str, &
 }
 
 #[test]
-fn a_recovery_is_measured_by_phase_from_the_fence_to_the_first_step() {
+fn recovery_is_measured_by_phase() {
     let mut watch = Recoveries::default();
     let generation = Generation(2);
     assert!(
@@ -121,7 +121,7 @@ fn a_recovery_that_another_loss_overtakes_is_one_recovery() {
 }
 
 #[test]
-fn a_planned_change_is_measured_to_its_switch_and_a_cancelled_one_not_at_all() {
+fn planned_change_is_measured_to_its_switch() {
     let mut watch = Recoveries::default();
     let generation = Generation(2);
     let draining = Event::WorkerDraining {
@@ -146,7 +146,7 @@ fn a_planned_change_is_measured_to_its_switch_and_a_cancelled_one_not_at_all() {
 }
 
 #[test]
-fn goodput_counts_time_in_training_less_the_steps_that_were_lost() {
+fn goodput_is_training_time_without_lost_steps() {
     let mut goodput = Goodput::default();
     goodput.observe(ms(0), false);
     assert_eq!(goodput.ratio(), None);
@@ -186,7 +186,7 @@ fn view(spare_copies: Option<SpareCopiesView>) -> View {
 }
 
 #[test]
-fn units_that_one_worker_alone_holds_are_counted_by_their_keepers() {
+fn single_holder_units_are_counted_by_keeper_state() {
     let metrics = Metrics::new("ns", "j");
     metrics.figures.observe(&view(None), ms(1));
     assert!(
@@ -325,7 +325,7 @@ fn a_recovery_reads_as_a_sentence_and_its_parts_do_not() {
 }
 
 #[test]
-fn who_came_with_the_start_or_another_leader_is_no_cause_of_a_later_plan() {
+fn initial_and_taken_over_workers_cause_no_later_plan() {
     let joined = || Event::WorkerJoined {
         worker: WorkerId(1),
         name: String::new(),
@@ -361,7 +361,7 @@ fn who_came_with_the_start_or_another_leader_is_no_cause_of_a_later_plan() {
 }
 
 #[test]
-fn a_recovery_that_is_over_says_how_many_workers_it_lost_and_for_how_long_nothing_was_trained() {
+fn finished_recovery_reports_workers_and_pause() {
     let of = |worker: u64| (WorkerId(worker), String::new());
     let gone = |worker: u64| {
         let (worker, name) = of(worker);
@@ -502,7 +502,7 @@ fn a_recovery_of_each_phase_and_cause_is_counted_from_zero() {
 }
 
 #[test]
-fn what_an_alert_compares_recoveries_with_is_the_bound_of_a_bucket() {
+fn alert_threshold_is_a_bucket_bound() {
     const RULES: &str = include_str!("../../../charts/varuna/rules.yaml");
     let compared: Vec<f64> = RULES
         .lines()

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::process::Command;
 
-const NAME: &str = "a_process_that_may_open_64_files_opens_100_once_it_has_raised_its_limit";
+const NAME: &str = "raised_limit_allows_more_open_files";
 /// This variable is set in the child process of this test.
 const CHILD: &str = "VARUNA_TEST_FEW_FILES";
 
@@ -12,7 +12,7 @@ fn open(files: usize) -> std::io::Result<Vec<File>> {
 }
 
 #[test]
-fn a_process_that_may_open_64_files_opens_100_once_it_has_raised_its_limit() {
+fn raised_limit_allows_more_open_files() {
     if std::env::var_os(CHILD).is_some() {
         assert!(open(100).is_err(), "the shell has set a limit");
         varuna_open_files::raise();

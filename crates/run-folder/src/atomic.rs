@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replaced_file_has_the_new_content_and_permissions_and_leaves_nothing_behind() {
+    fn replaced_file_has_new_content_and_permissions() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("file");
         for (text, access) in [("one", Access::Everyone), ("two", Access::OwnerOnly)] {

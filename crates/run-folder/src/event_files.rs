@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_that_are_run_again_begin_anew_and_so_does_each_coordinator_also_with_its_clock_set_back() {
+    fn repeated_steps_and_new_coordinators_restart_event_files() {
         let temp = tempfile::tempdir().unwrap();
         let folder = temp.path().join("tensorboard");
         let mut first = EventFiles::new(folder.clone());
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_file_is_followed_by_another_one_in_which_the_steps_go_on() {
+    fn full_event_file_is_followed_by_another() {
         let temp = tempfile::tempdir().unwrap();
         let mut files = EventFiles::new(temp.path().to_owned());
         files.bytes_max = 1;

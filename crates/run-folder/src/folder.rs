@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_published_once_also_by_a_successor_after_half_a_line() {
+    fn step_is_published_once_across_coordinators() {
         let temp = tempfile::tempdir().unwrap();
         let mut first = RunFolder::open(temp.path(), "job").unwrap();
         for step in [1, 2, 2, 1, 3] {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_without_a_finite_loss_are_counted_also_by_a_successor_and_not_where_they_were_given_up() {
+    fn skipped_steps_are_counted_across_coordinators() {
         let temp = tempfile::tempdir().unwrap();
         let mut folder = RunFolder::open(temp.path(), "job").unwrap();
         let run = |step, generation, loss| Metric {
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_character_at_the_end_of_a_log_is_half_a_line_and_elsewhere_it_is_told() {
+    fn torn_character_ends_a_log_line() {
         let temp = tempfile::tempdir().unwrap();
         let mut folder = RunFolder::open(temp.path(), "job").unwrap();
         folder.append_event(LoggedEvent::Protocol(Event::TookOver { term: 2 }), None);

@@ -99,7 +99,7 @@ mod tests {
     use std::io::{Error, ErrorKind};
 
     #[test]
-    fn lines_that_a_full_disk_does_not_take_are_written_once_it_has_room_whole_and_in_order() {
+    fn unwritten_lines_are_written_once_there_is_room() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("log");
         let mut log = Log::open(&path).unwrap();

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_those_of_the_published_protobuf_files_byte_for_byte() {
+    fn messages_match_the_published_protobuf_files() {
         // 1.5 s; field 3: file_version.
         let expected = [&[0x09][..], &1.5f64.to_le_bytes(), &[0x1a, 13], b"brain.Event:2"].concat();
         assert_eq!(message(&version(1500)), expected);

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_coordinator_says_no_to_is_told_from_what_it_cannot_answer() {
+    fn refusals_differ_from_failures() {
         for no in [
             Status::failed_precondition("0 workers cannot train"),
             Status::unauthenticated("the token is not this run's"),

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_measured_step_that_is_too_long_or_of_unknown_tasks_harms_nobody() {
+    fn invalid_measured_step_is_ignored() {
         let task = |kind| v1::MeasuredTask {
             kind,
             ..v1::MeasuredTask::default()

@@ -23,7 +23,7 @@ mod tests {
     use crate::orders::WATCH_SECONDS;
 
     #[test]
-    fn a_connection_that_says_nothing_ends_and_the_watch_is_not_cut_by_that() {
+    fn silent_connection_ends_and_the_watch_stays() {
         let config = bounded(Config::new("https://cluster.example:6443".parse().unwrap()));
         let silence = config.read_timeout.expect("a bound");
         // kube itself treats a watch as dead five seconds after its timeout.

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn one_in_charge_is_alive_later_on_only_if_it_has_reported_and_read_its_record() {
+    fn leader_is_alive_only_after_its_first_report() {
         let (startup, began) = (Startup::default(), Instant::now());
         startup.begin(began);
         startup.begin(began + START);

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_coordinator_of_the_ordered_number_leads_earlier_ones_leave_and_later_ones_wait() {
+    fn ordered_coordinator_leads_and_others_leave_or_wait() {
         let orders = given(RunGoal::Run, 3);
         assert_eq!(
             [2, 3, 4].map(|n| orders.role(n)),
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_of_another_release_are_read_as_far_as_they_are_understood() {
+    fn orders_of_another_release_are_partly_read() {
         let object = |spec: serde_json::Value| -> DynamicObject {
             serde_json::from_value(json!({ "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaRun", "metadata": { "name": "j" }, "spec": spec }))
                 .unwrap()

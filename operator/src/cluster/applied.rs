@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_somebody_else_sets_again_and_again_is_applied_less_and_less_often() {
+    fn contested_object_is_applied_less_often() {
         let mut now = Instant::now();
         let mut fought = applied(now);
         let mut pauses = vec![];
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_waits_until_its_number_stands_and_no_other_object_waits() {
+    fn only_a_budget_waits_until_its_number_is_stable() {
         let start = Instant::now();
         let mut applied = applied(start);
         let (half, grown, fallen) = (BUDGET_GROWS / 2, BUDGET_GROWS, BUDGET_FALLS);

@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn the_deletion_of_a_job_that_was_changed_meanwhile_is_tried_again() {
+    fn deletion_of_a_changed_job_is_retried() {
         let answer = |code: u16, reason: &str| {
             let mut answer = kube::core::Status::failure("in its words", reason);
             answer.code = code;

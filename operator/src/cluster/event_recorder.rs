@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_true_of_many_pods_is_remembered_of_all_and_leaves_events_for_what_happens() {
+    fn lasting_facts_leave_room_for_other_events() {
         let now = Instant::now();
         let mut history = JobHistory::new(now);
         let pods: Vec<String> = (0..1000).map(|i| format!("pod j-w{i} is taken away")).collect();
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn an_api_server_that_is_too_busy_is_asked_again_when_it_says_so() {
+    fn busy_api_server_is_retried_at_its_time() {
         let refused = |code, seconds: u32| {
             let mut status = kube::core::Status::failure("too many requests", "").with_code(code);
             let details = json!({ "retryAfterSeconds": seconds });

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_are_taken_away_together_are_few_events_and_each_is_known_by_itself() {
+    fn joint_preemptions_are_few_events() {
         let pod = |i: usize| EventNote {
             warning: true,
             lasting: true,
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_plan_is_one_event_under_the_reason_that_says_how_it_ended() {
+    fn change_of_plan_is_one_event() {
         let lost = EventNote {
             warning: true,
             ..note(Reason::WorkerLost, "w")

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_leader_that_is_refused_goes_on_for_a_while_and_ends_at_once_where_another_leads() {
+    async fn refused_leader_continues_for_a_while_but_not_beside_another() {
         let began = Instant::now();
         let lost = hold(began, SHORT, LONG, async || Err("refused".into())).await;
         assert_eq!(lost, "refused");

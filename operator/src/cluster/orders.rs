@@ -129,14 +129,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn orders_are_written_although_their_coordinator_has_reported_meanwhile() {
+    async fn orders_are_written_over_a_newer_report() {
         let (written, asked) = written_over(run(9, 1, 41)).await;
         assert_eq!(written.unwrap().orders.unwrap().leaving, ["j-w1"]);
         assert_eq!(methods(&asked), ["PUT", "GET", "PUT"]);
     }
 
     #[tokio::test]
-    async fn orders_that_another_operator_has_written_meanwhile_are_looked_at_first() {
+    async fn orders_of_another_operator_are_not_overwritten() {
         let (written, asked) = written_over(run(9, 2, 41)).await;
         assert!(matches!(written, Err(Error::Stale)), "{written:?}");
         assert_eq!(methods(&asked), ["PUT", "GET"]);

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_may_have_been_done_to_a_pod_is_expected_and_what_was_refused_is_not() {
+    async fn unclear_pod_calls_are_expected_and_refused_ones_are_not() {
         let done = Some((
             200,
             json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "j-w1" } }),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn once_a_call_has_failed_none_is_begun_and_those_that_were_are_waited_for() {
+    async fn failed_call_starts_no_others() {
         let (begun, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let call = |fails: bool| {
             let (begun, ended) = (&begun, &ended);

@@ -151,7 +151,7 @@ mod tests {
     use super::continued;
 
     #[test]
-    fn a_run_that_is_taken_up_again_keeps_the_steps_that_it_began_with() {
+    fn resumed_run_keeps_its_initial_steps() {
         let begun = r#"{"spec":{"checkpoint":{"uri":"a"},"training":{"seed":1,"steps":10}}}"#;
         let now = r#"{"spec":{"checkpoint":{"uri":"b"},"training":{"seed":1,"steps":25}}}"#;
         let expected = now.replace("25", "10");

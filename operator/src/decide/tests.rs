@@ -225,7 +225,7 @@ fn condition(desired: &Decided, kind: ConditionType) -> &Condition {
 }
 
 #[test]
-fn a_job_that_is_made_again_has_other_pods_whose_names_are_names_of_hosts() {
+fn recreated_job_has_other_pod_names() {
     let mut job = observed(1).job;
     job.name = "j".repeat(40);
     let name_under = |uid: &str| {
@@ -306,7 +306,7 @@ fn a_lost_pod_is_replaced_at_once_under_another_name() {
 }
 
 #[test]
-fn a_node_that_announces_its_end_has_its_pods_moved_before_it_goes() {
+fn pods_leave_a_node_before_its_end() {
     let mut observed = observed(1);
     let spot = ObservedNode {
         ready: true,
@@ -330,7 +330,7 @@ fn a_node_that_announces_its_end_has_its_pods_moved_before_it_goes() {
 }
 
 #[test]
-fn a_preempted_pod_is_replaced_at_once_and_a_crashed_one_after_a_while() {
+fn preempted_pod_is_replaced_before_a_crashed_one() {
     let mut observed = observed(1);
     observed.pods = vec![ObservedPod {
         disrupted: Some("PreemptionByScheduler".into()),
@@ -358,7 +358,7 @@ fn a_preempted_pod_is_replaced_at_once_and_a_crashed_one_after_a_while() {
 }
 
 #[test]
-fn an_event_reports_a_pod_that_is_taken_away_and_not_one_that_the_operator_deleted() {
+fn event_reports_removed_pods_but_not_own_deletions() {
     let mut observed = observed(1);
     let leaving = ObservedPod {
         deleting: true,
@@ -438,7 +438,7 @@ fn what_failed_is_postponed_and_reported() {
 }
 
 #[test]
-fn pods_that_cannot_be_deleted_wait_together_with_those_in_their_place() {
+fn undeletable_pods_and_their_replacements_wait() {
     let mut observed = observed(2);
     observed.pods = vec![pod(1, PodPhase::Running), pod(2, PodPhase::Running)];
     observed.pods[0].node = Some("gone".into());
@@ -469,7 +469,7 @@ fn pods_that_cannot_be_deleted_wait_together_with_those_in_their_place() {
 }
 
 #[test]
-fn of_too_many_pods_those_without_a_place_go_before_those_that_hold_state() {
+fn surplus_pods_without_state_are_deleted_first() {
     let mut observed = observed(2);
     observed.pods = (1..=4).map(|i| pod(i, PodPhase::Running)).collect();
     assert_eq!(
@@ -493,7 +493,7 @@ fn crashes_hold_back_their_own_places_only() {
 }
 
 #[test]
-fn a_job_whose_workers_crash_without_a_step_fails_with_their_last_words_and_is_tried_again_when_changed() {
+fn crashing_job_fails_and_is_retried_when_changed() {
     let mut observed = observed(1);
     observed.pods = (1..=6).map(|i| ended(i, 1, "Error", 120 - 20 * i)).collect();
     let desired = decide(&observed);
@@ -548,7 +548,7 @@ fn an_image_that_cannot_be_pulled_is_named() {
 }
 
 #[test]
-fn the_loss_scale_and_skipped_steps_are_reported_and_stay_while_no_coordinator_says_them() {
+fn loss_scale_and_skipped_steps_stay_in_the_status() {
     let mut observed = observed(2);
     observed.run = Some(ObservedRun {
         skipped_steps: Some(3),
@@ -570,7 +570,7 @@ fn the_loss_scale_and_skipped_steps_are_reported_and_stay_while_no_coordinator_s
 }
 
 #[test]
-fn fewer_allowed_workers_remove_those_that_have_not_started_then_the_newest() {
+fn lower_maximum_removes_unstarted_and_newest_pods() {
     let mut observed = observed(2);
     observed.pods = vec![
         pod(1, PodPhase::Running),
@@ -709,7 +709,7 @@ fn a_job_that_is_being_deleted_is_left_to_its_owner_references() {
 }
 
 #[test]
-fn a_new_plan_is_counted_and_noted_and_the_endpoint_follows_the_leader() {
+fn new_plan_is_counted_and_the_endpoint_follows_the_leader() {
     let mut observed = observed(2);
     observed.run = Some(ObservedRun {
         address: Some("10.0.0.7:4321".parse().unwrap()),
@@ -734,7 +734,7 @@ fn a_new_plan_is_counted_and_noted_and_the_endpoint_follows_the_leader() {
 }
 
 #[test]
-fn a_step_falls_only_when_the_run_trains_from_an_older_one_and_that_is_counted() {
+fn step_falls_only_after_a_restore() {
     let mut observed = observed(2);
     observed.job.status.step = Some(9);
     let settling = run(RunMode::Settling, 1, 0);

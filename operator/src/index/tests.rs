@@ -66,7 +66,7 @@ const NOON: &str = "2026-01-01T12:00:00Z";
 const LATER: &str = "2026-01-01T12:05:00Z";
 
 #[test]
-fn a_taint_that_came_while_there_was_no_watch_is_known_by_the_list() {
+fn relist_shows_missed_taints() {
     let index = index();
     relist(&index, &[node("a", &[], NOON), node("b", &[], NOON)]);
     seen(&index, &pod("j", 1, "a", &json!({})));
@@ -113,7 +113,7 @@ fn a_job_knows_its_own_nodes_and_those_that_announce_their_end() {
 }
 
 #[test]
-fn pods_that_went_while_there_was_no_watch_are_gone_and_others_do_not_count() {
+fn relist_removes_missed_pods() {
     let index = index();
     relist(
         &index,
@@ -143,7 +143,7 @@ fn pods_that_went_while_there_was_no_watch_are_gone_and_others_do_not_count() {
 }
 
 #[test]
-fn nothing_is_done_twice_while_the_watch_has_not_shown_what_was_done() {
+fn expected_changes_are_not_repeated() {
     let index = index();
     seen(&index, &pod("j", 1, "a", &json!({})));
     let (key, start) = (("n".to_owned(), "j".to_owned()), Instant::now());
@@ -174,7 +174,7 @@ fn nothing_is_done_twice_while_the_watch_has_not_shown_what_was_done() {
 }
 
 #[test]
-fn pods_that_a_silent_watch_does_not_show_are_read_and_not_made_again() {
+fn pods_hidden_by_a_silent_watch_are_read() {
     let index = index();
     let at = |number| pod("j", number, "a", &json!({}));
     relist(&index, &[at(1), at(2), pod("k", 1, "a", &json!({}))]);
@@ -224,7 +224,7 @@ fn run(version: u64, coordinator: i64) -> RunObject {
 }
 
 #[test]
-fn an_older_version_of_a_run_does_not_replace_what_a_write_has_answered() {
+fn older_run_does_not_replace_a_written_one() {
     let index = index();
     assert_eq!(seen(&index, &run(5, 1)), [job_ref("n", "j")]);
     assert!(

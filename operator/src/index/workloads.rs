@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_of_a_queue_stands_while_another_version_is_listed() {
+    fn queue_state_stays_while_another_version_is_listed() {
         let index = index();
         let known = || index.queues.lock().of(&job());
         let serve = |version| index.queues.lock().set_served(version);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_known_of_queues_before_all_is_listed_once_kueue_has_come() {
+    fn queue_state_is_unknown_until_kueue_is_listed() {
         let index = index();
         let is_being_listed = || index.queues.lock().of(&job()).is_being_listed;
         let serve = |version| index.queues.lock().set_served(version);

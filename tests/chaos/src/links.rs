@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_is_cut_off_reaches_nobody_and_the_others_reach_each_other() {
+    fn isolated_worker_reaches_nobody() {
         let rules = of(Part::Around(Victim(1)), Condition::Held);
         for (from, to) in [(A, B), (B, A), (A, Place::Coordinator), (Place::Unknown, A)] {
             assert_eq!(treatment(&rules, from, to, 10, 0.5), Treatment::Hold);

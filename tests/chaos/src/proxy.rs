@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_held_in_one_direction_passes_when_the_fault_ends_and_the_other_direction_is_free() {
+    async fn held_direction_resumes_and_the_other_is_free() {
         let links = Arc::new(Links::default());
         let (mut dialer, mut acceptor) = pair(&links).await;
         let mut byte = [0];

@@ -270,13 +270,13 @@ mod tests {
     };
 
     #[test]
-    fn a_seed_always_stands_for_the_same_timeline_and_another_for_another() {
+    fn seed_determines_the_timeline() {
         assert_eq!(timeline(7, SETTINGS), timeline(7, SETTINGS));
         assert_ne!(timeline(7, SETTINGS), timeline(8, SETTINGS));
     }
 
     #[test]
-    fn every_fault_has_an_end_within_the_timeline_and_comes_after_the_start() {
+    fn faults_start_and_end_within_the_timeline() {
         for seed in 0..200 {
             let planned = timeline(seed, SETTINGS);
             assert!(planned.len() > 30, "seed {seed}: {}", planned.len());
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn three_workers_stay_undisturbed_unless_most_are_killed_at_once() {
+    fn three_workers_stay_undisturbed() {
         for planned in (0..100).map(|seed| timeline(seed, SETTINGS)) {
             for p in planned.iter().filter(|p| disturbed(&p.fault) <= DISTURBED_MAX) {
                 let small = planned.iter().filter(|q| disturbed(&q.fault) <= DISTURBED_MAX);

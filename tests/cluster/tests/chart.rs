@@ -30,7 +30,7 @@ const ALL: &[&str] = &[
 ];
 
 #[test]
-fn the_chart_is_without_fault_and_refuses_values_that_it_does_not_know() {
+fn chart_lints_and_refuses_unknown_values() {
     cluster().helm(&["lint", "--strict", &chart()]).unwrap();
     for (value, want) in [
         ("nonsense=1", "nonsense"),
@@ -45,7 +45,7 @@ fn the_chart_is_without_fault_and_refuses_values_that_it_does_not_know() {
 }
 
 #[test]
-fn what_the_chart_renders_is_taken_by_the_api_server_without_a_warning() {
+fn rendered_chart_is_accepted_without_warnings() {
     let namespace = cluster().namespace("rendered").unwrap();
     for mode in ["namespaced=false", "namespaced=true"] {
         let chart = chart();
@@ -199,7 +199,7 @@ async fn everything_is_made(admin: &Client, namespace: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restricted() {
+async fn chart_rights_suffice_and_worker_pods_are_restricted() {
     let namespace = cluster().namespace("rights").unwrap();
     let enforce = "pod-security.kubernetes.io/enforce=restricted";
     cluster()
@@ -258,7 +258,7 @@ async fn the_rights_that_the_chart_gives_are_enough_and_worker_pods_are_restrict
 }
 
 #[test]
-fn the_role_of_the_chart_has_the_rights_that_the_operator_checks_and_no_others() {
+fn chart_role_has_exactly_the_checked_rights() {
     let rendered = cluster()
         .helm(&["template", "v", &chart(), "--show-only", "templates/rbac.yaml"])
         .unwrap();
@@ -340,7 +340,7 @@ async fn the_check_of_an_installation_names_every_fault() {
 }
 
 #[test]
-fn coordinators_have_the_class_that_is_made_or_the_one_that_is_named() {
+fn coordinators_have_the_configured_priority_class() {
     for (values, class, is_made) in [
         ("create=true", Some("varuna-coordinator"), true),
         ("name=mine", Some("mine"), true),
@@ -370,7 +370,7 @@ fn coordinators_have_the_class_that_is_made_or_the_one_that_is_named() {
 
 /// A second release, as in docs/kubernetes/install.md: only the first release installs the objects that belong to the whole cluster.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_further_release_looks_after_another_namespace_beside_the_first() {
+async fn second_release_manages_another_namespace() {
     let first = cluster().namespace("first-team").unwrap();
     install(&first);
     let further = cluster().namespace("further-team").unwrap();
@@ -579,7 +579,7 @@ async fn the_roles_of_every_cluster_reach_jobs() {
 }
 
 #[test]
-fn alert_rules_go_by_metrics_that_operator_and_coordinators_have() {
+fn alert_rules_use_existing_metrics() {
     let set = "metrics.serviceMonitor.enabled=true,metrics.rules.enabled=true,metrics.rules.labels.release=p";
     let rendered = cluster()
         .helm(&["template", "v", &chart(), "--set", set])

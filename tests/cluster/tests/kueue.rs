@@ -261,7 +261,7 @@ async fn end_pods(client: &Client, namespace: &str) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_waits_for_kueue_runs_within_its_admission_and_gives_quota_back_when_it_is_evicted() {
+async fn queued_job_runs_within_its_admission_and_is_evicted() {
     let namespace = cluster().namespace("kueue").unwrap();
     let client = cluster().client().await.unwrap();
     let folder = tempfile::tempdir().unwrap();

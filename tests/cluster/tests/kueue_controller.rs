@@ -139,7 +139,7 @@ async fn drain(client: &Client, namespace: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Kueue's controller, which scripts/setup-kueue.sh builds from a checkout"]
-async fn kueues_own_controller_admits_a_part_and_the_rest_evicts_and_admits_again() {
+async fn kueue_controller_admits_in_part_evicts_and_readmits() {
     let namespace = cluster().namespace("kueue-own").unwrap();
     let client = cluster().client().await.unwrap();
     let folder = tempfile::tempdir().unwrap();

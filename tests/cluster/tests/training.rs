@@ -78,7 +78,7 @@ async fn reaches(client: &Client, namespace: &str, step: i64, workers: i64) -> R
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_trains_to_its_end_while_pods_are_preempted_and_another_operator_takes_over() {
+async fn job_trains_through_preemptions_and_a_takeover() {
     let namespace = cluster().namespace("train").unwrap();
     let client = cluster().client().await.unwrap();
     let folder = Logs(tempfile::tempdir().unwrap());

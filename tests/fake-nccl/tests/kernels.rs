@@ -117,7 +117,7 @@ fn weights_after(steps: u32, waits: bool) -> Vec<u8> {
 }
 
 #[test]
-fn a_launched_optimizer_has_the_bits_of_the_hosts_and_runs_in_the_order_of_its_stream() {
+fn launched_optimizer_matches_the_host_in_stream_order() {
     let mut own = start();
     for _ in 0..LAUNCHES {
         let [w, m, v, g] = &mut own;
@@ -137,7 +137,7 @@ fn a_launched_optimizer_has_the_bits_of_the_hosts_and_runs_in_the_order_of_its_s
 }
 
 #[test]
-fn time_between_events_is_the_devices_and_not_that_of_the_launches() {
+fn event_times_are_the_devices() {
     let context = context();
     let stream = Stream::new(&context).unwrap();
     let buffers = start().map(|values| on_device(&context, &values, &stream));
@@ -161,7 +161,7 @@ fn a_copy_that_does_not_wait_for_the_kernels_has_other_numbers() {
 }
 
 #[test]
-fn a_launch_without_blocks_does_nothing_and_a_null_argument_is_refused() {
+fn empty_launch_does_nothing_and_null_is_refused() {
     let context = context();
     let (module, stream) = (module(&context), Stream::new(&context).unwrap());
     // SAFETY: no block reads the arguments.

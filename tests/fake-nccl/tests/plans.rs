@@ -253,7 +253,7 @@ impl Worker {
 }
 
 #[test]
-fn each_message_and_each_sum_of_a_step_arrives_where_its_plan_says() {
+fn messages_and_sums_follow_the_plan() {
     let library = std::env::current_exe()
         .unwrap()
         .with_file_name("libvaruna_fake_nccl.so");

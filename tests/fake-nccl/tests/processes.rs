@@ -91,7 +91,7 @@ fn all(ranks: &mut [Rank], line: &str, expected: &str) {
 }
 
 #[test]
-fn survivors_of_a_kill_in_the_middle_of_a_sum_revoke_and_go_on_with_a_new_communicator() {
+fn survivors_of_a_kill_make_a_new_communicator() {
     let folder = tempfile::tempdir().unwrap();
     // The third process hangs in its second sum, so that the others are in the middle of theirs when it is killed.
     let mut ranks = start(&folder, &[None, None, Some("hang:2")]);
@@ -156,7 +156,7 @@ fn a_process_that_cannot_free_a_communicator_ends_itself() {
 }
 
 #[test]
-fn a_process_that_is_killed_before_all_have_met_lets_the_others_end_by_their_deadline() {
+fn process_killed_at_setup_lets_others_time_out() {
     let folder = tempfile::tempdir().unwrap();
     let mut ranks = start(&folder, &[None, None]);
     let id = ranks[0].ask("id");

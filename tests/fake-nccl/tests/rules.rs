@@ -186,7 +186,7 @@ fn a_sum_is_the_same_bits_on_all_ranks_in_each_format() {
 }
 
 #[test]
-fn one_rank_gets_a_sum_or_gives_to_all_and_those_of_a_group_go_together() {
+fn grouped_sums_and_broadcasts_run_together() {
     let device = Device::open();
     let ranks = device.ranks(3);
     let run = |actions: &[Action]| -> Vec<Vec<Vec<u8>>> {
@@ -282,7 +282,7 @@ fn messages_meet_in_the_order_in_which_they_are_issued() {
 }
 
 #[test]
-fn counts_that_differ_are_an_error_on_both_sides_and_revoking_ends_it() {
+fn different_counts_fail_on_both_sides() {
     let device = Device::open();
     let ranks = device.connected(2);
     let (out, back) = (device.stream(), device.stream());
@@ -339,7 +339,7 @@ fn one_forward_one_backward(
 }
 
 #[test]
-fn one_communicator_for_both_directions_stands_still_and_one_for_each_does_not() {
+fn shared_communicator_for_both_directions_deadlocks() {
     let device = Device::open();
     let (down, up) = (device.connected(2), device.connected(2));
     for pending in one_forward_one_backward(&device, &down, &up) {
@@ -437,7 +437,7 @@ fn what_was_done_before_a_revoke_stays_done_and_nothing_else_is() {
 }
 
 #[test]
-fn a_first_message_waits_for_its_receiver_before_it_is_in_a_stream() {
+fn first_message_waits_for_its_receiver() {
     let device = Device::open();
     let ranks = device.ranks(2);
     let (out, back) = (device.stream(), device.stream());
@@ -465,7 +465,7 @@ fn a_first_message_waits_for_its_receiver_before_it_is_in_a_stream() {
 }
 
 #[test]
-fn memory_that_was_released_is_the_callers_even_if_the_revoke_came_while_ranks_connected() {
+fn released_memory_belongs_to_the_caller() {
     let device = Device::open();
     let mut met = 0;
     // It depends on timing whether the revoke comes before the operation or while its ranks connect. This repeats until the latter has
@@ -507,7 +507,7 @@ fn memory_that_was_released_is_the_callers_even_if_the_revoke_came_while_ranks_c
 }
 
 #[test]
-fn a_rank_that_never_comes_ends_the_making_by_deadline_or_by_a_stop() {
+fn missing_rank_ends_setup_by_deadline_or_stop() {
     let device = Device::open();
     let make = |stop: bool, deadline| {
         let first = memberships(&device.context, 2).remove(0);
@@ -571,7 +571,7 @@ fn wrong_arguments_are_named_with_what_is_allowed() {
 }
 
 #[test]
-fn a_driver_is_used_without_nccl_and_who_needs_nccl_learns_what_is_wrong_with_it() {
+fn driver_works_without_nccl() {
     let driver = std::env::current_exe()
         .unwrap()
         .with_file_name("libvaruna_fake_nccl.so");

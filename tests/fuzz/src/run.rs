@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_and_too_much_memory_are_failures_and_a_refusal_is_none() {
+    fn panics_and_excess_memory_are_failures() {
         let _one = ONE_AT_A_TIME.lock();
         let refuses = target(|_| Err("no".into()));
         assert!(!run(&refuses, b"x").unwrap().accepted);

@@ -10,7 +10,7 @@ const MUTATED: u64 = 400;
 const SEED: u64 = 1;
 
 #[test]
-fn each_input_of_the_corpus_is_taken_or_refused_and_seeds_are_taken() {
+fn corpus_inputs_are_handled_and_seeds_accepted() {
     let _one = ONE_AT_A_TIME.lock();
     let mut wrong = Vec::new();
     for target in TARGETS {
@@ -59,7 +59,7 @@ fn the_same_seed_gives_the_same_inputs() {
 }
 
 #[test]
-fn every_target_has_a_corpus_with_its_seeds_and_every_corpus_a_target() {
+fn every_target_has_a_corpus_with_seeds() {
     // Otherwise the memory of seeds would count for an input of another test.
     let _one = ONE_AT_A_TIME.lock();
     let folder = corpus::folder(&TARGETS[0]);

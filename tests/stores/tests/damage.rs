@@ -43,7 +43,7 @@ async fn a_flipped_bit_anywhere_in_a_shard_is_found() {
 }
 
 #[tokio::test]
-async fn a_shard_that_is_cut_short_or_missing_or_anothers_makes_the_checkpoint_unusable() {
+async fn damaged_missing_or_foreign_shard_is_found() {
     let (store, inner) = one().await;
     let file = path("segment-001.safetensors");
     let whole = inner.get(&file).await.unwrap().bytes().await.unwrap();
@@ -77,7 +77,7 @@ async fn a_shard_that_is_cut_short_or_missing_or_anothers_makes_the_checkpoint_u
 }
 
 #[tokio::test]
-async fn a_manifest_of_a_newer_format_or_another_model_is_refused_by_name() {
+async fn newer_format_or_other_model_is_refused() {
     let (store, inner) = one().await;
     let listed = store.location().list().await.unwrap();
     let mut other = facts();

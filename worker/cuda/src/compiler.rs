@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_compiler_beside_libtorch_is_taken_before_one_of_the_machine() {
+    fn compiler_beside_libtorch_is_preferred() {
         let folder = std::env::temp_dir().join(format!("varuna-nvrtc-{}", std::process::id()));
         let (torch, beside) = (folder.join("torch/lib"), folder.join("nvidia/cu13/lib"));
         for made in [&torch, &beside] {

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn another_library_is_refused_by_the_first_function_that_it_lacks() {
+    fn library_without_a_function_is_refused_by_name() {
         // The C library exists on every machine, and has none of these functions.
         let why = match Libraries::of(&["libc.so.6"], &NCCL) {
             Err(why) => why.to_string(),

@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn communicators_are_made_without_blocking_and_say_which_header_they_are_from() {
+    fn communicators_are_nonblocking_and_state_their_version() {
         let own = config(Some(4));
         assert_eq!((own.blocking, own.maxCTAs, own.minCTAs), (0, 4, c_int::MIN));
         assert_eq!((own.magic, own.version), (0xcafe_beef, 22_809));

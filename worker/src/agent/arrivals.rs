@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kept_gradient_is_applied_with_the_decision_of_its_generation_and_step_alone() {
+    fn kept_gradient_needs_its_generation_and_step() {
         let mut arrivals = Arrivals::default();
         assert!(keep(&mut arrivals, 2, 5, 0.5) && keep(&mut arrivals, 2, 6, 0.6));
         assert_eq!(gradient(&mut arrivals, 3, 5), None);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gradient_of_a_step_that_was_run_again_takes_the_place_of_the_first_one() {
+    fn gradient_of_a_repeated_step_replaces_the_first() {
         let mut arrivals = Arrivals::default();
         keep(&mut arrivals, 2, 5, 0.5);
         keep(&mut arrivals, 3, 5, 0.7);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_and_ends_with_a_copy_of_a_later_step_and_with_the_plan() {
+    fn waiting_gradients_are_bounded() {
         let mut arrivals = Arrivals::default();
         for step in 0..20 {
             keep(&mut arrivals, 2, step, 1.0);

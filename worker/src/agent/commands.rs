@@ -51,7 +51,7 @@ mod tests {
     use std::sync::mpsc::sync_channel;
 
     #[test]
-    fn commands_reach_a_full_engine_in_their_order_and_without_waiting_for_it() {
+    fn commands_reach_a_full_engine_in_order() {
         for room in 1..4 {
             let (engine, queue) = sync_channel(room);
             let mut commands = Commands::new(engine);

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_a_generation_that_is_closed_is_dropped_and_what_waits_for_others_is_sent() {
+    fn transfers_of_a_closed_generation_are_dropped() {
         let [late, sent] = [Unit(1), Unit(2)];
         let (told, given) = channel();
         let (events, mut inbox) = tokio::sync::mpsc::channel(4);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_is_left_off_is_answered_so_that_it_does_not_count_as_on_its_way_for_ever() {
+    fn aborted_copy_is_answered() {
         let [slow, other] = [Unit(1), Unit(2)];
         let (told, given) = channel();
         let (events, mut inbox) = tokio::sync::mpsc::channel(4);

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_that_the_engine_gives_once_its_generation_trains_is_not_sent() {
+    fn state_after_the_start_of_training_is_not_sent() {
         let mut serving = Serving::default();
         assert!(!serving.is_over(Generation(1)));
         serving.stop(Generation(3));

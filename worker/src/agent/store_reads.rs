@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_while_a_fence_was_answered_is_there_for_the_next_plan_that_wants_the_same() {
+    fn finished_read_is_kept_for_the_next_plan() {
         let base = |step: u64| Base::Fixed {
             id: StateId {
                 step: Step(step),

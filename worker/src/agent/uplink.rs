@@ -169,7 +169,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn workers_that_lose_their_coordinator_together_come_back_one_by_one() {
+    fn workers_reconnect_at_different_times() {
         let tries_at = |seed| -> Vec<Duration> {
             let pauses = BACKOFF.with_jitter_seed(seed).build().take(8);
             let add = |at: &mut Duration, pause| {

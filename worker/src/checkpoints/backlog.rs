@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_waits_while_the_one_before_is_in_upload_so_that_it_can_give_way() {
+    fn state_waits_for_the_one_in_upload() {
         let mut backlog = Backlog::default();
         save(&mut backlog, 1);
         let (first, last) = (next(&mut backlog).1, next(&mut backlog).1);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_of_which_a_unit_cannot_be_copied_is_given_up_and_may_come_again() {
+    fn state_that_cannot_be_copied_is_dropped() {
         let mut backlog = Backlog::default();
         let [copied, unread] = UNITS;
         assert!(backlog.admit(id(1), copied) && backlog.admit(id(1), unread));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_not_complete_while_an_upload_of_it_that_failed_is_tried_again() {
+    fn state_is_incomplete_while_an_upload_is_retried() {
         let mut backlog = Backlog::default();
         save(&mut backlog, 1);
         let (one, other) = (next(&mut backlog).1, next(&mut backlog).1);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upload_that_failed_is_tried_again_unless_that_is_of_no_use() {
+    fn failed_upload_is_retried_if_useful() {
         for (is_final, newer, again) in [(false, false, true), (true, false, false), (false, true, false)] {
             let mut backlog = Backlog::default();
             save(&mut backlog, 1);

@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn where_memory_is_short_nothing_is_kept_and_a_unit_waits_for_those_before_it() {
+    fn short_memory_keeps_nothing_and_units_wait() {
         let buffers = within(150);
         let (first, _) = copy(&buffers, 1, 100);
         assert_eq!(buffers.take(100, || true), Err(NotCopied::NoMemory));
@@ -443,7 +443,7 @@ mod tests {
     /// If there is never room for all units together, each may be copied after the one before. So a store that was slow once does not
     /// prevent later checkpoints.
     #[test]
-    fn after_a_state_that_had_no_memory_none_is_begun_for_a_while_that_doubles_and_ends() {
+    fn state_without_memory_delays_the_next_ones() {
         let buffers = within(150);
         let give_up = |step| {
             let before = Instant::now();

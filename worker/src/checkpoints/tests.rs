@@ -106,7 +106,7 @@ async fn listed(inner: &Inner) -> varuna_checkpoint::Listed {
 }
 
 #[tokio::test]
-async fn who_completes_a_checkpoint_and_finds_a_shard_damaged_marks_it() {
+async fn completing_worker_marks_a_damaged_shard() {
     let folder = tempfile::tempdir().unwrap();
     let inner = of_folder(&folder).inner;
     // The shard of another worker, whose end is missing in the store. It is checked once all earlier ones are there.
@@ -138,7 +138,7 @@ async fn who_completes_a_checkpoint_and_finds_a_shard_damaged_marks_it() {
 }
 
 #[tokio::test]
-async fn a_checkpoint_is_marked_when_its_shard_is_damaged_and_not_when_it_is_sound() {
+async fn only_damaged_checkpoints_are_marked() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = of_folder(&folder);
     let inner = Arc::clone(&checkpoints.inner);
@@ -164,7 +164,7 @@ async fn a_checkpoint_is_marked_when_its_shard_is_damaged_and_not_when_it_is_sou
 }
 
 #[tokio::test]
-async fn the_tokenizer_of_the_data_is_kept_with_the_first_checkpoint_that_is_complete_when_it_can_be_read() {
+async fn tokenizer_is_kept_with_the_first_complete_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let inner = of_folder(&folder).inner;
     let description = folder.path().join("data.json");
@@ -237,7 +237,7 @@ fn a_units_state_survives_its_shard_bit_for_bit() {
 }
 
 #[tokio::test]
-async fn a_state_that_is_in_the_store_is_not_written_again_until_it_was_discarded() {
+async fn stored_state_is_not_written_again() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = of_folder(&folder);
     let inner = Arc::clone(&checkpoints.inner);
@@ -298,7 +298,7 @@ async fn upload_copied(inner: &Arc<Inner>) {
 }
 
 #[tokio::test]
-async fn a_checkpoint_that_is_copied_too_slowly_is_given_up_and_counted_and_the_next_one_is_saved() {
+async fn slow_checkpoint_is_given_up_and_counted() {
     let folder = tempfile::tempdir().unwrap();
     let inner = without_threads(&folder, Box::new(|_, _| None));
     let given_up = || inner.given_up.load(Ordering::Relaxed);
@@ -319,7 +319,7 @@ async fn a_checkpoint_that_is_copied_too_slowly_is_given_up_and_counted_and_the_
 }
 
 #[test]
-fn a_worker_that_had_no_memory_for_a_checkpoint_is_busy_until_another_plan_gives_it_other_units() {
+fn worker_without_memory_is_busy_until_another_plan() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::over(without_threads(&folder, Box::new(|_, _| Some(0)))).unwrap();
     let inner = &checkpoints.inner;
@@ -336,7 +336,7 @@ fn a_worker_that_had_no_memory_for_a_checkpoint_is_busy_until_another_plan_gives
 
 /// It would keep its copy on the device until the next checkpoint, beside what the next plan needs of the device's memory.
 #[test]
-fn a_unit_that_waits_for_memory_is_left_when_another_plan_comes_and_later_states_are_not_put_off() {
+fn waiting_unit_is_dropped_when_another_plan_comes() {
     let folder = tempfile::tempdir().unwrap();
     let ((ask, asked), (end, ended)) = (channel(), channel());
     let no_room = move |_: u64, _: u64| {

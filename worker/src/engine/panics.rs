@@ -33,7 +33,7 @@ mod tests {
     use tch::{Kind, Tensor};
 
     #[test]
-    fn an_operator_that_finds_no_memory_is_an_error_and_other_panics_go_on() {
+    fn lack_of_memory_is_an_error_and_other_panics_are_not() {
         // More than a process can address.
         let large = || {
             let _ = Tensor::empty([1_i64 << 50], (Kind::Float, tch::Device::Cpu));

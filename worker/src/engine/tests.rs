@@ -110,7 +110,7 @@ fn alone(engine: &Engine) -> Plan {
 }
 
 #[test]
-fn a_gradient_that_nobody_else_holds_never_reaches_the_hosts_memory() {
+fn gradient_without_other_holders_stays_on_the_device() {
     let mut engine = engine(Device::CpuSeparateMemory);
     let plan = alone(&engine);
     for unit in plan.units(ME) {
@@ -138,7 +138,7 @@ fn a_gradient_that_nobody_else_holds_never_reaches_the_hosts_memory() {
 }
 
 #[test]
-fn a_copy_on_the_device_is_read_as_it_was_while_the_optimizer_goes_on() {
+fn device_copy_is_unchanged_while_the_optimizer_runs() {
     let mut engine = engine(Device::CpuSeparateMemory);
     // The optimizer does not wait.
     engine.reader_timeouts = ReaderTimeouts {
@@ -199,7 +199,7 @@ fn applied(engine: Engine, decision: Decision, units: Vec<Unit>) -> Event {
 }
 
 #[test]
-fn a_state_that_does_not_cease_to_be_read_ends_the_worker_by_the_deadline_and_stays_as_it_was() {
+fn unreleased_state_ends_the_worker_at_the_deadline() {
     let soon = ReaderTimeouts {
         asks_after: Duration::from_millis(10),
         ends_after: Duration::from_millis(20),
@@ -217,7 +217,7 @@ fn a_state_that_does_not_cease_to_be_read_ends_the_worker_by_the_deadline_and_st
 
 /// A copy of hundreds of gigabytes takes longer than an optimizer may wait, on all workers and for each checkpoint.
 #[test]
-fn who_reads_a_state_too_slowly_is_asked_to_leave_off_and_the_optimizer_goes_on() {
+fn slow_reader_is_asked_to_stop() {
     let patient = ReaderTimeouts {
         asks_after: Duration::from_millis(20),
         ends_after: Duration::from_secs(50),
@@ -242,7 +242,7 @@ fn who_reads_a_state_too_slowly_is_asked_to_leave_off_and_the_optimizer_goes_on(
 }
 
 #[test]
-fn who_reads_a_state_after_the_optimizer_went_on_is_not_asked_for_what_was_before() {
+fn later_reader_is_not_affected_by_the_stop() {
     let at_once = ReaderTimeouts {
         asks_after: Duration::ZERO,
         ends_after: Duration::from_secs(50),
@@ -382,7 +382,7 @@ fn workers_of_the_first_pipelines_alone_measure_a_step() {
 const NO_MEMORY: &str = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.19 GiB is free.";
 
 #[test]
-fn a_step_for_which_there_is_no_memory_tells_what_is_known_and_keeps_what_was_summed() {
+fn step_without_memory_keeps_what_was_summed() {
     let engine = engine(Device::Cpu);
     let norm = UnitNorm::new(1.0, 0.0, None, OptimizerProgress::START);
     let failure = |error: &str| StepFailure {

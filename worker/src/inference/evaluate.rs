@@ -394,7 +394,7 @@ mod tests {
     use varuna_model::presets::preset;
 
     #[test]
-    fn windows_may_be_shorter_than_samples_where_positions_are_not_learned() {
+    fn windows_may_be_shorter_without_learned_positions() {
         let length = |name: &str, length| {
             let found = of_length(&preset(name).unwrap(), length);
             found

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tokenizer_that_was_imported_comes_before_one_that_would_fit() {
+    fn imported_tokenizer_is_preferred_to_a_guess() {
         let store = tempfile::tempdir().unwrap();
         let store = store.path();
         let model = Transformer {
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_ends_with_any_token_that_the_imported_folder_names_for_its_own_tokenizer() {
+    fn any_end_token_of_the_import_ends_a_text() {
         let store = tempfile::tempdir().unwrap();
         let store = store.path();
         let model = Transformer {
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn who_names_a_tokenizer_needs_nothing_that_is_kept_beside_the_checkpoints() {
+    fn named_tokenizer_needs_no_kept_files() {
         let store = tempfile::tempdir().unwrap();
         let model = Transformer {
             vocabulary_size: 257,

@@ -114,7 +114,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn only_tokens_are_drawn_before_which_less_than_the_share_is_more_likely(
+        fn top_p_draws_only_the_most_likely_tokens(
             logits in logits(), temperature in 0.2f64..3.0, top_p in 0.01f64..1.0, seed: u64,
         ) {
             let p = probabilities(&logits, temperature);
@@ -126,7 +126,7 @@ mod tests {
         }
 
         #[test]
-        fn the_coldest_and_the_narrowest_draw_take_the_most_likely_token(logits in logits(), seed: u64) {
+        fn coldest_and_narrowest_draw_is_the_most_likely_token(logits in logits(), seed: u64) {
             let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             for of in [sampling(0.0, 1.0, seed), sampling(1.0, 1e-9, seed)] {
                 prop_assert_eq!(logits[of.draw(&logits, 3).unwrap()], best);

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_are_in_single_precision_and_in_16_bits_so_are_queries_keys_and_values_that_are_kept() {
+    fn score_memory_is_fp32_and_includes_kept_qkv() {
         let scores = 2 * 16 * 16 * 4;
         let activation = 16 * 16 * 4;
         let fp32 = of(&model(), Precision::Fp32);

@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_units_are_measured_also_where_the_job_shares_out_optimizer_state() {
+    fn whole_units_are_profiled_despite_sharding() {
         let mut bench = bench_of(Backend::of_processor(Numerics::FP32), Sharding::Zero1);
         let found = bench.measure(&[1], 1).unwrap();
         for segment in 0..bench.model.layout().segments {

@@ -340,7 +340,7 @@ mod tests {
     use varuna_model::gpt2;
 
     #[test]
-    fn a_processor_that_auto_found_is_measured_as_one_that_was_named() {
+    fn auto_and_named_cpu_are_profiled_alike() {
         let auto = Arguments {
             job: PathBuf::new(),
             workers: 2,
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_of_blocks_are_two_kinds_and_the_ends_are_kinds_of_their_own() {
+    fn halves_and_ends_are_separate_kinds() {
         let model = Transformer {
             layers: 3,
             hidden_size: 16,

@@ -110,7 +110,7 @@ mod tests {
     use varuna_model::{Transformer, gpt2};
 
     #[test]
-    fn a_vocabulary_is_filled_up_with_rows_of_zeros_and_nothing_else_moves() {
+    fn vocabulary_is_padded_with_zero_rows() {
         let (kept, left_out) = (Ablations::NONE, Ablations::NONE.and(Ablation::Padding));
         for (tied_head, without) in [(true, kept), (false, kept), (true, left_out)] {
             let rows = if without == kept { 256 } else { 130 };

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_the_wanted_messages_is_taken_whether_more_are_wanted_or_more_have_come() {
+    fn one_of_several_wanted_messages_is_taken() {
         let a = WorkerId(1);
         let wanted = |tags: std::ops::Range<u32>| tags.map(|t| (a, tag(t))).collect::<BTreeSet<_>>();
         for wanted in [wanted(2..5), wanted(2..90)] {

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn who_shares_a_unit_out_has_the_same_bits_of_its_own_slices_as_with_the_whole_sum() {
+    fn shared_reduction_has_the_bits_of_the_whole_sum() {
         let size = SLICE * 3 + 1001;
         for members in 2..6 {
             let cut = |size: usize| (0..=members).map(|i| i * size / members).collect::<Vec<_>>();
@@ -294,7 +294,7 @@ mod tests {
 
     /// A backward that is faster than the network begins all units at once, which is more than the neighbours' mailboxes can hold.
     #[test]
-    fn units_whose_windows_together_are_larger_than_a_mailbox_are_reduced_whole() {
+    fn large_units_are_reduced_whole() {
         const MIB: usize = 1 << 20;
         let (units, pieces) = (6u32, 4);
         let size = SLICE * 2 * pieces;

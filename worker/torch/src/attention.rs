@@ -214,7 +214,7 @@ mod tests {
 
     /// This is one test, because the setting belongs to the process.
     #[test]
-    fn what_is_settled_is_what_libtorch_takes_and_what_it_cannot_take_is_refused_by_name() {
+    fn selected_attention_is_supported_or_refused_by_name() {
         assert_eq!(select(AttentionChoice::Auto), Ok(Attention::Flash));
         let only_math = AttentionChoice::Only(Attention::Math);
         assert_eq!(select(only_math), Ok(Attention::Math));
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_are_those_of_each_head_token_and_token_in_single_precision() {
+    fn scores_are_per_head_and_token_pair_in_fp32() {
         assert_eq!(SHAPE.score_bytes(), 2 * 16 * 16 * 4);
         let half = AttentionShape {
             kind: Kind::BFloat16,

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_is_taken_where_there_is_one_and_only_who_asked_for_it_fails_without() {
+    fn missing_gpu_fails_only_an_explicit_choice() {
         let missing = || Err("no such file".to_owned());
         assert_eq!(choose(DeviceChoice::Auto, missing()), Ok(Device::Cpu));
         assert_eq!(choose(DeviceChoice::Auto, Ok(0)), Ok(Device::Cpu));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn opening_tells_what_the_loader_says_and_leaves_the_processor_usable() {
+    fn loader_error_is_reported_and_the_cpu_works() {
         assert_eq!(Device::open(DeviceChoice::Cpu), Ok(Device::Cpu));
         match Device::open(DeviceChoice::Cuda(9999)) {
             Err(DeviceError::NoCuda { number: 9999, why }) => {

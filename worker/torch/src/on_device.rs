@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_to_its_memory_is_in_the_tensor_and_pieces_are_refused() {
+    fn written_memory_is_in_the_tensor() {
         let tensor = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0]).view([2, 2]);
         let memory = OnDevice::over(&tensor).unwrap();
         assert_eq!(memory.bytes(), 16);

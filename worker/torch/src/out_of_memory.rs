@@ -50,7 +50,7 @@ mod tests {
     use tch::{Kind, Tensor};
 
     #[test]
-    fn a_lack_of_memory_is_told_from_other_errors_with_what_was_asked_for() {
+    fn lack_of_memory_is_recognized_with_its_amount() {
         let asked = |message: &str| out_of_memory(message).map(|told| told.asked_bytes);
         let of_gpu = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.19 GiB is free. Of the \
                       allocated memory 70.00 GiB is allocated by PyTorch";

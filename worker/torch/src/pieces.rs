@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_its_way_when_another_piece_fails_is_not_left_alone() {
+    fn pending_pieces_are_awaited_after_a_failure() {
         let (log, is_well) = happens(Some(1), None);
         assert_eq!(log, ["begins 0", "is abandoned 0"]);
         assert!(!is_well);

@@ -111,7 +111,7 @@ mod tests {
     const CPU: (Kind, tch::Device) = (Kind::Float, tch::Device::Cpu);
 
     #[test]
-    fn a_rotation_is_that_of_complex_numbers_and_its_backward_turns_back() {
+    fn rotation_is_complex_and_its_backward_inverse() {
         let frequencies = [1.0, 0.1, 0.01];
         let angles = Angles::new(&frequencies, 5, Device::Cpu).unwrap();
         tch::manual_seed(3);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_turns_tokens_as_all_angles_turn_them_at_their_positions() {
+    fn part_uses_the_angles_of_its_positions() {
         let angles = Angles::new(&[1.0, 0.1], 7, Device::Cpu).unwrap();
         tch::manual_seed(5);
         let x = Tensor::randn([2, 7, 3, 4], CPU);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rotation_in_sixteen_bits_is_rounded_once_and_other_sizes_are_refused() {
+    fn rotation_in_16_bits_rounds_once() {
         let angles = Angles::new(&[1.0, 0.1], 3, Device::Cpu).unwrap();
         tch::manual_seed(4);
         let x = Tensor::randn([1, 3, 2, 4], CPU).to_kind(Kind::BFloat16);

@@ -13,7 +13,7 @@ fn published() -> (Profile, Vec<MeasuredRow>) {
 }
 
 #[test]
-fn two_constants_fitted_on_half_of_the_published_rows_predict_the_other_half() {
+fn constants_fitted_on_half_of_the_rows_predict_the_other_half() {
     let (profile, rows) = published();
     let table = calibrate_by_table(&profile.costs(), &rows, 128, 1).unwrap();
     let found = &table.calibrated;
@@ -61,7 +61,7 @@ fn constants_fitted_on_one_pipeline_predict_several() {
 }
 
 #[test]
-fn the_calibrated_profile_gives_the_calibrated_costs_to_the_last_bit() {
+fn calibrated_profile_gives_the_calibrated_costs_exactly() {
     let (profile, rows) = published();
     let costs = calibrate_by_table(&profile.costs(), &rows, 128, 1)
         .unwrap()

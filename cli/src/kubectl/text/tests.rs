@@ -38,7 +38,7 @@ fn trains() -> JobView {
 }
 
 #[test]
-fn the_status_tells_where_the_time_went_and_what_was_recovered_from() {
+fn status_shows_time_spent_and_recoveries() {
     let at = 1_795_431_600; // 2026-11-23 11:00:00
     let seen = [
         happened(at, "Planned", "plan 3: P4xD2 with 8 workers"),
@@ -100,7 +100,7 @@ fn the_plan_shows_the_ranks_of_each_stage() {
 }
 
 #[test]
-fn what_is_in_the_history_and_among_the_events_is_told_once_and_in_order() {
+fn history_and_events_are_merged_in_order_without_duplicates() {
     let at = 1_795_431_600; // the time in the history
     let events = [
         happened(at + 60, "Resumed", "training goes on"),

@@ -61,7 +61,7 @@ fn interleaving_is_allowed_beside_the_plain_orders() {
 }
 
 #[test]
-fn the_queue_of_a_job_is_its_label_and_no_part_of_what_identifies_the_run() {
+fn queue_is_a_label_and_not_part_of_the_run_identity() {
     let queued = |to: &str| parse_job(&with(FULL, "labels: {a: b}", to)).unwrap();
     let (plain, queued) = (
         queued("labels: {a: b}"),
@@ -155,8 +155,7 @@ fn the_learning_rate_follows_the_schedule_that_is_named() {
 }
 
 #[test]
-fn a_job_begins_with_the_newest_whole_checkpoint_of_another_job_at_its_own_location_unless_it_says_otherwise()
-{
+fn job_begins_with_the_newest_checkpoint_of_another_job() {
     let text = format!("{MINIMAL}  checkpoint: {{uri: runs, intervalSteps: 5, from: {{job: base}}}}\n");
     let expected = CheckpointSource {
         uri: "runs".into(),
@@ -302,7 +301,7 @@ fn the_rule_of_an_optimizer_is_read_back_from_its_text() {
 }
 
 #[test]
-fn a_profile_of_any_jobs_suits_the_optimizer_of_the_one_that_is_planned() {
+fn profile_of_any_job_suits_any_optimizer() {
     let adamw = parse_job(MINIMAL).unwrap();
     let [sgd, muon] = ["sgd", "muon"].map(|kind| {
         let optimizer = format!("3e-4, kind: {kind}");
@@ -401,7 +400,7 @@ fn every_field_about_checkpoints_that_is_written_is_taken() {
 }
 
 #[test]
-fn a_micro_batch_may_be_too_long_for_a_message_where_the_model_is_not_cut() {
+fn long_micro_batch_is_allowed_if_the_model_is_not_cut() {
     let long = "globalBatchSize: 16384\n    microBatchSize: 16384";
     let long = with(MINIMAL, "globalBatchSize: 16", long);
     assert_eq!(errors(&long).len(), 1);
@@ -410,7 +409,7 @@ fn a_micro_batch_may_be_too_long_for_a_message_where_the_model_is_not_cut() {
 }
 
 #[test]
-fn more_crashes_are_borne_by_more_workers_and_what_the_job_says_stands() {
+fn allowed_crashes_grow_with_workers_unless_the_job_sets_them() {
     let crashes = |workers| FailurePolicy::default().crashes_of(workers);
     assert_eq!([1, 48, 49, 64, 1000].map(crashes), [6, 6, 7, 8, 125]);
     let two = FailurePolicy {
@@ -500,7 +499,7 @@ fn a_job_survives_its_own_serialisation() {
 }
 
 #[test]
-fn fp16_scales_its_loss_as_the_file_says_and_by_default_as_others_do() {
+fn fp16_loss_scale_is_read_and_has_defaults() {
     let scaling = |fields: &str| {
         let steps = format!("steps: 200\n    precision: fp16\n{fields}");
         let job = parse_job(&with(MINIMAL, "steps: 200", &steps)).unwrap();
@@ -535,7 +534,7 @@ fn jobs_without_loss_scale_and_skip_limit_are_written_as_before() {
 }
 
 #[test]
-fn in_a_cluster_fields_that_this_build_does_not_know_are_left_out_and_nothing_else_is() {
+fn unknown_fields_are_ignored_in_a_cluster() {
     let newer = with(
         MINIMAL,
         "steps: 200",
@@ -561,7 +560,7 @@ fn in_a_cluster_fields_that_this_build_does_not_know_are_left_out_and_nothing_el
 }
 
 #[test]
-fn a_text_or_a_list_that_is_too_long_is_refused_and_the_longest_is_taken() {
+fn too_long_text_or_list_is_refused() {
     let long = |characters: usize| "ü".repeat(characters);
     let signals = |count: usize| (0..count).map(|i| format!("s{i}")).collect::<Vec<_>>().join(", ");
     let image = "img:1";

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_divide_each_unit_and_each_has_two_holders_where_there_are_two() {
+    fn ranges_divide_each_unit_and_have_two_holders() {
         let layout = Layout::new(3, true).in_ranges(12);
         assert_eq!(layout.units(), 48);
         for elements in [0, 1, 7, 12, 1000] {

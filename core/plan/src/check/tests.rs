@@ -121,7 +121,7 @@ fn a_sound_shape_passes_and_each_damage_is_named() {
 }
 
 #[test]
-fn an_interleaved_pipeline_goes_round_its_workers_with_whole_groups() {
+fn interleaved_pipeline_takes_whole_groups() {
     let sound = |shape: &mut Shape| {
         shape.schedule.kind = ScheduleKind::Interleaved { chunks: 2 };
         shape.micro_batch_size = 1;
@@ -174,7 +174,7 @@ fn an_interleaved_pipeline_goes_round_its_workers_with_whole_groups() {
 }
 
 #[test]
-fn an_interleaved_pipeline_has_two_workers_at_least_and_whole_rounds_of_any_length() {
+fn interleaved_pipeline_needs_two_workers_and_whole_rounds() {
     let verdict = |workers: &[u64], chunks: u32| {
         let mut shape = sound();
         let segments = workers.len() as u32;
@@ -229,7 +229,7 @@ fn whole() -> Plan {
 }
 
 #[test]
-fn a_plan_needs_sources_for_each_unit_and_an_address_for_everyone() {
+fn plan_needs_sources_and_addresses() {
     let verdict = |change: fn(&mut Plan)| {
         let mut plan = whole();
         change(&mut plan);
@@ -266,7 +266,7 @@ fn a_plan_needs_sources_for_each_unit_and_an_address_for_everyone() {
 }
 
 #[test]
-fn spare_copies_are_kept_of_what_one_worker_alone_holds_by_a_member_that_does_not() {
+fn spare_copies_are_kept_only_of_units_with_one_holder() {
     let verdict = |keepers: &[Option<u64>]| {
         let mut plan = whole();
         let alone = Pipeline {

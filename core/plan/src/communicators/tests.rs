@@ -268,7 +268,7 @@ proptest! {
     }
 
     #[test]
-    fn every_message_is_sent_once_and_needed_once_over_an_edge_of_the_plan(
+    fn every_message_is_sent_and_received_once(
         drawn in prop::collection::vec(any_pipeline(), 1..4), kind in any_kind(), evaluation in 0u32..6
     ) {
         let plan = plan_of(&drawn, kind, Recompute::Full, 2, true);
@@ -291,7 +291,7 @@ proptest! {
     }
 
     #[test]
-    fn receives_in_the_senders_order_fit_any_schedule_and_in_the_receivers_only_where_it_is_the_same(
+    fn receives_must_be_in_the_senders_order(
         drawn in any_pipeline(), picks in prop::collection::vec(any::<Index>(), 64), run_ahead in 1usize..4,
         ahead in 0usize..3
     ) {
@@ -337,7 +337,7 @@ fn uneven() -> Plan {
 }
 
 #[test]
-fn a_tied_weight_that_is_reduced_when_it_is_finished_stops_those_who_hold_both_ends() {
+fn late_reduction_of_a_tied_weight_deadlocks() {
     let plan = uneven();
     let of = |issued| run_plan(&plan, 0, (2, 0, issued));
     assert_eq!(of(Issued::AsPlanned), Ok(0));
@@ -345,7 +345,7 @@ fn a_tied_weight_that_is_reduced_when_it_is_finished_stops_those_who_hold_both_e
 }
 
 #[test]
-fn there_is_one_group_for_each_set_of_holders_and_none_for_a_holder_alone() {
+fn each_set_of_holders_has_one_group() {
     let plan = uneven();
     let [a, b, c] = [100, 90, 91].map(WorkerId);
     let units = |of: std::ops::Range<u32>| of.rev().map(Unit).collect::<Vec<_>>();
@@ -371,7 +371,7 @@ fn there_is_one_group_for_each_set_of_holders_and_none_for_a_holder_alone() {
 }
 
 #[test]
-fn two_workers_have_an_edge_for_each_direction_and_each_kind_that_crosses_it() {
+fn two_workers_have_an_edge_per_direction_and_kind() {
     let drawn = Drawn {
         workers: 2,
         cuts: vec![0; SEGMENTS as usize],

@@ -110,7 +110,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_profile_of_whole_blocks_divides_into_what_an_estimate_of_halves_says() {
+    fn profile_of_whole_blocks_divides_like_an_estimate() {
         let estimate = Costs::estimate(&GPT.spec(), Device::CPU_CORE);
         let divided = whole_blocks(&GPT).with_halves(&GPT.spec()).unwrap();
         assert_eq!(divided.layout(), estimate.layout());
@@ -127,7 +127,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn both_halves_cost_what_the_block_did_and_other_models_are_refused() {
+    fn halves_cost_as_much_as_the_block() {
         let mut whole = whole_blocks(&GPT);
         whole.segments[2].parameters = 12_345;
         whole.segments[2].forward_ms = 7.7;

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sharded_state_takes_6_bytes_and_24_divided_by_the_workers_that_share_it() {
+    fn sharded_state_takes_6_plus_24_over_n_bytes() {
         let of = |bytes: ParameterBytes, held| bytes.sharded(held, 12).resident;
         assert_eq!(of(ParameterBytes::MIXED, 12), 6 + 12);
         assert_eq!(of(ParameterBytes::MIXED, 6), 6 + 24 / 4);

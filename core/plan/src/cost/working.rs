@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backward_has_room_in_what_later_segments_kept_and_what_is_run_again_has_not() {
+    fn backward_reuses_memory_of_later_segments() {
         let [attention, mlp, head] = [taken(40, 100, 0), taken(50, 30, 0), taken(5, 60, 0)];
         let of = |stage: &[SegmentMemory]| working_bytes(stage.iter().rev().copied());
         assert_eq!(of(&[]), 0);

@@ -120,7 +120,7 @@ mod tests {
     use crate::layout::SegmentRange;
 
     #[test]
-    fn every_member_but_the_root_is_a_child_of_its_parent_two_levels_down_at_most() {
+    fn tree_of_members_has_two_levels() {
         for (count, least) in (1..60)
             .map(|n| (n, 2))
             .chain([(100, 2), (1_000, 16), (4_000, 16)])
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn each_range_has_two_holders_in_each_run_and_who_lacks_it_is_sent_it_over_a_link() {
+    fn each_range_has_two_holders_and_receivers_have_links() {
         for (workers, ranges) in [
             (1, 12),
             (2, 12),

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn more_units_than_any_model_has_are_refused_before_memory_is_taken() {
+    fn too_many_units_are_refused_before_allocation() {
         let error =
             serde_json::from_str::<Of>(r#"[{"units":1048577,"workers":[]},{"units":1,"workers":[]}]"#);
         assert!(

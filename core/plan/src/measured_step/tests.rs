@@ -198,7 +198,7 @@ fn a_clock_that_can_be_right_is_believed() {
 }
 
 #[test]
-fn a_pipeline_is_shown_where_all_its_workers_told_and_a_stranger_changes_nothing() {
+fn pipeline_is_shown_if_all_its_workers_reported() {
     let shape = shape(6, 2, 1);
     let mut step = reported(&shape, &[0]);
     let measured = measured_workers(&shape);

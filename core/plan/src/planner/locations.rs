@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_have_in_common_what_all_of_them_share_and_what_is_not_known_is_not_shared() {
+    fn common_location_ignores_unknown_parts() {
         let worker = |id, node: &str, domain: &str| WorkerInfo {
             domain: domain.into(),
             ..WorkerInfo::nominal(WorkerId(id), node)

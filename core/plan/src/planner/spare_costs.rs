@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_takes_what_a_unit_takes_and_the_gradients_that_wait_and_takes_what_the_stages_leave() {
+    fn copy_costs_a_unit_and_its_waiting_gradients() {
         let free = planner(None);
         let layout = free.costs.layout();
         let workers = three_workers();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_has_room_to_follow_what_its_stage_with_its_activations_leaves() {
+    fn room_to_follow_is_what_stage_and_activations_leave() {
         let free = planner(None);
         let layout = free.costs.layout();
         let workers = three_workers();

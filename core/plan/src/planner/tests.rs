@@ -231,7 +231,7 @@ fn workers_over_the_maximum_are_spares_with_the_reason() {
 }
 
 #[test]
-fn a_very_slow_worker_becomes_a_spare_instead_of_everybodys_pace() {
+fn very_slow_worker_becomes_a_spare() {
     let planner = planner(1, None);
     let mut request = request(&planner, 4, 32);
     let slow = request.workers[0].id;
@@ -252,7 +252,7 @@ fn a_very_slow_worker_becomes_a_spare_instead_of_everybodys_pace() {
 }
 
 #[test]
-fn a_worker_with_too_little_memory_becomes_a_spare_and_the_others_train() {
+fn worker_with_too_little_memory_becomes_a_spare() {
     let planner = planner(1, None);
     let mut request = request(&planner, 3, 16);
     request.workers[1].memory_bytes = Some(1 << 20);
@@ -297,7 +297,7 @@ fn costs_of_another_model_and_an_empty_batch_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn any_mixture_of_speeds_and_memories_gives_a_sound_plan_that_fits(
+    fn any_speeds_and_memories_give_a_valid_plan(
         workers in prop::collection::vec((1u32..30, prop::option::of(1u64..64)), 1..24), batch in 1u64..64, gpipe: bool,
         auto: bool
     ) {
@@ -438,7 +438,7 @@ fn the_shorter_a_plan_lasts_the_less_it_may_move() {
 }
 
 #[test]
-fn a_longer_warm_up_is_chosen_where_it_hides_the_uneven_stages_and_fits() {
+fn longer_warmup_is_chosen_if_it_helps_and_fits() {
     let factor = |memory: Option<u64>| {
         // Three whole blocks on the first stage, two on the second.
         let mut planner = planner_of(5, 2, memory);
@@ -468,7 +468,7 @@ fn a_longer_warm_up_is_chosen_where_it_hides_the_uneven_stages_and_fits() {
 }
 
 #[test]
-fn plans_are_the_same_work_whoever_does_it_and_not_when_cut_otherwise() {
+fn plans_with_other_workers_are_the_same_work() {
     let planner = planner(2, None);
     let mut asked = request(&planner, 4, 24);
     let first = planner.plan(&asked).unwrap();
@@ -551,7 +551,7 @@ fn fewer(node: fn(usize) -> usize, domain: fn(usize) -> &'static str) -> (Vec<BT
 }
 
 #[test]
-fn of_fewer_pipelines_each_node_and_zone_keeps_a_copy_where_that_moves_no_more() {
+fn copies_stay_in_each_node_and_zone_if_that_moves_no_more() {
     let (together, moved) = fewer(|i| i, |_| "");
     assert!(together.iter().all(|halves| halves.len() == 1), "{together:?}");
     let by_zone = fewer(|i| i, |i| ["a", "b"][i / 4]);
@@ -592,7 +592,7 @@ fn workers_that_hold_the_same_stay_where_the_parent_has_them() {
 }
 
 #[test]
-fn a_worker_whose_state_is_elsewhere_in_the_plan_is_not_moved_for_its_zone() {
+fn worker_is_not_moved_only_for_its_zone() {
     let planner = planner(4, None);
     let mut request = request(&planner, 8, 32);
     let first = planner.plan(&request).unwrap();

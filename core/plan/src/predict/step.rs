@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_makes_steps_longer_and_the_same_seed_gives_the_same_steps() {
+    fn noise_lengthens_steps_and_follows_the_seed() {
         let (costs, shape) = (costs(), shape());
         let quiet = predict(&costs, &shape, &Speeds::nominal(), Topology::ONE_NODE).step_ms;
         let still = predict_with_noise(&costs, &shape, 0.0, 1, 3);

@@ -88,7 +88,7 @@ fn nan_is_no_json_and_its_place_is_named() {
 }
 
 #[test]
-fn a_link_table_takes_the_place_of_the_links_and_is_read_strictly() {
+fn link_table_replaces_links_and_is_checked() {
     let profile = json(&estimate()).to_string();
     let links = Some(("l.csv", "bytes,us\n1,50\n1000000,1000\n"));
     let read = Profile::read("p.json", &profile, links).unwrap();

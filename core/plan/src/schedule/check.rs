@@ -285,7 +285,7 @@ mod tests {
         }
 
         #[test]
-        fn swapping_two_different_instructions_of_a_tight_schedule_is_refused(
+        fn swapped_instructions_are_refused(
             stages in 2usize..6, n in 2u32..10, stage in 0usize..6, a in 0usize..40, b in 0usize..40
         ) {
             let spec = ScheduleSpec {

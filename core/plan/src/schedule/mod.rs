@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn an_evaluation_goes_round_by_round_through_the_stages_of_each_worker() {
+    fn evaluation_passes_the_stages_round_by_round() {
         let of = |kind, stages, worker| {
             let list = evaluation_list(kind, stages, worker, 3);
             let word = |t: &Task| format!("{}{}", t.stage, t.instruction);

@@ -102,7 +102,7 @@ fn in_one_pipeline_everyone_keeps_the_stage_before_its_own() {
 }
 
 #[test]
-fn nothing_is_kept_of_what_several_hold_and_nobody_keeps_his_own() {
+fn copies_are_kept_by_others_and_only_of_single_holders() {
     let layout = layout(4);
     let (two, one) = (shape(layout, &[2, 4]), shape(layout, &[1]));
     let free = SpareCosts::default();
@@ -158,7 +158,7 @@ fn a_keeper_is_in_another_zone_or_else_on_another_node() {
 }
 
 #[test]
-fn one_that_is_far_from_all_others_keeps_the_copies_of_two_and_no_more() {
+fn distant_member_keeps_copies_of_two_at_most() {
     let layout = layout(5);
     let shape = shape(layout, &[5]);
     let zones = workers(&shape, &["a", "a", "a", "a", "b"]);
@@ -257,7 +257,7 @@ fn of_room(room: &[(u64, u64)]) -> SpareCosts {
 }
 
 #[test]
-fn a_member_that_gains_units_needs_room_for_them_and_a_newcomer_is_not_asked() {
+fn gaining_member_needs_room_and_newcomers_keep_nothing() {
     let layout = Layout::new(3, false);
     let (present, next) = (shape(layout, &[2]), shape(layout, &[1, 1, 1]));
     let plan = Plan::first(layout, present);
@@ -272,7 +272,7 @@ fn a_member_that_gains_units_needs_room_for_them_and_a_newcomer_is_not_asked() {
 }
 
 #[test]
-fn what_is_followed_lies_beside_the_copies_that_are_kept_unless_it_is_one_of_them() {
+fn followed_units_and_kept_copies_share_memory() {
     let layout = Layout::new(3, false);
     // Worker 3 has segment 1 and gains segment 2.
     let next = shape(layout, &[2]);
@@ -390,7 +390,7 @@ fn what_becomes_of_the_wish_has_a_reason() {
 }
 
 #[test]
-fn a_commit_waits_for_all_gradients_of_the_worker_that_sends_most() {
+fn commit_waits_for_the_worker_that_sends_most() {
     // As on Bamboo's p3 nodes (docs/guides/replay.md): the gradient of a stage takes 0.8 s of a step of 4 s, and workers are lost every
     // four minutes.
     let layout = layout(12);
@@ -469,7 +469,7 @@ fn gradients_take_at_most_half_of_a_step_of_the_link_that_sends_them_and_of_the_
 }
 
 #[test]
-fn what_a_loss_costs_is_half_of_the_shorter_interval_between_checkpoints() {
+fn loss_costs_half_of_the_shorter_checkpoint_interval() {
     let of = |every_ms, every_steps| Expected::redo_ms(100.0, every_ms, every_steps);
     assert_eq!(of(Some(60_000.0), None), Some(30_000.0));
     assert_eq!(of(None, Some(500)), Some(25_000.0));

@@ -84,7 +84,7 @@ fn which_nan_a_gradient_became_makes_no_other_decision() {
 }
 
 #[test]
-fn a_loss_that_is_not_finite_is_an_overflow_and_a_finite_one_is_kept() {
+fn infinite_loss_is_an_overflow() {
     let new = |norm2, loss| UnitNorm::new(norm2, loss, None, OptimizerProgress::START);
     assert!(new(1.0, f64::NAN).overflow);
     assert!(!new(1.0, 2.5).overflow);
@@ -93,7 +93,7 @@ fn a_loss_that_is_not_finite_is_an_overflow_and_a_finite_one_is_kept() {
 }
 
 #[test]
-fn a_decision_says_what_the_optimizer_counts_before_and_after_it() {
+fn decision_has_the_counters_before_and_after() {
     let scaling = LossScaling::Dynamic {
         initial: ScaleFactor::two_to(2),
         minimum: ScaleFactor::ONE,
@@ -148,7 +148,7 @@ fn a_diverged_decision_is_written_in_words_and_read_back() {
 }
 
 #[test]
-fn states_and_decisions_that_no_run_has_are_refused_in_documents() {
+fn impossible_states_and_decisions_are_refused() {
     let id = |step: u64| format!(r#"{{"run_gen":1,"step":{step},"chain":"00000000000000ab"}}"#);
     let decision = |from: u64, to: u64| {
         let text = format!(

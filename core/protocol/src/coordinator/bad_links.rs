@@ -100,7 +100,7 @@ mod tests {
     const LEAST: Duration = Duration::from_secs(10);
 
     #[test]
-    fn a_link_that_fails_again_is_planned_around_for_longer_until_it_held_for_a_while() {
+    fn repeated_link_failures_are_avoided_for_longer() {
         let (a, b) = (WorkerId(1), WorkerId(2));
         let mut links = BadLinks::default();
         let mut now = Time(0);

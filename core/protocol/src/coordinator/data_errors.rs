@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_counts_once_however_often_it_is_looked_at_and_whoever_speaks_late() {
+    fn each_generation_counts_once() {
         let mut data_errors = DataErrors::default();
         for generation in 1..3 {
             assert_eq!(fails(&mut data_errors, generation, &[B]), nobody());

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_of_the_first_steps_is_told_once_for_each_generation() {
+    fn median_of_first_steps_is_reported_once_per_generation() {
         let mut costs = ObservedCosts::default();
         for generation in [Generation(1), Generation(4)] {
             for ms in [10.0, 900.0, 12.0, 11.0] {

@@ -58,8 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_that_is_slow_at_each_trial_is_tried_ever_less_often_and_one_that_is_not_as_soon_as_at_first()
-    {
+    fn trials_of_slow_workers_become_rarer() {
         let worker = WorkerId(3);
         let mut trials = SlowWorkerTrials::default();
         let mut now = Time(1);

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_due_before_all_have_reported_a_window_and_nobody_is_judged_by_short_steps() {
+    fn speeds_are_judged_after_a_full_window() {
         let mut speeds = observed_speeds();
         let (both, members) = ([(1.0, 0..4), (1.0, 4..8)], [WorkerId(0), WorkerId(1)]);
         run(&mut speeds, &both, 19, 0.1);

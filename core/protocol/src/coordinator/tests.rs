@@ -313,7 +313,7 @@ fn suspect(generation: u64, about: WorkerId) -> Report {
 }
 
 #[test]
-fn nobody_hears_of_a_plan_before_it_is_persisted_and_everyone_ready_means_go() {
+fn plan_is_persisted_before_it_is_sent() {
     let mut rig = Rig::with(config(), Record::default());
     assert_eq!(rig.store.term, 1);
     rig.join(A);
@@ -382,7 +382,7 @@ fn a_draining_worker_is_planned_around_and_released_after_go() {
 }
 
 #[test]
-fn a_killed_member_is_recovered_from_as_soon_as_its_stream_closes() {
+fn killed_member_starts_a_recovery() {
     let mut rig = Rig::training(&[A, B]);
     rig.say(A, suspect(1, B));
     assert!(rig.sent.contains(&(A, Order::Fence { upto: Generation(1) })));
@@ -408,7 +408,7 @@ fn a_killed_member_is_recovered_from_as_soon_as_its_stream_closes() {
 }
 
 #[test]
-fn a_suspicion_that_comes_while_the_record_is_written_is_not_forgotten() {
+fn suspicion_during_a_write_is_kept() {
     let mut rig = Rig::training(&[A, B]);
     rig.wait(100);
     rig.manual = true;
@@ -421,7 +421,7 @@ fn a_suspicion_that_comes_while_the_record_is_written_is_not_forgotten() {
 }
 
 #[test]
-fn lost_state_is_named_and_ends_the_run_as_soon_as_all_its_holders_are_known_to_be_gone() {
+fn lost_state_ends_the_run_once_all_holders_are_gone() {
     let mut rig = Rig::training(&[A, B]);
     rig.status(A, 1, Phase::Running, state(1, 4));
     rig.say(A, suspect(1, B));
@@ -436,7 +436,7 @@ fn lost_state_is_named_and_ends_the_run_as_soon_as_all_its_holders_are_known_to_
 }
 
 #[test]
-fn holders_that_may_come_back_are_waited_for_as_long_as_the_run_may_and_not_beyond_their_known_end() {
+fn absent_holders_are_awaited_for_a_limited_time() {
     let patient = || {
         let mut rig = Rig::training(&[A, B]);
         rig.machine.shared.config.timing.lost = Duration::from_secs(5);
@@ -458,7 +458,7 @@ fn holders_that_may_come_back_are_waited_for_as_long_as_the_run_may_and_not_beyo
 }
 
 #[test]
-fn a_worker_that_somebody_else_announces_is_planned_around_as_one_that_has_notice_itself() {
+fn external_notice_counts_like_the_workers_own() {
     let mut rig = Rig::training(&[A, B]);
     rig.put(CoordinatorInput::Notice {
         worker: B,
@@ -494,7 +494,7 @@ fn before_the_first_commit_the_seed_replaces_whoever_is_lost() {
 }
 
 #[test]
-fn fewer_workers_than_the_minimum_wait_with_their_state_until_one_joins() {
+fn too_few_workers_wait_for_another_one() {
     let mut rig = Rig::training(&[A, B]);
     rig.machine.shared.config.min_workers = 2;
     rig.say(A, suspect(1, B));
@@ -525,7 +525,7 @@ fn a_newer_term_ends_this_coordinator() {
 }
 
 #[test]
-fn a_take_over_whose_outcome_is_unclear_is_repeated_with_a_greater_term() {
+fn unclear_takeover_is_repeated_with_a_greater_term() {
     let mut rig = Rig {
         manual: true,
         ..Rig::with(config(), Record::default())
@@ -635,7 +635,7 @@ fn each_committed_state_is_published_once_also_after_a_restart() {
 }
 
 #[test]
-fn the_run_is_done_when_all_members_run_at_the_last_step_and_ends_when_all_are_gone() {
+fn run_ends_after_all_members_ran_the_last_step() {
     let mut rig = Rig::training(&[A, B]);
     rig.status(A, 1, Phase::Running, state(1, 10));
     assert!(!rig.store.done);
@@ -652,7 +652,7 @@ fn the_run_is_done_when_all_members_run_at_the_last_step_and_ends_when_all_are_g
 }
 
 #[test]
-fn a_stopped_run_fences_before_it_releases_and_can_be_taken_up_again() {
+fn stopped_run_fences_and_can_be_resumed() {
     let mut rig = Rig::training(&[A]);
     rig.put(CoordinatorInput::Stop);
     assert_eq!(rig.sent, vec![(A, Order::Fence { upto: Generation(1) })]);
@@ -665,7 +665,7 @@ fn a_stopped_run_fences_before_it_releases_and_can_be_taken_up_again() {
 }
 
 #[test]
-fn the_deadline_follows_the_observed_step_and_doubles_with_failed_generations() {
+fn deadline_follows_observed_steps_and_doubles_on_failure() {
     let mut rig = Rig::training(&[A, B]);
     rig.machine.shared.config.last_step = Step(100);
     assert_eq!(rig.plan().deadline.step_ns, 400_000_000, "the floor");
@@ -729,7 +729,7 @@ fn a_failed_link_is_planned_around_and_relayed() {
 }
 
 #[test]
-fn a_silent_stream_is_lost_but_a_coordinator_that_slept_listens_afresh() {
+fn silent_stream_is_lost_unless_the_coordinator_slept() {
     let mut rig = Rig::training(&[A]);
     let lost = |rig: &Rig| rig.events.iter().any(|e| matches!(e, Event::WorkerLost { .. }));
     rig.now = rig.now.after(Duration::from_secs(60));
@@ -744,7 +744,7 @@ fn a_silent_stream_is_lost_but_a_coordinator_that_slept_listens_afresh() {
 }
 
 #[test]
-fn a_member_that_was_ready_in_another_generation_is_not_told_to_go() {
+fn member_ready_in_another_generation_gets_no_go() {
     let mut rig = Rig::training(&[A, B]);
     rig.say(A, suspect(1, B));
     for w in [A, B] {

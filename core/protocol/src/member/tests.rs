@@ -340,7 +340,7 @@ fn a_prepared_worker_rolls_forward_by_the_plans_decision() {
 }
 
 #[test]
-fn norms_of_a_member_that_runs_ahead_wait_and_late_answers_change_nothing() {
+fn early_norms_wait_and_late_answers_are_ignored() {
     let mut rig = Rig::running();
     rig.peer_norm(0, 0);
     rig.peer_norm(1, 0); // this cannot happen, but must not use unlimited memory
@@ -355,7 +355,7 @@ fn norms_of_a_member_that_runs_ahead_wait_and_late_answers_change_nothing() {
 }
 
 #[test]
-fn all_armed_members_switch_with_the_commit_and_keep_the_old_connections_until_go() {
+fn armed_members_switch_with_the_commit() {
     let mut rig = Rig::running();
     let next = plan(
         2,
@@ -474,7 +474,7 @@ fn a_fence_waits_for_state_that_is_just_being_taken_over() {
 }
 
 #[test]
-fn a_fetch_without_progress_is_asked_again_and_the_link_is_blamed() {
+fn stalled_fetch_is_repeated_and_blames_the_link() {
     let mut rig = Rig::new();
     let base = StateId {
         step: Step(3),
@@ -522,7 +522,7 @@ fn a_fetch_without_progress_is_asked_again_and_the_link_is_blamed() {
 }
 
 #[test]
-fn units_that_queue_behind_another_on_one_connection_are_not_asked_for_again() {
+fn queued_units_are_not_requested_again() {
     let mut rig = Rig::new();
     let base = StateId {
         step: Step(3),
@@ -562,7 +562,7 @@ fn units_that_queue_behind_another_on_one_connection_are_not_asked_for_again() {
 }
 
 #[test]
-fn a_hang_is_suspected_after_the_plans_deadline_and_a_closed_peer_at_once() {
+fn hang_is_suspected_at_the_deadline_and_a_close_at_once() {
     let mut rig = Rig::running();
     rig.now = rig.now.after(Duration::from_millis(999));
     let suspects = |effects: &[MemberEffect]| {
@@ -584,7 +584,7 @@ fn a_hang_is_suspected_after_the_plans_deadline_and_a_closed_peer_at_once() {
 }
 
 #[test]
-fn a_step_that_fails_by_itself_is_suspected_and_still_aborted_by_the_fence() {
+fn failed_step_is_reported_and_aborted_by_the_fence() {
     let mut rig = Rig::running();
     let effects = rig.put(MemberInput::StepFailed {
         generation: Generation(1),
@@ -601,7 +601,7 @@ fn a_step_that_fails_by_itself_is_suspected_and_still_aborted_by_the_fence() {
 }
 
 #[test]
-fn the_first_member_tells_each_commit_and_everyone_what_is_asked_for() {
+fn first_member_reports_each_commit() {
     let mut rig = Rig::running();
     let mut commits = vec![];
     for step in 0..3 {
@@ -632,7 +632,7 @@ fn levels(effects: &[MemberEffect]) -> usize {
 
 /// Otherwise each step would cost the coordinator a message from each worker, and a launch would cost one for each pair of workers.
 #[test]
-fn a_level_is_told_when_it_changes_and_by_heartbeat_and_not_with_every_step() {
+fn status_is_reported_on_change_and_by_heartbeat() {
     let mut rig = Rig::running();
     for step in 0..3 {
         rig.prepare(step);
@@ -672,7 +672,7 @@ fn a_worker_whose_engine_does_not_stop_ends() {
 }
 
 #[test]
-fn a_worker_without_a_coordinator_ends_once_nothing_is_committed_for_long() {
+fn orphaned_worker_ends_after_a_while_without_commits() {
     let minutes = |n: u64| Duration::from_secs(60 * n);
     let mut rig = Rig::running();
     rig.put(MemberInput::StreamDown);
@@ -694,7 +694,7 @@ fn a_worker_without_a_coordinator_ends_once_nothing_is_committed_for_long() {
 }
 
 #[test]
-fn a_worker_that_trains_is_not_released_and_lower_terms_are_not_obeyed() {
+fn training_worker_ignores_release_and_lower_terms() {
     let mut rig = Rig::running();
     assert_eq!(rig.order(Order::Release), vec![]);
     assert_eq!(
@@ -736,7 +736,7 @@ fn an_old_go_does_not_make_a_fenced_worker_give_up_its_state() {
 }
 
 #[test]
-fn a_state_of_the_same_step_but_another_generation_is_not_the_base() {
+fn state_of_another_generation_is_not_the_base() {
     let mut rig = Rig::running();
     rig.order(FENCE);
     rig.put(MemberInput::Stopped { prepared: vec![] });

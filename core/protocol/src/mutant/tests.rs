@@ -4,7 +4,7 @@ use super::Mutant;
 use varuna_mutants::compare_with_unit_tests;
 
 #[test]
-fn the_unit_tests_catch_the_mutants_that_the_table_says_and_no_others() {
+fn unit_tests_catch_the_mutants_of_the_table() {
     let table: Vec<_> = Mutant::ALL.iter().map(|m| (m.name(), m.caught_by())).collect();
     let wrong = compare_with_unit_tests(&table);
     assert!(

@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restore_is_not_behind_what_was_shown_and_the_store_is_asked_first() {
+    fn restore_is_not_older_than_the_shown_progress() {
         assert_eq!(verdict(200, &[2, 4], &[]), Some('l'));
         assert_eq!(verdict(200, &[2], &[]), None, "it was completed later");
         assert_eq!(verdict(200, &[2, 4], &[4]), None, "it was found damaged");

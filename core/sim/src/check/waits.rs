@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_living_workers_are_given_up_only_once_they_were_waited_for() {
+    fn steps_of_living_workers_are_awaited_before_giving_up() {
         assert_eq!(
             verdict(state(4), false, true, 700),
             Some('p'),

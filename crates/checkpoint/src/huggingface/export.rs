@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn sixteen_bits_are_rounded_to_the_nearest_and_to_the_even_of_two() {
+    fn sixteen_bits_round_to_nearest_even() {
         for (bits, expected) in [
             (0x3f80_0000u32, 0x3f80u16),
             (0x3f80_7fff, 0x3f80),

@@ -99,7 +99,7 @@ fn a_gpt2_survives_the_way_out_and_back() {
 }
 
 #[test]
-fn a_llama_and_a_qwen_survive_it_with_queries_keys_and_values_apart() {
+fn llama_and_qwen_round_trip_with_separate_qkv() {
     for preset in ["llama-tiny", "qwen3-tiny"] {
         let model = small_of(preset);
         let shards = counting(&model);
@@ -129,7 +129,7 @@ fn a_llama_and_a_qwen_survive_it_with_queries_keys_and_values_apart() {
 }
 
 #[test]
-fn a_bert_survives_it_and_is_read_under_the_oldest_names_of_its_norms() {
+fn bert_round_trips_and_reads_old_norm_names() {
     for tied_head in [true, false] {
         let model = Transformer {
             features: presets::preset("bert-tiny").unwrap().features,
@@ -201,7 +201,7 @@ fn narrow(file: &[u8], dtype: Dtype, of: impl Fn(&str) -> bool) -> Vec<u8> {
 }
 
 #[test]
-fn several_files_in_sixteen_bits_are_read_as_one_in_single_precision() {
+fn several_16_bit_files_are_read_in_fp32() {
     let model = small_of("llama-tiny");
     let shards = counting(&model);
     let file = export(&model, &shards).unwrap();
@@ -246,7 +246,7 @@ fn a_file_in_float16_is_read_exactly() {
 }
 
 #[test]
-fn an_export_in_several_files_names_them_in_its_index_and_is_read_again() {
+fn sharded_export_has_an_index_and_is_read_again() {
     for preset in ["llama-tiny", "qwen3-tiny"] {
         let model = small_of(preset);
         let shards = counting(&model);
@@ -372,7 +372,7 @@ fn of_all_families() -> [Transformer; 4] {
 }
 
 #[test]
-fn a_unit_is_read_when_its_turn_comes_and_no_more_than_a_piece_of_it_at_once() {
+fn units_are_read_in_turn_and_in_pieces() {
     const PIECE: usize = 12;
     for model in of_all_families() {
         let shards = counting(&model);
@@ -402,7 +402,7 @@ fn a_unit_is_read_when_its_turn_comes_and_no_more_than_a_piece_of_it_at_once() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_any_more_ends_an_import_after_the_units_that_were_read() {
+fn unreadable_file_ends_an_import_after_the_read_units() {
     let model = small_of("llama-tiny");
     let shards = counting(&model);
     let whole = export(&model, &shards).unwrap();
@@ -458,7 +458,7 @@ fn renumbered(file: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_file_that_is_no_safetensors_is_refused_in_the_librarys_words() {
+fn invalid_safetensors_is_refused_with_the_librarys_error() {
     let model = small(true);
     let whole = export(&model, &counting(&model)).unwrap();
     let (length, _) = SafeTensors::read_metadata(&whole).unwrap();

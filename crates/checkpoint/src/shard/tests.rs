@@ -66,7 +66,7 @@ fn a_loss_scale_that_no_run_has_is_refused() {
 }
 
 #[test]
-fn a_parameter_that_is_named_again_is_refused_and_not_copied_again() {
+fn repeated_parameter_is_refused_without_a_copy() {
     let names = r#"\"w\",\"b\""#;
     let error = refused(names, &[names; 1000].join(","));
     assert!(
@@ -155,7 +155,7 @@ proptest! {
 }
 
 #[test]
-fn the_pieces_of_a_file_are_its_bytes_and_their_number_is_known_before() {
+fn pieces_of_a_file_are_its_bytes() {
     let whole = shard().encode().unwrap();
     assert_eq!(shard().file_bytes().unwrap(), whole.len() as u64);
     let file = shard().into_file().unwrap();
@@ -199,7 +199,7 @@ fn data_that_are_not_as_the_shapes_say_are_not_written() {
 }
 
 #[test]
-fn parameters_are_put_into_another_order_and_others_are_refused_by_name() {
+fn parameters_are_reordered_and_unknown_ones_refused() {
     let tensor = |name: &str, shape: &[usize]| ShardTensor {
         name: name.into(),
         shape: shape.to_vec(),

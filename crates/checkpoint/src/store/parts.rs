@@ -114,7 +114,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
-    fn parts_are_of_one_size_but_the_last_and_hold_every_byte_in_order() {
+    fn parts_have_one_size_and_hold_every_byte() {
         let pieces = ["abc", "", "defgh", "i", "jk"].map(|piece| Bytes::from_static(piece.as_bytes()));
         for (size, expected) in [
             (4, vec!["abcd", "efgh", "ijk"]),
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn more_parts_are_under_way_where_they_are_quick_and_fewer_where_they_are_slow() {
+    async fn fast_parts_run_with_more_concurrency() {
         let file = ShardFile::from(vec![0; 20 * PART_BYTES]);
         for (takes, most, seconds) in [
             (1, PARTS_AT_ONCE_MAX, 4),

@@ -133,7 +133,7 @@ async fn a_worker_whose_queue_is_full_counts_as_gone_at_once() {
 }
 
 #[tokio::test]
-async fn a_worker_whose_newest_stream_ends_before_its_welcome_counts_as_gone_at_once() {
+async fn worker_without_welcome_is_gone_at_once() {
     let temp = TempDir::new().unwrap();
     let (inbound, _inbox) = channel(1);
     let mut driver = driver(&temp, &inbound);
@@ -212,7 +212,7 @@ fn stopped_after_a_change(record: &Record) -> Record {
 }
 
 #[tokio::test]
-async fn a_run_of_which_nothing_is_left_begins_anew_where_its_job_may_lose_its_state() {
+async fn run_without_state_begins_anew_if_the_job_allows_it() {
     let (inbound, _inbox) = channel(1);
     let temp = TempDir::new().unwrap();
     let mut before = driver(&temp, &inbound);
@@ -260,7 +260,7 @@ fn decision(step: u64) -> Decision {
 }
 
 #[tokio::test]
-async fn a_step_has_a_time_where_its_commit_and_the_one_before_were_told_when_they_were_made() {
+async fn step_time_needs_two_timely_reports() {
     let temp = TempDir::new().unwrap();
     let (inbound, _inbox) = channel(1);
     let mut driver = driver(&temp, &inbound);
@@ -286,7 +286,7 @@ async fn a_step_has_a_time_where_its_commit_and_the_one_before_were_told_when_th
 }
 
 #[tokio::test]
-async fn the_checkpoint_that_a_plan_begins_with_is_kept_from_the_moment_that_the_plan_is_persisted() {
+async fn base_checkpoint_of_a_plan_is_kept_once_persisted() {
     let temp = TempDir::new().unwrap();
     let location = format!("uri: {}, intervalSteps: 9", temp.path().join("store").display());
     let job = job(Some(&location));

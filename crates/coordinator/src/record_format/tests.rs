@@ -21,7 +21,7 @@ fn of_workers(workers: u64) -> Record {
 }
 
 #[test]
-fn a_record_of_an_earlier_release_is_read_and_a_short_one_stays_as_it_was_written() {
+fn old_and_short_records_are_read_unchanged() {
     let record = decode(UNCOMPRESSED).unwrap();
     assert_eq!((record.version, record.term), (3, 2));
     assert!(record.plan.is_some() && record.next.is_some());

@@ -69,7 +69,7 @@ mod tests {
     use super::Split;
 
     #[test]
-    fn shares_are_about_those_asked_for_and_a_text_always_goes_to_the_same_set() {
+    fn split_shares_are_approximate_and_stable() {
         let split: Split = "90,7,3".parse().unwrap();
         let mut counts = [0u32; 3];
         for n in 0..20_000 {

@@ -113,7 +113,7 @@ impl Place {
 }
 
 #[test]
-fn each_document_is_one_sequence_with_its_end_in_the_order_of_the_inputs() {
+fn each_document_is_one_sequence_in_input_order() {
     let place = Place::new();
     let inputs = vec![
         place.input("b.txt", "a file\n"),
@@ -165,7 +165,7 @@ fn a_text_of_several_pieces_is_one_sequence() {
 }
 
 #[test]
-fn another_field_and_another_format_than_the_names_say_may_be_asked_for() {
+fn field_and_format_can_be_chosen() {
     let place = Place::new();
     let mut request = place.request(vec![
         place.input("lines.txt", "{\"body\": \"x\", \"text\": \"y\"}\n"),
@@ -270,7 +270,7 @@ fn a_split_divides_the_documents_and_each_text_goes_to_one_set() {
 }
 
 #[test]
-fn the_tokenizers_files_lie_beside_the_dataset_and_are_found_by_its_path() {
+fn tokenizer_files_are_found_beside_the_dataset() {
     let place = Place::new();
     let folder = place.path("published");
     std::fs::create_dir(&folder).unwrap();
@@ -359,7 +359,7 @@ fn the_tokenizer_of_a_jobs_data_is_that_of_all_its_datasets() {
 }
 
 #[test]
-fn an_error_names_the_file_and_the_line_or_row_and_leaves_nothing() {
+fn error_names_file_and_line_and_leaves_nothing() {
     let good = "{\"text\": \"a\"}\n".repeat(70_000);
     for threads in [1, 4] {
         let place = Place::new();
@@ -406,7 +406,7 @@ fn an_error_names_the_file_and_the_line_or_row_and_leaves_nothing() {
 }
 
 #[test]
-fn the_rows_of_a_parquet_file_are_read_in_order_however_many_a_group_has() {
+fn parquet_rows_are_read_in_order() {
     let place = Place::new();
     let texts: Vec<String> = (0..100).map(|row| format!("row {row}")).collect();
     let rows: Vec<Option<&str>> = texts.iter().map(|text| Some(text.as_str())).collect();
@@ -499,7 +499,7 @@ fn files_that_are_no_texts_are_refused_with_what_to_do() {
 }
 
 #[test]
-fn what_lies_in_a_store_is_neither_read_nor_written_and_no_folder_of_that_name_is_made() {
+fn store_urls_are_refused_without_creating_folders() {
     let place = Place::new();
     let mut request = place.request(vec![place.input("a.txt", "one")]);
     request.output = PathBuf::from("s3://bucket/web");
@@ -527,7 +527,7 @@ fn with_malformed() -> String {
 }
 
 #[test]
-fn lines_that_are_no_json_are_left_out_up_to_a_number_and_the_same_ones_for_every_number_of_threads() {
+fn malformed_lines_are_skipped_up_to_a_limit() {
     let place = Place::new();
     let inputs = vec![
         place.input("a.jsonl", with_malformed()),

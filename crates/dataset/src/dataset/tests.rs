@@ -163,7 +163,7 @@ fn documents(texts: &[&str]) -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn where_each_document_is_a_sample_all_of_them_are_and_know_nothing_of_each_other() {
+fn documents_as_samples_are_independent() {
     let open = |prefix: &Path, length, fraction| {
         let shape = SampleShape {
             length,

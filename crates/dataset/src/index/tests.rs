@@ -57,7 +57,7 @@ fn the_bytes_of_an_index_are_megatrons() {
 }
 
 #[test]
-fn a_document_with_more_tokens_than_a_size_can_state_goes_on_in_another_sequence() {
+fn very_long_document_continues_in_another_sequence() {
     let got = built(TokenType::I32, &[(1 << 31) - 1 + 5, 2]);
     assert_eq!(got, index_of(TokenType::I32, &[i32::MAX, 5, 2], &[0, 2, 3]));
 }

@@ -65,7 +65,7 @@ fn publish(tokenizer: &Tokenizer, folder: &std::path::Path) {
 }
 
 #[test]
-fn what_is_published_of_a_tokenizer_gives_the_same_tokens_in_the_hugging_face_library() {
+fn published_tokenizer_matches_hugging_face() {
     let text = "In the beginning  God created\n\n\tthe heaven's 12 345and\n  the earth.\nAnd so on\u{3000}\nx \u{e9}\u{1F600} <|endoftext|>\n";
     for own in [Tokenizer::Byte, Tokenizer::Gpt2] {
         let folder = tempfile::tempdir().unwrap();
@@ -110,7 +110,7 @@ fn open(folder: &tempfile::TempDir, end: Option<&str>) -> Result<Tokenizer, crat
 }
 
 #[test]
-fn a_tokenizer_file_gives_its_tokens_and_those_around_a_text_and_a_text_is_never_control() {
+fn tokenizer_file_gives_tokens_without_control_tokens() {
     let tokenizer = open(&words(&[]), None).unwrap();
     // Ids may have gaps. The vocabulary is greater than all of them.
     assert_eq!(tokenizer.vocabulary(), 10);
@@ -122,7 +122,7 @@ fn a_tokenizer_file_gives_its_tokens_and_those_around_a_text_and_a_text_is_never
 }
 
 #[test]
-fn the_end_of_a_document_is_the_one_asked_for_or_named_beside_or_a_well_known_one() {
+fn end_of_document_is_requested_named_or_well_known() {
     let by_name = (
         "tokenizer_config.json",
         r#"{"eos_token": {"content": "<|im_end|>"}}"#,
@@ -154,7 +154,7 @@ fn the_end_of_a_document_is_the_one_asked_for_or_named_beside_or_a_well_known_on
 }
 
 #[test]
-fn a_text_may_spell_tokens_of_control_where_that_is_asked_for_and_it_is_known_which_it_spells() {
+fn control_tokens_in_text_are_allowed_on_request() {
     let encoder = open(&words(&[]), None).unwrap().encoder().unwrap();
     let text = b"good <|im_end|> day";
     assert!(!encoder.encode(text).unwrap().contains(&9));
@@ -181,7 +181,7 @@ fn a_text_may_spell_tokens_of_control_where_that_is_asked_for_and_it_is_known_wh
 }
 
 #[test]
-fn the_token_that_begins_a_text_is_the_one_that_is_named_or_none() {
+fn begin_token_is_the_named_one_or_none() {
     for (named, begin) in [
         (r#"{"bos_token": "<s>", "eos_token": "</s>"}"#, Some(3)),
         (r#"{"bos_token": {"content": "good"}}"#, Some(1)),
@@ -213,7 +213,7 @@ fn a_tokenizer_came_from_the_file_that_it_was_read_from() {
 }
 
 #[test]
-fn the_space_before_a_word_is_kept_where_there_were_words_before() {
+fn space_before_a_word_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let spaces = serde_json::json!({ "type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true });
     let vocabulary =
@@ -262,7 +262,7 @@ fn what_is_no_tokenizer_is_refused_by_name() {
 
 #[cfg(feature = "store")]
 #[test]
-fn the_files_of_a_tokenizer_may_lie_in_a_store_as_those_of_the_dataset_do() {
+fn tokenizer_files_may_be_in_a_store() {
     let folder = words(&[("tokenizer_config.json", r#"{"eos_token": "</s>"}"#)]);
     let url = format!("file://{}/tokenizer.json", folder.path().display());
     let of = |url: &str| Tokenizer::of_file(std::path::Path::new(url), &super::End::OfTokenizer);

@@ -60,7 +60,7 @@ fn what(data: &TrainingData, index: u64) -> (i64, i64) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn samples_are_a_pure_function_of_the_seed_and_no_pass_of_a_source_repeats_one(
+    fn samples_depend_on_the_seed_and_never_repeat_in_a_pass(
         shape in prop::collection::vec((1u32..60, 1u32..10), 1..5), seed: u64, batch in 1u64..9,
     ) {
         let folder = tempfile::tempdir().unwrap();
@@ -117,7 +117,7 @@ fn sources_of_one_size_have_orders_of_their_own() {
 }
 
 #[test]
-fn held_out_samples_are_a_blend_or_those_of_a_dataset_of_their_own() {
+fn held_out_samples_are_a_blend_or_another_dataset() {
     let folder = tempfile::tempdir().unwrap();
     let prefixes = datasets(folder.path(), &[40, 80, 6]);
     let two = sources(&prefixes[..2], &[1.0, 3.0]);

@@ -75,7 +75,7 @@ fn a_payload_is_put_together_from_its_pieces() {
 }
 
 #[test]
-fn memory_is_taken_for_what_has_arrived_and_not_for_what_a_length_announces() {
+fn memory_is_allocated_for_received_bytes_only() {
     let mut asked = 0;
     let cut = filled(1 << 30, AHEAD, |piece: &mut [u8]| {
         asked += piece.len();

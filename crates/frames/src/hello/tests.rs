@@ -55,7 +55,7 @@ fn hello_of(oldest: u32, newest: u32) -> Vec<u8> {
 }
 
 #[test]
-fn dialers_one_release_apart_are_taken_and_others_are_told_both_ranges() {
+fn neighbouring_dialers_are_accepted() {
     let Versions { oldest, newest } = VERSIONS;
     let spoken = |oldest, newest| {
         let read = Hello::read(&mut hello_of(oldest, newest).as_slice()).unwrap();
@@ -80,7 +80,7 @@ fn dialers_one_release_apart_are_taken_and_others_are_told_both_ranges() {
 }
 
 #[test]
-fn a_hello_from_before_the_range_is_refused_without_waiting_for_more_of_it() {
+fn old_hello_is_refused_without_waiting() {
     let mut wire = hello_of(8, 8);
     wire[4] = 7;
     wire.truncate(BEGINNING_BYTES);
@@ -90,7 +90,7 @@ fn a_hello_from_before_the_range_is_refused_without_waiting_for_more_of_it() {
 }
 
 #[test]
-fn an_answer_with_a_version_that_this_build_does_not_speak_is_none() {
+fn answer_with_unknown_version_is_refused() {
     for version in [VERSIONS.oldest - 1, VERSIONS.newest + 1] {
         let answer = Answer {
             version,

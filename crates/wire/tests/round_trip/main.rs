@@ -85,7 +85,7 @@ proptest! {
 
 /// Field 12 was `bool keeps`: true and 1 have the same bytes, and a reader of a bool treats 2 as true.
 #[test]
-fn a_worker_of_an_earlier_build_that_keeps_spare_copies_is_heard_as_one_that_can() {
+fn earlier_keeper_counts_as_able() {
     let said = |bytes: &[u8]| v1::WorkerStatus::decode(bytes).unwrap().keeping();
     assert_eq!(said(&[12 << 3, 1]), v1::Keeping::Able);
     assert_eq!(said(&[]), v1::Keeping::Unable);
@@ -114,7 +114,7 @@ fn answers_to_a_hello_arrive_as_they_were_given() {
 }
 
 #[test]
-fn a_diverged_steps_decision_keeps_its_bits_in_the_plan_that_carries_it() {
+fn diverged_decision_round_trips_in_a_plan() {
     let id = StateId {
         run_gen: Generation(2),
         step: Step(9),
@@ -182,7 +182,7 @@ fn refused(change: impl FnOnce(&mut v1::Hello)) -> String {
 }
 
 #[test]
-fn a_hello_that_cannot_be_right_is_refused_with_the_field_the_value_and_what_is_allowed() {
+fn impossible_hello_is_refused_with_the_field() {
     for (error, parts) in [
         (
             refused(|h| (h.protocol_version, h.oldest_protocol_version) = (9, 9)),
@@ -265,7 +265,7 @@ fn a_version_mismatch_is_told_before_any_other_fault() {
 
 /// An older coordinator refuses reasons that it does not know, and ignores unknown fields.
 #[test]
-fn for_an_older_coordinator_a_worker_that_lacks_data_or_memory_is_stuck() {
+fn shortage_is_sent_as_stuck_to_an_older_coordinator() {
     let suspects = |why| {
         Upward::Report(Report::Suspect {
             generation: Generation(3),
@@ -412,7 +412,7 @@ fn prepared(plan: Vec<u8>) -> v1::Down {
 }
 
 #[test]
-fn a_long_plan_is_compressed_and_read_back_and_what_unpacks_to_too_much_is_refused() {
+fn long_plan_is_compressed_and_bombs_are_refused() {
     let bytes = |plan: &Plan| {
         let down = Downward::Order(Order::Prepare(Arc::new(plan.clone()))).to_wire(1);
         match down.order {
@@ -488,7 +488,7 @@ fn refused_plan(change: fn(&mut v1::Plan)) -> String {
 }
 
 #[test]
-fn a_layout_of_ranges_is_read_by_who_knows_them_and_refused_as_one_by_who_does_not() {
+fn ranges_need_a_version_that_knows_them() {
     let refused = refused_plan(|p| {
         p.layout = Some(v1::Layout {
             segments: u32::MAX,
@@ -515,7 +515,7 @@ fn a_layout_of_ranges_is_read_by_who_knows_them_and_refused_as_one_by_who_does_n
 }
 
 #[test]
-fn a_plan_with_missing_or_impossible_parts_is_refused_with_the_field() {
+fn invalid_plan_is_refused_with_the_field() {
     for (error, part) in [
         (refused_plan(|p| p.generation = 0), "Plan: field generation is 0"),
         (refused_plan(|p| p.base = None), "Plan: field base is missing"),

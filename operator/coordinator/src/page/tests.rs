@@ -125,7 +125,7 @@ async fn server(reports: watch::Receiver<Option<RunStatus>>) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn the_page_shows_the_run_its_workers_and_its_recoveries_as_they_are_now() {
+async fn page_shows_run_workers_and_recoveries() {
     let (tell, reports) = watch::channel(None);
     let address = server(reports).await;
     let (head, early) = answer(address, "/").await;

@@ -134,7 +134,7 @@ fn with_workers(count: u64) -> RunStatus {
 }
 
 #[test]
-fn a_report_of_very_many_workers_is_one_that_an_api_server_takes() {
+fn large_report_fits_an_api_server() {
     let few = with_workers(DETAILED_MAX as u64);
     assert_eq!(*bounded(&few), few, "nothing is left out");
     let some = with_workers(5000);
@@ -205,7 +205,7 @@ fn steps_may_wait_and_what_is_acted_on_may_not() {
 }
 
 #[test]
-fn while_a_job_trains_workers_without_a_place_and_sentences_wait_for_a_plan_or_steps() {
+fn minor_changes_wait_while_the_job_trains() {
     let messages = Messages::new(1);
     let mut said = messages.clone();
     said.resumed("worker j-w2 joined".into());

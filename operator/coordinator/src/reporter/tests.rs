@@ -53,7 +53,7 @@ fn report_with_messages(messages: i64) -> RunStatus {
 }
 
 #[test]
-fn what_is_only_shown_waits_for_what_follows_but_not_longer_for_more() {
+fn display_changes_are_joined_within_a_limit() {
     let (mut schedule, start) = (Schedule::default(), Instant::now());
     schedule.wrote(start, &report_with_messages(0));
     let changed = start + Duration::from_secs(5);
@@ -141,7 +141,7 @@ fn written(before: &RunStatus, changes: &[(u64, RunStatus)]) -> Vec<u64> {
 }
 
 #[test]
-fn a_worker_that_is_preempted_and_its_replacement_are_two_reports() {
+fn preemption_and_replacement_are_two_reports() {
     let (a, b) = (("a", true, false), ("b", true, false));
     let before = trains(2, &[a, b], 0);
     let changes = |replaced: u64| {
@@ -160,7 +160,7 @@ fn a_worker_that_is_preempted_and_its_replacement_are_two_reports() {
 }
 
 #[test]
-fn failed_writes_come_less_and_less_often_and_no_sooner_than_the_api_server_asks() {
+fn failed_writes_back_off() {
     let mut pauses = RETRY.build();
     for least in [1, 2, 4, 8, 16, 32, 60, 60, 60] {
         let pause = Failure::Late.pause(pauses.next());
@@ -201,7 +201,7 @@ fn server(answers: Vec<(u16, serde_json::Value)>) -> (Client, Arc<Mutex<Vec<Inst
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_report_that_an_overloaded_api_server_refuses_is_written_when_it_may_be_and_not_lost() {
+async fn report_is_kept_while_the_api_server_is_overloaded() {
     let busy = |seconds| {
         let details = json!({ "retryAfterSeconds": seconds });
         let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "too many requests", "reason": "TooManyRequests",

@@ -44,7 +44,7 @@ fn control_with_notices() -> (
 }
 
 #[tokio::test]
-async fn a_time_that_becomes_shorter_is_passed_on_as_what_is_left_of_it() {
+async fn shortened_notice_is_forwarded_as_remaining_time() {
     let now = SystemTime::now();
     let in_a_minute = now + Duration::from_secs(60);
     let seconds = in_a_minute
@@ -126,7 +126,7 @@ async fn where_nodes_are_is_passed_on_once_and_again_when_it_changes() {
 }
 
 #[tokio::test]
-async fn a_run_whose_job_is_gone_gives_its_checkpoint_location_up_and_one_that_is_deposed_does_not() {
+async fn deleted_job_releases_its_location_and_deposed_one_does_not() {
     for (last, gives_up) in [
         (Orders::Gone, true),
         (
@@ -167,7 +167,7 @@ async fn a_run_whose_job_is_gone_gives_its_checkpoint_location_up_and_one_that_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_an_api_server_does_not_answer_for_is_asked_for_again() {
+async fn record_is_requested_until_the_server_answers() {
     let asked = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&asked);
     let record = json!({

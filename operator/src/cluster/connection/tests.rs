@@ -17,7 +17,7 @@ use tokio_rustls::rustls::pki_types::PrivatePkcs8KeyDer;
 use tokio_rustls::server::TlsStream;
 
 #[test]
-fn a_connection_that_says_nothing_ends_and_no_watch_is_cut_by_that() {
+fn silent_connection_ends_and_watches_stay() {
     let config = bounded(Config::new("https://cluster.example:6443".parse().unwrap()));
     let silence = config.read_timeout.expect("a bound");
     let watch = u64::from(watches::config().timeout.expect("a bound"));
@@ -120,7 +120,7 @@ async fn ask(client: &Client) -> kube::Result<String> {
 }
 
 #[tokio::test]
-async fn all_calls_share_one_connection_where_the_server_speaks_http_2() {
+async fn all_calls_share_one_http2_connection() {
     let (config, connections) = Server::Answers.start(&["h2", "http/1.1"]).await;
     let client = client(config).unwrap();
     assert_eq!(ask(&client).await.unwrap(), "HTTP/2.0");

@@ -138,7 +138,7 @@ async fn a_status_is_kept_until_the_watch_shows_it_and_no_longer() {
 }
 
 #[tokio::test]
-async fn a_status_that_the_watch_shows_before_its_write_is_answered_is_forgotten_with_the_answer() {
+async fn early_shown_status_is_forgotten_with_the_answer() {
     let (publisher, work) = writing(5);
     publisher.shown(&object(7));
     assert_eq!(publisher.status("u", Some(7)).unwrap(), Some(status(5)));
@@ -150,7 +150,7 @@ async fn a_status_that_the_watch_shows_before_its_write_is_answered_is_forgotten
 }
 
 #[tokio::test]
-async fn a_status_that_was_reported_meanwhile_outlives_the_one_that_is_shown() {
+async fn newer_status_outlives_the_shown_one() {
     let (publisher, work) = writing(5);
     let now = Instant::now();
     reported(&mut publisher.publications.lock(), now, 6);
@@ -174,7 +174,7 @@ fn another_phase_is_written_before_figures() {
 }
 
 #[tokio::test]
-async fn a_process_that_ends_writes_what_was_reported_last_statuses_first() {
+async fn shutdown_writes_statuses_first() {
     let document = json!({ "apiVersion": API_VERSION, "kind": KIND, "metadata": { "name": "j", "namespace": "n", "resourceVersion": "7" } });
     let answer = move |asked: &ReceivedRequest| match asked.method.as_str() {
         "PATCH" => Some((200, document.clone())),
@@ -233,7 +233,7 @@ async fn what_stays_true_leaves_room_for_what_happens() {
 }
 
 #[tokio::test]
-async fn a_status_is_written_to_the_status_of_its_job_and_of_the_answer_only_the_version_is_read() {
+async fn status_is_patched_and_only_its_version_is_read() {
     let answer = |asked: &ReceivedRequest| {
         if asked.path.contains("/gone/") {
             return refusal(404, "NotFound");

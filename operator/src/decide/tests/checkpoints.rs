@@ -5,7 +5,7 @@ use k8s_openapi::jiff::Timestamp;
 use varuna_api::crd::{CheckpointStatus, PlanStatus, Time};
 
 #[test]
-fn a_job_is_suspended_once_a_checkpoint_holds_what_it_has_trained_or_none_comes() {
+fn suspension_waits_for_a_checkpoint() {
     let mut observed = observed(2);
     let text = "  suspend: true\n  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
     observed.job.spec = Ok(spec(2, text));
@@ -64,7 +64,7 @@ fn suspended_at_15(run: ObservedRun) -> Observed {
 }
 
 #[test]
-fn a_suspension_during_a_short_pause_waits_for_a_checkpoint_as_well() {
+fn suspension_in_a_pause_waits_for_a_checkpoint() {
     let modes = [
         RunMode::Starting,
         RunMode::Settling,
@@ -93,7 +93,7 @@ fn a_suspension_during_a_short_pause_waits_for_a_checkpoint_as_well() {
 }
 
 #[test]
-fn a_suspension_waits_neither_for_workers_nor_for_a_store_that_fails_nor_for_a_first_step() {
+fn suspension_does_not_wait_in_vain() {
     let waiting = suspended_at_15(run(RunMode::Waiting, 1, 15));
     let failing = suspended_at_15(ObservedRun {
         checkpoints: Some(RunCheckpoints {
@@ -111,7 +111,7 @@ fn a_suspension_waits_neither_for_workers_nor_for_a_store_that_fails_nor_for_a_f
 }
 
 #[test]
-fn a_job_without_any_checkpoint_is_not_suspended_while_none_comes() {
+fn job_without_checkpoint_is_not_suspended() {
     let mut observed = observed(2);
     let text = "  suspend: true\n  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
     observed.job.spec = Ok(spec(2, text));
@@ -154,7 +154,7 @@ fn a_job_without_any_checkpoint_is_not_suspended_while_none_comes() {
 }
 
 #[test]
-fn a_job_whose_checkpoint_location_belongs_to_another_run_is_refused_and_tried_again_later() {
+fn job_with_a_foreign_location_is_refused_and_retried() {
     let mut observed = observed(2);
     observed.job.spec = Ok(spec(2, "  checkpoint: {uri: s3://b, intervalSteps: 10}\n"));
     observed.run = Some(ObservedRun {
@@ -185,7 +185,7 @@ fn a_job_whose_checkpoint_location_belongs_to_another_run_is_refused_and_tried_a
 }
 
 #[test]
-fn a_store_that_fails_or_an_old_checkpoint_is_reported_and_stops_nothing() {
+fn failing_store_or_old_checkpoint_is_only_reported() {
     let mut observed = observed(2);
     observed.job.spec = Ok(spec(2, "  checkpoint: {uri: s3://b, intervalSteps: 10}\n"));
     let saved = |stale, failing: Option<&str>| {
@@ -217,7 +217,7 @@ fn a_store_that_fails_or_an_old_checkpoint_is_reported_and_stops_nothing() {
 }
 
 #[test]
-fn the_time_of_a_checkpoint_is_when_it_was_first_seen_whichever_coordinator_tells_it() {
+fn checkpoint_time_is_when_it_was_first_seen() {
     let at = |second| Time(Timestamp::from_second(second).unwrap());
     let mut observed = observed(2);
     let told = |observed: &mut Observed, newest_step, second: i64| {
@@ -258,7 +258,7 @@ fn complete(steps: u64, more: &str) -> Observed {
 const SAVES: &str = "  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
 
 #[test]
-fn a_complete_job_goes_on_from_its_checkpoint_when_its_steps_are_raised() {
+fn complete_job_resumes_if_steps_are_raised() {
     // Its coordinator has just ended, or another operator leads now.
     for run in [complete(25, SAVES).run, None] {
         let observed = Observed {
@@ -274,7 +274,7 @@ fn a_complete_job_goes_on_from_its_checkpoint_when_its_steps_are_raised() {
 }
 
 #[test]
-fn a_complete_job_stays_complete_without_more_steps_or_without_a_checkpoint() {
+fn complete_job_stays_complete_otherwise() {
     for observed in [complete(10, SAVES), complete(25, "")] {
         let desired = decide(&observed);
         assert_eq!(desired.status.phase, Some(JobPhase::Complete));
@@ -291,7 +291,7 @@ fn a_complete_job_stays_complete_without_more_steps_or_without_a_checkpoint() {
 }
 
 #[test]
-fn a_checkpoint_that_is_asked_for_is_ordered_and_the_order_stays() {
+fn requested_checkpoint_is_ordered() {
     let mut observed = observed(2);
     observed.job.spec = Ok(spec(2, SAVES));
     observed.run = Some(training(4));

@@ -57,7 +57,7 @@ fn leaving_node() -> ObservedNode {
 }
 
 #[test]
-fn a_new_job_gets_a_coordinator_and_it_is_left_alone_while_all_is_well() {
+fn new_job_gets_one_coordinator() {
     let desired = decide(&observed(1));
     assert_eq!(desired.orders, Some(orders(RunGoal::Run, 1)));
     let made = desired.starts.as_ref().unwrap();
@@ -116,7 +116,7 @@ fn a_coordinator_that_is_gone_is_replaced_at_once() {
 }
 
 #[test]
-fn what_cannot_be_started_is_not_tried_under_one_number_after_the_other() {
+fn unstartable_coordinator_is_not_retried_repeatedly() {
     let mut observed = served();
     observed.coordinators.clear();
     observed.failures = vec![Failure {
@@ -153,7 +153,7 @@ fn with_new_coordinator(extra: &str) -> Observed {
 }
 
 #[test]
-fn a_coordinator_that_does_not_start_is_made_again_once_what_it_is_made_from_is_corrected() {
+fn failed_coordinator_is_recreated_after_a_correction() {
     let keys = |name: &str| {
         format!(
             "  workers: {{template: {{spec: {{containers: [{{name: worker, envFrom: [{{secretRef: {{name: {name}}}}}]}}]}}}}}}\n"
@@ -186,7 +186,7 @@ fn a_coordinator_that_does_not_start_is_made_again_once_what_it_is_made_from_is_
 }
 
 #[test]
-fn a_coordinator_that_finds_no_node_may_have_one_that_stays_after_all() {
+fn unschedulable_coordinator_may_use_on_demand_nodes() {
     let mut observed = on_nodes(1);
     observed.nodes.insert("a".into(), leaving_node());
     let mut next = carried_out(&observed, &decide(&observed));
@@ -219,7 +219,7 @@ fn orders_that_are_refused_end_no_coordinator_that_runs() {
 }
 
 #[test]
-fn a_coordinator_that_answers_is_kept_whatever_its_node_seems_to_be() {
+fn answering_coordinator_is_kept() {
     let mut observed = served();
     observed.nodes.get_mut("good").unwrap().ready = false;
     observed.coordinator_probe = Some(CoordinatorProbe {
@@ -251,7 +251,7 @@ fn a_coordinator_that_answers_is_kept_whatever_its_node_seems_to_be() {
 }
 
 #[test]
-fn one_that_is_about_to_go_stays_in_charge_until_its_successor_runs() {
+fn leaving_coordinator_stays_until_its_successor_runs() {
     let deleted = |o: &mut Observed| o.coordinators[0].deleting = true;
     let leaves = |o: &mut Observed| drop(o.nodes.insert("good".into(), leaving_node()));
     for change in [&deleted as &dyn Fn(&mut Observed), &leaves] {
@@ -327,7 +327,7 @@ fn a_failure_counts_once_and_the_next_try_waits() {
 }
 
 #[test]
-fn a_coordinator_that_runs_and_never_reports_is_replaced_and_counts_as_one_that_failed() {
+fn never_reporting_coordinator_is_replaced() {
     let mut observed = served();
     observed.run = Some(ObservedRun::default());
     // It was ready long before it was put in charge.
@@ -361,7 +361,7 @@ fn a_coordinator_that_runs_and_never_reports_is_replaced_and_counts_as_one_that_
 }
 
 #[test]
-fn a_coordinator_is_waited_for_that_has_reported_anything_or_whose_silence_says_nothing_of_it() {
+fn coordinator_with_any_report_is_kept() {
     let mut silent = served();
     silent.run = Some(ObservedRun::default());
     silent.coordinators[0].runs_since = Some(NOW);
@@ -407,7 +407,7 @@ fn a_coordinator_is_waited_for_that_has_reported_anything_or_whose_silence_says_
 }
 
 #[test]
-fn a_coordinator_that_waits_on_a_leaving_node_is_left_where_the_next_would_go_to_another_such_node() {
+fn coordinator_is_not_moved_between_leaving_nodes() {
     let mut observed = served();
     observed.nodes.insert("spot".into(), leaving_node());
     observed.coordinators[0].phase = PodPhase::Pending;
@@ -420,7 +420,7 @@ fn a_coordinator_that_waits_on_a_leaving_node_is_left_where_the_next_would_go_to
 }
 
 #[test]
-fn a_job_that_is_complete_needs_no_coordinator_and_one_that_goes_on_gets_another() {
+fn complete_job_has_no_coordinator() {
     let mut observed = served();
     observed.run = Some(ObservedRun {
         ended: Some(RunEnd::Done),
@@ -444,7 +444,7 @@ fn a_job_that_is_complete_needs_no_coordinator_and_one_that_goes_on_gets_another
 }
 
 #[test]
-fn whether_the_job_may_lose_its_state_is_in_the_orders_as_the_job_says_it_now() {
+fn orders_have_the_present_permission_to_lose_state() {
     let mut observed = served();
     observed.job.spec = Ok(spec(1, "  allowStateLoss: true\n"));
     let allowed = decide(&observed).orders;
@@ -462,7 +462,7 @@ fn whether_the_job_may_lose_its_state_is_in_the_orders_as_the_job_says_it_now() 
 }
 
 #[test]
-fn a_suspension_waits_for_a_coordinator_only_where_there_is_something_to_end() {
+fn suspension_waits_for_a_coordinator_only_if_needed() {
     let mut observed = served();
     observed.job.spec = Ok(spec(1, "  suspend: true\n  allowStateLoss: true\n"));
     assert_eq!(decide(&observed).coordinator, CoordinatorGoal::Stop);
@@ -488,7 +488,7 @@ fn a_suspension_waits_for_a_coordinator_only_where_there_is_something_to_end() {
 }
 
 #[test]
-fn without_a_spec_that_can_be_read_a_coordinator_goes_on_and_none_is_started() {
+fn coordinator_continues_without_a_readable_spec() {
     let mut observed = served();
     observed.job.spec = Err("unknown preset".into());
     assert_eq!(decided(&observed), (1, None, vec![]));
@@ -564,7 +564,7 @@ fn kernel_parameters_of_the_workers_are_not_its_own() {
 }
 
 #[test]
-fn its_pod_opens_the_checkpoint_location_as_the_workers_do_and_computes_nothing() {
+fn coordinator_pod_opens_the_location_like_workers() {
     let text = "  workers:\n    template:\n      metadata: {labels: {azure.workload.identity/use: \"true\"}}\n      spec:\n        serviceAccountName: bucket\n        volumes: [{name: data, persistentVolumeClaim: {claimName: c}}, {name: authority, configMap: {name: ca}}]\n        nodeSelector: {gpu: h100}\n        containers:\n        - {name: worker, env: [{name: AWS_REGION, value: eu}], envFrom: [{secretRef: {name: keys}}], volumeMounts: [{name: data, mountPath: /data}, {name: authority, mountPath: /ca}], resources: {limits: {nvidia.com/gpu: 1}}}\n        - {name: sidecar, image: s}\n";
     let pod_of = |extra: &str| {
         let mut observed = observed(1);

@@ -22,7 +22,7 @@ fn budget(observed: &Observed) -> Value {
 }
 
 #[test]
-fn one_worker_of_the_plan_may_go_while_the_job_trains_and_none_until_it_has_a_plan_without_it() {
+fn one_planned_worker_at_a_time_may_be_evicted() {
     for mode in [RunMode::Training, RunMode::Changing] {
         assert_eq!(pods_that_stay(mode, ""), 3, "{mode:?}");
     }
@@ -32,7 +32,7 @@ fn one_worker_of_the_plan_may_go_while_the_job_trains_and_none_until_it_has_a_pl
 }
 
 #[test]
-fn nobody_may_go_while_a_worker_of_the_plan_was_told_to_and_hands_on_what_it_holds() {
+fn no_eviction_while_a_worker_hands_over_its_state() {
     let all: Vec<i64> = (1..=8).collect();
     for mode in [RunMode::Training, RunMode::Changing] {
         let mut leaving = two_nodes(mode, &all);
@@ -51,7 +51,7 @@ fn nobody_may_go_while_a_worker_of_the_plan_was_told_to_and_hands_on_what_it_hol
 }
 
 #[test]
-fn a_job_that_waits_blocks_a_drain_only_where_its_state_would_be_lost() {
+fn waiting_job_blocks_a_drain_only_to_keep_state() {
     assert_eq!(pods_that_stay(RunMode::Waiting, ""), 4);
     let checkpoint = "  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
     assert_eq!(pods_that_stay(RunMode::Waiting, checkpoint), 0);
@@ -68,7 +68,7 @@ fn without_coordinator(run: ObservedRun, extra: &str) -> Observed {
 }
 
 #[test]
-fn nobody_may_go_while_the_next_coordinator_has_not_heard_from_the_workers() {
+fn no_eviction_before_workers_have_reported() {
     let checkpoint = "  checkpoint: {uri: s3://b, intervalSteps: 10}\n";
     for extra in ["", checkpoint] {
         let silent = without_coordinator(ObservedRun::default(), extra);
@@ -147,7 +147,7 @@ fn evictions_allowed(observed: &Observed) -> i64 {
 }
 
 #[test]
-fn of_eight_workers_on_two_nodes_one_goes_after_the_other_also_while_replacements_start() {
+fn workers_on_two_nodes_are_evicted_one_by_one() {
     let all: Vec<i64> = (1..=8).collect();
     let mut drained = two_nodes(RunMode::Training, &all);
     assert_eq!(evictions_allowed(&drained), 1);

@@ -11,7 +11,7 @@ fn domain(labels: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn a_nodes_domain_goes_from_the_zone_to_the_rack_whatever_labels_its_cloud_has() {
+fn domain_goes_from_zone_to_rack() {
     assert_eq!(domain(&[("kubernetes.io/hostname", "n")]), "");
     assert_eq!(
         domain(&[
@@ -34,7 +34,7 @@ fn a_nodes_domain_goes_from_the_zone_to_the_rack_whatever_labels_its_cloud_has()
 }
 
 #[test]
-fn the_coordinator_is_told_of_the_nodes_that_its_workers_are_on_and_of_no_others() {
+fn orders_have_the_domains_of_used_nodes_only() {
     let mut observed = observed(3);
     for (name, domain) in [("good", "eu-1a"), ("other", "eu-1b"), ("unknown", "")] {
         let node = ObservedNode {

@@ -40,7 +40,7 @@ fn preferred(pod: &Value) -> &Value {
 }
 
 #[test]
-fn eight_workers_that_a_broken_node_takes_along_count_as_one_crash() {
+fn workers_on_a_broken_node_are_one_crash() {
     let mut observed = on_nodes(8);
     observed.pods = (1..=8).map(|i| crashed_on("a", i, 9 - i)).collect();
     let desired = decide(&observed);
@@ -50,7 +50,7 @@ fn eight_workers_that_a_broken_node_takes_along_count_as_one_crash() {
 }
 
 #[test]
-fn crashes_on_many_nodes_at_one_moment_count_as_one_and_at_six_moments_fail_the_job() {
+fn six_crash_moments_fail_the_job() {
     let mut observed = on_nodes(2);
     let nodes = ["a", "b", "c", "d", "e", "f"];
     observed.pods = nodes
@@ -151,7 +151,7 @@ fn crash_rounds(nodes: u32, rounds: usize, extra: &str) -> (Vec<i64>, Option<usi
 }
 
 #[test]
-fn a_job_whose_workers_all_crash_is_slowed_down_and_fails_on_however_many_nodes_they_are() {
+fn crashing_job_is_delayed_and_fails() {
     let slowed_down: Vec<i64> = (0..15_u32).map(|round| (1_i64 << round).min(300)).collect();
     assert_eq!(crash_rounds(16, 20, ""), (slowed_down, Some(16)));
     let remembered = crash_rounds(80, 4, "");
@@ -188,7 +188,7 @@ fn crashes_count_until_the_next_step_however_long_ago_they_were() {
 }
 
 #[test]
-fn crashes_on_a_node_that_was_avoided_are_not_held_against_the_job_when_they_are_forgotten() {
+fn crashes_on_avoided_nodes_stay_excluded() {
     let mut observed = on_nodes(2);
     observed.pods = vec![running_on("b", 1)];
     observed
@@ -203,7 +203,7 @@ fn crashes_on_a_node_that_was_avoided_are_not_held_against_the_job_when_they_are
 }
 
 #[test]
-fn a_node_on_which_pods_fail_again_and_again_is_avoided_and_does_not_fail_the_job() {
+fn failing_node_is_avoided_and_does_not_fail_the_job() {
     let mut observed = on_nodes(2);
     observed.pods = vec![running_on("b", 1)];
     observed
@@ -253,7 +253,7 @@ fn workers_that_end_well_say_nothing_against_their_node() {
 }
 
 #[test]
-fn the_terms_of_the_template_are_kept_and_each_of_them_avoids_the_node() {
+fn affinity_terms_are_kept_and_avoid_the_node() {
     let mut observed = on_nodes(2);
     let affinity = "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: pool, operator: Exists}]}, {matchFields: []}]}}";
     observed.job.spec = Ok(spec(
@@ -273,7 +273,7 @@ fn the_terms_of_the_template_are_kept_and_each_of_them_avoids_the_node() {
 }
 
 #[test]
-fn a_template_that_makes_no_sense_is_passed_on_for_the_server_to_refuse() {
+fn invalid_template_is_left_to_the_server() {
     for affinity in [
         "3",
         "{nodeAffinity: x}",
@@ -296,7 +296,7 @@ fn a_template_that_makes_no_sense_is_passed_on_for_the_server_to_refuse() {
 }
 
 #[test]
-fn a_node_that_announces_its_end_without_a_taint_gets_no_new_pod() {
+fn leaving_node_without_taint_gets_no_new_pod() {
     let mut observed = on_nodes(1);
     let leaving = observed.nodes.get_mut("a").unwrap();
     leaving.conditions = vec!["VMEventScheduled".into()];
@@ -337,7 +337,7 @@ fn with_leaving_nodes(max: u32, count: usize) -> Observed {
 }
 
 #[test]
-fn pods_that_go_to_one_leaving_node_after_the_other_are_made_again_after_longer_each_time() {
+fn repeated_moves_to_leaving_nodes_are_delayed() {
     let mut observed = with_leaving_nodes(2, 100);
     observed.pods = vec![running_on("a", 1), pod(2, PodPhase::Pending)];
     observed.run = Some(all_placed(with_workers(training(3), &["j-w1-u"], &[])));
@@ -378,7 +378,7 @@ fn pods_that_go_to_one_leaving_node_after_the_other_are_made_again_after_longer_
 }
 
 #[test]
-fn a_worker_that_trains_on_a_leaving_node_is_replaced_at_once_however_many_there_are() {
+fn training_worker_on_a_leaving_node_is_replaced_at_once() {
     let mut observed = with_leaving_nodes(1, 100);
     observed.pods = vec![running_on("l000", 1)];
     observed.run = Some(with_workers(training(3), &["j-w1-u"], &[]));
@@ -413,7 +413,7 @@ fn a_worker_that_trains_on_a_leaving_node_is_replaced_at_once_however_many_there
 }
 
 #[test]
-fn a_pod_that_finds_no_node_is_made_anew_only_for_a_node_that_it_may_have() {
+fn unschedulable_pod_is_recreated_for_an_allowed_node() {
     let mut observed = with_leaving_nodes(1, 100);
     let avoiding = |nodes: &[&str]| ObservedPod {
         unschedulable: Some("0/100 nodes are available".into()),
@@ -431,7 +431,7 @@ fn a_pod_that_finds_no_node_is_made_anew_only_for_a_node_that_it_may_have() {
 }
 
 #[test]
-fn a_node_that_rejects_pods_makes_replacements_wait_longer_each_time() {
+fn rejecting_node_delays_replacements() {
     let mut observed = on_nodes(1);
     observed.pods = vec![rejected_on("a", 1, 0)];
     let mut waits = vec![];
@@ -471,7 +471,7 @@ fn a_node_that_rejects_pods_makes_replacements_wait_longer_each_time() {
 }
 
 #[test]
-fn an_init_container_that_fails_is_the_templates_fault_where_nothing_says_that_it_is_its_nodes() {
+fn failing_init_container_is_the_templates_fault_by_default() {
     let mut observed = on_nodes(2);
     let on = |node: &str, pod: ObservedPod| ObservedPod {
         node: Some(node.into()),
@@ -533,7 +533,7 @@ fn init_failures_on_a(numbers: &[i64], runs: (i64, &str), made_from: &str) -> Ob
 }
 
 #[test]
-fn a_node_on_which_init_containers_fail_again_and_again_while_they_end_well_elsewhere_is_avoided() {
+fn node_with_failing_init_containers_is_avoided() {
     let avoided = |observed: &Observed| {
         let desired = decide(observed);
         let pod = &desired.create[0];
@@ -586,7 +586,7 @@ fn a_crash_loop_that_moves_from_node_to_node_is_slowed_down_too() {
 }
 
 #[test]
-fn a_worker_that_ends_beside_a_sidecar_is_seen_and_its_pod_deleted() {
+fn worker_that_ended_beside_a_sidecar_is_deleted() {
     let mut observed = on_nodes(1);
     let mut beside = ended(1, 1, "Error", 0);
     beside.phase = PodPhase::Running;
@@ -607,7 +607,7 @@ fn a_worker_that_ends_beside_a_sidecar_is_seen_and_its_pod_deleted() {
 }
 
 #[test]
-fn a_job_without_checkpoints_is_not_suspended_at_the_price_of_what_it_has_trained() {
+fn job_is_not_suspended_if_progress_would_be_lost() {
     let mut observed = observed(1);
     observed.job.spec = Ok(spec(1, "  suspend: true\n"));
     observed.run = Some(training(3));
@@ -626,7 +626,7 @@ fn a_job_without_checkpoints_is_not_suspended_at_the_price_of_what_it_has_traine
 }
 
 #[test]
-fn a_job_fails_at_its_deadline_and_is_deleted_some_time_after_its_end() {
+fn job_fails_at_its_deadline_and_is_deleted_later() {
     let mut observed = observed(1);
     observed.job.spec = Ok(spec(
         1,

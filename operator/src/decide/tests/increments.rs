@@ -120,7 +120,7 @@ pub(super) fn scenes() -> Vec<Observed> {
 }
 
 #[test]
-fn a_job_that_was_admitted_in_part_asks_for_the_rest_once_all_of_its_pods_run() {
+fn partly_admitted_job_requests_the_rest_once_running() {
     let workload = asked(&running(8, 3));
     assert_eq!(workload["metadata"]["name"], GROWS);
     assert_eq!(workload["metadata"]["labels"]["kueue.x-k8s.io/job-uid"], "u");
@@ -135,7 +135,7 @@ fn a_job_that_was_admitted_in_part_asks_for_the_rest_once_all_of_its_pods_run() 
 }
 
 #[test]
-fn nothing_more_is_asked_for_where_it_is_not_wanted_or_could_not_be_used() {
+fn useless_increment_is_not_requested() {
     let with = |change: &dyn Fn(&mut Observed)| {
         let mut observed = running(8, 3);
         change(&mut observed);
@@ -187,7 +187,7 @@ fn of_several_groups_the_first_that_lacks_pods_grows() {
 }
 
 #[test]
-fn pods_go_to_the_flavour_of_the_workload_that_they_were_admitted_with_and_are_replaced_there() {
+fn pods_use_the_flavor_of_their_workload() {
     let grows = with_increment(running(8, 3), &admission_on_spot(2));
     let desired = decide(&grows);
     assert_eq!(names(&desired), ["j-w4-u", "j-w5-u"]);
@@ -219,7 +219,7 @@ fn pods_go_to_the_flavour_of_the_workload_that_they_were_admitted_with_and_are_r
 }
 
 #[test]
-fn an_increment_says_that_it_runs_and_the_next_one_asks_for_what_is_left() {
+fn running_increment_allows_the_next_one() {
     let observed = grown(8, 3, 2);
     let desired = decide(&observed);
     let ready = status_of(changes(&desired, GROWS)[0]);
@@ -248,7 +248,7 @@ fn a_job_has_no_more_than_eight_increments() {
 }
 
 #[test]
-fn an_increment_that_is_taken_back_costs_its_pods_alone_and_its_quota_goes_with_the_last() {
+fn evicted_increment_costs_only_its_pods() {
     let mut observed = grown(4, 3, 1);
     let all = ["j-w1-u", "j-w2-u", "j-w3-u", "j-w4-u"];
     observed.run = Some(with_workers(training(5), &all, &[]));
@@ -295,7 +295,7 @@ fn pods_of_a_workload_that_somebody_has_deleted_go_as_well() {
 }
 
 #[test]
-fn an_increment_that_waits_follows_the_job_and_is_withdrawn_when_it_waits_for_long() {
+fn waiting_increment_follows_the_job_and_expires() {
     let mut waiting = pending(8, 3);
     assert!(changes(&decide(&waiting), GROWS).is_empty());
     waiting.job.spec.as_mut().unwrap().elasticity.max_workers = Some(6);
@@ -326,7 +326,7 @@ fn an_increment_that_waits_follows_the_job_and_is_withdrawn_when_it_waits_for_lo
 }
 
 #[test]
-fn a_smaller_maximum_takes_the_pods_of_increments_first_and_the_quota_of_those_that_have_none() {
+fn lower_maximum_removes_increments_first() {
     let mut observed = grown(6, 3, 2);
     observed.job.spec.as_mut().unwrap().elasticity.max_workers = Some(4);
     let desired = decide(&observed);
@@ -341,7 +341,7 @@ fn a_smaller_maximum_takes_the_pods_of_increments_first_and_the_quota_of_those_t
 }
 
 #[test]
-fn an_eviction_of_the_job_itself_gives_all_quota_back_when_no_pod_is_left() {
+fn eviction_of_the_job_releases_all_quota() {
     let grown = grown(8, 3, 2);
     let both = with_increment(grown, &json!({}));
     let mut observed = evicted(&both, "Preempted");
@@ -372,7 +372,7 @@ fn an_eviction_of_the_job_itself_gives_all_quota_back_when_no_pod_is_left() {
 }
 
 #[test]
-fn the_end_of_a_job_ends_its_increments_and_its_suspension_deletes_them() {
+fn end_of_a_job_ends_its_increments() {
     for (end, reason) in [
         (RunEnd::Done, "Succeeded"),
         (RunEnd::StateLost("segments 2..4".into()), "Failed"),
@@ -415,7 +415,7 @@ fn who_removes_kueue_takes_no_pod_from_a_job_that_has_grown() {
 
 proptest! {
     #[test]
-    fn no_workload_has_more_pods_than_it_was_admitted_with_and_none_loses_its_quota_under_pods(
+    fn workloads_keep_quota_for_their_pods(
         (max, own) in (1_u32..9, 1_u32..6),
         increments in proptest::collection::vec((1_u32..4, 0_u8..4), 0..4),
         pods in proptest::collection::vec((0_usize..5, any::<bool>()), 0..12),

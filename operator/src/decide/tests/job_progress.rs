@@ -57,7 +57,7 @@ fn speed_and_time_left_follow_the_step_also_back() {
 }
 
 #[test]
-fn the_time_since_the_first_step_is_told_apart_by_what_it_was_spent_on() {
+fn time_is_counted_by_what_it_was_spent_on() {
     let starts = later(long(), 100, at(RunMode::Launching, 1, 0, 1_000.0));
     assert_eq!(decide(&starts).status.time, None, "it has not trained yet");
     let trains = later(starts, 0, at(RunMode::Training, 1, 1, 1_000.0));
@@ -132,7 +132,7 @@ fn the_history_keeps_the_newest_of_what_happened() {
 }
 
 #[test]
-fn recoveries_of_all_coordinators_are_kept_once_and_the_oldest_go_first() {
+fn recoveries_of_all_coordinators_are_kept_once() {
     let recovery = |second: i64| Recovery {
         at: Time(Timestamp::from_second(second).unwrap()),
         cause: "lost".into(),
@@ -187,7 +187,7 @@ fn pipelines(depths: &[u32]) -> Snapshot {
 }
 
 #[test]
-fn the_status_names_the_first_workers_that_the_plan_leaves_out_and_why() {
+fn status_names_the_first_left_out_workers() {
     let mut trains = at(RunMode::Training, 1, 1, 1.0);
     let idle = WorkerView {
         left_out: Some(LeftOut {
@@ -239,7 +239,7 @@ fn the_rank_map_has_varunas_form() {
 }
 
 #[test]
-fn what_recoveries_cost_is_summed_by_cause_however_often_they_are_reported_and_by_whom() {
+fn recovery_costs_are_summed_by_cause() {
     let recovery = |second: i64, cause: &str| Recovery {
         at: Time(Timestamp::from_second(second).unwrap()),
         cause: cause.into(),

@@ -46,7 +46,7 @@ fn a_template_that_lets_nobody_train_is_replaced_everywhere() {
 }
 
 #[test]
-fn nodes_that_all_seem_to_be_silent_take_no_worker_along_that_answers() {
+fn silent_nodes_do_not_remove_answering_workers() {
     let mut observed = large(training(5));
     for node in observed.nodes.values_mut() {
         node.ready = false;

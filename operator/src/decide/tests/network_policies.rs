@@ -27,7 +27,7 @@ fn own_pods() -> Value {
 }
 
 #[test]
-fn a_job_is_reached_by_its_own_pods_and_by_probes_alone_and_may_reach_everything() {
+fn default_policy_restricts_ingress_only() {
     let (workers, coordinator) = of_workers_and_coordinator("");
     assert_eq!(workers["spec"]["ingress"], json!([{ "from": [own_pods()] }]));
     let port = |number: u16| json!([{ "protocol": "TCP", "port": number }]);
@@ -63,7 +63,7 @@ fn lets_through(policy: &Value, network: Option<&str>, (protocol, port): (&str, 
 }
 
 #[test]
-fn an_isolated_job_reaches_its_own_pods_dns_https_and_the_identity_services_of_clouds() {
+fn isolated_job_reaches_only_needed_services() {
     let (workers, coordinator) = of_workers_and_coordinator("  network: {policy: isolated}\n");
     for policy in [&workers, &coordinator] {
         assert_eq!(policy["spec"]["policyTypes"], json!(["Ingress", "Egress"]));
@@ -94,7 +94,7 @@ fn an_isolated_job_reaches_its_own_pods_dns_https_and_the_identity_services_of_c
 }
 
 #[test]
-fn more_rules_are_taken_as_they_are_written_and_none_asks_for_no_policy() {
+fn extra_rules_are_copied_and_none_means_no_policy() {
     let more = "  network: {policy: isolated, extraIngress: [{ports: [{port: 9400}]}], extraEgress: [{ports: [{port: 9000}]}]}\n";
     let (workers, coordinator) = of_workers_and_coordinator(more);
     for policy in [workers, coordinator] {
@@ -106,7 +106,7 @@ fn more_rules_are_taken_as_they_are_written_and_none_asks_for_no_policy() {
 }
 
 #[test]
-fn workers_in_their_nodes_network_reach_a_coordinator_whose_policy_cannot_know_them() {
+fn workers_in_the_node_network_reach_the_coordinator() {
     let host = "  workers: {template: {spec: {hostNetwork: true}}}\n";
     let (_, coordinator) = of_workers_and_coordinator(host);
     let to_port = &coordinator["spec"]["ingress"][0];

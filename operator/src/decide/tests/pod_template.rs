@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn older_pods_cost_more_to_delete_unless_the_template_says_what_they_cost() {
+fn older_pods_cost_more_to_delete() {
     let cost =
         |made: &Value| made["metadata"]["annotations"]["controller.kubernetes.io/pod-deletion-cost"].clone();
     let mut observed = observed(2);
@@ -29,7 +29,7 @@ fn worker_of(pod: &Value) -> &Value {
 }
 
 #[test]
-fn who_computes_on_the_processor_asks_for_no_gpu_and_what_the_user_asks_for_stands() {
+fn cpu_job_requests_no_gpu_and_user_requests_stay() {
     let limits = |workers: &str| worker_of(&made(workers))["resources"]["limits"].clone();
     let one_gpu = json!({ "nvidia.com/gpu": "1" });
     assert_eq!(limits("device: auto"), one_gpu);
@@ -56,7 +56,7 @@ fn who_computes_on_the_processor_asks_for_no_gpu_and_what_the_user_asks_for_stan
 }
 
 #[test]
-fn a_gang_that_the_template_names_is_in_the_pods_of_workers_alone() {
+fn gang_of_the_template_is_only_on_worker_pods() {
     let mut observed = observed(2);
     let group =
         "{spec: {schedulerName: volcano, schedulingGroup: {podGroupName: mine}}, metadata: {labels: {a: b}}}";
@@ -95,7 +95,7 @@ fn a_request_of_one_resource_drops_no_other() {
 }
 
 #[test]
-fn one_field_of_a_security_context_leaves_the_others_as_they_are() {
+fn security_context_is_merged_by_field() {
     let pod = made(
         "template: {spec: {securityContext: {fsGroup: 1000}, containers: [{name: worker, securityContext: {capabilities: {add: [IPC_LOCK]}}}]}}",
     );
@@ -114,7 +114,7 @@ fn one_field_of_a_security_context_leaves_the_others_as_they_are() {
 }
 
 #[test]
-fn a_worker_can_write_to_tmp_and_has_the_shared_memory_that_the_job_names() {
+fn worker_has_writable_tmp_and_shared_memory() {
     let pod = made("shmSize: 2Gi");
     assert_eq!(
         worker_of(&pod)["volumeMounts"],
@@ -133,7 +133,7 @@ fn a_worker_can_write_to_tmp_and_has_the_shared_memory_that_the_job_names() {
 }
 
 #[test]
-fn the_taints_of_gpu_and_spot_nodes_are_tolerated_and_gpu_nodes_left_to_those_who_need_them() {
+fn gpu_and_spot_taints_are_tolerated() {
     let keys = |workers: &str| -> Vec<String> {
         let pod = made(workers);
         let tolerations = pod["spec"]["tolerations"].as_array().unwrap();
@@ -175,7 +175,7 @@ fn a_pod_in_its_nodes_network_finds_the_coordinators_name() {
 }
 
 #[test]
-fn the_workers_of_a_pod_share_one_container_with_all_gpus_and_are_never_more_than_allowed() {
+fn workers_of_a_pod_share_a_container() {
     let mut observed = observed(5);
     observed.job.spec = Ok(spec(5, "  workers: {gpusPerPod: 2}\n"));
     let desired = decide(&observed);
@@ -234,7 +234,7 @@ fn workers_listen_in_the_family_of_their_pod() {
 }
 
 #[test]
-fn labels_and_annotations_of_our_own_are_not_taken_from_templates() {
+fn own_labels_in_templates_are_ignored() {
     let metadata = "{labels: {varuna.dev/worker-group: spot, varuna.dev/coordinator-number: '7', team: a}, annotations: {varuna.dev/made-from: old, varuna.dev/avoided-nodes: good}}";
     let mut observed = observed(2);
     let template = format!("  workers: {{template: {{metadata: {metadata}}}}}\n");

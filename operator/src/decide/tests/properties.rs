@@ -374,7 +374,7 @@ proptest! {
     }
 
     #[test]
-    fn each_group_has_no_more_pods_than_it_wants_and_no_name_is_used_twice(observed in any_job()) {
+    fn groups_keep_their_size_and_names_are_unique(observed in any_job()) {
         let desired = decide(&observed);
         let next = carried_out(&observed, &desired);
         for group in groups(&observed) {
@@ -396,7 +396,7 @@ proptest! {
     }
 
     #[test]
-    fn new_pods_are_made_from_the_present_template_and_avoid_what_announces_its_end(observed in any_job()) {
+    fn new_pods_use_the_present_template_and_avoid_leaving_nodes(observed in any_job()) {
         let desired = decide(&observed);
         for made in next_pods(&desired) {
             let groups = groups(&observed);
@@ -407,7 +407,7 @@ proptest! {
     }
 
     #[test]
-    fn a_job_that_runs_always_has_its_pods_or_waits_for_a_known_time(observed in any_job()) {
+    fn running_job_has_its_pods_or_a_time_to_retry(observed in any_job()) {
         let desired = decide(&observed);
         if runs(&desired) {
             let next = carried_out(&observed, &desired);
@@ -417,7 +417,7 @@ proptest! {
     }
 
     #[test]
-    fn workers_that_hold_something_are_taken_away_for_a_rollout_on_one_node_at_a_time_or_where_they_are_too_many(observed in any_job()) {
+    fn rollout_replaces_state_holders_node_by_node(observed in any_job()) {
         let desired = decide(&observed);
         let pods = judged(&observed);
         let run_well = pods.iter().filter(|p| p.verdict == PodVerdict::Running);
@@ -438,7 +438,7 @@ proptest! {
     }
 
     #[test]
-    fn a_pod_that_has_ended_is_kept_for_an_hour_at_most_by_a_job_that_runs(observed in any_job()) {
+    fn ended_pod_is_kept_for_an_hour_at_most(observed in any_job()) {
         let mut next = carried_out(&observed, &decide(&observed));
         next.now += 3600;
         let desired = decide(&next);
@@ -467,7 +467,7 @@ proptest! {
     }
 
     #[test]
-    fn failures_of_all_nodes_at_one_moment_are_one_crash_and_rejections_are_none(
+    fn simultaneous_failures_are_one_crash(
         failures in proptest::collection::vec((proptest::sample::select(&NODES[..]), 0_i64..=10, any::<bool>()), 1..30),
         rejections in proptest::collection::vec((proptest::sample::select(&NODES[..]), 0_i64..3000), 0..30),
     ) {

@@ -137,7 +137,7 @@ pub(super) fn scenes() -> Vec<Observed> {
 }
 
 #[test]
-fn a_job_with_a_queue_asks_for_quota_and_has_no_pod_before_it_is_admitted() {
+fn queued_job_requests_quota_and_has_no_pods() {
     let mut waiting = queued(8, "");
     let desired = decide(&waiting);
     assert_eq!((names(&desired).len(), desired.starts.is_some()), (0, false));
@@ -177,7 +177,7 @@ fn a_job_with_a_queue_asks_for_quota_and_has_no_pod_before_it_is_admitted() {
 }
 
 #[test]
-fn the_admitted_count_bounds_the_pods_and_its_flavour_says_where_they_go() {
+fn admitted_count_limits_pods_and_flavor_places_them() {
     let observed = admitted(8, 3, "");
     let desired = decide(&observed);
     assert_eq!(names(&desired).len(), 3);
@@ -309,7 +309,7 @@ fn an_eviction_saves_stops_and_then_gives_the_quota_back() {
 }
 
 #[test]
-fn one_that_was_switched_off_is_not_asked_for_again_and_a_workload_that_goes_stops_the_job() {
+fn deleted_workload_stops_the_job() {
     let off = evicted(&admitted(2, 2, ""), "Deactivated");
     assert_eq!(status_of(&decide(&off).workload[0])["Requeued"].0, "False");
     let mut deleted = admitted(2, 2, "");
@@ -321,7 +321,7 @@ fn one_that_was_switched_off_is_not_asked_for_again_and_a_workload_that_goes_sto
 }
 
 #[test]
-fn of_several_groups_the_one_that_can_spare_most_may_be_admitted_in_part() {
+fn most_flexible_group_may_be_admitted_in_part() {
     let groups = "  workerGroups:\n    - {name: spot, maxWorkers: 12, gpusPerPod: 2}\n    - {name: coordinator, minWorkers: 1, maxWorkers: 3}\n    - {name: none, maxWorkers: 0}\n";
     let mut observed = queued(16, groups);
     let job = observed.job.spec.as_mut().unwrap();
@@ -348,7 +348,7 @@ fn of_several_groups_the_one_that_can_spare_most_may_be_admitted_in_part() {
 }
 
 #[test]
-fn a_workload_without_quota_follows_the_job_and_one_with_quota_is_fixed() {
+fn workload_is_fixed_once_it_has_quota() {
     let mut waiting = queued(4, "");
     let workload = made(&decide(&waiting)).clone();
     waiting.queue.workload = Some(seen(&workload, &json!({})));
@@ -460,7 +460,7 @@ fn a_sidecar_that_outlives_its_worker_keeps_no_quota() {
 }
 
 #[test]
-fn a_job_that_is_refused_gives_its_quota_back_and_asks_for_it_when_it_is_tried_again() {
+fn refused_job_releases_its_quota() {
     let mut refused = admitted(2, 2, "");
     refused.run = Some(ObservedRun {
         ended: Some(RunEnd::CheckpointsTaken("default/other".into())),
@@ -562,7 +562,7 @@ fn a_run_goes_on_as_it_is_while_what_kueue_says_is_being_listed() {
 }
 
 #[test]
-fn nothing_begins_and_nothing_is_asked_for_while_what_kueue_says_is_being_listed() {
+fn nothing_starts_while_kueue_is_being_listed() {
     let mut observed = being_listed();
     let waits = decide(&observed);
     assert_eq!((names(&waits).len(), waits.starts.is_some()), (0, false));
@@ -581,7 +581,7 @@ fn nothing_begins_and_nothing_is_asked_for_while_what_kueue_says_is_being_listed
 
 proptest! {
     #[test]
-    fn no_pod_is_made_without_admission_and_never_more_than_was_admitted(
+    fn pods_never_exceed_the_admission(
         max in 1_u32..9,
         counts in proptest::option::of((0_u32..2, 0_u32..9)),
         live in 0_i64..9,

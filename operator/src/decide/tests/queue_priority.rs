@@ -25,7 +25,7 @@ fn prioritised(workload_class: Option<&str>, pod_class: Option<&str>) -> Observe
 }
 
 #[test]
-fn the_jobs_label_comes_before_its_pods_class_and_that_before_the_clusters() {
+fn priority_is_the_label_then_the_pod_class() {
     let said = |observed: &Observed| {
         let workload = made(&decide(observed)).clone();
         let spec = &workload["spec"];
@@ -73,7 +73,7 @@ fn an_older_kueue_is_told_in_its_own_fields() {
 }
 
 #[test]
-fn a_job_that_names_a_class_that_is_not_there_asks_for_nothing_and_says_so() {
+fn missing_priority_class_is_reported() {
     for (observed, missing) in [
         (prioritised(Some("bronze"), None), "WorkloadPriorityClass bronze"),
         (prioritised(None, Some("silver")), "PriorityClass silver"),
@@ -88,7 +88,7 @@ fn a_job_that_names_a_class_that_is_not_there_asks_for_nothing_and_says_so() {
 }
 
 #[test]
-fn another_label_counts_for_a_job_that_waits_and_for_one_that_runs() {
+fn changed_priority_label_is_applied() {
     let before = prioritised(Some("silver"), None);
     let workload = made(&decide(&before)).clone();
     let mut after = prioritised(Some("gold"), None);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn pods_that_never_ran_are_replaced_when_the_template_is_corrected() {
+fn pods_that_never_ran_are_replaced_after_a_correction() {
     let mut observed = observed(2);
     let made = decide(&observed);
     let hash = made.create[0]["metadata"]["annotations"][objects::MADE_FROM_ANNOTATION].clone();
@@ -22,7 +22,7 @@ fn pods_that_never_ran_are_replaced_when_the_template_is_corrected() {
 }
 
 #[test]
-fn running_pods_are_replaced_node_by_node_and_only_while_all_workers_train() {
+fn rollout_waits_until_all_workers_train() {
     let mut observed = on_nodes(4);
     let old = |number, node: &str| ObservedPod {
         made_from: Some("old".into()),
@@ -163,7 +163,7 @@ fn after(observed: &Observed, replaced: Option<&str>, step: u64) -> Observed {
 }
 
 #[test]
-fn a_job_that_waits_for_room_gives_up_one_node_after_the_other_as_each_is_replaced() {
+fn waiting_job_rolls_out_node_by_node() {
     let (mut observed, now) = waits_for_room(2);
     for given_up in ["j-w1-u", "j-w2-u", "j-w3-u"] {
         let desired = decide(&observed);
@@ -176,7 +176,7 @@ fn a_job_that_waits_for_room_gives_up_one_node_after_the_other_as_each_is_replac
 }
 
 #[test]
-fn a_template_that_fits_no_node_costs_a_job_that_waits_for_room_the_workers_of_one() {
+fn bad_template_costs_a_waiting_job_one_node() {
     let (observed, _) = waits_for_room(2);
     let mut next = after(&observed, None, 9);
     for _ in 0..100 {
@@ -189,7 +189,7 @@ fn a_template_that_fits_no_node_costs_a_job_that_waits_for_room_the_workers_of_o
 }
 
 #[test]
-fn a_preemption_amid_a_rollout_delays_it_until_pods_of_the_new_template_have_trained_for_a_while() {
+fn preemption_delays_a_rollout() {
     let (observed, now) = waits_for_room(1);
     let mut next = after(&observed, Some(&now), 9);
     // Another pod is preempted, and its replacement finds no node.
@@ -206,7 +206,7 @@ fn a_preemption_amid_a_rollout_delays_it_until_pods_of_the_new_template_have_tra
 }
 
 #[test]
-fn a_job_that_waits_for_room_keeps_as_many_workers_as_it_needs_and_does_not_roll_while_others_start() {
+fn waiting_job_keeps_its_minimum_during_a_rollout() {
     let (observed, _) = waits_for_room(3);
     assert!(decide(&observed).delete.is_empty(), "two would be left of three");
     let (mut starting, _) = waits_for_room(2);
@@ -225,7 +225,7 @@ fn a_job_that_waits_for_room_keeps_as_many_workers_as_it_needs_and_does_not_roll
 }
 
 #[test]
-fn a_pod_that_runs_and_never_attaches_is_replaced_where_its_template_was_corrected() {
+fn unattached_pod_is_replaced_after_a_correction() {
     let (mut observed, now) = waits_for_room(2);
     let pod_of = |number: usize, made_from: &str| ObservedPod {
         made_from: Some(made_from.into()),
@@ -257,7 +257,7 @@ fn a_pod_that_runs_and_never_attaches_is_replaced_where_its_template_was_correct
 }
 
 #[test]
-fn a_corrected_image_reaches_a_job_that_waits_for_the_workers_that_never_attach() {
+fn corrected_image_reaches_a_waiting_job() {
     let (mut observed, _) = waits_for_room(3);
     observed.pods.truncate(3);
     // The pod on the first node was replaced with one whose template makes workers hang.
@@ -271,7 +271,7 @@ fn a_corrected_image_reaches_a_job_that_waits_for_the_workers_that_never_attach(
 }
 
 #[test]
-fn a_pod_that_ends_on_a_node_that_is_lost_holds_up_no_rollout_and_one_that_answers_does() {
+fn pod_on_a_lost_node_does_not_block_a_rollout() {
     let mut observed = on_nodes(3);
     observed.job.spec = Ok(spec(3, "  workers: {image: new}\n"));
     let old = |number, node: &str| ObservedPod {

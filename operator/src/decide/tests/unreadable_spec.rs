@@ -25,7 +25,7 @@ fn is_wrong(desired: &Decided) {
 }
 
 #[test]
-fn a_job_that_is_complete_stays_so_and_is_not_trained_again_when_its_spec_can_be_read() {
+fn complete_job_stays_complete_when_the_spec_is_readable() {
     let mut observed = observed(1);
     observed.job.status.start_time = Some(decision::time(NOW - 100));
     observed.run = Some(ObservedRun {
@@ -55,7 +55,7 @@ fn a_job_that_is_complete_stays_so_and_is_not_trained_again_when_its_spec_can_be
 }
 
 #[test]
-fn a_job_that_has_failed_stays_so_and_is_tried_again_under_another_spec_that_can_be_read() {
+fn failed_job_is_retried_under_another_readable_spec() {
     let mut observed = observed(1);
     observed.pods = (1..=6).map(|i| ended(i, 1, "Error", 120 - 20 * i)).collect();
     let failed = decide(&observed);

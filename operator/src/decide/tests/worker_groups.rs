@@ -39,7 +39,7 @@ fn groups(decision: &Decided) -> Vec<String> {
 }
 
 #[test]
-fn each_group_has_its_pods_made_from_what_it_says_over_what_the_job_says() {
+fn groups_override_the_settings_of_the_job() {
     let observed = grouped(5);
     let decision = decide(&observed);
     assert_eq!(groups(&decision), ["spot", "spot", "spot", "lasting", "lasting"]);
@@ -56,7 +56,7 @@ fn each_group_has_its_pods_made_from_what_it_says_over_what_the_job_says() {
 }
 
 #[test]
-fn a_pod_that_is_lost_is_replaced_in_its_own_group_and_scaling_down_leaves_each_its_least() {
+fn lost_pod_is_replaced_in_its_group() {
     let mut observed = grouped(5);
     observed.pods = vec![
         of_group(1, "spot"),
@@ -98,7 +98,7 @@ fn a_failure_in_one_group_holds_back_no_pod_of_another() {
 }
 
 #[test]
-fn another_template_of_a_group_replaces_the_pods_of_that_group_alone() {
+fn template_change_replaces_pods_of_one_group() {
     let mut observed = grouped(4);
     let hash = |group: usize| {
         observed.job.spec.as_ref().unwrap().pod_groups()[group]
@@ -140,7 +140,7 @@ fn the_status_counts_workers_by_group() {
 }
 
 #[test]
-fn the_status_counts_the_workers_that_are_attached_once_the_coordinator_has_heard_from_them() {
+fn status_counts_attached_workers() {
     let mut observed = observed(8);
     observed.job.spec = Ok(spec(8, "  workers: {gpusPerPod: 4}\n"));
     observed.pods = vec![pod(1, PodPhase::Running), pod(2, PodPhase::Running)];

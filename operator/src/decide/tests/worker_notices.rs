@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
+fn coordinator_is_notified_of_leaving_and_ended_pods() {
     let mut observed = observed(4);
     let detached = ["j-w1-u", "j-w2-u", "j-w3-u", "j-w4-u"];
     let workers = with_workers(training(3), &["j-w5-u", "j-w6-u"], &detached);
@@ -61,7 +61,7 @@ fn the_coordinator_is_notified_of_pods_that_go_and_of_certain_ends() {
 }
 
 #[test]
-fn the_coordinator_is_told_when_workers_end_that_have_less_time_than_the_jobs_notice() {
+fn short_notices_have_their_end_time() {
     let mut observed = observed(2);
     observed.run = Some(all_placed(with_workers(training(3), &["j-w1-u", "j-w2-u"], &[])));
     observed.coordinators = vec![coordinator(1, PodPhase::Running)];
@@ -85,7 +85,7 @@ fn the_coordinator_is_told_when_workers_end_that_have_less_time_than_the_jobs_no
 }
 
 #[test]
-fn a_new_coordinator_is_told_when_those_end_that_had_notice_before_it() {
+fn new_coordinator_gets_earlier_end_times() {
     let mut observed = observed(2);
     observed.job.spec.as_mut().unwrap().disruption.notice_seconds = Some(120);
     observed.coordinators = vec![coordinator(1, PodPhase::Running)];

@@ -164,7 +164,7 @@ fn a_step_that_only_a_worker_knows_counts_as_committed() {
 }
 
 #[test]
-fn steps_that_nobody_could_tell_of_remain_unpublished_only_before_a_restored_state_of_a_later_coordinator() {
+fn unreportable_steps_are_allowed_only_before_a_restore() {
     let mut evidence = rolled_back(Some(340));
     evidence.published = [1, 3, 4]
         .iter()
@@ -205,7 +205,7 @@ fn a_missing_step_a_repeated_one_and_another_loss_are_found() {
 }
 
 #[test]
-fn a_comparison_that_finds_something_is_a_problem_where_nothing_was_changed() {
+fn unexpected_comparison_result_is_a_problem() {
     let mut evidence = quiet();
     evidence.events.push(event(
         80,
@@ -220,7 +220,7 @@ fn a_comparison_that_finds_something_is_a_problem_where_nothing_was_changed() {
 }
 
 #[test]
-fn numbers_that_do_not_grow_and_a_record_that_is_not_done_are_found() {
+fn shrinking_numbers_and_unfinished_record_are_found() {
     let mut evidence = quiet();
     evidence.events.push(event(80, Event::TookOver { term: 1 }));
     assert_eq!(problems(&evidence), ["the term 1 comes after 1"]);

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use varuna_cluster_tests::{cluster, eventually, job, root};
 
 #[test]
-fn the_definition_is_taken_without_a_warning_and_explains_itself() {
+fn definition_is_accepted_and_explained() {
     let cluster = cluster();
     let file = root().join("crds");
     let said = cluster

@@ -25,7 +25,7 @@ async fn check_backoff(faults: &Faults) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_quota_that_others_change_at_the_same_moment_is_named_and_tried_again_later_each_time() {
+async fn concurrently_changed_quota_is_reported_and_retried() {
     let namespace = cluster().namespace("conflict").unwrap();
     let client = cluster().client().await.unwrap();
     let faults = Faults::default();
@@ -40,7 +40,7 @@ async fn a_quota_that_others_change_at_the_same_moment_is_named_and_tried_again_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_that_cannot_be_deleted_is_said_and_no_other_is_made_in_its_place() {
+async fn undeletable_pod_is_reported_and_not_replaced() {
     let namespace = cluster().namespace("undeleted").unwrap();
     let client = cluster().client().await.unwrap();
     let faults = Faults::default();
@@ -63,7 +63,7 @@ async fn a_pod_that_cannot_be_deleted_is_said_and_no_other_is_made_in_its_place(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_breaks_is_said_and_all_waits_until_the_next_try() {
+async fn broken_connection_is_reported_and_retried() {
     let namespace = cluster().namespace("broken").unwrap();
     let client = cluster().client().await.unwrap();
     let faults = Faults::default();

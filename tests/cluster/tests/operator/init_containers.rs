@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_init_container_that_cannot_start_or_fails_is_named_and_its_node_is_not_blamed() {
+async fn failing_init_container_is_reported_without_blaming_the_node() {
     let namespace = cluster().namespace("init").unwrap();
     let client = cluster().client().await.unwrap();
     let node = FakeNode::add(&client, &format!("{namespace}-a"), &namespace, 2)

@@ -126,7 +126,7 @@ async fn degraded(client: &Client, namespace: &str, reason: &str, words: &str) -
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
+async fn pods_are_created_replaced_and_garbage_collected() {
     let namespace = cluster().namespace("pods").unwrap();
     let client = cluster().client().await.unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -307,7 +307,7 @@ async fn a_jobs_pods_are_made_replaced_when_lost_and_collected_with_the_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_evicted_pod_is_replaced_at_once_and_crashes_end_in_failed_with_the_last_words() {
+async fn evicted_pod_is_replaced_and_crashes_fail_the_job() {
     let namespace = cluster().namespace("crash").unwrap();
     let client = cluster().client().await.unwrap();
     let _node = FakeNode::add(&client, &format!("{namespace}-n"), &namespace, 9)
@@ -496,7 +496,7 @@ async fn a_job_whose_record_is_gone_begins_no_second_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_operator_that_takes_over_looks_after_all_jobs_that_are_there() {
+async fn new_leader_manages_all_existing_jobs() {
     let namespace = cluster().namespace("many").unwrap();
     let client = cluster().client().await.unwrap();
     for i in 0..8 {

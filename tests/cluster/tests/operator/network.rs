@@ -9,7 +9,7 @@ use serde_json::json;
 use varuna_cluster_tests::{cluster, eventually, observed, operator};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_isolated_job_has_policies_that_follow_its_spec_and_go_with_it() {
+async fn policies_follow_the_spec_of_an_isolated_job() {
     let namespace = cluster().namespace("isolated").unwrap();
     let client = cluster().client().await.unwrap();
     let _operator = operator(client.clone(), &namespace);

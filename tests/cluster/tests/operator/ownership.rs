@@ -126,7 +126,7 @@ async fn objects_of_others_with_our_names_are_left_alone_and_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_goes_by_the_job_that_it_began_with_while_workers_hold_it() {
+async fn run_uses_the_spec_it_began_with() {
     let namespace = cluster().namespace("frozen").unwrap();
     let client = cluster().client().await.unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -191,7 +191,7 @@ async fn a_run_goes_by_the_job_that_it_began_with_while_workers_hold_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_that_is_deleted_and_made_again_at_once_knows_nothing_of_the_one_before() {
+async fn recreated_job_starts_from_scratch() {
     let namespace = cluster().namespace("again").unwrap();
     let client = cluster().client().await.unwrap();
     let folder = tempfile::tempdir().unwrap();

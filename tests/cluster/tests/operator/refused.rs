@@ -4,7 +4,7 @@ use super::*;
 use k8s_openapi::api::core::v1::{Namespace, ResourceQuota};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_quota_holds_pods_back_the_job_says_so_and_goes_on_when_it_is_raised() {
+async fn quota_is_reported_and_the_job_continues_once_raised() {
     let namespace = cluster().namespace("quota").unwrap();
     let client = cluster().client().await.unwrap();
     let quota = json!({
@@ -54,7 +54,7 @@ async fn a_quota_holds_pods_back_the_job_says_so_and_goes_on_when_it_is_raised()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_template_that_makes_no_pod_is_named_and_a_corrected_one_is_tried_at_once() {
+async fn bad_template_is_reported_and_a_correction_applied() {
     let namespace = cluster().namespace("template").unwrap();
     let client = cluster().client().await.unwrap();
     let _operator = operator(client.clone(), &namespace);
@@ -104,7 +104,7 @@ async fn a_namespace_that_is_deleted_takes_its_job_along() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_webhook_that_does_not_answer_is_named_and_holds_pods_up_only_while_it_is_there() {
+async fn silent_webhook_is_reported_and_blocks_pods() {
     let namespace = cluster().namespace("webhook").unwrap();
     let client = cluster().client().await.unwrap();
     let webhook = json!({

@@ -48,7 +48,7 @@ async fn scale_and_suspend_change_the_pods() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn groups_share_what_the_job_may_have_and_a_lost_pod_is_replaced_in_its_own() {
+async fn groups_share_the_maximum_and_replace_their_pods() {
     let namespace = cluster().namespace("groups").unwrap();
     let client = cluster().client().await.unwrap();
     let _operator = operator(client.clone(), &namespace);

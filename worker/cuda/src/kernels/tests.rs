@@ -4,7 +4,7 @@ use crate::context::Capability;
 use std::path::Path;
 
 #[test]
-fn every_kernel_is_in_the_hosts_table_and_takes_what_rust_hands_over() {
+fn every_kernel_is_in_the_host_table_with_its_arguments() {
     for kernel in Kernel::ALL {
         assert!(HostKernel::find(kernel.name()).is_some(), "{kernel:?}");
     }
@@ -83,7 +83,7 @@ fn numbers(count: usize, seed: &mut u64) -> Vec<f32> {
 }
 
 #[test]
-fn a_thousand_steps_have_the_bits_of_the_reference_in_every_format() {
+fn optimizer_matches_the_reference_in_every_format() {
     // No multiple of a tile or of a vector.
     let count = 2 * TILE as usize + 1037;
     for format in [0, Narrow::BFloat16 as i32, Narrow::Float16 as i32] {
@@ -144,7 +144,7 @@ fn a_thousand_steps_have_the_bits_of_the_reference_in_every_format() {
 }
 
 #[test]
-fn steps_with_momentum_have_the_bits_of_the_formula_in_every_format() {
+fn momentum_matches_the_formula_in_every_format() {
     let count = TILE as usize + 1037;
     for format in [0, Narrow::BFloat16 as i32, Narrow::Float16 as i32] {
         let mut seed = 19;
@@ -340,7 +340,7 @@ fn entry<'a>(assembly: &'a str, kernel: &CStr) -> &'a str {
 }
 
 #[test]
-fn every_kernel_compiles_for_every_gpu_and_optimizer_and_dropout_round_as_the_host() {
+fn kernels_compile_for_every_gpu_and_round_like_the_host() {
     let Some(compiler) = compiler() else { return };
     for (major, minor) in [(7, 5), (8, 0), (9, 0), (10, 0)] {
         let image = compiler.compile(Capability { major, minor }).unwrap();
@@ -388,7 +388,7 @@ fn every_kernel_compiles_for_every_gpu_and_optimizer_and_dropout_round_as_the_ho
 }
 
 #[test]
-fn a_product_is_each_sum_in_its_order_whatever_the_shapes_and_threads() {
+fn product_sums_in_order_for_any_shape_and_threads() {
     let mut seed = 5;
     let mut matrix = |count: i64| -> Vec<f32> {
         let number = |_| (draw(&mut seed) >> 40) as f32 / (1u64 << 24) as f32 - 0.5;

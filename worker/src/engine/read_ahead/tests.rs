@@ -165,7 +165,7 @@ impl Samples for Slow {
 }
 
 #[test]
-fn a_read_that_does_not_end_is_waited_for_until_the_deadline_and_named() {
+fn hanging_read_ends_at_the_deadline() {
     let (end, ends) = std::sync::mpsc::channel();
     let mut ahead = ReadAhead::new(Arc::new(Slow(Mutex::new(ends))), 3, None);
     let rows = |sample| Rows {
@@ -227,7 +227,7 @@ impl Samples for Away {
 }
 
 #[test]
-fn what_could_not_be_read_while_the_store_was_away_is_read_again_when_it_is_expected_again() {
+fn failed_read_is_repeated_when_expected_again() {
     let store = Arc::new(Away::default());
     let mut ahead = ReadAhead::new(Arc::clone(&store) as _, 3, None);
     let rows = |sample| Rows {
@@ -299,7 +299,7 @@ fn wait_for_read(ahead: &ReadAhead) {
 }
 
 #[test]
-fn what_another_plan_reads_does_not_wait_for_tries_that_nobody_wants_any_more() {
+fn reads_of_another_plan_do_not_wait() {
     let mut ahead = ReadAhead::new(Arc::new(Hole), 3, None);
     ahead.expect(vec![of_train(&[7]), of_train(&[8])]).unwrap();
     wait_for_read(&ahead);
@@ -321,7 +321,7 @@ fn a_read_of_many_samples_is_given_up_after_the_one_that_hangs() {
 }
 
 #[test]
-fn a_fence_and_the_deadline_end_a_read_where_nothing_is_read_ahead() {
+fn fence_and_deadline_end_a_direct_read() {
     let reader = ReadAhead::without(Arc::new(Hole), 3, None);
     let mut checks = 0;
     let fenced = || {
@@ -340,7 +340,7 @@ fn a_fence_and_the_deadline_end_a_read_where_nothing_is_read_ahead() {
 }
 
 #[test]
-fn what_is_expected_is_late_once_its_read_has_taken_long_or_has_failed() {
+fn expected_sample_is_late_after_a_slow_or_failed_read() {
     let (end, ends) = std::sync::mpsc::channel();
     let mut ahead = ReadAhead::new(Arc::new(Slow(Mutex::new(ends))), 3, None);
     let is_late =
@@ -387,7 +387,7 @@ impl Samples for Announced {
 }
 
 #[test]
-fn samples_are_announced_once_and_in_their_order_before_they_are_read() {
+fn samples_are_prefetched_once_in_order() {
     let samples = Arc::new(Announced(Mutex::default()));
     let mut reader = ReadAhead::new(Arc::clone(&samples) as _, 3, None);
     let rows = |field, split, samples: &[u64]| Rows {

@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_go_where_the_manifest_says_and_shared_ones_to_both_ends() {
+    fn parameters_follow_the_manifest_and_shared_ones_both_ends() {
         let manifest = read(&manifest()).unwrap();
         let names = |segment| {
             let all = manifest.parameters(segment).into_iter();
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_shapes_of_a_segment_are_those_that_the_job_says_where_it_says_any() {
+    fn parameter_names_and_shapes_must_match_the_job() {
         let read = |segment: usize, text: &str| {
             let mut job = job();
             job.segments[segment].parameters_digest = Some(sha256(text.as_bytes()));

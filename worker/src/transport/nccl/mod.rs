@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_computes_after_what_it_was_told_to_wait_for_while_the_host_goes_on() {
+    fn device_waits_for_its_input_while_the_host_continues() {
         let ones: Vec<u8> = [1.0f32; 8].iter().flat_map(|v| v.to_ne_bytes()).collect();
         assert_eq!(brought(true), vec![ones.clone(), ones.clone()]);
         // Without the wait, the delay of the stand-in causes a wrong result: not each time, but soon.
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_offers_nccl_after_a_peer_has_died_and_not_after_nccl_has_refused() {
+    fn nccl_is_offered_after_a_peers_death_but_not_after_a_refusal() {
         let libraries = libraries();
         let failed = |code| {
             let (call, what, detail) = ("ncclCommInitRankConfig", String::new(), String::new());

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_twice_in_a_row_is_tried_again_after_some_generations() {
+    fn twice_failed_nccl_is_retried_later() {
         for error in [failed(1), failed(2), failed(3), LATE] {
             let end = || Some(error.clone());
             assert!(

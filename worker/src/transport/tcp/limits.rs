@@ -50,7 +50,7 @@ mod tests {
     use varuna_protocol::{Norms, PeerMessage};
 
     #[test]
-    fn what_a_job_can_send_is_within_its_limits_and_not_much_more_is() {
+    fn limits_fit_what_the_job_can_send() {
         let gpt2 = varuna_model::presets::preset("gpt2-tiny").unwrap();
         let model = Model::from(gpt2.clone());
         let limits = of_job(
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boundary_of_any_micro_batch_is_taken_as_far_as_a_frame_can_be_that_long() {
+    fn boundary_limit_is_the_frame_limit() {
         let mut wide = varuna_model::presets::preset("gpt2-tiny").unwrap();
         (wide.hidden_size, wide.heads, wide.sequence_length) = (8192, 64, 8192);
         let model = Model::from(wide);

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_of_a_connection_ask_for_a_silent_peer_and_the_one_that_sends_gives_up() {
+    fn silent_peer_is_probed_by_both_ends() {
         let (dialer, events) = mesh(1);
         let (acceptor, arrived) = mesh(2);
         dialer.dial(G, WorkerId(2), &acceptor.address().to_string());

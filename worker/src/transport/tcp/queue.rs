@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn who_adds_frames_does_not_wait_while_a_transfer_is_read_from_a_device() {
+    fn frames_are_added_while_a_transfer_is_read() {
         let (queue, let_proceed, writer) = reading();
         at_once(&queue, |queue| queue.push_message(vec![9]));
         at_once(&queue, |queue| transfer(queue, 2, 1));
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gradient_follows_the_copy_that_was_queued_before_it_and_is_told_apart() {
+    fn gradient_follows_the_copy_before_it() {
         let queue = Queue::default();
         transfer(&queue, 1, 1);
         gradient(&queue, 1, 1);
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_is_waited_for_until_the_deadline_and_a_transfer_does_not_fill_it() {
+    fn full_queue_waits_until_the_deadline() {
         let queue = Queue::default();
         let tensor = || Frame::Part(Unit(0), Step(0), vec![0.0; BYTES_MAX / 4 + 1]);
         let soon = || Instant::now() + Duration::from_millis(5);

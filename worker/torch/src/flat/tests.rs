@@ -23,7 +23,7 @@ fn shares_keep_leases_out_and_the_other_way_round() {
 }
 
 #[test]
-fn who_changes_the_elements_waits_for_the_last_share_and_no_longer_than_its_deadline() {
+fn writer_waits_for_the_last_share_until_its_deadline() {
     let buffer = FlatBuffer::zeros(4, Device::Cpu, Streams::HOST).unwrap();
     let after = |time| Instant::now() + time;
     assert!(buffer.wait_for_shares(Instant::now()).is_ok(), "nobody reads");
@@ -61,7 +61,7 @@ fn tensors_and_leases_see_the_same_memory_in_turn() {
 }
 
 #[test]
-fn memory_apart_is_copied_for_who_reads_it_and_back_where_that_is_asked_for() {
+fn separate_memory_is_copied_for_readers() {
     let buffer = FlatBuffer::zeros(3, Device::CpuSeparateMemory, Streams::HOST).unwrap();
     let mut tensor = buffer.tensor().unwrap();
     let seen = || Vec::<f32>::try_from(buffer.tensor().unwrap()).unwrap();
@@ -84,7 +84,7 @@ fn memory_apart_is_copied_for_who_reads_it_and_back_where_that_is_asked_for() {
 }
 
 #[test]
-fn memory_apart_takes_none_of_the_host_s_before_somebody_leases_it() {
+fn separate_memory_uses_no_host_memory_before_a_lease() {
     let buffer = FlatBuffer::zeros(3, Device::CpuSeparateMemory, Streams::HOST).unwrap();
     buffer.set(&[1.0, 2.0, 3.0]).unwrap();
     assert_eq!(all(&buffer.share().unwrap()), [1.0, 2.0, 3.0]);

@@ -388,7 +388,7 @@ fn what_does_not_fit_is_an_error_of_libtorch() {
 }
 
 #[test]
-fn the_processor_has_our_optimizer_and_dropout_and_libtorchs_layers() {
+fn cpu_uses_own_optimizer_and_dropout_and_libtorch_layers() {
     let (kernels, why) = Kernels::open(Device::Cpu, Streams::HOST, KernelChoice::Auto);
     assert!(why.is_none());
     assert_eq!(

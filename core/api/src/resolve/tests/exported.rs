@@ -37,7 +37,7 @@ fn an_exported_model_is_what_its_section_says() {
 }
 
 #[test]
-fn what_does_not_go_with_an_exported_model_is_refused_with_the_reason() {
+fn fields_beside_an_exported_model_are_refused() {
     let refused = |from: &str, to: &str| errors(&JOB.replace(from, to)).join("\n");
     for (from, to, expected) in [
         (

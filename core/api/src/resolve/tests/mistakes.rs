@@ -720,7 +720,7 @@ const OF_FULL: &[(&str, &str, &str)] = &[
 ];
 
 #[test]
-fn every_mistake_is_named_with_its_field_its_value_and_what_is_allowed() {
+fn every_mistake_is_reported_with_field_value_and_limits() {
     let cases = OF_MINIMAL
         .iter()
         .map(|c| (MINIMAL, c))

@@ -5,7 +5,7 @@ use crate::resolve::parse_job;
 use crate::{Masking, Packing};
 
 #[test]
-fn every_field_about_what_is_seen_and_hidden_of_samples_is_taken() {
+fn every_field_about_packing_and_masking_is_read() {
     let job = parse_job(FULL).unwrap();
     let all = Packing {
         block_mask: true,
@@ -21,7 +21,7 @@ fn every_field_about_what_is_seen_and_hidden_of_samples_is_taken() {
 }
 
 #[test]
-fn documents_in_a_sample_are_one_text_unless_the_job_says_otherwise() {
+fn packed_documents_are_one_text_by_default() {
     let of = |data: &str| parse_job(&with(MINIMAL, "path: data/kjv", data));
     let plain = of("path: data/kjv").unwrap();
     assert!(plain.training.packing.is_off());

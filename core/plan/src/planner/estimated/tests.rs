@@ -72,7 +72,7 @@ fn what_the_job_keeps_stays_with_the_costs_of_any_device() {
 }
 
 #[test]
-fn a_gpu_that_the_table_does_not_know_is_planned_as_the_stated_one() {
+fn unknown_gpu_is_planned_as_the_default_one() {
     let mut planner = planner();
     planner.note_worker(&gpu("Graphics 9000"), "a");
     assert_eq!(
@@ -93,7 +93,7 @@ fn workers_of_another_kind_count_by_their_speed() {
 }
 
 #[test]
-fn a_prediction_that_is_near_enough_is_left_alone_and_what_links_explain_is_not_put_on_compute() {
+fn small_errors_and_slow_links_do_not_change_compute_costs() {
     let mut planner = planner();
     planner.note_worker(&gpu("NVIDIA A100-SXM4-80GB"), "a");
     let asked = request(4);
@@ -176,7 +176,7 @@ const SCORES: ScoreMemory = ScoreMemory {
 };
 
 #[test]
-fn scores_that_a_worker_keeps_are_recomputed_where_they_do_not_fit() {
+fn stored_scores_are_recomputed_if_memory_is_short() {
     assert_eq!(planned_with(&[], true), Recompute::None);
     for is_met_first in [true, false] {
         assert_eq!(planned_with(&[SCORES], is_met_first), Recompute::Selective);
@@ -184,7 +184,7 @@ fn scores_that_a_worker_keeps_are_recomputed_where_they_do_not_fit() {
 }
 
 #[test]
-fn of_workers_that_keep_scores_the_one_that_keeps_most_counts_once() {
+fn largest_score_report_counts_once() {
     let half = ScoreMemory {
         saved_bytes: SCORES.saved_bytes / 2,
         ..SCORES

@@ -89,7 +89,7 @@ fn step_ms(
 }
 
 #[test]
-fn plans_come_within_a_hundredth_of_the_best_composition_there_is() {
+fn plans_are_within_one_percent_of_the_best() {
     let mut least: f64 = 1.0;
     for runtime in [Runtime::Rendezvous, Runtime::Overlapped] {
         let mut planner = planner(u32::try_from(SHALLOWEST).unwrap(), None);

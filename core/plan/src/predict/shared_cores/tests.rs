@@ -64,7 +64,7 @@ fn alone(costs: &Costs, stages: u32, pipelines: usize) -> f64 {
 }
 
 #[test]
-fn with_cores_for_everyone_it_is_the_simulation_of_workers_that_share_nothing() {
+fn enough_cores_equal_the_simulation_without_sharing() {
     let costs = costs();
     for (stages, pipelines) in [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2)] {
         // Each worker computes, sends and reduces at most one thing at a time.

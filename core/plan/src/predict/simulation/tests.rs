@@ -68,7 +68,7 @@ fn uniform(stages: usize, transfer_ms: f64) -> Vec<StageTimes> {
 }
 
 #[test]
-fn rendezvous_takes_the_closed_form_without_transfers_and_runs_everything() {
+fn rendezvous_matches_the_closed_form_without_transfers() {
     for (p, n) in [(4usize, 8u32), (8, 20), (3, 1), (1, 5), (2, 3), (5, 2)] {
         let mut computed = 0;
         let took = rendezvous(&uniform(p, 0.0), n, |span| {
@@ -85,7 +85,7 @@ fn rendezvous_takes_the_closed_form_without_transfers_and_runs_everything() {
 }
 
 #[test]
-fn an_inner_stage_waits_for_four_transfers_of_each_micro_batch_under_rendezvous() {
+fn inner_stage_waits_for_four_transfers_per_micro_batch() {
     let steady = |n| rendezvous(&uniform(4, 0.5), n, |_| {}).makespan_ms();
     let period = (steady(40) - steady(20)) / 20.0;
     assert!((period - (3.0 + 4.0 * 0.5)).abs() < 1e-9, "{period}");

@@ -37,7 +37,7 @@ fn recover_without_b(rig: &mut Rig) -> Shape {
 }
 
 #[test]
-fn a_recovery_takes_the_plan_that_was_made_for_it_before_and_it_equals_a_fresh_one() {
+fn recovery_uses_the_prepared_plan() {
     let mut rig = warmed();
     let made = MADE.get();
     let shape = recover_without_b(&mut rig);
@@ -49,7 +49,7 @@ fn a_recovery_takes_the_plan_that_was_made_for_it_before_and_it_equals_a_fresh_o
 }
 
 #[test]
-fn once_all_plans_are_made_workers_are_looked_at_again_after_a_change_or_a_while() {
+fn workers_are_checked_again_after_a_change_or_a_while() {
     let mut rig = warmed();
     let is_complete = |rig: &Rig, later_ms| {
         let shared = &rig.machine.shared;
@@ -148,7 +148,7 @@ fn is_growing(rig: &mut Rig, time: Duration) -> bool {
 /// A plan that is twice as fast costs 80 s without training, so it pays after 160 s. The workers change every two minutes at first, and
 /// then no more.
 #[test]
-fn a_growth_that_did_not_repay_is_made_once_nobody_has_come_or_gone_for_long_enough() {
+fn growth_is_reconsidered_after_a_quiet_time() {
     let mut rig = rig_with_many_changes();
     MOVE_MS.set(80_000.0);
     assert!(!is_growing(&mut rig, Duration::from_millis(200)));

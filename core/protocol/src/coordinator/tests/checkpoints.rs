@@ -26,7 +26,7 @@ fn saves(rig: &mut Rig) -> BTreeSet<(WorkerId, u64)> {
 }
 
 #[test]
-fn a_wanted_checkpoint_is_ordered_until_the_store_shows_one_that_is_newer() {
+fn wanted_checkpoint_is_ordered_until_a_newer_one_exists() {
     let stored = CoordinatorConfig {
         final_checkpoint: true,
         ..config()
@@ -64,7 +64,7 @@ fn a_wanted_checkpoint_is_ordered_until_the_store_shows_one_that_is_newer() {
 }
 
 #[test]
-fn by_the_clock_a_checkpoint_is_ordered_when_the_newest_is_too_old_and_without_a_store_never() {
+fn timed_checkpoint_is_ordered_when_the_newest_is_too_old() {
     let every = CoordinatorConfig {
         save_every: Some(Duration::from_secs(1)),
         ..config()
@@ -95,7 +95,7 @@ fn by_the_clock_a_checkpoint_is_ordered_when_the_newest_is_too_old_and_without_a
 }
 
 #[test]
-fn before_a_member_goes_without_which_there_is_no_plan_the_last_checkpoint_is_as_late_as_it_can_be() {
+fn last_checkpoint_before_a_known_end_is_as_late_as_possible() {
     let mut config = CoordinatorConfig {
         final_checkpoint: true,
         min_workers: 2,
@@ -175,7 +175,7 @@ fn told_damaged(rig: &Rig) -> Vec<bool> {
 }
 
 #[test]
-fn a_damaged_checkpoint_of_the_last_step_is_deleted_and_put_again_by_those_who_hold_the_state() {
+fn damaged_final_checkpoint_is_deleted_and_saved_again() {
     let mut rig = at_a_damaged_end();
     again(&mut rig, 1);
     let last = state(1, 10);
@@ -200,7 +200,7 @@ fn a_damaged_checkpoint_of_the_last_step_is_deleted_and_put_again_by_those_who_h
 }
 
 #[test]
-fn a_run_whose_store_damages_each_copy_of_the_last_state_ends_and_says_so() {
+fn run_ends_if_each_final_checkpoint_is_damaged() {
     let mut rig = at_a_damaged_end();
     let last = state(1, 10);
     for generation in 1..=4 {
@@ -217,7 +217,7 @@ fn a_run_whose_store_damages_each_copy_of_the_last_state_ends_and_says_so() {
 }
 
 #[test]
-fn how_often_the_last_state_is_put_again_outlives_the_coordinators_that_have_it_put() {
+fn count_of_final_saves_survives_the_coordinator() {
     let mut rig = at_a_damaged_end();
     let last = state(1, 10);
     for generation in 1..=3 {
@@ -246,7 +246,7 @@ fn how_often_the_last_state_is_put_again_outlives_the_coordinators_that_have_it_
 }
 
 #[test]
-fn a_checkpoint_is_not_deleted_by_an_old_list_nor_where_another_history_ended() {
+fn old_listing_or_other_history_deletes_no_checkpoint() {
     for (fresh, damaged) in [(false, state(1, 10)), (true, state(9, 10))] {
         let mut rig = at_a_damaged_end_of(fresh, damaged);
         rig.wait(500);

@@ -61,7 +61,7 @@ impl Rig {
 }
 
 #[test]
-fn holders_that_agree_go_on_and_a_compared_checkpoint_is_written_into_the_record() {
+fn agreement_of_holders_is_recorded() {
     let mut rig = Rig::training(&ALL);
     rig.wait(100);
     for (step, saved) in [(2, false), (4, true)] {
@@ -76,7 +76,7 @@ fn holders_that_agree_go_on_and_a_compared_checkpoint_is_written_into_the_record
 
 /// After a recovery that begins at a checkpoint, its shards may be put again by workers whose memory has changed since.
 #[test]
-fn a_checkpoint_that_was_not_complete_when_a_recovery_began_there_is_not_gone_back_to() {
+fn incomplete_checkpoint_is_not_rolled_back_to() {
     let at = state(1, 4);
     for (complete, compared) in [(vec![at], vec![at]), (vec![state(1, 3)], vec![])] {
         let mut rig = Rig::training(&ALL);
@@ -116,7 +116,7 @@ fn a_comparison_that_a_recovery_finds_unwritten_counts_nothing() {
 }
 
 #[test]
-fn of_three_holders_the_odd_one_is_named_let_go_and_not_resumed_from() {
+fn minority_holder_is_released_and_not_resumed_from() {
     let mut rig = Rig::training(&ALL);
     for worker in ALL {
         rig.status(worker, 1, Phase::Running, state(1, 4));
@@ -144,7 +144,7 @@ fn of_three_holders_the_odd_one_is_named_let_go_and_not_resumed_from() {
 
 /// The coordinator that has made the comparison ends before its recovery has a plan.
 #[test]
-fn who_was_found_odd_stands_in_the_record_before_anything_follows_from_it() {
+fn minority_holder_is_recorded_first() {
     let mut rig = Rig::training(&ALL);
     let at = state(1, 4);
     for (worker, bits) in ALL.into_iter().zip([7, 7, 9]) {
@@ -170,7 +170,7 @@ fn who_was_found_odd_stands_in_the_record_before_anything_follows_from_it() {
 
 /// New processes replace those that end.
 #[test]
-fn an_odd_holder_ends_also_where_too_few_others_are_left_to_go_on() {
+fn minority_holder_ends_even_if_too_few_remain() {
     let three = CoordinatorConfig {
         min_workers: 3,
         ..config()
@@ -192,7 +192,7 @@ fn an_odd_holder_ends_also_where_too_few_others_are_left_to_go_on() {
 
 /// The process of the odd holder has ended, and another one joins from the same machine.
 #[test]
-fn a_worker_from_the_machine_of_an_odd_holder_is_left_out_for_a_while() {
+fn machine_of_a_minority_holder_is_left_out_for_a_while() {
     let mut rig = Rig::training(&ALL);
     for (worker, bits) in ALL.into_iter().zip([7, 7, 9]) {
         rig.status(worker, 1, Phase::Running, state(1, 40));
@@ -208,7 +208,7 @@ fn a_worker_from_the_machine_of_an_odd_holder_is_left_out_for_a_while() {
 }
 
 #[test]
-fn where_no_majority_agrees_the_run_goes_back_to_the_newest_compared_checkpoint() {
+fn run_rolls_back_to_a_compared_checkpoint_without_majority() {
     let mut rig = Rig::torn(true);
     rig.all_answer(&[A, B], state(1, 6));
     assert_eq!(rig.base(), (state(1, 4), true));
@@ -238,7 +238,7 @@ fn without_a_compared_checkpoint_the_run_goes_back_to_the_seed() {
 
 /// The plan of the rollback does not start. The holders of wrong bits still have them, and the newer checkpoint is complete.
 #[test]
-fn what_was_given_up_is_not_resumed_from_by_a_later_recovery_nor_by_another_coordinator() {
+fn rolled_back_state_is_never_resumed_from() {
     let mut rig = Rig::torn(true);
     rig.all_answer(&[A, B], state(1, 6));
     let store = rig.store.clone();
@@ -286,7 +286,7 @@ fn a_rollback_waits_for_what_the_store_says_now() {
 }
 
 #[test]
-fn digests_of_other_plans_of_strangers_and_of_old_states_count_nothing() {
+fn digests_of_other_plans_and_old_states_are_ignored() {
     let mut rig = Rig::training(&[A, B]);
     rig.join(C);
     for (worker, id, bits) in [

@@ -50,7 +50,7 @@ pub(super) fn three() -> (Rig, StateId) {
 }
 
 #[test]
-fn a_worker_that_alone_cannot_read_its_data_is_left_out_for_a_while_and_then_tried_once() {
+fn worker_that_cannot_read_is_left_out_and_tried_again() {
     let (mut rig, at) = three();
     for _ in 0..2 {
         cannot_read(&mut rig, &[B], &ALL, at);
@@ -76,7 +76,7 @@ fn a_worker_that_alone_cannot_read_its_data_is_left_out_for_a_while_and_then_tri
 }
 
 #[test]
-fn a_store_that_is_away_for_everybody_or_for_most_leaves_nobody_out() {
+fn unavailable_store_leaves_nobody_out() {
     for lacking in [&ALL[..], &[A, B][..]] {
         let (mut rig, at) = three();
         for _ in 0..6 {
@@ -87,7 +87,7 @@ fn a_store_that_is_away_for_everybody_or_for_most_leaves_nobody_out() {
 }
 
 #[test]
-fn where_those_that_are_left_cannot_read_either_the_others_come_back() {
+fn left_out_readers_return_if_the_others_cannot_read() {
     let (mut rig, at) = three();
     for _ in 0..3 {
         cannot_read(&mut rig, &[B], &ALL, at);
@@ -98,7 +98,7 @@ fn where_those_that_are_left_cannot_read_either_the_others_come_back() {
 }
 
 #[test]
-fn a_step_that_is_committed_absolves_those_who_could_not_read_before() {
+fn commit_clears_earlier_read_failures() {
     let (mut rig, mut at) = three();
     for _ in 0..2 {
         cannot_read(&mut rig, &[B], &ALL, at);
@@ -118,7 +118,7 @@ fn a_step_that_is_committed_absolves_those_who_could_not_read_before() {
 
 /// The first report comes from a worker that waits for the one that cannot read.
 #[test]
-fn who_says_so_while_its_step_is_stopped_counts_and_who_is_stuck_does_not() {
+fn reports_during_a_stop_count_and_stuck_workers_do_not() {
     let (mut rig, at) = three();
     for _ in 0..3 {
         let generation = rig.plan().generation;
@@ -152,7 +152,7 @@ impl Planner for TwoWorkerPlanner {
 }
 
 #[test]
-fn a_worker_without_which_there_is_no_plan_stays_until_another_comes() {
+fn indispensable_worker_stays_until_another_joins() {
     let (mut rig, at) = (Rig::training(&[A, B]), state(1, 4));
     rig.machine.shared.planner = Box::new(TwoWorkerPlanner);
     for worker in [A, B] {

@@ -4,7 +4,7 @@ use super::*;
 use varuna_plan::{LossScaling, ScaleFactor};
 
 #[test]
-fn more_failed_steps_in_a_row_than_allowed_end_the_run_and_name_the_first_that_was_too_many() {
+fn too_many_failed_steps_end_the_run() {
     let scaling = LossScaling::Dynamic {
         initial: ScaleFactor::two_to(1),
         minimum: ScaleFactor::ONE,

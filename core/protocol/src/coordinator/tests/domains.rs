@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn workers_are_planned_with_where_their_nodes_are_and_no_plan_is_made_for_that_alone() {
+fn locations_are_used_by_the_next_plan_only() {
     let mut rig = Rig::with(config(), Record::default());
     for (worker, node) in [(A, "n1"), (B, "n2")] {
         let hello = Hello {

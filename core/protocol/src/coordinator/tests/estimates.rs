@@ -107,7 +107,7 @@ fn corrections(rig: &Rig) -> Vec<f64> {
 }
 
 #[test]
-fn a_gpus_job_is_planned_with_a_gpus_costs_and_its_deadline_is_the_floor() {
+fn gpu_job_uses_gpu_costs_and_the_minimum_deadline() {
     let gpu = training_on(&h100());
     let core = training_on(&Hardware::Processor);
     let step_ms = |rig: &Rig| rig.plan().shape.predicted.step_ms;
@@ -121,7 +121,7 @@ fn a_gpus_job_is_planned_with_a_gpus_costs_and_its_deadline_is_the_floor() {
 }
 
 #[test]
-fn a_worker_whose_attention_makes_scores_gets_micro_batches_that_fit_with_them() {
+fn worker_with_scores_gets_smaller_micro_batches() {
     let samples = |scores| {
         let rig = training_with(Hello {
             hardware: Some(Hardware::Processor),
@@ -142,7 +142,7 @@ fn a_worker_whose_attention_makes_scores_gets_micro_batches_that_fit_with_them()
 }
 
 #[test]
-fn a_generations_first_steps_correct_the_estimate_once_and_later_predictions_count_with_it() {
+fn first_steps_correct_the_estimate_once() {
     let mut rig = training_on(&h100());
     let before = rig.plan().shape.predicted.step_ms;
     commit(&mut rig, &[500, 300, 310, 290, 300, 300, 300, 300]);
@@ -157,7 +157,7 @@ fn a_generations_first_steps_correct_the_estimate_once_and_later_predictions_cou
 }
 
 #[test]
-fn steps_that_are_as_predicted_correct_nothing_and_one_odd_step_neither() {
+fn accurate_or_single_odd_steps_correct_nothing() {
     let mut rig = training_on(&Hardware::Processor);
     let predicted = rig.plan().shape.predicted.step_ms;
     #[expect(
@@ -193,7 +193,7 @@ impl Planner for LeavesSlowOut {
 
 /// Nobody knows whether it is still slow, because only workers that train are measured.
 #[test]
-fn a_worker_that_was_left_out_for_its_speed_is_tried_again_after_a_while() {
+fn slow_worker_is_tried_again_after_a_while() {
     let long = CoordinatorConfig {
         last_step: Step(1_000_000),
         ..config()
@@ -230,7 +230,7 @@ fn a_worker_that_was_left_out_for_its_speed_is_tried_again_after_a_while() {
 /// At that time only an estimate is known, and the first step loads libraries. So a first step that is slow on a busy machine must not
 /// cause a second plan.
 #[test]
-fn the_first_step_of_a_run_has_more_time_than_later_ones_of_which_some_were_seen() {
+fn first_step_has_more_time_than_later_ones() {
     let mut rig = Rig::training(&[A]);
     assert_eq!(rig.plan().deadline.doublings, 2);
     commit(&mut rig, &[50, 50, 50]);

@@ -230,7 +230,7 @@ fn a_change_waits_until_its_newcomers_have_caught_up() {
 }
 
 #[test]
-fn newcomers_that_do_not_catch_up_are_waited_for_no_longer_than_is_allowed() {
+fn slow_followers_are_awaited_for_a_limited_time() {
     let mut rig = Rig::growing(true);
     let allowed = config().timing.following;
     rig.train_on(allowed, Following::Able);
@@ -243,7 +243,7 @@ fn newcomers_that_do_not_catch_up_are_waited_for_no_longer_than_is_allowed() {
 }
 
 #[test]
-fn where_steps_are_long_newcomers_have_several_steps_to_catch_up() {
+fn long_steps_give_newcomers_several_steps_to_catch_up() {
     let config = CoordinatorConfig {
         last_step: Step(1_000),
         ..config()
@@ -264,7 +264,7 @@ fn where_steps_are_long_newcomers_have_several_steps_to_catch_up() {
 }
 
 #[test]
-fn a_plan_with_a_worker_that_cannot_follow_is_armed_as_soon_as_it_is_connected() {
+fn plan_without_following_is_armed_once_connected() {
     let rig = Rig::growing(false);
     assert!(!rig.machine.record().next.as_ref().unwrap().following);
     assert!(rig.is_armed());
@@ -272,7 +272,7 @@ fn a_plan_with_a_worker_that_cannot_follow_is_armed_as_soon_as_it_is_connected()
 
 /// Each of the two workers gains a segment while it trains with the other one.
 #[test]
-fn a_change_is_followed_only_where_the_members_that_gain_by_it_have_room_for_that() {
+fn following_requires_room_on_all_gaining_members() {
     let rig = widening(10);
     let next = rig.machine.record().next.clone().unwrap();
     assert!(next.following && !rig.is_armed());
@@ -298,7 +298,7 @@ fn a_change_is_not_held_up_once_a_member_will_go() {
 }
 
 #[test]
-fn a_change_waits_for_nobody_who_goes_later_and_is_in_the_next_plan_as_well() {
+fn later_notice_waits_for_the_next_plan() {
     let mut rig = Rig::growing(true);
     rig.train_on(Duration::from_millis(400), Following::Able);
     let lead = config().timing.following;
@@ -312,7 +312,7 @@ fn a_change_waits_for_nobody_who_goes_later_and_is_in_the_next_plan_as_well() {
 }
 
 #[test]
-fn a_change_that_waits_for_its_followers_is_called_off_when_a_member_of_it_will_go() {
+fn change_is_cancelled_if_a_member_will_leave() {
     let mut rig = Rig::growing(true);
     rig.train_on(Duration::from_millis(400), Following::Able);
     let leaving = Status {
@@ -327,7 +327,7 @@ fn a_change_that_waits_for_its_followers_is_called_off_when_a_member_of_it_will_
 }
 
 #[test]
-fn the_time_for_a_start_begins_with_the_switch_and_not_with_the_plan() {
+fn start_time_counts_from_the_switch() {
     let mut rig = Rig::growing(true);
     let timing = config().timing;
     let next = rig.machine.record().next.clone().unwrap();

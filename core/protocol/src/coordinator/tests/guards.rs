@@ -84,7 +84,7 @@ impl Rig {
 }
 
 #[test]
-fn a_step_that_somebody_has_committed_is_taken_from_there_and_not_finished_once_more() {
+fn committed_step_is_not_finished_again() {
     let mut rig = Rig::training(&[A, B]);
     let parent = state(1, 5);
     let committed = Decision::conclude(parent, Generation(1), &[norm(1.0), norm(1.0)], None).id;
@@ -96,7 +96,7 @@ fn a_step_that_somebody_has_committed_is_taken_from_there_and_not_finished_once_
 }
 
 #[test]
-fn a_gradient_helps_only_with_the_state_that_the_decision_starts_from() {
+fn gradient_requires_the_state_before_its_decision() {
     let mut rig = Rig::training(&[A, B]);
     let decision = Decision::conclude(state(1, 5), Generation(1), &[norm(1.0), norm(1.0)], None);
     let other = StateId {
@@ -115,7 +115,7 @@ fn a_gradient_helps_only_with_the_state_that_the_decision_starts_from() {
 }
 
 #[test]
-fn an_answer_to_an_earlier_fence_does_not_count_in_this_recovery() {
+fn answer_to_an_earlier_fence_is_ignored() {
     let mut rig = Rig::training(&[A, B]);
     rig.recovered(&[A, B], state(1, 4));
     for worker in [A, B] {
@@ -140,7 +140,7 @@ fn who_has_gone_since_its_answer_is_no_source_of_the_next_plan() {
 }
 
 #[test]
-fn each_write_carries_the_coordinators_own_term_also_after_the_record_was_put_back() {
+fn each_write_has_the_coordinators_term() {
     let (mut rig, record) = Rig::writing();
     let term = record.term;
     rig.store.term = 0;
@@ -151,7 +151,7 @@ fn each_write_carries_the_coordinators_own_term_also_after_the_record_was_put_ba
 }
 
 #[test]
-fn a_run_on_the_store_of_an_earlier_one_counts_its_generations_from_there() {
+fn generations_continue_after_those_of_the_store() {
     let mut rig = Rig::with(config(), Record::default());
     rig.complete = vec![state(7, 3)];
     rig.wait(100);
@@ -163,7 +163,7 @@ fn a_run_on_the_store_of_an_earlier_one_counts_its_generations_from_there() {
 }
 
 #[test]
-fn a_run_is_not_done_before_its_members_run_at_the_last_step_in_the_generation_in_force() {
+fn run_is_done_only_in_the_generation_in_force() {
     let mut rig = Rig::training(&[A, B]);
     rig.recovered(&[A, B], state(1, 8));
     let mut done = |generation, phase, at| {
@@ -180,7 +180,7 @@ fn a_run_is_not_done_before_its_members_run_at_the_last_step_in_the_generation_i
 }
 
 #[test]
-fn a_member_that_is_silent_while_nothing_is_committed_is_recovered_from() {
+fn silent_member_without_commits_starts_a_recovery() {
     let mut rig = Rig::training(&[A, B]);
     rig.put(CoordinatorInput::StreamDown { from: B });
     rig.running(&[A], 1, StateId::INITIAL, 200);
@@ -190,7 +190,7 @@ fn a_member_that_is_silent_while_nothing_is_committed_is_recovered_from() {
 }
 
 #[test]
-fn a_change_that_an_earlier_coordinator_may_have_armed_is_ended_by_a_fence_alone() {
+fn possibly_armed_change_is_ended_by_a_fence() {
     let mut rig = Rig::with(config(), Rig::changing().store);
     rig.join(A);
     while !rig.is_fenced() {
@@ -205,7 +205,7 @@ fn a_change_that_an_earlier_coordinator_may_have_armed_is_ended_by_a_fence_alone
 }
 
 #[test]
-fn a_new_coordinator_gives_the_members_of_the_plan_time_to_come_back() {
+fn new_coordinator_waits_for_members_of_the_plan() {
     let timing = Timing::default();
     let store = Rig::training(&[A, B]).store;
     let mut rig = Rig::with(CoordinatorConfig { timing, ..config() }, store);
@@ -250,7 +250,7 @@ fn a_drained_worker_is_not_released_before_it_is_idle() {
 }
 
 #[test]
-fn a_change_is_cancelled_when_a_worker_that_was_to_join_has_notice() {
+fn change_is_cancelled_if_a_joiner_has_notice() {
     let mut rig = Rig::changing();
     rig.put(CoordinatorInput::Notice {
         worker: B,
@@ -262,7 +262,7 @@ fn a_change_is_cancelled_when_a_worker_that_was_to_join_has_notice() {
 }
 
 #[test]
-fn a_change_whose_member_was_fenced_past_it_is_recovered_from_at_once() {
+fn fenced_member_of_a_change_starts_a_recovery() {
     let mut rig = Rig::changing();
     let fenced = Generation(2);
     rig.say(B, Report::Status(Status { fenced, ..idle() }));
@@ -270,7 +270,7 @@ fn a_change_whose_member_was_fenced_past_it_is_recovered_from_at_once() {
 }
 
 #[test]
-fn a_generation_in_which_nothing_is_committed_for_four_deadlines_is_recovered_from() {
+fn four_deadlines_without_commit_start_a_recovery() {
     let mut rig = Rig::training(&[A, B]);
     // Nothing was observed yet, so each of the four deadlines is doubled twice.
     let four = Timing::model().deadline_floor * 4 * 4;
@@ -317,7 +317,7 @@ impl Planner for MemoryLimitedPlanner {
 }
 
 #[test]
-fn workers_that_will_go_are_used_where_there_is_no_plan_without_them() {
+fn leaving_workers_are_used_if_indispensable() {
     let mut rig = Rig::training(&[A, B, C]);
     rig.machine.shared.planner = Box::new(MemoryLimitedPlanner);
     lose_one_and_notify_another(&mut rig);
@@ -327,7 +327,7 @@ fn workers_that_will_go_are_used_where_there_is_no_plan_without_them() {
 }
 
 #[test]
-fn a_run_that_is_stopped_while_a_plan_is_written_fences_that_plan_too() {
+fn stop_during_a_write_fences_that_plan_too() {
     let (mut rig, record) = Rig::writing();
     rig.put(CoordinatorInput::Stop);
     rig.put(CoordinatorInput::Written { ok: true, record });
@@ -336,7 +336,7 @@ fn a_run_that_is_stopped_while_a_plan_is_written_fences_that_plan_too() {
 }
 
 #[test]
-fn the_answer_to_an_earlier_write_says_nothing_of_the_present_one() {
+fn answer_to_an_earlier_write_is_ignored() {
     let (mut rig, record) = Rig::writing();
     for ok in [false, true] {
         let earlier = rig.store.clone();
@@ -348,7 +348,7 @@ fn the_answer_to_an_earlier_write_says_nothing_of_the_present_one() {
 }
 
 #[test]
-fn a_store_that_refuses_writes_is_asked_less_and_less_often_and_at_once_after_a_single_refusal() {
+fn refused_writes_are_retried_with_growing_pauses() {
     let mut rig = Rig::training(&[A, B]);
     rig.manual = true;
     rig.say(A, suspect(1, B));

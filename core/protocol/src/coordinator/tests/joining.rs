@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_joining_worker_is_planned_in_armed_when_connected_and_the_plan_is_promoted() {
+fn joiner_is_planned_armed_and_promoted() {
     let mut rig = Rig::training(&[A]);
     rig.wait(100);
     rig.join(B);
@@ -49,7 +49,7 @@ fn a_joining_worker_is_planned_in_armed_when_connected_and_the_plan_is_promoted(
 }
 
 #[test]
-fn a_joiner_that_dies_before_it_is_armed_costs_nothing_but_a_number() {
+fn joiner_that_dies_unarmed_costs_only_a_number() {
     let mut rig = Rig::training(&[A]);
     rig.wait(100);
     rig.join(B);

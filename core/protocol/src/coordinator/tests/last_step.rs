@@ -24,7 +24,7 @@ fn knows(rig: &mut Rig, worker: WorkerId, step: u64) {
 }
 
 #[test]
-fn more_steps_are_written_before_anyone_is_told_and_told_until_all_know() {
+fn last_step_is_written_before_it_is_sent() {
     let mut rig = Rig::training(&[A, B]);
     rig.sent.clear();
     rig.manual = true;
@@ -75,7 +75,7 @@ fn a_record_is_not_done_while_more_steps_wait_to_be_written() {
 }
 
 #[test]
-fn an_end_that_was_written_late_does_not_take_more_steps_with_it() {
+fn late_end_keeps_additional_steps() {
     let mut rig = Rig::training(&[A]);
     rig.manual = true;
     rig.status(A, 1, Phase::Running, state(1, 10));
@@ -157,7 +157,7 @@ fn again(config: CoordinatorConfig, step: Step) -> Rig {
 }
 
 #[test]
-fn a_run_that_has_ended_goes_on_from_its_last_checkpoint_where_more_steps_are_ordered() {
+fn ended_run_resumes_if_more_steps_are_ordered() {
     let mut rig = again(with_store(), MORE);
     assert!(!rig.store.done, "it goes on");
     assert_eq!(rig.store.last_step, MORE);
@@ -175,13 +175,13 @@ fn a_run_that_has_ended_goes_on_from_its_last_checkpoint_where_more_steps_are_or
 }
 
 #[test]
-fn a_run_that_has_ended_stays_so_without_more_steps_or_without_a_store() {
+fn ended_run_stays_ended_without_steps_or_store() {
     assert!(again(with_store(), Step(10)).store.done);
     assert!(again(config(), MORE).store.done, "nothing has its state");
 }
 
 #[test]
-fn the_checkpoint_of_what_was_the_last_step_does_not_end_a_run_whose_store_refuses_writes() {
+fn old_final_checkpoint_does_not_end_an_extended_run() {
     let mut rig = Rig::training_with(with_store(), &[A]);
     rig.status(A, 1, Phase::Running, state(1, 10));
     rig.manual = true;

@@ -53,7 +53,7 @@ fn is_about(took_ms: u64, expected_ms: u64) -> bool {
 }
 
 #[test]
-fn a_plan_has_as_much_more_time_to_start_as_its_state_takes_to_move() {
+fn start_deadline_includes_the_state_transfer() {
     MOVE_MS.set(4_000.0);
     let mut rig = launching();
     let took = given_up_after(&mut rig);
@@ -63,7 +63,7 @@ fn a_plan_has_as_much_more_time_to_start_as_its_state_takes_to_move() {
 }
 
 #[test]
-fn after_launches_that_took_too_long_the_next_ones_have_twice_the_time_until_one_starts() {
+fn late_launches_double_the_next_start_deadline() {
     let mut rig = launching();
     for times in [1, 2, 4, 8, 16, 16] {
         let took = given_up_after(&mut rig);

@@ -111,7 +111,7 @@ fn each_reason_for_which_a_worker_is_not_planned_with_is_named() {
 }
 
 #[test]
-fn a_worker_that_came_after_the_plan_says_whether_it_was_considered() {
+fn worker_after_the_plan_is_new_until_considered() {
     let mut rig = spare();
     let hello = Hello {
         address: "c:1".to_owned(),
@@ -141,7 +141,7 @@ fn a_worker_beyond_the_wanted_number_says_so() {
 }
 
 #[test]
-fn who_is_gone_and_whoever_waits_for_the_first_plan_is_not_left_out() {
+fn absent_workers_are_not_left_out() {
     let mut rig = spare();
     rig.put(CoordinatorInput::StreamDown { from: B });
     assert_eq!(rig.left_out(B), None);

@@ -100,7 +100,7 @@ impl Rig {
 }
 
 #[test]
-fn a_worker_that_goes_at_a_known_time_is_planned_around_when_that_is_near() {
+fn known_end_is_planned_around_when_it_is_near() {
     let mut rig = Rig::goes_in(LEAD * 3);
     assert!(
         rig.events

@@ -49,7 +49,7 @@ fn switches(rig: &Rig) -> usize {
 }
 
 #[test]
-fn a_change_that_took_place_is_written_by_itself_only_after_a_while() {
+fn promotion_is_written_after_a_while() {
     let mut rig = switched();
     assert_eq!(rig.plan().generation, SECOND);
     let (version, ..) = stored(&rig);
@@ -87,7 +87,7 @@ fn the_plan_that_follows_brings_the_change_before_it_along() {
 }
 
 #[test]
-fn a_coordinator_that_takes_over_before_that_goes_on_with_the_plan_in_force() {
+fn takeover_before_that_keeps_the_plan_in_force() {
     let mut rig = Rig::with(config(), switched().store);
     for worker in [A, B] {
         rig.join(worker);

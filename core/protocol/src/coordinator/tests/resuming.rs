@@ -60,7 +60,7 @@ fn a_step_that_nobody_can_have_committed_is_run_again() {
 }
 
 #[test]
-fn a_step_that_all_who_ran_it_are_prepared_for_is_finished_since_that_costs_nothing() {
+fn fully_prepared_step_is_finished() {
     let parent = [state(1, 5); 2];
     let answers = vec![answer(&parent, &[0, 1], false)];
     assert_eq!(resume(answers, None, &[]), Some(decided().id));
@@ -76,7 +76,7 @@ fn a_persisted_decision_binds_the_next_recovery() {
 }
 
 #[test]
-fn where_a_holder_is_lacking_the_newest_whole_checkpoint_is_taken_or_nothing() {
+fn missing_holder_means_newest_checkpoint_or_nothing() {
     let answers = || vec![answer(&[state(1, 5)], &[], false)];
     assert_eq!(
         resume(answers(), None, &[state(1, 2), state(1, 4)]),
@@ -86,7 +86,7 @@ fn where_a_holder_is_lacking_the_newest_whole_checkpoint_is_taken_or_nothing() {
 }
 
 #[test]
-fn a_prepared_worker_and_a_committed_one_cover_the_model_together() {
+fn prepared_and_committed_workers_cover_the_model() {
     let committed = Inventory {
         decision: Some(decided()),
         ..answer(&[], &[], true)

@@ -40,7 +40,7 @@ fn a_worker_that_is_left_in_an_older_generation_is_told_to_stop() {
 }
 
 #[test]
-fn a_pending_change_does_not_end_a_run_that_has_committed_nothing() {
+fn pending_change_does_not_end_a_run_without_commits() {
     let mut rig = Rig::training(&[A, B]);
     rig.wait(100);
     rig.join(C);
@@ -141,7 +141,7 @@ fn workers_that_have_ended_are_forgotten_some_day() {
 }
 
 #[test]
-fn the_greatest_numbers_that_a_worker_or_a_store_can_show_do_no_harm() {
+fn extreme_numbers_do_no_harm() {
     let ran = std::panic::catch_unwind(|| {
         let mut rig = Rig::training(&[A, B]);
         rig.say(A, suspect(1, B));
@@ -174,7 +174,7 @@ fn the_greatest_numbers_that_a_worker_or_a_store_can_show_do_no_harm() {
 }
 
 #[test]
-fn a_suspicion_that_comes_while_a_new_coordinator_settles_is_not_lost() {
+fn suspicion_while_settling_is_kept() {
     let store = Rig::training(&[A, B]).store;
     let mut rig = Rig::with(config(), store);
     let running = |rig: &mut Rig, w| rig.status(w, 1, Phase::Running, state(1, 4));
@@ -233,7 +233,7 @@ fn a_step_that_a_silent_worker_may_have_committed_is_waited_for() {
 }
 
 #[test]
-fn a_recovery_from_memory_does_not_wait_for_a_store_that_never_answered() {
+fn recovery_from_memory_does_not_wait_for_the_store() {
     let store = Rig::training(&[A, B]).store;
     let recovered = |holders: &[WorkerId]| {
         let mut rig = Rig::with(config(), store.clone());
@@ -260,7 +260,7 @@ fn a_recovery_from_memory_does_not_wait_for_a_store_that_never_answered() {
 }
 
 #[test]
-fn a_run_goes_back_to_a_checkpoint_only_by_what_the_store_says_now() {
+fn rollback_uses_the_present_listing() {
     let stored = CoordinatorConfig {
         final_checkpoint: true,
         ..config()
@@ -287,7 +287,7 @@ fn a_run_goes_back_to_a_checkpoint_only_by_what_the_store_says_now() {
 }
 
 #[test]
-fn a_worker_that_ends_in_its_first_steps_again_and_again_is_left_out_for_a_while() {
+fn worker_that_keeps_ending_early_is_quarantined() {
     let mut rig = Rig::training(&[A]);
     rig.machine.shared.config.last_step = Step(1_000);
     let mut step = 3;
@@ -318,7 +318,7 @@ fn a_worker_that_ends_in_its_first_steps_again_and_again_is_left_out_for_a_while
 }
 
 #[test]
-fn commits_that_were_not_heard_of_are_asked_for_and_published_in_order() {
+fn unreported_commits_are_requested_in_order() {
     let decision = |step: u64| {
         let (parent, id) = (state(1, step - 1), state(1, step));
         Decision {
@@ -391,7 +391,7 @@ fn commits_that_were_not_heard_of_are_asked_for_and_published_in_order() {
 
 /// Found by killing real workers: new workers answered first, and the worker that had run the steps was not asked.
 #[test]
-fn a_commit_is_asked_of_everyone_that_may_know_it_before_it_is_left_out() {
+fn commit_is_requested_from_all_who_may_know_it() {
     let decision = |step: u64| Decision {
         parent: state(1, step - 1),
         id: state(1, step),
@@ -443,7 +443,7 @@ fn a_commit_is_asked_of_everyone_that_may_know_it_before_it_is_left_out() {
 }
 
 #[test]
-fn a_run_is_not_given_up_while_a_holder_is_connected_and_may_still_answer() {
+fn run_waits_for_a_connected_holder() {
     let mut rig = Rig::training(&[A, B]);
     for w in [A, B] {
         rig.status(w, 1, Phase::Running, state(1, 4));
@@ -461,7 +461,7 @@ fn a_run_is_not_given_up_while_a_holder_is_connected_and_may_still_answer() {
 }
 
 #[test]
-fn a_checkpoint_that_is_on_its_way_when_its_makers_die_is_waited_for() {
+fn unfinished_checkpoint_of_dead_workers_is_awaited() {
     let stored = CoordinatorConfig {
         final_checkpoint: true,
         ..config()
@@ -482,7 +482,7 @@ fn a_checkpoint_that_is_on_its_way_when_its_makers_die_is_waited_for() {
 }
 
 #[test]
-fn a_coordinator_gives_a_run_up_only_while_the_record_is_its_own() {
+fn run_is_given_up_only_with_the_own_record() {
     let mut rig = Rig::training(&[A, B]);
     rig.status(A, 1, Phase::Running, state(1, 4));
     rig.say(A, suspect(1, B));
@@ -496,7 +496,7 @@ fn a_coordinator_gives_a_run_up_only_while_the_record_is_its_own() {
 }
 
 #[test]
-fn a_dead_link_of_a_planned_change_cancels_it_and_is_planned_around() {
+fn dead_link_cancels_a_change_and_is_avoided() {
     let mut rig = Rig::training(&[A, B]);
     for w in [A, B] {
         rig.status(w, 1, Phase::Running, state(1, 4));
@@ -558,7 +558,7 @@ fn what_one_worker_says_causes_orders_to_that_worker_only() {
 }
 
 #[test]
-fn rather_than_two_that_cannot_reach_one_another_one_that_will_go_is_used() {
+fn leaving_worker_is_preferred_to_a_bad_link() {
     let mut config = config();
     config.min_workers = 2;
     let mut rig = Rig::training_with(config, &[A, B]);
@@ -583,7 +583,7 @@ fn rather_than_two_that_cannot_reach_one_another_one_that_will_go_is_used() {
 }
 
 #[test]
-fn rather_than_two_that_cannot_reach_one_another_one_in_quarantine_is_used() {
+fn quarantined_worker_is_preferred_to_a_bad_link() {
     let mut config = config();
     config.min_workers = 2;
     let mut rig = Rig::training_with(config, &[A, B]);
@@ -637,7 +637,7 @@ fn paused_while_b_is_waited_for() -> Rig {
 }
 
 #[test]
-fn a_coordinator_that_was_paused_gives_holders_their_time_before_it_gives_the_run_up() {
+fn paused_coordinator_gives_holders_their_time() {
     let mut rig = paused_while_b_is_waited_for();
     rig.wait(500);
     assert_eq!(rig.finished, None, "B is connected and may answer");
@@ -645,7 +645,7 @@ fn a_coordinator_that_was_paused_gives_holders_their_time_before_it_gives_the_ru
 
 /// Like the test above, but another input comes before the clock's next tick.
 #[test]
-fn whatever_comes_first_after_a_pause_of_the_coordinator_shows_the_pause() {
+fn any_first_input_reveals_a_pause() {
     let mut rig = paused_while_b_is_waited_for();
     let listing = Listing::fresh(vec![StateId::INITIAL]);
     rig.put(CoordinatorInput::Checkpoints(listing));
@@ -654,7 +654,7 @@ fn whatever_comes_first_after_a_pause_of_the_coordinator_shows_the_pause() {
 }
 
 #[test]
-fn holders_that_were_away_when_the_coordinator_was_paused_have_time_to_come_back() {
+fn absent_holders_get_time_after_a_pause() {
     let mut rig = Rig::training(&[A, B]);
     rig.status(A, 1, Phase::Running, state(1, 4));
     rig.say(A, suspect(1, B));
@@ -668,7 +668,7 @@ fn holders_that_were_away_when_the_coordinator_was_paused_have_time_to_come_back
 }
 
 #[test]
-fn a_record_that_is_older_than_the_one_that_is_known_is_no_answer() {
+fn older_record_is_no_answer() {
     let mut rig = Rig::training(&[A]);
     rig.wait(100);
     rig.manual = true;
@@ -691,7 +691,7 @@ fn a_record_that_is_older_than_the_one_that_is_known_is_no_answer() {
 
 /// Otherwise the deadline for steps of the next plan would be hours.
 #[test]
-fn a_pause_of_the_coordinator_does_not_count_as_the_time_of_a_step() {
+fn pause_does_not_count_as_step_time() {
     let mut rig = Rig::training(&[A, B]);
     let mut at = StateId::INITIAL;
     for _ in 0..6 {
@@ -728,7 +728,7 @@ fn write_that_gives_up(rig: &mut Rig) -> Record {
 
 /// Meanwhile the store confirmed only slowly that no other coordinator had taken over.
 #[test]
-fn a_run_is_not_given_up_where_a_holder_came_back_while_that_was_written() {
+fn returning_holder_prevents_giving_up() {
     let mut rig = Rig::training(&[A, B]);
     rig.status(A, 1, Phase::Running, state(1, 4));
     rig.say(A, suspect(1, B));
@@ -749,7 +749,7 @@ fn a_run_is_not_given_up_where_a_holder_came_back_while_that_was_written() {
 
 /// The last checkpoint has become complete meanwhile.
 #[test]
-fn a_run_is_not_given_up_by_what_was_left_long_before_that_was_written() {
+fn outdated_loss_does_not_end_the_run() {
     let mut rig = Rig::training(&[A, B]);
     rig.status(A, 1, Phase::Running, state(1, 4));
     rig.say(A, suspect(1, B));
@@ -765,7 +765,7 @@ fn a_run_is_not_given_up_by_what_was_left_long_before_that_was_written() {
 }
 
 #[test]
-fn a_coordinator_that_is_stopped_before_it_took_over_orders_nothing() {
+fn coordinator_stopped_before_takeover_orders_nothing() {
     let mut rig = Rig {
         manual: true,
         ..Rig::with(config(), Record::default())

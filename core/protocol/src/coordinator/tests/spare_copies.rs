@@ -107,7 +107,7 @@ fn a_worker_that_follows_and_cannot_keep_has_no_part_in_it() {
 }
 
 #[test]
-fn the_status_counts_the_units_whose_keeper_says_that_it_is_in_step_under_this_plan() {
+fn status_counts_units_with_keepers_in_step() {
     let mut rig = planned(SpareCopies::One, (Keeping::Able, Keeping::Able));
     let view = |rig: &Rig| rig.machine.run().spare_copies.unwrap();
     let verdict = view(&rig).verdict;

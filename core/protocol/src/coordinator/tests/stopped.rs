@@ -59,7 +59,7 @@ fn a_worker_that_was_lost_before_it_promised_may_still_train() {
 }
 
 #[test]
-fn a_source_that_does_not_train_promises_too_before_it_is_released() {
+fn idle_source_promises_before_its_release() {
     let mut rig = Rig::training(&[A, B]);
     rig.status(B, 1, Phase::Source, StateId::INITIAL);
     rig.sent.clear();
@@ -133,7 +133,7 @@ fn nothing_is_left(may_begin_anew: bool) -> Rig {
 }
 
 #[test]
-fn a_stopped_run_of_which_nothing_is_left_begins_anew_where_that_is_allowed() {
+fn stopped_run_without_state_begins_anew_if_allowed() {
     let mut rig = nothing_is_left(true);
     rig.wait_with(C, 200);
     let plan = rig.plan();
@@ -163,7 +163,7 @@ fn a_stopped_run_of_which_nothing_is_left_begins_anew_where_that_is_allowed() {
 }
 
 #[test]
-fn what_the_store_has_not_confirmed_is_not_resumed_from_after_a_stop_either() {
+fn unconfirmed_checkpoint_is_not_resumed_after_a_stop() {
     let mut record = stopping().store;
     record.stopped = record.highest;
     let mut rig = successor(record, Answer::FromMemory);

@@ -12,7 +12,7 @@ fn config_with_rare_reads() -> CoordinatorConfig {
 }
 
 #[test]
-fn after_a_refused_write_the_record_is_read_until_that_is_answered() {
+fn record_is_read_until_a_refused_write_is_clear() {
     let mut rig = Rig::training_with(config_with_rare_reads(), &[A]);
     rig.wait(100);
     rig.manual = true;
@@ -36,7 +36,7 @@ fn after_a_refused_write_the_record_is_read_until_that_is_answered() {
 }
 
 #[test]
-fn after_a_refused_take_over_the_record_is_read_until_that_is_answered() {
+fn record_is_read_until_a_refused_takeover_is_clear() {
     let mut rig = Rig {
         manual: true,
         ..Rig::with(config_with_rare_reads(), Record::default())

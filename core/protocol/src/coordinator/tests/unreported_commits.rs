@@ -50,8 +50,7 @@ fn answers_and_ends(rig: &mut Rig, from: WorkerId, upto: u64) {
 }
 
 #[test]
-fn commits_that_only_one_worker_knows_are_published_in_order_though_it_ends_as_soon_as_it_has_answered_the_fence()
- {
+fn commits_of_one_ending_worker_are_published_in_order() {
     let mut rig = Rig::training(&[A, B]);
     rig.say(
         A,
@@ -67,7 +66,7 @@ fn commits_that_only_one_worker_knows_are_published_in_order_though_it_ends_as_s
 }
 
 #[test]
-fn who_knows_more_than_another_that_was_asked_with_it_is_heard_too() {
+fn best_informed_worker_is_used() {
     let mut rig = Rig::training(&[A, B, C]);
     for (w, step) in [(A, 3), (B, 3), (C, 6)] {
         rig.status(w, 1, Phase::Running, state(1, step));
@@ -80,7 +79,7 @@ fn who_knows_more_than_another_that_was_asked_with_it_is_heard_too() {
 }
 
 #[test]
-fn who_does_not_know_the_next_commit_makes_nobody_leave_it_out_while_all_are_asked() {
+fn uninformed_worker_does_not_end_the_search() {
     let mut rig = Rig::training(&[A, B]);
     for w in [A, B] {
         rig.status(w, 1, Phase::Running, state(1, 4));

@@ -5,7 +5,7 @@ use crate::member::MemberTiming;
 
 /// The state that A gets from B is damaged during the transfer, or in the memory of one of them.
 #[test]
-fn workers_between_which_data_is_damaged_are_named_and_planned_apart_for_a_while() {
+fn damaged_link_is_named_and_avoided() {
     let mut rig = Rig::training(&[A, B]);
     let why = Suspicion::Damaged;
     rig.say(
@@ -42,7 +42,7 @@ fn waits_for_b(store: Record) -> Rig {
 
 /// A coordinator is killed before its wait for holders ends, and so is each later one.
 #[test]
-fn the_wait_for_holders_goes_on_where_an_earlier_coordinator_left_it() {
+fn wait_for_holders_continues_after_a_takeover() {
     let mut rig = Rig::training_with(patient(), &[A, B]);
     rig.status(A, 1, Phase::Running, state(1, 4));
     rig.complete = vec![state(1, 3)];
@@ -78,7 +78,7 @@ fn the_wait_for_holders_goes_on_where_an_earlier_coordinator_left_it() {
 }
 
 #[test]
-fn a_new_coordinator_gives_holders_time_to_find_it_however_long_was_waited_before() {
+fn new_coordinator_always_gives_holders_time() {
     let mut before = Rig::training(&[A, B]).store;
     before.waited_ms = 100_000;
     let timing = Timing::model();
@@ -99,7 +99,7 @@ fn a_new_coordinator_gives_holders_time_to_find_it_however_long_was_waited_befor
 }
 
 #[test]
-fn a_run_that_may_begin_anew_waits_for_holders_as_long_as_one_that_would_end() {
+fn run_that_may_begin_anew_waits_as_long() {
     let mut rig = Rig::training(&[A, B]);
     rig.machine.shared.config.timing.lost = Duration::from_secs(5);
     rig.put(CoordinatorInput::MayBeginAnew(true));
@@ -161,7 +161,7 @@ const KNOWN: [&[StateId]; 2] = [
 /// Workers that train without a coordinator may take longer to find the next one than new workers, and may have done many steps. No later
 /// plan and no report shows that, and a checkpoint shows little of it.
 #[test]
-fn a_new_coordinator_gives_up_no_steps_because_newcomers_hold_nothing() {
+fn empty_newcomers_cost_no_steps() {
     for complete in KNOWN {
         let mut rig = found_by_newcomers(complete);
         newcomers_answer(&mut rig, settled());
@@ -181,7 +181,7 @@ fn a_new_coordinator_gives_up_no_steps_because_newcomers_hold_nothing() {
 }
 
 #[test]
-fn a_new_coordinator_waits_for_those_who_trained_no_longer_than_before_any_steps_are_given_up() {
+fn new_coordinator_waits_no_longer_than_stated() {
     for complete in KNOWN {
         let mut rig = found_by_newcomers(complete);
         let began = rig.now;
@@ -202,7 +202,7 @@ fn a_new_coordinator_waits_for_those_who_trained_no_longer_than_before_any_steps
 
 /// The members have put a checkpoint of the last state that they have reported, as workers with a notice do, and end.
 #[test]
-fn a_new_coordinator_that_has_heard_how_far_those_who_trained_are_does_not_wait_for_them() {
+fn informed_coordinator_does_not_wait() {
     let store = Rig::training_with(patient(), &[A, B]).store;
     let mut rig = Rig::with(patient(), store);
     rig.complete = vec![state(1, 4)];
@@ -227,7 +227,7 @@ fn a_new_coordinator_that_has_heard_how_far_those_who_trained_are_does_not_wait_
 
 /// One of the two members had nothing when the plan began, and has not run a step of it. So nobody has.
 #[test]
-fn a_member_that_answers_shows_that_nobody_is_far_ahead_also_where_it_holds_nothing() {
+fn answer_of_one_member_bounds_the_progress() {
     let mut rig = found_by_newcomers(KNOWN[1]);
     rig.join(A);
     let began = rig.now;
@@ -240,7 +240,7 @@ fn a_member_that_answers_shows_that_nobody_is_far_ahead_also_where_it_holds_noth
 
 /// A recovery was begun, and its coordinator died before any worker knew of it. The run continued.
 #[test]
-fn what_was_waited_in_a_recovery_that_came_to_nothing_does_not_count_in_the_next_one() {
+fn wait_of_an_aborted_recovery_does_not_count() {
     let mut before = Rig::training(&[A]).store;
     before.waited_ms = 600;
     let mut rig = Rig::with(config(), before);
@@ -255,7 +255,7 @@ fn what_was_waited_in_a_recovery_that_came_to_nothing_does_not_count_in_the_next
 
 /// A worker that has just joined holds nothing. Its answer says nothing about holders that take longer to answer.
 #[test]
-fn a_slow_holder_is_waited_for_where_only_newcomers_have_answered() {
+fn slow_holder_is_awaited_if_only_newcomers_answered() {
     let mut rig = Rig::training_with(patient(), &[A, B]);
     for w in [A, B] {
         rig.status(w, 1, Phase::Running, state(1, 4));
@@ -282,7 +282,7 @@ fn a_slow_holder_is_waited_for_where_only_newcomers_have_answered() {
 
 /// The worker is connected, but its engine does not finish its work. Its process ends within [`MemberTiming::engine`].
 #[test]
-fn a_holder_that_is_connected_and_does_not_answer_is_waited_for_no_longer_than_stated() {
+fn connected_silent_holder_is_awaited_for_a_limited_time() {
     let timing = Timing::model();
     let mut rig = Rig::training(&[A, B]);
     for w in [A, B] {
@@ -306,7 +306,7 @@ fn a_holder_that_is_connected_and_does_not_answer_is_waited_for_no_longer_than_s
 
 /// The write of a recovery's plan fails but takes effect later, after the record was read back.
 #[test]
-fn a_plan_that_is_in_the_record_late_is_fenced_before_the_recovery_goes_on() {
+fn late_plan_in_the_record_is_fenced_first() {
     let mut rig = Rig::training_with(patient(), &[A, B]);
     rig.status(A, 1, Phase::Running, state(1, 4));
     rig.complete = vec![state(1, 3)];

@@ -36,7 +36,7 @@ fn one_members_request_makes_all_put_the_same_state_once() {
 }
 
 #[test]
-fn a_checkpoint_that_is_due_is_left_out_by_all_while_one_members_store_is_busy() {
+fn busy_store_of_one_member_skips_the_checkpoint_for_all() {
     let mut rig = Rig::running();
     rig.member.config.checkpoint_every = Some(1);
     rig.prepare(0);

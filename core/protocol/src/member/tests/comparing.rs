@@ -19,7 +19,7 @@ fn commit(rig: &mut Rig, step: u64) -> Vec<MemberEffect> {
 }
 
 #[test]
-fn the_state_of_each_nth_step_and_of_each_checkpoint_is_compared() {
+fn every_nth_state_and_each_checkpoint_is_compared() {
     let mut rig = Rig::running();
     rig.member.config.compare_every = Some(2);
     rig.member.config.checkpoint_every = Some(3);
@@ -53,7 +53,7 @@ fn what_nobody_else_holds_is_not_compared() {
 }
 
 #[test]
-fn the_step_does_not_wait_for_the_digests_and_they_are_told_as_they_come() {
+fn digests_are_reported_without_delaying_steps() {
     let mut rig = Rig::running();
     rig.member.config.compare_every = Some(1);
     let effects = commit(&mut rig, 0);
@@ -72,7 +72,7 @@ fn the_step_does_not_wait_for_the_digests_and_they_are_told_as_they_come() {
 
 /// After the switch there is another plan, and units may be freed.
 #[test]
-fn the_state_that_a_switch_leads_to_is_compared_by_the_plan_that_led_there() {
+fn state_at_a_switch_is_compared_by_the_old_plan() {
     let mut rig = Rig::running();
     rig.member.config.compare_every = Some(1);
     let from = Generation(1);

@@ -34,7 +34,7 @@ fn asked(effects: &[MemberEffect]) -> Vec<WorkerId> {
 }
 
 #[test]
-fn a_member_dials_those_that_its_plan_links_it_to_and_is_ready_with_them() {
+fn member_dials_its_links_and_is_ready_with_them() {
     let mut rig = Rig::new();
     let plan = nine(1, fixed(StateId::INITIAL, None), &[]);
     let effects = rig.order(Order::Prepare(plan.clone()));
@@ -63,7 +63,7 @@ fn a_source_dials_who_asks_it_and_then_serves() {
 }
 
 #[test]
-fn a_source_that_gives_nothing_is_followed_by_one_that_has_to_be_dialled() {
+fn silent_source_is_replaced_by_another_one() {
     let mut rig = Rig::new();
     let base = StateId {
         step: Step(3),

@@ -27,7 +27,7 @@ fn after_steps(deadline: StepDeadline, took: &[Duration]) -> Rig {
 }
 
 #[test]
-fn a_hang_of_the_fifth_step_is_noticed_soon_where_a_step_was_expected_a_thousand_times_too_long() {
+fn early_hang_is_noticed_despite_an_overestimate() {
     let deadline = StepDeadline {
         step_ns: 4 * 50_000_000_000,
         floor_ns: 400_000_000,
@@ -43,7 +43,7 @@ fn a_hang_of_the_fifth_step_is_noticed_soon_where_a_step_was_expected_a_thousand
 }
 
 #[test]
-fn steps_that_take_longer_than_was_expected_have_time_once_some_were_committed() {
+fn long_steps_have_time_after_some_commits() {
     let mut rig = after_steps(StepDeadline::of_ms(400), &[MS * 300; 9]);
     rig.now = rig.now.after(MS * 1_190);
     assert!(!suspects(&rig.put(MemberInput::Tick)));
@@ -68,7 +68,7 @@ fn nobody_is_suspected_while_the_engine_makes_the_initial_state() {
 
 /// A store that queues, throttles or retries requests may be silent for seconds. If the member also waits for a peer, the link may be dead.
 #[test]
-fn a_store_that_is_waited_for_alone_has_more_patience_than_a_link() {
+fn store_is_awaited_longer_than_a_link() {
     let old = StateId {
         run_gen: Generation(1),
         step: Step(5),
@@ -117,7 +117,7 @@ fn what_trickles_in_from_the_store_is_progress() {
 }
 
 #[test]
-fn a_member_says_what_it_lacks_whether_its_step_breaks_or_is_stopped() {
+fn member_reports_its_shortage_in_any_case() {
     let shortage = MemoryShortage {
         needed_bytes: Some(7 << 20),
         free_bytes: None,

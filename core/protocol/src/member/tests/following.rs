@@ -115,7 +115,7 @@ impl Rig {
 }
 
 #[test]
-fn a_source_sends_one_copy_at_a_time_and_then_the_gradient_of_each_step_before_it_is_scaled() {
+fn source_sends_one_copy_and_then_raw_gradients() {
     let mut rig = Rig::followed();
     let (concluded, committed) = rig.step(0, 0);
     assert_eq!(forwarded(&concluded), [0_u32; 0], "no copy was made yet");
@@ -138,7 +138,7 @@ fn a_source_sends_one_copy_at_a_time_and_then_the_gradient_of_each_step_before_i
 }
 
 #[test]
-fn two_followers_of_one_source_have_copies_and_gradients_of_their_own() {
+fn two_followers_have_separate_copies() {
     let mut rig = Rig::running();
     let base = Base::AtSwitch { from: Generation(1) };
     let other = WorkerId(4);
@@ -161,7 +161,7 @@ fn two_followers_of_one_source_have_copies_and_gradients_of_their_own() {
 }
 
 #[test]
-fn a_follower_that_is_slower_than_the_run_is_not_sent_more_until_it_asks_for_another_copy() {
+fn slow_follower_gets_nothing_until_it_asks_again() {
     let mut rig = Rig::followed();
     rig.step(0, 0);
     for step in 1..=4 {
@@ -187,7 +187,7 @@ fn what_was_sent_in_time_makes_room_for_more() {
 }
 
 #[test]
-fn at_the_switch_a_unit_that_was_followed_is_not_sent_whole_and_others_are() {
+fn followed_unit_is_not_sent_again_at_the_switch() {
     let mut rig = Rig::followed();
     rig.step(0, 0);
     rig.order(Order::Arm { generation: NEXT });
@@ -202,7 +202,7 @@ fn at_the_switch_a_unit_that_was_followed_is_not_sent_whole_and_others_are() {
 }
 
 #[test]
-fn a_fence_between_conclusion_and_commit_ends_following_and_the_step_counts() {
+fn fence_before_commit_ends_following() {
     let mut rig = Rig::followed();
     rig.step(0, 0);
     rig.prepare(1);
@@ -219,7 +219,7 @@ fn a_fence_between_conclusion_and_commit_ends_following_and_the_step_counts() {
 }
 
 #[test]
-fn a_newcomer_comes_to_the_base_by_gradients_and_knows_it_from_the_switch() {
+fn newcomer_reaches_the_base_by_gradients() {
     let (mut rig, asked) = Rig::newcomer();
     let (held, first) = (None, StateId::INITIAL);
     let follow = |unit| Follow { unit, held };
@@ -255,7 +255,7 @@ fn a_newcomer_comes_to_the_base_by_gradients_and_knows_it_from_the_switch() {
 }
 
 #[test]
-fn gradients_are_taken_in_their_order_alone_and_after_a_gap_another_copy_is_asked_for() {
+fn gap_in_gradients_requests_another_copy() {
     let (mut rig, _) = Rig::newcomer();
     let one = after(StateId::INITIAL, None);
     let two = after(one.id, None);
@@ -290,7 +290,7 @@ fn a_gradient_of_another_generation_is_not_taken() {
 }
 
 #[test]
-fn a_late_gradient_does_not_lead_on_from_a_base_that_was_fetched() {
+fn late_gradient_does_not_change_a_fetched_base() {
     let (mut rig, _) = Rig::newcomer();
     let one = after(StateId::INITIAL, None);
     rig.take_copies(one);
@@ -301,7 +301,7 @@ fn a_late_gradient_does_not_lead_on_from_a_base_that_was_fetched() {
 }
 
 #[test]
-fn a_fence_waits_for_what_a_follower_applies_and_its_inventory_tells_how_far_it_is() {
+fn fence_waits_for_a_followers_update() {
     let (mut rig, _) = Rig::newcomer();
     let one = after(StateId::INITIAL, None);
     rig.take_copies(one);

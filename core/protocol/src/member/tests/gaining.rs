@@ -148,7 +148,7 @@ fn who_gets_nothing_new_has_caught_up_from_the_start() {
 }
 
 #[test]
-fn the_gradient_of_the_step_that_switches_may_come_after_the_switch() {
+fn gradient_of_the_switching_step_may_come_later() {
     let (mut rig, _) = Rig::caught_up();
     rig.order(Order::Arm { generation: NEXT });
     let (three, committed) = rig.commit_step(2, 2);
@@ -161,7 +161,7 @@ fn the_gradient_of_the_step_that_switches_may_come_after_the_switch() {
 }
 
 #[test]
-fn a_gradient_may_come_before_the_decision_is_known_here_and_its_state_can_be_resumed_from() {
+fn gradient_may_come_before_its_decision() {
     let (mut rig, two) = Rig::caught_up();
     // The source has concluded step 2 as the member of the tree that learns of it first.
     let parts = [norm(1.0), norm(2.0)];
@@ -187,7 +187,7 @@ fn a_gradient_may_come_before_the_decision_is_known_here_and_its_state_can_be_re
 }
 
 #[test]
-fn what_is_followed_is_asked_for_anew_where_its_source_is_gone_or_damages_it() {
+fn lost_or_damaged_copy_is_requested_again() {
     for lost in [true, false] {
         let (mut rig, two) = Rig::caught_up();
         let (generation, peer, unit) = (NEXT, PEER, GAINED);
@@ -224,7 +224,7 @@ fn nothing_is_followed_for_a_plan_that_is_not_the_next_one() {
 }
 
 #[test]
-fn a_connection_of_the_next_plan_that_is_lost_is_named_so_that_the_change_is_called_off() {
+fn lost_connection_of_the_next_plan_is_reported() {
     let (mut rig, _) = Rig::gaining();
     let named = |effects: &[MemberEffect]| {
         let of_change = |e: &&MemberEffect| {

@@ -36,7 +36,7 @@ fn serves(effects: &[MemberEffect]) -> bool {
 }
 
 #[test]
-fn a_step_is_not_applied_while_the_members_parts_do_not_make_up_the_model() {
+fn step_is_not_applied_without_all_units() {
     let mut rig = Rig::new();
     // The peer is the first holder of all units.
     rig.ready_in(plan(1, fixed(StateId::INITIAL, None), &[PEER, ME], &[]));
@@ -57,7 +57,7 @@ fn a_step_is_not_applied_while_the_members_parts_do_not_make_up_the_model() {
 }
 
 #[test]
-fn what_a_worker_that_is_no_member_says_of_a_step_does_not_stop_a_checkpoint() {
+fn other_workers_cannot_stop_a_checkpoint() {
     let mut rig = Rig::running();
     rig.member.config.checkpoint_every = Some(1);
     let busy = Norms {
@@ -73,7 +73,7 @@ fn what_a_worker_that_is_no_member_says_of_a_step_does_not_stop_a_checkpoint() {
 }
 
 #[test]
-fn a_plan_that_was_accepted_or_fenced_before_is_not_entered_again() {
+fn old_or_fenced_plan_is_not_entered() {
     let mut rig = Rig::running();
     let first = plan(1, fixed(StateId::INITIAL, None), &[ME, PEER], &[]);
     let effects = rig.order(Order::Prepare(first.clone()));
@@ -88,7 +88,7 @@ fn a_plan_that_was_accepted_or_fenced_before_is_not_entered_again() {
 }
 
 #[test]
-fn a_planned_change_that_comes_late_or_twice_does_not_undo_the_present_one() {
+fn late_or_repeated_change_is_ignored() {
     let mut rig = Rig::running();
     let change = |g| Order::Prepare(plan(g, switch_from(1), &[ME, PEER], &[ME, PEER]));
     rig.order(change(3));
@@ -101,7 +101,7 @@ fn a_planned_change_that_comes_late_or_twice_does_not_undo_the_present_one() {
 }
 
 #[test]
-fn a_member_that_trains_does_not_leave_for_a_change_of_another_generation() {
+fn training_member_ignores_changes_of_other_generations() {
     let mut rig = Rig::running();
     let other = plan(6, switch_from(5), &[ME, PEER], &[PEER]);
     assert_eq!(rig.order(Order::Prepare(other)), []);
@@ -120,7 +120,7 @@ fn rolls_forward_by(decision: Decision) -> bool {
 }
 
 #[test]
-fn a_gradient_is_applied_only_to_the_state_and_in_the_generation_that_it_belongs_to() {
+fn gradient_needs_its_state_and_generation() {
     assert!(rolls_forward_by(decide(StateId::INITIAL, 1)));
     assert!(
         !rolls_forward_by(decide(other_state(0, 0), 1)),
@@ -141,7 +141,7 @@ fn a_late_go_does_not_start_the_next_generation() {
 }
 
 #[test]
-fn who_gave_up_its_state_has_no_say_in_what_became_of_its_last_step() {
+fn worker_without_state_does_not_report_its_last_step() {
     let mut rig = Rig::running();
     rig.prepare(0);
     rig.order(FENCE);
@@ -222,7 +222,7 @@ fn who_fetched_state_can_tell_the_decision_that_led_to_it() {
 }
 
 #[test]
-fn a_member_switches_to_no_other_change_than_the_one_that_was_agreed_on() {
+fn member_switches_only_to_the_agreed_change() {
     let mut rig = Rig::running();
     let change = |g| Order::Prepare(plan(g, switch_from(1), &[ME, PEER], &[ME, PEER]));
     rig.order(change(2));
@@ -239,7 +239,7 @@ fn a_member_switches_to_no_other_change_than_the_one_that_was_agreed_on() {
 }
 
 #[test]
-fn a_fetch_that_failed_in_an_earlier_generation_is_not_held_against_this_one() {
+fn earlier_failed_fetch_does_not_count() {
     let mut rig = Rig::new();
     rig.loading(other_state(1, 5));
     let failed = |generation, from| MemberInput::FetchFailed {
@@ -254,7 +254,7 @@ fn a_fetch_that_failed_in_an_earlier_generation_is_not_held_against_this_one() {
 }
 
 #[test]
-fn a_joiner_learns_its_base_only_from_state_that_it_asked_for_in_this_generation() {
+fn joiner_learns_its_base_from_requested_state() {
     let mut rig = Rig::new();
     rig.order(Order::Prepare(plan(4, switch_from(3), &[ME, PEER], &[PEER])));
     rig.connect(4, PEER);
@@ -265,7 +265,7 @@ fn a_joiner_learns_its_base_only_from_state_that_it_asked_for_in_this_generation
 }
 
 #[test]
-fn a_plan_that_finds_the_engine_busy_is_entered_when_it_has_stopped() {
+fn plan_is_entered_once_the_engine_has_stopped() {
     let mut rig = Rig::running();
     let next = plan(2, fixed(StateId::INITIAL, None), &[ME, PEER], &[ME]);
     assert_eq!(rig.order(Order::Prepare(next.clone())), [MemberEffect::Abort]);

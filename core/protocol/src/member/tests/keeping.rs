@@ -137,7 +137,7 @@ fn a_keeper_asks_for_a_copy_once_the_plan_runs() {
 }
 
 #[test]
-fn a_step_is_committed_only_once_its_gradient_is_with_the_keeper() {
+fn commit_waits_for_the_keeper() {
     let (mut rig, two) = Rig::in_step();
     rig.ran(2);
     assert_eq!(apply(&rig.peer_ran(2)), None, "the keeper could not finish it");
@@ -157,7 +157,7 @@ fn told(effects: &[MemberEffect]) -> Vec<Keeping> {
 }
 
 #[test]
-fn the_coordinator_hears_when_copies_get_into_step_and_out_of_it_and_not_with_every_step() {
+fn keeping_is_reported_on_change() {
     let (mut rig, _) = Rig::in_step();
     rig.ran(2);
     rig.spare_gradient(1, 2);
@@ -177,7 +177,7 @@ fn the_coordinator_hears_when_copies_get_into_step_and_out_of_it_and_not_with_ev
 }
 
 #[test]
-fn a_worker_says_that_its_copies_are_in_step_once_all_of_them_are() {
+fn copies_are_in_step_once_all_are() {
     let mut plan = Arc::unwrap_or_clone(kept_plan(1, fixed(StateId::INITIAL, None)));
     plan.layout.segments = 3;
     let stages = &mut plan.shape.pipelines[0].stages;
@@ -250,7 +250,7 @@ fn over_a_link_that_is_too_slow_for_them_copies_come_less_and_less_often() {
 }
 
 #[test]
-fn a_gradient_that_comes_too_late_does_not_hold_training_up_and_a_copy_is_asked_for() {
+fn late_gradient_costs_the_copy_and_not_the_step() {
     let (mut rig, _) = Rig::in_step();
     rig.ran(2);
     rig.peer_ran(2);
@@ -272,7 +272,7 @@ fn a_gradient_that_comes_too_late_does_not_hold_training_up_and_a_copy_is_asked_
 }
 
 #[test]
-fn a_copy_that_was_lost_is_asked_for_whatever_its_holder_still_sends() {
+fn lost_copy_is_requested_again() {
     let (mut rig, _) = Rig::in_step();
     rig.ran(2);
     rig.peer_ran(2);
@@ -295,7 +295,7 @@ fn a_copy_that_was_lost_is_asked_for_whatever_its_holder_still_sends() {
 }
 
 #[test]
-fn a_step_that_takes_longer_than_gradients_are_waited_for_costs_no_copy() {
+fn long_step_costs_no_copy() {
     let (mut rig, two) = Rig::in_step();
     // Longer than `spare_wait`, but within the deadline.
     for _ in 0..4 {
@@ -316,7 +316,7 @@ fn a_step_that_takes_longer_than_gradients_are_waited_for_costs_no_copy() {
 }
 
 #[test]
-fn a_fence_before_the_decision_finds_the_gradient_and_the_keeper_finishes_the_step() {
+fn keeper_finishes_the_step_after_an_early_fence() {
     let (mut rig, two) = Rig::in_step();
     rig.ran(2);
     rig.spare_gradient(1, 2);
@@ -347,7 +347,7 @@ fn a_fence_before_the_decision_finds_the_gradient_and_the_keeper_finishes_the_st
 }
 
 #[test]
-fn a_fence_while_the_keeper_waits_is_answered_at_once_with_what_it_has() {
+fn waiting_keeper_answers_a_fence_at_once() {
     let (mut rig, two) = Rig::in_step();
     rig.ran(2);
     let effects = rig.order(Order::Fence { upto: Generation(1) });
@@ -357,7 +357,7 @@ fn a_fence_while_the_keeper_waits_is_answered_at_once_with_what_it_has() {
 }
 
 #[test]
-fn a_fence_waits_for_what_the_engine_does_to_a_spare_copy_and_begins_nothing_new() {
+fn fence_waits_for_running_copy_updates() {
     let (mut rig, _) = Rig::in_step();
     rig.ran(2);
     rig.peer_ran(2);
@@ -408,7 +408,7 @@ fn damage_costs_the_copy_and_not_the_plan() {
 }
 
 #[test]
-fn a_holder_sends_a_copy_after_a_commit_and_each_gradient_before_its_step_is_decided() {
+fn holder_sends_the_copy_and_then_each_gradient() {
     let (mut rig, _) = Rig::keeping();
     let (unit, held) = (MINE, None);
     rig.hear(1, PEER, Follow { unit, held });
@@ -469,7 +469,7 @@ fn who_has_the_base_already_needs_no_copy() {
 }
 
 #[test]
-fn what_is_done_to_a_spare_copy_says_nothing_of_how_long_a_step_takes() {
+fn copy_updates_do_not_count_as_step_time() {
     let (mut rig, mut at) = Rig::in_step();
     let (most, rest) = (Duration::from_millis(3_800), Duration::from_millis(200));
     let mut deadline = Duration::ZERO;
@@ -498,7 +498,7 @@ fn what_is_done_to_a_spare_copy_says_nothing_of_how_long_a_step_takes() {
 }
 
 #[test]
-fn who_gets_a_unit_that_it_keeps_has_caught_up_while_that_is_in_step() {
+fn gained_unit_that_is_kept_in_step_has_caught_up() {
     let (mut rig, _) = Rig::in_step();
     let base = Base::AtSwitch { from: Generation(1) };
     let mut next = Arc::unwrap_or_clone(plan(2, base, &[ME, PEER], &[]));

@@ -18,7 +18,7 @@ fn last_step(effects: &[MemberEffect]) -> Option<Step> {
 }
 
 #[test]
-fn a_member_that_stands_at_the_last_step_trains_on_when_more_are_ordered() {
+fn member_at_the_last_step_continues_if_more_are_ordered() {
     let mut rig = Rig::running();
     rig.member.engine = Engine::Idle;
     rig.member.at.step = Step(10);

@@ -87,7 +87,7 @@ fn norms_go_up_once_all_of_the_subtree_has_run_the_step() {
 }
 
 #[test]
-fn a_change_that_a_part_of_the_subtree_is_not_armed_for_is_not_passed_on() {
+fn unarmed_subtree_stops_a_change() {
     for (mine, childs, said) in [(2, 2, 2), (2, 0, 0), (0, 2, 0), (2, 3, 0)] {
         let mut rig = in_the_middle();
         if mine > 0 {
@@ -145,7 +145,7 @@ fn a_decision_of_the_parent_goes_down_and_is_applied_once() {
 }
 
 #[test]
-fn a_decision_that_comes_after_a_fence_was_answered_is_not_applied() {
+fn decision_after_a_fence_is_not_applied() {
     let mut rig = in_the_middle();
     rig.prepare(0);
     rig.hear(1, CHILD, PeerMessage::Norm(norms_of(vec![], 0)));

@@ -112,7 +112,7 @@ fn a_unit_that_is_on_its_way_is_not_sent_once_more() {
 }
 
 #[test]
-fn a_shard_that_an_earlier_plan_asked_for_does_not_become_the_base_of_a_switch() {
+fn shard_of_an_earlier_plan_is_not_the_base() {
     let mut rig = Rig::new();
     let old = StateId {
         run_gen: Generation(1),
@@ -155,7 +155,7 @@ fn a_shard_that_an_earlier_plan_asked_for_does_not_become_the_base_of_a_switch()
 }
 
 #[test]
-fn a_peer_that_cannot_be_reached_for_a_planned_change_is_named_once() {
+fn unreachable_peer_of_a_change_is_reported_once() {
     let mut rig = Rig::running();
     let (generation, from) = (Generation(2), Generation(1));
     let third = WorkerId(3);

@@ -80,7 +80,7 @@ fn sums_up(report: &Report) {
 }
 
 #[test]
-fn state_takes_as_many_bytes_as_the_planner_counts_with_unless_the_parts_name_another_number() {
+fn state_bytes_match_the_planner() {
     // Bytes that were moved by the growth.
     let moved = |bytes: Option<f64>| {
         let mut setup = setup();
@@ -160,7 +160,7 @@ fn a_small_trace_reads_like_this() {
 }
 
 #[test]
-fn a_notice_that_is_long_enough_saves_the_step_in_hand_and_is_never_worse_when_longer() {
+fn longer_notice_is_never_worse() {
     let of = |notice_s| replay(&trace(CALM), &Setup { notice_s, ..setup() }).unwrap();
     let mut before = 0.0;
     // The node is idle for the last one or two seconds of the notice. With two of four nodes this is 0.2 % of the trace.
@@ -197,7 +197,7 @@ fn the_loss_of_all_holders_goes_back_to_the_last_checkpoint() {
 }
 
 #[test]
-fn where_all_holders_go_with_notice_the_last_checkpoint_is_of_the_last_steps() {
+fn checkpoint_saves_the_last_steps_if_all_leave_with_notice() {
     let text = "0,add,a\n0,add,b\n630,remove,a\n630,remove,b\n640,add,c\n640,add,d\n900,remove,c\n";
     let back = |notice_s| {
         let report = replay(&trace(text), &Setup { notice_s, ..setup() }).unwrap();
@@ -210,7 +210,7 @@ fn where_all_holders_go_with_notice_the_last_checkpoint_is_of_the_last_steps() {
 }
 
 #[test]
-fn waiting_for_the_minimum_loses_nothing_that_could_have_been_trained() {
+fn waiting_for_the_minimum_loses_no_training() {
     let text = "0,add,a\n1000,add,b\n1000,add,c\n1200,remove,c\n1200,remove,b\n5000,add,d\n5000,add,e\n5100,remove,d\n";
     let report = replay(&trace(text), &setup()).unwrap();
     sums_up(&report);
@@ -257,7 +257,7 @@ fn least_memory(layout: Layout) -> u64 {
 }
 
 #[test]
-fn a_job_whose_memory_suffices_for_shared_state_alone_trains_where_the_planner_has_a_plan() {
+fn sharded_state_trains_where_whole_state_does_not_fit() {
     let undivided = planner(64).costs.layout();
     let shared = undivided.in_ranges(SHARDED_RANGES);
     let [least, enough] = [shared, undivided].map(least_memory);

@@ -107,7 +107,7 @@ fn the_cache_keeps_what_it_may_and_no_more() {
 }
 
 #[test]
-fn what_is_cached_is_not_asked_for_again_and_what_was_replaced_is_not_read() {
+fn cached_blocks_are_reused_and_replaced_files_refused() {
     let rig = Rig::new(&content(200_000), 16 * SMALL_CACHE);
     let file = rig.open("a").unwrap();
     let mut bytes = [0; 100];
@@ -126,7 +126,7 @@ fn what_is_cached_is_not_asked_for_again_and_what_was_replaced_is_not_read() {
 }
 
 #[test]
-fn what_is_announced_stays_until_it_is_read_in_a_cache_that_is_full() {
+fn announced_blocks_stay_in_a_full_cache() {
     let content = content(600 * 65_536);
     let rig = Rig::new(&content, 128 * BLOCK_BYTES);
     let file = rig.open("a").unwrap();
@@ -141,7 +141,7 @@ fn what_is_announced_stays_until_it_is_read_in_a_cache_that_is_full() {
 }
 
 #[test]
-fn a_block_that_could_not_be_announced_is_read_when_the_store_is_back() {
+fn failed_prefetch_is_read_later() {
     let rig = Rig::new(&content(200_000), SMALL_CACHE);
     let file = rig.open("a").unwrap();
     rig.delete();

@@ -146,7 +146,7 @@ proptest! {
 }
 
 #[test]
-fn texts_are_tokenized_by_words_unless_they_hold_a_token_that_comes_before_words() {
+fn texts_are_tokenized_by_words_unless_special_tokens_occur() {
     for (name, tokenizer, _) in by_words() {
         let words = Words::of(tokenizer).unwrap();
         let is_quick = matches!(words.cut, Cut::Spaces(_));

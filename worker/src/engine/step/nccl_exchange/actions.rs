@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn where_state_is_shared_out_each_part_is_summed_for_one_rank_which_gives_it_to_one_more() {
+    fn sharded_part_is_reduced_to_one_rank_and_sent_to_another() {
         for members in 3..=12 {
             let all: Vec<_> = (0..members)
                 .map(|place| actions(place, members, ELEMENTS))

@@ -59,7 +59,7 @@ fn chunks(shape: &Shape) -> usize {
 }
 
 #[test]
-fn a_deep_pipeline_with_few_micro_batches_is_interleaved_where_the_job_allows_it() {
+fn deep_pipeline_with_few_micro_batches_is_interleaved() {
     let (with, without) = (
         planner(4, both(), None),
         planner(4, vec![plain(Recompute::None)], None),
@@ -165,7 +165,7 @@ fn a_slow_worker_of_an_interleaved_pipeline_gets_fewer_segments() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn every_interleaved_plan_passes_both_checkers_is_no_slower_and_stays(
+    fn interleaved_plans_pass_both_checkers_and_are_stable(
         count in 1u64..14, batch in 1u64..40, min_depth in 1u32..5, gone in 0usize..14
     ) {
         let with = planner(min_depth, both(), None);

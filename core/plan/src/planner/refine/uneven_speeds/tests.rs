@@ -102,7 +102,7 @@ fn offered(asked: &PlanRequest) -> BTreeMap<WorkerId, &WorkerInfo> {
 }
 
 #[test]
-fn a_plan_that_holds_each_segment_twice_is_not_left_for_one_that_is_hardly_faster() {
+fn redundant_plan_is_kept_against_a_slightly_faster_one() {
     let any = planner(1, 2);
     let asked = request(&any, &[1.0, 0.5], None);
     let problem = any.problem(&asked, 1);
@@ -119,7 +119,7 @@ fn a_plan_that_holds_each_segment_twice_is_not_left_for_one_that_is_hardly_faste
 }
 
 #[test]
-fn of_plans_that_are_as_fast_memory_decides_then_redundancy_then_speed() {
+fn equal_plans_are_ranked_by_memory_redundancy_and_speed() {
     let of = |exceeds_memory, single_pipeline, effective_ms| Judged {
         exceeds_memory,
         single_pipeline,
@@ -187,7 +187,7 @@ fn with_gpipe_each_pipeline_needs_room_for_its_own_share_alone() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
-    fn pipelines_that_are_alike_are_cut_once_into_what_each_would_be_cut_into(
+    fn equal_pipelines_are_cut_once(
         workers in prop::collection::vec((0_usize..3, prop::option::of(20_u64..200)), 4..16), depth in 1_usize..4, room in 1_u64..9
     ) {
         let planner = planner(1, 4);

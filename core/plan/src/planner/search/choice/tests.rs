@@ -103,7 +103,7 @@ fn chosen(problem: &Problem, wanted: [(&[usize], f64); 2]) -> Vec<usize> {
 }
 
 #[test]
-fn of_plans_that_are_as_fast_one_that_holds_each_segment_twice_is_taken() {
+fn redundant_plan_wins_among_equally_fast_ones() {
     let (costs, constraints) = (costs(), constraints(None));
     let request = request(&costs);
     let problem = problem(&costs, &constraints, &request);
@@ -112,7 +112,7 @@ fn of_plans_that_are_as_fast_one_that_holds_each_segment_twice_is_taken() {
 }
 
 #[test]
-fn of_plans_that_are_as_fast_the_one_that_moves_less_state_is_taken() {
+fn plan_that_moves_less_state_wins_among_equally_fast_ones() {
     let (costs, constraints) = (costs(), constraints(None));
     let first = request(&costs);
     let shape = |depths: &[usize]| {
@@ -130,7 +130,7 @@ fn of_plans_that_are_as_fast_the_one_that_moves_less_state_is_taken() {
 }
 
 #[test]
-fn a_plan_that_fewer_workers_beat_is_not_taken_for_its_redundancy() {
+fn redundancy_does_not_beat_fewer_workers() {
     let (costs, constraints) = (costs(), constraints(None));
     let request = request(&costs);
     let problem = problem(&costs, &constraints, &request);
@@ -138,8 +138,7 @@ fn a_plan_that_fewer_workers_beat_is_not_taken_for_its_redundancy() {
 }
 
 #[test]
-fn a_plan_under_which_memory_holds_old_and_new_state_together_is_taken_before_one_that_holds_segments_twice()
-{
+fn memory_for_old_and_new_state_outranks_redundancy() {
     let costs = costs();
     let mut request = request(&costs);
     let all: Vec<_> = request.layout.all_units().collect();
