@@ -258,7 +258,7 @@ impl Bench {
     }
 
     /// Forwards and backwards of a step of two samples, milliseconds.
-    pub(super) fn lap_ms(&mut self) -> Result<f64, EngineError> {
+    pub(super) fn step_work_ms(&mut self) -> Result<f64, EngineError> {
         let plan = self.plan(2, 1, Recompute::None);
         let report = self.step(&plan, &mut Samples::default(), false)?;
         Ok(report.segment_timings.iter().map(|l| ms(l.took)).sum())

@@ -332,7 +332,7 @@ impl Station {
             for (others, found) in found.iter_mut().enumerate() {
                 self.barrier()?;
                 let took = match bench.as_mut().filter(|_| self.place <= others) {
-                    Some(bench) => bench.lap_ms()?,
+                    Some(bench) => bench.step_work_ms()?,
                     None => 0.0,
                 };
                 if round > 0 {

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_poke_wakes_a_wait_for_no_message() {
+    fn a_wake_ends_a_wait_without_a_message() {
         let mailbox = Arc::new(Mailbox::default());
         let own = Arc::clone(&mailbox);
         let waiter = std::thread::spawn(move || own.take_any(&BTreeSet::new(), later()));
