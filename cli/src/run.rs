@@ -1,5 +1,7 @@
 //! `varuna run`: a coordinator in this process, workers as children.
 
+mod names;
+
 use crate::access::{Security, loopback, token};
 use crate::children::{Children, Credentials, Ended, worker_program};
 use crate::coordinator::{Endpoint, LocalWorkers, measured, runtime, start};
@@ -8,8 +10,9 @@ use crate::failure::Failure;
 use crate::io::{new_folder, show_line, warn};
 use crate::job;
 use crate::progress::Progress;
-use crate::restarts::{End, Restarts, WITHOUT_WORKERS_MAX, WithoutWorkers};
+use crate::restarts::{End, Restarts, WithoutWorkers};
 use crate::signals::{Interrupts, StopRequest};
+use names::Names;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{Receiver, channel};
@@ -148,12 +151,6 @@ impl Arguments {
             let _ = std::fs::remove_dir(folder);
         }
     }
-}
-
-/// What the user calls the run.
-struct Names {
-    job: String,
-    folder: String,
 }
 
 struct Run {
@@ -394,28 +391,6 @@ async fn until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at.into()).await,
         None => std::future::pending().await,
-    }
-}
-
-impl Names {
-    /// The message when the last worker has ended and the run waits for others.
-    fn waits(&self) -> String {
-        format!(
-            "no worker is left: training waits for new ones. Start some with varuna scale {} N, or end the run with Ctrl-C; it ends by itself in \
-             {} minutes",
-            self.folder,
-            WITHOUT_WORKERS_MAX.as_secs() / 60
-        )
-    }
-
-    /// Why the run has ended that had no worker for too long.
-    fn abandoned(&self) -> Failure {
-        Failure::Internal(format!(
-            "there was no worker for {} minutes; the run goes on from its newest checkpoint with varuna run {} --run-dir {}",
-            WITHOUT_WORKERS_MAX.as_secs() / 60,
-            self.job,
-            self.folder
-        ))
     }
 }
 

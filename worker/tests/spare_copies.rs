@@ -220,7 +220,7 @@ fn beside_a_device_copies_are_in_the_hosts_memory_unless_the_optimizer_has_other
     ] {
         for precision in [Precision::Fp32, Precision::Bf16] {
             let case = Case {
-                device: Device::Apart,
+                device: Device::CpuSeparateMemory,
                 precision,
                 kernels,
                 rule,
@@ -266,7 +266,7 @@ fn a_copy_of_a_unit_that_its_keeper_gets_is_trained_on_the_device() {
         let data = |unit: &Unit| a.engine.export(*unit).unwrap().data;
         units.iter().map(data).collect::<Vec<_>>()
     };
-    assert!(trained(Device::Apart) == trained(Device::Cpu));
+    assert!(trained(Device::CpuSeparateMemory) == trained(Device::Cpu));
 }
 
 /// One stage is lost after some steps. A new worker gets the copies of its units that the other stage has kept, and both reach exactly the

@@ -32,4 +32,4 @@ pub use follower::Follower;
 pub use goodput::Goodput;
 pub use measurements::Measurements;
 pub use metrics::Metrics;
-pub use varuna_coordinator::recoveries::{Cause, Measured, Over, Phase, Recoveries};
+pub use varuna_coordinator::recoveries::{Cause, CompletedRecovery, Measured, Phase, Recoveries};

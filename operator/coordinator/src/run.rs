@@ -161,8 +161,8 @@ async fn is_in_charge(
     if is_silent {
         return Err(Error::NoOrders(configuration.run.clone()));
     }
-    let turn = orders.wait_for(|o| o.turn(number) != Turn::Wait).await;
-    Ok(turn.is_ok_and(|orders| orders.turn(number) == Turn::Lead))
+    let role = orders.wait_for(|o| o.role(number) != Role::Wait).await;
+    Ok(role.is_ok_and(|orders| orders.role(number) == Role::Lead))
 }
 
 /// The last view and how the run has ended; none where another coordinator is in charge, or the job is gone.

@@ -76,7 +76,7 @@ impl Engine {
 /// Threads of the optimizer for copies. Where the processor computes the steps, the cores are theirs.
 fn threads_beside(device: Device) -> i32 {
     match device {
-        Device::Cpu | Device::Apart => 1,
+        Device::Cpu | Device::CpuSeparateMemory => 1,
         Device::Cuda(_) => THREADS_BESIDE_GPU,
     }
 }

@@ -43,7 +43,7 @@ impl Engine {
     #[must_use]
     pub fn held(&self) -> Vec<Unit> {
         let here = self.units.keys().chain(self.on_host.keys());
-        let mut held: Vec<Unit> = here.chain(self.beside.away()).copied().collect();
+        let mut held: Vec<Unit> = here.chain(self.beside.units_in_background()).copied().collect();
         held.sort_unstable();
         held
     }
@@ -53,7 +53,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::recall`], or the device's driver reports an error.
     pub fn free(&mut self, keep: &[Unit]) -> Result<(), EngineError> {
-        let away: Vec<Unit> = self.beside.away().iter().copied().collect();
+        let away: Vec<Unit> = self.beside.units_in_background().iter().copied().collect();
         self.recall(&away)?;
         self.units.retain(|u, _| keep.contains(u));
         self.on_host.retain(|u, _| keep.contains(u));

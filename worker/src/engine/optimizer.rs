@@ -75,9 +75,9 @@ impl Engine {
             let placed = self.place(&[unit]);
             placed.map_err(|error| without_room(device, unit, error))?;
         }
-        let patience = self.patience;
+        let reader_timeouts = self.reader_timeouts;
         self.change(unit, |training, buffers| {
-            apply_forwarded(training, decision, (unit, buffers), gradient, patience)
+            apply_forwarded(training, decision, (unit, buffers), gradient, reader_timeouts)
         })
     }
 

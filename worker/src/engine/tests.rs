@@ -503,10 +503,10 @@ fn full(device: Device, refusals: u32) -> Engine {
 #[test]
 fn a_device_without_room_is_tried_twice_and_where_it_is_the_host_the_worker_ends() {
     let unit = Unit(1);
-    let mut engine = full(Device::Apart, 1);
+    let mut engine = full(Device::CpuSeparateMemory, 1);
     engine.initialise(unit).unwrap();
     assert!(engine.units.contains_key(&unit) && engine.on_host.is_empty());
-    let mut engine = full(Device::Apart, 2);
+    let mut engine = full(Device::CpuSeparateMemory, 2);
     engine.initialise(unit).unwrap();
     assert!(engine.units.is_empty() && engine.on_host.contains_key(&unit));
     engine.free(&[unit]).unwrap();
@@ -523,14 +523,14 @@ fn a_device_without_room_is_tried_twice_and_where_it_is_the_host_the_worker_ends
 
 #[test]
 fn a_unit_without_room_on_the_device_is_held_in_the_hosts_memory_until_a_step_finds_room() {
-    let mut there = engine(Device::Apart);
+    let mut there = engine(Device::CpuSeparateMemory);
     let plan = alone(&there);
     let mut units = plan.units(ME);
     units.sort_unstable();
     for unit in &units {
         there.initialise(*unit).unwrap();
     }
-    let mut here = full(Device::Apart, u32::MAX);
+    let mut here = full(Device::CpuSeparateMemory, u32::MAX);
     here.initialise(units[0]).unwrap();
     for unit in &units[1..] {
         here.import(*unit, &there.export(*unit).unwrap()).unwrap();
@@ -573,7 +573,10 @@ fn a_unit_without_room_on_the_device_is_held_in_the_hosts_memory_until_a_step_fi
 
 #[test]
 fn ranges_of_a_segment_begin_with_the_same_bits_in_the_hosts_memory() {
-    let (mut there, mut here) = (engine(Device::Apart), full(Device::Apart, u32::MAX));
+    let (mut there, mut here) = (
+        engine(Device::CpuSeparateMemory),
+        full(Device::CpuSeparateMemory, u32::MAX),
+    );
     for engine in [&mut there, &mut here] {
         engine.config.training.optimizer.sharding = Sharding::Zero1;
     }
@@ -591,16 +594,16 @@ fn ranges_of_a_segment_begin_with_the_same_bits_in_the_hosts_memory() {
 
 #[test]
 fn a_followed_unit_in_the_hosts_memory_comes_to_the_bits_of_the_device_or_to_none() {
-    let patient = Patience {
+    let patient = ReaderTimeouts {
         asks_after: Duration::from_secs(50),
         ends_after: Duration::from_secs(50),
     };
-    let (mut holder, units, decision) = after_a_step_on(Device::Apart, patient);
+    let (mut holder, units, decision) = after_a_step_on(Device::CpuSeparateMemory, patient);
     let unit = units[0];
     let before = holder.export(unit).unwrap();
     let gradient = holder.gradient(unit).unwrap();
     holder.apply(&decision, &units).unwrap();
-    let mut follower = full(Device::Apart, u32::MAX);
+    let mut follower = full(Device::CpuSeparateMemory, u32::MAX);
     follower.import(unit, &before).unwrap();
     follower.apply_forwarded(&decision, unit, &gradient).unwrap();
     assert!(follower.on_host.contains_key(&unit));
@@ -621,7 +624,7 @@ fn a_followed_unit_in_the_hosts_memory_comes_to_the_bits_of_the_device_or_to_non
 
 #[test]
 fn a_unit_that_the_optimizer_has_changed_in_part_is_of_no_step_and_not_held_any_more() {
-    let patient = Patience {
+    let patient = ReaderTimeouts {
         asks_after: Duration::from_secs(50),
         ends_after: Duration::from_secs(50),
     };

@@ -311,7 +311,10 @@ impl TokenizerArguments {
         }
         let mut ends = BTreeSet::from([tokenizer.end_of_document()]);
         // To another tokenizer than the import's its numbers mean other tokens.
-        if kept.file(TOKENIZER).is_none_or(|json| tokenizer.came_from(json)) {
+        if kept
+            .file(TOKENIZER)
+            .is_none_or(|json| tokenizer.was_made_from(json))
+        {
             ends.extend(kept.ends());
         }
         Ok(Texts { tokenizer, ends })

@@ -180,7 +180,7 @@ fn of_a_pods_deletion_and_its_nodes_end_the_sooner_one_counts() {
         observed.pods = vec![ObservedPod {
             deleting: true,
             deleted_at: Some(NOW - 10),
-            gone_by: Some(NOW - 10 + grace),
+            deletion_deadline: Some(NOW - 10 + grace),
             ..running_on("spot", 1)
         }];
         decide(&observed).orders.unwrap().ends_at["j-w1-u"] - NOW

@@ -166,13 +166,13 @@ fn run(input: &[u8]) -> Result<String, String> {
         return Err("these orders are not understood".into());
     };
     round_trip(&spec);
-    let turns = [i64::MIN, spec.coordinator, i64::MAX].map(|n| Orders::Given(spec.clone()).turn(n));
+    let roles = [i64::MIN, spec.coordinator, i64::MAX].map(|n| Orders::Given(spec.clone()).role(n));
     let observed = observed(spec, reported);
     let decision = decide(&observed);
     let report = report(&observed, &decision, &[]);
     round_trip(&report.status);
     Ok(format!(
-        "{turns:?}, {:?}, {} Events, again in {:?} s",
+        "{roles:?}, {:?}, {} Events, again in {:?} s",
         report.status.phase,
         report.events.len(),
         report.reconcile_in

@@ -9,12 +9,12 @@ thread_local! {
     static DEPARTURE: RefCell<Option<Departure>> = const { RefCell::new(None) };
 }
 
-/// Like [`Wide`], but whenever workers leave at a known time, a better shape would be too late.
+/// Like [`DataParallelPlanner`], but whenever workers leave at a known time, a better shape would be too late.
 struct InHaste;
 
 impl Planner for InHaste {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
-        Wide.plan(request)
+        DataParallelPlanner.plan(request)
     }
 
     fn plan_in_time(&self, request: &PlanRequest) -> Result<(Shape, Option<String>), Infeasible> {
@@ -30,7 +30,7 @@ const LEAD: Duration = Duration::from_secs(8);
 impl Rig {
     /// Two workers train, and there is a notice that the second one ends after this time.
     fn goes_in(time: Duration) -> Rig {
-        Rig::goes_by(Box::new(Wide), Some(time))
+        Rig::goes_by(Box::new(DataParallelPlanner), Some(time))
     }
 
     /// The same with this planner, and perhaps without a known time.
@@ -209,7 +209,7 @@ fn after_a_change_in_haste_a_better_plan_is_looked_for() {
         rig.wait(100);
         MADE.get() - made
     };
-    assert_eq!(made_after_the_change(Box::new(Wide)), 0);
+    assert_eq!(made_after_the_change(Box::new(DataParallelPlanner)), 0);
     assert_eq!(made_after_the_change(Box::new(InHaste)), 1);
 }
 

@@ -177,7 +177,7 @@ struct Full;
 
 impl Planner for Full {
     fn plan(&self, request: &PlanRequest) -> Result<Shape, Infeasible> {
-        Deep.plan(request)
+        TwoStagePlanner.plan(request)
     }
 
     fn spare_costs(&self, _: &Shape, _: &Layout, workers: &[WorkerInfo]) -> SpareCosts {
