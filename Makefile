@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: programs help setup build build-demo build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-zero bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-kueue test-hf test-own-models test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick e2e-built e2e-images bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
+.PHONY: tensorboard-built programs help setup build build-demo build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-zero bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-kueue test-hf test-own-models test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick e2e-built e2e-images bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
 
 CARGO ?= cargo
 TESTED := --workspace --locked --features varuna/kubernetes
@@ -36,7 +36,7 @@ programs: setup ## Get the programs that tests start: MinIO, a Kubernetes contro
 test: setup programs ## Run all tests: the core by seeds, parity, real workers that are really killed, a real control plane; as root also real nodes
 	$(CARGO) build $(TESTED) --lib --bins --examples --tests
 	$(call dataset,target/debug/varuna)
-	scripts/beside.sh "$(CARGO) test $(TESTED) $(CLUSTER_TESTS) && $(MAKE) e2e-images" $(CARGO) test $(TESTED)
+	scripts/beside.sh "$(CARGO) test $(TESTED) $(CLUSTER_TESTS) && $(MAKE) e2e-images tensorboard-built" $(CARGO) test $(TESTED)
 	$(MAKE) e2e-built
 
 test-stores: build ## Test checkpoints on MinIO, Azurite, fake-gcs-server and local files, and deaths and faults in the middle of saves
@@ -57,7 +57,7 @@ mutants: ## Switch on each bug that core/plan and core/protocol can have at run 
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- survivors
 	$(CARGO) test --locked $(CORE) --lib mutant:: -- --include-ignored
 
-nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, each of the protocol's also in 4,000 schedules, checkpoints on all kinds of stores, a run that stays without workers for five minutes, the goals of the protocol at scale, every kernel compiled for every GPU, the alerts, what the GPU bundle does on the processor, models, data and event files beside transformers, Megatron and TensorBoard, as root the GPU image (half an hour on one core)
+nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, each of the protocol's also in 4,000 schedules, checkpoints on all kinds of stores, a run that stays without workers for five minutes, the goals of the protocol at scale, every kernel compiled for every GPU, the alerts, what the GPU bundle does on the processor, models and data beside transformers and Megatron, as root the GPU image (half an hour on one core)
 	scripts/setup-nvrtc.sh --needed
 	VARUNA_NEEDS_NVRTC=1 $(CARGO) test --locked -p varuna-cuda --lib kernels
 	$(CARGO) run --release --locked -p varuna-bench-protocol -- --goals 64 1000
@@ -66,7 +66,7 @@ nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, eac
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- mutants 4000
 	$(MAKE) test-alerts
 	$(MAKE) gpu-dry-run
-	$(MAKE) test-tensorboard test-hf test-own-models test-megatron
+	$(MAKE) test-hf test-own-models test-megatron
 	if [ "$$(id -u)" = 0 ]; then $(MAKE) test-image-cuda; fi
 
 fuzz: ## Fuzz each parser for a minute (SECONDS_EACH=60 SEED=... TARGETS="frames shard"); inputs that fail go to runs/fuzz
@@ -88,6 +88,9 @@ test-own-models: build ## The tests of python/varuna_export; models of one's own
 
 test-tensorboard: setup ## Read a run's event files back by TensorBoard itself, with both of its readers (installs it once, 50 MB)
 	$(CARGO) build --locked -p varuna-run-folder --example event_files
+	$(MAKE) tensorboard-built
+
+tensorboard-built:
 	$$(scripts/setup-tensorboard.sh | tail -n 1) tests/tensorboard/read_back.py target/debug/examples/event_files
 
 chaos: build ## Real processes under faults, judged by the run folder (DURATION=600 SEED=... KILLS=... RUNS=...); runs/chaos, taken up again where it stood

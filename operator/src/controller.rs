@@ -49,7 +49,7 @@ pub async fn run(
     run_until(client, scope, settings, instance, health, leads, never).await
 }
 
-/// The same until the process is `stopped`: then no job is reconciled any more, and the last reports are written, for [`LAST_WRITES`] at
+/// The same until the process is `stopped`: then no job is reconciled any more, and the last reports are written, for `LAST_WRITES` at
 /// most.
 ///
 /// # Errors

@@ -81,16 +81,16 @@ fn bf16_draws_the_curve_of_fp32_over_masked_tokens_and_packed_documents() {
         mask_loss: false,
         ..PACKED
     };
-    let models: [(&str, fn() -> Case, Packing); 3] = [
-        ("BERT", bert, Packing::default()),
-        ("BERT and documents", bert, without_loss_mask),
-        ("Llama and documents", llama, PACKED),
+    let models = [
+        ("BERT", bert(), Packing::default()),
+        ("BERT and documents", bert(), without_loss_mask),
+        ("Llama and documents", llama(), PACKED),
     ];
     for (name, model, packing) in models {
         let of = |precision, packing| Case {
             precision,
             packing,
-            ..model()
+            ..model.clone()
         };
         let (case, wide) = (of(Precision::Bf16, packing), of(Precision::Fp32, packing));
         let wide = run(&wide, &single(&wide), FEW);

@@ -97,6 +97,7 @@ pub(crate) fn masked(features: Features) -> Case {
 }
 
 /// The settings in which tests differ.
+#[derive(Clone)]
 pub(crate) struct Case {
     pub(crate) tied: bool,
     pub(crate) dropout: f64,

@@ -163,7 +163,7 @@ fn scraped(metrics: &Metrics) -> Series {
     });
     let is_shown = |((name, labels), value): &((String, BTreeMap<_, _>), f64)| {
         let is_time = name.starts_with("varuna_recovery_") || name.starts_with("varuna_plan_");
-        !labels.contains_key("le") && !(is_time && *value == 0.0)
+        !(labels.contains_key("le") || is_time && *value == 0.0)
     };
     series.filter(is_shown).collect()
 }
