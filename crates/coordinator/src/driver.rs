@@ -231,10 +231,10 @@ impl Driver {
         }
     }
 
-    /// Ends the run. The next view comes at once: the process around the coordinator starts no workers for a run that it sees ending.
+    /// Ends the run.
     fn stop(&mut self) {
+        self.publisher.note_stop();
         self.feed(CoordinatorInput::Stop);
-        self.publisher.hurry_view();
     }
 
     /// Whether the run is ending, or has ended.

@@ -189,6 +189,11 @@ impl EventText {
         }
     }
 
+    /// The run was asked to stop: all workers end with it, so that their end is no loss.
+    pub(crate) fn note_stop(&mut self) {
+        self.released.extend(self.names.keys());
+    }
+
     fn remember(&mut self, at: Duration, event: &Event, steps_lost: u64) {
         match event {
             Event::WorkerJoined { worker, name, .. } => {

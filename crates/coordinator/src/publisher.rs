@@ -181,8 +181,10 @@ impl Publisher {
         Instant::now() >= self.view_due
     }
 
-    /// The next view may be sent now, however long the last one took.
-    pub(crate) fn hurry_view(&mut self) {
+    /// The run was asked to stop. The next view may be sent now, however long the last one took: the process around the coordinator starts
+    /// no workers for a run that it sees ending.
+    pub(crate) fn note_stop(&mut self) {
+        self.text.note_stop();
         self.view_due = Instant::now();
     }
 

@@ -390,3 +390,15 @@ fn the_names_of_workers_that_went_long_ago_are_forgotten_and_no_others() {
     let said = text.names(&[WorkerId(1), WorkerId(3), WorkerId(4), WorkerId(last)]);
     assert_eq!(said, format!("w1, {}, w4, w{last}", WorkerId(3)));
 }
+
+#[test]
+fn the_workers_of_a_run_that_is_stopped_are_not_lost() {
+    let mut text = EventText::new(LAYOUT);
+    for worker in 1..3 {
+        text.sentence(Duration::ZERO, &joined(worker), 0);
+    }
+    let before = text.sentence(Duration::ZERO, &lost(1), 0);
+    assert!(before.starts_with("lost worker w1"), "{before}");
+    text.note_stop();
+    assert_eq!(text.sentence(Duration::ZERO, &lost(2), 0), "worker w2 has ended");
+}
