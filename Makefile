@@ -1,6 +1,6 @@
 # Varuna's commands. CI runs the same targets and nothing else.
 .DEFAULT_GOAL := help
-.PHONY: tensorboard-built programs help setup build build-demo build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-zero bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-kueue test-hf test-own-models test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick e2e-built e2e-images bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
+.PHONY: tensorboard-built hf-built own-models-built megatron-built programs help setup build build-demo build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-zero bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-kueue test-hf test-own-models test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick e2e-built e2e-images bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
 
 CARGO ?= cargo
 TESTED := --workspace --locked --features varuna/kubernetes
@@ -57,7 +57,7 @@ mutants: ## Switch on each bug that core/plan and core/protocol can have at run 
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- survivors
 	$(CARGO) test --locked $(CORE) --lib mutant:: -- --include-ignored
 
-nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, each of the protocol's also in 4,000 schedules, checkpoints on all kinds of stores, a run that stays without workers for five minutes, the goals of the protocol at scale, every kernel compiled for every GPU, the alerts, what the GPU bundle does on the processor, models and data beside transformers and Megatron, as root the GPU image (half an hour on one core)
+nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, each of the protocol's also in 4,000 schedules, checkpoints on all kinds of stores, a run that stays without workers for five minutes, the goals of the protocol at scale, every kernel compiled for every GPU, the alerts, what the GPU bundle does on the processor, as root the GPU image (half an hour on one core)
 	scripts/setup-nvrtc.sh --needed
 	VARUNA_NEEDS_NVRTC=1 $(CARGO) test --locked -p varuna-cuda --lib kernels
 	$(CARGO) run --release --locked -p varuna-bench-protocol -- --goals 64 1000
@@ -66,7 +66,6 @@ nightly: fuzz ## What takes too long for every change: fuzzing, all mutants, eac
 	$(CARGO) run --release --locked -p varuna-sim --example seeds -- mutants 4000
 	$(MAKE) test-alerts
 	$(MAKE) gpu-dry-run
-	$(MAKE) test-hf test-own-models test-megatron
 	if [ "$$(id -u)" = 0 ]; then $(MAKE) test-image-cuda; fi
 
 fuzz: ## Fuzz each parser for a minute (SECONDS_EACH=60 SEED=... TARGETS="frames shard"); inputs that fail go to runs/fuzz
@@ -76,13 +75,23 @@ fuzz-replay: ## Run one input again: TARGET=frames INPUT=runs/fuzz/...
 	$(CARGO) run --profile fuzz --locked -p varuna-fuzz -- replay $(TARGET) $(INPUT)
 
 test-megatron: build ## Datasets of Megatron's own code are read, and ours by it (installs what test-hf does)
-	$$(scripts/setup-hf.sh | tail -n 1) tests/megatron/compare.py target/debug
+	$(MAKE) megatron-built
 
 test-hf: build ## Compare small models of each family with transformers, both ways: logits, tensors, text; train one on packed documents through a kill (installs PyTorch and transformers once, 3 GB)
+	$(MAKE) hf-built
+
+test-own-models: build ## The tests of python/varuna_export; models of one's own, trained through kills and growth and loaded into PyTorch again (installs what test-hf does)
+	$(MAKE) own-models-built
+
+# The same three with programs that are built. CI runs them after `make test`, which alone does not install PyTorch (3 GB).
+megatron-built:
+	$$(scripts/setup-hf.sh | tail -n 1) tests/megatron/compare.py target/debug
+
+hf-built:
 	$$(scripts/setup-hf.sh | tail -n 1) tests/huggingface/compare.py target/debug
 	$$(scripts/setup-hf.sh | tail -n 1) tests/huggingface/train.py target/debug
 
-test-own-models: build ## The tests of python/varuna_export; models of one's own, trained through kills and growth and loaded into PyTorch again (installs what test-hf does)
+own-models-built:
 	python=$$(scripts/setup-hf.sh | tail -n 1) && PYTHONPATH=python/varuna_export/src $$python -m unittest discover -s python/varuna_export/tests \
 		&& $$python tests/own-models/train.py target/debug
 
