@@ -7,7 +7,10 @@ use std::time::Duration;
 use varuna_plan::spare_copies::SpareCopyDecision;
 use varuna_plan::{Generation, Layout, Step, Unit, WorkerId};
 use varuna_protocol::coordinator::Event;
-use varuna_run_folder::CheckpointEvent;
+
+mod checkpoints;
+
+pub(crate) use checkpoints::of_checkpoint;
 
 /// How many workers a sentence names; others are counted. Losing a node takes eight.
 const NAMES_MAX: usize = 8;
@@ -15,33 +18,6 @@ const NAMES_MAX: usize = 8;
 /// Maximum number of workers that have gone and whose names are still known. A sentence about a loss comes soon after it, and may be about
 /// all workers of a run; every process that is started is another worker.
 const GONE_MAX: usize = 8192;
-
-/// The sentence about a change in the checkpoint store.
-pub(crate) fn of_checkpoint(event: &CheckpointEvent) -> String {
-    match event {
-        CheckpointEvent::Checkpointed { step, .. } => format!("checkpoint of step {step} is complete"),
-        CheckpointEvent::CheckpointsFail { why, newest_step } => {
-            let newest = newest_step.map_or("there is none yet".into(), |s| {
-                format!("the newest is of step {s}")
-            });
-            format!("checkpoints are failing ({newest}): {why}")
-        }
-        CheckpointEvent::CheckpointStale {
-            newest_step: Step(0),
-            steps_behind,
-        } => format!("there is no checkpoint after {}", count(*steps_behind, "step")),
-        CheckpointEvent::CheckpointStale {
-            newest_step,
-            steps_behind,
-        } => format!(
-            "checkpoints are falling behind: the newest is of step {newest_step}, {} ago",
-            count(*steps_behind, "step")
-        ),
-        CheckpointEvent::CheckpointsTaken { by } => {
-            format!("run {by} has taken over the checkpoint location: this run ends")
-        }
-    }
-}
 
 /// Where a new plan resumes.
 #[derive(Clone, Copy, Debug)]

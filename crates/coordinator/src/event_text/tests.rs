@@ -3,6 +3,7 @@ use varuna_plan::spare_copies::SpareCopyDecision;
 use varuna_plan::state::Chain;
 use varuna_plan::{ScaleFactor, StateId, Unit};
 use varuna_protocol::coordinator::Divergence;
+use varuna_run_folder::CheckpointEvent;
 
 const LAYOUT: Layout = Layout::new(4, true);
 const GENERATION: Generation = Generation(3);
