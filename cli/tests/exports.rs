@@ -25,6 +25,17 @@ spec:
   training: {globalBatchSize: 8, microBatchSize: 2, steps: 5, seed: 1, optimizer: {learningRate: 0.001}}
 ";
 
+/// The arguments of a coordinator on any free port, in the folder of its job.
+const COORDINATOR: [&str; 7] = [
+    "coordinator",
+    "--job",
+    "job.yaml",
+    "--run-dir",
+    "run",
+    "--bind",
+    "127.0.0.1:0",
+];
+
 /// A coordinator without workers, its standard output, and its folder.
 struct Coordinator {
     child: Child,
@@ -58,17 +69,7 @@ fn command(folder: &Path, variables: &[(&str, &str)], arguments: &[&str]) -> Com
 impl Coordinator {
     fn start(variables: &[(&str, &str)]) -> Coordinator {
         let folder = TempDir::new().unwrap();
-        let arguments = [
-            "coordinator",
-            "--job",
-            "job.yaml",
-            "--run-dir",
-            "run",
-            "--bind",
-            "127.0.0.1:0",
-            "--metrics",
-            "127.0.0.1:0",
-        ];
+        let arguments = [&COORDINATOR[..], &["--metrics", "127.0.0.1:0"]].concat();
         let errors = std::fs::File::create(folder.path().join("errors")).unwrap();
         let mut child = command(folder.path(), variables, &arguments)
             .stdout(Stdio::piped())
@@ -222,15 +223,6 @@ fn a_receiver_or_an_address_that_cannot_be_used_ends_the_command_before_it_begin
     let taken = taken.local_addr().unwrap().to_string();
     let wrong = ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318");
     let key = ("OTEL_EXPORTER_OTLP_HEADERS", "x-key=s3cret");
-    let coordinator = [
-        "coordinator",
-        "--job",
-        "job.yaml",
-        "--run-dir",
-        "run",
-        "--bind",
-        "127.0.0.1:0",
-    ];
     for (variables, more, code, part) in [
         (
             &[wrong, key][..],
@@ -241,7 +233,7 @@ fn a_receiver_or_an_address_that_cannot_be_used_ends_the_command_before_it_begin
         (&[], &["--metrics", "nowhere"], 2, "(--metrics)"),
         (&[], &["--metrics", &taken], 3, "(--metrics)"),
     ] {
-        let arguments = [&coordinator[..], more].concat();
+        let arguments = [&COORDINATOR[..], more].concat();
         let output = command(folder.path(), variables, &arguments).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{more:?}: {said}");

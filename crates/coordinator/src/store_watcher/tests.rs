@@ -453,6 +453,13 @@ async fn a_store_that_is_slow_to_list_is_listed_while_a_recovery_asks_again_and_
     watcher.end().await;
 }
 
+/// Another run can claim the location as soon as the watcher has ended.
+async fn assert_end_releases(watcher: StoreWatcher, store: &Store) {
+    watcher.end().await;
+    let next = store.location().claim(claim("next"), |_| false).await;
+    assert!(next.is_ok(), "the location is free: {next:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_run_that_ends_while_the_store_is_listed_gives_its_location_up() {
     let given = slow_to_list(HALF_A_SECOND).await;
@@ -462,9 +469,7 @@ async fn a_run_that_ends_while_the_store_is_listed_gives_its_location_up() {
     watcher.list_now();
     // It has claimed the location by then, and lists the store.
     tokio::time::sleep(INTERVAL).await;
-    watcher.end().await;
-    let next = store.location().claim(claim("next"), |_| false).await;
-    assert!(next.is_ok(), "the location is free: {next:?}");
+    assert_end_releases(watcher, &store).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -477,9 +482,7 @@ async fn a_run_that_ends_while_nobody_reads_its_messages_gives_its_location_up()
     watcher.list_now();
     // It waits for room for its first answer by then.
     tokio::time::sleep(INTERVAL).await;
-    watcher.end().await;
-    let next = store.location().claim(claim("next"), |_| false).await;
-    assert!(next.is_ok(), "the location is free: {next:?}");
+    assert_end_releases(watcher, &store).await;
 }
 
 #[tokio::test(start_paused = true)]
