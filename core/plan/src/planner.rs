@@ -54,8 +54,8 @@ impl Planner for CostPlanner {
 
     fn plan_in_time(&self, request: &PlanRequest) -> Result<(Shape, Option<String>), Infeasible> {
         let decision = self.decide(request)?;
-        let late = decision.late.as_ref().zip(request.departure.as_ref());
-        let haste = late.map(|(late, departure)| explain::haste(late, departure));
+        let late = decision.late.as_ref();
+        let haste = late.map(|(late, deadline_ms)| explain::haste(late, *deadline_ms));
         Ok((decision.shape, haste))
     }
 
@@ -115,7 +115,7 @@ struct Decision {
     found: Vec<Candidate>,
     chosen: Candidate,
     /// The one that would have been chosen if leaving workers had more time to send state.
-    late: Option<Candidate>,
+    late: Option<(Candidate, f64)>,
     moved_bytes: u64,
     /// Number of compositions scored in closed form.
     scored: u64,
@@ -137,7 +137,11 @@ impl CostPlanner {
                 .memory_bytes(&decision.shape),
             parts: chosen.parts,
             moved_bytes: decision.moved_bytes,
-            runners_up: explain::runners_up(chosen, decision.late.as_ref(), &decision.found),
+            runners_up: explain::runners_up(
+                chosen,
+                decision.late.as_ref().map(|(late, _)| late),
+                &decision.found,
+            ),
             scored: decision.scored,
             simulated: decision.found.len(),
             shape: decision.shape,
@@ -197,7 +201,7 @@ impl CostPlanner {
         }
         match self.best(request, Some(&at_risk)) {
             Ok(other) if is_in_time(&other) => Ok(Decision {
-                late: Some(best.chosen),
+                late: Some((best.chosen, at_risk.deadline_ms())),
                 ..other
             }),
             _ => Ok(best),

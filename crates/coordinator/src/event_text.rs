@@ -165,7 +165,7 @@ impl EventText {
         }
     }
 
-    /// The run was asked to stop: all workers end with it, so that their end is no loss.
+    /// The run ends: all workers end with it, so that their end is no loss.
     pub(crate) fn note_stop(&mut self) {
         self.released.extend(self.names.keys());
     }
@@ -190,7 +190,7 @@ impl EventText {
                 self.released.insert(*worker);
             }
             // All workers end with the run.
-            Event::Done { .. } => self.released.extend(self.names.keys()),
+            Event::Done { .. } => self.note_stop(),
             // A further loss during a recovery prolongs that recovery.
             Event::Fenced { .. } => self.stopped = self.stopped.or(Some(at)),
             Event::Resumed { generation, base, .. } => {

@@ -25,7 +25,9 @@ pub(super) struct AtRisk {
     state: Held,
     /// For each leaving worker. Leaving workers that hold the same state share its sending.
     sent: Vec<Sent>,
-    /// What a link carries in the time that is left, bytes.
+    /// Until the first worker goes that holds any of it, milliseconds.
+    deadline_ms: f64,
+    /// What a link carries in that time, bytes.
     link_bytes: f64,
 }
 
@@ -39,7 +41,7 @@ impl AtRisk {
         let mut holders: BTreeMap<Unit, u64> = BTreeMap::new();
         for (worker, units) in &request.held {
             for unit in units.iter().copied() {
-                if departure.workers.contains(worker) {
+                if departure.sends_for_ms.contains_key(worker) {
                     *holders.entry(unit).or_default() += 1;
                 } else {
                     stays.insert(unit);
@@ -64,13 +66,29 @@ impl AtRisk {
             }
             sent
         };
+        let is_needed = |w: &WorkerId| {
+            request
+                .held
+                .get(w)
+                .into_iter()
+                .flatten()
+                .any(|u| holders.contains_key(u))
+        };
+        let needed = departure.sends_for_ms.iter().filter(|(w, _)| is_needed(w));
+        let deadline_ms = needed.map(|(_, ms)| *ms).fold(f64::INFINITY, f64::min);
         let all: Vec<Unit> = holders.keys().copied().collect();
         Some(AtRisk {
             layout,
             state: Held::new(&layout, &bytes, &all),
-            sent: departure.workers.iter().map(sent).collect(),
-            link_bytes: departure.deadline_ms / 1e3 * costs.device.bytes_per_s,
+            sent: departure.sends_for_ms.keys().map(sent).collect(),
+            deadline_ms,
+            link_bytes: deadline_ms / 1e3 * costs.device.bytes_per_s,
         })
+    }
+
+    /// Until the first worker goes that holds any of it, milliseconds.
+    pub(super) fn deadline_ms(&self) -> f64 {
+        self.deadline_ms
     }
 
     /// Whether the workers of a plan have this state in time. `stages`: the segments of each stage, and what its worker lacks of any state,
@@ -124,15 +142,23 @@ mod tests {
     /// Workers 1 to 4 hold these segments, without the tied weight unless they have an end of the pipeline, and the first `leaving` of them
     /// go in the time that a link takes for this many copies of what worker 1 holds.
     fn at_risk(held: [(u32, u32); 4], leaving: u64, copies: f64) -> Option<AtRisk> {
+        at_risk_of(held, (1..=leaving).map(|w| (w, copies)).collect())
+    }
+
+    /// The same with a time for each leaving worker.
+    fn at_risk_of(held: [(u32, u32); 4], leaving: BTreeMap<u64, f64>) -> Option<AtRisk> {
         let costs = planner(1, None).costs;
         let layout = costs.layout();
         let units = |(start, end): (u32, u32)| layout.whole_units_of(SegmentRange { start, end });
         let held: BTreeMap<WorkerId, Vec<Unit>> = (1..).map(WorkerId).zip(held.map(units)).collect();
         let bytes = unit_bytes(&costs, &layout);
         let of_first: u64 = held[&WorkerId(1)].iter().map(|u| bytes[u.index()]).sum();
+        let ms = |copies: f64| of_first as f64 * copies / costs.device.bytes_per_s * 1e3;
         let departure = Departure {
-            workers: (1..=leaving).map(WorkerId).collect(),
-            deadline_ms: of_first as f64 * copies / costs.device.bytes_per_s * 1e3,
+            sends_for_ms: leaving
+                .into_iter()
+                .map(|(w, copies)| (WorkerId(w), ms(copies)))
+                .collect(),
         };
         let request = PlanRequest {
             held,
@@ -160,6 +186,15 @@ mod tests {
         let twice = [(4, 7), (4, 7), (7, 14), (0, 4)];
         assert!(at_risk(twice, 1, 0.0).is_none());
         assert!(at_risk(twice, 2, 0.0).is_some());
+    }
+
+    #[test]
+    fn only_workers_count_whose_state_nobody_else_has() {
+        // The first one's state is the second one's too, which goes later; the third, which goes at once, has what the fourth has.
+        let held = [(4, 7), (4, 7), (7, 14), (7, 14)];
+        let leaving = |third: f64| at_risk_of(held, [(1, 3.0), (2, 2.0), (3, third)].into()).unwrap();
+        assert_eq!(leaving(0.0).deadline_ms(), leaving(9.0).deadline_ms());
+        assert!(leaving(0.0).allows(2), "two copies fit");
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Explains a plan: its costs, and those of the next best ones.
 
 use super::candidate::Candidate;
-use super::request::Departure;
 use crate::document::{Recompute, ScheduleSpec, Shape, summary_of};
 use crate::predict::StepParts;
 
@@ -92,12 +91,12 @@ fn why_late(chosen: &Candidate, late: &Candidate) -> String {
 }
 
 /// The same as part of a plan's reason, for people.
-pub(super) fn haste(late: &Candidate, departure: &Departure) -> String {
+pub(super) fn haste(late: &Candidate, deadline_ms: f64) -> String {
     format!(
         "{} ({:.1} ms a step) would not have what only leaving workers hold within the {:.1} s that are left",
         summary(late),
         late.step_ms,
-        departure.deadline_ms / 1e3
+        deadline_ms / 1e3
     )
 }
 

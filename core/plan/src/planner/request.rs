@@ -7,7 +7,7 @@ use crate::ids::{Unit, WorkerId};
 use crate::layout::Layout;
 use crate::spare_copies::{Location, SpareCosts};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// A worker that may be planned with.
 #[derive(Clone, PartialEq, Debug)]
@@ -67,17 +67,16 @@ pub struct PlanRequest {
     /// Whether the workers that gain state follow the run (ADR 26), so that the state is there before the switch: training then stops only
     /// for the gradient of the last step.
     pub following: bool,
-    /// The holders that go, if it is known when. None if nobody goes at a known time.
+    /// The holders that leave. None if it is not known of any of them when.
     pub departure: Option<Departure>,
 }
 
-/// Workers that hold state and go at a known time.
+/// Workers that hold state and leave.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Departure {
-    /// The workers. They are not among those that may be used.
-    pub workers: BTreeSet<WorkerId>,
-    /// Time for which all of them can send state: from the moment when state begins to move until the first of them goes, milliseconds.
-    pub deadline_ms: f64,
+    /// For each of them the time for which it can send state, from the moment when state begins to move: milliseconds, infinite if it is not
+    /// known when it goes. They are not among the workers that may be used.
+    pub sends_for_ms: BTreeMap<WorkerId, f64>,
 }
 
 impl PlanRequest {

@@ -51,6 +51,11 @@ impl Checkpoints {
         });
     }
 
+    /// Whether a requested checkpoint is not in the store yet.
+    pub(super) fn is_requested(&self) -> bool {
+        self.request.is_some()
+    }
+
     /// Notes the newest generation in the store: no generation up to it is used again.
     pub(super) fn note_generation(&mut self, newest: Generation) {
         self.newest_generation = self.newest_generation.max(newest);

@@ -114,7 +114,9 @@ impl Shared {
 
     /// Orders the requested checkpoint in a running generation.
     pub(super) fn order_checkpoint(&mut self, target: &Plan, turn: &mut Turn<'_>) {
-        if self.checkpoints.is_too_old(turn.now, self.config.save_every) {
+        // One that is on its way is not replaced: a short interval would put it off again and again.
+        let is_too_old = self.checkpoints.is_too_old(turn.now, self.config.save_every);
+        if is_too_old && !self.checkpoints.is_requested() {
             self.want_checkpoint();
         }
         // A member may still train shortly before it leaves, because there is no plan without it. Steps after the last checkpoint would be

@@ -33,6 +33,12 @@ impl Coordinator {
         plan.is_some_and(|plan| active.refused.is_some_and(|refused| refused.is_of(plan)))
     }
 
+    /// Whether a requested checkpoint is not complete yet. After a recovery it is one of a state that the run has reached since.
+    #[must_use]
+    pub fn wants_checkpoint(&self) -> bool {
+        self.shared.checkpoints.is_requested()
+    }
+
     /// The present state of the run as a whole, without its workers, of which there may be thousands.
     #[must_use]
     pub fn run(&self) -> RunView {

@@ -2,54 +2,44 @@
 
 use super::Driver;
 use std::time::{Duration, Instant};
-use varuna_plan::Step;
 use varuna_protocol::RunMode;
 
-/// How long the run waits for its last checkpoint. Service managers end a process by force after 10 to 90 seconds.
+/// How long the run waits for its last checkpoint. Whoever ends the process by force sooner, as `docker stop` does after 10 s, should be told
+/// to wait for longer: a run that is killed is continued from the checkpoint before.
 const FINAL_SAVE_MAX: Duration = Duration::from_secs(60);
-/// How often the store is listed meanwhile.
-const LIST_EVERY: Duration = Duration::from_millis(500);
+/// How long the run waits if the store's last answer was an error, which may be from before the request.
+const FAILING_STORE_MAX: Duration = Duration::from_secs(10);
 
-/// The last checkpoint, from the request until it is complete or given up.
+/// The last checkpoint, from the request until it is complete or given up. What was requested is the machine's to know: a recovery meanwhile
+/// may go back, and then the checkpoint is one of an earlier step.
 #[derive(Debug)]
 pub(super) struct FinalSave {
-    /// The number of steps that were done when it was asked for. The checkpoint is of a later step.
-    after: Step,
     since: Instant,
-    listed: Instant,
 }
 
 /// What is known of the run and its store.
 #[derive(Clone, Copy)]
 struct Known {
     mode: RunMode,
-    last_step: Step,
-    /// The step of the newest complete checkpoint.
-    newest: Option<Step>,
+    /// The requested checkpoint is complete.
+    is_saved: bool,
     /// The store's last answer was an error.
     store_fails: bool,
 }
 
 impl FinalSave {
-    fn new(after: Step, now: Instant) -> FinalSave {
-        FinalSave {
-            after,
-            since: now,
-            listed: now,
-        }
-    }
-
     /// Whether there is nothing to wait for any more: it is complete, or it will not come, or it takes too long.
     fn is_over(&self, now: Instant, known: Known) -> bool {
-        let saved = known
-            .newest
-            .is_some_and(|step| step > self.after || step >= known.last_step);
         // In all other modes a step follows shortly, unless workers are lost.
         let no_step_follows = matches!(
             known.mode,
             RunMode::Starting | RunMode::Waiting | RunMode::Done | RunMode::Stopped | RunMode::Ended
         );
-        saved || no_step_follows || known.store_fails || now.duration_since(self.since) >= FINAL_SAVE_MAX
+        let limit = match known.store_fails {
+            true => FAILING_STORE_MAX,
+            false => FINAL_SAVE_MAX,
+        };
+        known.is_saved || no_step_follows || now.duration_since(self.since) >= limit
     }
 }
 
@@ -60,36 +50,29 @@ impl Driver {
             return;
         }
         match self.save() {
-            Ok(after) => self.final_save = Some(FinalSave::new(Step(after), Instant::now())),
+            Ok(_) => {
+                self.final_save = Some(FinalSave {
+                    since: Instant::now(),
+                });
+            }
             Err(_) => self.stop(),
         }
     }
 
     /// Ends the run as soon as its last checkpoint need not be waited for any more.
     pub(super) fn continue_final_save(&mut self) {
-        if self.final_save.is_none() {
+        let Some(saving) = &self.final_save else {
             return;
-        }
-        let run = self.machine.run();
+        };
         let health = self.checkpoints.health();
         let known = Known {
-            mode: run.mode,
-            last_step: run.last_step,
-            newest: health.as_ref().and_then(|h| h.newest),
+            mode: self.machine.run().mode,
+            is_saved: !self.machine.wants_checkpoint(),
             store_fails: health.is_none_or(|h| h.failing.is_some()),
         };
-        let Some(saving) = &mut self.final_save else {
-            return;
-        };
-        let now = Instant::now();
-        if saving.is_over(now, known) {
+        if saving.is_over(Instant::now(), known) {
             self.final_save = None;
             self.stop();
-        } else if now.duration_since(saving.listed) >= LIST_EVERY {
-            saving.listed = now;
-            if let Some(watcher) = self.checkpoints.watcher() {
-                watcher.list_now();
-            }
         }
     }
 }
@@ -100,49 +83,37 @@ mod tests {
 
     const TRAINING: Known = Known {
         mode: RunMode::Training,
-        last_step: Step(100),
-        newest: Some(Step(40)),
+        is_saved: false,
         store_fails: false,
     };
 
     fn is_over(after: Duration, known: Known) -> bool {
         let since = Instant::now();
-        FinalSave::new(Step(50), since).is_over(since + after, known)
+        FinalSave { since }.is_over(since + after, known)
     }
 
     #[test]
-    fn the_checkpoint_is_one_of_a_later_step_or_of_the_last() {
-        let newest = |step| Known {
-            newest: Some(Step(step)),
-            ..TRAINING
-        };
-        assert!(!is_over(Duration::ZERO, TRAINING));
-        assert!(!is_over(Duration::ZERO, newest(50)), "it was there before");
-        assert!(is_over(Duration::ZERO, newest(51)));
-        let last = Known {
-            last_step: Step(50),
-            ..newest(50)
-        };
-        assert!(is_over(Duration::ZERO, last), "no later step exists");
-        let none = Known {
-            newest: None,
-            ..TRAINING
-        };
-        assert!(!is_over(Duration::ZERO, none));
-    }
-
-    #[test]
-    fn it_is_given_up_if_it_cannot_come_or_takes_too_long() {
+    fn it_is_waited_for_until_it_is_complete_or_takes_too_long() {
         let second = Duration::from_secs(1);
         assert!(!is_over(FINAL_SAVE_MAX - second, TRAINING));
         assert!(is_over(FINAL_SAVE_MAX, TRAINING));
+        let saved = Known {
+            is_saved: true,
+            ..TRAINING
+        };
+        assert!(is_over(Duration::ZERO, saved));
+        let over = |mode| is_over(second, Known { mode, ..TRAINING });
+        assert!(!over(RunMode::Recovering) && !over(RunMode::Launching) && !over(RunMode::Changing));
+        assert!(over(RunMode::Waiting) && over(RunMode::Stopped) && over(RunMode::Done));
+    }
+
+    #[test]
+    fn a_store_that_fails_is_given_a_few_seconds() {
         let failing = Known {
             store_fails: true,
             ..TRAINING
         };
-        assert!(is_over(second, failing));
-        let over = |mode| is_over(second, Known { mode, ..TRAINING });
-        assert!(!over(RunMode::Recovering) && !over(RunMode::Launching) && !over(RunMode::Changing));
-        assert!(over(RunMode::Waiting) && over(RunMode::Stopped) && over(RunMode::Done));
+        assert!(!is_over(Duration::ZERO, failing), "the error may be an old one");
+        assert!(is_over(FAILING_STORE_MAX, failing));
     }
 }

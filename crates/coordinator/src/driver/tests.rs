@@ -285,10 +285,9 @@ async fn step_time_needs_two_timely_reports() {
     assert_eq!(timed, expected);
 }
 
-#[tokio::test]
-async fn base_checkpoint_of_a_plan_is_kept_once_persisted() {
-    let temp = TempDir::new().unwrap();
-    let location = format!("uri: {}, intervalSteps: 9", temp.path().join("store").display());
+/// A job with checkpoints in this folder.
+fn options_with_checkpoints(folder: &TempDir) -> Options {
+    let location = format!("uri: {}, intervalSteps: 9", folder.path().join("store").display());
     let job = job(Some(&location));
     let checkpoints = Checkpointing {
         store: Store::of_job(&job, "").unwrap().unwrap(),
@@ -302,15 +301,16 @@ async fn base_checkpoint_of_a_plan_is_kept_once_persisted() {
         ownership: None,
         event_files: false,
     };
-    let (inbound, _inbox) = channel(1);
-    let options = Options {
+    Options {
         checkpoints: Some(checkpoints),
         ..options(job)
-    };
-    let mut driver = driver_with(&temp, &inbound, options);
+    }
+}
+
+/// The store has this checkpoint, and a worker comes; until there is a plan.
+fn plan_from(driver: &mut Driver, saved: StateId) {
     let (down, _unread) = channel(64);
-    attach_newcomer(&mut driver, WORKER, down);
-    let saved = decision(5).id;
+    attach_newcomer(driver, WORKER, down);
     driver.take(Inbound::Checkpoints(CheckpointListing {
         answered: true,
         usable: vec![saved],
@@ -324,8 +324,49 @@ async fn base_checkpoint_of_a_plan_is_kept_once_persisted() {
         assert!(start.elapsed() < PATIENCE, "no plan");
         driver.feed(CoordinatorInput::Tick);
     }
+}
+
+#[tokio::test]
+async fn base_checkpoint_of_a_plan_is_kept_once_persisted() {
+    let temp = TempDir::new().unwrap();
+    let (inbound, _inbox) = channel(1);
+    let mut driver = driver_with(&temp, &inbound, options_with_checkpoints(&temp));
+    let saved = decision(5).id;
+    plan_from(&mut driver, saved);
     let plan = driver.machine.record().plan.clone().unwrap();
     assert!(matches!(plan.base, Base::Fixed { id, .. } if id == saved));
     let needs = driver.checkpoints.watcher().and_then(|watcher| watcher.needs());
     assert_eq!(needs.map(|needs| needs.protected), Some(vec![saved]));
+}
+
+#[tokio::test]
+async fn a_run_with_a_store_saves_before_it_stops_and_is_not_scaled() {
+    let temp = TempDir::new().unwrap();
+    let (inbound, _inbox) = channel(1);
+    let (scale, _requests) = channel(1);
+    let options = Options {
+        scale: Some(scale),
+        ..options_with_checkpoints(&temp)
+    };
+    let mut driver = driver_with(&temp, &inbound, options);
+    plan_from(&mut driver, decision(5).id);
+    driver.take(Inbound::SaveAndStop);
+    driver.continue_final_save();
+    assert!(driver.machine.wants_checkpoint());
+    let mode = driver.machine.run().mode;
+    assert!(!matches!(mode, RunMode::Stopped | RunMode::Ended), "{mode:?}");
+    let why = ask_to_scale(&mut driver, 3).await.unwrap().unwrap_err();
+    assert!(why.contains("the run is ending"), "{why}");
+}
+
+#[tokio::test]
+async fn a_run_without_a_store_stops_at_once() {
+    let temp = TempDir::new().unwrap();
+    let (inbound, _inbox) = channel(1);
+    let mut driver = driver(&temp, &inbound);
+    let (down, _unread) = channel(64);
+    attach_newcomer(&mut driver, WORKER, down);
+    driver.take(Inbound::SaveAndStop);
+    let mode = driver.machine.run().mode;
+    assert!(matches!(mode, RunMode::Stopped | RunMode::Ended), "{mode:?}");
 }

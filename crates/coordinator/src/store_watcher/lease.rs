@@ -9,8 +9,8 @@ use tokio::sync::Notify;
 use varuna_checkpoint::{CheckpointError, LEASE, LeaseState, Ownership};
 
 impl Task {
-    /// Claims or renews the right to write. Returns whether a request came meanwhile. Renewing it is one idempotent write, which a request
-    /// may cut short; claiming it is not cut short, because nothing may begin without it.
+    /// Claims or renews the right to write. Returns whether a request came meanwhile. Renewing it may be repeated, so that a
+    /// request may cut it short; claiming it is not cut short, because nothing may begin without it.
     pub(super) async fn renew(&mut self, requests: &Notify) -> bool {
         if self.given.ownership.is_none() {
             self.standing = self.own().await;

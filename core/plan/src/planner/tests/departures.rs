@@ -40,8 +40,7 @@ impl OneLeaves {
     fn with_time_for(&self, copies: f64) -> PlanRequest {
         PlanRequest {
             departure: Some(Departure {
-                workers: BTreeSet::from([self.leaver]),
-                deadline_ms: self.copy_ms * copies,
+                sends_for_ms: [(self.leaver, self.copy_ms * copies)].into(),
             }),
             ..self.request.clone()
         }
@@ -117,7 +116,9 @@ proptest! {
         let planner = planner(1, None);
         let best = planner.plan(&request).unwrap();
         let deadline_ms = f64::from(micros) / 1e3;
-        request.departure = Some(Departure { workers, deadline_ms });
+        request.departure = Some(Departure {
+            sends_for_ms: workers.into_iter().map(|w| (w, deadline_ms)).collect(),
+        });
         let ours = planner.plan(&request).unwrap();
         let Some(at_risk) = AtRisk::new(&planner.costs, &request) else {
             prop_assert_eq!(ours, best, "nothing is at risk");

@@ -36,9 +36,11 @@ fn wanted_checkpoint_is_ordered_until_a_newer_one_exists() {
     rig.status(B, 1, Phase::Running, state(1, 4));
     rig.wait(100);
     assert!(saves(&mut rig).is_empty());
+    assert!(!rig.machine.wants_checkpoint());
     rig.put(CoordinatorInput::Save);
     rig.wait(100);
     assert_eq!(saves(&mut rig), [(A, 4), (B, 4)].into());
+    assert!(rig.machine.wants_checkpoint());
     // An older checkpoint does not fulfil the order, and later steps do not change the step that was ordered.
     rig.complete = vec![state(1, 4)];
     rig.status(A, 1, Phase::Running, state(1, 5));
@@ -50,6 +52,7 @@ fn wanted_checkpoint_is_ordered_until_a_newer_one_exists() {
     saves(&mut rig);
     rig.wait(200);
     assert!(saves(&mut rig).is_empty());
+    assert!(!rig.machine.wants_checkpoint(), "it is there");
     // A notice also causes a checkpoint.
     let status = Status {
         generation: Generation(1),
@@ -91,6 +94,23 @@ fn timed_checkpoint_is_ordered_when_the_newest_is_too_old() {
         rig.status(A, 1, Phase::Running, state(1, step));
         rig.wait(400);
         assert_eq!(!saves(&mut rig).is_empty(), ordered, "{step}");
+    }
+}
+
+#[test]
+fn timed_checkpoint_does_not_replace_one_on_its_way() {
+    let config = CoordinatorConfig {
+        save_every: Some(Duration::from_secs(1)),
+        final_checkpoint: true,
+        ..config()
+    };
+    let mut rig = Rig::training_with(config, &[A]);
+    rig.status(A, 1, Phase::Running, state(1, 1));
+    rig.put(CoordinatorInput::Save);
+    for step in 2..9 {
+        rig.wait(400);
+        assert_eq!(saves(&mut rig), [(A, 1)].into(), "at step {step}");
+        rig.status(A, 1, Phase::Running, state(1, step));
     }
 }
 
