@@ -67,7 +67,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(ON_ONE_GPU_MAX)))]
     pub(crate) workers_on_gpu: u32,
     /// Place of this worker among the N workers of its machine, counted from 0. It takes the GPU of that number among those that the driver shows it,
-    /// unless --device names one by its number. For whoever starts workers and cannot count the GPUs.
+    /// unless --device names one by its number, which is then that of all N workers. For whoever starts workers and cannot count the GPUs, or
+    /// finds fewer than workers.
     #[arg(long, value_name = "I/N", conflicts_with = "workers_on_gpu")]
     gpu_place: Option<GpuPlace>,
     /// With --gpu-place: several workers may have one GPU if there are more workers than GPUs. Without this, the worker ends with an error then.
@@ -81,13 +82,12 @@ pub(crate) struct Arguments {
 impl Arguments {
     /// Which GPU this worker takes, if it computes on one.
     pub(crate) fn gpu(&self) -> GpuChoice {
-        let is_named = matches!(self.device, Some(DeviceChoice::Cuda(_)));
-        match self.gpu_place {
-            Some(place) if !is_named => GpuChoice::ByPlace {
-                place,
-                shares: self.share_gpus,
-            },
-            Some(_) | None => GpuChoice::Opened {
+        let shares = self.share_gpus;
+        match (self.gpu_place, self.device) {
+            // All workers of the machine have the same command.
+            (Some(place), Some(DeviceChoice::Cuda(_))) => GpuChoice::NamedForAll { place, shares },
+            (Some(place), _) => GpuChoice::ByPlace { place, shares },
+            (None, _) => GpuChoice::Opened {
                 workers: self.workers_on_gpu,
             },
         }
@@ -166,11 +166,9 @@ mod tests {
     }
 
     #[test]
-    fn only_a_gpu_that_is_named_by_its_number_is_not_that_of_the_workers_place() {
-        let by_place = GpuChoice::ByPlace {
-            place: "1/4".parse().unwrap(),
-            shares: false,
-        };
+    fn a_gpu_that_is_named_by_its_number_is_not_that_of_the_workers_place_but_of_all_workers() {
+        let (place, shares) = ("1/4".parse().unwrap(), false);
+        let by_place = GpuChoice::ByPlace { place, shares };
         for device in ["auto", "cpu", "cuda"] {
             assert_eq!(
                 gpu(&["--device", device, "--gpu-place", "1/4"]),
@@ -180,7 +178,13 @@ mod tests {
         }
         let opened = |workers| GpuChoice::Opened { workers };
         for device in ["cuda:0", "cuda:3"] {
-            assert_eq!(gpu(&["--device", device, "--gpu-place", "1/4"]), opened(1));
+            for shares in [false, true] {
+                let mut arguments = vec!["--device", device, "--gpu-place", "1/4"];
+                arguments.extend(shares.then_some("--share-gpus"));
+                let named = GpuChoice::NamedForAll { place, shares };
+                assert_eq!(gpu(&arguments), named, "{device}");
+            }
+            assert_eq!(gpu(&["--device", device]), opened(1));
         }
         assert_eq!(gpu(&["--device", "cuda", "--workers-on-gpu", "2"]), opened(2));
     }

@@ -24,7 +24,7 @@ pub(crate) enum GpuPlaceError {
     Unknown(String),
     /// There are fewer GPUs than workers.
     #[error(
-        "{place}: the driver shows {gpus} GPUs, fewer than the workers of this machine; allowed are as many workers as GPUs, or --share-gpus, with which \
+        "{place}: GPUs for the workers of this machine: {gpus}, fewer than workers; allowed are as many workers as GPUs, or --share-gpus, with which \
          workers share them"
     )]
     TooFew {
@@ -90,6 +90,13 @@ pub(crate) enum GpuChoice {
         /// Whether several workers may have one GPU.
         shares: bool,
     },
+    /// It opens the one that is named by its number, as do all workers that were told a place with the same command.
+    NamedForAll {
+        /// Its place among them.
+        place: GpuPlace,
+        /// Whether they may have one GPU.
+        shares: bool,
+    },
 }
 
 /// The device of a worker, if its job's device is `found`, and how many workers share it.
@@ -99,7 +106,16 @@ pub(crate) enum GpuChoice {
 pub(crate) fn placed(found: Device, choice: GpuChoice, platform: Platform) -> Result<(Device, u32)> {
     let (place, shares) = match (choice, found) {
         (GpuChoice::ByPlace { place, shares }, Device::Cuda(_)) => (place, shares),
-        (GpuChoice::ByPlace { .. }, Device::Cpu | Device::CpuSeparateMemory) => return Ok((found, 1)),
+        (GpuChoice::NamedForAll { place, shares }, Device::Cuda(_)) => {
+            let (_, workers) = place
+                .among(1, shares)
+                .with_context(|| format!("--gpu-place with {found}, which all workers take"))?;
+            return Ok((found, workers));
+        }
+        (
+            GpuChoice::ByPlace { .. } | GpuChoice::NamedForAll { .. },
+            Device::Cpu | Device::CpuSeparateMemory,
+        ) => return Ok((found, 1)),
         (GpuChoice::Opened { workers }, _) => return Ok((found, workers)),
     };
     let libraries = (platform.libraries)().context("--gpu-place")?;
@@ -138,7 +154,7 @@ mod tests {
     fn workers_share_gpus_only_on_request() {
         assert_eq!(all(3, 2, true), Ok(vec![(0, 2), (1, 2), (0, 2)]));
         let why = all(3, 2, false).unwrap_err().to_string();
-        for part in ["0/3", "shows 2 GPUs", "--share-gpus"] {
+        for part in ["0/3", "machine: 2,", "--share-gpus"] {
             assert!(why.contains(part), "{why}");
         }
         for shares in [false, true] {
@@ -187,10 +203,34 @@ mod tests {
             "{:#}",
             placed(Device::Cuda(0), by_place("1/2", false)).unwrap_err()
         );
-        assert!(why.contains("--gpu-place: 1/2: the driver shows 1 GPUs"), "{why}");
+        assert!(
+            why.contains("--gpu-place: 1/2: GPUs for the workers of this machine: 1,"),
+            "{why}"
+        );
         let processor = placed(Device::Cpu, by_place("1/2", false)).unwrap();
         assert_eq!(processor, (Device::Cpu, 1));
         let named = placed(Device::Cuda(5), GpuChoice::Opened { workers: 3 }).unwrap();
         assert_eq!(named, (Device::Cuda(5), 3));
+    }
+
+    #[test]
+    fn a_gpu_that_is_named_by_its_number_is_that_of_all_placed_workers() {
+        // However many GPUs there are, the driver need not be asked.
+        let platform = Platform { device, libraries };
+        let on = |found, text: &str, shares| {
+            let place = place(text);
+            placed(found, GpuChoice::NamedForAll { place, shares }, platform)
+        };
+        let named = Device::Cuda(3);
+        assert_eq!(on(named, "0/1", false).unwrap(), (named, 1));
+        for text in ["0/2", "1/2"] {
+            assert_eq!(on(named, text, true).unwrap(), (named, 2));
+            let why = format!("{:#}", on(named, text, false).unwrap_err());
+            for part in ["cuda:3", text, "machine: 1,", "--share-gpus"] {
+                assert!(why.contains(part), "{why}");
+            }
+        }
+        assert_eq!(on(named, "99/100", true).unwrap(), (named, ON_ONE_GPU_MAX));
+        assert_eq!(on(Device::Cpu, "1/2", false).unwrap(), (Device::Cpu, 1));
     }
 }
