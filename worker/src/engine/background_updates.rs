@@ -7,7 +7,7 @@
 use super::optimizer::{self, ReaderTimeouts};
 use super::panics::{caught, panic_message};
 use super::without_memory::torn;
-use super::{Engine, EngineError};
+use super::{Engine, EngineConfig, EngineError};
 use crate::state::UnitBuffers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,8 +38,8 @@ impl Engine {
         Ok(())
     }
 
-    /// As [`Engine::apply_forwarded`], beside the next step if the unit is in the host's memory: `done` is told from another thread. A GPU has one
-    /// order of its work; there it is done at once.
+    /// As [`Engine::apply_forwarded`], beside the next step if the unit is in the host's memory and may stay there: `done` is told from another
+    /// thread. A GPU has one order of its work; there it is done at once.
     ///
     /// # Errors
     /// The thread does not start, or has ended. What else may be wrong, `done` is told.
@@ -50,8 +50,13 @@ impl Engine {
         gradient: Vec<f32>,
         done: Done,
     ) -> Result<(), EngineError> {
-        let is_on_device = self.units.get(&unit).is_some_and(|held| !held.is_on_host());
-        if is_on_device || self.on_host.contains_key(&unit) {
+        let EngineConfig {
+            training, backend, ..
+        } = &self.config;
+        let has_equal_bits =
+            backend.device.is_host() || backend.has_equal_bits_on_host(training.optimizer.rule);
+        let held = self.units.get(&unit);
+        if held.is_some_and(|held| !(held.is_on_host() && has_equal_bits)) {
             done(self.apply_forwarded(decision, unit, &gradient));
             return Ok(());
         }

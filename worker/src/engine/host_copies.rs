@@ -2,11 +2,12 @@
 //! updates it beside the steps, with the bits of the device's (ADR 22). Nothing here decides which units are copies.
 
 use super::{Engine, EngineConfig, EngineError};
+use crate::memory::make_room;
 use varuna_plan::Unit;
 
 impl Engine {
     /// From now on these units are spare copies, and all others are computed with. Where copies are kept in the host's memory, what is held of
-    /// them moves there, and everything else to the device. All units must have been recalled.
+    /// them moves there, and what is no copy any more to the device. All units must have been recalled.
     ///
     /// # Errors
     /// Out of memory, or the device's driver reports an error: a unit may be lost, and the process must end.
@@ -17,22 +18,25 @@ impl Engine {
         if !backend.keeps_copies_on_host(training.optimizer.rule) {
             return Ok(());
         }
-        self.copies = copies.iter().copied().collect();
-        let held: Vec<Unit> = self.units.keys().chain(self.on_host.keys()).copied().collect();
-        held.into_iter().try_for_each(|unit| self.settle(unit))
+        let device = backend.device;
+        let former = std::mem::replace(&mut self.copies, copies.iter().copied().collect());
+        let (mut to_host, mut to_device) = (Vec::new(), Vec::new());
+        for (unit, held) in &self.units {
+            match (held.is_on_host(), self.copies.contains(unit)) {
+                (false, true) => to_host.push(*unit),
+                // Another one lies in the host's memory because the device had no room: the next step that computes with it brings it there.
+                (true, false) if former.contains(unit) => to_device.push(*unit),
+                _ => {}
+            }
+        }
+        // What comes to the device finds the room of what leaves it.
+        to_host.into_iter().try_for_each(|unit| self.load_again(unit))?;
+        make_room(device)?;
+        to_device.into_iter().try_for_each(|unit| self.load_again(unit))
     }
 
-    /// Moves a unit to where it belongs, if it is not there.
-    fn settle(&mut self, unit: Unit) -> Result<(), EngineError> {
-        let is_copy = self.copies.contains(&unit);
-        let is_settled = match self.units.get(&unit) {
-            Some(held) => held.is_on_host() == is_copy,
-            // Where the device had no room, the next step that computes with the unit brings it there.
-            None => !is_copy,
-        };
-        if is_settled {
-            return Ok(());
-        }
+    /// Loads a unit that is held to where it belongs now.
+    fn load_again(&mut self, unit: Unit) -> Result<(), EngineError> {
         let state = self.export(unit)?;
         self.import(unit, &state)
     }

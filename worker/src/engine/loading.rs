@@ -42,7 +42,7 @@ impl Engine {
     /// Units held, in order.
     #[must_use]
     pub fn held(&self) -> Vec<Unit> {
-        let here = self.units.keys().chain(self.on_host.keys());
+        let here = self.units.keys();
         let mut held: Vec<Unit> = here.chain(self.beside.units_in_background()).copied().collect();
         held.sort_unstable();
         held
@@ -56,7 +56,6 @@ impl Engine {
         let away: Vec<Unit> = self.beside.units_in_background().iter().copied().collect();
         self.recall(&away)?;
         self.units.retain(|u, _| keep.contains(u));
-        self.on_host.retain(|u, _| keep.contains(u));
         let layout = self.config.layout();
         let is_kept = |whole: &Unit| keep.iter().any(|unit| layout.whole_of(*unit) == *whole);
         // The next step makes what it lacks. A worker without a stage runs no step that would free the rest.
@@ -66,18 +65,20 @@ impl Engine {
         Ok(make_room(self.config.backend.device)?)
     }
 
-    /// Brings those of these units to the device that lie in the host's memory.
+    /// Brings those of these units to the device that lie in the host's memory while the device has its own.
     ///
     /// # Errors
     /// As libtorch says: the device still has no room, for example. The unit stays where it is.
     pub(super) fn place(&mut self, units: &[Unit]) -> Result<(), EngineError> {
+        if self.config.backend.device.is_host() {
+            return Ok(());
+        }
         for unit in units {
-            let Some(waiting) = self.on_host.get(unit) else {
+            let Some(waiting) = self.units.get(unit).filter(|held| held.is_on_host()) else {
                 continue;
             };
             let state = waiting.export().map_err(|e| EngineError::of_buffer(*unit, e))?;
             let buffers = self.made(*unit, Origin::State(&state))?;
-            self.on_host.remove(unit);
             self.units.insert(*unit, buffers);
             tracing::info!(%unit, "the device has room now for a unit that was in the host's memory");
         }
@@ -87,12 +88,16 @@ impl Engine {
     /// Loads a unit to the device, or to the host's memory if it is a spare copy or the device has no room for it.
     fn load(&mut self, unit: Unit, from: Origin<'_>) -> Result<(), EngineError> {
         self.units.remove(&unit);
-        self.on_host.remove(&unit);
-        if self.copies.contains(&unit) {
-            let buffers = self.made_on_host(unit, from)?;
-            self.units.insert(unit, buffers);
-            return Ok(());
-        }
+        let buffers = match self.copies.contains(&unit) {
+            true => self.made_on_host(unit, from)?,
+            false => self.made_where_there_is_room(unit, from)?,
+        };
+        self.units.insert(unit, buffers);
+        Ok(())
+    }
+
+    /// Makes a unit on the device, or in the host's memory if the device has no room for it.
+    fn made_where_there_is_room(&mut self, unit: Unit, from: Origin<'_>) -> Result<UnitBuffers, EngineError> {
         let mut made = self.made(unit, from);
         if self.is_short(&made) {
             self.initial = None;
@@ -107,14 +112,10 @@ impl Engine {
                 "the device has no memory for the state of a unit, which lies in the host's memory until a step needs it"
             );
             self.initial = None;
-            let buffers = self.made_on_host(unit, from)?;
-            self.on_host.insert(unit, buffers);
-            return Ok(());
+            return self.made_on_host(unit, from);
         }
         let device = self.config.backend.device;
-        let buffers = made.map_err(|error| without_room(device, unit, error))?;
-        self.units.insert(unit, buffers);
-        Ok(())
+        made.map_err(|error| without_room(device, unit, error))
     }
 
     /// Whether it is the device's memory that was short, while the host has its own.

@@ -122,10 +122,8 @@ pub struct StepFailure {
 /// Device state and the means to move it on.
 pub struct Engine {
     config: EngineConfig,
+    /// On the device; but spare copies that are kept in the host's memory, and units for which the device had no room, have buffers there.
     units: BTreeMap<Unit, UnitBuffers>,
-    /// Units for which the device had no room, in the host's memory: their state alone. None of them is in `units`, which also has the spare
-    /// copies that are kept in the host's memory.
-    on_host: BTreeMap<Unit, UnitBuffers>,
     /// Where units are ranges of segments: what the segments of this worker's stages are computed with, by unit of the undivided layout.
     gathered: BTreeMap<Unit, GatheredUnit>,
     /// The initial values of the undivided unit whose range was made last: its other ranges are mostly made next.
@@ -151,7 +149,6 @@ impl Engine {
             reader: ReadAhead::of(&config),
             config,
             units: BTreeMap::new(),
-            on_host: BTreeMap::new(),
             gathered: BTreeMap::new(),
             initial: None,
             copies: BTreeSet::new(),
@@ -303,8 +300,7 @@ impl Engine {
     }
 
     fn held_unit(&self, unit: Unit) -> Result<&UnitBuffers, EngineError> {
-        let held = self.units.get(&unit).or_else(|| self.on_host.get(&unit));
-        held.ok_or(EngineError::NotHeld(unit))
+        self.units.get(&unit).ok_or(EngineError::NotHeld(unit))
     }
 }
 

@@ -91,16 +91,12 @@ impl Engine {
         unit: Unit,
         change: impl FnOnce(&Training, &mut UnitBuffers) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
-        let buffers = match self.units.get_mut(&unit) {
-            Some(buffers) => buffers,
-            None => self.on_host.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?,
-        };
+        let buffers = self.units.get_mut(&unit).ok_or(EngineError::NotHeld(unit))?;
         let device = buffers.parameters().backend().device;
         let changed = caught(|| change(&self.config.training, buffers));
         let changed = changed.map_err(|error| torn(device, unit, error));
         if matches!(changed, Err(EngineError::Torn { .. })) {
             self.units.remove(&unit);
-            self.on_host.remove(&unit);
         }
         changed
     }

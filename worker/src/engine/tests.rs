@@ -505,10 +505,10 @@ fn a_device_without_room_is_tried_twice_and_where_it_is_the_host_the_worker_ends
     let unit = Unit(1);
     let mut engine = full(Device::CpuSeparateMemory, 1);
     engine.initialise(unit).unwrap();
-    assert!(engine.units.contains_key(&unit) && engine.on_host.is_empty());
+    assert!(!engine.is_on_host(unit).unwrap());
     let mut engine = full(Device::CpuSeparateMemory, 2);
     engine.initialise(unit).unwrap();
-    assert!(engine.units.is_empty() && engine.on_host.contains_key(&unit));
+    assert!(engine.is_on_host(unit).unwrap());
     engine.free(&[unit]).unwrap();
     assert_eq!(engine.held(), [unit]);
     engine.free(&[]).unwrap();
@@ -535,8 +535,8 @@ fn a_unit_without_room_on_the_device_is_held_in_the_hosts_memory_until_a_step_fi
     for unit in &units[1..] {
         here.import(*unit, &there.export(*unit).unwrap()).unwrap();
     }
-    assert!(here.units.is_empty());
     assert_eq!(here.held(), units);
+    assert!(units.iter().all(|unit| here.is_on_host(*unit).unwrap()));
     let link = LocalMesh::new(&[ME]).link(ME);
     let step = |engine: &mut Engine| {
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -561,7 +561,7 @@ fn a_unit_without_room_on_the_device_is_held_in_the_hosts_memory_until_a_step_fi
         let decision = Decision::conclude(StateId::INITIAL, plan.generation, &parts, None);
         engine.apply(&decision, &units).unwrap();
     }
-    assert!(here.on_host.is_empty());
+    assert!(units.iter().all(|unit| !here.is_on_host(*unit).unwrap()));
     for unit in units {
         assert_eq!(
             here.export(unit).unwrap(),
@@ -588,8 +588,8 @@ fn ranges_of_a_segment_begin_with_the_same_bits_in_the_hosts_memory() {
             there.export(unit).unwrap(),
             "unit {unit}"
         );
+        assert!(here.is_on_host(unit).unwrap());
     }
-    assert!(here.units.is_empty());
 }
 
 #[test]
@@ -606,7 +606,7 @@ fn a_followed_unit_in_the_hosts_memory_comes_to_the_bits_of_the_device_or_to_non
     let mut follower = full(Device::CpuSeparateMemory, u32::MAX);
     follower.import(unit, &before).unwrap();
     follower.apply_forwarded(&decision, unit, &gradient).unwrap();
-    assert!(follower.on_host.contains_key(&unit));
+    assert!(follower.is_on_host(unit).unwrap());
     assert_eq!(follower.export(unit).unwrap(), holder.export(unit).unwrap());
     // The optimizer of libtorch has other bits on other devices.
     follower.config.backend.kernels = Kernels::LIBTORCH;
@@ -619,7 +619,76 @@ fn a_followed_unit_in_the_hosts_memory_comes_to_the_bits_of_the_device_or_to_non
     assert_eq!(follower.export(unit).unwrap(), before, "it is as it was");
     REFUSALS.set(0);
     follower.apply_forwarded(&decision, unit, &gradient).unwrap();
-    assert!(follower.on_host.is_empty());
+    assert!(!follower.is_on_host(unit).unwrap());
+}
+
+#[test]
+fn a_followed_unit_without_room_is_changed_beside_the_step_unless_it_must_come_to_the_device() {
+    let patient = ReaderTimeouts {
+        asks_after: Duration::from_secs(50),
+        ends_after: Duration::from_secs(50),
+    };
+    let (mut holder, units, decision) = after_a_step_on(Device::CpuSeparateMemory, patient);
+    let unit = units[0];
+    let before = holder.export(unit).unwrap();
+    let gradient = holder.gradient(unit).unwrap();
+    holder.apply(&decision, &units).unwrap();
+    for (kernels, is_beside) in [(Kernels::PROCESSOR, true), (Kernels::LIBTORCH, false)] {
+        let mut follower = full(Device::CpuSeparateMemory, u32::MAX);
+        follower.config.backend.kernels = kernels;
+        follower.import(unit, &before).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let done: Done = Box::new(move |result| tell.send(result).unwrap());
+        follower
+            .apply_in_background(&decision, unit, gradient.clone(), done)
+            .unwrap();
+        let away = follower.beside.units_in_background();
+        assert_eq!(away.contains(&unit), is_beside, "{kernels:?}");
+        follower.recall(&[unit]).unwrap();
+        match told.recv_timeout(Duration::from_secs(60)).unwrap() {
+            Ok(()) => assert_eq!(follower.export(unit).unwrap(), holder.export(unit).unwrap()),
+            Err(why) => assert!(!is_beside && matches!(why, EngineError::NoRoom { .. }), "{why}"),
+        }
+        assert!(follower.is_on_host(unit).unwrap());
+    }
+}
+
+#[test]
+fn units_that_leave_the_device_do_so_before_others_come_to_it() {
+    let mut engine = engine(Device::CpuSeparateMemory);
+    let mut units = alone(&engine).units(ME);
+    units.sort_unstable();
+    engine.keep_copies(&units[..1]).unwrap();
+    for unit in &units[..2] {
+        engine.initialise(*unit).unwrap();
+    }
+    assert_eq!(
+        [0, 1].map(|i: usize| engine.is_on_host(units[i]).unwrap()),
+        [true, false]
+    );
+    // Nothing can come, which must not keep the other from leaving.
+    engine.empty = |_, _| Err(TorchError("the device refuses".to_owned()));
+    engine.keep_copies(&units[1..2]).unwrap_err();
+    assert!(engine.is_on_host(units[1]).unwrap());
+}
+
+#[test]
+fn only_what_was_a_copy_is_moved_to_the_device_before_a_step_needs_it() {
+    let mut engine = full(Device::CpuSeparateMemory, u32::MAX);
+    let unit = Unit(1);
+    engine.initialise(unit).unwrap();
+    let before = engine.export(unit).unwrap();
+    REFUSALS.set(0);
+    for (copies, is_on_host) in [
+        (vec![], true),
+        (vec![unit], true),
+        (vec![], false),
+        (vec![unit], true),
+    ] {
+        engine.keep_copies(&copies).unwrap();
+        assert_eq!(engine.is_on_host(unit).unwrap(), is_on_host, "{copies:?}");
+        assert_eq!(engine.export(unit).unwrap(), before);
+    }
 }
 
 #[test]
