@@ -10,7 +10,8 @@ use super::{Engine, EngineConfig, EngineError};
 use crate::memory::make_room;
 use crate::state::{UnitBuffers, UnitState, on_device, size};
 use varuna_plan::{OptimizerProgress, Unit};
-use varuna_torch::TorchError;
+use varuna_protocol::MemoryShortage;
+use varuna_torch::{Device, TorchError};
 
 /// Where a unit's state comes from.
 #[derive(Clone, Copy)]
@@ -99,16 +100,18 @@ impl Engine {
     /// Makes a unit on the device, or in the host's memory if the device has no room for it.
     fn made_where_there_is_room(&mut self, unit: Unit, from: Origin<'_>) -> Result<UnitBuffers, EngineError> {
         let mut made = self.made(unit, from);
-        if self.is_short(&made) {
+        if self.shortage_beside_host(&made).is_some() {
             self.initial = None;
             // The next step makes them anew. Gradients that wait for the optimizer stay.
             self.gathered.clear();
             give_back(&self.config.backend);
             made = self.made(unit, from);
         }
-        if self.is_short(&made) {
+        if let Some((shortage, why)) = self.shortage_beside_host(&made) {
             tracing::warn!(
                 %unit,
+                %shortage,
+                why,
                 "the device has no memory for the state of a unit, which lies in the host's memory until a step needs it"
             );
             self.initial = None;
@@ -118,11 +121,15 @@ impl Engine {
         made.map_err(|error| without_room(device, unit, error))
     }
 
-    /// Whether it is the device's memory that was short, while the host has its own.
-    fn is_short(&self, made: &Result<UnitBuffers, EngineError>) -> bool {
+    /// What is known of a lack of the device's memory, and what libtorch says of it, if that is why the unit is not made and the host has memory of
+    /// its own.
+    fn shortage_beside_host(
+        &self,
+        made: &Result<UnitBuffers, EngineError>,
+    ) -> Option<(MemoryShortage, String)> {
         let device = self.config.backend.device;
-        let error = made.as_ref().err();
-        !device.is_host() && error.is_some_and(|error| shortage(device, error).is_some())
+        let error = made.as_ref().err().filter(|_| !device.is_host())?;
+        shortage(device, error)
     }
 
     fn made(&mut self, unit: Unit, from: Origin<'_>) -> Result<UnitBuffers, EngineError> {
@@ -134,13 +141,13 @@ impl Engine {
     }
 
     fn made_on_host(&mut self, unit: Unit, from: Origin<'_>) -> Result<UnitBuffers, EngineError> {
-        let device = self.config.backend.device;
         let made = caught(|| {
             let mut buffers = self.config.empty_on_host(unit)?;
             self.fill(unit, &mut buffers, from)?;
             Ok(buffers)
         });
-        made.map_err(|error| without_room(device, unit, error))
+        // Whatever the device is, this is the host's memory.
+        made.map_err(|error| without_room(Device::Cpu, unit, error))
     }
 
     fn fill(&mut self, unit: Unit, buffers: &mut UnitBuffers, from: Origin<'_>) -> Result<(), EngineError> {
