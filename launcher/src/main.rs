@@ -40,7 +40,8 @@ struct Arguments {
     /// Time in seconds that the other workers have to end after a worker has failed too often. Then they are killed.
     #[arg(long, value_name = "SECONDS", default_value_t = KILL_AFTER_SECONDS)]
     kill_after_seconds: u32,
-    /// Program of a worker and its arguments. If there are fewer GPUs than workers, the workers need the argument --share-gpus.
+    /// Program of a worker and its arguments. If there are fewer GPUs than workers, a worker that computes on a GPU ends with an error,
+    /// unless it has --share-gpus: the launcher reads that argument here.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     command: Vec<OsString>,
 }

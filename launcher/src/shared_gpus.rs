@@ -23,8 +23,8 @@ pub fn settle(gpus: Gpus, workers: usize, command: &[OsString]) -> (Gpus, Option
         return (gpus, Some(said));
     }
     let said = format!(
-        "there are fewer GPUs ({count}) than workers ({workers}), which must not share them: a worker that computes on a GPU ends with an error; allowed \
-         are as many workers as GPUs, or {SHARE} in the workers' command"
+        "there are fewer GPUs ({count}) than workers ({workers}), which must not share them: a worker that computes on a GPU ends with an error, unless \
+         it has {SHARE}; allowed are as many workers as GPUs, or {SHARE} in the workers' command"
     );
     (Gpus::Uncounted, Some(said))
 }

@@ -59,8 +59,8 @@ pub(crate) struct Arguments {
     /// bias, squares), streams, pinned, ahead, chunks, padding, state-copies, read-ahead, following. The training stays the same.
     #[arg(long, value_name = "NAMES", env = "VARUNA_WITHOUT", default_value = "")]
     pub(crate) without: Ablations,
-    /// Bytes of host memory that this worker may use if it computes on the CPU [default: the memory that is available within the limits of
-    /// its control group]. `varuna run` divides the available memory among its workers.
+    /// Bytes of host memory that this worker may use: for training if it computes on the CPU, for spare copies and checkpoints beside a GPU
+    /// [default: the memory that is available within the limits of its control group]. `varuna run` divides the available memory among its workers.
     #[arg(long, value_name = "BYTES")]
     pub(crate) host_memory: Option<u64>,
     /// Number of workers that share this worker's GPU, including this one. Each may use its share of the GPU's memory.
@@ -71,7 +71,8 @@ pub(crate) struct Arguments {
     /// finds fewer than workers.
     #[arg(long, value_name = "I/N", conflicts_with = "workers_on_gpu")]
     gpu_place: Option<GpuPlace>,
-    /// With --gpu-place: several workers may have one GPU if there are more workers than GPUs. Without this, the worker ends with an error then.
+    /// Several workers may have one GPU if there are more workers than GPUs. A worker that computes on a GPU ends with an error then, unless it has
+    /// --share-gpus. For workers with --gpu-place; `varuna-launcher` reads this argument of the workers' command.
     #[arg(long)]
     share_gpus: bool,
     /// Name of the node. Workers of one node often fail together.

@@ -1,8 +1,8 @@
 //! Assigns a GPU to each worker of this machine.
 //!
 //! A worker uses the first GPU that it sees, and is shown only one (`CUDA_VISIBLE_DEVICES`). So workers are spread over GPUs although this
-//! program, which has no CUDA, knows GPUs only by their files. If there are no such files, a worker is told its place among the workers
-//! instead, and counts GPUs itself.
+//! program, which has no CUDA, knows GPUs only by their files. If there are no such files, or too few GPUs, a worker is told its place
+//! among the workers instead, and counts GPUs itself.
 
 use std::path::Path;
 use varuna_api::WorkerDevice;
@@ -15,8 +15,8 @@ pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 pub enum Gpus {
     /// By the names that the variable takes: a number, or what the user wrote. None for workers that compute on the processor.
     Named(Vec<String>),
-    /// Each worker counts them itself. No file tells how many there are, or whether there are any (under WSL, for example, no GPU has a file of its
-    /// own), or workers must find out that there are too few.
+    /// Not counted, or too few: each worker counts them itself. No file tells how many there are, or whether there are any (under WSL, for example, no
+    /// GPU has a file of its own), or there are fewer than workers, which must not share them.
     Uncounted,
 }
 

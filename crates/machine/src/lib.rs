@@ -42,7 +42,7 @@ pub enum GivenGpu {
         /// Workers on that GPU.
         workers: usize,
     },
-    /// Nobody here knows how many GPUs there are: the worker takes the one of its place among those that the driver shows it.
+    /// GPUs are not counted, or too few: the worker takes the one of its place among those that the driver shows it.
     Place {
         /// Its place among the workers of the machine.
         index: usize,
