@@ -78,3 +78,57 @@ pub(crate) fn settled(
         ..hello
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numerics::Numerics;
+
+    /// What a worker says of the host's memory for copies, of which it has a GiB.
+    fn told(device: Device, rule: UpdateRule) -> Option<u64> {
+        let hello = Hello {
+            worker: WorkerId(1),
+            name: "w0".to_owned(),
+            address: "127.0.0.1:1".to_owned(),
+            node: "n".to_owned(),
+            host: "h".to_owned(),
+            pid: 1,
+            hardware: None,
+            workers_on_gpu: 1,
+            memory_bytes: None,
+            copies_bytes: Some(1 << 30),
+            scores: None,
+            device: String::new(),
+            speed: 1.0,
+            run: String::new(),
+        };
+        let backend = Backend {
+            device,
+            ..Backend::of_processor(Numerics::FP32)
+        };
+        settled(hello, backend, rule, None).copies_bytes
+    }
+
+    #[test]
+    fn memory_for_copies_is_told_where_they_are_kept_in_the_hosts_memory() {
+        let (beta1, beta2, epsilon) = (0.9, 0.95, 1e-8);
+        let adamw = UpdateRule::Adamw {
+            beta1,
+            beta2,
+            epsilon,
+        };
+        let muon = UpdateRule::Muon {
+            momentum: 0.95,
+            beta1,
+            beta2,
+            epsilon,
+        };
+        assert_eq!(told(Device::CpuSeparateMemory, adamw), Some(1 << 30));
+        assert_eq!(
+            told(Device::CpuSeparateMemory, muon),
+            None,
+            "they are on the device"
+        );
+        assert_eq!(told(Device::Cpu, adamw), None, "it is the memory of training");
+    }
+}

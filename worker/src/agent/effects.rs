@@ -5,7 +5,7 @@ use super::{Agent, AgentError, AgentEvent, StoreEvent};
 use crate::state::{ReadError, UnitSnapshot};
 use std::sync::Arc;
 use std::time::Duration;
-use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit};
+use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
 use varuna_protocol::member::{MemberEffect, MemberInput};
 use varuna_protocol::{Digests, Report};
 use varuna_wire::Upward;
@@ -189,9 +189,7 @@ impl Agent {
     fn free(&mut self, keep: Vec<Unit>) -> Result<(), AgentError> {
         self.arrivals.free();
         self.loading.free();
-        let plan = self.member.plan();
-        let copies = plan.map_or_else(Vec::new, |plan| plan.kept_by(self.me));
-        let copies = copies.into_iter().map(|(unit, _)| unit).collect();
+        let copies = copies_of(self.member.plan().map(Arc::as_ref), self.me);
         self.command(Command::Free { keep, copies })
     }
 
@@ -277,5 +275,57 @@ impl Agent {
             tracing::info!(%generation, %about, ?why, "suspects a peer");
         }
         self.send(Upward::Report(report));
+    }
+}
+
+/// The units whose spare copies a worker keeps under a plan.
+fn copies_of(plan: Option<&Plan>, me: WorkerId) -> Vec<Unit> {
+    let kept = plan.map_or_else(Vec::new, |plan| plan.kept_by(me));
+    kept.into_iter().map(|(unit, _)| unit).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_plan::{
+        Layout, Pipeline, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec, SegmentRange,
+        Shape, Stage,
+    };
+
+    /// Three stages, whose worker is that of their segment's number.
+    fn three_stages() -> Plan {
+        let stage = |segment: u32| Stage {
+            worker: WorkerId(u64::from(segment)),
+            segments: SegmentRange {
+                start: segment,
+                end: segment + 1,
+            },
+            recompute: None,
+        };
+        let shape = Shape {
+            pipelines: vec![Pipeline {
+                stages: (0..3).map(stage).collect(),
+                samples: SampleRange { start: 0, end: 1 },
+            }],
+            spares: Vec::new(),
+            micro_batch_size: 1,
+            schedule: ScheduleSpec {
+                kind: ScheduleKind::Gpipe,
+                recompute: Recompute::None,
+            },
+            predicted: Prediction::default(),
+        };
+        Plan::first(Layout::new(3, false), shape)
+    }
+
+    #[test]
+    fn the_engine_is_told_the_copies_that_this_worker_keeps_and_no_others() {
+        let mut plan = three_stages();
+        let [first, second] = [1, 2].map(WorkerId);
+        plan.keepers = vec![Some(second), Some(second), Some(first)];
+        assert_eq!(copies_of(Some(&plan), second), [Unit(0), Unit(1)]);
+        assert_eq!(copies_of(Some(&plan), first), [Unit(2)]);
+        assert!(copies_of(Some(&plan), WorkerId(0)).is_empty());
+        assert!(copies_of(None, second).is_empty());
     }
 }
