@@ -205,12 +205,18 @@ pub fn announced_end<'a>(node: &'a ObservedNode, signals: &[String]) -> Option<&
 }
 
 /// When a node ends at the earliest by the taints that announce it, in seconds since 1970. A taint that does not say since when it is there
-/// counts from `since`. None where no taint has a notice of known length, or where that is over at `now`, so that it was another.
+/// counts from `since`, or from `now` if its notice would be over: then the taint came later. None where no taint has a notice of known length,
+/// or where that is over at `now`, so that it was another.
 pub(super) fn announced_end_at(node: &ObservedNode, since: i64, now: i64) -> Option<i64> {
     let end = |taint: &ObservedTaint| {
         let signal = NODE_SIGNALS.iter().find(|s| taint.key.starts_with(s.name))?;
         let seconds = signal.notice_seconds? - TAINT_DELAY_SECONDS;
-        Some(taint.added_at.unwrap_or(since).saturating_add(seconds))
+        let seen = if since.saturating_add(seconds) > now {
+            since
+        } else {
+            now
+        };
+        Some(taint.added_at.unwrap_or(seen).saturating_add(seconds))
     };
     let ends = node.taints.iter().filter_map(end);
     ends.filter(|at| *at > now).min()

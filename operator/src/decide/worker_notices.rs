@@ -62,14 +62,13 @@ pub(super) fn worker_notices(
         let node = p.node.as_ref().filter(|_| !p.has_ended());
         let node = node.and_then(|name| observed.nodes.get(name));
         let node_ends_at = node.and_then(|node| announced_end_at(node, since, observed.now));
-        let by = p.deletion_deadline.into_iter().chain(node_ends_at).min()?;
+        // What was said stays: to take it back would be another write, and a taint without a time would put the end off again and again.
+        let orders = observed.orders.as_ref();
+        let said = orders.and_then(|o| o.ends_at.get(&p.name)).copied();
+        let ends = [p.deletion_deadline, node_ends_at, said];
+        let by = ends.into_iter().flatten().min()?;
         let hurries = by.saturating_sub(since) < i64::from(notice?) && workers.is_attached(p);
-        // What was said stays: to take it back would be another write.
-        let was_said = observed
-            .orders
-            .as_ref()
-            .is_some_and(|o| o.ends_at.contains_key(&p.name));
-        (hurries || was_said || run.is_settling()).then(|| (p.name.clone(), by))
+        (hurries || said.is_some() || run.is_settling()).then(|| (p.name.clone(), by))
     };
     let names = |wanted: &dyn Fn(&&WorkerView) -> bool| -> Vec<String> {
         let workers = run.snapshot.iter().flat_map(|s| &s.workers);

@@ -176,19 +176,31 @@ fn of_a_pods_deletion_and_its_nodes_end_the_sooner_one_counts() {
     observed.run = Some(all_placed(with_workers(training(3), &["j-w1-u"], &[])));
     observed.coordinators = vec![coordinator(1, PodPhase::Running)];
     observed.job.spec.as_mut().unwrap().disruption.notice_seconds = Some(300);
-    let mut ends_in = |grace: i64| {
+    let deleted = |observed: &mut Observed, ago: i64, grace: i64| {
         observed.pods = vec![ObservedPod {
             deleting: true,
-            deleted_at: Some(NOW - 10),
-            deletion_deadline: Some(NOW - 10 + grace),
+            deleted_at: Some(NOW - ago),
+            deletion_deadline: Some(NOW - ago + grace),
             ..running_on("spot", 1)
         }];
+    };
+    let mut ends_in = |ago: i64, grace: i64| {
+        deleted(&mut observed, ago, grace);
         decide(&observed).orders.unwrap().ends_at["j-w1-u"] - NOW
     };
     assert_eq!(
-        ends_in(305),
+        ends_in(10, 305),
         105,
         "the taint has no time: it counts from the deletion"
     );
-    assert_eq!(ends_in(60), 50);
+    assert_eq!(ends_in(10, 60), 50);
+    assert_eq!(ends_in(130, 305), 115, "the taint came after the deletion");
+    deleted(&mut observed, 130, 305);
+    let mut orders = decide(&observed).orders.unwrap();
+    orders.ends_at.insert("j-w1-u".into(), NOW - 15);
+    // Another reason to write orders.
+    orders.allow_state_loss = !orders.allow_state_loss;
+    observed.orders = Some(orders);
+    let orders = decide(&observed).orders.unwrap();
+    assert_eq!(orders.ends_at["j-w1-u"], NOW - 15, "what was said stays");
 }
