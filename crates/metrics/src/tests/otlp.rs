@@ -350,9 +350,18 @@ async fn a_follower_measures_every_view_up_to_the_last() {
     let (publish, views) = watch::channel(View::default());
     let metrics = Arc::new(Metrics::outside_a_cluster("j"));
     let follower = Follower::start(views, Arc::clone(&metrics));
+    let is_shown = |line: &str| metrics.render().lines().any(|l| l == line);
     publish.send_replace(all_known());
+    let measured = async {
+        while !is_shown(r#"varuna_job_step{job_name="j"} 86.0"#) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, measured).await.unwrap();
+    let mut last = all_known();
+    last.snapshot.as_mut().unwrap().run.step = Step(87);
+    publish.send_replace(last);
     follower.end().await;
-    let line = r#"varuna_job_step{job_name="j"} 86.0"#;
-    let text = metrics.render();
-    assert!(text.lines().any(|l| l == line), "no {line} in:\n{text}");
+    let line = r#"varuna_job_step{job_name="j"} 87.0"#;
+    assert!(is_shown(line), "no {line} in:\n{}", metrics.render());
 }
