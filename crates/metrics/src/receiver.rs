@@ -61,7 +61,7 @@ pub enum ReceiverError {
     Value {
         /// Name of the variable.
         variable: &'static str,
-        /// Its value, without what may be a password.
+        /// Its value, without what may be a password or a key.
         value: String,
         /// The allowed values.
         allowed: String,
@@ -200,13 +200,29 @@ fn url(variable: &'static str, value: &str, path: &str) -> Result<Uri, ReceiverE
     };
     parsed.filter(is_usable).ok_or_else(|| ReceiverError::Value {
         variable,
-        // What stands before the host may be a password.
-        value: value
-            .rsplit_once('@')
-            .map_or(value.to_owned(), |(_, host)| format!("...@{host}")),
+        value: without_secrets(value),
         allowed: "a URL, such as http://HOST:4318 or https://HOST:4318 (for gRPC the port is mostly 4317)"
             .to_owned(),
     })
+}
+
+/// An endpoint for messages: without what stands before the host, which may be a password, and after it, which may be a key.
+fn without_secrets(value: &str) -> String {
+    let scheme = value.find("://").map_or(0, |at| at + "://".len());
+    let (_, rest) = value.split_at(scheme);
+    let host = rest.find(['/', '?', '#']).map_or(rest.len(), |at| at + 1);
+    let (kept, cut) = value.split_at(scheme + host);
+    if cut.contains('@') {
+        // Perhaps a password with a slash in it.
+        return "...".to_owned();
+    }
+    let kept = kept
+        .rsplit_once('@')
+        .map_or(kept.to_owned(), |(_, host)| format!("...@{host}"));
+    match cut {
+        "" => kept,
+        _ => format!("{kept}..."),
+    }
 }
 
 fn milliseconds(variable: &'static str, value: &str, least: Duration) -> Result<Duration, ReceiverError> {
@@ -299,19 +315,17 @@ mod tests {
 
     #[test]
     fn a_value_that_cannot_be_used_is_named_with_its_variable_and_what_is_allowed() {
-        for value in [
-            "collector:4317",
-            "localhost",
-            "ftp://c",
-            "http://",
-            "/v1/metrics",
-            "http://a b",
+        for (value, shown) in [
+            ("collector:4317", "collector:4317"),
+            ("localhost", "localhost"),
+            ("ftp://c", "ftp://c"),
+            ("http://", "http://"),
+            ("/v1/metrics", "/..."),
+            ("http://a b", "http://a b"),
         ] {
             let why = receiver(&[(ENDPOINT, value)]).unwrap_err();
-            assert!(
-                why.contains(ENDPOINT) && why.contains(value) && why.contains("http://HOST:4318"),
-                "{why}"
-            );
+            let named = format!("{ENDPOINT}: {shown} — ");
+            assert!(why.contains(&named) && why.contains("http://HOST:4318"), "{why}");
         }
         let good = (ENDPOINT, "http://c:4318");
         for (name, value, allowed) in [
@@ -333,6 +347,16 @@ mod tests {
     fn messages_name_the_receiver_without_a_password_or_a_key() {
         let why = receiver(&[(ENDPOINT, "me:secret@collector:4317")]).unwrap_err();
         assert!(!why.contains("secret") && why.contains("collector:4317"), "{why}");
+        for (value, shown) in [
+            ("htps://c/secret", " htps://c/... "),
+            ("c:4317/secret", " c:4317/... "),
+            ("htps://c?key=secret", " htps://c?... "),
+            ("htps://me:secret@c/secret", " ...@c/... "),
+            ("htps://me:secret/secret@c", " ... "),
+        ] {
+            let why = receiver(&[(ENDPOINT, value)]).unwrap_err();
+            assert!(!why.contains("secret") && why.contains(shown), "{why}");
+        }
         let shown = named(&[(METRICS_ENDPOINT, "https://me:secret@c.example:4318/key?a=key")]).shown();
         assert_eq!(shown, "https://c.example:4318");
     }
