@@ -151,7 +151,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             tokio::select! {
                 outcome = &mut control.outcome => {
                     progress.end();
-                    exports.end().await;
+                    exports.end(&mut interrupts).await;
                     return outcome.map_err(|e| Failure::Internal(e.to_string()))?.map_err(Failure::from);
                 }
                 Ok(()) = control.view.changed() => progress.show(&control.view.borrow_and_update().clone()),

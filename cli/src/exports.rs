@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::io::show_line;
+use crate::signals::Interrupts;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
@@ -85,13 +86,14 @@ impl ReadyExports {
 }
 
 impl RunningExports {
-    /// Takes the newest view and pushes the last figures. A receiver that does not answer delays this by a few seconds at most.
-    pub(crate) async fn end(self) {
+    /// Takes the newest view and pushes the last figures. A receiver that does not answer delays this by a few seconds at most, and only until
+    /// the end at once is asked for.
+    pub(crate) async fn end(self, interrupts: &mut Interrupts) {
         if let Some(follower) = self.follower {
             follower.end().await;
         }
         if let Some(push) = self.push {
-            push.end().await;
+            push.end_unless(interrupts.at_once()).await;
         }
     }
 }

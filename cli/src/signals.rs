@@ -50,6 +50,11 @@ impl Interrupts {
             false => StopRequest::Graceful,
         }
     }
+
+    /// Waits until a signal asks for the end at once.
+    pub(crate) async fn at_once(&mut self) {
+        while self.next().await != StopRequest::Immediate {}
+    }
 }
 
 #[cfg(test)]
@@ -76,6 +81,13 @@ mod tests {
                 raise(Kind::SIGINT).unwrap();
                 assert_eq!(interrupts.next().await, asked);
             }
+            // Those that do not ask for it are passed over.
+            let mut interrupts = Interrupts::listen().unwrap();
+            raise(Kind::SIGTERM).unwrap();
+            assert_eq!(interrupts.next().await, StopRequest::Graceful);
+            raise(Kind::SIGHUP).unwrap();
+            raise(Kind::SIGINT).unwrap();
+            interrupts.at_once().await;
         });
     }
 }

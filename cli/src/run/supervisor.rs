@@ -108,7 +108,7 @@ impl Run {
         }
         self.children.kill_all().await;
         if !at_once {
-            exports.end().await;
+            exports.end(&mut signals).await;
         }
         match outcome {
             Ok(Outcome::Stopped) if self.given_up => Err(self.names.abandoned()),

@@ -60,10 +60,22 @@ pub struct Push {
 impl Push {
     /// Sends the last figures and ends. It takes [`LAST_FIGURES`] at most.
     pub async fn end(self) {
+        self.end_unless(std::future::pending()).await;
+    }
+
+    /// The same, but the last figures are given up as soon as this happens.
+    pub async fn end_unless(self, given_up: impl Future<Output = ()>) {
         self.end.send_replace(Some(Instant::now() + LAST_FIGURES));
         let provider = self.provider.clone();
         // A failure was said where it happened.
-        let _ = tokio::task::spawn_blocking(move || provider.shutdown()).await;
+        let mut ended = tokio::task::spawn_blocking(move || provider.shutdown());
+        tokio::select! {
+            _ = &mut ended => return,
+            () = given_up => {}
+        }
+        self.end.send_replace(Some(Instant::now()));
+        // The reader's thread needs the runtime until it has ended.
+        let _ = ended.await;
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tonic::transport::ClientTlsConfig;
 
-/// Until when the last figures may be sent; none while the run goes on.
+/// Until when the last figures may be sent; none while the run goes on. It only comes nearer.
 pub(crate) type End = Option<Instant>;
 
 /// What sends figures to a receiver.
@@ -70,7 +70,7 @@ impl Sender {
         tokio::select! {
             sent = self.exporter.export(figures) => Some(sent),
             () = sleep_until(until) => Some(Err(OTelSdkError::Timeout(until - now))),
-            _ = end.changed(), if last.is_none() => None,
+            _ = end.changed() => None,
         }
     }
 

@@ -310,9 +310,35 @@ fn logged() -> &'static Mutex<Vec<u8>> {
     log
 }
 
+/// The lines of the log that name an address.
+fn said_of(address: SocketAddr) -> Vec<String> {
+    let text = String::from_utf8_lossy(&logged().lock()).into_owned();
+    let here = text.lines().filter(|line| line.contains(&address.to_string()));
+    here.map(str::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn last_figures_that_nobody_waits_for_are_given_up() {
+    logged();
+    for protocol in ["grpc", "http/protobuf"] {
+        let (listener, address) = any_port().await;
+        let metrics = Metrics::outside_a_cluster("j");
+        metrics.figures.observe(&all_known(), ms(1));
+        let push = push(&metrics, protocol, address, &[]);
+        // The first interval is not over: it connects to send the last figures. Nothing comes back.
+        let mut open = None;
+        let connected = async { open = Some(listener.accept().await.unwrap()) };
+        push.end_unless(connected).await;
+        assert!(open.is_some(), "{protocol}");
+        // Figures that were not given up would be said to be late.
+        let said = said_of(address);
+        assert!(said.is_empty(), "{protocol}: {said:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_receiver_that_refuses_figures_is_told_of_once_and_again_when_it_takes_them() {
-    let log = logged();
+    logged();
     let (address, kept) = over_grpc().await;
     kept.refuses.store(true, Ordering::Relaxed);
     let metrics = Metrics::outside_a_cluster("j");
@@ -323,11 +349,7 @@ async fn a_receiver_that_refuses_figures_is_told_of_once_and_again_when_it_takes
         address,
         &[("OTEL_METRIC_EXPORT_INTERVAL", "100")],
     );
-    let said = || {
-        let text = String::from_utf8_lossy(&log.lock()).into_owned();
-        let here = text.lines().filter(|line| line.contains(&address.to_string()));
-        here.map(str::to_owned).collect::<Vec<_>>()
-    };
+    let said = || said_of(address);
     // With the third, the answers to the first two have been read.
     kept.wait_for_more(3).await;
     let refused = said();
