@@ -1,4 +1,4 @@
-# Varuna's commands. CI runs the same targets and nothing else.
+# Varuna's commands. CI (.ci/run) runs these.
 .DEFAULT_GOAL := help
 .PHONY: tensorboard-built hf-built own-models-built megatron-built programs help setup build build-demo build-release release test core sim sim-night mutants nightly fuzz fuzz-replay chaos lint fmt demo data test-data bench-engine bench-pipeline bench-recovery bench-zero bench-checkpoint bench-precision test-stores crds images images-cuda test-alerts test-kueue test-hf test-own-models test-tensorboard test-megatron test-image-cuda e2e e2e-given e2e-quick e2e-built e2e-images bench-operator test-kube bench-plan bench-protocol bench-coordinator accuracy replay gpu-bundle gpu-dry-run clean bench-comparison bench-data
 
