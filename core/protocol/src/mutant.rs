@@ -200,7 +200,7 @@ varuna_mutants::mutants! {
     /// A restore overlooks the newest of several checkpoints.
     OverlookNewestCheckpoint => unit_tests_and_seeds("l", 0),
     /// Holders that are gone are waited for as long as those that are connected and silent.
-    WaitForDeadAsForSilent => seeds("m", 500),
+    WaitForDeadAsForSilent => seeds("m", 1_200),
     /// A run is given up while the last checkpoint may still be on its way.
     GiveUpBeforeUploads => UNIT_TESTS,
     /// State is given up although its holders are connected and may still answer.
@@ -364,7 +364,7 @@ varuna_mutants::mutants! {
     /// A newcomer is ready with units that it has followed, whatever state they have reached.
     ReadyBeforeBase => unit_tests_and_seeds("b", 0),
     /// A keeper reports that it is prepared before it has the gradients for its spare copies.
-    CommitBeforeKeeperCanFinish => unit_tests_and_seeds("n", 2_200),
+    CommitBeforeKeeperCanFinish => unit_tests_and_seeds("n", 2_800),
     /// A step waits without end for a gradient that is to go to a spare copy.
     WaitForGradientForEver => UNIT_TESTS,
     /// A spare copy takes gradients in whatever order they come.
