@@ -382,6 +382,7 @@ async fn a_follower_measures_every_view_up_to_the_last() {
     tokio::time::timeout(PATIENCE, measured).await.unwrap();
     let mut last = all_known();
     last.snapshot.as_mut().unwrap().run.step = Step(87);
+    last.metric.as_mut().unwrap().step = Step(87);
     publish.send_replace(last);
     follower.end().await;
     let line = r#"varuna_job_step{job_name="j"} 87.0"#;
