@@ -3,7 +3,7 @@
 use crate::job::{Encryption, Precision, Restriction, WorkerDevice, WorkerTransport};
 use crate::training::Sharding;
 use serde_json::{Value, json};
-use varuna_model::{Mlp, ParameterKind};
+use varuna_model::{Mlp, Norm, ParameterKind};
 use varuna_plan::{Moments, Recompute, SpareCopies};
 
 /// Schedule of a stage.
@@ -23,6 +23,24 @@ pub(crate) const MLPS: [(&str, Mlp); 4] = [
     ("geluErf", Mlp::GeluErf),
     ("swiglu", Mlp::SwiGlu),
     ("relu2", Mlp::Relu2),
+];
+
+/// `spec.model.norm`. The default is that of the preset.
+pub(crate) const NORMS: [(&str, Norm); 2] = [("layer", Norm::LayerNorm), ("rms", Norm::RmsNorm)];
+
+/// How tokens learn of their position.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PositionKind {
+    /// A learned vector for each position.
+    Learned,
+    /// Rotations of queries and keys.
+    Rotary,
+}
+
+/// `spec.model.positions`. The default is that of the preset.
+pub(crate) const POSITIONS: [(&str, PositionKind); 2] = [
+    ("learned", PositionKind::Learned),
+    ("rotary", PositionKind::Rotary),
 ];
 
 /// How the angles of rotary positions are scaled.

@@ -254,7 +254,7 @@ fn rotary(config: &Value) -> Result<Rotary, ConfigError> {
     };
     let theta = match theta.is_absent("rope_theta") {
         // The default of the library.
-        true => Real::new(1e4),
+        true => Rotary::ORIGINAL.theta,
         false => theta.above_zero(
             "rope_theta",
             limits::ROPE_THETA_MAX,

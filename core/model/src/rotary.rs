@@ -51,6 +51,12 @@ impl Scaling {
 }
 
 impl Rotary {
+    /// The angles of the paper, which are also the default of the library `transformers`.
+    pub const ORIGINAL: Rotary = Rotary {
+        theta: Real::new(10_000.0),
+        scaling: None,
+    };
+
     /// Radians of rotation per position, for each pair of a head's elements: element `i` of the first half and element `i` of the second.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "sizes of heads")]

@@ -128,17 +128,48 @@ fn the_documentation_names_every_preset() {
     }
 }
 
-#[test]
-fn the_rule_about_angles_knows_the_presets_that_have_them() {
+/// What an API server checks of `spec.model` as a whole.
+fn rules_of_models() -> Vec<String> {
     let model = &schema()["properties"]["spec"]["properties"]["model"];
     let rules = model["x-kubernetes-validations"].as_array().unwrap();
-    let rule = rules.iter().find_map(|rule| {
-        let text = rule["rule"].as_str()?;
-        text.starts_with("!(has(self.ropeTheta)").then_some(text)
-    });
+    rules
+        .iter()
+        .map(|rule| rule["rule"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn an_exported_model_excludes_every_other_field() {
+    let rules = rules_of_models();
+    let rule = rules.iter().find(|rule| rule.starts_with("!has(self.exported)"));
+    let model = &schema()["properties"]["spec"]["properties"]["model"];
+    let mut fields = 0;
+    for field in model["properties"].as_object().unwrap().keys() {
+        let named = rule.unwrap().contains(&format!("|| has(self.{field})"))
+            || rule.unwrap().contains(&format!("!(has(self.{field})"));
+        assert!(named || field == "exported", "{field} is not in: {rule:?}");
+        fields += 1;
+    }
+    assert!(fields > 20, "{fields}");
+}
+
+#[test]
+fn the_rule_about_angles_knows_the_presets_that_have_them() {
+    let rules = rules_of_models();
+    let of_positions: Vec<_> = rules
+        .iter()
+        .filter(|rule| rule.contains("self.positions == "))
+        .collect();
+    assert_eq!(of_positions.len(), 2, "angles, and pairs of elements: {rules:?}");
     let prefixes = ["llama", "qwen3-"];
     let expected = prefixes.map(|prefix| format!("self.preset.startsWith('{prefix}')"));
-    assert!(rule.unwrap().contains(&expected.join(" || ")), "{rule:?}");
+    let expected = format!(
+        "(has(self.positions) ? self.positions == 'rotary' : has(self.preset) && ({}))",
+        expected.join(" || ")
+    );
+    for rule in of_positions {
+        assert!(rule.contains(&expected), "{rule}");
+    }
     for name in presets::names() {
         let positions = presets::preset(name).unwrap().features.positions;
         assert_eq!(

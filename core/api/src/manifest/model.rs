@@ -18,14 +18,16 @@ use varuna_model::presets;
         crates(kube_core = "::kube_core"),
         validation = ("has(self.exported) || has(self.preset) || (has(self.layers) && has(self.hiddenSize) && has(self.heads) && has(self.sequenceLength) && has(self.vocabularySize))",
             "name a preset, or give all of layers, hiddenSize, heads, sequenceLength and vocabularySize, or exported alone"),
-        validation = ("!has(self.exported) || !(has(self.preset) || has(self.layers) || has(self.hiddenSize) || has(self.heads) || has(self.kvHeads) || has(self.headSize) || has(self.innerSize) || has(self.mlp) || has(self.sequenceLength) || has(self.ropeTheta) || has(self.ropeScaling) || has(self.slidingWindow) || has(self.bidirectional) || has(self.vocabularySize) || has(self.tiedHead) || has(self.normEpsilon) || has(self.attentionBias) || has(self.mlpBias) || has(self.logitSoftcap) || has(self.dropout))",
+        validation = ("!has(self.exported) || !(has(self.preset) || has(self.layers) || has(self.hiddenSize) || has(self.heads) || has(self.kvHeads) || has(self.headSize) || has(self.qkNorm) || has(self.innerSize) || has(self.mlp) || has(self.sequenceLength) || has(self.positions) || has(self.ropeTheta) || has(self.ropeScaling) || has(self.slidingWindow) || has(self.bidirectional) || has(self.vocabularySize) || has(self.tiedHead) || has(self.norm) || has(self.normEpsilon) || has(self.attentionBias) || has(self.mlpBias) || has(self.logitSoftcap) || has(self.dropout))",
             "leave all other fields of model out: exported is a whole model"),
         validation = ("has(self.headSize) || (has(self.preset) && self.preset.startsWith('qwen3-')) || !has(self.hiddenSize) || !has(self.heads) || self.hiddenSize % self.heads == 0",
             "make hiddenSize a multiple of heads, or give headSize"),
         validation = ("!has(self.slidingWindow) || !(has(self.bidirectional) ? self.bidirectional : has(self.preset) && self.preset.startsWith('bert-'))",
             "leave slidingWindow out: with bidirectional, tokens see their whole sample"),
-        validation = ("!(has(self.ropeTheta) || has(self.ropeScaling)) || (has(self.preset) && (self.preset.startsWith('llama') || self.preset.startsWith('qwen3-')))",
-            "leave ropeTheta and ropeScaling out, or name a preset of Llama 3 or Qwen 3: all other models have learned positions"),
+        validation = ("!(has(self.ropeTheta) || has(self.ropeScaling)) || (has(self.positions) ? self.positions == 'rotary' : has(self.preset) && (self.preset.startsWith('llama') || self.preset.startsWith('qwen3-')))",
+            "leave ropeTheta and ropeScaling out, or make positions rotary: learned positions have no angles"),
+        validation = ("!(has(self.positions) ? self.positions == 'rotary' : has(self.preset) && (self.preset.startsWith('llama') || self.preset.startsWith('qwen3-'))) || (has(self.headSize) ? self.headSize % 2 == 0 : !has(self.hiddenSize) || !has(self.heads) || (has(self.preset) && self.preset.startsWith('qwen3-')) || self.hiddenSize / self.heads % 2 == 0)",
+            "make headSize even, or hiddenSize divided by heads if headSize is left out: rotary positions turn pairs of a head's elements"),
         validation = ("!has(self.kvHeads) || !has(self.heads) || self.heads % self.kvHeads == 0",
             "make kvHeads a divisor of heads"),
     )
@@ -53,6 +55,9 @@ pub struct ModelSpec {
     /// Width of an attention head. Default: the preset's, or `hiddenSize` divided by `heads`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::HEAD)))]
     pub head_size: Option<u32>,
+    /// Whether the queries and keys of each head are normalised: their mean square becomes 1, then they have a learned weight, whatever
+    /// `norm` is. Default: the preset's, or false.
+    pub qk_norm: Option<bool>,
     /// Inner width of the MLP. Default: the preset's, or 4 times `hiddenSize`, or with `swiglu` 8/3 of `hiddenSize`, rounded up to a
     /// multiple of 64.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::INNER)))]
@@ -63,12 +68,16 @@ pub struct ModelSpec {
     /// Number of tokens in a sample. Default: the preset's.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::WIDTH)))]
     pub sequence_length: Option<u32>,
-    /// Base of the angles of rotary positions (`rope_theta` of a `config.json`). Only with a preset of Llama 3 or Qwen 3. Default: the
-    /// preset's.
+    /// How tokens learn of their position. With `learned`, each position has a learned vector. With `rotary`, queries and keys are rotated
+    /// by angles that grow with the position, and heads need an even width. Default: the preset's, or `learned`.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::POSITIONS.map(|(name, _)| name))))]
+    pub positions: Option<String>,
+    /// Base of the angles of rotary positions (`rope_theta` of a `config.json`). Only if positions are rotary. Default: the preset's, or
+    /// 10000 as in the paper and in `transformers`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::ROPE_THETA_MAX)))]
     pub rope_theta: Option<f64>,
     /// Scaling of the angles of rotary positions, for samples that are longer than those of the original training (`rope_scaling` of a
-    /// `config.json`). Only with a preset of Llama 3 or Qwen 3. Default: the preset's.
+    /// `config.json`). Only if positions are rotary. Default: the preset's, or no scaling.
     pub rope_scaling: Option<RopeScalingSpec>,
     /// Number of tokens that a token sees, including itself. Not allowed with `bidirectional`. Default: all tokens up to and including
     /// itself.
@@ -83,6 +92,10 @@ pub struct ModelSpec {
     pub vocabulary_size: Option<u32>,
     /// Whether the head uses the table of the token embedding. Default: the preset's, or true.
     pub tied_head: Option<bool>,
+    /// Kind of norm: `layer` (mean 0 and variance 1, then a weight and a bias) or `rms` (mean square 1, then a weight). Default: the
+    /// preset's, or `layer`.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::NORMS.map(|(name, _)| name))))]
+    pub norm: Option<String>,
     /// Number that norms add to the variance or mean square before dividing by its root (`rms_norm_eps` or `layer_norm_eps` of a
     /// `config.json`). Default: the preset's, or 1e-5.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::NORM_EPSILON_MAX)))]

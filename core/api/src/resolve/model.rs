@@ -2,7 +2,7 @@
 
 use super::check::{Check, quoted};
 use super::rotary;
-use crate::choices::MLPS;
+use crate::choices::{MLPS, NORMS};
 use crate::conditions::listed;
 use crate::limits;
 use crate::manifest::ModelSpec;
@@ -66,8 +66,11 @@ fn transformer(check: &mut Check, written: ModelSpec) -> Transformer {
         features: base.map(|m| m.features).unwrap_or_default(),
     };
     // It is also not known what positions an unknown preset has.
+    let preset = (!is_unknown).then_some(model.features.positions);
+    let positions = rotary::positions(check, &written, preset);
+    // Nor is the size of its heads, which would have to be even with rotary positions.
     if !is_unknown {
-        model.features.positions = rotary::positions(check, &written, model.features.positions);
+        model.features.positions = positions;
     }
     model.features = features(check, written, model.features);
     if !heads_fit(check, &model) {
@@ -107,6 +110,10 @@ fn features(check: &mut Check, written: ModelSpec, mut features: Features) -> Fe
     if let Some(name) = written.mlp {
         features.mlp = check.choice(&at("mlp"), Some(name), &MLPS);
     }
+    if let Some(name) = written.norm {
+        features.norm = check.choice(&at("norm"), Some(name), &NORMS);
+    }
+    features.qk_norm = written.qk_norm.unwrap_or(features.qk_norm);
     if let Some(epsilon) = written.norm_epsilon {
         let epsilon = check.above_zero(&at("normEpsilon"), Some(epsilon), limits::NORM_EPSILON_MAX);
         features.epsilon = Real::new(epsilon);
@@ -148,7 +155,7 @@ fn heads_fit(check: &mut Check, model: &Transformer) -> bool {
         refuse("headSize", size, allowed);
     }
     if matches!(model.features.positions, Positions::Rotary(_)) && size % 2 != 0 {
-        let allowed = "an even number (hiddenSize by heads where it is left out): positions turn pairs of a head's elements";
+        let allowed = "an even number (hiddenSize by heads where it is left out): rotary positions turn pairs of a head's elements";
         refuse("headSize", size, allowed.to_owned());
     }
     fit

@@ -1,35 +1,56 @@
-//! `spec.model.ropeTheta` and `spec.model.ropeScaling`: by how much rotary positions turn queries and keys.
+//! `spec.model.positions`, and by how much rotary ones turn queries and keys: `spec.model.ropeTheta` and `spec.model.ropeScaling`.
 
 use super::check::Check;
-use crate::choices::{ROPE_SCALINGS, RopeScaling};
+use crate::choices::{POSITIONS, PositionKind, ROPE_SCALINGS, RopeScaling};
 use crate::limits;
 use crate::manifest::{ModelSpec, RopeScalingSpec};
 use varuna_model::{Positions, Real, Rotary, Scaling};
 
+const KIND: &str = "spec.model.positions";
 const THETA: &str = "spec.model.ropeTheta";
 const SCALING: &str = "spec.model.ropeScaling";
 
-/// The preset's rotary positions, with the job's changes.
-pub(super) fn positions(check: &mut Check, written: &ModelSpec, positions: Positions) -> Positions {
-    let Positions::Rotary(preset) = positions else {
-        refuse(check, written);
-        return positions;
+/// The preset's positions, with the job's changes. `preset` is none if the preset is not known.
+pub(super) fn positions(check: &mut Check, written: &ModelSpec, preset: Option<Positions>) -> Positions {
+    let kind = match (&written.positions, preset) {
+        (Some(name), _) => check.one_of(KIND, Some(name.clone()), &POSITIONS),
+        (None, Some(Positions::Learned)) => Some(PositionKind::Learned),
+        (None, Some(Positions::Rotary(_))) => Some(PositionKind::Rotary),
+        (None, None) => None,
     };
-    let theta = written.rope_theta.unwrap_or(preset.theta.get());
+    match kind {
+        Some(PositionKind::Rotary) => {
+            let known = match preset {
+                Some(Positions::Rotary(known)) => known,
+                Some(Positions::Learned) | None => Rotary::ORIGINAL,
+            };
+            Positions::Rotary(rotary(check, written, known))
+        }
+        Some(PositionKind::Learned) => {
+            refuse(check, written);
+            Positions::Learned
+        }
+        // An error is noted: it is not known whether the angles would be allowed.
+        None => preset.unwrap_or_default(),
+    }
+}
+
+/// The known angles, with the job's changes.
+fn rotary(check: &mut Check, written: &ModelSpec, known: Rotary) -> Rotary {
+    let theta = written.rope_theta.unwrap_or(known.theta.get());
     let theta = check.above_zero(THETA, Some(theta), limits::ROPE_THETA_MAX);
-    Positions::Rotary(Rotary {
+    Rotary {
         theta: Real::new(theta),
         scaling: match &written.rope_scaling {
             Some(written) => scaling(check, written),
-            None => preset.scaling,
+            None => known.scaling,
         },
-    })
+    }
 }
 
 /// Learned positions have no angles.
 fn refuse(check: &mut Check, written: &ModelSpec) {
-    let allowed =
-        "nothing, or a preset of Llama 3 or Qwen 3 in spec.model.preset: this model's positions are learned";
+    let allowed = "nothing, or rotary as spec.model.positions: learned positions have no angles";
     if let Some(theta) = written.rope_theta {
         check.0.push(THETA, theta, allowed);
     }

@@ -75,6 +75,31 @@ fn a_wrong_job_is_refused_with_what_to_do() {
             "make kvHeads a divisor of heads",
         ),
         (
+            "/spec/model",
+            json!({ "preset": "gpt2-tiny", "ropeTheta": 10_000.0 }),
+            "leave ropeTheta and ropeScaling out, or make positions rotary",
+        ),
+        (
+            "/spec/model",
+            json!({ "preset": "llama-tiny", "positions": "learned", "ropeScaling": { "factor": 8 } }),
+            "leave ropeTheta and ropeScaling out, or make positions rotary",
+        ),
+        (
+            "/spec/model",
+            json!({ "preset": "gpt2-tiny", "positions": "rotary", "headSize": 33 }),
+            "make headSize even, or hiddenSize divided by heads",
+        ),
+        (
+            "/spec/model",
+            json!({ "preset": "llama-tiny", "hiddenSize": 30, "heads": 6 }),
+            "make headSize even, or hiddenSize divided by heads",
+        ),
+        (
+            "/spec/model",
+            json!({ "preset": "gpt2-tiny", "norm": "batch" }),
+            "supported values: \"layer\", \"rms\"",
+        ),
+        (
             "/spec/data/path",
             json!("x.bin"),
             "give the path without .bin or .idx",
@@ -206,6 +231,29 @@ fn a_wrong_job_is_refused_with_what_to_do() {
             &job("j").to_string(),
         )
         .unwrap();
+}
+
+#[test]
+fn a_job_may_mix_the_features_of_its_model() {
+    let cluster = cluster();
+    let namespace = cluster.namespace("mixed").unwrap();
+    for model in [
+        json!({ "preset": "gpt2-tiny", "norm": "rms", "positions": "rotary", "qkNorm": true }),
+        json!({ "preset": "gpt2-tiny", "positions": "rotary", "ropeTheta": 5e5, "ropeScaling": { "factor": 8 } }),
+        json!({ "preset": "llama-tiny", "norm": "layer", "positions": "learned", "headSize": 33 }),
+        json!({ "preset": "qwen3-tiny", "hiddenSize": 30, "heads": 6, "qkNorm": false }),
+        json!({
+            "layers": 2, "hiddenSize": 32, "heads": 4, "sequenceLength": 16, "vocabularySize": 40,
+            "positions": "rotary", "ropeTheta": 5e5,
+        }),
+    ] {
+        let document = with(job("j"), "/spec/model", model.clone()).to_string();
+        let said = cluster.kubectl(
+            &["-n", &namespace, "create", "--dry-run=server", "-f", "-"],
+            &document,
+        );
+        said.unwrap_or_else(|e| panic!("{model}: {e}"));
+    }
 }
 
 #[test]

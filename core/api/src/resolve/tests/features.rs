@@ -4,7 +4,7 @@ use super::{FULL, MINIMAL, errors, with};
 use crate::resolve::parse_job;
 use serde_json::{Value, json};
 use varuna_model::{
-    Biases, Family, Features, Mlp, Norm, Positions, Real, Rotary, Scaling, Transformer, presets,
+    Biases, ConfigError, Family, Features, Mlp, Norm, Positions, Real, Rotary, Scaling, Transformer, presets,
 };
 
 /// The minimal job with this model.
@@ -34,6 +34,7 @@ fn every_field_about_a_models_features_that_is_written_is_taken() {
         epsilon: Real::new(1e-6),
         kv_heads: Some(4),
         head_size: Some(32),
+        qk_norm: true,
         inner_size: Some(320),
         mlp: Mlp::Relu2,
         bidirectional: true,
@@ -129,7 +130,7 @@ fn a_feature_makes_another_run_where_it_is_not_the_models_own() {
         crate::model_hash(&job.model, &job.training, "data")
     };
     let plain = hash("preset: llama-tiny");
-    let own = "ropeTheta: 500000, ropeScaling: {kind: none}, normEpsilon: 0.00001, attentionBias: false, mlpBias: false";
+    let own = "ropeTheta: 500000, ropeScaling: {kind: none}, normEpsilon: 0.00001, attentionBias: false, mlpBias: false, norm: rms, positions: rotary, qkNorm: false";
     assert_eq!(hash(&format!("preset: llama-tiny, {own}")), plain);
     let mut hashes = std::collections::BTreeSet::from([plain]);
     let others = [
@@ -141,9 +142,116 @@ fn a_feature_makes_another_run_where_it_is_not_the_models_own() {
         "normEpsilon: 1e-6",
         "attentionBias: true",
         "mlpBias: true",
+        "norm: layer",
+        "positions: learned",
+        "qkNorm: true",
     ];
     hashes.extend(others.map(|fields| hash(&format!("preset: llama-tiny, {fields}"))));
     assert_eq!(hashes.len(), 1 + others.len());
+}
+
+/// Sizes of a small model. The fields of a mix are added to them.
+const SIZES: &str = "layers: 2, hiddenSize: 32, heads: 4, sequenceLength: 16, vocabularySize: 40";
+
+#[test]
+fn a_model_of_sizes_alone_has_gpt2s_features() {
+    let with = |fields: &str| model(&format!("{SIZES}, {fields}")).features;
+    assert_eq!(model(SIZES).features, Features::GPT2);
+    assert_eq!(
+        with("norm: layer, positions: learned, qkNorm: false"),
+        Features::GPT2
+    );
+    // The angles where no preset has any: those of the paper.
+    let plain = Rotary {
+        theta: Real::new(10_000.0),
+        scaling: None,
+    };
+    let rotary = |rotary| Features {
+        positions: Positions::Rotary(rotary),
+        ..Features::GPT2
+    };
+    assert_eq!(with("positions: rotary"), rotary(plain));
+    let turned = Rotary {
+        theta: Real::new(5e5),
+        scaling: Some(Scaling::llama3(8.0)),
+    };
+    let fields = "positions: rotary, ropeTheta: 5e5, ropeScaling: {factor: 8}";
+    assert_eq!(with(fields), rotary(turned));
+}
+
+type Change = fn(&mut Features);
+
+#[test]
+fn norm_and_positions_of_a_preset_can_be_replaced() {
+    const CASES: [(&str, &str, Change); 9] = [
+        ("gpt2-tiny", "norm: rms", |f| f.norm = Norm::RmsNorm),
+        ("gpt2-tiny", "qkNorm: true", |f| f.qk_norm = true),
+        ("gpt2-tiny", "positions: rotary", |f| {
+            f.positions = Positions::Rotary(Rotary::ORIGINAL);
+        }),
+        ("llama-tiny", "norm: layer", |f| f.norm = Norm::LayerNorm),
+        ("llama-tiny", "qkNorm: true", |f| f.qk_norm = true),
+        ("qwen3-tiny", "qkNorm: false", |f| f.qk_norm = false),
+        ("llama3.2-1b", "positions: learned", |f| {
+            f.positions = Positions::Learned;
+        }),
+        // Written, but as the preset has it: its angles stay.
+        ("llama3.2-1b", "positions: rotary, norm: rms", |_| {}),
+        (
+            "llama3.2-1b",
+            "positions: rotary, ropeScaling: {kind: none}",
+            |f| {
+                f.positions = Positions::Rotary(Rotary {
+                    theta: Real::new(5e5),
+                    scaling: None,
+                });
+            },
+        ),
+    ];
+    for (name, fields, change) in CASES {
+        let mut expected = presets::preset(name).unwrap();
+        change(&mut expected.features);
+        assert_eq!(
+            model(&format!("preset: {name}, {fields}")),
+            expected,
+            "{name}, {fields}"
+        );
+    }
+}
+
+#[test]
+fn norms_and_positions_of_a_bert_can_be_replaced() {
+    let text = job("preset: bert-tiny, positions: rotary, norm: rms, qkNorm: true");
+    let text = with(&text, "steps: 200", "steps: 200\n    masking: {maskToken: 1}");
+    let mut expected = presets::preset("bert-tiny").unwrap();
+    expected.features.positions = Positions::Rotary(Rotary::ORIGINAL);
+    expected.features.norm = Norm::RmsNorm;
+    expected.features.qk_norm = true;
+    assert_eq!(parse_job(&text).unwrap().model.transformer(), Some(&expected));
+}
+
+#[test]
+fn a_mix_has_the_family_that_its_features_fit() {
+    let family = |fields: &str| Family::of(&model(&format!("{SIZES}, {fields}")).features);
+    let llama = "norm: rms, positions: rotary, mlp: swiglu, attentionBias: false, mlpBias: false";
+    assert_eq!(family(llama), Ok(Family::Llama));
+    assert_eq!(family(&format!("{llama}, qkNorm: true")), Ok(Family::Qwen3));
+    assert_eq!(family("norm: layer, positions: learned"), Ok(Family::Gpt2));
+    for mix in [
+        "norm: rms",
+        "positions: rotary",
+        "qkNorm: true",
+        "norm: rms, positions: rotary, qkNorm: true",
+    ] {
+        assert_eq!(family(mix), Err(ConfigError::Features), "{mix}");
+    }
+    // What a published folder says is the same model, with each number written out.
+    let llama = model(&format!("{SIZES}, {llama}, tiedHead: false"));
+    let mut written = llama.clone();
+    written.features.kv_heads = Some(4);
+    written.features.inner_size = Some(128);
+    let config = Family::Llama.config(&llama, 7);
+    assert_eq!(Family::read(&config), Ok((Family::Llama, written)));
 }
 
 #[test]
@@ -168,12 +276,37 @@ fn a_switch_of_biases_is_that_of_its_own_layers_alone() {
 const MISTAKES: &[(&str, &str)] = &[
     (
         "gpt2-tiny, ropeTheta: 1e4",
-        "spec.model.ropeTheta: 10000 — nothing, or a preset of Llama 3 or Qwen 3 in spec.model.preset: this model's positions are learned",
+        "spec.model.ropeTheta: 10000 — nothing, or rotary as spec.model.positions: learned positions have no angles",
     ),
     (
         "bert-tiny, ropeScaling: {factor: 8}",
-        "spec.model.ropeScaling: given — nothing, or a preset of Llama 3 or Qwen 3 in spec.model.preset: this model's positions are learned",
+        "spec.model.ropeScaling: given — nothing, or rotary as spec.model.positions: learned positions have no angles",
     ),
+    (
+        "llama-tiny, positions: learned, ropeTheta: 1e4",
+        "spec.model.ropeTheta: 10000 — nothing, or rotary as spec.model.positions: learned positions have no angles",
+    ),
+    (
+        "qwen3-tiny, positions: learned, ropeScaling: {factor: 8}",
+        "spec.model.ropeScaling: given — nothing, or rotary as spec.model.positions: learned positions have no angles",
+    ),
+    (
+        "gpt2-tiny, positions: alibi, ropeTheta: 1e4",
+        "spec.model.positions: \"alibi\" — learned or rotary",
+    ),
+    (
+        "gpt2-tiny, positions: rotary, headSize: 33",
+        "spec.model.headSize: 33 — an even number (hiddenSize by heads where it is left out): rotary positions turn pairs of a head's elements",
+    ),
+    (
+        "gpt2-tiny, positions: rotary, hiddenSize: 30, heads: 6",
+        "spec.model.headSize: 5 — an even number (hiddenSize by heads where it is left out): rotary positions turn pairs of a head's elements",
+    ),
+    (
+        "gpt2-tiny, norm: batch",
+        "spec.model.norm: \"batch\" — layer or rms",
+    ),
+    ("gpt2-tiny, qkNorm: 1", "spec.model.qkNorm: 1 — true or false"),
     (
         "llama-tiny, ropeTheta: 0",
         "spec.model.ropeTheta: 0 — a number above 0, at most 1000000000000",
@@ -247,9 +380,15 @@ fn every_mistake_in_features_is_reported() {
         assert_eq!(errors(&text), [*want]);
     }
     // The kind of positions of an unknown preset is not known.
-    let unknown = errors(&job("preset: llama4, ropeTheta: 1e4, ropeScaling: {factor: 8}"));
-    assert!(
-        unknown.len() == 1 && unknown[0].starts_with("spec.model.preset: \"llama4\""),
-        "{unknown:?}"
-    );
+    for fields in [
+        "ropeTheta: 1e4, ropeScaling: {factor: 8}",
+        "positions: rotary, ropeTheta: 1e4",
+        "positions: learned",
+    ] {
+        let unknown = errors(&job(&format!("preset: llama4, {fields}")));
+        assert!(
+            unknown.len() == 1 && unknown[0].starts_with("spec.model.preset: \"llama4\""),
+            "{unknown:?}"
+        );
+    }
 }

@@ -89,7 +89,7 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "gpt2-tiny",
         "qwen3-tiny, headSize: 33",
-        "spec.model.headSize: 33 — an even number (hiddenSize by heads where it is left out): positions turn pairs of a head's elements",
+        "spec.model.headSize: 33 — an even number (hiddenSize by heads where it is left out): rotary positions turn pairs of a head's elements",
     ),
     (
         "gpt2-tiny",
@@ -129,7 +129,7 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     (
         "gpt2-tiny",
         "gpt2-tiny, layer: 2",
-        "spec.model.layer: unknown field — one of `preset`, `layers`, `hiddenSize`, `heads`, `kvHeads`, `headSize`, `innerSize`, `mlp`, `sequenceLength`, `ropeTheta`, `ropeScaling`, `slidingWindow`, `bidirectional`, `vocabularySize`, `tiedHead`, `normEpsilon`, `attentionBias`, `mlpBias`, `logitSoftcap`, `dropout`, `exported`",
+        "spec.model.layer: unknown field — one of `preset`, `layers`, `hiddenSize`, `heads`, `kvHeads`, `headSize`, `qkNorm`, `innerSize`, `mlp`, `sequenceLength`, `positions`, `ropeTheta`, `ropeScaling`, `slidingWindow`, `bidirectional`, `vocabularySize`, `tiedHead`, `norm`, `normEpsilon`, `attentionBias`, `mlpBias`, `logitSoftcap`, `dropout`, `exported`",
     ),
     (
         "gpt2-tiny",
