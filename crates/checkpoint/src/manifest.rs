@@ -186,11 +186,15 @@ impl Manifest {
 const FIELDS: &[(&str, &str, &str)] = &[
     ("features.kvHeads", "kvHeads", "left out"),
     ("features.headSize", "headSize", "left out"),
+    ("features.qkNorm", "qkNorm", "false"),
     ("features.innerSize", "innerSize", "left out"),
     ("features.mlp", "mlp", "left out"),
     ("features.slidingWindow", "slidingWindow", "left out"),
     ("features.bidirectional", "bidirectional", "false"),
     ("features.logitSoftcap", "logitSoftcap", "left out"),
+    (POSITIONS_KIND, "positions", "learned"),
+    // A model with rotary positions takes samples of any length.
+    ("sequenceLength", "sequenceLength", "any"),
     ("features.positions.rotary.theta", "ropeTheta", "left out"),
     (SCALING_KIND, "ropeScaling.kind", "left out"),
     (
@@ -213,13 +217,18 @@ const FIELDS: &[(&str, &str, &str)] = &[
         "ropeScaling.originalSequenceLength",
         "left out",
     ),
+    ("features.norm", "norm", "layer"),
     ("features.epsilon", "normEpsilon", "1e-5"),
     ("features.bias.qkv", "attentionBias", "true"),
     ("features.bias.out", "attentionBias", "true"),
     ("features.bias.mlp", "mlpBias", "true"),
 ];
-/// This path is not in a model's description, which only has or omits the scaling.
+/// This path is not in a model's description, which only has or omits the angles.
+const POSITIONS_KIND: &str = "features.positions.kind";
+/// Nor is this one: the description has or omits the scaling.
 const SCALING_KIND: &str = "features.positions.rotary.scaling.kind";
+/// Values that have another name in a model's description than in a job file.
+const NAMES: &[(&str, &str)] = &[("rmsNorm", "rms"), ("swiGlu", "swiglu")];
 
 /// The fields that differ.
 fn differences(of_job: &BTreeMap<String, Value>, own: &BTreeMap<String, Value>) -> Vec<String> {
@@ -238,8 +247,14 @@ fn differences(of_job: &BTreeMap<String, Value>, own: &BTreeMap<String, Value>) 
 fn difference(path: &str, of_job: Option<&Value>, own: Option<&Value>) -> String {
     let known = FIELDS.iter().find(|(known, ..)| *known == path);
     let (field, absent) = known.map_or((path, "left out"), |(_, field, absent)| (*field, *absent));
-    let value = |of: Option<&Value>| of.map_or(absent.to_owned(), Value::to_string);
+    let value = |of: Option<&Value>| of.map_or(absent.to_owned(), in_a_job);
     format!("{field} {}, needed {}", value(of_job), value(own))
+}
+
+/// A value as a job file has it.
+fn in_a_job(value: &Value) -> String {
+    let other = NAMES.iter().find(|(described, _)| value == described);
+    other.map_or_else(|| value.to_string(), |(_, name)| format!("{name:?}"))
 }
 
 /// The fields of a model that determine its parameters, each by its path.
@@ -266,6 +281,7 @@ fn sizes(model: &Value) -> BTreeMap<String, Value> {
             "none"
         };
         sizes.insert(SCALING_KIND.to_owned(), kind.into());
+        sizes.insert(POSITIONS_KIND.to_owned(), "rotary".into());
     }
     sizes
 }
@@ -371,6 +387,26 @@ mod tests {
         );
         assert!(named(scaled, plain).contains(&r#"ropeScaling.kind "llama3", needed "none""#.to_owned()));
         assert!(named(scaled, scaled).is_empty());
+        let mixed = "preset: llama-tiny, norm: layer, qkNorm: true";
+        assert_eq!(
+            named(plain, mixed),
+            [r#"norm "rms", needed layer"#, "qkNorm false, needed true"]
+        );
+        let learned = "preset: llama-tiny, positions: learned";
+        assert_eq!(
+            named(plain, learned),
+            [
+                r#"positions "rotary", needed learned"#,
+                r#"ropeScaling.kind "none", needed left out"#,
+                "ropeTheta 500000.0, needed left out",
+                "sequenceLength any, needed 256",
+            ]
+        );
+        let ours = named("preset: gpt2-tiny", "preset: gpt2-tiny, mlp: swiglu, norm: rms");
+        assert_eq!(
+            ours,
+            [r#"mlp left out, needed "swiglu""#, r#"norm layer, needed "rms""#]
+        );
         let smaller = "preset: llama-tiny, kvHeads: 3, innerSize: 960";
         assert_eq!(
             named(plain, smaller),

@@ -3,7 +3,7 @@
 
 use varuna_api::manifest::{API_VERSION, KIND};
 use varuna_api::parse_job;
-use varuna_model::{Features, Mlp, Positions, Real, Scaling, Transformer, gpt2, presets};
+use varuna_model::{Features, Mlp, Norm, Positions, Real, Rotary, Scaling, Transformer, gpt2, presets};
 
 /// Fields of `spec.model` with their values as YAML: the preset, sizes, features.
 type Fields = Vec<(&'static str, String)>;
@@ -58,23 +58,44 @@ fn features(own: &Features, known: &Features) -> Fields {
     let switch = |of: fn(&Features) -> bool| differing(of(own), of(known)).map(|on| on.to_string());
     add("kvHeads", size(|f| f.kv_heads));
     add("headSize", size(|f| f.head_size));
+    add("qkNorm", switch(|f| f.qk_norm));
     add("innerSize", size(|f| f.inner_size));
     add(
         "mlp",
         differing(own.mlp, known.mlp).map(|mlp| mlp_name(mlp).to_owned()),
     );
-    if let (Positions::Rotary(own), Positions::Rotary(known)) = (own.positions, known.positions) {
-        add("ropeTheta", differing(own.theta, known.theta).map(of_model));
-        let scaling = differing(own.scaling, known.scaling);
-        add("ropeScaling", scaling.map(rope_scaling));
+    for (name, value) in positions(own.positions, known.positions) {
+        add(name, Some(value));
     }
     add("slidingWindow", size(|f| f.sliding_window));
     add("bidirectional", switch(|f| f.bidirectional));
+    let norm = differing(own.norm, known.norm).map(norm_name);
+    add("norm", norm.map(str::to_owned));
     add("normEpsilon", differing(own.epsilon, known.epsilon).map(of_model));
     add("attentionBias", switch(|f| f.bias.qkv));
     add("mlpBias", switch(|f| f.bias.mlp));
     let cap = differing(own.logit_softcap, known.logit_softcap).flatten();
     add("logitSoftcap", cap.map(of_model));
+    fields
+}
+
+/// The fields about positions that differ from the known ones.
+fn positions(own: Positions, known: Positions) -> Fields {
+    let mut fields = Fields::new();
+    let (own, known) = match (own, known) {
+        (Positions::Learned, Positions::Learned) => return fields,
+        (Positions::Learned, Positions::Rotary(_)) => return vec![("positions", "learned".to_owned())],
+        (Positions::Rotary(own), Positions::Rotary(known)) => (own, known),
+        (Positions::Rotary(own), Positions::Learned) => {
+            fields.push(("positions", "rotary".to_owned()));
+            // What a job has that says no more of them.
+            (own, Rotary::ORIGINAL)
+        }
+    };
+    let theta = differing(own.theta, known.theta).map(of_model);
+    fields.extend(theta.map(|theta| ("ropeTheta", theta)));
+    let scaling = differing(own.scaling, known.scaling).map(rope_scaling);
+    fields.extend(scaling.map(|scaling| ("ropeScaling", scaling)));
     fields
 }
 
@@ -102,6 +123,13 @@ fn rope_scaling(scaling: Option<Scaling>) -> String {
     let length = differing(scaling.original_length, usual.original_length);
     add("originalSequenceLength", length.map(|tokens| tokens.to_string()));
     text + "}"
+}
+
+fn norm_name(norm: Norm) -> &'static str {
+    match norm {
+        Norm::LayerNorm => "layer",
+        Norm::RmsNorm => "rms",
+    }
 }
 
 fn mlp_name(mlp: Mlp) -> &'static str {
@@ -154,7 +182,7 @@ fn says(part: &str, model: &Transformer) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use varuna_model::{Rotary, bert};
+    use varuna_model::bert;
 
     /// The text's fields, in the format of the guide.
     fn said(model: &Transformer) -> String {
@@ -230,6 +258,8 @@ mod tests {
             ..turned(500_000.0, Some(scaling))
         };
         llama.features.head_size = Some(96);
+        llama.features.qk_norm = true;
+        llama.features.norm = Norm::LayerNorm;
         llama.features.epsilon = Real::new(1e-6);
         llama.features.bias.qkv = true;
         llama.features.bias.out = true;
@@ -239,8 +269,8 @@ mod tests {
         llama.features.mlp = Mlp::Relu2;
         assert_eq!(
             said(&llama),
-            "{preset: llama3-8b, tiedHead: true, dropout: 0.1, headSize: 96, mlp: relu2, ropeScaling: {factor: 32, lowFrequencyFactor: 2.5, \
-             highFrequencyFactor: 5, originalSequenceLength: 64}, slidingWindow: 512, normEpsilon: 1e-6, attentionBias: true, mlpBias: true, \
+            "{preset: llama3-8b, tiedHead: true, dropout: 0.1, headSize: 96, qkNorm: true, mlp: relu2, ropeScaling: {factor: 32, lowFrequencyFactor: 2.5, \
+             highFrequencyFactor: 5, originalSequenceLength: 64}, slidingWindow: 512, norm: layer, normEpsilon: 1e-6, attentionBias: true, mlpBias: true, \
              logitSoftcap: 30}"
         );
     }
@@ -260,6 +290,46 @@ mod tests {
             said(&model),
             "{layers: 2, hiddenSize: 8, heads: 2, sequenceLength: 16, vocabularySize: 11, tiedHead: false}"
         );
+    }
+
+    #[test]
+    fn kinds_of_norm_and_positions_are_said_without_a_preset() {
+        let sizes = "layers: 2, hiddenSize: 8, heads: 2, sequenceLength: 16, vocabularySize: 11";
+        let with = |positions| {
+            let mut model = Transformer {
+                layers: 2,
+                hidden_size: 8,
+                heads: 2,
+                sequence_length: 16,
+                vocabulary_size: 11,
+                ..gpt2::SMALL
+            };
+            model.features.norm = Norm::RmsNorm;
+            model.features.qk_norm = true;
+            model.features.positions = positions;
+            said(&model)
+        };
+        assert_eq!(
+            with(Positions::Learned),
+            format!("{{{sizes}, qkNorm: true, norm: rms}}")
+        );
+        assert_eq!(
+            with(Positions::Rotary(Rotary::ORIGINAL)),
+            format!("{{{sizes}, qkNorm: true, positions: rotary, norm: rms}}")
+        );
+        let scaled = Rotary {
+            theta: Real::new(5e5),
+            scaling: Some(Scaling::llama3(8.0)),
+        };
+        assert_eq!(
+            with(Positions::Rotary(scaled)),
+            format!(
+                "{{{sizes}, qkNorm: true, positions: rotary, ropeTheta: 500000, ropeScaling: {{factor: 8}}, norm: rms}}"
+            )
+        );
+        let mut learned = preset("llama-tiny");
+        learned.features.positions = Positions::Learned;
+        assert_eq!(said(&learned), "{preset: llama-tiny, positions: learned}");
     }
 
     #[test]

@@ -486,13 +486,43 @@ fn invalid_safetensors_is_refused_with_the_librarys_error() {
     }
 }
 
+/// The model of a job file with these sizes and features, and no preset.
+fn mixed(features: &str) -> Transformer {
+    let sizes = "layers: 2, hiddenSize: 4, heads: 2, sequenceLength: 3, vocabularySize: 5";
+    let text = format!(
+        "{{apiVersion: varuna.dev/v1alpha1, kind: VarunaJob, metadata: {{name: j}}, spec: {{model: {{{sizes}, {features}}}, data: {{path: d}},
+        training: {{globalBatchSize: 1, steps: 1, optimizer: {{learningRate: 0.1}}}}}}}}"
+    );
+    let job = varuna_api::parse_job(&text).unwrap_or_else(|e| panic!("{features}: {e}"));
+    job.model.transformer().unwrap().clone()
+}
+
 #[test]
 fn a_model_of_no_family_is_refused() {
     let mut model = small(true);
     model.features.qk_norm = true;
-    let why = export(&model, &[]).unwrap_err().to_string();
-    assert!(
-        why.starts_with("no published family has the model's features"),
-        "{why}"
+    let mix = mixed("norm: rms, positions: rotary, qkNorm: true");
+    for model in [model, mix] {
+        let why = export(&model, &[]).unwrap_err().to_string();
+        assert!(
+            why.starts_with("no published family has the model's features"),
+            "{why}"
+        );
+    }
+}
+
+#[test]
+fn a_llama_that_no_preset_names_is_exported_as_one() {
+    let model = mixed(
+        "norm: rms, positions: rotary, mlp: swiglu, attentionBias: false, mlpBias: false, tiedHead: false",
     );
+    let shards = counting(&model);
+    let file = export(&model, &shards).unwrap();
+    let read = SafeTensors::deserialize(&file).unwrap();
+    for name in ["self_attn.q_proj", "mlp.gate_proj", "post_attention_layernorm"] {
+        let tensor = read.tensor(&format!("model.layers.1.{name}.weight"));
+        assert!(tensor.is_ok(), "{name}");
+    }
+    assert!(read.tensor("model.layers.1.self_attn.q_norm.weight").is_err());
+    assert_eq!(import(&model, StateId::INITIAL, &[&file]).unwrap(), shards);
 }
