@@ -9,14 +9,14 @@ use common::formulas::{self, Leaf};
 use common::{BERT_LIKE, Case, Counting, LLAMA_LIKE, QWEN_LIKE, engine};
 use tch::{Kind, Tensor};
 use varuna_api::{Packing, Precision};
-use varuna_model::{Features, Real, Transformer, Unit};
+use varuna_model::{Features, Norm, Real, Transformer, Unit};
 use varuna_plan::WorkerId;
 use varuna_torch::{NO_TARGET, vec_from_tensor};
 use varuna_worker::backend::Backend;
 use varuna_worker::engine::{Engine, Samples};
 use varuna_worker::inference::{Sampling, TrainedModel, Windows};
 
-/// Every family, with features in which its models differ.
+/// Every family, with features in which its models differ, and a mix that no family has.
 fn cases() -> Vec<(&'static str, Case)> {
     let of = |features, tied| Case {
         features,
@@ -28,12 +28,19 @@ fn cases() -> Vec<(&'static str, Case)> {
         logit_softcap: Some(Real::new(2.0)),
         ..LLAMA_LIKE
     };
+    let mixed = Features {
+        norm: Norm::RmsNorm,
+        positions: LLAMA_LIKE.positions,
+        qk_norm: true,
+        ..Features::GPT2
+    };
     vec![
         ("gpt2", of(Features::GPT2, true)),
         ("gpt2, untied", of(Features::GPT2, false)),
         ("llama", of(LLAMA_LIKE, true)),
         ("qwen3", of(QWEN_LIKE, false)),
         ("a window and a cap", of(more, false)),
+        ("a mix of features", of(mixed, true)),
     ]
 }
 

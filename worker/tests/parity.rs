@@ -419,20 +419,66 @@ fn llama_and_qwen_train_under_every_plan_like_their_formulas() {
             ..Case::default()
         };
         let name = format!("query norms {}, tied {tied}", features.qk_norm);
-        let unsplit = run(&case, &single(&case), STEPS);
-        let formulas = common::plain::train(&case, STEPS);
-        assert_close(&formulas, &unsplit, 1e-5, &format!("formulas, {name}"));
+        let unsplit = trained_like_its_formulas(&case, STEPS, &name);
         let (first, last) = (unsplit.losses[0], unsplit.losses[STEPS as usize - 1]);
         assert!(last < 0.9 * first && last.is_finite(), "{:?}", unsplit.losses);
-        for plan in [
-            shape(&case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2),
-            interleave(shape(&case, &[&[1, 2, 2, 1]], &[8], 1), 2, Recompute::None),
-        ] {
-            let runs = runs_by_recompute(&case, &plan, STEPS);
-            assert_close(&unsplit, &runs[0], 1e-5, &name);
-            assert_eq!(runs[0].parameters, runs[1].parameters, "{name}");
-            assert_eq!(runs[0].parameters, runs[2].parameters, "{name}");
-        }
+    }
+}
+
+/// The unsplit model, after it was compared with its formulas, and with itself under other plans and kinds of recompute.
+fn trained_like_its_formulas(case: &Case, steps: u64, name: &str) -> Trained {
+    let unsplit = run(case, &single(case), steps);
+    let formulas = common::plain::train(case, steps);
+    assert_close(&formulas, &unsplit, 1e-5, &format!("formulas, {name}"));
+    for plan in [
+        shape(case, &[&[1, 3, 2], &[4, 2]], &[3, 5], 2),
+        interleave(shape(case, &[&[1, 2, 2, 1]], &[8], 1), 2, Recompute::None),
+    ] {
+        let runs = runs_by_recompute(case, &plan, steps);
+        assert_close(&unsplit, &runs[0], 1e-5, name);
+        assert_eq!(runs[0].parameters, runs[1].parameters, "{name}");
+        assert_eq!(runs[0].parameters, runs[2].parameters, "{name}");
+    }
+    unsplit
+}
+
+/// The features of a job's model with the sizes of these tests, without a preset.
+fn of_a_job(fields: &str) -> Features {
+    let sizes = "layers: 2, hiddenSize: 32, heads: 4, sequenceLength: 16, vocabularySize: 40";
+    let text = format!(
+        "{{apiVersion: varuna.dev/v1alpha1, kind: VarunaJob, metadata: {{name: j}}, spec: {{model: {{{sizes}, {fields}}}, data: {{path: d}}, \
+         training: {{globalBatchSize: 8, steps: 1, optimizer: {{learningRate: 0.1}}}}}}}}"
+    );
+    let job = varuna_api::parse_job(&text).unwrap_or_else(|e| panic!("{fields}: {e}"));
+    job.model.transformer().expect("a transformer").features
+}
+
+#[test]
+fn mixes_of_a_job_file_train_like_their_formulas() {
+    let steps = 10;
+    let gpt2 = of_a_job("tiedHead: true");
+    assert_eq!(gpt2, Features::GPT2);
+    for fields in [
+        "norm: rms, positions: rotary, qkNorm: true",
+        "norm: rms, mlp: swiglu, kvHeads: 2, attentionBias: false",
+        "positions: rotary, ropeTheta: 100, ropeScaling: {factor: 8, originalSequenceLength: 10}, mlp: relu2, logitSoftcap: 0.5",
+        "qkNorm: true, kvHeads: 1, headSize: 12, slidingWindow: 5",
+    ] {
+        let of = |features, precision| Case {
+            dropout: 0.0,
+            features,
+            precision,
+            ..Case::default()
+        };
+        let features = of_a_job(fields);
+        let case = of(features, Precision::Fp32);
+        let unsplit = trained_like_its_formulas(&case, steps, fields);
+        let plain = run(&of(gpt2, Precision::Fp32), &single(&case), steps);
+        assert_ne!(unsplit.losses, plain.losses, "{fields} change something");
+        let cut_inside_a_block = shape(&case, &[&[2, 4], &[6]], &[5, 3], 2);
+        let narrow = run(&of(features, Precision::Bf16), &cut_inside_a_block, steps);
+        assert_losses_close(&unsplit, &narrow, BF16_OFF, fields);
+        assert_ne!(narrow.losses, unsplit.losses, "{fields}");
     }
 }
 
@@ -543,10 +589,17 @@ fn masked_training_matches_the_formulas() {
         mask_loss: false,
         ..PACKED
     };
+    let mixed = Features {
+        norm: Norm::RmsNorm,
+        positions: ROTARY,
+        qk_norm: true,
+        ..BERT_LIKE
+    };
     for (name, features, packing) in [
         ("GPT-2's features", Features::GPT2, Packing::default()),
         ("Qwen's features", QWEN_LIKE, Packing::default()),
         ("BERT", BERT_LIKE, Packing::default()),
+        ("BERT, RMS norm and rotary positions", mixed, Packing::default()),
         ("BERT and documents", BERT_LIKE, of_documents),
         ("documents", LLAMA_LIKE, of_documents),
     ] {
