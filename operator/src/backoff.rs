@@ -2,6 +2,8 @@
 //! busy. This is kept in memory only: another leader tries everything once.
 
 use crate::decide::{Failure, JobPart, ObservedJob};
+use crate::error::Error;
+use crate::resource::job_ref;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -41,6 +43,19 @@ impl LastFailure {
 pub struct Backoff(Mutex<BTreeMap<String, BTreeMap<JobPart, LastFailure>>>);
 
 impl Backoff {
+    /// Notes what has failed, for the report, and for when it is tried again. Returns the kind of the error.
+    ///
+    /// # Errors
+    /// The error itself, if something has changed in the meantime: then there is nothing to report, and all is decided again.
+    pub fn note(&self, job: &ObservedJob, error: Error) -> Result<&'static str, Error> {
+        let Some((part, message)) = error.failure() else {
+            return Err(error);
+        };
+        tracing::warn!(%error, job = %job_ref(&job.namespace, &job.name), "will be tried again");
+        self.failed(job, part, &message);
+        Ok(error.kind())
+    }
+
     /// A part failed.
     pub fn failed(&self, job: &ObservedJob, part: JobPart, message: &str) {
         self.failed_at(Instant::now(), job, part, message);
@@ -170,6 +185,21 @@ mod tests {
         assert_eq!(backoff.failures_at(now, &job(2)), []);
         backoff.failed_at(now + FORGOTTEN, &job(1), JobPart::Pods, "quota");
         assert_eq!(backoff.failures_at(now + FORGOTTEN, &job(1))[0].retry_in, 1);
+    }
+
+    #[test]
+    fn a_refusal_is_noted_and_a_change_in_the_meantime_is_not() {
+        let backoff = Backoff::default();
+        let changed = backoff.note(&job(1), Error::Stale);
+        assert!(matches!(changed, Err(Error::Stale)), "{changed:?}");
+        assert_eq!(backoff.failures(&job(1)), []);
+        let refused = backoff.note(&job(1), Error::coordinator("no certificate"));
+        assert_eq!(refused.unwrap(), "refused");
+        let noted = backoff.failures(&job(1));
+        assert_eq!(
+            (noted[0].part, noted[0].message.as_str()),
+            (JobPart::Coordinator, "no certificate")
+        );
     }
 
     #[test]

@@ -9,21 +9,16 @@ use crate::cluster::publish::Publisher;
 use crate::decide::Settings;
 use crate::health::Health;
 use crate::index::Index;
+use crate::parsed_specs::ParsedSpecs;
 use crate::probes::Probes;
 use crate::resource::JobRef;
 use kube::Client;
-use parking_lot::Mutex;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::Sender;
-use varuna_api::Job;
 
 /// Jobs that are reconciled concurrently.
 const RECONCILED_CONCURRENTLY: usize = 32;
-
-/// Generation of a spec and the label with the job's queue, and the spec or everything that is wrong with it.
-type ParsedSpec = ((i64, BTreeMap<String, String>), Result<Job, String>);
 
 /// What all reconciliations share.
 pub struct Context {
@@ -47,9 +42,8 @@ pub struct Context {
     pub probes: Probes,
     /// What failed and is not tried again yet.
     pub backoff: Backoff,
-    /// The jobs' specs, by uid: a spec is parsed once. They are boxed, because a map of such large values would leave much of its memory
-    /// empty.
-    pub specs: Mutex<BTreeMap<String, Box<ParsedSpec>>>,
+    /// The jobs' specs, as they were parsed last.
+    pub specs: ParsedSpecs,
     /// Permits to reconcile a job. Jobs get them in the order in which they ask.
     pub reconciliations: Semaphore,
 }
@@ -80,7 +74,7 @@ impl Context {
             health,
             probes: Probes::new(changed),
             backoff: Backoff::default(),
-            specs: Mutex::default(),
+            specs: ParsedSpecs::default(),
             reconciliations: Semaphore::new(RECONCILED_CONCURRENTLY),
         }
     }

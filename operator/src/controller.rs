@@ -232,7 +232,7 @@ async fn forget_deleted_jobs(context: &Context, jobs: Store<JobObject>) {
         context.health.metrics.jobs.retain(exists);
         context.index.pods.lock().retain(exists);
         context.index.runs.lock().retain(|uid| uids.contains(uid));
-        context.specs.lock().retain(|uid, _| uids.contains(uid));
+        context.specs.retain(|uid| uids.contains(uid));
         context.publisher.retain(|uid| uids.contains(uid));
         context.backoff.retain(|uid| uids.contains(uid));
         context.applier.retain(|uid| uids.contains(uid));

@@ -7,6 +7,15 @@ use std::time::Duration;
 /// What takes longer has failed: an API server that does not answer must not hold a job for ever.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
+/// What calls give within the deadline.
+///
+/// # Errors
+/// They fail, or do not end before the deadline.
+pub(crate) async fn within<T>(calls: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let result = tokio::time::timeout(DEADLINE, calls).await;
+    result.unwrap_or(Err(Error::Timeout))
+}
+
 /// Why a reconciliation failed; it is tried again.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

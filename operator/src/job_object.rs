@@ -1,8 +1,7 @@
 //! The object of a `VarunaJob`, as the operator keeps it.
 
 use crate::decide::ObservedJob;
-use crate::object_document::ObjectDocument;
-use crate::observe::readable_fields;
+use crate::object_document::{ObjectDocument, readable_fields};
 use k8s_openapi::NamespaceResourceScope;
 use kube::api::{ApiResource, ObjectMeta};
 use kube::{Resource, ResourceExt as _};

@@ -2,7 +2,9 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, OwnerReference, Time};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// All of [`ObjectMeta`] except the managed fields: they are never used here, are often the longest part of an object, and each of their
@@ -49,10 +51,23 @@ impl ObjectDocument {
     }
 }
 
+/// A JSON document with only those of its fields that this release can read.
+pub(crate) fn parse_known_fields<T: DeserializeOwned + Default>(text: &str) -> T {
+    serde_json::from_str(text)
+        .unwrap_or_else(|_| readable_fields(serde_json::from_str(text).unwrap_or_default()))
+}
+
+/// A document, of which not all can be read, with only those of its fields that can.
+pub(crate) fn readable_fields<T: DeserializeOwned + Default>(mut document: Value) -> T {
+    if let Value::Object(fields) = &mut document {
+        fields.retain(|name, field| serde_json::from_value::<T>(json!({ name: field })).is_ok());
+    }
+    serde_json::from_value(document).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn metadata_is_read_whole_but_for_what_managers_have_set() {

@@ -1,68 +1,178 @@
-//! Converts the cluster's objects to what decisions are made from. Pure.
+//! What one reconciliation observes of its job: reads it from the index, and from the API server only what no watch has shown. Decides
+//! nothing about the job.
 
-use crate::decide::{ObservedNode, ObservedRun, ObservedTaint, Settings};
+use crate::cluster::ownership::is_of;
+use crate::context::Context;
+use crate::decide::objects::{JOB_LABEL, record_name};
+use crate::decide::{JobPart, Observed, ObservedJob, ObservedNode, coordinator_failure};
+use crate::error::{Error, within};
+use crate::index::{IndexedPod, JobKey, resource_version};
+use crate::job_object::JobObject;
 use crate::node_object::NodeObject;
-use kube::ResourceExt;
-use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
-use varuna_api::crd::{RunGoal, RunSpec, RunStatus};
+use crate::resource::job_ref;
+use crate::run_object::RunObject;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::ListParams;
+use kube::{Api, Resource as _};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use varuna_api::crd::Time;
 
-/// What the coordinator in charge by these orders reports: none where none is wanted, and empty before it has reported. `status`: the
-/// report, as JSON; what this release cannot read of it is left out.
-#[must_use]
-pub fn reports(orders: &RunSpec, status: &str) -> Option<ObservedRun> {
-    if orders.goal == RunGoal::None {
-        return None;
-    }
-    let status: RunStatus = parse_known_fields(status);
-    if status.coordinator != orders.coordinator {
-        return Some(ObservedRun::default());
-    }
-    Some(ObservedRun {
-        snapshot: status.state,
-        loss: status.loss,
-        skipped_steps: status.skipped_steps,
-        loss_scale: status.loss_scale,
-        checkpoints: status.checkpoints,
-        address: status.address.and_then(|a| a.parse().ok()),
-        health_address: status.health_address.and_then(|a| a.parse().ok()),
-        messages: status.messages,
-        recoveries: status.recoveries,
-        ended: status.end,
-    })
+/// A job as it was seen: its object, its run, and what decisions are made from.
+pub(crate) struct Seen<'a> {
+    /// The job's object.
+    pub(crate) object: &'a JobObject,
+    /// The job's `VarunaRun`, if it has one.
+    pub(crate) run: Option<Arc<RunObject>>,
+    /// What decisions are made from.
+    pub(crate) observed: Observed,
+    /// When the job ended, as its object shows.
+    pub(crate) shown_end: Option<Time>,
+    /// The kind of the error, if something could not be read.
+    pub(crate) failed: Option<&'static str>,
 }
 
-/// A JSON document with only those of its fields that this release can read.
-fn parse_known_fields<T: DeserializeOwned + Default>(text: &str) -> T {
-    serde_json::from_str(text)
-        .unwrap_or_else(|_| readable_fields(serde_json::from_str(text).unwrap_or_default()))
+/// Observes one job.
+pub(crate) struct Observer<'a> {
+    object: &'a JobObject,
+    context: &'a Context,
 }
 
-/// A document, of which not all can be read, with only those of its fields that can.
-pub(crate) fn readable_fields<T: DeserializeOwned + Default>(mut document: Value) -> T {
-    if let Value::Object(fields) = &mut document {
-        fields.retain(|name, field| serde_json::from_value::<T>(json!({ name: field })).is_ok());
+impl<'a> Observer<'a> {
+    /// An observer of the job with this object.
+    pub(crate) fn new(object: &'a JobObject, context: &'a Context) -> Observer<'a> {
+        Observer { object, context }
     }
-    serde_json::from_value(document).unwrap_or_default()
+
+    /// What the watches have shown of the job. `reads_pods`: the pods' watch has not shown for a while what was done, so the pods are read.
+    ///
+    /// # Errors
+    /// The object is older than one that the watch has shown since. What cannot be read is noted, and is no error here.
+    pub(crate) async fn observe(&self, mut job: ObservedJob, reads_pods: bool) -> Result<Seen<'a>, Error> {
+        let context = self.context;
+        let shown_end = job.status.completion_time.clone();
+        let version = resource_version(self.object.meta());
+        if let Some(reported) = context.publisher.status(&job.uid, version)? {
+            job.status = reported;
+        }
+        let run = context.index.runs.lock().of(&job.namespace, &record_name(&job));
+        let run = run.filter(|run| is_of(&run.metadata, &job));
+        let (pods, unread) = self.pods(&job, reads_pods).await;
+        let mut observed = self.observed(job, run.as_deref(), &pods);
+        if let Some((number, why)) = coordinator_failure(&observed) {
+            let job = &observed.job;
+            context
+                .backoff
+                .attempt_failed(job, JobPart::Coordinator, number, &why);
+            observed.failures = context.backoff.failures(job);
+        }
+        let mut failed = None;
+        if let Some(error) = unread {
+            failed = Some(context.backoff.note(&observed.job, error)?);
+            observed.failures = context.backoff.failures(&observed.job);
+            assume_ready(&pods, &mut observed.nodes);
+        }
+        Ok(Seen {
+            object: self.object,
+            run,
+            observed,
+            shown_end,
+            failed,
+        })
+    }
+
+    /// What decisions are made from, as far as it is known now.
+    fn observed(&self, job: ObservedJob, run: Option<&RunObject>, pods: &[Arc<IndexedPod>]) -> Observed {
+        let context = self.context;
+        let (coordinators, workers): (Vec<_>, Vec<_>) = pods.iter().partition(|pod| pod.is_coordinator);
+        let observed_pods = |pods: Vec<&Arc<IndexedPod>>| pods.iter().map(|pod| pod.observed()).collect();
+        Observed {
+            nodes: self.nodes(&job, pods),
+            pods: observed_pods(workers),
+            coordinators: observed_pods(coordinators),
+            orders: run.and_then(|run| run.orders.clone()),
+            run: run.and_then(|run| run.reports.clone()),
+            coordinator_probe: context.probes.probe(&job.uid),
+            failures: context.backoff.failures(&job),
+            now: Timestamp::now().as_second(),
+            settings: context.settings.clone(),
+            queue: context.index.queues.lock().of(&job),
+            job,
+        }
+    }
+
+    /// The job's pods; and why they, or their nodes, could not be read, where the watches have not shown them.
+    async fn pods(&self, job: &ObservedJob, reads_pods: bool) -> (Vec<Arc<IndexedPod>>, Option<Error>) {
+        let key = (job.namespace.clone(), job.name.clone());
+        let unread = if reads_pods {
+            within(self.read_pods(&key)).await.err()
+        } else {
+            None
+        };
+        let pods: Vec<Arc<IndexedPod>> = {
+            let all = self.context.index.pods.lock();
+            let own = all.of(&key).filter(|pod| pod.is_of(&job.uid));
+            own.cloned().collect()
+        };
+        if unread.is_some() {
+            return (pods, unread);
+        }
+        let unread = within(self.read_unknown_nodes(&pods)).await.err();
+        (pods, unread)
+    }
+
+    /// Reads the job's pods from the API server. Otherwise pods that were created, but that the watch does not show because it is cut off,
+    /// would be created once more.
+    async fn read_pods(&self, key: &JobKey) -> Result<(), Error> {
+        let (namespace, job) = key;
+        let pods: Api<Pod> = Api::namespaced(self.context.client.clone(), namespace);
+        let of_job = ListParams::default().labels(&format!("{JOB_LABEL}={job}"));
+        let listed = pods.list(&of_job).await?;
+        tracing::warn!(job = %job_ref(namespace, job), "no watch has shown what was done to its pods: they are read");
+        self.context.index.pods.lock().read(key, &listed.items);
+        Ok(())
+    }
+
+    /// The nodes that matter to the job: those of its pods, those that its pods have to avoid, those on which something failed lately, and
+    /// those that announce their end.
+    fn nodes(&self, job: &ObservedJob, pods: &[Arc<IndexedPod>]) -> BTreeMap<String, ObservedNode> {
+        let of_pods = pods.iter().filter_map(|pod| pod.node());
+        let avoided = pods.iter().flat_map(|pod| pod.avoids());
+        let failed = job.status.recent_failures.iter();
+        let failed = failed.filter_map(|failure| failure.node.as_deref());
+        let names = of_pods.chain(avoided).chain(failed);
+        let signals = job
+            .spec
+            .as_ref()
+            .map_or(&[][..], |spec| &spec.disruption.node_signals);
+        self.context.index.nodes.lock().of(names, signals)
+    }
+
+    /// Reads the nodes of pods that no watch has shown yet: pods and nodes come by two watches, and a pod whose node is gone is lost.
+    async fn read_unknown_nodes(&self, pods: &[Arc<IndexedPod>]) -> Result<(), Error> {
+        let unknown: BTreeSet<&str> = {
+            let nodes = self.context.index.nodes.lock();
+            let names = pods.iter().filter_map(|pod| pod.node());
+            names.filter(|name| !nodes.knows(name)).collect()
+        };
+        let all: Api<NodeObject> = Api::all(self.context.client.clone());
+        for name in unknown {
+            if let Some(node) = all.get_opt(name).await? {
+                self.context.index.node_read(&node);
+            }
+        }
+        Ok(())
+    }
 }
 
-/// A node.
-#[must_use]
-pub fn node(node: &NodeObject, settings: &Settings) -> ObservedNode {
-    let conditions = node.conditions();
-    let taints = node.taints().map(|taint| ObservedTaint {
-        key: taint.key.clone(),
-        added_at: taint.added_at(),
-    });
-    ObservedNode {
-        // A node that says nothing of itself is new.
-        ready: conditions.iter().all(|c| c.kind != "Ready" || c.status == "True"),
-        taints: taints.collect(),
-        conditions: conditions
-            .iter()
-            .filter(|c| c.status == "True")
-            .map(|c| c.kind.clone())
-            .collect(),
-        domain: settings.domain(node.labels()),
+/// Takes the nodes of pods that could not be read for ready: nothing is carried out now, and nothing is to be reported about them.
+fn assume_ready(pods: &[Arc<IndexedPod>], nodes: &mut BTreeMap<String, ObservedNode>) {
+    for name in pods.iter().filter_map(|pod| pod.node()) {
+        let ready = || ObservedNode {
+            ready: true,
+            ..ObservedNode::default()
+        };
+        nodes.entry(name.to_owned()).or_insert_with(ready);
     }
 }

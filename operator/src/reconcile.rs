@@ -1,31 +1,20 @@
-//! Reconciles one job: observe -> decide -> carry out -> report. Reports are published separately (`cluster/publish.rs`).
+//! Reconciles one job: observe -> decide -> carry out -> report. Joins these parts and says when the job is reconciled again; each part is
+//! in a module of its own. Reports are published separately (`cluster/publish.rs`).
 
-use crate::cluster::orders;
-use crate::cluster::ownership::is_of;
-use crate::cluster::pod_writer::PodDocument;
-use crate::cluster::record::begin_run;
-use crate::cluster::workloads;
+use crate::carry_out::{Carried, Execution, pods_to_create};
 use crate::context::Context;
-use crate::decide::objects::{JOB_LABEL, record_name};
 use crate::decide::{
-    Decision, JobPart, News, Observed, ObservedJob, ObservedNode, PodVerdict, Report, coordinator_failure,
-    decide, deletion_events, report, waits_for_server,
+    Decision, News, Observed, PodVerdict, Report, decide, deletion_events, report, waits_for_server,
 };
-use crate::error::{DEADLINE, Error};
-use crate::index::{IndexedPod, JobKey, resource_version};
+use crate::error::Error;
 use crate::job_object::JobObject;
-use crate::node_object::NodeObject;
+use crate::observe::Observer;
 use crate::resource::job_ref;
-use crate::run_object::RunObject;
-use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::jiff::Timestamp;
-use kube::api::ListParams;
+use kube::ResourceExt;
 use kube::runtime::controller::Action;
-use kube::{Api, Resource as _, ResourceExt};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use varuna_api::crd::{Status, Time};
 
 /// Without any event a job is reconciled at this interval: no watch promises every event. Longer than the longest pause between two reports of a
 /// coordinator (300 s): a job that trains undisturbed is reconciled once for each report, and not once more just before it.
@@ -42,291 +31,82 @@ const SOON: Duration = Duration::from_secs(1);
 /// Something has changed in the meantime; all of it is tried again. What is refused or not answered is reported instead, and tried again later each time.
 pub async fn reconcile(object: Arc<JobObject>, context: Arc<Context>) -> Result<Action, Error> {
     let began = Instant::now();
-    let mut failed = None;
-    let result = reconcile_job(&object, &context, &mut failed).await;
-    let kind = result.as_ref().err().map(Error::kind).or(failed);
-    context.health.metrics.reconciled(began.elapsed(), kind);
-    result
+    let result = reconcile_job(&object, &context).await;
+    let failed = result
+        .as_ref()
+        .map_or_else(|error| Some(error.kind()), |(_, failed)| *failed);
+    context.health.metrics.reconciled(began.elapsed(), failed);
+    result.map(|(action, _)| action)
 }
 
-/// What a call gives within the deadline.
-async fn within<T>(call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-    let result = tokio::time::timeout(DEADLINE, call).await;
-    result.unwrap_or(Err(Error::Timeout))
-}
-
-/// Notes that something has failed, for the report, and when it is tried again.
-///
-/// # Errors
-/// Something has changed in the meantime: there is nothing to report.
-fn note_failure(
-    job: &ObservedJob,
-    error: Error,
-    context: &Context,
-    kind: &mut Option<&'static str>,
-) -> Result<(), Error> {
-    let Some((part, message)) = error.failure() else {
-        return Err(error);
-    };
-    tracing::warn!(%error, job = %job_ref(&job.namespace, &job.name), "will be tried again");
-    context.backoff.failed(job, part, &message);
-    *kind = Some(error.kind());
-    Ok(())
-}
-
-/// `failed`: the kind of the error that is reported, if there is one.
+/// Returns when the job is reconciled again, and the kind of the error that is reported, if there is one.
 async fn reconcile_job(
     object: &JobObject,
     context: &Context,
-    failed: &mut Option<&'static str>,
-) -> Result<Action, Error> {
+) -> Result<(Action, Option<&'static str>), Error> {
     if object.is_managed_by_another() {
         // It cannot become ours: the API server refuses that.
-        return Ok(Action::await_change());
+        return Ok((Action::await_change(), None));
     }
-    let job = observed_job(object, context);
+    let job = context.specs.job(object);
     let key = (job.namespace.clone(), job.name.clone());
-    let unmet = context.index.pods.lock().unmet(Instant::now(), &key);
-    if let Some(left) = unmet.filter(|left| !left.is_zero()) {
+    let unmet = || context.index.pods.lock().unmet(Instant::now(), &key);
+    let waits = unmet();
+    if let Some(left) = waits.filter(|left| !left.is_zero()) {
         // The watch will show what was done, and then this job is reconciled again.
-        return Ok(Action::requeue(left));
+        return Ok((Action::requeue(left), None));
     }
-    let seen = observe(job, object, unmet.is_some(), context, failed).await?;
+    let seen = Observer::new(object, context)
+        .observe(job, waits.is_some())
+        .await?;
     let observed = &seen.observed;
     let job = &observed.job;
     let mut decision = decide(observed);
     let pods = pods_to_create(&mut decision);
-    let mut latest = INTERVAL;
+    let (mut failed, mut left_in) = (seen.failed, None);
     if !waits_for_server(&observed.failures) {
         // This comes first: once the pods are gone, the reasons are no longer known, and the actions may fail or be ended by the deadline.
         for note in deletion_events(&decision) {
             context.publisher.note(job, &note);
         }
-        match within(carry_out(&seen, &decision, &pods, context)).await {
-            Ok(Carried::JobDeleted) => return Ok(Action::await_change()),
+        let execution = Execution {
+            seen: &seen,
+            decision: &decision,
+            pods: &pods,
+            context,
+        };
+        match execution.run().await {
+            Ok(Carried::JobDeleted) => return Ok((Action::await_change(), failed)),
             Ok(carried) => {
                 if let Carried::Partly(again) = carried {
-                    latest = again;
+                    left_in = Some(again);
                 }
                 context.backoff.succeeded(job, &observed.failures);
             }
-            Err(error) => note_failure(job, error, context, failed)?,
+            Err(error) => failed = Some(context.backoff.note(job, error)?),
         }
     }
     let report = report(observed, &decision, &context.backoff.failures(job));
     measure(observed, &decision, &report, context);
     let news = context.publisher.report(job, &report);
     follow_coordinator(observed, context);
-    let again = report.reconcile_in.and_then(|s| u64::try_from(s).ok());
-    let again = again.map_or(INTERVAL, Duration::from_secs);
+    Ok((Action::requeue(due_in(&report, news, left_in, unmet())), failed))
+}
+
+/// When a job is reconciled again if nothing happens before. `left_in`: when the rest of the decision is to be carried out; `unmet`: how long
+/// it waits at most for what is expected of its pods.
+fn due_in(report: &Report, news: News, left_in: Option<Duration>, unmet: Option<Duration>) -> Duration {
+    let asked = report.reconcile_in.and_then(|s| u64::try_from(s).ok());
+    let asked = asked.map_or(INTERVAL, Duration::from_secs);
     // The next decision may depend on this report. No watch reports it, because only this program writes statuses.
-    if news == News::Facts {
-        latest = SOON;
-    }
-    // A watch that is cut off does not report pods either.
-    let unmet = context.index.pods.lock().unmet(Instant::now(), &key);
-    let latest = latest.min(unmet.unwrap_or(INTERVAL)).max(SOON);
-    Ok(Action::requeue(again.clamp(SOON, latest)))
-}
-
-/// A job as it was seen: its object, its run, and what decisions are made from.
-struct Seen<'a> {
-    object: &'a JobObject,
-    run: Option<Arc<RunObject>>,
-    observed: Observed,
-    /// When the job ended, as its object shows.
-    shown_end: Option<Time>,
-}
-
-/// Whether everybody can see that a job has ended and how: what was reported may not be written yet.
-fn shows_its_end(shown: Option<&Time>, reported: &Status) -> bool {
-    shown.is_some() && shown == reported.completion_time.as_ref()
-}
-
-/// What the watches have shown. `reads_pods`: the pods' watch has not shown for a while what was done.
-async fn observe<'a>(
-    mut job: ObservedJob,
-    object: &'a JobObject,
-    reads_pods: bool,
-    context: &Context,
-    failed: &mut Option<&'static str>,
-) -> Result<Seen<'a>, Error> {
-    let shown_end = job.status.completion_time.clone();
-    let reported = context
-        .publisher
-        .status(&job.uid, resource_version(object.meta()))?;
-    if let Some(reported) = reported {
-        job.status = reported;
-    }
-    let run = context.index.runs.lock().of(&job.namespace, &record_name(&job));
-    let run = run.filter(|run| is_of(&run.metadata, &job));
-    let (pods, unread) = pods_of(&job, reads_pods, context).await;
-    let (coordinators, workers): (Vec<_>, Vec<_>) = pods.iter().partition(|pod| pod.is_coordinator);
-    let observed_pods = |pods: Vec<&Arc<IndexedPod>>| pods.iter().map(|pod| pod.observed()).collect();
-    let mut observed = Observed {
-        nodes: nodes_of(&job, &pods, context),
-        pods: observed_pods(workers),
-        coordinators: observed_pods(coordinators),
-        orders: run.as_ref().and_then(|run| run.orders.clone()),
-        run: run.as_ref().and_then(|run| run.reports.clone()),
-        coordinator_probe: context.probes.probe(&job.uid),
-        failures: context.backoff.failures(&job),
-        now: Timestamp::now().as_second(),
-        settings: context.settings.clone(),
-        queue: context.index.queues.lock().of(&job),
-        job,
-    };
-    if let Some((number, why)) = coordinator_failure(&observed) {
-        let job = &observed.job;
-        context
-            .backoff
-            .attempt_failed(job, JobPart::Coordinator, number, &why);
-        observed.failures = context.backoff.failures(job);
-    }
-    if let Some(error) = unread {
-        note_failure(&observed.job, error, context, failed)?;
-        observed.failures = context.backoff.failures(&observed.job);
-        // Nothing is carried out now, and nothing is reported about nodes that could not be read.
-        for name in pods.iter().filter_map(|pod| pod.node()) {
-            let ready = || ObservedNode {
-                ready: true,
-                ..ObservedNode::default()
-            };
-            observed.nodes.entry(name.to_owned()).or_insert_with(ready);
-        }
-    }
-    Ok(Seen {
-        object,
-        run,
-        observed,
-        shown_end,
-    })
-}
-
-/// A job's pods; and why they, or their nodes, could not be read, where the watches have not shown them.
-async fn pods_of(
-    job: &ObservedJob,
-    reads_pods: bool,
-    context: &Context,
-) -> (Vec<Arc<IndexedPod>>, Option<Error>) {
-    let key = (job.namespace.clone(), job.name.clone());
-    let unread = if reads_pods {
-        within(read_pods(&key, context)).await.err()
+    let latest = if news == News::Facts {
+        SOON
     } else {
-        None
+        left_in.unwrap_or(INTERVAL)
     };
-    let pods: Vec<Arc<IndexedPod>> = {
-        let all = context.index.pods.lock();
-        let own = all.of(&key).filter(|pod| pod.is_of(&job.uid));
-        own.cloned().collect()
-    };
-    if unread.is_some() {
-        return (pods, unread);
-    }
-    let unread = within(find_nodes(&pods, context)).await.err();
-    (pods, unread)
-}
-
-/// Reads a job's pods from the API server. Otherwise pods that were created, but that the watch does not show because it is cut off, would be
-/// created once more.
-async fn read_pods(key: &JobKey, context: &Context) -> Result<(), Error> {
-    let (namespace, job) = key;
-    let pods: Api<Pod> = Api::namespaced(context.client.clone(), namespace);
-    let of_job = ListParams::default().labels(&format!("{JOB_LABEL}={job}"));
-    let listed = pods.list(&of_job).await?;
-    tracing::warn!(job = %job_ref(namespace, job), "no watch has shown what was done to its pods: they are read");
-    context.index.pods.lock().read(key, &listed.items);
-    Ok(())
-}
-
-/// The nodes that matter to a job: those of its pods, those that its pods have to avoid, those on which something failed lately, and those
-/// that announce their end.
-fn nodes_of(
-    job: &ObservedJob,
-    pods: &[Arc<IndexedPod>],
-    context: &Context,
-) -> BTreeMap<String, ObservedNode> {
-    let of_pods = pods.iter().filter_map(|pod| pod.node());
-    let avoided = pods.iter().flat_map(|pod| pod.avoids());
-    let failed = job.status.recent_failures.iter();
-    let failed = failed.filter_map(|failure| failure.node.as_deref());
-    let names = of_pods.chain(avoided).chain(failed);
-    let signals = job
-        .spec
-        .as_ref()
-        .map_or(&[][..], |spec| &spec.disruption.node_signals);
-    context.index.nodes.lock().of(names, signals)
-}
-
-/// Reads the nodes of pods that no watch has shown yet: pods and nodes come by two watches, and a pod whose node is gone is lost.
-async fn find_nodes(pods: &[Arc<IndexedPod>], context: &Context) -> Result<(), Error> {
-    let unknown: BTreeSet<&str> = {
-        let nodes = context.index.nodes.lock();
-        let names = pods.iter().filter_map(|pod| pod.node());
-        names.filter(|name| !nodes.knows(name)).collect()
-    };
-    let all: Api<NodeObject> = Api::all(context.client.clone());
-    for name in unknown {
-        if let Some(node) = all.get_opt(name).await? {
-            context.index.node_read(&node);
-        }
-    }
-    Ok(())
-}
-
-/// How far a decision was carried out.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Carried {
-    /// The decision was carried out completely.
-    Whole,
-    /// Something is left to do, after this time.
-    Partly(Duration),
-    /// The job is deleted, as its time is over.
-    JobDeleted,
-}
-
-/// Takes the pods to create out of a decision: nothing else reads them.
-fn pods_to_create(decision: &mut Decision<'_>) -> Vec<PodDocument> {
-    let pods = std::mem::take(&mut decision.create);
-    pods.iter().map(PodDocument::new).collect()
-}
-
-/// Orders come before pods: a coordinator hears of a deletion before its worker does. Objects that are missing come before pods, which need
-/// them; the others after, and only while few jobs need that.
-async fn carry_out(
-    seen: &Seen<'_>,
-    decision: &Decision<'_>,
-    pods: &[PodDocument],
-    context: &Context,
-) -> Result<Carried, Error> {
-    let job = &seen.observed.job;
-    if decision.delete_job && shows_its_end(seen.shown_end.as_ref(), &job.status) {
-        // All that belongs to it goes with it, whatever could not be written of that.
-        let read = seen.object.resource_version();
-        context.applier.delete_job(job, read).await?;
-        return Ok(Carried::JobDeleted);
-    }
-    if decision.starts_coordinator {
-        let text = seen.object.run_document().to_string();
-        let secret = begin_run(&context.client, job, &text, decision.takes_present_spec).await?;
-        context.credentials.ensure(job, secret).await?;
-    }
-    if let Some(orders) = &decision.orders {
-        let written = orders::write(&context.client, job, orders, seen.run.as_deref()).await?;
-        context.index.runs.lock().seen(&written);
-    }
-    // What Kueue refuses holds up neither objects nor pods: those follow what it has admitted.
-    let queued = workloads::carry_out(&context.client, &context.index, job, &decision.workload).await;
-    let objects = context.applier.outdated(job, &decision.objects);
-    context.applier.apply_objects(job, objects.missing).await?;
-    context.pods.change(job, decision, pods).await?;
-    let postponed = context.applier.adjust_objects(job, objects.changed).await?;
-    queued?;
-    Ok(match postponed.or(objects.again_in) {
-        _ if decision.delete_job => Carried::Partly(SOON),
-        Some(again) => Carried::Partly(again),
-        None => Carried::Whole,
-    })
+    // A watch that is cut off does not report pods either.
+    let latest = latest.min(unmet.unwrap_or(INTERVAL)).max(SOON);
+    asked.clamp(SOON, latest)
 }
 
 /// Asks the coordinator in charge from now on whether it answers.
@@ -363,47 +143,17 @@ pub fn failed(object: Arc<JobObject>, error: &Error, _: Arc<Context>) -> Action 
     })
 }
 
-/// A job, whose spec is parsed once for each of its generations.
-fn observed_job(object: &JobObject, context: &Context) -> ObservedJob {
-    let uid = object.uid().unwrap_or_default();
-    let generation = object.meta().generation.unwrap_or(0);
-    // Labels are no part of the spec: they change no generation.
-    let version = (generation, object.queue_labels());
-    let parsed = {
-        let specs = context.specs.lock();
-        let known = specs.get(&uid).filter(|known| known.0 == version);
-        known.map(|known| known.1.clone())
-    };
-    let parsed = parsed.unwrap_or_else(|| {
-        let parsed = object.parsed_spec();
-        let known = Box::new((version, parsed.clone()));
-        context.specs.lock().insert(uid, known);
-        parsed
-    });
-    object.observed(parsed)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cluster::fake_server::{ReceivedRequest, refusal, server};
-    use crate::decide::Settings;
-    use crate::decide::objects::NUMBER_LABEL;
+    use crate::decide::objects::{JOB_LABEL, NUMBER_LABEL};
+    use crate::fixtures::settings;
     use crate::health::Health;
     use serde_json::json;
     use tokio::sync::mpsc::channel;
+    use varuna_api::crd::Status;
     use varuna_api::manifest::{API_VERSION, KIND};
-
-    fn settings() -> Settings {
-        Settings {
-            image: None,
-            coordinator_image: None,
-            coordinator_priority_class: None,
-            gpu_resource: None,
-            node_signals: vec![],
-            topology_labels: vec![],
-        }
-    }
 
     #[tokio::test]
     async fn pods_that_no_watch_shows_are_read_first() {
@@ -456,17 +206,23 @@ mod tests {
     }
 
     #[test]
-    fn a_job_shows_its_end_once_what_was_reported_last_is_written() {
-        let at = |second| Time(Timestamp::from_second(second).unwrap());
-        let ended = |completion_time| Status {
-            completion_time,
-            ..Status::default()
+    fn next_reconciliation_comes_when_the_first_reason_for_it_does() {
+        let asked = |reconcile_in| Report {
+            status: Status::default(),
+            events: vec![],
+            reconcile_in,
         };
-        let reported = ended(Some(at(7)));
-        assert!(!shows_its_end(None, &reported), "it is not written yet");
-        assert!(shows_its_end(Some(&at(7)), &reported));
-        // The job has run again since then, and has ended.
-        assert!(!shows_its_end(Some(&at(3)), &reported));
-        assert!(!shows_its_end(None, &ended(None)));
+        let seconds = Duration::from_secs;
+        let undisturbed = due_in(&asked(None), News::Figures, None, None);
+        assert_eq!(undisturbed, INTERVAL);
+        assert_eq!(due_in(&asked(Some(60)), News::Figures, None, None), seconds(60));
+        assert_eq!(due_in(&asked(Some(0)), News::Nothing, None, None), SOON);
+        let report = asked(Some(60));
+        assert_eq!(due_in(&report, News::Facts, None, None), SOON);
+        assert_eq!(due_in(&report, News::Figures, Some(seconds(5)), None), seconds(5));
+        let unmet = due_in(&report, News::Figures, Some(seconds(5)), Some(seconds(3)));
+        assert_eq!(unmet, seconds(3), "a watch may be cut off");
+        let over = due_in(&report, News::Figures, None, Some(Duration::ZERO));
+        assert_eq!(over, SOON, "never at once");
     }
 }

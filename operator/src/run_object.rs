@@ -2,7 +2,7 @@
 
 use crate::decide::ObservedRun;
 use crate::object_document::ObjectDocument;
-use crate::observe;
+use crate::observe_run;
 use kube::Resource;
 use kube::api::ObjectMeta;
 use serde::ser::SerializeStruct as _;
@@ -27,7 +27,7 @@ impl From<ObjectDocument> for RunObject {
         let orders: Option<RunSpec> = serde_json::from_str(document.spec()).ok();
         let reports = orders
             .as_ref()
-            .and_then(|orders| observe::reports(orders, document.status()));
+            .and_then(|orders| observe_run::reports(orders, document.status()));
         RunObject {
             metadata: document.metadata,
             orders,

@@ -3,7 +3,7 @@
 use super::relist::Relist;
 use crate::decide::{NODE_SIGNALS, ObservedNode, Settings, announced_end};
 use crate::node_object::NodeObject;
-use crate::observe;
+use crate::observe_node;
 use kube::ResourceExt;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -65,14 +65,14 @@ impl NodeIndex {
     pub(super) fn seen(&mut self, node: &NodeObject) -> bool {
         let name = node.name_any();
         self.relist.seen(&name);
-        self.put(name, observe::node(node, &self.settings))
+        self.put(name, observe_node::node(node, &self.settings))
     }
 
     /// Notes a node that was read separately, unless the watch has shown it in the meantime.
     pub(super) fn read(&mut self, node: &NodeObject) {
         let name = node.name_any();
         if !self.knows(&name) {
-            self.put(name, observe::node(node, &self.settings));
+            self.put(name, observe_node::node(node, &self.settings));
         }
     }
 
