@@ -4,6 +4,7 @@ mod applied;
 pub mod apply;
 pub mod connection;
 pub mod credentials;
+mod event_history;
 pub mod event_recorder;
 #[cfg(test)]
 pub(crate) mod fake_server;

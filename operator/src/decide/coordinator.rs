@@ -6,8 +6,9 @@
 
 use super::coordinator_pod;
 use super::decision::{AvoidedNodes, CoordinatorGoal, PodDeletion};
+use super::failed_parts::waits_for_server;
 use super::failures::avoids_too_much;
-use super::observed::{Observed, ObservedPod, ObservedRun, PodPhase, ProbeAnswer, waits_for_server};
+use super::observed::{Observed, ObservedPod, ObservedRun, PodPhase, ProbeAnswer};
 use super::pod_verdicts::{PodVerdict, judge_pod, node_signals};
 use super::suspend;
 use super::worker_notices::{WorkerNotices, domains};

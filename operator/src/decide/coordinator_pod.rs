@@ -7,10 +7,10 @@ use super::objects::{
     TOKEN_KEY, WORKER, coordinator_account, coordinator_pod_name, identity_of, metadata, record_name,
     token_name,
 };
-use super::observed::{ObservedJob, Settings};
-use super::pod_template::{
-    append, avoid_nodes, fill_in_metadata, note_avoided, security_context, take_container, tolerate,
-};
+use super::observed::ObservedJob;
+use super::pod_placement::{avoid_nodes, note_avoided, tolerate};
+use super::pod_template::{append, fill_in_metadata, security_context, take_container};
+use super::settings::Settings;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use varuna_api::{Job, fill_in};

@@ -2,8 +2,9 @@
 //! that is drained loses its workers one after the other, and each of them hands over state that only it holds.
 
 use super::coordinator::cannot_start;
+use super::failed_parts::{JobPart, postponed};
 use super::objects::{JOB_LABEL, NUMBER_LABEL, metadata, workers_name};
-use super::observed::{JobPart, Observed, postponed, whole};
+use super::observed::{Observed, whole};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;

@@ -1,7 +1,8 @@
 //! What has changed about a job, as Events.
 
 use super::decision::{Decision, EventNote};
-use super::observed::{Failure, Observed};
+use super::failed_parts::Failure;
+use super::observed::Observed;
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use super::problems::failure_message;
 use varuna_api::crd::Status;

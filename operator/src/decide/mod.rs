@@ -12,6 +12,7 @@ mod coordinator_pod;
 mod decision;
 mod disruption_budget;
 mod events;
+mod failed_parts;
 mod failures;
 mod increments;
 mod job_outcome;
@@ -20,6 +21,7 @@ mod network_policies;
 mod news;
 pub mod objects;
 mod observed;
+mod pod_placement;
 mod pod_template;
 mod pod_verdicts;
 mod pods;
@@ -27,6 +29,7 @@ mod problems;
 mod queue;
 mod queue_objects;
 mod rollout;
+mod settings;
 mod status;
 mod suspend;
 mod time_limits;
@@ -41,11 +44,11 @@ pub use decision::{
     WorkloadChange,
 };
 pub use events::deletion_events;
+pub use failed_parts::{Failure, JobPart, waits_for_server};
 pub use news::{News, news};
 pub use observed::{
-    ContainerEnd, CoordinatorProbe, Credentials, Failure, JobPart, Observed, ObservedJob, ObservedNode,
-    ObservedPod, ObservedRun, ObservedTaint, PodPhase, ProbeAnswer, Rejection, RunEnd, Settings,
-    TOPOLOGY_LABELS, waits_for_server,
+    ContainerEnd, CoordinatorProbe, Credentials, Observed, ObservedJob, ObservedNode, ObservedPod,
+    ObservedRun, ObservedTaint, PodPhase, ProbeAnswer, Rejection, RunEnd,
 };
 pub use pod_verdicts::{
     JudgedPod, NODE_SIGNALS, NodeSignal, PodVerdict, announced_end, cannot_start, judge_pod,
@@ -54,10 +57,11 @@ pub use queue_objects::{
     Assignment, KueueVersion, ObservedQueue, ObservedWorkload, Placement, Priority, PriorityClasses,
     PriorityKind,
 };
+pub use settings::{Settings, TOPOLOGY_LABELS};
 pub use status::report;
 
+use failed_parts::postponed;
 use job_outcome::{job_outcome, progress};
-use observed::postponed;
 use pods::{plan_pods, stop_pods};
 use queue::AdmissionState;
 use varuna_api::{Job, Reason};

@@ -1,6 +1,8 @@
 //! What a decision is made from: the job, its pods, the nodes, its coordinator. Times are seconds since 1970.
 
+use super::failed_parts::Failure;
 use super::queue_objects::ObservedQueue;
+use super::settings::Settings;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use varuna_api::Job;
@@ -292,90 +294,4 @@ impl ObservedRun {
 /// A number as Kubernetes writes it.
 pub(super) fn whole(n: impl TryInto<i64>) -> i64 {
     n.try_into().unwrap_or(i64::MAX)
-}
-
-/// The parts of what is carried out for a job. They fail separately.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum JobPart {
-    /// Service, Secret and the like.
-    Objects,
-    /// Pods.
-    Pods,
-    /// The coordinator.
-    Coordinator,
-    /// Names of the job's objects, which others may have taken.
-    Names,
-    /// Deletions of pods.
-    Deletions,
-    /// The job's Workload in Kueue.
-    Workload,
-    /// Everything: the API server does not answer, or not as it should.
-    Server,
-}
-
-/// What could not be carried out, and is not tried again for a while.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failure {
-    /// Part of the job that failed.
-    pub part: JobPart,
-    /// The error's message.
-    pub message: String,
-    /// Seconds until it is tried again.
-    pub retry_in: i64,
-}
-
-/// Whether nothing is carried out for now, because the API server did not answer.
-#[must_use]
-pub fn waits_for_server(failures: &[Failure]) -> bool {
-    postponed(failures, &[JobPart::Server])
-}
-
-/// Whether one of these parts failed and is not to be tried again yet.
-pub(super) fn postponed(failures: &[Failure], parts: &[JobPart]) -> bool {
-    failures.iter().any(|f| f.retry_in > 0 && parts.contains(&f.part))
-}
-
-/// The operator's configuration.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Settings {
-    /// Image of workers whose job names none.
-    pub image: Option<String>,
-    /// Image of coordinators.
-    pub coordinator_image: Option<String>,
-    /// Priority class of coordinators whose job names none.
-    pub coordinator_priority_class: Option<String>,
-    /// Name of the GPU resource; none = workers ask for no GPU.
-    pub gpu_resource: Option<String>,
-    /// Taint prefixes and condition types that announce the end of a node, in addition to those of the job.
-    pub node_signals: Vec<String>,
-    /// Labels of nodes that say where they are, from the widest part to the narrowest, after [`TOPOLOGY_LABELS`].
-    pub topology_labels: Vec<String>,
-}
-
-/// Labels by which clusters and clouds say where a node is, from the widest part to the narrowest.
-pub const TOPOLOGY_LABELS: &[&str] = &[
-    "topology.kubernetes.io/zone",
-    // GKE, of nodes placed compactly.
-    "cloud.google.com/gce-topology-block",
-    "cloud.google.com/gce-topology-subblock",
-    // EKS: the network's layers above a node.
-    "topology.k8s.aws/network-node-layer-1",
-    "topology.k8s.aws/network-node-layer-2",
-    "topology.k8s.aws/network-node-layer-3",
-    // Nodes whose GPUs share an NVLink switch.
-    "nvidia.com/gpu.clique",
-];
-
-/// Maximum number of characters of a node's domain: the orders of each coordinator contain the domains of its workers' nodes.
-const DOMAIN_MAX: usize = 512;
-
-impl Settings {
-    /// Where a node with these labels is; empty where none of them says.
-    #[must_use]
-    pub fn domain(&self, labels: &BTreeMap<String, String>) -> String {
-        let known = TOPOLOGY_LABELS.iter().copied();
-        let all = known.chain(self.topology_labels.iter().map(String::as_str));
-        let parts: Vec<&str> = all.filter_map(|l| labels.get(l).map(String::as_str)).collect();
-        parts.join("/").chars().take(DOMAIN_MAX).collect()
-    }
 }

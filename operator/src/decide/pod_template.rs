@@ -4,28 +4,15 @@
 
 use super::decision::AvoidedNodes;
 use super::objects::{
-    AVOIDS_ANNOTATION, CERTIFICATE_KEY, GROUP_LABEL, MADE_FROM_ANNOTATION, NUMBER_LABEL, PORT, TOKEN_KEY,
-    WORKER, coordinator_name, metadata, pod_name, token_name,
+    CERTIFICATE_KEY, GROUP_LABEL, MADE_FROM_ANNOTATION, NUMBER_LABEL, PORT, TOKEN_KEY, WORKER,
+    coordinator_name, metadata, pod_name, token_name,
 };
-use super::observed::{ObservedJob, Settings};
+use super::observed::ObservedJob;
+use super::pod_placement::{avoid_nodes, note_avoided, tolerate};
+use super::settings::Settings;
 use serde_json::{Map, Value, json};
-use std::collections::BTreeSet;
 use varuna_api::{Job, PodGroup, WorkerDevice, fill_in};
 
-/// A pod on a node that does not answer is deleted after this time (Kubernetes' default: 300).
-const UNREACHABLE_SECONDS: i64 = 15;
-/// Taints by which clouds keep other pods off their GPU nodes: key, and value if the key is not specific enough.
-const GPU_TAINTS: &[(&str, Option<&str>)] = &[
-    ("nvidia.com/gpu", None),
-    ("amd.com/gpu", None),
-    ("sku", Some("gpu")),
-];
-/// Taints of nodes that may be taken away at any time, which is what Varuna is made for.
-const SPOT_TAINTS: &[&str] = &[
-    "cloud.google.com/gke-spot",
-    "cloud.google.com/gke-preemptible",
-    "kubernetes.azure.com/scalesetpriority",
-];
 /// What a worker requests if neither the job nor its template names a request: a pod without any request is the first to be evicted.
 const WORKER_MILLICORES: u32 = 100;
 /// Memory that a worker requests by default.
@@ -140,89 +127,7 @@ pub(super) fn security_context() -> Value {
     })
 }
 
-pub(super) fn tolerate(spec: &mut Map<String, Value>, job: &Job) {
-    let given = spec.entry("tolerations").or_insert(Value::Null);
-    fill_in(given, &json!([]));
-    let Value::Array(tolerations) = given else {
-        return;
-    };
-    let mut add = |key: &str, toleration: Value| {
-        if tolerations.iter().all(|t| t["key"] != key) {
-            tolerations.push(toleration);
-        }
-    };
-    for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
-        add(
-            key,
-            json!({
-                "key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": UNREACHABLE_SECONDS,
-            }),
-        );
-    }
-    let gpu: &[_] = if may_use_gpu(job.workers.device) {
-        GPU_TAINTS
-    } else {
-        &[]
-    };
-    let spot = SPOT_TAINTS.iter().map(|key| (*key, None));
-    for (key, value) in gpu.iter().copied().chain(spot) {
-        let mut toleration = json!({ "key": key, "operator": "Exists", "effect": "NoSchedule" });
-        if let Some(value) = value {
-            toleration["operator"] = "Equal".into();
-            toleration["value"] = value.into();
-        }
-        add(key, toleration);
-    }
-}
-
-/// Notes on a pod which nodes it must avoid: once they may be used again, the pod is created again.
-pub(super) fn note_avoided(meta: &mut Value, avoid: &AvoidedNodes) {
-    if !avoid.never.is_empty() {
-        let nodes: Vec<&str> = avoid.never.iter().map(String::as_str).collect();
-        meta["annotations"][AVOIDS_ANNOTATION] = nodes.join(",").into();
-    }
-}
-
-/// Keeps the pod off some nodes, by their names: names are unique, labels are not.
-pub(super) fn avoid_nodes(spec: &mut Map<String, Value>, avoid: &AvoidedNodes) {
-    if avoid.never.is_empty() && avoid.rather_not.is_empty() {
-        return;
-    }
-    let affinity = spec.entry("affinity").or_insert(Value::Null);
-    let required = "requiredDuringSchedulingIgnoredDuringExecution";
-    let preferred = "preferredDuringSchedulingIgnoredDuringExecution";
-    if !avoid.never.is_empty() {
-        let any_node = json!({ "nodeSelectorTerms": [{}] });
-        fill_in(affinity, &json!({ "nodeAffinity": { required: any_node } }));
-        let terms = affinity.pointer_mut(&format!("/nodeAffinity/{required}/nodeSelectorTerms"));
-        // Any of the terms is enough for the scheduler: each must say it.
-        for term in terms.and_then(Value::as_array_mut).into_iter().flatten() {
-            if let Some(term) = term.as_object_mut() {
-                append(
-                    term.entry("matchFields").or_insert(Value::Null),
-                    none_of(&avoid.never),
-                );
-            }
-        }
-    }
-    if !avoid.rather_not.is_empty() {
-        fill_in(affinity, &json!({ "nodeAffinity": { preferred: [] } }));
-        if let Some(preferences) = affinity.pointer_mut(&format!("/nodeAffinity/{preferred}")) {
-            let preference = json!({ "matchFields": none_of(&avoid.rather_not) });
-            append(
-                preferences,
-                vec![json!({ "weight": 100, "preference": preference })],
-            );
-        }
-    }
-}
-
-/// Requirements of a term, all of which must be met. A field's requirement takes one value.
-fn none_of(nodes: &BTreeSet<String>) -> Vec<Value> {
-    let requirement = |node| json!({ "key": "metadata.name", "operator": "NotIn", "values": [node] });
-    nodes.iter().map(requirement).collect()
-}
-
+/// Adds more to a list, which may be missing.
 pub(super) fn append(list: &mut Value, more: Vec<Value>) {
     fill_in(list, &json!([]));
     if let Some(list) = list.as_array_mut() {
@@ -262,7 +167,7 @@ fn mount_folders(spec: &mut Map<String, Value>, container: &mut Value, job: &Job
 }
 
 /// Whether workers get a GPU each. A worker that may use a GPU or not gets one: otherwise it would never see any.
-fn may_use_gpu(device: WorkerDevice) -> bool {
+pub(super) fn may_use_gpu(device: WorkerDevice) -> bool {
     match device {
         WorkerDevice::Auto | WorkerDevice::Cuda => true,
         WorkerDevice::Cpu => false,

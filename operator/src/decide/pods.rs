@@ -1,9 +1,10 @@
 //! Which pods to create and to delete.
 
 use super::decision::{Decision, PodDeletion};
+use super::failed_parts::{JobPart, postponed};
 use super::failures::{DELAYS_SECONDS, avoids_too_much, moved_at, note_moved, replaced_at};
 use super::objects::NUMBER_LABEL;
-use super::observed::{JobPart, Observed, ObservedPod, ObservedRun, PodPhase, postponed};
+use super::observed::{Observed, ObservedPod, ObservedRun, PodPhase};
 use super::pod_template;
 use super::pod_verdicts::{JudgedPod, PodVerdict, node_signals};
 use super::queue::{PodLimit, place_worker};

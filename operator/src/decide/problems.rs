@@ -1,6 +1,6 @@
 //! What is wrong with a job, each with a reason and a sentence that says what to do.
 
-use super::observed::{Failure, JobPart};
+use super::failed_parts::{Failure, JobPart};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use varuna_api::Reason;
 

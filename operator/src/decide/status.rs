@@ -4,11 +4,12 @@ use super::conditions::conditions;
 use super::coordinator;
 use super::decision::{CoordinatorGoal, Decision, JobOutcome, Report, time};
 use super::events::{events, newest_message};
+use super::failed_parts::Failure;
 use super::job_progress::{
     left_out, note_history, note_progress, note_recoveries, spare_copies, stage_to_rank_map,
 };
 use super::objects;
-use super::observed::{Failure, Observed, ObservedPod, ObservedRun, whole};
+use super::observed::{Observed, ObservedPod, ObservedRun, whole};
 use super::pod_verdicts::{JudgedPod, PodVerdict};
 use super::pods::newest_pod;
 use super::problems::{failure_message, problem};

@@ -1,3 +1,4 @@
+use super::publications::{DEBOUNCE, EVENTS_DEBOUNCE, LASTING_MAX, Publication, is_awaited};
 use super::*;
 use crate::cluster::fake_server::{ReceivedRequest, refusal, server};
 use std::sync::Arc;
@@ -190,14 +191,12 @@ async fn shutdown_writes_statuses_first() {
             uid: uid.into(),
             ..job()
         };
-        let publication = Publication {
-            status: Some(Arc::new(status(5))),
-            is_dirty: true,
-            events: vec![note(Reason::Run, uid)],
-            events_due: Some(later),
-            ..Publication::default()
-        };
-        all.jobs.insert(uid.into(), (identity, publication));
+        let entry = all.jobs.entry(uid.into());
+        let publication = &mut entry.or_insert_with(|| (identity, Publication::default())).1;
+        publication.status = Some(Arc::new(status(5)));
+        publication.is_dirty = true;
+        publication.events = vec![note(Reason::Run, uid)];
+        publication.events_due = Some(later);
         all.schedule(uid, later);
     }
     publisher.flush_on_shutdown();
