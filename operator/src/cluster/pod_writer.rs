@@ -55,13 +55,7 @@ impl PodWriter {
         pods: &[PodDocument],
     ) -> Result<(), Error> {
         let key = (job.namespace.clone(), job.name.clone());
-        let uids: BTreeMap<String, String> = {
-            let pods = self.index.pods.lock();
-            let uids = pods
-                .of(&key)
-                .map(|pod| (pod.name().to_owned(), pod.uid.to_string()));
-            uids.collect()
-        };
+        let uids = self.uids(job, &key);
         // The coordinator's is the first: what a quota leaves is for it.
         let (coordinator, workers) = pods.split_at(usize::from(decision.starts_coordinator));
         let delete = |deletion| self.delete(job, &key, deletion, &uids);
@@ -80,7 +74,15 @@ impl PodWriter {
         created.and(deleted)
     }
 
-    /// The pod that was seen and no other of its name.
+    /// The uids of the job's own pods, by name, as they were seen last.
+    fn uids(&self, job: &ObservedJob, key: &JobKey) -> BTreeMap<String, String> {
+        let pods = self.index.pods.lock();
+        let own = pods.of(key).filter(|pod| pod.is_of(&job.uid));
+        let uids = own.map(|pod| (pod.name().to_owned(), pod.uid.to_string()));
+        uids.collect()
+    }
+
+    /// Deletes the pod that was seen and no other of its name.
     async fn delete(
         &self,
         job: &ObservedJob,
@@ -88,10 +90,14 @@ impl PodWriter {
         deletion: &PodDeletion,
         uids: &BTreeMap<String, String>,
     ) -> Result<(), Error> {
+        let Some(uid) = uids.get(&deletion.name) else {
+            // The watch has shown in the meantime that it is gone: what has its name now is not the job's.
+            return Ok(());
+        };
         tracing::info!(pod = deletion.name, why = deletion.why, "delete");
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &job.namespace);
         let params = DeleteParams::default().preconditions(Preconditions {
-            uid: uids.get(&deletion.name).cloned(),
+            uid: Some(uid.clone()),
             resource_version: None,
         });
         let goes = once(deletion.name.clone());
@@ -164,9 +170,11 @@ async fn concurrently(calls: Vec<impl Future<Output = Result<(), Error>>>) -> Re
 mod tests {
     use super::*;
     use crate::cluster::fake_server::{ReceivedRequest, refusal, server};
+    use crate::decide::objects::{JOB_LABEL, NUMBER_LABEL};
     use crate::fixtures;
     use serde_json::json;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use varuna_api::manifest::{API_VERSION, KIND};
 
     fn job() -> ObservedJob {
         fixtures::job("j", "uid-j")
@@ -199,7 +207,8 @@ mod tests {
                 why: "it is too many".into(),
                 event: None,
             };
-            writer.delete(&job, &key, &deletion, &BTreeMap::new()).await
+            let uids = BTreeMap::from([("j-w1".to_owned(), "p".to_owned())]);
+            writer.delete(&job, &key, &deletion, &uids).await
         };
         let pods = writer.index.pods.lock();
         let is_expected = pods.unmet(Instant::now(), &key).is_some();
@@ -227,6 +236,32 @@ mod tests {
         assert!(matches!(gone, (Ok(()), false)));
         let (taken, is_expected) = called(refusal(409, "AlreadyExists"), true).await;
         assert!(matches!(taken, Err(Error::Refused { .. })) && !is_expected);
+    }
+
+    #[tokio::test]
+    async fn pod_of_another_with_that_name_is_not_deleted() {
+        let answer = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "j-w1" } });
+        let (client, asked) = server(move |_: &ReceivedRequest| Some((200, answer.clone())));
+        let (writer, job) = (writer(client), job());
+        let key = (job.namespace.clone(), job.name.clone());
+        let deletion = PodDeletion {
+            name: "j-w1".into(),
+            why: "it is too many".into(),
+            event: None,
+        };
+        let pod = |owner: &str| -> Pod {
+            let owner = json!([{ "apiVersion": API_VERSION, "kind": KIND, "name": "j", "uid": owner, "controller": true }]);
+            let labels = json!({ JOB_LABEL: "j", NUMBER_LABEL: "1" });
+            let metadata = json!({ "name": "j-w1", "namespace": "n", "uid": "p", "labels": labels, "ownerReferences": owner });
+            serde_json::from_value(json!({ "metadata": metadata })).unwrap()
+        };
+        for (pods, calls) in [(vec![], 0), (vec![pod("another")], 0), (vec![pod("uid-j")], 1)] {
+            writer.index.pods.lock().read(&key, &pods);
+            let uids = writer.uids(&job, &key);
+            writer.delete(&job, &key, &deletion, &uids).await.unwrap();
+            assert_eq!(asked.lock().len(), calls, "{pods:?}");
+        }
+        assert_eq!(asked.lock()[0].body["preconditions"]["uid"], "p");
     }
 
     #[tokio::test]

@@ -94,21 +94,61 @@ async fn create(
     }
 }
 
-/// The Workload that was seen and no other of its name.
+/// Deletes the Workload that was seen and no other of its name.
 async fn delete(
     index: &Index,
     workloads: &Api<DynamicObject>,
     job: &ObservedJob,
     name: &str,
 ) -> Result<(), Error> {
-    let uid = index.queues.lock().uid(&job.namespace, name);
+    let Some(uid) = index.queues.lock().uid(job, name) else {
+        // The watch has shown in the meantime that it is gone: what has its name now is not the job's.
+        return Ok(());
+    };
     let params = DeleteParams::background().preconditions(Preconditions {
-        uid,
+        uid: Some(uid),
         resource_version: None,
     });
     match workloads.delete(name, &params).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
         Err(error) => Err(refused(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::fake_server::{ReceivedRequest, server};
+    use crate::fixtures;
+    use serde_json::json;
+    use varuna_api::manifest::{API_VERSION, KIND};
+
+    /// What was asked of the server to delete the job's Workload, where the index has one of that name with this owner.
+    async fn deleted(owner: &str) -> Vec<ReceivedRequest> {
+        let answer = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success" });
+        let (client, asked) = server(move |_: &ReceivedRequest| Some((200, answer.clone())));
+        let index = Index::new(fixtures::settings());
+        let owner = json!([{ "apiVersion": API_VERSION, "kind": KIND, "name": "j", "uid": owner, "controller": true }]);
+        let workload: DynamicObject = serde_json::from_value(json!({
+            "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload",
+            "metadata": { "name": "j-q1-uid-j", "namespace": "n", "uid": "w", "resourceVersion": "7", "ownerReferences": owner },
+        }))
+        .unwrap();
+        index.queues.lock().set_served(Some(KueueVersion::V1Beta2));
+        index.queues.lock().seen(&workload);
+        let change = WorkloadChange::Delete("j-q1-uid-j".into());
+        let job = fixtures::job("j", "uid-j");
+        carry_out(&client, &index, &job, &[change]).await.unwrap();
+        let asked = asked.lock();
+        asked.clone()
+    }
+
+    #[tokio::test]
+    async fn workload_of_another_with_that_name_is_not_deleted() {
+        assert_eq!(deleted("another").await, []);
+        let asked = deleted("uid-j").await;
+        assert_eq!(asked[0].method, "DELETE");
+        assert_eq!(asked[0].body["preconditions"]["uid"], "w");
     }
 }

@@ -87,11 +87,11 @@ impl QueueIndex {
         }
     }
 
-    /// The uid of a job's Workload.
+    /// The uid of a job's Workload of this name; none if there is none, or if it is another's.
     #[must_use]
-    pub fn uid(&self, namespace: &str, name: &str) -> Option<String> {
-        let found = self.workloads.get(&(namespace.to_owned(), name.to_owned()));
-        found.map(|workload| workload.uid.clone())
+    pub fn uid(&self, job: &ObservedJob, name: &str) -> Option<String> {
+        let found = self.workloads.get(&(job.namespace.clone(), name.to_owned()))?;
+        (found.owner.as_ref() == Some(&job.uid)).then(|| found.uid.clone())
     }
 
     /// A watch or the answer to a write has shown this version of a Workload. Older versions are ignored. Returns the job, if something has
