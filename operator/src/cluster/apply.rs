@@ -233,7 +233,8 @@ impl Applier {
             Err(kube::Error::Api(s)) if s.is_already_exists() => {}
             Err(error) => return Err(Error::refused(JobPart::Objects)(error)),
         }
-        let found = api.get(&name).await?;
+        let found = api.get(&name).await;
+        let found = found.map_err(Error::changed_or_refused(JobPart::Objects))?;
         verify(&kind, &found.metadata, job)?;
         let uid = found.uid().unwrap_or_default();
         let applied = apply_to(&api, &name, object, &uid).await;
@@ -290,7 +291,7 @@ async fn apply_to(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::fake_server::{ReceivedRequest, server};
+    use crate::cluster::fake_server::{ReceivedRequest, refusal, server};
     use crate::fixtures;
     use serde_json::json;
 
@@ -324,6 +325,20 @@ mod tests {
             applier.adjust_objects(&job, outdated()).await.is_ok(),
             "the permit is free again"
         );
+    }
+
+    #[tokio::test]
+    async fn object_that_went_while_it_was_created_is_decided_anew() {
+        let (client, _) = server(|asked: &ReceivedRequest| match asked.method.as_str() {
+            "GET" => refusal(404, "NotFound"),
+            _ => refusal(409, "AlreadyExists"),
+        });
+        let document = json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": { "name": "j-coordinator", "namespace": "n" },
+        });
+        let outdated = Outdated::new(key(&document), "identity".into(), &document);
+        let applied = applier(client).apply_objects(&job(), vec![outdated]).await;
+        assert!(matches!(applied, Err(Error::Stale)), "{applied:?}");
     }
 
     #[test]

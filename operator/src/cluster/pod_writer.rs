@@ -131,11 +131,11 @@ impl PodWriter {
             Ok(_) => Ok(()),
             // It was created before, the answer was lost, and the watch has not shown it yet; or it is not ours.
             Err(kube::Error::Api(status)) if status.is_already_exists() => {
-                let found = pods.get(&name).await?;
-                if !is_of(&found.metadata, job) {
+                let found = pods.get_opt(&name).await?;
+                if !found.as_ref().is_some_and(|found| is_of(&found.metadata, job)) {
                     self.index.pods.lock().met(key, &name);
                 }
-                verify("Pod", &found.metadata, job)
+                found.map_or(Err(Error::Stale), |found| verify("Pod", &found.metadata, job))
             }
             Err(error) => {
                 self.has_failed(key, &name, &error);
@@ -236,6 +236,21 @@ mod tests {
         assert!(matches!(gone, (Ok(()), false)));
         let (taken, is_expected) = called(refusal(409, "AlreadyExists"), true).await;
         assert!(matches!(taken, Err(Error::Refused { .. })) && !is_expected);
+    }
+
+    #[tokio::test]
+    async fn pod_that_went_while_it_was_created_is_decided_anew() {
+        let (client, _) = server(|asked: &ReceivedRequest| match asked.method.as_str() {
+            "GET" => refusal(404, "NotFound"),
+            _ => refusal(409, "AlreadyExists"),
+        });
+        let (writer, job) = (writer(client), job());
+        let key = (job.namespace.clone(), job.name.clone());
+        let pod =
+            json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "j-w1", "namespace": "n" } });
+        let created = writer.create(&job, &key, &PodDocument::new(&pod)).await;
+        assert!(matches!(created, Err(Error::Stale)), "{created:?}");
+        assert_eq!(writer.index.pods.lock().unmet(Instant::now(), &key), None);
     }
 
     #[tokio::test]

@@ -92,7 +92,8 @@ pub async fn begin_run(
 pub async fn note_taken_secret(client: &Client, job: &ObservedJob) -> Result<Error, Error> {
     let records: Api<VarunaRecord> = Api::namespaced(client.clone(), &job.namespace);
     let name = record_name(job);
-    let mut record = records.get(&name).await?;
+    let record = records.get(&name).await;
+    let mut record = record.map_err(Error::changed_or_refused(JobPart::Coordinator))?;
     verify("VarunaRecord", &record.metadata, job)?;
     let annotations = record.annotations_mut();
     annotations.insert(SECRET_TAKEN.to_owned(), token_name(job));

@@ -86,7 +86,7 @@ async fn create(
     };
     match workloads.create(&params, &workload).await {
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
-            let found = workloads.get(&workload.name_any()).await?;
+            let found = workloads.get(&workload.name_any()).await.map_err(refused)?;
             verify("Workload", &found.metadata, job)?;
             Ok(found)
         }
