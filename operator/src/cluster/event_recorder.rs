@@ -84,28 +84,40 @@ impl EventRecorder {
         let done = match action {
             Action::Drop => Ok(EventOutcome::Dropped),
             Action::Count(name, times) => {
-                let counted = within(self.deadline, self.count(job, &name, times)).await;
-                counted.map(|()| EventOutcome::Repeated)
-            }
-            Action::Create => {
-                let created = within(self.deadline, self.create(job, note)).await;
-                created.map(|name| {
-                    if let Some(history) = self.histories.lock().get_mut(&job.uid) {
-                        if note.lasting {
-                            history.remember_lasting(now, note.reason, lasting);
-                        } else {
-                            history.remember(now, note, name);
-                        }
+                match within(self.deadline, self.count(job, &name, times)).await {
+                    // Somebody has deleted it: else what is repeated more often than once in ten minutes would never be recorded again.
+                    Err(kube::Error::Api(status)) if status.is_not_found() => {
+                        self.record_anew(now, job, note, lasting).await
                     }
-                    EventOutcome::Written
-                })
+                    counted => counted.map(|()| EventOutcome::Repeated),
+                }
             }
+            Action::Create => self.record_anew(now, job, note, lasting).await,
         };
         let outcome = done.unwrap_or_else(|error| {
             tracing::warn!(%error, job = job.name, namespace = job.namespace, "an Event is lost");
             EventOutcome::Failed
         });
         self.metrics.event(outcome);
+    }
+
+    /// Creates an Event, and remembers it.
+    async fn record_anew(
+        &self,
+        now: Instant,
+        job: &JobIdentity,
+        note: &EventNote,
+        lasting: &[String],
+    ) -> kube::Result<EventOutcome> {
+        let name = within(self.deadline, self.create(job, note)).await?;
+        if let Some(history) = self.histories.lock().get_mut(&job.uid) {
+            if note.lasting {
+                history.remember_lasting(now, note.reason, lasting);
+            } else {
+                history.remember(now, note, name);
+            }
+        }
+        Ok(EventOutcome::Written)
     }
 
     async fn count(&self, job: &JobIdentity, name: &str, times: i32) -> kube::Result<()> {
@@ -178,7 +190,7 @@ fn event(job: &JobIdentity, note: &EventNote, name: String, instance: &str) -> E
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::fake_server::server;
+    use crate::cluster::fake_server::{ReceivedRequest, refusal, server};
     use varuna_api::Reason;
 
     fn note(text: &str) -> EventNote {
@@ -214,6 +226,21 @@ mod tests {
             metrics.contains(r#"varuna_events_total{kind="failed"} 1"#),
             "{metrics}"
         );
+    }
+
+    #[tokio::test]
+    async fn repeated_sentence_whose_event_is_gone_is_another_event() {
+        let (client, asked) = server(|asked: &ReceivedRequest| match asked.method.as_str() {
+            "PATCH" => refusal(404, "NotFound"),
+            _ => Some((201, asked.body.clone())),
+        });
+        let recorder = EventRecorder::new(client, "i".into(), Arc::default());
+        for _ in 0..2 {
+            recorder.record(&job(), &note("a"), &[]).await;
+        }
+        let asked = asked.lock();
+        let methods: Vec<&str> = asked.iter().map(|one| one.method.as_str()).collect();
+        assert_eq!(methods, ["POST", "PATCH", "POST"]);
     }
 
     #[test]

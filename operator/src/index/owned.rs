@@ -104,9 +104,13 @@ impl OwnedIndex {
         self.objects.get(key)
     }
 
-    /// The answer to a write has shown this version of an object.
+    /// The answer to a write has shown this version of an object. It is ignored if the watch was faster and has shown a later one, which
+    /// somebody else has written.
     pub fn written(&mut self, key: ObjectKey, object: KnownObject) {
-        self.objects.insert(key, object);
+        let is_later = |known: &KnownObject| known.uid == object.uid && known.version > object.version;
+        if !self.objects.get(&key).is_some_and(is_later) {
+            self.objects.insert(key, object);
+        }
     }
 
     /// An object does not exist, or is not as it was known.
@@ -165,5 +169,35 @@ impl Fill<PartialObjectMeta<DynamicObject>> for KindIndex<'_> {
             Some(job_ref(&key.1, &job))
         });
         jobs.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_answer_to_a_write_hides_no_later_version() {
+        let version = |uid: &str, version: &str| {
+            KnownObject::of(&ObjectMeta {
+                uid: Some(uid.into()),
+                resource_version: Some(version.into()),
+                ..ObjectMeta::default()
+            })
+        };
+        let key: ObjectKey = ("Service".into(), "n".into(), "j".into());
+        let mut owned = OwnedIndex::default();
+        let mut known_after = |object: KnownObject| {
+            owned.written(key.clone(), object);
+            owned.get(&key).cloned()
+        };
+        assert_eq!(known_after(version("a", "9")), Some(version("a", "9")));
+        assert_eq!(known_after(version("a", "7")), Some(version("a", "9")));
+        assert_eq!(known_after(version("a", "10")), Some(version("a", "10")));
+        assert_eq!(
+            known_after(version("b", "8")),
+            Some(version("b", "8")),
+            "made anew"
+        );
     }
 }
