@@ -236,7 +236,7 @@ mod tests {
 
     /// Step 39 was published a second after step 35, and step 40 a second after that.
     #[test]
-    fn a_line_has_the_time_of_its_own_step_and_the_mean_speed_once_the_step_before_is_known() {
+    fn a_line_has_its_steps_time_and_later_the_mean_speed() {
         let mut progress = Progress::new(100);
         let last = Metric {
             step_ms: 1_000.4,

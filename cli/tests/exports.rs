@@ -152,7 +152,7 @@ fn scrape(url: &str) -> String {
 }
 
 #[test]
-fn a_coordinator_is_scraped_and_pushes_its_last_figures_with_the_users_headers() {
+fn a_coordinator_is_scraped_and_pushes_with_the_users_headers() {
     let (listener, endpoint) = any_port();
     let receiving = std::thread::spawn(move || take_request(&listener));
     let mut coordinator = Coordinator::start(&[
@@ -189,7 +189,7 @@ fn a_coordinator_is_scraped_and_pushes_its_last_figures_with_the_users_headers()
 }
 
 #[test]
-fn a_receiver_that_never_answers_delays_the_end_by_a_few_seconds_at_most() {
+fn a_silent_receiver_delays_the_end_by_seconds_at_most() {
     let (_listener, endpoint) = any_port();
     let mut coordinator = Coordinator::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)]);
     coordinator.said("coordinator at ");
@@ -217,7 +217,7 @@ fn nothing_is_pushed_where_the_user_switches_it_off() {
 }
 
 #[test]
-fn a_receiver_or_an_address_that_cannot_be_used_ends_the_command_before_it_begins() {
+fn an_unusable_receiver_or_address_ends_the_command_at_once() {
     let folder = TempDir::new().unwrap();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();

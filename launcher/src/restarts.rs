@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_fails_is_started_again_later_each_time_and_at_last_takes_the_pod_with_it() {
+    fn a_failing_worker_starts_ever_later_and_at_last_ends_the_pod() {
         let mut restarts = Restarts::new(2, KILL_AFTER);
         assert_eq!(restarts.due(seconds(0)), [0, 1]);
         let mut now = seconds(0);
@@ -202,8 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_end_after_the_last_failure_of_another_is_killed_once_and_the_pod_ends_with_that_failure()
-    {
+    fn a_pod_ends_with_the_last_failure_and_kills_who_remains_once() {
         let mut restarts = Restarts::new(2, KILL_AFTER);
         for failure in 0..5 {
             restarts.due(seconds(10 * failure));
@@ -246,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_fails_every_three_minutes_takes_the_pod_with_it_after_half_an_hour() {
+    fn failing_every_three_minutes_ends_the_pod_in_half_an_hour() {
         let mut restarts = Restarts::new(2, KILL_AFTER);
         restarts.due(seconds(0));
         for failure in 0..9 {
@@ -260,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn released_workers_are_not_started_again_and_the_pod_ends_well_with_the_last() {
+    fn released_workers_stay_ended_and_the_last_ends_the_pod_well() {
         let mut restarts = Restarts::new(2, KILL_AFTER);
         restarts.due(seconds(0));
         restarts.ended(seconds(9), 0, 0);
@@ -282,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_to_end_while_its_worker_waits_to_be_started_again_has_failed() {
+    fn a_pod_told_to_end_while_its_worker_waits_has_failed() {
         let mut restarts = Restarts::new(1, KILL_AFTER);
         restarts.due(seconds(0));
         restarts.ended(seconds(1), 0, 7);

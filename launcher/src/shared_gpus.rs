@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_share_gpus_only_where_their_command_says_so_and_it_is_told_either_way() {
+    fn workers_share_gpus_only_if_told_to_and_either_is_logged() {
         let named = |names: &[&str]| Gpus::Named(names.iter().map(|&n| n.to_owned()).collect());
         let (gpus, said) = settled(2, 5, &["varuna-worker", SHARE]);
         assert_eq!(gpus, named(&["0", "1"]));
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_are_enough_or_none_or_nobody_knows_nothing_changes() {
+    fn enough_gpus_none_or_an_unknown_number_change_nothing() {
         for (present, workers) in [(4, 4), (8, 2), (0, 3)] {
             let (gpus, said) = settled(present, workers, &["varuna-worker"]);
             assert_eq!(gpus, Gpus::choose(WorkerDevice::Auto, None, present));

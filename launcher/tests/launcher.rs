@@ -93,7 +93,7 @@ fn workers_get_shares_and_the_pod_ends_well_with_them() {
 }
 
 #[test]
-fn workers_that_must_share_gpus_are_shown_them_only_if_their_command_says_so_and_the_log_tells() {
+fn workers_see_shared_gpus_only_if_told_to_and_the_log_tells() {
     let script = "echo \"$CUDA_VISIBLE_DEVICES $*\"";
     let printed = |more: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_varuna-launcher"));
@@ -129,7 +129,7 @@ fn workers_that_must_share_gpus_are_shown_them_only_if_their_command_says_so_and
 }
 
 #[test]
-fn a_worker_that_is_killed_is_started_again_and_the_others_run_on() {
+fn a_killed_worker_is_started_again_and_the_others_run_on() {
     let script = "trap 'exit 0' TERM; echo $$; while :; do sleep 0.05; done";
     let mut child = start(&mut launcher(&["--workers", "2"], script));
     let first = lines(&mut child, 2);
@@ -145,7 +145,7 @@ fn a_worker_that_is_killed_is_started_again_and_the_others_run_on() {
 }
 
 #[test]
-fn what_the_workers_end_with_after_a_notice_is_what_the_pod_ends_with() {
+fn the_pod_ends_as_its_workers_end_after_a_notice() {
     let script = "trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done";
     let mut child = start(&mut launcher(&["--workers", "2"], script));
     lines(&mut child, 2);
@@ -154,7 +154,7 @@ fn what_the_workers_end_with_after_a_notice_is_what_the_pod_ends_with() {
 }
 
 #[test]
-fn a_worker_that_fails_again_and_again_ends_the_pod_with_its_code_and_the_others_are_told() {
+fn a_worker_failing_too_often_ends_the_pod_and_tells_the_others() {
     let folder = tempfile::tempdir().unwrap();
     let (told, first) = (folder.path().join("told"), folder.path().join("first"));
     // The worker that creates the folder first keeps running; the other one fails.
@@ -174,7 +174,7 @@ fn a_worker_that_fails_again_and_again_ends_the_pod_with_its_code_and_the_others
 }
 
 #[test]
-fn a_worker_that_takes_no_notice_is_killed_once_another_has_failed_too_often() {
+fn who_ignores_the_notice_of_anothers_last_failure_is_killed() {
     let folder = tempfile::tempdir().unwrap();
     let first = folder.path().join("first");
     let script = format!(

@@ -99,7 +99,7 @@ fn assert_same_curve_through_kill_growth_and_restart(job: &JobFile) {
 }
 
 #[test]
-fn a_llama_draws_the_curve_of_one_through_a_kill_a_growth_and_a_restart() {
+fn a_llama_draws_one_curve_through_a_kill_growth_and_a_restart() {
     let sizes = ["preset: llama-tiny", "kvHeads: 2", "innerSize: 128"];
     assert_same_curve_through_kill_growth_and_restart(&JobFile {
         steps: LONG,
@@ -112,7 +112,7 @@ fn a_llama_draws_the_curve_of_one_through_a_kill_a_growth_and_a_restart() {
 
 /// A transformer that PyTorch has exported, with a table of weights that two of its segments share.
 #[test]
-fn a_model_of_ones_own_draws_the_curve_of_one_through_a_kill_a_growth_and_a_restart() {
+fn an_own_model_draws_one_curve_through_kill_growth_and_restart() {
     assert_same_curve_through_kill_growth_and_restart(&JobFile {
         steps: LONG,
         ..JobFile::own_model("decoder")

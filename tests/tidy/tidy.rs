@@ -5,6 +5,7 @@ mod glossary;
 mod links;
 mod source;
 mod structs;
+mod test_names;
 mod versions;
 
 use source::root;

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_named_by_its_number_is_not_that_of_the_workers_place_but_of_all_workers() {
+    fn a_gpu_named_by_number_is_the_gpu_of_all_workers() {
         let (place, shares) = ("1/4".parse().unwrap(), false);
         let by_place = GpuChoice::ByPlace { place, shares };
         for device in ["auto", "cpu", "cuda"] {

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_named_by_its_number_is_that_of_all_placed_workers() {
+    fn a_gpu_named_by_number_is_that_of_all_placed_workers() {
         // However many GPUs there are, the driver need not be asked.
         let platform = Platform { device, libraries };
         let on = |found, text: &str, shares| {

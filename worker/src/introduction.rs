@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_for_copies_is_told_where_they_are_kept_in_the_hosts_memory() {
+    fn memory_for_copies_is_told_if_the_host_keeps_them() {
         let (beta1, beta2, epsilon) = (0.9, 0.95, 1e-8);
         let adamw = UpdateRule::Adamw {
             beta1,

@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_computes_uses_its_processor_and_one_that_waits_for_another_does_not() {
+    fn a_thread_uses_its_processor_if_it_computes_not_if_it_waits() {
         let long = Duration::from_millis(20);
         let busy = timed(|| compute(long)).unwrap();
         assert!(busy.processor >= long && busy.time >= long, "{busy:?}");

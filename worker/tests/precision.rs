@@ -35,7 +35,7 @@ fn split(case: &Case, recompute: Recompute) -> Shape {
 }
 
 #[test]
-fn bf16_draws_the_curve_of_fp32_and_not_its_bits_whole_and_split() {
+fn bf16_whole_and_split_has_the_curve_of_fp32_not_its_bits() {
     for (tied, features) in [
         (true, Features::GPT2),
         (false, Features::GPT2),
@@ -76,7 +76,7 @@ fn llama() -> Case {
 }
 
 #[test]
-fn bf16_draws_the_curve_of_fp32_over_masked_tokens_and_packed_documents() {
+fn bf16_has_fp32s_curve_on_masked_tokens_and_packed_documents() {
     let without_loss_mask = Packing {
         mask_loss: false,
         ..PACKED

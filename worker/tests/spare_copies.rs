@@ -210,7 +210,7 @@ fn spare_copy_matches_in_every_precision() {
 }
 
 #[test]
-fn beside_a_device_copies_are_in_the_hosts_memory_unless_the_optimizer_has_other_bits_there() {
+fn copies_are_on_the_host_if_its_optimizer_has_the_same_bits() {
     let adamw = Case::default().rule;
     for (kernels, rule, are_on_host) in [
         (Kernels::PROCESSOR, adamw, true),
@@ -240,7 +240,7 @@ fn beside_a_device_copies_are_in_the_hosts_memory_unless_the_optimizer_has_other
 
 /// The keeper of a lost stage takes it over. What it has kept moves to its device, and is trained there as well as on the processor.
 #[test]
-fn a_copy_of_a_unit_that_its_keeper_gets_is_trained_on_the_device() {
+fn a_copied_unit_that_its_keeper_gets_trains_on_the_device() {
     let trained = |device: Device| {
         tch::set_num_threads(1);
         let case = Case {

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recovery_is_told_with_its_cause_its_parts_and_what_was_lost() {
+    fn a_recovery_is_told_with_its_cause_parts_and_losses() {
         let account = Account::of(&history());
         let ms = Duration::from_millis;
         let expected = Recovery {

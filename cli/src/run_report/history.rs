@@ -119,7 +119,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn of_each_step_the_last_line_counts_and_none_that_was_given_up_before() {
+    fn the_last_line_of_each_step_counts_and_none_given_up() {
         let lines = [(1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (2, 3), (3, 3), (3, 4)];
         let published = lines.map(|(generation, number)| step(generation, number, 1));
         let history = History::new(published.into(), vec![]);

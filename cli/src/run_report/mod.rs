@@ -117,7 +117,7 @@ mod tests {
                        data: {path: d}, training: {globalBatchSize: 8, steps: 10, optimizer: {learningRate: 1e-3}}}}";
 
     #[test]
-    fn the_predicted_step_is_named_with_the_bubble_of_its_own_prediction() {
+    fn the_predicted_step_is_named_with_its_own_bubble() {
         let job = varuna_api::parse_job(JOB).unwrap();
         let planner = varuna_api::planner(&job);
         let workers = [1, 2].map(|id| WorkerInfo::nominal(WorkerId(id), "n")).to_vec();

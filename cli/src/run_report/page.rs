@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_a_row_for_each_recovery_and_a_picture_for_each_curve() {
+    fn the_page_has_a_row_a_recovery_and_a_picture_a_curve() {
         let page = shown("job", &two_losses(), None);
         assert_eq!(page.matches("<tr class=\"recovery\">").count(), 2);
         assert_eq!(page.matches("<figure>").count(), 3);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_measured_step_stands_before_the_predicted_one_and_says_what_is_not_drawn() {
+    fn a_measured_step_comes_first_and_says_what_is_not_drawn() {
         let measured = |pipelines| MeasuredPicture {
             step: Step(42),
             pipelines,

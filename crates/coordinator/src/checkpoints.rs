@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_known_before_a_listing_that_is_under_way_is_not_fresh_and_no_failure() {
+    fn what_is_known_from_before_a_listing_is_stale_not_failed() {
         let mut own = checkpoints("intervalSteps: 10");
         own.update(listed(&[10], None), Step(10));
         let before = CheckpointListing {

@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_the_plan_left_out_and_that_went_is_no_cause_of_a_later_change() {
+    fn a_left_out_worker_that_went_is_no_cause_of_a_later_change() {
         let change = Event::Planned {
             generation: Generation(2),
             plan: "P1xD2".into(),

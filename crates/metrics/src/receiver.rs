@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_follows_from_the_standard_variables_and_their_defaults() {
+    fn the_standard_variables_and_defaults_give_a_receiver() {
         let plain = named(&[(ENDPOINT, "http://c:4318/")]);
         assert_eq!(plain.endpoint.to_string(), "http://c:4318/v1/metrics");
         assert_eq!(plain.protocol, Protocol::Http);
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_cannot_be_used_is_named_with_its_variable_and_what_is_allowed() {
+    fn an_unusable_value_is_named_with_variable_and_what_is_allowed() {
         for (value, shown) in [
             ("collector:4317", "collector:4317"),
             ("localhost", "localhost"),

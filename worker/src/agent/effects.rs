@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn the_engine_is_told_the_copies_that_this_worker_keeps_and_no_others() {
+    fn the_engine_is_told_only_the_copies_this_worker_keeps() {
         let mut plan = three_stages();
         let [first, second] = [1, 2].map(WorkerId);
         plan.keepers = vec![Some(second), Some(second), Some(first)];

@@ -419,7 +419,7 @@ impl Samples for Exhausted {
 }
 
 #[test]
-fn a_step_without_memory_fails_like_others_and_many_in_a_row_end_the_worker_with_what_to_change() {
+fn many_steps_without_memory_end_the_worker_with_what_to_change() {
     let is_full = Arc::new(AtomicBool::new(true));
     let config = EngineConfig {
         samples: Arc::new(Exhausted(Arc::clone(&is_full))),
@@ -501,7 +501,7 @@ fn full(device: Device, refusals: u32) -> Engine {
 }
 
 #[test]
-fn a_device_without_room_is_tried_twice_and_where_it_is_the_host_the_worker_ends() {
+fn a_full_device_is_tried_twice_and_a_full_host_ends_the_worker() {
     let unit = Unit(1);
     let mut engine = full(Device::CpuSeparateMemory, 1);
     engine.initialise(unit).unwrap();
@@ -522,7 +522,7 @@ fn a_device_without_room_is_tried_twice_and_where_it_is_the_host_the_worker_ends
 }
 
 #[test]
-fn a_unit_without_room_on_the_device_is_held_in_the_hosts_memory_until_a_step_finds_room() {
+fn a_unit_waits_in_the_hosts_memory_for_room_on_the_device() {
     let mut there = engine(Device::CpuSeparateMemory);
     let plan = alone(&there);
     let mut units = plan.units(ME);
@@ -572,7 +572,7 @@ fn a_unit_without_room_on_the_device_is_held_in_the_hosts_memory_until_a_step_fi
 }
 
 #[test]
-fn ranges_of_a_segment_begin_with_the_same_bits_in_the_hosts_memory() {
+fn ranges_of_a_segment_begin_with_the_same_bits_on_the_host() {
     let (mut there, mut here) = (
         engine(Device::CpuSeparateMemory),
         full(Device::CpuSeparateMemory, u32::MAX),
@@ -593,7 +593,7 @@ fn ranges_of_a_segment_begin_with_the_same_bits_in_the_hosts_memory() {
 }
 
 #[test]
-fn a_followed_unit_in_the_hosts_memory_comes_to_the_bits_of_the_device_or_to_none() {
+fn a_unit_followed_on_the_host_has_the_devices_bits_or_none() {
     let patient = ReaderTimeouts {
         asks_after: Duration::from_secs(50),
         ends_after: Duration::from_secs(50),
@@ -623,7 +623,7 @@ fn a_followed_unit_in_the_hosts_memory_comes_to_the_bits_of_the_device_or_to_non
 }
 
 #[test]
-fn a_followed_unit_without_room_is_changed_beside_the_step_unless_it_must_come_to_the_device() {
+fn a_unit_followed_on_the_host_changes_beside_a_step_if_it_can() {
     let patient = ReaderTimeouts {
         asks_after: Duration::from_secs(50),
         ends_after: Duration::from_secs(50),
@@ -673,7 +673,7 @@ fn units_that_leave_the_device_do_so_before_others_come_to_it() {
 }
 
 #[test]
-fn only_what_was_a_copy_is_moved_to_the_device_before_a_step_needs_it() {
+fn only_a_copy_moves_to_the_device_before_a_step_needs_it() {
     let mut engine = full(Device::CpuSeparateMemory, u32::MAX);
     let unit = Unit(1);
     engine.initialise(unit).unwrap();
@@ -692,7 +692,7 @@ fn only_what_was_a_copy_is_moved_to_the_device_before_a_step_needs_it() {
 }
 
 #[test]
-fn a_unit_that_the_optimizer_has_changed_in_part_is_of_no_step_and_not_held_any_more() {
+fn a_unit_that_the_optimizer_changed_in_part_is_not_held() {
     let patient = ReaderTimeouts {
         asks_after: Duration::from_secs(50),
         ends_after: Duration::from_secs(50),

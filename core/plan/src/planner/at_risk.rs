@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn leaving_workers_send_a_copy_to_each_pipeline_and_share_what_several_of_them_hold() {
+    fn each_pipeline_needs_a_copy_and_leaving_holders_share_them() {
         // The most pipelines that can have it.
         let most = |leaving: u64, held: [(u32, u32); 4]| {
             let at_risk = at_risk(held, leaving, 2.6).unwrap();

@@ -216,7 +216,7 @@ proptest! {
 }
 
 #[test]
-fn copies_in_the_hosts_memory_are_compared_with_that_and_leave_training_its_own() {
+fn copies_on_the_host_need_its_memory_and_none_of_trainings() {
     let layout = layout(3);
     let three = shape(layout, &[3]);
     let costs = SpareCosts {
@@ -410,7 +410,7 @@ fn commit_waits_for_the_worker_that_sends_most() {
 }
 
 #[test]
-fn gradients_take_at_most_half_of_a_step_of_the_link_that_sends_them_and_of_the_one_that_receives_them() {
+fn gradients_take_half_a_step_at_most_of_either_sides_link() {
     let four = shape(layout(4), &[4]);
     let infos = workers(&four, &[]);
     let costs = |ms: &[f64]| SpareCosts {

@@ -88,7 +88,7 @@ mod tests {
     const B: WorkerId = WorkerId(2);
 
     #[test]
-    fn a_worker_that_runs_out_twice_in_a_row_has_less_and_less_whenever_it_does_so_again() {
+    fn from_the_second_time_in_a_row_running_out_lowers_the_limit() {
         let mut exhausted = Exhausted::default();
         for _ in 0..3 {
             exhausted.note(Generation(1), A, Some(800));
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_absolves_those_who_took_part_in_it_and_gives_nothing_back() {
+    fn a_commit_absolves_who_took_part_and_gives_nothing_back() {
         let mut exhausted = Exhausted::default();
         let run_out = |exhausted: &mut Exhausted, generation| {
             exhausted.note(Generation(generation), A, Some(800));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_in_the_place_of_others_has_no_more_than_the_least_of_them() {
+    fn a_replacement_has_no_more_than_the_least_it_replaces() {
         let mut exhausted = Exhausted::default();
         for generation in 1..3 {
             exhausted.note(Generation(generation), A, Some(800));
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_planner_does_not_say_what_a_plan_takes_nothing_follows() {
+    fn nothing_follows_if_the_planner_does_not_know_a_plans_memory() {
         let mut exhausted = Exhausted::default();
         for generation in 1..5 {
             exhausted.note(Generation(generation), A, None);

@@ -173,7 +173,7 @@ fn ask_to_scale(driver: &mut Driver, workers: u32) -> oneshot::Receiver<Result<S
 }
 
 #[tokio::test]
-async fn a_run_that_was_told_to_stop_is_not_scaled_however_far_away_its_next_view_was() {
+async fn a_run_told_to_stop_is_not_scaled_by_a_distant_view() {
     let temp = TempDir::new().unwrap();
     let (inbound, _inbox) = channel(1);
     let (scale, mut requests) = channel(1);

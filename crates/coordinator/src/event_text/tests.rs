@@ -373,7 +373,7 @@ fn the_sentence_of_each_event_is_the_one_that_was_reviewed() {
 }
 
 #[test]
-fn the_names_of_workers_that_went_long_ago_are_forgotten_and_no_others() {
+fn only_names_of_workers_long_gone_are_forgotten() {
     let mut text = EventText::new(LAYOUT);
     let last = GONE_MAX as u64 + 3;
     let mut events = vec![joined(1), lost(1), joined(1)];

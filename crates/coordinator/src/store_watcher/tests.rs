@@ -65,7 +65,7 @@ async fn next_damaged(inbox: &mut Receiver<Inbound>) -> Vec<StateId> {
 }
 
 #[tokio::test]
-async fn a_damaged_checkpoint_is_deleted_when_that_is_asked_for_and_not_before() {
+async fn a_damaged_checkpoint_is_deleted_only_when_asked_for() {
     let folder = TempDir::new().unwrap();
     let given = damaged(&folder).await;
     let store = given.store.clone();
@@ -115,7 +115,7 @@ async fn another_run_is_waited_for_until_its_lease_would_have_expired() {
 }
 
 #[tokio::test]
-async fn nothing_begins_before_the_location_is_claimed_although_the_store_can_be_listed() {
+async fn nothing_begins_on_a_listed_store_before_it_is_claimed() {
     let folder = TempDir::new().unwrap();
     let given = empty(&folder);
     put(&given.store, LAST, None, None).await;
@@ -215,7 +215,7 @@ async fn of_another_model(folder: &TempDir, ids: &[StateId]) {
 }
 
 #[tokio::test]
-async fn a_job_does_not_begin_beside_checkpoints_of_another_model_and_says_why() {
+async fn a_job_refuses_checkpoints_of_another_model_and_says_why() {
     let folder = TempDir::new().unwrap();
     of_another_model(&folder, &[of_generation(7, 9)]).await;
     let (mut task, _discarded) = task(empty(&folder));
@@ -228,7 +228,7 @@ async fn a_job_does_not_begin_beside_checkpoints_of_another_model_and_says_why()
 }
 
 #[tokio::test]
-async fn checkpoints_of_another_model_take_no_place_of_ones_own_and_stay() {
+async fn checkpoints_of_another_model_stay_and_take_no_place() {
     let folder = TempDir::new().unwrap();
     let foreign = [5, 6, 7, 8].map(|step| of_generation(7, step));
     let own = [1, 2, 3].map(|step| of_generation(8, step));
@@ -252,7 +252,7 @@ async fn checkpoints_of_another_model_take_no_place_of_ones_own_and_stay() {
 }
 
 #[tokio::test]
-async fn nothing_is_deleted_before_it_is_known_what_the_run_needs_and_void_states_do_not_count() {
+async fn deletion_waits_for_the_runs_needs_and_counts_no_void_state() {
     let folder = TempDir::new().unwrap();
     let ids = [1, 2, 3].map(|step| of_generation(1, step));
     let given = Checkpointing {
@@ -311,7 +311,7 @@ fn checkpointing(location: Location) -> Checkpointing {
 }
 
 #[tokio::test(start_paused = true)]
-async fn deletions_that_take_long_leave_time_to_renew_the_lease_and_to_give_it_up() {
+async fn long_deletions_leave_time_to_renew_or_release_the_lease() {
     let given = throttled(ThrottleConfig {
         wait_delete_per_call: Duration::from_secs(3600),
         ..ThrottleConfig::default()
@@ -356,7 +356,7 @@ async fn slow_to_list(wait_list_per_entry: Duration) -> Checkpointing {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_listed_for_longer_than_deletions_may_take_is_pruned_all_the_same() {
+async fn a_store_listed_longer_than_deletions_may_take_is_pruned() {
     let given = slow_to_list(4 * HALF_A_SECOND).await;
     let store = given.store.clone();
     let (mut task, _discarded) = task(given);
@@ -372,7 +372,7 @@ async fn a_store_that_is_listed_for_longer_than_deletions_may_take_is_pruned_all
 }
 
 #[tokio::test(start_paused = true)]
-async fn at_the_end_of_a_run_a_store_that_is_slow_to_list_is_pruned_by_the_last_listing() {
+async fn a_slow_store_is_pruned_at_the_end_by_the_last_listing() {
     for (wait, left) in [(HALF_A_SECOND, vec![1, 3, 4]), (Duration::ZERO, vec![4])] {
         let given = slow_to_list(wait).await;
         let store = given.store.clone();
@@ -429,7 +429,7 @@ async fn next_complete(inbox: &mut Receiver<Inbound>) -> (CheckpointListing, usi
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_slow_to_list_is_listed_while_a_recovery_asks_again_and_again() {
+async fn a_slow_store_is_listed_while_a_recovery_keeps_asking() {
     let given = slow_to_list(HALF_A_SECOND).await;
     let store = given.store.clone();
     let (inbound, mut inbox) = channel(64);
@@ -461,7 +461,7 @@ async fn assert_end_releases(watcher: StoreWatcher, store: &Store) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_ends_while_the_store_is_listed_gives_its_location_up() {
+async fn a_run_that_ends_during_a_listing_gives_its_location_up() {
     let given = slow_to_list(HALF_A_SECOND).await;
     let store = given.store.clone();
     let (inbound, _inbox) = channel(4);
@@ -473,7 +473,7 @@ async fn a_run_that_ends_while_the_store_is_listed_gives_its_location_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_ends_while_nobody_reads_its_messages_gives_its_location_up() {
+async fn a_run_whose_messages_nobody_reads_gives_its_location_up() {
     let given = throttled(ThrottleConfig::default());
     let store = given.store.clone();
     let (inbound, _inbox) = channel(1);
@@ -486,7 +486,7 @@ async fn a_run_that_ends_while_nobody_reads_its_messages_gives_its_location_up()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_hangs_is_said_to_fail_also_where_it_hangs_in_a_claim_or_a_renewal() {
+async fn a_store_that_hangs_in_a_claim_or_renewal_is_said_to_fail() {
     let hang = |config: &mut ThrottleConfig| config.wait_list_per_call = Duration::from_secs(3600);
     for claimed in [false, true] {
         let inner = Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default()));

@@ -141,7 +141,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn a_checkpoint_with_all_shards_is_completed_at_a_request_or_when_it_is_listed_again() {
+    async fn a_request_or_new_listing_completes_one_with_all_shards() {
         for requested in [true, false] {
             let folder = TempDir::new().unwrap();
             let (store, mut unfinished) = (store(&folder), Unfinished::default());
@@ -172,7 +172,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn one_with_a_damaged_shard_is_marked_and_the_one_before_it_is_completed() {
+    async fn one_with_a_damaged_shard_is_marked_the_one_before_completed() {
         let folder = TempDir::new().unwrap();
         let (store, mut unfinished) = (store(&folder), Unfinished::default());
         put(&store, id(3), None, None).await;
@@ -181,7 +181,7 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn one_with_an_empty_shard_is_marked_and_keeps_no_other_one_from_being_completed() {
+    async fn one_with_an_empty_shard_is_marked_and_hinders_no_other() {
         let folder = TempDir::new().unwrap();
         let (store, mut unfinished) = (store(&folder), Unfinished::default());
         for step in [3, 6] {

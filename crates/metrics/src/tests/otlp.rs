@@ -207,7 +207,7 @@ fn pushed(request: &ExportMetricsServiceRequest) -> Series {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_pushed_has_the_names_labels_and_values_of_what_is_scraped() {
+async fn pushed_names_labels_and_values_are_those_scraped() {
     for protocol in ["grpc", "http/protobuf"] {
         let (address, kept) = match protocol {
             "grpc" => over_grpc().await,
@@ -249,7 +249,7 @@ async fn what_is_pushed_has_the_names_labels_and_values_of_what_is_scraped() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_receiver_that_never_answers_delays_neither_the_run_nor_its_end_beyond_the_limit() {
+async fn a_silent_receiver_delays_no_run_and_its_end_within_a_limit() {
     for protocol in ["grpc", "http/protobuf"] {
         for in_order in [true, false] {
             let (listener, address) = any_port().await;
@@ -337,7 +337,7 @@ async fn last_figures_that_nobody_waits_for_are_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_receiver_that_refuses_figures_is_told_of_once_and_again_when_it_takes_them() {
+async fn a_refusing_receiver_is_told_of_once_and_when_it_recovers() {
     logged();
     let (address, kept) = over_grpc().await;
     kept.refuses.store(true, Ordering::Relaxed);

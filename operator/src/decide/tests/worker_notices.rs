@@ -112,7 +112,7 @@ fn new_coordinator_gets_earlier_end_times() {
 }
 
 #[test]
-fn the_coordinator_is_told_when_nodes_end_whose_taints_are_of_a_known_length() {
+fn the_coordinator_is_told_the_end_that_a_known_taint_gives() {
     let taint = |key: &str, ago: Option<i64>| ObservedTaint {
         key: key.into(),
         added_at: ago.map(|seconds| NOW - seconds),

@@ -48,7 +48,7 @@ impl OneLeaves {
 }
 
 #[test]
-fn a_plan_that_has_in_time_what_only_a_leaving_worker_holds_is_taken_before_a_better_one() {
+fn a_plan_that_has_leaving_state_in_time_beats_a_better_one() {
     let leaves = OneLeaves::from_pipelines_of(4);
     let planner = &leaves.planner;
     let best = planner.plan(&leaves.request).unwrap();
@@ -70,7 +70,7 @@ fn a_plan_that_has_in_time_what_only_a_leaving_worker_holds_is_taken_before_a_be
 }
 
 #[test]
-fn a_short_notice_changes_nothing_where_workers_that_stay_hold_everything() {
+fn a_short_notice_changes_nothing_if_those_who_stay_hold_all() {
     let leaves = OneLeaves::from_pipelines_of(2);
     let best = leaves.planner.plan(&leaves.request).unwrap();
     for copies in [0.0, 1.5] {
@@ -95,7 +95,7 @@ fn considered(problem: &Problem) -> Vec<Shape> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn a_plan_has_state_in_time_whenever_one_that_was_considered_has(
+    fn a_plan_has_state_in_time_if_any_considered_one_has(
         count in 3u64..14, depth in 1u32..6, gone in prop::collection::btree_set(0usize..14, 1..4), batch in 4u64..40,
         micros in 0u32..30_000, speeds in prop::collection::vec(6u32..14, 14), horizon in prop::option::of(50u32..20_000)
     ) {

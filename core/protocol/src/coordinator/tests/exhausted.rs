@@ -48,7 +48,7 @@ fn runs_out(rig: &mut Rig, about: WorkerId, there: &[WorkerId], at: StateId) {
 }
 
 #[test]
-fn a_worker_that_runs_out_of_memory_twice_in_a_row_is_not_given_the_same_again() {
+fn running_out_of_memory_twice_in_a_row_changes_the_plan() {
     let (mut rig, at) = three();
     rig.machine.shared.planner = Box::new(Needy);
     runs_out(&mut rig, B, &ALL, at);
@@ -78,7 +78,7 @@ fn a_worker_that_runs_out_of_memory_twice_in_a_row_is_not_given_the_same_again()
 }
 
 #[test]
-fn a_step_that_is_committed_absolves_who_ran_out_of_memory_before() {
+fn a_committed_step_absolves_who_ran_out_of_memory() {
     let (mut rig, mut at) = three();
     rig.machine.shared.planner = Box::new(Needy);
     for step in 5..8 {
@@ -103,7 +103,7 @@ fn nobody_can_say_of_another_that_it_ran_out_of_memory() {
 }
 
 #[test]
-fn a_worker_without_which_there_is_no_plan_is_planned_with_all_that_it_has() {
+fn a_worker_that_every_plan_needs_is_planned_with_all_it_has() {
     let (mut rig, at) = (Rig::training(&[B]), state(1, 4));
     rig.machine.shared.planner = Box::new(Needy);
     rig.status(B, 1, Phase::Running, at);
@@ -117,7 +117,7 @@ fn a_worker_without_which_there_is_no_plan_is_planned_with_all_that_it_has() {
 }
 
 #[test]
-fn a_worker_that_is_started_again_is_planned_with_no_more_than_the_one_before() {
+fn a_restarted_worker_is_planned_with_no_more_than_before() {
     let (mut rig, at) = three();
     rig.machine.shared.planner = Box::new(Needy);
     for _ in 0..2 {

@@ -415,7 +415,7 @@ fn published(rig: &Rig) -> Vec<u64> {
 
 /// A store that does not answer holds nothing up, which shows that no checkpoint is needed.
 #[test]
-fn a_follower_that_becomes_the_only_holder_is_what_the_run_resumes_from_and_no_step_is_lost() {
+fn the_run_resumes_from_an_only_follower_and_loses_no_step() {
     for listing in [Answer::Now, Answer::Never] {
         let (mut rig, decisions) = with_follower();
         rig.listing = listing;
@@ -440,7 +440,7 @@ fn a_follower_that_becomes_the_only_holder_is_what_the_run_resumes_from_and_no_s
 
 /// The source died after it had sent the gradient and the decision of a step, and before it reported the commit.
 #[test]
-fn a_step_that_only_the_follower_knows_is_not_lost_with_its_source() {
+fn a_step_only_the_follower_knows_survives_its_source() {
     let (mut rig, decisions) = with_follower();
     let unreported = step_after(decisions[3].id, 1);
     source_dies(&mut rig, unreported);
@@ -450,7 +450,7 @@ fn a_step_that_only_the_follower_knows_is_not_lost_with_its_source() {
 
 /// The last gradient had not arrived when the source was lost.
 #[test]
-fn a_step_that_the_follower_lacks_is_given_up_only_once_its_source_has_ended() {
+fn a_step_the_follower_lacks_is_given_up_once_its_source_ends() {
     let (mut rig, decisions) = with_follower();
     source_dies(&mut rig, decisions[2]);
     rig.wait(100);

@@ -177,7 +177,7 @@ impl Rig {
 }
 
 #[test]
-fn the_planner_is_told_which_holders_leave_and_how_long_they_can_send_state() {
+fn the_planner_is_told_who_leaves_and_how_long_it_can_send() {
     let mut rig = Rig::goes_by(Box::new(InHaste), Some(LEAD / 2));
     rig.train_both(Duration::from_millis(200));
     let departure = DEPARTURE.take().unwrap();

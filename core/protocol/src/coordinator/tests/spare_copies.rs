@@ -145,7 +145,7 @@ fn status_counts_units_with_keepers_in_step() {
 }
 
 #[test]
-fn the_status_says_what_was_decided_under_the_plan_in_force_and_why() {
+fn the_status_says_what_was_decided_under_this_plan_and_why() {
     let said = |rig: &Rig| rig.machine.run().spare_copies.unwrap().verdict.unwrap();
     let able = (Keeping::Able, Keeping::Able);
     let mut rig = planned(SpareCopies::Auto, able);
@@ -190,7 +190,7 @@ impl Planner for Full {
 }
 
 #[test]
-fn who_keeps_copies_in_its_hosts_memory_needs_no_room_beside_its_stage() {
+fn a_keeper_on_the_host_needs_no_room_beside_its_stage() {
     let mut rig = planned(SpareCopies::One, (Keeping::Able, Keeping::Able));
     rig.machine.shared.planner = Box::new(Full);
     let shape = rig.plan().shape.clone();

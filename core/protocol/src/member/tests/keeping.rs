@@ -212,7 +212,7 @@ fn state(step: u64) -> StateId {
 }
 
 #[test]
-fn over_a_link_that_is_too_slow_for_them_copies_come_less_and_less_often() {
+fn copies_come_ever_less_often_over_too_slow_a_link() {
     let plan = kept_plan(1, fixed(StateId::INITIAL, None));
     let mut kept = Kept::under(&plan, ME, |_| None);
     let (from, retry) = ((KEPT, PEER), MemberTiming::default().fetch_retry);
