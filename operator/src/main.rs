@@ -14,7 +14,7 @@ use varuna_operator::leadership::{self, LeaseOptions};
 use varuna_wire::address::any_beside;
 
 /// The operator keeps very many small objects, and parses what it reads into more. With the C library's allocator it took 1.6 times the processor time at
-/// rest, and 1.7 times the memory (docs/benchmarks.md).
+/// rest, and 1.7 times the memory (docs/internals/measurements.md).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
