@@ -6,7 +6,7 @@
 //! certainly ended, and their streams are closed, the record says so. If one of them was lost without an answer, the record does not say
 //! so, and the successor waits as it would after a crash.
 
-use super::event::Outcome;
+use super::event::{Divergence, Event, Outcome};
 use super::shared::Shared;
 use super::turn::Turn;
 use crate::message::{Order, Phase, Time};
@@ -31,6 +31,12 @@ impl Ending {
             noted: false,
             refused: false,
         }
+    }
+
+    /// The end of a run whose gradients are no longer finite.
+    pub(super) fn diverged(divergence: Divergence, turn: &mut Turn<'_>) -> Self {
+        turn.event(Event::Diverged(divergence));
+        Self::new(Outcome::Diverged(divergence), turn.now)
     }
 
     /// Whether the last step is committed.

@@ -188,13 +188,19 @@ impl Coordinator {
                 return mode;
             }
             CoordinatorInput::LastStep(step) => shared.order_last_step(step, turn.now),
-            CoordinatorInput::Stop => {
-                if !mode.is_done() {
-                    mode = Mode::Ending(Ending::new(Outcome::Stopped, turn.now));
-                }
-            }
+            CoordinatorInput::Stop => mode = stop(mode, shared, turn),
         }
         mode.step(shared, turn)
+    }
+}
+
+/// The user ends the run. An end that has begun keeps its outcome, and a run that has diverged while something was being written has not
+/// been stopped.
+fn stop(mode: Mode, shared: &Shared, turn: &mut Turn<'_>) -> Mode {
+    match (mode, shared.diverged) {
+        (Mode::Ending(ending), _) => Mode::Ending(ending),
+        (_, Some(divergence)) => Mode::Ending(Ending::diverged(divergence, turn)),
+        (_, None) => Mode::Ending(Ending::new(Outcome::Stopped, turn.now)),
     }
 }
 

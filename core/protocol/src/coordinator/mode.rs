@@ -44,18 +44,12 @@ impl Mode {
         matches!(self, Mode::Active(_) | Mode::Collecting(_))
     }
 
-    /// The last step is committed.
-    pub(super) fn is_done(&self) -> bool {
-        matches!(self, Mode::Ending(ending) if ending.is_done())
-    }
-
     /// Examines the latest information and does what is due.
     pub(super) fn step(self, shared: &mut Shared, turn: &mut Turn<'_>) -> Mode {
         if let Some(divergence) = shared.diverged
             && self.is_open()
         {
-            turn.event(Event::Diverged(divergence));
-            return Mode::Ending(Ending::new(Outcome::Diverged(divergence), turn.now));
+            return Mode::Ending(Ending::diverged(divergence, turn));
         }
         match self {
             Mode::Starting(mut starting) => {

@@ -43,3 +43,56 @@ fn too_many_failed_steps_end_the_run() {
     assert_eq!(rig.finished, Some(Outcome::Diverged(divergence)));
     assert!(!rig.store.done);
 }
+
+/// A step of generation 1 without a finite gradient, the first of the run.
+fn failed_step() -> Report {
+    let part = UnitNorm::new(f64::NAN, 1.0, None, OptimizerProgress::START);
+    let decision = Decision::conclude(StateId::INITIAL, Generation(1), &[part], None);
+    Report::Committed { decision }
+}
+
+/// The run's divergence at that step, where no step may fail.
+fn at_once() -> Outcome {
+    Outcome::Diverged(Divergence {
+        step: Step(1),
+        failed_in_a_row: 1,
+        loss_scale: ScaleFactor::ONE,
+    })
+}
+
+#[test]
+fn a_stop_after_divergence_leaves_the_outcome() {
+    let config = CoordinatorConfig {
+        skip_limit: Some(0),
+        ..config()
+    };
+    let mut rig = Rig::training_with(config, &[A]);
+    rig.say(A, failed_step());
+    rig.put(CoordinatorInput::Stop);
+    rig.answer(A, &[]);
+    rig.put(CoordinatorInput::Stop);
+    rig.put(CoordinatorInput::StreamDown { from: A });
+    assert_eq!(rig.finished, Some(at_once()));
+    assert!(!rig.store.is_stopped(), "nobody stopped it");
+}
+
+#[test]
+fn a_run_that_diverged_during_a_write_is_not_stopped() {
+    let mut rig = Rig::training(&[A]);
+    rig.machine.shared.config.skip_limit = Some(0);
+    rig.wait(100);
+    rig.manual = true;
+    rig.join(B);
+    let record = rig.written.clone().expect("a change is written");
+    rig.say(A, failed_step());
+    assert_eq!(rig.machine.snapshot().run.mode, RunMode::Persisting);
+    rig.put(CoordinatorInput::Stop);
+    rig.put(CoordinatorInput::Written { ok: true, record });
+    for worker in [A, B] {
+        rig.answer(worker, &[]);
+        rig.put(CoordinatorInput::StreamDown { from: worker });
+    }
+    assert_eq!(rig.finished, Some(at_once()));
+    let said = |e: &&Event| matches!(e, Event::Diverged(_));
+    assert_eq!(rig.events.iter().filter(said).count(), 1);
+}

@@ -83,6 +83,16 @@ fn a_stop_that_cannot_be_noted_ends_all_the_same() {
 }
 
 #[test]
+fn a_second_stop_does_not_begin_the_end_anew() {
+    let mut rig = stopping();
+    let silent = u64::try_from(Timing::model().silent.as_millis()).unwrap();
+    rig.wait_with(A, silent / 2);
+    rig.put(CoordinatorInput::Stop);
+    rig.wait_with(A, silent / 2 + 100);
+    assert_eq!(rig.finished, Some(Outcome::Stopped), "A never promises anything");
+}
+
+#[test]
 fn nobody_is_waited_for_where_the_run_was_stopped_in_order() {
     let mut rig = stopping();
     rig.answer(A, &[]);
