@@ -16,7 +16,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, KubeconfigError};
 use kube::{Api, Client, Config, ResourceExt as _};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::error::Error as _;
 use std::time::Duration;
 use text::{JobEvent, JobView};
@@ -69,7 +69,7 @@ enum Command {
         /// Name of the job.
         job: String,
     },
-    /// Set the maximum number of workers of a job.
+    /// Set the maximum number of workers of a job: from its minimum to 100,000, and no more than its worker groups have together.
     Scale {
         /// Name of the job.
         job: String,
@@ -183,6 +183,8 @@ impl Cluster {
     }
 
     async fn scale(&self, name: &str, workers: u32) -> Result<(), Failure> {
+        let object = self.jobs().get(name).await.map_err(|e| self.failure(name, e))?;
+        check_groups(name, workers, &object.data)?;
         let replicas = json!({ "spec": { "replicas": workers } });
         let patched = self
             .jobs()
@@ -213,6 +215,26 @@ fn check_saves(job: &JobView) -> Result<(), Failure> {
             format!("{name} is {phase}: it trains no further step that a checkpoint could be of"),
         )),
         _ => Ok(()),
+    }
+}
+
+/// Whether the job's groups of workers have places for so many: the operator starts no more than these, however great the maximum is. The
+/// API server checks everything else.
+fn check_groups(name: &str, workers: u32, job: &Value) -> Result<(), Failure> {
+    let groups = job.pointer("/spec/workerGroups").and_then(Value::as_array);
+    let Some(groups) = groups.filter(|groups| !groups.is_empty()) else {
+        return Ok(());
+    };
+    // A group without a maximum takes as many as the job may have.
+    let places = groups.iter().try_fold(0u64, |sum, group| {
+        let most = group.get("maxWorkers").and_then(Value::as_u64)?;
+        Some(sum.saturating_add(most))
+    });
+    match places.filter(|places| u64::from(workers) > *places) {
+        Some(places) => Err(Failure::Input(format!(
+            "spec.elasticity.maxWorkers: {workers} — 1 to {places}: the worker groups of {name} have no more (spec.workerGroups[].maxWorkers)"
+        ))),
+        None => Ok(()),
     }
 }
 

@@ -80,6 +80,35 @@ fn save_requires_a_training_job_with_a_checkpoint_location() {
     assert!(why.contains("spec.checkpoint"), "{why}");
 }
 
+/// A job with groups of workers that may have so many each; none = no maximum.
+fn with_groups(most: &[Option<u32>]) -> Value {
+    let group = |most: &Option<u32>| match most {
+        Some(most) => json!({ "name": "g", "maxWorkers": most }),
+        None => json!({ "name": "g" }),
+    };
+    let groups: Vec<Value> = most.iter().map(group).collect();
+    json!({
+        "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaJob", "metadata": { "name": "demo" },
+        "spec": { "workerGroups": groups },
+    })
+}
+
+#[test]
+fn a_job_is_scaled_to_no_more_than_its_groups_have() {
+    let (config, served) = serve(vec![("200 OK", with_groups(&[Some(6), Some(2)]).to_string())]);
+    let answer = runtime().unwrap().block_on(async {
+        let cluster = cluster(config);
+        tokio::time::timeout(PATIENCE, cluster.scale("demo", 9)).await
+    });
+    let why = answer.expect("in time").unwrap_err().to_string();
+    assert!(why.contains("maxWorkers: 9 — 1 to 8"), "{why}");
+    assert_eq!(served.join().unwrap().len(), 1, "nothing is changed");
+    assert!(check_groups("demo", 8, &with_groups(&[Some(6), Some(2)])).is_ok());
+    assert!(check_groups("demo", 9, &with_groups(&[Some(6), None])).is_ok());
+    assert!(check_groups("demo", 9, &with_groups(&[])).is_ok());
+    assert!(check_groups("demo", 9, &json!({ "spec": {} })).is_ok());
+}
+
 /// Longer than any answer takes on one machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 

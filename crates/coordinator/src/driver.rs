@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, Sender};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use varuna_api::Job;
 use varuna_plan::measured_step::MeasuredWork;
 use varuna_plan::{Generation, Plan, StateId, Step, WorkerId};
@@ -27,6 +27,7 @@ use varuna_wire::{Downward, EncodedPlans, Hello, Upward, Welcome};
 
 mod final_save;
 mod listing;
+mod scale;
 mod start;
 #[cfg(test)]
 mod tests;
@@ -241,26 +242,6 @@ impl Driver {
     fn is_ending(&self) -> bool {
         let mode = self.machine.run().mode;
         self.final_save.is_some() || matches!(mode, RunMode::Done | RunMode::Stopped | RunMode::Ended)
-    }
-
-    fn scale(&self, workers: u32, answer: oneshot::Sender<Result<String, String>>) {
-        let request = ScaleRequest { workers, answer };
-        let (request, why) = match &self.scale {
-            // Who starts the workers sees it only in the next view, which may be seconds away.
-            Some(_) if self.is_ending() => (
-                request,
-                "the run is ending: no more workers are started or told to end",
-            ),
-            Some(scale) => match scale.try_send(request) {
-                Ok(()) => return,
-                Err(error) => (error.into_inner(), "another change is under way"),
-            },
-            None => (
-                request,
-                "workers of this run are started by hand: start or stop them where they run",
-            ),
-        };
-        drop(request.answer.send(Err(why.to_owned())));
     }
 
     fn save(&mut self) -> Result<u64, String> {

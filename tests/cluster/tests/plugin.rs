@@ -148,6 +148,7 @@ fn scale_and_save_change_the_job_and_nothing_else() {
     plugin.says(&["scale", "j", "12"]);
     assert_eq!(plugin.job()["spec"]["elasticity"]["maxWorkers"], 12);
     plugin.refuses(&["scale", "j", "0"], "maxWorkers");
+    plugin.refuses(&["scale", "j", "100001"], "100000");
     plugin.says(&["save", "j"]);
     let asked = |plugin: &Plugin| plugin.job()["metadata"]["annotations"]["varuna.dev/save-at"].clone();
     let first = asked(&plugin);

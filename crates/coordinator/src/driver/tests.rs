@@ -6,7 +6,7 @@ use crate::test_job::job;
 use std::collections::BTreeMap;
 use tempfile::TempDir;
 use tokio::sync::mpsc::channel;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use varuna_checkpoint::{Claim, Store};
 use varuna_plan::device::Hardware;
 use varuna_plan::state::Chain;
@@ -196,6 +196,28 @@ async fn a_run_told_to_stop_is_not_scaled_by_a_distant_view() {
     let why = ask_to_scale(&mut driver, 3).await.unwrap().unwrap_err();
     assert!(why.contains("the run is ending"), "{why}");
     assert!(requests.try_recv().is_err(), "nobody was asked");
+}
+
+#[tokio::test]
+async fn a_run_is_scaled_up_to_the_maximum_of_its_job() {
+    let temp = TempDir::new().unwrap();
+    let (inbound, _inbox) = channel(1);
+    let (scale, mut requests) = channel(2);
+    let mut limited = job(None);
+    limited.elasticity.max_workers = Some(4);
+    let options = Options {
+        scale: Some(scale),
+        ..options(limited)
+    };
+    let mut driver = driver_with(&temp, &inbound, options);
+    let why = ask_to_scale(&mut driver, 5).await.unwrap().unwrap_err();
+    assert!(
+        why.contains("5 workers") && why.contains("1 to 4 (spec.elasticity.maxWorkers)"),
+        "{why}"
+    );
+    assert!(requests.try_recv().is_err(), "nobody was asked");
+    let _told = ask_to_scale(&mut driver, 4);
+    assert_eq!(requests.try_recv().ok().map(|request| request.workers), Some(4));
 }
 
 /// The record of a run that was stopped in order after a change of plan: no plan in it names the state that the run began with.
