@@ -97,9 +97,9 @@ impl Shared {
 
     /// A recovery is planned with those that answered. Members of the plan in force that did not are lost: nothing was planned around them.
     pub(super) fn collected(&mut self, answered: Vec<WorkerId>, missing: Vec<WorkerId>, turn: &mut Turn<'_>) {
-        let plan = self.record.stored.plan.as_ref();
-        if plan.is_some_and(|plan| missing.iter().any(|w| plan.has(*w))) {
-            self.roster.losses.observe(turn.now);
+        if let Some(plan) = &self.record.stored.plan {
+            let lost = missing.iter().copied().filter(|w| plan.has(*w)).collect();
+            self.roster.note_losses(plan.generation, lost, turn.now);
         }
         turn.event(Event::Collected { answered, missing });
     }

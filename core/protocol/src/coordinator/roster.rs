@@ -6,7 +6,7 @@ use super::turn::Scope;
 use crate::message::{Status, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use varuna_plan::{Step, WorkerId};
+use varuna_plan::{Generation, Step, WorkerId};
 
 /// Number of departed workers that are remembered for people; up to twice as many are kept until the older ones are dropped.
 const GONE_MAX: usize = 128;
@@ -52,6 +52,8 @@ pub(super) struct Roster {
     pub(super) churn: Churn,
     /// Changes by which a plan lost members. Neither growth counts, nor a departure after a notice that was long enough to plan around it.
     pub(super) losses: Churn,
+    /// The members of the plan of this generation that are among those losses. A recovery whose plan could not be written is repeated.
+    counted: (Generation, BTreeSet<WorkerId>),
     /// Workers that leave at a known time. Nearly always empty, so that the check costs nothing where it is made for every message.
     leaving: BTreeSet<WorkerId>,
     /// The location of each node, by name.
@@ -67,6 +69,7 @@ impl Roster {
             corrupt: BTreeSet::new(),
             churn,
             losses: churn,
+            counted: (Generation(0), BTreeSet::new()),
             leaving: BTreeSet::new(),
             domains: BTreeMap::new(),
             changes: 0,
@@ -77,6 +80,18 @@ impl Roster {
     pub(super) fn begin_generation(&mut self, now: Time, prior: Duration) {
         self.churn.begin_generation(now, prior);
         self.losses.begin_generation(now, prior);
+    }
+
+    /// A recovery is planned without these members of the plan of this generation. Each of them is a loss once.
+    pub(super) fn note_losses(&mut self, generation: Generation, lost: BTreeSet<WorkerId>, now: Time) {
+        if self.counted.0 != generation {
+            self.counted = (generation, BTreeSet::new());
+        }
+        let known = self.counted.1.len();
+        self.counted.1.extend(lost);
+        if self.counted.1.len() > known {
+            self.losses.observe(now);
+        }
     }
 
     /// Time that the clock did not show.

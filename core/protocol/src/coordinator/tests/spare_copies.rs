@@ -259,3 +259,26 @@ fn only_members_that_nobody_could_plan_around_are_losses() {
     assert_eq!(rig.plan().members(), [A]);
     assert_eq!(losses(&rig), 1);
 }
+
+#[test]
+fn a_recovery_that_is_repeated_counts_its_losses_once() {
+    let mut rig = Rig::training(&[A, B]);
+    rig.wait(100);
+    rig.manual = true;
+    rig.say(A, suspect(1, B));
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    let units = [Unit(0), Unit(1)].map(|unit| (unit, state(1, 4)));
+    rig.answer(A, &units);
+    let record = rig.written.clone().expect("the plan of the recovery is written");
+    assert_eq!(losses(&rig), 1);
+    // The store takes longer than losses may take that count as one.
+    rig.wait_with(A, 1_500);
+    rig.manual = false;
+    rig.put(CoordinatorInput::Written { ok: false, record });
+    rig.wait_with(A, 100);
+    rig.answer(A, &units);
+    assert_eq!(rig.plan().members(), [A]);
+    let collected = |e: &&Event| matches!(e, Event::Collected { .. });
+    assert_eq!(rig.events.iter().filter(collected).count(), 2, "{:?}", rig.events);
+    assert_eq!(losses(&rig), 1);
+}
