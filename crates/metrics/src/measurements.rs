@@ -3,6 +3,8 @@
 use crate::metrics::Metrics;
 use varuna_coordinator::recoveries::{CompletedRecovery, Recoveries};
 use varuna_coordinator::{Event, View};
+use varuna_plan::{StateId, Step};
+use varuna_run_folder::Metric;
 
 /// Recoveries that were measured.
 #[derive(Debug, Default)]
@@ -11,6 +13,8 @@ pub struct Measurements {
     last_event: u64,
     /// Steps that were given up since the last sentence.
     lost: u64,
+    /// The last commit before the run went back, and the step to which it went.
+    back: Option<(StateId, Step)>,
 }
 
 impl Measurements {
@@ -28,6 +32,9 @@ impl Measurements {
                     all_over.push(over);
                 }
             }
+            if matches!(event, Event::Committed { .. }) {
+                self.lost = 0;
+            }
             if let (
                 Event::Resumed {
                     base, restored: true, ..
@@ -35,11 +42,23 @@ impl Measurements {
                 Some(last),
             ) = (event, &view.metric)
             {
-                self.lost = last.step.0.saturating_sub(base.step.0);
-                metrics.figures.lost(self.lost, step_ms(view));
+                let lost = self.given_up(last, base.step);
+                self.lost += lost;
+                metrics.figures.lost(lost, step_ms(view));
             }
         }
         all_over
+    }
+
+    /// The steps that are given up as the run goes back from its last commit to this step. A recovery may fail before it has committed
+    /// anything, and the next one goes back from the same commit: what was given up then is not given up again.
+    fn given_up(&mut self, last: &Metric, to: Step) -> u64 {
+        let from = match self.back {
+            Some((state, step)) if state == last.state => step,
+            _ => last.step,
+        };
+        self.back = Some((last.state, from.min(to)));
+        from.0.saturating_sub(to.0)
     }
 }
 
@@ -61,9 +80,9 @@ mod tests {
     use super::*;
     use std::time::Duration;
     use varuna_coordinator::RunMode;
-    use varuna_plan::{Generation, StateId, Step};
+    use varuna_plan::Generation;
     use varuna_protocol::coordinator::{RunView, Snapshot};
-    use varuna_run_folder::{Metric, StepFigures};
+    use varuna_run_folder::StepFigures;
 
     /// A run that trains. Its tenth step was committed a minute after the ninth, because training had paused.
     fn view(observed_ms: Option<f64>, tokens_per_second: Option<f64>) -> View {
@@ -119,6 +138,19 @@ mod tests {
         assert_eq!(step_ms(&View::default()), 0.0);
     }
 
+    /// The run goes back to the checkpoint of this step.
+    fn resumed(step: u64) -> Event {
+        Event::Resumed {
+            generation: Generation(3),
+            base: StateId {
+                step: Step(step),
+                ..StateId::INITIAL
+            },
+            finished: false,
+            restored: true,
+        }
+    }
+
     #[test]
     fn steps_lost_after_a_pause_cost_their_own_time() {
         let metrics = Metrics::new("ns", "j");
@@ -126,20 +158,32 @@ mod tests {
         for seconds in [0, 10] {
             metrics.figures.observe(&view, Duration::from_secs(seconds));
         }
-        let resumed = Event::Resumed {
-            generation: Generation(3),
-            base: StateId {
-                step: Step(5),
-                ..StateId::INITIAL
-            },
-            finished: false,
-            restored: true,
-        };
-        view.events.push_back((1, Duration::from_secs(10), resumed));
+        view.events.push_back((1, Duration::from_secs(10), resumed(5)));
         Measurements::default().observe(&view, &metrics);
         let text = metrics.render();
         // Five steps of 0.1 s each, of ten seconds.
         let line = r#"varuna_job_goodput_ratio{namespace="ns",job_name="j"} 0.95"#;
+        assert!(text.contains(line), "{line} is missing:\n{text}");
+    }
+
+    #[test]
+    fn steps_that_two_recoveries_give_up_are_lost_once() {
+        let metrics = Metrics::new("ns", "j");
+        let mut view = view(Some(100.0), None);
+        for seconds in [0, 10] {
+            metrics.figures.observe(&view, Duration::from_secs(seconds));
+        }
+        let mut measurements = Measurements::default();
+        // Nothing is committed in between; the third one goes back further.
+        for (number, (step, lost)) in (1..).zip([(5, 5), (5, 5), (3, 7)]) {
+            view.events
+                .push_back((number, Duration::from_secs(10), resumed(step)));
+            measurements.observe(&view, &metrics);
+            assert_eq!(measurements.lost, lost, "back to step {step}");
+        }
+        let text = metrics.render();
+        // Seven steps of 0.1 s each, of ten seconds.
+        let line = r#"varuna_job_goodput_ratio{namespace="ns",job_name="j"} 0.93"#;
         assert!(text.contains(line), "{line} is missing:\n{text}");
     }
 }
