@@ -1,8 +1,10 @@
 //! Copies the run folder's event files to the checkpoint store, if the run folder is lost with the process. It runs in the background:
 //! neither the driver nor training waits for it, and a failing store only loses event files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::fmt::Display;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,12 +30,7 @@ impl EventUpload {
     /// Copies the files of `folder` into the folder of `run` at the location.
     pub(crate) fn start(folder: PathBuf, location: Location, run: String) -> EventUpload {
         let end = Arc::new(Notify::new());
-        let copies = Copies {
-            folder,
-            location,
-            run,
-            copied: BTreeMap::new(),
-        };
+        let copies = Copies::new(folder, location, run);
         let task = tokio::spawn(copies.run(Arc::clone(&end)));
         EventUpload { end, task }
     }
@@ -62,9 +59,21 @@ struct Copies {
     run: String,
     /// Number of bytes of each file that the store has.
     copied: BTreeMap<OsString, u64>,
+    /// Files that cannot be read at present, which the log already says.
+    left_out: BTreeSet<PathBuf>,
 }
 
 impl Copies {
+    fn new(folder: PathBuf, location: Location, run: String) -> Copies {
+        Copies {
+            folder,
+            location,
+            run,
+            copied: BTreeMap::new(),
+            left_out: BTreeSet::new(),
+        }
+    }
+
     async fn run(mut self, end: Arc<Notify>) {
         let mut is_failing = false;
         loop {
@@ -87,16 +96,25 @@ impl Copies {
         }
     }
 
-    /// Copies all files that have grown, in the order of their names.
+    /// Copies all files that have grown, in the order of their names. One that cannot be read is left out: the others are copied all the same.
     async fn copy(&mut self) -> Result<(), CheckpointError> {
         for (name, bytes) in self.sizes() {
             if self.copied.get(&name).is_some_and(|copied| *copied >= bytes) {
                 continue;
             }
-            let (Ok(content), Some(text)) = (tokio::fs::read(self.folder.join(&name)).await, name.to_str())
-            else {
+            let path = self.folder.join(&name);
+            let Some(text) = name.to_str() else {
+                self.leave_out(path, &"the name is not UTF-8");
                 continue;
             };
+            let content = match tokio::fs::read(&path).await {
+                Ok(content) => content,
+                Err(error) => {
+                    self.leave_out(path, &error);
+                    continue;
+                }
+            };
+            self.left_out.remove(&path);
             let length = content.len() as u64;
             self.location.put_event_file(&self.run, text, content).await?;
             self.copied.insert(name, length);
@@ -105,16 +123,46 @@ impl Copies {
     }
 
     /// The files and their lengths, by name. There is no folder before the first step.
-    fn sizes(&self) -> BTreeMap<OsString, u64> {
-        let files = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        let size = |file: std::fs::DirEntry| Some((file.file_name(), file.metadata().ok()?.len()));
-        files.filter_map(size).collect()
+    fn sizes(&mut self) -> BTreeMap<OsString, u64> {
+        let files = match std::fs::read_dir(&self.folder) {
+            Ok(files) => files,
+            Err(error) => {
+                if error.kind() != ErrorKind::NotFound {
+                    self.leave_out(self.folder.clone(), &error);
+                }
+                return BTreeMap::new();
+            }
+        };
+        let mut sizes = BTreeMap::new();
+        for file in files {
+            match file.map(|file| (file.file_name(), file.metadata())) {
+                Ok((name, Ok(metadata))) => {
+                    sizes.insert(name, metadata.len());
+                }
+                Ok((name, Err(error))) => self.leave_out(self.folder.join(name), &error),
+                Err(error) => self.leave_out(self.folder.clone(), &error),
+            }
+        }
+        sizes
+    }
+
+    /// Notes that a file, or the rest of the folder, is not copied. It is said once, until it can be read again.
+    fn leave_out(&mut self, path: PathBuf, why: &dyn Display) {
+        if !self.left_out.contains(&path) {
+            tracing::warn!(
+                path = %path.display(),
+                %why,
+                "this event file for TensorBoard cannot be read, and is not copied to the checkpoint store"
+            );
+            self.left_out.insert(path);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Mutex;
     use varuna_checkpoint::Location;
 
     fn open(temp: &tempfile::TempDir) -> Location {
@@ -149,12 +197,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let folder = temp.path().join("events");
         std::fs::create_dir(&folder).unwrap();
-        let mut copies = Copies {
-            folder: folder.clone(),
-            location: open(&temp),
-            run: "r".into(),
-            copied: BTreeMap::new(),
-        };
+        let mut copies = Copies::new(folder.clone(), open(&temp), "r".into());
         for name in ["a", "b"] {
             std::fs::write(folder.join(name), "one").unwrap();
         }
@@ -168,5 +211,60 @@ mod tests {
         copies.copy().await.unwrap();
         let read = |name| std::fs::read_to_string(store.join(name)).unwrap();
         assert_eq!([read("a"), read("b")], ["changed", "one two"]);
+    }
+
+    /// What is logged.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_that_cannot_be_read_is_left_out_and_said_once() {
+        let log = Log::default();
+        let writer = log.clone();
+        let logs = tracing_subscriber::fmt().with_ansi(false);
+        let logs = logs.with_writer(move || writer.clone()).finish();
+        let _here = tracing::subscriber::set_default(logs);
+        let temp = tempfile::tempdir().unwrap();
+        let folder = temp.path().join("events");
+        // Also who may read everything cannot read a folder as a file.
+        std::fs::create_dir_all(folder.join("a")).unwrap();
+        std::fs::write(folder.join("b"), "one").unwrap();
+        let mut copies = Copies::new(folder.clone(), open(&temp), "r".into());
+        let said = || {
+            let text = String::from_utf8_lossy(&log.0.lock().unwrap()).into_owned();
+            let path = folder.join("a").display().to_string();
+            let lines = text
+                .lines()
+                .filter(|line| line.contains(&path) && line.contains("WARN"));
+            lines.map(str::to_owned).collect::<Vec<String>>()
+        };
+        for _ in 0..3 {
+            copies.copy().await.unwrap();
+            let lines = said();
+            assert_eq!(lines.len(), 1, "{lines:?}");
+            assert!(lines[0].contains("directory"), "no reason: {lines:?}");
+        }
+        let copy = temp.path().join("store/tensorboard/r/b");
+        assert_eq!(std::fs::read_to_string(copy).unwrap(), "one");
+        // It can be read meanwhile; what follows is another failure.
+        std::fs::remove_dir(folder.join("a")).unwrap();
+        std::fs::write(folder.join("a"), "two").unwrap();
+        copies.copy().await.unwrap();
+        std::fs::remove_file(folder.join("a")).unwrap();
+        std::fs::create_dir(folder.join("a")).unwrap();
+        copies.copied.clear();
+        copies.copy().await.unwrap();
+        assert_eq!(said().len(), 2);
     }
 }
