@@ -15,7 +15,7 @@ use crate::store_error;
 use checks::CheckpointCheck;
 pub(crate) use deletion::Needs;
 use deletion::PRUNE_TIMEOUT;
-use lease::while_renewing;
+use lease::Renewals;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -130,6 +130,8 @@ struct Task {
     listed: Option<Vec<Listed>>,
     listing: CheckpointListing,
     standing: Option<LeaseState>,
+    /// Once this run has claimed the location, or was given the claim.
+    renewals: Option<Renewals>,
     /// Whether the log already says with which other job's checkpoint this one begins.
     said_origin: bool,
     /// If another run's claim was found: when first, and whose it is.
@@ -153,6 +155,7 @@ impl Task {
             listed: None,
             listing: CheckpointListing::default(),
             standing: None,
+            renewals: None,
             said_origin: false,
             refused: None,
             claim_failed: None,
@@ -164,7 +167,7 @@ impl Task {
         // Whether a request came while something else was done.
         let mut requested = false;
         loop {
-            // By the clock, because requests may come without pause, and the claim must not expire.
+            // By the clock, because requests may come without pause, and another run's claim must be noticed.
             if !requested && owned.is_none_or(|at| at.elapsed() >= INTERVAL) {
                 owned = Some(Instant::now());
                 requested = self.renew(&requests).await;
@@ -205,6 +208,8 @@ impl Task {
     }
 
     async fn give_up(mut self) {
+        // One that comes after the release would claim the location once more.
+        self.renewals = None;
         self.standing = self.own().await;
         // At the end only the configured number remains, unless that takes long: the next run should not have to wait for it.
         self.prune_at_end(RELEASE_TIMEOUT / 2).await;
@@ -274,14 +279,12 @@ impl Task {
     }
 
     /// Lists the store and checks what it shows: the checkpoints that can be resumed from, and the damaged ones. This may take much longer
-    /// than the lease lasts, so the lease is renewed meanwhile, and only who still has it after the listing writes.
+    /// than the lease lasts, which is renewed meanwhile, and only who still has it after the listing writes.
     async fn find(&mut self, requested: bool) -> Result<(Vec<StateId>, Vec<StateId>), CheckpointError> {
-        let (ownership, mut standing) = (self.given.ownership.clone(), self.standing.clone());
-        let all = while_renewing(ownership.as_ref(), &mut standing, self.all()).await;
-        self.standing = standing.clone();
-        let checking = limited(CHECK_TIMEOUT, self.usable(all?, requested, CHECK_TIMEOUT / 2));
-        let usable = while_renewing(ownership.as_ref(), &mut standing, checking).await;
-        self.standing = standing;
+        let all = self.all().await;
+        self.note_renewals();
+        let usable = limited(CHECK_TIMEOUT, self.usable(all?, requested, CHECK_TIMEOUT / 2)).await;
+        self.note_renewals();
         usable
     }
 

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use varuna_checkpoint::{CheckpointError, LeaseState, Retention};
 use varuna_plan::StateId;
 
-/// How long deletions may take at a time. A checkpoint may have thousands of shards, and the lease, which ends after 30 s, must be renewed meanwhile.
+/// How long deletions may take at a time. A checkpoint may have thousands of shards, and only who has the lease, which ends after 30 s, may delete.
 pub(super) const PRUNE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What retention must know from the run about its checkpoints.

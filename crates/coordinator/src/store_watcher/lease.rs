@@ -1,24 +1,72 @@
-//! The right to write at the location: claims it, renews it, also while the store is listed, and knows which other run may have it.
+//! The right to write at the location: claims it, renews it whatever else the store is asked, and knows which other run may have it.
 
 use super::{INTERVAL, Task, limited, unless_requested};
 use crate::location_lease::claimant_has_ended;
 use crate::store_error;
-use std::convert::Infallible;
-use std::time::Instant;
-use tokio::sync::Notify;
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
 use varuna_checkpoint::{CheckpointError, LEASE, LeaseState, Ownership};
 
+/// The renewals of a lease, in a task of their own. In a store that takes seconds for each of its requests a renewal takes a good part of the
+/// lease, and whatever else the watcher is asked or asks meanwhile must not delay it or cut it short. The task ends when this is dropped.
+pub(super) struct Renewals {
+    /// What the last one has found; none if the store did not answer.
+    found: watch::Receiver<Option<LeaseState>>,
+    /// Whether anything was found yet, by the claim or by a renewal.
+    has_found: bool,
+    task: JoinHandle<()>,
+}
+
+impl Renewals {
+    /// Begins to renew. `known`: what the claim has found, if it was just made.
+    fn start(ownership: Ownership, known: Option<LeaseState>) -> Renewals {
+        let has_found = known.is_some();
+        let (find, found) = watch::channel(known);
+        Renewals {
+            found,
+            has_found,
+            task: tokio::spawn(keep(ownership, has_found, find)),
+        }
+    }
+
+    /// Waits until something is found, if nothing was yet.
+    async fn first(&mut self) {
+        if !self.has_found {
+            // An error means that the task has ended, as after a panic.
+            let _ = self.found.changed().await;
+            self.has_found = true;
+        }
+    }
+}
+
+impl Drop for Renewals {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
 impl Task {
-    /// Claims or renews the right to write. Returns whether a request came meanwhile. Renewing it may be repeated, so that a
-    /// request may cut it short; claiming it is not cut short, because nothing may begin without it.
+    /// Claims the right to write, or takes what its renewals have found. Returns whether a request came meanwhile. A request cuts short only
+    /// the waiting for the first renewal, not the renewal; claiming is not cut short, because nothing may begin without it.
     pub(super) async fn renew(&mut self, requests: &Notify) -> bool {
-        if self.given.ownership.is_none() {
+        let Some(ownership) = self.given.ownership.clone() else {
             self.standing = self.own().await;
             return false;
-        }
-        let (standing, requested) = unless_requested(requests, self.own()).await;
-        self.standing = standing.flatten();
+        };
+        let renewals = self
+            .renewals
+            .get_or_insert_with(|| Renewals::start(ownership, None));
+        let (_, requested) = unless_requested(requests, renewals.first()).await;
+        self.note_renewals();
         requested
+    }
+
+    /// Takes what the renewals have found.
+    pub(super) fn note_renewals(&mut self) {
+        if let Some(renewals) = &self.renewals {
+            self.standing.clone_from(&renewals.found.borrow());
+        }
     }
 
     /// The other run that may still write to the location. Nothing begins until that is settled: otherwise each run would resume from the
@@ -46,14 +94,16 @@ impl Task {
     /// claim that is given up may have reached the store; the next one finds it and follows it.
     pub(super) async fn own(&mut self) -> Option<LeaseState> {
         if let Some(ownership) = &self.given.ownership {
-            return renewed(ownership).await;
+            return renewed(ownership, LEASE).await;
         }
         let location = self.given.store.location();
         let claim = location.claim(self.given.claim.clone(), claimant_has_ended);
         match limited(LEASE, claim).await {
             Ok(ownership) => {
+                let owner = Some(LeaseState::Owner);
+                self.renewals = Some(Renewals::start(ownership.clone(), owner.clone()));
                 self.given.ownership = Some(ownership);
-                Some(LeaseState::Owner)
+                owner
             }
             Err(CheckpointError::Owned { run, .. }) => {
                 // An owner that was killed does not renew its lease; one that is alive does.
@@ -70,34 +120,31 @@ impl Task {
     }
 }
 
-/// What a renewal has found; none if the store does not answer.
-async fn renewed(ownership: &Ownership) -> Option<LeaseState> {
-    let outcome = limited(LEASE, ownership.renew()).await;
+/// What a renewal has found; none if the store does not answer in time.
+async fn renewed(ownership: &Ownership, within: Duration) -> Option<LeaseState> {
+    let outcome = limited(within, ownership.renew()).await;
     outcome
         .inspect_err(|error| tracing::warn!(%error, "the checkpoint location cannot be claimed now"))
         .ok()
 }
 
-/// The result of `work`, which may take longer than the lease lasts: it is renewed meanwhile, and `standing` becomes what the last
-/// renewal has found. Without ownership there is nothing to renew.
-pub(super) async fn while_renewing<T>(
-    ownership: Option<&Ownership>,
-    standing: &mut Option<LeaseState>,
-    work: impl Future<Output = T>,
-) -> T {
-    let Some(ownership) = ownership else {
-        return work.await;
-    };
-    tokio::select! {
-        done = work => done,
-        never = keep(ownership, standing) => match never {},
+/// Renews the lease again and again. A renewal may take as long as the lease still lasts: after that, this run must not take itself for the
+/// owner. Once the lease has ended, an attempt may take as long as a new one would last. `claimed`: the lease has just begun.
+async fn keep(ownership: Ownership, claimed: bool, find: watch::Sender<Option<LeaseState>>) {
+    let mut began = tokio::time::Instant::now();
+    let mut end = began + LEASE;
+    if claimed {
+        tokio::time::sleep_until(began + INTERVAL).await;
     }
-}
-
-/// Renews the lease again and again.
-async fn keep(ownership: &Ownership, standing: &mut Option<LeaseState>) -> Infallible {
     loop {
-        tokio::time::sleep(INTERVAL).await;
-        *standing = renewed(ownership).await;
+        began = tokio::time::Instant::now();
+        let left = end.saturating_duration_since(began);
+        let within = if left.is_zero() { LEASE } else { left };
+        let found = renewed(&ownership, within).await;
+        if found == Some(LeaseState::Owner) {
+            end = began + LEASE;
+        }
+        find.send_replace(found);
+        tokio::time::sleep_until(began + INTERVAL).await;
     }
 }

@@ -407,6 +407,47 @@ async fn the_lease_is_renewed_while_the_store_is_listed() {
     assert_eq!(task.standing, Some(LeaseState::Taken("next".into())));
 }
 
+#[tokio::test(start_paused = true)]
+async fn requests_without_pause_do_not_cut_a_renewal_short() {
+    // A renewal lists and reads, so it takes longer than a request waits.
+    let given = throttled(ThrottleConfig {
+        wait_list_per_call: 2 * REQUEST_TIMEOUT,
+        wait_get_per_call: 2 * REQUEST_TIMEOUT,
+        ..ThrottleConfig::default()
+    });
+    let store = given.store.clone();
+    let (mut task, _discarded) = task(given);
+    assert_eq!(task.own().await, Some(LeaseState::Owner));
+    // A renewal finds that it is another run's by now.
+    let next = store.location().claim(claim("next"), |_| true).await;
+    assert!(next.is_ok());
+    let requests = Notify::new();
+    let began = tokio::time::Instant::now();
+    while began.elapsed() < varuna_checkpoint::LEASE {
+        requests.notify_one();
+        task.renew(&requests).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert_eq!(task.standing, Some(LeaseState::Taken("next".into())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_may_take_as_long_as_the_lease_lasts() {
+    let inner = Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default()));
+    let (mut task, _discarded) = task(checkpointing(Location::over(inner.clone())));
+    assert_eq!(task.own().await, Some(LeaseState::Owner));
+    inner.config_mut(|config| config.wait_list_per_call = Duration::from_secs(3600));
+    let second = Duration::from_secs(1);
+    for (wait, standing) in [
+        (varuna_checkpoint::LEASE - second, Some(LeaseState::Owner)),
+        (2 * second, None),
+    ] {
+        tokio::time::sleep(wait).await;
+        task.note_renewals();
+        assert_eq!(task.standing, standing);
+    }
+}
+
 /// Asks for listings, as a recovery does.
 async fn ask_without_pause(watcher: &StoreWatcher) {
     loop {
