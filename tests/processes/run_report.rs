@@ -1,7 +1,10 @@
-//! What a run of real processes leaves for its user: figures of its steps, event files, and a report page.
+//! What a run of real processes has for its user: metrics while it trains, and then figures of its steps, event files, and a report page.
 
 use nix::sys::signal::Signal;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::process::Command;
+use std::time::Duration;
 use varuna_fixtures::{JobFile, Run, program, signal};
 use varuna_plan::Generation;
 use varuna_plan::measured_step::measured_workers;
@@ -9,16 +12,60 @@ use varuna_run_folder::{Metric, RunFiles};
 
 /// Number of samples in the test job's step.
 const SAMPLES: u64 = 8;
+/// How long a scrape may take, far longer than any does.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What Prometheus would get now; none before the run has said where.
+fn scrape(run: &Run) -> Option<String> {
+    let line = run.printed("metrics at ")?;
+    let (address, path) = line.strip_prefix("metrics at http://")?.split_once('/')?;
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    write!(
+        stream,
+        "GET /{path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    )
+    .ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    Some(answer)
+}
+
+/// The value of the first line of this metric with this part among its labels.
+fn figure(run: &Run, metric: &str, label: &str) -> Option<f64> {
+    let text = scrape(run)?;
+    let begin = format!("{metric}{{");
+    let line = text
+        .lines()
+        .find(|l| l.starts_with(&begin) && l.contains(label))?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+/// The run is scraped while its workers train.
+fn check_scrapes(run: &mut Run, workers: f64) {
+    let step = |run: &Run| figure(run, "varuna_job_step", "job_name=");
+    let first = run.wait_for("a scrape with a step", |run| step(run).filter(|at| *at > 0.0));
+    run.wait_for("a scrape with a later step", |run| {
+        step(run).filter(|at| *at > first)
+    });
+    run.wait_for("a scrape with all workers", |run| {
+        let members = figure(run, "varuna_job_workers", r#"state="member""#);
+        members.filter(|members| *members == workers)
+    });
+}
 
 #[test]
 fn a_run_that_lost_a_worker_has_figures_event_files_and_a_page() {
     let job = JobFile {
         min_depth: 2,
+        // It is scraped several times before a worker is lost.
+        steps: 150,
         ..JobFile::default()
     };
-    let mut run = Run::start(&job, 4);
+    let mut run = Run::start_with_metrics(&job, 4);
     run.wait_for_step(10);
     let workers = run.wait_for_workers(4);
+    check_scrapes(&mut run, 4.0);
     signal(workers[1].pid, Signal::SIGKILL);
     run.wait_for_workers(3);
     assert_eq!(run.exit_code(), 0, "{}", run.report());
