@@ -1,11 +1,14 @@
 use super::forwarded_orders::time_until;
 use super::*;
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
 use kube::client::Body;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
-use tokio::sync::mpsc::{Receiver, channel};
+use tokio::sync::mpsc::{Receiver, UnboundedReceiver, UnboundedSender, channel, unbounded_channel};
 use varuna_api::crd::{RunGoal, RunSpec};
 use varuna_coordinator::WorkerNotice;
 
@@ -187,4 +190,102 @@ async fn record_is_requested_until_the_server_answers() {
     let read = tokio::time::timeout(Duration::from_secs(600), read_record(&records, "r")).await;
     let spec = read.expect("it is asked for again").unwrap();
     assert_eq!((spec.uid.as_str(), asked.load(Ordering::Relaxed)), ("u", 2));
+}
+
+/// An API server with the run and the record of one job, which this coordinator is to lead. It takes whatever is written, and nothing changes.
+fn api_server() -> Client {
+    let metadata = json!({ "name": "r", "resourceVersion": "5" });
+    let run = json!({
+        "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaRun", "metadata": metadata,
+        "spec": { "uid": "u", "goal": "Run", "coordinator": 1, "steps": 10 },
+    });
+    let runs = json!({
+        "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaRunList", "metadata": { "resourceVersion": "5" }, "items": [run],
+    });
+    let record = json!({
+        "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaRecord", "metadata": metadata, "spec": { "uid": "u", "job": JOB },
+    });
+    Client::new(
+        tower::service_fn(move |request: http::Request<Body>| {
+            let (runs, run, record) = (runs.to_string(), run.to_string(), record.to_string());
+            async move {
+                let (head, body) = request.into_parts();
+                if head.uri.query().is_some_and(|query| query.contains("watch=true")) {
+                    std::future::pending::<()>().await;
+                }
+                let of_record = head.uri.path().contains("/varunarecords/");
+                let answer = match (head.method == http::Method::GET, of_record) {
+                    (true, true) => record.into_bytes(),
+                    (true, false) => runs.into_bytes(),
+                    (false, true) => body.collect_bytes().await.unwrap().to_vec(),
+                    (false, false) => run.into_bytes(),
+                };
+                http::Response::builder().status(200).body(Body::from(answer))
+            }
+        }),
+        "default",
+    )
+}
+
+/// A receiver of OpenTelemetry: its endpoint, and the bodies that it gets.
+async fn otlp_receiver() -> (String, UnboundedReceiver<Bytes>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let (got, pushed) = unbounded_channel();
+    let take = |State(got): State<UnboundedSender<Bytes>>, body: Bytes| async move {
+        // An error means that the test has seen enough.
+        let _ = got.send(body);
+    };
+    let router = Router::new()
+        .route("/v1/metrics", axum::routing::post(take))
+        .with_state(got);
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    (endpoint, pushed)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn figures_are_pushed_with_the_labels_of_the_job() {
+    let (endpoint, mut pushed) = otlp_receiver().await;
+    let receiver = varuna_metrics::receiver::Receiver::from_variables(|name| match name {
+        "OTEL_EXPORTER_OTLP_ENDPOINT" => Some(endpoint.clone().into()),
+        "OTEL_METRIC_EXPORT_INTERVAL" => Some("100".into()),
+        _ => None,
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let here = SocketAddr::from(([127, 0, 0, 1], 0));
+    let configuration = Configuration {
+        namespace: "team-a".into(),
+        job: "llama".into(),
+        run: "r".into(),
+        number: 1,
+        token: "t".into(),
+        identity: None,
+        address: here.ip(),
+        bind: here,
+        health: here,
+        receiver: receiver.unwrap(),
+        folder: folder.path().to_owned(),
+    };
+    let coordinator = AbortOnDrop(tokio::spawn(run(api_server(), configuration)).abort_handle());
+    // Texts stand in protobuf as they are. The first figures may be pushed before the coordinator has any.
+    let parts = [
+        "varuna_job_workers",
+        "namespace",
+        "team-a",
+        "job_name",
+        "llama",
+        "team-a/r/1",
+    ];
+    let complete = async {
+        while let Some(body) = pushed.recv().await {
+            let text = String::from_utf8_lossy(&body);
+            if parts.iter().all(|part| text.contains(part)) {
+                return true;
+            }
+        }
+        false
+    };
+    let seen = tokio::time::timeout(Duration::from_secs(60), complete).await;
+    assert_eq!(seen, Ok(true), "no push has {parts:?}");
+    drop(coordinator);
 }
