@@ -222,6 +222,11 @@ impl Followed {
         followed.len() == units.len() && followed.iter().all(|u| u.stepped) && together
     }
 
+    /// The units followed.
+    pub(super) fn units(&self) -> impl Iterator<Item = Unit> {
+        self.units.keys().copied()
+    }
+
     /// Units followed.
     pub(super) fn len(&self) -> usize {
         self.units.len()

@@ -205,6 +205,11 @@ impl Kept {
         self.units.values().map(|k| k.lost).sum()
     }
 
+    /// The units that the plan gives this worker to keep, whether it has their copy or not.
+    pub(super) fn units(&self) -> impl Iterator<Item = Unit> {
+        self.units.keys().copied()
+    }
+
     /// Units kept.
     pub(super) fn len(&self) -> usize {
         self.units.len()

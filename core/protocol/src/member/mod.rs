@@ -6,6 +6,7 @@
 
 mod arrivals;
 mod connections;
+mod extra_units;
 mod followed;
 mod following;
 mod holdings;

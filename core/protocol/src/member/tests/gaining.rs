@@ -138,6 +138,26 @@ fn a_member_follows_what_a_change_gives_it_while_it_trains() {
 }
 
 #[test]
+fn followed_unit_is_extra_until_its_plan_runs() {
+    let (mut rig, _) = Rig::gaining();
+    assert!(rig.member.extra_units().is_empty(), "nothing has arrived");
+    let (one, _) = rig.commit_step(0, 0);
+    rig.fetched(2, GAINED.0, one.id, Some(one));
+    assert_eq!(rig.member.extra_units(), BTreeMap::from([(GAINED, 0)]));
+    rig.loaded(GAINED.0, one.id);
+    assert_eq!(rig.member.extra_units(), BTreeMap::from([(GAINED, 0)]));
+
+    let (mut rig, _) = Rig::caught_up();
+    rig.order(Order::Arm { generation: NEXT });
+    let (three, _) = rig.commit_step(2, 2);
+    assert_eq!(rig.member.extra_units(), BTreeMap::from([(GAINED, 0)]));
+    rig.followed_gradient(NEXT, three);
+    rig.loaded(GAINED.0, three.id);
+    assert_eq!(rig.member.status().phase, Phase::Ready);
+    assert!(rig.member.extra_units().is_empty(), "it is its own");
+}
+
+#[test]
 fn who_gets_nothing_new_has_caught_up_from_the_start() {
     let mut rig = Rig::running();
     let base = Base::AtSwitch { from: Generation(1) };

@@ -129,6 +129,16 @@ impl Rig {
 }
 
 #[test]
+fn kept_copy_and_its_waiting_gradients_are_extra() {
+    let (rig, _) = Rig::keeping();
+    assert!(rig.member.extra_units().is_empty(), "no copy has arrived");
+    let (mut rig, _) = Rig::in_step();
+    assert_eq!(rig.member.extra_units(), BTreeMap::from([(KEPT, 0)]));
+    assert!(is_kept(&rig.spare_gradient(1, 2)));
+    assert_eq!(rig.member.extra_units(), BTreeMap::from([(KEPT, 1)]));
+}
+
+#[test]
 fn a_keeper_asks_for_a_copy_once_the_plan_runs() {
     let (mut rig, begun) = Rig::keeping();
     assert_eq!(follows(&begun), [None]);
