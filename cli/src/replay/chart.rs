@@ -98,7 +98,7 @@ fn losses(area: &Area, report: &Report) -> Drawn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use varuna_sim::replay::Cause;
+    use varuna_sim::replay::{Cause, ExtraMemory};
 
     #[test]
     fn the_chart_has_both_panels_and_names_what_was_lost() {
@@ -123,6 +123,7 @@ mod tests {
             goodput: 0.9,
             moved_bytes: 0.0,
             gradient_bytes: 0.0,
+            extra_memory: ExtraMemory::default(),
             losses: vec![
                 loss(Cause::Transfer, 8.0),
                 loss(Cause::Plan, 2.0),
@@ -163,6 +164,7 @@ mod tests {
             goodput: 0.0,
             moved_bytes: 0.0,
             gradient_bytes: 0.0,
+            extra_memory: ExtraMemory::default(),
             losses: Vec::new(),
             reconfigurations: Vec::new(),
             timeline: Vec::new(),

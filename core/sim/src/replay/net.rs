@@ -63,6 +63,14 @@ impl Network {
             .is_some_and(|q| q.iter().any(|p| p.unit == unit))
     }
 
+    /// The units whose gradients wait or are in transit on the way to this worker, once for each gradient.
+    pub(crate) fn gradients_to(&self, to: WorkerId) -> impl Iterator<Item = Unit> {
+        let routes = self.routes.iter().filter(move |(route, _)| route.2 == to);
+        let parcels = routes.flat_map(|(_, queue)| queue);
+        let gradients = parcels.filter(|p| !matches!(p.content, Content::State(..)));
+        gradients.map(|p| p.unit)
+    }
+
     /// The bandwidth share of each connection: that of the busier of its two ends. It is never more than a fair share would be.
     fn shares(&self) -> BTreeMap<Route, f64> {
         let (mut out, mut into) = (BTreeMap::new(), BTreeMap::new());

@@ -53,6 +53,58 @@ pub struct Loss {
     pub percent: f64,
 }
 
+/// The most memory that one worker held at once for a purpose.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MemoryPeak {
+    /// Bytes.
+    pub bytes: f64,
+    /// The same as a share of [`ExtraMemory::device_bytes`]; none: those are not known.
+    pub share: Option<f64>,
+}
+
+/// The memory that following the run and keeping spare copies took on the worker that did so: the units' state, and their gradients until
+/// they are applied.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExtraMemory {
+    /// Memory of a worker's device that a plan may use, bytes; none: the planner knows no limit.
+    pub device_bytes: Option<u64>,
+    /// The most of any worker. A newcomer trains nothing yet, so that all it follows counts.
+    pub most: MemoryPeak,
+    /// The most of a worker that trained meanwhile: it needed that much beside its own segments.
+    pub most_beside_training: MemoryPeak,
+}
+
+impl ExtraMemory {
+    /// Nothing is held yet, on devices with so much memory for a plan.
+    #[must_use]
+    pub fn of_device(device_bytes: Option<u64>) -> ExtraMemory {
+        let none = MemoryPeak {
+            bytes: 0.0,
+            share: device_bytes.map(|_| 0.0),
+        };
+        ExtraMemory {
+            device_bytes,
+            most: none,
+            most_beside_training: none,
+        }
+    }
+
+    /// A worker holds so much. `trains`: it has a part in the plan in force.
+    #[expect(clippy::cast_precision_loss, reason = "bytes of memory")]
+    pub(crate) fn note(&mut self, bytes: f64, trains: bool) {
+        let share = self.device_bytes.map(|device| bytes / device.max(1) as f64);
+        let now = MemoryPeak { bytes, share };
+        if bytes > self.most.bytes {
+            self.most = now;
+        }
+        if trains && bytes > self.most_beside_training.bytes {
+            self.most_beside_training = now;
+        }
+    }
+}
+
 /// The state of the job from a time on, until the next point.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -99,6 +151,8 @@ pub struct Report {
     pub moved_bytes: f64,
     /// Gradients that were sent to those who follow the run, bytes.
     pub gradient_bytes: f64,
+    /// Memory that following and spare copies took.
+    pub extra_memory: ExtraMemory,
     /// Every plan, in the order of time.
     pub reconfigurations: Vec<Reconfiguration>,
     /// The state over time.

@@ -1,12 +1,14 @@
 //! The report as text for a terminal.
 
-use crate::replay::report::{PlanCause, Report};
+use crate::replay::report::{ExtraMemory, MemoryPeak, PlanCause, Report};
 use std::fmt::Write;
 
 /// Reconfigurations that are listed; the rest is only counted.
 const SHOWN: usize = 12;
+/// Bytes of a GiB.
+const GIB: f64 = 1_073_741_824.0;
 
-/// Goodput, losses, reconfigurations.
+/// Goodput, losses, memory, reconfigurations.
 #[must_use]
 pub fn text(report: &Report) -> String {
     let mut out = String::new();
@@ -39,8 +41,24 @@ pub fn text(report: &Report) -> String {
     for loss in report.losses.iter().filter(|l| l.percent.abs() >= 0.0005) {
         let _ = writeln!(out, "  lost to {:18} {:6.3} %", loss.cause.label(), loss.percent);
     }
+    extra_memory(&mut out, &report.extra_memory);
     reconfigurations(&mut out, report);
     out
+}
+
+fn extra_memory(out: &mut String, memory: &ExtraMemory) {
+    let of = |peak: &MemoryPeak| {
+        let share = peak
+            .share
+            .map(|share| format!(" ({:.1} % of its device)", share * 100.0));
+        format!("{:.2} GiB{}", peak.bytes / GIB, share.unwrap_or_default())
+    };
+    let _ = writeln!(
+        out,
+        "memory for following and spare copies: at most {} of a worker, {} of one that trained meanwhile",
+        of(&memory.most),
+        of(&memory.most_beside_training)
+    );
 }
 
 fn reconfigurations(out: &mut String, report: &Report) {

@@ -66,6 +66,7 @@ impl Host<Replay<'_>> {
                 if let Some(worker) = self.members.alive_mut(w) {
                     worker.local.prepared.retain(|(u, _)| *u != unit);
                 }
+                self.note_extra_memory(w);
                 self.after(0, Timer::Answer(w, MemberInput::Loaded { unit, id }));
             }
             MemberEffect::SaveUnit { id, .. } => self.ordered_save(id),
@@ -162,8 +163,9 @@ impl Host<Replay<'_>> {
         let from = from.unwrap_or(to);
         let input = match content {
             Content::State(id, decision) => {
+                let state = self.state_bytes(unit);
                 if let Some(entry) = self.env.account.report.reconfigurations.last_mut() {
-                    entry.moved_bytes += self.env.unit_bytes.get(unit.index()).copied().unwrap_or(0.0);
+                    entry.moved_bytes += state;
                 }
                 MemberInput::Fetched {
                     generation,

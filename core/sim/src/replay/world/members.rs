@@ -12,8 +12,6 @@ use varuna_protocol::{CoordinatorInput, MemberConfig, MemberEffect, MemberTiming
 pub(super) const LAST_STEP: Step = Step(u64::MAX / 4);
 /// Transfers to followers share links with the training's own traffic. By assumption, this fraction of the rate is left for them.
 const BESIDE_TRAINING: f64 = 0.5;
-/// Gradients are sent in single precision: bytes per parameter.
-const GRADIENT_BYTES: f64 = 4.0;
 
 impl Host<Replay<'_>> {
     pub(super) fn join(&mut self, node: &str) {
@@ -202,17 +200,15 @@ impl Host<Replay<'_>> {
 
     /// Starts a transfer. `share`: the fraction of the link's rate that is free for it.
     pub(super) fn send(&mut self, route: Route, unit: Unit, content: Content, share: f64) {
-        let state = self.env.unit_bytes.get(unit.index()).copied().unwrap_or(0.0);
-        let bytes = match content {
-            Content::State(..) => state,
+        let is_state = matches!(content, Content::State(..));
+        let bytes = if is_state {
+            self.state_bytes(unit)
+        } else {
             // For a skipped step only the decision would be sent; no step is skipped here.
-            Content::Gradient(_) | Content::PreparedGradient(_) => {
-                let setup = self.env.setup;
-                state * GRADIENT_BYTES / setup.parts.state_bytes(&setup.planner.costs).max(GRADIENT_BYTES)
-            }
+            self.gradient_bytes(unit)
         };
-        if matches!(content, Content::State(..)) {
-            self.env.account.report.moved_bytes += state;
+        if is_state {
+            self.env.account.report.moved_bytes += bytes;
         } else {
             self.env.account.report.gradient_bytes += bytes;
         }
@@ -222,6 +218,9 @@ impl Host<Replay<'_>> {
             bytes: bytes / share,
         };
         self.env.transfers.send(self.now(), route, parcel);
+        if !is_state {
+            self.note_extra_memory(route.2);
+        }
         self.wake();
     }
 

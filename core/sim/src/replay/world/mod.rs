@@ -6,6 +6,7 @@
 mod account;
 mod coordinator;
 mod engine;
+mod extra_memory;
 mod members;
 mod skip;
 

@@ -1,3 +1,5 @@
+mod extra_memory;
+
 use super::*;
 use crate::replay::Cause;
 use crate::replay::report::PlanCause;
