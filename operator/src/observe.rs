@@ -106,7 +106,7 @@ impl<'a> Observer<'a> {
     async fn pods(&self, job: &ObservedJob, reads_pods: bool) -> (Vec<Arc<IndexedPod>>, Option<Error>) {
         let key = (job.namespace.clone(), job.name.clone());
         let unread = if reads_pods {
-            within(self.read_pods(&key)).await.err()
+            self.read_pods(&key).await.err()
         } else {
             None
         };
@@ -128,10 +128,20 @@ impl<'a> Observer<'a> {
         let (namespace, job) = key;
         let pods: Api<Pod> = Api::namespaced(self.context.client.clone(), namespace);
         let of_job = ListParams::default().labels(&format!("{JOB_LABEL}={job}"));
-        let listed = pods.list(&of_job).await?;
-        tracing::warn!(job = %job_ref(namespace, job), "no watch has shown what was done to its pods: they are read");
-        self.context.index.pods.lock().read(key, &listed.items);
-        Ok(())
+        let index = &self.context.index.pods;
+        index.lock().begin_read(key);
+        let listed = within(async { pods.list(&of_job).await.map_err(Error::from) }).await;
+        match listed {
+            Ok(listed) => {
+                tracing::warn!(job = %job_ref(namespace, job), "no watch has shown what was done to its pods: they are read");
+                index.lock().read(key, &listed.items);
+                Ok(())
+            }
+            Err(error) => {
+                index.lock().read_failed(key);
+                Err(error)
+            }
+        }
     }
 
     /// The nodes that matter to the job: those of its pods, those that its pods have to avoid, those on which something failed lately, and

@@ -34,6 +34,8 @@ pub struct PodIndex {
     by_node: BTreeMap<Arc<str>, Vec<(Arc<JobKey>, usize)>>,
     expected: BTreeMap<JobKey, Expected>,
     relist: Relist<(Arc<JobKey>, Arc<str>)>,
+    /// Jobs whose pods are being read apart from the watch, with the names of the pods of which the watch has shown something since then.
+    being_read: BTreeMap<JobKey, BTreeSet<String>>,
 }
 
 impl PodIndex {
@@ -91,18 +93,42 @@ impl PodIndex {
         Some(expected.until.saturating_duration_since(now))
     }
 
-    /// All pods of a job that there are, as they were read apart from the watch: nothing more is expected of them.
+    /// A job's pods are being read from now on, apart from the watch: to be said before the call.
+    pub fn begin_read(&mut self, job: &JobKey) {
+        self.being_read.insert(job.clone(), BTreeSet::new());
+    }
+
+    /// A job's pods could not be read.
+    pub fn read_failed(&mut self, job: &JobKey) {
+        self.being_read.remove(job);
+    }
+
+    /// All pods of a job that there are, as they were read apart from the watch: nothing more is expected of them. If the watch has shown something
+    /// of a pod since the call was begun, that stays: the answer may be older, and whatever is newer the watch shows as well.
     pub fn read(&mut self, job: &JobKey, pods: &[Pod]) {
+        let shown = self.being_read.remove(job).unwrap_or_default();
+        let mut there = BTreeSet::new();
         for pod in pods {
-            self.seen(pod);
+            let name = pod.name_any();
+            if let Some(key) = key(pod).filter(|_| !shown.contains(&name)) {
+                let key = self.shared(key);
+                self.put(&key, pod);
+            }
+            there.insert(name);
         }
-        let there: BTreeSet<String> = pods.iter().map(ResourceExt::name_any).collect();
         let known = self.by_job.get(job).into_iter().flat_map(BTreeMap::keys);
-        let gone: Vec<Arc<str>> = known.filter(|name| !there.contains(&***name)).cloned().collect();
+        let is_gone = |name: &&Arc<str>| !there.contains(&***name) && !shown.contains(&***name);
+        let gone: Vec<Arc<str>> = known.filter(is_gone).cloned().collect();
         for name in gone {
             self.remove(job, &name);
         }
-        self.expected.remove(job);
+        if let Some(expected) = self.expected.get_mut(job) {
+            expected.created.retain(|name| shown.contains(name));
+            expected.deleted.retain(|name| shown.contains(name));
+            if expected.created.is_empty() && expected.deleted.is_empty() {
+                self.expected.remove(job);
+            }
+        }
     }
 
     /// Forgets what is expected of deleted jobs.
@@ -115,25 +141,39 @@ impl PodIndex {
         self.relist.begin();
     }
 
-    /// The job, where something has changed that decisions are made from.
+    /// The watch has shown a pod. The job, where something has changed that decisions are made from.
     pub(super) fn seen(&mut self, pod: &Pod) -> Option<JobRef> {
         let key = self.shared(key(pod)?);
+        let name: Arc<str> = pod.name_any().into();
+        self.note_shown(&key, &name);
+        self.relist.seen(&(Arc::clone(&key), name));
+        self.put(&key, pod)
+    }
+
+    /// The watch has shown something of a pod.
+    fn note_shown(&mut self, job: &JobKey, pod: &str) {
+        if let Some(shown) = self.being_read.get_mut(job) {
+            shown.insert(pod.to_owned());
+        }
+    }
+
+    /// The job, where something has changed that decisions are made from.
+    fn put(&mut self, key: &Arc<JobKey>, pod: &Pod) -> Option<JobRef> {
         let Some(mut indexed) = IndexedPod::of(pod) else {
-            return self.remove(&key, &pod.name_any());
+            return self.remove(key, &pod.name_any());
         };
         let name = Arc::clone(&indexed.name);
-        self.relist.seen(&(Arc::clone(&key), Arc::clone(&name)));
         let going = indexed.is_deleting();
-        let expected = self.expected.get_mut(&*key);
+        let expected = self.expected.get_mut(&**key);
         let was_expected =
             expected.is_some_and(|e| e.created.remove(&*name) || (going && e.deleted.remove(&*name)));
         if was_expected {
-            self.met(&key, &name);
+            self.met(key, &name);
         }
         if let Some((known, _)) = indexed.node().and_then(|node| self.by_node.get_key_value(node)) {
             indexed.node = Some(Arc::clone(known));
         }
-        let of_job = self.by_job.entry(Arc::clone(&key)).or_default();
+        let of_job = self.by_job.entry(Arc::clone(key)).or_default();
         // Workers are the last by name, and the newest are like each other.
         let alike = of_job.values().rev().find(|other| other.is_like(&indexed));
         if let Some(alike) = alike.cloned() {
@@ -147,13 +187,15 @@ impl PodIndex {
         let before = of_job.insert(name, Arc::new(indexed));
         let node_before = before.and_then(|before| before.node.clone());
         if node != node_before {
-            self.moved(&key, node_before.as_ref(), node);
+            self.moved(key, node_before.as_ref(), node);
         }
         Some(job_ref(&key.0, &key.1))
     }
 
     pub(super) fn gone(&mut self, pod: &Pod) -> Option<JobRef> {
-        self.remove(&key(pod)?, &pod.name_any())
+        let (key, name) = (key(pod)?, pod.name_any());
+        self.note_shown(&key, &name);
+        self.remove(&key, &name)
     }
 
     /// The jobs whose pods are gone.
@@ -164,9 +206,11 @@ impl PodIndex {
             .flat_map(|(key, pods)| pods.keys().map(|name| (Arc::clone(key), Arc::clone(name))))
             .collect();
         let gone = self.relist.complete(known.iter());
-        gone.iter()
-            .filter_map(|(key, name)| self.remove(key, name))
-            .collect()
+        let remove = |(key, name): &(Arc<JobKey>, Arc<str>)| {
+            self.note_shown(key, name);
+            self.remove(key, name)
+        };
+        gone.iter().filter_map(remove).collect()
     }
 
     fn remove(&mut self, key: &JobKey, name: &str) -> Option<JobRef> {

@@ -214,6 +214,69 @@ fn pods_hidden_by_a_silent_watch_are_read() {
     );
 }
 
+/// The names of the job's pods, and whether they are being deleted.
+fn known_pods(index: &Index, key: &JobKey) -> Vec<(String, bool)> {
+    let pods = index.pods.lock();
+    let known = pods.of(key).map(|pod| (pod.name().to_owned(), pod.is_deleting()));
+    known.collect()
+}
+
+#[test]
+fn list_that_is_older_than_the_watch_changes_nothing() {
+    let index = index();
+    let runs = |number| pod("j", number, "a", &json!({}));
+    let goes = |number| pod("j", number, "a", &json!({ "deletionTimestamp": NOON }));
+    relist(&index, &[runs(1), runs(2), runs(3)]);
+    let (key, start) = (("n".to_owned(), "j".to_owned()), Instant::now());
+    let deleted = ["j-w1", "j-w3"].map(str::to_owned);
+    index
+        .pods
+        .lock()
+        .expect(start, &key, std::iter::empty(), deleted.into_iter());
+    // While the list is on its way, the watch shows that one pod is going, that one is gone, and that one is new.
+    index.pods.lock().begin_read(&key);
+    seen(&index, &goes(1));
+    Fill::<Pod>::gone(&index, &runs(2));
+    seen(&index, &runs(4));
+    index.pods.lock().read(&key, &[runs(1), runs(2), goes(3)]);
+    let of = |number: u32, going| (format!("j-w{number}"), going);
+    assert_eq!(known_pods(&index, &key), [of(1, true), of(3, true), of(4, false)]);
+    assert_eq!(index.pods.lock().unmet(start, &key), None);
+    // A list that was asked for later, and one after a list that did not come, are believed.
+    index.pods.lock().begin_read(&key);
+    index.pods.lock().read(&key, &[runs(4)]);
+    assert_eq!(known_pods(&index, &key), [of(4, false)]);
+    index.pods.lock().begin_read(&key);
+    seen(&index, &runs(5));
+    index.pods.lock().read_failed(&key);
+    index.pods.lock().read(&key, &[]);
+    assert!(known_pods(&index, &key).is_empty());
+}
+
+#[test]
+fn deletion_that_a_late_list_misses_is_still_expected() {
+    let index = index();
+    relist(&index, &[pod("j", 1, "a", &json!({}))]);
+    let (key, start) = (("n".to_owned(), "j".to_owned()), Instant::now());
+    let deleted = std::iter::once("j-w1".to_owned());
+    index.pods.lock().expect(start, &key, std::iter::empty(), deleted);
+    index.pods.lock().begin_read(&key);
+    seen(&index, &pod("j", 1, "b", &json!({})));
+    index.pods.lock().read(&key, &[]);
+    assert!(index.pods.lock().unmet(start, &key).is_some());
+}
+
+#[test]
+fn pod_that_was_only_read_is_no_part_of_a_relist() {
+    let index = index();
+    let key = ("n".to_owned(), "j".to_owned());
+    Fill::<Pod>::begin(&index);
+    index.pods.lock().read(&key, &[pod("j", 1, "a", &json!({}))]);
+    // The pod was gone when the watch's own list was made.
+    assert_eq!(Fill::<Pod>::complete(&index), [job_ref("n", "j")]);
+    assert!(known_pods(&index, &key).is_empty());
+}
+
 fn run(version: u64, coordinator: i64) -> RunObject {
     let spec = json!({ "uid": "uid-j", "goal": "Run", "coordinator": coordinator });
     serde_json::from_value(json!({
