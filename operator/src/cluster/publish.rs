@@ -164,7 +164,8 @@ impl Publisher {
         publications.finish(Instant::now(), &work, &version);
     }
 
-    /// The version of the object with that status; none where the job is gone.
+    /// The version of the object with that status; none where the job is gone. A conflict is an error like any other, and is tried again: a webhook or a
+    /// burst of other writes may be the reason. If it is that another job has the name by now, this one is soon forgotten ([`Publisher::retain`]).
     async fn write(&self, job: &JobIdentity, status: &Status) -> kube::Result<Option<u64>> {
         // With its uid: another job of this name has nothing to do with it.
         let document = json!({
@@ -179,7 +180,7 @@ impl Publisher {
         let request = request.map_err(kube::Error::BuildRequest)?;
         match within(DEADLINE, self.client.request::<Written>(request)).await {
             Ok(object) => Ok(resource_version(&object.metadata)),
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(None),
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
             Err(error) => Err(error),
         }
     }

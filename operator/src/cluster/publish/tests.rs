@@ -258,3 +258,22 @@ async fn status_is_patched_and_only_its_version_is_read() {
     };
     assert_eq!(publisher.write(&gone, &status(5)).await.unwrap(), None);
 }
+
+#[tokio::test]
+async fn status_that_met_a_conflict_is_written_later() {
+    let (client, _) = server(|_| refusal(409, "Conflict"));
+    let recorder = EventRecorder::new(client.clone(), "i".into(), Arc::default());
+    let publisher = Publisher::new(client, recorder);
+    let start = Instant::now();
+    reported(&mut publisher.publications.lock(), start, 5);
+    let due = start + DEBOUNCE;
+    let work = publisher.publications.lock().take_due(due).ok().unwrap();
+    publisher.publish(work).await;
+    let again = publisher.publications.lock().take_due(due).err().flatten();
+    assert!(again.is_some_and(|again| again > due), "{again:?}");
+    assert_eq!(publisher.status("u", None).unwrap(), Some(status(5)));
+    // Another job has the name, and this one is gone.
+    publisher.retain(|_| false);
+    let later = again.unwrap() + DEBOUNCE;
+    assert_eq!(publisher.publications.lock().take_due(later).err(), Some(None));
+}
