@@ -102,7 +102,7 @@ impl Execution<'_> {
         };
         let present = self.seen.run.as_deref();
         let written = orders::write(&self.context.client, self.job(), orders, present).await?;
-        self.context.index.runs.lock().seen(&written);
+        self.context.index.runs.lock().written(&written);
         Ok(())
     }
 }

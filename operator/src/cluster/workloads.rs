@@ -63,7 +63,7 @@ pub async fn carry_out(
             }
         };
         if let Some(written) = written {
-            index.queues.lock().seen(&written);
+            index.queues.lock().written(&written);
         }
     }
     Ok(())
@@ -136,7 +136,7 @@ mod tests {
         }))
         .unwrap();
         index.queues.lock().set_served(Some(KueueVersion::V1Beta2));
-        index.queues.lock().seen(&workload);
+        index.queues.lock().written(&workload);
         let change = WorkloadChange::Delete("j-q1-uid-j".into());
         let job = fixtures::job("j", "uid-j");
         carry_out(&client, &index, &job, &[change]).await.unwrap();

@@ -7,6 +7,7 @@ mod nodes;
 mod owned;
 mod pods;
 mod priorities;
+mod recently_gone;
 mod relist;
 mod runs;
 mod workloads;
@@ -137,7 +138,7 @@ impl Fill<NodeObject> for Index {
     }
 
     fn gone(&self, node: &NodeObject) -> Vec<JobRef> {
-        self.nodes.lock().gone(&node.name_any());
+        self.nodes.lock().gone(node);
         self.jobs_on([node.name_any()])
     }
 

@@ -1,10 +1,11 @@
 //! Nodes: of thousands, a job needs to know its own and those that announce their end.
 
+use super::recently_gone::RecentlyGone;
 use super::relist::Relist;
 use crate::decide::{NODE_SIGNALS, ObservedNode, Settings, announced_end};
 use crate::node_object::NodeObject;
 use crate::observe_node;
-use kube::ResourceExt;
+use kube::{Resource as _, ResourceExt};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Index of all nodes.
@@ -18,6 +19,7 @@ pub struct NodeIndex {
     /// The labels that say where a node is.
     settings: Settings,
     relist: Relist<String>,
+    recently_gone: RecentlyGone,
 }
 
 impl NodeIndex {
@@ -30,6 +32,7 @@ impl NodeIndex {
             signals,
             settings,
             relist: Relist::default(),
+            recently_gone: RecentlyGone::default(),
         }
     }
 
@@ -68,10 +71,11 @@ impl NodeIndex {
         self.put(name, observe_node::node(node, &self.settings))
     }
 
-    /// Notes a node that was read separately, unless the watch has shown it in the meantime.
+    /// Notes a node that was read separately, unless the watch has shown it in the meantime, or that it is gone.
     pub(super) fn read(&mut self, node: &NodeObject) {
         let name = node.name_any();
-        if !self.knows(&name) {
+        let is_gone = self.recently_gone.has(&node.uid().unwrap_or_default());
+        if !self.knows(&name) && !is_gone {
             self.put(name, observe_node::node(node, &self.settings));
         }
     }
@@ -89,7 +93,12 @@ impl NodeIndex {
         true
     }
 
-    pub(super) fn gone(&mut self, name: &str) {
+    pub(super) fn gone(&mut self, node: &NodeObject) {
+        self.recently_gone.note(node.meta());
+        self.remove(&node.name_any());
+    }
+
+    fn remove(&mut self, name: &str) {
         self.nodes.remove(name);
         self.leaving.remove(name);
     }
@@ -98,7 +107,7 @@ impl NodeIndex {
     pub(super) fn complete(&mut self) -> Vec<String> {
         let gone = self.relist.complete(self.nodes.keys());
         for name in &gone {
-            self.gone(name);
+            self.remove(name);
         }
         gone
     }

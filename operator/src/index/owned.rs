@@ -3,6 +3,7 @@
 //! deletes or changes is applied again.
 
 use super::documents::{controller_uid, job_of, resource_version};
+use super::recently_gone::RecentlyGone;
 use super::relist::Relist;
 use super::{Fill, Index};
 use crate::decide::objects::APPLIED_ANNOTATION;
@@ -95,6 +96,7 @@ impl KnownObject {
 pub struct OwnedIndex {
     objects: BTreeMap<ObjectKey, KnownObject>,
     relists: BTreeMap<&'static str, Relist<ObjectKey>>,
+    gone: RecentlyGone,
 }
 
 impl OwnedIndex {
@@ -104,11 +106,11 @@ impl OwnedIndex {
         self.objects.get(key)
     }
 
-    /// The answer to a write has shown this version of an object. It is ignored if the watch was faster and has shown a later one, which
-    /// somebody else has written.
+    /// The answer to a write has shown this version of an object. It is ignored if the watch was faster, and has shown a later one, which
+    /// somebody else has written, or that the object is gone.
     pub fn written(&mut self, key: ObjectKey, object: KnownObject) {
         let is_later = |known: &KnownObject| known.uid == object.uid && known.version > object.version;
-        if !self.objects.get(&key).is_some_and(is_later) {
+        if !self.gone.has(&object.uid) && !self.objects.get(&key).is_some_and(is_later) {
             self.objects.insert(key, object);
         }
     }
@@ -155,7 +157,14 @@ impl Fill<PartialObjectMeta<DynamicObject>> for KindIndex<'_> {
     }
 
     fn gone(&self, object: &PartialObjectMeta<DynamicObject>) -> Vec<JobRef> {
-        self.0.owned.lock().objects.remove(&self.key(&object.metadata));
+        let key = self.key(&object.metadata);
+        let mut owned = self.0.owned.lock();
+        owned.gone.note(&object.metadata);
+        // The answer to a write may have shown another one of that name already.
+        let known = owned.objects.get(&key);
+        if known.is_none_or(|known| Some(&known.uid) == object.metadata.uid.as_ref()) {
+            owned.objects.remove(&key);
+        }
         job_of(&object.metadata).into_iter().collect()
     }
 

@@ -1,6 +1,7 @@
 //! The `VarunaRun`s of all jobs: orders and reports.
 
 use super::documents::{job_of, resource_version};
+use super::recently_gone::RecentlyGone;
 use super::relist::Relist;
 use super::{Fill, Index};
 use crate::resource::JobRef;
@@ -17,6 +18,7 @@ type RunKey = (String, String);
 pub struct RunIndex {
     runs: BTreeMap<RunKey, Arc<RunObject>>,
     relist: Relist<RunKey>,
+    gone: RecentlyGone,
 }
 
 impl RunIndex {
@@ -26,8 +28,15 @@ impl RunIndex {
         self.runs.get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
-    /// A watch or the answer to a write has shown this version of a run. Older versions are ignored. Returns the job, if something has changed.
-    pub fn seen(&mut self, run: &RunObject) -> Option<JobRef> {
+    /// The answer to a write has shown this version of a run. It is ignored if a watch was faster, and has shown a later one or that the run is gone.
+    pub fn written(&mut self, run: &RunObject) {
+        if !self.gone.has(run.metadata.uid.as_deref().unwrap_or_default()) {
+            self.seen(run);
+        }
+    }
+
+    /// This version of a run was shown. Older versions are ignored. Returns the job, if something has changed.
+    fn seen(&mut self, run: &RunObject) -> Option<JobRef> {
         let key = (run.namespace()?, run.name_any());
         self.relist.seen(&key);
         let is_old = |known: &Arc<RunObject>| {
@@ -60,9 +69,15 @@ impl Fill<RunObject> for Index {
 
     fn gone(&self, run: &RunObject) -> Vec<JobRef> {
         let key = (run.namespace().unwrap_or_default(), run.name_any());
-        let removed = self.runs.lock().runs.remove(&key);
-        let job = removed.and_then(|run| job_of(&run.metadata));
-        job.into_iter().collect()
+        let mut all = self.runs.lock();
+        all.gone.note(&run.metadata);
+        // The answer to a write may have shown another one of that name already.
+        let known = all.runs.get(&key);
+        if known.is_none_or(|known| known.metadata.uid != run.metadata.uid) {
+            return vec![];
+        }
+        all.runs.remove(&key);
+        job_of(&run.metadata).into_iter().collect()
     }
 
     fn complete(&self) -> Vec<JobRef> {

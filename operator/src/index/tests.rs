@@ -290,10 +290,7 @@ fn run(version: u64, coordinator: i64) -> RunObject {
 fn older_run_does_not_replace_a_written_one() {
     let index = index();
     assert_eq!(seen(&index, &run(5, 1)), [job_ref("n", "j")]);
-    assert!(
-        index.runs.lock().seen(&run(9, 2)).is_some(),
-        "the answer to a write"
-    );
+    index.runs.lock().written(&run(9, 2));
     let number = || {
         index
             .runs
@@ -443,4 +440,54 @@ fn increments_are_told_from_the_other_workloads_of_their_job() {
     };
     assert_eq!(read(&second), Some(2));
     assert!(increments.iter().all(|name| read(name).is_none()));
+}
+
+#[test]
+fn answer_about_an_object_that_is_gone_is_not_kept() {
+    let index = index();
+    let orders = run(5, 1);
+    Fill::<RunObject>::gone(&index, &orders);
+    index.runs.lock().written(&orders);
+    assert!(index.runs.lock().of("n", "j-1").is_none());
+    let key: ObjectKey = ("Service".into(), "n".into(), "s".into());
+    let applied = service(5, "b");
+    KindIndex(&index, ObjectKind::ALL[0]).gone(&applied);
+    let written = KnownObject::of(&applied.metadata);
+    index.owned.lock().written(key.clone(), written);
+    assert!(index.owned.lock().get(&key).is_none());
+    let j = job("j");
+    let asked = workload("j", &workload_name(&j, 1), "own");
+    Workloads(&index).gone(&asked);
+    index.queues.lock().written(&asked);
+    assert!(index.queues.lock().of(&j).workload.is_none());
+    let mut read = node("a", &[], NOON);
+    kube::Resource::meta_mut(&mut read).uid = Some("uid-a".into());
+    Fill::<NodeObject>::gone(&index, &read);
+    index.node_read(&read);
+    assert!(!index.nodes.lock().knows("a"));
+}
+
+#[test]
+fn end_of_an_object_takes_none_made_after_it_along() {
+    let index = index();
+    let another = || Some("another".to_owned());
+    let mut orders = run(9, 2);
+    orders.metadata.uid = another();
+    index.runs.lock().written(&orders);
+    assert_eq!(Fill::<RunObject>::gone(&index, &run(5, 1)), []);
+    assert!(index.runs.lock().of("n", "j-1").is_some());
+    let key: ObjectKey = ("Service".into(), "n".into(), "s".into());
+    let mut made = service(9, "b");
+    made.metadata.uid = another();
+    let written = KnownObject::of(&made.metadata);
+    index.owned.lock().written(key.clone(), written);
+    KindIndex(&index, ObjectKind::ALL[0]).gone(&service(5, "b"));
+    assert!(index.owned.lock().get(&key).is_some());
+    let j = job("j");
+    let name = workload_name(&j, 1);
+    let mut asked = workload("j", &name, "own");
+    asked.metadata.uid = another();
+    index.queues.lock().written(&asked);
+    assert_eq!(Workloads(&index).gone(&workload("j", &name, "own")), []);
+    assert!(index.queues.lock().of(&j).workload.is_some());
 }

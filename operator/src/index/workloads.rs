@@ -4,6 +4,7 @@ use super::Fill;
 use super::Index;
 use super::documents::{controller_uid, job_of, resource_version};
 use super::priorities::PriorityIndex;
+use super::recently_gone::RecentlyGone;
 use super::relist::Relist;
 use crate::decide::objects::workload_prefix;
 use crate::decide::{KueueVersion, ObservedJob, ObservedQueue, ObservedWorkload, Placement, PriorityClasses};
@@ -36,6 +37,7 @@ pub struct QueueIndex {
     pub(super) priorities: PriorityIndex,
     listed_workloads: Relist<WorkloadKey>,
     listed_flavors: Relist<String>,
+    gone_workloads: RecentlyGone,
     /// Since Kueue is served, all Workloads, and all flavours, were listed once.
     has_workloads: bool,
     has_flavors: bool,
@@ -94,9 +96,16 @@ impl QueueIndex {
         (found.owner.as_ref() == Some(&job.uid)).then(|| found.uid.clone())
     }
 
-    /// A watch or the answer to a write has shown this version of a Workload. Older versions are ignored. Returns the job, if something has
-    /// changed.
-    pub fn seen(&mut self, workload: &DynamicObject) -> Option<JobRef> {
+    /// The answer to a write has shown this version of a Workload. It is ignored if a watch was faster, and has shown a later one or that the Workload is
+    /// gone.
+    pub fn written(&mut self, workload: &DynamicObject) {
+        if !self.gone_workloads.has(&workload.uid().unwrap_or_default()) {
+            self.seen(workload);
+        }
+    }
+
+    /// This version of a Workload was shown. Older versions are ignored. Returns the job, if something has changed.
+    fn seen(&mut self, workload: &DynamicObject) -> Option<JobRef> {
         let key = (workload.namespace()?, workload.name_any());
         self.listed_workloads.seen(&key);
         let (uid, version) = (
@@ -171,7 +180,14 @@ impl Fill<DynamicObject> for Workloads<'_> {
 
     fn gone(&self, workload: &DynamicObject) -> Vec<JobRef> {
         let key = (workload.namespace().unwrap_or_default(), workload.name_any());
-        let removed = self.0.queues.lock().workloads.remove(&key);
+        let mut queues = self.0.queues.lock();
+        queues.gone_workloads.note(&workload.metadata);
+        // The answer to a write may have shown another one of that name already.
+        let known = queues.workloads.get(&key);
+        if known.is_none_or(|known| Some(&known.uid) != workload.metadata.uid.as_ref()) {
+            return vec![];
+        }
+        let removed = queues.workloads.remove(&key);
         removed.and_then(|workload| workload.job).into_iter().collect()
     }
 
