@@ -193,17 +193,19 @@ impl Applier {
     /// # Errors
     /// The API server refuses or does not answer, or the job was changed.
     pub async fn delete_job(&self, job: &ObservedJob, read: Option<String>) -> Result<(), Error> {
-        tracing::info!(
-            job = job.name,
-            namespace = job.namespace,
-            "deleted: it ended a while ago"
-        );
         let jobs: Api<JobObject> = Api::namespaced(self.client.clone(), &job.namespace);
         let params = DeleteParams::background().preconditions(Preconditions {
             uid: Some(job.uid.clone()),
             resource_version: read,
         });
         let deleted = jobs.delete(&job.name, &params).await;
+        if deleted.is_ok() {
+            tracing::info!(
+                job = job.name,
+                namespace = job.namespace,
+                "deleted: it ended a while ago"
+            );
+        }
         job_deleted(deleted.map(drop))
     }
 
@@ -253,7 +255,7 @@ fn job_deleted(answer: kube::Result<()>) -> Result<(), Error> {
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
         // It was changed, or another one has its name: the next reconciliation decides. Ask for one, since no watch reports a written status.
         Err(kube::Error::Api(status)) if status.is_conflict() => Err(Error::Stale),
-        answer => answer.map_err(Error::from),
+        answer => answer.map_err(Error::refused(JobPart::JobDeletion)),
     }
 }
 
@@ -342,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn deletion_of_a_changed_job_is_retried() {
+    fn refused_deletion_of_a_job_is_told_from_a_changed_job() {
         let answer = |code: u16, reason: &str| {
             let mut answer = kube::core::Status::failure("in its words", reason);
             answer.code = code;
@@ -350,7 +352,9 @@ mod tests {
         };
         assert!(matches!(answer(409, "Conflict"), Err(Error::Stale)));
         assert!(answer(404, "NotFound").is_ok(), "it is gone");
-        assert!(matches!(answer(500, "InternalError"), Err(Error::Api(_))));
+        // The API server answers: only the deletion waits.
+        let refused = answer(403, "Forbidden").unwrap_err().failure();
+        assert_eq!(refused, Some((JobPart::JobDeletion, "in its words".into())));
         assert!(job_deleted(Ok(())).is_ok());
     }
 }

@@ -13,6 +13,8 @@ pub enum JobPart {
     Names,
     /// Deletions of pods.
     Deletions,
+    /// The deletion of the job itself, some time after its end.
+    JobDeletion,
     /// The job's Workload in Kueue.
     Workload,
     /// Everything: the API server does not answer, or not as it should.

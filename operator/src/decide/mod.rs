@@ -100,8 +100,7 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         delete_job: false,
         workload: vec![],
     };
-    let over = time_limits::deleted_in(observed, &decision.outcome, &observed.job.status);
-    decision.delete_job = over.is_some_and(|seconds| seconds <= 0) && !observed.job.deleting;
+    decision.delete_job = deletes_job(observed, &decision.outcome);
     if observed.job.deleting {
         // Everything else goes with the job, by its owner references.
         decision.coordinator = CoordinatorGoal::Absent;
@@ -136,6 +135,13 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         decision.workload = changes_of_workloads(observed, job, &decision);
     }
     decision
+}
+
+/// Whether the job itself is deleted now, because its time is over.
+fn deletes_job(observed: &Observed, outcome: &JobOutcome) -> bool {
+    let left = time_limits::deleted_in(observed, outcome, &observed.job.status);
+    let is_refused = postponed(&observed.failures, &[JobPart::JobDeletion]);
+    left.is_some_and(|seconds| seconds <= 0) && !observed.job.deleting && !is_refused
 }
 
 /// Plans the pods of a job that runs, within what its queue has admitted. A job that is about to lose its quota gets no more pods. If the

@@ -95,6 +95,12 @@ pub(super) fn failure_message(failure: &Failure) -> (Reason, String) {
             Reason::PodsRefused,
             format!("the API server does not delete the job's pods: {message}"),
         ),
+        JobPart::JobDeletion => (
+            Reason::ObjectsRefused,
+            format!(
+                "the API server does not delete the job, whose spec.ttlSecondsAfterFinished is over: {message}"
+            ),
+        ),
         JobPart::Server => (
             Reason::ServerFails,
             format!("the API server does not answer as it should: {message}; tried again within 10 s"),

@@ -662,6 +662,29 @@ fn job_fails_at_its_deadline_and_is_deleted_later() {
     assert_eq!(again.coordinator, CoordinatorGoal::Run);
 }
 
+#[test]
+fn refused_deletion_of_a_job_is_reported_and_waits() {
+    let mut observed = observed(1);
+    observed.job.spec = Ok(spec(1, "  ttlSecondsAfterFinished: 50\n"));
+    observed.run = Some(ObservedRun {
+        ended: Some(RunEnd::Done),
+        ..training(10)
+    });
+    let mut over = later(&observed, 50);
+    assert!(super::super::decide(&over).delete_job);
+    over.failures = vec![Failure {
+        part: JobPart::JobDeletion,
+        message: "a webhook denied the request".into(),
+        retry_in: 4,
+    }];
+    assert!(!super::super::decide(&over).delete_job);
+    let said = decide(&over);
+    assert_eq!(condition(&said, ConditionType::Degraded).reason, "ObjectsRefused");
+    assert_eq!(said.reconcile_in, Some(4));
+    over.failures[0].retry_in = 0;
+    assert!(super::super::decide(&over).delete_job, "its time has come");
+}
+
 proptest! {
     #[test]
     fn failures_are_counted_once_however_often_they_are_seen(

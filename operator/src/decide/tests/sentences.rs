@@ -198,6 +198,10 @@ fn other_scenes() -> Vec<Observed> {
         failing(JobPart::Coordinator, "address in use"),
         failing(JobPart::Deletions, "a webhook denied the request"),
         failing(JobPart::Workload, "a webhook denied the request"),
+        Observed {
+            run: Some(ended_run(RunEnd::Done)),
+            ..failing(JobPart::JobDeletion, "a webhook denied the request")
+        },
         failing(JobPart::Server, "connection refused"),
         coordinator_waits("0/3 nodes are available", None),
         coordinator_waits("", Some("no such image: c")),
