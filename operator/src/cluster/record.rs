@@ -54,11 +54,12 @@ pub async fn begin_run(
         };
         let mut record = VarunaRecord::new(&name, spec);
         record.metadata = serde_json::from_value(metadata(job, &name)).map_err(kube::Error::SerdeError)?;
-        records
-            .create(&params, &record)
-            .await
-            .map_err(Error::refused(JobPart::Coordinator))?;
-        return Ok(SecretOwner::Another);
+        return match records.create(&params, &record).await {
+            Ok(_) => Ok(SecretOwner::Another),
+            // It came since it was read: whose it is, the next reconciliation finds.
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Err(Error::Stale),
+            Err(error) => Err(Error::refused(JobPart::Coordinator)(error)),
+        };
     };
     verify("VarunaRecord", &record.metadata, job)?;
     // The note goes once the name is free, before the Secret is made: whenever this process ends, somebody else's Secret is not taken for
@@ -149,7 +150,26 @@ fn continued(begun: &str, now: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::continued;
+    use super::*;
+    use crate::cluster::fake_server::{ReceivedRequest, refusal, server};
+    use crate::fixtures;
+
+    #[tokio::test]
+    async fn record_that_came_while_it_was_made_is_read_again() {
+        let (client, _) = server(|asked: &ReceivedRequest| match asked.method.as_str() {
+            "GET" => refusal(404, "NotFound"),
+            _ => refusal(409, "AlreadyExists"),
+        });
+        let begun = begin_run(&client, &fixtures::job("j", "uid-j"), "{}", true).await;
+        assert!(matches!(begun, Err(Error::Stale)), "{begun:?}");
+    }
+
+    #[tokio::test]
+    async fn note_in_a_record_that_went_is_decided_anew() {
+        let (client, _) = server(|_: &ReceivedRequest| refusal(404, "NotFound"));
+        let noted = note_taken_secret(&client, &fixtures::job("j", "uid-j")).await;
+        assert!(matches!(noted, Err(Error::Stale)), "{noted:?}");
+    }
 
     #[test]
     fn resumed_run_keeps_its_initial_steps() {

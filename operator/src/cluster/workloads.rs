@@ -119,7 +119,7 @@ async fn delete(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::fake_server::{ReceivedRequest, server};
+    use crate::cluster::fake_server::{ReceivedRequest, refusal, server};
     use crate::fixtures;
     use serde_json::json;
     use varuna_api::manifest::{API_VERSION, KIND};
@@ -150,5 +150,21 @@ mod tests {
         let asked = deleted("uid-j").await;
         assert_eq!(asked[0].method, "DELETE");
         assert_eq!(asked[0].body["preconditions"]["uid"], "w");
+    }
+
+    #[tokio::test]
+    async fn workload_that_went_while_it_was_made_is_decided_anew() {
+        let (client, _) = server(|asked: &ReceivedRequest| match asked.method.as_str() {
+            "GET" => refusal(404, "NotFound"),
+            _ => refusal(409, "AlreadyExists"),
+        });
+        let index = Index::new(fixtures::settings());
+        index.queues.lock().set_served(Some(KueueVersion::V1Beta2));
+        let workload = json!({
+            "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "metadata": { "name": "j-q1-uid-j", "namespace": "n" },
+        });
+        let change = WorkloadChange::Create(workload);
+        let created = carry_out(&client, &index, &fixtures::job("j", "uid-j"), &[change]).await;
+        assert!(matches!(created, Err(Error::Stale)), "{created:?}");
     }
 }
