@@ -81,14 +81,20 @@ pub(super) fn note_history(
         reason: Reason::Resumed,
         text: format!("{lost} steps are trained again: no worker held their state any more"),
     });
-    let deleted = deletion_events(decision);
-    let happened = events.iter().filter(|e| !e.lasting);
-    let entries = deleted.iter().chain(happened).chain(&rolled_back);
-    status.history.extend(entries.map(|event| HistoryEntry {
+    let entry = |event: &EventNote| HistoryEntry {
         at: time(observed.now),
         reason: event.reason.to_string(),
         text: event.text.chars().take(SENTENCE_MAX).collect(),
-    }));
+    };
+    let known = &status.history;
+    let is_known = |new: &HistoryEntry| known.iter().any(|e| e.reason == new.reason && e.text == new.text);
+    // A deletion that could not be carried out is decided again, and no two pods of a job have the same name.
+    let deleted = deletion_events(decision);
+    let deleted = deleted.iter().map(entry).filter(|new| !is_known(new));
+    let deleted: Vec<HistoryEntry> = deleted.collect();
+    let happened = events.iter().filter(|e| !e.lasting).chain(&rolled_back);
+    status.history.extend(deleted);
+    status.history.extend(happened.map(entry));
     let surplus = status.history.len().saturating_sub(HISTORY_MAX);
     status.history.drain(..surplus);
 }

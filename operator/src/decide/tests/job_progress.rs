@@ -132,6 +132,27 @@ fn the_history_keeps_the_newest_of_what_happened() {
 }
 
 #[test]
+fn deletion_that_is_tried_again_is_in_the_history_once() {
+    let mut job = observed(2);
+    job.run = Some(training(5));
+    job.pods = vec![running_on("gone", 1)];
+    job.failures = vec![Failure {
+        part: JobPart::Server,
+        message: "connection refused".into(),
+        retry_in: 4,
+    }];
+    for tries in 1..=3 {
+        let desired = decide(&job);
+        assert_eq!(desired.delete.len(), 1, "it is still to be carried out");
+        let history = &desired.status.history;
+        let lost = history.iter().filter(|entry| entry.reason == "WorkerLost");
+        assert_eq!(lost.count(), 1, "after {tries}");
+        job.job.status = desired.status;
+        job.now += 4;
+    }
+}
+
+#[test]
 fn recoveries_of_all_coordinators_are_kept_once() {
     let recovery = |second: i64| Recovery {
         at: Time(Timestamp::from_second(second).unwrap()),
