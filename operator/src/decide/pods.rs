@@ -107,9 +107,10 @@ fn clear_failed<'a>(observed: &Observed, decision: &mut Decision<'a>) -> (Vec<&'
         })
         .collect();
     failed.sort_by_key(|(at, pod, _)| (*at, pod.number));
+    // Times of failures are those of the nodes' clocks. One that is far ahead must hold nothing up: no replacement waits for so long.
     let (waiting, replaced): (Vec<_>, Vec<_>) = failed
         .into_iter()
-        .partition(|(_, _, replaced)| *replaced > observed.now);
+        .partition(|(_, _, replaced)| (1..=DELAYS_SECONDS).contains(&(*replaced - observed.now)));
     let too_many = (waiting.len() + replaced.len()).saturating_sub(KEPT_MAX);
     for (i, (at, pod, _)) in replaced.into_iter().enumerate() {
         if !matches!(pod.phase, PodPhase::Succeeded | PodPhase::Failed) {

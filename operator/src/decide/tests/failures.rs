@@ -50,6 +50,18 @@ fn workers_on_a_broken_node_are_one_crash() {
 }
 
 #[test]
+fn node_whose_clock_is_ahead_holds_no_replacement_up() {
+    let mut observed = on_nodes(2);
+    observed.pods = vec![crashed_on("a", 1, -5)];
+    let soon = decide(&observed);
+    assert_eq!((soon.create.len(), soon.reconcile_in), (1, Some(6)));
+    observed.pods = vec![crashed_on("a", 1, -86_400)];
+    let at_once = decide(&observed);
+    assert_eq!((at_once.create.len(), at_once.reconcile_in), (2, None));
+    assert_eq!(at_once.status.recent_failures.len(), 1, "it counts all the same");
+}
+
+#[test]
 fn six_crash_moments_fail_the_job() {
     let mut observed = on_nodes(2);
     let nodes = ["a", "b", "c", "d", "e", "f"];
