@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Parser;
+use clap::builder::NonEmptyStringValueParser;
 use kube::{Client, Config};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -35,12 +36,12 @@ struct Arguments {
     #[arg(long, env = "VARUNA_GPU_RESOURCE", default_value = "nvidia.com/gpu")]
     gpu_resource: String,
     /// Prefix of a node taint, or type of a node condition, that announces the end of a node. It is added to the known ones. The option can
-    /// be given several times.
-    #[arg(long)]
+    /// be given several times. It must not be empty: every taint begins with that.
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     node_signal: Vec<String>,
     /// Label of nodes with their location. It is added to the known labels of zones, blocks and NVLink domains. The option can be given
     /// several times, from the widest part to the narrowest.
-    #[arg(long)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     topology_label: Vec<String>,
     /// Image of the jobs' coordinators.
     #[arg(long, env = "VARUNA_COORDINATOR_IMAGE")]
@@ -171,4 +172,21 @@ fn stopped() -> Result<impl Future<Output = ()>> {
             _ = interrupt.recv() => {}
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn empty_signal_that_every_taint_begins_with_is_refused() {
+        let parsed = |signal: &str| {
+            let others =
+                "varuna-operator --coordinator-image=c --identity=i --lease-namespace=n --address=127.0.0.1";
+            let parsed = Arguments::try_parse_from(others.split(' ').chain([signal]));
+            parsed.map(|arguments| arguments.node_signal)
+        };
+        assert!(parsed("--node-signal=").is_err());
+        assert_eq!(parsed("--node-signal=a.com/ends").unwrap(), ["a.com/ends"]);
+    }
 }
