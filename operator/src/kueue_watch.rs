@@ -119,7 +119,7 @@ impl Apis {
 async fn changes(client: &Client, scope: &Scope, served: Option<KueueVersion>) -> Option<KueueVersion> {
     loop {
         tokio::time::sleep(LOOK_INTERVAL).await;
-        // What is read already is not tried again.
+        // Whether the version that is in use can be read is not tried again: its watches say so.
         let is_served = within(DEADLINE, served_version(client)).await;
         if is_served.is_err() || is_served.is_ok_and(|version| version == served && served.is_some()) {
             continue;
@@ -163,7 +163,8 @@ async fn served_version(client: &Client) -> kube::Result<Option<KueueVersion>> {
     Ok(KueueVersion::ALL.into_iter().find(is_served))
 }
 
-/// The same, once its objects were read. Where that takes longer than the deadline it is not known: nothing else asks again.
+/// The newest version that is served and that this release can use, once objects of all kinds could be read in it. An error if that takes longer than the
+/// deadline: no answer must not hold up the start of the operator for ever.
 async fn usable(client: &Client, scope: &Scope, deadline: Duration) -> kube::Result<Option<KueueVersion>> {
     let found = async {
         let Some(version) = served_version(client).await? else {

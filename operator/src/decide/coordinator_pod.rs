@@ -66,7 +66,7 @@ pub(super) fn pod(
     pod
 }
 
-/// The same without that identity.
+/// The coordinator's pod of a number, without the identity of what it is made from.
 fn document(
     observed: &ObservedJob,
     job: &Job,

@@ -21,7 +21,7 @@ const OTHER_CAUSE: &str = "other";
 /// Characters of a sentence in the history.
 const SENTENCE_MAX: usize = 300;
 
-/// Step, speed, time left, goodput. Call this with the present phase, step and plan in `status`; `lost`: the number of steps by which the
+/// Notes step, speed, time left and goodput. To be called with the present phase, step and plan in `status`; `lost`: the number of steps by which the
 /// job has just gone back.
 pub(super) fn note_progress(observed: &Observed, lost: i64, status: &mut Status) {
     let Ok(job) = &observed.job.spec else { return };

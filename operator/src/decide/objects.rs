@@ -21,7 +21,7 @@ pub const PORT: u16 = 7070;
 pub const HEALTH_PORT: u16 = 8081;
 /// Name of a worker's container; in a template, the container of this name is the one that is completed.
 pub(crate) const WORKER: &str = "worker";
-/// Name of a coordinator's container; in its template, likewise.
+/// Name of a coordinator's container; in its template, the container of this name is the one that is completed.
 pub(crate) const COORDINATOR: &str = "coordinator";
 /// Annotation of a pod: the identity of what it was made from.
 pub const MADE_FROM_ANNOTATION: &str = "varuna.dev/made-from";
@@ -31,7 +31,7 @@ pub const AVOIDS_ANNOTATION: &str = "varuna.dev/avoided-nodes";
 /// Annotation of a worker's pod: the increment that it was admitted with. Others were admitted with the job's Workload, or wait for no queue.
 pub const WORKLOAD_ANNOTATION: &str = "varuna.dev/workload";
 
-/// Annotation of every other object: the identity of what it was applied as.
+/// Annotation of every object of a job other than a pod: the identity of what it was applied as.
 pub const APPLIED_ANNOTATION: &str = "varuna.dev/applied";
 
 /// Identity of what an object is applied as. Another release may compute another one: then the object is applied once more.

@@ -22,7 +22,7 @@ pub(super) fn newest_pod(observed: &Observed) -> i64 {
     newest.max(observed.job.status.newest_pod)
 }
 
-/// The same after these pods are created: some that were planned may have been removed.
+/// Number of the newest pod once these are created. Some that were planned may have been left out: their numbers are used later.
 pub(super) fn newest_created(observed: &Observed, create: &[Value]) -> i64 {
     let numbers = create.iter().filter_map(|pod| {
         let number = pod["metadata"]["labels"][NUMBER_LABEL].as_str()?;

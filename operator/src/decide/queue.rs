@@ -203,7 +203,7 @@ pub(super) fn place_coordinator(
     place(observed, workload, coordinator_set(&job.pod_groups()), pod)
 }
 
-/// The first message of a job that waits in its queue.
+/// Why a job waits in its queue, in a sentence; none where it does not.
 pub(super) fn waits_for(observed: &Observed) -> Option<String> {
     let job = observed.job.spec.as_ref().ok()?;
     match admission_state(observed, job) {
@@ -228,7 +228,7 @@ pub(super) fn admitted(observed: &Observed, workload: &ObservedWorkload) -> Stri
     format!("queue {} has admitted {}{others}", workload.queue, all.join(", "))
 }
 
-/// What was admitted of each set, in words.
+/// What was admitted of each set, in words. `more`: what follows the number, for an increment.
 fn sets(workload: &ObservedWorkload, more: &str) -> impl Iterator<Item = String> {
     let sets = workload.assignments.iter().flatten();
     sets.map(move |(name, Assignment { count, flavors })| {

@@ -66,8 +66,8 @@ pub(super) fn fields(version: KueueVersion, priority: Option<&Priority>) -> Valu
     }
 }
 
-/// What is to be merged into a Workload that holds quota because the job names another WorkloadPriorityClass now. As with Kueue's own kinds another value
-/// of the same class changes nothing there; and what pods are preferred by is fixed when they are made.
+/// What is to be merged into a Workload that holds quota because the job names another WorkloadPriorityClass now. Another value of the same class changes
+/// nothing, as for the kinds of jobs that Kueue knows. Nor does another PriorityClass: a pod keeps the priority that it was made with.
 pub(super) fn change(observed: &Observed, job: &Job, workload: &ObservedWorkload) -> Option<Value> {
     let version = observed.queue.served?;
     let wanted = priority(observed, job).ok()?;
