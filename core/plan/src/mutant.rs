@@ -83,6 +83,8 @@ varuna_mutants::mutants! {
     CountStateUnshared => UNIT_TESTS,
     /// Memory of sharded state is counted as for more pipelines than a plan has.
     CountSharesOfOthers => UNIT_TESTS,
+    /// An interleaved plan has fewer workers than the job's minimum, or the parent more than its maximum.
+    RefineToAnySize => UNIT_TESTS,
     /// A worker keeps the spare copy of what it holds alone.
     KeepOwnCopy => UNIT_TESTS,
     /// One holder's units go to several keepers though one has room for all.

@@ -261,9 +261,6 @@ impl CostPlanner {
             shape = interleaved;
             moved_bytes = in_order(&problem, &mut shape);
         }
-        if !problem.shares_enough(shape.pipelines.len()) {
-            return Err(infeasible::why_no_plan(&problem, workers.len()));
-        }
         refine::spares::name(&problem, &mut shape, &workers, &pools);
         let scored = pools.iter().map(search::PoolSearch::scored).sum();
         let of_pools = pools.into_iter().flat_map(|pool| pool.candidates);

@@ -34,13 +34,21 @@ pub(super) fn topology(workers: &[WorkerInfo]) -> Topology {
 
 impl Problem<'_> {
     /// Whether this many pipelines share state out as far as the costs assume.
-    pub(super) fn shares_enough(&self, pipelines: usize) -> bool {
+    fn shares_enough(&self, pipelines: usize) -> bool {
         self.request.layout.ranges_held(pipelines) <= self.ranges_held || bug!(CountSharesOfOthers)
     }
 
     /// Whether a plan may have this many pipelines: they share state out as far as the costs assume, and have it in time if they must.
     pub(super) fn allows(&self, pipelines: usize) -> bool {
         self.shares_enough(pipelines) && self.in_time.is_none_or(|at_risk| at_risk.allows(pipelines))
+    }
+
+    /// Whether a plan may have this many pipelines and workers, as the search has it. Plans that are made after the search, from the parent
+    /// or from a grid, must keep to it too.
+    pub(super) fn allows_size(&self, pipelines: usize, workers: usize) -> bool {
+        let least = self.constraints.min_workers as usize;
+        let is_within = (least..=self.max_workers()).contains(&workers) || bug!(RefineToAnySize);
+        is_within && self.allows(pipelines)
     }
 
     /// Memory of a worker, bytes; the largest number if nothing limits it.

@@ -78,7 +78,11 @@ pub(in crate::planner) fn refine(
     for pool in pools {
         bases.extend(grids(problem, pool, most));
     }
-    bases.retain(|g| g.workers.iter().flatten().all(|w| offered.contains_key(w)));
+    bases.retain(|g| {
+        let mut workers = g.workers.iter().flatten();
+        let count = workers.clone().count();
+        workers.all(|w| offered.contains_key(w)) && problem.allows_size(g.workers.len(), count)
+    });
     let holdings = Holdings::new(problem);
     let made = bases.iter().flat_map(|grid| {
         let of = |count: &usize| interleave(&holdings, grid, *count, &offered);

@@ -44,11 +44,13 @@ pub(in crate::planner) fn refine(
     }
     let offered: BTreeMap<WorkerId, &WorkerInfo> = request.workers.iter().map(|w| (w.id, w)).collect();
     let fits = |shape: &&Shape| {
-        let known = shape.members().iter().all(|w| offered.contains_key(w));
+        let members = shape.members();
+        let known = members.iter().all(|w| offered.contains_key(w));
+        let is_allowed = problem.allows_size(shape.pipelines.len(), members.len());
         let stages = shape.pipelines.iter().flat_map(|p| &p.stages);
         let last = stages.map(|s| s.segments.end).max();
         let plain = shape.schedule.kind.chunks() == 1;
-        plain && known && last == Some(request.layout.segments)
+        plain && known && is_allowed && last == Some(request.layout.segments)
     };
     let mut bases: Vec<&Shape> = Vec::new();
     for shape in shapes.iter().flatten().copied().filter(fits) {

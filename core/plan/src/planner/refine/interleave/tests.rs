@@ -149,6 +149,34 @@ fn memory_of_all_stages_together_counts() {
 }
 
 #[test]
+fn interleaved_plans_share_state_out_as_memory_was_counted() {
+    let mut planner = planner(2, both(), None);
+    // Over slow links few pipelines are faster: they have less to sum.
+    planner.costs.device.bytes_per_s = 1e8;
+    let mut asked = request(&planner, 8, 8);
+    asked.layout = asked.layout.in_ranges(12);
+    let pipelines_of = |held: u64| {
+        let planner = planner.holding(held, &asked.layout);
+        let decision = planner.decide_holding(&asked, held, None).unwrap();
+        decision.shape.pipelines.len()
+    };
+    assert!(pipelines_of(asked.layout.ranges_held(1)) < 4);
+    // Memory is counted for workers of four pipelines. There is such a plan, whatever fewer pipelines would reach.
+    assert_eq!(pipelines_of(asked.layout.ranges_held(4)), 4);
+}
+
+#[test]
+fn interleaved_plan_has_the_least_number_of_workers() {
+    let mut planner = planner(2, both(), None);
+    planner.constraints.max_depth = Some(2);
+    let asked = request(&planner, 8, 6);
+    let workers = |planner: &CostPlanner| planner.plan(&asked).unwrap().members().len();
+    assert_eq!(workers(&planner), 6, "three groups of two micro-batches");
+    planner.constraints.min_workers = 8;
+    assert_eq!(workers(&planner), 8);
+}
+
+#[test]
 fn a_slow_worker_of_an_interleaved_pipeline_gets_fewer_segments() {
     let planner = planner(4, both(), None);
     let mut asked = request(&planner, 4, 8);

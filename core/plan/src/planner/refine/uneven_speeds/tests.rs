@@ -119,6 +119,16 @@ fn redundant_plan_is_kept_against_a_slightly_faster_one() {
 }
 
 #[test]
+fn parent_of_more_workers_than_may_train_is_not_used() {
+    let mut planner = planner(1, 1);
+    let parent = planner.plan(&request(&planner, &[1.0; 4], None)).unwrap();
+    assert_eq!(parent.members().len(), 4);
+    planner.constraints.max_workers = 3;
+    let asked = request(&planner, &[1.0, 1.0, 1.0, 0.9], Some(parent));
+    assert_eq!(planner.plan(&asked).unwrap().members().len(), 3);
+}
+
+#[test]
 fn equal_plans_are_ranked_by_memory_redundancy_and_speed() {
     let of = |exceeds_memory, single_pipeline, effective_ms| Judged {
         exceeds_memory,
