@@ -65,13 +65,31 @@ pub(super) fn why_no_plan(problem: &Problem, workers: usize) -> Infeasible {
             mib(need(r)),
             mib(memory)
         ),
-        _ => format!(
-            "the model does not fit: {} MiB of state over {workers} workers of {} MiB{}",
-            mib(need(problem.request.layout.whole())),
-            mib(memory),
-            constraints
-                .max_depth
-                .map_or(String::new(), |d| format!(", at most {d} stages in a pipeline")),
-        ),
+        _ => too_few_train(problem, workers, memory < u64::MAX).unwrap_or_else(|| {
+            format!(
+                "the model does not fit: {} MiB of state over {workers} workers of {} MiB{}",
+                mib(need(problem.request.layout.whole())),
+                mib(memory),
+                constraints
+                    .max_depth
+                    .map_or(String::new(), |d| format!(", at most {d} stages in a pipeline")),
+            )
+        }),
+    })
+}
+
+/// Says that batch and depths leave no plan for the job's least number of workers. None if memory may be the reason.
+fn too_few_train(problem: &Problem, workers: usize, memory_is_limited: bool) -> Option<String> {
+    let (constraints, segments) = (problem.constraints, problem.request.layout.segments);
+    let least = constraints.min_workers.max(1);
+    let deepest = constraints.max_depth.unwrap_or(segments).min(segments);
+    let pipelines = problem.micro_batches(constraints.micro_batch_size.unwrap_or(1));
+    let most = pipelines.saturating_mul(deepest.into());
+    (!memory_is_limited || most < u64::from(least)).then(|| {
+        format!(
+            "no plan has at least {least} of {workers} workers (elasticity.minWorkers): a step has micro-batches for at most {pipelines} \
+             pipelines (training.globalBatchSize, microBatchSize) of {} to {deepest} workers (pipeline.minDepth, maxDepth)",
+            constraints.min_depth.max(1)
+        )
     })
 }

@@ -154,6 +154,24 @@ fn what_is_missing_is_said_in_a_sentence() {
 }
 
 #[test]
+fn a_batch_too_small_for_the_least_number_of_workers_is_named() {
+    let mut wide = planner(1, None);
+    let constraints = &mut wide.constraints;
+    (constraints.min_workers, constraints.max_depth) = (8, Some(1));
+    constraints.micro_batch_size = Some(2);
+    for memory in [None, Some(1 << 40)] {
+        wide.constraints.device_memory_bytes = memory;
+        let why = wide.plan(&request(&wide, 8, 8)).unwrap_err().to_string();
+        assert_eq!(
+            why,
+            "no plan has at least 8 of 8 workers (elasticity.minWorkers): a step has micro-batches for at most 4 pipelines \
+             (training.globalBatchSize, microBatchSize) of 1 to 1 workers (pipeline.minDepth, maxDepth)"
+        );
+        assert!(wide.plan(&request(&wide, 8, 16)).is_ok());
+    }
+}
+
+#[test]
 fn memory_forces_deeper_pipelines() {
     let whole =
         planner(1, None)
