@@ -234,6 +234,46 @@ fn a_wrong_job_is_refused_with_what_to_do() {
 }
 
 #[test]
+fn whole_pods_must_hold_the_shallowest_pipeline() {
+    let cluster = cluster();
+    let namespace = cluster.namespace("pods").unwrap();
+    let create = |fields: &[(&str, Value)]| {
+        let set = |job, (field, value): &(&str, Value)| with(job, &format!("/spec/{field}"), value.clone());
+        let document = fields.iter().fold(job("j"), set).to_string();
+        let arguments = ["-n", namespace.as_str(), "create", "--dry-run=server", "-f", "-"];
+        cluster.kubectl(&arguments, &document)
+    };
+    // Without minWorkers, a job needs as many workers as its shallowest pipeline.
+    let of_pods = |gpus: u32| {
+        create(&[
+            ("pipeline", json!({ "minDepth": 6 })),
+            ("elasticity", json!({ "maxWorkers": 7 })),
+            ("workers", json!({ "gpusPerPod": gpus })),
+        ])
+    };
+    of_pods(3).unwrap();
+    let said = of_pods(4).unwrap_err().to_string();
+    assert!(said.contains("whole pods within maxWorkers"), "{said}");
+    let of_groups = |most: u32| {
+        create(&[
+            ("pipeline", json!({ "minDepth": 6 })),
+            ("elasticity", json!({ "maxWorkers": 7 })),
+            ("workers", json!({ "gpusPerPod": 8 })),
+            (
+                "workerGroups",
+                json!([{ "name": "a", "gpusPerPod": 1, "maxWorkers": most }]),
+            ),
+        ])
+    };
+    of_groups(6).unwrap();
+    let said = of_groups(5).unwrap_err().to_string();
+    assert!(
+        said.contains("the groups must be able to hold that many"),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_job_may_mix_the_features_of_its_model() {
     let cluster = cluster();
     let namespace = cluster.namespace("mixed").unwrap();
