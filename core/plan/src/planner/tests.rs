@@ -172,6 +172,21 @@ fn a_batch_too_small_for_the_least_number_of_workers_is_named() {
 }
 
 #[test]
+fn costs_without_any_time_give_a_plan_that_can_be_written() {
+    let mut planner = planner(1, None);
+    for segment in &mut planner.costs.segments {
+        segment.scale_compute(0.0);
+    }
+    for count in [1, 5] {
+        let request = request(&planner, count, 8);
+        let shape = planner.plan(&request).unwrap();
+        assert_eq!(check_shape(&shape, &request.layout, 8, &ids(&request)), Ok(()));
+        let p = &shape.predicted;
+        assert!(p.step_ms.is_finite() && p.bubble.is_finite(), "{p:?}");
+    }
+}
+
+#[test]
 fn memory_forces_deeper_pipelines() {
     let whole =
         planner(1, None)

@@ -10,6 +10,9 @@ use crate::layout::SegmentRange;
 /// Numbers of pipelines for which tails are stored (the last one: very many); others are interpolated.
 const KNOWN: [usize; 6] = [1, 2, 3, 4, 8, 1 << 20];
 
+/// Shortest period, in milliseconds: rates divide by it, and a profile may say that a stage takes no time at all. No stage is as fast.
+const PERIOD_MIN_MS: f64 = 1e-12;
+
 /// The step of a pipeline: `fill_ms + period_ms * n` for n micro-batches, and the tail by number of pipelines.
 #[derive(Clone, Debug)]
 pub(crate) struct ClosedForm {
@@ -62,7 +65,7 @@ impl ClosedForm {
     ) -> ClosedForm {
         let each = || stages.iter().copied().zip(policies.iter().copied());
         let times: Vec<StageTimes> = each().map(|(r, p)| sums.times(r, p)).collect();
-        let period_ms = period_ms(sums.runtime, &times, in_flight);
+        let period_ms = period_ms(sums.runtime, &times, in_flight).max(PERIOD_MIN_MS);
         let mut tails = [f64::NEG_INFINITY; KNOWN.len()];
         let mut lead = 0.0;
         for (range, policy) in each() {

@@ -248,6 +248,13 @@ impl StepTotals {
         let busy_ms = groups().map(|g| g.count as f64 * g.simulated.busy_ms.iter().sum::<f64>());
         let workers: usize = groups().map(|g| g.count * g.workers).sum();
         let step_ms = shared_cores_ms.map_or(apart_ms, |ms| ms.max(makespan_ms));
+        // A step that takes no time has no bubble, and what is no number cannot be written into a plan.
+        let worked = workers as f64 * step_ms;
+        let busy = if worked > 0.0 {
+            busy_ms.sum::<f64>() / worked
+        } else {
+            1.0
+        };
         StepTotals {
             step_ms,
             parts: StepParts {
@@ -255,7 +262,7 @@ impl StepTotals {
                 fill_ms: makespan_ms - steady_ms,
                 rings_ms: step_ms - makespan_ms,
             },
-            bubble: (1.0 - busy_ms.sum::<f64>() / (workers as f64 * step_ms)).clamp(0.0, 1.0),
+            bubble: (1.0 - busy).clamp(0.0, 1.0),
             ends,
         }
     }
