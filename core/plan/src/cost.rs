@@ -247,10 +247,13 @@ impl Costs {
         let working = working_bytes(of.iter().rev().map(|s| s.taken(samples, recompute)));
         let attends = u64::from(of.iter().any(|s| s.kind.attends()));
         let packing = packing_bytes(attends * self.packing_bytes, stash, recompute);
-        let kept = u64::from(stash) * (input + kept) + recomputed + packing;
+        // A schedule may keep a whole batch: what no number holds fits into no memory.
+        let stashed = u64::from(stash).saturating_mul(input + kept);
+        let kept = stashed.saturating_add(recomputed).saturating_add(packing);
         let matrix = of.iter().map(SegmentCost::matrix_elements_max).max();
         let optimizer = matrix.unwrap_or(0) * self.parameter.matrix_step;
-        self.state_bytes(range) + attends * self.mask_bytes + (kept * samples + working).max(optimizer)
+        let peak = kept.saturating_mul(samples).saturating_add(working);
+        (self.state_bytes(range) + attends * self.mask_bytes).saturating_add(peak.max(optimizer))
     }
 
     /// Time to recompute what a stage did not keep of a micro-batch of `samples`, milliseconds.

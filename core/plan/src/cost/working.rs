@@ -40,7 +40,7 @@ pub(crate) fn working_bytes(from_last: impl Iterator<Item = SegmentMemory>) -> u
 /// kept.
 pub(crate) fn packing_bytes(of_one: u64, stash: u32, recompute: Recompute) -> u64 {
     match recompute {
-        Recompute::None => of_one * u64::from(stash),
+        Recompute::None => of_one.saturating_mul(stash.into()),
         Recompute::Selective | Recompute::Full => of_one,
     }
 }

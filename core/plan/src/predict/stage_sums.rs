@@ -233,9 +233,10 @@ impl StageSums {
         let (packing, mask) = self.attention.bytes(start, end);
         let matrices = self.matrices.get(start..end).unwrap_or_default();
         let optimizer = matrices.iter().copied().max().unwrap_or(0);
-        let kept = u64::from(stash) * (self.input[start] + kept) + recomputed;
-        let kept = kept + packing_bytes(packing, stash, policy);
-        parameters * self.state_bytes + mask + (kept + working).max(optimizer)
+        let stashed = u64::from(stash).saturating_mul(self.input[start] + kept);
+        let packing = packing_bytes(packing, stash, policy);
+        let kept = stashed.saturating_add(recomputed).saturating_add(packing);
+        (parameters * self.state_bytes + mask).saturating_add(kept.saturating_add(working).max(optimizer))
     }
 
     /// [`StageTimes::new`] in one step.
@@ -280,6 +281,17 @@ mod tests {
         for costs in [costs, muon, own] {
             assert_sums_match(&costs);
         }
+    }
+
+    #[test]
+    fn memory_that_no_number_holds_is_the_largest_number() {
+        let mut costs = Costs::estimate(&gpt2::SMALL.spec(), Device::CPU_CORE);
+        costs.segments[1].saved_bytes = 1 << 50;
+        let stage = SegmentRange { start: 1, end: 2 };
+        let sums = StageSums::new(&costs, 32, Recompute::None, 1.0);
+        let stash = 1 << 20;
+        assert_eq!(sums.memory_bytes(stage, stash, Recompute::None), u64::MAX);
+        assert_eq!(costs.memory_bytes(stage, stash, 32, Recompute::None), u64::MAX);
     }
 
     fn assert_sums_match(costs: &Costs) {

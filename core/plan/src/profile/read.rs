@@ -27,6 +27,7 @@ pub(super) fn validate(profile: &Profile, check: &Checker) -> Result<(), Profile
     for (i, segment) in profile.segments.iter().enumerate() {
         validate_segment(segment, &format!("segments[{i}]"), check)?;
     }
+    validate_sums(&profile.segments, check)?;
     for (i, link) in profile.links.iter().enumerate() {
         check.count(&format!("links[{i}].bytes"), link.bytes, 1, MOST)?;
         check.positive(&format!("links[{i}].ms"), link.ms)?;
@@ -51,6 +52,21 @@ pub(super) fn validate(profile: &Profile, check: &Checker) -> Result<(), Profile
     if let Some(calibration) = profile.calibration {
         check.positive("calibration.compute", calibration.compute)?;
         check.positive("calibration.transfer", calibration.transfer)?;
+    }
+    Ok(())
+}
+
+/// Refuses amounts of all segments together that are typing errors: they are added up, and multiplied by samples.
+fn validate_sums(segments: &[SegmentProfile], check: &Checker) -> Result<(), ProfileError> {
+    type Amount = (&'static str, fn(&SegmentProfile) -> u64);
+    const AMOUNTS: [Amount; 3] = [
+        ("parameters", |s| s.parameters),
+        ("inputBytes", |s| s.input_bytes),
+        ("savedBytes", |s| s.saved_bytes),
+    ];
+    for (name, amount) in AMOUNTS {
+        let sum = segments.iter().map(amount).fold(0, u64::saturating_add);
+        check.count(&format!("the sum of all {name} of segments"), sum, 0, MOST)?;
     }
     Ok(())
 }

@@ -80,6 +80,19 @@ fn what_is_wrong_is_named_with_file_and_field() {
 }
 
 #[test]
+fn amounts_of_all_segments_together_have_a_limit() {
+    let half = (1_u64 << 49) + 1;
+    let why = refused(|v| {
+        v["segments"][1]["savedBytes"] = half.into();
+        v["segments"][2]["savedBytes"] = half.into();
+    });
+    assert!(
+        why.starts_with("p.json: the sum of all savedBytes of segments is 11258999"),
+        "{why}"
+    );
+}
+
+#[test]
 fn nan_is_no_json_and_its_place_is_named() {
     let why = Profile::read("p.json", "{\"version\": NaN}", None)
         .unwrap_err()
