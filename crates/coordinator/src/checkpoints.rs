@@ -7,7 +7,7 @@ use crate::store_watcher::StoreWatcher;
 use crate::view::CheckpointHealth;
 use std::time::{Instant, SystemTime};
 use tokio::sync::mpsc::Sender;
-use varuna_plan::Step;
+use varuna_plan::{StateId, Step};
 use varuna_protocol::Listing;
 use varuna_run_folder::{CheckpointEvent, CheckpointStatus};
 
@@ -20,6 +20,8 @@ pub(crate) struct Checkpoints {
     settings: Option<varuna_api::Checkpoint>,
     watcher: Option<StoreWatcher>,
     listing: CheckpointListing,
+    /// Listed checkpoints that the run has given up, because their bits may be wrong. It never resumes from them.
+    given_up: Vec<StateId>,
     /// When the newest checkpoint was first seen.
     newest_since: Instant,
     /// The same, by this machine's clock, for people.
@@ -39,6 +41,7 @@ impl Checkpoints {
             settings,
             watcher: store.map(|store| StoreWatcher::start(store, inbound.clone())),
             listing: CheckpointListing::default(),
+            given_up: Vec::new(),
             newest_since: Instant::now(),
             newest_at: None,
             stale: false,
@@ -51,11 +54,27 @@ impl Checkpoints {
         self.watcher.as_ref()
     }
 
+    /// Sets which of the listed checkpoints the run has given up. They stay listed, because retention must see them.
+    pub(crate) fn set_given_up(&mut self, given_up: Vec<StateId>) {
+        self.given_up = given_up;
+    }
+
+    /// The newest checkpoint of a listing that the run can resume from.
+    fn newest_of(&self, listing: &CheckpointListing) -> Option<StateId> {
+        let usable = listing.usable.iter();
+        usable.filter(|id| !self.given_up.contains(id)).max().copied()
+    }
+
+    /// The newest checkpoint that the run can resume from.
+    fn newest(&self) -> Option<StateId> {
+        self.newest_of(&self.listing)
+    }
+
     /// Takes a listing of the store at `step`. Returns what changed.
     pub(crate) fn update(&mut self, listing: CheckpointListing, step: Step) -> Vec<CheckpointEvent> {
         let mut events = Vec::new();
-        let newest = listing.newest();
-        if let Some(id) = newest.filter(|_| newest > self.listing.newest()) {
+        let newest = self.newest_of(&listing);
+        if let Some(id) = newest.filter(|_| newest > self.newest()) {
             events.push(CheckpointEvent::Checkpointed {
                 step: id.step,
                 state: id,
@@ -79,7 +98,7 @@ impl Checkpoints {
     /// Reports once that checkpoints fall behind, and again only after they have caught up.
     fn update_staleness(&mut self, step: Step) -> Option<CheckpointEvent> {
         let settings = self.settings.as_ref()?;
-        let newest_step = self.listing.newest().map_or(Step(0), |id| id.step);
+        let newest_step = self.newest().map_or(Step(0), |id| id.step);
         let steps_behind = step.0.saturating_sub(newest_step.0);
         let steps = STALE_INTERVALS.saturating_mul(settings.regular_steps());
         let seconds = self.newest_since.elapsed().as_secs();
@@ -113,7 +132,7 @@ impl Checkpoints {
 
     pub(crate) fn health(&self) -> Option<CheckpointHealth> {
         self.settings.as_ref().map(|_| CheckpointHealth {
-            newest: self.listing.newest().map(|id| id.step),
+            newest: self.newest().map(|id| id.step),
             newest_at: self.newest_at,
             failing: self.listing.failing.clone(),
             stale: self.stale,
@@ -122,7 +141,7 @@ impl Checkpoints {
 
     pub(crate) fn status(&self, step: Step) -> Option<CheckpointStatus> {
         let failing = self.listing.failing.clone();
-        let newest = self.listing.newest();
+        let newest = self.newest();
         let settings = self.settings.as_ref();
         settings.map(|_| checkpoint_status(newest, failing, step))
     }
@@ -141,8 +160,8 @@ mod tests {
     use super::*;
     use crate::test_job::job;
     use std::time::Duration;
+    use varuna_plan::Generation;
     use varuna_plan::state::Chain;
-    use varuna_plan::{Generation, StateId};
 
     /// The checkpoints of a job that saves every ten steps, or at this interval in seconds.
     fn checkpoints(interval: &str) -> Checkpoints {
@@ -196,6 +215,22 @@ mod tests {
             Some(vec!["taken by other".into()])
         );
         assert!(own.taken("third".into()).is_none());
+    }
+
+    #[test]
+    fn a_checkpoint_that_was_given_up_is_not_the_newest() {
+        let mut own = checkpoints("intervalSteps: 10");
+        own.update(listed(&[10, 20], None), Step(20));
+        let newest = |own: &Checkpoints| own.status(Step(20)).and_then(|status| status.newest_step);
+        assert_eq!(newest(&own), Some(Step(20)));
+        own.set_given_up(listed(&[20], None).usable);
+        assert_eq!(newest(&own), Some(Step(10)));
+        assert_eq!(own.health().and_then(|health| health.newest), Some(Step(10)));
+        assert!(own.update(listed(&[10, 20], None), Step(20)).is_empty());
+        let behind = own.update(listed(&[10, 20], None), Step(41));
+        assert_eq!(said(&behind), ["31 behind"]);
+        let known = own.usable().unwrap().complete;
+        assert_eq!(known.len(), 2, "retention sees it");
     }
 
     #[test]

@@ -118,13 +118,6 @@ pub(crate) struct CheckpointListing {
     pub(crate) under_way: bool,
 }
 
-impl CheckpointListing {
-    /// The newest that can be resumed from.
-    pub(crate) fn newest(&self) -> Option<StateId> {
-        self.usable.iter().max().copied()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

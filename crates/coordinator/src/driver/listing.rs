@@ -3,7 +3,7 @@
 use super::Driver;
 use crate::inbox::CheckpointListing;
 use crate::store_watcher::Needs;
-use varuna_plan::Base;
+use varuna_plan::{Base, StateId};
 use varuna_protocol::coordinator::CoordinatorInput;
 use varuna_protocol::{Listing, RunMode};
 
@@ -11,6 +11,8 @@ impl Driver {
     /// Takes a listing of the checkpoint store: reports changes to people, and passes to the state machine what it can resume from.
     pub(super) fn take_listing(&mut self, listing: CheckpointListing) {
         let step = self.machine.run().step;
+        let given_up = self.given_up(&listing.usable);
+        self.checkpoints.set_given_up(given_up);
         for event in self.checkpoints.update(listing, step) {
             self.log_checkpoint(event);
         }
@@ -26,11 +28,22 @@ impl Driver {
         self.needs_told = self.machine.record().version;
         // Before the record is read, it is not known what the run needs.
         let is_known = self.machine.run().mode != RunMode::Starting;
-        if let Some(watcher) = self.checkpoints.watcher().filter(|_| is_known)
-            && let Some(usable) = self.checkpoints.usable()
-        {
-            watcher.set_needs(self.needs(&usable));
+        let Some(usable) = self.checkpoints.usable().filter(|_| is_known) else {
+            return;
+        };
+        let needs = self.needs(&usable);
+        // A rollback may have given up the newest one since the listing.
+        self.checkpoints.set_given_up(needs.void.clone());
+        if let Some(watcher) = self.checkpoints.watcher() {
+            watcher.set_needs(needs);
         }
+    }
+
+    /// The states among these that the run has given up in a rollback.
+    fn given_up(&self, states: &[StateId]) -> Vec<StateId> {
+        let trust = &self.machine.record().trust;
+        let given_up = states.iter().filter(|id| trust.is_rolled_back(**id));
+        given_up.copied().collect()
     }
 
     /// Which of these checkpoints the run needs according to its record.
@@ -43,13 +56,9 @@ impl Driver {
         });
         // A rollback goes to the newest compared checkpoint, which may be older than those that are kept.
         let compared = record.trust.newest_compared(&usable.complete);
-        let void = usable
-            .complete
-            .iter()
-            .filter(|id| record.trust.is_rolled_back(**id));
         Needs {
             protected: bases.chain(compared).collect(),
-            void: void.copied().collect(),
+            void: self.given_up(&usable.complete),
         }
     }
 }

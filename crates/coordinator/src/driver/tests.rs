@@ -13,7 +13,7 @@ use varuna_plan::state::Chain;
 use varuna_plan::{Base, Decision, OptimizerProgress};
 use varuna_protocol::coordinator::Timing;
 use varuna_protocol::member::{Member, MemberConfig, MemberEffect, MemberInput, MemberTiming};
-use varuna_protocol::{Inventory, Record, Report};
+use varuna_protocol::{ComparisonRecord, Inventory, Record, Report, Rollback};
 use varuna_run_folder::RunFiles;
 
 const WORKER: WorkerId = WorkerId(1);
@@ -346,6 +346,40 @@ fn plan_from(driver: &mut Driver, saved: StateId) {
         assert!(start.elapsed() < PATIENCE, "no plan");
         driver.feed(CoordinatorInput::Tick);
     }
+}
+
+#[tokio::test]
+async fn no_state_that_a_rollback_gave_up_is_shown_as_newest() {
+    let temp = TempDir::new().unwrap();
+    let (inbound, _inbox) = channel(1);
+    let rollback = Rollback {
+        to: decision(5).id,
+        generation: Generation(2),
+    };
+    let record = Record {
+        version: 1,
+        trust: ComparisonRecord {
+            rollbacks: vec![rollback],
+            ..ComparisonRecord::default()
+        },
+        ..Record::default()
+    };
+    let path = RunFiles::new(temp.path()).record_path();
+    assert!(FileStore::new(path).compare_and_swap(0, &record).unwrap());
+    let mut driver = driver_with(&temp, &inbound, options_with_checkpoints(&temp));
+    driver.feed(CoordinatorInput::LastStep(Step(9)));
+    let start = Instant::now();
+    while driver.machine.record().trust.is_empty() {
+        assert!(start.elapsed() < PATIENCE, "the record is not read");
+        driver.feed(CoordinatorInput::Tick);
+    }
+    driver.take(Inbound::Checkpoints(CheckpointListing {
+        answered: true,
+        usable: vec![decision(5).id, decision(7).id],
+        ..CheckpointListing::default()
+    }));
+    let shown = driver.status().checkpoint.unwrap();
+    assert_eq!(shown.newest_step, Some(Step(5)));
 }
 
 #[tokio::test]
