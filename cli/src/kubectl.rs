@@ -132,7 +132,8 @@ impl Cluster {
 
     async fn job(&self, name: &str) -> Result<JobView, Failure> {
         let object = self.jobs().get(name).await.map_err(|e| self.failure(name, e))?;
-        let status = object.data.get("status").cloned().unwrap_or_else(|| json!({}));
+        let mut status = object.data.get("status").cloned().unwrap_or_else(|| json!({}));
+        text::make_printable(&mut status);
         let status: Status = serde_json::from_value(status)
             .map_err(|e| Failure::Internal(format!("the status of {name} is not understood: {e}")))?;
         Ok(JobView {
@@ -301,8 +302,8 @@ fn happened(event: &Event) -> Option<JobEvent> {
         .or_else(|| event.event_time.as_ref().map(|t| t.0))?;
     Some(JobEvent {
         at,
-        reason: event.reason.clone().unwrap_or_default(),
-        text: event.message.clone().unwrap_or_default(),
+        reason: text::printable(event.reason.as_deref().unwrap_or_default()),
+        text: text::printable(event.message.as_deref().unwrap_or_default()),
     })
 }
 

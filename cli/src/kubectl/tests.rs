@@ -182,3 +182,17 @@ fn all_pages_of_events_are_read() {
     let asked = served.join().unwrap();
     assert!(asked[1].contains("continue=more"), "{asked:?}");
 }
+
+#[test]
+fn no_event_changes_what_a_terminal_shows() {
+    let event: Event = serde_json::from_value(json!({
+        "metadata": {}, "involvedObject": {}, "lastTimestamp": "2026-11-23T11:00:00Z",
+        "reason": "Run\r", "message": "lost\u{1b}[2J worker\nw3",
+    }))
+    .unwrap();
+    let shown = happened(&event).unwrap();
+    assert_eq!(
+        (shown.reason.as_str(), shown.text.as_str()),
+        ("Run\\r", "lost\\u{1b}[2J worker\\nw3")
+    );
+}

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
 use std::fmt::Write as _;
 use varuna_api::crd::{RecoveryTotals, Status};
 use varuna_api::{ConditionType, Reason};
@@ -27,6 +28,29 @@ pub(super) struct JobEvent {
     pub(super) at: Timestamp,
     pub(super) reason: String,
     pub(super) text: String,
+}
+
+/// A text with its control characters escaped. Whoever may write Events, or end a container with a message, could otherwise change what a
+/// terminal shows, or begin a line that looks like one of this program's own.
+pub(super) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_control() {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    shown
+}
+
+/// The same for all texts of a document.
+pub(super) fn make_printable(document: &mut Value) {
+    match document {
+        Value::String(text) => *text = printable(text),
+        Value::Array(entries) => entries.iter_mut().for_each(make_printable),
+        Value::Object(fields) => fields.values_mut().for_each(make_printable),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
 }
 
 /// Events and history together, oldest first. An entry that is in both is shown once: the operator writes both within a few seconds.

@@ -123,3 +123,17 @@ fn history_and_events_are_merged_in_order_without_duplicates() {
 fn events_of(happened: &[JobEvent]) -> String {
     events(happened)
 }
+
+#[test]
+fn control_characters_of_texts_are_escaped() {
+    let mut document = json!({
+        "message": "a\u{1b}[2Jb", "steps": 7,
+        "history": [{ "text": "one\ntwo: \"Ü\"" }],
+    });
+    make_printable(&mut document);
+    let expected = json!({
+        "message": "a\\u{1b}[2Jb", "steps": 7,
+        "history": [{ "text": "one\\ntwo: \"Ü\"" }],
+    });
+    assert_eq!(document, expected);
+}
