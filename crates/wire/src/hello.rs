@@ -171,7 +171,11 @@ fn read_hardware(hardware: v1::Hardware) -> Result<Hardware, WireError> {
 fn check_text(message: &'static str, field: &'static str, text: &str, least: usize) -> Result<(), WireError> {
     if text.len() < least || text.len() > TEXT_BYTES_MAX || text.contains(char::is_control) {
         let shown: String = text.chars().take(40).collect();
-        let allowed = "a line of at most 256 bytes";
+        let allowed = match least {
+            0 => "a line of at most 256 bytes",
+            1 => "a line of 1 to 256 bytes",
+            _ => "host:port, a line of at most 256 bytes",
+        };
         return Err(WireError::value(message, field, format!("{shown:?}"), allowed));
     }
     Ok(())

@@ -200,7 +200,14 @@ fn impossible_hello_is_refused_with_the_field() {
             refused(|h| h.address = "host:0".into()),
             ["address is \"host:0\"", "host:port"],
         ),
-        (refused(|h| h.name = String::new()), ["name is \"\"", "a line"]),
+        (
+            refused(|h| h.name = String::new()),
+            ["name is \"\"", "a line of 1 to 256 bytes"],
+        ),
+        (
+            refused(|h| h.address = String::new()),
+            ["address is \"\"", "host:port"],
+        ),
         (
             refused(|h| h.name = "a\nb".into()),
             ["name is \"a\\nb\"", "a line"],
