@@ -8,6 +8,7 @@ use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getppid};
 use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,9 @@ use std::time::{Duration, Instant};
 use tokio::process::{Child, Command};
 use varuna_machine::{GivenGpu, Machine, gpus};
 use varuna_wire::address::loopback_beside;
+
+/// How much of the end of a log is searched for its last line: a log may be larger than the memory.
+const LOG_END_BYTES: u64 = 64 << 10;
 
 /// What a worker needs to reach the coordinator.
 pub(crate) struct Credentials {
@@ -201,7 +205,7 @@ impl Children {
     pub(crate) fn last_log_line(&self, name: &str) -> String {
         let log = self.logs.join(format!("{name}.log"));
         // A library may have printed anything.
-        let bytes = std::fs::read(&log).unwrap_or_default();
+        let bytes = end_of(&log).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes);
         let line = text
             .lines()
@@ -244,5 +248,36 @@ impl Children {
             let _ = child.kill().await;
         }
         self.running.clear();
+    }
+}
+
+/// The last [`LOG_END_BYTES`] of a file.
+fn end_of(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(LOG_END_BYTES)))?;
+    let mut end = Vec::new();
+    file.take(LOG_END_BYTES).read_to_end(&mut end)?;
+    Ok(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt as _;
+
+    #[test]
+    fn only_the_end_of_a_long_log_is_read() {
+        let temp = tempfile::tempdir().unwrap();
+        let log = temp.path().join("w0.log");
+        assert!(end_of(&log).is_err(), "there is none");
+        std::fs::write(&log, "short\n").unwrap();
+        assert_eq!(end_of(&log).unwrap(), b"short\n");
+        // What lies between takes no room on the disk.
+        let file = File::options().write(true).open(&log).unwrap();
+        file.write_all_at(b"\nlast\n", 1 << 32).unwrap();
+        let end = end_of(&log).unwrap();
+        assert_eq!(end.len() as u64, LOG_END_BYTES);
+        assert!(end.ends_with(b"\nlast\n"));
     }
 }
