@@ -85,7 +85,8 @@ pub struct Built {
 /// `progress` is called with the number of input bytes that were processed since the last call.
 ///
 /// # Errors
-/// An input cannot be read or tokenized, an output exists, either is no path of this machine, or a write fails. Existing files are then unchanged.
+/// An input cannot be read or tokenized, an output exists, either is no path of this machine, or a write fails. Existing files are then
+/// unchanged, except if a complete file cannot be renamed: then the dataset that was to be replaced has no index any more.
 pub fn build(request: &Build, progress: &mut dyn FnMut(u64)) -> Result<Vec<Built>, DataError> {
     check(request)?;
     let inputs = request.inputs.iter();

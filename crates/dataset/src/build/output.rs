@@ -10,7 +10,7 @@ use crate::sidecar::{Sidecar, with_suffix};
 use crate::tokenizer::Tokenizer;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -109,7 +109,9 @@ impl Outputs {
             folder.rename()?;
         }
         for output in outputs {
-            // The index last: without it there is no dataset.
+            // The index last: without it there is no dataset. That of a replaced dataset goes first, or it would be the index of other tokens
+            // if this is interrupted.
+            output.idx.remove_replaced()?;
             for file in [output.bin, output.json, output.idx] {
                 file.rename()?;
             }
@@ -199,7 +201,7 @@ fn create_alone(path: &Path) -> Result<File, DataError> {
     match file.try_lock() {
         Ok(()) => {}
         // The file system has no locks, so this cannot be checked.
-        Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => {}
+        Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
         Err(TryLockError::Error(error)) => return Err(DataError::io("lock", path)(error)),
         Err(TryLockError::WouldBlock) => return Err(DataError::Busy(path.to_owned())),
     }
@@ -236,6 +238,16 @@ impl Renamed {
             fs::write(&path, content).map_err(DataError::io("write", &path))?;
         }
         Ok(())
+    }
+
+    /// Removes the file that this one replaces, if there is one.
+    fn remove_replaced(&self) -> Result<(), DataError> {
+        match fs::remove_file(&self.name) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(DataError::io("replace", &self.name)(error))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn rename(self) -> Result<(), DataError> {

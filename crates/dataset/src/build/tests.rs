@@ -589,3 +589,18 @@ fn an_existing_dataset_is_replaced_only_where_that_is_asked_for() {
     build(&request, &mut |_| ()).unwrap();
     assert_eq!(place.documents("data"), ["two|"]);
 }
+
+#[test]
+fn replacing_in_vain_leaves_no_index_of_other_tokens() {
+    let place = Place::new();
+    let mut request = place.request(vec![place.input("a.txt", "one")]);
+    build(&request, &mut |_| ()).unwrap();
+    // A folder that is not empty stands where the description is to be.
+    std::fs::remove_file(place.path("data.json")).unwrap();
+    std::fs::create_dir_all(place.path("data.json/inner")).unwrap();
+    // As many tokens: the old index would fit them.
+    request.inputs = vec![place.input("b.txt", "two")];
+    request.overwrite = true;
+    assert!(build(&request, &mut |_| ()).is_err());
+    assert!(!place.path("data.idx").exists());
+}
