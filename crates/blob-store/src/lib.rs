@@ -50,6 +50,16 @@ fn to_url(uri: &str) -> Result<Url, BadUrl> {
         why,
     };
     let path = match Url::parse(uri) {
+        // What follows would be dropped: two URLs would mean one place. It is not shown, because it may be a key.
+        Ok(url) if url.scheme().len() > 1 && (url.query().is_some() || url.fragment().is_some()) => {
+            let end = uri.find(['?', '#']).map_or(uri.len(), |at| at + 1);
+            return Err(BadUrl {
+                uri: format!("{}...", &uri[..end]),
+                why:
+                    "a URL with ? or #; allowed is that of a folder or an object, such as s3://bucket/folder"
+                        .into(),
+            });
+        }
         Ok(url) if url.scheme() == "file" => url
             .to_file_path()
             .map_err(|()| wrong("not a path on this machine".into()))?,
@@ -213,5 +223,22 @@ mod tests {
         assert!(open_with("/tmp", []).unwrap().disk.is_some());
         let why = open_with("ftp://host/a", []).unwrap_err().to_string();
         assert!(why.starts_with("ftp://host/a: "), "{why}");
+    }
+
+    #[test]
+    fn a_url_whose_end_would_be_dropped_is_refused() {
+        for (uri, shown) in [
+            ("s3://bucket/a#1", "s3://bucket/a#...: "),
+            ("gs://bucket/a?b=secret", "gs://bucket/a?...: "),
+            ("file:///a#1", "file:///a#...: "),
+        ] {
+            let why = open_with(uri, []).unwrap_err().to_string();
+            assert!(why.starts_with(shown) && why.contains("? or #"), "{why}");
+            assert!(local_path(uri).is_err(), "{uri}");
+        }
+        // A path may have them.
+        let of = |path| open_with(path, []).unwrap().path;
+        assert_ne!(of("/a#1"), of("/a#2"));
+        assert_eq!(local_path("/a?b").unwrap(), Some(PathBuf::from("/a?b/")));
     }
 }
