@@ -382,6 +382,24 @@ fn imported(temp: &TempDir, model: &Transformer) -> (PathBuf, String) {
 }
 
 #[test]
+fn an_import_for_a_name_that_no_job_can_have_is_refused() {
+    let temp = TempDir::new().unwrap();
+    published(&temp.path().join("in"), &model());
+    for job in ["My_Job", "a/b", "..", "-a"] {
+        let path = |name: &str| temp.path().join(name).display().to_string();
+        let job = format!("--job={job}");
+        let refused = output(&["checkpoint", "import", &path("store"), &path("in"), &job]);
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{said}");
+        assert!(
+            said.contains("--job: ") && said.contains("1 to 63 of a-z"),
+            "{said}"
+        );
+        assert!(!temp.path().join("store").exists(), "nothing was written");
+    }
+}
+
+#[test]
 fn an_import_prints_what_a_job_file_has_to_say_to_go_on_from_it() {
     for model in of_all_families() {
         let temp = TempDir::new().unwrap();

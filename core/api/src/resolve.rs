@@ -9,6 +9,7 @@ use crate::limits;
 use crate::manifest::{self, VarunaJob};
 use crate::read::{self, UnknownFields};
 use check::Check;
+pub use check::{LABEL, is_label};
 
 mod check;
 mod checkpoint;

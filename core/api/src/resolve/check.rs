@@ -128,14 +128,11 @@ impl Check {
         }
     }
 
-    /// A DNS label (RFC 1123). Kubernetes requires this of names that become parts of other names.
+    /// A DNS label ([`is_label`]).
     pub(super) fn label(&mut self, path: &str, value: Option<String>) -> String {
-        let allowed = "1 to 63 of a-z, 0-9 and -, neither first nor last a -";
-        let value = self.required(path, value, allowed);
-        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        let ends = value.starts_with('-') || value.ends_with('-');
-        if value.is_empty() || value.len() > 63 || ends || !value.chars().all(inner) {
-            self.0.push(path, quoted(&value), allowed);
+        let value = self.required(path, value, LABEL);
+        if !is_label(&value) {
+            self.0.push(path, quoted(&value), LABEL);
         }
         value
     }
@@ -151,6 +148,17 @@ impl Check {
         }
         value
     }
+}
+
+/// What a DNS label is, for messages.
+pub const LABEL: &str = "1 to 63 of a-z, 0-9 and -, neither first nor last a -";
+
+/// Whether a text is a DNS label (RFC 1123). Kubernetes requires this of names that become parts of other names, such as a job's.
+#[must_use]
+pub fn is_label(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let ends = text.starts_with('-') || text.ends_with('-');
+    !text.is_empty() && text.len() <= 63 && !ends && text.chars().all(inner)
 }
 
 /// Whether a text is a domain and a name below it, as `example.com/controller`.
