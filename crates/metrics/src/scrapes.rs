@@ -1,5 +1,6 @@
 //! `/metrics` over HTTP: the metrics of a run in OpenMetrics' text form.
 
+use crate::limited::Limited;
 use crate::metrics::Metrics;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
@@ -15,9 +16,9 @@ pub fn routes(metrics: Arc<Metrics>) -> Router {
         .with_state(metrics)
 }
 
-/// Answers them, and nothing else, until the listener fails.
+/// Answers them, and nothing else, until the listener fails. The number of connections is limited.
 pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
-    if let Err(error) = axum::serve(listener, routes(metrics)).await {
+    if let Err(error) = axum::serve(Limited::new(listener), routes(metrics)).await {
         tracing::error!(%error, "scrapes are not answered any more");
     }
 }
