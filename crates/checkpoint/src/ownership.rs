@@ -66,7 +66,6 @@ pub enum LeaseState {
 struct Lease {
     epoch: u64,
     path: Path,
-    renewed: chrono::DateTime<chrono::Utc>,
 }
 
 impl Location {
@@ -148,7 +147,6 @@ impl Location {
                 newest = Some(Lease {
                     epoch,
                     path: object.location,
-                    renewed: object.last_modified,
                 });
             }
         }
@@ -168,12 +166,18 @@ impl Location {
         }
     }
 
-    /// How long ago the lease was renewed, by the store's clock.
+    /// How long ago the lease was renewed, by the store's clock. The lease is looked at last: what a slow store said of it before may be from
+    /// before its latest renewal.
     async fn lease_age(&self, lease: &Lease) -> Result<Duration, CheckpointError> {
         let clock = self.owner_folder().child(CLOCK);
         self.inner.put(&clock, Vec::new().into()).await?;
         let now = self.inner.head(&clock).await?.last_modified;
-        Ok((now - lease.renewed).to_std().unwrap_or_default())
+        match self.inner.head(&lease.path).await {
+            Ok(renewed) => Ok((now - renewed.last_modified).to_std().unwrap_or_default()),
+            // It was released by an earlier build, or has a successor, in whose way the next claim is.
+            Err(object_store::Error::NotFound { .. }) => Ok(LEASE),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
@@ -290,7 +294,43 @@ mod tests {
     use super::*;
     use object_store::memory::InMemory;
     use object_store::throttle::{ThrottleConfig, ThrottledStore};
+    use std::fs::File;
     use std::sync::Arc;
+    use std::time::SystemTime;
+
+    fn claim(run: &str) -> Claim {
+        Claim {
+            run: run.into(),
+            machine: String::new(),
+            process: 0,
+            started: 0,
+        }
+    }
+
+    fn alive(_: &Claim) -> bool {
+        false
+    }
+
+    #[tokio::test]
+    async fn a_lease_that_is_renewed_while_it_is_read_is_kept() {
+        let temp = tempfile::tempdir().unwrap();
+        let location = Location::open(temp.path().to_str().unwrap()).unwrap();
+        let owner = location.claim(claim("own"), alive).await.unwrap();
+        let path = temp.path().join(FOLDER).join(lease_file(owner.epoch));
+        let lease = File::options().write(true).open(path).unwrap();
+        let renew_at = |at| lease.set_modified(at).unwrap();
+        let long_ago = SystemTime::now() - 2 * LEASE;
+        renew_at(long_ago);
+        // Its content has arrived, which may have taken long. Its owner renews it at this moment.
+        let renewed = |_: &Claim| {
+            renew_at(SystemTime::now());
+            false
+        };
+        let next = location.claim(claim("next"), renewed).await;
+        assert!(matches!(next, Err(CheckpointError::Owned { .. })), "{next:?}");
+        renew_at(long_ago);
+        assert!(location.claim(claim("next"), alive).await.is_ok());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn claim_over_its_own_lease_takes_the_next_epoch() {
@@ -299,13 +339,6 @@ mod tests {
             ..ThrottleConfig::default()
         };
         let location = Location::over(Arc::new(ThrottledStore::new(InMemory::new(), second)));
-        let claim = |run: &str| Claim {
-            run: run.into(),
-            machine: String::new(),
-            process: 0,
-            started: 0,
-        };
-        let alive = |_: &Claim| false;
         // Both list the leases before either is created, as a write and its repetition do.
         let claims = futures::future::join(
             location.claim(claim("own"), alive),
