@@ -107,13 +107,21 @@ impl Files {
         ))
     }
 
-    /// The content of a small file; none if there is no such file.
-    pub(crate) fn read_if_there(&self, path: &Path) -> Result<Option<Vec<u8>>, DataError> {
+    /// The content of a file of at most `most` bytes; none if there is no such file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is longer.
+    pub(crate) fn read_if_there(&self, path: &Path, most: u64) -> Result<Option<Vec<u8>>, DataError> {
         let file = match self.open(path) {
             Ok(file) => file,
             Err(DataError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
+        let length = file.len().map_err(DataError::io("read", path))?;
+        if length > most {
+            let allowed = format!("at most {most} for this file");
+            return Err(DataError::malformed(path, "length in bytes", length, allowed));
+        }
         let mut bytes = Vec::new();
         let read = file.reader(0).read_to_end(&mut bytes);
         read.map_err(DataError::io("read", path))?;
@@ -213,7 +221,7 @@ mod tests {
         std::fs::write(&path, [1, 2, 3]).unwrap();
         let files = Files::default();
         let url = format!("file://{}", path.display());
-        let read = files.read_if_there(Path::new(&url)).unwrap();
+        let read = files.read_if_there(Path::new(&url), 3).unwrap();
         assert_eq!(read, Some(vec![1, 2, 3]));
         for (url, why) in [
             ("s3://b/a#1.bin", "a URL with ? or #"),
@@ -249,8 +257,11 @@ mod tests {
         let content: Vec<u8> = (0..200_000u32).map(|i| i.to_le_bytes()[0]).collect();
         std::fs::write(&path, &content).unwrap();
         let files = Files::default();
-        assert_eq!(files.read_if_there(&path).unwrap().unwrap(), content);
-        assert_eq!(files.read_if_there(&folder.path().join("b")).unwrap(), None);
+        let length = content.len() as u64;
+        assert_eq!(files.read_if_there(&path, length).unwrap().unwrap(), content);
+        let error = files.read_if_there(&path, length - 1).unwrap_err().to_string();
+        assert!(error.contains("at most"), "{error}");
+        assert_eq!(files.read_if_there(&folder.path().join("b"), 1).unwrap(), None);
         let file = files.open(&path).unwrap();
         let mut rest = Vec::new();
         file.reader(150_000).read_to_end(&mut rest).unwrap();

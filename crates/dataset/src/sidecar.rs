@@ -5,6 +5,10 @@ use crate::files::Files;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
+/// Maximum bytes of a description: it has some names and numbers. Beside a dataset of another tool, a file of this name may hold the texts that
+/// it was built from.
+const BYTES_MAX: u64 = 1 << 20;
+
 /// A description of a dataset, next to its `.bin` and `.idx`. Datasets made by other tools have none.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -45,7 +49,7 @@ impl Sidecar {
 
     /// Reads `<prefix>.json`. None: there is no such file.
     pub(crate) fn read(files: &Files, path: &Path) -> Result<Option<Sidecar>, DataError> {
-        let Some(text) = files.read_if_there(path)? else {
+        let Some(text) = files.read_if_there(path, BYTES_MAX)? else {
             return Ok(None);
         };
         serde_json::from_slice(&text)
