@@ -17,6 +17,9 @@ use varuna_plan::{
     CostPlanner, Explained, PlanRequest, Shape, Speeds, Topology, WorkerId, WorkerInfo, predict,
 };
 
+/// Maximum number of workers that are planned for: ten times as many as plans are measured for. Each takes some memory.
+const WORKERS_MAX: u64 = 100_000;
+
 /// Print the plan for a number of workers and its predicted step time, or a table for a range of numbers of workers.
 ///
 /// Without --profile, times are estimated from operations, bytes and a table of devices. The output says so.
@@ -81,7 +84,7 @@ fn range(text: &str) -> Result<(u64, u64), String> {
         .split_once("..")
         .and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     match parts {
-        Some((from @ 1.., to)) if from <= to && to <= 100_000 => Ok((from, to)),
+        Some((from @ 1.., to)) if from <= to && to <= WORKERS_MAX => Ok((from, to)),
         _ => Err("expected FROM..TO, for example 1..128, at most 100000".into()),
     }
 }
@@ -144,6 +147,11 @@ impl Query<'_> {
         if workers > capacity {
             return Err(Failure::Input(format!(
                 "--workers is {workers}, but --nodes has only {capacity}"
+            )));
+        }
+        if workers > WORKERS_MAX {
+            return Err(Failure::Input(format!(
+                "a plan for {workers} workers (--workers, or the product of --nodes); allowed are at most {WORKERS_MAX}"
             )));
         }
         let ids: Vec<WorkerId> = (1..=workers).map(WorkerId).collect();

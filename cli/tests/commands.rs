@@ -194,6 +194,19 @@ fn a_job_that_needs_more_workers_says_how_many() {
 }
 
 #[test]
+fn a_plan_for_an_absurd_number_of_workers_is_refused() {
+    let place = Place::new();
+    let job = place.path("job.yaml");
+    let refuses = |workers: &[&str], number: &str| {
+        let arguments = [&["plan", job.as_str()][..], workers].concat();
+        place.refuses(&arguments, 2, &[number, "at most 100000"]);
+    };
+    let most = u64::MAX.to_string();
+    refuses(&["-n", &most], &most);
+    refuses(&["--nodes", "101x1000"], "101000 workers");
+}
+
+#[test]
 fn data_that_cannot_be_used_is_told_before_any_worker_starts() {
     let place = Place::new();
     let worker = place.worker(&format!("touch {}", place.path("started")));
