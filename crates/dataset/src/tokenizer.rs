@@ -8,6 +8,7 @@ use crate::error::DataError;
 use crate::files::Files;
 use crate::sidecar::{Sidecar, with_suffix};
 use file::{End, FileDecoder, TokenizerFile};
+use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -107,6 +108,16 @@ impl Tokenizer {
                 )),
             };
         };
+        // Another path would lead out of the dataset's folder, or from a store to this machine's disk.
+        if Path::new(folder).file_name() != Some(OsStr::new(folder)) {
+            let allowed = "the name of a folder beside it";
+            return Err(DataError::malformed(
+                description,
+                "tokenizerFiles",
+                folder,
+                allowed,
+            ));
+        }
         let path = description.with_file_name(folder).join(file::JSON);
         let end = end.map_or(End::Id(sidecar.end_of_document), End::Text);
         let found = TokenizerFile::read(&path, &end)?;

@@ -33,6 +33,25 @@ fn byte_tokens_are_the_bytes() {
     );
 }
 
+#[test]
+fn a_description_names_only_a_folder_beside_it() {
+    let temp = tempfile::tempdir().unwrap();
+    let dataset = temp.path().join("data");
+    for folder in ["/etc", "../other", "a/b", "a/", "..", ".", ""] {
+        let description = serde_json::json!({
+            "tokenizer": "tokenizer.json", "tokenizerFiles": folder, "vocabulary": 3, "endOfDocument": 2, "tokens": 1, "documents": 1,
+            "sha256": "",
+        });
+        std::fs::write(dataset.with_extension("json"), description.to_string()).unwrap();
+        let why = Tokenizer::open(dataset.to_str().unwrap(), None).unwrap_err();
+        let why = why.to_string();
+        assert!(
+            why.contains("tokenizerFiles") && why.contains("beside it"),
+            "{why}"
+        );
+    }
+}
+
 /// The text of tokens that are decoded one by one.
 fn text_of(encoder: &super::Encoder, tokens: &[u32]) -> Vec<u8> {
     let mut decoder = encoder.decoder();
