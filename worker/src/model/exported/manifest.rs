@@ -196,12 +196,15 @@ impl Manifest {
                 return Err(ManifestError(wrong));
             }
         }
+        // Muon takes the first elements of a unit for its matrices.
+        let is_matrix = |p: &Held| p.kind == ParameterKind::Matrix;
+        let begin_with_matrices = |all: &[Held]| all.is_sorted_by(|a, b| is_matrix(a) >= is_matrix(b));
+        if !begin_with_matrices(&self.shared.parameters) {
+            let wrong = "the matrices of what both ends share do not come first";
+            return Err(ManifestError(wrong.to_owned()));
+        }
         for (i, segment) in self.segments.iter().enumerate() {
-            let is_matrix = |p: &Held| p.kind == ParameterKind::Matrix;
-            if !segment
-                .parameters
-                .is_sorted_by(|a, b| is_matrix(a) >= is_matrix(b))
-            {
+            if !begin_with_matrices(&segment.parameters) {
                 return Err(ManifestError(format!(
                     "the matrices of segment {i} do not come first"
                 )));
@@ -420,6 +423,14 @@ mod tests {
                 "something else of segment 2",
             ),
             ("/sample/values", json!(10), "something else of sample"),
+            (
+                "/shared/parameters",
+                json!([
+                    { "name": "table", "shape": [9, 8], "kind": "embedding" },
+                    { "name": "square", "shape": [8, 8], "kind": "matrix" },
+                ]),
+                "the matrices of what both ends share do not come first",
+            ),
             ("/segments/0/parameters", json!("x"), "it cannot be read"),
         ] {
             let mut manifest = manifest();
