@@ -295,11 +295,7 @@ fn print(arguments: &Arguments, chosen: &Chosen, evaluated: &Evaluated) -> Resul
         held_out,
         of_tokens,
     } = *evaluated;
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "tokens of a dataset stay far below 2^53"
-    )]
-    let loss = sum / losses.max(1) as f64;
+    let loss = mean(sum, losses)?;
     let checkpoint = chosen.name();
     let found = Found {
         step: chosen.manifest.state.step,
@@ -321,6 +317,18 @@ fn print(arguments: &Arguments, chosen: &Chosen, evaluated: &Evaluated) -> Resul
         (false, false) => format!("{}: loss {loss:.4} a sample, over {of} samples", found.checkpoint),
     };
     writeln!(std::io::stdout(), "{text}").context("cannot print the result")
+}
+
+/// The mean of so many losses.
+fn mean(sum: f64, losses: u64) -> Result<f64> {
+    if losses == 0 {
+        bail!(
+            "no token of the windows that were read is to be predicted: allowed are --steps, --mask-loss and --mask-probability that leave some"
+        );
+    }
+    #[expect(clippy::cast_precision_loss, reason = "tokens stay far below 2^53")]
+    let losses = losses as f64;
+    Ok(sum / losses)
 }
 
 fn text(path: &Path) -> Result<String> {
@@ -392,6 +400,13 @@ fn rows(
 mod tests {
     use super::*;
     use varuna_model::presets::preset;
+
+    #[test]
+    fn no_mean_without_a_loss() {
+        assert_eq!(mean(6.0, 4).unwrap(), 1.5);
+        let why = mean(0.0, 0).unwrap_err().to_string();
+        assert!(why.contains("no token") && why.contains("--mask-loss"), "{why}");
+    }
 
     #[test]
     fn windows_may_be_shorter_without_learned_positions() {
