@@ -77,7 +77,7 @@ pub fn run(platform: Platform) -> Result<()> {
 
 /// Attaches, gets the job, and trains until this worker is released.
 async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> Result<()> {
-    let drain = notices()?;
+    let mut drain = notices()?;
     // What the command line names must be there, whatever the job says.
     let named = arguments.device.map(platform.device).transpose();
     let named = named.context("--device")?;
@@ -85,13 +85,10 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let (events, inbox) = channel(EVENTS);
     let mesh = listen(arguments, me, coordinator, events.clone())?;
     let hello = first_hello(arguments, me, &mesh);
-    let to = uplink::Coordinator {
-        address: coordinator.to_owned(),
-        certificate: arguments.certificate.clone().filter(|c| !c.is_empty()),
-        token: arguments.token.clone(),
+    let (reports, mut orders) = uplink::start(reached(arguments, coordinator), hello.clone());
+    let Some(welcome) = first_welcome((&mut orders, &mut drain), coordinator).await? else {
+        return Ok(());
     };
-    let (reports, mut orders) = uplink::start(to, hello.clone());
-    let welcome = first_welcome(&mut orders, coordinator).await?;
     let job =
         parse_job_of_any_release(&welcome.job).context("the coordinator's job file is not valid here")?;
     // Before anything else asks libtorch. Libraries for GPUs are loaded only where the job may use one.
@@ -261,11 +258,33 @@ fn listen(
     mesh.with_context(|| format!("cannot listen on {bind} (--bind)"))
 }
 
-/// Waits until the coordinator takes this worker in; it may come up later than its workers.
-async fn first_welcome(orders: &mut Receiver<UplinkEvent>, coordinator: &str) -> Result<Welcome> {
+/// Where the coordinator is, by the command line.
+fn reached(arguments: &Arguments, coordinator: &str) -> uplink::Coordinator {
+    uplink::Coordinator {
+        address: coordinator.to_owned(),
+        certificate: arguments.certificate.clone().filter(|c| !c.is_empty()),
+        token: arguments.token.clone(),
+    }
+}
+
+/// Waits until the coordinator takes this worker in; it may come up later than its workers. None after a notice: nobody plans with this worker
+/// yet, so it can go at once.
+async fn first_welcome(
+    (orders, drain): (&mut Receiver<UplinkEvent>, &mut Receiver<()>),
+    coordinator: &str,
+) -> Result<Option<Welcome>> {
     loop {
-        match orders.recv().await {
-            Some(UplinkEvent::Up(welcome)) => return Ok(welcome),
+        let event = tokio::select! {
+            // Who was taken in before the notice hands it to its coordinator.
+            biased;
+            event = orders.recv() => event,
+            Some(()) = drain.recv() => {
+                tracing::info!(coordinator, "this worker ends: it was not taken in before the notice");
+                return Ok(None);
+            }
+        };
+        match event {
+            Some(UplinkEvent::Up(welcome)) => return Ok(Some(welcome)),
             Some(UplinkEvent::Refused(reason)) => {
                 bail!("the coordinator at {coordinator} refused this worker: {reason}")
             }
@@ -363,6 +382,26 @@ mod tests {
     fn libraries() -> Result<Libraries, LoadError> {
         let library = std::env::current_exe().unwrap();
         Libraries::load_from(&library.with_file_name("libvaruna_fake_nccl.so"))
+    }
+
+    #[tokio::test]
+    async fn notice_before_the_first_welcome_ends_the_worker() {
+        let ((events, mut orders), (tell, mut drain)) = (channel(4), channel(1));
+        let run = "demo-1".to_owned();
+        let welcome = Welcome {
+            job: String::new(),
+            run: run.clone(),
+            data_fingerprint: String::new(),
+        };
+        events.send(UplinkEvent::Down).await.unwrap();
+        tell.send(()).await.unwrap();
+        let ended = first_welcome((&mut orders, &mut drain), "c:1").await.unwrap();
+        assert!(ended.is_none(), "the coordinator is away");
+        events.send(UplinkEvent::Up(welcome)).await.unwrap();
+        tell.send(()).await.unwrap();
+        let taken_in = first_welcome((&mut orders, &mut drain), "c:1").await.unwrap();
+        assert_eq!(taken_in.map(|welcome| welcome.run), Some(run));
+        assert!(drain.try_recv().is_ok(), "its agent hears of the notice");
     }
 
     fn job(encryption: &str, transport: &str) -> Job {
