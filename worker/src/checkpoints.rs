@@ -109,6 +109,11 @@ impl Checkpoints {
         is_full || self.inner.buffers.is_short(!is_empty, Instant::now())
     }
 
+    /// A step was run: training goes on from the newest state that was to be saved.
+    pub fn step_was_run(&self) {
+        self.inner.buffers.step_was_run();
+    }
+
     /// Another plan comes. Memory that is kept for the next checkpoint is given back: the plan may give this worker more to hold. Or less: so it is tried
     /// again where there was none. A state that has no room even then is given up, with its copies on the device.
     pub fn give_memory_back(&self) {
@@ -249,7 +254,7 @@ impl Inner {
                 self.buffers.pause();
                 tracing::warn!(
                     %unit, state = %id, so_far,
-                    "a checkpoint is given up, and the next ones are left out for a while: the optimizer has waited too long for memory to copy this unit"
+                    "a checkpoint is given up, and the next ones are left out for a while: training has gone on for too long without memory to copy this unit"
                 );
             }
             NotCopied::Unread(ReadError::LeftOff) => tracing::warn!(

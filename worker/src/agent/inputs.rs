@@ -33,6 +33,12 @@ fn failed(step: FailedStep) -> MemberInput {
     }
 }
 
+/// Whether no state should be saved now, after a step was run.
+fn is_busy_after_step(checkpoints: &Checkpoints) -> bool {
+    checkpoints.step_was_run();
+    checkpoints.is_busy()
+}
+
 impl Agent {
     pub(super) fn on_engine_event(&mut self, event: Event) -> Result<(), AgentError> {
         let input = match event {
@@ -51,7 +57,7 @@ impl Agent {
                     generation,
                     step,
                     units,
-                    store_busy: self.checkpoints.as_ref().is_some_and(Checkpoints::is_busy),
+                    store_busy: self.checkpoints.as_ref().is_some_and(is_busy_after_step),
                 }
             }
             Event::StepFailed(step) => failed(step),

@@ -14,8 +14,9 @@ use varuna_plan::{OptimizerProgress, StateId, Unit};
 const SPARE: usize = 8;
 /// How often a thread that waits for memory checks whether there is some.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// If no optimizer has asked for the state in this time, nobody trains: it is the state of the last step. The memory of a step is free
-/// then, and has room for one unit.
+/// If no step was run from the state in this time, nobody trains: it is the state of the last step. The memory of a step is free then, and
+/// has room for one unit. If steps are run, the unit has never had room, and the state is given up. Its optimizer may not ask for that: it does
+/// not wait for readers of a copy on the device.
 const IDLE: Duration = Duration::from_secs(120);
 /// How long no state is begun after one that had no memory, since the optimizer waited for it in vain. The pause ends, because the store
 /// may have been slow only once.
@@ -97,6 +98,19 @@ struct Free {
     had_none: u32,
     /// A state that nobody trains on from.
     idle: Option<StateId>,
+    /// A step was run since the newest state was to be copied: somebody trains on from it.
+    trains: bool,
+}
+
+/// What a unit that has no room can do while no copy is there whose end would make some.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Alone {
+    /// It waits.
+    Waits,
+    /// It takes the memory of steps, which nobody runs.
+    Takes,
+    /// It is given up: steps need their memory.
+    Ends,
 }
 
 impl Free {
@@ -124,13 +138,25 @@ impl Free {
         Some(self.buffers.remove(found))
     }
 
-    /// Whether a unit of the newest state has waited for so long that nobody can train on from it: this one since then, or one before it.
-    fn is_idle(&mut self, since: Instant) -> bool {
+    /// What becomes of a unit of the newest state that has waited since then: nobody can train on from it if it has waited for long, or one before it
+    /// has.
+    fn alone(&mut self, since: Instant) -> Alone {
         let newest = self.newest.as_ref().map(|(id, _)| *id);
-        if since.elapsed() >= IDLE {
-            self.idle = newest;
+        let is_late = since.elapsed() >= IDLE;
+        match (self.out, newest) {
+            (1.., _) | (_, None) => Alone::Waits,
+            _ if self.trains && is_late => Alone::Ends,
+            _ if self.trains => Alone::Waits,
+            _ => {
+                if is_late {
+                    self.idle = newest;
+                }
+                match self.idle == newest {
+                    true => Alone::Takes,
+                    false => Alone::Waits,
+                }
+            }
         }
-        newest.is_some() && self.idle == newest
     }
 }
 
@@ -175,8 +201,14 @@ impl Buffers {
             _ => {
                 free.before = free.newest_elements();
                 free.newest = Some((id, BTreeMap::from([(unit, elements)])));
+                free.trains = false;
             }
         }
+    }
+
+    /// A step was run.
+    pub(super) fn step_was_run(&self) {
+        self.free.lock().trains = true;
     }
 
     /// Copies a unit's state, once there is memory for it; without memory, only as long as it is wanted.
@@ -208,7 +240,7 @@ impl Buffers {
     /// An empty vector for this many elements, once there is room for it.
     ///
     /// # Errors
-    /// `must_stop` became true before there was memory.
+    /// `must_stop` became true before there was memory, or there is none while somebody trains.
     fn take(&self, elements: usize, must_stop: impl Fn() -> bool) -> Result<Vec<f32>, NotCopied> {
         let began = Instant::now();
         let mut free = self.free.lock();
@@ -217,8 +249,10 @@ impl Buffers {
             if found.is_some() || self.has_room(&mut free, elements) {
                 break found;
             }
-            if free.out == 0 && free.is_idle(began) {
-                break None;
+            match free.alone(began) {
+                Alone::Waits => {}
+                Alone::Takes => break None,
+                Alone::Ends => return Err(NotCopied::NoMemory),
             }
             // Whoever is asked may have a copy to give back.
             drop(free);
@@ -285,7 +319,7 @@ impl Buffers {
     pub(super) fn begin_anew(&self) {
         let mut free = self.free.lock();
         free.buffers.clear();
-        (free.pause_until, free.had_none) = (None, 0);
+        (free.pause_until, free.had_none, free.trains) = (None, 0, false);
         free.earlier = free.newest.as_ref().map(|(id, _)| *id);
     }
 
@@ -496,6 +530,31 @@ mod tests {
         }
         // There is room for 100 elements, but not for 200.
         assert!(!buffers.is_short(true, Instant::now()));
+    }
+
+    #[test]
+    fn memory_of_steps_is_taken_only_if_nobody_trains() {
+        let buffers = within(150);
+        let alone = |waited: Duration| {
+            let since = Instant::now().checked_sub(waited).unwrap();
+            buffers.free.lock().alone(since)
+        };
+        let (soon, late) = (Duration::ZERO, IDLE + Duration::from_millis(1));
+        note(&buffers, 1, 200);
+        buffers.step_was_run();
+        assert_eq!([alone(soon), alone(late)], [Alone::Waits, Alone::Ends]);
+        assert_eq!(alone(soon), Alone::Waits, "another unit of it");
+        // The state of the last step: no step is run from it. Its other units need not wait as long.
+        note(&buffers, 2, 200);
+        assert_eq!([alone(soon), alone(late)], [Alone::Waits, Alone::Takes]);
+        assert_eq!(alone(soon), Alone::Takes);
+        buffers.step_was_run();
+        assert_eq!(alone(late), Alone::Ends);
+        buffers.begin_anew();
+        assert_eq!(alone(late), Alone::Takes, "another plan waits for it");
+        let (one, _) = copy(&buffers, 2, 100);
+        assert_eq!(alone(late), Alone::Waits, "its end makes room");
+        drop(one);
     }
 
     #[test]
