@@ -21,6 +21,7 @@ impl Agent {
             } => self.mesh.dial(generation, peer, &address),
             MemberEffect::Disconnect { generation } => {
                 self.followers.close(generation);
+                self.running.close(generation);
                 self.mesh.close(generation);
             }
             MemberEffect::Send {
@@ -119,9 +120,7 @@ impl Agent {
     }
 
     fn abort(&mut self) -> Result<(), AgentError> {
-        if let Some(link) = self.running.take() {
-            link.abort();
-        }
+        self.running.abort();
         self.command(Command::Quiesce)
     }
 
@@ -255,7 +254,7 @@ impl Agent {
             }));
         };
         self.step_reports.begin(&plan, self.me);
-        self.running = Some(Arc::clone(&link));
+        self.running.begin(generation, &link);
         self.command(Command::Run {
             plan,
             step,

@@ -9,6 +9,7 @@ mod effects;
 pub mod engine_thread;
 mod follower_sender;
 mod inputs;
+mod running;
 mod serving;
 mod step_reports;
 mod store_reads;
@@ -17,13 +18,13 @@ pub mod uplink;
 use crate::checkpoints::Checkpoints;
 use crate::engine::{Compute, EngineError};
 use crate::state::UnitState;
-use crate::transport::Link;
 use crate::transport::data_plane::DataPlane;
 use crate::transport::tcp::PeerEvent;
 use arrivals::Arrivals;
 use commands::{Commands, EngineGone};
 use engine_thread::{Command, Event, Recipient};
 use follower_sender::FollowerSender;
+use running::RunningLink;
 use serving::Serving;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -141,8 +142,7 @@ struct Agent {
     reports: Sender<Upward>,
     attached: bool,
     run: RunKey,
-    /// The data plane of the running step.
-    running: Option<Arc<dyn Link>>,
+    running: RunningLink,
     arrivals: Arrivals,
     step_reports: StepReports,
     start: Instant,
@@ -175,7 +175,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
         reports,
         attached: true,
         run: parts.run,
-        running: None,
+        running: RunningLink::default(),
         arrivals: Arrivals::default(),
         step_reports: StepReports::new(parts.tokens_per_sample, parts.memory_taken),
         start: Instant::now(),
