@@ -36,8 +36,9 @@ pub(super) enum Sent {
 /// One unit's state or gradient that is being sent.
 struct Transfer {
     header: TransferHeader,
-    /// The encoded header, until that is sent.
-    encoded: Option<Vec<u8>>,
+    encoded: Vec<u8>,
+    /// Whether the encoded header was sent.
+    is_announced: bool,
     source: Box<dyn StateSource>,
     /// Elements sent so far, after the header.
     sent: usize,
@@ -55,16 +56,22 @@ impl Transfer {
         }
     }
 
+    /// The frame with its header.
+    fn announcement(&self) -> Frame {
+        let encoded = self.encoded.clone();
+        match self.header {
+            TransferHeader::State(_) => Frame::State(encoded),
+            TransferHeader::Gradient(_) => Frame::UnitGradient(encoded),
+            TransferHeader::Prepared(_) => Frame::PreparedGradient(encoded),
+        }
+    }
+
     /// The next frame, and whether it is the last one.
     fn next_frame(&mut self) -> Result<(Frame, bool), TorchError> {
         let (unit, step) = (self.header.unit(), self.header.step());
-        if let Some(encoded) = self.encoded.take() {
-            let announced = match self.header {
-                TransferHeader::State(_) => Frame::State(encoded),
-                TransferHeader::Gradient(_) => Frame::UnitGradient(encoded),
-                TransferHeader::Prepared(_) => Frame::PreparedGradient(encoded),
-            };
-            return Ok((announced, false));
+        if !self.is_announced {
+            self.is_announced = true;
+            return Ok((self.announcement(), false));
         }
         let end = self.source.elements().min(self.sent + PART);
         if self.sent == end {
@@ -96,6 +103,9 @@ struct State {
     /// Transfers in order, without the one in work.
     transfers: VecDeque<Transfer>,
     in_work: InWork,
+    /// The announcement of a transfer that was dropped after it. The receiver has parts of it in memory, and forgets them when another one is announced.
+    /// If none follows, this one is announced again.
+    stopped: Option<Frame>,
     closed: bool,
 }
 
@@ -104,14 +114,18 @@ impl State {
     fn take_first(&mut self) -> Option<Transfer> {
         let first = self.transfers.pop_front()?;
         self.in_work = InWork::Wanted;
+        // Its own announcement is the next.
+        self.stopped = None;
         Some(first)
     }
 
     /// Puts it back, unless all of it is sent; false if it was dropped meanwhile.
     fn put_back(&mut self, transfer: Transfer, all_sent: bool) -> bool {
         let wanted = std::mem::take(&mut self.in_work) == InWork::Wanted;
-        if wanted && !all_sent {
-            self.transfers.push_front(transfer);
+        match wanted {
+            true if !all_sent => self.transfers.push_front(transfer),
+            true => {}
+            false => self.stopped = Some(transfer.announcement()),
         }
         wanted
     }
@@ -121,6 +135,10 @@ impl State {
     }
 
     fn drop_transfers(&mut self) {
+        let begun = self.transfers.front().filter(|first| first.is_announced);
+        if let Some(begun) = begun {
+            self.stopped = Some(begun.announcement());
+        }
         self.transfers.clear();
         if self.in_work == InWork::Wanted {
             self.in_work = InWork::Dropped;
@@ -188,7 +206,8 @@ impl Queue {
         own.transfers.push_back(Transfer {
             header,
             digester: Digester::new(&encoded),
-            encoded: Some(encoded),
+            encoded,
+            is_announced: false,
             source,
             sent: 0,
         });
@@ -196,7 +215,8 @@ impl Queue {
         true
     }
 
-    /// Drops the states and gradients that are not sent to the end.
+    /// Drops the states and gradients that are not sent to the end. The receiver drops what it has of them with the next announcement, which is
+    /// repeated for that if no other follows.
     pub(super) fn drop_states(&self) {
         self.state.lock().drop_transfers();
     }
@@ -214,6 +234,9 @@ impl Queue {
                 return Some((frame, None));
             }
             let Some(mut transfer) = state.take_first() else {
+                if let Some(again) = state.stopped.take() {
+                    return Some((again, None));
+                }
                 self.changed.wait(&mut state);
                 continue;
             };
@@ -398,6 +421,48 @@ mod tests {
         let_proceed.send(()).unwrap();
         assert_eq!(writer.join().unwrap(), Some(Frame::State(vec![2])));
         assert_eq!(queue.pop().unwrap().1, Some(Sent::State(Unit(2))));
+    }
+
+    /// What a thread returns, which must end.
+    fn ended<T: Send + 'static>(thread: JoinHandle<T>) -> T {
+        let (tell, done) = channel();
+        std::thread::spawn(move || tell.send(thread.join().unwrap()));
+        done.recv_timeout(PATIENCE).expect("there is something to send")
+    }
+
+    fn message(queue: &Queue) {
+        queue.push_message(vec![9]);
+        assert_eq!(frame(queue), Some(Frame::Message(vec![9])));
+    }
+
+    #[test]
+    fn receiver_forgets_a_transfer_that_was_stopped() {
+        let queue = Arc::new(Queue::default());
+        // Nothing of it was sent.
+        transfer(&queue, 1, 1);
+        queue.drop_states();
+        message(&queue);
+        transfer(&queue, 2, PART + 1);
+        assert_eq!(frame(&queue), Some(Frame::State(vec![2])));
+        assert!(matches!(frame(&queue), Some(Frame::Part(..))));
+        queue.drop_states();
+        message(&queue);
+        let own = Arc::clone(&queue);
+        let again = ended(std::thread::spawn(move || frame(&own)));
+        assert_eq!(again, Some(Frame::State(vec![2])), "in place of its parts");
+        message(&queue);
+        // Another transfer follows, whose announcement has the same effect.
+        transfer(&queue, 3, 1);
+        assert_eq!(frame(&queue), Some(Frame::State(vec![3])));
+        queue.drop_states();
+        transfer(&queue, 4, 0);
+        assert_eq!(frame(&queue), Some(Frame::State(vec![4])));
+        assert_eq!(queue.pop().unwrap().1, Some(Sent::State(Unit(4))));
+        // The device is read for one that is dropped meanwhile.
+        let (queue, let_proceed, writer) = reading();
+        at_once(&queue, Queue::drop_states);
+        let_proceed.send(()).unwrap();
+        assert_eq!(ended(writer), Some(Frame::State(vec![1])));
     }
 
     #[test]
