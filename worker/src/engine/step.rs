@@ -128,6 +128,8 @@ pub(super) fn run(
         tables,
     } = device;
     let units = Computing::of(plan, units, gathered);
+    let (samples, model) = (config.training.global_batch_size, &config.model);
+    let loss = LossSum::new(config.backend.device, samples, model)?;
     let link_exchange = LinkExchange::start(config, plan, step, link, deadline)?;
     let exchange: Box<dyn Exchange> = match communicators {
         Some(communicators) => Box::new(NcclExchange::start(link_exchange, communicators)),
@@ -145,11 +147,7 @@ pub(super) fn run(
         places: stages.iter().map(|j| Place::of(plan, pipeline, *j)).collect(),
         pipeline,
         stash: BTreeMap::new(),
-        loss: LossSum::new(
-            config.backend.device,
-            config.training.global_batch_size,
-            &config.model,
-        ),
+        loss,
         eval_loss: None,
         timings: StepTimings::default(),
         marked: Vec::new(),

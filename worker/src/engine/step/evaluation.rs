@@ -37,7 +37,7 @@ impl Run<'_> {
         }
         let chunks = self.held_out_at(self.step);
         let _guard = tch::no_grad_guard();
-        let mut sum = LossSum::new(self.config.backend.device, total, &self.config.model);
+        let mut sum = LossSum::new(self.config.backend.device, total, &self.config.model)?;
         if self.counts_targets() {
             sum.set_targets(self.target_count(Split::HeldOut, self.all_held_out(self.step))?);
         }

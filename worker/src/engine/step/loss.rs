@@ -5,7 +5,7 @@ use super::Run;
 use crate::model::Module;
 use crate::state::Computing;
 use tch::{Kind, Tensor};
-use varuna_torch::{Device, HeadLoss};
+use varuna_torch::{Device, HeadLoss, TorchError};
 
 /// The mean loss of this many targets, of which a worker sees some. It is on the device, so a GPU need not stop to report it for each
 /// micro-batch.
@@ -26,11 +26,15 @@ fn weight_among(targets: u64) -> f64 {
 
 impl LossSum {
     /// The mean over this many samples, all of whose losses count.
-    pub(super) fn new(device: Device, samples: u64, model: &Module) -> LossSum {
-        LossSum {
-            sum: Tensor::zeros([0i64; 0], (Kind::Double, device.tensors())),
+    ///
+    /// # Errors
+    /// The device has no memory, or has failed.
+    pub(super) fn new(device: Device, samples: u64, model: &Module) -> Result<LossSum, TorchError> {
+        let sum = Tensor::f_zeros([0i64; 0], (Kind::Double, device.tensors()));
+        Ok(LossSum {
+            sum: sum.map_err(|e| TorchError(e.to_string()))?,
             weight: weight_among(samples * model.losses_of_sample()),
-        }
+        })
     }
 
     /// The same over this many targets.
@@ -78,5 +82,19 @@ impl Run<'_> {
     ) -> Result<(), EngineError> {
         let targets = self.targets(Split::HeldOut, numbers)?;
         Ok(self.config.model.add_loss(&units, output, &into.of(&targets))?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_model::gpt2;
+
+    #[test]
+    fn a_device_that_gives_no_memory_is_an_error() {
+        // No machine has so many GPUs: the device refuses, as a full one does.
+        let refused = LossSum::new(Device::Cuda(127), 1, &gpt2::SMALL.into());
+        assert!(refused.is_err());
+        assert!(LossSum::new(Device::Cpu, 1, &gpt2::SMALL.into()).is_ok());
     }
 }
