@@ -169,7 +169,7 @@ pub(super) fn run(
     });
     if let Err(error) = result {
         // A recovery may still finish the step if these and the other workers' cover the model.
-        run.collect_finished(units, prepared)?;
+        caught(|| run.collect_finished(units, prepared))?;
         return Err(error);
     }
     let ended = Instant::now();
@@ -382,3 +382,6 @@ impl Run<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -37,7 +37,7 @@ impl Samples for Counting {
     }
 }
 
-fn engine(device: Device) -> Engine {
+pub(super) fn engine(device: Device) -> Engine {
     let model = Transformer {
         layers: 1,
         hidden_size: 16,
@@ -87,7 +87,7 @@ fn engine(device: Device) -> Engine {
     })
 }
 
-fn alone(engine: &Engine) -> Plan {
+pub(super) fn alone(engine: &Engine) -> Plan {
     let layout = engine.config.layout();
     let shape = Shape {
         pipelines: vec![Pipeline {

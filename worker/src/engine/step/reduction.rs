@@ -61,12 +61,14 @@ impl Run<'_> {
         result.and(read)
     }
 
-    /// The same for sums that were done before the step was stopped.
+    /// The same for sums that were done before the step was stopped. What it keeps for backwards goes first: norms need memory on the device, and a
+    /// lack of it may be why the step ends.
     pub(super) fn collect_finished(
         &mut self,
         units: Computing<'_>,
         prepared: &mut Vec<(Unit, UnitNorm)>,
     ) -> Result<(), EngineError> {
+        self.stash.clear();
         let mut device_norms = DeviceNorms::new();
         for summed in self.exchange.stop()? {
             self.arrive(units, summed, &mut device_norms, prepared)?;
