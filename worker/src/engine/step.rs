@@ -70,7 +70,8 @@ struct Run<'a> {
     pipeline: &'a Pipeline,
     /// Kept activations, by stage and micro-batch.
     stash: BTreeMap<(usize, u32), Stash>,
-    /// Mean loss of the batch's tokens, as far as they are this pipeline's; and of the evaluated ones, where the step evaluates.
+    /// Mean loss of the batch's tokens, as far as they are this pipeline's; and of the evaluated ones, where the step evaluates
+    /// and they have targets.
     loss: LossSum,
     eval_loss: Option<LossSum>,
     timings: StepTimings,

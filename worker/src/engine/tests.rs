@@ -720,3 +720,50 @@ fn a_unit_that_the_optimizer_changed_in_part_is_not_held() {
     let event = applied(engine, decision, units);
     assert!(matches!(event, Event::Fatal(EngineError::NotHeld(_))));
 }
+
+/// Held-out samples of documents that have this many tokens each.
+struct Documents(i64);
+
+impl Samples for Documents {
+    fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        Counting.train(index, tokens)
+    }
+    fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
+        self.train(index, tokens)
+    }
+    fn held_out_len(&self) -> u64 {
+        2
+    }
+    fn held_out_positions(&self, _: u64, positions: &mut [i64]) -> Result<(), SampleError> {
+        (0..)
+            .zip(positions)
+            .for_each(|(i, position)| *position = i % self.0);
+        Ok(())
+    }
+}
+
+#[test]
+fn an_evaluation_without_targets_has_no_loss() {
+    let evaluated = |tokens_of_document| {
+        let mut config = engine(Device::Cpu).config.clone();
+        config.samples = Arc::new(Documents(tokens_of_document));
+        config.training.packing.mask_loss = true;
+        config.training.evaluation = Some(varuna_api::Evaluation {
+            interval_steps: 1,
+            samples: 2,
+        });
+        let mut engine = Engine::new(config);
+        let plan = alone(&engine);
+        for unit in plan.units(ME) {
+            engine.initialise(unit).unwrap();
+        }
+        let link = LocalMesh::new(&[ME]).link(ME);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let report = engine.run_step(&plan, Step(0), &link, deadline).unwrap();
+        let losses = report.prepared.iter().filter_map(|(_, norm)| norm.eval_loss);
+        losses.collect::<Vec<_>>()
+    };
+    assert!(matches!(evaluated(2)[..], [loss] if loss > 0.0));
+    // Each token begins a document, and nothing before it can predict it.
+    assert!(evaluated(1).is_empty());
+}

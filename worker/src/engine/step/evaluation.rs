@@ -17,11 +17,6 @@ pub(super) fn evaluated(config: &EngineConfig, step: Step) -> u64 {
 }
 
 impl Run<'_> {
-    /// Whether this step begins with an evaluation.
-    pub(super) fn evaluates(&self) -> bool {
-        evaluated(self.config, self.step) > 0
-    }
-
     /// This worker's part of an evaluation of these micro-batches.
     pub(super) fn evaluation_tasks(&self, micro_batches: &[Vec<u64>]) -> Vec<Task> {
         let (kind, stages) = (self.plan.shape.schedule.kind, self.pipeline.stages.len());
@@ -38,8 +33,11 @@ impl Run<'_> {
         let chunks = self.held_out_at(self.step);
         let _guard = tch::no_grad_guard();
         let mut sum = LossSum::new(self.config.backend.device, total, &self.config.model)?;
+        let mut has_targets = true;
         if self.counts_targets() {
-            sum.set_targets(self.target_count(Split::HeldOut, self.all_held_out(self.step))?);
+            let count = self.target_count(Split::HeldOut, self.all_held_out(self.step))?;
+            sum.set_targets(count);
+            has_targets = count > 0;
         }
         for task in self.evaluation_tasks(&chunks) {
             let place = self.places.iter().find(|p| p.stage == task.stage).copied();
@@ -51,7 +49,8 @@ impl Run<'_> {
             self.evaluate_on(place, units, EVALUATION + m, &chunks[m as usize], &sum)?;
             self.after_task()?;
         }
-        self.eval_loss = Some(sum);
+        // Workers before the last stage do not know the count: so the forwards were run all the same. A mean over nothing is no loss.
+        self.eval_loss = has_targets.then_some(sum);
         Ok(())
     }
 

@@ -130,7 +130,7 @@ impl Run<'_> {
         // Of any other range, what follows it is no loss.
         let carries = last == Some(unit);
         let loss = if carries { loss } else { 0.0 };
-        let eval_loss = (carries && self.evaluates()).then(|| f64::from(eval_loss));
+        let eval_loss = (carries && self.eval_loss.is_some()).then(|| f64::from(eval_loss));
         UnitNorm::new(squares / (scale * scale), f64::from(loss), eval_loss, self.before)
     }
 }
