@@ -109,9 +109,14 @@ impl Checkpoints {
         is_full || self.inner.buffers.is_short(!is_empty, Instant::now())
     }
 
-    /// A step was run: training goes on from the newest state that was to be saved.
-    pub fn step_was_run(&self) {
-        self.inner.buffers.step_was_run();
+    /// A step begins: somebody trains until it ends, however long it takes.
+    pub fn step_begins(&self) {
+        self.inner.buffers.step_begins();
+    }
+
+    /// The step has ended. If it is complete, training goes on from the newest state that was to be saved.
+    pub fn step_ended(&self, is_complete: bool) {
+        self.inner.buffers.step_ended(is_complete);
     }
 
     /// Another plan comes. Memory that is kept for the next checkpoint is given back: the plan may give this worker more to hold. Or less: so it is tried

@@ -255,6 +255,9 @@ impl Agent {
         };
         self.step_reports.begin(&plan, self.me);
         self.running.begin(generation, &link);
+        if let Some(checkpoints) = &self.checkpoints {
+            checkpoints.step_begins();
+        }
         self.command(Command::Run {
             plan,
             step,

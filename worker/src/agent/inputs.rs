@@ -35,7 +35,7 @@ fn failed(step: FailedStep) -> MemberInput {
 
 /// Whether no state should be saved now, after a step was run.
 fn is_busy_after_step(checkpoints: &Checkpoints) -> bool {
-    checkpoints.step_was_run();
+    checkpoints.step_ended(true);
     checkpoints.is_busy()
 }
 
@@ -60,7 +60,12 @@ impl Agent {
                     store_busy: self.checkpoints.as_ref().is_some_and(is_busy_after_step),
                 }
             }
-            Event::StepFailed(step) => failed(step),
+            Event::StepFailed(step) => {
+                if let Some(checkpoints) = &self.checkpoints {
+                    checkpoints.step_ended(false);
+                }
+                failed(step)
+            }
             Event::Stopped { prepared } => MemberInput::Stopped { prepared },
             Event::Applied { decision, took } => {
                 if let Some(metrics) = self.step_reports.applied(took) {

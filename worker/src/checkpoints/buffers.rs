@@ -14,9 +14,9 @@ use varuna_plan::{OptimizerProgress, StateId, Unit};
 const SPARE: usize = 8;
 /// How often a thread that waits for memory checks whether there is some.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// If no step was run from the state in this time, nobody trains: it is the state of the last step. The memory of a step is free then, and
-/// has room for one unit. If steps are run, the unit has never had room, and the state is given up. Its optimizer may not ask for that: it does
-/// not wait for readers of a copy on the device.
+/// If no step was run from the state in this time, and none is being run, nobody trains: it is the state of the last step. The memory of a
+/// step is free then, and has room for one unit. If steps are run, the unit has never had room, and the state is given up. Its optimizer may
+/// not ask for that: it does not wait for readers of a copy on the device.
 const IDLE: Duration = Duration::from_secs(120);
 /// How long no state is begun after one that had no memory, since the optimizer waited for it in vain. The pause ends, because the store
 /// may have been slow only once.
@@ -100,6 +100,8 @@ struct Free {
     idle: Option<StateId>,
     /// A step was run since the newest state was to be copied: somebody trains on from it.
     trains: bool,
+    /// A step is being run. It may take longer than [`IDLE`].
+    runs_step: bool,
 }
 
 /// What a unit that has no room can do while no copy is there whose end would make some.
@@ -146,7 +148,7 @@ impl Free {
         match (self.out, newest) {
             (1.., _) | (_, None) => Alone::Waits,
             _ if self.trains && is_late => Alone::Ends,
-            _ if self.trains => Alone::Waits,
+            _ if self.trains || self.runs_step => Alone::Waits,
             _ => {
                 if is_late {
                     self.idle = newest;
@@ -206,9 +208,16 @@ impl Buffers {
         }
     }
 
-    /// A step was run.
-    pub(super) fn step_was_run(&self) {
-        self.free.lock().trains = true;
+    /// A step begins.
+    pub(super) fn step_begins(&self) {
+        self.free.lock().runs_step = true;
+    }
+
+    /// The step that was being run has ended, complete or not.
+    pub(super) fn step_ended(&self, is_complete: bool) {
+        let mut free = self.free.lock();
+        free.runs_step = false;
+        free.trains |= is_complete;
     }
 
     /// Copies a unit's state, once there is memory for it; without memory, only as long as it is wanted.
@@ -541,18 +550,26 @@ mod tests {
         };
         let (soon, late) = (Duration::ZERO, IDLE + Duration::from_millis(1));
         note(&buffers, 1, 200);
-        buffers.step_was_run();
+        buffers.step_ended(true);
         assert_eq!([alone(soon), alone(late)], [Alone::Waits, Alone::Ends]);
         assert_eq!(alone(soon), Alone::Waits, "another unit of it");
         // The state of the last step: no step is run from it. Its other units need not wait as long.
         note(&buffers, 2, 200);
         assert_eq!([alone(soon), alone(late)], [Alone::Waits, Alone::Takes]);
         assert_eq!(alone(soon), Alone::Takes);
-        buffers.step_was_run();
+        buffers.step_ended(true);
         assert_eq!(alone(late), Alone::Ends);
         buffers.begin_anew();
         assert_eq!(alone(late), Alone::Takes, "another plan waits for it");
-        let (one, _) = copy(&buffers, 2, 100);
+        // A step of more than two minutes from a new state: nobody is idle.
+        buffers.step_begins();
+        note(&buffers, 3, 200);
+        assert_eq!(alone(late), Alone::Waits, "a step is being run");
+        buffers.begin_anew();
+        assert_eq!(alone(late), Alone::Waits, "the next plan comes meanwhile");
+        buffers.step_ended(false);
+        assert_eq!(alone(late), Alone::Takes, "it has failed, and no other is run");
+        let (one, _) = copy(&buffers, 3, 100);
         assert_eq!(alone(late), Alone::Waits, "its end makes room");
         drop(one);
     }
