@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use varuna_checkpoint::{CheckpointError, RateLimit, Store};
 use varuna_plan::{LossScaling, StateId, Unit};
 
@@ -279,17 +279,32 @@ impl Inner {
                 self.added.notified().await;
                 continue;
             };
-            let uploaded = Arc::clone(&self).upload_one(id, unit, copy).await;
+            // In a task of its own, so that a panic in it does not end all uploads.
+            let upload = tokio::spawn(Arc::clone(&self).upload_one(id, unit, copy));
+            let uploaded = upload.await;
+            if let Err(ended) = &uploaded {
+                self.upload_panicked(id, unit, ended);
+            }
             // The next state may have waited for the end of this one.
             self.added.notify_one();
             match uploaded {
                 // What goes on beside, nothing here waits for.
-                Ok(_) => backoff = BACKOFF.build(),
-                Err(error) => {
+                Ok(Ok(_)) => backoff = BACKOFF.build(),
+                Err(_) => tokio::time::sleep(backoff.next().unwrap_or_default()).await,
+                Ok(Err(error)) => {
                     tracing::warn!(%error, state = %id, "cannot upload a shard of a checkpoint");
                     tokio::time::sleep(backoff.next().unwrap_or_default()).await;
                 }
             }
+        }
+    }
+
+    /// An upload has panicked: a defect of this program, which another try of the same copy would meet again. The checkpoint is given up, and later
+    /// ones are tried.
+    fn upload_panicked(&self, id: StateId, unit: Unit, error: &JoinError) {
+        if self.backlog.lock().give_up(id) {
+            let so_far = self.given_up.fetch_add(1, Ordering::Relaxed) + 1;
+            tracing::error!(%error, %unit, state = %id, so_far, "a checkpoint is given up: the upload of a unit of it has panicked");
         }
     }
 

@@ -373,3 +373,44 @@ fn a_state_of_an_earlier_plan_is_saved_where_it_has_room() {
     assert_eq!(inner.given_up.load(Ordering::Relaxed), 0);
     assert!(inner.backlog.lock().next().is_some());
 }
+
+async fn defect() {
+    panic!("a defect");
+}
+
+#[tokio::test]
+async fn panic_in_an_upload_gives_its_checkpoint_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let inner = without_threads(&folder, Box::new(|_, _| None));
+    assert!(inner.admit(id(3), Unit(1), 1));
+    let panicked = tokio::spawn(defect()).await.unwrap_err();
+    inner.upload_panicked(id(3), Unit(1), &panicked);
+    assert_eq!(inner.given_up.load(Ordering::Relaxed), 1);
+    assert!(inner.backlog.lock().is_empty());
+}
+
+#[test]
+fn checkpoints_are_made_after_panics_in_uploads() {
+    let folder = tempfile::tempdir().unwrap();
+    let ((end, ended), calls) = (channel(), AtomicU64::new(0));
+    // Asked at the end of each upload, when the copy's memory is given back. As many panics as there are tasks that upload.
+    let room = move |_: u64, _: u64| {
+        // The test may have ended.
+        let _ = end.send(());
+        let is_sound = calls.fetch_add(1, Ordering::Relaxed) >= UPLOADS as u64;
+        assert!(is_sound, "a defect");
+        None
+    };
+    let checkpoints = Checkpoints::over(without_threads(&folder, Box::new(room))).unwrap();
+    let inner = &checkpoints.inner;
+    for step in 1..=1 + UPLOADS as u64 {
+        let copy = copy_of(inner, whole(Unit(0)));
+        {
+            let mut backlog = inner.backlog.lock();
+            assert!(backlog.admit(id(step), Unit(0)) && backlog.admit(id(step), Unit(1)));
+            backlog.add(id(step), Unit(0), copy);
+        }
+        inner.added.notify_one();
+        ended.recv_timeout(PATIENCE).unwrap();
+    }
+}
