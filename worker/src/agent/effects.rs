@@ -2,9 +2,10 @@
 
 use super::engine_thread::{Command, Event, GradientOf, Reader, Recipient};
 use super::{Agent, AgentError, AgentEvent, StoreEvent};
-use crate::state::{ReadError, UnitSnapshot};
+use crate::state::{ReadError, UnitSnapshot, UnitState};
 use std::sync::Arc;
 use std::time::Duration;
+use varuna_checkpoint::CheckpointError;
 use varuna_plan::{Decision, Generation, Plan, StateId, Step, Unit, WorkerId};
 use varuna_protocol::member::{MemberEffect, MemberInput};
 use varuna_protocol::{Digests, Report};
@@ -204,18 +205,15 @@ impl Agent {
         let (events, kept) = (self.events.clone(), self.loading.take_kept(id, unit));
         tokio::spawn(async move {
             // A full queue holds progress enough; a closed one means that the agent has ended.
-            let progress = || drop(events.try_send(AgentEvent::Store(StoreEvent::Progress(unit, id))));
-            let read = match kept {
-                Some(state) => Ok(state),
-                None => checkpoints.load(unit, id, progress).await,
-            };
-            let event = match read {
-                Ok(state) => StoreEvent::Loaded(unit, id, state),
-                Err(error) => {
-                    tracing::warn!(%error, "a unit cannot be read from its checkpoint");
-                    StoreEvent::Failed(unit, id, error.is_final())
+            let told = events.clone();
+            let progress = move || drop(told.try_send(AgentEvent::Store(StoreEvent::Progress(unit, id))));
+            let read = async move {
+                match kept {
+                    Some(state) => Ok(state),
+                    None => checkpoints.load(unit, id, progress).await,
                 }
             };
+            let event = outcome(unit, id, read).await;
             let _ = events.send(AgentEvent::Store(event)).await;
         });
     }
@@ -280,6 +278,26 @@ impl Agent {
     }
 }
 
+/// Reads a unit from the store, in a task of its own: the agent hears of a panic there as of any other failure. Else it would take the read for one
+/// that is under way, and never begin it again.
+async fn outcome(
+    unit: Unit,
+    id: StateId,
+    read: impl Future<Output = Result<UnitState, CheckpointError>> + Send + 'static,
+) -> StoreEvent {
+    match tokio::spawn(read).await {
+        Ok(Ok(state)) => StoreEvent::Loaded(unit, id, state),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "a unit cannot be read from its checkpoint");
+            StoreEvent::Failed(unit, id, error.is_final())
+        }
+        Err(error) => {
+            tracing::error!(%error, %unit, state = %id, "the read of a unit from its checkpoint has panicked");
+            StoreEvent::Failed(unit, id, false)
+        }
+    }
+}
+
 /// The units whose spare copies a worker keeps under a plan.
 fn copies_of(plan: Option<&Plan>, me: WorkerId) -> Vec<Unit> {
     let kept = plan.map_or_else(Vec::new, |plan| plan.kept_by(me));
@@ -329,5 +347,22 @@ mod tests {
         assert_eq!(copies_of(Some(&plan), first), [Unit(2)]);
         assert!(copies_of(Some(&plan), WorkerId(0)).is_empty());
         assert!(copies_of(None, second).is_empty());
+    }
+
+    async fn defect() -> Result<UnitState, CheckpointError> {
+        panic!("a defect")
+    }
+
+    #[tokio::test]
+    async fn panic_in_a_read_is_a_failure_that_may_pass() {
+        let (unit, id) = (Unit(1), StateId::INITIAL);
+        let ended = outcome(unit, id, defect()).await;
+        assert!(matches!(ended, StoreEvent::Failed(Unit(1), _, false)));
+        let state = UnitState {
+            progress: varuna_plan::OptimizerProgress::START,
+            data: vec![1.0],
+        };
+        let ended = outcome(unit, id, async { Ok(state) }).await;
+        assert!(matches!(ended, StoreEvent::Loaded(Unit(1), _, _)));
     }
 }
