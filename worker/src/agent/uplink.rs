@@ -20,6 +20,10 @@ const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
     .with_jitter()
     .without_max_times();
 
+/// How long a coordinator may take to welcome a worker or to refuse it. It takes milliseconds, and half a minute where a thousand workers come back
+/// at once. One that only keeps the connection alive hangs, and as long as it is waited for its successor is not found.
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// What comes from the coordinator.
 #[derive(Debug)]
 pub enum UplinkEvent {
@@ -47,6 +51,8 @@ enum StreamError {
     Broken(Box<tonic::Status>),
     #[error(transparent)]
     Wire(#[from] WireError),
+    #[error("the coordinator neither welcomed nor refused this worker within {0:?}")]
+    Silent(Duration),
     #[error("the coordinator closed the stream")]
     Closed,
     #[error("the coordinator refused for now: {0}")]
@@ -90,7 +96,8 @@ async fn keep_attached(
 ) {
     let mut backoff = BACKOFF.build();
     loop {
-        match attach(&to, &mut hello, &mut outbox, &events, &mut backoff).await {
+        let limit = WELCOME_TIMEOUT;
+        match attach(&to, &mut hello, &mut outbox, &events, &mut backoff, limit).await {
             Err(StreamError::AgentGone) => return,
             Err(error) => tracing::info!(%error, address = to.address, "no stream to the coordinator"),
             Ok(never) => match never {},
@@ -102,13 +109,14 @@ async fn keep_attached(
     }
 }
 
-/// One stream from its hello to its end.
+/// One stream from its hello to its end. The coordinator has this long for its welcome.
 async fn attach(
     to: &Coordinator,
     hello: &mut Hello,
     outbox: &mut Receiver<Upward>,
     events: &Sender<UplinkEvent>,
     backoff: &mut ExponentialBackoff,
+    limit: Duration,
 ) -> Result<std::convert::Infallible, StreamError> {
     let mut client = varuna_wire::connect(&to.address, to.certificate.as_deref(), &to.token).await?;
     let (up, requests) = channel(QUEUE);
@@ -121,7 +129,12 @@ async fn attach(
     };
     send(&Upward::Hello(hello.clone())).await?;
     let emit = async |event| events.send(event).await.map_err(|_| StreamError::AgentGone);
-    let mut orders = match client.attach(ReceiverStream::new(requests)).await {
+    let mut silence = std::pin::pin!(tokio::time::sleep(limit));
+    let answer = tokio::select! {
+        answer = client.attach(ReceiverStream::new(requests)) => answer,
+        () = &mut silence => return Err(StreamError::Silent(limit)),
+    };
+    let mut orders = match answer {
         Ok(orders) => orders.into_inner(),
         // Another try would show the same token.
         Err(status) if status.code() == tonic::Code::Unauthenticated => {
@@ -130,14 +143,17 @@ async fn attach(
         }
         Err(status) => return Err(status.into()),
     };
+    let mut is_welcome = false;
     loop {
         tokio::select! {
+            () = &mut silence, if !is_welcome => return Err(StreamError::Silent(limit)),
             down = orders.message() => {
                 let Some(down) = down? else { return Err(StreamError::Closed) };
                 match Downward::from_wire(down)? {
                     (term, Downward::Order(order)) => emit(UplinkEvent::Order { term, order }).await?,
                     (_, Downward::Welcome(welcome)) => {
                         *backoff = BACKOFF.build();
+                        is_welcome = true;
                         hello.run.clone_from(&welcome.run);
                         // Messages for an older stream mean nothing on this one, but for what the worker says of itself.
                         while let Ok(message) = outbox.try_recv() {
@@ -167,6 +183,11 @@ async fn attach(
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+    use tokio_stream::wrappers::TcpListenerStream;
+    use tonic::{Request, Response, Status, Streaming};
+    use varuna_plan::WorkerId;
+    use varuna_wire::v1::coordinator_server::{Coordinator as Service, CoordinatorServer};
+    use varuna_wire::v1::{self, Down, Up};
 
     #[test]
     fn workers_reconnect_at_different_times() {
@@ -192,6 +213,96 @@ mod tests {
                 latest < Some(Duration::from_secs(2) * 8),
                 "it goes on trying: {latest:?}"
             );
+        }
+    }
+
+    /// A coordinator that hangs: in its handler, or after it has answered.
+    struct Hanging {
+        answers: bool,
+        held: Sender<()>,
+    }
+
+    #[tonic::async_trait]
+    impl Service for Hanging {
+        type AttachStream = ReceiverStream<Result<Down, Status>>;
+
+        async fn attach(&self, _: Request<Streaming<Up>>) -> Result<Response<Self::AttachStream>, Status> {
+            if !self.answers {
+                self.held.closed().await;
+            }
+            let (orders, stream) = channel(1);
+            let held = self.held.clone();
+            tokio::spawn(async move {
+                held.closed().await;
+                drop(orders);
+            });
+            Ok(Response::new(ReceiverStream::new(stream)))
+        }
+
+        async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusReply>, Status> {
+            Err(Status::unimplemented("not here"))
+        }
+
+        async fn scale(&self, _: Request<v1::ScaleRequest>) -> Result<Response<v1::ScaleReply>, Status> {
+            Err(Status::unimplemented("not here"))
+        }
+
+        async fn stop(&self, _: Request<v1::StopRequest>) -> Result<Response<v1::StopReply>, Status> {
+            Err(Status::unimplemented("not here"))
+        }
+
+        async fn save(&self, _: Request<v1::SaveRequest>) -> Result<Response<v1::SaveReply>, Status> {
+            Err(Status::unimplemented("not here"))
+        }
+
+        async fn process_ended(
+            &self,
+            _: Request<v1::ProcessEndedRequest>,
+        ) -> Result<Response<v1::ProcessEndedReply>, Status> {
+            Err(Status::unimplemented("not here"))
+        }
+    }
+
+    fn hello() -> Hello {
+        Hello {
+            worker: WorkerId(1),
+            name: "w1".into(),
+            address: "127.0.0.1:1".into(),
+            node: "n".into(),
+            host: "h".into(),
+            pid: 1,
+            hardware: None,
+            workers_on_gpu: 0,
+            memory_bytes: None,
+            copies_bytes: None,
+            scores: None,
+            device: String::new(),
+            speed: 1.0,
+            run: String::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn hanging_coordinator_is_not_waited_for() {
+        for answers in [false, true] {
+            let (held, _holds) = channel(1);
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let to = Coordinator {
+                address: listener.local_addr().unwrap().to_string(),
+                certificate: None,
+                token: String::new(),
+            };
+            let server = tonic::transport::Server::builder()
+                .add_service(CoordinatorServer::new(Hanging { answers, held }))
+                .serve_with_incoming(TcpListenerStream::new(listener));
+            let server = tokio::spawn(server);
+            let ((_reports, mut outbox), (events, _inbox)) = (channel(1), channel(1));
+            let (mut hello, mut backoff) = (hello(), BACKOFF.build());
+            let limit = Duration::from_millis(100);
+            let attached = attach(&to, &mut hello, &mut outbox, &events, &mut backoff, limit);
+            let ended = tokio::time::timeout(Duration::from_secs(60), attached).await;
+            assert!(matches!(ended, Ok(Err(StreamError::Silent(_)))), "{ended:?}");
+            server.abort();
         }
     }
 }
