@@ -205,15 +205,28 @@ pub(super) fn dial_loop(shared: &Arc<Shared>, open: &Arc<Open>, peer: WorkerId, 
 }
 
 /// Starts the writer, then waits for the end of the connection: the acceptor sends nothing more, within TLS neither.
-fn watch(
+fn watch(shared: &Arc<Shared>, open: &Arc<Open>, peer: WorkerId, connection: (TcpStream, Session)) {
+    let handle = connection.0.try_clone();
+    watch_with(shared, open, peer, connection, handle);
+}
+
+/// The same with another handle of the socket, if there is one.
+fn watch_with(
     shared: &Arc<Shared>,
     open: &Arc<Open>,
     peer: WorkerId,
     (mut socket, session): (TcpStream, Session),
+    handle: io::Result<TcpStream>,
 ) {
     let generation = open.generation;
-    if !open.keep(&socket) {
-        return;
+    match open.keep(handle) {
+        Ok(true) => {}
+        Ok(false) => return,
+        // The peer has accepted this connection, and accepts no other one in this generation.
+        Err(error) => {
+            tracing::error!(%error, %peer, "cannot use a connection to a peer");
+            return report_loss(shared, open, peer, false);
+        }
     }
     let queue = Arc::new(Queue::default());
     let started = socket.try_clone().and_then(|writer| {
@@ -257,4 +270,35 @@ fn send_frames(shared: &Shared, to: (Generation, WorkerId), queue: &Queue, mut o
         }
     }
     queue.close();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Mesh;
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_connection_without_a_file_descriptor_is_told_as_closed() {
+        let (generation, peer) = (Generation(1), WorkerId(2));
+        let (tell, events) = channel();
+        let told = move |event| drop(tell.send(event));
+        let mesh = Mesh::listen(WorkerId(1), "127.0.0.1:0", told).unwrap();
+        mesh.open(generation, "secret");
+        let open = mesh.shared.open(generation).unwrap();
+        let socket = TcpStream::connect(mesh.address()).unwrap();
+        let refused = Err(io::Error::other("too many open files"));
+        watch_with(&mesh.shared, &open, peer, (socket, None), refused);
+        let event = events.try_recv();
+        assert!(
+            matches!(
+                event,
+                Ok(PeerEvent::Closed {
+                    peer: WorkerId(2),
+                    ..
+                })
+            ),
+            "{event:?}"
+        );
+    }
 }

@@ -114,7 +114,7 @@ pub(super) fn accept(
     } else {
         prove_as_acceptor(&mut channel, &handshake, &open.secret).map(|()| None)
     }?;
-    if !pending.end() || !open.accept(hello.from, socket) {
+    if !pending.end() || !open.accept(hello.from, socket)? {
         return Ok(None);
     }
     end(socket)?;

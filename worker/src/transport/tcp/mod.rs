@@ -165,15 +165,21 @@ impl Open {
         self.closing.notify_all();
     }
 
-    /// Stores a socket for [`Open::close`]. False: the generation has ended.
-    fn keep(&self, socket: &TcpStream) -> bool {
-        keep(&mut self.peers.lock(), socket)
+    /// Stores another handle of a socket for [`Open::close`]. False: the generation has ended.
+    ///
+    /// # Errors
+    /// There is no such handle, for want of file descriptors: the connection cannot be used.
+    fn keep(&self, handle: io::Result<TcpStream>) -> io::Result<bool> {
+        keep(&mut self.peers.lock(), handle)
     }
 
     /// Accepts a peer's connection. False: the generation has ended, or has a connection of this peer.
-    fn accept(&self, from: WorkerId, socket: &TcpStream) -> bool {
+    ///
+    /// # Errors
+    /// As for [`Open::keep`].
+    fn accept(&self, from: WorkerId, socket: &TcpStream) -> io::Result<bool> {
         let mut peers = self.peers.lock();
-        peers.incoming.insert(from) && keep(&mut peers, socket)
+        Ok(peers.incoming.insert(from) && keep(&mut peers, socket.try_clone())?)
     }
 
     /// Marks a peer's connection as ended. True: for the first time, in a generation that is open and not fenced (a fence closes
@@ -188,14 +194,12 @@ impl Open {
     }
 }
 
-fn keep(peers: &mut Peers, socket: &TcpStream) -> bool {
-    match socket.try_clone() {
-        Ok(clone) if !peers.ended => {
-            peers.sockets.push(clone);
-            true
-        }
-        _ => false,
+fn keep(peers: &mut Peers, handle: io::Result<TcpStream>) -> io::Result<bool> {
+    if peers.ended {
+        return Ok(false);
     }
+    peers.sockets.push(handle?);
+    Ok(true)
 }
 
 impl Mesh {
