@@ -19,15 +19,16 @@ const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
     .with_max_times(25);
 
 /// Whether a read that failed so may succeed later. Not where there is no such file, or it is another one, or a shorter one, than it was.
-fn may_pass(error: &DataError) -> bool {
+pub(crate) fn read_may_pass(kind: ErrorKind) -> bool {
     use ErrorKind::{NotFound, PermissionDenied, StaleNetworkFileHandle, UnexpectedEof};
-    let lasts = |kind| {
-        matches!(
-            kind,
-            NotFound | PermissionDenied | StaleNetworkFileHandle | UnexpectedEof
-        )
-    };
-    matches!(error, DataError::Io { source, .. } if !lasts(source.kind()))
+    !matches!(
+        kind,
+        NotFound | PermissionDenied | StaleNetworkFileHandle | UnexpectedEof
+    )
+}
+
+fn may_pass(error: &DataError) -> bool {
+    matches!(error, DataError::Io { source, .. } if read_may_pass(source.kind()))
 }
 
 /// Reads a sample, again where the file system or the store fails, as long as it is wanted.

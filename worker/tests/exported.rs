@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{BATCH, Case, Trained, run_engines};
+use common::{BATCH, Case, Trained, later, run_engines};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use varuna_api::{Evaluation, LearningRate, Optimizer, Packing, Schedule, Shardin
 use varuna_model::{Exported, Model, Unit};
 use varuna_plan::{
     LossScaling, Moments, Pipeline, Plan, Prediction, Recompute, SampleRange, ScheduleKind, ScheduleSpec,
-    SegmentRange, Shape, Stage, WorkerId,
+    SegmentRange, Shape, Stage, Step, WorkerId,
 };
 use varuna_torch::Device;
 use varuna_worker::backend::Backend;
@@ -317,19 +317,61 @@ fn random_operators_repeat_within_a_step() {
     assert!(trained.losses[0] != trained.losses[1] && trained.losses[1] != trained.losses[2]);
 }
 
+/// A copy of the decoder's folder, and the model as a job describes it.
+fn copied() -> (tempfile::TempDir, Exported) {
+    let temporary = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(folder("decoder")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), temporary.path().join(entry.file_name())).unwrap();
+    }
+    let described = Exported {
+        path: temporary.path().to_str().unwrap().to_owned(),
+        ..described(&folder("decoder"))
+    };
+    (temporary, described)
+}
+
+#[test]
+fn a_step_fails_while_the_code_of_a_segment_cannot_be_read() {
+    let (temporary, described) = copied();
+    let module = Module::open(&described.into(), Device::Cpu).unwrap();
+    let me = WorkerId(1);
+    let rows = Reference::of("decoder").rows;
+    let mut engine = engine(&module, &rows, &training(SGD, false), me);
+    let plan = plan(&module, &[(&[4], BATCH)], 4, Recompute::None);
+    for unit in plan.units(me) {
+        engine.initialise(unit).unwrap();
+    }
+    let link = LocalMesh::new(&[me]).link(me);
+    let mut failed = || {
+        let step = engine.run_step(&plan, Step(0), &link, later());
+        step.err().map(|failure| failure.error)
+    };
+    let code = temporary.path().join("segment-1.pt");
+    let kept = temporary.path().join("kept");
+    std::fs::rename(&code, &kept).unwrap();
+    let error = failed();
+    let Some(EngineError::Code { why, may_pass: false }) = &error else {
+        panic!("there is no such file: {error:?}")
+    };
+    assert!(why.contains("segment-1.pt of the model's folder"), "{why}");
+    // The file is there, and its read fails.
+    std::fs::create_dir(&code).unwrap();
+    let error = failed();
+    assert!(
+        matches!(error, Some(EngineError::Code { may_pass: true, .. })),
+        "{error:?}"
+    );
+    std::fs::remove_dir(&code).unwrap();
+    std::fs::rename(&kept, &code).unwrap();
+    assert_eq!(failed(), None);
+}
+
 #[test]
 fn wrong_folder_is_refused_with_the_file() {
     let copy = |change: fn(&Path)| {
-        let temporary = tempfile::tempdir().unwrap();
-        for entry in std::fs::read_dir(folder("decoder")).unwrap() {
-            let entry = entry.unwrap();
-            std::fs::copy(entry.path(), temporary.path().join(entry.file_name())).unwrap();
-        }
+        let (temporary, described) = copied();
         change(temporary.path());
-        let described = Exported {
-            path: temporary.path().to_str().unwrap().to_owned(),
-            ..described(&folder("decoder"))
-        };
         (temporary, described)
     };
     let opened = |change: fn(&Path)| {

@@ -379,7 +379,7 @@ impl<E: Compute, T: Fn(Event) + Send + Sync + 'static> Thread<E, T> {
             }
             EngineError::Link(LinkError::Aborted | LinkError::Nccl(_)) => (None, late),
             // All workers that read may read from the same store: they keep their state until it is there again.
-            EngineError::Sample(error) if error.may_pass => (None, Some(Lack::Data)),
+            ref error if error.lacks_data() => (None, Some(Lack::Data)),
             EngineError::NoMemory { shortage, why } => {
                 self.without_memory += 1;
                 let steps = self.without_memory;

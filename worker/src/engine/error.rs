@@ -71,6 +71,14 @@ pub enum EngineError {
     /// The initial values of a user-defined model cannot be read.
     #[error("{0}")]
     Model(String),
+    /// The code of a segment of a user-defined model cannot be read; the state is as it was before the step.
+    #[error("{why}")]
+    Code {
+        /// What cannot be read, and why.
+        why: String,
+        /// Another try may succeed later.
+        may_pass: bool,
+    },
     /// A unit's state is needed and not here.
     #[error("the state of unit {0} is not held here")]
     NotHeld(Unit),
@@ -101,6 +109,15 @@ impl From<ExportedError> for EngineError {
 }
 
 impl EngineError {
+    /// Whether something could not be read that may be there later.
+    pub(crate) fn lacks_data(&self) -> bool {
+        match self {
+            EngineError::Sample(error) => error.may_pass,
+            EngineError::Code { may_pass, .. } => *may_pass,
+            _ => false,
+        }
+    }
+
     /// A buffer of a unit that the host cannot have.
     pub(crate) fn of_buffer(unit: Unit, why: LeaseError) -> EngineError {
         match why {

@@ -212,7 +212,8 @@ impl Engine {
     ) -> Result<StepReport, StepFailure> {
         let mut prepared = Vec::new();
         let units = plan.units(self.config.me);
-        if let Err(error) = self.recall(&units).and_then(|()| self.place(&units)) {
+        let begun = self.read_code(plan).and_then(|()| self.recall(&units));
+        if let Err(error) = begun.and_then(|()| self.place(&units)) {
             return Err(StepFailure { error, prepared });
         }
         let ordered = Ordered {
@@ -244,6 +245,21 @@ impl Engine {
             }),
             Err(error) => Err(StepFailure { error, prepared }),
         }
+    }
+
+    /// Reads the code of the segments of this worker's stages, where that was not done before. A file system that is away must not end the worker
+    /// with its state.
+    fn read_code(&self, plan: &Plan) -> Result<(), EngineError> {
+        let Some((pipeline, stages)) = plan.shape.stages_of(self.config.me) else {
+            return Ok(());
+        };
+        let of = |stage: usize| plan.shape.pipelines[pipeline].stages[stage].segments;
+        let mut segments = stages.iter().flat_map(|stage| of(*stage).start..of(*stage).end);
+        let read = segments.try_for_each(|segment| self.config.model.read_segment(segment));
+        read.map_err(|error| EngineError::Code {
+            may_pass: error.may_pass(),
+            why: error.to_string(),
+        })
     }
 
     /// Keeps the tensors for computing segments of whose state this worker holds only a part, and drops all others of that kind.

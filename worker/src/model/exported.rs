@@ -3,6 +3,7 @@
 mod manifest;
 
 use super::dropout::Dropout;
+use crate::samples::read_may_pass;
 use crate::state::{UnitSpec, Units};
 use manifest::Manifest;
 pub use manifest::ManifestError;
@@ -79,11 +80,19 @@ pub enum ExportedError {
     },
 }
 
+impl ExportedError {
+    /// Whether another try may succeed later, as where the file system of the folder is away.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(self, ExportedError::Unreadable { why, .. } if read_may_pass(why.kind()))
+    }
+}
+
 /// The segments and the loss, ready to run.
 pub struct ExportedModule {
     job: Exported,
     manifest: Manifest,
-    /// Read at their first use: a worker needs those of its stages.
+    /// Read when they are needed first: a worker needs those of its stages.
     segments: Vec<OnceLock<ScriptModule>>,
     loss: ScriptModule,
     device: Device,
@@ -115,19 +124,32 @@ impl ExportedModule {
         })
     }
 
-    fn segment(&self, segment: u32) -> Result<&ScriptModule, TorchError> {
+    /// The code of a segment, which is read from the folder where that was not done before.
+    fn segment(&self, segment: u32) -> Result<&ScriptModule, ExportedError> {
         let number = segment as usize;
-        let unknown = || TorchError(format!("the model has no segment {segment}"));
+        let folder = Path::new(&self.job.path);
+        let unknown = || ExportedError::Code {
+            file: folder.join(MANIFEST),
+            why: TorchError(format!("the model has no segment {segment}")),
+        };
         let place = self.segments.get(number).ok_or_else(unknown)?;
         if let Some(module) = place.get() {
             return Ok(module);
         }
         let code = &self.manifest.segments.get(number).ok_or_else(unknown)?.code;
-        let read = checked_file(Path::new(&self.job.path), &self.manifest, code);
-        let (file, bytes) = read.map_err(|e| TorchError(e.to_string()))?;
+        let (file, bytes) = checked_file(folder, &self.manifest, code)?;
         let module = ScriptModule::load(&bytes, self.device, &self.manifest.slots(number));
-        let module = module.map_err(|why| TorchError(ExportedError::Code { file, why }.to_string()))?;
+        let module = module.map_err(|why| ExportedError::Code { file, why })?;
         Ok(place.get_or_init(|| module))
+    }
+
+    /// Reads the code of a segment, so that its forward needs no file.
+    ///
+    /// # Errors
+    /// The code cannot be read.
+    pub(super) fn read_segment(&self, segment: u32) -> Result<(), ExportedError> {
+        self.segment(segment)?;
+        Ok(())
     }
 
     /// What the job says of it.
@@ -187,7 +209,7 @@ impl ExportedModule {
         x: &Tensor,
         dropout: &Dropout<'_>,
     ) -> Result<Tensor, TorchError> {
-        let module = self.segment(segment)?;
+        let module = self.segment(segment).map_err(|e| TorchError(e.to_string()))?;
         let mut parameters: Vec<&Tensor> = units.parameters_of(Unit(segment)).all().collect();
         let tied = self.layout().tied_unit();
         if let Some(tied) = tied.filter(|_| segment == 0 || segment + 1 == self.layout().segments) {

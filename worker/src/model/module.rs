@@ -137,6 +137,17 @@ impl Module {
         self.transformer().map_or(0.0, |t| t.dropout)
     }
 
+    /// Reads what the forward of a segment needs from files, where that was not done before.
+    ///
+    /// # Errors
+    /// The code of a segment of a user-defined model cannot be read.
+    pub fn read_segment(&self, segment: u32) -> Result<(), ExportedError> {
+        match self {
+            Module::Transformer(_) => Ok(()),
+            Module::Exported(module) => module.read_segment(segment),
+        }
+    }
+
     /// The forward of one segment. `x` is the segment's input; for the first segment it is the contents of samples (b, n). Returns the
     /// output; from the last segment's output [`Module::add_loss`] computes the loss.
     ///
