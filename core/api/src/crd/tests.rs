@@ -77,6 +77,20 @@ fn nothing_is_left_that_an_api_server_refuses_or_warns_of() {
 }
 
 #[test]
+fn every_whole_number_of_a_job_has_a_greatest_value() {
+    let mut fields = Vec::new();
+    each(&schema()["properties"]["spec"], "spec", &mut fields);
+    let mut tried = 0;
+    for (path, field) in fields.iter().filter(|(_, field)| field["type"] == "integer") {
+        tried += 1;
+        // A seed may be any number that an API server knows.
+        let has_one = field["maximum"].is_number() || field["enum"].is_array();
+        assert!(has_one || path == "spec.training.seed", "{path}");
+    }
+    assert!(tried > 30, "{tried}");
+}
+
+#[test]
 fn the_pod_template_is_passed_through_untouched() {
     let template = &schema()["properties"]["spec"]["properties"]["workers"]["properties"]["template"];
     assert_eq!(template["x-kubernetes-preserve-unknown-fields"], true);
@@ -188,6 +202,8 @@ const DEPEND_ON_OTHERS: &[&str] = &[
     "spec.model.headSize",
     "spec.training.microBatchSize",
     "spec.training.optimizer.minLearningRate",
+    "spec.training.optimizer.warmupSteps",
+    "spec.training.optimizer.stableSteps",
     "spec.pipeline.minDepth",
     "spec.training.lossScale.minimum",
     "spec.pipeline.maxDepth",

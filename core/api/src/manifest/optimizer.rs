@@ -46,11 +46,14 @@ pub struct OptimizerSpec {
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::MIN_LEARNING_RATE)))]
     pub min_learning_rate: Option<f64>,
     /// Number of steps of the linear warm-up. Default: 0.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT_OR_NONE)))]
     pub warmup_steps: Option<u64>,
     /// Step at which the decay begins, only with `schedule: wsd`. Default: nine tenths of `decaySteps`, at least `warmupSteps`.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT_OR_NONE)))]
     pub stable_steps: Option<u64>,
     /// Step at which the decay ends. Steps that are added later do not change the curve. Not allowed with `schedule: constant`. Default:
     /// the number of steps that the run began with.
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT_OR_NONE)))]
     pub decay_steps: Option<u64>,
     /// Share of the accumulated gradient that is kept in each step: of the sum of gradients with `sgd`, of their mean with `muon`. 0 means
     /// no momentum. Not allowed with `adamw`. Default: 0.9 with `sgd`, 0.95 with `muon`.
