@@ -329,7 +329,8 @@ pub struct ElasticitySpec {
     /// Spare copies of training state that only one worker holds, as in a plan with a single pipeline. Another worker keeps the copy in its
     /// memory and updates it in every step. Then the loss of one worker costs no step, and no checkpoint is read. `0` keeps no copies. `1`
     /// keeps a copy wherever a worker has memory for it and its gradients take at most half of a step of any link. `auto` keeps copies if
-    /// they cost less than the losses that they prevent, by memory, bandwidth and the observed losses. Default: 0.
+    /// they cost less than the losses that they prevent, by memory, bandwidth and the observed losses. In a cluster, a change takes effect
+    /// when the job is suspended and goes on. Default: 0.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::int_or_string, transform = schema::one_of(choices::spare_copies().map(|(name, _)| name))))]
     pub spare_copies: Option<Value>,
 }
