@@ -45,12 +45,25 @@ fn source(check: &mut Check, written: CheckpointSourceSpec, (uri, job): (&str, &
             .map(|step| check.within(&at("step"), step, limits::COUNT_OR_NONE)),
         weights_only: written.weights_only.unwrap_or(false),
     };
-    if (source.uri.as_str(), source.job.as_str()) == (uri, job) {
+    if source.job == job && is_same_place(&source.uri, uri) {
         let allowed =
             "another job, or one in another place: a job goes on from its own checkpoints by itself";
         check.0.push(&at("job"), quoted(job), allowed);
     }
     source
+}
+
+/// Whether two texts name the same place for certain, however often they write a slash or name the same folder once more. Two paths may
+/// be the same place otherwise too, as through a link, which only the machine knows.
+fn is_same_place(one: &str, other: &str) -> bool {
+    let parts = |uri: &str| -> Vec<String> {
+        let path = uri.strip_prefix("file://").unwrap_or(uri);
+        // What begins with a slash is another place than what does not.
+        let first = path.starts_with('/').then_some("/");
+        let rest = path.split('/').filter(|part| !matches!(*part, "" | "."));
+        first.into_iter().chain(rest).map(str::to_owned).collect()
+    };
+    parts(one) == parts(other)
 }
 
 pub(super) fn compare_every_steps(check: &mut Check, written: Option<IntegritySpec>) -> Option<u64> {

@@ -167,8 +167,19 @@ fn job_begins_with_the_newest_checkpoint_of_another_job() {
     assert_eq!(job.checkpoint.unwrap().from, Some(expected));
     let itself = "spec.checkpoint.from.job: \"demo\" — another job, or one in another place: a job goes on from its own checkpoints by itself";
     assert_eq!(errors(&with(&text, "job: base", "job: demo")), [itself]);
-    let elsewhere = with(&text, "job: base", "job: demo, uri: other");
-    assert!(parse_job(&elsewhere).is_ok());
+    for same in ["runs", "runs/", "./runs", "runs//."] {
+        let text = with(&text, "job: base", &format!("job: demo, uri: {same}"));
+        assert_eq!(errors(&text), [itself], "{same}");
+    }
+    let bucket = with(&text, "uri: runs", "uri: s3://b/x/");
+    assert_eq!(
+        errors(&with(&bucket, "job: base", "job: demo, uri: s3://b/x")),
+        [itself]
+    );
+    for elsewhere in ["other", "/runs", "runs/demo", "s3://runs"] {
+        let text = with(&text, "job: base", &format!("job: demo, uri: {elsewhere}"));
+        assert!(parse_job(&text).is_ok(), "{elsewhere}");
+    }
 }
 
 #[test]
