@@ -116,7 +116,7 @@ pub enum StateError {
         /// The announced step.
         at: Step,
     },
-    /// More elements than announced, or an end before the last one.
+    /// More elements than announced, an end before the last one, or a part without any.
     #[error("unit {unit} at step {step}: {arrived} elements and then {part}; {announced} are announced")]
     Elements {
         /// The unit.
@@ -125,7 +125,7 @@ pub enum StateError {
         step: Step,
         /// Number of elements that were received before.
         arrived: u64,
-        /// The elements of this part; 0 = the end.
+        /// The elements of this part; 0 = the end, or an empty part.
         part: u64,
         /// Number of elements in the header.
         announced: u64,

@@ -57,7 +57,7 @@ impl Incoming {
         })
     }
 
-    /// Adds a part. It must belong to the announced state or gradient, and fit.
+    /// Adds a part. It must belong to the announced state or gradient, have elements, and fit.
     ///
     /// # Errors
     /// It does not, or there is no memory for it.
@@ -66,7 +66,8 @@ impl Incoming {
         let elements = self.header.elements();
         let start = self.data.len();
         let missing = elements.saturating_sub(start as u64);
-        if part.len() as u64 > missing {
+        // Empty parts could come for ever.
+        if part.is_empty() || part.len() as u64 > missing {
             return Err(self.elements(part.len()));
         }
         if self.data.capacity() - start < part.len() {
@@ -157,7 +158,7 @@ mod tests {
         let (mut state, mut digester) = incoming(3);
         digester.add(&[1.0, 2.0, 3.0]);
         state.extend(Unit(1), Step(0), &[1.0, 2.0]).unwrap();
-        for (unit, step, part) in [(2, 0, 1), (1, 1, 1), (1, 0, 2)] {
+        for (unit, step, part) in [(2, 0, 1), (1, 1, 1), (1, 0, 2), (1, 0, 0)] {
             assert!(state.extend(Unit(unit), Step(step), &vec![0.0; part]).is_err());
         }
         state.extend(Unit(1), Step(0), &[3.0]).unwrap();
