@@ -240,13 +240,21 @@ impl Driver {
 
     /// Whether the run is ending, or has ended.
     fn is_ending(&self) -> bool {
+        self.final_save.is_some() || self.is_over()
+    }
+
+    /// Whether no step follows any more.
+    fn is_over(&self) -> bool {
         let mode = self.machine.run().mode;
-        self.final_save.is_some() || matches!(mode, RunMode::Done | RunMode::Stopped | RunMode::Ended)
+        matches!(mode, RunMode::Done | RunMode::Stopped | RunMode::Ended)
     }
 
     fn save(&mut self) -> Result<u64, String> {
         if self.checkpoints.watcher().is_none() {
             return Err("the job names no location for checkpoints (spec.checkpoint)".into());
+        }
+        if self.is_over() {
+            return Err("the run is ending: no step follows after which a checkpoint could be saved".into());
         }
         self.feed(CoordinatorInput::Save);
         Ok(self.machine.run().step.0)

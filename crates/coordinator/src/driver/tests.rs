@@ -416,6 +416,20 @@ async fn a_run_with_a_store_saves_before_it_stops_and_is_not_scaled() {
 }
 
 #[tokio::test]
+async fn a_run_that_was_stopped_promises_no_checkpoint() {
+    let temp = TempDir::new().unwrap();
+    let (inbound, _inbox) = channel(1);
+    let mut driver = driver_with(&temp, &inbound, options_with_checkpoints(&temp));
+    plan_from(&mut driver, decision(5).id);
+    assert!(driver.save().is_ok());
+    driver.take(Inbound::Stop);
+    let (answer, told) = oneshot::channel();
+    driver.take(Inbound::Save(Some(answer)));
+    let why = told.await.unwrap().unwrap_err();
+    assert!(why.contains("the run is ending"), "{why}");
+}
+
+#[tokio::test]
 async fn a_run_without_a_store_stops_at_once() {
     let temp = TempDir::new().unwrap();
     let (inbound, _inbox) = channel(1);
