@@ -92,6 +92,26 @@ impl Task {
         Ok(Some(id))
     }
 
+    /// What a listing has shown, with the checks of what it shows for the first time. What cannot be checked now is left out: it must neither
+    /// count nor be deleted.
+    pub(super) async fn checked(&mut self, all: Vec<Listed>) -> Vec<Listed> {
+        let mut known = Vec::with_capacity(all.len());
+        for mut listed in all {
+            if listed.is_usable() {
+                match self.check(&listed).await {
+                    Ok(CheckpointCheck::Damaged) => listed.marked_damaged = true,
+                    Ok(CheckpointCheck::Usable | CheckpointCheck::Foreign(_)) => {}
+                    Err(error) => {
+                        tracing::debug!(%error, id = %listed.id, "a checkpoint is not checked");
+                        continue;
+                    }
+                }
+            }
+            known.push(listed);
+        }
+        known
+    }
+
     async fn check(&mut self, listed: &Listed) -> Result<CheckpointCheck, CheckpointError> {
         if let Some(verdict) = self.verdicts.get(&listed.id) {
             return Ok(verdict.clone());

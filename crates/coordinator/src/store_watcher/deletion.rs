@@ -43,22 +43,26 @@ impl Task {
         self.needed.borrow().clone().filter(|_| may)
     }
 
-    /// Deletes old checkpoints, at the end of the run. One may have been completed since the last listing, so the store is listed once more;
-    /// if that takes long, the last listing is used.
+    /// Deletes old checkpoints, at the end of the run. One may have been completed since the last listing, so the store is listed once more,
+    /// and what is new is checked; if that takes long, the last listing is used.
     pub(super) async fn prune_at_end(&mut self, within: Duration) {
         if self.needs().is_none() {
             return;
         }
         let end = Instant::now() + within;
-        let listing = tokio::time::timeout(within / 2, self.given.store.location().list()).await;
-        if let Ok(Ok(all)) = listing {
+        let look = async {
+            let all = self.given.store.location().list().await?;
+            Ok::<_, CheckpointError>(self.checked(all).await)
+        };
+        if let Ok(Ok(all)) = tokio::time::timeout(within / 2, look).await {
             self.listed = Some(all);
         }
         self.prune(end.saturating_duration_since(Instant::now())).await;
     }
 
     /// Deletes old checkpoints of the last listing. The store is not listed again for this: that of a large store may take longer than
-    /// deletions may, and would show little more. What is not deleted `within` this time goes after the next listing.
+    /// deletions may, and would show little more. What is not deleted `within` this time goes after the next listing. If the location gets
+    /// another owner meanwhile, the rest is left to that one, which knows better what is needed.
     pub(super) async fn prune(&mut self, within: Duration) {
         let Some(needs) = self.needs() else {
             return;
@@ -78,7 +82,15 @@ impl Task {
             foreign: &foreign,
         };
         let pruning = self.given.store.location().prune_listed(&all, &retention);
-        match tokio::time::timeout(within, pruning).await {
+        let pruned = tokio::select! {
+            biased;
+            () = self.deposed() => {
+                tracing::info!("the checkpoint location has another owner: old checkpoints are left to it");
+                return;
+            }
+            pruned = tokio::time::timeout(within, pruning) => pruned,
+        };
+        match pruned {
             Ok(Ok(pruned)) if pruned.checkpoints.is_empty() && pruned.orphans.is_empty() => {}
             Ok(Ok(pruned)) => tracing::info!(
                 checkpoints = pruned.checkpoints.len(),

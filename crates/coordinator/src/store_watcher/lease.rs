@@ -69,6 +69,24 @@ impl Task {
         }
     }
 
+    /// Ends once a renewal has found another owner; never without renewals.
+    pub(super) fn deposed(&self) -> impl Future<Output = ()> + use<> {
+        let found = self.renewals.as_ref().map(|renewals| renewals.found.clone());
+        async move {
+            let is_lost = |state: &Option<LeaseState>| {
+                matches!(state, Some(LeaseState::Succeeded | LeaseState::Taken(_)))
+            };
+            let Some(mut found) = found else {
+                return std::future::pending().await;
+            };
+            // An error means that the renewals have ended, as after a panic.
+            let is_deposed = found.wait_for(is_lost).await.is_ok();
+            if !is_deposed {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
     /// The other run that may still write to the location. Nothing begins until that is settled: otherwise each run would resume from the
     /// other's states.
     pub(super) fn other_owner(&self) -> Option<&str> {

@@ -252,6 +252,28 @@ async fn checkpoints_of_another_model_stay_and_take_no_place() {
 }
 
 #[tokio::test]
+async fn a_checkpoint_that_only_the_last_listing_has_is_checked() {
+    let folder = TempDir::new().unwrap();
+    let own = [1, 2].map(|step| of_generation(1, step));
+    let given = Checkpointing {
+        keep: 1,
+        ..empty(&folder)
+    };
+    let store = given.store.clone();
+    for id in own {
+        put(&store, id, None, None).await;
+        assert!(store.complete(id).await.unwrap());
+    }
+    let (mut task, _discarded) = task(given);
+    task.standing = Some(LeaseState::Owner);
+    assert_eq!(task.list(false).await.usable, own);
+    let foreign = of_generation(1, 3);
+    of_another_model(&folder, &[foreign]).await;
+    task.prune_at_end(PRUNE_TIMEOUT).await;
+    assert_eq!(in_store(&store).await, [own[1], foreign]);
+}
+
+#[tokio::test]
 async fn deletion_waits_for_the_runs_needs_and_counts_no_void_state() {
     let folder = TempDir::new().unwrap();
     let ids = [1, 2, 3].map(|step| of_generation(1, step));
@@ -336,6 +358,30 @@ async fn long_deletions_leave_time_to_renew_or_release_the_lease() {
     assert_eq!(in_store(&store).await, ids, "the store has deleted nothing");
     let next = store.location().claim(claim("next"), |_| false).await;
     assert!(next.is_ok(), "the location is free");
+}
+
+#[tokio::test(start_paused = true)]
+async fn deletions_end_when_the_location_gets_another_owner() {
+    let inner = Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default()));
+    let given = checkpointing(Location::over(inner.clone()));
+    let store = given.store.clone();
+    let ids = [1, 2].map(|step| of_generation(1, step));
+    for id in ids {
+        put(&store, id, None, None).await;
+        assert!(store.complete(id).await.unwrap());
+    }
+    let (mut task, _discarded) = task(given);
+    assert_eq!(task.own().await, Some(LeaseState::Owner));
+    task.standing = Some(LeaseState::Owner);
+    assert_eq!(task.list(false).await.usable, ids);
+    let next = store.location().claim(claim("next"), |_| true).await;
+    assert!(next.is_ok());
+    inner.config_mut(|config| config.wait_delete_per_call = Duration::from_secs(3600));
+    let began = tokio::time::Instant::now();
+    task.prune(PRUNE_TIMEOUT).await;
+    // The next renewal finds it.
+    assert!(began.elapsed() < PRUNE_TIMEOUT, "it took {:?}", began.elapsed());
+    assert_eq!(in_store(&store).await, ids);
 }
 
 /// With this wait for each file, all files take ten seconds and more.
