@@ -113,9 +113,11 @@ impl Progress {
     }
 
     fn remember(&mut self, time_ms: u64, step: u64) {
-        if self.recent.back().is_some_and(|(_, last)| *last >= step) {
+        if self.recent.back() == Some(&(time_ms, step)) {
             return;
         }
+        // What was lost and is run again was no progress.
+        self.recent.retain(|(_, earlier)| *earlier < step);
         self.recent.push_back((time_ms, step));
         while self.recent.len() > 2 && self.recent[1].0 + SPEED_WINDOW_MS < time_ms {
             self.recent.pop_front();
@@ -247,9 +249,27 @@ mod tests {
         assert!(!first.contains(" ms") && !first.contains("tok/s"), "{first}");
         progress.remember(1_000, 39);
         progress.remember(2_000, 40);
+        progress.remember(2_000, 40);
         assert_eq!(
             progress.line(&last),
             "step 40/100  loss 2.5000  grad 0.750  1000 ms  5120 tok/s  4 workers P2xD2 g3  ETA 0:24"
         );
+    }
+
+    /// Steps 38 to 40 were lost: step 38 was committed once more after four seconds.
+    #[test]
+    fn speed_after_lost_steps_is_that_of_the_steps_that_count() {
+        let mut progress = Progress::new(100);
+        for (time_ms, step) in [(0, 36), (500, 37), (1_000, 38), (1_500, 39), (2_000, 40)] {
+            progress.remember(time_ms, step);
+        }
+        assert_eq!(progress.step_ms(), Some(500.0));
+        progress.remember(6_000, 38);
+        assert_eq!(progress.step_ms(), Some(3_000.0), "from step 36 on");
+        progress.remember(6_500, 39);
+        assert_eq!(progress.recent, [(0, 36), (500, 37), (6_000, 38), (6_500, 39)]);
+        // All that is remembered was lost.
+        progress.remember(9_000, 5);
+        assert_eq!(progress.step_ms(), None);
     }
 }
