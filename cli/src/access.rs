@@ -38,17 +38,28 @@ impl Security {
         )))
     }
 
-    /// The coordinator's certificate: the run folder's, made where there is none; none without TLS.
+    /// The coordinator's certificate: the run folder's, made where there is none; none without TLS. A key without a certificate, as a crash
+    /// between the two leaves it, gets one.
     pub(crate) fn identity(&self, folder: &Path) -> Result<Option<Identity>, Failure> {
         if !self.tls {
             return Ok(None);
         }
         let files = RunFiles::new(folder);
         let (certificate, key) = (files.certificate_path(), files.private_key_path());
-        if !certificate.exists() && !key.exists() {
-            let made = Identity::self_signed()
-                .map_err(|e| Failure::Internal(format!("no certificate can be made: {e}")))?;
-            write(&key, &made.key, Access::OwnerOnly)?;
+        if !certificate.exists() {
+            let made = if key.exists() {
+                Identity::of_private_key(&read(&key)?).map_err(|e| {
+                    let key = key.display();
+                    Failure::Input(format!(
+                        "--tls: {key} holds no private key (PEM) that a certificate can be made for: {e}"
+                    ))
+                })?
+            } else {
+                let made = Identity::self_signed()
+                    .map_err(|e| Failure::Internal(format!("no certificate can be made: {e}")))?;
+                write(&key, &made.key, Access::OwnerOnly)?;
+                made
+            };
             write(&certificate, &made.certificate, Access::Everyone)?;
         }
         Ok(Some(Identity {
@@ -143,6 +154,15 @@ mod tests {
                 & 0o777
         };
         assert_eq!((mode("certificate.pem"), mode("key.pem")), (0o644, 0o600));
+        // As a crash between the two leaves it.
+        std::fs::remove_file(temp.path().join("certificate.pem")).unwrap();
+        let again = identity(true);
+        assert_eq!(
+            again.as_ref().map(|i| &i.key),
+            made.as_ref().map(|i| &i.key),
+            "the key stays"
+        );
+        assert_eq!(identity(true), again);
         std::fs::remove_file(temp.path().join("key.pem")).unwrap();
         let lone = Security {
             tls: true,

@@ -78,10 +78,23 @@ impl Identity {
     /// # Errors
     /// The operating system gives no random bytes.
     pub fn self_signed() -> Result<Identity, rcgen::Error> {
-        let made = rcgen::generate_simple_self_signed([varuna_wire::SERVER_NAME.to_owned()])?;
+        Identity::of_key(&rcgen::KeyPair::generate()?)
+    }
+
+    /// A key that exists, as PEM, and a new certificate signed with it.
+    ///
+    /// # Errors
+    /// It is no private key that can be used.
+    pub fn of_private_key(key: &str) -> Result<Identity, rcgen::Error> {
+        Identity::of_key(&rcgen::KeyPair::from_pem(key)?)
+    }
+
+    fn of_key(key: &rcgen::KeyPair) -> Result<Identity, rcgen::Error> {
+        let names = [varuna_wire::SERVER_NAME.to_owned()];
+        let certificate = rcgen::CertificateParams::new(names)?.self_signed(key)?;
         Ok(Identity {
-            certificate: made.cert.pem(),
-            key: made.signing_key.serialize_pem(),
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
         })
     }
 }
