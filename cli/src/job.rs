@@ -5,7 +5,7 @@ use crate::io;
 use std::path::Path;
 use std::time::Duration;
 use varuna_api::{Job, parse_job, parse_job_of_any_release, sha256, steps_of_run};
-use varuna_checkpoint::{CheckpointError, Listed, Store};
+use varuna_checkpoint::{CheckpointError, Claim, LEASE, Listed, Ownership, Store};
 use varuna_coordinator::Checkpointing;
 use varuna_coordinator::location_lease::{claim_of_this_process, claimant_has_ended};
 use varuna_dataset::{SampleShape, TrainingData};
@@ -101,24 +101,28 @@ pub(crate) async fn checkpoints(
         return Ok(None);
     };
     let listed = store.location().list_within(STORE_TIMEOUT).await;
-    let listed = listed.map_err(|e| bad(format!("{}: {e}", settings.uri)))?;
-    if let Some(newest) = listed.iter().rev().find(|l| l.is_usable())
-        && let Err(error @ CheckpointError::Unsuitable { .. }) = store.check(newest).await
-    {
-        // A damaged checkpoint is no error here: the run resumes from an older one.
-        return Err(bad(error.to_string()));
+    let at_uri = |error: CheckpointError| bad(format!("{}: {error}", settings.uri));
+    let listed = listed.map_err(at_uri)?;
+    if let Some(newest) = listed.iter().rev().find(|l| l.is_usable()) {
+        match check(&store, newest, STORE_TIMEOUT).await {
+            Err(error @ CheckpointError::Unsuitable { .. }) => return Err(bad(error.to_string())),
+            Err(error @ CheckpointError::NoAnswer { .. }) => return Err(at_uri(error)),
+            // A damaged checkpoint is no error here: the run resumes from an older one.
+            _ => {}
+        }
     }
     if !listed.iter().any(Listed::is_usable) {
         origin(&store).await?;
     }
     let run = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let claim = claim_of_this_process(run.display().to_string());
-    let ownership = store.location().claim(claim.clone(), claimant_has_ended).await;
+    // As long as a coordinator that trains waits for it: a claim is several requests, one after another.
+    let ownership = own(&store, claim.clone(), LEASE).await;
     let ownership = ownership.map_err(|error| match error {
         CheckpointError::Owned { .. } => {
             Failure::Busy(format!("spec.checkpoint.uri: {}: {error}", settings.uri))
         }
-        error => bad(error.to_string()),
+        error => at_uri(error),
     })?;
     Ok(Some(Checkpointing {
         store,
@@ -129,10 +133,88 @@ pub(crate) async fn checkpoints(
     }))
 }
 
+/// Whether the job can resume from a checkpoint.
+async fn check(store: &Store, listed: &Listed, limit: Duration) -> Result<(), CheckpointError> {
+    within(limit, store.check(listed)).await.map(drop)
+}
+
+/// Claims the location.
+async fn own(store: &Store, claim: Claim, limit: Duration) -> Result<Ownership, CheckpointError> {
+    within(limit, store.location().claim(claim, claimant_has_ended)).await
+}
+
+/// The result of `work`, which may take this long. A store that accepts connections and does not answer is tried again for minutes.
+async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, CheckpointError>>,
+) -> Result<T, CheckpointError> {
+    let seconds = limit.as_secs();
+    let done = tokio::time::timeout(limit, work).await;
+    done.unwrap_or(Err(CheckpointError::NoAnswer { seconds }))
+}
+
 /// If the job begins with another job's checkpoint, checks that this checkpoint exists.
 async fn origin(store: &Store) -> Result<(), Failure> {
     let bad = |error: String| Failure::Input(format!("spec.checkpoint.from: {error}"));
     let found = tokio::time::timeout(STORE_TIMEOUT, store.origin()).await;
     let found = found.map_err(|_| bad(format!("no answer within {} s", STORE_TIMEOUT.as_secs())))?;
     found.map(drop).map_err(|error| bad(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::net::TcpListener;
+    use varuna_checkpoint::{Facts, Location};
+    use varuna_plan::{Moments, StateId};
+
+    /// A store on this port.
+    fn store_at(port: &TcpListener) -> Store {
+        let endpoint = format!("http://{}", port.local_addr().unwrap());
+        let settings = [
+            ("aws_endpoint", endpoint.as_str()),
+            ("aws_allow_http", "true"),
+            ("aws_access_key_id", "id"),
+            ("aws_secret_access_key", "secret"),
+            ("aws_region", "us-east-1"),
+        ];
+        let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let job = parse_job(include_str!("../../examples/demo.yaml")).unwrap();
+        let facts = Facts {
+            job: job.name.clone(),
+            model: serde_json::Value::Null,
+            training_hash: String::new(),
+            seed: 1,
+            global_batch_size: 8,
+            data_fingerprint: String::new(),
+            moments: Moments::Adam,
+        };
+        let location = Location::open_with("s3://bucket/runs", settings).unwrap();
+        Store::new(location, job.layout(), facts)
+    }
+
+    #[tokio::test]
+    async fn a_store_that_does_not_answer_is_not_waited_for() {
+        // It accepts connections, and nobody reads them.
+        let port = TcpListener::bind("127.0.0.1:0").unwrap();
+        let store = store_at(&port);
+        let limit = Duration::from_millis(50);
+        let newest = Listed {
+            id: StateId::INITIAL,
+            manifest: true,
+            marked_damaged: false,
+            files: BTreeMap::new(),
+        };
+        let checked = check(&store, &newest, limit).await;
+        assert!(
+            matches!(checked, Err(CheckpointError::NoAnswer { .. })),
+            "{checked:?}"
+        );
+        let owned = own(&store, claim_of_this_process("a-run".to_owned()), limit).await;
+        assert!(
+            matches!(owned, Err(CheckpointError::NoAnswer { .. })),
+            "{owned:?}"
+        );
+    }
 }
