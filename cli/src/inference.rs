@@ -228,7 +228,8 @@ fn finish(what: &str, mut worker: Command, input: &[u8]) -> Result<(), Failure> 
         .map_or(Ok(()), |mut pipe| pipe.write_all(input));
     let status = child.wait().map_err(internal)?;
     match (status.code(), written) {
-        // The worker has printed the reason.
+        // The worker has printed the reason. It ends with 1 after each error that it reports: a model, a dataset or an option that it cannot
+        // use. A defect is a panic (101), or a signal.
         (Some(1 | 2), _) => Err(Failure::Input(format!("{what} failed; see above"))),
         (Some(0), Err(e)) if e.kind() != ErrorKind::BrokenPipe => Err(internal(e)),
         (Some(0), _) => Ok(()),
