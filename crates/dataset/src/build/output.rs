@@ -110,11 +110,15 @@ impl Outputs {
         }
         for output in outputs {
             // The index last: without it there is no dataset. That of a replaced dataset goes first, or it would be the index of other tokens
-            // if this is interrupted.
+            // if this is interrupted. Each part is on disk before the next one, also for a power failure.
+            let folder = folder_of(&output.prefix);
             output.idx.remove_replaced()?;
-            for file in [output.bin, output.json, output.idx] {
-                file.rename()?;
-            }
+            sync_folder(folder)?;
+            output.bin.rename()?;
+            output.json.rename()?;
+            sync_folder(folder)?;
+            output.idx.rename()?;
+            sync_folder(folder)?;
         }
         Ok(described)
     }
@@ -178,14 +182,45 @@ impl Output {
     fn finish(&mut self, sidecar: &Sidecar, token_type: TokenType) -> Result<(), DataError> {
         let (bin, json, idx) = (&self.bin.partial, &self.json.partial, &self.idx.partial);
         self.out.flush().map_err(DataError::io("write", bin))?;
+        sync(self.out.get_ref(), bin)?;
         let index = File::create(idx).map_err(DataError::io("create", idx))?;
         self.index
-            .write(index, token_type)
+            .write(&index, token_type)
             .map_err(DataError::io("write", idx))?;
+        sync(&index, idx)?;
         let text = serde_json::to_string_pretty(sidecar)
             .map_err(|e| DataError::malformed(json, "description", e, "a description that JSON can hold"))?;
-        fs::write(json, text + "\n").map_err(DataError::io("write", json))
+        write_synced(json, (text + "\n").as_bytes())
     }
+}
+
+/// Makes a file survive a power failure. Some file systems, such as NFS, say only now that it could not be written.
+fn sync(file: &File, path: &Path) -> Result<(), DataError> {
+    file.sync_all().map_err(DataError::io("write", path))
+}
+
+/// Writes a whole file.
+fn write_synced(path: &Path, content: &[u8]) -> Result<(), DataError> {
+    let mut file = File::create(path).map_err(DataError::io("create", path))?;
+    file.write_all(content).map_err(DataError::io("write", path))?;
+    sync(&file, path)
+}
+
+/// Makes the names in a folder survive a power failure.
+fn sync_folder(folder: &Path) -> Result<(), DataError> {
+    use ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    match File::open(folder).and_then(|folder| folder.sync_all()) {
+        // The file system cannot do that with folders, or this one may be written and not read.
+        Err(error) if matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported) => Ok(()),
+        synced => synced.map_err(DataError::io("write", folder)),
+    }
+}
+
+/// The folder of a file.
+fn folder_of(path: &Path) -> &Path {
+    // A name alone is in the working directory.
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
 }
 
 /// The temporary name of an incomplete file.
@@ -235,9 +270,9 @@ impl Renamed {
         fs::create_dir_all(partial).map_err(DataError::io("create", partial))?;
         for (name, content) in files {
             let path = partial.join(name);
-            fs::write(&path, content).map_err(DataError::io("write", &path))?;
+            write_synced(&path, content)?;
         }
-        Ok(())
+        sync_folder(partial)
     }
 
     /// Removes the file that this one replaces, if there is one.
