@@ -15,6 +15,9 @@ use tokio::sync::watch;
 
 /// An installation of Kueue is noticed within this time.
 const LOOK_INTERVAL: Duration = Duration::from_secs(30);
+/// When it seems to be gone, it is looked for once more after this time. An API server that has just started may not know all groups and roles
+/// yet, and a job whose Workloads are forgotten counts as one without a queue.
+const SECOND_LOOK: Duration = Duration::from_secs(5);
 /// Delay before the next request when the API server did not answer.
 const RETRY: Duration = Duration::from_secs(2);
 
@@ -124,7 +127,11 @@ async fn changes(client: &Client, scope: &Scope, served: Option<KueueVersion>) -
         if is_served.is_err() || is_served.is_ok_and(|version| version == served && served.is_some()) {
             continue;
         }
-        let now = usable_version(client, scope).await;
+        let mut now = usable_version(client, scope).await;
+        if now.is_none() && served.is_some() {
+            tokio::time::sleep(SECOND_LOOK).await;
+            now = usable_version(client, scope).await;
+        }
         if now != served {
             return now;
         }
@@ -186,20 +193,54 @@ async fn usable(client: &Client, scope: &Scope, deadline: Duration) -> kube::Res
 mod tests {
     use super::*;
     use crate::cluster::fake_server::{ReceivedRequest, server};
-    use serde_json::json;
+    use serde_json::{Value, json};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
-    #[tokio::test]
-    async fn silent_api_server_is_not_awaited_for_ever() {
-        // The server answers what it serves, and no other request.
+    /// What an API server answers that serves Kueue's newest version.
+    fn groups() -> Value {
         let version = KueueVersion::ALL[0].version();
         let served =
             json!({ "groupVersion": format!("{}/{version}", KueueVersion::GROUP), "version": version });
         let group = json!({ "name": KueueVersion::GROUP, "versions": [served], "preferredVersion": served });
-        let groups = json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": [group] });
+        json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": [group] })
+    }
+
+    fn asks_for_groups(asked: &ReceivedRequest) -> bool {
+        asked.path.trim_end_matches('/') == "/apis"
+    }
+
+    /// What `changes` finds within a minute, if the first so many answers lack Kueue.
+    async fn found_after(lacking: usize) -> Option<Option<KueueVersion>> {
+        let told = Arc::new(AtomicUsize::new(0));
         let (client, _) = server(move |asked: &ReceivedRequest| {
-            let tells = asked.path.trim_end_matches('/') == "/apis";
-            tells.then(|| (200, groups.clone()))
+            let list = json!({ "kind": "List", "apiVersion": "v1", "metadata": {}, "items": [] });
+            let none = json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": [] });
+            let answer = match asks_for_groups(asked) {
+                true if told.fetch_add(1, Ordering::Relaxed) < lacking => none,
+                true => groups(),
+                false => list,
+            };
+            Some((200, answer))
         });
+        let scope = Scope { namespace: None };
+        let looks = changes(&client, &scope, Some(KueueVersion::ALL[0]));
+        tokio::time::timeout(2 * LOOK_INTERVAL, looks).await.ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn kueue_is_gone_only_after_a_second_look() {
+        // Each look asks what is served, the first one twice.
+        assert_eq!(found_after(2).await, None, "it is there again at the second look");
+        assert_eq!(found_after(usize::MAX).await, Some(None));
+    }
+
+    #[tokio::test]
+    async fn silent_api_server_is_not_awaited_for_ever() {
+        // The server answers what it serves, and no other request.
+        let groups = groups();
+        let (client, _) =
+            server(move |asked: &ReceivedRequest| asks_for_groups(asked).then(|| (200, groups.clone())));
         let scope = Scope { namespace: None };
         let found = usable(&client, &scope, Duration::from_millis(50)).await;
         assert!(matches!(found, Err(kube::Error::Service(_))), "{found:?}");
