@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
+use varuna_open_files::Limited;
 
 /// The lease is read every two seconds. Without an answer for this time the process is not ready.
 const SILENCE: Duration = Duration::from_secs(15);
@@ -103,7 +104,7 @@ impl Health {
     }
 }
 
-/// Serves probes and metrics.
+/// Serves probes and metrics. The number of connections is limited, and silent ones end.
 ///
 /// # Errors
 /// The listener has failed.
@@ -119,7 +120,7 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) -> std::io::Resul
         )
         .route("/metrics", routing::get(metrics))
         .with_state(health);
-    axum::serve(listener, router).await
+    axum::serve(Limited::new(listener), router).await
 }
 
 fn probe(result: Result<&'static str, String>) -> Result<&'static str, (StatusCode, String)> {
@@ -137,6 +138,7 @@ mod tests {
     use std::net::SocketAddr;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
+    use varuna_open_files::CONNECTIONS_MAX;
 
     async fn start(health: &Arc<Health>) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -200,6 +202,19 @@ mod tests {
         );
         assert!(scraped.trim_end().ends_with("# EOF"), "{scraped}");
         assert!(get(address, "/else").await.starts_with("HTTP/1.1 404"));
+    }
+
+    #[tokio::test]
+    async fn silent_connections_make_room_for_probes() {
+        let address = start(&Arc::new(Health::new(Arc::default()))).await;
+        let mut silent = Vec::new();
+        for _ in 0..CONNECTIONS_MAX {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+        let mut byte = [0];
+        let ended = tokio::time::timeout(STUCK, silent[0].read(&mut byte)).await;
+        assert_eq!(ended.unwrap().unwrap(), 0, "the oldest one is closed");
     }
 
     /// A proxy may split a request at any place.

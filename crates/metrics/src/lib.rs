@@ -10,7 +10,6 @@
 //! | [`measurements`] | recoveries as they are seen in a coordinator's views | state only |
 //! | [`follower`] | a task that measures a run by its views | state only |
 //! | [`scrapes`] | `/metrics` | serves HTTP |
-//! | `limited` | how many connections scrapes have, and for how long | accepts connections |
 //! | [`receiver`] | where figures are pushed, by the variables of OpenTelemetry | none: pure, but for the reading of the environment |
 //! | `sender` | one export within its limit, and what is said of it | sends to the receiver |
 //! | [`push`] | pushing from its start to the last figures | a thread, which sends |
@@ -18,7 +17,6 @@
 pub mod figures;
 pub mod follower;
 pub mod goodput;
-mod limited;
 pub mod measurements;
 pub mod metrics;
 pub mod push;

@@ -1,6 +1,5 @@
 //! `/metrics` over HTTP: the metrics of a run in OpenMetrics' text form.
 
-use crate::limited::Limited;
 use crate::metrics::Metrics;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
@@ -8,6 +7,7 @@ use axum::response::IntoResponse;
 use axum::{Router, routing};
 use std::sync::Arc;
 use tokio::net::TcpListener;
+use varuna_open_files::Limited;
 
 /// Answers scrapes of `/metrics`.
 pub fn routes(metrics: Arc<Metrics>) -> Router {

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use varuna_api::crd::RunStatus;
 use varuna_metrics::{Metrics, scrapes};
+use varuna_open_files::Limited;
 use varuna_protocol::coordinator::RunMode;
 
 /// A coordinator that is put in charge must read its record and write its first report within this time. If it does not, another process
@@ -75,7 +76,8 @@ impl Startup {
     }
 }
 
-/// Serves probes, scrapes and the page until the listener fails: the operator then puts another coordinator in charge.
+/// Serves probes, scrapes and the page until the listener fails: the operator then puts another coordinator in charge. The number of
+/// connections is limited, since anyone may reach the port, and workers need the process's files.
 pub async fn serve(listener: TcpListener, shown: Shown) {
     let scrapes = scrapes::routes(Arc::clone(&shown.metrics));
     let router = Router::new()
@@ -83,7 +85,7 @@ pub async fn serve(listener: TcpListener, shown: Shown) {
         .route("/healthz", routing::get(probe))
         .with_state(shown)
         .merge(scrapes);
-    if let Err(error) = axum::serve(listener, router).await {
+    if let Err(error) = axum::serve(Limited::new(listener), router).await {
         tracing::error!(%error, "probes and scrapes are not answered any more");
     }
 }
@@ -109,7 +111,10 @@ async fn show(State(shown): State<Shown>) -> impl IntoResponse {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::TcpStream;
     use varuna_api::crd::RunEnd;
+    use varuna_open_files::CONNECTIONS_MAX;
     use varuna_plan::{Generation, Step};
     use varuna_protocol::coordinator::{RunView, Snapshot};
 
@@ -164,5 +169,31 @@ mod tests {
             ..RunStatus::default()
         };
         assert!(startup.alive(late, Some(&ended)).is_ok(), "it says so itself");
+    }
+
+    #[tokio::test]
+    async fn silent_connections_make_room_for_probes() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (_publish, reports) = watch::channel(None);
+        let shown = Shown {
+            metrics: Arc::new(Metrics::new("space", "job")),
+            title: Title {
+                namespace: "space".into(),
+                job: "job".into(),
+                number: 1,
+            },
+            reports,
+            startup: Arc::default(),
+        };
+        tokio::spawn(serve(listener, shown));
+        let mut first = TcpStream::connect(address).await.unwrap();
+        let mut others = Vec::new();
+        for _ in 0..CONNECTIONS_MAX {
+            others.push(TcpStream::connect(address).await.unwrap());
+        }
+        let mut byte = [0];
+        let ended = tokio::time::timeout(START, first.read(&mut byte)).await;
+        assert_eq!(ended.unwrap().unwrap(), 0, "the oldest one is closed");
     }
 }
