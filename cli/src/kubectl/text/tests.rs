@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::json;
 
-fn job(status: serde_json::Value) -> JobView {
+fn job(status: Value) -> JobView {
     JobView {
         name: "demo".into(),
         namespace: "team".into(),
