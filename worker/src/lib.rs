@@ -18,6 +18,7 @@ pub mod numerics;
 mod optimizer_check;
 pub mod profile;
 pub mod program;
+mod read_failures;
 pub mod samples;
 pub mod state;
 pub mod stopwatch;

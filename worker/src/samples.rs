@@ -1,8 +1,8 @@
 //! The job's data as the engine's source of samples.
 
 use crate::engine::{SampleError, SamplePart, Samples};
+use crate::read_failures::read_may_pass;
 use backon::{BlockingRetryable, ExponentialBuilder};
-use std::io::ErrorKind;
 use std::time::Duration;
 use varuna_dataset::{DataError, TrainingData};
 
@@ -17,15 +17,6 @@ const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
     .with_max_delay(Duration::from_secs(2))
     .with_jitter()
     .with_max_times(25);
-
-/// Whether a read that failed so may succeed later. Not where there is no such file, or it is another one, or a shorter one, than it was.
-pub(crate) fn read_may_pass(kind: ErrorKind) -> bool {
-    use ErrorKind::{NotFound, PermissionDenied, StaleNetworkFileHandle, UnexpectedEof};
-    !matches!(
-        kind,
-        NotFound | PermissionDenied | StaleNetworkFileHandle | UnexpectedEof
-    )
-}
 
 fn may_pass(error: &DataError) -> bool {
     matches!(error, DataError::Io { source, .. } if read_may_pass(source.kind()))
@@ -105,7 +96,7 @@ impl Samples for DatasetSamples {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io;
+    use std::io::{self, ErrorKind};
 
     fn io_error() -> DataError {
         DataError::Io {

@@ -8,8 +8,8 @@ use super::objects::{
     token_name,
 };
 use super::observed::ObservedJob;
+use super::pod_parts::{append, fill_in_metadata, security_context, take_container};
 use super::pod_placement::{avoid_nodes, note_avoided, tolerate};
-use super::pod_template::{append, fill_in_metadata, security_context, take_container};
 use super::settings::Settings;
 use serde_json::{Map, Value, json};
 use std::path::Path;

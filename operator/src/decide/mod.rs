@@ -21,6 +21,7 @@ mod network_policies;
 mod news;
 pub mod objects;
 mod observed;
+mod pod_parts;
 mod pod_placement;
 mod pod_template;
 mod pod_verdicts;

@@ -2,7 +2,7 @@
 
 use super::decision::AvoidedNodes;
 use super::objects::AVOIDS_ANNOTATION;
-use super::pod_template::{append, may_use_gpu};
+use super::pod_parts::{append, may_use_gpu};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use varuna_api::{Job, fill_in};

@@ -8,6 +8,7 @@ use super::objects::{
     coordinator_name, metadata, pod_name, token_name,
 };
 use super::observed::ObservedJob;
+use super::pod_parts::{append, fill_in_metadata, may_use_gpu, security_context, take_container};
 use super::pod_placement::{avoid_nodes, note_avoided, tolerate};
 use super::settings::Settings;
 use serde_json::{Map, Value, json};
@@ -18,8 +19,6 @@ const WORKER_MILLICORES: u32 = 100;
 /// Memory that a worker requests by default.
 const WORKER_MEBIBYTES: u32 = 256;
 
-/// What the names of our own labels and annotations begin with.
-const OWN_PREFIX: &str = "varuna.dev/";
 /// The annotation with the cost of deleting a pod, for controllers and autoscalers that choose among pods: an i32, 0 if it is missing.
 const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 /// The deletion cost of a job's first pod.
@@ -63,29 +62,6 @@ pub(super) fn pod(
     json!({ "apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec })
 }
 
-/// Adds the labels and annotations of a template, except those of our own domain. Those identify a pod: copied from the pod of another job,
-/// they would make a pod that this job does not recognize and creates again and again.
-pub(super) fn fill_in_metadata(meta: &mut Value, template: &Value) {
-    for field in ["labels", "annotations"] {
-        let mut given = template["metadata"][field].clone();
-        if let Some(given) = given.as_object_mut() {
-            given.retain(|name, _| !name.starts_with(OWN_PREFIX));
-        }
-        fill_in(&mut meta[field], &given);
-    }
-}
-
-/// Takes the containers out of a pod's spec: the one of this name, empty where there is none, and the others.
-pub(super) fn take_container(spec: &mut Map<String, Value>, name: &str) -> (Value, Vec<Value>) {
-    let mut containers = spec
-        .remove("containers")
-        .and_then(|c| c.as_array().cloned())
-        .unwrap_or_default();
-    let at = containers.iter().position(|c| c["name"] == name);
-    let found = at.map_or_else(|| json!({}), |at| containers.remove(at));
-    (found, containers)
-}
-
 fn complete(spec: &mut Map<String, Value>, job: &Job) {
     // A worker that is restarted in place would come back under the same name with nothing in its memory.
     spec.insert("restartPolicy".into(), "Never".into());
@@ -117,24 +93,6 @@ fn complete(spec: &mut Map<String, Value>, job: &Job) {
     tolerate(spec, job);
 }
 
-/// What every pod of a job may do, unless its template says otherwise.
-pub(super) fn security_context() -> Value {
-    json!({
-        "runAsNonRoot": true, "runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532,
-        // Else each start would change the owner of every file of a dataset.
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": { "type": "RuntimeDefault" },
-    })
-}
-
-/// Adds more to a list, which may be missing.
-pub(super) fn append(list: &mut Value, more: Vec<Value>) {
-    fill_in(list, &json!([]));
-    if let Some(list) = list.as_array_mut() {
-        list.extend(more);
-    }
-}
-
 /// Gives the worker `/tmp`, as its root is read-only, and `/dev/shm` of the size that the job names, unless the template mounts them.
 fn mount_folders(spec: &mut Map<String, Value>, container: &mut Value, job: &Job) {
     let shm = job
@@ -163,14 +121,6 @@ fn mount_folders(spec: &mut Map<String, Value>, container: &mut Value, job: &Job
         {
             append(volumes, vec![json!({ "name": name, "emptyDir": volume })]);
         }
-    }
-}
-
-/// Whether workers get a GPU each. A worker that may use a GPU or not gets one: otherwise it would never see any.
-pub(super) fn may_use_gpu(device: WorkerDevice) -> bool {
-    match device {
-        WorkerDevice::Auto | WorkerDevice::Cuda => true,
-        WorkerDevice::Cpu => false,
     }
 }
 

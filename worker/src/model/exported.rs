@@ -3,7 +3,7 @@
 mod manifest;
 
 use super::dropout::Dropout;
-use crate::samples::read_may_pass;
+use crate::read_failures::read_may_pass;
 use crate::state::{UnitSpec, Units};
 use manifest::Manifest;
 pub use manifest::ManifestError;
