@@ -236,7 +236,7 @@ fn a_wrong_job_is_refused_with_what_to_do() {
 #[test]
 fn whole_pods_must_hold_the_shallowest_pipeline() {
     let cluster = cluster();
-    let namespace = cluster.namespace("pods").unwrap();
+    let namespace = cluster.namespace("whole-pods").unwrap();
     let create = |fields: &[(&str, Value)]| {
         let set = |job, (field, value): &(&str, Value)| with(job, &format!("/spec/{field}"), value.clone());
         let document = fields.iter().fold(job("j"), set).to_string();
