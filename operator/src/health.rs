@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
-use varuna_open_files::Limited;
+use varuna_limited_listener::LimitedListener;
 
 /// The lease is read every two seconds. Without an answer for this time the process is not ready.
 const SILENCE: Duration = Duration::from_secs(15);
@@ -120,7 +120,7 @@ pub async fn serve(listener: TcpListener, health: Arc<Health>) -> std::io::Resul
         )
         .route("/metrics", routing::get(metrics))
         .with_state(health);
-    axum::serve(Limited::new(listener), router).await
+    axum::serve(LimitedListener::new(listener), router).await
 }
 
 fn probe(result: Result<&'static str, String>) -> Result<&'static str, (StatusCode, String)> {
@@ -138,7 +138,7 @@ mod tests {
     use std::net::SocketAddr;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
-    use varuna_open_files::CONNECTIONS_MAX;
+    use varuna_limited_listener::CONNECTIONS_MAX;
 
     async fn start(health: &Arc<Health>) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

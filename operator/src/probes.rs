@@ -25,7 +25,8 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 /// A coordinator to which a connection is held is asked this often. If its process hangs, its kubelet finds that sooner, by the liveness
-/// probe; this is for a coordinator whose kubelet does not probe it.
+/// probe; this is for a coordinator whose kubelet does not probe it. It must be shorter than `varuna_limited_listener`'s `SILENCE_MAX` (180 s), after which
+/// a coordinator ends a silent connection.
 const INTERVAL: Duration = Duration::from_secs(120);
 /// A connection or an answer that takes longer does not come.
 const DEADLINE: Duration = Duration::from_secs(2);

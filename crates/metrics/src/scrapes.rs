@@ -7,7 +7,7 @@ use axum::response::IntoResponse;
 use axum::{Router, routing};
 use std::sync::Arc;
 use tokio::net::TcpListener;
-use varuna_open_files::Limited;
+use varuna_limited_listener::LimitedListener;
 
 /// Answers scrapes of `/metrics`.
 pub fn routes(metrics: Arc<Metrics>) -> Router {
@@ -18,7 +18,7 @@ pub fn routes(metrics: Arc<Metrics>) -> Router {
 
 /// Answers them, and nothing else, until the listener fails. The number of connections is limited.
 pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) {
-    if let Err(error) = axum::serve(Limited::new(listener), routes(metrics)).await {
+    if let Err(error) = axum::serve(LimitedListener::new(listener), routes(metrics)).await {
         tracing::error!(%error, "scrapes are not answered any more");
     }
 }

@@ -1,11 +1,6 @@
 //! The limit on the files and connections that a process may have open: a coordinator has a stream for each worker, a worker has
 //! connections to its peers. Systems have a low default (often 1,024), for programs that cannot handle higher file descriptors, and let
-//! each process raise it. And the limit on the connections of a port that anyone may reach (feature `listener`).
-
-#[cfg(feature = "listener")]
-mod limited;
-#[cfg(feature = "listener")]
-pub use limited::{CONNECTIONS_MAX, Connection, Limited};
+//! each process raise it.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

@@ -14,8 +14,8 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use varuna_api::crd::RunStatus;
+use varuna_limited_listener::LimitedListener;
 use varuna_metrics::{Metrics, scrapes};
-use varuna_open_files::Limited;
 use varuna_protocol::coordinator::RunMode;
 
 /// A coordinator that is put in charge must read its record and write its first report within this time. If it does not, another process
@@ -85,7 +85,7 @@ pub async fn serve(listener: TcpListener, shown: Shown) {
         .route("/healthz", routing::get(probe))
         .with_state(shown)
         .merge(scrapes);
-    if let Err(error) = axum::serve(Limited::new(listener), router).await {
+    if let Err(error) = axum::serve(LimitedListener::new(listener), router).await {
         tracing::error!(%error, "probes and scrapes are not answered any more");
     }
 }
@@ -114,7 +114,7 @@ mod tests {
     use tokio::io::AsyncReadExt as _;
     use tokio::net::TcpStream;
     use varuna_api::crd::RunEnd;
-    use varuna_open_files::CONNECTIONS_MAX;
+    use varuna_limited_listener::CONNECTIONS_MAX;
     use varuna_plan::{Generation, Step};
     use varuna_protocol::coordinator::{RunView, Snapshot};
 

@@ -19,12 +19,13 @@ use tokio::time::{Instant, Sleep, sleep};
 
 /// Maximum number of connections at a time. A scraper has one or two, and a kubelet has one for each probe.
 pub const CONNECTIONS_MAX: usize = 64;
-/// How long nothing may come on a connection. Scrapers that ask less often connect again.
+/// How long nothing may come on a connection. Scrapers that ask less often connect again. It must be longer than the operator's `probes::INTERVAL` (120 s):
+/// on the connection that the operator holds to a coordinator nothing comes for that long, and its end would look like that of the coordinator.
 const SILENCE_MAX: Duration = Duration::from_secs(180);
 
 /// A listener that keeps at most [`CONNECTIONS_MAX`] connections.
 #[derive(Debug)]
-pub struct Limited {
+pub struct LimitedListener {
     listener: TcpListener,
     most: usize,
     silence: Duration,
@@ -42,15 +43,15 @@ struct Open {
     end: oneshot::Sender<()>,
 }
 
-impl Limited {
+impl LimitedListener {
     /// Limits the connections of this listener.
     #[must_use]
-    pub fn new(listener: TcpListener) -> Limited {
-        Limited::with(listener, CONNECTIONS_MAX, SILENCE_MAX)
+    pub fn new(listener: TcpListener) -> LimitedListener {
+        LimitedListener::with(listener, CONNECTIONS_MAX, SILENCE_MAX)
     }
 
-    fn with(listener: TcpListener, most: usize, silence: Duration) -> Limited {
-        Limited {
+    fn with(listener: TcpListener, most: usize, silence: Duration) -> LimitedListener {
+        LimitedListener {
             listener,
             most,
             silence,
@@ -72,7 +73,7 @@ impl Limited {
     }
 }
 
-impl Listener for Limited {
+impl Listener for LimitedListener {
     type Io = Connection;
     type Addr = SocketAddr;
 
@@ -102,7 +103,7 @@ impl Listener for Limited {
     }
 }
 
-/// A connection of a [`Limited`] listener.
+/// A connection of a [`LimitedListener`].
 #[derive(Debug)]
 pub struct Connection {
     socket: TcpStream,
@@ -210,10 +211,10 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     /// A port with so many places, and a client that has connected to it.
-    async fn port(most: usize, silence: Duration) -> (Limited, TcpStream) {
+    async fn port(most: usize, silence: Duration) -> (LimitedListener, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        (Limited::with(listener, most, silence), client)
+        (LimitedListener::with(listener, most, silence), client)
     }
 
     async fn read(connection: &mut Connection) -> io::Result<u8> {
@@ -242,16 +243,20 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_that_has_ended_leaves_its_place() {
-        let (mut port, _client) = port(1, SILENCE_MAX).await;
+        let (mut port, _client) = port(2, SILENCE_MAX).await;
         let address = port.local_addr().unwrap();
+        let (_first, _) = port.accept().await;
+        let heard = Arc::clone(&port.open[0].heard);
         for _ in 0..3 {
-            let (connection, _) = port.accept().await;
-            assert_eq!(port.open.len(), 1);
-            assert!(!port.open[0].end.is_closed());
-            drop(connection);
-            assert!(port.open[0].end.is_closed());
-            let _next = TcpStream::connect(address).await.unwrap();
+            let _client = TcpStream::connect(address).await.unwrap();
+            let (another, _) = port.accept().await;
+            assert_eq!(port.open.len(), 2);
+            drop(another);
         }
+        // It was silent for longest, and would have made room for another.
+        let is_first = |open: &&Open| Arc::ptr_eq(&open.heard, &heard);
+        let first = port.open.iter().find(is_first).expect("its place is kept");
+        assert!(!first.end.is_closed());
     }
 
     #[tokio::test]
