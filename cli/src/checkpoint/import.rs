@@ -9,7 +9,7 @@ use crate::io::print_line;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::path::Path;
-use varuna_api::{LABEL, is_label};
+use varuna_api::{DNS_LABEL, is_label};
 use varuna_checkpoint::huggingface::{self, Content, HuggingFaceError, INDEX, Import, LocalFile, WHOLE};
 use varuna_checkpoint::{
     Facts, Location, PUBLISHED_FILE_BYTES_MAX, PUBLISHED_FILES, RateLimit, Store, folder_name,
@@ -24,7 +24,7 @@ const PIECE_BYTES: usize = 4 << 20;
 pub(super) async fn import(location: &Location, folder: &Path, job: &str) -> Result<(), Failure> {
     // No job could have these checkpoints.
     if !is_label(job) {
-        return Err(Failure::Input(format!("--job: {job:?} — {LABEL}")));
+        return Err(Failure::Input(format!("--job: {job:?} — {DNS_LABEL}")));
     }
     // All files are open at once, and an index may name more than most systems let a process have at first.
     varuna_open_files::raise();

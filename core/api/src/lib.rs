@@ -42,7 +42,7 @@ pub use packing::Packing;
 pub use planner::{
     estimated_costs, estimated_planner, measured_costs, planner, planner_with, unmeasured_costs,
 };
-pub use resolve::{LABEL, is_label, parse_job, parse_job_of_any_release};
+pub use resolve::{DNS_LABEL, is_label, parse_job, parse_job_of_any_release};
 pub use steps::{steps_of_run, with_steps_of};
 pub use training::{Evaluation, Optimizer, Sharding, Training, UpdateRule};
 pub use worker_groups::{PodGroup, fill_in};

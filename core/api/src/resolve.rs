@@ -9,7 +9,7 @@ use crate::limits;
 use crate::manifest::{self, VarunaJob};
 use crate::read::{self, UnknownFields};
 use check::Check;
-pub use check::{LABEL, is_label};
+pub use check::{DNS_LABEL, is_label};
 
 mod check;
 mod checkpoint;

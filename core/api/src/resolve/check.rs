@@ -130,9 +130,9 @@ impl Check {
 
     /// A DNS label ([`is_label`]).
     pub(super) fn label(&mut self, path: &str, value: Option<String>) -> String {
-        let value = self.required(path, value, LABEL);
+        let value = self.required(path, value, DNS_LABEL);
         if !is_label(&value) {
-            self.0.push(path, quoted(&value), LABEL);
+            self.0.push(path, quoted(&value), DNS_LABEL);
         }
         value
     }
@@ -151,7 +151,7 @@ impl Check {
 }
 
 /// What a DNS label is, for messages.
-pub const LABEL: &str = "1 to 63 of a-z, 0-9 and -, neither first nor last a -";
+pub const DNS_LABEL: &str = "1 to 63 of a-z, 0-9 and -, neither first nor last a -";
 
 /// Whether a text is a DNS label (RFC 1123). Kubernetes requires this of names that become parts of other names, such as a job's.
 #[must_use]
