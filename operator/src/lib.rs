@@ -17,11 +17,11 @@
 //! | [`health`] | `/healthz`, `/readyz`, `/metrics` | serves HTTP |
 //! | [`installation`] | whether an installation is whole | API calls |
 //! | [`leadership`] | the thread that holds the Lease and answers probes | API calls, serves HTTP |
-//! | [`observe`], [`carry_out`], [`reconcile`] | what is observed of a job; the actions of a decision; the reconciliation that joins them | API calls |
+//! | `observe`, `carry_out`, [`reconcile`] | what is observed of a job; the actions of a decision; the reconciliation that joins them | API calls |
 //! | [`context`], [`controller`], [`watches`] | what all reconciliations share; when one is due; what fills the index | API watches |
 
 pub mod backoff;
-pub mod carry_out;
+mod carry_out;
 pub mod cluster;
 pub mod context;
 pub mod controller;
@@ -38,7 +38,7 @@ pub mod leadership;
 pub mod metrics;
 pub mod node_object;
 mod object_document;
-pub mod observe;
+mod observe;
 pub mod observe_node;
 pub mod observe_pod;
 pub mod observe_queue;
