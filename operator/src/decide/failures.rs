@@ -30,7 +30,8 @@ const AVOIDED_MAX: usize = 64;
 /// nodes there may be more than the status can hold ([`forget_oldest`]).
 pub(super) fn recent_failures(observed: &Observed, pods: &[JudgedPod<'_>]) -> Vec<RecentFailure> {
     let mut known = observed.job.status.recent_failures.clone();
-    known.retain(|f| observed.now - seconds(f) < REMEMBERED_SECONDS);
+    // Times of failures are those of the nodes' clocks. One that is far ahead is remembered as long as the pod that shows it is there.
+    known.retain(|f| (observed.now - seconds(f)).abs() < REMEMBERED_SECONDS);
     let runs = observed.run.as_ref().is_none_or(|r| r.ended.is_none());
     let suspended = observed.job.spec.as_ref().is_ok_and(|j| j.suspend);
     let mut seen: Vec<_> = pods
@@ -220,11 +221,13 @@ pub(super) fn replaced_at(
 
 /// When pods that hold nothing are deleted on nodes that announce their end, and created again. If there are more such nodes than a pod
 /// can name as nodes to avoid, each new pod may land on the next one. This counts as a failure of that node, and each further one within ten minutes makes
-/// the next pod wait twice as long.
+/// the next pod wait twice as long. A rejection by a node whose clock is ahead does not count: pods would wait until that time.
 pub(super) fn moved_at(failures: &[RecentFailure], now: i64) -> i64 {
     let is_rejection = |f: &&RecentFailure| f.kind == FailureKind::Rejected.as_str();
     let rejections = failures.iter().filter(is_rejection).map(seconds);
-    let times: BTreeSet<i64> = rejections.filter(|at| now - at < DELAYS_SECONDS).collect();
+    let times: BTreeSet<i64> = rejections
+        .filter(|at| (0..DELAYS_SECONDS).contains(&(now - at)))
+        .collect();
     let Some(last) = times.last() else {
         return now;
     };

@@ -390,6 +390,33 @@ fn repeated_moves_to_leaving_nodes_are_delayed() {
 }
 
 #[test]
+fn rejection_by_a_clock_that_is_ahead_delays_no_move() {
+    let mut observed = with_leaving_nodes(2, 100);
+    let moves = ObservedPod {
+        node: Some("l000".into()),
+        ..pod(2, PodPhase::Pending)
+    };
+    observed.pods = vec![running_on("a", 1), moves];
+    observed.run = Some(all_placed(with_workers(training(3), &["j-w1-u"], &[])));
+    // One that is more than an hour ahead is forgotten with its pod.
+    for (ahead, remembered) in [(1800, true), (86_400, false)] {
+        observed.job.status.recent_failures = vec![varuna_api::crd::RecentFailure {
+            at: decision::time(NOW + ahead),
+            node: Some("l099".into()),
+            pod: "j-w9-u".into(),
+            kind: "Rejected".into(),
+            number: None,
+            made_from: None,
+        }];
+        let desired = decide(&observed);
+        assert_eq!(deleted(&desired), ["j-w2-u"], "{ahead} s ahead");
+        let failures = &desired.status.recent_failures;
+        let is_there = failures.iter().any(|f| f.pod == "j-w9-u");
+        assert_eq!(is_there, remembered, "{ahead} s ahead");
+    }
+}
+
+#[test]
 fn training_worker_on_a_leaving_node_is_replaced_at_once() {
     let mut observed = with_leaving_nodes(1, 100);
     observed.pods = vec![running_on("l000", 1)];
