@@ -174,8 +174,9 @@ impl Fill<PartialObjectMeta<DynamicObject>> for KindIndex<'_> {
         let of_kind = owned.objects.keys().filter(|key| key.0 == self.1.kind);
         let gone = owned.relists.entry(self.1.kind).or_default().complete(of_kind);
         let jobs = gone.iter().filter_map(|key| {
-            let job = owned.objects.remove(key)?.job?;
-            Some(job_ref(&key.1, &job))
+            let removed = owned.objects.remove(key)?;
+            owned.gone.note_uid(&removed.uid);
+            Some(job_ref(&key.1, &removed.job?))
         });
         jobs.collect()
     }

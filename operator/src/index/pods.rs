@@ -131,9 +131,12 @@ impl PodIndex {
         }
     }
 
-    /// Forgets what is expected of deleted jobs.
+    /// Forgets what is expected of deleted jobs, and what was shown while their pods were being read: a reconciliation that is dropped in the
+    /// middle of a read does not end it.
     pub fn retain(&mut self, exists: impl Fn(&str, &str) -> bool) {
         self.expected
+            .retain(|(namespace, name), _| exists(namespace, name));
+        self.being_read
             .retain(|(namespace, name), _| exists(namespace, name));
     }
 

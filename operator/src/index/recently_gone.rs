@@ -15,11 +15,18 @@ pub(super) struct RecentlyGone(VecDeque<String>);
 impl RecentlyGone {
     /// A watch has shown that this object is gone.
     pub(super) fn note(&mut self, object: &ObjectMeta) {
-        let Some(uid) = &object.uid else { return };
+        self.note_uid(object.uid.as_deref().unwrap_or_default());
+    }
+
+    /// A watch, or its list, has shown that the object with this uid is gone. Without a uid nothing is noted.
+    pub(super) fn note_uid(&mut self, uid: &str) {
+        if uid.is_empty() {
+            return;
+        }
         if self.0.len() >= REMEMBERED_MAX {
             self.0.pop_front();
         }
-        self.0.push_back(uid.clone());
+        self.0.push_back(uid.to_owned());
     }
 
     /// Whether the object with this uid is gone. Another object of the same name has another uid.

@@ -85,6 +85,7 @@ impl Fill<RunObject> for Index {
         let all = &mut *all;
         let gone = all.relist.complete(all.runs.keys());
         let removed = gone.iter().filter_map(|key| all.runs.remove(key));
+        let removed = removed.inspect(|run| all.gone.note(&run.metadata));
         removed.filter_map(|run| job_of(&run.metadata)).collect()
     }
 }

@@ -254,6 +254,18 @@ fn list_that_is_older_than_the_watch_changes_nothing() {
 }
 
 #[test]
+fn read_of_a_deleted_jobs_pods_collects_no_more_names() {
+    let index = index();
+    let key = ("n".to_owned(), "j".to_owned());
+    // The reconciliation is dropped in the middle of the read.
+    index.pods.lock().begin_read(&key);
+    index.pods.lock().retain(|_, _| false);
+    seen(&index, &pod("j", 1, "a", &json!({})));
+    index.pods.lock().read(&key, &[]);
+    assert!(known_pods(&index, &key).is_empty(), "no name was kept");
+}
+
+#[test]
 fn deletion_that_a_late_list_misses_is_still_expected() {
     let index = index();
     relist(&index, &[pod("j", 1, "a", &json!({}))]);
@@ -465,6 +477,29 @@ fn answer_about_an_object_that_is_gone_is_not_kept() {
     Fill::<NodeObject>::gone(&index, &read);
     index.node_read(&read);
     assert!(!index.nodes.lock().knows("a"));
+}
+
+#[test]
+fn answer_about_an_object_that_a_relist_misses_is_not_kept() {
+    let index = index();
+    let orders = run(5, 1);
+    relist(&index, std::slice::from_ref(&orders));
+    relist::<RunObject>(&index, &[]);
+    index.runs.lock().written(&orders);
+    assert!(index.runs.lock().of("n", "j-1").is_none());
+    let (services, applied) = (KindIndex(&index, ObjectKind::ALL[0]), service(5, "b"));
+    relist(&services, std::slice::from_ref(&applied));
+    relist(&services, &[]);
+    let key: ObjectKey = ("Service".into(), "n".into(), "s".into());
+    let written = KnownObject::of(&applied.metadata);
+    index.owned.lock().written(key.clone(), written);
+    assert!(index.owned.lock().get(&key).is_none());
+    let j = job("j");
+    let asked = workload("j", &workload_name(&j, 1), "own");
+    relist(&Workloads(&index), std::slice::from_ref(&asked));
+    relist(&Workloads(&index), &[]);
+    index.queues.lock().written(&asked);
+    assert!(index.queues.lock().of(&j).workload.is_none());
 }
 
 #[test]

@@ -196,6 +196,7 @@ impl Fill<DynamicObject> for Workloads<'_> {
         let queues = &mut *queues;
         let gone = queues.listed_workloads.complete(queues.workloads.keys());
         let removed = gone.iter().filter_map(|key| queues.workloads.remove(key));
+        let removed = removed.inspect(|workload| queues.gone_workloads.note_uid(&workload.uid));
         let changed = removed.filter_map(|workload| workload.job).collect();
         queues.has_workloads = true;
         changed
