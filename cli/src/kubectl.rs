@@ -231,9 +231,15 @@ fn check_groups(name: &str, workers: u32, job: &Value) -> Result<(), Failure> {
         let most = group.get("maxWorkers").and_then(Value::as_u64)?;
         Some(sum.saturating_add(most))
     });
+    // Without a minimum it is the smallest pipeline.
+    let least = ["/spec/elasticity/minWorkers", "/spec/pipeline/minDepth"];
+    let least = least
+        .iter()
+        .find_map(|field| job.pointer(field)?.as_u64())
+        .unwrap_or(1);
     match places.filter(|places| u64::from(workers) > *places) {
         Some(places) => Err(Failure::Input(format!(
-            "spec.elasticity.maxWorkers: {workers} — 1 to {places}: the worker groups of {name} have no more (spec.workerGroups[].maxWorkers)"
+            "spec.elasticity.maxWorkers: {workers} — minWorkers ({least}) to {places}: the worker groups of {name} have no more (spec.workerGroups[].maxWorkers)"
         ))),
         None => Ok(()),
     }

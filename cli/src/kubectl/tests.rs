@@ -89,7 +89,7 @@ fn with_groups(most: &[Option<u32>]) -> Value {
     let groups: Vec<Value> = most.iter().map(group).collect();
     json!({
         "apiVersion": "varuna.dev/v1alpha1", "kind": "VarunaJob", "metadata": { "name": "demo" },
-        "spec": { "workerGroups": groups },
+        "spec": { "elasticity": { "minWorkers": 3 }, "workerGroups": groups },
     })
 }
 
@@ -101,7 +101,7 @@ fn a_job_is_scaled_to_no_more_than_its_groups_have() {
         tokio::time::timeout(PATIENCE, cluster.scale("demo", 9)).await
     });
     let why = answer.expect("in time").unwrap_err().to_string();
-    assert!(why.contains("maxWorkers: 9 — 1 to 8"), "{why}");
+    assert!(why.contains("maxWorkers: 9 — minWorkers (3) to 8"), "{why}");
     assert_eq!(served.join().unwrap().len(), 1, "nothing is changed");
     assert!(check_groups("demo", 8, &with_groups(&[Some(6), Some(2)])).is_ok());
     assert!(check_groups("demo", 9, &with_groups(&[Some(6), None])).is_ok());
