@@ -67,8 +67,9 @@ impl Shared {
         let lost = plan.flat_map(|p| p.members()).filter(|w| !used.contains(w));
         let names = lost.map(|w| self.roster.name(*w));
         let data_errors = names.filter(|name| self.quarantine.cannot_read(now, name));
-        let sentences =
-            data_errors.map(|name| format!("; {name} cannot read its data and is left out for a while"));
+        let sentences = data_errors.map(|name| {
+            format!("; {name} cannot read its data or its model's code and is left out for a while")
+        });
         sentences.collect()
     }
 }

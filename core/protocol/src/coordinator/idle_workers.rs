@@ -48,7 +48,7 @@ impl Shared {
             Some(_) => {}
         }
         if self.quarantine.cannot_read(now, &name) {
-            let why = "it could not read its data, which others can: it is not used for a while";
+            let why = "it could not read its data or its model's code, which others can: it is not used for a while";
             return said(LeftOutReason::NoData, why);
         }
         if self.quarantine.is_unsound(now, &name) {

@@ -22,7 +22,7 @@ pub enum LeftOutReason {
     WrongBits,
     /// A worker of its name ended within its first steps several times, or had wrong bits. It is used again after a while.
     Unsound,
-    /// It could not read its data, which other workers can. It is used again after a while.
+    /// It could not read its data or its model's code, which other workers can. It is used again after a while.
     NoData,
     /// It ran out of memory several times, and no better plan takes less of it.
     NoMemory,

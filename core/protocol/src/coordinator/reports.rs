@@ -176,7 +176,7 @@ impl Shared {
         match (why, about == from) {
             (Suspicion::Unreachable, _) => format!("{who} cannot reach {whom}"),
             (Suspicion::Damaged, _) => format!("what {who} gets from {whom} is damaged"),
-            (Suspicion::NoData, _) => format!("{who} cannot read its data"),
+            (Suspicion::NoData, _) => format!("{who} cannot read its data or its model's code"),
             (Suspicion::NoMemory(shortage), _) => format!("{who} ran out of memory ({shortage})"),
             (Suspicion::Gone, false) => format!("{who} lost {whom}"),
             (Suspicion::Gone, true) => format!("{who} is stuck"),

@@ -58,7 +58,7 @@ fn worker_that_cannot_read_is_left_out_and_tried_again() {
     }
     cannot_read(&mut rig, &[B], &ALL, at);
     assert_eq!(rig.plan().members(), [A, C]);
-    let because = "w2 cannot read its data";
+    let because = "w2 cannot read its data or its model's code";
     let said = |e: &Event| matches!(e, Event::Fenced { because: b, .. } if b == because);
     assert!(rig.events.iter().any(said), "{:?}", rig.events);
     let reason = rig.plan().reason.clone();
