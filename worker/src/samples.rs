@@ -1,22 +1,12 @@
 //! The job's data as the engine's source of samples.
 
 use crate::engine::{SampleError, SamplePart, Samples};
-use crate::read_failures::read_may_pass;
-use backon::{BlockingRetryable, ExponentialBuilder};
-use std::time::Duration;
+use crate::read_failures::{BACKOFF, read_again, read_may_pass};
+use backon::ExponentialBuilder;
 use varuna_dataset::{DataError, TrainingData};
 
 /// Implements [`Samples`] for the data of a job.
 pub struct DatasetSamples(pub TrainingData);
-
-/// Pauses between attempts to read a sample: a store may be unavailable for a while. A step that waits ends by its own deadline, not by
-/// these pauses. They limit how often a store that is down is asked, and how often a step fails because of it: about once in a minute. They
-/// are random, so that the workers of a job do not try at the same moment.
-const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
-    .with_min_delay(Duration::from_millis(50))
-    .with_max_delay(Duration::from_secs(2))
-    .with_jitter()
-    .with_max_times(25);
 
 fn may_pass(error: &DataError) -> bool {
     matches!(error, DataError::Io { source, .. } if read_may_pass(source.kind()))
@@ -37,10 +27,8 @@ fn read_by(
     wanted: &mut dyn FnMut() -> bool,
     read: impl FnMut() -> Result<(), DataError>,
 ) -> Result<(), SampleError> {
-    let again = |error: &DataError| may_pass(error) && wanted();
-    let done = read.retry(backoff).when(again);
-    let done = done.notify(|error, pause| tracing::warn!(%error, index, ?pause, "reads a sample again"));
-    done.call().map_err(|error| SampleError {
+    let done = read_again(backoff, &format_args!("sample {index}"), wanted, may_pass, read);
+    done.map_err(|error| SampleError {
         index,
         why: error.to_string(),
         may_pass: may_pass(&error),
@@ -97,6 +85,7 @@ impl Samples for DatasetSamples {
 mod tests {
     use super::*;
     use std::io::{self, ErrorKind};
+    use std::time::Duration;
 
     fn io_error() -> DataError {
         DataError::Io {
@@ -179,6 +168,7 @@ mod tests {
             asked < 3
         };
         let error = read(7, &mut wanted, away).unwrap_err();
-        assert_eq!((error.may_pass, tries, asked), (true, 3, 3));
+        // Asked after the failure, and twice in the first pause, which is not slept to its end.
+        assert_eq!((error.may_pass, tries, asked), (true, 1, 3));
     }
 }

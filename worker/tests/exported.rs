@@ -9,6 +9,7 @@ use common::{BATCH, Case, Trained, later, run_engines};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use varuna_api::{Evaluation, LearningRate, Optimizer, Packing, Schedule, Sharding, Training, UpdateRule};
 use varuna_model::{Exported, Model, Unit};
 use varuna_plan::{
@@ -20,6 +21,7 @@ use varuna_worker::backend::Backend;
 use varuna_worker::engine::{Engine, EngineConfig, EngineError, SampleError, Samples};
 use varuna_worker::model::{ExportedError, Module};
 use varuna_worker::numerics::Numerics;
+use varuna_worker::transport::Link;
 use varuna_worker::transport::local::LocalMesh;
 
 const STEPS: u64 = 6;
@@ -343,28 +345,38 @@ fn a_step_fails_while_the_code_of_a_segment_cannot_be_read() {
         engine.initialise(unit).unwrap();
     }
     let link = LocalMesh::new(&[me]).link(me);
-    let mut failed = || {
-        let step = engine.run_step(&plan, Step(0), &link, later());
+    let mut failed = |link: &Arc<dyn Link>, deadline| {
+        let step = engine.run_step(&plan, Step(0), link, deadline);
         step.err().map(|failure| failure.error)
     };
+    let may_pass =
+        |error: Option<EngineError>| matches!(error, Some(EngineError::Code { may_pass: true, .. }));
     let code = temporary.path().join("segment-1.pt");
     let kept = temporary.path().join("kept");
     std::fs::rename(&code, &kept).unwrap();
-    let error = failed();
+    let error = failed(&link, later());
     let Some(EngineError::Code { why, may_pass: false }) = &error else {
         panic!("there is no such file: {error:?}")
     };
     assert!(why.contains("segment-1.pt of the model's folder"), "{why}");
-    // The file is there, and its read fails.
-    std::fs::create_dir(&code).unwrap();
-    let error = failed();
-    assert!(
-        matches!(error, Some(EngineError::Code { may_pass: true, .. })),
-        "{error:?}"
-    );
-    std::fs::remove_dir(&code).unwrap();
-    std::fs::rename(&kept, &code).unwrap();
-    assert_eq!(failed(), None);
+    // The file is there, and its read fails: again and again, until the step's deadline or a fence.
+    std::os::unix::fs::symlink(temporary.path(), &code).unwrap();
+    let (began, short) = (Instant::now(), Duration::from_millis(300));
+    assert!(may_pass(failed(&link, began + short)));
+    assert!(began.elapsed() >= short, "another step would fail at once");
+    let fenced = LocalMesh::new(&[me]).link(me);
+    fenced.abort();
+    let began = Instant::now();
+    assert!(may_pass(failed(&fenced, began + Duration::from_secs(40))));
+    assert!(began.elapsed() < Duration::from_secs(20), "a fence waits for it");
+    // It can be read while the step waits for it.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(200));
+            std::fs::rename(&kept, &code).unwrap();
+        });
+        assert_eq!(failed(&link, later()), None);
+    });
 }
 
 #[test]

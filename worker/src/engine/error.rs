@@ -118,6 +118,18 @@ impl EngineError {
         }
     }
 
+    /// The code of a segment that there is not. It is loaded onto the device, where there may be no memory for it: what libtorch says stays an
+    /// error of libtorch's, so that a lack of memory is found in it.
+    pub(crate) fn of_code(error: ExportedError) -> EngineError {
+        match error {
+            ExportedError::Code { file, why } => TorchError(format!("{}: {}", file.display(), why.0)).into(),
+            other => EngineError::Code {
+                may_pass: other.may_pass(),
+                why: other.to_string(),
+            },
+        }
+    }
+
     /// A buffer of a unit that the host cannot have.
     pub(crate) fn of_buffer(unit: Unit, why: LeaseError) -> EngineError {
         match why {

@@ -27,7 +27,8 @@ use samples::Split;
 pub use samples::{SampleError, SamplePart, Samples};
 pub use step::Timeline;
 
-use crate::model::Tables;
+use crate::model::{ExportedError, Tables};
+use crate::read_failures::{BACKOFF, read_again};
 use crate::state::{GatheredUnit, UnitBuffers, UnitSnapshot, UnitState};
 use crate::transport::Link;
 use background_updates::BackgroundUpdates;
@@ -212,7 +213,9 @@ impl Engine {
     ) -> Result<StepReport, StepFailure> {
         let mut prepared = Vec::new();
         let units = plan.units(self.config.me);
-        let begun = self.read_code(plan).and_then(|()| self.recall(&units));
+        let begun = self
+            .read_code(plan, link, deadline)
+            .and_then(|()| self.recall(&units));
         if let Err(error) = begun.and_then(|()| self.place(&units)) {
             return Err(StepFailure { error, prepared });
         }
@@ -248,17 +251,24 @@ impl Engine {
     }
 
     /// Reads the code of the segments of this worker's stages, where that was not done before. A file system that is away must not end the worker
-    /// with its state.
-    fn read_code(&self, plan: &Plan) -> Result<(), EngineError> {
+    /// with its state, nor make one recovery after the other: it is asked again within the step, as for a sample.
+    fn read_code(&self, plan: &Plan, link: &Arc<dyn Link>, deadline: Instant) -> Result<(), EngineError> {
         let Some((pipeline, stages)) = plan.shape.stages_of(self.config.me) else {
             return Ok(());
         };
         let of = |stage: usize| plan.shape.pipelines[pipeline].stages[stage].segments;
         let mut segments = stages.iter().flat_map(|stage| of(*stage).start..of(*stage).end);
-        let read = segments.try_for_each(|segment| self.config.model.read_segment(segment));
-        read.map_err(|error| EngineError::Code {
-            may_pass: error.may_pass(),
-            why: error.to_string(),
+        let mut wanted = || !link.is_aborted() && Instant::now() < deadline;
+        segments.try_for_each(|segment| {
+            let read = || self.config.model.read_segment(segment);
+            let done = read_again(
+                BACKOFF,
+                &format_args!("the code of segment {segment}"),
+                &mut wanted,
+                ExportedError::may_pass,
+                read,
+            );
+            done.map_err(EngineError::of_code)
         })
     }
 

@@ -400,6 +400,21 @@ fn step_without_memory_keeps_what_was_summed() {
     assert_eq!(engine.without_memory(other.clone()).error, other.error);
 }
 
+#[test]
+fn no_memory_for_the_code_of_a_segment_is_no_unreadable_file() {
+    let error = EngineError::of_code(ExportedError::Code {
+        file: "segment-1.pt".into(),
+        why: TorchError(NO_MEMORY.to_owned()),
+    });
+    let prepared = vec![];
+    let told = engine(Device::Cpu).without_memory(StepFailure { error, prepared });
+    let EngineError::NoMemory { shortage, why } = &told.error else {
+        panic!("{}", told.error)
+    };
+    assert_eq!(why, &format!("segment-1.pt: {NO_MEMORY}"));
+    assert_eq!(shortage.needed_bytes, Some(2 << 30));
+}
+
 /// Samples whose reads panic as libtorch's operators do where a GPU has no memory, while that is so.
 struct Exhausted(Arc<AtomicBool>);
 
