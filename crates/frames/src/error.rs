@@ -116,7 +116,19 @@ pub enum StateError {
         /// The announced step.
         at: Step,
     },
-    /// More elements than announced, an end before the last one, or a part without any.
+    /// A part without elements: such parts could come for ever.
+    #[error("unit {unit} at step {step}: an empty part after {arrived} of {announced} elements")]
+    EmptyPart {
+        /// The unit.
+        unit: Unit,
+        /// Step in the header.
+        step: Step,
+        /// Number of elements that were received before.
+        arrived: u64,
+        /// Number of elements in the header.
+        announced: u64,
+    },
+    /// More elements than announced, or an end before the last one.
     #[error("unit {unit} at step {step}: {arrived} elements and then {part}; {announced} are announced")]
     Elements {
         /// The unit.
@@ -125,7 +137,7 @@ pub enum StateError {
         step: Step,
         /// Number of elements that were received before.
         arrived: u64,
-        /// The elements of this part; 0 = the end, or an empty part.
+        /// The elements of this part; 0 = the end.
         part: u64,
         /// Number of elements in the header.
         announced: u64,

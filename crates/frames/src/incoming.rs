@@ -66,8 +66,15 @@ impl Incoming {
         let elements = self.header.elements();
         let start = self.data.len();
         let missing = elements.saturating_sub(start as u64);
-        // Empty parts could come for ever.
-        if part.is_empty() || part.len() as u64 > missing {
+        if part.is_empty() {
+            return Err(StateError::EmptyPart {
+                unit,
+                step,
+                arrived: start as u64,
+                announced: elements,
+            });
+        }
+        if part.len() as u64 > missing {
             return Err(self.elements(part.len()));
         }
         if self.data.capacity() - start < part.len() {
@@ -161,6 +168,8 @@ mod tests {
         for (unit, step, part) in [(2, 0, 1), (1, 1, 1), (1, 0, 2), (1, 0, 0)] {
             assert!(state.extend(Unit(unit), Step(step), &vec![0.0; part]).is_err());
         }
+        let empty = state.extend(Unit(1), Step(0), &[]).unwrap_err().to_string();
+        assert!(empty.contains("an empty part after 2 of 3 elements"), "{empty}");
         state.extend(Unit(1), Step(0), &[3.0]).unwrap();
         let (header, data) = state.finish(Unit(1), Step(0), &digester.digest()).unwrap();
         assert_eq!((header.unit(), data), (Unit(1), vec![1.0, 2.0, 3.0]));
