@@ -323,7 +323,7 @@ fn print(arguments: &Arguments, chosen: &Chosen, evaluated: &Evaluated) -> Resul
 fn mean(sum: f64, losses: u64) -> Result<f64> {
     if losses == 0 {
         bail!(
-            "no token of the windows that were read is to be predicted: allowed are --steps, --mask-loss and --mask-probability that leave some"
+            "no token of the windows that were read has a target; use more --steps, or other --mask-loss or --mask-probability"
         );
     }
     #[expect(clippy::cast_precision_loss, reason = "tokens stay far below 2^53")]
