@@ -251,15 +251,17 @@ impl Inner {
         let so_far = self.given_up.fetch_add(1, Ordering::Relaxed) + 1;
         match why {
             // The pause has ended with the plan.
-            NotCopied::NoMemory if self.buffers.is_of_earlier_plan(id) => tracing::warn!(
-                %unit, state = %id, so_far,
-                "a checkpoint is given up: another plan has come while there was no memory to copy this unit"
-            ),
-            NotCopied::NoMemory => {
-                self.buffers.pause();
+            NotCopied::OptimizerWaited | NotCopied::StepsWentOn if self.buffers.is_of_earlier_plan(id) => {
                 tracing::warn!(
                     %unit, state = %id, so_far,
-                    "a checkpoint is given up, and the next ones are left out for a while: training has gone on for too long without memory to copy this unit"
+                    "a checkpoint is given up: another plan has come while there was no memory to copy this unit"
+                );
+            }
+            NotCopied::OptimizerWaited | NotCopied::StepsWentOn => {
+                self.buffers.pause();
+                tracing::warn!(
+                    %why, %unit, state = %id, so_far,
+                    "a checkpoint is given up, and the next ones are left out for a while: there was no memory to copy this unit"
                 );
             }
             NotCopied::Unread(ReadError::LeftOff) => tracing::warn!(
@@ -283,7 +285,7 @@ impl Inner {
             let upload = tokio::spawn(Arc::clone(&self).upload_one(id, unit, copy));
             let uploaded = upload.await;
             if let Err(ended) = &uploaded {
-                self.upload_panicked(id, unit, ended);
+                self.upload_broke_off(id, unit, ended);
             }
             // The next state may have waited for the end of this one.
             self.added.notify_one();
@@ -299,10 +301,10 @@ impl Inner {
         }
     }
 
-    /// An upload has panicked: a defect of this program, which another try of the same copy would meet again. The checkpoint is given up, and later
-    /// ones are tried.
-    fn upload_panicked(&self, id: StateId, unit: Unit, error: &JoinError) {
-        if self.backlog.lock().give_up(id) {
+    /// The task of an upload has ended without a result. If it has panicked, that is a defect of this program, which another try of the same copy
+    /// would meet again: the checkpoint is given up, and later ones are tried. Else the process ends, which cancels its tasks, and nothing is wrong.
+    fn upload_broke_off(&self, id: StateId, unit: Unit, error: &JoinError) {
+        if error.is_panic() && self.backlog.lock().give_up(id) {
             let so_far = self.given_up.fetch_add(1, Ordering::Relaxed) + 1;
             tracing::error!(%error, %unit, state = %id, so_far, "a checkpoint is given up: the upload of a unit of it has panicked");
         }

@@ -14,9 +14,12 @@ use varuna_plan::{OptimizerProgress, StateId, Unit};
 const SPARE: usize = 8;
 /// How often a thread that waits for memory checks whether there is some.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// If no step was run from the state in this time, and none is being run, nobody trains: it is the state of the last step. The memory of a
-/// step is free then, and has room for one unit. If steps are run, the unit has never had room, and the state is given up. Its optimizer may
-/// not ask for that: it does not wait for readers of a copy on the device.
+/// How long a unit waits for room while no other copy takes any.
+///
+/// * If no step was run from its state in this time, and none is being run, nobody trains: it is the state of the last step. The memory of a
+///   step is free then, has room for one unit, and is taken.
+/// * If steps were run, they need their memory, and the state is given up. Nobody else ends its wait: an optimizer that changes what is on a
+///   device does not wait for readers of a copy there, so it does not ask them to stop.
 const IDLE: Duration = Duration::from_secs(120);
 /// How long no state is begun after one that had no memory, since the optimizer waited for it in vain. The pause ends, because the store
 /// may have been slow only once.
@@ -29,8 +32,11 @@ const DOUBLINGS_MAX: u32 = 4;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NotCopied {
     /// There was no memory for it until the optimizer had waited too long, or nobody wanted it any more.
-    #[error("there was no memory for the copy")]
-    NoMemory,
+    #[error("there was no memory for the copy, and the optimizer has waited for it for too long")]
+    OptimizerWaited,
+    /// There was no memory for it for [`IDLE`], in which the optimizer did not wait and steps were run.
+    #[error("there was no memory for the copy, while training went on for too long")]
+    StepsWentOn,
     /// The unit's state was not read to the end.
     #[error(transparent)]
     Unread(#[from] ReadError),
@@ -251,7 +257,16 @@ impl Buffers {
     /// # Errors
     /// `must_stop` became true before there was memory, or there is none while somebody trains.
     fn take(&self, elements: usize, must_stop: impl Fn() -> bool) -> Result<Vec<f32>, NotCopied> {
-        let began = Instant::now();
+        self.take_since(Instant::now(), elements, must_stop)
+    }
+
+    /// The same for a unit that has waited since then.
+    fn take_since(
+        &self,
+        began: Instant,
+        elements: usize,
+        must_stop: impl Fn() -> bool,
+    ) -> Result<Vec<f32>, NotCopied> {
         let mut free = self.free.lock();
         let found = loop {
             let found = free.fitting(elements);
@@ -261,12 +276,12 @@ impl Buffers {
             match free.alone(began) {
                 Alone::Waits => {}
                 Alone::Takes => break None,
-                Alone::Ends => return Err(NotCopied::NoMemory),
+                Alone::Ends => return Err(NotCopied::StepsWentOn),
             }
             // Whoever is asked may have a copy to give back.
             drop(free);
             if must_stop() {
-                return Err(NotCopied::NoMemory);
+                return Err(NotCopied::OptimizerWaited);
             }
             free = self.free.lock();
             self.changed.wait_for(&mut free, POLL_INTERVAL);
@@ -443,7 +458,7 @@ mod tests {
     fn short_memory_keeps_nothing_and_units_wait() {
         let buffers = within(150);
         let (first, _) = copy(&buffers, 1, 100);
-        assert_eq!(buffers.take(100, || true), Err(NotCopied::NoMemory));
+        assert_eq!(buffers.take(100, || true), Err(NotCopied::OptimizerWaited));
         let own = Arc::clone(&buffers);
         let (waits, it_waits) = std::sync::mpsc::channel();
         // The copy is not given up, but waits as long as necessary. The closure is called when there was no room.
@@ -492,7 +507,7 @@ mod tests {
             let before = Instant::now();
             note(&buffers, step, 100);
             let (one, _) = copy(&buffers, step, 100);
-            assert_eq!(buffers.take(100, || true), Err(NotCopied::NoMemory));
+            assert_eq!(buffers.take(100, || true), Err(NotCopied::OptimizerWaited));
             buffers.pause();
             drop(one);
             (before, Instant::now())
@@ -572,6 +587,17 @@ mod tests {
         let (one, _) = copy(&buffers, 3, 100);
         assert_eq!(alone(late), Alone::Waits, "its end makes room");
         drop(one);
+    }
+
+    #[test]
+    fn steps_that_went_on_differ_from_an_optimizer_that_waited() {
+        let buffers = within(150);
+        note(&buffers, 1, 200);
+        buffers.step_ended(true);
+        let late = Instant::now().checked_sub(IDLE).unwrap();
+        let taken = |since| buffers.take_since(since, 200, || true);
+        assert_eq!(taken(Instant::now()), Err(NotCopied::OptimizerWaited));
+        assert_eq!(taken(late), Err(NotCopied::StepsWentOn));
     }
 
     #[test]

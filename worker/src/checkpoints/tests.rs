@@ -384,9 +384,21 @@ async fn panic_in_an_upload_gives_its_checkpoint_up() {
     let inner = without_threads(&folder, Box::new(|_, _| None));
     assert!(inner.admit(id(3), Unit(1), 1));
     let panicked = tokio::spawn(defect()).await.unwrap_err();
-    inner.upload_panicked(id(3), Unit(1), &panicked);
+    inner.upload_broke_off(id(3), Unit(1), &panicked);
     assert_eq!(inner.given_up.load(Ordering::Relaxed), 1);
     assert!(inner.backlog.lock().is_empty());
+}
+
+#[tokio::test]
+async fn an_upload_that_is_cancelled_has_not_panicked() {
+    let folder = tempfile::tempdir().unwrap();
+    let inner = without_threads(&folder, Box::new(|_, _| None));
+    assert!(inner.admit(id(3), Unit(1), 1));
+    let upload = tokio::spawn(std::future::pending::<()>());
+    upload.abort();
+    inner.upload_broke_off(id(3), Unit(1), &upload.await.unwrap_err());
+    assert_eq!(inner.given_up.load(Ordering::Relaxed), 0);
+    assert!(!inner.backlog.lock().is_empty());
 }
 
 #[test]
