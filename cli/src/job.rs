@@ -5,7 +5,7 @@ use crate::io;
 use std::path::Path;
 use std::time::Duration;
 use varuna_api::{Job, parse_job, parse_job_of_any_release, sha256, steps_of_run};
-use varuna_checkpoint::{CheckpointError, Claim, LEASE, Listed, Ownership, Store};
+use varuna_checkpoint::{CheckpointError, Claim, LEASE, Listed, Ownership, Store, answer_within};
 use varuna_coordinator::Checkpointing;
 use varuna_coordinator::location_lease::{claim_of_this_process, claimant_has_ended};
 use varuna_dataset::{SampleShape, TrainingData};
@@ -135,22 +135,12 @@ pub(crate) async fn checkpoints(
 
 /// Whether the job can resume from a checkpoint.
 async fn check(store: &Store, listed: &Listed, limit: Duration) -> Result<(), CheckpointError> {
-    within(limit, store.check(listed)).await.map(drop)
+    answer_within(limit, store.check(listed)).await.map(drop)
 }
 
 /// Claims the location.
 async fn own(store: &Store, claim: Claim, limit: Duration) -> Result<Ownership, CheckpointError> {
-    within(limit, store.location().claim(claim, claimant_has_ended)).await
-}
-
-/// The result of `work`, which may take this long. A store that accepts connections and does not answer is tried again for minutes.
-async fn within<T>(
-    limit: Duration,
-    work: impl Future<Output = Result<T, CheckpointError>>,
-) -> Result<T, CheckpointError> {
-    let seconds = limit.as_secs();
-    let done = tokio::time::timeout(limit, work).await;
-    done.unwrap_or(Err(CheckpointError::NoAnswer { seconds }))
+    answer_within(limit, store.location().claim(claim, claimant_has_ended)).await
 }
 
 /// If the job begins with another job's checkpoint, checks that this checkpoint exists.

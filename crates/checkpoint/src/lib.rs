@@ -32,6 +32,7 @@ pub use retention::{Pruned, Retention, prunable};
 pub use shard::{Shard, ShardFile, ShardTensor};
 pub use store::{Origin, Store};
 
+use std::time::Duration;
 use varuna_plan::StateId;
 
 /// Why a checkpoint could not be written or read.
@@ -103,4 +104,17 @@ impl CheckpointError {
     pub fn is_final(&self) -> bool {
         !matches!(self, CheckpointError::Store(_) | CheckpointError::NoAnswer { .. })
     }
+}
+
+/// The result of `work`, which may take this long. A store that accepts connections and does not answer is tried again for minutes.
+///
+/// # Errors
+/// The work fails, or takes longer.
+pub async fn answer_within<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, CheckpointError>>,
+) -> Result<T, CheckpointError> {
+    let seconds = limit.as_secs();
+    let done = tokio::time::timeout(limit, work).await;
+    done.unwrap_or(Err(CheckpointError::NoAnswer { seconds }))
 }

@@ -174,7 +174,7 @@ impl Location {
         let now = self.inner.head(&clock).await?.last_modified;
         match self.inner.head(&lease.path).await {
             Ok(renewed) => Ok((now - renewed.last_modified).to_std().unwrap_or_default()),
-            // It was released by an earlier build, or has a successor, in whose way the next claim is.
+            // It was deleted: released by an earlier build, or replaced by a successor, whose lease makes this claim fail.
             Err(object_store::Error::NotFound { .. }) => Ok(LEASE),
             Err(error) => Err(error.into()),
         }
@@ -230,6 +230,17 @@ impl Ownership {
     /// # Errors
     /// The store fails.
     pub async fn renew(&self) -> Result<LeaseState, CheckpointError> {
+        self.renew_noting(|| {}).await
+    }
+
+    /// Like [`Ownership::renew`]. `begins_to_write` is called before each write of the lease: the store counts its age from a later moment.
+    ///
+    /// # Errors
+    /// As [`Ownership::renew`].
+    pub async fn renew_noting(
+        &self,
+        mut begins_to_write: impl FnMut(),
+    ) -> Result<LeaseState, CheckpointError> {
         match self.location.newest_lease().await? {
             Some(lease) if lease.epoch > self.epoch => {
                 let lease = self.location.read_lease(&lease.path).await?;
@@ -241,17 +252,18 @@ impl Ownership {
                     _ => LeaseState::Succeeded,
                 })
             }
-            Some(lease) if lease.epoch == self.epoch => self.write_again().await,
+            Some(lease) if lease.epoch == self.epoch => self.write_again(begins_to_write).await,
             // The lease was deleted, and its owner may just be claiming the location again.
             _ => {
                 let create = PutOptions::from(PutMode::Create);
                 let inner = &self.location.inner;
+                begins_to_write();
                 match inner
                     .put_opts(&self.path(), self.claim_json().into(), create)
                     .await
                 {
                     Ok(_) => Ok(LeaseState::Owner),
-                    Err(object_store::Error::AlreadyExists { .. }) => self.write_again().await,
+                    Err(object_store::Error::AlreadyExists { .. }) => self.write_again(begins_to_write).await,
                     Err(error) => Err(error.into()),
                 }
             }
@@ -259,13 +271,14 @@ impl Ownership {
     }
 
     /// Renews the lease of this epoch, unless it has another run's claim: earlier builds began with the first epoch again after a release.
-    async fn write_again(&self) -> Result<LeaseState, CheckpointError> {
+    async fn write_again(&self, mut begins_to_write: impl FnMut()) -> Result<LeaseState, CheckpointError> {
         match self.location.read_claim(&self.path()).await? {
             Some(owner) if owner.run != self.claim.run => return Ok(LeaseState::Taken(owner.run)),
             Some(owner) if owner != self.claim => return Ok(LeaseState::Succeeded),
             _ => {}
         }
         let claim = self.claim_json().into();
+        begins_to_write();
         self.location.inner.put(&self.path(), claim).await?;
         Ok(LeaseState::Owner)
     }

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::{Notify, watch};
 use unfinished::Unfinished;
-use varuna_checkpoint::{CheckpointError, LeaseState, Listed};
+use varuna_checkpoint::{CheckpointError, LeaseState, Listed, answer_within};
 use varuna_plan::StateId;
 
 /// How often the store is listed without a request.
@@ -107,16 +107,6 @@ async fn unless_requested<T>(requests: &Notify, work: impl Future<Output = T>) -
         () = requests.notified() => {}
     }
     (tokio::time::timeout(REQUEST_TIMEOUT, work).await.ok(), true)
-}
-
-/// The result of `work`, which may take this long.
-async fn limited<T>(
-    limit: Duration,
-    work: impl Future<Output = Result<T, CheckpointError>>,
-) -> Result<T, CheckpointError> {
-    let seconds = limit.as_secs();
-    let done = tokio::time::timeout(limit, work).await;
-    done.unwrap_or(Err(CheckpointError::NoAnswer { seconds }))
 }
 
 struct Task {
@@ -211,6 +201,8 @@ impl Task {
         // One that comes after the release would claim the location once more.
         self.renewals = None;
         self.standing = self.own().await;
+        // A run that claims it only now has begun to renew it.
+        self.renewals = None;
         // At the end only the configured number remains, unless that takes long: the next run should not have to wait for it.
         self.prune_at_end(RELEASE_TIMEOUT / 2).await;
         if let Some(ownership) = &self.given.ownership
@@ -283,14 +275,14 @@ impl Task {
     async fn find(&mut self, requested: bool) -> Result<(Vec<StateId>, Vec<StateId>), CheckpointError> {
         let all = self.all().await;
         self.note_renewals();
-        let usable = limited(CHECK_TIMEOUT, self.usable(all?, requested, CHECK_TIMEOUT / 2)).await;
+        let usable = answer_within(CHECK_TIMEOUT, self.usable(all?, requested, CHECK_TIMEOUT / 2)).await;
         self.note_renewals();
         usable
     }
 
     /// All checkpoints in the store, after the deletion of the damaged one that is to be put again.
     async fn all(&mut self) -> Result<Vec<Listed>, CheckpointError> {
-        limited(CHECK_TIMEOUT, self.discard()).await?;
+        answer_within(CHECK_TIMEOUT, self.discard()).await?;
         self.given.store.location().list_within(LIST_SILENCE).await
     }
 }

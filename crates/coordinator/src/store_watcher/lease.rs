@@ -1,12 +1,12 @@
 //! The right to write at the location: claims it, renews it whatever else the store is asked, and knows which other run may have it.
 
-use super::{INTERVAL, Task, limited, unless_requested};
+use super::{INTERVAL, Task, unless_requested};
 use crate::location_lease::claimant_has_ended;
 use crate::store_error;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
-use varuna_checkpoint::{CheckpointError, LEASE, LeaseState, Ownership};
+use varuna_checkpoint::{CheckpointError, LEASE, LeaseState, Ownership, answer_within};
 
 /// The renewals of a lease, in a task of their own. In a store that takes seconds for each of its requests a renewal takes a good part of the
 /// lease, and whatever else the watcher is asked or asks meanwhile must not delay it or cut it short. The task ends when this is dropped.
@@ -15,7 +15,7 @@ pub(super) struct Renewals {
     found: watch::Receiver<Option<LeaseState>>,
     /// Whether anything was found yet, by the claim or by a renewal.
     has_found: bool,
-    task: JoinHandle<()>,
+    pub(super) task: JoinHandle<()>,
 }
 
 impl Renewals {
@@ -62,11 +62,21 @@ impl Task {
         requested
     }
 
-    /// Takes what the renewals have found.
+    /// Takes what the renewals have found. If they have ended, as after a panic, nothing is known any more, and others begin.
     pub(super) fn note_renewals(&mut self) {
-        if let Some(renewals) = &self.renewals {
-            self.standing.clone_from(&renewals.found.borrow());
+        let Some(renewals) = &self.renewals else {
+            return;
+        };
+        if renewals.task.is_finished() {
+            tracing::error!(
+                "the renewal of the right to write to the checkpoint location has ended; it begins again"
+            );
+            self.standing = None;
+            let ownership = self.given.ownership.clone();
+            self.renewals = ownership.map(|ownership| Renewals::start(ownership, None));
+            return;
         }
+        self.standing.clone_from(&renewals.found.borrow());
     }
 
     /// Ends once a renewal has found another owner; never without renewals.
@@ -112,11 +122,11 @@ impl Task {
     /// claim that is given up may have reached the store; the next one finds it and follows it.
     pub(super) async fn own(&mut self) -> Option<LeaseState> {
         if let Some(ownership) = &self.given.ownership {
-            return renewed(ownership, LEASE).await;
+            return renewed(ownership).await.0;
         }
         let location = self.given.store.location();
         let claim = location.claim(self.given.claim.clone(), claimant_has_ended);
-        match limited(LEASE, claim).await {
+        match answer_within(LEASE, claim).await {
             Ok(ownership) => {
                 let owner = Some(LeaseState::Owner);
                 self.renewals = Some(Renewals::start(ownership.clone(), owner.clone()));
@@ -138,16 +148,20 @@ impl Task {
     }
 }
 
-/// What a renewal has found; none if the store does not answer in time.
-async fn renewed(ownership: &Ownership, within: Duration) -> Option<LeaseState> {
-    let outcome = limited(within, ownership.renew()).await;
-    outcome
+/// What a renewal has found, and since when at the least a lease that it has written lasts. Nothing is found if the store does not answer
+/// before a new lease would have ended.
+async fn renewed(ownership: &Ownership) -> (Option<LeaseState>, tokio::time::Instant) {
+    let mut since = tokio::time::Instant::now();
+    let renewal = ownership.renew_noting(|| since = tokio::time::Instant::now());
+    let outcome = answer_within(LEASE, renewal).await;
+    let found = outcome
         .inspect_err(|error| tracing::warn!(%error, "the checkpoint location cannot be claimed now"))
-        .ok()
+        .ok();
+    (found, since)
 }
 
-/// Renews the lease again and again. A renewal may take as long as the lease still lasts: after that, this run must not take itself for the
-/// owner. Once the lease has ended, an attempt may take as long as a new one would last. `claimed`: the lease has just begun.
+/// Renews the lease again and again. Once the lease has ended, this run must not take itself for the owner until a renewal is done. That
+/// renewal goes on meanwhile: one that is begun anew would be done later still. `claimed`: the lease has just begun.
 async fn keep(ownership: Ownership, claimed: bool, find: watch::Sender<Option<LeaseState>>) {
     let mut began = tokio::time::Instant::now();
     let mut end = began + LEASE;
@@ -156,11 +170,18 @@ async fn keep(ownership: Ownership, claimed: bool, find: watch::Sender<Option<Le
     }
     loop {
         began = tokio::time::Instant::now();
-        let left = end.saturating_duration_since(began);
-        let within = if left.is_zero() { LEASE } else { left };
-        let found = renewed(&ownership, within).await;
+        let renewal = renewed(&ownership);
+        tokio::pin!(renewal);
+        let (found, since) = tokio::select! {
+            biased;
+            done = &mut renewal => done,
+            () = tokio::time::sleep_until(end) => {
+                find.send_replace(None);
+                renewal.await
+            }
+        };
         if found == Some(LeaseState::Owner) {
-            end = began + LEASE;
+            end = since + LEASE;
         }
         find.send_replace(found);
         tokio::time::sleep_until(began + INTERVAL).await;

@@ -1,7 +1,9 @@
 use super::unfinished::tests::put;
 use super::*;
 use crate::test_job::job;
+use object_store::ObjectStore;
 use object_store::memory::InMemory;
+use object_store::path::Path;
 use object_store::throttle::{ThrottleConfig, ThrottledStore};
 use tempfile::TempDir;
 use tokio::sync::mpsc::{Receiver, channel};
@@ -492,6 +494,59 @@ async fn a_renewal_may_take_as_long_as_the_lease_lasts() {
         task.note_renewals();
         assert_eq!(task.standing, standing);
     }
+}
+
+/// Claims the location, makes the store slow, and looks each second for 150 seconds. Returns when the lease was seen to be written, and
+/// whether the run took itself for the owner all the time.
+async fn renewed_in_a_store(slow: impl Fn(&mut ThrottleConfig)) -> (Vec<u64>, bool) {
+    let inner = Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default()));
+    let (mut task, _discarded) = task(checkpointing(Location::over(inner.clone())));
+    assert_eq!(task.own().await, Some(LeaseState::Owner));
+    inner.config_mut(slow);
+    let lease = Path::from("small/owner/00000001.json");
+    let (mut version, mut written, mut always) = (None, Vec::new(), true);
+    for second in 1..=150 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        task.note_renewals();
+        always &= task.standing == Some(LeaseState::Owner);
+        let now = inner.head(&lease).await.unwrap().e_tag;
+        if now != version {
+            written.push(second);
+            version = now;
+        }
+    }
+    (written, always)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_of_most_of_a_lease_is_finished() {
+    const LONG: Duration = Duration::from_secs(20);
+    let (listed, always_owner) = renewed_in_a_store(|store| store.wait_list_per_call = LONG).await;
+    assert!(always_owner, "each new lease lasts longer than the next renewal");
+    let (put, always_owner) = renewed_in_a_store(|store| store.wait_put_per_call = LONG).await;
+    // It may have been written at once, so it is counted from there.
+    assert!(!always_owner);
+    for written in [listed, put] {
+        let often = written.windows(2).all(|pair| pair[1] - pair[0] <= 25);
+        assert!(often && written.len() >= 7, "written at {written:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewals_that_have_ended_begin_again() {
+    let (mut task, _discarded) = task(throttled(ThrottleConfig::default()));
+    assert_eq!(task.own().await, Some(LeaseState::Owner));
+    task.note_renewals();
+    assert_eq!(task.standing, Some(LeaseState::Owner));
+    let renewals = task.renewals.as_ref().unwrap();
+    renewals.task.abort();
+    while !renewals.task.is_finished() {
+        tokio::task::yield_now().await;
+    }
+    task.note_renewals();
+    assert_eq!(task.standing, None, "what was found last may not hold any more");
+    task.renew(&Notify::new()).await;
+    assert_eq!(task.standing, Some(LeaseState::Owner));
 }
 
 /// Asks for listings, as a recovery does.
