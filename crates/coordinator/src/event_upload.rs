@@ -133,15 +133,21 @@ impl Copies {
                 return BTreeMap::new();
             }
         };
-        let mut sizes = BTreeMap::new();
+        let (mut sizes, mut is_complete) = (BTreeMap::new(), true);
         for file in files {
             match file.map(|file| (file.file_name(), file.metadata())) {
                 Ok((name, Ok(metadata))) => {
                     sizes.insert(name, metadata.len());
                 }
                 Ok((name, Err(error))) => self.leave_out(self.folder.join(name), &error),
-                Err(error) => self.leave_out(self.folder.clone(), &error),
+                Err(error) => {
+                    is_complete = false;
+                    self.leave_out(self.folder.clone(), &error);
+                }
             }
+        }
+        if is_complete {
+            self.left_out.remove(&self.folder);
         }
         sizes
     }
@@ -228,27 +234,57 @@ mod tests {
         }
     }
 
+    impl Log {
+        /// Begins to note what this thread logs, until the guard is dropped.
+        fn start() -> (Log, tracing::subscriber::DefaultGuard) {
+            let log = Log::default();
+            let writer = log.clone();
+            let logs = tracing_subscriber::fmt().with_ansi(false);
+            let logs = logs.with_writer(move || writer.clone()).finish();
+            (log, tracing::subscriber::set_default(logs))
+        }
+
+        /// The warnings that have this text.
+        fn warnings(&self, with: &str) -> Vec<String> {
+            let text = String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned();
+            let lines = text
+                .lines()
+                .filter(|line| line.contains(with) && line.contains("WARN"));
+            lines.map(str::to_owned).collect()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_cannot_be_listed_again_is_said_again() {
+        let (log, _here) = Log::start();
+        let temp = tempfile::tempdir().unwrap();
+        let folder = temp.path().join("events");
+        let mut copies = Copies::new(folder.clone(), open(&temp), "r".into());
+        for said in [1, 2] {
+            // Also who may read everything cannot list a file.
+            std::fs::write(&folder, "no folder").unwrap();
+            for _ in 0..2 {
+                copies.copy().await.unwrap();
+                let lines = log.warnings(&folder.display().to_string());
+                assert_eq!(lines.len(), said, "{lines:?}");
+            }
+            std::fs::remove_file(&folder).unwrap();
+            std::fs::create_dir(&folder).unwrap();
+            copies.copy().await.unwrap();
+            std::fs::remove_dir(&folder).unwrap();
+        }
+    }
+
     #[tokio::test]
     async fn a_file_that_cannot_be_read_is_left_out_and_said_once() {
-        let log = Log::default();
-        let writer = log.clone();
-        let logs = tracing_subscriber::fmt().with_ansi(false);
-        let logs = logs.with_writer(move || writer.clone()).finish();
-        let _here = tracing::subscriber::set_default(logs);
+        let (log, _here) = Log::start();
         let temp = tempfile::tempdir().unwrap();
         let folder = temp.path().join("events");
         // Also who may read everything cannot read a folder as a file.
         std::fs::create_dir_all(folder.join("a")).unwrap();
         std::fs::write(folder.join("b"), "one").unwrap();
         let mut copies = Copies::new(folder.clone(), open(&temp), "r".into());
-        let said = || {
-            let text = String::from_utf8_lossy(&log.0.lock().unwrap()).into_owned();
-            let path = folder.join("a").display().to_string();
-            let lines = text
-                .lines()
-                .filter(|line| line.contains(&path) && line.contains("WARN"));
-            lines.map(str::to_owned).collect::<Vec<String>>()
-        };
+        let said = || log.warnings(&folder.join("a").display().to_string());
         for _ in 0..3 {
             copies.copy().await.unwrap();
             let lines = said();
