@@ -63,21 +63,23 @@ impl Files {
     /// # Errors
     /// There is no such file, or it cannot be read.
     pub(crate) fn open(&self, path: &Path) -> Result<DataFile, DataError> {
-        let opened = match scheme(path) {
+        match scheme(path) {
             Some(_) => self.open_object(path),
-            None => File::open(path).map(DataFile::Local),
-        };
-        opened.map_err(DataError::io("open", path))
+            None => File::open(path)
+                .map(DataFile::Local)
+                .map_err(DataError::io("open", path)),
+        }
     }
 
     #[cfg(feature = "store")]
-    fn open_object(&self, path: &Path) -> io::Result<DataFile> {
+    fn open_object(&self, path: &Path) -> Result<DataFile, DataError> {
         let url = path.to_string_lossy();
-        if url.contains(['?', '#']) {
-            let why = "a URL with ? or #; allowed is that of an object, such as s3://bucket/data";
-            return Err(io::Error::new(ErrorKind::InvalidInput, why));
-        }
-        let wrong = |bad: varuna_blob_store::BadUrl| io::Error::new(ErrorKind::InvalidInput, bad.why);
+        // It names the URL without what may be a key.
+        let wrong = |bad: varuna_blob_store::BadUrl| DataError::Io {
+            action: "open",
+            path: bad.uri.into(),
+            source: io::Error::new(ErrorKind::InvalidInput, bad.why),
+        };
         let place = varuna_blob_store::open(&url).map_err(wrong)?;
         if place.disk.is_some() {
             let path = varuna_blob_store::local_path(&url).map_err(wrong)?;
@@ -86,25 +88,28 @@ impl Files {
                 .iter()
                 .flat_map(|p| p.components())
                 .collect::<std::path::PathBuf>();
-            return File::open(path).map(DataFile::Local);
+            let opened = File::open(&path).map(DataFile::Local);
+            return opened.map_err(DataError::io("open", &path));
         }
         let objects = match self.objects.get() {
             Some(objects) => objects,
             None => {
-                let started = objects::Objects::start(CACHE_BYTES)?;
+                let started = objects::Objects::start(CACHE_BYTES).map_err(DataError::io("open", path))?;
                 self.objects.get_or_init(|| started)
             }
         };
-        objects.open(place).map(DataFile::Object)
+        let opened = objects.open(place).map(DataFile::Object);
+        opened.map_err(DataError::io("open", path))
     }
 
     #[cfg(not(feature = "store"))]
     #[expect(clippy::unused_self, reason = "as with stores")]
-    fn open_object(&self, _: &Path) -> io::Result<DataFile> {
-        Err(io::Error::new(
+    fn open_object(&self, path: &Path) -> Result<DataFile, DataError> {
+        let why = "this program reads no datasets from stores";
+        Err(DataError::io("open", path)(io::Error::new(
             ErrorKind::Unsupported,
-            "this program reads no datasets from stores",
-        ))
+            why,
+        )))
     }
 
     /// The content of a file of at most `most` bytes; none if there is no such file.
@@ -223,12 +228,13 @@ mod tests {
         let url = format!("file://{}", path.display());
         let read = files.read_if_there(Path::new(&url), 3).unwrap();
         assert_eq!(read, Some(vec![1, 2, 3]));
-        for (url, why) in [
-            ("s3://b/a#1.bin", "a URL with ? or #"),
-            ("ftp://b/a", "recognise"),
+        for (url, shown, why) in [
+            ("s3://b/a#1.bin", "open s3://b/a#...: ", "a URL with ? or #"),
+            ("s3://b/a?key=secret", "open s3://b/a?...: ", "a URL with ? or #"),
+            ("ftp://b/a", "open ftp://b/a: ", "recognise"),
         ] {
             let error = files.open(Path::new(url)).err().unwrap().to_string();
-            assert!(error.contains(url) && error.contains(why), "{error}");
+            assert!(error.contains(shown) && error.contains(why), "{error}");
         }
     }
 

@@ -104,16 +104,23 @@ impl Outputs {
                 sidecar,
             });
         }
-        if let Some(folder) = self.tokenizer {
+        if let Some(folder) = &self.tokenizer {
             folder.fill(tokenizer.files())?;
+        }
+        // The index last: without it there is no dataset. Those of replaced datasets go first, or they would be of other tokens or another
+        // tokenizer if this is interrupted. Each part is on disk before the next one, also for a power failure.
+        for output in &outputs {
+            output.idx.remove_replaced()?;
+        }
+        if let Some(output) = outputs.first() {
+            // All datasets of a build are in one folder.
+            sync_folder(folder_of(&output.prefix))?;
+        }
+        if let Some(folder) = self.tokenizer {
             folder.rename()?;
         }
         for output in outputs {
-            // The index last: without it there is no dataset. That of a replaced dataset goes first, or it would be the index of other tokens
-            // if this is interrupted. Each part is on disk before the next one, also for a power failure.
             let folder = folder_of(&output.prefix);
-            output.idx.remove_replaced()?;
-            sync_folder(folder)?;
             output.bin.rename()?;
             output.json.rename()?;
             sync_folder(folder)?;

@@ -604,3 +604,22 @@ fn replacing_in_vain_leaves_no_index_of_other_tokens() {
     assert!(build(&request, &mut |_| ()).is_err());
     assert!(!place.path("data.idx").exists());
 }
+
+#[test]
+fn a_tokenizer_replaced_in_vain_leaves_no_index_of_another() {
+    let place = Place::new();
+    let folder = place.path("published");
+    std::fs::create_dir(&folder).unwrap();
+    for (name, content) in Tokenizer::Byte.published(64).unwrap() {
+        std::fs::write(folder.join(name), content).unwrap();
+    }
+    let mut request = place.request(vec![place.input("a.txt", "one")]);
+    build(&request, &mut |_| ()).unwrap();
+    assert!(place.path("data.idx").exists());
+    // A file stands where the folder of the tokenizer is to be.
+    std::fs::write(place.path("data.tokenizer"), "no folder").unwrap();
+    request.tokenizer = Tokenizer::open(folder.to_str().unwrap(), None).unwrap();
+    request.overwrite = true;
+    assert!(build(&request, &mut |_| ()).is_err());
+    assert!(!place.path("data.idx").exists());
+}
