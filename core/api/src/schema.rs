@@ -41,6 +41,16 @@ pub(crate) fn text(characters: RangeInclusive<usize>) -> impl Transform {
     with(json!({ "minLength": characters.start(), "maxLength": characters.end() }))
 }
 
+/// A path or a URL of so many characters; `Check::place` has the same rule. What follows a `?` or `#` in a URL is no part of a place.
+pub(crate) fn place(characters: RangeInclusive<usize>) -> impl Transform {
+    let (shortest, longest) = characters.into_inner();
+    let rule = json!({
+        "rule": "!self.matches('^[A-Za-z][A-Za-z0-9+.-]+://[^?#]*[?#]')",
+        "message": "give the URL without ? and what follows it, and without #, such as s3://bucket/folder",
+    });
+    with(json!({ "minLength": shortest, "maxLength": longest, "x-kubernetes-validations": [rule] }))
+}
+
 /// A text of so many characters that matches this pattern.
 pub(crate) fn pattern(pattern: &str, characters: RangeInclusive<usize>) -> impl Transform {
     let (shortest, longest) = characters.into_inner();

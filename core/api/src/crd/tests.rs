@@ -153,6 +153,22 @@ fn rules_of_models() -> Vec<String> {
 }
 
 #[test]
+fn every_place_is_refused_with_what_no_url_may_have() {
+    let spec = &schema()["properties"]["spec"]["properties"];
+    let (data, checkpoint) = (&spec["data"]["properties"], &spec["checkpoint"]["properties"]);
+    for field in [
+        &data["path"],
+        &data["validationPath"],
+        &data["train"]["items"]["properties"]["path"],
+        &checkpoint["uri"],
+        &checkpoint["from"]["properties"]["uri"],
+    ] {
+        let rule = field["x-kubernetes-validations"][0]["rule"].as_str();
+        assert!(rule.is_some_and(|rule| rule.contains("[?#]")), "{field}");
+    }
+}
+
+#[test]
 fn an_exported_model_excludes_every_other_field() {
     let rules = rules_of_models();
     let rule = rules.iter().find(|rule| rule.starts_with("!has(self.exported)"));

@@ -21,7 +21,7 @@ use serde_json::Value;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CheckpointSpec {
     /// Folder or URI of a bucket (`s3://`, `gs://`, `az://`) for checkpoints. The job uses the subfolder with its own name. Required.
-    #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::text(limits::TEXT)))]
+    #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::place(limits::TEXT)))]
     pub uri: Option<String>,
     /// Checkpoint of another job with the same model, from which this job begins. It must not be moved or deleted until this job has
     /// saved a checkpoint. Default: none, which means that the job begins from its seed.
@@ -49,7 +49,7 @@ pub struct CheckpointSourceSpec {
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::label))]
     pub job: Option<String>,
     /// Folder or URI of the other job's checkpoints. Default: `checkpoint.uri`.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::text(limits::TEXT)))]
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::place(limits::TEXT)))]
     pub uri: Option<String>,
     /// Step of the checkpoint. Default: the newest complete checkpoint when the job starts.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::within(limits::COUNT_OR_NONE)))]

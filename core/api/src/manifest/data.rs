@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 pub struct DataSpec {
     /// Path of an indexed dataset without `.bin` or `.idx`, or its URL in a store (`s3://`, `gs://`, `az://`). Either `path` or `train` is
     /// required.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::text(limits::TEXT)))]
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::place(limits::TEXT)))]
     pub path: Option<String>,
     /// Datasets that are mixed for training, instead of `path`. After any number of samples, each dataset has contributed its share, to
     /// within one sample. When all samples of a dataset were used, it starts again.
@@ -35,7 +35,7 @@ pub struct DataSpec {
     pub train: Option<Vec<DataSourceSpec>>,
     /// Path or URL of an indexed dataset of which all samples are used for evaluation, such as the one that `varuna data build --split`
     /// writes. It replaces `validationFraction`.
-    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::text(limits::TEXT)))]
+    #[cfg_attr(feature = "kubernetes", schemars(transform = schema::place(limits::TEXT)))]
     pub validation_path: Option<String>,
     /// Share of each dataset's samples that is held out for evaluation, from 0 to 0.5. The last samples are held out. Not allowed with
     /// `validationPath`. Default: 0.05.
@@ -77,7 +77,7 @@ pub struct PackingSpec {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DataSourceSpec {
     /// Path or URL of the indexed dataset, without `.bin` or `.idx`. Required.
-    #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::text(limits::TEXT)))]
+    #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::place(limits::TEXT)))]
     pub path: Option<String>,
     /// Weight of the dataset, above 0. Only the ratios of the weights matter, to about a millionth. Default: 1.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::above_zero(limits::WEIGHT_MAX)))]

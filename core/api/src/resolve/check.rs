@@ -53,6 +53,18 @@ impl Check {
         value
     }
 
+    /// A required path or URL. A URL has no `?` or `#`: a store would take what follows for no part of the place.
+    pub(super) fn place(&mut self, path: &str, value: Option<String>, allowed: &str) -> String {
+        let value = self.text(path, value, allowed);
+        if let Some(end) = value.find(['?', '#']).filter(|_| is_url(&value)) {
+            // What follows may be a key, so it is not shown.
+            let shown = format!("{}...", &value[..=end]);
+            let allowed = format!("{allowed}; a URL has no ? or #, such as s3://bucket/folder");
+            self.0.push(path, quoted(&shown), allowed);
+        }
+        value
+    }
+
     /// Refuses a text that is too short or too long.
     pub(super) fn characters(&mut self, path: &str, text: &str, range: RangeInclusive<usize>) {
         // As an API server counts: Unicode characters, not bytes.
@@ -159,6 +171,15 @@ pub fn is_label(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let ends = text.starts_with('-') || text.ends_with('-');
     !text.is_empty() && text.len() <= 63 && !ends && text.chars().all(inner)
+}
+
+/// Whether a text begins as a URL does. One letter is a drive, not a scheme.
+fn is_url(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_alphanumeric() || "+.-".contains(c);
+    text.split_once("://").is_some_and(|(scheme, _)| {
+        let begins = scheme.starts_with(|c: char| c.is_ascii_alphabetic());
+        scheme.len() > 1 && begins && scheme.chars().all(inner)
+    })
 }
 
 /// Whether a text is a domain and a name below it, as `example.com/controller`.

@@ -20,7 +20,7 @@ pub(super) fn checkpoint(check: &mut Check, written: CheckpointSpec, job: &str) 
     let interval_seconds = count("intervalSeconds", written.interval_seconds);
     let upload = written.upload_per_second.as_ref();
     let upload_bytes_per_second = check.bytes(&at("uploadPerSecond"), upload);
-    let uri = check.text(&at("uri"), written.uri, LOCATION);
+    let uri = check.place(&at("uri"), written.uri, LOCATION);
     Checkpoint {
         from: written.from.map(|from| source(check, from, (&uri, job))),
         uri,
@@ -37,7 +37,7 @@ fn source(check: &mut Check, written: CheckpointSourceSpec, (uri, job): (&str, &
     let source = CheckpointSource {
         job: check.label(&at("job"), written.job),
         uri: match written.uri {
-            Some(uri) => check.text(&at("uri"), Some(uri), LOCATION),
+            Some(uri) => check.place(&at("uri"), Some(uri), LOCATION),
             None => uri.to_owned(),
         },
         step: written

@@ -65,7 +65,7 @@ fn held_out(check: &mut Check, written: &DataSpec) -> HeldOut {
 }
 
 fn dataset(check: &mut Check, at: &str, written: Option<String>) -> String {
-    let path = check.text(at, written, ALLOWED);
+    let path = check.place(at, written, ALLOWED);
     if path.ends_with(".bin") || path.ends_with(".idx") {
         check.0.push(at, &path, "the path without .bin or .idx");
     }

@@ -155,6 +155,15 @@ fn the_learning_rate_follows_the_schedule_that_is_named() {
 }
 
 #[test]
+fn a_path_may_have_what_no_url_may_have() {
+    for path in ["runs/a#1", "/runs/a?b", "a://b#1", "runs/s3://b#1"] {
+        let checkpoint = format!("  checkpoint: {{uri: '{path}', intervalSteps: 5}}\n");
+        let job = parse_job(&format!("{MINIMAL}{checkpoint}")).unwrap();
+        assert_eq!(job.checkpoint.unwrap().uri, path);
+    }
+}
+
+#[test]
 fn job_begins_with_the_newest_checkpoint_of_another_job() {
     let text = format!("{MINIMAL}  checkpoint: {{uri: runs, intervalSteps: 5, from: {{job: base}}}}\n");
     let expected = CheckpointSource {

@@ -105,6 +105,11 @@ fn a_wrong_job_is_refused_with_what_to_do() {
             "give the path without .bin or .idx",
         ),
         (
+            "/spec/data/path",
+            json!("s3://b/x#1"),
+            "give the URL without ? and what follows it",
+        ),
+        (
             "/spec/training/steps",
             Value::Null,
             "spec.training.steps: Required",

@@ -163,6 +163,16 @@ const OF_MINIMAL: &[(&str, &str, &str)] = &[
     ),
     (
         "data/kjv",
+        "s3://b/kjv?key=secret",
+        "spec.data.path: \"s3://b/kjv?...\" — the path or the URL of a dataset without .bin or .idx; a URL has no ? or #, such as s3://bucket/folder",
+    ),
+    (
+        "data/kjv",
+        "x, validationPath: 's3://b/held#1'",
+        "spec.data.validationPath: \"s3://b/held#...\" — the path or the URL of a dataset without .bin or .idx; a URL has no ? or #, such as s3://bucket/folder",
+    ),
+    (
+        "data/kjv",
         "data/kjv.bin",
         "spec.data.path: data/kjv.bin — the path without .bin or .idx",
     ),
@@ -634,6 +644,16 @@ const OF_FULL: &[(&str, &str, &str)] = &[
         "uri: \"s3://bucket/x\", ",
         "",
         "spec.checkpoint.uri: missing — a folder or the URI of a bucket",
+    ),
+    (
+        "uri: \"s3://bucket/x\", ",
+        "uri: \"s3://bucket/x#1\", ",
+        "spec.checkpoint.uri: \"s3://bucket/x#...\" — a folder or the URI of a bucket; a URL has no ? or #, such as s3://bucket/folder",
+    ),
+    (
+        "uri: \"gs://other/y\"",
+        "uri: \"gs://other/y?key=secret\"",
+        "spec.checkpoint.from.uri: \"gs://other/y?...\" — a folder or the URI of a bucket; a URL has no ? or #, such as s3://bucket/folder",
     ),
     (
         "intervalSteps: 50",
