@@ -176,7 +176,8 @@ async fn keep(ownership: Ownership, claimed: bool, find: watch::Sender<Option<Le
             biased;
             done = &mut renewal => done,
             () = tokio::time::sleep_until(end) => {
-                find.send_replace(None);
+                // What is known of another owner is still true.
+                find.send_if_modified(|found| found.take_if(|found| *found == LeaseState::Owner).is_some());
                 renewal.await
             }
         };
