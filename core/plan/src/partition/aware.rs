@@ -2,10 +2,12 @@
 //!
 //! Minimises `micro_batches * C + worst tail` over bounds C on the period: all stages run at the rate of the slowest, so a stage below C
 //! costs nothing there and may carry more parameters. For each C, a min-max dynamic programme on the tail excludes stages more expensive
-//! than C.
+//! than C. It looks only at stages that begin where the stages before them can end. If C is little more than the least possible period,
+//! these are few, so that models of a thousand layers are cut in a second too.
 
 use super::StageCost;
 use crate::layout::SegmentRange;
+use std::ops::RangeInclusive;
 
 /// Number of bounds on the period that are tried, from the least possible one upwards.
 const BOUNDS: usize = 10;
@@ -81,30 +83,62 @@ impl RingAwareCut<'_> {
 
     /// The cut with the smallest worst tail among those whose period is at most `bound`.
     fn within(&self, bound: f64) -> Option<(f64, Vec<SegmentRange>)> {
-        let n = self.segments as usize;
-        let mut rows: Vec<Vec<Option<Cover>>> = Vec::with_capacity(self.depth as usize);
-        for later in 0..self.depth {
-            let mut row: Vec<Option<Cover>> = vec![None; n];
-            for start in 0..self.segments.saturating_sub(later) {
-                row[start as usize] = self.cover(start, later, bound, rows.last());
-            }
-            rows.push(row);
+        let starts = self.starts(bound)?;
+        let mut rows: Vec<Row> = Vec::with_capacity(starts.len());
+        for (later, starts) in (0..).zip(starts.into_iter().rev()) {
+            let first = *starts.start();
+            let covers = starts.map(|start| self.cover(start, later, bound, rows.last()));
+            let covers = covers.collect();
+            rows.push(Row { first, covers });
         }
         let mut stages = Vec::with_capacity(self.depth as usize);
-        let whole = rows.last()?.first().copied().flatten()?;
+        let whole = rows.last()?.at(0)?;
         let mut start = 0;
         for row in rows.iter().rev() {
-            let end = row.get(start as usize).copied().flatten()?.first_end;
+            let end = row.at(start)?.first_end;
             stages.push(SegmentRange { start, end });
             start = end;
         }
         Some((whole.tail, stages))
     }
 
-    fn cover(&self, start: u32, later: u32, bound: f64, rest: Option<&Vec<Option<Cover>>>) -> Option<Cover> {
-        let last = self.segments - later;
+    /// Where each stage can start if no stage before it costs more than `bound`. None if some stage cannot start at all.
+    fn starts(&self, bound: f64) -> Option<Vec<RangeInclusive<u32>>> {
+        let mut all = vec![0..=0];
+        for (before, later) in (0..).zip((1..self.depth).rev()) {
+            let last = self.segments.checked_sub(later)?;
+            let mut end = before;
+            for start in all.last()?.clone() {
+                // A shorter stage than one that starts earlier changes nothing.
+                let possible = (end.max(start) + 1..=last).take_while(|end| {
+                    let cost = (self.cost)(SegmentRange { start, end: *end }, later);
+                    cost.is_some_and(|c| c.least <= bound)
+                });
+                end = possible.last().unwrap_or(end);
+            }
+            // Each stage has at least one segment.
+            all.push((end > before).then_some(before + 1..=end)?);
+        }
+        Some(all)
+    }
+
+    /// The best cover of the segments from `start` by a stage with `later` stages behind it, whose covers `rest` has.
+    fn cover(&self, start: u32, later: u32, bound: f64, rest: Option<&Row>) -> Option<Cover> {
+        let last = self.segments.checked_sub(later)?;
         let mut best: Option<Cover> = None;
         for end in if later == 0 { last } else { start + 1 }..=last {
+            let after = match rest {
+                None => Cover {
+                    tail: f64::NEG_INFINITY,
+                    squares: 0.0,
+                    first_end: end,
+                },
+                Some(row) => match row.at(end) {
+                    Some(after) => after,
+                    None if row.ends_before(end) => break,
+                    None => continue,
+                },
+            };
             let range = SegmentRange { start, end };
             let Some(StageCost { own: cost, least }) = (self.cost)(range, later) else {
                 break;
@@ -115,17 +149,6 @@ impl RingAwareCut<'_> {
             if cost > bound {
                 continue;
             }
-            let after = match rest {
-                None => Cover {
-                    tail: f64::NEG_INFINITY,
-                    squares: 0.0,
-                    first_end: end,
-                },
-                Some(row) => match row.get(end as usize).copied().flatten() {
-                    Some(after) => after,
-                    None => continue,
-                },
-            };
             let tail = after.tail.max((self.tail)(range));
             let squares = after.squares + cost * cost;
             let better = |b: &Cover| tail < b.tail - 1e-9 || (tail <= b.tail + 1e-9 && squares < b.squares);
@@ -138,6 +161,25 @@ impl RingAwareCut<'_> {
             }
         }
         best
+    }
+}
+
+/// The best covers from each segment at which a stage can start, with as many stages.
+struct Row {
+    /// The first such segment.
+    first: u32,
+    covers: Vec<Option<Cover>>,
+}
+
+impl Row {
+    fn at(&self, start: u32) -> Option<Cover> {
+        let place = start.checked_sub(self.first)?;
+        self.covers.get(place as usize).copied().flatten()
+    }
+
+    /// Whether no stage can start at this segment or after it.
+    fn ends_before(&self, start: u32) -> bool {
+        u64::from(self.first) + self.covers.len() as u64 <= u64::from(start)
     }
 }
 
