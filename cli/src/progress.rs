@@ -88,6 +88,9 @@ impl Progress {
             .figures
             .learning_rate
             .map_or(String::new(), |rate| format!("  lr {rate:.2e}"));
+        let loss = metric
+            .mean_loss()
+            .map_or("no loss".to_owned(), |loss| format!("loss {loss:.4}"));
         let figures = figures_of(&metric.figures);
         let (consumed, norm) = (consumed(&metric.figures), metric.gradient_norm);
         let scale = metric
@@ -107,8 +110,8 @@ impl Progress {
         let left = self.last_step.saturating_sub(metric.step.0) as f64;
         let eta = mean.map_or(String::new(), |ms| format!("  ETA {}", clock(left * ms / 1e3)));
         format!(
-            "step {}/{}  loss {:.4}{eval}{rate}  grad {norm:.3}{scale}{skipped}{nan}{consumed}{took}{speed}{figures}  {} workers {} g{}{eta}",
-            metric.step, self.last_step, metric.loss, metric.workers, metric.plan, metric.generation,
+            "step {}/{}  {loss}{eval}{rate}  grad {norm:.3}{scale}{skipped}{nan}{consumed}{took}{speed}{figures}  {} workers {} g{}{eta}",
+            metric.step, self.last_step, metric.workers, metric.plan, metric.generation,
         )
     }
 
@@ -192,6 +195,7 @@ mod tests {
         Metric {
             step: Step(40),
             loss: 2.5,
+            no_targets: false,
             eval_loss: None,
             gradient_norm: 0.75,
             overflow: false,
@@ -214,6 +218,14 @@ mod tests {
         assert_eq!(
             progress.line(&metric(StepFigures::default())),
             "step 40/100  loss 2.5000  grad 0.750  4 workers P2xD2 g3"
+        );
+        let without = Metric {
+            no_targets: true,
+            ..metric(StepFigures::default())
+        };
+        assert_eq!(
+            progress.line(&without),
+            "step 40/100  no loss  grad 0.750  4 workers P2xD2 g3"
         );
         let known = Metric {
             skipped_steps: 2,

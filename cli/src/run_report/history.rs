@@ -66,7 +66,7 @@ fn committed(metric: &Metric) -> Event {
         id: metric.state,
         generation: metric.generation,
         step: metric.step,
-        loss: metric.loss,
+        loss: metric.mean_loss(),
         eval_loss: metric.eval_loss,
         gradient_norm: metric.gradient_norm,
         overflow: metric.overflow,
@@ -86,6 +86,7 @@ pub(super) mod tests {
         Metric {
             step: Step(number),
             loss: 5.0,
+            no_targets: false,
             eval_loss: None,
             gradient_norm: 1.0,
             overflow: false,

@@ -126,7 +126,7 @@ fn newest_step(newest: &Metric) -> Markup {
             "Plan",
             Some(format!("{} on {} workers", newest.plan, newest.workers)),
         ),
-        ("Loss", Some(format!("{:.4}", newest.loss))),
+        ("Loss", newest.mean_loss().map(|loss| format!("{loss:.4}"))),
         (
             "Learning rate",
             figures.learning_rate.map(|rate| format!("{rate:.3e}")),

@@ -36,7 +36,7 @@ pub(super) fn draw(history: &History) -> Result<Pictures, Failure> {
         style: Style::Line,
         points: thinned(points),
     };
-    let mut losses = vec![line("training", LOSS, curve(&|m| Some(m.loss)))];
+    let mut losses = vec![line("training", LOSS, curve(&Metric::mean_loss))];
     let evaluated = curve(&|m| m.eval_loss);
     if !evaluated.is_empty() {
         losses.push(line("evaluation", EVALUATION, evaluated));
@@ -129,9 +129,11 @@ mod tests {
     fn curves_have_a_point_for_each_step_whose_value_is_known() {
         let mut steps: Vec<Metric> = (1..=9).map(|n| step(1, n, 100 * n)).collect();
         steps[3].loss = f64::NAN;
+        // Drawn as a point, it would stand out as a loss of 0.
+        (steps[4].loss, steps[4].no_targets) = (0.0, true);
         steps[5].figures.tokens_per_second = None;
         let pictures = draw(&History::new(steps, vec![])).unwrap();
-        assert_eq!(points_in(&pictures.loss), [8]);
+        assert_eq!(points_in(&pictures.loss), [7]);
         assert_eq!(points_in(&pictures.speed.unwrap()), [8]);
         assert_eq!(points_in(&pictures.workers), [2]);
     }

@@ -61,6 +61,8 @@ varuna_mutants::mutants! {
     ChainForgetsPast => UNIT_TESTS,
     /// A loss that is not finite is no overflow.
     IgnoreLossOverflow => UNIT_TESTS,
+    /// A step without targets has a loss of 0.
+    ForgetNoLoss => UNIT_TESTS,
     /// Receives are posted in the order in which messages are needed.
     PostInNeededOrder => UNIT_TESTS,
     /// Two workers have one communicator for both directions.

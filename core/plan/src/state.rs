@@ -98,6 +98,15 @@ impl std::fmt::Display for StateId {
     }
 }
 
+/// The `loss` of a step whose batch has no target, in a [`UnitNorm`] and a [`Decision`]: a mean over nothing is no number. It is negative
+/// zero, which no loss is ([`UnitNorm::new`]). Builds that do not know it add it up as the 0 that they had for such a step, so all builds
+/// of a run name the same states.
+pub const NO_LOSS: f64 = -0.0;
+
+fn is_no_loss(loss: f64) -> bool {
+    loss.to_bits() == NO_LOSS.to_bits()
+}
+
 /// What the norm exchange tells every member about one step. Besides a unit's own gradient it is all that the optimizer needs to take the
 /// step, so any worker that has the reduced gradient and the decision gets the same bits.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
@@ -114,7 +123,7 @@ pub struct Decision {
     pub overflow: bool,
     /// What the optimizer had counted at `parent`.
     pub before: OptimizerProgress,
-    /// Sum of the samples' losses divided by the global batch size (nats per token).
+    /// Sum of the samples' losses divided by the global batch size (nats per token), or [`NO_LOSS`].
     #[serde(serialize_with = "any_f64::serialize")]
     pub loss: f64,
     /// Mean loss on the held-out split at `parent`, where this step began with an evaluation (nats per token).
@@ -169,7 +178,8 @@ pub struct UnitNorm {
     pub norm2: f64,
     /// A gradient of this unit is not finite.
     pub overflow: bool,
-    /// Sum of sample losses that was carried by the unit's reduction (only the last segment's carries any), divided by the batch size.
+    /// Sum of sample losses that was carried by the unit's reduction (only the last segment's carries any), divided by the batch size; or
+    /// [`NO_LOSS`], from the last segment.
     pub loss: f64,
     /// The same for the evaluation that preceded this step, divided by the number of evaluated samples.
     pub eval_loss: Option<f64>,
@@ -190,14 +200,30 @@ impl UnitNorm {
         UnitNorm {
             norm2: finite_or_infinity(norm2),
             overflow: !(norm2.is_finite() && (loss.is_finite() || bug!(IgnoreLossOverflow))),
-            loss: finite_or_infinity(loss),
+            // A loss may round to negative zero, which would be no loss.
+            loss: finite_or_infinity(loss) + 0.0,
             eval_loss: eval_loss.map(finite_or_infinity),
             before,
+        }
+    }
+
+    /// The same of a step whose batch has no target.
+    #[must_use]
+    pub fn without_loss(self) -> UnitNorm {
+        UnitNorm {
+            loss: NO_LOSS,
+            ..self
         }
     }
 }
 
 impl Decision {
+    /// The mean loss of the step's targets, in nats per token; none where its batch has no target.
+    #[must_use]
+    pub fn mean_loss(&self) -> Option<f64> {
+        (!is_no_loss(self.loss)).then_some(self.loss)
+    }
+
     /// What the optimizer has counted once this step is committed.
     #[must_use]
     pub fn after(&self, scaling: &LossScaling) -> OptimizerProgress {
@@ -224,14 +250,17 @@ impl Decision {
         } else {
             finite_or_infinity(parts.iter().map(|p| p.norm2).sum())
         };
-        let loss = finite_or_infinity(parts.iter().map(|p| p.loss).sum());
+        let summed = finite_or_infinity(parts.iter().map(|p| p.loss).sum());
+        let is_none = parts.iter().any(|p| is_no_loss(p.loss)) && !bug!(ForgetNoLoss);
+        let loss = if is_none { NO_LOSS } else { summed + 0.0 };
         let eval_loss = parts.iter().filter_map(|p| p.eval_loss).reduce(|a, b| a + b);
         let eval_loss = eval_loss.map(finite_or_infinity);
         let chain = [
             run_gen.0,
             parent.step.0,
             norm2.to_bits(),
-            loss.to_bits(),
+            // As builds sum it that do not know NO_LOSS: the state's name must be the same there.
+            summed.to_bits(),
             u64::from(overflow),
         ]
         .into_iter()

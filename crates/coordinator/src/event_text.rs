@@ -121,8 +121,15 @@ impl EventText {
             } => {
                 format!("step {step} is committed and was skipped: a gradient or the loss is not finite")
             }
-            Event::Committed { step, loss, .. } => {
+            Event::Committed {
+                step,
+                loss: Some(loss),
+                ..
+            } => {
                 format!("step {step} is committed, loss {loss:.4} nats per token")
+            }
+            Event::Committed { step, loss: None, .. } => {
+                format!("step {step} is committed, without a loss: its batch has no token to predict")
             }
             Event::StepTimeOff {
                 generation,

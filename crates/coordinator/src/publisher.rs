@@ -112,12 +112,14 @@ impl Publisher {
             took: self
                 .clock
                 .note_commit((step, generation), at, report.reported_late, evaluated),
-            nan_steps: self.folder.nan_steps_before(step) + u64::from(!loss.is_finite()),
+            nan_steps: self.folder.nan_steps_before(step)
+                + u64::from(loss.is_some_and(|loss| !loss.is_finite())),
             members: report.members,
         };
         let metric = Metric {
             step,
-            loss,
+            loss: loss.unwrap_or(f64::NAN),
+            no_targets: loss.is_none(),
             eval_loss,
             gradient_norm,
             overflow,

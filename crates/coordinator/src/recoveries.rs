@@ -328,7 +328,7 @@ mod tests {
             id: StateId::INITIAL,
             generation: Generation(generation),
             step: Step(step),
-            loss: 1.0,
+            loss: Some(1.0),
             eval_loss: None,
             gradient_norm: 1.0,
             overflow: false,

@@ -18,7 +18,7 @@ pub(crate) fn run_status(
     RunStatus {
         job: job.to_owned(),
         run: snapshot.run,
-        loss: metric.map(|m| m.loss).filter(|loss| loss.is_finite()),
+        loss: metric.and_then(Metric::mean_loss).filter(|loss| loss.is_finite()),
         skipped_steps: metric.map(|m| m.skipped_steps),
         loss_scale: metric.and_then(|m| m.loss_scale),
         checkpoint,

@@ -105,6 +105,7 @@ mod tests {
         let metric = Metric {
             step: Step(10),
             loss: 1.0,
+            no_targets: false,
             eval_loss: None,
             gradient_norm: 1.0,
             overflow: false,

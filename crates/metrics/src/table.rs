@@ -120,7 +120,7 @@ pub(crate) const GAUGES: &[Gauge] = &[
         name: "job_loss",
         quantity: Quantity::Number,
         help: "Training loss of the last step, in nats per token",
-        read: |run| of_step(run, |m| Some(m.loss)),
+        read: |run| of_step(run, Metric::mean_loss),
     },
     Gauge {
         name: "job_gradient_norm",

@@ -19,7 +19,7 @@ fn committed(step: u64) -> Event {
         id: StateId::INITIAL,
         generation: Generation(2),
         step: Step(step),
-        loss: 1.0,
+        loss: Some(1.0),
         eval_loss: None,
         gradient_norm: 1.0,
         overflow: false,
@@ -236,6 +236,7 @@ fn metric(is_known: bool) -> Metric {
     Metric {
         step: Step(86),
         loss: 2.5,
+        no_targets: false,
         eval_loss: None,
         gradient_norm: 0.75,
         overflow: false,
@@ -287,6 +288,14 @@ fn figures_of_the_last_step_are_published_where_they_are_known() {
             assert_eq!(shown(figure), is_known, "{figure:?} in:\n{text}");
         }
     }
+    // A mean over no targets is no number.
+    view.metric = Some(Metric {
+        no_targets: true,
+        ..metric(true)
+    });
+    metrics.figures.observe(&view, ms(2));
+    let text = metrics.render();
+    assert!(!text.contains("varuna_job_loss{"), "{text}");
 }
 
 #[test]

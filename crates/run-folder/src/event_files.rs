@@ -85,7 +85,7 @@ fn of_step(metric: &Metric) -> Vec<Scalar> {
     let figures = &metric.figures;
     let whole = |n: Option<u64>| n.map(|n| n as f64);
     let values = [
-        ("loss/training", Some(metric.loss)),
+        ("loss/training", metric.mean_loss()),
         ("loss/evaluation", metric.eval_loss),
         ("optimizer/learning_rate", figures.learning_rate),
         ("optimizer/gradient_norm", Some(metric.gradient_norm)),
@@ -198,6 +198,12 @@ mod tests {
     fn what_is_not_known_of_a_step_is_left_out() {
         let mut metric = metric(1, 1);
         let tags = |metric: &Metric| of_step(metric).iter().map(|s| s.tag).collect::<Vec<_>>();
+        let without = Metric {
+            no_targets: true,
+            ..metric.clone()
+        };
+        let loss = "loss/training";
+        assert!(tags(&metric).contains(&loss) && !tags(&without).contains(&loss));
         let few = tags(&metric);
         assert!(
             !few.contains(&"speed/mfu") && few.contains(&"loss/training"),

@@ -223,7 +223,7 @@ fn history(path: &Path) -> (Option<Metric>, Vec<Step>) {
 /// Records a step whose loss is not finite. Recorded steps from this one on are removed first: they were given up.
 fn note_loss(nan_steps: &mut Vec<Step>, metric: &Metric) {
     nan_steps.truncate(nan_steps.partition_point(|nan| *nan < metric.step));
-    if !metric.loss.is_finite() {
+    if metric.mean_loss().is_some_and(|loss| !loss.is_finite()) {
         nan_steps.push(metric.step);
     }
 }
@@ -321,6 +321,12 @@ mod tests {
         drop(folder);
         let mut successor = RunFolder::open(temp.path(), "job").unwrap();
         assert_eq!(counts(&successor), [0, 0, 1, 1, 2]);
+        // A step without targets has no loss that could be finite.
+        successor.append_metric(Metric {
+            no_targets: true,
+            ..run(5, 1, f64::NAN)
+        });
+        assert_eq!(successor.nan_steps_before(Step(6)), 2);
         // From step 2 on the steps are run again, and succeed.
         successor.append_metric(run(2, 2, 1.0));
         assert_eq!(counts(&successor), [0; 5]);

@@ -10,9 +10,14 @@ use varuna_plan::{Generation, StateId, Step};
 pub struct Metric {
     /// Steps done, this one included.
     pub step: Step,
-    /// Mean training loss of the step; `null` in the file where it is not a finite number.
+    /// Mean training loss of the step; `null` in the file where it is not a finite number or there is none. Use [`Metric::mean_loss`] to
+    /// tell these apart.
     #[serde(deserialize_with = "null_is_nan")]
     pub loss: f64,
+    /// The step has no loss, because its batch has no target. Omitted where it has one, as in lines of earlier releases. `loss` stays in
+    /// the line all the same: earlier releases need it to read the line.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub no_targets: bool,
     /// Mean loss on the held-out split, where this step began with an evaluation.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub eval_loss: Option<f64>,
@@ -44,6 +49,14 @@ pub struct Metric {
     /// Figures that follow from the job and from workers' reports; they are fields of the line like all others.
     #[serde(flatten)]
     pub figures: StepFigures,
+}
+
+impl Metric {
+    /// The mean training loss, which may be no finite number; none where the step's batch has no target.
+    #[must_use]
+    pub fn mean_loss(&self) -> Option<f64> {
+        (!self.no_targets).then_some(self.loss)
+    }
 }
 
 /// Figures of one committed step. A figure that is not known is omitted, as in lines of earlier releases: none is estimated.
@@ -96,6 +109,7 @@ pub(crate) fn example(step: u64) -> Metric {
     Metric {
         step,
         loss: 1.5,
+        no_targets: false,
         eval_loss: None,
         gradient_norm: 1.0,
         overflow: false,
@@ -130,6 +144,25 @@ mod tests {
         assert_eq!(metric.state.chain, Chain(0xf886_09ce_2c1f_b6f3));
         assert_eq!(metric.figures, StepFigures::default());
         assert_eq!(serde_json::to_string(&metric).unwrap(), OLD);
+    }
+
+    #[test]
+    fn a_step_without_targets_has_no_loss_and_reads_back() {
+        let old: Metric = serde_json::from_str(OLD).unwrap();
+        assert_eq!(old.mean_loss(), Some(2.5));
+        let without = Metric {
+            loss: f64::NAN,
+            no_targets: true,
+            ..old
+        };
+        let line = serde_json::to_string(&without).unwrap();
+        assert!(line.contains(r#""loss":null,"noTargets":true"#), "{line}");
+        let read: Metric = serde_json::from_str(&line).unwrap();
+        assert_eq!(read.mean_loss(), None);
+        // A loss that is not finite is another thing.
+        let diverged = line.replace(r#","noTargets":true"#, "");
+        let read: Metric = serde_json::from_str(&diverged).unwrap();
+        assert!(read.mean_loss().is_some_and(f64::is_nan));
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub struct RunStatus {
     /// The run as its coordinator sees it.
     #[serde(flatten)]
     pub run: RunView,
-    /// Loss of the newest published step; `null` before the first, and where it is not a finite number.
+    /// Loss of the newest published step; `null` before the first, where it is not a finite number, and where the step has none.
     pub loss: Option<f64>,
     /// Steps that the optimizer skipped up to that step.
     #[serde(skip_serializing_if = "Option::is_none", default)]

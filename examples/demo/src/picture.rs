@@ -100,6 +100,7 @@ mod tests {
         let metric = |step: u32| Metric {
             step: Step(u64::from(step)),
             loss: 5.5 / f64::from(step).sqrt(),
+            no_targets: false,
             eval_loss: None,
             gradient_norm: 1.0,
             overflow: false,

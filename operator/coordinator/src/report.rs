@@ -124,7 +124,7 @@ pub fn report(by: &Reporter, view: &View, messages: &Messages, end: Option<RunEn
         address: by.address.clone(),
         health_address: Some(by.health_address.clone()),
         state: view.snapshot.clone(),
-        loss: metric.map(|m| m.loss).filter(|loss| loss.is_finite()),
+        loss: metric.and_then(|m| m.mean_loss()).filter(|loss| loss.is_finite()),
         skipped_steps: metric.map(|m| m.skipped_steps),
         loss_scale: metric.and_then(|m| m.loss_scale),
         // Before it has read its record it may not know them all.

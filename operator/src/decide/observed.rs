@@ -218,7 +218,7 @@ impl From<&str> for ObservedTaint {
 pub struct ObservedRun {
     /// The coordinator's state; none until it has read its record.
     pub snapshot: Option<Snapshot>,
-    /// Training loss of the last committed step.
+    /// Training loss of the last committed step, if it has one that is a finite number.
     pub loss: Option<f64>,
     /// Steps that the optimizer skipped up to that one.
     pub skipped_steps: Option<u64>,

@@ -253,7 +253,10 @@ fn plan(run: &ObservedRun, status: &mut Status) {
         predicted_step_ms: snapshot.run.predicted_ms.map(|ms| ms.round() as i64),
         observed_step_ms: snapshot.run.observed_ms.map(|ms| ms.round() as i64),
     });
-    status.loss = run.loss.map(|loss| format!("{loss:.4}")).or(status.loss.take());
+    // A coordinator that has published a step says how many were skipped. The step may have no loss: that of an earlier one would not be its own.
+    if run.skipped_steps.is_some() || run.loss.is_some() {
+        status.loss = run.loss.map(|loss| format!("{loss:.4}"));
+    }
     let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     status.skipped_steps = run.skipped_steps.map(number).or(status.skipped_steps);
     status.loss_scale = run.loss_scale.map(number).or(status.loss_scale);

@@ -548,7 +548,7 @@ fn an_image_that_cannot_be_pulled_is_named() {
 }
 
 #[test]
-fn loss_scale_and_skipped_steps_stay_in_the_status() {
+fn loss_scale_and_skipped_steps_stay_but_no_old_loss_does() {
     let mut observed = observed(2);
     observed.run = Some(ObservedRun {
         skipped_steps: Some(3),
@@ -563,6 +563,19 @@ fn loss_scale_and_skipped_steps_stay_in_the_status() {
     next.run = Some(training(5));
     let status = decide(&next).status;
     assert_eq!((status.skipped_steps, status.loss_scale), (Some(3), Some(65_536)));
+    // A step without a loss does not show that of an earlier one.
+    let loss_after = |of_step: ObservedRun| {
+        let mut next = carried_out(&observed, &desired);
+        next.job.status.loss = Some("2.5000".into());
+        next.run = Some(of_step);
+        decide(&next).status.loss
+    };
+    assert_eq!(loss_after(training(5)).as_deref(), Some("2.5000"));
+    let without = ObservedRun {
+        skipped_steps: Some(3),
+        ..training(5)
+    };
+    assert_eq!(loss_after(without), None);
     let mut plain = observed;
     plain.run = Some(training(5));
     plain.job.status = Status::default();

@@ -49,7 +49,7 @@ impl Agent {
             MemberEffect::Run { plan, step, deadline } => return self.run_step(plan, step, deadline),
             MemberEffect::Abort => self.abort()?,
             MemberEffect::Apply { decision, units } => {
-                tracing::debug!(step = %decision.id.step, loss = decision.loss, "committed");
+                tracing::debug!(step = %decision.id.step, loss = decision.mean_loss(), "committed");
                 self.command(Command::Apply { decision, units })?;
             }
             MemberEffect::Free { keep } => self.free(keep)?,

@@ -736,7 +736,7 @@ fn a_unit_that_the_optimizer_changed_in_part_is_not_held() {
     assert!(matches!(event, Event::Fatal(EngineError::NotHeld(_))));
 }
 
-/// Held-out samples of documents that have this many tokens each.
+/// Samples of documents that have this many tokens each.
 struct Documents(i64);
 
 impl Samples for Documents {
@@ -749,17 +749,20 @@ impl Samples for Documents {
     fn held_out_len(&self) -> u64 {
         2
     }
-    fn held_out_positions(&self, _: u64, positions: &mut [i64]) -> Result<(), SampleError> {
+    fn train_positions(&self, _: u64, positions: &mut [i64]) -> Result<(), SampleError> {
         (0..)
             .zip(positions)
             .for_each(|(i, position)| *position = i % self.0);
         Ok(())
     }
+    fn held_out_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), SampleError> {
+        self.train_positions(index, positions)
+    }
 }
 
 #[test]
-fn an_evaluation_without_targets_has_no_loss() {
-    let evaluated = |tokens_of_document| {
+fn a_mean_without_targets_is_no_loss_and_has_no_gradient() {
+    let ran = |tokens_of_document| {
         let mut config = engine(Device::Cpu).config.clone();
         config.samples = Arc::new(Documents(tokens_of_document));
         config.training.packing.mask_loss = true;
@@ -775,10 +778,19 @@ fn an_evaluation_without_targets_has_no_loss() {
         let link = LocalMesh::new(&[ME]).link(ME);
         let deadline = Instant::now() + Duration::from_secs(60);
         let report = engine.run_step(&plan, Step(0), &link, deadline).unwrap();
-        let losses = report.prepared.iter().filter_map(|(_, norm)| norm.eval_loss);
-        losses.collect::<Vec<_>>()
+        let parts: Vec<_> = report.prepared.iter().map(|(_, norm)| *norm).collect();
+        Decision::conclude(StateId::INITIAL, plan.generation, &parts, None)
     };
-    assert!(matches!(evaluated(2)[..], [loss] if loss > 0.0));
+    let some = ran(2);
+    let losses = [some.mean_loss(), some.eval_loss];
+    assert!(losses.iter().all(|loss| loss.is_some_and(|loss| loss > 0.0)));
+    assert!(some.norm2 > 0.0);
     // Each token begins a document, and nothing before it can predict it.
-    assert!(evaluated(1).is_empty());
+    let none = ran(1);
+    assert_eq!([none.mean_loss(), none.eval_loss], [None; 2]);
+    assert_eq!(
+        (none.norm2, none.overflow),
+        (0.0, false),
+        "the optimizer applies a gradient of zero"
+    );
 }

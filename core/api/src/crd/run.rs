@@ -105,7 +105,7 @@ pub struct RunStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_object")]
     pub state: Option<Snapshot>,
-    /// Training loss of the last committed step.
+    /// Training loss of the last committed step. Missing where it is not a finite number, or nothing in the step's batch was to be predicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
     /// Number of steps up to the last committed one that the optimizer skipped.

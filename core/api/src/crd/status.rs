@@ -59,7 +59,8 @@ pub struct Status {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub progressed_at: Option<Time>,
-    /// Training loss of the last committed step. For a language model it is in nats per token.
+    /// Training loss of the last committed step. For a language model it is in nats per token. Missing where it is not a finite number, or
+    /// nothing in the step's batch was to be predicted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<String>,
     /// Number of steps that the optimizer skipped because a gradient or the loss was not finite.

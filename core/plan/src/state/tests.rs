@@ -93,6 +93,25 @@ fn infinite_loss_is_an_overflow() {
 }
 
 #[test]
+fn a_step_without_targets_has_no_loss_and_the_name_of_loss_zero() {
+    let new = |loss| UnitNorm::new(0.0, loss, None, OptimizerProgress::START);
+    let none = conclude(&[new(0.0), new(0.0).without_loss()]);
+    assert_eq!(none.mean_loss(), None);
+    assert!(!none.overflow, "the optimizer applies it");
+    let zero = conclude(&[new(0.0), new(0.0)]);
+    assert_eq!(zero.mean_loss(), Some(0.0));
+    assert_eq!(
+        none.id, zero.id,
+        "builds that know no such step go on with the same state"
+    );
+    // A loss that rounds to nothing from below is one.
+    assert_eq!(conclude(&[new(-0.0)]).mean_loss(), Some(0.0));
+    let text = serde_json::to_string(&none).unwrap();
+    let read: Decision = serde_json::from_str(&text).unwrap();
+    assert_eq!(read.mean_loss(), None, "{text}");
+}
+
+#[test]
 fn decision_has_the_counters_before_and_after() {
     let scaling = LossScaling::Dynamic {
         initial: ScaleFactor::two_to(2),

@@ -144,8 +144,8 @@ pub enum Event {
         generation: Generation,
         /// Steps done.
         step: Step,
-        /// Mean training loss of the step.
-        loss: f64,
+        /// Mean training loss of the step; none where its batch has no target.
+        loss: Option<f64>,
         /// Mean loss on the held-out split before the step, where it was evaluated.
         eval_loss: Option<f64>,
         /// L2 norm of the gradient before clipping.

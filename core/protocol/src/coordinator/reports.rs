@@ -266,7 +266,7 @@ impl Shared {
             id: decision.id,
             generation: decision.id.run_gen,
             step: decision.id.step,
-            loss: decision.loss,
+            loss: decision.mean_loss(),
             eval_loss: decision.eval_loss,
             gradient_norm: decision.norm2.sqrt(),
             overflow: decision.overflow,

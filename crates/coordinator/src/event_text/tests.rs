@@ -115,7 +115,7 @@ fn committed() -> Event {
         id: state(120),
         generation: GENERATION,
         step: Step(120),
-        loss: 2.269_12,
+        loss: Some(2.269_12),
         eval_loss: None,
         gradient_norm: 1.0,
         overflow: false,
@@ -127,6 +127,14 @@ fn skipped() -> Event {
     let mut event = committed();
     if let Event::Committed { overflow, .. } = &mut event {
         *overflow = true;
+    }
+    event
+}
+
+fn without_targets() -> Event {
+    let mut event = committed();
+    if let Event::Committed { loss, .. } = &mut event {
+        *loss = None;
     }
     event
 }
@@ -161,6 +169,7 @@ fn runs() -> Vec<(&'static str, Vec<TimedEvent>)> {
                 (10, resumed(0, false, true), 0),
                 (20, running(), 0),
                 now(committed()),
+                now(without_targets()),
                 now(step_time_off(1510.0, true)),
                 now(step_time_off(2.54, false)),
                 now(costs_corrected(8_120.0, 104.2)),

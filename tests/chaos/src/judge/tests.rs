@@ -17,6 +17,7 @@ fn metric(generation: u64, step: u64, time_ms: u64) -> Metric {
     Metric {
         step: Step(step),
         loss: 5.0 - step as f64 / 10.0,
+        no_targets: false,
         eval_loss: None,
         gradient_norm: 1.0,
         overflow: false,

@@ -209,6 +209,7 @@ fn run_folder_seeds() -> Seeds {
     let metric = Metric {
         step: Step(5),
         loss: 2.5,
+        no_targets: false,
         eval_loss: None,
         gradient_norm: 1.5,
         overflow: false,

@@ -33,11 +33,9 @@ impl Run<'_> {
         let chunks = self.held_out_at(self.step);
         let _guard = tch::no_grad_guard();
         let mut sum = LossSum::new(self.config.backend.device, total, &self.config.model)?;
-        let mut has_targets = true;
         if self.counts_targets() {
             let count = self.target_count(Split::HeldOut, self.all_held_out(self.step))?;
             sum.set_targets(count);
-            has_targets = count > 0;
         }
         for task in self.evaluation_tasks(&chunks) {
             let place = self.places.iter().find(|p| p.stage == task.stage).copied();
@@ -49,8 +47,8 @@ impl Run<'_> {
             self.evaluate_on(place, units, EVALUATION + m, &chunks[m as usize], &sum)?;
             self.after_task()?;
         }
-        // Workers before the last stage do not know the count: so the forwards were run all the same. A mean over nothing is no loss.
-        self.eval_loss = has_targets.then_some(sum);
+        // Workers before the last stage do not know the count: so the forwards were run all the same.
+        self.eval_loss = Some(sum).filter(LossSum::has_targets);
         Ok(())
     }
 

@@ -13,6 +13,7 @@ pub(super) struct LossSum {
     sum: Tensor,
     /// Of one target in the mean, so that a short micro-batch is right.
     weight: f64,
+    has_targets: bool,
 }
 
 /// The weight of one target among this many. If there are none, there is no loss to weight.
@@ -34,12 +35,19 @@ impl LossSum {
         Ok(LossSum {
             sum: sum.map_err(|e| TorchError(e.to_string()))?,
             weight: weight_among(samples * model.losses_of_sample()),
+            has_targets: true,
         })
     }
 
     /// The same over this many targets.
     pub(super) fn set_targets(&mut self, count: u64) {
         self.weight = weight_among(count);
+        self.has_targets = count > 0;
+    }
+
+    /// Whether there is a loss: a mean over nothing is none.
+    pub(super) fn has_targets(&self) -> bool {
+        self.has_targets
     }
 
     fn of<'a>(&'a self, targets: &'a Tensor) -> HeadLoss<'a> {

@@ -131,7 +131,12 @@ impl Run<'_> {
         let carries = last == Some(unit);
         let loss = if carries { loss } else { 0.0 };
         let eval_loss = (carries && self.eval_loss.is_some()).then(|| f64::from(eval_loss));
-        UnitNorm::new(squares / (scale * scale), f64::from(loss), eval_loss, self.before)
+        let norm = UnitNorm::new(squares / (scale * scale), f64::from(loss), eval_loss, self.before);
+        // Without a target the gradient is zero, and the optimizer applies it: only the loss is none.
+        match carries && !self.loss.has_targets() {
+            true => norm.without_loss(),
+            false => norm,
+        }
     }
 }
 
