@@ -156,8 +156,8 @@ pub enum Suspicion {
     /// Data from it is damaged: invalid frames, or states that do not match the digest made by their sender. The cause may be its memory,
     /// this worker's, or the network between them.
     Damaged,
-    /// About the worker itself: the data of its step cannot be read, or did not come for long. It is also reported for a step that was
-    /// stopped for another reason.
+    /// About the worker itself: what it reads for its step (samples of the dataset, or the code of an exported model's segment) cannot be
+    /// read, or did not come for long. It is also reported for a step that was stopped for another reason.
     NoData,
     /// About the worker itself: its device had no memory for the step.
     NoMemory(MemoryShortage),

@@ -251,10 +251,11 @@ pub struct LeftOutWorker {
     /// Name of the worker.
     pub name: String,
     /// Reason in one word: leaving (it will be stopped), wrongBits (its state differed from that of the others), unsound (workers of its
-    /// name ended within their first steps, or had wrong bits), noData (it could not read its data), noMemory (it ran out of memory
-    /// several times), badLink (it and a worker of the plan could not reach one another), slow (it computes slower than others),
-    /// maxWorkers (no more workers are wanted), notNeeded (the best plan does without it), notWorthAChange (a plan with it would not
-    /// repay the cost of the change), new (the plan was made before it could be used) or unknown.
+    /// name ended within their first steps, or had wrong bits), noData (it could not read the dataset or, for spec.model.exported, its
+    /// model's code), noMemory (it ran out of memory several times), badLink (it and a worker of the plan could not reach one another),
+    /// slow (it computes slower than others), maxWorkers (no more workers are wanted), notNeeded (the best plan does without it),
+    /// notWorthAChange (a plan with it would not repay the cost of the change), new (the plan was made before it could be used) or
+    /// unknown.
     #[serde(default)]
     pub reason: String,
     /// Reason in a sentence.

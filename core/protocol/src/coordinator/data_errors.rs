@@ -1,4 +1,4 @@
-//! Finds workers that cannot read the job's data while others can.
+//! Finds workers that cannot read the job's data, or the code of an exported model, while others can. Both are called data here.
 //!
 //! Each step for which such a worker has to read data fails, yet the worker answers each fence, so the same plan would be made again and
 //! again. If nobody can read, the store is slow or unavailable, and no worker is to blame.

@@ -1,4 +1,4 @@
-//! What follows if workers cannot read the job's data: those that are not needed are left out for a while.
+//! What follows if workers cannot read the job's data, or the code of an exported model: those that are not needed are left out for a while.
 
 use super::data_errors::Finding;
 use super::shared::Shared;
@@ -16,7 +16,7 @@ fn data_readers(plan: &Plan) -> BTreeSet<WorkerId> {
 }
 
 impl Shared {
-    /// A worker reports that the data of its step in this generation cannot be read.
+    /// A worker reports that what it reads for its step in this generation cannot be read.
     pub(super) fn note_data_error(&mut self, worker: WorkerId, generation: Generation) {
         let ran = |p: &Arc<Plan>| p.generation == generation && p.has(worker);
         if self.record.plans().any(ran) {
@@ -60,7 +60,8 @@ impl Shared {
         self.left_out_readers_text(now, shape) + &self.with_less_memory(shape)
     }
 
-    /// The members of the plan in force that this shape leaves out because they cannot read their data, as text for people.
+    /// The members of the plan in force that this shape leaves out because they cannot read their data or their model's code, as text for
+    /// people.
     fn left_out_readers_text(&self, now: Time, shape: &Shape) -> String {
         let used = shape.members();
         let plan = self.record.stored.plan.iter();

@@ -34,7 +34,7 @@ impl Shared {
         self.pool_of(now, from, |name| !self.quarantine.has(now, name))
     }
 
-    /// The same, including workers that are left out only because they cannot read their data.
+    /// The same, including workers that are left out only because they cannot read their data or their model's code.
     pub(super) fn pool_with_unread(&self, now: Time, from: &[WorkerId]) -> Vec<WorkerId> {
         self.pool_of(now, from, |name| !self.quarantine.is_unsound(now, name))
     }

@@ -19,7 +19,7 @@ const NAMES_MAX: usize = 1_024;
 
 #[derive(Default)]
 pub(super) struct Quarantine {
-    /// Reports of workers that cannot read their data, before anything follows from them.
+    /// Reports of workers that cannot read their data or their model's code, before anything follows from them.
     pub(super) data_errors: DataErrors,
     /// Workers that ran out of memory: they are used, with less.
     pub(super) exhausted: Exhausted,
@@ -74,7 +74,7 @@ impl Quarantine {
         self.unsound.note(now, name, FORGIVEN + 1);
     }
 
-    /// A worker could not read its data, several times in a row, while others could read theirs.
+    /// A worker could not read its data or its model's code, several times in a row, while others could read theirs.
     pub(super) fn could_not_read(&mut self, now: Time, name: &str) {
         let known = self.cannot_read.0.contains_key(name);
         self.cannot_read
@@ -95,12 +95,12 @@ impl Quarantine {
         self.is_unsound(now, name) || self.cannot_read(now, name)
     }
 
-    /// Whether it is excluded for another cause than its data.
+    /// Whether it is excluded for another cause than that it cannot read.
     pub(super) fn is_unsound(&self, now: Time, name: &str) -> bool {
         self.unsound.has(now, name)
     }
 
-    /// Whether it is left out since it cannot read its data.
+    /// Whether it is left out since it cannot read its data or its model's code.
     pub(super) fn cannot_read(&self, now: Time, name: &str) -> bool {
         self.cannot_read.has(now, name)
     }
