@@ -12,6 +12,7 @@ use futures::{StreamExt, TryStreamExt};
 use serde_json::json;
 use std::path::PathBuf;
 use varuna_checkpoint::{CheckpointError, Listed, Location, Manifest, Retention, folder_name};
+use varuna_plan::StateId;
 
 /// Shards that are checked at a time, so that a processor takes the digest of one while another is read.
 const SHARDS_AT_ONCE: usize = 4;
@@ -28,7 +29,7 @@ pub(crate) struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// List all checkpoints with their name, state (complete, incomplete or damaged), size and number of files.
+    /// List all checkpoints with their name, state (complete, incomplete, damaged or given-up), size and number of files.
     Ls {
         /// Folder of the job's checkpoints.
         uri: String,
@@ -43,7 +44,7 @@ enum Command {
         /// Name of the checkpoint, as `ls` prints it [default: the newest complete one].
         name: Option<String>,
     },
-    /// Read every complete checkpoint and check all lengths and digests.
+    /// Read every complete checkpoint and check all lengths and digests. One that its run has given up is named and not read.
     Verify {
         /// Folder of the job's checkpoints.
         uri: String,
@@ -103,12 +104,21 @@ impl From<CheckpointError> for Failure {
     }
 }
 
-fn state(listed: &Listed) -> &'static str {
-    match (listed.manifest, listed.marked_damaged) {
-        (true, false) => "complete",
-        (true, true) => "damaged",
-        (false, _) => "incomplete",
+async fn state(location: &Location, listed: &Listed) -> Result<&'static str, CheckpointError> {
+    if !listed.manifest {
+        return Ok("incomplete");
     }
+    if !listed.marked_damaged {
+        return Ok("complete");
+    }
+    let given_up = given_up(location, listed.id).await?;
+    Ok(given_up.map_or("damaged", |_| "given-up"))
+}
+
+/// A sentence about a checkpoint that its run has given up. Its files are as they were saved, so their digests tell nothing.
+async fn given_up(location: &Location, id: StateId) -> Result<Option<String>, CheckpointError> {
+    let refusal = location.refusal(id).await?.filter(|refusal| refusal.given_up);
+    Ok(refusal.map(|refusal| format!("given up by its run: {}", refusal.why)))
 }
 
 async fn ls(location: &Location, as_json: bool) -> Result<(), Failure> {
@@ -116,15 +126,14 @@ async fn ls(location: &Location, as_json: bool) -> Result<(), Failure> {
     for listed in &all {
         let name = folder_name(listed.id);
         let bytes: u64 = listed.files.values().sum();
+        let state = state(location, listed).await?;
         if as_json {
             let (step, files) = (listed.id.step, listed.files.len());
-            let line =
-                json!({"name": name, "step": step, "state": state(listed), "bytes": bytes, "files": files});
+            let line = json!({"name": name, "step": step, "state": state, "bytes": bytes, "files": files});
             print_line(&line.to_string());
         } else {
             print_line(&format!(
-                "{name}  {:<10}  {:>9.1} MiB  {} files",
-                state(listed),
+                "{name}  {state:<10}  {:>9.1} MiB  {} files",
                 mib(bytes),
                 listed.files.len()
             ));
@@ -158,6 +167,17 @@ async fn choose(location: &Location, name: Option<&str>) -> Result<Manifest, Fai
     Ok(location.manifest(listed.id).await?)
 }
 
+/// Refuses a checkpoint that its run has given up, also where somebody names it.
+async fn expect_not_given_up(location: &Location, id: StateId) -> Result<(), Failure> {
+    match given_up(location, id).await? {
+        Some(why) => Err(Failure::Input(format!(
+            "{}: {why}; allowed is one that `varuna checkpoint ls` shows as complete",
+            folder_name(id)
+        ))),
+        None => Ok(()),
+    }
+}
+
 async fn show(location: &Location, name: Option<&str>) -> Result<(), Failure> {
     let manifest = choose(location, name).await?;
     print_json(&manifest)
@@ -170,7 +190,17 @@ async fn verify(location: &Location, as_json: bool) -> Result<(), Failure> {
     let bar = Bar::of_bytes("reading", complete().flat_map(|l| l.files.values()).sum());
     for listed in complete() {
         let name = folder_name(listed.id);
-        let problem = check(location, listed, &bar).await.err().map(|e| e.to_string());
+        let refused = match listed.marked_damaged {
+            true => given_up(location, listed.id).await?,
+            false => None,
+        };
+        let problem = match refused {
+            Some(why) => {
+                bar.add(listed.files.values().sum());
+                Some(why)
+            }
+            None => check(location, listed, &bar).await.err().map(|e| e.to_string()),
+        };
         damaged += usize::from(problem.is_some());
         bar.suspend(|| match (as_json, &problem) {
             (true, _) => print_line(&json!({"name": name, "problem": problem}).to_string()),
@@ -179,7 +209,9 @@ async fn verify(location: &Location, as_json: bool) -> Result<(), Failure> {
         });
     }
     if damaged > 0 {
-        return Err(Failure::Input(format!("{damaged} checkpoints are damaged")));
+        return Err(Failure::Input(format!(
+            "{damaged} checkpoints are damaged or given up"
+        )));
     }
     Ok(())
 }
@@ -209,4 +241,46 @@ async fn prune(location: &Location, keep: usize) -> Result<(), Failure> {
         pruned.orphans.len()
     ));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varuna_plan::state::Chain;
+    use varuna_plan::{Generation, Step};
+
+    fn id(step: u64) -> StateId {
+        StateId {
+            run_gen: Generation(1),
+            step: Step(step),
+            chain: Chain(step),
+        }
+    }
+
+    #[test]
+    fn a_given_up_checkpoint_is_listed_as_such_and_not_chosen() {
+        let temp = tempfile::tempdir().unwrap();
+        for step in [1, 2, 3] {
+            let folder = temp.path().join(folder_name(id(step)));
+            std::fs::create_dir(&folder).unwrap();
+            std::fs::write(folder.join("manifest.json"), "{}").unwrap();
+        }
+        let location = Location::open(temp.path().to_str().unwrap()).unwrap();
+        let (states, found, verified) = runtime().unwrap().block_on(async {
+            location.mark_damaged(id(1), "for the test").await.unwrap();
+            let mut all = location.list().await.unwrap();
+            location.mark_given_up(&mut all[2], "for the test").await.unwrap();
+            let mut states = Vec::new();
+            for listed in &all {
+                states.push(state(&location, listed).await.unwrap());
+            }
+            let found = expect_not_given_up(&location, id(3)).await;
+            assert!(expect_not_given_up(&location, id(2)).await.is_ok());
+            (states, found, given_up(&location, id(1)).await.unwrap())
+        });
+        assert_eq!(states, ["damaged", "complete", "given-up"]);
+        let why = found.unwrap_err().to_string();
+        assert!(why.contains("given up by its run: for the test"), "{why}");
+        assert_eq!(verified, None, "its files are read");
+    }
 }

@@ -1,7 +1,7 @@
 //! `varuna checkpoint export`: converts a checkpoint into a folder that the Hugging Face libraries load. A checkpoint of a user-defined
 //! model becomes a file of tensors under the model's own names.
 
-use super::choose;
+use super::{choose, expect_not_given_up};
 use crate::bar::Bar;
 use crate::failure::Failure;
 use crate::io::{print_line, to_json, warn, write};
@@ -89,6 +89,7 @@ pub(super) async fn export(arguments: &Arguments) -> Result<(), Failure> {
         return Err(Failure::Input(format!("{} exists already", folder.display())));
     }
     let manifest = choose(&location, arguments.name.as_deref()).await?;
+    expect_not_given_up(&location, manifest.state).await?;
     let model: Model = serde_json::from_value(manifest.facts.model.clone())
         .map_err(|e| Failure::Input(format!("{}: model: {e}", folder_name(manifest.state))))?;
     let additional_files = match &model {

@@ -337,6 +337,8 @@ varuna_mutants::mutants! {
     PutAnewForEver => UNIT_TESTS,
     /// How often the last step's state was put again is forgotten with the coordinator that had it put.
     ForgetPutsAnew => UNIT_TESTS,
+    /// A checkpoint of the last step that the run has given up is reported as damaged.
+    TakeGivenUpForDamaged => UNIT_TESTS,
     /// A source whose states arrive damaged is asked for ever.
     AskDamagedForEver => UNIT_TESTS,
     /// A worker that was left out as slow, or because its use did not repay, is left out for ever.

@@ -10,14 +10,14 @@ pub struct Listed {
     pub id: StateId,
     /// Whether it has a manifest, so that it is complete.
     pub manifest: bool,
-    /// Whether a reader has marked it as damaged.
+    /// Whether it is marked: a reader has found it damaged, or its run has given it up ([`crate::Location::refusal`]).
     pub marked_damaged: bool,
     /// All files with their lengths.
     pub files: BTreeMap<String, u64>,
 }
 
 impl Listed {
-    /// Whether it is complete and not marked as damaged.
+    /// Whether it is complete and not marked.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         self.manifest && !self.marked_damaged

@@ -4,6 +4,7 @@ use crate::CheckpointError;
 use crate::listed::Listed;
 use crate::manifest::Manifest;
 use crate::name::{MANIFEST, REFUSED, folder_name, parse_folder};
+use crate::refusal::Refusal;
 use crate::retention::{Pruned, Retention, prunable};
 use bytes::Bytes;
 use futures::stream::BoxStream;
@@ -178,8 +179,47 @@ impl Location {
     /// # Errors
     /// The store fails.
     pub async fn mark_damaged(&self, id: StateId, why: &str) -> Result<(), CheckpointError> {
-        let text = serde_json::json!({ "why": why }).to_string();
-        self.create(id, REFUSED, text.into_bytes()).await
+        let given_up = false;
+        self.refuse(id, why, given_up).await.map(drop)
+    }
+
+    /// Marks a listed checkpoint as one that its run has given up, so that nobody resumes from it. A mark that it has already is kept. Only
+    /// for the owner of the location, who alone knows.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn mark_given_up(&self, listed: &mut Listed, why: &str) -> Result<(), CheckpointError> {
+        let given_up = true;
+        let bytes = self.refuse(listed.id, why, given_up).await?;
+        listed.marked_damaged = true;
+        // Whoever deletes the files that were listed deletes this one too.
+        listed.files.entry(REFUSED.to_owned()).or_insert(bytes);
+        Ok(())
+    }
+
+    /// Writes the mark of a checkpoint, unless it has one. Returns its length.
+    async fn refuse(&self, id: StateId, why: &str, given_up: bool) -> Result<u64, CheckpointError> {
+        let why = why.to_owned();
+        // Plain data always serialises.
+        let text = serde_json::to_vec(&Refusal { why, given_up }).unwrap_or_default();
+        let bytes = text.len() as u64;
+        self.create(id, REFUSED, text).await?;
+        Ok(bytes)
+    }
+
+    /// Why nobody may resume from a checkpoint; none if it has no mark.
+    ///
+    /// # Errors
+    /// The store fails.
+    pub async fn refusal(&self, id: StateId) -> Result<Option<Refusal>, CheckpointError> {
+        match self.inner.get(&self.path(id, REFUSED)).await {
+            Ok(mark) => {
+                let text = mark.bytes().await?;
+                Ok(Some(serde_json::from_slice(&text).unwrap_or_default()))
+            }
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Deletes what is left of a checkpoint that is marked as damaged, so that its state can be put again. Returns whether it was marked.

@@ -45,7 +45,7 @@ pub(crate) fn shard_file(layout: Layout, unit: Unit) -> String {
 }
 
 pub(crate) const MANIFEST: &str = "manifest.json";
-/// Marks a checkpoint that a reader found damaged.
+/// Marks a checkpoint that a reader found damaged, or that its run has given up.
 pub(crate) const REFUSED: &str = "refused.json";
 
 #[cfg(test)]

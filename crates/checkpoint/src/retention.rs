@@ -19,7 +19,7 @@ pub struct Retention<'a> {
     pub keep: usize,
     /// Checkpoints that are never deleted.
     pub protected: &'a [StateId],
-    /// Checkpoints whose bits the run has found wrong. It never resumes from them, so they do not count towards `keep`.
+    /// Checkpoints that the run has given up and that are not marked yet. It never resumes from them, so they do not count towards `keep`.
     pub void: &'a [StateId],
     /// Valid checkpoints of another model, optimizer or format. They belong to another run, so they are left alone and do not count.
     pub foreign: &'a [StateId],

@@ -108,7 +108,7 @@ pub(crate) struct CheckpointListing {
     pub(crate) answered: bool,
     /// The checkpoints that can be resumed from, oldest first.
     pub(crate) usable: Vec<StateId>,
-    /// The checkpoints that were marked as damaged.
+    /// The checkpoints that are marked: as damaged, or as given up by this run or an earlier one.
     pub(crate) damaged: Vec<StateId>,
     /// The newest generation of anything that was ever seen there, whichever run wrote it.
     pub(crate) newest_generation: Generation,

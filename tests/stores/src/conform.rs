@@ -1,8 +1,8 @@
 //! Checks that a store does everything that checkpoints need.
 
 use varuna_checkpoint::{
-    CheckpointError, Claim, Facts, LeaseState, Location, Manifest, RateLimit, Retention, Shard, ShardTensor,
-    Store, unit_name,
+    CheckpointError, Claim, Facts, LeaseState, Location, Manifest, RateLimit, Refusal, Retention, Shard,
+    ShardTensor, Store, unit_name,
 };
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, Layout, StateId, Step, Unit};
@@ -138,7 +138,30 @@ async fn deletes_what_is_no_longer_needed(store: &Store) {
         left.iter().map(|l| l.id).collect::<Vec<_>>(),
         [state(10), state(30)]
     );
+    is_marked_as_given_up(store, state(30), state(10)).await;
     is_put_again(store, state(30), state(10)).await;
+}
+
+/// A run marks what it has given up, and the mark says so. Another mark changes nothing.
+async fn is_marked_as_given_up(store: &Store, given_up: StateId, sound: StateId) {
+    let place = store.location();
+    let mut all = place.list().await.expect("a list");
+    let listed = all.iter_mut().find(|l| l.id == given_up).expect("a checkpoint");
+    place.mark_given_up(listed, "for the test").await.expect("a mark");
+    assert!(listed.manifest && !listed.is_usable());
+    place.mark_damaged(given_up, "too late").await.expect("an answer");
+    let refusal = place.refusal(given_up).await.expect("an answer");
+    let expected = Refusal {
+        why: "for the test".to_owned(),
+        given_up: true,
+    };
+    assert_eq!(refusal, Some(expected));
+    assert_eq!(place.refusal(sound).await.expect("an answer"), None);
+    assert_eq!(
+        place.list().await.expect("a list"),
+        all,
+        "as the run knows it from the mark"
+    );
 }
 
 /// A shard that was found damaged can be deleted and put again. A valid one cannot be deleted.

@@ -1,5 +1,6 @@
 //! The coordinator's configuration, its inputs and its effects.
 
+use crate::comparison_record::ComparisonRecord;
 use crate::message::{Order, Report};
 use crate::record::Record;
 use std::collections::BTreeMap;
@@ -221,7 +222,7 @@ pub struct Hello {
 pub struct Listing {
     /// States of the complete checkpoints.
     pub complete: Vec<StateId>,
-    /// Checkpoints that were found damaged. None of them is in `complete`.
+    /// Checkpoints that are marked: as damaged, or as given up by a run. None of them is in `complete`.
     pub damaged: Vec<StateId>,
     /// The newest generation of anything in the store, whichever run wrote it and whether or not it is usable. No generation up to this one
     /// is used again.
@@ -241,6 +242,13 @@ impl Listing {
             damaged: Vec::new(),
             fresh: true,
         }
+    }
+
+    /// Leaves out what the run has given up. It resumes from none of it, and does not put it again: its mark is not one of damage.
+    pub(super) fn leave_out_given_up(&mut self, trust: &ComparisonRecord) {
+        let stays = |id: &StateId| !trust.is_rolled_back(*id);
+        self.complete.retain(stays);
+        self.damaged.retain(|id| stays(id) || bug!(TakeGivenUpForDamaged));
     }
 }
 

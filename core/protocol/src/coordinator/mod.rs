@@ -143,8 +143,7 @@ impl Coordinator {
             CoordinatorInput::Written { ok, record } => return mode.written(ok, record, shared, turn),
             CoordinatorInput::Checkpoints(mut listing) => {
                 shared.checkpoints.note_generation(listing.newest_generation);
-                let trust = &shared.record.stored.trust;
-                listing.complete.retain(|id| !trust.is_rolled_back(*id));
+                listing.leave_out_given_up(&shared.record.stored.trust);
                 let list = &listing.complete;
                 let last_step = shared.last_step();
                 let last = |c: &varuna_plan::StateId| c.step >= last_step;

@@ -1,20 +1,23 @@
-//! Which checkpoints the task deletes: damaged ones on demand, and old ones.
+//! Which checkpoints the task deletes: damaged ones on demand, and old ones. Before that it marks those that the run has given up.
 
 use super::{CheckpointCheck, Task};
 use std::time::Duration;
 use tokio::time::Instant;
-use varuna_checkpoint::{CheckpointError, LeaseState, Retention};
+use varuna_checkpoint::{CheckpointError, LeaseState, Listed, Location, Retention};
 use varuna_plan::StateId;
 
 /// How long deletions may take at a time. A checkpoint may have thousands of shards, and only who has the lease, which ends after 30 s, may delete.
 pub(super) const PRUNE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the mark of a checkpoint that was given up says.
+const GIVEN_UP: &str = "the run has given this state up: workers that hold the same state had different bits, so it may follow from wrong ones";
 
 /// What retention must know from the run about its checkpoints.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Needs {
     /// States that must not be deleted.
     pub(crate) protected: Vec<StateId>,
-    /// Checkpoints from which the run never resumes.
+    /// Checkpoints that the run has given up, and from which it never resumes. They are marked, so that nobody else does either.
     pub(crate) void: Vec<StateId>,
 }
 
@@ -60,14 +63,14 @@ impl Task {
         self.prune(end.saturating_duration_since(Instant::now())).await;
     }
 
-    /// Deletes old checkpoints of the last listing. The store is not listed again for this: that of a large store may take longer than
-    /// deletions may, and would show little more. What is not deleted `within` this time goes after the next listing. If the location gets
-    /// another owner meanwhile, the rest is left to that one, which knows better what is needed.
+    /// Marks what the run has given up, and deletes old checkpoints of the last listing. The store is not listed again for this: that of a
+    /// large store may take longer than deletions may, and would show little more. What is not done `within` this time is done after the
+    /// next listing. If the location gets another owner meanwhile, the rest is left to that one, which knows better what is needed.
     pub(super) async fn prune(&mut self, within: Duration) {
         let Some(needs) = self.needs() else {
             return;
         };
-        let Some(all) = self.listed.take() else {
+        let Some(mut all) = self.listed.take() else {
             return;
         };
         let foreign = self
@@ -81,7 +84,11 @@ impl Task {
             void: &needs.void,
             foreign: &foreign,
         };
-        let pruning = self.given.store.location().prune_listed(&all, &retention);
+        let location = self.given.store.location();
+        let pruning = async {
+            mark_given_up(location, &mut all, &needs.void).await;
+            location.prune_listed(&all, &retention).await
+        };
         let pruned = tokio::select! {
             biased;
             () = self.deposed() => {
@@ -103,5 +110,20 @@ impl Task {
                 "old checkpoints are not all deleted yet"
             ),
         }
+    }
+}
+
+/// Marks the listed checkpoints that the run has given up: the record, which names them, is known to this run alone. What fails is done after
+/// a later listing, which shows them without a mark again. A state before the first step is left alone: it was imported, and no worker has
+/// computed it.
+async fn mark_given_up(location: &Location, all: &mut [Listed], void: &[StateId]) {
+    let given_up = |l: &&mut Listed| l.is_usable() && l.id.step.0 > 0 && void.contains(&l.id);
+    for listed in all.iter_mut().filter(given_up) {
+        let state = listed.id;
+        if let Err(error) = location.mark_given_up(listed, GIVEN_UP).await {
+            tracing::warn!(%error, %state, "a checkpoint that the run has given up is not marked yet");
+            return;
+        }
+        tracing::info!(%state, "a checkpoint that the run has given up is marked");
     }
 }

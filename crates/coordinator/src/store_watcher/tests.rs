@@ -304,6 +304,49 @@ async fn deletion_waits_for_the_runs_needs_and_counts_no_void_state() {
         .unwrap();
     task.prune(PRUNE_TIMEOUT).await;
     assert_eq!(in_store(&store).await, ids[1..]);
+    let refusal = |id| store.location().refusal(id);
+    assert!(refusal(ids[2]).await.unwrap().is_some_and(|mark| mark.given_up));
+    assert_eq!(refusal(ids[1]).await.unwrap(), None);
+    assert_eq!(
+        task.list(false).await.usable,
+        ids[1..2],
+        "for all other readers too"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_given_up_checkpoint_is_marked_by_the_owner_once_it_can() {
+    let inner = Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default()));
+    let shared: Arc<dyn ObjectStore> = inner.clone();
+    let given = checkpointing(Location::over(shared));
+    let store = given.store.clone();
+    // The first one was imported: no worker has computed it.
+    let ids = [(0, 0), (1, 1), (1, 2)].map(|(generation, step)| of_generation(generation, step));
+    for id in ids {
+        put(&store, id, None, None).await;
+        assert!(store.complete(id).await.unwrap());
+    }
+    let (_needs, needed) = watch::channel(Some(Needs {
+        protected: vec![ids[0]],
+        void: vec![ids[0], ids[2]],
+    }));
+    let (_discarded, discards) = watch::channel(None);
+    let mut task = Task::new(given, needed, discards);
+    // Another run may go on from it.
+    task.standing = Some(LeaseState::Taken("other".into()));
+    task.list(false).await;
+    task.prune(PRUNE_TIMEOUT).await;
+    assert_eq!(store.location().refusal(ids[2]).await.unwrap(), None);
+    // The store takes nothing for a while.
+    task.standing = Some(LeaseState::Owner);
+    inner.config_mut(|slow| slow.wait_put_per_call = Duration::from_secs(3600));
+    task.list(false).await;
+    task.prune(PRUNE_TIMEOUT).await;
+    assert_eq!(store.location().refusal(ids[2]).await.unwrap(), None);
+    inner.config_mut(|slow| slow.wait_put_per_call = Duration::ZERO);
+    assert_eq!(task.list(false).await.usable, ids);
+    task.prune(PRUNE_TIMEOUT).await;
+    assert_eq!(task.list(false).await.usable, ids[..2]);
 }
 
 /// The checkpointing of a job whose store is slow.

@@ -227,7 +227,13 @@ fn listing_seeds() -> Seeds {
         "{folder}/manifest.json\n{folder}/{UNIT}.safetensors 0123\nowner/00000001.json {claim}\nowner/clock\n"
     );
     let refused = format!("{folder}/manifest.json\n{folder}/refused.json {{}}\nother/file\n");
-    vec![("owned", whole.into_bytes()), ("refused", refused.into_bytes())]
+    let given_up =
+        format!("{folder}/manifest.json\n{folder}/refused.json {{\"why\":\"a\",\"givenUp\":true}}\n");
+    vec![
+        ("owned", whole.into_bytes()),
+        ("refused", refused.into_bytes()),
+        ("given-up", given_up.into_bytes()),
+    ]
 }
 
 /// Each line is an object: its name, and after a space its content.
@@ -241,6 +247,10 @@ fn run_listing(input: &[u8]) -> Result<String, String> {
     }
     let location = Location::over(inner);
     let listed = block_on(location.list()).map_err(|e| e.to_string())?;
+    for marked in listed.iter().filter(|l| l.marked_damaged) {
+        let refusal = block_on(location.refusal(marked.id)).map_err(|e| e.to_string())?;
+        assert!(refusal.is_some(), "a mark has a meaning whatever it says");
+    }
     let newest = listed.iter().filter(|l| l.is_usable()).map(|l| l.id).max();
     let pruned = prunable(&listed, &Retention::newest(1));
     assert!(newest.is_none_or(|id| !pruned.checkpoints.contains(&id)));

@@ -1,6 +1,7 @@
 //! Which checkpoints are ordered, and until when the order is repeated.
 
 use super::*;
+use crate::comparison_record::Rollback;
 
 impl Rig {
     /// The store answers a request for its checkpoints.
@@ -277,5 +278,27 @@ fn old_listing_or_other_history_deletes_no_checkpoint() {
         rig.listing = Answer::Now;
         rig.wait(500);
         assert!(rig.store.done);
+    }
+}
+
+#[test]
+fn given_up_final_checkpoint_is_not_said_to_be_damaged() {
+    let stored = CoordinatorConfig {
+        final_checkpoint: true,
+        ..config()
+    };
+    let trained = Rig::training_with(stored.clone(), &[A, B]).store;
+    let rollback = Rollback {
+        to: StateId::INITIAL,
+        generation: Generation(2),
+    };
+    for (rollbacks, told) in [(vec![], vec![true]), (vec![rollback], vec![])] {
+        let mut record = trained.clone();
+        record.trust.rollbacks = rollbacks;
+        let mut rig = Rig::with(stored.clone(), record);
+        // The mark is the same.
+        rig.damaged = vec![state(1, 10)];
+        rig.list();
+        assert_eq!(told_damaged(&rig), told);
     }
 }
