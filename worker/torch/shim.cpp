@@ -251,6 +251,13 @@ void vt_keep_freed_memory() {
 #endif
 }
 
+// Gives whole free pages of the heap back to the system, whatever the settings above say of memory that is freed.
+void vt_return_freed_memory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
 // Bytes that are taken from the heap now; 0 where the C library does not say.
 uint64_t vt_taken_bytes() {
 #if defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 33)

@@ -5,12 +5,14 @@
 //! `&mut [f32]` that nothing else writes there, and libtorch would. Elements go in and out by copies, each within one call.
 
 mod memory;
+mod parted;
 mod share;
 
 use crate::pieces::{self, DeviceReader};
 use crate::squares::sum_of_squares;
 use crate::{Device, HostToDeviceCopy, Streams, TorchError, copy, norm};
 use memory::{Memory, host_tensor};
+pub use parted::PartedBuffer;
 pub use share::Share;
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,6 +38,8 @@ pub struct FlatBuffer {
     memory: Arc<Memory>,
     /// The elements, where the device does not compute in the host's memory, and how they are copied.
     apart: Option<(Tensor, Streams)>,
+    /// Whether the memory is a part of a larger one.
+    is_part: bool,
 }
 
 impl FlatBuffer {
@@ -52,7 +56,11 @@ impl FlatBuffer {
             let zeros = Tensor::f_zeros([size], (Kind::Float, device.tensors()));
             Some((zeros.map_err(|e| TorchError(e.to_string()))?, streams))
         };
-        Ok(FlatBuffer { memory, apart })
+        Ok(FlatBuffer {
+            memory,
+            apart,
+            is_part: false,
+        })
     }
 
     /// Another handle to the same memory: leases and shares of either count for both.
@@ -62,7 +70,14 @@ impl FlatBuffer {
         FlatBuffer {
             memory: Arc::clone(&self.memory),
             apart: apart.map(|(tensor, streams)| (tensor.shallow_clone(), *streams)),
+            is_part: self.is_part,
         }
+    }
+
+    /// Whether it is a part of a [`PartedBuffer`], whose whole memory it keeps alive.
+    #[must_use]
+    pub fn is_part(&self) -> bool {
+        self.is_part
     }
 
     /// Number of elements.
@@ -246,7 +261,8 @@ impl FlatBuffer {
         let mut apart = tensor.detach().f_empty_like().map_err(refused)?;
         apart.f_copy_(&tensor.detach()).map_err(refused)?;
         Ok(Share {
-            memory: Arc::clone(&self.memory),
+            // Its reader keeps nobody from the buffer's own memory.
+            memory: Arc::new(Memory::new(self.len())),
             device: Some(DeviceReader::new(*streams, &apart)?),
             holds_up: false,
         })

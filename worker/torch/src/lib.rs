@@ -23,7 +23,7 @@ mod streams;
 
 pub use attention::{Attention, AttentionChoice, AttentionShape, Seen, UnknownAttention};
 pub use device::{Device, DeviceChoice, DeviceError};
-pub use flat::{FlatBuffer, Lease, LeaseError, Share};
+pub use flat::{FlatBuffer, Lease, LeaseError, PartedBuffer, Share};
 pub use gpu::{Gpu, GpuError, gpu};
 pub use kernels::{
     AdamStep, KernelChoice, KernelError, KernelPart, Kernels, MomentumStep, MuonStep, Parameters,
@@ -48,6 +48,7 @@ type Handle = *mut torch_sys::C_tensor;
 unsafe extern "C" {
     fn vt_error() -> *const c_char;
     fn vt_keep_freed_memory();
+    fn vt_return_freed_memory();
     fn vt_taken_bytes() -> u64;
     fn vt_most_taken_by_tensors(gpu: c_int, bytes: *mut u64) -> c_int;
     fn vt_release_cached() -> c_int;
@@ -87,6 +88,13 @@ fn checked(code: c_int) -> Result<(), TorchError> {
 pub fn keep_freed_memory() {
     // SAFETY: sets three numbers of the C library's allocator; no pointer is involved.
     unsafe { vt_keep_freed_memory() }
+}
+
+/// Gives what is free in the heap back to the system, whole pages of it, also between blocks that are taken. For memory that was freed once and
+/// that no later block fits into; without effect outside glibc.
+pub fn return_freed_memory() {
+    // SAFETY: the C library gives up memory that nobody has; no pointer is involved.
+    unsafe { vt_return_freed_memory() }
 }
 
 /// Bytes that this process has taken from the heap and not freed, tensors included; 0 where the C library does not say.

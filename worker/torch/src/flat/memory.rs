@@ -4,6 +4,7 @@ use crate::lending::Lending;
 use crate::{TorchError, from_memory, scalar_type};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 use tch::{Kind, Tensor};
@@ -15,6 +16,14 @@ const ALIGNMENT: usize = 64;
 pub(super) struct Memory {
     pub(super) len: usize,
     pub(super) lending: Lending,
+    /// Where the elements begin in the region.
+    first: usize,
+    region: Arc<Region>,
+}
+
+/// Memory that one buffer has, or several of which each has a part.
+struct Region {
+    len: usize,
     /// Taken when it is first needed: where the device has memory of its own, most buffers never need it.
     block: OnceLock<Block>,
 }
@@ -25,9 +34,10 @@ struct Block {
     layout: Layout,
 }
 
-// SAFETY: plain floats, and references to them live within calls of this module alone. A lease exists at most once and beside no share, and
-// handing it to another thread and back (over a channel) orders the accesses. Tensors over the memory are as two of tch's over one storage:
-// tch, too, lets them be sent to another thread, and leaves it to the caller not to change them from two threads at once.
+// SAFETY: plain floats, and references to them live within calls of this module alone. A lease of an element exists at most once and beside no
+// share, since parts of a region do not overlap, and handing it to another thread and back (over a channel) orders the accesses. Tensors over
+// the memory are as two of tch's over one storage: tch, too, lets them be sent to another thread, and leaves it to the caller not to change them
+// from two threads at once.
 unsafe impl Send for Block {}
 // SAFETY: as above.
 unsafe impl Sync for Block {}
@@ -35,22 +45,42 @@ unsafe impl Sync for Block {}
 impl Memory {
     /// Memory for this many elements. It takes no pages before they are written.
     pub(super) fn new(len: usize) -> Memory {
+        let block = OnceLock::new();
         Memory {
             len,
             lending: Lending::new(),
-            block: OnceLock::new(),
+            first: 0,
+            region: Arc::new(Region { len, block }),
+        }
+    }
+
+    /// Some of the elements, in the same memory. Who has them is counted apart: see [`PartedBuffer`](super::PartedBuffer).
+    ///
+    /// # Panics
+    /// There are fewer, as with a slice.
+    pub(super) fn part(&self, range: &Range<usize>) -> Memory {
+        let (start, end, len) = (range.start, range.end, self.len);
+        assert!(start <= end && end <= len, "elements {range:?} of {len}");
+        Memory {
+            len: range.len(),
+            lending: Lending::new(),
+            first: self.first + start,
+            region: Arc::clone(&self.region),
         }
     }
 
     /// Where the elements begin; at first they are zero.
     pub(super) fn start(&self) -> NonNull<f32> {
-        self.block.get_or_init(|| Block::zeros(self.len)).start
+        let region = &self.region;
+        let start = region.block.get_or_init(|| Block::zeros(region.len)).start;
+        // SAFETY: `new` and `part` see to it that the elements lie within the region.
+        unsafe { start.add(self.first) }
     }
 
     /// Whether the elements take memory of the host.
     #[cfg(test)]
     pub(super) fn is_taken(&self) -> bool {
-        self.block.get().is_some()
+        self.region.block.get().is_some()
     }
 
     /// The elements.
@@ -83,7 +113,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: from `alloc_zeroed` with this layout; every tensor and lease holds an Arc of the memory, so none is left.
+        // SAFETY: from `alloc_zeroed` with this layout; every tensor and lease holds an Arc of a memory in the region, so none is left.
         unsafe { dealloc(self.start.as_ptr().cast(), self.layout) }
     }
 }

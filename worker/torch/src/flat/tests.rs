@@ -106,3 +106,61 @@ fn memory_is_aligned_for_vector_instructions() {
         assert_eq!(buffer.memory.start().as_ptr() as usize % 64, 0);
     }
 }
+
+#[test]
+fn parts_are_lent_one_by_one_in_the_memory_of_the_whole() {
+    for device in [Device::Cpu, Device::CpuSeparateMemory] {
+        let mut whole = PartedBuffer::zeros(10, device, Streams::HOST).unwrap();
+        let (one, two) = (whole.part(2..5).unwrap(), whole.part(5..9).unwrap());
+        let (one, two) = (one.unwrap(), two.unwrap());
+        one.set(&[1.0, 2.0, 3.0]).unwrap();
+        let _ = whole.tensor().unwrap().narrow(0, 5, 1).fill_(4.0);
+        let seen = Vec::<f32>::try_from(whole.tensor().unwrap()).unwrap();
+        assert_eq!(seen, [0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0, 0.0]);
+        let share = one.share().unwrap();
+        assert!(one.is_shared() && !two.is_shared());
+        two.set(&[5.0; 4]).unwrap();
+        assert_eq!(two.copy(1..4), Ok(vec![5.0; 3]));
+        assert!(one.is_part() && whole.has(&one) && whole.has(&two.handle()));
+        // The whole is gone; who has a part does not notice.
+        drop((whole, one));
+        assert_eq!(all(&share), [1.0, 2.0, 3.0]);
+    }
+}
+
+#[test]
+fn no_element_is_in_two_parts_and_a_reader_keeps_its_own() {
+    for device in [Device::Cpu, Device::CpuSeparateMemory] {
+        let mut whole = PartedBuffer::zeros(10, device, Streams::HOST).unwrap();
+        let one = whole.part(2..5).unwrap().unwrap();
+        for overlapping in [0..3, 4..6, 3..4, 0..10] {
+            assert!(whole.part(overlapping).unwrap().is_none());
+        }
+        let own = FlatBuffer::zeros(3, device, Streams::HOST).unwrap();
+        assert!(!own.is_part() && !whole.has(&own));
+        assert_eq!(whole.parts(), 1);
+        let share = one.share().unwrap();
+        drop(one);
+        assert_eq!(whole.parts(), 1, "somebody reads it");
+        assert!(whole.part(2..3).unwrap().is_none());
+        drop(share);
+        assert_eq!(whole.parts(), 0);
+        assert!(whole.part(0..10).unwrap().is_some());
+        let beyond = whole.part(3..11).err().unwrap().to_string();
+        assert_eq!(beyond, "libtorch: elements 3..11 of a buffer of 10");
+    }
+}
+
+#[test]
+fn a_part_of_separate_memory_takes_host_memory_for_itself() {
+    let mut whole = PartedBuffer::zeros(1000, Device::CpuSeparateMemory, Streams::HOST).unwrap();
+    let part = whole.part(10..13).unwrap().unwrap();
+    part.set(&[1.0, 2.0, 3.0]).unwrap();
+    assert_eq!(part.lease().unwrap().copy(0..3), [1.0, 2.0, 3.0]);
+    assert!(part.memory.is_taken() && !whole.is_taken());
+    // A copy on the device is read instead of the part.
+    let copy = part.share_copy().unwrap();
+    drop(part);
+    assert_eq!(whole.parts(), 0);
+    assert_eq!(all(&copy), [1.0, 2.0, 3.0]);
+}
