@@ -1,6 +1,7 @@
 //! A communicator of one rank: its state, and the operations that wait to run.
 
 use crate::connection::Connection;
+pub(crate) use crate::connection::Kind;
 use crate::driver::Address;
 use crate::faults::{self, Fault};
 use crate::mesh::{Mesh, Revoked};
@@ -21,36 +22,6 @@ pub(crate) const IN_PROGRESS: c_int = 7;
 
 /// Content of the memory of an operation that failed.
 const GARBAGE: u8 = 0xff;
-
-/// The kind of an operation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
-    Send(usize),
-    Receive(usize),
-    AllReduce,
-    /// A reduction to this rank.
-    Reduce(usize),
-    /// A broadcast from this rank.
-    Broadcast(usize),
-}
-
-impl Kind {
-    /// Whether all ranks take part.
-    fn is_collective(self) -> bool {
-        matches!(self, Kind::AllReduce | Kind::Reduce(_) | Kind::Broadcast(_))
-    }
-
-    /// The connection that the operation needs on this rank.
-    fn connection(self, rank: usize) -> Connection {
-        match self {
-            Kind::AllReduce => Connection::AllReduce,
-            Kind::Reduce(_) => Connection::Reduce,
-            Kind::Broadcast(_) => Connection::Broadcast,
-            Kind::Send(to) => Connection::Pair { from: rank, to },
-            Kind::Receive(from) => Connection::Pair { from, to: rank },
-        }
-    }
-}
 
 /// One operation.
 #[derive(Clone, Copy)]
@@ -112,6 +83,15 @@ impl Operation {
     fn write<R>(&self, with: impl FnOnce(&mut [u8]) -> R) -> R {
         // SAFETY: as above, and no other code uses the memory meanwhile; input and output are never borrowed at the same time.
         with(unsafe { std::slice::from_raw_parts_mut(self.to.0, self.bytes()) })
+    }
+
+    /// Whether this rank's memory is never written. The root of a broadcast in place only sends, as with NCCL (`broadcast.h` of its device code).
+    fn is_only_read(&self, rank: usize) -> bool {
+        match self.kind {
+            Kind::Send(_) => true,
+            Kind::Broadcast(root) => root == rank && self.from.0 == self.to.0,
+            Kind::Receive(_) | Kind::AllReduce | Kind::Reduce(_) => false,
+        }
     }
 
     /// What both ends must agree on.
@@ -232,7 +212,7 @@ impl Communicator {
                 self.hang();
             }
             for operation in operations {
-                if !matches!(operation.kind, Kind::Send(_)) {
+                if !operation.is_only_read(self.rank) {
                     operation.write(|bytes| bytes.fill(GARBAGE));
                 }
             }
@@ -385,7 +365,9 @@ impl Communicator {
         let own = operation.input().to_vec();
         let mut others = (0..self.ranks).filter(|rank| *rank != root);
         others.try_for_each(|rank| self.give(rank, header, &own))?;
-        operation.write(|bytes| bytes.copy_from_slice(&own));
+        if !operation.is_only_read(root) {
+            operation.write(|bytes| bytes.copy_from_slice(&own));
+        }
         Ok(())
     }
 
