@@ -90,6 +90,21 @@ pub fn make_room(device: Device) -> Result<(), TorchError> {
     }
 }
 
+/// Returns memory that was just freed and that is of no size that is needed again: else the heap would keep all of it, and libtorch that of a GPU
+/// that has little left.
+///
+/// # Errors
+/// The driver reports an error.
+pub fn return_freed(device: Device) -> Result<(), TorchError> {
+    match device {
+        Device::Cpu | Device::CpuSeparateMemory => {
+            varuna_torch::return_freed_memory();
+            Ok(())
+        }
+        Device::Cuda(_) => make_room(device),
+    }
+}
+
 /// Whether less is free than what is kept free for all that is no tensor.
 fn is_short(gpu: &Gpu) -> bool {
     gpu.free_bytes < GPU_RESERVE

@@ -7,6 +7,7 @@
 mod compute_copy;
 mod gathered;
 mod gradients;
+mod masters;
 mod parameters;
 mod snapshot;
 mod spec;
@@ -41,7 +42,8 @@ pub struct UnitBuffers {
     second: Tensor,
     /// A range of a segment's state has none before they are summed, or sent here.
     gradients: Option<Gradients>,
-    /// The memory behind weights, first and second moments: what is sent to peers and checkpoints.
+    /// The memory behind weights, first and second moments: what is sent to peers and checkpoints. That of the weights may be a part of what a
+    /// segment is computed with: see `masters`.
     memory: [FlatBuffer; 3],
     /// Kinds and elements of the parameters in their order.
     kinds: Vec<(ParameterKind, usize)>,
@@ -336,6 +338,12 @@ impl UnitBuffers {
     pub fn sum_within(&mut self, gathered: &GatheredUnit, elements: Range<usize>) -> Result<(), TorchError> {
         self.gradients = Some(gathered.gradients().part(elements)?);
         Ok(())
+    }
+
+    /// Forgets gradients that lie within what a segment's workers sum, whose memory they keep alive.
+    pub fn forget_sum(&mut self) {
+        let own = self.memory[0].len() + TAIL;
+        self.gradients = self.gradients.take().filter(|g| g.memory().len() == own);
     }
 
     /// The master parameters, one after the other.

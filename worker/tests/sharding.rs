@@ -260,6 +260,64 @@ fn others_hold_all_after_any_loss() {
     }
 }
 
+/// Four workers train, and then train on with each other's slices. Their former state is kept beside that, or given up while somebody reads it.
+fn trains_on_beside_former_state(device: Device, is_kept: bool) {
+    let case = Case {
+        sharding: Sharding::Zero1,
+        device,
+        ..Case::default()
+    };
+    let four = side_by_side(&case, 4);
+    let first = plan(&case, &four);
+    let mut engines = Engines::new();
+    for me in four.members() {
+        let mut engine = engine(&case, me);
+        let units = first.units(me);
+        units.iter().for_each(|unit| engine.initialise(*unit).unwrap());
+        engines.insert(me, engine);
+    }
+    let mut at = StateId::INITIAL;
+    let (mut engines, _) = train(&case, &four, engines, &mut at, 3);
+    let former = states(&engines);
+    let (mut turned, workers) = (four.clone(), four.members());
+    for (i, pipeline) in turned.pipelines.iter_mut().enumerate() {
+        pipeline.stages[0].worker = workers[(i + 2) % workers.len()];
+    }
+    let next = plan(&case, &turned);
+    let mut readers = Vec::new();
+    for (me, engine) in &mut engines {
+        let (needed, had) = (next.units(*me), engine.held());
+        assert!(needed.iter().all(|unit| !had.contains(unit)), "other slices");
+        for unit in &needed {
+            engine.import(*unit, &former[unit]).unwrap();
+        }
+        if !is_kept {
+            readers.extend(had.iter().map(|unit| (*unit, engine.share(*unit).unwrap())));
+            engine.free(&needed).unwrap();
+        }
+    }
+    let (engines, _) = train(&case, &turned, engines, &mut at, 2);
+    for (me, engine) in &engines {
+        for unit in engine.held() {
+            let is_of_plan = next.units(*me).contains(&unit);
+            let has_changed = engine.export(unit).unwrap() != former[&unit];
+            assert_eq!(has_changed, is_of_plan, "{me}, unit {unit}");
+        }
+    }
+    for (unit, reader) in readers {
+        assert_eq!(reader.copy().unwrap(), former[&unit], "unit {unit}");
+    }
+}
+
+#[test]
+fn state_beside_the_plan_is_not_overwritten() {
+    for device in [Device::Cpu, Device::CpuSeparateMemory] {
+        for is_kept in [true, false] {
+            trains_on_beside_former_state(device, is_kept);
+        }
+    }
+}
+
 #[test]
 fn evenly_sharded_state_has_equal_bits_except_the_norm() {
     let case = |sharding| Case {

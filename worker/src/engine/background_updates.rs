@@ -60,6 +60,11 @@ impl Engine {
             done(self.apply_forwarded(decision, unit, &gradient));
             return Ok(());
         }
+        // The thread changes the state while this one may write to what a segment is computed with.
+        if let Err(error) = caught(|| self.stand_alone(std::iter::once(unit))) {
+            done(Err(error));
+            return Ok(());
+        }
         let buffers = self.units.remove(&unit);
         if buffers.is_none() && !self.beside.units_in_background().contains(&unit) {
             return Err(EngineError::NotHeld(unit));

@@ -102,8 +102,9 @@ impl Engine {
         let mut made = self.made(unit, from);
         if self.shortage_beside_host(&made).is_some() {
             self.initial = None;
-            // The next step makes them anew. Gradients that wait for the optimizer stay.
-            self.gathered.clear();
+            // What libtorch keeps may have room for masters that lie with what is dropped. Gradients that wait for the optimizer stay.
+            give_back(&self.config.backend);
+            self.drop_gathered();
             give_back(&self.config.backend);
             made = self.made(unit, from);
         }

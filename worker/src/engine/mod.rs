@@ -7,6 +7,7 @@ mod background_updates;
 mod compute;
 mod config;
 mod error;
+mod gathered;
 mod host_copies;
 mod loading;
 mod masked;
@@ -270,22 +271,6 @@ impl Engine {
             );
             done.map_err(EngineError::of_code)
         })
-    }
-
-    /// Keeps the tensors for computing segments of whose state this worker holds only a part, and drops all others of that kind.
-    fn make_gathered(&mut self, plan: &Plan) -> Result<(), EngineError> {
-        let needed = match plan.layout.ranges {
-            1 => Vec::new(),
-            _ => plan.whole_units(self.config.me),
-        };
-        self.gathered.retain(|whole, _| needed.contains(whole));
-        for whole in needed {
-            if !self.gathered.contains_key(&whole) {
-                let gathered = GatheredUnit::new(&self.config.model.unit(whole), self.config.backend)?;
-                self.gathered.insert(whole, gathered);
-            }
-        }
-        Ok(())
     }
 
     /// Whether the step of this plan that begins is the one that is measured. All members begin a generation with the same step, so that

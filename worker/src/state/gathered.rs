@@ -1,24 +1,28 @@
 //! The tensors with which a worker computes a segment of whose state it holds only a part: all parameters, which their owners send in each
 //! step, and all gradients.
 //!
-//! Masters and moments are with the ranges of the state that a worker holds (ZeRO-1, Rajbhandari et al. 2020). The parameters here are a
-//! copy, in the format of the computation. It is made anew in each step, so nothing here outlives a step.
+//! Moments are with the ranges of the state that a worker holds (ZeRO-1, Rajbhandari et al. 2020). In a narrower format the parameters here
+//! are a copy, which is made anew in each step. In single precision the masters of the ranges that are held lie here themselves: they would
+//! have the same bits as the copy. Each range keeps the memory alive, so that no state goes with what is dropped here.
 
 use super::gradients::Gradients;
 use super::{TAIL, UnitBuffers, UnitParameters, UnitSpec, Units, size};
 use crate::backend::Backend;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 use varuna_model::Unit;
 use varuna_plan::Plan;
-use varuna_torch::TorchError;
+use varuna_torch::{FlatBuffer, PartedBuffer, TorchError};
 
 /// Parameters and gradients of a unit of the undivided layout.
 pub struct GatheredUnit {
     parameters: UnitParameters,
-    /// The parameters one after the other, where they are computed with in single precision.
+    /// The parameters one after the other, where they are computed with in single precision; else without elements. Nothing but the parameters
+    /// themselves lies in between, so a range of them is in one piece.
     values: Tensor,
+    /// The memory of `values`. Each part of it has the masters of a range.
+    memory: PartedBuffer,
     gradients: Gradients,
 }
 
@@ -31,15 +35,38 @@ impl GatheredUnit {
         let list = &spec.parameters;
         let elements = spec.elements();
         let own = if backend.numerics.has_copy() { 0 } else { elements };
-        let values = Tensor::f_zeros([size(own)], (Kind::Float, backend.device.tensors()));
-        let values = values.map_err(refused)?;
+        let memory = PartedBuffer::zeros(own, backend.device, backend.streams)?;
+        let values = memory.tensor()?;
         let gradients = Gradients::zeros(elements, backend)?;
         let parameters = UnitParameters::over(list, backend, &values).with_gradients(gradients.tensor())?;
         Ok(GatheredUnit {
             parameters,
             values,
+            memory,
             gradients,
         })
+    }
+
+    /// Whether the masters of ranges that are held lie here.
+    #[must_use]
+    pub fn has_masters(&self) -> bool {
+        !self.parameters.backend().numerics.has_copy()
+    }
+
+    /// Whether the masters of this unit lie here.
+    #[must_use]
+    pub fn has(&self, unit: &UnitBuffers) -> bool {
+        self.memory.has(unit.masters_memory())
+    }
+
+    /// Memory for the masters of a range; none where former state of the range is still read there, or held.
+    pub(super) fn place(&mut self, range: Range<usize>) -> Result<Option<FlatBuffer>, TorchError> {
+        self.memory.part(range)
+    }
+
+    /// How many ranges have masters here that are held, or still read.
+    pub fn occupied(&mut self) -> usize {
+        self.memory.parts()
     }
 
     /// How many parameters there are.
@@ -54,7 +81,7 @@ impl GatheredUnit {
         &self.gradients
     }
 
-    /// Takes the parameters of a range, in any format.
+    /// Takes the parameters of a range, in any format. The masters of the range must not lie here.
     ///
     /// # Errors
     /// libtorch refuses.

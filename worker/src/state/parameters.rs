@@ -98,6 +98,16 @@ impl UnitParameters {
         }
     }
 
+    /// The same parameters as views of other masters, of which there are as many.
+    pub(super) fn move_to(&mut self, masters: &Tensor) {
+        let mut at = 0;
+        for (_, leaf) in &mut self.leaves {
+            let own = size(leaf.numel());
+            *leaf = masters.narrow(0, at, own).view(leaf.size().as_slice()).detach();
+            at += own;
+        }
+    }
+
     /// Makes the parameters trainable: leaves of autograd, whose gradients are views of `gradients`.
     pub(super) fn with_gradients(mut self, gradients: &Tensor) -> Result<UnitParameters, TorchError> {
         let mut at = 0;

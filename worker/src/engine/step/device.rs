@@ -18,7 +18,8 @@ pub(in super::super) struct Device<'a> {
 }
 
 impl Device<'_> {
-    /// Makes gradients zero, and the parameters that this worker holds those that are computed with. Returns what the optimizer has counted.
+    /// Makes gradients zero, and the parameters that this worker holds those that are computed with, where they are not the same memory. Returns
+    /// what the optimizer has counted.
     pub(super) fn begin(
         &mut self,
         config: &EngineConfig,
@@ -30,7 +31,9 @@ impl Device<'_> {
             before = buffers.progress();
             if let Some(here) = self.gathered.get(&plan.layout.whole_of(unit)) {
                 let elements = plan.layout.elements_of(unit, here.elements());
-                here.take(elements.clone(), buffers.weights())?;
+                if !here.has(buffers) {
+                    here.take(elements.clone(), buffers.weights())?;
+                }
                 buffers.sum_within(here, elements)?;
             }
         }

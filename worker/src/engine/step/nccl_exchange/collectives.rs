@@ -3,7 +3,7 @@
 //!
 //! NCCL's own reduce-scatter and all-gather need shares of equal size, which these are not. So each share is a reduction to its first
 //! holder, or a broadcast from it, and those of a unit are issued together. The second holder gets a copy of the first one's sum, so that
-//! both have the same bits.
+//! both have the same bits. Nothing may be received into the memory of state: an operation that is stopped may leave anything there.
 
 use super::super::exchange::{ENDING, Summed};
 use super::super::place::small;
@@ -11,14 +11,15 @@ use super::actions::actions_of_sum;
 use super::{Communicators, EngineError, element, of_nccl, stuck};
 use crate::engine::EngineConfig;
 use crate::model::tied_weight_of;
-use crate::state::GatheredUnit;
+use crate::state::{GatheredUnit, size};
 use crate::transport::nccl::Lane;
 use crate::transport::{LinkError, Tag};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 use varuna_cuda::{Action, Element, NcclError, Operation, Pending, issue};
+use varuna_model::StateShare;
 use varuna_plan::communicators::reduction_order;
 use varuna_plan::{Plan, SegmentRange, Step, Unit};
 use varuna_torch::{FlatBuffer, Lease, OnDevice, TorchError};
@@ -52,6 +53,8 @@ pub(super) struct Collectives<'a> {
     coming: BTreeMap<Unit, Vec<Pending<OnDevice>>>,
     /// The unit whose parameters were sent on their way last.
     latest: Option<Unit>,
+    /// Where parameters go that this worker has: see [`Collectives::memory_of_parameters`].
+    unread: Option<Tensor>,
     /// Parameters that what was handed to the device waits for, and of which nobody knows yet that they came.
     used: VecDeque<(Unit, Pending<OnDevice>)>,
 }
@@ -95,6 +98,7 @@ impl<'a> Collectives<'a> {
             sums: VecDeque::new(),
             coming: BTreeMap::new(),
             latest: None,
+            unread: None,
             used: VecDeque::new(),
             config,
             plan,
@@ -106,20 +110,21 @@ impl<'a> Collectives<'a> {
 
     /// Begins to bring the parameters of a unit to all that compute with them; false where it has no communicator.
     pub(super) fn gather(&mut self, whole: Unit, here: &GatheredUnit) -> Result<bool, EngineError> {
-        let Some(lane) = self.own.of_unit(whole) else {
+        let own = Arc::clone(&self.own);
+        let Some(lane) = own.of_unit(whole) else {
             return Ok(false);
         };
         let members = self.plan.group(whole).len();
         let (element, _) = element(self.config.backend.numerics.boundary());
+        let mut shares = self.plan.layout.shares(whole, members, here.elements());
+        shares.retain(|share| share.places.len() < members);
+        let memory = self.memory_of_parameters(whole, here, &shares)?;
         let mut operations = Vec::new();
-        for share in self.plan.layout.shares(whole, members, here.elements()) {
-            if share.places.len() == members {
-                continue;
-            }
+        for (share, parts) in shares.iter().zip(memory) {
             let action = Action::Broadcast {
                 root: small(share.places[0]),
             };
-            for part in here.parts(share.elements)? {
+            for part in parts {
                 operations.push((action, element, OnDevice::over(&part)?));
             }
         }
@@ -134,11 +139,52 @@ impl<'a> Collectives<'a> {
         if let Some(event) = latest.and_then(Pending::event) {
             lane.stream.wait(event).map_err(|e| late(e.into()))?;
         }
-        let issued = issue_together(&self.own, lane, operations, self.deadline).map_err(late)?;
+        let issued = issue_together(&own, lane, operations, self.deadline).map_err(late)?;
         let lost = first_lost(&issued);
         self.coming.insert(whole, issued);
         self.latest = Some(whole);
         lost.map_or(Ok(true), |error| Err(late(error)))
+    }
+
+    /// The memory for the broadcast of each share: that of the parameters, which are only read on the root. Another holder of masters that lie
+    /// there receives what it has already, and must receive it elsewhere: NCCL's kernels for short messages store whatever they have read when they
+    /// are told to stop (`readLL` in its `prims_ll.h`), and a fence may do that at any time. One unit's operations follow the other's, so this memory
+    /// serves all of them.
+    fn memory_of_parameters(
+        &mut self,
+        whole: Unit,
+        here: &GatheredUnit,
+        shares: &[StateShare],
+    ) -> Result<Vec<Vec<Tensor>>, TorchError> {
+        let group = self.plan.group(whole);
+        let me = group.iter().position(|worker| *worker == self.config.me);
+        let has_it = |share: &StateShare| {
+            let others = share.places.iter().skip(1);
+            here.has_masters() && others.copied().any(|place| Some(place) == me)
+        };
+        let unread = shares.iter().filter(|share| has_it(share));
+        let elements: usize = unread.map(|share| share.elements.len()).sum();
+        let known = self.unread.take();
+        let unread = match known.filter(|known| known.numel() >= elements) {
+            Some(known) => known,
+            None => {
+                let on = (Kind::Float, self.config.backend.device.tensors());
+                Tensor::f_empty([size(elements)], on).map_err(|e| TorchError(e.to_string()))?
+            }
+        };
+        let mut at = 0;
+        let memory = shares.iter().map(|share| {
+            if !has_it(share) {
+                return here.parts(share.elements.clone());
+            }
+            let length = size(share.elements.len());
+            at += length;
+            let part = unread.f_narrow(0, at - length, length);
+            part.map(|part| vec![part]).map_err(|e| TorchError(e.to_string()))
+        });
+        let memory = memory.collect();
+        self.unread = Some(unread);
+        memory
     }
 
     /// What is computed from here on may use the parameters of a segment.
