@@ -79,8 +79,8 @@ pub struct OptimizerSpec {
     pub weight_decay_on: Option<Vec<String>>,
     /// Sharding of the optimizer state. With `none`, each worker holds the state of all parameters that it computes with. With `zero1`, the
     /// workers that compute with the same segment divide its master parameters and moments among them, and two workers hold each part. It
-    /// saves memory from three pipelines on, or from four with `precision: fp32`. Not allowed with `muon`, which needs whole matrices. It
-    /// cannot change after the first start. Default: `none`.
+    /// saves memory from three pipelines on. Not allowed with `muon`, which needs whole matrices. It cannot change after the first start.
+    /// Default: `none`.
     #[cfg_attr(feature = "kubernetes", schemars(transform = schema::one_of(choices::SHARDINGS.map(|(name, _)| name))))]
     pub sharding: Option<String>,
     /// Maximum global norm of the gradient. A larger gradient is scaled down to it. 0 turns clipping off. Default: 1.

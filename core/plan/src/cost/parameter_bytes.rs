@@ -50,14 +50,17 @@ impl ParameterBytes {
     }
 
     /// The same if a worker holds `held` of `ranges` ranges of the state: all parameters in the compute format, and all gradients, but only
-    /// those ranges of masters and moments (ZeRO-1, Rajbhandari et al. 2020).
+    /// those ranges of masters and moments (ZeRO-1, Rajbhandari et al. 2020). In single precision the masters are among the parameters.
     #[must_use]
     pub fn sharded(self, held: u64, ranges: u64) -> ParameterBytes {
         let copy = self.resident.saturating_sub(self.moved + self.gradient);
-        // Undivided masters in single precision are used for computing directly, without a copy.
-        let copy = if copy == 0 { SINGLE_BYTES } else { copy };
+        let (parameters, divided) = if copy == 0 {
+            (SINGLE_BYTES, self.moved.saturating_sub(SINGLE_BYTES))
+        } else {
+            (copy, self.moved)
+        };
         ParameterBytes {
-            resident: copy + self.gradient + (self.moved * held).div_ceil(ranges.max(1)),
+            resident: parameters + self.gradient + (divided * held).div_ceil(ranges.max(1)),
             ..self
         }
     }
@@ -94,8 +97,22 @@ mod tests {
         assert_eq!(of(ParameterBytes::MIXED, 12), 6 + 12);
         assert_eq!(of(ParameterBytes::MIXED, 6), 6 + 24 / 4);
         assert_eq!(of(ParameterBytes::MIXED, 2), 6 + 24 / 12);
-        assert_eq!(of(ParameterBytes::FP32, 6), 8 + 24 / 4);
         let sgd = ParameterBytes::MIXED.keeping(Moments::Momentum);
         assert_eq!(of(sgd, 6), 6 + 16 / 4);
+    }
+
+    #[test]
+    fn in_single_precision_only_moments_are_divided() {
+        let of = |bytes: ParameterBytes, held| bytes.sharded(held, 12).resident;
+        assert_eq!(of(ParameterBytes::FP32, 12), ParameterBytes::FP32.resident);
+        assert_eq!(
+            of(ParameterBytes::FP32, 8),
+            14,
+            "8 + 16/3, rounded up: three pipelines save memory"
+        );
+        assert_eq!(of(ParameterBytes::FP32, 6), 8 + 16 / 4);
+        assert_eq!(of(ParameterBytes::FP32, 3), 8 + 2);
+        let sgd = ParameterBytes::FP32.keeping(Moments::Momentum);
+        assert_eq!([12, 6].map(|held| of(sgd, held)), [12, 8 + 8 / 4]);
     }
 }
