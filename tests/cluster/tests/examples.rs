@@ -130,3 +130,23 @@ async fn the_examples_and_their_pods_are_taken_by_an_api_server() {
     }
     assert!(seen >= 7 && queued == 1, "{seen} examples, {queued} with a queue");
 }
+
+/// A claim of an example gets a new volume, which is empty. The drivers of FSx and EFS make none that nobody may write.
+#[test]
+fn claims_of_examples_can_be_filled_with_data() {
+    let mut seen = 0;
+    for entry in std::fs::read_dir(root().join("examples/kubernetes")).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        for part in text.split("\n---\n") {
+            let document: Value = serde_saphyr::from_str(part).unwrap();
+            if document["kind"] != "PersistentVolumeClaim" {
+                continue;
+            }
+            let modes = document["spec"]["accessModes"].as_array().unwrap();
+            assert!(!modes.contains(&json!("ReadOnlyMany")), "{}", path.display());
+            seen += 1;
+        }
+    }
+    assert!(seen >= 5, "{seen} claims");
+}
