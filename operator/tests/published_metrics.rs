@@ -82,3 +82,32 @@ fn the_dashboard_is_one_that_grafana_loads() {
         }
     }
 }
+
+#[test]
+fn panels_show_the_chosen_jobs_and_every_job_can_be_chosen() {
+    const CHOICE: &str = r#"namespace=~"$namespace", job_name=~"$job""#;
+    let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        for target in panel["targets"].as_array().unwrap() {
+            let expression = target["expr"].as_str().unwrap();
+            // Each use of a metric, with its labels.
+            for used in expression.split("varuna_").skip(1) {
+                let is_of_jobs = ["job_", "recovery_", "plan_"]
+                    .iter()
+                    .any(|start| used.starts_with(start));
+                let labels = used.split_once('{').map_or("", |(_, labels)| labels);
+                assert!(
+                    !is_of_jobs || labels.starts_with(CHOICE),
+                    "{}: {expression}",
+                    panel["title"]
+                );
+            }
+        }
+    }
+    // A job has no step before its first plan.
+    for variable in dashboard["templating"]["list"].as_array().unwrap() {
+        let query = variable["query"].as_str().unwrap();
+        let lists_all = variable["type"] != "query" || query.starts_with("label_values(varuna_job_phase");
+        assert!(lists_all, "{}: {query}", variable["name"]);
+    }
+}
