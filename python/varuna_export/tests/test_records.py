@@ -4,6 +4,7 @@ import hashlib
 import json
 import struct
 import unittest
+from unittest import mock
 
 import numpy
 import support
@@ -76,6 +77,12 @@ class Records(support.FolderTest):
             write_records(self.folder / "data", [[0]], 2)
         self.assertIn("data.bin exists: name another dataset, or pass overwrite=True", str(caught.exception))
         self.assertEqual(read(self.folder / "data"), ([[1]], 1))
+
+    def test_a_dataset_that_is_half_replaced_has_no_index(self):
+        write_records(self.folder / "data", [[1]], 2)
+        with mock.patch("varuna_export.records.os.replace", side_effect=OSError("no room")), self.assertRaises(OSError):
+            write_records(self.folder / "data", [[0]], 2, overwrite=True)
+        self.assertFalse((self.folder / "data.idx").exists())
 
 
 if __name__ == "__main__":

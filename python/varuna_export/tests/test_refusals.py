@@ -176,6 +176,25 @@ class Refusals(support.FolderTest):
         model[0].bias.requires_grad_(False)
         self.refuses(model, "the parameter 0.bias requires no gradient, and workers train every parameter")
 
+    def test_parameters_that_share_memory(self):
+        model = layers(nn.Linear(6, 6))
+        model[1].weight.data = model[0].weight.data
+        self.refuses(model, "the parameters 0.weight and 1.weight share memory without being the same parameter", "head.weight = embedding.weight")
+
+    def test_a_hook_on_a_gradient(self):
+        for hook in ("register_hook", "register_post_accumulate_grad_hook"):
+            model = layers()
+            getattr(model[0].weight, hook)(lambda gradient: None)
+            self.refuses(model, "the parameter 0.weight has a hook on its gradient, which workers would not call")
+
+    def test_a_parameter_without_a_shape(self):
+        self.refuses(layers(nn.LazyLinear(6)), "the parameter 1.weight has no shape yet: run the model once")
+
+    def test_a_forward_that_changes_a_parameter(self):
+        sample = Record(4, x=Field(6, dtype=torch.int64, values=4), y=Field((), role="target", dtype=torch.int64, values=3))
+        model = nn.Sequential(nn.Embedding(4, 6, max_norm=0.5), nn.Flatten(), nn.Linear(36, 3))
+        self.refuses(model, "a forward changes the parameter 0.weight, as nn.Embedding does with max_norm", sample=sample)
+
     def test_other_numbers_than_float32(self):
         self.refuses(layers().bfloat16(), "the parameter 0.weight is torch.bfloat16, and must be torch.float32: convert the model with model.float()")
 

@@ -69,6 +69,11 @@ class Training(support.FolderTest):
         _, worker = self.check(*models.convolutional(), segments=3)
         self.assertEqual(worker.units[0].kinds, {"0.weight": "matrix", "0.bias": "bias", "1.weight": "norm", "1.bias": "norm"})
 
+    def test_the_table_of_a_bag_is_an_embedding(self):
+        sample = Record(4, x=Field(6, dtype=torch.int64, values=4), y=Field((), role="target", dtype=torch.int64, values=3))
+        _, worker = self.check(nn.Sequential(nn.EmbeddingBag(4, 6), nn.Linear(6, 3)), nn.CrossEntropyLoss(reduction="none"), sample, segments=2)
+        self.assertEqual(worker.units[0].kinds, {"0.weight": "embedding"})
+
     def test_a_segment_without_parameters_has_no_values(self):
         sample = Record(4, x=Field((2, 3)), y=Field((), role="target", dtype=torch.int64, values=2))
         exported, worker = self.check(

@@ -33,6 +33,25 @@ def differ(found, wanted, tolerance, least=0.0):
     return not (found - wanted).abs().max() <= max(tolerance * wanted.abs().max(), least)
 
 
+def check_original(model):
+    """What the copy that is exported would be without: memory that parameters share, and hooks on their gradients."""
+    spans = []
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise ExportError(f"the parameter {name} has no shape yet: run the model once before it is exported")
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise ExportError(f"the parameter {name} has a hook on its gradient, which workers would not call: compute the same in the forward or the loss")
+        begin, length = parameter.data_ptr(), parameter.numel() * parameter.element_size()
+        spans.append((str(parameter.device), begin, begin + length, name))
+    spans.sort()
+    for (device, _, end, name), (other_device, begin, _, other) in zip(spans, spans[1:]):
+        if device == other_device and 0 < begin < end:
+            raise ExportError(
+                f"the parameters {name} and {other} share memory without being the same parameter, and workers would train each by itself: "
+                "assign the parameter itself, as in head.weight = embedding.weight"
+            )
+
+
 def check_parameters(model):
     """What can be seen before anything runs."""
     for name, parameter in model.named_parameters():
@@ -61,22 +80,32 @@ def bits(tensor):
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).clone()
 
 
+def first_changed(before, after):
+    """The name of the first tensor that is gone or has other bits."""
+    after = dict(after)
+    return next((name for name, was in before.items() if name not in after or not torch.equal(bits(after[name]), was)), None)
+
+
 def try_model(model, sample, rows):
-    """Runs the whole model. Its buffers and its input must stay as they are. Returns the output."""
+    """Runs the whole model. Its parameters, its buffers and its input must stay as they are. Returns the output."""
     given = rows[:, :-1].contiguous()
-    before = {name: bits(buffer) for name, buffer in model.named_buffers()}
+    parameters = {name: bits(parameter) for name, parameter in model.named_parameters()}
+    buffers = {name: bits(buffer) for name, buffer in model.named_buffers()}
     seed()
     try:
         output = model(*sample.inputs(given))
     except Exception as error:
         what = f"{type(model).__name__} fails with {samples(len(rows))}: {first_line(error)}"
         raise ExportError(f"{what}. It must take any number of samples of this kind") from error
-    after = dict(model.named_buffers())
-    for name, was in before.items():
-        if name not in after or not torch.equal(bits(after[name]), was):
-            raise ExportError(
-                f"a forward changes the buffer {name}, which would differ between workers: keep it constant, or compute it anew in each forward"
-            )
+    if (name := first_changed(parameters, model.named_parameters())) is not None:
+        raise ExportError(
+            f"a forward changes the parameter {name}, as nn.Embedding does with max_norm, and it would differ between workers: "
+            "let the optimizer alone change it, and compute what the forward needs anew each time"
+        )
+    if (name := first_changed(buffers, model.named_buffers())) is not None:
+        raise ExportError(
+            f"a forward changes the buffer {name}, which would differ between workers: keep it constant, or compute it anew in each forward"
+        )
     if not torch.equal(given, rows[:, :-1]):
         raise ExportError(f"a forward of {type(model).__name__} changes its input: take operators that make a new tensor")
     check_output(type(model).__name__, output, len(rows))

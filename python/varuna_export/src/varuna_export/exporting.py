@@ -63,6 +63,7 @@ def export(model, loss, sample, to, path=None, allow_plan_dependent=False, overw
     if not isinstance(sample, (Tokens, Record)):
         raise ExportError(f"the sample is a {type(sample).__name__}: give Tokens(length, values) or Record(values, ...)")
     folder.check_target(to, overwrite)
+    checks.check_original(model)
     # A forward may change what it likes; nor does the caller's next random number change.
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), as_interpreted():
         try:

@@ -72,7 +72,7 @@ def kind(parameter, owners):
 
 
 def kind_in(parameter, owner, name):
-    if isinstance(owner, nn.Embedding):
+    if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
         return "embedding"
     # Not every version of PyTorch has an RMSNorm, and many write their own norms.
     if isinstance(owner, NORMS) or type(owner).__name__.endswith("Norm"):

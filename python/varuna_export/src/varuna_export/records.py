@@ -42,7 +42,8 @@ def write_records(prefix, rows, values, overwrite=False):
         count, length, digest = write_integers(partial["bin"], rows, values, fitting[0][1])
         write_index(partial["idx"], count, length, *fitting[0])
         write_description(partial["json"], count, length, values, digest)
-        # The index last: without it there is no dataset.
+        # The index goes first and comes last: without it there is no dataset, and an old one would be read with new data.
+        names["idx"].unlink(missing_ok=True)
         for end, name in names.items():
             os.replace(partial[end], name)
     finally:
