@@ -239,8 +239,9 @@ gpu-bundle: setup ## Make .gpu: a folder that checks and times Varuna on a GPU m
 	scripts/gpu-bundle.sh
 
 gpu-dry-run: gpu-bundle ## What the bundle does on a GPU, on the processor with tiny models, to try the script (four minutes)
-	@python=$$(scripts/setup-peers.sh | tail -n 1); result=0; \
-	for part in $$($$python .gpu/bench/gpu.py --list); do $$python .gpu/bench/gpu.py --part $$part --dry-run || result=1; done; exit $$result
+	@# Without a Python or a list nothing would run, and nothing would fail.
+	@set -e; python=$$(scripts/setup-peers.sh | tail -n 1); test -n "$$python"; parts=$$($$python .gpu/bench/gpu.py --list); test -n "$$parts"; \
+	result=0; for part in $$parts; do $$python .gpu/bench/gpu.py --part $$part --dry-run || result=1; done; exit $$result
 
 clean: ## Remove build outputs (libtorch and datasets stay)
 	$(CARGO) clean

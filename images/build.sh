@@ -41,6 +41,8 @@ done
 tag=${IMAGE_TAG:-$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)}
 out=${IMAGES:-$bases}
 mkdir -p "$bases" "$out"
+# IMAGES may be absolute, or relative to the checkout.
+out=$(cd "$out" && pwd)
 
 # The build context holds links into the cache and whatever else lies in the checkout: only what the images need goes into one.
 if [ -n "$only_context" ]; then
@@ -112,7 +114,7 @@ base() {
     tar=$bases/base-$( (echo "$suite $packages"; cat images/slim.sh) | sha256sum | cut -c1-8).tar
     if [ ! -s "$tar" ]; then
         mmdebstrap --quiet --variant=extract --include="$packages" \
-            --extract-hook="sh $PWD/images/slim.sh \"\$1\"" \
+            --extract-hook="sh \"$PWD/images/slim.sh\" \"\$1\"" \
             "$suite" --format=tar "$tar.partial" - <"$context/sources.list"
         tar -tf "$tar.partial" | grep -q '^./etc/ssl/certs/ca-certificates.crt$' || fail "the base has no certificates: no bucket could be reached"
         mv "$tar.partial" "$tar"
@@ -128,7 +130,7 @@ image() {
     buildah bud --quiet --isolation chroot --timestamp 0 --build-arg BASE="localhost/$3" --build-arg BINARIES=bin \
         --build-arg LIBTORCH=libtorch --build-arg CUDA=cuda -f "images/$2" -t "localhost/$1:$tag" "$context" >/dev/null
     rm -f "$out/$1.tar"
-    buildah push --quiet ${4:-} "localhost/$1:$tag" "oci-archive:$PWD/$out/$1.tar:$tag"
+    buildah push --quiet ${4:-} "localhost/$1:$tag" "oci-archive:$out/$1.tar:$tag"
     python3 images/name.py "$out/$1.tar" "localhost/$1:$tag"
     # An image that nothing names any more would stay for ever; one that is the base of another is refused, and goes when that is built anew.
     [ -z "$previous" ] || [ "$previous" = "$(buildah images --quiet --no-trunc "localhost/$1:$tag")" ] || buildah rmi "$previous" >/dev/null 2>&1 || true
@@ -156,7 +158,7 @@ if [ "${1:-}" = --text ]; then
     printf 'FROM scratch\nCOPY pause /pause\nENTRYPOINT ["/pause"]\n' >"$context/pause.Dockerfile"
     buildah bud --quiet --timestamp 0 -f "$context/pause.Dockerfile" -t localhost/pause:1 "$context" >/dev/null
     rm -f "$out/pause.tar"
-    buildah push --quiet -D localhost/pause:1 "oci-archive:$PWD/$out/pause.tar:1"
+    buildah push --quiet -D localhost/pause:1 "oci-archive:$out/pause.tar:1"
     python3 images/name.py "$out/pause.tar" localhost/pause:1
 fi
 echo "$digest $tag ${1:-}" >"$built"

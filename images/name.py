@@ -2,22 +2,30 @@
 
 import io
 import json
+import os
 import sys
 import tarfile
 
 
+def named(index: bytes, name: str) -> bytes:
+    """The archive's index with the image's name."""
+    document = json.loads(index)
+    for manifest in document["manifests"]:
+        manifest.setdefault("annotations", {})["io.containerd.image.name"] = name
+    return json.dumps(document).encode()
+
+
 def main(archive: str, name: str) -> None:
-    with tarfile.open(archive) as tar:
-        members = [(m, tar.extractfile(m).read() if m.isfile() else None) for m in tar.getmembers()]
-    with tarfile.open(archive, "w") as tar:
-        for member, content in members:
+    partial = f"{archive}.partial"
+    # Member by member: an image for GPUs has more bytes than many a machine has memory.
+    with tarfile.open(archive) as old, tarfile.open(partial, "w") as new:
+        for member in old:
+            content = old.extractfile(member) if member.isfile() else None
             if member.name == "index.json":
-                index = json.loads(content)
-                for manifest in index["manifests"]:
-                    manifest.setdefault("annotations", {})["io.containerd.image.name"] = name
-                content = json.dumps(index).encode()
-                member.size = len(content)
-            tar.addfile(member, io.BytesIO(content) if content is not None else None)
+                index = named(content.read(), name)
+                member.size, content = len(index), io.BytesIO(index)
+            new.addfile(member, content)
+    os.replace(partial, archive)
 
 
 if __name__ == "__main__":

