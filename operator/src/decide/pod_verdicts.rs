@@ -39,8 +39,8 @@ pub const NODE_SIGNALS: &[NodeSignal] = &[
     signal("aws-node-termination-handler/scheduled-maintenance", None),
     // Azure's Preempt of a spot VM comes 30 seconds before, other events minutes.
     signal("remediator.kubernetes.azure.com/unschedulable", Some(30)),
-    // A spot VM of Compute Engine has 30 seconds; before maintenance a VM with GPUs has an hour.
-    signal("cloud.google.com/impending-node-termination", Some(30)),
+    // A spot VM has 30 seconds, and GKE gives pods the first half of them; before maintenance a VM with GPUs has an hour.
+    signal("cloud.google.com/impending-node-termination", Some(15)),
     signal("node.kubernetes.io/out-of-service", None),
     signal("VMEventScheduled", None),
     signal("DrainInProgress", None),
