@@ -37,11 +37,15 @@ fn chart_lints_and_refuses_unknown_values() {
         ("replicas=two", "replicas"),
         ("worker.gpus=1", "gpus"),
         ("image.digest=0.1.0", "digest"),
+        ("metrics.serviceMonitor.interval=15", "interval"),
     ] {
         let said = cluster().helm(&["template", "v", &chart(), "--set", value]);
         let said = said.expect_err(value).to_string();
         assert!(said.contains(want), "{value}: {said}");
     }
+    let interval = "metrics.serviceMonitor.enabled=true,metrics.serviceMonitor.interval=1m30s";
+    let rendered = cluster().helm(&["template", "v", &chart(), "--set", interval]);
+    assert!(rendered.unwrap().contains("interval: 1m30s"));
 }
 
 #[test]
