@@ -50,6 +50,8 @@ if [ -n "$only_context" ]; then
 else
     context=$(mktemp -d)
     trap 'rm -rf "$context"' EXIT
+    # Interrupted, a shell would leave it: gigabytes, for GPUs.
+    trap 'exit 130' INT TERM
 fi
 mkdir -p "$context/bin" "$context/libtorch/lib" "$context/libtorch/packages"
 for program in varuna-operator varuna-coordinator varuna-worker varuna-launcher; do
