@@ -86,9 +86,11 @@ impl RingAwareCut<'_> {
         let starts = self.starts(bound)?;
         let mut rows: Vec<Row> = Vec::with_capacity(starts.len());
         for (later, starts) in (0..).zip(starts.into_iter().rev()) {
-            let first = *starts.start();
-            let covers = starts.map(|start| self.cover(start, later, bound, rows.last()));
-            let covers = covers.collect();
+            let covers = starts.map(|start| (start, self.cover(start, later, bound, rows.last())));
+            // From the others the stages behind do not reach the end.
+            let mut covers = covers.skip_while(|(_, cover)| cover.is_none()).peekable();
+            let first = covers.peek()?.0;
+            let covers = covers.map(|(_, cover)| cover).collect();
             rows.push(Row { first, covers });
         }
         let mut stages = Vec::with_capacity(self.depth as usize);
@@ -126,7 +128,11 @@ impl RingAwareCut<'_> {
     fn cover(&self, start: u32, later: u32, bound: f64, rest: Option<&Row>) -> Option<Cover> {
         let last = self.segments.checked_sub(later)?;
         let mut best: Option<Cover> = None;
-        for end in if later == 0 { last } else { start + 1 }..=last {
+        let nearest = match rest {
+            None => last,
+            Some(row) => row.first.max(start + 1),
+        };
+        for end in nearest..=last {
             let after = match rest {
                 None => Cover {
                     tail: f64::NEG_INFINITY,
