@@ -130,6 +130,11 @@ impl Checkpoints {
         Some(CheckpointEvent::CheckpointsTaken { by: run })
     }
 
+    /// Bytes of the checkpoints that are on their way to the store, as its last listing shows them.
+    pub(crate) fn unfinished_bytes(&self) -> u64 {
+        self.listing.unfinished_bytes
+    }
+
     pub(crate) fn health(&self) -> Option<CheckpointHealth> {
         self.settings.as_ref().map(|_| CheckpointHealth {
             newest: self.newest().map(|id| id.step),
@@ -182,7 +187,7 @@ mod tests {
             damaged: vec![],
             newest_generation: Generation(1),
             failing: failing.map(str::to_owned),
-            under_way: false,
+            ..CheckpointListing::default()
         }
     }
 

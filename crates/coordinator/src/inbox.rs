@@ -114,6 +114,8 @@ pub(crate) struct CheckpointListing {
     pub(crate) newest_generation: Generation,
     /// Why the last request to the store failed; none if it succeeded.
     pub(crate) failing: Option<String>,
+    /// Bytes of the checkpoints that are not complete yet, and newer than those that are.
+    pub(crate) unfinished_bytes: u64,
     /// A newer listing is under way and takes longer than was waited for: this is the one before.
     pub(crate) under_way: bool,
 }

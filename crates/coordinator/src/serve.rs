@@ -38,7 +38,7 @@ pub struct Control {
     /// The state of the run, updated a few times a second.
     pub view: watch::Receiver<View>,
     /// Ends the run in order after one more checkpoint, if the job names a location for checkpoints. It is waited for as long as training
-    /// goes on and the store answers, a minute at most.
+    /// goes on, the store answers and more of it comes there, half an hour at most.
     pub save_and_stop: Sender<()>,
     /// Ends the run in order, without another checkpoint.
     pub stop: Sender<()>,

@@ -338,8 +338,7 @@ fn plan_from(driver: &mut Driver, saved: StateId) {
         usable: vec![saved],
         damaged: vec![],
         newest_generation: Generation(1),
-        failing: None,
-        under_way: false,
+        ..CheckpointListing::default()
     }));
     let start = Instant::now();
     while driver.machine.record().plan.is_none() {

@@ -15,6 +15,13 @@ pub(super) enum CheckpointCheck {
     Foreign(String),
 }
 
+/// Bytes of the checkpoints that are on their way: without a manifest, and newer than those that have one.
+fn unfinished_bytes(all: &[Listed]) -> u64 {
+    let newest = all.iter().filter(|l| l.is_usable()).map(|l| l.id).max();
+    let is_coming = |l: &&Listed| !l.manifest && newest.is_none_or(|newest| l.id > newest);
+    all.iter().filter(is_coming).flat_map(|l| l.files.values()).sum()
+}
+
 impl Task {
     /// Of all that a listing has shown, the checkpoints that can be resumed from, and the damaged ones. `completing`: time that may be spent
     /// on those without a manifest.
@@ -30,6 +37,7 @@ impl Task {
         }
         let newest = all.iter().map(|l| l.id.run_gen).max();
         self.listing.newest_generation = self.listing.newest_generation.max(newest.unwrap_or_default());
+        self.listing.unfinished_bytes = unfinished_bytes(&all);
         self.verdicts.retain(|id, _| all.iter().any(|l| l.id == *id));
         let (mut usable, mut foreign) = (Vec::new(), None);
         for listed in all.iter_mut().filter(|l| l.is_usable()) {

@@ -254,6 +254,24 @@ async fn checkpoints_of_another_model_stay_and_take_no_place() {
 }
 
 #[tokio::test]
+async fn bytes_on_their_way_are_of_newer_unfinished_checkpoints() {
+    let folder = TempDir::new().unwrap();
+    let given = empty(&folder);
+    let store = given.store.clone();
+    for (step, missing) in [(1, Some(Unit(1))), (2, None), (3, Some(Unit(1)))] {
+        put(&store, of_generation(1, step), missing, None).await;
+    }
+    assert!(store.complete(of_generation(1, 2)).await.unwrap());
+    let (mut task, _discarded) = task(given);
+    task.find(false).await.unwrap();
+    let listed = store.location().list().await.unwrap();
+    let newer = listed.iter().filter(|l| l.id.step.0 == 3);
+    let bytes: u64 = newer.flat_map(|l| l.files.values()).sum();
+    assert!(bytes > 0);
+    assert_eq!(task.listing.unfinished_bytes, bytes);
+}
+
+#[tokio::test]
 async fn a_checkpoint_that_only_the_last_listing_has_is_checked() {
     let folder = TempDir::new().unwrap();
     let own = [1, 2].map(|step| of_generation(1, step));
