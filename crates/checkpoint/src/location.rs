@@ -290,7 +290,8 @@ impl Location {
             self.remove_empty_folder(*id)?;
         }
         // Folders that an earlier build, or a process that was killed here, has left.
-        if let Some(newest) = retention.newest_of(all) {
+        let last_orphan = pruned.orphans.iter().max().copied();
+        if let Some(newest) = retention.newest_of(all).max(last_orphan) {
             self.remove_empty_folders(all, newest)?;
         }
         Ok(pruned)

@@ -3,6 +3,10 @@
 use crate::listed::Listed;
 use varuna_plan::StateId;
 
+/// How many unfinished checkpoints that are newer than every complete one may still be finished. A worker uploads at most two states at a time,
+/// and one may be left that a plan before has begun.
+const UNFINISHED_MAX: usize = 3;
+
 /// The checkpoints and files that were deleted.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Pruned {
@@ -23,6 +27,9 @@ pub struct Retention<'a> {
     pub void: &'a [StateId],
     /// Valid checkpoints of another model, optimizer or format. They belong to another run, so they are left alone and do not count.
     pub foreign: &'a [StateId],
+    /// Unfinished checkpoints that lack nothing but their manifest, which they get. None: it is not known which do; then no unfinished
+    /// checkpoint is deleted that is newer than every complete one.
+    pub completable: Option<&'a [StateId]>,
 }
 
 impl Retention<'_> {
@@ -34,6 +41,7 @@ impl Retention<'_> {
             protected: &[],
             void: &[],
             foreign: &[],
+            completable: None,
         }
     }
 
@@ -47,28 +55,45 @@ impl Retention<'_> {
         counting
     }
 
+    /// The unfinished checkpoints that are newer than every complete one and that nobody finishes any more, oldest first. Where workers are lost
+    /// more often than a checkpoint is completed, each leaves some of its shards, until a disk is full and no other one has room.
+    fn given_up(&self, all: &[Listed], newest: Option<StateId>) -> Vec<StateId> {
+        let Some(completable) = self.completable else {
+            return Vec::new();
+        };
+        let is_newer = |id: &StateId| newest.is_none_or(|newest| *id > newest);
+        let unfinished = all.iter().filter(|l| !l.manifest).map(|l| l.id);
+        let mut given_up: Vec<StateId> = unfinished
+            .filter(is_newer)
+            .filter(|id| !completable.contains(id))
+            .collect();
+        given_up.sort_unstable();
+        given_up.truncate(given_up.len().saturating_sub(UNFINISHED_MAX));
+        given_up
+    }
+
     /// The newest checkpoint that a run can resume from. Newer ones may still be in upload.
     pub(crate) fn newest_of(&self, all: &[Listed]) -> Option<StateId> {
         self.counting(all).first().copied()
     }
 }
 
-/// The checkpoints in `all` that may be deleted: complete ones older than the newest `keep`, and leftovers older than the newest complete
-/// one (a newer leftover may still be in upload). Damaged and void checkpoints do not count towards `keep`, and are deleted when `keep`
-/// valid ones are newer. A protected or foreign checkpoint is never deleted.
+/// The checkpoints in `all` that may be deleted: complete ones older than the newest `keep`, and leftovers. A leftover is older than the newest
+/// complete one, or than several unfinished ones (otherwise it may still be in upload). Damaged and void checkpoints do not count towards
+/// `keep`, and are deleted when `keep` valid ones are newer. A protected or foreign checkpoint is never deleted.
 #[must_use]
 pub fn prunable(all: &[Listed], retention: &Retention<'_>) -> Pruned {
     let counting = retention.counting(all);
-    let Some(newest) = counting.first().copied() else {
-        return Pruned::default();
-    };
+    let newest = counting.first().copied();
+    let given_up = retention.given_up(all, newest);
     let oldest_kept = counting.get(retention.keep.max(1) - 1).copied();
     let free = |id: &StateId| !retention.protected.contains(id) && !retention.foreign.contains(id);
     let beyond = |id: &StateId| oldest_kept.is_some_and(|oldest| *id < oldest);
+    let is_left = |id: &StateId| newest.is_some_and(|newest| *id < newest) || given_up.contains(id);
     let ids = |complete: bool| all.iter().filter(move |l| l.manifest == complete).map(|l| l.id);
     Pruned {
         checkpoints: ids(true).filter(free).filter(beyond).collect(),
-        orphans: ids(false).filter(free).filter(|id| *id < newest).collect(),
+        orphans: ids(false).filter(free).filter(is_left).collect(),
     }
 }
 
@@ -102,12 +127,16 @@ mod tests {
         fn the_newest_sound_ones_and_what_is_protected_always_stay(
             all in prop::collection::btree_map(1u64..40, (any::<bool>(), any::<bool>()), 0..20),
             keep in 1usize..5, protected in prop::collection::btree_set(1u64..40, 0..3),
-            void in prop::collection::btree_set(1u64..40, 0..8), foreign in prop::collection::btree_set(1u64..40, 0..8)
+            void in prop::collection::btree_set(1u64..40, 0..8), foreign in prop::collection::btree_set(1u64..40, 0..8),
+            completable in prop::option::of(prop::collection::btree_set(1u64..40, 0..8))
         ) {
             let all: Vec<Listed> = all.into_iter().map(|(s, (m, r))| listed(s, m, r)).collect();
             let ids = |steps: std::collections::BTreeSet<u64>| -> Vec<StateId> { steps.into_iter().map(id).collect() };
             let (protected, void, foreign) = (ids(protected), ids(void), ids(foreign));
-            let retention = Retention { keep, protected: &protected, void: &void, foreign: &foreign };
+            let completable = completable.map(ids);
+            let retention = Retention {
+                keep, protected: &protected, void: &void, foreign: &foreign, completable: completable.as_deref(),
+            };
             let deleted = prunable(&all, &retention);
             let deleted: Vec<StateId> = deleted.checkpoints.into_iter().chain(deleted.orphans).collect();
             let mut sound: Vec<StateId> = all.iter().rev().filter(|l| l.is_usable()).map(|l| l.id).collect();
@@ -126,10 +155,34 @@ mod tests {
             for old in sound.iter().skip(keep).filter(|o| !protected.contains(o)) {
                 prop_assert!(deleted.contains(old));
             }
-            // Anything newer than the newest valid checkpoint may still be uploading.
-            for l in all.iter().filter(|l| sound.first().is_none_or(|n| l.id > *n)) {
+            // The last ones that are newer than the newest valid checkpoint may still be uploading.
+            let newer = all.iter().rev().filter(|l| sound.first().is_none_or(|n| l.id > *n));
+            let (complete, unfinished): (Vec<_>, Vec<_>) = newer.partition(|l| l.manifest);
+            let known = completable.is_some();
+            let last = unfinished.iter().take(if known { UNFINISHED_MAX } else { usize::MAX });
+            for l in complete.iter().chain(last) {
                 prop_assert!(!deleted.contains(&l.id));
             }
+            for id in completable.iter().flatten().filter(|id| sound.first().is_none_or(|n| *id > n)) {
+                prop_assert!(!deleted.contains(id), "it gets its manifest");
+            }
         }
+    }
+
+    #[test]
+    fn what_lost_workers_leave_does_not_fill_the_store() {
+        // One complete checkpoint, then uploads none of which was finished; the second one lacks its manifest alone.
+        let all: Vec<Listed> = (1..=7).map(|step| listed(step, step == 1, false)).collect();
+        let completable = [id(3)];
+        let retention = Retention {
+            completable: Some(&completable),
+            ..Retention::newest(3)
+        };
+        let pruned = prunable(&all, &retention);
+        assert_eq!((pruned.checkpoints, pruned.orphans), (vec![], vec![id(2), id(4)]));
+        // Also where none was ever complete.
+        let pruned = prunable(&all[1..], &retention);
+        assert_eq!(pruned.orphans, [id(2), id(4)]);
+        assert_eq!(prunable(&all, &Retention::newest(3)), Pruned::default());
     }
 }

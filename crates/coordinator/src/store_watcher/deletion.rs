@@ -78,13 +78,17 @@ impl Task {
             .iter()
             .filter(|(_, v)| matches!(v, CheckpointCheck::Foreign(_)));
         let foreign: Vec<StateId> = foreign.map(|(id, _)| *id).collect();
+        let store = &self.given.store;
+        let completable = all.iter().filter(|l| store.lacks_manifest_alone(l));
+        let completable: Vec<StateId> = completable.map(|l| l.id).collect();
         let retention = Retention {
             keep: self.given.keep,
             protected: &needs.protected,
             void: &needs.void,
             foreign: &foreign,
+            completable: Some(&completable),
         };
-        let location = self.given.store.location();
+        let location = store.location();
         let pruning = async {
             mark_given_up(location, &mut all, &needs.void).await;
             location.prune_listed(&all, &retention).await

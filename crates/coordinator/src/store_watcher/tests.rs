@@ -254,6 +254,25 @@ async fn checkpoints_of_another_model_stay_and_take_no_place() {
 }
 
 #[tokio::test]
+async fn of_unfinished_checkpoints_the_last_and_the_whole_ones_stay() {
+    let folder = TempDir::new().unwrap();
+    let given = empty(&folder);
+    let store = given.store.clone();
+    for step in 1..=6 {
+        let missing = (step != 2).then_some(Unit(1));
+        put(&store, of_generation(1, step), missing, None).await;
+    }
+    let (mut task, _discarded) = task(given);
+    task.standing = Some(LeaseState::Owner);
+    // A living worker has until the next listing to write the manifest of the second one.
+    assert!(task.list(false).await.usable.is_empty());
+    task.prune(PRUNE_TIMEOUT).await;
+    let left = [2, 4, 5, 6].map(|step| of_generation(1, step));
+    assert_eq!(in_store(&store).await, left);
+    assert_eq!(task.list(false).await.usable, [left[0]]);
+}
+
+#[tokio::test]
 async fn bytes_on_their_way_are_of_newer_unfinished_checkpoints() {
     let folder = TempDir::new().unwrap();
     let given = empty(&folder);
