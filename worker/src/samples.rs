@@ -3,13 +3,17 @@
 use crate::engine::{SampleError, SamplePart, Samples};
 use crate::read_failures::{BACKOFF, read_again, read_may_pass};
 use backon::ExponentialBuilder;
+use std::io::ErrorKind;
 use varuna_dataset::{DataError, TrainingData};
 
 /// Implements [`Samples`] for the data of a job.
 pub struct DatasetSamples(pub TrainingData);
 
+/// The files were open when the worker started. A store that forbids them now may allow them again: credentials are renewed, rights are given
+/// back, and the clock by which requests are signed is set right. Else all workers would end at once, with all of the run's state.
 fn may_pass(error: &DataError) -> bool {
-    matches!(error, DataError::Io { source, .. } if read_may_pass(source.kind()))
+    let passes = |kind| kind == ErrorKind::PermissionDenied || read_may_pass(kind);
+    matches!(error, DataError::Io { source, .. } if passes(source.kind()))
 }
 
 /// Reads a sample, again where the file system or the store fails, as long as it is wanted.
@@ -84,7 +88,7 @@ impl Samples for DatasetSamples {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{self, ErrorKind};
+    use std::io;
     use std::time::Duration;
 
     fn io_error() -> DataError {
@@ -138,11 +142,12 @@ mod tests {
         };
         let error = read_by(soon, 7, &mut || true, away).unwrap_err();
         assert_eq!((error.may_pass, tries), (true, 3));
-        for kind in [
-            ErrorKind::NotFound,
-            ErrorKind::PermissionDenied,
-            ErrorKind::StaleNetworkFileHandle,
-            ErrorKind::UnexpectedEof,
+        for (kind, may_pass) in [
+            (ErrorKind::NotFound, false),
+            (ErrorKind::StaleNetworkFileHandle, false),
+            (ErrorKind::UnexpectedEof, false),
+            // As with a credential that has expired.
+            (ErrorKind::PermissionDenied, true),
         ] {
             let lost = || {
                 Err(DataError::Io {
@@ -152,7 +157,7 @@ mod tests {
                 })
             };
             let error = read_by(soon, 7, &mut || true, lost).unwrap_err();
-            assert!(!error.may_pass, "{kind}");
+            assert_eq!(error.may_pass, may_pass, "{kind}");
         }
     }
 
