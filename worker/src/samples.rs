@@ -4,7 +4,7 @@ use crate::engine::{SampleError, SamplePart, Samples};
 use crate::read_failures::{BACKOFF, read_again, read_may_pass};
 use backon::ExponentialBuilder;
 use std::io::ErrorKind;
-use varuna_dataset::{DataError, TrainingData};
+use varuna_dataset::{DataError, SampleData, TrainingData};
 
 /// Implements [`Samples`] for the data of a job.
 pub struct DatasetSamples(pub TrainingData);
@@ -48,12 +48,14 @@ impl Samples for DatasetSamples {
         self.read_while(SamplePart::HeldOut, index, tokens, &mut || true)
     }
 
-    fn prefetch_train(&self, index: u64) {
-        self.0.prefetch_train(index);
-    }
-
-    fn prefetch_held_out(&self, index: u64) {
-        self.0.prefetch_held_out(index);
+    fn prefetch(&self, part: SamplePart, index: u64) {
+        let data = &self.0;
+        match part {
+            SamplePart::Train => data.prefetch_train(index, SampleData::Tokens),
+            SamplePart::HeldOut => data.prefetch_held_out(index, SampleData::Tokens),
+            SamplePart::TrainPositions => data.prefetch_train(index, SampleData::Positions),
+            SamplePart::HeldOutPositions => data.prefetch_held_out(index, SampleData::Positions),
+        }
     }
 
     fn train_positions(&self, index: u64, positions: &mut [i64]) -> Result<(), SampleError> {

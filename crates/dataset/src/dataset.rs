@@ -2,9 +2,9 @@
 
 use crate::error::DataError;
 use crate::files::{DataFile, Files};
-use crate::index::{self, Documents, Index};
+use crate::index::{self, Documents, Index, SparseIndex};
 use crate::order::Permutation;
-use crate::sample_shape::{SampleShape, check_records};
+use crate::sample_shape::{SampleData, SampleShape, check_records};
 use crate::sidecar::{Sidecar, with_suffix};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
@@ -20,6 +20,7 @@ const PIECE_BYTES: u64 = 4096;
 pub(crate) struct Opened {
     pub(crate) index: Index,
     pub(crate) idx: DataFile,
+    pub(crate) sparse: SparseIndex,
     pub(crate) bin: DataFile,
     pub(crate) sidecar: Option<Sidecar>,
 }
@@ -30,7 +31,8 @@ pub(crate) fn open(files: &Files, prefix: &Path) -> Result<Opened, DataError> {
     let bin = files.open(&bin_path)?;
     let length = bin.len().map_err(DataError::io("read", &bin_path))?;
     let idx = files.open(&idx_path)?;
-    let index = index::read((&idx, &idx_path), &bin_path, length)?;
+    let mut sparse = SparseIndex::default();
+    let index = index::read((&idx, &idx_path), &bin_path, length, &mut sparse)?;
     let sidecar = Sidecar::read(files, &json)?;
     if let Some(s) = sidecar.as_ref().filter(|s| s.tokens != index.tokens) {
         let allowed = format!("{}, as the index says", index.tokens);
@@ -39,6 +41,7 @@ pub(crate) fn open(files: &Files, prefix: &Path) -> Result<Opened, DataError> {
     Ok(Opened {
         index,
         idx,
+        sparse,
         bin,
         sidecar,
     })
@@ -167,6 +170,7 @@ impl TokenDataset {
         let Opened {
             index,
             idx,
+            sparse,
             bin,
             sidecar,
         } = open(files, prefix)?;
@@ -178,7 +182,7 @@ impl TokenDataset {
             Some(sidecar) => sidecar.sha256.clone(),
             None => fingerprint_of(&bin, &path, &index)?,
         };
-        let documents = Documents::new(idx, with_suffix(prefix, "idx"), index);
+        let documents = Documents::new((idx, with_suffix(prefix, "idx")), index, sparse);
         if shape.records {
             check_records(&documents, &path, index, shape.length)?;
         }
@@ -260,23 +264,26 @@ impl TokenDataset {
         self.window_positions(self.training_window(index)?, positions)
     }
 
-    /// Announces that a training sample will be read soon ([`DataFile::prefetch`]).
-    pub(crate) fn prefetch_train(&self, index: u64) {
+    /// Announces that this of a training sample will be read soon ([`DataFile::prefetch`]).
+    pub(crate) fn prefetch_train(&self, index: u64, what: SampleData) {
         if let Ok(window) = self.training_window(index) {
-            self.prefetch(window);
+            self.prefetch(window, what);
         }
     }
 
     /// The same for a held-out sample.
-    pub(crate) fn prefetch_held_out(&self, index: u64) {
+    pub(crate) fn prefetch_held_out(&self, index: u64, what: SampleData) {
         if let Ok(window) = self.held_out_window(index) {
-            self.prefetch(window);
+            self.prefetch(window, what);
         }
     }
 
-    fn prefetch(&self, window: u64) {
+    fn prefetch(&self, window: u64, what: SampleData) {
         let (length, width) = (u64::from(self.shape.length), self.index.token_type.width() as u64);
         let first = window * length;
+        if what == SampleData::Positions {
+            return self.documents.prefetch(first, length + 1);
+        }
         let end = first + length + u64::from(!self.shape.records);
         self.bin.prefetch(first * width..end * width);
     }

@@ -8,14 +8,16 @@
 //! ```
 //!
 //! Newer multi-modal indexes end with one mode byte per sequence, which is not needed here. The `.bin` file is the tokens
-//! of all sequences one after another, which is why a reader needs to keep nothing of the index; where documents begin is read when it is asked for.
+//! of all sequences one after another, which is why a reader needs to keep little of the index; where documents begin is read when it is asked for.
 
 #[cfg(feature = "build")]
 mod builder;
 #[cfg(feature = "build")]
 pub(crate) use builder::IndexBuilder;
 mod documents;
+mod sparse;
 pub(crate) use documents::Documents;
+pub(crate) use sparse::SparseIndex;
 
 use crate::error::DataError;
 use crate::files::DataFile;
@@ -107,11 +109,12 @@ pub(crate) struct Index {
     pub(crate) documents: u64,
 }
 
-/// Reads and checks an index against the length of its `.bin` file, in constant memory.
+/// Reads and checks an index against the length of its `.bin` file. In memory is only what `sparse` keeps of it.
 pub(crate) fn read(
     (idx, path): (&DataFile, &Path),
     bin_path: &Path,
     bin_len: u64,
+    sparse: &mut SparseIndex,
 ) -> Result<Index, DataError> {
     let len = idx.len().map_err(DataError::io("read", path))?;
     let from = |offset| Reader {
@@ -123,7 +126,7 @@ pub(crate) fn read(
     // Sizes and pointers are checked against each other, so two readers are needed.
     let mut pointers = from(HEADER_LEN + sequences * 4);
     let mut expected = 0_u64;
-    for _ in 0..sequences {
+    for sequence in 0..sequences {
         let size = i32::from_le_bytes(reader.array()?);
         let pointer = i64::from_le_bytes(pointers.array()?);
         let size = u64::try_from(size).map_err(|_| reader.bad("sequence size", size, "0 or more"))?;
@@ -131,6 +134,7 @@ pub(crate) fn read(
             let allowed = format!("{expected}: sequences lie one after another from byte 0");
             return Err(reader.bad("sequence pointer", pointer, allowed));
         }
+        sparse.note_pointer(sequence, expected);
         expected += size * token_type.width() as u64;
     }
     if expected != bin_len {
@@ -144,7 +148,7 @@ pub(crate) fn read(
         ));
     }
     // `pointers` now stands at the documents.
-    pointers.documents(document_entries, sequences)?;
+    pointers.documents(document_entries, sequences, sparse)?;
     let tokens = expected / token_type.width() as u64;
     Ok(Index {
         token_type,
@@ -211,7 +215,7 @@ impl<R: Read> Reader<'_, R> {
         Ok((token_type, sequences, documents))
     }
 
-    fn documents(&mut self, entries: u64, sequences: u64) -> Result<(), DataError> {
+    fn documents(&mut self, entries: u64, sequences: u64, sparse: &mut SparseIndex) -> Result<(), DataError> {
         let mut last = 0;
         for i in 0..entries {
             let entry = i64::from_le_bytes(self.array()?);
@@ -220,6 +224,7 @@ impl<R: Read> Reader<'_, R> {
                 let allowed = format!("{last} to {sequences}, the first one 0");
                 return Err(self.bad("document entry", entry, allowed));
             }
+            sparse.note_document(i, entry);
             last = entry;
         }
         if last != sequences {

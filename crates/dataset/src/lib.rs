@@ -32,7 +32,7 @@ pub use error::DataError;
 pub use files::cache_bytes;
 pub use index::TokenType;
 pub use order::Permutation;
-pub use sample_shape::SampleShape;
+pub use sample_shape::{SampleData, SampleShape};
 pub use sidecar::Sidecar;
 #[cfg(feature = "tokenize")]
 pub use tokenizer::{Decoder, Encoder, NoTokens, Tokenizer};

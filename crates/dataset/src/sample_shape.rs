@@ -7,6 +7,15 @@ use std::path::Path;
 /// Number of records of a dataset whose beginnings are checked when it is opened, evenly spaced: there may be hundreds of millions.
 const CHECKED_RECORDS: u64 = 4096;
 
+/// What is read of a sample.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SampleData {
+    /// Its tokens.
+    Tokens,
+    /// The positions of its tokens within their documents.
+    Positions,
+}
+
 /// The shape of a sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SampleShape {

@@ -5,7 +5,7 @@ use crate::dataset::TokenDataset;
 use crate::error::DataError;
 use crate::files::Files;
 use crate::order::seed_of_source;
-use crate::sample_shape::SampleShape;
+use crate::sample_shape::{SampleData, SampleShape};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use varuna_api::{Data, DataSource, HeldOut};
@@ -115,16 +115,16 @@ impl TrainingData {
         self.sources[source].train(number, tokens)
     }
 
-    /// Announces that a training sample will be read soon. Data on a store are then loaded in the background.
-    pub fn prefetch_train(&self, index: u64) {
+    /// Announces that this of a training sample will be read soon. Data on a store are then loaded in the background.
+    pub fn prefetch_train(&self, index: u64, what: SampleData) {
         let BlendSample { source, number } = self.blend.at(index);
-        self.sources[source].prefetch_train(number);
+        self.sources[source].prefetch_train(number, what);
     }
 
     /// The same for a held-out sample.
-    pub fn prefetch_held_out(&self, index: u64) {
+    pub fn prefetch_held_out(&self, index: u64, what: SampleData) {
         if let Ok((source, number)) = self.held_out_sample(index) {
-            source.prefetch_held_out(number);
+            source.prefetch_held_out(number, what);
         }
     }
 

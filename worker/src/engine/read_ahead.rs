@@ -168,6 +168,11 @@ impl Shared {
             if i > 0 && !wanted() {
                 return Err(late(rows));
             }
+            // A batch may have more samples than are announced before.
+            if i.is_multiple_of(ANNOUNCED) {
+                let end = rows.samples.len().min(i + ANNOUNCED);
+                self.announce(rows, &rows.samples[i..end]);
+            }
             count += match self.masked {
                 // The last token is no input.
                 Some(masked) => chosen(&masked.mask(rows.split, *sample), self.row.saturating_sub(1)),
@@ -181,16 +186,17 @@ impl Shared {
         Ok(i64::try_from(count).unwrap_or(i64::MAX))
     }
 
-    /// Tells who has the samples of those that are wanted next.
-    fn announce(&self, coming: &[Rows]) {
-        let of_tokens = |rows: &&Rows| matches!(rows.field, Field::Tokens | Field::MaskedTargets);
-        for rows in coming.iter().filter(of_tokens) {
-            let announce = |sample: &u64| match rows.split {
-                Split::Train => self.samples.prefetch_train(*sample),
-                Split::HeldOut => self.samples.prefetch_held_out(*sample),
-            };
-            rows.samples.iter().for_each(announce);
-        }
+    /// Tells who has the samples which of them are read soon: these, which are some of the rows' or all.
+    fn announce(&self, rows: &Rows, samples: &[u64]) {
+        let part = match rows.field {
+            Field::Tokens | Field::MaskedTargets => rows.split.tokens(),
+            // Which tokens are masked does not depend on the data.
+            Field::TargetCount if self.masked.is_some() => return,
+            Field::Positions | Field::TargetCount => rows.split.positions(),
+        };
+        samples
+            .iter()
+            .for_each(|sample| self.samples.prefetch(part, *sample));
     }
 
     /// The thread: reads what is wanted, as long as there is place for it.
@@ -210,7 +216,7 @@ impl Shared {
             let order = state.order;
             let coming = state.next_to_announce();
             drop(state);
-            self.announce(&coming);
+            coming.iter().for_each(|rows| self.announce(rows, &rows.samples));
             let mut wanted = || {
                 let state = self.state.lock();
                 state.order == order && !state.closed

@@ -4,7 +4,7 @@ use super::exported_model::TrainedModule;
 use super::load::{Chosen, ModelArguments};
 use super::trained::Windows;
 use crate::backend::Platform;
-use crate::engine::{SampleError, Samples, hide, leave_targets};
+use crate::engine::{SampleError, SamplePart, Samples, hide, leave_targets};
 use crate::samples::DatasetSamples;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -273,7 +273,9 @@ fn of_samples(
     chosen.read(|unit, shard| trained.add(unit, shard))?;
     let (width, mut sum) = (shape.length as usize + 1, 0.0);
     for windows in arguments.batches(&data) {
-        windows.clone().for_each(|window| data.prefetch_held_out(window));
+        windows
+            .clone()
+            .for_each(|window| data.prefetch(SamplePart::HeldOut, window));
         let rows = rows(windows, width, |window, row| data.held_out(window, row))?;
         sum += trained.loss(&rows)?;
     }
@@ -349,9 +351,9 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn read(&self, windows: Range<u64>) -> Result<Windows> {
-        windows
-            .clone()
-            .for_each(|window| self.data.prefetch_held_out(window));
+        for window in windows.clone() {
+            self.data.prefetch(SamplePart::HeldOut, window);
+        }
         let read = |window, row: &mut [i64]| self.data.held_out(window, row);
         let positions = match self.packing.is_off() {
             true => None,

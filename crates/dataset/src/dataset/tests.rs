@@ -130,8 +130,8 @@ fn a_sample_that_was_announced_is_read_without_the_store() {
         data.bin = DataFile::Object(rig.open("a").unwrap());
         let mut tokens = vec![0; 1001];
         match is_held_out {
-            true => data.prefetch_held_out(index),
-            false => data.prefetch_train(index),
+            true => data.prefetch_held_out(index, SampleData::Tokens),
+            false => data.prefetch_train(index, SampleData::Tokens),
         }
         rig.wait_for_announced();
         assert!(
@@ -144,6 +144,47 @@ fn a_sample_that_was_announced_is_read_without_the_store() {
             false => data.train(index, &mut tokens),
         }
         .unwrap();
+    }
+}
+
+#[cfg(feature = "store")]
+#[test]
+fn announced_positions_are_read_without_the_store() {
+    use crate::files::{DataFile, Rig};
+    let texts: Vec<String> = (0..40_000).map(|i| "a".repeat(i % 5)).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let (_folder, prefix) = documents(&texts);
+    let idx = with_suffix(&prefix, "idx");
+    let content = std::fs::read(&idx).unwrap();
+    for (index, is_held_out) in [(0, false), (7, false), (1000, false), (0, true), (30, true)] {
+        // The index was checked before: nothing of it is in the cache.
+        let rig = Rig::new(&content, 64 << 20);
+        let shape = SampleShape::windows(50);
+        let mut data = TokenDataset::open_in(&Files::default(), &prefix, shape, (0.05, 3)).unwrap();
+        let Opened {
+            index: sizes, sparse, ..
+        } = open(&Files::default(), &prefix).unwrap();
+        let file = DataFile::Object(rig.open("a").unwrap());
+        let mut positions = [vec![0; 51], vec![0; 51]];
+        let read = |data: &TokenDataset, positions: &mut [i64]| match is_held_out {
+            true => data.held_out_positions(index, positions),
+            false => data.train_positions(index, positions),
+        };
+        read(&data, &mut positions[0]).unwrap();
+        data.documents = Documents::new((file, idx.clone()), sizes, sparse);
+        match is_held_out {
+            true => data.prefetch_held_out(index, SampleData::Positions),
+            false => data.prefetch_train(index, SampleData::Positions),
+        }
+        rig.wait_for_announced();
+        assert!(
+            (1..300_000).contains(&rig.cached_bytes()),
+            "a small part of {}",
+            content.len()
+        );
+        rig.delete();
+        read(&data, &mut positions[1]).unwrap();
+        assert_eq!(positions[0], positions[1]);
     }
 }
 

@@ -1,4 +1,4 @@
-use super::{Documents, IndexBuilder, TokenType, read};
+use super::{Documents, IndexBuilder, SparseIndex, TokenType, read};
 use crate::DataError;
 use crate::files::Files;
 use proptest::prelude::*;
@@ -39,7 +39,12 @@ fn try_read(bytes: &[u8], bin_len: u64) -> Result<super::Index, DataError> {
     let path: PathBuf = folder.path().join("a.idx");
     std::fs::write(&path, bytes).unwrap();
     let idx = Files::default().open(&path).unwrap();
-    read((&idx, &path), Path::new("a.bin"), bin_len)
+    read(
+        (&idx, &path),
+        Path::new("a.bin"),
+        bin_len,
+        &mut SparseIndex::default(),
+    )
 }
 
 #[test]
@@ -164,6 +169,7 @@ proptest! {
     fn positions_begin_anew_with_each_document(
         documents in prop::collection::vec(prop::collection::vec(0..6_u32, 0..4), 1..30),
         window in any::<(prop::sample::Index, prop::sample::Index)>(),
+        stride in 1..9_u64,
     ) {
         let sizes: Vec<i32> = documents.iter().flatten().map(|s| i32::try_from(*s).unwrap()).collect();
         let mut entries = vec![0];
@@ -175,8 +181,9 @@ proptest! {
         let path: PathBuf = folder.path().join("a.idx");
         std::fs::write(&path, index_of(TokenType::U16, &sizes, &entries)).unwrap();
         let idx = Files::default().open(&path).unwrap();
-        let index = read((&idx, &path), Path::new("a.bin"), 2 * tokens as u64).unwrap();
-        let opened = Documents::new(idx, path, index);
+        let mut sparse = SparseIndex::every(stride);
+        let index = read((&idx, &path), Path::new("a.bin"), 2 * tokens as u64, &mut sparse).unwrap();
+        let opened = Documents::new((idx, path), index, sparse);
         let first = window.0.index(tokens + 1);
         let count = window.1.index(tokens - first + 1);
         let mut positions = vec![-1; count];

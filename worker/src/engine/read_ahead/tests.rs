@@ -366,7 +366,7 @@ fn expected_sample_is_late_after_a_slow_or_failed_read() {
 }
 
 /// Records the announcements.
-struct Announced(Mutex<Vec<(Split, u64)>>);
+struct Announced(Mutex<Vec<(SamplePart, u64)>>);
 
 impl Samples for Announced {
     fn train(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError> {
@@ -378,16 +378,13 @@ impl Samples for Announced {
     fn held_out_len(&self) -> u64 {
         Numbers.held_out_len()
     }
-    fn prefetch_train(&self, index: u64) {
-        self.0.lock().push((Split::Train, index));
-    }
-    fn prefetch_held_out(&self, index: u64) {
-        self.0.lock().push((Split::HeldOut, index));
+    fn prefetch(&self, part: SamplePart, index: u64) {
+        self.0.lock().push((part, index));
     }
 }
 
 #[test]
-fn samples_are_prefetched_once_in_order() {
+fn samples_and_positions_are_prefetched_in_order() {
     let samples = Arc::new(Announced(Mutex::default()));
     let mut reader = ReadAhead::new(Arc::clone(&samples) as _, 3, None);
     let rows = |field, split, samples: &[u64]| Rows {
@@ -409,9 +406,34 @@ fn samples_are_prefetched_once_in_order() {
         take(&reader, rows).unwrap();
     }
     let all = samples.0.lock().clone();
-    // The sample that is read at once need not be announced.
-    let expected: Vec<(Split, u64)> = (20..26).map(|sample| (Split::Train, sample)).collect();
-    assert_eq!(all, expected);
+    // The sample that is read at once need not be announced. A count announces what it reads, which may be more than is announced before.
+    let (tokens, positions) = (SamplePart::Train, SamplePart::TrainPositions);
+    let parts = [
+        (positions, 0..3),
+        (tokens, 20..22),
+        (positions, 20..22),
+        (tokens, 22..26),
+        (positions, 0..3),
+    ];
+    let each = parts
+        .into_iter()
+        .flat_map(|(part, samples)| samples.map(move |sample| (part, sample)));
+    assert_eq!(all, each.collect::<Vec<_>>());
+}
+
+#[test]
+fn positions_of_a_whole_batch_are_prefetched_in_parts() {
+    let samples = Arc::new(Announced(Mutex::default()));
+    let reader = ReadAhead::without(Arc::clone(&samples) as _, 3, None);
+    let batch = Rows {
+        field: Field::TargetCount,
+        split: Split::HeldOut,
+        samples: (20..620).collect(),
+    };
+    take(&reader, &batch).unwrap();
+    let announced = samples.0.lock().clone();
+    let each = (20..620).map(|sample| (SamplePart::HeldOutPositions, sample));
+    assert_eq!(announced, each.collect::<Vec<_>>());
 }
 
 #[test]
