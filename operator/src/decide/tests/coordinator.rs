@@ -564,6 +564,16 @@ fn kernel_parameters_of_the_workers_are_not_its_own() {
 }
 
 #[test]
+fn run_folder_has_room_for_ten_million_steps() {
+    let pod = decide(&observed(1)).starts.unwrap();
+    let volumes = pod["spec"]["volumes"].as_array().unwrap();
+    let folder = volumes.iter().find(|v| v["name"] == "varuna-run").unwrap();
+    let limit = varuna_api::quantity::bytes(&folder["emptyDir"]["sizeLimit"]).unwrap();
+    // A line of metrics.jsonl and a record of an event file have half a kilobyte each, or less.
+    assert!(limit >= 10_000_000 * 2048, "{limit}");
+}
+
+#[test]
 fn coordinator_pod_opens_the_location_like_workers() {
     let text = "  workers:\n    template:\n      metadata: {labels: {azure.workload.identity/use: \"true\"}}\n      spec:\n        serviceAccountName: bucket\n        volumes: [{name: data, persistentVolumeClaim: {claimName: c}}, {name: authority, configMap: {name: ca}}]\n        nodeSelector: {gpu: h100}\n        containers:\n        - {name: worker, env: [{name: AWS_REGION, value: eu}], envFrom: [{secretRef: {name: keys}}], volumeMounts: [{name: data, mountPath: /data}, {name: authority, mountPath: /ca}], resources: {limits: {nvidia.com/gpu: 1}}}\n        - {name: sidecar, image: s}\n";
     let pod_of = |extra: &str| {
