@@ -12,6 +12,7 @@ pub mod engine;
 mod gpu_place;
 pub mod inference;
 mod introduction;
+mod job_data;
 pub mod memory;
 pub mod model;
 pub mod numerics;

@@ -16,14 +16,14 @@ use crate::samples::DatasetSamples;
 use crate::transport::data_plane::DataPlane;
 use crate::transport::nccl::{Nccl, NcclPlane};
 use crate::transport::tcp::{Mesh, of_job};
-use crate::{inference, optimizer_check, profile};
+use crate::{inference, job_data, optimizer_check, profile};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
 use std::sync::Arc;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use varuna_api::{Encryption, Job, WorkerDevice, WorkerTransport, parse_job_of_any_release};
 use varuna_checkpoint::{RateLimit, Store};
-use varuna_dataset::{SampleShape, TrainingData};
+use varuna_dataset::TrainingData;
 use varuna_frames::RunKey;
 use varuna_plan::{ScoreMemory, Step, WorkerId};
 use varuna_protocol::{MemberConfig, MemberTiming};
@@ -107,7 +107,9 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     if reports.send(Upward::Hello(hello)).await.is_err() {
         bail!("the stream to {coordinator} ended");
     }
-    let data = dataset(arguments, &job, &welcome)?;
+    let Some(data) = job_data::open(arguments, (&job, &welcome), &mut drain).await? else {
+        return Ok(());
+    };
     let store = Store::of_job(&job, &data.fingerprint()).context("spec.checkpoint.uri")?;
     let model = Module::open(&job.model, device)?;
     let checkpoints = store
@@ -292,34 +294,6 @@ async fn first_welcome(
             None => return Err(anyhow!("the stream to {coordinator} ended")),
         }
     }
-}
-
-/// The job's datasets, which must be the coordinator's and fit the model.
-fn dataset(arguments: &Arguments, job: &Job, welcome: &Welcome) -> Result<TrainingData> {
-    let mut written = job.data.clone();
-    if let Some(path) = &arguments.data {
-        let [alone] = written.train.as_mut_slice() else {
-            let sources = written.train.len();
-            bail!("--data is {path}, but the job has {sources} datasets: allowed with one alone");
-        };
-        alone.path.clone_from(path);
-    }
-    let shape = SampleShape {
-        length: job.model.sample_length(),
-        records: job.model.reads_records(),
-    };
-    let data = TrainingData::open(&written, shape, job.training.seed).context("cannot use the job's data")?;
-    data.check_vocabulary(job.model.vocabulary_size())
-        .context("cannot use the job's data")?;
-    let (own, theirs) = (data.fingerprint(), &welcome.data_fingerprint);
-    if !theirs.is_empty() && own != *theirs {
-        let paths: Vec<&str> = written.train.iter().map(|source| source.path.as_str()).collect();
-        bail!(
-            "the data ({}) are others than the coordinator's (their fingerprint is {own}, the coordinator's is {theirs})",
-            paths.join(", ")
-        );
-    }
-    Ok(data)
 }
 
 /// How this worker computes, and what its attention takes for scores that it makes.
