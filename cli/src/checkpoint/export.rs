@@ -8,7 +8,7 @@ use crate::io::{print_line, to_json, warn, write};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use varuna_api::quantity;
-use varuna_checkpoint::huggingface::{Elements, Export, INDEX, OwnExport};
+use varuna_checkpoint::huggingface::{Elements, Export, HuggingFaceError, INDEX, OwnExport};
 use varuna_checkpoint::{Location, Manifest, folder_name};
 use varuna_dataset::Tokenizer;
 use varuna_model::{Family, Model, Positions, Transformer, Unit};
@@ -148,8 +148,15 @@ async fn write_own(location: &Location, manifest: &Manifest, arguments: &Argumen
         export.add(&location.load_unit(manifest, (layout, unit), || {}).await?);
         bar.add(bytes_of(manifest, unit));
     }
-    let file = export.finish().map_err(|e| Failure::Internal(e.to_string()))?;
-    write(&arguments.folder.join(file.name), file.content)
+    export.finish().write(&arguments.folder).map_err(failure)
+}
+
+/// An error of the folder's disk is the user's to correct.
+fn failure(error: HuggingFaceError) -> Failure {
+    match error {
+        HuggingFaceError::Write { .. } => Failure::Input(error.to_string()),
+        other => Failure::Internal(other.to_string()),
+    }
 }
 
 /// Bytes of the shards of a unit of the undivided layout.
@@ -168,15 +175,14 @@ async fn write_tensors(
     model: &Transformer,
     arguments: &Arguments,
 ) -> Result<(), Failure> {
-    let internal = |e: varuna_checkpoint::huggingface::HuggingFaceError| Failure::Internal(e.to_string());
     let folder: &Path = &arguments.folder;
-    let mut export = Export::new(model, arguments.dtype, arguments.max_shard_size).map_err(internal)?;
+    let mut export = Export::new(model, arguments.dtype, arguments.max_shard_size).map_err(failure)?;
     let bar = Bar::of_bytes("reading", manifest.shards.iter().map(|s| s.bytes).sum());
     let layout = manifest.layout.undivided();
     for unit in layout.all_units() {
         let shard = location.load_unit(manifest, (layout, unit), || {}).await?;
-        for file in export.add(unit, &shard).map_err(internal)? {
-            write(&folder.join(file.name), file.content)?;
+        for file in export.add(unit, &shard) {
+            file.write(folder).map_err(failure)?;
         }
         bar.add(bytes_of(manifest, unit));
     }

@@ -1,5 +1,5 @@
 //! Converts checkpoints to the safetensors files of a Hugging Face folder and back. [`varuna_model::Family`] decides on names, which rows
-//! they hold, which matrices are transposed, and `config.json`. Nothing here writes; files are read only through [`Content`].
+//! they hold, which matrices are transposed, and `config.json`. Files are read only through [`Content`], and written only by [`ExportedFile`].
 
 mod content;
 mod export;
@@ -12,6 +12,7 @@ pub use import::Import;
 pub use job_model::job_model;
 
 use crate::shard::Shard;
+use std::path::PathBuf;
 use varuna_model::{ConfigError, Transformer};
 use varuna_plan::{StateId, Unit};
 
@@ -34,6 +35,14 @@ pub enum HuggingFaceError {
     /// A file cannot be read.
     #[error(transparent)]
     Read(#[from] std::io::Error),
+    /// A file cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
     /// A file is no safetensors.
     #[error("safetensors: {0}")]
     File(#[from] safetensors::SafeTensorError),
@@ -91,8 +100,8 @@ pub fn export(model: &Transformer, shards: &[(Unit, Shard)]) -> Result<Vec<u8>, 
     let mut export = Export::new(model, Elements::Fp32, u64::MAX)?;
     let mut content = Vec::new();
     for (unit, shard) in shards {
-        for file in export.add(*unit, shard)? {
-            content = file.content;
+        for file in export.add(*unit, shard) {
+            content = file.content()?;
         }
     }
     Ok(content)

@@ -2,10 +2,12 @@
 
 use super::HuggingFaceError;
 use crate::shard::Shard;
-use safetensors::tensor::{Dtype, View, serialize};
+use safetensors::SafeTensorError;
+use safetensors::tensor::{Dtype, View, serialize, serialize_to_file};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
+use std::path::Path;
 use varuna_model::{Family, Parameter, Published, Transformer};
 use varuna_plan::Unit;
 
@@ -65,6 +67,7 @@ fn rounded(value: f32) -> u16 {
 }
 
 /// A tensor as it is written.
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct Tensor {
     shape: Vec<usize>,
     dtype: Dtype,
@@ -86,13 +89,39 @@ impl View for Tensor {
     }
 }
 
-/// A complete file.
+/// A file of which all tensors are there. It is not made as a whole: it may have as many bytes as the model.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExportedFile {
     /// Name of the file in the folder.
     pub name: String,
-    /// Content of the file.
-    pub content: Vec<u8>,
+    tensors: Vec<(String, Tensor)>,
+}
+
+impl ExportedFile {
+    /// The content of the file.
+    ///
+    /// # Errors
+    /// The library cannot make it.
+    pub fn content(self) -> Result<Vec<u8>, HuggingFaceError> {
+        Ok(serialize(self.tensors, Some(about()))?)
+    }
+
+    /// Writes the file into a folder, one tensor after the other.
+    ///
+    /// # Errors
+    /// The library cannot make it, or the file cannot be written.
+    pub fn write(self, folder: &Path) -> Result<(), HuggingFaceError> {
+        let path = folder.join(self.name);
+        match serialize_to_file(self.tensors, Some(about()), &path) {
+            Err(SafeTensorError::IoError(source)) => Err(HuggingFaceError::Write { path, source }),
+            written => Ok(written?),
+        }
+    }
+}
+
+/// What a file says of itself: `transformers` requires the name of the framework that the tensors are for.
+fn about() -> HashMap<String, String> {
+    HashMap::from([("format".to_owned(), "pt".to_owned())])
 }
 
 /// An export in progress. It takes the units' shards in the order of the units.
@@ -135,10 +164,7 @@ impl<'a> Export<'a> {
     }
 
     /// Adds the next unit. Returns the files that it completes.
-    ///
-    /// # Errors
-    /// The library cannot write a file.
-    pub fn add(&mut self, unit: Unit, shard: &Shard) -> Result<Vec<ExportedFile>, HuggingFaceError> {
+    pub fn add(&mut self, unit: Unit, shard: &Shard) -> Vec<ExportedFile> {
         let mut complete = Vec::new();
         for (index, parameter) in self.model.parameters(unit).iter().enumerate() {
             let mut rest = shard.values(index, 0);
@@ -153,11 +179,11 @@ impl<'a> Export<'a> {
                 let tensor = self.tensor(&part, values, shape);
                 self.pending.push((part.name, tensor));
                 if self.left.front() == Some(&self.pending.len()) {
-                    complete.push(self.finish()?);
+                    complete.push(self.finish());
                 }
             }
         }
-        Ok(complete)
+        complete
     }
 
     fn tensor(&self, part: &Published, values: &[f32], shape: Vec<usize>) -> Tensor {
@@ -175,8 +201,8 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// Writes the waiting tensors into the next file.
-    fn finish(&mut self) -> Result<ExportedFile, HuggingFaceError> {
+    /// Puts the waiting tensors into the next file.
+    fn finish(&mut self) -> ExportedFile {
         let number = self.files - self.left.len() + 1;
         self.left.pop_front();
         let name = match self.files {
@@ -187,10 +213,7 @@ impl<'a> Export<'a> {
         for (tensor, _) in &tensors {
             self.places.insert(tensor.clone(), name.clone().into());
         }
-        // `transformers` requires the name of the framework that the tensors are for.
-        let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-        let content = serialize(tensors, Some(metadata))?;
-        Ok(ExportedFile { name, content })
+        ExportedFile { name, tensors }
     }
 
     /// The index of the files (`model.safetensors.index.json`), if there are several.
@@ -233,15 +256,12 @@ impl OwnExport {
     }
 
     /// The file.
-    ///
-    /// # Errors
-    /// The library cannot write it.
-    pub fn finish(self) -> Result<ExportedFile, HuggingFaceError> {
-        let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-        Ok(ExportedFile {
+    #[must_use]
+    pub fn finish(self) -> ExportedFile {
+        ExportedFile {
             name: super::WHOLE.to_owned(),
-            content: serialize(self.tensors, Some(metadata))?,
-        })
+            tensors: self.tensors,
+        }
     }
 }
 
