@@ -5,12 +5,62 @@ use crate::backend::Backend;
 use crate::memory::{self, Equipment, Share};
 use crate::transport::tcp::Mesh;
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::Sender;
+use tokio::task::JoinHandle;
 use varuna_api::UpdateRule;
 use varuna_plan::device::Hardware;
 use varuna_plan::{ScoreMemory, WorkerId};
 use varuna_torch::Device;
 use varuna_wire::address::host_port;
-use varuna_wire::{Hello, process_host};
+use varuna_wire::{Hello, Upward, process_host};
+
+/// How often a worker says who it is until its agent runs. A coordinator takes one that is silent for five seconds for lost, and counts it among those
+/// that come and go. A GPU's libraries, and the index of a large dataset, take longer to load.
+const REPEAT: Duration = Duration::from_secs(2);
+
+/// Says again and again who this worker is, until it is dropped.
+pub(crate) struct Introduction {
+    hello: Arc<Mutex<Hello>>,
+    task: JoinHandle<()>,
+}
+
+impl Introduction {
+    /// Begins to repeat what the worker has said.
+    pub(crate) fn repeat(reports: &Sender<Upward>, hello: &Hello) -> Introduction {
+        Introduction::every(REPEAT, reports, hello)
+    }
+
+    fn every(interval: Duration, reports: &Sender<Upward>, hello: &Hello) -> Introduction {
+        let hello = Arc::new(Mutex::new(hello.clone()));
+        let (reports, said) = (reports.clone(), Arc::clone(&hello));
+        let task = tokio::spawn(async move {
+            while !reports.is_closed() {
+                tokio::time::sleep(interval).await;
+                // Without a stream one is enough: it waits for the next.
+                if reports.capacity() == reports.max_capacity() {
+                    // Locked until it is queued: none is queued after a newer one.
+                    let hello = said.lock();
+                    let _ = reports.try_send(Upward::Hello(hello.clone()));
+                }
+            }
+        });
+        Introduction { hello, task }
+    }
+
+    /// What is repeated from now on.
+    pub(crate) fn change(&self, hello: &Hello) {
+        self.hello.lock().clone_from(hello);
+    }
+}
+
+impl Drop for Introduction {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
 
 /// Before it has the job.
 pub(crate) fn first_hello(arguments: &Arguments, me: WorkerId, mesh: &Mesh) -> Hello {
@@ -84,9 +134,8 @@ mod tests {
     use super::*;
     use crate::numerics::Numerics;
 
-    /// What a worker says of the host's memory for copies, of which it has a GiB.
-    fn told(device: Device, rule: UpdateRule) -> Option<u64> {
-        let hello = Hello {
+    fn hello() -> Hello {
+        Hello {
             worker: WorkerId(1),
             name: "w0".to_owned(),
             address: "127.0.0.1:1".to_owned(),
@@ -101,12 +150,35 @@ mod tests {
             device: String::new(),
             speed: 1.0,
             run: String::new(),
-        };
+        }
+    }
+
+    #[tokio::test]
+    async fn a_worker_says_who_it_is_until_its_agent_runs() {
+        let (reports, mut outbox) = tokio::sync::mpsc::channel(4);
+        let introduction = Introduction::every(Duration::from_millis(1), &reports, &hello());
+        for device in ["", "cpu"] {
+            let known = Hello {
+                device: device.to_owned(),
+                ..hello()
+            };
+            introduction.change(&known);
+            // What was queued before may be older.
+            let known = Upward::Hello(known);
+            while outbox.recv().await.expect("a hello") != known {}
+            assert_eq!(outbox.recv().await, Some(known), "it is repeated");
+        }
+        drop((introduction, reports));
+        while outbox.recv().await.is_some() {}
+    }
+
+    /// What a worker says of the host's memory for copies, of which it has a GiB.
+    fn told(device: Device, rule: UpdateRule) -> Option<u64> {
         let backend = Backend {
             device,
             ..Backend::of_processor(Numerics::FP32)
         };
-        settled(hello, backend, rule, None).copies_bytes
+        settled(hello(), backend, rule, None).copies_bytes
     }
 
     #[test]

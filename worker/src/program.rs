@@ -9,7 +9,7 @@ use crate::backend::{Backend, Platform};
 use crate::checkpoints::{Checkpoints, DataTokenizer};
 use crate::engine::{Engine, EngineConfig};
 use crate::gpu_place::placed;
-use crate::introduction::{equipped, first_hello, settled};
+use crate::introduction::{Introduction, equipped, first_hello, settled};
 use crate::memory::{self, Share};
 use crate::model::{Module, attention_shape, score_memory};
 use crate::samples::DatasetSamples;
@@ -89,6 +89,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let Some(welcome) = first_welcome((&mut orders, &mut drain), coordinator).await? else {
         return Ok(());
     };
+    let introduction = Introduction::repeat(&reports, &hello);
     let job =
         parse_job_of_any_release(&welcome.job).context("the coordinator's job file is not valid here")?;
     // Before anything else asks libtorch. Libraries for GPUs are loaded only where the job may use one.
@@ -104,6 +105,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let hello = equipped(hello, device, share)?;
     let (backend, scores) = backend(arguments, ((device, workers_on_gpu), platform), &job)?;
     let hello = settled(hello, backend, job.training.optimizer.rule, scores);
+    introduction.change(&hello);
     if reports.send(Upward::Hello(hello)).await.is_err() {
         bail!("the stream to {coordinator} ended");
     }
@@ -143,6 +145,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
         tokens_per_sample: u64::from(job.model.sample_length()),
         memory_taken: Box::new(move || memory::most_taken(device)),
     };
+    drop(introduction);
     agent::run(parts, drain).await.map_err(Into::into)
 }
 
