@@ -109,7 +109,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     if reports.send(Upward::Hello(hello)).await.is_err() {
         bail!("the stream to {coordinator} ended");
     }
-    let Some(data) = job_data::open(arguments, (&job, &welcome), &mut drain).await? else {
+    let Some(data) = job_data::open(arguments, (&job, &welcome), (&mut orders, &mut drain)).await? else {
         return Ok(());
     };
     let store = Store::of_job(&job, &data.fingerprint()).context("spec.checkpoint.uri")?;
