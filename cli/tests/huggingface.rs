@@ -72,7 +72,7 @@ fn shard(model: &Transformer, unit: Unit) -> Shard {
 fn published(folder: &Path, model: &Transformer) -> Vec<u8> {
     let shards: Vec<(Unit, Shard)> = model.layout().all_units().map(|u| (u, shard(model, u))).collect();
     let tensors = huggingface::export(model, &shards).unwrap();
-    let mut config = Family::of(&model.features).unwrap().config(model, 10);
+    let mut config = Family::of(model).unwrap().config(model, 10);
     config["eos_token_id"] = json!(3);
     std::fs::create_dir(folder).unwrap();
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();

@@ -240,7 +240,7 @@ fn configs(
     tokenizer: Option<&Tokenizer>,
     dtype: Elements,
 ) -> Result<(Value, Value), Failure> {
-    let family = Family::of(&model.features).map_err(|e| Failure::Input(e.to_string()))?;
+    let family = Family::of(model).map_err(|e| Failure::Input(e.to_string()))?;
     let begin = tokenizer.and_then(Tokenizer::begin_of_text);
     let end = tokenizer.map(Tokenizer::end_of_document);
     let mut config = family.config(model, end.unwrap_or_default());

@@ -1,7 +1,6 @@
 //! Families of models with a published format: `config.json`, and the names of their parameters in `model.safetensors`.
 
 use crate::config::{ConfigError, Published};
-use crate::features::Features;
 use crate::layout::Unit;
 use crate::parameter::Parameter;
 use crate::transformer::Transformer;
@@ -35,16 +34,17 @@ impl Family {
         }
     }
 
-    /// The family whose models have these features.
+    /// The family of models with this one's features. Where these name what follows from the sizes anyway, that is no feature.
     ///
     /// # Errors
     /// There is none.
-    pub fn of(features: &Features) -> Result<Family, ConfigError> {
+    pub fn of(model: &Transformer) -> Result<Family, ConfigError> {
+        let features = model.features_beside_sizes();
         let has = |family: &Family| match family {
-            Family::Gpt2 => gpt2::has(features),
-            Family::Llama => llama3::has(features),
-            Family::Qwen3 => qwen3::has(features),
-            Family::Bert => bert::has(features),
+            Family::Gpt2 => gpt2::has(&features),
+            Family::Llama => llama3::has(&features),
+            Family::Qwen3 => qwen3::has(&features),
+            Family::Bert => bert::has(&features),
         };
         Family::ALL.into_iter().find(has).ok_or(ConfigError::Features)
     }

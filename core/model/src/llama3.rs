@@ -8,7 +8,7 @@ use crate::parameter::Parameter;
 use crate::real::Real;
 use crate::rotary::{Rotary, Scaling};
 use crate::transformer::Transformer;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// What all of them are made of.
 const FEATURES: Features = Features {
@@ -176,7 +176,7 @@ pub(crate) fn common_config(model: &Transformer, end: u32) -> Value {
 /// # Errors
 /// The model cannot be trained here.
 pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
-    let mut model = common_from_config(config)?;
+    let mut model = common_from_config(config, None)?;
     model.features.bias.mlp = Fields(config).switch("mlp_bias", false)?;
     // Left out where it follows from the width, as the presets have it.
     if model.features.head_size == Some(model.hidden_size / model.heads)
@@ -187,8 +187,12 @@ pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
     Ok(model)
 }
 
-/// What Llama and Qwen 3 have in common; heads have a width of their own.
-pub(crate) fn common_from_config(config: &Value) -> Result<Transformer, ConfigError> {
+/// What Llama and Qwen 3 have in common; heads have a width of their own. `usual_head`: their width if the configuration says none; none = it follows
+/// from the model's.
+pub(crate) fn common_from_config(
+    config: &Value,
+    usual_head: Option<u32>,
+) -> Result<Transformer, ConfigError> {
     let fields = Fields(config);
     fields.only("hidden_act", &json!("silu"), "silu")?;
     let (hidden_size, heads) = (fields.width("hidden_size")?, fields.width("num_attention_heads")?);
@@ -199,10 +203,13 @@ pub(crate) fn common_from_config(config: &Value) -> Result<Transformer, ConfigEr
     if !heads.is_multiple_of(kv_heads) {
         return Err(fields.wrong("num_key_value_heads", "a divisor of num_attention_heads"));
     }
-    let head_size = match fields.is_absent("head_dim") {
-        true if hidden_size.is_multiple_of(heads) => hidden_size / heads,
-        true => return Err(fields.wrong("hidden_size", "a multiple of num_attention_heads, or head_dim")),
-        false => fields.size("head_dim", limits::HEAD, "an even number from 2 to 16384")?,
+    let head_size = match usual_head.filter(|_| fields.is_absent("head_dim")) {
+        Some(usual) => usual,
+        None if !fields.is_absent("head_dim") => {
+            fields.size("head_dim", limits::HEAD, "an even number from 2 to 16384")?
+        }
+        None if hidden_size.is_multiple_of(heads) => hidden_size / heads,
+        None => return Err(fields.wrong("hidden_size", "a multiple of num_attention_heads, or head_dim")),
     };
     let all = u64::from(heads) * u64::from(head_size);
     if !head_size.is_multiple_of(2) || all > u64::from(*limits::WIDTH.end()) {
@@ -248,14 +255,22 @@ pub(crate) fn common_from_config(config: &Value) -> Result<Transformer, ConfigEr
 /// The angles: `rope_theta` and `rope_scaling`, or, as newer releases of the library write it, all of it in `rope_parameters`.
 fn rotary(config: &Value) -> Result<Rotary, ConfigError> {
     let newer = &config["rope_parameters"];
-    let (theta, scaling) = match newer.is_object() {
-        true => (Fields(newer), newer),
-        false => (Fields(config), &config["rope_scaling"]),
+    let scaling = match newer.is_object() {
+        true => newer,
+        false => &config["rope_scaling"],
     };
-    let theta = match theta.is_absent("rope_theta") {
+    // Some kinds of models have a mapping for each kind of block there.
+    let are_several = |of: &Map<String, Value>| of.values().any(Value::is_object);
+    if newer.as_object().is_some_and(are_several) {
+        let allowed = "one mapping for all blocks, with rope_theta and rope_type";
+        return Err(Fields(config).wrong("rope_parameters", allowed));
+    }
+    // Like the library, which takes the older place where the newer one lacks it.
+    let mut places = [newer, config].into_iter().map(Fields);
+    let theta = match places.find(|place| !place.is_absent("rope_theta")) {
         // The default of the library.
-        true => Rotary::ORIGINAL.theta,
-        false => theta.above_zero(
+        None => Rotary::ORIGINAL.theta,
+        Some(place) => place.above_zero(
             "rope_theta",
             limits::ROPE_THETA_MAX,
             "a number above 0, at most 1e12",
@@ -267,10 +282,14 @@ fn rotary(config: &Value) -> Result<Rotary, ConfigError> {
     } else {
         "rope_type"
     };
-    if scaling.is_null() || fields.is_absent(kind) || scaling[kind] == "default" {
+    // Without a kind there is no scaling, but a factor that nothing says how to use.
+    let is_plain = fields.is_absent(kind) && fields.is_absent("factor");
+    if is_plain || scaling[kind] == "default" {
         return Ok(Rotary { theta, scaling: None });
     }
-    fields.only(kind, &json!("llama3"), "llama3 or default")?;
+    if scaling[kind] != "llama3" {
+        return Err(fields.wrong(kind, "llama3 or default"));
+    }
     let allowed = "a number above 0, at most 1e9";
     let number = |field| fields.above_zero(field, limits::ROPE_FACTOR_MAX, allowed);
     let scaling = Scaling {

@@ -8,6 +8,9 @@ use crate::rotary::Rotary;
 use crate::transformer::Transformer;
 use serde_json::{Value, json};
 
+/// Width of a head of all published ones, and where a `config.json` says none, as in the library.
+const USUAL_HEAD: u32 = 128;
+
 /// What all of them are made of.
 const FEATURES: Features = Features {
     positions: Positions::Rotary(Rotary {
@@ -17,7 +20,7 @@ const FEATURES: Features = Features {
     norm: Norm::RmsNorm,
     epsilon: Real::new(1e-6),
     kv_heads: Some(8),
-    head_size: Some(128),
+    head_size: Some(USUAL_HEAD),
     qk_norm: true,
     mlp: Mlp::SwiGlu,
     inner_size: Some(3072),
@@ -87,7 +90,7 @@ pub(crate) fn config(model: &Transformer, end: u32) -> Value {
 pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
     let only = "false: no window is known for some of the blocks";
     Fields(config).only("use_sliding_window", &json!(false), only)?;
-    let mut model = llama3::common_from_config(config)?;
+    let mut model = llama3::common_from_config(config, Some(USUAL_HEAD))?;
     model.features.qk_norm = true;
     Ok(model)
 }

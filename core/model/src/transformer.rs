@@ -188,6 +188,28 @@ impl Transformer {
         self.window().map_or(0, |_| tokens * tokens)
     }
 
+    /// The features without numbers that follow from the sizes anyway: as many heads with keys and values as there are heads, say. A job may name
+    /// them; the model is the same one.
+    #[must_use]
+    pub fn features_beside_sizes(&self) -> Features {
+        let Features {
+            kv_heads,
+            head_size,
+            mlp,
+            inner_size,
+            ..
+        } = self.features;
+        let [width, heads] = [self.hidden_size, self.heads].map(u64::from);
+        let usual_inner = mlp.inner(self.hidden_size as usize);
+        Features {
+            kv_heads: kv_heads.filter(|own| *own != self.heads),
+            head_size: head_size.filter(|own| u64::from(*own) * heads != width),
+            inner_size: inner_size.filter(|own| *own as usize != usual_inner),
+            sliding_window: self.window(),
+            ..self.features
+        }
+    }
+
     fn sizes(&self) -> Sizes {
         Sizes {
             layers: self.layers,

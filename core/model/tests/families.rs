@@ -5,7 +5,7 @@ use varuna_model::presets::{names, preset};
 use varuna_model::{ConfigError, Family, Transformer, Unit};
 
 fn config(model: &Transformer) -> Value {
-    let family = Family::of(&model.features).expect("a family");
+    let family = Family::of(model).expect("a family");
     family.config(model, 7)
 }
 
@@ -33,7 +33,7 @@ fn every_preset_has_a_family_whose_config_describes_it() {
 fn tensors_of_a_parameter_cover_its_rows_with_unique_names() {
     for name in names() {
         let model = preset(name).unwrap();
-        let family = Family::of(&model.features).unwrap();
+        let family = Family::of(&model).unwrap();
         let mut found = Vec::new();
         for unit in model.layout().all_units() {
             for parameter in model.parameters(unit) {
@@ -152,9 +152,9 @@ fn a_berts_tensors_have_their_published_names() {
     config["intermediate_size"] = json!(100);
     let (_, read) = Family::read(&config).unwrap();
     assert_eq!(read.features.inner_size, Some(100));
-    assert_eq!(Family::of(&read.features), Ok(Family::Bert));
-    let mut causal = model.features;
-    causal.bidirectional = false;
+    assert_eq!(Family::of(&read), Ok(Family::Bert));
+    let mut causal = model;
+    causal.features.bidirectional = false;
     assert_eq!(Family::of(&causal), Err(ConfigError::Features));
 }
 
@@ -171,6 +171,53 @@ fn rotary_settings_of_old_and_new_libraries_are_read() {
     let theta = newer["rope_theta"].take();
     newer["rope_parameters"] = json!({"rope_type": "default", "rope_theta": theta});
     assert_eq!(Family::read(&newer).unwrap().1, plain);
+}
+
+#[test]
+fn the_base_of_angles_is_read_from_either_place() {
+    let model = preset("llama3-8b").unwrap();
+    let mut mixed = config(&model);
+    mixed["rope_parameters"] = json!({"rope_type": "default"});
+    assert_eq!(Family::read(&mixed).unwrap().1, model);
+    // If both are there, the newer one counts.
+    mixed["rope_theta"] = json!(7.0);
+    mixed["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 500_000.0});
+    assert_eq!(Family::read(&mixed).unwrap().1, model);
+}
+
+#[test]
+fn heads_of_a_qwen_have_their_usual_width() {
+    // 1024 wide, with 16 heads: together they are wider than the model.
+    let model = preset("qwen3-0.6b").unwrap();
+    let mut config = config(&model);
+    config["head_dim"] = Value::Null;
+    assert_eq!(Family::read(&config).unwrap().1, model);
+}
+
+#[test]
+fn numbers_that_follow_from_the_sizes_hide_no_family() {
+    for (name, family) in [("gpt2-tiny", Family::Gpt2), ("bert-tiny", Family::Bert)] {
+        let plain = preset(name).unwrap();
+        let mut written = plain.clone();
+        written.features.kv_heads = Some(plain.heads);
+        written.features.head_size = Some(plain.head_size());
+        written.features.inner_size = u32::try_from(plain.inner_size()).ok();
+        written.features.sliding_window = Some(plain.sequence_length);
+        assert_eq!(Family::of(&written), Ok(family), "{name}");
+        assert_eq!(config(&written), config(&plain), "{name}");
+        let parameters = |model: &Transformer| model.parameters(Unit(1));
+        assert_eq!(parameters(&written), parameters(&plain), "{name}");
+        let changes: [fn(&mut Transformer); 3] = [
+            |model| model.features.kv_heads = Some(2),
+            |model| model.features.head_size = Some(32),
+            |model| model.features.sliding_window = Some(8),
+        ];
+        for change in changes {
+            let mut other = plain.clone();
+            change(&mut other);
+            assert_eq!(Family::of(&other), Err(ConfigError::Features), "{other:?}");
+        }
+    }
 }
 
 /// (preset, field of its `config.json`, another value, the error).
@@ -274,6 +321,18 @@ const REFUSED: &[(&str, &str, &str, &str)] = &[
     ),
     (
         "llama3-8b",
+        "rope_scaling",
+        "{\"factor\":2}",
+        "type: null — llama3 or default",
+    ),
+    (
+        "qwen3-8b",
+        "rope_parameters",
+        "{\"full_attention\":{\"rope_theta\":5.0}}",
+        "rope_parameters: {\"full_attention\":{\"rope_theta\":5.0}} — one mapping for all blocks",
+    ),
+    (
+        "llama3-8b",
         "attention_bias",
         "\"no\"",
         "attention_bias: \"no\" — true or false",
@@ -326,5 +385,5 @@ fn what_cannot_be_trained_is_refused_with_its_field() {
     }
     let mut other = preset("llama3-8b").unwrap();
     other.features.sliding_window = Some(4);
-    assert_eq!(Family::of(&other.features), Err(ConfigError::Features));
+    assert_eq!(Family::of(&other), Err(ConfigError::Features));
 }

@@ -194,5 +194,5 @@ fn its_features_are_written_and_it_has_no_published_format() {
         "{text}"
     );
     assert_eq!(serde_json::from_str::<Transformer>(&text).unwrap(), OTHER);
-    assert_eq!(Family::of(&OTHER.features), Err(ConfigError::Features));
+    assert_eq!(Family::of(&OTHER), Err(ConfigError::Features));
 }

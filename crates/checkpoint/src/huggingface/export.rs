@@ -148,7 +148,7 @@ impl<'a> Export<'a> {
         elements: Elements,
         most: u64,
     ) -> Result<Export<'a>, HuggingFaceError> {
-        let family = Family::of(&model.features)?;
+        let family = Family::of(model)?;
         let sizes = sizes(model, family, elements);
         let left = counts(&sizes, most);
         Ok(Export {

@@ -110,7 +110,7 @@ impl<'a, C: Content> Import<'a, C> {
     /// The model has no published format; a file cannot be read, or is no safetensors file; or a tensor is missing, has another shape, or a
     /// format other than F32, F16 and BF16.
     pub fn new(model: &'a Transformer, files: Vec<C>) -> Result<Import<'a, C>, HuggingFaceError> {
-        let family = Family::of(&model.features)?;
+        let family = Family::of(model)?;
         let mut tensors = BTreeMap::new();
         for (file, content) in files.iter().enumerate() {
             let (data_start, metadata) = header(content)?;

@@ -52,7 +52,7 @@ fn every_field_about_a_models_features_that_is_written_is_taken() {
 /// The model of a `config.json`: a preset with some other fields.
 fn published(preset: &str, fields: &Value) -> Transformer {
     let model = presets::preset(preset).unwrap();
-    let mut config = Family::of(&model.features).unwrap().config(&model, 7);
+    let mut config = Family::of(&model).unwrap().config(&model, 7);
     for (field, value) in fields.as_object().unwrap() {
         config[field] = value.clone();
     }
@@ -232,7 +232,7 @@ fn norms_and_positions_of_a_bert_can_be_replaced() {
 
 #[test]
 fn a_mix_has_the_family_that_its_features_fit() {
-    let family = |fields: &str| Family::of(&model(&format!("{SIZES}, {fields}")).features);
+    let family = |fields: &str| Family::of(&model(&format!("{SIZES}, {fields}")));
     let llama = "norm: rms, positions: rotary, mlp: swiglu, attentionBias: false, mlpBias: false";
     assert_eq!(family(llama), Ok(Family::Llama));
     assert_eq!(family(&format!("{llama}, qkNorm: true")), Ok(Family::Qwen3));
