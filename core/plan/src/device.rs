@@ -140,6 +140,15 @@ pub const DEVICES: [DeviceKind; 8] = [
     ),
 ];
 
+/// Peaks of the data sheets' other forms of a kind, which have less power and slower clocks: the kind's word and the form's in a driver's device name, and
+/// dense operations per second in 16 bits. Plans do not tell forms apart, as their first steps correct the estimate.
+const PEAKS_OF_FORMS: [(&str, &str, f64); 4] = [
+    ("V100", "PCIE", 112.0e12),
+    ("H100", "PCIE", 756.0e12),
+    ("H100", "NVL", 835.0e12),
+    ("H200", "NVL", 835.0e12),
+];
+
 /// The kind assumed for a GPU whose name is not in the table: the middle one, so that the estimate is wrong by a small factor in either
 /// direction until the run's first steps correct it.
 const UNKNOWN_GPU: &DeviceKind = &DEVICES[4];
@@ -169,6 +178,21 @@ impl Hardware {
         }
     }
 
+    /// The peak of dense floating-point operations per second in a GPU's data sheet. None for a GPU that the table does not know, and for processor
+    /// cores: the number of a worker's cores, and their peak, are not known.
+    #[must_use]
+    pub fn data_sheet_flops_per_s(&self) -> Option<f64> {
+        let Hardware::Gpu { name, .. } = self else {
+            return None;
+        };
+        let kind = self.kind()?;
+        let is_of = |form: &(&str, &str, f64)| {
+            kind.driver_word == Some(form.0) && words(name).any(|word| word.eq_ignore_ascii_case(form.1))
+        };
+        let form = PEAKS_OF_FORMS.iter().find(|form| is_of(form));
+        Some(form.map_or(kind.peak_flops_per_s, |(.., peak)| *peak))
+    }
+
     /// The kind that it is planned as.
     #[must_use]
     pub fn planned_as(&self) -> &'static DeviceKind {
@@ -187,16 +211,20 @@ impl fmt::Display for Hardware {
 
 /// The kind of a GPU by its driver's name; among kinds with that name, the one whose memory is nearest.
 fn gpu_kind(name: &str, memory_bytes: u64) -> Option<&'static DeviceKind> {
-    let words = || name.split(|c: char| !c.is_ascii_alphanumeric());
     // A partition of a GPU has only a part of its peak, and its name does not say which part.
-    if words().any(|word| word == "MIG") {
+    if words(name).any(|word| word == "MIG") {
         return None;
     }
     let named = DEVICES.iter().filter(|kind| {
         kind.driver_word
-            .is_some_and(|own| words().any(|word| word == own))
+            .is_some_and(|own| words(name).any(|word| word == own))
     });
     named.min_by_key(|kind| kind.memory_bytes.abs_diff(memory_bytes))
+}
+
+/// The words of a driver's device name.
+fn words(name: &str) -> impl Iterator<Item = &str> {
+    name.split(|c: char| !c.is_ascii_alphanumeric())
 }
 
 /// The name is not in the table.
@@ -303,6 +331,38 @@ mod tests {
         }
         assert_eq!(Hardware::Processor.planned_as().name, "cpu-core");
         assert_eq!(Hardware::Processor.to_string(), "processor cores");
+    }
+
+    #[test]
+    fn other_forms_of_a_gpu_have_their_own_data_sheets() {
+        let peak = |name: &str, gib: u64| {
+            let gpu = Hardware::Gpu {
+                name: name.to_owned(),
+                memory_bytes: gib * GIB,
+            };
+            gpu.data_sheet_flops_per_s()
+        };
+        for (name, gib, expected) in [
+            ("Tesla V100-SXM2-16GB", 16, 125.0e12),
+            ("Tesla V100-PCIE-16GB", 16, 112.0e12),
+            ("NVIDIA A100 80GB PCIe", 79, 312.0e12),
+            ("NVIDIA H100 80GB HBM3", 79, 989.0e12),
+            ("NVIDIA H100 PCIe", 79, 756.0e12),
+            ("NVIDIA H100 NVL", 93, 835.0e12),
+            ("NVIDIA H200", 140, 989.0e12),
+            ("NVIDIA H200 NVL", 140, 835.0e12),
+        ] {
+            assert_eq!(peak(name, gib), Some(expected), "{name}");
+        }
+        assert_eq!(peak("NVIDIA L40S", 44), None);
+        assert_eq!(Hardware::Processor.data_sheet_flops_per_s(), None);
+        // A form of no kind would never be found.
+        for (word, ..) in PEAKS_OF_FORMS {
+            assert!(
+                DEVICES.iter().any(|kind| kind.driver_word == Some(word)),
+                "{word}"
+            );
+        }
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub(crate) struct MemberFacts<'a> {
 impl MemberFacts<'_> {
     /// Its share of its GPU's peak.
     fn peak_flops_per_s(&self) -> Option<f64> {
-        let of_gpu = data_sheet(self.hardware?)?;
+        let of_gpu = self.hardware?.data_sheet_flops_per_s()?;
         Some(of_gpu / f64::from(self.workers_on_gpu.max(1)))
     }
 }
@@ -74,15 +74,6 @@ impl MemberFigures {
             peak_flops_per_s: peak.filter(|_| any),
             peak_memory_bytes: memory,
         }
-    }
-}
-
-/// Peak floating-point operations per second from a GPU's data sheet. None for processor cores: the number of a worker's cores, and their
-/// peak, are not known.
-fn data_sheet(hardware: &Hardware) -> Option<f64> {
-    match hardware {
-        Hardware::Processor => None,
-        Hardware::Gpu { .. } => hardware.kind().map(|kind| kind.peak_flops_per_s),
     }
 }
 
@@ -213,7 +204,7 @@ mod tests {
     #[test]
     fn rates_need_the_steps_own_time() {
         let job = job();
-        let [h100, a100] = ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"].map(gpu);
+        let [h100, a100] = ["NVIDIA H100 PCIe", "NVIDIA A100-SXM4-80GB"].map(gpu);
         let members = [(&h100, 7), (&a100, 9)].map(|(gpu, bytes)| MemberFacts {
             peak_memory_bytes: Some(bytes),
             ..alone_on(gpu)
@@ -227,7 +218,7 @@ mod tests {
         assert_eq!(known.consumed_tokens, Some(5 * tokens));
         assert_eq!(known.tokens_per_second, Some(tokens as f64 * 2.0));
         assert_eq!(known.model_flops_per_second, Some(job.flops_of_step * 2.0));
-        assert_eq!(known.mfu, Some(job.flops_of_step * 2.0 / (989e12 + 312e12)));
+        assert_eq!(known.mfu, Some(job.flops_of_step * 2.0 / (756e12 + 312e12)));
         assert_eq!((known.peak_memory_bytes, known.nan_steps), (Some(9), Some(2)));
         for unknown in [done(5, None), done(5, Some(0))] {
             let figures = job.step(&StepDone { members, ..unknown });
