@@ -73,8 +73,10 @@ BERT = dict(
 
 def models():
     """Name, model, and maximum size of its files."""
-    gpt2 = GPT2Config(**COMMON, n_positions=LENGTH, n_embd=48, n_layer=3, n_head=4, initializer_range=0.15)
-    yield "gpt2", GPT2LMHeadModel(gpt2), "5GB"
+    gpt2 = dict(**COMMON, n_positions=LENGTH, n_embd=48, n_layer=3, n_head=4, initializer_range=0.15)
+    yield "gpt2", GPT2LMHeadModel(GPT2Config(**gpt2)), "5GB"
+    own = GPT2Config(**gpt2, n_inner=112, activation_function="gelu", layer_norm_epsilon=1e-3)
+    yield "gpt2-own-mlp", GPT2LMHeadModel(own), "5GB"
     yield "llama", LlamaForCausalLM(LlamaConfig(**LIKE_LLAMA, tie_word_embeddings=False)), "100KB"
     yield "llama-scaled", LlamaForCausalLM(LlamaConfig(**LIKE_LLAMA, rope_parameters=SCALED, tie_word_embeddings=True)), "5GB"
     yield "qwen3", Qwen3ForCausalLM(Qwen3Config(**LIKE_LLAMA, head_dim=32, tie_word_embeddings=True)), "5GB"

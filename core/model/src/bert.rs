@@ -68,16 +68,7 @@ pub(crate) fn has(features: &Features) -> bool {
         mlp: features.mlp,
         ..FEATURES
     };
-    *features == like && features.token_types.is_some() && activation(features.mlp).is_some()
-}
-
-/// As `transformers` calls it; none for an MLP that the family does not have.
-fn activation(mlp: Mlp) -> Option<&'static str> {
-    match mlp {
-        Mlp::GeluErf => Some("gelu"),
-        Mlp::Gelu => Some("gelu_new"),
-        Mlp::SwiGlu | Mlp::Relu2 => None,
-    }
+    *features == like && features.token_types.is_some() && features.mlp.activation().is_some()
 }
 
 /// `config.json` of a model; `end` is the token that ends a document.
@@ -85,7 +76,7 @@ pub(crate) fn config(model: &Transformer, end: u32) -> Value {
     json!({
         "architectures": ["BertForMaskedLM"],
         "model_type": "bert",
-        "hidden_act": activation(model.features.mlp),
+        "hidden_act": model.features.mlp.activation(),
         "num_hidden_layers": model.layers,
         "hidden_size": model.hidden_size,
         "num_attention_heads": model.heads,
@@ -117,12 +108,6 @@ pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
         &json!(false),
         "false: a decoder sees one side alone",
     )?;
-    let known = [Mlp::GeluErf, Mlp::Gelu].into_iter();
-    let named = |mlp: &Mlp| config["hidden_act"].as_str() == activation(*mlp);
-    let mlp = match fields.is_absent("hidden_act") {
-        true => Some(Mlp::GeluErf),
-        false => known.into_iter().find(named),
-    };
     let (hidden_size, heads) = (fields.width("hidden_size")?, fields.width("num_attention_heads")?);
     if !hidden_size.is_multiple_of(heads) {
         return Err(fields.wrong("hidden_size", "a multiple of num_attention_heads"));
@@ -146,7 +131,7 @@ pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
             token_types: Some(fields.size("type_vocab_size", TYPES, "a number from 1 to 1024")?),
             // Left out where it is the usual one, as the presets have it.
             inner_size: (u64::from(inner) != 4 * u64::from(hidden_size)).then_some(inner),
-            mlp: mlp.ok_or_else(|| fields.wrong("hidden_act", "gelu or gelu_new"))?,
+            mlp: fields.mlp("hidden_act", Mlp::GeluErf)?,
             ..FEATURES
         },
     })

@@ -1,5 +1,6 @@
 //! How models and their parameters are represented in a published folder: the fields of `config.json`, and tensors.
 
+use crate::features::Mlp;
 use crate::limits;
 use crate::real::Real;
 use serde_json::Value;
@@ -97,6 +98,16 @@ impl Fields<'_> {
     ) -> Result<Real, ConfigError> {
         let number = self.0[field].as_f64().filter(|v| *v > 0.0 && *v <= most);
         number.map(Real::new).ok_or_else(|| self.wrong(field, allowed))
+    }
+
+    /// The MLP with the activation of this name; `absent` is that of an omitted field.
+    pub(crate) fn mlp(&self, field: &'static str, absent: Mlp) -> Result<Mlp, ConfigError> {
+        if self.is_absent(field) {
+            return Ok(absent);
+        }
+        let mut known = [Mlp::GeluErf, Mlp::Gelu].into_iter();
+        let found = known.find(|mlp| self.0[field].as_str() == mlp.activation());
+        found.ok_or_else(|| self.wrong(field, "gelu or gelu_new"))
     }
 
     /// A boolean; `absent` is its value if it is omitted.

@@ -1,9 +1,10 @@
 //! The GPT-2 family (Radford et al. 2019): its sizes and its format at Hugging Face.
 
 use crate::config::{ConfigError, Fields, Published};
-use crate::features::Features;
+use crate::features::{Features, Mlp};
 use crate::head;
 use crate::layout::Unit;
+use crate::limits;
 use crate::parameter::Parameter;
 use crate::spec::SegmentKind;
 use crate::transformer::Transformer;
@@ -52,7 +53,13 @@ const fn sized(layers: u32, hidden_size: u32, heads: u32, rest: Transformer) -> 
 
 /// Whether models with these features are in the family's format.
 pub(crate) fn has(features: &Features) -> bool {
-    *features == Features::GPT2
+    let like = Features {
+        epsilon: features.epsilon,
+        mlp: features.mlp,
+        inner_size: features.inner_size,
+        ..Features::GPT2
+    };
+    *features == like && features.mlp.activation().is_some()
 }
 
 /// What a unit's parameter is called in a `GPT2LMHeadModel`. It keeps the weights of the linear layers of its blocks as (inputs,
@@ -78,17 +85,18 @@ pub(crate) fn config(model: &Transformer, end: u32) -> Value {
     json!({
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "activation_function": "gelu_new",
+        "activation_function": model.features.mlp.activation(),
         "n_layer": model.layers,
         "n_embd": model.hidden_size,
         "n_head": model.heads,
+        "n_inner": model.features_beside_sizes().inner_size,
         "n_positions": model.sequence_length,
         "n_ctx": model.sequence_length,
         "vocab_size": model.vocabulary_size,
         "bos_token_id": end,
         "eos_token_id": end,
         "tie_word_embeddings": model.tied_head,
-        "layer_norm_epsilon": 1e-5,
+        "layer_norm_epsilon": model.features.epsilon,
         "initializer_range": 0.02,
         "embd_pdrop": model.dropout,
         "resid_pdrop": model.dropout,
@@ -104,17 +112,22 @@ pub(crate) fn config(model: &Transformer, end: u32) -> Value {
 /// The model cannot be trained here.
 pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
     let fields = Fields(config);
-    fields.only("activation_function", &json!("gelu_new"), "gelu_new")?;
     let (hidden_size, heads) = (fields.width("n_embd")?, fields.width("n_head")?);
     if !hidden_size.is_multiple_of(heads) {
         return Err(fields.wrong("n_embd", "a multiple of n_head"));
     }
-    fields.only(
-        "n_inner",
-        &json!(4 * u64::from(hidden_size)),
-        "four times n_embd, or null",
-    )?;
-    fields.only("layer_norm_epsilon", &json!(1e-5), "0.00001")?;
+    let inner = match fields.is_absent("n_inner") {
+        true => None,
+        false => Some(fields.size("n_inner", limits::INNER, "a number from 1 to 4194304, or null")?),
+    };
+    let epsilon = match fields.is_absent("layer_norm_epsilon") {
+        true => Features::GPT2.epsilon,
+        false => fields.above_zero(
+            "layer_norm_epsilon",
+            limits::NORM_EPSILON_MAX,
+            "a number above 0, at most 1",
+        )?,
+    };
     let scaled = "true: logits of attention are divided by the root of a head's width";
     fields.only("scale_attn_weights", &json!(true), scaled)?;
     let alike = "false: attention is the same in every block";
@@ -128,6 +141,12 @@ pub(crate) fn from_config(config: &Value) -> Result<Transformer, ConfigError> {
         // The default of the `transformers` library.
         tied_head: fields.switch("tie_word_embeddings", true)?,
         dropout: 0.0,
-        features: Features::GPT2,
+        features: Features {
+            epsilon,
+            mlp: fields.mlp("activation_function", Mlp::Gelu)?,
+            // Left out where it is the usual one, as the presets have it.
+            inner_size: inner.filter(|inner| u64::from(*inner) != 4 * u64::from(hidden_size)),
+            ..Features::GPT2
+        },
     })
 }

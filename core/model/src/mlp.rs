@@ -35,6 +35,15 @@ impl Mlp {
         }
     }
 
+    /// Its activation as `transformers` calls it, in families that have several kinds; none for a kind that none of them has.
+    pub(crate) fn activation(self) -> Option<&'static str> {
+        match self {
+            Mlp::GeluErf => Some("gelu"),
+            Mlp::Gelu => Some("gelu_new"),
+            Mlp::SwiGlu | Mlp::Relu2 => None,
+        }
+    }
+
     /// Kept apart from the norm's: the inner activation before and after GELU, or after each half of the squared ReLU; or gate, SiLU of
     /// it, up, and their product; and the sum. The backward takes the gradients of the sum and of what the activation, or the
     /// product, was made from.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use varuna_model::presets::{names, preset};
-use varuna_model::{ConfigError, Family, Transformer, Unit};
+use varuna_model::{ConfigError, Family, Mlp, Real, Transformer, Unit};
 
 fn config(model: &Transformer) -> Value {
     let family = Family::of(model).expect("a family");
@@ -186,6 +186,25 @@ fn the_base_of_angles_is_read_from_either_place() {
 }
 
 #[test]
+fn a_gpt2_may_have_another_mlp_and_epsilon() {
+    let mut written = config(&preset("gpt2-small").unwrap());
+    written["n_inner"] = json!(100);
+    written["activation_function"] = json!("gelu");
+    written["layer_norm_epsilon"] = json!(1e-6);
+    let (family, model) = Family::read(&written).unwrap();
+    let features = model.features;
+    assert_eq!(family, Family::Gpt2);
+    assert_eq!(
+        (features.inner_size, features.mlp, features.epsilon),
+        (Some(100), Mlp::GeluErf, Real::new(1e-6))
+    );
+    assert_eq!(config(&model), written);
+    // The usual width, which some published ones name.
+    written["n_inner"] = json!(3072);
+    assert_eq!(Family::read(&written).unwrap().1.features.inner_size, None);
+}
+
+#[test]
 fn heads_of_a_qwen_have_their_usual_width() {
     // 1024 wide, with 16 heads: together they are wider than the model.
     let model = preset("qwen3-0.6b").unwrap();
@@ -256,20 +275,20 @@ const REFUSED: &[(&str, &str, &str, &str)] = &[
     (
         "gpt2-small",
         "n_inner",
-        "100",
-        "n_inner: 100 — four times n_embd, or null",
+        "0",
+        "n_inner: 0 — a number from 1 to 4194304, or null",
     ),
     (
         "gpt2-small",
         "layer_norm_epsilon",
-        "1e-6",
-        "layer_norm_epsilon: 1e-6 — 0.00001",
+        "0",
+        "layer_norm_epsilon: 0 — a number above 0, at most 1",
     ),
     (
         "gpt2-small",
         "activation_function",
         "\"relu\"",
-        "activation_function: \"relu\" — gelu_new",
+        "activation_function: \"relu\" — gelu or gelu_new",
     ),
     (
         "gpt2-small",
