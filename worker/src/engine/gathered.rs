@@ -40,13 +40,18 @@ impl Engine {
             Some(here) => here,
             None => self.new_gathered(whole)?,
         };
-        if !self.lay_masters(&mut here, ranges)? {
+        let laid = self.lay_masters(&mut here, ranges);
+        let laid = match laid {
             // A reader of former state, as for a checkpoint that is still written, keeps the old memory for as long as it reads.
-            here = self.new_gathered(whole)?;
-            self.lay_masters(&mut here, ranges)?;
-        }
+            Ok(false) => self.new_gathered(whole).and_then(|new| {
+                here = new;
+                self.lay_masters(&mut here, ranges).map(drop)
+            }),
+            laid => laid.map(drop),
+        };
+        // Also where there is no memory for another one: masters lie there, and the next step may find that nobody reads it any more.
         self.gathered.insert(whole, here);
-        Ok(())
+        laid
     }
 
     fn new_gathered(&self, whole: Unit) -> Result<GatheredUnit, EngineError> {
