@@ -32,16 +32,16 @@ impl SparseIndex {
         }
     }
 
-    /// The next sequence, of this number, begins at this byte.
+    /// The next sequence, of this number, begins at this byte. They come in order, so nothing has to be divided for each of them.
     pub(super) fn note_pointer(&mut self, sequence: u64, byte: u64) {
-        if sequence.is_multiple_of(self.stride) {
+        if sequence == self.pointers.len() as u64 * self.stride {
             self.pointers.push(byte);
         }
     }
 
-    /// The next document, of this number, begins with this sequence.
+    /// The next document, of this number, begins with this sequence. They come in order too.
     pub(super) fn note_document(&mut self, document: u64, sequence: u64) {
-        if document.is_multiple_of(self.stride) {
+        if document == self.documents.len() as u64 * self.stride {
             self.documents.push(sequence);
         }
     }
