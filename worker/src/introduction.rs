@@ -23,7 +23,8 @@ const REPEAT: Duration = Duration::from_secs(2);
 
 /// Says again and again who this worker is, until it is dropped.
 pub(crate) struct Introduction {
-    hello: Arc<Mutex<Hello>>,
+    /// None once the agent runs, which speaks for the worker then.
+    hello: Arc<Mutex<Option<Hello>>>,
     task: JoinHandle<()>,
 }
 
@@ -34,16 +35,18 @@ impl Introduction {
     }
 
     fn every(interval: Duration, reports: &Sender<Upward>, hello: &Hello) -> Introduction {
-        let hello = Arc::new(Mutex::new(hello.clone()));
+        let hello = Arc::new(Mutex::new(Some(hello.clone())));
         let (reports, said) = (reports.clone(), Arc::clone(&hello));
         let task = tokio::spawn(async move {
             while !reports.is_closed() {
                 tokio::time::sleep(interval).await;
                 // Without a stream one is enough: it waits for the next.
                 if reports.capacity() == reports.max_capacity() {
-                    // Locked until it is queued: none is queued after a newer one.
-                    let hello = said.lock();
-                    let _ = reports.try_send(Upward::Hello(hello.clone()));
+                    // Locked until it is queued: none is queued after a newer one, or after what the agent says.
+                    let said = said.lock();
+                    if let Some(hello) = said.as_ref() {
+                        let _ = reports.try_send(Upward::Hello(hello.clone()));
+                    }
                 }
             }
         });
@@ -52,12 +55,14 @@ impl Introduction {
 
     /// What is repeated from now on.
     pub(crate) fn change(&self, hello: &Hello) {
-        self.hello.lock().clone_from(hello);
+        *self.hello.lock() = Some(hello.clone());
     }
 }
 
 impl Drop for Introduction {
     fn drop(&mut self) {
+        // The task may run at this moment, and ends only where it waits.
+        *self.hello.lock() = None;
         self.task.abort();
     }
 }

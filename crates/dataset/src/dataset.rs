@@ -264,7 +264,7 @@ impl TokenDataset {
         self.window_positions(self.training_window(index)?, positions)
     }
 
-    /// Announces that this of a training sample will be read soon ([`DataFile::prefetch`]).
+    /// Announces that a part of a training sample will be read soon ([`DataFile::prefetch`]).
     pub(crate) fn prefetch_train(&self, index: u64, what: SampleData) {
         if let Ok(window) = self.training_window(index) {
             self.prefetch(window, what);

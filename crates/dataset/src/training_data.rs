@@ -115,7 +115,7 @@ impl TrainingData {
         self.sources[source].train(number, tokens)
     }
 
-    /// Announces that this of a training sample will be read soon. Data on a store are then loaded in the background.
+    /// Announces that a part of a training sample will be read soon. Data on a store are then loaded in the background.
     pub fn prefetch_train(&self, index: u64, what: SampleData) {
         let BlendSample { source, number } = self.blend.at(index);
         self.sources[source].prefetch_train(number, what);

@@ -186,7 +186,7 @@ impl Shared {
         Ok(i64::try_from(count).unwrap_or(i64::MAX))
     }
 
-    /// Tells who has the samples which of them are read soon: these, which are some of the rows' or all.
+    /// Announces that these samples, some of the rows' or all, are read soon.
     fn announce(&self, rows: &Rows, samples: &[u64]) {
         let part = match rows.field {
             Field::Tokens | Field::MaskedTargets => rows.split.tokens(),

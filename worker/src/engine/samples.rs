@@ -62,7 +62,7 @@ pub trait Samples: Send + Sync {
     fn held_out(&self, index: u64, tokens: &mut [i64]) -> Result<(), SampleError>;
     /// Samples in the held-out split.
     fn held_out_len(&self) -> u64;
-    /// This of a sample will be read soon, with others: where reads take long, they can be under way together.
+    /// A part of a sample will be read soon, with others: where reads take long, they can be under way together.
     fn prefetch(&self, _part: SamplePart, _index: u64) {}
     /// The positions of a sample's tokens within their documents: 0 at the sample's first token and at the first one of each document. Samples
     /// are one document each where this is not said.
