@@ -317,7 +317,7 @@ varuna_mutants::mutants! {
     ResumeFromOddHolder => UNIT_TESTS,
     /// A rollback goes to the newest checkpoint, compared or not.
     RollBackToUncompared => UNIT_TESTS,
-    /// A state that was given up because holders differed is resumed from.
+    /// A state that was given up because holders differed is resumed from, and its mark taken for one of damage.
     ResumeFromVoidState => UNIT_TESTS,
     /// A member's digest is of another moment than the state that it names.
     DigestAfterSwitch => UNIT_TESTS,
@@ -337,8 +337,6 @@ varuna_mutants::mutants! {
     PutAnewForEver => UNIT_TESTS,
     /// How often the last step's state was put again is forgotten with the coordinator that had it put.
     ForgetPutsAnew => UNIT_TESTS,
-    /// A checkpoint of the last step that the run has given up is reported as damaged.
-    TakeGivenUpForDamaged => UNIT_TESTS,
     /// A source whose states arrive damaged is asked for ever.
     AskDamagedForEver => UNIT_TESTS,
     /// A worker that was left out as slow, or because its use did not repay, is left out for ever.
