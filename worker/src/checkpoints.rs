@@ -14,8 +14,9 @@ use crate::model::Module;
 use crate::state::{ReadError, UnitSnapshot, UnitState};
 use backlog::Backlog;
 use backon::{BackoffBuilder, ExponentialBuilder};
-pub use buffers::Room;
-use buffers::{Buffers, NotCopied, StateCopy};
+use buffers::NotCopied;
+pub(crate) use buffers::StateCopy;
+pub use buffers::{Buffers, Room};
 pub use data_tokenizer::DataTokenizer;
 use parking_lot::Mutex;
 use shards::{from_shard, tensors, to_shard};
@@ -67,8 +68,8 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Starts the threads. Threads for uploads have a low priority, and keep to the job's rate limit for a worker. Copies use only memory
-    /// that is free.
+    /// Starts the threads. Threads for uploads have a low priority, and keep to the job's rate limit for a worker. Copies lie in
+    /// these buffers.
     ///
     /// # Errors
     /// No threads can be started.
@@ -78,9 +79,9 @@ impl Checkpoints {
         scaling: LossScaling,
         rate_limit: RateLimit,
         tokenizer: DataTokenizer,
-        room: Room,
+        buffers: Arc<Buffers>,
     ) -> std::io::Result<Checkpoints> {
-        let inner = Inner::new(store, model, scaling, rate_limit, tokenizer, room);
+        let inner = Inner::new(store, model, scaling, rate_limit, tokenizer, buffers);
         Checkpoints::over(Arc::new(inner))
     }
 
@@ -197,7 +198,7 @@ impl Inner {
         scaling: LossScaling,
         rate_limit: RateLimit,
         tokenizer: DataTokenizer,
-        room: Room,
+        buffers: Arc<Buffers>,
     ) -> Inner {
         Inner {
             store,
@@ -205,7 +206,7 @@ impl Inner {
             scaling,
             rate_limit,
             tokenizer,
-            buffers: Arc::new(Buffers::within(room)),
+            buffers,
             given_up: AtomicU64::new(0),
             backlog: Mutex::default(),
             added: Notify::new(),

@@ -6,7 +6,7 @@ use crate::agent::uplink::{self, UplinkEvent};
 use crate::agent::{self, AgentEvent, AgentParts};
 use crate::arguments::{Arguments, Command, bind_address};
 use crate::backend::{Backend, Platform};
-use crate::checkpoints::{Checkpoints, DataTokenizer};
+use crate::checkpoints::{Buffers, Checkpoints, DataTokenizer};
 use crate::engine::{Engine, EngineConfig};
 use crate::gpu_place::placed;
 use crate::introduction::{Introduction, equipped, first_hello, settled};
@@ -114,8 +114,9 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     };
     let store = Store::of_job(&job, &data.fingerprint()).context("spec.checkpoint.uri")?;
     let model = Module::open(&job.model, device)?;
+    let copies = memory_of_copies(host);
     let checkpoints = store
-        .map(|store| checkpoints(store, &model, &job, host))
+        .map(|store| checkpoints(store, &model, &job, Arc::clone(&copies)))
         .transpose()
         .context("cannot start uploads of checkpoints")?;
     configure_connections(&mesh, &job, backend)?;
@@ -142,6 +143,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
             run: welcome.run,
         },
         checkpoints,
+        copies,
         tokens_per_sample: u64::from(job.model.sample_length()),
         memory_taken: Box::new(move || memory::most_taken(device)),
     };
@@ -149,10 +151,20 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     agent::run(parts, drain).await.map_err(Into::into)
 }
 
-/// Checkpoints within the job's rate and within what this process may use of the host's memory, bytes.
-fn checkpoints(store: Store, model: &Module, job: &Job, host: Option<u64>) -> std::io::Result<Checkpoints> {
-    let rate = job.checkpoint.as_ref().and_then(|c| c.upload_bytes_per_second);
+/// Memory for copies of states, within what this process may use of the host's, bytes.
+fn memory_of_copies(host: Option<u64>) -> Arc<Buffers> {
     let room = move |now, most| memory::room_for_copies(host?, now, most);
+    Arc::new(Buffers::within(Box::new(room)))
+}
+
+/// Checkpoints within the job's rate, whose copies lie in these buffers.
+fn checkpoints(
+    store: Store,
+    model: &Module,
+    job: &Job,
+    buffers: Arc<Buffers>,
+) -> std::io::Result<Checkpoints> {
+    let rate = job.checkpoint.as_ref().and_then(|c| c.upload_bytes_per_second);
     let scaling = job.training.loss_scaling;
     Checkpoints::start(
         store,
@@ -160,7 +172,7 @@ fn checkpoints(store: Store, model: &Module, job: &Job, host: Option<u64>) -> st
         scaling,
         RateLimit::new(rate),
         DataTokenizer::of(job.data.clone()),
-        Box::new(room),
+        buffers,
     )
 }
 

@@ -75,6 +75,7 @@ impl Rig {
                 run: "mine".into(),
             },
             checkpoints: None,
+            copies: Arc::default(),
             tokens_per_sample: 16,
             memory_taken: Box::new(|| Some(7)),
         };

@@ -198,6 +198,7 @@ async fn work(common: &Common, number: u64) -> Result<()> {
             run,
         },
         checkpoints: None,
+        copies: Arc::default(),
         tokens_per_sample: u64::from(job.model.sample_length()),
         memory_taken: Box::new(|| None),
     };

@@ -2,13 +2,16 @@
 //! gradients of later steps.
 //!
 //! A separate thread makes the copies, in parallel with the next step. A gradient that overtook its copy would be useless to the follower.
-//! The member limits how much waits here: eight copies for each follower, and four gradients of each unit that it follows. What waits for a
-//! generation that is closed is dropped: its copies lie on the device, whose memory the next plan may need.
+//! The member limits how much waits here: eight copies for each follower, and four gradients of each unit that it follows. Copies share the
+//! memory that training leaves with those of checkpoints. If there is no room for one, it is not made now, unless no other is on its way. What
+//! waits for a generation that is closed is dropped: its copies lie on the device, whose memory the next plan may need.
 
 use super::engine_thread::Recipient;
 use super::{AgentError, AgentEvent};
+use crate::checkpoints::{Buffers, StateCopy};
 use crate::state::{ReadError, UnitSnapshot};
 use crate::transport::data_plane::DataPlane;
+use crate::transport::tcp::StateSource;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,6 +19,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::mpsc::Sender as EventSender;
 use varuna_frames::{StateHeader, TransferHeader};
 use varuna_plan::Generation;
+use varuna_torch::TorchError;
 
 /// Closed generations that are remembered: what waits is of the last few.
 const CLOSED_MAX: usize = 64;
@@ -28,6 +32,39 @@ pub(super) enum Sending {
     Gradient(TransferHeader, Vec<f32>),
 }
 
+/// A copy on its way to a peer. Its memory is free again when it is dropped.
+struct CopyOnTheWay {
+    copy: StateCopy,
+    _counted: Arc<()>,
+}
+
+impl StateSource for CopyOnTheWay {
+    fn elements(&self) -> usize {
+        self.copy.as_ref().len()
+    }
+    fn range(&self, start: usize, end: usize) -> Result<Vec<f32>, TorchError> {
+        Ok(self.copy.as_ref()[start..end].to_vec())
+    }
+}
+
+/// Makes copies, and counts those that are on their way.
+struct Copier {
+    buffers: Arc<Buffers>,
+    count: Arc<()>,
+}
+
+impl Copier {
+    /// A copy for a peer; none if it has no room beside others.
+    fn copy(&self, snapshot: &UnitSnapshot) -> Result<Option<CopyOnTheWay>, ReadError> {
+        let is_only = Arc::strong_count(&self.count) == 1;
+        let copy = self.buffers.copy_at_once(snapshot, is_only)?;
+        Ok(copy.map(|copy| CopyOnTheWay {
+            copy,
+            _counted: Arc::clone(&self.count),
+        }))
+    }
+}
+
 /// The newest generations that are closed.
 type Closed = Arc<Mutex<BTreeSet<Generation>>>;
 
@@ -35,16 +72,22 @@ type Closed = Arc<Mutex<BTreeSet<Generation>>>;
 pub(super) struct FollowerSender {
     mesh: Arc<dyn DataPlane>,
     events: EventSender<AgentEvent>,
+    buffers: Arc<Buffers>,
     closed: Closed,
     queue: Option<Sender<(Recipient, Sending)>>,
 }
 
 impl FollowerSender {
-    /// Sends over these connections, and tells `events` what is not sent.
-    pub(super) fn new(mesh: Arc<dyn DataPlane>, events: EventSender<AgentEvent>) -> FollowerSender {
+    /// Sends over these connections, with copies in these buffers, and tells `events` what is not sent.
+    pub(super) fn new(
+        mesh: Arc<dyn DataPlane>,
+        events: EventSender<AgentEvent>,
+        buffers: Arc<Buffers>,
+    ) -> FollowerSender {
         FollowerSender {
             mesh,
             events,
+            buffers,
             closed: Closed::default(),
             queue: None,
         }
@@ -70,8 +113,12 @@ impl FollowerSender {
                 let (queue, inbox) = channel();
                 let (mesh, events) = (Arc::clone(&self.mesh), self.events.clone());
                 let closed = Arc::clone(&self.closed);
+                let copier = Copier {
+                    buffers: Arc::clone(&self.buffers),
+                    count: Arc::default(),
+                };
                 let thread = std::thread::Builder::new().name("to-followers".into());
-                thread.spawn(move || send_all(&*mesh, &events, &closed, &inbox))?;
+                thread.spawn(move || send_all(&*mesh, &events, &closed, &copier, &inbox))?;
                 self.queue.insert(queue)
             }
         };
@@ -85,6 +132,7 @@ fn send_all(
     mesh: &dyn DataPlane,
     events: &EventSender<AgentEvent>,
     closed: &Closed,
+    copier: &Copier,
     inbox: &Receiver<(Recipient, Sending)>,
 ) {
     while let Ok((recipient, what)) = inbox.recv() {
@@ -93,14 +141,28 @@ fn send_all(
             continue;
         }
         match what {
-            Sending::Copy(header, snapshot) => match snapshot.copy() {
-                Ok(copy) => mesh.send_state(generation, to, header, Box::new(copy.data)),
-                Err(error) => {
-                    log_copy_error(&error, recipient);
-                    // Nothing is sent of it: without an answer it would count as on its way for ever. An error means that the agent has ended.
-                    let _ = events.blocking_send(AgentEvent::NotCopied(recipient));
-                }
-            },
+            Sending::Copy(header, snapshot) => {
+                let copied = copier.copy(&snapshot);
+                // The optimizer may go on.
+                drop(snapshot);
+                // If nothing is sent of it, it would count as on its way for ever without an answer. An error of the queue means that the agent
+                // has ended.
+                let answer = match copied {
+                    Ok(Some(copy)) => {
+                        mesh.send_state(generation, to, header, Box::new(copy));
+                        continue;
+                    }
+                    Ok(None) => {
+                        tracing::debug!(%to, unit = %recipient.unit, "no room for a copy of this unit now");
+                        AgentEvent::NoRoom(recipient)
+                    }
+                    Err(error) => {
+                        log_copy_error(&error, recipient);
+                        AgentEvent::NotCopied(recipient)
+                    }
+                };
+                let _ = events.blocking_send(answer);
+            }
             Sending::Gradient(header, gradient) => mesh.send_gradient(generation, to, header, gradient),
         }
     }
@@ -127,13 +189,17 @@ mod tests {
     use crate::numerics::Numerics;
     use crate::state::UnitBuffers;
     use crate::transport::Link;
-    use crate::transport::tcp::StateSource;
+    use varuna_frames::PreparedHeader;
     use varuna_model::{Transformer, gpt2};
-    use varuna_plan::{Moments, StateId, Unit, WorkerId};
+    use varuna_plan::state::UnitNorm;
+    use varuna_plan::{Moments, OptimizerProgress, StateId, Step, Unit, WorkerId};
     use varuna_protocol::PeerMessage;
 
-    /// Connections that report which units they get.
-    struct RecordingPlane(Sender<Unit>);
+    /// What a connection was given: the unit, and its state if it is no gradient.
+    type Given = (Unit, Option<Box<dyn StateSource>>);
+
+    /// Connections that pass on what they get, and send nothing.
+    struct RecordingPlane(Sender<Given>);
 
     impl DataPlane for RecordingPlane {
         fn open(&self, _: Generation, _: &str) {}
@@ -144,10 +210,13 @@ mod tests {
         }
         fn send_message(&self, _: Generation, _: WorkerId, _: &PeerMessage) {}
         fn stop_states(&self, _: Generation) {}
-        fn send_state(&self, _: Generation, _: WorkerId, header: StateHeader, _: Box<dyn StateSource>) {
-            self.0.send(header.unit).unwrap();
+        fn send_state(&self, _: Generation, _: WorkerId, header: StateHeader, state: Box<dyn StateSource>) {
+            // The test may have ended.
+            let _ = self.0.send((header.unit, Some(state)));
         }
-        fn send_gradient(&self, _: Generation, _: WorkerId, _: TransferHeader, _: Vec<f32>) {}
+        fn send_gradient(&self, _: Generation, _: WorkerId, header: TransferHeader, _: Vec<f32>) {
+            let _ = self.0.send((header.unit(), None));
+        }
     }
 
     fn held(unit: Unit) -> UnitBuffers {
@@ -176,12 +245,71 @@ mod tests {
         Sending::Copy(header, snapshot)
     }
 
+    /// A peer that follows this unit.
+    fn recipient(unit: Unit) -> Recipient {
+        Recipient {
+            generation: Generation(3),
+            to: WorkerId(7),
+            unit,
+        }
+    }
+
+    /// The gradient of a unit in a step that is skipped.
+    fn gradient_of(unit: Unit) -> Sending {
+        let header = PreparedHeader {
+            unit,
+            run_gen: Generation(3),
+            step: Step(1),
+            norm: UnitNorm {
+                norm2: 1.0,
+                overflow: true,
+                before: OptimizerProgress::START,
+                loss: 0.5,
+                eval_loss: None,
+            },
+            elements: 0,
+        };
+        Sending::Gradient(TransferHeader::Prepared(header), Vec::new())
+    }
+
+    #[test]
+    fn copies_without_room_are_made_one_at_a_time() {
+        let [first, second] = [Unit(1), Unit(2)];
+        let (told, given) = channel();
+        let (events, mut inbox) = tokio::sync::mpsc::channel(4);
+        let no_room = Buffers::within(Box::new(|_, _| Some(0)));
+        let plane = Arc::new(RecordingPlane(told));
+        let mut followers = FollowerSender::new(plane, events, Arc::new(no_room));
+        for unit in [first, second] {
+            followers
+                .send(recipient(unit), copy_of(unit, &held(unit)))
+                .unwrap();
+        }
+        followers.send(recipient(second), gradient_of(second)).unwrap();
+        let (unit, on_the_way) = given.recv().unwrap();
+        assert_eq!((unit, on_the_way.is_some()), (first, true));
+        // Everything is done in order: after the first copy comes the gradient.
+        let (unit, state) = given.recv().unwrap();
+        assert_eq!((unit, state.is_some()), (second, false));
+        let Ok(AgentEvent::NoRoom(left)) = inbox.try_recv() else {
+            panic!("the member is not told that a copy has no room")
+        };
+        assert_eq!(left, recipient(second));
+        drop(on_the_way);
+        followers
+            .send(recipient(second), copy_of(second, &held(second)))
+            .unwrap();
+        let (unit, state) = given.recv().unwrap();
+        assert_eq!((unit, state.is_some()), (second, true));
+        assert!(inbox.try_recv().is_err());
+    }
+
     #[test]
     fn transfers_of_a_closed_generation_are_dropped() {
         let [late, sent] = [Unit(1), Unit(2)];
         let (told, given) = channel();
         let (events, mut inbox) = tokio::sync::mpsc::channel(4);
-        let mut followers = FollowerSender::new(Arc::new(RecordingPlane(told)), events);
+        let mut followers = FollowerSender::new(Arc::new(RecordingPlane(told)), events, Arc::default());
         // A planned change was called off; the generation before it goes on.
         followers.close(Generation(4));
         for (generation, unit) in [(4, late), (3, sent)] {
@@ -193,7 +321,7 @@ mod tests {
             followers.send(recipient, copy_of(unit, &held(unit))).unwrap();
         }
         // All is done in order, so the first one has been dropped by then.
-        assert_eq!(given.recv(), Ok(sent));
+        assert_eq!(given.recv().unwrap().0, sent);
         assert!(given.try_recv().is_err());
         assert!(inbox.try_recv().is_err(), "nobody waits for an answer");
     }
@@ -203,12 +331,7 @@ mod tests {
         let [slow, other] = [Unit(1), Unit(2)];
         let (told, given) = channel();
         let (events, mut inbox) = tokio::sync::mpsc::channel(4);
-        let mut followers = FollowerSender::new(Arc::new(RecordingPlane(told)), events);
-        let recipient = |unit| Recipient {
-            generation: Generation(3),
-            to: WorkerId(7),
-            unit,
-        };
+        let mut followers = FollowerSender::new(Arc::new(RecordingPlane(told)), events, Arc::default());
         for unit in [slow, other] {
             let mut state = held(unit);
             let copy = copy_of(unit, &state);
@@ -218,7 +341,7 @@ mod tests {
             followers.send(recipient(unit), copy).unwrap();
         }
         // Everything is done in order, so the first request has been answered by then.
-        assert_eq!(given.recv(), Ok(other));
+        assert_eq!(given.recv().unwrap().0, other);
         let Ok(AgentEvent::NotCopied(left)) = inbox.try_recv() else {
             panic!("nobody is told that the unit is not sent")
         };

@@ -165,6 +165,12 @@ impl Agent {
         self.feed(MemberInput::Served { generation, to, unit })
     }
 
+    /// There was no room for a copy: it is made anew after a later commit.
+    pub(super) fn copy_without_room(&mut self, recipient: Recipient) -> Result<(), AgentError> {
+        let Recipient { generation, to, unit } = recipient;
+        self.feed(MemberInput::NotCopied(generation, to, unit))
+    }
+
     pub(super) fn on_peer_event(&mut self, event: PeerEvent) -> Result<(), AgentError> {
         let input = match event {
             PeerEvent::Connected { generation, peer } => MemberInput::Connected { generation, peer },

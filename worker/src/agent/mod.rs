@@ -15,7 +15,7 @@ mod step_reports;
 mod store_reads;
 pub mod uplink;
 
-use crate::checkpoints::Checkpoints;
+use crate::checkpoints::{Buffers, Checkpoints};
 use crate::engine::{Compute, EngineError};
 use crate::state::UnitState;
 use crate::transport::data_plane::DataPlane;
@@ -93,6 +93,8 @@ pub enum AgentEvent {
     Digested(Digests),
     /// A unit was not copied for a peer that follows it or keeps its spare copy.
     NotCopied(Recipient),
+    /// There was no room for such a copy beside others: it can be made later.
+    NoRoom(Recipient),
 }
 
 /// Progress of reading one unit from the checkpoint store.
@@ -123,6 +125,8 @@ pub struct AgentParts<E> {
     pub run: RunKey,
     /// The job's checkpoints; none if it has none.
     pub checkpoints: Option<Checkpoints>,
+    /// The memory of copies for peers, that of the checkpoints' copies too.
+    pub copies: Arc<Buffers>,
     /// Tokens of this worker's job in one sample, for metrics.
     pub tokens_per_sample: u64,
     /// Memory that was taken, also for metrics.
@@ -166,7 +170,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
         me: parts.member.id,
         member: Member::new(parts.member),
         engine: Commands::new(engine),
-        followers: FollowerSender::new(Arc::clone(&mesh), events.clone()),
+        followers: FollowerSender::new(Arc::clone(&mesh), events.clone(), parts.copies),
         mesh,
         checkpoints: parts.checkpoints,
         loading: StoreReads::default(),
@@ -198,6 +202,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
                 Some(AgentEvent::Store(event)) => agent.on_store_event(event)?,
                 Some(AgentEvent::Digested(digests)) => agent.feed(MemberInput::Digested(digests))?,
                 Some(AgentEvent::NotCopied(recipient)) => agent.copy_left_off(recipient)?,
+                Some(AgentEvent::NoRoom(recipient)) => agent.copy_without_room(recipient)?,
                 None => return Err(AgentError::EngineGone),
             },
             Some(event) = uplink.recv() => agent.on_coordinator_event(event)?,

@@ -1,6 +1,6 @@
-//! Memory for copies of states. It is used again, because the first touch of fresh memory costs four times as much as the copy. No more is
-//! kept than the next checkpoint needs anyway. If the host has little memory left, nothing is kept, and each unit is copied only when
-//! earlier ones have reached the store: a worker that uses more memory than it has is killed, with its state.
+//! Memory for copies of states: for checkpoints, and for peers that follow a unit or keep its spare copy. It is used again, because the first touch of fresh
+//! memory costs four times as much as the copy. No more is kept than the next checkpoint needs anyway. If the host has little memory left,
+//! nothing is kept, and each unit is copied only when earlier ones have reached the store or the peer: a worker that uses more memory than it has is killed, with its state.
 
 use crate::state::{ReadError, UnitSnapshot};
 use parking_lot::{Condvar, Mutex};
@@ -44,7 +44,7 @@ pub(super) enum NotCopied {
 
 /// A copy of a unit's state. Cheap to clone; its memory is used again when the last clone is dropped.
 #[derive(Clone, Debug)]
-pub(super) struct StateCopy(Arc<Buffer>);
+pub(crate) struct StateCopy(Arc<Buffer>);
 
 #[derive(Debug)]
 struct Buffer {
@@ -77,7 +77,7 @@ impl Drop for Buffer {
 pub type Room = Box<dyn Fn(u64, u64) -> Option<u64> + Send + Sync>;
 
 /// Memory of copies, and that which is free for them.
-pub(super) struct Buffers {
+pub struct Buffers {
     free: Mutex<Free>,
     /// Memory was given back.
     changed: Condvar,
@@ -146,6 +146,16 @@ impl Free {
         Some(self.buffers.remove(found))
     }
 
+    /// An empty vector for this many elements: the buffer that was found, or a new one.
+    fn lend(&mut self, found: Option<Vec<f32>>, elements: usize) -> Vec<f32> {
+        let mut data = found.unwrap_or_default();
+        data.clear();
+        data.reserve_exact(elements);
+        self.out += data.capacity();
+        self.most = self.most.max(self.out + self.kept());
+        data
+    }
+
     /// What becomes of a unit of the newest state that has waited since then: nobody can train on from it if it has waited for long, or one before it
     /// has.
     fn alone(&mut self, since: Instant) -> Alone {
@@ -189,7 +199,8 @@ impl fmt::Debug for Buffers {
 
 impl Buffers {
     /// Copies take no more than there is room for.
-    pub(super) fn within(room: Room) -> Buffers {
+    #[must_use]
+    pub fn within(room: Room) -> Buffers {
         Buffers {
             free: Mutex::default(),
             changed: Condvar::new(),
@@ -236,12 +247,33 @@ impl Buffers {
         is_wanted: impl Fn() -> bool,
     ) -> Result<StateCopy, NotCopied> {
         let must_stop = || snapshot.must_stop() || !is_wanted();
-        let mut data = self.take(snapshot.elements(), must_stop)?;
+        let data = self.take(snapshot.elements(), must_stop)?;
+        Ok(self.filled(data, snapshot)?)
+    }
+
+    /// The same for a peer, without waiting: none if there is no room now. The `only` copy for peers is made in any case.
+    pub(crate) fn copy_at_once(
+        self: &Arc<Self>,
+        snapshot: &UnitSnapshot,
+        only: bool,
+    ) -> Result<Option<StateCopy>, ReadError> {
+        let elements = snapshot.elements();
+        let mut free = self.free.lock();
+        let found = free.fitting(elements);
+        if found.is_none() && !self.has_room(&mut free, elements) && !only {
+            return Ok(None);
+        }
+        let data = free.lend(found, elements);
+        drop(free);
+        self.filled(data, snapshot).map(Some)
+    }
+
+    fn filled(self: &Arc<Self>, mut data: Vec<f32>, snapshot: &UnitSnapshot) -> Result<StateCopy, ReadError> {
         match snapshot.append_to(&mut data) {
             Ok(()) => Ok(self.hold(snapshot.progress(), data)),
             Err(error) => {
                 self.give_back(data);
-                Err(error.into())
+                Err(error)
             }
         }
     }
@@ -286,12 +318,7 @@ impl Buffers {
             free = self.free.lock();
             self.changed.wait_for(&mut free, POLL_INTERVAL);
         };
-        let mut data = found.unwrap_or_default();
-        data.clear();
-        data.reserve_exact(elements);
-        free.out += data.capacity();
-        free.most = free.most.max(free.out + free.kept());
-        Ok(data)
+        Ok(free.lend(found, elements))
     }
 
     /// Whether there is room for this many more elements; kept buffers are freed for them if necessary.

@@ -58,7 +58,15 @@ fn without_threads(folder: &tempfile::TempDir, room: Room) -> Arc<Inner> {
     let store = Store::new(location, SMALL.layout(), facts);
     let unlimited = RateLimit::new(None);
     let tokenizer = DataTokenizer::of(data);
-    let inner = Inner::new(store, SMALL.into(), LossScaling::OFF, unlimited, tokenizer, room);
+    let buffers = Arc::new(Buffers::within(room));
+    let inner = Inner::new(
+        store,
+        SMALL.into(),
+        LossScaling::OFF,
+        unlimited,
+        tokenizer,
+        buffers,
+    );
     Arc::new(inner)
 }
 

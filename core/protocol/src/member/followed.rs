@@ -6,7 +6,7 @@ use varuna_plan::{Decision, StateId, Unit, WorkerId};
 
 /// Maximum number of gradients of one unit that may wait on their way to one follower or in its engine.
 const WAITING_MAX: u32 = WAITING_GRADIENTS_MAX;
-/// Maximum number of copies on their way to one follower, which bounds the host memory that a source uses for it.
+/// Maximum number of copies on their way to one follower. Its source makes fewer if they have no room in the host's memory.
 const COPIES_MAX: usize = 8;
 
 /// Whom this worker sends copies and gradients to.
@@ -100,6 +100,18 @@ impl Followers {
     pub(super) fn copy_sent(&mut self, to: WorkerId, unit: Unit) {
         if let Some(copies) = self.copies.get_mut(&to) {
             copies.on_the_way.remove(&unit);
+        }
+    }
+
+    /// There was no memory for a copy. The peer gets it after a later commit, and no gradients before it; fewer copies are made at a time.
+    pub(super) fn not_copied(&mut self, to: WorkerId, unit: Unit) {
+        let Some(copies) = self.copies.get_mut(&to) else {
+            return;
+        };
+        if copies.on_the_way.remove(&unit) {
+            (copies.most, copies.late) = ((copies.most / 2).max(1), true);
+            self.gradients.remove(&(to, unit));
+            self.asks.insert((to, unit));
         }
     }
 

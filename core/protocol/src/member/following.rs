@@ -184,6 +184,15 @@ impl Member {
         }
     }
 
+    /// There was no memory for the copy of a unit.
+    pub(super) fn not_copied(&mut self, generation: Generation, to: WorkerId, unit: Unit) {
+        if let Some(change) = self.change_to(generation) {
+            change.followers.not_copied(to, unit);
+        } else if let Some(current) = self.current_in(generation) {
+            current.keepers.not_copied(to, unit);
+        }
+    }
+
     /// Sends the gradients of the step that was just concluded to the followers. This precedes the optimizer, which scales them in place.
     pub(super) fn forward_gradients(&mut self, decision: Decision, effects: &mut Vec<MemberEffect>) {
         let Some(change) = &mut self.change else { return };

@@ -147,6 +147,8 @@ pub enum MemberInput {
         /// The unit.
         unit: Unit,
     },
+    /// The sender had no memory for a [`MemberEffect::Copy`] of the unit to this receiver: nothing was sent.
+    NotCopied(Generation, WorkerId, Unit),
     /// A gradient was sent completely (see [`MemberEffect::Forward`]).
     Forwarded {
         /// The generation.
@@ -266,7 +268,7 @@ pub enum MemberEffect {
         decision: Option<Decision>,
     },
     /// Copy the unit's present state while the next step runs, and send the copy: training waits neither for the network nor for the
-    /// reader. At most one at a time to each peer. Answer: Served, unless the connection closes.
+    /// reader. Answer: Served or NotCopied, unless the connection closes.
     Copy {
         /// The generation.
         generation: Generation,

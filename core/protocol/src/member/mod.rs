@@ -262,6 +262,7 @@ impl Member {
             | MemberInput::FetchProgress { .. }
             | MemberInput::FetchFailed { .. }
             | MemberInput::Served { .. }
+            | MemberInput::NotCopied(..)
             | MemberInput::Forwarded { .. }
             | MemberInput::Gradient { .. }
             | MemberInput::PreparedGradient { .. } => self.transfer(now, input, effects),

@@ -138,6 +138,30 @@ fn source_sends_one_copy_and_then_raw_gradients() {
 }
 
 #[test]
+fn copy_without_memory_is_made_after_a_later_commit() {
+    let mut rig = Rig::followed();
+    let (_, committed) = rig.step(0, 0);
+    assert_eq!(copies(&committed).len(), 1);
+    rig.put(MemberInput::NotCopied(NEXT, NEWCOMER, Unit(0)));
+    let (concluded, committed) = rig.step(1, 0);
+    assert_eq!(
+        forwarded(&concluded),
+        [0_u32; 0],
+        "without the copy a gradient is of no use"
+    );
+    assert_eq!(copies(&committed), [(0, rig.member.status().at)]);
+    // Both units are left: one at a time, since there was no memory for more.
+    rig.put(MemberInput::NotCopied(NEXT, NEWCOMER, Unit(0)));
+    assert_eq!(copies(&rig.step(2, 0).1).len(), 1);
+    rig.copy_sent(0);
+    // An answer that comes late is about no copy that is on its way.
+    rig.put(MemberInput::NotCopied(NEXT, NEWCOMER, Unit(0)));
+    let (concluded, committed) = rig.step(3, 0);
+    assert_eq!(forwarded(&concluded), [0]);
+    assert_eq!(copies(&committed), [(1, rig.member.status().at)]);
+}
+
+#[test]
 fn two_followers_have_separate_copies() {
     let mut rig = Rig::running();
     let base = Base::AtSwitch { from: Generation(1) };
