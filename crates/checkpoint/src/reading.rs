@@ -1,11 +1,13 @@
 //! Reads shards: from a bucket with several concurrent requests, from a local disk through one small buffer. Processor-intensive work does
 //! not run on the threads that serve the network.
 
+mod units;
+
 use crate::CheckpointError;
 use crate::location::Location;
 use crate::manifest::{Manifest, ShardEntry};
-use crate::name::{MANIFEST, unit_name};
-use crate::shard::{HEADER_GUESS, HEADERS, Keep, Shard, ShardReader, ShardTensor};
+use crate::name::MANIFEST;
+use crate::shard::{Keep, Shard, ShardReader};
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
@@ -17,7 +19,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::time::Duration;
 use tokio::time::Instant;
-use varuna_plan::{Layout, StateId, Unit};
+use varuna_plan::StateId;
 
 /// Size of a ranged request. A shard is read by several requests at a time, since a single request has only the speed of one connection.
 const REQUEST_BYTES: usize = 8 << 20;
@@ -40,101 +42,6 @@ impl Location {
         arrived: impl FnMut(),
     ) -> Result<Shard, CheckpointError> {
         self.read(manifest, unit, Keep::All, arrived).await
-    }
-
-    /// Reads a unit of a layout, whatever ranges the checkpoint's units are: ranges of the same layout are read directly, others are joined
-    /// and cut. `arrived` is called for each part that arrives.
-    ///
-    /// # Errors
-    /// The store fails, or a shard is missing or damaged.
-    pub async fn load_unit(
-        &self,
-        manifest: &Manifest,
-        unit: (Layout, Unit),
-        arrived: impl FnMut(),
-    ) -> Result<Shard, CheckpointError> {
-        self.load_unit_in_order(manifest, unit, None, arrived).await
-    }
-
-    /// The same, with all parameters of the unit's segment in an order that may differ from the checkpoint's, as for a model that was
-    /// exported again. The content of a range depends on it: if it differs, all ranges are joined, reordered and cut.
-    ///
-    /// # Errors
-    /// The same errors, and if the segment has other parameters than these.
-    pub async fn load_unit_in_order(
-        &self,
-        manifest: &Manifest,
-        (layout, unit): (Layout, Unit),
-        wanted: Option<&[ShardTensor]>,
-        mut arrived: impl FnMut(),
-    ) -> Result<Shard, CheckpointError> {
-        let own = manifest.layout;
-        let (id, whole) = (manifest.state, layout.whole_of(unit));
-        if own.ranges > 1 && own.ranges == layout.ranges && self.is_in_order(manifest, whole, wanted).await? {
-            return self.load(manifest, &unit_name(layout, unit), arrived).await;
-        }
-        let name = unit_name(own.undivided(), whole);
-        let mut shard = if own.ranges == 1 {
-            self.load(manifest, &name, arrived).await?
-        } else {
-            let mut ranges = Vec::new();
-            for range in own.ranges_of(whole) {
-                ranges.push(self.load(manifest, &unit_name(own, range), &mut arrived).await?);
-            }
-            Shard::joined(name.clone(), ranges).map_err(|why| damaged(id, &name, why))?
-        };
-        if let Some(wanted) = wanted {
-            let ordered = shard.in_order(wanted);
-            // The checkpoint is sound.
-            shard = ordered.map_err(|why| CheckpointError::Unsuitable { id, why })?;
-        }
-        if layout.ranges > 1 {
-            let elements = layout.elements_of(unit, shard.parameters());
-            let cut = shard.range(unit_name(layout, unit), elements);
-            shard = cut.map_err(|why| damaged(id, &name, why))?;
-        }
-        Ok(shard)
-    }
-
-    /// Whether a checkpoint's ranges of a unit match its parameters in this order, if one is given. This needs all headers: one alone does
-    /// not tell which part it has of a parameter that begins before it and ends after it.
-    async fn is_in_order(
-        &self,
-        manifest: &Manifest,
-        whole: Unit,
-        wanted: Option<&[ShardTensor]>,
-    ) -> Result<bool, CheckpointError> {
-        let Some(wanted) = wanted else {
-            return Ok(true);
-        };
-        let own = manifest.layout;
-        let names: Vec<String> = own.ranges_of(whole).map(|range| unit_name(own, range)).collect();
-        let headers = names.into_iter().map(|name| self.described(manifest, name));
-        let headers = futures::stream::iter(headers).buffered(HEADERS);
-        let ranges: Vec<Shard> = headers.try_collect().await?;
-        let name = unit_name(own.undivided(), whole);
-        let joined = Shard::joined(name.clone(), ranges);
-        let joined = joined.map_err(|why| damaged(manifest.state, &name, why))?;
-        Ok(joined.tensors == wanted)
-    }
-
-    /// A unit's shard as its header describes it, without its data.
-    async fn described(&self, manifest: &Manifest, unit: String) -> Result<Shard, CheckpointError> {
-        let id = manifest.state;
-        let entry = entry_of(manifest, &unit)?;
-        let path = self.path(id, &entry.file);
-        let length = of_length(id, entry, self.inner.head(&path).await, |meta| meta.size)?.size;
-        let mut reader = ShardReader::new(id, &unit, length, Keep::Nothing);
-        let mut at = 0;
-        while at < length {
-            let end = length.min(at + HEADER_GUESS);
-            reader.push(&self.inner.get_range(&path, at..end).await?)?;
-            if let Some(shard) = reader.described() {
-                return Ok(shard);
-            }
-            at = end;
-        }
-        Err(damaged(id, &entry.file, "it is cut short".into()))
     }
 
     /// Like [`Location::load`], but only checks that the shard is valid and keeps nothing of it.

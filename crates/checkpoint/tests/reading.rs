@@ -212,6 +212,44 @@ async fn reordered_ranges_have_the_right_parameters() {
     }
 }
 
+/// So no worker needs memory for a whole segment, nor reads what it does not need.
+#[tokio::test]
+async fn a_unit_is_read_from_the_ranges_that_have_a_part_of_it() {
+    let undivided = Layout::new(1, false);
+    for ranges in [1, 2, 5, 7] {
+        let own = undivided.in_ranges(ranges);
+        let saved = |unit: Unit| match ranges {
+            1 => segment(),
+            _ => segment()
+                .range(unit_name(own, unit), own.elements_of(unit, SEGMENT))
+                .unwrap(),
+        };
+        let memory = Location::over(Arc::new(InMemory::new()));
+        let (store, manifest) = save_as(memory, own, saved).await;
+        for layout in [1, 2, 3, 5, 8].map(|ranges| undivided.in_ranges(ranges)) {
+            for unit in layout.all_units() {
+                let elements = layout.elements_of(unit, SEGMENT);
+                let expected = match layout.ranges {
+                    1 => segment(),
+                    _ => segment()
+                        .range(unit_name(layout, unit), elements.clone())
+                        .unwrap(),
+                };
+                let needed = own.all_units().filter(|range| {
+                    let of_range = own.elements_of(*range, SEGMENT);
+                    of_range.start < elements.end && elements.start < of_range.end
+                });
+                let mut parts = 0;
+                let read = store
+                    .location()
+                    .load_unit(&manifest, (layout, unit), || parts += 1);
+                assert_eq!(read.await.unwrap(), expected, "{ranges} {}", layout.ranges);
+                assert_eq!(parts, needed.count(), "{ranges} {}", layout.ranges);
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn late_listing_does_not_make_a_checkpoint_damaged() {
     let inner = Arc::new(InMemory::new());

@@ -90,7 +90,35 @@ impl Shard {
     /// # Errors
     /// The unit has fewer elements: as a sentence.
     pub fn range(&self, unit: String, elements: Range<usize>) -> Result<Shard, String> {
-        let all = self.parameters();
+        let mut range = self.part(unit, &elements)?;
+        let (all, kinds) = (self.parameters(), kinds(self.moments).len());
+        if all != self.elements() {
+            return Err(format!(
+                "it has {all} elements, its shapes say {}",
+                self.elements()
+            ));
+        }
+        range.data.reserve_exact(kinds * elements.len());
+        for kind in 0..kinds {
+            range
+                .data
+                .extend_from_slice(&self.data[kind * all..][elements.clone()]);
+        }
+        Ok(range)
+    }
+
+    /// Number of elements of all parameters, by their shapes.
+    pub(crate) fn elements(&self) -> usize {
+        let tensors = self.tensors.iter().map(|tensor| tensor.elements().unwrap_or(0));
+        tensors.fold(0, usize::saturating_add)
+    }
+
+    /// The range with these elements of the parameters, without its data. The unit may be a range itself.
+    ///
+    /// # Errors
+    /// The unit has fewer elements: as a sentence.
+    pub(crate) fn part(&self, unit: String, elements: &Range<usize>) -> Result<Shard, String> {
+        let all = self.elements();
         if elements.start > elements.end || elements.end > all {
             return Err(format!("it has {all} elements, not {elements:?}"));
         }
@@ -98,22 +126,45 @@ impl Shard {
         let parts = self.tensors.iter().filter_map(|tensor| {
             let own = start..start + tensor.elements().unwrap_or(0);
             start = own.end;
-            let part = part_in_range(&own, &elements, all)?;
+            let part = part_in_range(&own, elements, all)?;
             Some(ShardTensor {
                 name: tensor.name.clone(),
                 shape: vec![part.len()],
-                whole: Some(tensor.shape.clone()),
+                whole: tensor.whole.clone().or_else(|| Some(tensor.shape.clone())),
             })
         });
         let tensors = parts.collect();
-        let kinds = 0..kinds(self.moments).len();
-        let of = |kind: usize| &self.data[kind * all..][elements.clone()];
         Ok(Shard {
             unit,
             tensors,
-            data: kinds.flat_map(of).copied().collect(),
+            data: Vec::new(),
             ..*self
         })
+    }
+
+    /// Puts in the data of some of its elements, from the one at this place on.
+    ///
+    /// # Errors
+    /// They belong to another state: as a sentence.
+    pub(crate) fn fill(&mut self, at: usize, part: Shard) -> Result<(), String> {
+        if (part.id, part.adam_steps, part.moments) != (self.id, self.adam_steps, self.moments) {
+            return Err(format!("{} is of another state", part.unit));
+        }
+        let (all, elements) = (self.elements(), part.parameters());
+        let kinds = kinds(self.moments).len();
+        if elements == all {
+            self.data = part.data;
+            return Ok(());
+        }
+        if self.data.is_empty() {
+            self.data = vec![0.0; kinds * all];
+        }
+        for kind in 0..kinds {
+            let to = kind * all + at;
+            let from = &part.data[kind * elements..(kind + 1) * elements];
+            self.data[to..to + elements].copy_from_slice(from);
+        }
+        Ok(())
     }
 }
 

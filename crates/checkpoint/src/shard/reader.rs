@@ -6,6 +6,7 @@ use crate::digest::DataHasher;
 use crate::{CheckpointError, DataDigest};
 use safetensors::tensor::Dtype;
 use std::collections::BTreeSet;
+use std::ops::Range;
 use varuna_plan::StateId;
 
 /// Number of bytes that are digested and then copied: they are still in the processor's cache, and enough for its widest instructions.
@@ -16,6 +17,13 @@ const DIGESTED_AT_ONCE: usize = 64 << 10;
 pub(crate) enum Keep {
     /// The whole state.
     All,
+    /// The state of these elements of the parameters, in their order; of the rest only the digest is taken.
+    Elements {
+        /// The first of them.
+        start: usize,
+        /// The end, which is not one of them.
+        end: usize,
+    },
     /// Only check that the file is valid: the state that is read has no data.
     Nothing,
 }
@@ -42,13 +50,14 @@ struct Data {
     /// Number of data bytes read so far.
     at: usize,
     shard: Shard,
-    /// Tensors that are not complete, the next one last; empty if nothing is kept.
+    /// What is kept of tensors that are not complete, the next one last; empty if nothing is kept.
     to_come: Vec<Destination>,
 }
 
-/// Where a tensor's bytes go.
+/// Where bytes of a tensor go.
 struct Destination {
-    /// The end of the tensor in the file's data.
+    /// The first of them in the file's data, and their end.
+    start: usize,
     end: usize,
     /// End of the part in the shard's data, in bytes.
     end_in_shard: usize,
@@ -154,11 +163,18 @@ impl Data {
             tensors,
             data: Vec::new(),
         };
-        let mut to_come = Vec::new();
-        if keep == Keep::All {
+        let to_come = match keep {
+            Keep::All => destinations(&facts, &shard, &(0..shard.elements())),
+            Keep::Elements { start, end } => {
+                let to_come = destinations(&facts, &shard, &(start..end));
+                shard = shard.part(shard.unit.clone(), &(start..end))?;
+                to_come
+            }
+            Keep::Nothing => Vec::new(),
+        };
+        if keep != Keep::Nothing {
             // Already checked against the length of the file.
-            shard.data = vec![0.0; facts.metadata.data_len() / size_of::<f32>()];
-            to_come = destinations(&facts, &shard);
+            shard.data = vec![0.0; kinds(shard.moments).len() * shard.elements()];
         }
         Ok(Data {
             hasher: DataHasher::like(facts.digest()),
@@ -181,7 +197,12 @@ impl Data {
     fn copy(&mut self, mut piece: &[u8]) {
         let mut at = self.at;
         let data: &mut [u8] = bytemuck::cast_slice_mut(&mut self.shard.data);
-        while let Some(next) = self.to_come.last().filter(|_| !piece.is_empty()) {
+        while let Some(next) = self.to_come.last() {
+            let skipped = next.start.saturating_sub(at).min(piece.len());
+            (at, piece) = (at + skipped, &piece[skipped..]);
+            if piece.is_empty() {
+                return;
+            }
             let (now, later) = piece.split_at(piece.len().min(next.end - at));
             let to = next.end_in_shard - (next.end - at);
             data[to..to + now.len()].copy_from_slice(now);
@@ -232,20 +253,29 @@ fn tensors(facts: &ShardFacts) -> Result<Vec<ShardTensor>, String> {
     order.iter().map(tensor).collect()
 }
 
-/// The destinations of the file's tensors, the last one first.
-fn destinations(facts: &ShardFacts, shard: &Shard) -> Vec<Destination> {
+/// The destinations of these elements of the file's tensors, the last one first.
+fn destinations(facts: &ShardFacts, shard: &Shard, elements: &Range<usize>) -> Vec<Destination> {
     let mut end_in_shard = 0;
     let mut all = Vec::new();
     for kind in kinds(shard.moments) {
+        let mut next = 0;
         for tensor in &shard.tensors {
+            let own = next..next + tensor.elements().unwrap_or(0);
+            next = own.end;
             let Some(info) = facts.metadata.info(&format!("{kind}/{}", tensor.name)) else {
                 continue;
             };
-            let (start, end) = info.data_offsets;
-            end_in_shard += end - start;
+            let (first, last) = (own.start.max(elements.start), own.end.min(elements.end));
             // A tensor without elements has no data.
-            if end > start {
-                all.push(Destination { end, end_in_shard });
+            if first < last {
+                let start = info.data_offsets.0 + (first - own.start) * size_of::<f32>();
+                let end = start + (last - first) * size_of::<f32>();
+                end_in_shard += end - start;
+                all.push(Destination {
+                    start,
+                    end,
+                    end_in_shard,
+                });
             }
         }
     }

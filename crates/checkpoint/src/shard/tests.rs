@@ -128,6 +128,18 @@ proptest! {
         prop_assert_eq!(read(&file, &lengths, Keep::All).unwrap(), shard());
         let nothing = Shard { data: Vec::new(), ..shard() };
         prop_assert_eq!(read(&file, &lengths, Keep::Nothing).unwrap(), nothing);
+        for (start, end) in [(0, 9), (0, 4), (2, 7), (5, 6), (6, 9)] {
+            let range = shard().range(UNIT.into(), start..end).unwrap();
+            prop_assert_eq!(range.data.len(), 3 * (end - start));
+            prop_assert_eq!(read(&file, &lengths, Keep::Elements { start, end }).unwrap(), range);
+        }
+    }
+
+    #[test]
+    fn elements_beyond_a_file_are_refused(end in 10usize..) {
+        let file = shard().encode().unwrap();
+        let error = read(&file, &[7], Keep::Elements { start: 8, end }).unwrap_err().to_string();
+        prop_assert!(error.contains("it has 9 elements, not 8.."), "{}", error);
     }
 
     #[test]
@@ -136,7 +148,7 @@ proptest! {
         let start = usize::try_from(ShardFacts::header_end(&file).unwrap()).unwrap();
         let mut bad = file.to_vec();
         bad[start + at.index(file.len() - start)] ^= 1u8 << bit;
-        for keep in [Keep::All, Keep::Nothing] {
+        for keep in [Keep::All, Keep::Nothing, Keep::Elements { start: 1, end: 2 }] {
             let error = read(&bad, &[7], keep).unwrap_err().to_string();
             prop_assert!(error.contains("do not match its digest"), "{}", error);
         }
