@@ -98,6 +98,7 @@ fn run_again(history: &History) -> Duration {
 fn stopped(history: &History) -> Duration {
     let (mut last_commit, mut waits_since, mut all) = (None, None, Duration::ZERO);
     for (time_ms, event) in history.by_time() {
+        let time_ms = *time_ms;
         match event {
             Event::TookOver { .. } => waits_since = waits_since.or(last_commit),
             Event::Committed { .. } => {
@@ -120,15 +121,16 @@ fn recoveries(history: &History) -> Vec<Recovery> {
     let (mut phases, mut plan, mut steps_lost) = (Vec::new(), String::new(), 0);
     let mut reached = 0;
     for (time_ms, event) in history.by_time() {
-        match &event {
+        let time_ms = *time_ms;
+        match event {
             Event::Planned { plan: name, .. } => plan.clone_from(name),
             Event::Resumed { base, .. } => steps_lost = u64::saturating_sub(reached, base.step.0),
             Event::Committed { step, .. } => reached = step.0,
             _ => {}
         }
         let at = Duration::from_millis(time_ms);
-        for measured in observed.observe(at, &event) {
-            match (measured.phase, &event) {
+        for measured in observed.observe(at, event) {
+            match (measured.phase, event) {
                 // Before the first published step: the start of the run.
                 _ if time_ms <= first => phases.clear(),
                 (Phase::Total, Event::Committed { .. }) => found.push(Recovery {
@@ -153,6 +155,7 @@ mod tests {
     use super::super::history::tests::{event, step};
     use super::*;
     use varuna_plan::{Generation, StateId, Step, WorkerId};
+    use varuna_run_folder::EventEntry;
 
     fn fenced(generation: u64) -> Event {
         Event::Fenced {
@@ -234,6 +237,71 @@ mod tests {
         ];
         assert_eq!(account.spent, expected);
         assert!((account.goodput() - 1.4 / 2.2).abs() < 1e-9);
+    }
+
+    /// A worker is lost, and two steps are run again: the fence comes at this time.
+    fn lost_at(fence: u64, planned: u64) -> Vec<EventEntry> {
+        let lost = Event::WorkerLost {
+            worker: WorkerId(2),
+            name: "w2".into(),
+        };
+        let plan = Event::Planned {
+            generation: Generation(2),
+            plan: "P1xD1".into(),
+            workers: 1,
+            predicted_ms: 1.0,
+            change: false,
+            reason: "lost w2".into(),
+        };
+        let events = [
+            (fence - 500, lost),
+            (fence, fenced(1)),
+            (planned, plan),
+            (planned, resumed(2, 12)),
+        ];
+        events.map(|(time, e)| event(time, e)).into()
+    }
+
+    /// When the recoveries were over, what they took and how many steps they cost.
+    fn told(history: &History) -> Vec<(u64, u64, u64, Cause)> {
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap();
+        let recoveries = Account::of(history).recoveries;
+        let told = recoveries.iter();
+        told.map(|r| (ms(r.at), ms(r.took), r.steps_lost, r.cause))
+            .collect()
+    }
+
+    /// By times alone, the worker was lost before step 10.
+    #[test]
+    fn a_recovery_after_the_clock_was_set_back_is_told_at_its_step() {
+        let mut steps: Vec<_> = (1..=10).map(|n| step(1, n, 10_000 * n)).collect();
+        steps.extend((11..=14).map(|n| step(1, n, 10_000 * n - 50_000)));
+        steps.extend((13..=16).map(|n| step(2, n, 10_000 * n - 30_000)));
+        let history = History::new(steps, lost_at(92_500, 94_000));
+        // Nobody knows when step 11 was: 100 s, by the clock of the first ones. Step 14 was at 130 s, and step 13 of the next generation at 140 s.
+        assert_eq!(told(&history), [(130_000, 7_500, 2, Cause::Lost)]);
+        assert_eq!(history.span_ms(), (10_000, 170_000));
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_in_a_recovery_makes_it_no_longer() {
+        let mut steps: Vec<_> = (1..=14).map(|n| step(1, n, 10_000 * n)).collect();
+        steps.extend((13..=16).map(|n| step(2, n, 10_000 * n - 30_000)));
+        // The fence was at 142.5 s, and the plan was made by the clock that was set back.
+        let history = History::new(steps, lost_at(142_500, 94_000));
+        assert_eq!(told(&history), [(138_500, 6_000, 2, Cause::Lost)]);
+    }
+
+    /// The second one has the generations of the first again.
+    #[test]
+    fn two_runs_in_a_folder_are_told_by_their_times() {
+        let mut steps: Vec<_> = (1..=14).map(|n| step(1, n, 10_000 * n)).collect();
+        steps.extend((13..=16).map(|n| step(2, n, 10_000 * n + 20_000)));
+        steps.extend((1..=4).map(|n| step(1, n, 1_000_000 + 10_000 * n)));
+        let mut events = lost_at(142_500, 144_000);
+        events.push(event(1_000_000, fenced(0)));
+        let history = History::new(steps, events);
+        assert_eq!(told(&history).first(), Some(&(140_000, 7_500, 2, Cause::Lost)));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The history of a run from its run folder, in the order in which it happened. Pure.
 
+use super::order::in_order;
 use varuna_coordinator::Event;
 use varuna_plan::OptimizerProgress;
 use varuna_run_folder::{EventEntry, LoggedEvent, Metric};
@@ -10,11 +11,17 @@ pub(super) struct History {
     published: Vec<Metric>,
     /// Whether the step of the same index stayed.
     stayed: Vec<bool>,
-    events: Vec<EventEntry>,
+    /// Events and commits, in the order in which they happened.
+    in_order: Vec<(u64, Event)>,
 }
 
 impl History {
-    pub(super) fn new(published: Vec<Metric>, events: Vec<EventEntry>) -> History {
+    pub(super) fn new(mut published: Vec<Metric>, events: Vec<EventEntry>) -> History {
+        let protocol = events.into_iter().filter_map(|entry| match entry.event {
+            LoggedEvent::Protocol(event) => Some((entry.time_ms, event)),
+            LoggedEvent::Checkpoint(_) => None,
+        });
+        let in_order = in_order(&mut published, protocol.collect(), committed);
         let mut stayed = vec![true; published.len()];
         // From the end: of each step the last line counts, and no later step of an earlier line.
         let mut first = u64::MAX;
@@ -25,7 +32,7 @@ impl History {
         History {
             published,
             stayed,
-            events,
+            in_order,
         }
     }
 
@@ -41,22 +48,15 @@ impl History {
         self.published.iter().zip(self.stayed.iter().copied())
     }
 
-    /// When the first step was published, and the last: milliseconds since 1970.
+    /// When the first step was published, and the last: milliseconds since 1970, later by what the clock was set back meanwhile.
     pub(super) fn span_ms(&self) -> (u64, u64) {
         let time = |metric: Option<&Metric>| metric.map_or(0, |m| m.time_ms);
         (time(self.published.first()), time(self.published.last()))
     }
 
-    /// Events of the protocol and commits by their times, milliseconds since 1970; of the same time events first.
-    pub(super) fn by_time(&self) -> Vec<(u64, Event)> {
-        let logged = self.events.iter().filter_map(|entry| match &entry.event {
-            LoggedEvent::Protocol(event) => Some((entry.time_ms, event.clone())),
-            LoggedEvent::Checkpoint(_) => None,
-        });
-        let commits = self.published.iter().map(|m| (m.time_ms, committed(m)));
-        let mut all: Vec<(u64, Event)> = logged.chain(commits).collect();
-        all.sort_by_key(|(time, _)| *time);
-        all
+    /// Events of the protocol and commits in the order in which they happened, with their times as those of steps; of the same time events first.
+    pub(super) fn by_time(&self) -> &[(u64, Event)] {
+        &self.in_order
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod account;
 mod history;
+mod order;
 mod page;
 mod pictures;
 
