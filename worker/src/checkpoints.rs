@@ -52,6 +52,8 @@ struct Inner {
     rate_limit: RateLimit,
     tokenizer: DataTokenizer,
     buffers: Arc<Buffers>,
+    /// This worker and its machine, for marks of damage: the fault may be theirs.
+    reader: String,
     /// States that were not saved because a unit could not be copied.
     given_up: AtomicU64,
     backlog: Mutex<Backlog<StateCopy>>,
@@ -69,7 +71,7 @@ pub struct Checkpoints {
 
 impl Checkpoints {
     /// Starts the threads. Threads for uploads have a low priority, and keep to the job's rate limit for a worker. Copies lie in
-    /// these buffers.
+    /// these buffers. Marks of damage name the `reader`.
     ///
     /// # Errors
     /// No threads can be started.
@@ -80,8 +82,9 @@ impl Checkpoints {
         rate_limit: RateLimit,
         tokenizer: DataTokenizer,
         buffers: Arc<Buffers>,
+        reader: String,
     ) -> std::io::Result<Checkpoints> {
-        let inner = Inner::new(store, model, scaling, rate_limit, tokenizer, buffers);
+        let inner = Inner::new(store, model, scaling, rate_limit, tokenizer, buffers, reader);
         Checkpoints::over(Arc::new(inner))
     }
 
@@ -147,7 +150,6 @@ impl Checkpoints {
     ) -> Result<UnitState, CheckpointError> {
         // An error would mean that the semaphore was closed, which nobody does.
         let _turn = self.inner.loads.acquire().await;
-        let store = &self.inner.store;
         let mut reads = 0;
         loop {
             reads += 1;
@@ -156,7 +158,7 @@ impl Checkpoints {
                 Err(error) if error.is_final() && reads >= READS => {
                     // A checkpoint of a newer format is sound for newer workers.
                     if matches!(error, CheckpointError::Damaged { .. }) {
-                        store.location().mark_damaged(id, &error.to_string()).await?;
+                        self.inner.mark_damaged(id, &error).await?;
                     }
                     return Err(error);
                 }
@@ -199,6 +201,7 @@ impl Inner {
         rate_limit: RateLimit,
         tokenizer: DataTokenizer,
         buffers: Arc<Buffers>,
+        reader: String,
     ) -> Inner {
         Inner {
             store,
@@ -207,6 +210,7 @@ impl Inner {
             rate_limit,
             tokenizer,
             buffers,
+            reader,
             given_up: AtomicU64::new(0),
             backlog: Mutex::default(),
             added: Notify::new(),
@@ -369,11 +373,16 @@ impl Inner {
                 // A shard in the store does not contain what its name says. If it is marked, nobody waits in vain for the checkpoint of the
                 // last step.
                 if matches!(error, CheckpointError::Damaged { .. }) {
-                    self.store.location().mark_damaged(id, &error.to_string()).await?;
+                    self.mark_damaged(id, &error).await?;
                 }
                 Err(error)
             }
         }
+    }
+
+    async fn mark_damaged(&self, id: StateId, error: &CheckpointError) -> Result<(), CheckpointError> {
+        let why = format!("{error} (found by {})", self.reader);
+        self.store.location().mark_damaged(id, &why).await
     }
 }
 

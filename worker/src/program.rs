@@ -106,6 +106,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let (backend, scores) = backend(arguments, ((device, workers_on_gpu), platform), &job)?;
     let hello = settled(hello, backend, job.training.optimizer.rule, scores);
     introduction.change(&hello);
+    let reader = format!("{} on {}", hello.name, hello.node);
     if reports.send(Upward::Hello(hello)).await.is_err() {
         bail!("the stream to {coordinator} ended");
     }
@@ -116,7 +117,7 @@ async fn work(arguments: &Arguments, coordinator: &str, platform: Platform) -> R
     let model = Module::open(&job.model, device)?;
     let copies = memory_of_copies(host);
     let checkpoints = store
-        .map(|store| checkpoints(store, &model, &job, Arc::clone(&copies)))
+        .map(|store| checkpoints(store, &model, &job, (Arc::clone(&copies), reader)))
         .transpose()
         .context("cannot start uploads of checkpoints")?;
     configure_connections(&mesh, &job, backend)?;
@@ -157,12 +158,12 @@ fn memory_of_copies(host: Option<u64>) -> Arc<Buffers> {
     Arc::new(Buffers::within(Box::new(room)))
 }
 
-/// Checkpoints within the job's rate, whose copies lie in these buffers.
+/// Checkpoints within the job's rate, whose copies lie in these buffers; `reader` is this worker, for people.
 fn checkpoints(
     store: Store,
     model: &Module,
     job: &Job,
-    buffers: Arc<Buffers>,
+    (buffers, reader): (Arc<Buffers>, String),
 ) -> std::io::Result<Checkpoints> {
     let rate = job.checkpoint.as_ref().and_then(|c| c.upload_bytes_per_second);
     let scaling = job.training.loss_scaling;
@@ -173,6 +174,7 @@ fn checkpoints(
         RateLimit::new(rate),
         DataTokenizer::of(job.data.clone()),
         buffers,
+        reader,
     )
 }
 

@@ -66,6 +66,7 @@ fn without_threads(folder: &tempfile::TempDir, room: Room) -> Arc<Inner> {
         unlimited,
         tokenizer,
         buffers,
+        "w7 on node-3".into(),
     );
     Arc::new(inner)
 }
@@ -169,6 +170,9 @@ async fn only_damaged_checkpoints_are_marked() {
         "{damaged:?}"
     );
     assert!(listed(&inner).await.marked_damaged);
+    // If all marks name one machine, that may be at fault.
+    let refusal = inner.store.location().refusal(id(5)).await.unwrap();
+    assert!(refusal.is_some_and(|mark| mark.why.ends_with("(found by w7 on node-3)")));
 }
 
 #[tokio::test]
