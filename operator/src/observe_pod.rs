@@ -62,16 +62,18 @@ fn numbered(pod: &Pod, label: &str, container: &str) -> Option<ObservedPod> {
     let is_rejected = never_ran && init_failed.is_none() && disrupted.is_none();
     let rejected = is_rejected.then(|| rejection(pod, status));
     let annotation = |name: &str| pod.metadata.annotations.as_ref()?.get(name);
+    let phase = match status.phase.as_deref() {
+        Some("Running") => PodPhase::Running,
+        Some("Succeeded") => PodPhase::Succeeded,
+        Some("Failed") => PodPhase::Failed,
+        _ => PodPhase::Pending,
+    };
     Some(ObservedPod {
         name: pod.name_any(),
         number,
         group: pod.metadata.labels.as_ref()?.get(GROUP_LABEL).cloned(),
-        phase: match status.phase.as_deref() {
-            Some("Running") => PodPhase::Running,
-            Some("Succeeded") => PodPhase::Succeeded,
-            Some("Failed") => PodPhase::Failed,
-            _ => PodPhase::Pending,
-        },
+        phase,
+        unready: phase == PodPhase::Running && condition("Ready", "False").is_some(),
         node: pod.spec.as_ref().and_then(|s| s.node_name.clone()),
         deleting: pod.metadata.deletion_timestamp.is_some(),
         deleted_at: deleted_at(pod),
@@ -214,6 +216,21 @@ mod tests {
         let statuses = json!([container("proxy", &terminated(1)), container("worker", &running)]);
         let alive = observed(json!({ "phase": "Running", "containerStatuses": statuses }));
         assert_eq!(alive.ended, None);
+    }
+
+    #[test]
+    fn a_pod_that_runs_may_be_unready() {
+        let is_unready = |phase: &str, ready: &str| {
+            let conditions = json!([{ "type": "Ready", "status": ready }]);
+            observed(json!({ "phase": phase, "conditions": conditions })).unready
+        };
+        assert!(is_unready("Running", "False"), "a sidecar of it does not run");
+        assert!(!is_unready("Running", "True"));
+        assert!(!is_unready("Pending", "False"), "no pod that starts is ready");
+        assert!(
+            !observed(json!({ "phase": "Running" })).unready,
+            "it does not say so"
+        );
     }
 
     #[test]

@@ -27,8 +27,9 @@ pub(super) fn disruption_budget(observed: &Observed, pods: &[JudgedPod<'_>]) -> 
     })
 }
 
-/// How many of the running pods must not be evicted. The API server counts all running pods, also those without a place in the plan.
-/// Otherwise a running replacement would allow another eviction before there is a plan with it.
+/// How many of the running pods must not be evicted. The API server counts all pods that are ready, also those without a place in the plan.
+/// Otherwise a running replacement would allow another eviction before there is a plan with it. A pod that runs and is not ready, as with a
+/// sidecar that is started again and again, is not counted, and may always be evicted: a number that counted it would block every drain.
 fn pods_that_stay(observed: &Observed, pods: &[JudgedPod<'_>]) -> i64 {
     let Some(run) = observed.run.as_ref().filter(|r| r.ended.is_none()) else {
         return 0;
@@ -39,7 +40,8 @@ fn pods_that_stay(observed: &Observed, pods: &[JudgedPod<'_>]) -> i64 {
         .map(|p| p.pod.name.as_str())
         .collect();
     let placed = run.placed();
-    let all = whole(running.len());
+    let is_counted = |p: &&JudgedPod<'_>| p.verdict == PodVerdict::Running && !p.pod.unready;
+    let all = whole(pods.iter().filter(is_counted).count());
     let has_checkpoints = observed.job.spec.as_ref().is_ok_and(|j| j.checkpoint.is_some());
     if run.is_settling() && observed.job.status.plan.is_some() {
         // The workers hold the state. No plan without a leaving worker can be made before the next coordinator has reports from all of

@@ -113,6 +113,8 @@ pub struct ObservedPod {
     pub group: Option<String>,
     /// Phase of the pod.
     pub phase: PodPhase,
+    /// Whether it runs and says that it is not ready, because a container of it is not: perhaps a sidecar.
+    pub unready: bool,
     /// The node it is bound to.
     pub node: Option<String>,
     /// Whether the pod has a deletion timestamp.

@@ -40,6 +40,7 @@ struct CommonFields {
 /// What few pods have at a time; the fields are those of [`ObservedPod`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct RareFields {
+    unready: bool,
     deleted_at: Option<i64>,
     deletion_deadline: Option<i64>,
     disrupted: Option<String>,
@@ -69,6 +70,7 @@ impl IndexedPod {
 
     fn new(uid: String, owner: Option<String>, is_coordinator: bool, pod: ObservedPod) -> IndexedPod {
         let rare = RareFields {
+            unready: pod.unready,
             deleted_at: pod.deleted_at,
             deletion_deadline: pod.deletion_deadline,
             disrupted: pod.disrupted,
@@ -109,6 +111,7 @@ impl IndexedPod {
             number: self.number,
             group: owned(self.common.group.as_deref()),
             phase: self.phase,
+            unready: rare.unready,
             node: owned(self.node.as_deref()),
             deleting: self.deleting,
             deleted_at: rare.deleted_at,
@@ -194,6 +197,7 @@ mod tests {
             number: 7,
             group: Some("spot".into()),
             phase: PodPhase::Failed,
+            unready: true,
             node: Some("a".into()),
             deleting: true,
             deleted_at: Some(3),

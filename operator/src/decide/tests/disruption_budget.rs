@@ -137,13 +137,25 @@ fn two_nodes(mode: RunMode, in_plan: &[i64]) -> Observed {
     observed
 }
 
-/// Number of pods that the API server still allows to evict. It counts running pods that are not being deleted.
+/// Number of ready pods that the API server still allows to evict. It counts those that are not being deleted.
 fn evictions_allowed(observed: &Observed) -> i64 {
     let counted = observed
         .pods
         .iter()
-        .filter(|p| p.phase == PodPhase::Running && !p.deleting);
+        .filter(|p| p.phase == PodPhase::Running && !p.unready && !p.deleting);
     i64::try_from(counted.count()).unwrap() - budget(observed)["spec"]["minAvailable"].as_i64().unwrap()
+}
+
+#[test]
+fn pods_whose_sidecars_fail_block_no_drain() {
+    let all: Vec<i64> = (1..=8).collect();
+    let mut job = two_nodes(RunMode::Training, &all);
+    for number in [2, 5] {
+        job.pods[number].unready = true;
+    }
+    assert_eq!(evictions_allowed(&job), 1, "the workers of both train");
+    job.pods[0].deleting = true;
+    assert_eq!(evictions_allowed(&job), 0, "there is no plan without it yet");
 }
 
 #[test]
