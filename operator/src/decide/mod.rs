@@ -65,6 +65,7 @@ use failed_parts::postponed;
 use job_outcome::{job_outcome, progress};
 use pods::{plan_pods, stop_pods};
 use queue::AdmissionState;
+use serde_json::Value;
 use varuna_api::{Job, Reason};
 use workers::Workers;
 
@@ -107,17 +108,11 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         decision.coordinator = CoordinatorGoal::Absent;
         return decision;
     }
+    decision.objects = wanted_objects(observed, &decision.pods);
     let Ok(job) = &observed.job.spec else {
         place_coordinator(observed, &mut decision);
         return decision;
     };
-    if !postponed(&observed.failures, &[JobPart::Objects, JobPart::Names]) {
-        decision.objects = objects::job_objects(&observed.job, job, observed.run.as_ref());
-        let budget = disruption_budget::disruption_budget(observed, &decision.pods);
-        decision.objects.push(budget);
-        let policies = network_policies::network_policies(&observed.job, job);
-        decision.objects.extend(policies);
-    }
     match decision.outcome {
         JobOutcome::Run | JobOutcome::SaveThenSuspend => plan_admitted_pods(observed, job, &mut decision),
         // The coordinator releases the workers; the pods that are left when it has ended are deleted then.
@@ -136,6 +131,22 @@ pub fn decide(observed: &Observed) -> Decision<'_> {
         decision.workload = changes_of_workloads(observed, job, &decision);
     }
     decision
+}
+
+/// The job's objects, except its pods. If its spec cannot be read but it runs, its workers go on, and how many of them may be evicted follows
+/// from what is observed: a number that stayed as it was would allow no eviction any more once a pod is gone.
+fn wanted_objects(observed: &Observed, pods: &[JudgedPod<'_>]) -> Vec<Value> {
+    if postponed(&observed.failures, &[JobPart::Objects, JobPart::Names]) {
+        return vec![];
+    }
+    let budget = disruption_budget::disruption_budget(observed, pods);
+    let Ok(job) = &observed.job.spec else {
+        return observed.run.is_some().then_some(budget).into_iter().collect();
+    };
+    let mut all = objects::job_objects(&observed.job, job, observed.run.as_ref());
+    all.push(budget);
+    all.extend(network_policies::network_policies(&observed.job, job));
+    all
 }
 
 /// Whether the job itself is deleted now, because its time is over.

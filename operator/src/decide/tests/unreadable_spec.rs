@@ -87,3 +87,28 @@ fn failed_job_is_retried_under_another_readable_spec() {
     assert_eq!(names(&again), ["j-w7-u"]);
     assert_eq!(condition(&again, ConditionType::Failed).status, "False");
 }
+
+#[test]
+fn evictions_are_allowed_one_by_one_under_an_unreadable_spec() {
+    let mut running = observed(4);
+    running.pods = (1..=4).map(|i| pod(i, PodPhase::Running)).collect();
+    let names: Vec<String> = running.pods.iter().map(|pod| pod.name.clone()).collect();
+    let placed = |names: &[String]| {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        Some(all_placed(with_workers(training(5), &names, &[])))
+    };
+    running.run = placed(&names);
+    let mut unread = unreadable(&running);
+    let stays = |of: &Observed| {
+        let objects = decide(of).objects;
+        assert_eq!(objects.len(), 1, "nothing else follows from what is observed");
+        objects[0]["spec"]["minAvailable"].clone()
+    };
+    assert_eq!(stays(&unread), 3);
+    unread.pods.remove(0);
+    assert_eq!(stays(&unread), 3, "there is no plan without the first pod yet");
+    unread.run = placed(&names[1..]);
+    assert_eq!(stays(&unread), 2, "the next one may be evicted");
+    unread.run = None;
+    assert!(decide(&unread).objects.is_empty());
+}
