@@ -5,7 +5,8 @@ use crate::decide::objects::{
     NUMBER_LABEL, WORKER, WORKLOAD_ANNOTATION,
 };
 use crate::decide::{ContainerEnd, ObservedPod, PodPhase, Rejection, cannot_start};
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 
 /// Name of the job that a pod belongs to.
@@ -32,6 +33,8 @@ pub fn coordinator_pod(pod: &Pod) -> Option<ObservedPod> {
         .iter()
         .flat_map(|s| s.container_statuses.iter().flatten());
     let runs_since = statuses.filter(|c| c.name == COORDINATOR).find_map(runs_since);
+    let behind = pod.status.as_ref().map_or(0, clock_behind);
+    let runs_since = runs_since.map(|since| since.saturating_add(behind));
     let observed = numbered(pod, COORDINATOR_LABEL, COORDINATOR)?;
     Some(ObservedPod {
         image,
@@ -54,7 +57,9 @@ fn numbered(pod: &Pod, label: &str, container: &str) -> Option<ObservedPod> {
         .map(|c| c.message.clone().unwrap_or_default());
     let containers = status.container_statuses.as_deref().unwrap_or_default();
     // Others may come and go, whatever their names begin with.
-    let ended = containers.iter().filter(|c| c.name == container).find_map(ended);
+    let behind = clock_behind(status);
+    let mut own = containers.iter().filter(|c| c.name == container);
+    let ended = own.find_map(|c| ended(c, behind));
     let taken_away = status.reason.clone().filter(|r| TAKEN_AWAY.contains(&r.as_str()));
     let disrupted = disruption.or(taken_away);
     let never_ran = status.phase.as_deref() == Some("Failed") && ended.is_none();
@@ -154,10 +159,11 @@ fn init_failed(pod: &Pod, status: &PodStatus) -> Option<(String, ContainerEnd)> 
     let specs = || pod.spec.iter().flat_map(|s| s.init_containers.iter().flatten());
     let is_sidecar =
         |name: &str| specs().any(|c| c.name == name && c.restart_policy.as_deref() == Some("Always"));
+    let behind = clock_behind(status);
     let containers = status.init_container_statuses.iter().flatten();
     let mut ends = containers
         .filter(|c| !is_sidecar(&c.name))
-        .filter_map(|c| Some((c.name.clone(), ended(c)?)));
+        .filter_map(|c| Some((c.name.clone(), ended(c, behind)?)));
     ends.find(|(_, end)| end.code != 0)
 }
 
@@ -166,11 +172,26 @@ fn runs_since(container: &ContainerStatus) -> Option<i64> {
     Some(running.started_at.as_ref()?.0.as_second())
 }
 
-fn ended(container: &ContainerStatus) -> Option<ContainerEnd> {
+/// How many seconds the clock of the pod's node is behind at the least. The node's kubelet says when it took the pod, and the API server said before
+/// that when the pod was bound to the node. Times of containers are those of the node's clock, and all others those of the control plane. How far a
+/// clock is ahead is not known: a kubelet may take a pod late.
+fn clock_behind(status: &PodStatus) -> i64 {
+    let is_bound = |c: &&PodCondition| c.type_ == "PodScheduled" && c.status == "True";
+    let bound = status.conditions.iter().flatten().find(is_bound);
+    let bound = bound.and_then(|c| c.last_transition_time.as_ref());
+    let seconds = |time: &Time| time.0.as_second();
+    bound.zip(status.start_time.as_ref()).map_or(0, |(bound, taken)| {
+        seconds(bound).saturating_sub(seconds(taken)).max(0)
+    })
+}
+
+/// The end of a container, if it has ended. `behind`: how many seconds the clock of its node is behind.
+fn ended(container: &ContainerStatus, behind: i64) -> Option<ContainerEnd> {
     let end = container.state.as_ref()?.terminated.as_ref()?;
+    let seconds = |time: Option<&Time>| time.map_or(0, |t| t.0.as_second().saturating_add(behind));
     Some(ContainerEnd {
-        started: end.started_at.as_ref().map_or(0, |t| t.0.as_second()),
-        at: end.finished_at.as_ref().map_or(0, |t| t.0.as_second()),
+        started: seconds(end.started_at.as_ref()),
+        at: seconds(end.finished_at.as_ref()),
         code: end.exit_code,
         reason: end.reason.clone().unwrap_or_default(),
         message: end.message.clone().unwrap_or_default(),
@@ -262,6 +283,30 @@ mod tests {
         assert_eq!(since("coordinator", &running), Some(made.as_second()));
         assert_eq!(since("proxy", &running), None);
         assert_eq!(since("coordinator", &terminated(1)), None);
+    }
+
+    #[test]
+    fn times_of_a_node_whose_clock_is_behind_are_corrected() {
+        let running = json!({ "running": { "startedAt": "2026-01-01T00:00:13Z" } });
+        let times = |taken: &str| {
+            let bound = json!([{ "type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:03:05Z" }]);
+            let status = |states: &Value| json!({ "phase": "Running", "conditions": bound, "startTime": taken, "containerStatuses": states });
+            let worker = observed(status(&json!([container("worker", &terminated(1))])));
+            let document = json!({
+                "metadata": { "name": "j-coordinator-u-1", "labels": { COORDINATOR_LABEL: "1" } },
+                "spec": { "containers": [] }, "status": status(&json!([container("coordinator", &running)])),
+            });
+            let coordinator: Pod = serde_json::from_value(document).unwrap();
+            let (end, since) = (
+                worker.ended.unwrap(),
+                coordinator_pod(&coordinator).unwrap().runs_since,
+            );
+            [end.started, end.at, since.unwrap()]
+        };
+        let right = times("2026-01-01T00:03:06Z");
+        // It says that it has taken the pod three minutes before the pod was bound.
+        let behind = times("2026-01-01T00:00:05Z");
+        assert_eq!(behind, right.map(|at| at + 180));
     }
 
     #[test]
