@@ -15,6 +15,8 @@ use varuna_api::crd::{Status, Time};
 
 /// A deletion of the job that waits for its object to show the end is tried again after this time.
 const DELETION_RETRY: Duration = Duration::from_secs(1);
+/// Pods that are left to create or to delete follow after this time, or as soon as the watch has shown those before them.
+const REST_OF_PODS: Duration = Duration::from_secs(1);
 
 /// How far a decision was carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,10 +74,11 @@ impl Execution<'_> {
         let queued = workloads::carry_out(&context.client, &context.index, job, &decision.workload).await;
         let objects = context.applier.outdated(job, &decision.objects);
         context.applier.apply_objects(job, objects.missing).await?;
-        context.pods.change(job, decision, self.pods).await?;
+        let is_whole = context.pods.change(job, decision, self.pods).await?;
         let postponed = context.applier.adjust_objects(job, objects.changed).await?;
         queued?;
-        Ok(match postponed.or(objects.again_in) {
+        let pods_left = (!is_whole).then_some(REST_OF_PODS);
+        Ok(match pods_left.or(postponed).or(objects.again_in) {
             _ if decision.delete_job => Carried::Partly(DELETION_RETRY),
             Some(again) => Carried::Partly(again),
             None => Carried::Whole,

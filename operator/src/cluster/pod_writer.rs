@@ -14,10 +14,15 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::iter::{empty, once};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Pods of one job that are created and deleted concurrently.
 const PODS_CONCURRENTLY: usize = 8;
+/// Calls about one job's pods are begun for this time, and the others in the next reconciliation. Admission webhooks may take half a second for each
+/// pod: a thousand pods then take longer than a reconciliation may (30 s), at whose end calls under way were dropped and the API server was taken for
+/// silent.
+const BEGUN_WITHIN: Duration = Duration::from_secs(15);
+
 /// A pod to create, as JSON text: many wait at a time, and as values they would take ten times as much memory, which the process keeps in
 /// part for ever.
 #[derive(Debug)]
@@ -45,6 +50,7 @@ impl PodWriter {
     }
 
     /// Deletes pods and creates others, a coordinator's first where the decision starts one, and expects the watch to show what was done, or may have been.
+    /// False if some are left for the next reconciliation, because the calls took long.
     ///
     /// # Errors
     /// The API server refuses or does not answer. What was done until then stays, and the next reconciliation continues from there.
@@ -53,7 +59,8 @@ impl PodWriter {
         job: &ObservedJob,
         decision: &Decision<'_>,
         pods: &[PodDocument],
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
+        let until = Instant::now() + BEGUN_WITHIN;
         let key = (job.namespace.clone(), job.name.clone());
         let uids = self.uids(job, &key);
         // The coordinator's is the first: what a quota leaves is for it.
@@ -64,14 +71,15 @@ impl PodWriter {
         let coordinator: Vec<_> = coordinator.iter().map(create).collect();
         let workers: Vec<_> = workers.iter().map(create).collect();
         let creations = async {
-            concurrently(coordinator).await?;
-            concurrently(workers).await
+            concurrently(coordinator, until).await?;
+            concurrently(workers, until).await
         };
         // Both to their end: one that fails does not leave the other half done.
-        let (deleted, created) = futures::join!(concurrently(deletions), creations);
+        let (deleted, created) = futures::join!(concurrently(deletions, until), creations);
         self.index.pods.lock().calls_ended(Instant::now(), &key);
         // Where both fail, the next try finds that deletions fail still.
-        created.and(deleted)
+        let (created, deleted) = (created?, deleted?);
+        Ok(created && deleted)
     }
 
     /// The uids of the job's own pods, by name, as they were seen last.
@@ -152,18 +160,22 @@ impl PodWriter {
     }
 }
 
-/// Makes calls, several at a time. After a failure no call is started; those under way are waited for, to know what was done.
-async fn concurrently(calls: Vec<impl Future<Output = Result<(), Error>>>) -> Result<(), Error> {
+/// Makes calls, several at a time. After a failure, or after `until`, no call is started; those under way are waited for, to know what was done.
+/// Returns whether all calls were made.
+async fn concurrently(
+    calls: Vec<impl Future<Output = Result<(), Error>>>,
+    until: Instant,
+) -> Result<bool, Error> {
     let mut calls = calls.into_iter();
     let mut begun: FuturesUnordered<_> = calls.by_ref().take(PODS_CONCURRENTLY).collect();
     let mut result = Ok(());
     while let Some(answer) = begun.next().await {
         result = result.and(answer);
-        if result.is_ok() {
+        if result.is_ok() && Instant::now() < until {
             begun.extend(calls.next());
         }
     }
-    result
+    result.map(|()| calls.as_slice().is_empty())
 }
 
 #[cfg(test)]
@@ -295,10 +307,35 @@ mod tests {
             }
         };
         let calls = (0..100).map(|i| call(i == 3)).collect();
-        let result = concurrently(calls).await;
+        let result = concurrently(calls, Instant::now() + BEGUN_WITHIN).await;
         assert!(matches!(result, Err(Error::Stale)), "{result:?}");
         let (begun, ended) = (begun.into_inner(), ended.into_inner());
         assert!((PODS_CONCURRENTLY..100).contains(&begun), "{begun}");
         assert_eq!(ended, begun - 1, "all but the one that failed");
+    }
+
+    #[tokio::test]
+    async fn calls_that_take_long_are_left_for_the_next_time() {
+        let begun = AtomicUsize::new(0);
+        let call = || {
+            let begun = &begun;
+            async move {
+                begun.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+                Ok::<(), Error>(())
+            }
+        };
+        let calls = |number| (0..number).map(|_| call()).collect::<Vec<_>>();
+        let over = Instant::now();
+        assert!(!concurrently(calls(100), over).await.unwrap());
+        assert_eq!(
+            begun.load(Ordering::Relaxed),
+            PODS_CONCURRENTLY,
+            "some are always made"
+        );
+        assert!(concurrently(calls(PODS_CONCURRENTLY), over).await.unwrap());
+        let in_time = over + Duration::from_secs(600);
+        assert!(concurrently(calls(100), in_time).await.unwrap());
+        assert_eq!(begun.load(Ordering::Relaxed), 2 * PODS_CONCURRENTLY + 100);
     }
 }
