@@ -11,6 +11,8 @@ use crate::job_object::JobObject;
 use crate::node_object::NodeObject;
 use crate::resource::job_ref;
 use crate::run_object::RunObject;
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
@@ -18,6 +20,9 @@ use kube::{Api, Resource as _};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use varuna_api::crd::Time;
+
+/// Nodes of one job that are read concurrently.
+const NODES_CONCURRENTLY: usize = 8;
 
 /// A job as it was seen: its object, its run, and what decisions are made from.
 pub(crate) struct Seen<'a> {
@@ -159,18 +164,24 @@ impl<'a> Observer<'a> {
         self.context.index.nodes.lock().of(names, signals)
     }
 
-    /// Reads the nodes of pods that no watch has shown yet: pods and nodes come by two watches, and a pod whose node is gone is lost.
+    /// Reads the nodes of pods that no watch has shown yet: pods and nodes come by two watches, and a pod whose node is gone is lost. Where hundreds of
+    /// nodes are gone at once, their pods may stay for minutes, and each reconciliation would ask for all of those nodes again.
     async fn read_unknown_nodes(&self, pods: &[Arc<IndexedPod>]) -> Result<(), Error> {
         let unknown: BTreeSet<&str> = {
             let nodes = self.context.index.nodes.lock();
-            let names = pods.iter().filter_map(|pod| pod.node());
+            let pods = pods.iter().filter(|pod| pod.depends_on_node());
+            let names = pods.filter_map(|pod| pod.node());
             names.filter(|name| !nodes.knows(name)).collect()
         };
         let all: Api<NodeObject> = Api::all(self.context.client.clone());
-        for name in unknown {
-            if let Some(node) = all.get_opt(name).await? {
+        let calls: Vec<_> = unknown.into_iter().map(|name| all.get_opt(name)).collect();
+        let mut calls = calls.into_iter();
+        let mut begun: FuturesUnordered<_> = calls.by_ref().take(NODES_CONCURRENTLY).collect();
+        while let Some(read) = begun.next().await {
+            if let Some(node) = read? {
                 self.context.index.node_read(&node);
             }
+            begun.extend(calls.next());
         }
         Ok(())
     }
@@ -184,5 +195,67 @@ fn assume_ready(pods: &[Arc<IndexedPod>], nodes: &mut BTreeMap<String, ObservedN
             ..ObservedNode::default()
         };
         nodes.entry(name.to_owned()).or_insert_with(ready);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::fake_server::{ReceivedRequest, refusal, server};
+    use crate::decide::objects::NUMBER_LABEL;
+    use crate::fixtures::settings;
+    use crate::health::Health;
+    use serde_json::{Value, json};
+    use varuna_api::manifest::{API_VERSION, KIND};
+
+    /// A pod on a node of its own.
+    fn pod(number: u32, phase: &str, more: &Value) -> Pod {
+        let name = format!("j-w{number}");
+        let owner =
+            json!([{ "apiVersion": API_VERSION, "kind": KIND, "name": "j", "uid": "u", "controller": true }]);
+        let labels = json!({ JOB_LABEL: "j", NUMBER_LABEL: number.to_string() });
+        let mut metadata = json!({ "name": name, "namespace": "n", "uid": name, "labels": labels, "ownerReferences": owner });
+        for (field, value) in more.as_object().unwrap() {
+            metadata[field] = value.clone();
+        }
+        let spec = json!({ "nodeName": format!("node-{number}"), "containers": [] });
+        serde_json::from_value(json!({ "metadata": metadata, "spec": spec, "status": { "phase": phase } }))
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn missing_nodes_are_read_only_for_pods_that_stay() {
+        let (client, asked) = server(|_: &ReceivedRequest| refusal(404, "NotFound"));
+        let (changed, _requests) = tokio::sync::mpsc::channel(1);
+        let health = Arc::new(Health::new(Arc::default()));
+        let context = Context::new(client, settings(), "i", health, changed);
+        let object: JobObject = serde_json::from_value(json!({
+            "apiVersion": API_VERSION, "kind": KIND, "metadata": { "name": "j", "namespace": "n", "uid": "u" },
+        }))
+        .unwrap();
+        let stay = 2 * u32::try_from(NODES_CONCURRENTLY).unwrap();
+        let mut pods: Vec<Pod> = (0..stay)
+            .map(|number| pod(number, "Running", &json!({})))
+            .collect();
+        pods.push(pod(
+            stay,
+            "Running",
+            &json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" }),
+        ));
+        pods.push(pod(stay + 1, "Failed", &json!({})));
+        context
+            .index
+            .pods
+            .lock()
+            .read(&("n".to_owned(), "j".to_owned()), &pods);
+        let job = context.specs.job(&object);
+        let seen = Observer::new(&object, &context)
+            .observe(job, false)
+            .await
+            .unwrap();
+        assert_eq!(seen.observed.pods.len(), pods.len());
+        let read: BTreeSet<String> = asked.lock().iter().map(|one| one.path.clone()).collect();
+        let expected = (0..stay).map(|number| format!("/api/v1/nodes/node-{number}"));
+        assert_eq!(read, expected.collect::<BTreeSet<_>>());
     }
 }

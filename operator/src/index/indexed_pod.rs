@@ -142,6 +142,13 @@ impl IndexedPod {
         self.node.as_deref()
     }
 
+    /// Whether it matters if its node is there: a pod that has ended, or a worker's that goes, is what it is whatever its node does.
+    #[must_use]
+    pub fn depends_on_node(&self) -> bool {
+        let lives = matches!(self.phase, PodPhase::Pending | PodPhase::Running);
+        lives && (self.is_coordinator || !self.deleting)
+    }
+
     /// The nodes that it was told to avoid.
     pub fn avoids(&self) -> impl Iterator<Item = &str> {
         let rare = self.rare.iter();
