@@ -29,6 +29,8 @@ pub use crate::watches::Scope;
 const REQUESTS_MAX: usize = 1024;
 /// How long a process that ends may still write the last reports: its pod has 15 s, and the next leader waits for this.
 const LAST_WRITES: Duration = Duration::from_secs(3);
+/// An API server that does not answer at the start is asked again after this time.
+const LIST_RETRY: Duration = Duration::from_secs(2);
 /// What is known of deleted jobs is forgotten within this time.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -65,13 +67,9 @@ pub async fn run_until(
 ) -> anyhow::Result<()> {
     let mut stopped = pin!(stopped);
     let jobs = watches::jobs(&client, &scope);
-    let one = ListParams::default().limit(1);
-    let listed = tokio::select! {
-        listed = within(DEADLINE, jobs.list(&one)) => listed,
+    tokio::select! {
+        listed = listable(&jobs, &health) => listed?,
         () = &mut stopped => return Ok(()),
-    };
-    if let Err(error) = listed {
-        anyhow::bail!("VarunaJobs cannot be listed (install crds/, check the role): {error}");
     }
     let (changed, requests) = channel(REQUESTS_MAX);
     let (filled, watches_filled) = watch::channel(0);
@@ -115,6 +113,29 @@ pub async fn run_until(
         tracing::warn!("what was reported last of some jobs is not written: the next leader finds it again");
     }
     Ok(())
+}
+
+/// Returns once jobs can be listed. An API server that does not answer, or is too busy, is asked until it answers: a leader that loses its Lease in an outage
+/// ends and is started again, and if it ended then as well, its kubelet would start it later each time, at last five minutes after the outage.
+///
+/// # Errors
+/// The resource of jobs is not installed, or the role does not allow to list it.
+async fn listable(jobs: &Api<JobObject>, health: &Health) -> anyhow::Result<()> {
+    let one = ListParams::default().limit(1);
+    loop {
+        health.worked();
+        match within(DEADLINE, jobs.list(&one)).await {
+            Ok(_) => return Ok(()),
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_forbidden() => {
+                anyhow::bail!(
+                    "VarunaJobs cannot be listed (install crds/, check the role): {}",
+                    status.message
+                );
+            }
+            Err(error) => tracing::warn!(%error, "VarunaJobs cannot be listed yet"),
+        }
+        tokio::time::sleep(LIST_RETRY).await;
+    }
 }
 
 /// Reconciles jobs when they change, when it is requested, and at the time that their last reconciliation has named. Never ends.
@@ -245,10 +266,12 @@ async fn forget_deleted_jobs(context: &Context, jobs: Store<JobObject>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::fake_server::{ReceivedRequest, refusal, server};
     use futures::FutureExt as _;
     use kube::Resource as _;
     use kube::runtime::watcher::Event;
     use serde_json::json;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use varuna_api::manifest::{API_VERSION, KIND};
 
     fn job(uid: &str, generation: i64) -> JobObject {
@@ -324,6 +347,41 @@ mod tests {
         drop(turn);
         let (job, _turn) = second_waits.now_or_never().unwrap().unwrap().unwrap();
         assert_eq!(job.name_any(), "second");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_that_is_away_at_the_start_is_waited_for() {
+        let answers = |answers: &'static [u16]| {
+            let asked = Arc::new(AtomicUsize::new(0));
+            let empty =
+                json!({ "apiVersion": API_VERSION, "kind": "VarunaJobList", "metadata": {}, "items": [] });
+            let (client, _) =
+                server(
+                    move |_: &ReceivedRequest| match answers[asked.fetch_add(1, Ordering::Relaxed)] {
+                        200 => Some((200, empty.clone())),
+                        403 => refusal(403, "Forbidden"),
+                        404 => refusal(404, "NotFound"),
+                        code => refusal(code, "Failure"),
+                    },
+                );
+            Api::<JobObject>::all(client)
+        };
+        let health = Health::new(Arc::default());
+        assert!(
+            listable(&answers(&[500, 503, 429, 504, 200]), &health)
+                .await
+                .is_ok()
+        );
+        for refused in [&[403_u16], &[404]] {
+            let error = listable(&answers(refused), &health)
+                .await
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains("install crds/") && error.contains("in its words"),
+                "{error}"
+            );
+        }
     }
 
     #[tokio::test]
