@@ -40,6 +40,8 @@ const RETRY: Duration = Duration::from_secs(2);
 const ANSWER: Duration = Duration::from_secs(5);
 /// A coordinator that cannot read its orders for this time ends: another one may have the right to.
 const ORDERS: Duration = Duration::from_secs(300);
+/// Orders for which the coordinator had no room, as for the notices of hundreds of workers, are passed on after this time.
+const FORWARD_AGAIN: Duration = Duration::from_millis(100);
 /// How long the last report is tried.
 const LAST_REPORT: Duration = Duration::from_secs(300);
 /// How long the run of a deleted job may take to give its checkpoint location up: longer than the last copies of event files and the store's answer may
@@ -261,9 +263,7 @@ impl Lead {
             if orders.role(self.by.number) == Role::Leave {
                 return None;
             }
-            if let Orders::Given(spec) = &orders {
-                told.forward(spec, &control);
-            }
+            let is_whole = orders.given().is_none_or(|spec| told.forward(spec, &control));
             tokio::select! {
                 outcome = &mut control.outcome => {
                     self.observe(&view.borrow_and_update().clone(), began, &mut measured);
@@ -273,6 +273,8 @@ impl Lead {
                     };
                 }
                 Ok(()) = self.orders.changed() => {}
+                // Neither the orders nor the view need change for that: a worker that is gone is shown as before when it has certainly ended.
+                () = tokio::time::sleep(FORWARD_AGAIN), if !is_whole => {}
                 Ok(()) = view.changed() => {
                     let view = view.borrow_and_update().clone();
                     self.observe(&view, began, &mut measured);

@@ -19,8 +19,10 @@ pub(super) struct ForwardedOrders {
 }
 
 impl ForwardedOrders {
-    /// Passes on orders that were not passed on yet. A worker that is reported twice was away in between.
-    pub(super) fn forward(&mut self, spec: &RunSpec, control: &Control) {
+    /// Passes on orders that were not passed on yet. A worker that is reported twice was away in between. False if a channel was full: what is left has to be
+    /// passed on a moment later.
+    pub(super) fn forward(&mut self, spec: &RunSpec, control: &Control) -> bool {
+        let mut is_whole = true;
         if self.goal != Some(spec.goal) {
             // If a channel is full, it was asked before; if it is closed, the coordinator has ended.
             match spec.goal {
@@ -35,16 +37,24 @@ impl ForwardedOrders {
             let _ = control.save.try_send(());
         }
         self.save_at.clone_from(&spec.save_at);
-        // If the channel is full, this is sent again with the next orders.
-        if spec.steps > self.steps && control.steps.try_send(spec.steps).is_ok() {
-            self.steps = spec.steps;
+        if spec.steps > self.steps {
+            match control.steps.try_send(spec.steps) {
+                Ok(()) => self.steps = spec.steps,
+                Err(_) => is_whole = false,
+            }
         }
         let allow = spec.allow_state_loss;
-        if self.allow_state_loss != Some(allow) && control.allow_state_loss.try_send(allow).is_ok() {
-            self.allow_state_loss = Some(allow);
+        if self.allow_state_loss != Some(allow) {
+            match control.allow_state_loss.try_send(allow) {
+                Ok(()) => self.allow_state_loss = Some(allow),
+                Err(_) => is_whole = false,
+            }
         }
-        if spec.domains != self.domains && control.domains.try_send(spec.domains.clone()).is_ok() {
-            self.domains.clone_from(&spec.domains);
+        if spec.domains != self.domains {
+            match control.domains.try_send(spec.domains.clone()) {
+                Ok(()) => self.domains.clone_from(&spec.domains),
+                Err(_) => is_whole = false,
+            }
         }
         let notices = [
             (
@@ -56,21 +66,32 @@ impl ForwardedOrders {
         ];
         self.ends_at.retain(|name, _| spec.ends_at.contains_key(name));
         for (name, at) in &spec.ends_at {
-            let notice = WorkerNotice::Leaving(name.clone(), Some(time_until(*at, SystemTime::now())));
-            // If the channel is full, this is sent again with the next orders.
-            if self.ends_at.get(name) != Some(at) && control.notices.try_send(notice).is_ok() {
-                self.ends_at.insert(name.clone(), *at);
+            if self.ends_at.get(name) == Some(at) {
+                continue;
             }
+            let notice = WorkerNotice::Leaving(name.clone(), Some(time_until(*at, SystemTime::now())));
+            if control.notices.try_send(notice).is_err() {
+                is_whole = false;
+                break;
+            }
+            self.ends_at.insert(name.clone(), *at);
         }
         for (names, known, notice) in notices {
-            known.retain(|name| names.contains(name));
+            // A job may lose a thousand workers at once, and these orders are compared whenever something changes.
+            let named: BTreeSet<&String> = names.iter().collect();
+            known.retain(|name| named.contains(name));
             for name in names {
-                // If the channel is full, this is sent again with the next orders.
-                if !known.contains(name) && control.notices.try_send(notice(name.clone())).is_ok() {
-                    known.insert(name.clone());
+                if known.contains(name) {
+                    continue;
                 }
+                if control.notices.try_send(notice(name.clone())).is_err() {
+                    is_whole = false;
+                    break;
+                }
+                known.insert(name.clone());
             }
         }
+        is_whole
     }
 }
 

@@ -78,6 +78,56 @@ async fn shortened_notice_is_forwarded_as_remaining_time() {
     assert_eq!(within(noticed.try_recv()), Duration::ZERO);
 }
 
+/// With nothing else that changes: neither the orders, nor what the coordinator shows.
+#[tokio::test(start_paused = true)]
+async fn notices_for_which_there_was_no_room_follow_soon() {
+    let (mut control, _domains, mut noticed) = control_with_notices();
+    let (allow, _allowed) = channel(1);
+    control.allow_state_loss = allow;
+    let names: Vec<String> = (0..200).map(|number| format!("w{number}")).collect();
+    let lost = RunSpec {
+        ended: names.clone(),
+        ..orders("a")
+    };
+    let (_order, orders) = watch::channel(Orders::Given(lost));
+    let mut lead = lead(orders);
+    let layout = parse_job_of_any_release(JOB).unwrap().model.layout();
+    let told = async {
+        let mut told = vec![];
+        while told.len() < names.len() {
+            match noticed.recv().await {
+                Some(WorkerNotice::Ended(name)) => told.push(name),
+                other => panic!("{other:?}"),
+            }
+        }
+        told
+    };
+    let leads = lead.follow(control, &layout);
+    let all = async {
+        tokio::select! {
+            end = leads => panic!("{end:?}"),
+            told = told => told,
+        }
+    };
+    let told = tokio::time::timeout(Duration::from_secs(600), all).await;
+    assert_eq!(told.expect("all of them are passed on"), names);
+}
+
+/// A coordinator in charge that follows these orders.
+fn lead(orders: watch::Receiver<Orders>) -> Lead {
+    Lead {
+        by: Reporter {
+            number: 1,
+            address: None,
+            health_address: String::new(),
+        },
+        messages: Messages::new(1),
+        publish: watch::channel(None).0,
+        metrics: Arc::new(Metrics::new("n", "j")),
+        orders,
+    }
+}
+
 fn orders(zone: &str) -> RunSpec {
     RunSpec {
         uid: "u".into(),
@@ -151,17 +201,7 @@ async fn deleted_job_releases_its_location_and_deposed_one_does_not() {
             Ok(varuna_coordinator::Outcome::Stopped)
         });
         let (order, orders) = watch::channel(Orders::Given(orders("a")));
-        let mut lead = Lead {
-            by: Reporter {
-                number: 1,
-                address: None,
-                health_address: String::new(),
-            },
-            messages: Messages::new(1),
-            publish: watch::channel(None).0,
-            metrics: Arc::new(Metrics::new("n", "j")),
-            orders,
-        };
+        let mut lead = lead(orders);
         let layout = parse_job_of_any_release(JOB).unwrap().model.layout();
         order.send_replace(last);
         assert_eq!(lead.follow(control, &layout).await, None);
