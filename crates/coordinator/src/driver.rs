@@ -261,8 +261,8 @@ impl Driver {
     }
 
     fn take_notice(&mut self, notice: &WorkerNotice) {
-        for worker in self.machine.snapshot().workers {
-            if let Some(input) = notice.meaning(worker.id, &worker.name, worker.up) {
+        for (worker, is_up) in self.machine.workers_of_name(notice.name()) {
+            if let Some(input) = notice.meaning(worker, is_up) {
                 self.feed(input);
             }
         }

@@ -83,20 +83,23 @@ pub enum WorkerNotice {
 }
 
 impl WorkerNotice {
-    /// The input that follows for a worker of the name `own` that is attached or not.
-    pub(crate) fn meaning(&self, worker: WorkerId, own: &str, attached: bool) -> Option<CoordinatorInput> {
+    /// Name of the workers that it is about.
+    pub(crate) fn name(&self) -> &str {
         match self {
-            WorkerNotice::Leaving(name, within) if attached && own == name => {
-                Some(CoordinatorInput::Notice {
-                    worker,
-                    leaves_in: *within,
-                })
-            }
+            WorkerNotice::Leaving(name, _) | WorkerNotice::Ended(name) => name,
+        }
+    }
+
+    /// The input that follows for a worker of that name that is attached or not.
+    pub(crate) fn meaning(&self, worker: WorkerId, attached: bool) -> Option<CoordinatorInput> {
+        match self {
+            WorkerNotice::Leaving(_, within) if attached => Some(CoordinatorInput::Notice {
+                worker,
+                leaves_in: *within,
+            }),
             // A worker that is attached has not ended, whatever the notice says.
-            WorkerNotice::Ended(name) if !attached && own == name => {
-                Some(CoordinatorInput::ProcessEnded { worker })
-            }
-            _ => None,
+            WorkerNotice::Ended(_) if !attached => Some(CoordinatorInput::ProcessEnded { worker }),
+            WorkerNotice::Leaving(..) | WorkerNotice::Ended(_) => None,
         }
     }
 }
@@ -125,29 +128,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notice_needs_a_matching_name_and_attached_have_not_ended() {
+    fn attached_workers_leave_and_have_not_ended() {
         let (leaving, ended) = (
             WorkerNotice::Leaving("w1".into(), None),
             WorkerNotice::Ended("w1".into()),
         );
-        let of = |notice: &WorkerNotice, name, attached| {
-            let meaning = notice.meaning(WorkerId(7), name, attached);
+        let of = |notice: &WorkerNotice, attached| {
+            assert_eq!(notice.name(), "w1");
+            let meaning = notice.meaning(WorkerId(7), attached);
             match meaning {
                 Some(CoordinatorInput::Notice { worker, .. }) => Some(("leaves", worker.0)),
                 Some(CoordinatorInput::ProcessEnded { worker }) => Some(("has ended", worker.0)),
                 _ => None,
             }
         };
-        assert_eq!(of(&leaving, "w1", true), Some(("leaves", 7)));
-        assert_eq!(of(&leaving, "w1", false), None);
+        assert_eq!(of(&leaving, true), Some(("leaves", 7)));
+        assert_eq!(of(&leaving, false), None);
         let within = Some(Duration::from_secs(3));
-        let timed = WorkerNotice::Leaving("w1".into(), within).meaning(WorkerId(7), "w1", true);
+        let timed = WorkerNotice::Leaving("w1".into(), within).meaning(WorkerId(7), true);
         assert!(
             matches!(timed, Some(CoordinatorInput::Notice { leaves_in, .. }) if leaves_in == within),
             "its time is passed on"
         );
-        assert_eq!(of(&ended, "w1", false), Some(("has ended", 7)));
-        assert_eq!(of(&ended, "w1", true), None, "its name is used again");
-        assert_eq!((of(&leaving, "w2", true), of(&ended, "w2", false)), (None, None));
+        assert_eq!(of(&ended, false), Some(("has ended", 7)));
+        assert_eq!(of(&ended, true), None, "its name is used again");
     }
 }

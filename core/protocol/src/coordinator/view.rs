@@ -24,6 +24,16 @@ impl Coordinator {
         }
     }
 
+    /// The workers of this name that it knows, and whether their streams are up. This costs little beside a snapshot: where a thousand workers have gone,
+    /// each of them is asked for.
+    #[must_use]
+    pub fn workers_of_name(&self, name: &str) -> Vec<(WorkerId, bool)> {
+        let workers = self.shared.roster.workers.iter();
+        let named =
+            workers.filter(|(_, worker)| worker.hello.as_ref().is_some_and(|hello| hello.name == name));
+        named.map(|(id, worker)| (*id, worker.connected)).collect()
+    }
+
     /// Whether a change to use idle workers in place of the present plan was considered that would not repay its cost.
     fn has_refused_a_change(&self) -> bool {
         let Mode::Active(active) = &self.mode else {

@@ -238,3 +238,15 @@ fn a_recovery_tells_the_planner_of_holders_that_leave() {
         rig.plan().reason
     );
 }
+
+#[test]
+fn workers_are_found_by_their_name_attached_or_not() {
+    let mut rig = Rig::with(config(), Record::default());
+    rig.join_as(A, "pod-1");
+    rig.join_as(B, "pod-2");
+    rig.join_as(C, "pod-1");
+    rig.put(CoordinatorInput::StreamDown { from: A });
+    assert_eq!(rig.machine.workers_of_name("pod-1"), [(A, false), (C, true)]);
+    assert_eq!(rig.machine.workers_of_name("pod-2"), [(B, true)]);
+    assert!(rig.machine.workers_of_name("pod-3").is_empty());
+}
