@@ -2,6 +2,7 @@
 
 use crate::{Contact, EventEntry, Metric, RunStatus};
 use serde::de::DeserializeOwned;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use varuna_plan::measured_step::MeasuredStep;
 use varuna_plan::{Generation, Plan};
@@ -158,7 +159,7 @@ impl RunFiles {
     pub fn measured_step(&self) -> Result<Option<MeasuredStep>, ReadError> {
         match document(self.measured_step_path()) {
             Ok(step) => Ok(Some(step)),
-            Err(ReadError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(ReadError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -194,7 +195,7 @@ impl RunFiles {
         lines(self.events_path())
     }
 
-    /// All plans, by generation.
+    /// All plans that are kept, by generation.
     ///
     /// # Errors
     /// There is no such folder, or a file in it is no plan.
@@ -209,7 +210,11 @@ impl RunFiles {
             let path = entry.map_err(io)?.path();
             // Other files are still being written.
             if path.extension().is_some_and(|e| e == "json") {
-                plans.push(document::<Plan>(path)?);
+                match document::<Plan>(path) {
+                    // Old plans are removed as new ones are written.
+                    Err(ReadError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
+                    plan => plans.push(plan?),
+                }
             }
         }
         plans.sort_by_key(|plan| plan.generation);

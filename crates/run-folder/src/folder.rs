@@ -4,11 +4,16 @@ use crate::{
     Access, Contact, Durability, EventEntry, LoggedEvent, Metric, RunFiles, RunStatus,
     event_files::EventFiles, log::Log, now_ms, replace_file,
 };
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use varuna_plan::measured_step::MeasuredStep;
-use varuna_plan::{Plan, Step};
+use varuna_plan::{Generation, Plan, Step};
+
+/// Number of plans that are kept. A plan takes some hundred bytes for each worker, and a run with a thousand workers, of which one comes or goes every few
+/// minutes, would fill a disk with gigabytes of them within weeks.
+const PLANS_KEPT: usize = 1_000;
 
 /// Why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -139,16 +144,28 @@ impl RunFolder {
         self.last = Some(metric);
     }
 
-    /// Writes a plan, for people and tools; only the record is authoritative.
+    /// Writes a plan, for people and tools; only the record is authoritative. Only the newest plans are kept.
     pub fn write_plan(&mut self, plan: &Plan) {
-        let path = self.files.plan_path(plan.generation);
-        if path.exists() {
+        if self.files.plan_path(plan.generation).exists() {
             return;
         }
         let result = serde_json::to_string_pretty(plan)
             .map_err(std::io::Error::from)
-            .and_then(|text| replace_file(&path, &text, Access::Everyone, Durability::Cached));
+            .and_then(|text| self.keep_plan(plan.generation, &text, PLANS_KEPT));
         self.log_failure("plans/", result);
+    }
+
+    /// Writes a plan of this text, and removes old ones beyond this number.
+    fn keep_plan(&self, generation: Generation, text: &str, kept: usize) -> std::io::Result<()> {
+        let path = self.files.plan_path(generation);
+        replace_file(&path, text, Access::Everyone, Durability::Cached)?;
+        let mut plans = BTreeMap::new();
+        for entry in std::fs::read_dir(self.files.plans_path())? {
+            let path = entry?.path();
+            plans.extend(generation_of(&path).map(|generation| (generation, path)));
+        }
+        let surplus = plans.len().saturating_sub(kept);
+        plans.values().take(surplus).try_for_each(std::fs::remove_file)
     }
 
     /// Replaces the last measured step.
@@ -181,6 +198,12 @@ impl RunFolder {
         }
         self.failing = result.is_err();
     }
+}
+
+/// The number of the plan in a file; none for a file that is no plan's.
+fn generation_of(path: &Path) -> Option<u64> {
+    let name = path.file_name()?.to_str()?;
+    name.strip_prefix('g')?.strip_suffix(".json")?.parse().ok()
 }
 
 fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(std::io::Error) -> FolderError + 'a {
@@ -232,7 +255,7 @@ fn note_loss(nan_steps: &mut Vec<Step>, metric: &Metric) {
 mod tests {
     use super::*;
     use crate::metric::example as metric;
-    use varuna_plan::{Generation, StateId, Step};
+    use varuna_plan::StateId;
     use varuna_protocol::Event;
 
     #[test]
@@ -335,6 +358,24 @@ mod tests {
     }
 
     #[test]
+    fn only_the_newest_plans_are_kept() {
+        let temp = tempfile::tempdir().unwrap();
+        let folder = RunFolder::open(temp.path(), "job").unwrap();
+        let plans = folder.files().plans_path();
+        std::fs::write(plans.join("notes.json"), "{}").unwrap();
+        for generation in [1, 2, 9, 1_000_000, 10, 1_000_001] {
+            folder.keep_plan(Generation(generation), "{}", 3).unwrap();
+        }
+        let left = std::fs::read_dir(plans).unwrap();
+        let mut left: Vec<_> = left.map(|file| file.unwrap().file_name()).collect();
+        left.sort_unstable();
+        assert_eq!(
+            left,
+            ["g000010.json", "g1000000.json", "g1000001.json", "notes.json"]
+        );
+    }
+
+    #[test]
     fn the_step_that_was_measured_last_is_the_one_that_is_read() {
         let temp = tempfile::tempdir().unwrap();
         let mut folder = RunFolder::open(temp.path(), "job").unwrap();
@@ -343,7 +384,7 @@ mod tests {
         let step = |generation| MeasuredStep {
             generation: Generation(generation),
             step: Step(9),
-            workers: std::collections::BTreeMap::new(),
+            workers: BTreeMap::new(),
         };
         folder.write_measured_step(&step(1));
         folder.write_measured_step(&step(2));

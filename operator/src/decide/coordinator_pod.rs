@@ -17,8 +17,8 @@ use varuna_api::{Job, fill_in};
 
 /// Seconds for which a coordinator continues after it was asked to end: another one takes over in that time.
 const GRACE_SECONDS: i64 = 30;
-/// Maximum size of the run folder. It grows by a kilobyte with each step, for `metrics.jsonl` and the event files, and the kubelet evicts a pod whose
-/// volume is larger than this. It is only a limit: nothing is reserved.
+/// Maximum size of the run folder. It grows by a kilobyte with each step, for `metrics.jsonl` and the event files, and holds a thousand plans, each of some
+/// hundred bytes for a worker. The kubelet evicts a pod whose volume is larger than this. It is only a limit: nothing is reserved.
 const RUN_FOLDER_MAX: &str = "32Gi";
 /// Labels by which clouds mark nodes that may be taken away at any time: key and value.
 const SPOT_LABELS: &[(&str, &str)] = &[
