@@ -119,7 +119,7 @@ impl PodWriter {
             }
             Err(error) => {
                 self.has_failed(key, &deletion.name, &error);
-                Err(Error::refused(JobPart::Deletions)(error))
+                Err(refused(JobPart::Deletions, job, &deletion.name, error))
             }
         }
     }
@@ -147,7 +147,7 @@ impl PodWriter {
             }
             Err(error) => {
                 self.has_failed(key, &name, &error);
-                Err(Error::refused(JobPart::Pods)(error))
+                Err(refused(JobPart::Pods, job, &name, error))
             }
         }
     }
@@ -157,6 +157,18 @@ impl PodWriter {
         if matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code)) {
             self.index.pods.lock().met(key, pod);
         }
+    }
+}
+
+/// The refusal of a call about a pod, in a sentence that is the same whichever of the job's pods it is: several are tried at a time and any of them may be
+/// answered first, and with each other sentence the job would have another Event and another status.
+fn refused(part: JobPart, job: &ObservedJob, pod: &str, error: kube::Error) -> Error {
+    match Error::refused(part)(error) {
+        Error::Refused { part, message } => Error::Refused {
+            part,
+            message: message.replace(pod, &format!("{}-...", job.name)),
+        },
+        other => other,
     }
 }
 
@@ -289,6 +301,31 @@ mod tests {
             assert_eq!(asked.lock().len(), calls, "{pods:?}");
         }
         assert_eq!(asked.lock()[0].body["preconditions"]["uid"], "p");
+    }
+
+    #[tokio::test]
+    async fn refusals_of_several_pods_are_one_sentence() {
+        let (client, _) = server(|asked: &ReceivedRequest| {
+            let name = asked.body["metadata"]["name"].as_str().unwrap_or_default();
+            let message = format!("pods \"{name}\" is forbidden: exceeded quota: gpus");
+            let status = json!({
+                "kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "reason": "Forbidden", "code": 403,
+            });
+            Some((403, status))
+        });
+        let (writer, job) = (writer(client), job());
+        let key = (job.namespace.clone(), job.name.clone());
+        for name in ["j-w1", "j-w12"] {
+            let pod =
+                json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "n" } });
+            let created = writer.create(&job, &key, &PodDocument::new(&pod)).await;
+            let sentence = "pods \"j-...\" is forbidden: exceeded quota: gpus".to_owned();
+            assert_eq!(
+                created.unwrap_err().failure(),
+                Some((JobPart::Pods, sentence)),
+                "{name}"
+            );
+        }
     }
 
     #[tokio::test]
