@@ -5,6 +5,7 @@ use crate::{CheckpointError, DataDigest};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use varuna_model::Transformer;
 use varuna_plan::{Layout, Moments, StateId};
 
 /// The version of the format that this build writes. Digests are BLAKE3 since version 3; shards hold the loss scale since version 4;
@@ -161,7 +162,7 @@ impl Manifest {
     /// It belongs to another model. The error names each field that differs, by its name in the job file, with the job's value and the
     /// checkpoint's. For an exported model with equally many parameters, it names each segment whose parameters differ.
     pub fn suits(&self, facts: &Facts, layout: Layout) -> Result<(), CheckpointError> {
-        let mut named = differences(&sizes(&facts.model), &sizes(&self.facts.model));
+        let mut named = differences(&facts.model, &self.facts.model);
         if named.is_empty() {
             named = segments_of_others(&facts.model, &self.facts.model);
         }
@@ -231,16 +232,41 @@ const SCALING_KIND: &str = "features.positions.rotary.scaling.kind";
 const NAMES: &[(&str, &str)] = &[("rmsNorm", "rms"), ("swiGlu", "swiglu")];
 
 /// The fields that differ.
-fn differences(of_job: &BTreeMap<String, Value>, own: &BTreeMap<String, Value>) -> Vec<String> {
+fn differences(of_job: &Value, own: &Value) -> Vec<String> {
+    let same = same_by_sizes(of_job, own);
+    let [of_job, own] = [of_job, own].map(sizes);
     let fields = own.keys().chain(of_job.keys()).collect::<BTreeSet<_>>();
     let differing = fields
         .into_iter()
-        .filter(|field| own.get(*field) != of_job.get(*field));
+        .filter(|field| own.get(*field) != of_job.get(*field) && !same.contains(&field.as_str()));
     let named = differing.map(|field| difference(field, of_job.get(field), own.get(field)));
     let mut named: Vec<String> = named.collect();
     // One boolean of the job file sets two kinds of biases.
     named.dedup();
     named
+}
+
+/// The paths of features that both models have by their sizes: it does not matter which of the two descriptions names them. None for
+/// exported models.
+fn same_by_sizes(of_job: &Value, own: &Value) -> Vec<&'static str> {
+    let beside_sizes = |model: &Value| {
+        let model = Transformer::deserialize(model).ok()?;
+        Some(model.features_beside_sizes())
+    };
+    let Some((of_job, own)) = beside_sizes(of_job).zip(beside_sizes(own)) else {
+        return Vec::new();
+    };
+    let features = [
+        ("features.kvHeads", of_job.kv_heads == own.kv_heads),
+        ("features.headSize", of_job.head_size == own.head_size),
+        ("features.innerSize", of_job.inner_size == own.inner_size),
+        (
+            "features.slidingWindow",
+            of_job.sliding_window == own.sliding_window,
+        ),
+    ];
+    let same = features.into_iter().filter(|(_, same)| *same);
+    same.map(|(path, _)| path).collect()
 }
 
 /// A field that differs, with the job's value and the one that it needs.
@@ -319,7 +345,7 @@ fn add_leaves(path: &str, value: &Value, leaves: &mut BTreeMap<String, Value>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use varuna_model::{Transformer, presets};
+    use varuna_model::presets;
 
     #[test]
     fn longer_samples_suit_only_models_without_learned_positions() {
@@ -348,20 +374,48 @@ mod tests {
         }
     }
 
-    #[test]
-    fn difference_is_named_by_the_fields_of_the_job() {
-        let model = |fields: &str| {
+    /// The fields in which a job's model differs from a checkpoint's. The models are as in a job file.
+    fn named(of_job: &str, of_checkpoint: &str) -> Vec<String> {
+        let [of_job, own] = [of_job, of_checkpoint].map(|fields| {
             let text = format!(
                 "{{apiVersion: varuna.dev/v1alpha1, kind: VarunaJob, metadata: {{name: j}}, spec: {{model: {{{fields}}}, data: {{path: d}},
                 training: {{globalBatchSize: 1, steps: 1, optimizer: {{learningRate: 0.1}}}}}}}}"
             );
             let job = varuna_api::parse_job(&text).unwrap_or_else(|e| panic!("{fields}: {e}"));
             serde_json::to_value(&job.model).unwrap()
+        });
+        differences(&of_job, &own)
+    }
+
+    #[test]
+    fn features_that_follow_from_sizes_may_be_left_out() {
+        let none: Vec<String> = Vec::new();
+        let same = |one: &str, other: &str| {
+            assert_eq!(named(one, other), none, "{one} beside {other}");
+            assert_eq!(named(other, one), none, "{other} beside {one}");
         };
-        let named = |of_job: &str, of_checkpoint: &str| {
-            let [of_job, own] = [of_job, of_checkpoint].map(|fields| sizes(&model(fields)));
-            differences(&of_job, &own)
-        };
+        let plain = "preset: gpt2-tiny";
+        same(
+            plain,
+            "preset: gpt2-tiny, innerSize: 1536, kvHeads: 6, headSize: 64, slidingWindow: 256",
+        );
+        same("preset: qwen3-tiny", "preset: qwen3-tiny, slidingWindow: 256");
+        let windowed = "preset: qwen3-tiny, slidingWindow: 128, sequenceLength:";
+        same(&format!("{windowed} 64"), &format!("{windowed} 256"));
+        assert_eq!(
+            named("preset: gpt2-tiny, innerSize: 1500, slidingWindow: 64", plain),
+            [
+                "innerSize 1500, needed left out",
+                "slidingWindow 64, needed left out"
+            ]
+        );
+        // What is redundant with one width is not with another, which is what differs here.
+        let wider = "preset: gpt2-tiny, hiddenSize: 768, innerSize: 3072";
+        assert_eq!(named(wider, plain), ["hiddenSize 768, needed 384"]);
+    }
+
+    #[test]
+    fn difference_is_named_by_the_fields_of_the_job() {
         let plain = "preset: llama-tiny";
         let other =
             "preset: llama-tiny, normEpsilon: 1e-6, attentionBias: true, mlpBias: true, ropeTheta: 1e4";
