@@ -58,7 +58,8 @@ pub(super) struct Roster {
     leaving: BTreeSet<WorkerId>,
     /// The location of each node, by name.
     pub(super) domains: BTreeMap<String, String>,
-    /// Grows whenever the set of workers that may be planned with changes: a worker came, went, or announced that it will leave.
+    /// Grows whenever the set of workers that may be planned with changes: a worker came, said something else of itself, went, or announced that
+    /// it will leave.
     changes: u64,
 }
 
@@ -256,14 +257,16 @@ impl Roster {
         }
     }
 
-    /// Notes that the worker's stream came up; true if it was down.
+    /// Notes that the worker's stream came up; true if it was down. A worker that does not train yet repeats its hello every few seconds: that
+    /// is no change.
     pub(super) fn connect(&mut self, id: WorkerId, hello: Hello, now: Time) -> bool {
         let worker = self.workers.entry(id).or_default();
         let joins = !worker.connected;
         worker.connected = true;
         worker.heard_at = now;
+        let is_new = worker.hello.as_ref() != Some(&hello);
         worker.hello = Some(hello);
-        self.changes += 1;
+        self.changes += u64::from(joins || is_new);
         if joins {
             self.churn.observe(now);
         }

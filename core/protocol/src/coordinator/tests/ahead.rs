@@ -68,6 +68,30 @@ fn workers_are_checked_again_after_a_change_or_a_while() {
     assert!(!is_complete(&rig, 0));
 }
 
+/// Whether this hello of the worker is a change, after which the plan is considered again.
+fn is_change(rig: &mut Rig, from: WorkerId, hello: &Hello) -> bool {
+    let before = rig.machine.shared.roster.changes();
+    let hello = hello.clone();
+    rig.put(CoordinatorInput::StreamUp { from, hello });
+    rig.machine.shared.roster.changes() != before
+}
+
+#[test]
+fn repeated_hello_is_no_change_of_the_workers() {
+    let mut rig = Rig::training(&[A, B]);
+    let known = rig.machine.shared.roster.hello(B).cloned();
+    let known = known.expect("it has joined");
+    assert!(!is_change(&mut rig, B, &known), "it says the same");
+    let equipped = Hello {
+        memory_bytes: Some(1 << 30),
+        ..known
+    };
+    assert!(is_change(&mut rig, B, &equipped), "it knows its memory");
+    assert!(!is_change(&mut rig, B, &equipped), "it says so again");
+    rig.put(CoordinatorInput::StreamDown { from: B });
+    assert!(is_change(&mut rig, B, &equipped), "it is back");
+}
+
 #[test]
 fn plans_made_before_are_dropped_when_the_world_is_another() {
     // Another worker has joined, so a plan that was prepared without it is not used.
