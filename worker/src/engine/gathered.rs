@@ -87,9 +87,26 @@ impl Engine {
     /// Drops the tensors that segments are computed with; the next step makes them anew. They stay where there is no memory elsewhere for masters
     /// that lie there.
     pub(super) fn drop_gathered(&mut self) {
+        self.drop_gathered_but(|_| false);
+    }
+
+    /// The same for segments of which nothing is held but these spare copies: a worker without a stage runs no step that would drop them.
+    pub(super) fn drop_gathered_of_copies(&mut self, copies: &[Unit]) {
+        let layout = self.config.layout();
+        let computed = self.units.keys().filter(|unit| !copies.contains(unit));
+        let computed: BTreeSet<Unit> = computed.map(|unit| layout.whole_of(*unit)).collect();
+        for (unit, held) in &mut self.units {
+            if !computed.contains(&layout.whole_of(*unit)) {
+                held.forget_sum();
+            }
+        }
+        self.drop_gathered_but(|whole| computed.contains(&whole));
+    }
+
+    fn drop_gathered_but(&mut self, stays: impl Fn(Unit) -> bool) {
         let layout = self.config.layout();
         for (whole, here) in std::mem::take(&mut self.gathered) {
-            if caught(|| self.stand_alone(layout.ranges_of(whole))).is_err() {
+            if stays(whole) || caught(|| self.stand_alone(layout.ranges_of(whole))).is_err() {
                 self.gathered.insert(whole, here);
             }
         }

@@ -7,7 +7,8 @@ use varuna_plan::Unit;
 
 impl Engine {
     /// From now on these units are spare copies, and all others are computed with. Where copies are kept in the host's memory, what is held of
-    /// them moves there, and what is no copy any more to the device. All units must have been recalled.
+    /// them moves there, and what is no copy any more to the device. What segments were computed with of which only copies are held is dropped. All
+    /// units must have been recalled.
     ///
     /// # Errors
     /// Out of memory, or the device's driver reports an error: a unit may be lost, and the process must end.
@@ -15,10 +16,11 @@ impl Engine {
         let EngineConfig {
             backend, training, ..
         } = &self.config;
-        if !backend.keeps_copies_on_host(training.optimizer.rule) {
-            return Ok(());
-        }
         let device = backend.device;
+        if !backend.keeps_copies_on_host(training.optimizer.rule) {
+            self.drop_gathered_of_copies(copies);
+            return Ok(make_room(device)?);
+        }
         let former = std::mem::replace(&mut self.copies, copies.iter().copied().collect());
         let (mut to_host, mut to_device) = (Vec::new(), Vec::new());
         for (unit, held) in &self.units {
@@ -31,6 +33,7 @@ impl Engine {
         }
         // What comes to the device finds the room of what leaves it.
         to_host.into_iter().try_for_each(|unit| self.load_again(unit))?;
+        self.drop_gathered_of_copies(copies);
         make_room(device)?;
         to_device.into_iter().try_for_each(|unit| self.load_again(unit))
     }

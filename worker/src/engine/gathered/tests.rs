@@ -95,6 +95,27 @@ fn masters_survive_the_memory_that_they_lay_in() {
 }
 
 #[test]
+fn a_worker_with_copies_alone_keeps_no_whole_segment() {
+    for device in DEVICES {
+        let (mut engine, plan, _) = after_a_step(device, Precision::Fp32);
+        let unit = plan.units(engine.config.me)[0];
+        let before = engine.export(unit).unwrap();
+        engine.free(&[unit]).unwrap();
+        engine.keep_copies(&[]).unwrap();
+        assert_eq!(engine.gathered.len(), 1, "a step computes with it");
+        engine.keep_copies(&[unit]).unwrap();
+        assert!(engine.gathered.is_empty());
+        let held = engine.units.get_mut(&unit).unwrap();
+        let own = held.weights().data_ptr();
+        held.stand_alone().unwrap();
+        assert_eq!(own, held.weights().data_ptr(), "it had memory of its own");
+        assert_eq!(engine.export(unit).unwrap(), before);
+        let gradient = engine.gradient(unit);
+        assert!(gradient.is_err(), "no sum keeps the segment's memory");
+    }
+}
+
+#[test]
 fn former_state_is_not_written_over_while_it_is_read() {
     for device in DEVICES {
         let (mut engine, plan, at) = after_a_step(device, Precision::Fp32);
