@@ -260,7 +260,8 @@ pub struct TrainingSpec {
 #[cfg_attr(feature = "kubernetes", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EvaluationSpec {
-    /// Steps between two evaluations. An evaluation takes place before each step that is a multiple of this number. Required.
+    /// Steps between two evaluations. An evaluation takes place before each step that is a multiple of this number, counted from 0; nothing is
+    /// evaluated after the last step. Required.
     #[cfg_attr(feature = "kubernetes", schemars(required, transform = schema::within(limits::COUNT)))]
     pub interval_steps: Option<u64>,
     /// Number of held-out samples in each evaluation. Default: one global batch.
