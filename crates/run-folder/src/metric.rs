@@ -63,10 +63,11 @@ impl Metric {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StepFigures {
-    /// Samples that were trained on up to this step, including those of skipped steps.
+    /// The position in the data after this step: the samples that the job's steps so far have, including those of skipped steps. Steps of another
+    /// job, with whose whole checkpoint this one began, count as if they had this job's batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub consumed_samples: Option<u64>,
-    /// Tokens that were trained on up to this step, likewise.
+    /// The tokens of these samples, with this job's length of samples.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub consumed_tokens: Option<u64>,
     /// The step's learning rate; for a skipped step, the one that it would have had.
