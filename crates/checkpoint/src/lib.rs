@@ -5,6 +5,7 @@
 //! once, after all shards. This crate never decides which checkpoint is used or when one is made.
 
 mod digest;
+mod doubt;
 mod event_files;
 pub mod huggingface;
 mod listed;
@@ -22,6 +23,7 @@ mod shard;
 mod store;
 
 pub use digest::DataDigest;
+pub use doubt::Doubt;
 pub use listed::Listed;
 pub use location::Location;
 pub use manifest::{FORMAT_VERSION, Facts, Manifest, ShardEntry};
@@ -65,6 +67,18 @@ pub enum CheckpointError {
         /// The object's name in the checkpoint's folder.
         file: String,
         /// What is wrong with it.
+        why: String,
+    },
+    /// An object's content does not match its name for this reader, and does for another one.
+    #[error(
+        "checkpoint {id}, {file}: {why}; another reader has found it sound: this machine's memory or disk cache may be bad"
+    )]
+    Misread {
+        /// The state.
+        id: StateId,
+        /// The object's name in the checkpoint's folder.
+        file: String,
+        /// What this reader finds wrong with it.
         why: String,
     },
     /// The other job's checkpoint with which a job should begin cannot be used.

@@ -1,5 +1,6 @@
 //! What a listing shows of a checkpoint, without reading any file.
 
+use crate::name::doubted_unit;
 use std::collections::BTreeMap;
 use varuna_plan::StateId;
 
@@ -17,6 +18,11 @@ pub struct Listed {
 }
 
 impl Listed {
+    /// The units whose shards a reader doubts ([`crate::Location::doubt`]). It is usable until they were read again.
+    pub fn doubted(&self) -> impl Iterator<Item = &str> {
+        self.files.keys().filter_map(|file| doubted_unit(file))
+    }
+
     /// Whether it is complete and not marked.
     #[must_use]
     pub fn is_usable(&self) -> bool {

@@ -241,7 +241,7 @@ impl Location {
     }
 
     /// Deletes a file. A missing file counts as deleted.
-    async fn delete(&self, path: Path) -> Result<(), CheckpointError> {
+    pub(crate) async fn delete(&self, path: Path) -> Result<(), CheckpointError> {
         match self.inner.delete(&path).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error.into()),

@@ -45,6 +45,18 @@ pub(crate) fn shard_file(layout: Layout, unit: Unit) -> String {
 }
 
 pub(crate) const MANIFEST: &str = "manifest.json";
+/// The name of the file that says that a reader doubts a unit's shard.
+const DOUBTED: (&str, &str) = ("doubted-", ".json");
+
+pub(crate) fn doubt_file(unit: &str) -> String {
+    format!("{}{unit}{}", DOUBTED.0, DOUBTED.1)
+}
+
+/// The unit whose shard is doubted in a file of this name; None if it is not such a file.
+pub(crate) fn doubted_unit(file: &str) -> Option<&str> {
+    file.strip_prefix(DOUBTED.0)?.strip_suffix(DOUBTED.1)
+}
+
 /// Marks a checkpoint that a reader found damaged, or that its run has given up.
 pub(crate) const REFUSED: &str = "refused.json";
 

@@ -105,7 +105,46 @@ pub async fn conforms(place: Location) {
         assert_eq!(read.expect("a sound shard"), shard(state(20), unit, elements));
         assert!(pieces > 0);
     }
+    is_usable_while_doubted(&store, state(20)).await;
     deletes_what_is_no_longer_needed(&store).await;
+}
+
+/// Doubts about shards lie beside a checkpoint, which stays usable. The first one about a shard is kept until it is dismissed.
+async fn is_usable_while_doubted(store: &Store, id: StateId) {
+    let place = store.location();
+    let damaged = |file: &str| CheckpointError::Damaged {
+        id,
+        file: file.to_owned(),
+        why: "for the test".to_owned(),
+    };
+    for by in ["w1 on a", "w2 on b"] {
+        let unit = place.doubt(id, &damaged("segment-001.safetensors"), by).await;
+        assert_eq!(unit.expect("a doubt").as_deref(), Some("segment-001"));
+    }
+    let none = place.doubt(id, &damaged("manifest.json"), "w1 on a").await;
+    assert_eq!(none.expect("an answer"), None);
+    let none = place
+        .doubt(state(7), &damaged("segment-001.safetensors"), "w1 on a")
+        .await;
+    assert_eq!(none.expect("an answer"), None, "there is no such checkpoint");
+    let listed = place.list().await.expect("a list");
+    assert_eq!(listed.len(), 2);
+    assert!(listed[0].doubted().next().is_none());
+    assert!(listed[1].is_usable() && listed[1].doubted().eq(["segment-001"]));
+    let doubt = place.doubt_about(id, "segment-001").await.expect("an answer");
+    assert_eq!(doubt.map(|doubt| doubt.by), Some("w1 on a".to_owned()));
+    for _ in 0..2 {
+        place.dismiss_doubt(id, "segment-001").await.expect("a deletion");
+    }
+    assert_eq!(
+        place.doubt_about(id, "segment-001").await.expect("an answer"),
+        None
+    );
+    // Another one stays, and is deleted with its checkpoint.
+    let again = place
+        .doubt(id, &damaged("segment-002.safetensors"), "w1 on a")
+        .await;
+    again.expect("a doubt");
 }
 
 /// A manifest is created only once, even if several processes try. Damaged, late and old files are deleted in time.

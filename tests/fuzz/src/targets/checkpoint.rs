@@ -64,6 +64,7 @@ pub(super) const LISTING: Target = Target {
         "step-",
         "manifest.json",
         "refused.json",
+        "doubted-segment-000.json",
         "-g",
         "/",
         "\n",
@@ -229,10 +230,13 @@ fn listing_seeds() -> Seeds {
     let refused = format!("{folder}/manifest.json\n{folder}/refused.json {{}}\nother/file\n");
     let given_up =
         format!("{folder}/manifest.json\n{folder}/refused.json {{\"why\":\"a\",\"givenUp\":true}}\n");
+    let doubted =
+        format!("{folder}/manifest.json\n{folder}/doubted-{UNIT}.json {{\"why\":\"a\",\"by\":\"b\"}}\n");
     vec![
         ("owned", whole.into_bytes()),
         ("refused", refused.into_bytes()),
         ("given-up", given_up.into_bytes()),
+        ("doubted", doubted.into_bytes()),
     ]
 }
 
@@ -250,6 +254,13 @@ fn run_listing(input: &[u8]) -> Result<String, String> {
     for marked in listed.iter().filter(|l| l.marked_damaged) {
         let refusal = block_on(location.refusal(marked.id)).map_err(|e| e.to_string())?;
         assert!(refusal.is_some(), "a mark has a meaning whatever it says");
+    }
+    for (id, unit) in listed
+        .iter()
+        .flat_map(|l| l.doubted().map(move |unit| (l.id, unit)))
+    {
+        // None for a name that no unit has, and that the store writes in another way.
+        block_on(location.doubt_about(id, unit)).map_err(|e| e.to_string())?;
     }
     let newest = listed.iter().filter(|l| l.is_usable()).map(|l| l.id).max();
     let pruned = prunable(&listed, &Retention::newest(1));
