@@ -196,6 +196,7 @@ mod tests {
             CheckpointEvent::Checkpointed { step, .. } => format!("checkpoint of {step}"),
             CheckpointEvent::CheckpointsFail { why, .. } => format!("fails: {why}"),
             CheckpointEvent::CheckpointStale { steps_behind, .. } => format!("{steps_behind} behind"),
+            CheckpointEvent::ShardMisread { unit, by, .. } => format!("{unit} misread by {by}"),
             CheckpointEvent::CheckpointsTaken { by } => format!("taken by {by}"),
         };
         events.iter().map(word).collect()

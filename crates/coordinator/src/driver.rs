@@ -160,6 +160,7 @@ impl Driver {
             Inbound::Abandon => self.outcome = Some(Outcome::Stopped),
             Inbound::Record(answer) => self.feed(answer),
             Inbound::Checkpoints(listing) => self.take_listing(listing),
+            Inbound::CheckpointEvent(event) => self.log_checkpoint(event),
             Inbound::LocationTaken(run) => {
                 if let Some(event) = self.checkpoints.taken(run) {
                     self.log_checkpoint(event);

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 use tonic::Status;
 use varuna_plan::{Generation, StateId, Step, WorkerId};
 use varuna_protocol::coordinator::CoordinatorInput;
-use varuna_run_folder::RunStatus;
+use varuna_run_folder::{CheckpointEvent, RunStatus};
 use varuna_wire::v1::Down;
 use varuna_wire::{Hello, Upward};
 
@@ -56,6 +56,8 @@ pub(crate) enum Inbound {
     Record(CoordinatorInput),
     /// The answer of the checkpoint store.
     Checkpoints(CheckpointListing),
+    /// What else is to be said about the checkpoint store.
+    CheckpointEvent(CheckpointEvent),
     /// The run of this name has taken the checkpoint location.
     LocationTaken(String),
     /// A worker's process has ended.

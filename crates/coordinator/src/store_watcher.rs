@@ -1,5 +1,5 @@
-//! The task that asks the checkpoint store which checkpoints can be resumed from. It also deletes old ones, and completes those of which
-//! only the manifest is missing.
+//! The task that asks the checkpoint store which checkpoints can be resumed from. It also deletes old ones, completes those of which only the
+//! manifest is missing, and reads what workers doubt.
 //!
 //! The driver never waits for the store. While the store is slow or fails, the answer is the last known one, so that a recovery from memory
 //! does not depend on the store.
@@ -7,6 +7,7 @@
 mod checks;
 mod deletion;
 mod lease;
+mod second_reading;
 mod unfinished;
 
 use crate::inbox::{CheckpointListing, Inbound};
@@ -16,6 +17,7 @@ use checks::CheckpointCheck;
 pub(crate) use deletion::Needs;
 use deletion::PRUNE_TIMEOUT;
 use lease::Renewals;
+use second_reading::SecondReading;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -116,6 +118,8 @@ struct Task {
     /// Each checkpoint is checked once.
     verdicts: BTreeMap<StateId, CheckpointCheck>,
     unfinished: Unfinished,
+    /// Of the shards that workers doubt.
+    second_reading: SecondReading,
     /// What the last listing showed; none once old checkpoints were deleted by it.
     listed: Option<Vec<Listed>>,
     listing: CheckpointListing,
@@ -142,6 +146,7 @@ impl Task {
             discards,
             verdicts: BTreeMap::new(),
             unfinished: Unfinished::default(),
+            second_reading: SecondReading::default(),
             listed: None,
             listing: CheckpointListing::default(),
             standing: None,
@@ -175,6 +180,7 @@ impl Task {
                 listing = self.look(by_request, &requests, &inbound) => listing,
                 () = end.notified() => return self.give_up().await,
             };
+            self.read_doubted(&inbound);
             let pause = !listing.answered;
             // At the end of the run the driver reads no messages any more.
             let sent = tokio::select! {

@@ -53,6 +53,15 @@ pub enum CheckpointEvent {
         /// Steps committed since.
         steps_behind: u64,
     },
+    /// A worker has read a shard as damaged that the coordinator has found sound: its machine may be bad.
+    ShardMisread {
+        /// Identity of the checkpoint's state.
+        state: StateId,
+        /// The shard's unit, as in its file's name.
+        unit: String,
+        /// The worker and its machine.
+        by: String,
+    },
     /// Another run writes at this run's checkpoint location, so this run ends.
     CheckpointsTaken {
         /// Name of the other run.
@@ -117,6 +126,15 @@ mod tests {
                 }),
                 None,
                 r#"{"event":"checkpointStale","newestStep":20,"stepsBehind":61,"timeMs":5}"#,
+            ),
+            (
+                checkpoint(CheckpointEvent::ShardMisread {
+                    state,
+                    unit: "segment-001".into(),
+                    by: "w7 on node-3".into(),
+                }),
+                None,
+                r#"{"event":"shardMisread","state":{"run_gen":2,"step":100,"chain":"0000000000000007"},"unit":"segment-001","by":"w7 on node-3","timeMs":5}"#,
             ),
             (
                 checkpoint(CheckpointEvent::CheckpointsTaken {

@@ -25,6 +25,10 @@ pub(crate) fn of_checkpoint(event: &CheckpointEvent) -> String {
             "checkpoints are falling behind: the newest is of step {newest_step}, {} ago",
             count(*steps_behind, "step")
         ),
+        CheckpointEvent::ShardMisread { state, unit, by } => format!(
+            "{by} has read {unit} of the checkpoint of step {} as damaged, and it is sound: that machine's memory or disk cache may be bad",
+            state.step
+        ),
         CheckpointEvent::CheckpointsTaken { by } => {
             format!("run {by} has taken over the checkpoint location: this run ends")
         }

@@ -299,6 +299,11 @@ fn of_checkpoints() -> Vec<CheckpointEvent> {
         failing(None),
         stale(20),
         stale(0),
+        CheckpointEvent::ShardMisread {
+            state: state(100),
+            unit: "segment-001".into(),
+            by: "w7 on node-3".into(),
+        },
         CheckpointEvent::CheckpointsTaken {
             by: "default/other".into(),
         },

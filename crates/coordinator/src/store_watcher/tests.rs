@@ -7,9 +7,10 @@ use object_store::path::Path;
 use object_store::throttle::{ThrottleConfig, ThrottledStore};
 use tempfile::TempDir;
 use tokio::sync::mpsc::{Receiver, channel};
-use varuna_checkpoint::{Claim, Facts, Location, RateLimit, Store};
+use varuna_checkpoint::{Claim, Facts, Location, RateLimit, Store, folder_name};
 use varuna_plan::state::Chain;
 use varuna_plan::{Generation, Step, Unit};
+use varuna_run_folder::CheckpointEvent;
 
 const LAST: StateId = StateId {
     run_gen: Generation(1),
@@ -727,5 +728,63 @@ async fn a_store_that_hangs_in_a_claim_or_renewal_is_said_to_fail() {
         assert!(why.contains("no answer within"), "{why}");
         assert_eq!(why.contains("cannot be claimed"), !claimed, "{why}");
         watcher.end().await;
+    }
+}
+
+/// A worker doubts a shard of a checkpoint, and a task of this standing has listed it. Returns the task and its messages, once what it has begun
+/// is done.
+async fn doubted(standing: LeaseState, is_damaged: bool) -> (Task, Receiver<Inbound>) {
+    let inner = Arc::new(InMemory::new());
+    let given = checkpointing(Location::over(inner.clone()));
+    let store = given.store.clone();
+    put(&store, LAST, None, None).await;
+    assert!(store.complete(LAST).await.unwrap());
+    let file = "segment-001.safetensors";
+    if is_damaged {
+        let path = Path::from(format!("small/{}/{file}", folder_name(LAST)));
+        let mut bytes = inner.get(&path).await.unwrap().bytes().await.unwrap().to_vec();
+        *bytes.last_mut().unwrap() ^= 1;
+        inner.put(&path, bytes.into()).await.unwrap();
+    }
+    let found = CheckpointError::Damaged {
+        id: LAST,
+        file: file.into(),
+        why: "for the test".into(),
+    };
+    let unit = store.location().doubt(LAST, &found, "w7 on node-3").await;
+    assert_eq!(unit.unwrap().as_deref(), Some("segment-001"));
+    let (mut task, _discarded) = task(given);
+    let (inbound, inbox) = channel(4);
+    task.standing = Some(standing);
+    assert_eq!(task.list(false).await.usable, [LAST], "until it was read again");
+    task.read_doubted(&inbound);
+    if let Some(reading) = task.second_reading.task.take() {
+        reading.await.unwrap();
+    }
+    (task, inbox)
+}
+
+#[tokio::test]
+async fn what_is_doubted_is_decided_by_a_reading_of_the_owner() {
+    let taken = LeaseState::Taken("other".into());
+    for (standing, is_damaged, is_open, event) in [
+        (taken, true, true, false),
+        (LeaseState::Owner, true, true, false),
+        (LeaseState::Owner, false, false, true),
+    ] {
+        let (mut task, mut inbox) = doubted(standing, is_damaged).await;
+        let is_owner = task.standing == Some(LeaseState::Owner);
+        let location = task.given.store.location().clone();
+        let doubt = location.doubt_about(LAST, "segment-001").await.unwrap();
+        assert_eq!(doubt.is_some(), is_open, "one that was right is evidence");
+        let refusal = location.refusal(LAST).await.unwrap();
+        assert_eq!(refusal.is_some(), is_owner && is_damaged, "{refusal:?}");
+        let usable = task.list(false).await.usable;
+        assert_eq!(usable.is_empty(), is_owner && is_damaged);
+        let said = matches!(
+            inbox.try_recv(),
+            Ok(Inbound::CheckpointEvent(CheckpointEvent::ShardMisread { by, .. })) if by == "w7 on node-3"
+        );
+        assert_eq!(said, event);
     }
 }
