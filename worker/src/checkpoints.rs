@@ -7,11 +7,12 @@
 mod backlog;
 mod buffers;
 mod data_tokenizer;
+mod loads;
 mod shards;
 
 use crate::background::{Background, Priority};
 use crate::model::Module;
-use crate::state::{ReadError, UnitSnapshot, UnitState};
+use crate::state::{ReadError, UnitSnapshot};
 use backlog::Backlog;
 use backon::{BackoffBuilder, ExponentialBuilder};
 use buffers::NotCopied;
@@ -19,7 +20,7 @@ pub(crate) use buffers::StateCopy;
 pub use buffers::{Buffers, Room};
 pub use data_tokenizer::DataTokenizer;
 use parking_lot::Mutex;
-use shards::{from_shard, tensors, to_shard};
+use shards::to_shard;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -35,8 +36,6 @@ const BACKOFF: ExponentialBuilder = ExponentialBuilder::new()
     .with_max_delay(Duration::from_secs(5))
     .with_jitter()
     .without_max_times();
-/// Reads of a damaged shard before its checkpoint is refused: the fault may have been in the transfer.
-const READS: u32 = 3;
 
 /// How many uploads run at the same time: one shard is encoded while another is sent.
 const UPLOADS: usize = 2;
@@ -52,7 +51,7 @@ struct Inner {
     rate_limit: RateLimit,
     tokenizer: DataTokenizer,
     buffers: Arc<Buffers>,
-    /// This worker and its machine, for marks of damage: the fault may be theirs.
+    /// This worker and its machine, for doubts and marks of damage: the fault may be theirs.
     reader: String,
     /// States that were not saved because a unit could not be copied.
     given_up: AtomicU64,
@@ -71,7 +70,7 @@ pub struct Checkpoints {
 
 impl Checkpoints {
     /// Starts the threads. Threads for uploads have a low priority, and keep to the job's rate limit for a worker. Copies lie in
-    /// these buffers. Marks of damage name the `reader`.
+    /// these buffers. Doubts and marks of damage name the `reader`.
     ///
     /// # Errors
     /// No threads can be started.
@@ -135,61 +134,6 @@ impl Checkpoints {
             let inner = Arc::clone(&self.inner);
             self.copies.spawn_blocking(move || inner.copy(id, unit, snapshot));
         }
-    }
-
-    /// Reads a unit's state at `id`; `arrived` is called for each part that arrives. A checkpoint that is damaged is marked so that
-    /// nobody uses it again.
-    ///
-    /// # Errors
-    /// The store fails, or the checkpoint is damaged or of another model.
-    pub async fn load(
-        &self,
-        unit: Unit,
-        id: StateId,
-        mut arrived: impl FnMut(),
-    ) -> Result<UnitState, CheckpointError> {
-        // An error would mean that the semaphore was closed, which nobody does.
-        let _turn = self.inner.loads.acquire().await;
-        let mut reads = 0;
-        loop {
-            reads += 1;
-            match self.read(unit, id, &mut arrived).await {
-                Ok(state) => return Ok(state),
-                Err(error) if error.is_final() && reads >= READS => {
-                    // A checkpoint of a newer format is sound for newer workers.
-                    if matches!(error, CheckpointError::Damaged { .. }) {
-                        self.inner.mark_damaged(id, &error).await?;
-                    }
-                    return Err(error);
-                }
-                Err(error) if error.is_final() => {
-                    tracing::warn!(%error, reads, "reads a damaged shard again")
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    async fn read(
-        &self,
-        unit: Unit,
-        id: StateId,
-        arrived: &mut impl FnMut(),
-    ) -> Result<UnitState, CheckpointError> {
-        let Inner {
-            store,
-            model,
-            scaling,
-            ..
-        } = &*self.inner;
-        let layout = store.layout();
-        let wanted = match model {
-            Module::Transformer(_) => None,
-            // The model may have been exported again, with its parameters in another order.
-            Module::Exported(_) => Some(tensors(model, layout.undivided(), layout.whole_of(unit))),
-        };
-        let shard = store.load_in_order(id, unit, wanted.as_deref(), arrived).await?;
-        from_shard(model, scaling, (layout, unit), shard)
     }
 }
 

@@ -213,8 +213,7 @@ impl Agent {
                     None => checkpoints.load(unit, id, progress).await,
                 }
             };
-            let event = outcome(unit, id, read).await;
-            let _ = events.send(AgentEvent::Store(event)).await;
+            let _ = events.send(outcome(unit, id, read).await).await;
         });
     }
 
@@ -284,9 +283,10 @@ async fn outcome(
     unit: Unit,
     id: StateId,
     read: impl Future<Output = Result<UnitState, CheckpointError>> + Send + 'static,
-) -> StoreEvent {
-    match tokio::spawn(read).await {
+) -> AgentEvent {
+    AgentEvent::Store(match tokio::spawn(read).await {
         Ok(Ok(state)) => StoreEvent::Loaded(unit, id, state),
+        Ok(Err(error @ CheckpointError::Misread { .. })) => return AgentEvent::Misread(error),
         Ok(Err(error)) => {
             tracing::warn!(%error, "a unit cannot be read from its checkpoint");
             StoreEvent::Failed(unit, id, error.is_final())
@@ -295,7 +295,7 @@ async fn outcome(
             tracing::error!(%error, %unit, state = %id, "the read of a unit from its checkpoint has panicked");
             StoreEvent::Failed(unit, id, false)
         }
-    }
+    })
 }
 
 /// The units whose spare copies a worker keeps under a plan.
@@ -357,12 +357,31 @@ mod tests {
     async fn panic_in_a_read_is_a_failure_that_may_pass() {
         let (unit, id) = (Unit(1), StateId::INITIAL);
         let ended = outcome(unit, id, defect()).await;
-        assert!(matches!(ended, StoreEvent::Failed(Unit(1), _, false)));
+        assert!(matches!(
+            ended,
+            AgentEvent::Store(StoreEvent::Failed(Unit(1), _, false))
+        ));
         let state = UnitState {
             progress: varuna_plan::OptimizerProgress::START,
             data: vec![1.0],
         };
         let ended = outcome(unit, id, async { Ok(state) }).await;
-        assert!(matches!(ended, StoreEvent::Loaded(Unit(1), _, _)));
+        assert!(matches!(
+            ended,
+            AgentEvent::Store(StoreEvent::Loaded(Unit(1), _, _))
+        ));
+    }
+
+    #[tokio::test]
+    async fn who_alone_misreads_a_shard_ends_its_worker() {
+        let misread = async {
+            Err(CheckpointError::Misread {
+                id: StateId::INITIAL,
+                file: "segment-001.safetensors".into(),
+                why: "for the test".into(),
+            })
+        };
+        let ended = outcome(Unit(1), StateId::INITIAL, misread).await;
+        assert!(matches!(ended, AgentEvent::Misread(_)));
     }
 }

@@ -34,6 +34,7 @@ use step_reports::StepReports;
 use store_reads::StoreReads;
 use tokio::sync::mpsc::{Receiver, Sender};
 use uplink::UplinkEvent;
+use varuna_checkpoint::CheckpointError;
 use varuna_frames::RunKey;
 use varuna_plan::{StateId, Unit, WorkerId};
 use varuna_protocol::member::{ExitReason, Member, MemberConfig, MemberInput};
@@ -71,6 +72,9 @@ pub enum AgentError {
     /// The engine was told to stop and does not.
     #[error("the engine does not stop: this worker ends, since nobody can tell what it does")]
     EngineStuck,
+    /// This worker reads a shard as damaged that is sound: what it reads and computes cannot be trusted.
+    #[error("this worker ends: {0}")]
+    Misread(CheckpointError),
     /// The coordinator is of another run.
     #[error("the coordinator is of another run (was {before}, is {now})")]
     OtherRun {
@@ -89,6 +93,8 @@ pub enum AgentEvent {
     Peer(PeerEvent),
     /// An event of the checkpoint store.
     Store(StoreEvent),
+    /// This worker alone reads a shard as damaged.
+    Misread(CheckpointError),
     /// The digests of a state are computed.
     Digested(Digests),
     /// A unit was not copied for a peer that follows it or keeps its spare copy.
@@ -200,6 +206,7 @@ pub async fn run<E: Compute>(parts: AgentParts<E>, mut drain: Receiver<()>) -> R
                 Some(AgentEvent::Engine(event)) => agent.on_engine_event(event)?,
                 Some(AgentEvent::Peer(event)) => agent.on_peer_event(event)?,
                 Some(AgentEvent::Store(event)) => agent.on_store_event(event)?,
+                Some(AgentEvent::Misread(error)) => return Err(AgentError::Misread(error)),
                 Some(AgentEvent::Digested(digests)) => agent.feed(MemberInput::Digested(digests))?,
                 Some(AgentEvent::NotCopied(recipient)) => agent.copy_left_off(recipient)?,
                 Some(AgentEvent::NoRoom(recipient)) => agent.copy_without_room(recipient)?,

@@ -1,7 +1,8 @@
+use super::shards::from_shard;
 use super::*;
 use crate::backend::Backend;
 use crate::numerics::Numerics;
-use crate::state::UnitBuffers;
+use crate::state::{UnitBuffers, UnitState};
 use std::os::unix::fs::DirEntryExt;
 use std::sync::mpsc::channel;
 use varuna_checkpoint::{Shard, unit_name};
@@ -146,33 +147,123 @@ async fn completing_worker_marks_a_damaged_shard() {
     assert!(listed.marked_damaged && !listed.manifest);
 }
 
-#[tokio::test]
-async fn only_damaged_checkpoints_are_marked() {
-    let folder = tempfile::tempdir().unwrap();
-    let checkpoints = of_folder(&folder);
-    let inner = Arc::clone(&checkpoints.inner);
-    assert!(put_all(&inner, id(5)).await.iter().all(Result::is_ok));
+/// The file of a unit's shard of the state of step 5.
+fn shard_path(folder: &tempfile::TempDir, unit: Unit) -> std::path::PathBuf {
+    let of_state = varuna_checkpoint::folder_name(id(5));
+    let file = format!("{}.safetensors", unit_name(SMALL.layout(), unit));
+    folder.path().join("small").join(of_state).join(file)
+}
+
+/// Changes one bit of a shard in the store, or changes it back.
+fn flip_bit(path: &std::path::Path) {
+    let mut bytes = std::fs::read(path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// A checkpoint of step 5, whose second unit is damaged for this worker.
+async fn damaged_for_one(folder: &tempfile::TempDir) -> Checkpoints {
+    let checkpoints = of_folder(folder);
+    let put = put_all(&checkpoints.inner, id(5)).await;
+    assert!(put.iter().all(Result::is_ok));
     let loaded = checkpoints.load(Unit(1), id(5), || {}).await.unwrap();
     assert_eq!(loaded, whole(Unit(1)));
-    assert!(listed(&inner).await.is_usable());
-    // One bit of the shard changes in the store.
-    let file = format!("{}.safetensors", unit_name(SMALL.layout(), Unit(1)));
-    let path = folder
-        .path()
-        .join("small")
-        .join(varuna_checkpoint::folder_name(id(5)));
-    let mut bytes = std::fs::read(path.join(&file)).unwrap();
-    *bytes.last_mut().unwrap() ^= 1;
-    std::fs::write(path.join(&file), bytes).unwrap();
-    let damaged = checkpoints.load(Unit(1), id(5), || {}).await;
+    assert!(listed(&checkpoints.inner).await.is_usable());
+    flip_bit(&shard_path(folder, Unit(1)));
+    checkpoints
+}
+
+/// Waits until the unit is doubted. The checkpoint must be usable then.
+async fn until_doubted(inner: &Inner) {
+    loop {
+        let listed = listed(inner).await;
+        assert!(listed.is_usable());
+        if listed.doubted().eq(["segment-001"]) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+fn assert_damaged(loaded: &Result<UnitState, CheckpointError>) {
     assert!(
-        matches!(&damaged, Err(CheckpointError::Damaged { .. })),
-        "{damaged:?}"
+        matches!(loaded, Err(CheckpointError::Damaged { .. })),
+        "{loaded:?}"
     );
-    assert!(listed(&inner).await.marked_damaged);
+}
+
+#[tokio::test(start_paused = true)]
+async fn damage_that_nobody_reads_again_is_marked_in_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = damaged_for_one(&folder).await;
+    let began = tokio::time::Instant::now();
+    let mut told = 0;
+    assert_damaged(&checkpoints.load(Unit(1), id(5), || told += 1).await);
+    let waited = began.elapsed().as_secs();
+    assert!((600..660).contains(&waited) && told > 500, "{waited} s, {told}");
+    assert!(listed(&checkpoints.inner).await.marked_damaged);
     // If all marks name one machine, that may be at fault.
-    let refusal = inner.store.location().refusal(id(5)).await.unwrap();
+    let refusal = checkpoints.inner.store.location().refusal(id(5)).await.unwrap();
     assert!(refusal.is_some_and(|mark| mark.why.ends_with("(found by w7 on node-3)")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_or_cut_shard_is_marked_at_once() {
+    for cut in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = damaged_for_one(&folder).await;
+        let path = shard_path(&folder, Unit(1));
+        match cut {
+            true => std::fs::write(path, "cut").unwrap(),
+            false => std::fs::remove_file(path).unwrap(),
+        }
+        let began = tokio::time::Instant::now();
+        assert_damaged(&checkpoints.load(Unit(1), id(5), || {}).await);
+        assert!(began.elapsed() < Duration::from_secs(1));
+        let listed = listed(&checkpoints.inner).await;
+        assert!(listed.marked_damaged && listed.doubted().next().is_none());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_reader_that_finds_damage_too_ends_the_wait() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = damaged_for_one(&folder).await;
+    let began = tokio::time::Instant::now();
+    let decide = async {
+        until_doubted(&checkpoints.inner).await;
+        let location = checkpoints.inner.store.location();
+        location.mark_damaged(id(5), "by the second one").await.unwrap();
+    };
+    let (loaded, ()) = tokio::join!(checkpoints.load(Unit(1), id(5), || {}), decide);
+    assert_damaged(&loaded);
+    assert!(began.elapsed() < Duration::from_secs(5));
+    let refusal = checkpoints.inner.store.location().refusal(id(5)).await.unwrap();
+    assert_eq!(refusal.unwrap().why, "by the second one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_doubts_a_sound_shard_twice_is_at_fault() {
+    for is_lasting in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoints = damaged_for_one(&folder).await;
+        let decide = async {
+            until_doubted(&checkpoints.inner).await;
+            if !is_lasting {
+                flip_bit(&shard_path(&folder, Unit(1)));
+            }
+            let location = checkpoints.inner.store.location();
+            location.dismiss_doubt(id(5), "segment-001").await.unwrap();
+        };
+        let (loaded, ()) = tokio::join!(checkpoints.load(Unit(1), id(5), || {}), decide);
+        match loaded {
+            Ok(state) if !is_lasting => assert_eq!(state, whole(Unit(1))),
+            Err(CheckpointError::Misread { .. }) if is_lasting => {}
+            other => panic!("{is_lasting}: {other:?}"),
+        }
+        let listed = listed(&checkpoints.inner).await;
+        assert!(listed.is_usable() && listed.doubted().next().is_none());
+    }
 }
 
 #[tokio::test]
